@@ -1,11 +1,11 @@
-//! Text of strangers (guests, modules, payloads, files, databases), made harmless for whoever reads it: in a terminal, in a host's log, in an
-//! error that is kept.
+//! Makes untrusted text (from guests, modules, payloads, files, databases) safe to show in a terminal, in a host's
+//! log and in a stored error.
 //!
-//! Terminals take control characters for commands, and a line break in the middle of a message makes a second line of it that nobody
-//! wrote. Marks turn the direction of writing, so that a text is read as another one. Such characters are shown, as `\u{1b}`; what was
-//! shown once has none of them, and stays as it is.
+//! Terminals interpret control characters as commands, and a line break inside a message fakes a second log line.
+//! Bidirectional marks make a text read as a different one. Such characters are escaped, as `\u{1b}`. The escaped
+//! text contains none of them, so escaping it again changes nothing.
 
-/// True for control characters, and for marks that turn the direction of writing or break a line.
+/// True for control characters, and for marks that change the text direction or break a line.
 pub(crate) fn is_harmful(character: char) -> bool {
     character.is_control()
         || matches!(
@@ -18,7 +18,7 @@ pub(crate) fn is_harmful(character: char) -> bool {
         )
 }
 
-/// The text in one line: its line breaks and tabs become spaces, and what is longer than `bytes_max` is cut.
+/// The text on one line: line breaks and tabs become spaces, and anything beyond `bytes_max` is cut.
 pub(crate) fn printable(text: &str, bytes_max: usize) -> String {
     shown(text, bytes_max, |character| match character {
         '\n' | '\r' | '\t' => Some(' '),
@@ -26,7 +26,7 @@ pub(crate) fn printable(text: &str, bytes_max: usize) -> String {
     })
 }
 
-/// The text with its line breaks and tabs, where more than one line is looked for; what is longer than `bytes_max` is cut.
+/// The text with its line breaks and tabs, for multi-line fields; anything beyond `bytes_max` is cut.
 pub(crate) fn paragraphs(text: &str, bytes_max: usize) -> String {
     shown(text, bytes_max, |character| match character {
         '\n' | '\t' => Some(character),
@@ -34,31 +34,31 @@ pub(crate) fn paragraphs(text: &str, bytes_max: usize) -> String {
     })
 }
 
-/// The text in one line, whole: whoever made it has cut it.
+/// The text on one line, uncut: the caller has limited its length.
 pub(crate) fn line(text: &str) -> String {
     printable(text, usize::MAX)
 }
 
-/// The text with its line breaks and tabs, whole.
+/// The text with its line breaks and tabs, uncut.
 pub(crate) fn lines(text: &str) -> String {
     paragraphs(text, usize::MAX)
 }
 
-/// The name of a file, in which line breaks are shown too.
+/// The name of a file; line breaks are escaped too.
 pub(crate) fn name(text: &str) -> String {
     shown(text, usize::MAX, |character| {
         (!is_harmful(character)).then_some(character)
     })
 }
 
-/// The same JSON, with such characters as JSON itself escapes them. A carriage return between two values becomes a space.
+/// The same JSON with harmful characters as JSON escapes. A carriage return between two values becomes a space.
 pub(crate) fn json(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
             '\n' | '\t' => clean.push(character),
             '\r' => clean.push(' '),
-            // All of them are in the first 65,536.
+            // All of them are in the Basic Multilingual Plane.
             _ if is_harmful(character) => clean += &format!("\\u{:04x}", u32::from(character)),
             _ => clean.push(character),
         }
@@ -66,7 +66,7 @@ pub(crate) fn json(text: &str) -> String {
     clean
 }
 
-/// Shows the characters of which nothing is kept.
+/// Escapes the characters for which `keep` returns `None`.
 fn shown(text: &str, bytes_max: usize, keep: impl Fn(char) -> Option<char>) -> String {
     let mut clean = String::with_capacity(text.len().min(bytes_max));
     for character in text.chars() {

@@ -1,9 +1,8 @@
-//! The only room that speaks wasmtime.
+//! The only room that uses wasmtime.
 //!
-//! It turns a folder of WebAssembly files into handlers ([`Catalog`]), runs one attempt of one
-//! job in an instance of its own ([`Sandbox::run`]), and says how the run ended
-//! ([`RunEnd`](crate::job::RunEnd)). It promises that nothing is granted which the operator did
-//! not grant, that every limit holds, and that a guest which will not stop is stopped. It never
+//! It turns a folder of WebAssembly files into handlers ([`Catalog`]), runs one attempt of a job in an instance of
+//! its own ([`Sandbox::run`]), and reports how the run ended ([`RunEnd`](crate::job::RunEnd)). Nothing is granted
+//! that the operator did not grant, every limit holds, and a guest that does not stop is stopped. The sandbox never
 //! decides what becomes of a job, and knows neither SQL nor the `store`.
 
 mod settings;

@@ -283,9 +283,9 @@ async fn a_refusal_reports_the_compilers_reason() {
 #[tokio::test]
 async fn a_failed_compiler_is_distinguished_from_a_bad_module_and_retried() {
     for (does, words) in [
-        ("exec sleep 60", "the compiler was not done after 10 s"),
+        ("exec sleep 60", "the compiler did not finish within 10 s"),
         ("kill -9 $$", "the compiler ended with signal: 9"),
-        ("echo this is no code", "something that is no code"),
+        ("echo this is not code", "something that is not code"),
         (
             "echo so it is >&2; exit 1",
             "the compiler ended with exit status: 1: so it is",
@@ -322,7 +322,7 @@ async fn a_module_that_makes_the_compiler_fail_is_refused_permanently() {
         ),
         (
             "printf 'C\\0012\\377\\377\\377\\377\\0\\0\\0\\0'; exec sleep 60",
-            "it makes more than 64 MiB of machine code",
+            "it compiles to more than 64 MiB of machine code",
         ),
         ("kill -SEGV $$", "it made the compiler crash (signal: 11"),
         (

@@ -533,9 +533,8 @@ fn the_lines_printed_by_a_file_denial_grant_the_access() {
     std::fs::write(&toml, format!("{bound}{grant}")).unwrap();
     let message = denied("test.write-file", write.clone());
     assert!(
-        message.contains(
-            "wanted to change /data/new.txt, and /data is granted to it for reading only"
-        ),
+        message
+            .contains("tried to change /data/new.txt, and /data is granted to it for reading only"),
         "{message}"
     );
     std::fs::write(&toml, format!("{bound}{}", lines(&message))).unwrap();

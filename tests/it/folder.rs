@@ -51,7 +51,7 @@ async fn each_broken_file_is_refused_by_name_and_the_others_serve() {
     for (file, words) in [
         ("empty.wasm", "it is empty"),
         ("text.wasm", "it is not WebAssembly; a handler module is"),
-        ("truncated.wasm", "it cannot be made a component"),
+        ("truncated.wasm", "it cannot be wrapped in a component"),
         ("foreign-module.wasm", "env"),
         (
             "foreign-component.wasm",
@@ -375,7 +375,7 @@ async fn a_missing_folder_is_an_error_that_says_what_to_do() {
 fn a_manifest_with_unknown_keys_serves_with_a_warning() {
     let manifest = r#"{"handlers":[{"name":"a.one","timeout":"5s"},{"name":"a.two","retry":{"max_attemps":3}}]}"#;
     let folder = folder_of("", &[("a.wasm", guest(manifest, "unreachable"))]);
-    let warning = "its manifest has keys that this host does not know, and ignores: \
+    let warning = "its manifest has keys that this host does not know and ignores: \
                    `timeout` of the handler `a.one`, `retry.max_attemps` of the handler `a.two`";
 
     let mut command = command_without_database(&["handlers"], &folder);

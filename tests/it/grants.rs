@@ -232,7 +232,7 @@ async fn printed_lines_say_if_they_cannot_be_appended_to_the_file() {
     for said in [
         "# handlers.\"mail.send\".dirs is in the file already, on line 4: add this element to its list\n{ dir = \"…\", at = \"/out\" },",
         "# handlers.\"mail.send\".env is in the file already, on line 5: put this into it",
-        "# this takes the place of [handlers.\"*\".settings], all of it, for mail.send",
+        "# this replaces all of [handlers.\"*\".settings] for mail.send",
         "\n\n[handlers.\"mail.send\".state]\n",
     ] {
         assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);

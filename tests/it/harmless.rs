@@ -49,7 +49,7 @@ fn a_refused_module_cannot_forge_lines_in_the_log_or_the_listing() {
     for (file, why) in [
         ("panics.wasm", "it panics when it describes itself"),
         ("word.wasm", "unknown variant"),
-        ("asks.wasm", "capabilities are at most 64 words"),
+        ("asks.wasm", "capabilities must be at most 64 words"),
     ] {
         let lines = said.lines().filter(|line| line.contains(file));
         assert_eq!(

@@ -317,7 +317,7 @@ async fn no_name_resolves_to_a_private_address() {
         ("mapped.test", "::ffff:127.0.0.1"),
         ("translated.test", "64:ff9b::7f00:1"),
         ("metadata.test", "give out credentials"),
-        ("zero.test", "no address of a server"),
+        ("zero.test", "not the address of a server"),
         (
             "own.test",
             "leads to 93.184.215.14, which is an address of this machine",

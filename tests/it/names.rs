@@ -166,7 +166,7 @@ async fn a_name_stays_reserved_for_its_file_during_an_upgrade_by_rm_and_cp() {
     machine.remove("mail.wasm");
     catalog.until(|set| set.names().is_empty()).await;
     machine.put("0.wasm", echo("mail.send", "evil"));
-    let gone = "which belongs to mail.wasm, a file that is gone";
+    let gone = "which belongs to mail.wasm, a file that is missing";
     let said = until_refused(&catalog, "0.wasm", gone).await;
     assert_eq!(said, lines("mail.send", "0.wasm"));
     // Restarting the host now does not help either.
@@ -198,7 +198,7 @@ async fn a_copy_serves_for_a_missing_file_without_becoming_its_owner() {
 
     // Different content under that file name is not the owner's.
     machine.put("0.wasm", echo("mail.send", "evil"));
-    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is gone").await;
+    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is missing").await;
     assert_eq!(
         version(&catalog.current(), "mail.send").as_deref(),
         Some("1")
@@ -221,7 +221,7 @@ async fn a_name_dropped_by_a_version_stays_with_its_file() {
     machine.put("0.wasm", echo("mail.send", "evil"));
     until_refused(&catalog, "0.wasm", "which belongs to mail.wasm").await;
     machine.put("mail.wasm", echo("mail.read", "1"));
-    let dropped = "which belongs to mail.wasm, a file whose present version lacks it";
+    let dropped = "which belongs to mail.wasm, a file whose current version lacks it";
     let said = until_refused(&catalog, "0.wasm", dropped).await;
     assert_eq!(said, lines("mail.send", "0.wasm"));
     // Restarting the host now does not help either.
@@ -319,7 +319,7 @@ async fn a_new_release_behind_a_linked_folder_keeps_the_names() {
     // However the path is spelled.
     machine.folder = releases.join("./modules/");
     let catalog = machine.start().await;
-    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is gone").await;
+    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is missing").await;
     assert!(catalog.current().names().is_empty());
 }
 
@@ -378,7 +378,7 @@ async fn names_beyond_the_maximum_are_refused_and_known_ones_are_kept() {
     machine.put("new.wasm", echo("new.one", "1"));
     machine.put("new-2.wasm", echo("new.two", "1"));
     let catalog = bound.start().await;
-    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is gone").await;
+    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is missing").await;
     until_refused(&catalog, "new-2.wasm", "20000 names").await;
     // A bound name is served anyway.
     let set = catalog.current();
@@ -636,7 +636,7 @@ async fn an_older_signed_module_is_not_served_again() {
     until_refused(&catalog, "0.wasm", "version_min").await;
     machine.put("1.wasm", echo("mail.send", "3.0.0"));
     // The refusal asks for the signature, not for a weaker binding.
-    let unsigned = "1.wasm.sig, a signature by that key, is missing or does not fit the file";
+    let unsigned = "1.wasm.sig, a signature by that key, is missing or does not match the file";
     let said = until_refused(&catalog, "1.wasm", unsigned).await;
     assert_eq!(said, "");
 
@@ -689,7 +689,7 @@ fn the_commands_show_the_owner_of_a_name_and_the_lines_that_bind_it() {
     fs::set_permissions(folder.join("key"), mode).unwrap();
     let listed = rouse_without_database(&["handlers"], &folder);
     listed.exits(1);
-    listed.says("refused 0.wasm: it has the handler `mail.send`, as mail.wasm had");
+    listed.says("refused 0.wasm: it has the handler `mail.send`, which mail.wasm had");
     listed.says("    [handlers.\"mail.send\"]\n    module = \"mail.wasm\"\n");
 
     // The lines as printed, appended to the file.
@@ -707,9 +707,9 @@ fn the_commands_show_the_owner_of_a_name_and_the_lines_that_bind_it() {
         json!(lines("mail.send", "0.wasm"))
     );
     assert!(
-        listed["warnings"][0]
-            .as_str()
-            .is_some_and(|said| said.contains("[handlers.\"mail.*\"] has secrets for whatever")),
+        listed["warnings"][0].as_str().is_some_and(
+            |said| said.contains("[handlers.\"mail.*\"] grants secrets without naming")
+        ),
         "{listed}"
     );
 

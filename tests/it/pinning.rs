@@ -156,8 +156,8 @@ async fn a_module_needs_a_signature_by_one_of_the_trusted_keys() {
     );
     for (file, words) in [
         ("3.wasm", "it has no signature 3.wasm.sig"),
-        ("4.wasm", "is by none of the trusted_keys"),
-        ("5.wasm", "is by none of the trusted_keys"),
+        ("4.wasm", "was not made with one of the trusted_keys"),
+        ("5.wasm", "was not made with one of the trusted_keys"),
         ("6.wasm", "6.wasm.sig cannot be read"),
     ] {
         let why = handlers.refusal(file);
@@ -368,7 +368,11 @@ fn a_key_is_made_once_and_hosts_trust_its_signatures() {
     let said = deployment.says(1, &["handlers", "sign", "--key", "key", module]);
     assert!(said.contains("chmod 600"), "{said}");
     fs::write(deployment.path("rouse.toml"), "trusted_keys = [\"no key\"]").unwrap();
-    assert!(deployment.says(1, &["handlers"]).contains("it is no key"));
+    assert!(
+        deployment
+            .says(1, &["handlers"])
+            .contains("it is not a key")
+    );
     fs::write(deployment.path("rouse.toml"), "pin = \"look\"").unwrap();
     assert!(deployment.says(1, &["handlers"]).contains("lock"));
 }

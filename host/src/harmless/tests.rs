@@ -1,11 +1,11 @@
 use super::*;
 
-/// One of each kind: escape, delete, a control sequence in one character, marks of direction, a line's end.
+/// One of each kind: escape, delete, a one-character control sequence, bidirectional marks, line separators.
 const HARMFUL: &str =
     "\u{1b}\u{7f}\u{9b}\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}\0";
 
 #[test]
-fn what_a_terminal_would_obey_is_shown() {
+fn escape_terminal_control_characters() {
     assert_eq!(printable("a\u{1b}[31mred\0", 99), "a\\u{1b}[31mred\\u{0}");
     for character in HARMFUL.chars() {
         let shown = character.escape_unicode().to_string();
@@ -18,7 +18,7 @@ fn what_a_terminal_would_obey_is_shown() {
 }
 
 #[test]
-fn one_line_is_one_line_and_paragraphs_keep_theirs() {
+fn printable_joins_lines_and_paragraphs_keeps_them() {
     assert_eq!(printable("one\r\ntwo\tthree", 99), "one  two three");
     assert_eq!(paragraphs("one\r\ntwo\tthree", 99), "one\\u{d}\ntwo\tthree");
     assert_eq!(line("one\r\ntwo\tthree"), "one  two three");
@@ -26,27 +26,27 @@ fn one_line_is_one_line_and_paragraphs_keep_theirs() {
 }
 
 #[test]
-fn a_name_keeps_nothing_that_starts_a_line() {
+fn escape_line_breaks_in_file_names() {
     assert_eq!(name("a\nb\tc.wasm"), "a\\u{a}b\\u{9}c.wasm");
     assert_eq!(name("a b.wasm"), "a b.wasm");
 }
 
 #[test]
-fn what_was_shown_once_stays_as_it_is() {
+fn escaping_twice_changes_nothing() {
     let once = paragraphs(HARMFUL, 999);
     assert_eq!(paragraphs(&once, 999), once);
     assert_eq!(printable(&once, 999), once);
 }
 
 #[test]
-fn a_long_text_is_cut_between_two_characters() {
+fn cut_long_text_at_a_character_boundary() {
     assert_eq!(printable("abcdef", 3), "abc…");
     assert_eq!(printable("abc", 3), "abc");
     assert_eq!(paragraphs("üüü", 3), "üü…");
 }
 
 #[test]
-fn json_says_the_same_afterwards() {
+fn escaped_json_parses_to_the_same_value() {
     let value = serde_json::json!({ HARMFUL: [HARMFUL, "ümlaut\n"], "n": 1 });
     let written = value.to_string();
     assert!(written.contains('\u{202e}') && written.contains('\u{9b}'));

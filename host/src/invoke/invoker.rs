@@ -1,4 +1,4 @@
-//! The host's side of invocations: a cap, immediate refusal above it, and an orderly end.
+//! Runs invocations on a host: a cap, immediate refusal above it, and an orderly shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use crate::job::{AbortReason, AttemptError, ErrorKind};
 use crate::sandbox::{AbortHandle, Catalog, Handler, Sandbox};
 use crate::worker::{Overrides, Policy, Stop};
 
-/// Runs invocations, up to a number at once. They have no line to wait in: what does not fit is
-/// refused, so that whoever asks can go elsewhere while it still matters.
+/// Runs up to `max` invocations at once. There is no queue: what exceeds the cap is refused at once, so that the
+/// caller can go elsewhere in time.
 pub struct Invoker {
     sandbox: Arc<Sandbox>,
     catalog: Arc<Catalog>,
@@ -29,19 +29,18 @@ pub struct Invoker {
 /// Why nothing was run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// There is no such handler; these are there.
+    /// There is no such handler; these exist.
     UnknownHandler(Vec<String>),
-    /// There is no such handler yet, and modules are still being loaded.
+    /// There is no such handler yet, but modules are still being loaded.
     Loading,
-    /// So many run already.
+    /// This many run already, which is the cap.
     Full(usize),
     /// The host is stopping.
     Stopping,
 }
 
-/// A handler that runs. Dropped, it is told to stop with [`AbortReason::Cancelled`]: nobody waits for
-/// the answer any more, which is what the reason says of a job; that it is taken, completed or
-/// unknown would be untrue.
+/// A running invocation. Dropping it aborts the attempt with [`AbortReason::Cancelled`], because the caller no longer
+/// waits for the answer.
 #[derive(Debug)]
 pub struct Invocation {
     abort: AbortHandle,
@@ -50,8 +49,8 @@ pub struct Invocation {
 }
 
 impl Invoker {
-    /// At most `max` at once; the sandbox has to have room for them beside what else it runs. Once `stop` says so,
-    /// nothing is started any more.
+    /// Runs at most `max` at once; the sandbox needs that much capacity in addition to everything else it runs. Once
+    /// `stop` is set, no invocation starts.
     pub fn new(
         sandbox: Arc<Sandbox>,
         catalog: Arc<Catalog>,
@@ -66,7 +65,7 @@ impl Invoker {
             max,
             free: Arc::new(Semaphore::new(max)),
             running: TaskTracker::new(),
-            // The end of its patience is not that of others.
+            // Its drain deadline must not affect other parts of the host.
             stop: stop.child(),
         }
     }
@@ -76,7 +75,7 @@ impl Invoker {
         self.max
     }
 
-    /// Says without starting anything that it would not be started, as far as that is clear already.
+    /// Reports early that a call would be refused, without starting it.
     ///
     /// # Errors
     /// Those of [`start`](Self::start).
@@ -105,9 +104,9 @@ impl Invoker {
     /// Starts a handler, now or not at all.
     ///
     /// # Errors
-    /// Where there is no such handler, too many run, or the host is stopping.
+    /// If there is no such handler, too many invocations run, or the host is stopping.
     pub fn start(&self, handler: &str, call: Call) -> Result<Invocation, Refusal> {
-        // Held before the look, so that `end` does not miss what starts at this moment.
+        // Taken before the lookup, so that `end` does not miss an invocation that starts at this moment.
         let _starts = self.running.token();
         let handler = self.find(handler)?;
         let Ok(place) = self.free.clone().try_acquire_owned() else {
@@ -124,7 +123,7 @@ impl Invoker {
         let run = {
             let abort = abort.clone();
             async move {
-                // Its place is taken until the guest has really ended, whoever still waits for it.
+                // The permit is held until the guest has really ended, even if the caller has left.
                 let _invocation = invocation;
                 let mut running =
                     std::pin::pin!(once(&sandbox, &handler, &policy, call, abort.clone()));
@@ -144,8 +143,8 @@ impl Invoker {
         Ok(Invocation { abort, grace, task })
     }
 
-    /// Waits for the stop, then until nothing runs any more: for as long as `patience`, and then for what is told to stop,
-    /// with `shutdown`.
+    /// Waits for the stop signal, then for running invocations: up to `patience`, after which they are aborted with
+    /// `shutdown` and waited for.
     pub async fn end(&self, patience: Duration) {
         self.stop.told().await;
         self.running.close();
@@ -167,7 +166,7 @@ impl Invocation {
     pub async fn ended(mut self) -> Invoked {
         match (&mut self.task).await {
             Ok(invoked) => invoked,
-            // `Sandbox::run` never panics, and nobody aborts the task.
+            // `Sandbox::run` never panics, and the task is never aborted.
             Err(error) => Invoked {
                 answer: Answer::Failed(AttemptError::new(
                     ErrorKind::Unrunnable,
@@ -182,12 +181,12 @@ impl Invocation {
 
 impl Drop for Invocation {
     fn drop(&mut self) {
-        // Where it has ended, nobody hears it.
+        // If the attempt has ended, this has no effect.
         self.abort.abort(AbortReason::Cancelled, self.grace);
     }
 }
 
-/// What an invocation occupies.
+/// What a running invocation occupies.
 struct Running {
     _place: OwnedSemaphorePermit,
     gauge: Gauge,

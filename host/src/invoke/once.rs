@@ -12,7 +12,7 @@ use crate::job::{
 use crate::sandbox::{AbortHandle, Handler, JobInput, Profile, Sandbox};
 use crate::worker::Policy;
 
-/// Nothing waits to try again.
+/// An invocation is not retried.
 const TRIES: u32 = 1;
 
 /// What a handler is called with.
@@ -20,35 +20,35 @@ const TRIES: u32 = 1;
 pub struct Call {
     /// UTF-8 JSON.
     pub payload: Vec<u8>,
-    /// The queue that the guest is told of.
+    /// The queue name that the guest sees.
     pub queue: String,
-    /// Whose call it is.
+    /// The tenant that the call is for.
     pub tenant: Option<String>,
-    /// Where what the handler does is noted.
+    /// Where to record what the handler spends its time on.
     pub profile: Option<Arc<Profile>>,
 }
 
-/// What has come of it.
+/// What a call came to.
 #[derive(Debug)]
 pub struct Invoked {
     /// The answer.
     pub answer: Answer,
     /// Time from the call to the end.
     pub wall: Duration,
-    /// What it has used; none where there was no guest.
+    /// What it used; `None` if no guest ran.
     pub used: Option<Usage>,
 }
 
-/// An [`Outcome`], as far as it means anything to somebody who waits for it.
+/// An [`Outcome`], reduced to what matters to a caller who waits for it.
 #[derive(Debug)]
 pub enum Answer {
     /// The handler's result.
     Succeeded(Box<RawValue>),
     /// The handler failed, or could not be run.
     Failed(AttemptError),
-    /// It ran longer than it may.
+    /// It exceeded its run timeout.
     TimedOut(AttemptError),
-    /// It was told to stop: by whoever asked, or because the host ends.
+    /// It was stopped, by the caller or because the host is shutting down.
     Stopped(AbortReason),
 }
 
@@ -71,7 +71,7 @@ impl From<Outcome> for Answer {
                 let result = RawValue::from_string(result.0);
                 Self::Succeeded(result.expect("a result is JSON"))
             }
-            // Of one try none is left; whoever asked may call again.
+            // There is no second try; the caller may call again.
             Outcome::Retry { error, .. } => Self::Failed(error),
             Outcome::Failed(error) => Self::Failed(error),
             Outcome::TimedOut(error) => Self::TimedOut(error),
@@ -80,8 +80,7 @@ impl From<Outcome> for Answer {
     }
 }
 
-/// Runs the handler once. It has to be awaited in a task of [`Sandbox::guests`]: the guest computes
-/// in it.
+/// Runs the handler once. Await it in a task of [`Sandbox::guests`]: the guest computes in that task.
 pub async fn once(
     sandbox: &Arc<Sandbox>,
     handler: &Arc<Handler>,
@@ -100,8 +99,8 @@ pub async fn once(
         payload: call.payload,
         memory_bytes: None,
     };
-    // Steps are not recorded, as there is no later attempt that could use them; progress goes to the log. State is refused:
-    // a handler that took what is lost for kept would be worse off than one that is told.
+    // Steps are not recorded, because no later attempt could use them; progress goes to the log. State is refused: a
+    // handler that believes lost state was saved is worse off than one that gets an error.
     let run = sandbox.run_profiled(handler, input, abort.clone(), call.profile);
     let run = policy.within(run, &abort).await;
     Invoked {
@@ -118,20 +117,20 @@ fn answer(end: RunEnd, policy: &Policy) -> Answer {
         more_memory_bytes: None,
         own: OwnLimits::default(),
     };
-    // The last figure is for the wait before another try, and there is none.
+    // The last argument randomizes the delay before a retry, and there is none.
     match decide(end, tries, &policy.retry, 0.0) {
         Ok(outcome) => outcome.into(),
         Err(reason) => Answer::Stopped(reason),
     }
 }
 
-/// There is no job, but handlers make keys of its id by which others tell two jobs from each other: so each call has
-/// a number of its own. The database gives positive ones only.
+/// There is no job, but handlers derive idempotency keys from its id, so each call has an id of its own. The database
+/// assigns positive ids only.
 fn call_id() -> JobId {
     JobId(rand::random_range(i64::MIN..0))
 }
 
-/// By this machine's clock: there is no database to ask, and nothing is decided by it.
+/// By this machine's clock: there is no database to ask, and no decision depends on it.
 fn now_ms() -> i64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -159,14 +158,14 @@ mod tests {
     }
 
     #[test]
-    fn every_call_has_an_id_of_its_own_that_no_job_has() {
+    fn each_call_has_a_unique_id_that_no_job_has() {
         let ids: HashSet<JobId> = (0..1000).map(|_| call_id()).collect();
         assert_eq!(ids.len(), 1000);
         assert!(ids.iter().all(|id| id.0 < 0));
     }
 
     #[test]
-    fn an_invocation_is_judged_like_the_last_attempt_of_a_job() {
+    fn judge_an_invocation_like_the_last_attempt_of_a_job() {
         assert_eq!(word(RunEnd::Returned(b"{}".to_vec())), "succeeded");
         assert_eq!(word(RunEnd::Returned(b"{".to_vec())), "failed");
         let retryable = Failure {

@@ -1,17 +1,17 @@
-//! How the places of the sandbox are shared between the queue and invocations.
+//! How the capacity of the sandbox is divided between the queue and invocations.
 
 /// How many attempts of each kind may run at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Of the queue.
+    /// Slots of the queue.
     pub slots: usize,
     /// Invocations.
     pub invocations: usize,
 }
 
 impl Share {
-    /// What both may have where the machine holds `places` at once. The queue comes first, but whoever is
-    /// wanted gets one place at least; where there is only one, they take turns.
+    /// Fits both into `places` attempts. The queue comes first, but each side that wants any gets at least one place.
+    /// If there is only one, they take turns.
     #[must_use]
     pub fn fit(self, places: usize) -> Self {
         let least = |wanted: usize| wanted.min(1);
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_queue_comes_first_and_nobody_who_is_wanted_goes_without() {
+    fn the_queue_comes_first_and_each_side_gets_at_least_one_place() {
         let fit = |slots, invocations, places| {
             let share = Share { slots, invocations }.fit(places);
             (share.slots, share.invocations)

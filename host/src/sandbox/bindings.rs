@@ -1,4 +1,4 @@
-//! The contract of `sdk/wit` as Rust types.
+//! The contract of `sdk/wit` as Rust types, generated.
 
 wasmtime::component::bindgen!({
     path: "../sdk/wit",

@@ -1,4 +1,4 @@
-//! The handlers that a folder of WebAssembly files offers.
+//! The handlers in a folder of WebAssembly files.
 
 mod entry;
 mod file;
@@ -27,26 +27,25 @@ pub use self::set::{HandlerSet, Refusal};
 use super::{Digest, Loads, Module, Sandbox};
 use crate::harmless;
 
-/// The handlers that a folder offers, kept in step with it.
+/// The handlers that a folder offers, kept up to date with it.
 ///
-/// Files named `*.wasm` count. A broken one is refused with a reason, while its last good
-/// version and all other files serve. The name of a handler belongs to the file that served it first, unless the operator
-/// binds it; one that two files have at a start belongs to neither.
+/// Only files named `*.wasm` count. A broken file is refused with a reason, while its last good version and all other
+/// files keep serving. A handler's name belongs to the file that served it first, unless the operator binds it. If
+/// two files have the same name at a start, neither serves it.
 pub struct Catalog {
     dir: PathBuf,
     published: Arc<Published>,
     loads: Arc<Loads>,
-    /// Here until [`watch`](Self::watch) takes it.
+    /// Present until [`watch`](Self::watch) takes it.
     folder: Mutex<Option<(Folder, mpsc::Receiver<Wake>)>>,
     wake: mpsc::Sender<Wake>,
 }
 
 impl Catalog {
-    /// Loads everything that is in the folder now. What is broken is in
-    /// [`HandlerSet::refused`] and in the log.
+    /// Loads everything that is in the folder now. Broken files are listed in [`HandlerSet::refused`] and in the log.
     ///
     /// # Errors
-    /// When the folder cannot be read, or what is kept of its names cannot be used.
+    /// When the folder, or the saved ownership of its handler names, cannot be read.
     pub async fn open(sandbox: Arc<Sandbox>, dir: impl AsRef<Path>) -> anyhow::Result<Self> {
         let dir = dir.as_ref().to_owned();
         tokio::task::spawn_blocking(move || {
@@ -58,10 +57,10 @@ impl Catalog {
         .context("load the handlers folder")?
     }
 
-    /// Starts to load what is in the folder, and follows it from now on; each module serves as soon as it is ready.
+    /// Starts to load the folder and follows it from now on. Each module serves as soon as it is ready.
     ///
     /// # Errors
-    /// When the folder cannot be read, or what is kept of its names cannot be used.
+    /// When the folder, or the saved ownership of its handler names, cannot be read.
     pub async fn start(sandbox: Arc<Sandbox>, dir: impl AsRef<Path>) -> anyhow::Result<Self> {
         let dir = dir.as_ref().to_owned();
         let listed = tokio::task::spawn_blocking(move || Self::list(sandbox, dir));
@@ -70,7 +69,7 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// Starts to load what is there.
+    /// Lists the folder and starts to load its files.
     fn list(sandbox: Arc<Sandbox>, dir: PathBuf) -> anyhow::Result<Self> {
         if !dir.is_dir() {
             bail!(
@@ -81,8 +80,7 @@ impl Catalog {
         let (wake, wakes) = mpsc::channel();
         let loads = Arc::new(Loads::default());
         let mut folder = Folder::new(sandbox, dir.clone(), loads.clone(), wake.clone())?;
-        // A host that has just been started has nothing better to do than to read what is there,
-        // however fresh it is.
+        // A host that has just started reads every file at once, however recently it was written.
         folder.scan(&Trust::Everything);
         let published = Published::new(folder.handlers());
         Ok(Self {
@@ -94,20 +92,20 @@ impl Catalog {
         })
     }
 
-    /// Waits until all of it is loaded.
+    /// Waits until all files are loaded.
     fn load(&self) {
         let mut following = lock(&self.folder);
         let Some((folder, wakes)) = following.as_mut() else {
             return;
         };
-        folder.start_no_longer();
+        folder.end_start_when_loaded();
         loop {
             while folder.is_loading() {
                 if let Ok(Wake::Loaded(loaded)) = wakes.recv() {
                     folder.finish(loaded);
                 }
             }
-            // What was written to meanwhile.
+            // Files that were written to meanwhile.
             folder.scan(&Trust::Everything);
             if !folder.is_loading() {
                 break;
@@ -117,8 +115,8 @@ impl Catalog {
         self.published.publish(folder.handlers());
     }
 
-    /// Follows the folder from now on, on a thread of its own, until the catalog is dropped. A
-    /// change is served within a second. Called again, it does nothing.
+    /// Follows the folder on a thread of its own until the catalog is dropped. Changes are served within a second. A
+    /// second call does nothing.
     pub fn watch(&self) {
         let folder = lock(&self.folder).take();
         if let Some((folder, wakes)) = folder {
@@ -126,12 +124,12 @@ impl Catalog {
         }
     }
 
-    /// Waits until each file that was there at the start was tried; those that take their compiler long may be at it still.
+    /// Waits until each file that was there at the start was tried; slow ones may still be compiling.
     pub async fn tried(&self) -> Arc<HandlerSet> {
         self.until(|handlers| !handlers.is_loading()).await
     }
 
-    /// Waits until the handlers are like that, while the catalog follows its folder.
+    /// Waits until `is` returns true for the handlers, while the catalog follows its folder.
     pub async fn until(&self, is: impl Fn(&HandlerSet) -> bool) -> Arc<HandlerSet> {
         let mut changed = self.changed();
         loop {
@@ -140,11 +138,11 @@ impl Catalog {
                 return handlers;
             }
             let alive = changed.changed().await;
-            alive.expect("the catalog is borrowed, and has the other end");
+            alive.expect("the catalog is borrowed, and holds the sender");
         }
     }
 
-    /// What it has taken to load the modules.
+    /// Counters of the work done to load modules.
     pub fn loads(&self) -> &Loads {
         &self.loads
     }
@@ -154,10 +152,10 @@ impl Catalog {
         self.published.current.load_full()
     }
 
-    /// The digests of the files in a folder that could be modules, by name.
+    /// The digests of the module files in a folder, by file name.
     ///
     /// # Errors
-    /// When the folder, or one of them, cannot be read, or one has a name that cannot stand in a line.
+    /// When the folder or one of the files cannot be read, or a file name cannot be written in one line.
     pub fn digests(dir: &Path, bytes_max: usize) -> anyhow::Result<BTreeMap<String, Digest>> {
         let listed = file::list(dir, false)
             .map_err(|why| anyhow::anyhow!("the folder {} cannot be read: {why}", dir.display()))?;
@@ -172,7 +170,8 @@ impl Catalog {
     /// The [proof](Digest::proof) that this host has the file of a module. Blocks while it reads the file.
     ///
     /// # Errors
-    /// When the folder no longer has that file, or has other bytes under its name; a sentence that starts with "it …" or "its …".
+    /// When the folder no longer has that file, or its content has changed; a sentence that starts with "it …" or
+    /// "its …".
     pub fn prove(&self, module: &Module, nonce: &str, bytes_max: usize) -> Result<Digest, String> {
         let path = self.dir.join(&module.file);
         let stamp = file::Stamp::at(&path).ok_or("its file is gone")?;
@@ -187,13 +186,13 @@ impl Catalog {
         }
     }
 
-    /// What is free on the disk that the folder is on, bytes; none where that cannot be told.
+    /// Free space on the folder's disk, bytes; `None` if it cannot be determined.
     pub fn disk_free_bytes(&self) -> Option<u64> {
         let disk = rustix::fs::statvfs(&self.dir).ok()?;
         Some(disk.f_bavail * disk.f_frsize)
     }
 
-    /// Tells of each new [`current`](Self::current): a number that grows.
+    /// Notifies of each new [`current`](Self::current) with an increasing number.
     pub fn changed(&self) -> channel::Receiver<u64> {
         self.published.version.subscribe()
     }
@@ -201,7 +200,7 @@ impl Catalog {
 
 impl Drop for Catalog {
     fn drop(&mut self) {
-        // When nobody receives, no thread was started, or it has ended already.
+        // If there is no receiver, the thread was never started or has already ended.
         let _ = self.wake.send(Wake::Stop);
     }
 }

@@ -1,4 +1,4 @@
-//! The engine that all attempts of a host share.
+//! The sandbox: the engine, the instance pool and the threads that all attempts of a host share.
 
 use std::sync::{Arc, Once};
 use std::thread::available_parallelism;
@@ -24,32 +24,32 @@ use super::pool::Machine;
 use super::ticker::Ticker;
 use super::{Settings, bindings};
 
-/// Instances beside those of attempts, in which new modules are asked for their manifests.
+/// Instances for describing new modules, in addition to those for attempts.
 const DESCRIBES_MAX: usize = 2;
 
-/// Instances that wait for their next job have places of their own in the pool, so that they never
-/// keep a fresh one from its place: 4 for each attempt that may run at once, for tenants that take
-/// turns, and on large hosts no more than 64, whose memory is bounded besides (`idle.rs`).
+/// Idle instances have pool slots of their own, so that they never take the slot of a fresh one: 4 for each attempt
+/// that may run at once, for tenants that alternate, and at most 64 on large hosts. Their memory is limited too
+/// (`idle.rs`).
 const IDLE_PER_ATTEMPT: usize = 4;
 const IDLE_COUNT_MAX: usize = 64;
 
-/// Of each instance's memory and tables, this much from the start stays with the process after the
-/// attempt and is cleared in place. Only what lies beyond is given back to the kernel, which costs a
-/// system call, an interruption of the other threads, and a page fault for each page that the next
-/// attempt touches: 12 µs for a no-op. (`docs/decisions/a-fresh-instance-is-cheap.md`)
+/// The part of each instance's memory and tables that stays resident after the attempt and is cleared in place. Only
+/// what lies beyond it is returned to the kernel, which costs a system call, an interruption of the other threads,
+/// and a page fault for each page that the next attempt touches: 12 µs for a no-op.
+/// (`docs/decisions/a-fresh-instance-is-cheap.md`)
 ///
-/// A small guest whose stack is 128 KiB has 192 to 256 KiB to start with, and a table of 8 KiB for
-/// 1,000 functions. 200 attempts at once keep at most 200 × (256 + 2 × 64) KiB = 75 MiB, mostly
-/// under 55. Of the largest modules that are allowed (4 memories, 8 tables) they keep 200 × (4 × 256 + 8 × 64) KiB = 300 MiB; what an
-/// attempt is reckoned to need, 2 MiB (`pool.rs`), is never reached.
+/// A small guest with a stack of 128 KiB starts with 192 to 256 KiB, and a table of 8 KiB for 1,000 functions. 200
+/// attempts at once keep at most 200 × (256 + 2 × 64) KiB = 75 MiB, usually less than 55. With the largest modules
+/// that are allowed (4 memories, 8 tables) they keep 200 × (4 × 256 + 8 × 64) KiB = 300 MiB. The estimate of 2 MiB
+/// for each attempt (`pool.rs`) is never reached.
 const MEMORY_RESIDENT_BYTES: usize = 256 << 10;
 const TABLE_RESIDENT_BYTES: usize = 64 << 10;
 
-/// Of the memory that all attempts have, this part is kept for those that run: an eighth.
+/// The share of the attempts' memory that is reserved for running attempts: an eighth.
 const MEMORY_SPARE_SHARE: usize = 8;
 
-/// Runs guests. One for a host: it owns the engine, the pool of instances, the clock that
-/// interrupts guests, and the threads that run them.
+/// Runs guests. A host has one sandbox: it owns the engine, the instance pool, the clock that interrupts guests, and
+/// the threads that run them.
 pub struct Sandbox {
     pub(super) engine: Engine,
     pub(super) linker: Linker<AttemptState>,
@@ -58,21 +58,21 @@ pub struct Sandbox {
     /// One permit for each attempt that the pool can hold.
     pub(super) attempts: Semaphore,
     pub(super) describes: Semaphore,
-    /// Of payloads and results that take long.
+    /// Limits concurrent slow checks of payloads and results.
     pub(super) checks: Arc<Semaphore>,
     pub(super) ticker: Ticker,
     pub(super) idle: Arc<Idle<Serves, Instance>>,
     pub(super) cache: Option<CodeCache>,
-    /// What compilers cannot be kept from was said.
+    /// Logs once what the fence of compilers cannot prevent.
     pub(super) fence_logged: Once,
     pub(super) net: Arc<Net>,
     pub(super) roots: Roots,
     pub(super) ledgers: Ledgers,
     attempts_max: usize,
-    /// Where less is free, nothing new is claimed.
+    /// If less memory is free, no new job is claimed.
     memory_spare_bytes: usize,
-    /// Guests have threads of their own, so that one which computes never holds up a heartbeat
-    /// or a renewal. None only while the sandbox is being dropped.
+    /// Guests have threads of their own, so that a computing guest never delays a heartbeat or a renewal. `None` only
+    /// while the sandbox is being dropped.
     guests: Option<Runtime>,
 }
 
@@ -80,15 +80,15 @@ impl Sandbox {
     /// Starts the engine, its clock and the threads for guests.
     ///
     /// # Errors
-    /// When a setting makes no sense, or the machine cannot hold even one instance.
+    /// When a setting is invalid, or the machine cannot hold even one instance.
     pub fn start(settings: Settings) -> anyhow::Result<Arc<Self>> {
         if settings.attempts_max == 0 {
-            bail!("the sandbox is set to 0 attempts at once; set at least 1");
+            bail!("the sandbox is set to 0 concurrent attempts; set at least 1");
         }
-        let most = settings.memory_bytes_most();
-        if !(PAGE_BYTES..=4 << 30).contains(&most) {
+        let max = settings.memory_bytes_max();
+        if !(PAGE_BYTES..=4 << 30).contains(&max) {
             bail!(
-                "the sandbox is set to {most} bytes of memory for an attempt; set 64 KiB to 4 GiB"
+                "the sandbox is set to {max} bytes of memory for an attempt; set 64 KiB to 4 GiB"
             );
         }
 
@@ -102,7 +102,7 @@ impl Sandbox {
             tracing::warn!(
                 wanted = settings.attempts_max,
                 attempts_max = size.attempts_max,
-                "fewer attempts at once than were asked for: {why}"
+                "fewer concurrent attempts than requested: {why}"
             );
         }
         let (engine, attempts_max) = engine(size.attempts_max, &settings)?;
@@ -145,14 +145,14 @@ impl Sandbox {
         }))
     }
 
-    /// How many attempts can run at once: the setting, or less where the machine holds less. A
-    /// worker claims no more jobs than that.
+    /// How many attempts can run at once: the setting, or less if the machine holds less. A worker claims no more
+    /// jobs than that.
     pub fn attempts_max(&self) -> usize {
         self.attempts_max
     }
 
-    /// True where there is no room for another attempt of the usual size: it is better not to start what would only run
-    /// out of the host's memory.
+    /// True if there is no memory for another attempt of the usual size. Such an attempt should not start: it would
+    /// only run out of the host's memory.
     pub fn memory_is_short(&self) -> bool {
         self.budget.free_bytes()
             < self
@@ -162,12 +162,12 @@ impl Sandbox {
                 .min(self.memory_spare_bytes)
     }
 
-    /// What the operator decided.
+    /// The operator's settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The threads for guests. Whoever awaits [`run`](Self::run) does so in a task of these.
+    /// The threads for guests. Await [`run`](Self::run) only in a task on these threads.
     pub fn guests(&self) -> &Handle {
         self.guests
             .as_ref()
@@ -179,14 +179,14 @@ impl Sandbox {
 impl Drop for Sandbox {
     fn drop(&mut self) {
         if let Some(guests) = self.guests.take() {
-            // A runtime that is dropped from async code panics; this does not wait.
+            // Dropping a runtime in async code panics; this does not block.
             guests.shutdown_background();
         }
     }
 }
 
-/// The engine, and how many attempts it can hold. Where the address space is too small
-/// (`ulimit -v`, small containers) it tries with half as many.
+/// Creates the engine, and returns how many attempts it can hold. If the address space is too small (`ulimit -v`,
+/// small containers), it retries with half as many.
 fn engine(attempts_wanted: usize, settings: &Settings) -> anyhow::Result<(Engine, usize)> {
     let mut attempts = attempts_wanted;
     loop {
@@ -200,7 +200,7 @@ fn engine(attempts_wanted: usize, settings: &Settings) -> anyhow::Result<(Engine
                 tracing::warn!(
                     wanted = attempts,
                     attempts_max = attempts / 2,
-                    "fewer attempts at once than were asked for: {error:#}"
+                    "fewer concurrent attempts than requested: {error:#}"
                 );
                 attempts /= 2;
             }
@@ -218,9 +218,9 @@ fn idle_max(attempts: usize, settings: &Settings) -> usize {
 fn config(attempts: usize, settings: &Settings) -> Config {
     let instances = attempts + DESCRIBES_MAX + idle_max(attempts, settings);
     let instances = u32::try_from(instances).unwrap_or(u32::MAX);
-    let most = settings.memory_bytes_most();
+    let max = settings.memory_bytes_max();
     let mut pool = PoolingAllocationConfig::new();
-    // Each instance may be of the largest module that is allowed, so that none ever waits for a place of its parts.
+    // Each instance may be of the largest module that is allowed, so none ever waits for its parts.
     let parts = settings.module_parts;
     pool.total_component_instances(instances)
         .total_core_instances(instances.saturating_mul(parts.core_instances))
@@ -235,15 +235,15 @@ fn config(attempts: usize, settings: &Settings) -> Config {
         .table_elements(TABLE_ELEMENTS)
         .table_keep_resident(TABLE_RESIDENT_BYTES)
         .linear_memory_keep_resident(MEMORY_RESIDENT_BYTES)
-        .max_memory_size(most.next_multiple_of(PAGE_BYTES));
+        .max_memory_size(max.next_multiple_of(PAGE_BYTES));
 
     let mut config = code_config();
     config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
     config
 }
 
-/// Everything that a guest can import. What is linked is not granted: without a grant there is
-/// no directory to open, and every socket is refused.
+/// Links everything that a guest can import. Linked is not granted: without a grant there is no directory to open,
+/// and every socket is refused.
 fn linker(engine: &Engine) -> anyhow::Result<Linker<AttemptState>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)
@@ -298,7 +298,7 @@ mod tests {
     use crate::sandbox::Limits;
 
     #[test]
-    fn code_that_is_compiled_without_a_pool_fits_a_host_with_one() {
+    fn code_compiled_without_a_pool_fits_a_host_with_one() {
         let key = |config: &Config| {
             let mut hasher = DefaultHasher::new();
             let engine = Engine::new(config).unwrap();

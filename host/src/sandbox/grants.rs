@@ -1,4 +1,4 @@
-//! What handlers may use: directories, servers, secrets, state, variables, settings, clocks.
+//! What handlers may use: directories, servers, secrets, state, environment variables, settings, clocks.
 
 mod attenuation;
 mod dirs;

@@ -2,28 +2,28 @@
 
 use std::fs;
 
-/// Beyond this, one process gains nothing: the sizes below were measured up to here.
+/// The maximum for one process: the figures below were measured up to here.
 const ATTEMPTS_MAX: usize = 10_000;
 
-/// Memory mappings of a live instance: 2 for its stack, and for each of its memories up to 4 (what it started with, what was added,
-/// what is out of bounds, the guard). Measured by `host/examples/attempt_cost.rs`, `held`: 5.8 for a Rust guest.
+/// Memory mappings of a live instance: 2 for its stack, and up to 4 for each of its memories (initial part, growth,
+/// out of bounds, guard). Measured by `host/examples/attempt_cost.rs`, `held`: 5.8 for a Rust guest.
 const MAPS_PER_STACK: usize = 2;
 const MAPS_PER_MEMORY: usize = 4;
 
-/// Of the mappings that a process may have, this part is for the rest of it: a thirteenth.
+/// The share of a process's mappings that is left for everything else: a thirteenth.
 const MAPS_SPARE_SHARE: usize = 13;
 
-/// Address space of one memory: 4 GiB, of which the compiler assumes that they are reserved, and the guard behind.
+/// Address space of one memory: 4 GiB, which the compiler assumes to be reserved, and the guard behind it.
 const MEMORY_RESERVED_BYTES: usize = (4 << 30) + (32 << 20);
 
-/// Address space of the memories of all attempts, which is in one piece: of the 128 TiB that a process has, the largest that is
-/// free starts below the program, which Linux puts at two thirds (85 TiB).
+/// Address space for the memories of all attempts, which must be contiguous: of a process's 128 TiB, the largest free
+/// range starts below the program, which Linux places at two thirds (85 TiB).
 const RESERVED_BYTES_MAX: usize = 80 << 40;
 
-/// What a small guest occupies: 1.1 MiB of memory to start with, its stack, its tables.
+/// The memory of a small guest: 1.1 MiB of linear memory, its stack and its tables.
 const ATTEMPT_BYTES_MIN: usize = 2 << 20;
 
-/// Where the machine says nothing of its memory.
+/// Used if the machine does not report its memory.
 const MEMORY_BYTES_UNKNOWN: usize = 4 << 30;
 
 /// What the machine offers.
@@ -31,7 +31,7 @@ const MEMORY_BYTES_UNKNOWN: usize = 4 << 30;
 pub(super) struct Machine {
     /// Memory mappings that one process may have.
     pub(super) maps_max: Option<usize>,
-    /// Memory of the machine, or of the control group where that is less, bytes.
+    /// Memory of the machine, or of the control group if that is less, bytes.
     pub(super) memory_bytes: Option<usize>,
 }
 
@@ -40,12 +40,12 @@ pub(super) struct Machine {
 pub(super) struct PoolSize {
     pub(super) attempts_max: usize,
     pub(super) memory_bytes_total_max: usize,
-    /// Why there are fewer attempts than were asked for.
+    /// Why there are fewer attempts than requested.
     pub(super) clamp: Option<&'static str>,
 }
 
 impl Machine {
-    /// Reads what this machine offers; what cannot be read limits nothing.
+    /// Reads the machine's resources; unknown ones limit nothing.
     pub(super) fn read() -> Self {
         let number = |path| fs::read_to_string(path).ok()?.trim().parse::<usize>().ok();
         let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
@@ -61,8 +61,8 @@ impl Machine {
         }
     }
 
-    /// How much of `wanted` fits, where each attempt may have so many memories. `memory_bytes_total` is the operator's word on
-    /// the memory of all attempts together.
+    /// How many of `wanted` attempts fit if each may have `memories` memories. `memory_bytes_total`: the operator's
+    /// setting for the memory of all attempts together.
     pub(super) fn fit(
         self,
         wanted: usize,
@@ -92,11 +92,11 @@ impl Machine {
                 "there is too little memory",
             ),
         ];
-        let (most, why) = limits
+        let (max, why) = limits
             .into_iter()
-            .min_by_key(|(most, _)| *most)
+            .min_by_key(|(max, _)| *max)
             .expect("the list of limits is not empty");
-        let attempts_max = wanted.min(most).max(1);
+        let attempts_max = wanted.min(max).max(1);
         PoolSize {
             attempts_max,
             memory_bytes_total_max,
@@ -115,7 +115,7 @@ mod tests {
     };
 
     #[test]
-    fn what_fits_is_given_as_asked() {
+    fn grant_the_requested_number_if_it_fits() {
         let size = ROOMY.fit(64, 4, None);
         assert_eq!(size.attempts_max, 64);
         assert_eq!(size.memory_bytes_total_max, 48 << 30);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_limit_is_named() {
+    fn name_the_tightest_limit() {
         let size = ROOMY.fit(20_000, 1, None);
         assert_eq!(size.attempts_max, 10_000);
         assert!(size.clamp.is_some_and(|why| why.contains("10,000")));
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn even_the_smallest_machine_runs_one() {
+    fn the_smallest_machine_runs_one_attempt() {
         let tiny = Machine {
             maps_max: Some(1),
             memory_bytes: Some(1 << 20),
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_can_be_read() {
+    fn read_the_resources_of_this_machine() {
         assert!(Machine::read().memory_bytes.is_some_and(|bytes| bytes > 0));
     }
 }

@@ -1,4 +1,4 @@
-//! What the operator decides about the sandbox.
+//! What the operator configures about the sandbox.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,26 +15,26 @@ use super::{
 };
 use crate::job::{narrowest, narrowest_first};
 
-/// Short enough for guests that wait their turn, and for the end of one that will not stop; a hundred interruptions of a
-/// second cost nothing that can be measured.
+/// Short enough for guests that wait their turn, and for stopping a guest that does not stop itself; a hundred
+/// interruptions a second have no measurable cost.
 const TICK: Duration = Duration::from_millis(10);
 
-/// A Rust guest has 0.1 to 5 MiB, a JavaScript one about 12, a Python one about 40.
+/// A Rust guest has 0.1 to 5 MiB, a JavaScript guest about 12, a Python guest about 40.
 const MODULE_BYTES_MAX: usize = 64 << 20;
 
 /// Attempts mostly wait, so there are more of them than cores.
 const ATTEMPTS_PER_CORE: usize = 4;
 
-/// A Rust guest takes a second or two, a JavaScript one ten, a Python one a minute on a slow machine.
+/// A Rust guest takes a second or two, a JavaScript guest ten, a Python guest a minute on a slow machine.
 const COMPILE_CPU_MAX: Duration = Duration::from_secs(120);
 
-/// Address space: the program itself and its threads take half a gigabyte of it, a Python guest one more.
+/// Address space: the program and its threads take half a gigabyte of it, a Python guest one more.
 const COMPILE_MEMORY_BYTES_MAX: usize = 2 << 30;
 
-/// Each may take so much memory. More than four rarely come at once.
+/// Each compiler may take that much memory, and more than four modules rarely arrive at once.
 const COMPILATIONS_MAX: usize = 4;
 
-/// What a compiler may use.
+/// The limits of a compiler.
 #[derive(Debug, Clone, Copy)]
 pub struct CompilerLimits {
     /// CPU time of all its threads together; whole seconds, at least one.
@@ -43,14 +43,15 @@ pub struct CompilerLimits {
     pub memory_bytes_max: usize,
 }
 
-/// What one module may be made of. The pool has room for all of it for each attempt, so that none ever waits for a part.
+/// The parts that one module may have. The pool has room for all of them for each attempt, so that no attempt waits
+/// for a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModuleParts {
-    /// Core instances. A Rust guest has 3 or 4 (its own code, and small ones that tie it to the host), one of
-    /// componentize-qjs 9, one of componentize-py 14. They cost nothing that is not used. Default: 20.
+    /// Core instances. A Rust guest has 3 or 4 (its own code, and small adapters), a guest of componentize-qjs 9, of
+    /// componentize-py 14. Unused ones cost nothing. Default: 20.
     pub core_instances: u32,
-    /// Linear memories. Most guests have 1, those of componentize-qjs 2. Each reserves 4 GiB of address space for each
-    /// attempt, and up to 4 memory mappings while it is used. Default: 4.
+    /// Linear memories. Most guests have 1, guests of componentize-qjs 2. Each reserves 4 GiB of address space for
+    /// each attempt, and up to 4 memory mappings while it is used. Default: 4.
     pub memories: u32,
     /// Tables. A Rust guest has 2. Each reserves 160 KiB of address space for each attempt. Default: 8.
     pub tables: u32,
@@ -66,53 +67,53 @@ impl Default for ModuleParts {
     }
 }
 
-/// What the operator decides about the sandbox. The defaults grant nothing.
+/// What the operator configures about the sandbox. The defaults grant nothing.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The file in which an operator would change them, for messages. Default: the usual one.
+    /// The configuration file that messages name. Default: the usual one.
     pub config_file: Option<PathBuf>,
-    /// What stands in it, so that lines which are printed for it fit there.
+    /// Its text, so that suggested lines can be adapted to it.
     pub config: Arc<str>,
-    /// Attempts that may run at the same time. May be lowered at start to what the machine can
-    /// hold; see [`Sandbox::attempts_max`](super::Sandbox::attempts_max). Default: 4 × cores.
+    /// Attempts that may run at the same time. Lowered at start to what the machine can hold; see
+    /// [`Sandbox::attempts_max`](super::Sandbox::attempts_max). Default: 4 × cores.
     pub attempts_max: usize,
-    /// What the attempts of every handler may use, where nothing else is set.
+    /// The limits of attempts, unless a handler's own are set.
     pub limits: Limits,
-    /// What those of some handlers may use, by handler name or pattern: of each limit the narrowest that sets it counts.
+    /// Limits by handler name or pattern: each limit comes from the narrowest entry that sets it.
     pub limits_of: BTreeMap<String, LimitsSet>,
-    /// Memory of all attempts together, bytes. None: three quarters of the machine's (or of the
-    /// control group's), which is the default.
+    /// Memory of all attempts together, bytes. `None`, the default, means three quarters of the machine's memory (or
+    /// of the control group's).
     pub memory_bytes_total_max: Option<usize>,
     /// Size of a file in the handlers folder, bytes. Default: 64 MiB.
     pub module_bytes_max: usize,
-    /// What one module may be made of.
+    /// The parts that one module may have.
     pub module_parts: ModuleParts,
     /// Which directories handlers may use. Default: none.
     pub grants: Grants,
-    /// Variables of their environment, by handler name or pattern, of which the narrowest one counts. Default: none.
+    /// Environment variables, by handler name or pattern; the narrowest entry counts. Default: none.
     pub env: BTreeMap<String, BTreeMap<String, String>>,
-    /// What handlers are told through `settings`, JSON objects, by handler name or pattern, of which the narrowest one
-    /// counts. Default: none.
-    pub handler_settings: BTreeMap<String, Value>,
-    /// Which handlers have clocks as fine as the machine's: by name or pattern, of which the narrowest one counts.
+    /// The JSON objects that handlers get through `settings`, by handler name or pattern; the narrowest entry counts.
     /// Default: none.
+    pub handler_settings: BTreeMap<String, Value>,
+    /// Which handlers have clocks as fine as the machine's, by name or pattern; the narrowest entry counts. Default:
+    /// none.
     pub fine_clocks: BTreeMap<String, bool>,
     /// Which requests handlers may send. Default: none.
     pub http_grants: Vec<HttpGrant>,
-    /// What holds for all requests.
+    /// Settings for all requests.
     pub http: HttpSettings,
-    /// Secrets that handlers can have sent. Default: none.
+    /// The secrets of the host. Default: none.
     pub secrets: Secrets,
-    /// Which handlers may have them sent where. Default: none.
+    /// Which handlers may send which secrets where. Default: none.
     pub secret_grants: Vec<SecretGrant>,
-    /// Which handlers may keep state, and how much: by handler name or pattern, of which the narrowest one counts.
-    /// Default: none.
+    /// Which handlers may keep state, and how much, by handler name or pattern; the narrowest entry counts. Default:
+    /// none.
     pub state: BTreeMap<String, StateQuota>,
-    /// Where instances may serve many jobs, if the module agrees: by handler name or pattern, of
-    /// which the narrowest one counts. Default: nowhere.
+    /// Where instances may serve many jobs if the module agrees, by handler name or pattern; the narrowest entry
+    /// counts. Default: nowhere.
     pub instances: BTreeMap<String, Instances>,
-    /// The `rouse` that compiles modules, each in a child process with limits. None: this process compiles, without any.
-    /// Default: none, because only the program knows where it is.
+    /// The `rouse` program that compiles modules in limited child processes. `None` compiles in this process without
+    /// limits. Default: `None`, because only the program knows where it is.
     pub compiler: Option<PathBuf>,
     /// CPU time of a compiler, whole seconds. Default: 120 s.
     pub compile_cpu_max: Duration,
@@ -120,40 +121,40 @@ pub struct Settings {
     pub compile_memory_bytes_max: usize,
     /// How many modules may be compiled at once. Default: one for each core, at most 4.
     pub compilations_max: usize,
-    /// Where machine code is kept from one start to the next: a directory of this user, to which nobody else may write.
-    /// Default: nowhere.
+    /// The directory where machine code is kept across restarts. It must belong to this user, and no other user may
+    /// write to it. Default: none.
     pub cache_dir: Option<PathBuf>,
-    /// What modules have to show before they may serve. Default: nothing.
+    /// What modules need before they may serve. Default: nothing.
     pub pin: Pin,
-    /// Which modules may have handlers of these names, by name or pattern, of which the narrowest one counts; one of those that are
-    /// listed is enough. Secrets that are granted under a name, and directories and state that are granted under a pattern, are for
-    /// modules that it is bound to. Default: any.
+    /// Which modules may have these handler names, by name or pattern; the narrowest entry counts, and one of its
+    /// bindings is enough. Secrets, and directories and state that are granted to a pattern, are only for modules
+    /// that the name is bound to. Default: any.
     pub modules: BTreeMap<String, Vec<ModuleBinding>>,
-    /// The oldest version of a handler that may serve, by name or pattern, of which the narrowest one counts. Default: any.
+    /// The minimum version of a handler that may serve, by name or pattern; the narrowest entry counts. Default: any.
     pub versions_min: BTreeMap<String, Version>,
-    /// As while somebody develops, with no modules of strangers: a handler has the secrets of its own table without a binding, and its
-    /// name is free as soon as its file is gone. Default: false.
+    /// True in development, without untrusted modules: a handler gets the secrets of its own table without a binding,
+    /// and its name is free as soon as its file is missing. Default: false.
     pub is_dev: bool,
-    /// How often a guest that computes makes room for others, and is asked whether it has to stop. Default: 10 ms.
+    /// How often a computing guest yields to others and is checked for an abort. Default: 10 ms.
     pub tick: Duration,
 }
 
 impl Settings {
-    /// What the attempts of this handler may use: each limit from the narrowest table that sets it.
+    /// The limits of this handler's attempts: each comes from the narrowest table that sets it.
     pub fn limits(&self, handler: &str) -> Limits {
         let widest_first = narrowest_first(&self.limits_of, handler).into_iter().rev();
         widest_first.fold(self.limits.clone(), |limits, (_, set)| set.over(&limits))
     }
 
-    /// The most memory that any attempt may have, bytes: whatever is set for it stands in one of the tables.
-    pub(super) fn memory_bytes_most(&self) -> usize {
+    /// The largest memory limit of any attempt, bytes.
+    pub(super) fn memory_bytes_max(&self) -> usize {
         let some = self.limits_of.values().map(|set| set.over(&self.limits));
         some.chain([self.limits.clone()])
             .map(|limits| limits.memory_bytes.max(limits.memory_retry_bytes))
             .fold(0, usize::max)
     }
 
-    /// What a compiler may use.
+    /// The limits of a compiler.
     pub(super) fn compiler_limits(&self) -> CompilerLimits {
         CompilerLimits {
             cpu_max: self.compile_cpu_max,
@@ -161,13 +162,13 @@ impl Settings {
         }
     }
 
-    /// What the operator says of this handler's instances.
+    /// The operator's setting for this handler's instances.
     pub fn instances_of(&self, handler: &str) -> Instances {
-        let said = narrowest(&self.instances, handler);
-        said.copied().unwrap_or_default()
+        let set = narrowest(&self.instances, handler);
+        set.copied().unwrap_or_default()
     }
 
-    /// True when some handler may keep its instances.
+    /// True if some handler may keep its instances.
     pub(super) fn reuse_somewhere(&self) -> bool {
         self.instances.values().any(|it| *it == Instances::Reuse)
     }

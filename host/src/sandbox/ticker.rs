@@ -8,8 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use wasmtime::Engine;
 
-/// Moves the engine's epoch on while guests run; sleeps when none does, so that an idle host is
-/// idle.
+/// Advances the engine's epoch while guests run; sleeps while none does, so that an idle host uses no CPU.
 pub(super) struct Ticker {
     shared: Arc<TickerShared>,
     thread: Thread,
@@ -20,7 +19,7 @@ struct TickerShared {
     stop: AtomicBool,
 }
 
-/// The epoch moves on as long as one of these lives.
+/// Keeps the epoch advancing while it is alive.
 pub(super) struct Ticking<'a>(&'a TickerShared);
 
 impl Ticker {
@@ -51,7 +50,7 @@ impl Ticker {
         Ok(Self { shared, thread })
     }
 
-    /// Moves the epoch on for as long as what it returns lives.
+    /// Advances the epoch until the returned guard is dropped.
     pub(super) fn tick(&self) -> Ticking<'_> {
         if self.shared.running.fetch_add(1, Ordering::AcqRel) == 0 {
             self.thread.unpark();

@@ -61,19 +61,19 @@ fn cases() -> Vec<Refused> {
             "a memory that starts with 2 GiB",
             "it is refused for good, with its size",
             with_memory("32768"),
-            "it asks for more than a host has for one module: memory has a minimum byte size of 2147483648",
+            "it needs more than this host allows for one module: memory has a minimum byte size of 2147483648",
         ),
         (
             "five memories",
             "so is it",
             with(&"(memory 1)".repeat(4)),
-            "it asks for more than a host has for one module: defined memories count of 5",
+            "it needs more than this host allows for one module: defined memories count of 5",
         ),
         (
             "a table of a million elements",
             "so is it",
             with("(table 1000000 funcref)"),
-            "it asks for more than a host has for one module: table index 0",
+            "it needs more than this host allows for one module: table index 0",
         ),
         (
             "a component with garbage collection",

@@ -161,7 +161,7 @@ impl Folder {
                 let (table, what, lines) = (&one.table, one.what, one.lines.lines());
                 let key = lines.last().unwrap_or_default();
                 format!(
-                    "[handlers.\"{table}\"] has {what} for whatever module has such a name, and grants them to none until it names one: put under it {key} for {file}"
+                    "[handlers.\"{table}\"] grants {what} without naming a module, so no module gets them: add {key} for {file} to the table"
                 )
             })
         });

@@ -593,10 +593,10 @@ fn a_table_binds_its_names_to_one_module_or_to_several() {
     );
     assert_eq!(settings.versions_min["mail.send"].to_string(), "1.2.0");
     for (line, words) in [
-        ("module = \"mail\"", "names no module"),
+        ("module = \"mail\"", "does not name a module"),
         ("module = []", "or a list of such"),
         ("module = 7", "or a list of such"),
-        ("module = [\"mail.wasm\", \"sha256:0\"]", "is no sha256"),
+        ("module = [\"mail.wasm\", \"sha256:0\"]", "is not a sha256"),
         ("version_min = \"new\"", "is no version like"),
     ] {
         let error = read(&format!("[handlers.x]\n{line}\n")).expect_err("it is refused");

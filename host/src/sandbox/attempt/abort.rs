@@ -1,4 +1,4 @@
-//! The signal that tells a running attempt to stop, with the hard stop behind it.
+//! The abort signal of a running attempt, and the hard stop behind it.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,29 +10,29 @@ use tokio::sync::Notify;
 use super::boottime::BootTime;
 use crate::job::AbortReason;
 
-/// Stands in for "never" where a grace is too long for the clock.
+/// The maximum grace; longer ones would overflow the clock.
 const GRACE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Tells one attempt to stop. Clones share the signal. It turns once and never back:
+/// Aborts one attempt. Clones share the signal. It turns once and never back:
 ///
-/// 1. at once, the guest's abort signal is ready, and calls of the guest with an effect outside
-///    (log, progress, changes of files) are refused;
+/// 1. at once, the guest's abort signal is ready, and guest calls with outside effects (log, progress, file changes)
+///    are refused;
 /// 2. after the grace, the guest is stopped wherever it is, in WebAssembly or in a host call.
 ///
-/// It also turns by itself, for whoever asks, once the attempt cannot be trusted any more: a process that was frozen
-/// goes on with its guests before anybody has looked at the leases.
+/// It also turns when it is read after the attempt's trust has expired: a process that was frozen continues with its
+/// guests before it checks the leases.
 #[derive(Debug, Clone, Default)]
 pub struct AbortHandle(Arc<Signal>);
 
-// Made for each attempt and turned for next to none, so it is of the cheapest parts: tokio's
-// `watch` costs ten times as much.
+// Created for each attempt and turned for almost none, so it is built from the cheapest parts: tokio's `watch` costs
+// ten times as much.
 #[derive(Debug, Default)]
 struct Signal {
     turned: Mutex<Option<Turned>>,
     changed: Notify,
-    /// Nanoseconds of the clock for trust; 0: for ever.
+    /// When trust expires, in nanoseconds of [`BootTime`]; 0 means never.
     trusted_until: AtomicU64,
-    /// Milliseconds, where nobody has told it to stop when that ends.
+    /// The grace if trust expires before an abort, milliseconds.
     grace_ms: AtomicU64,
 }
 
@@ -44,13 +44,13 @@ struct Turned {
 }
 
 impl AbortHandle {
-    /// A signal that has not turned.
+    /// Creates a signal that has not turned.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Turns the signal. When it has turned already, the first reason stays, and the hard stop
-    /// only ever moves closer: a lost lease ends the grace of a time-out.
+    /// Turns the signal. If it has turned already, the first reason stays, and the hard stop only moves closer: a
+    /// lost lease ends the grace of a timeout.
     pub fn abort(&self, reason: AbortReason, grace: Duration) {
         let at = Instant::now();
         let kill_at = at + grace.min(GRACE_MAX);
@@ -70,17 +70,17 @@ impl AbortHandle {
         self.0.changed.notify_waiters();
     }
 
-    /// Until then the attempt may go on without being told anything, and then it has this grace; where this is not called, for
-    /// ever. A lease that is renewed moves it.
+    /// Trusts the attempt until then; afterwards it is aborted with this grace. Without a call, trust never expires.
+    /// Renewing the lease extends it.
     pub fn trust_until(&self, until: BootTime, grace: Duration) {
         let nanos = until.as_nanos().max(1);
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        // First: whoever sees the time sees the grace that goes with it.
+        // Stored first, so that a reader of the time sees the matching grace.
         self.0.grace_ms.store(grace_ms, Ordering::Relaxed);
         self.0.trusted_until.store(nanos, Ordering::Release);
     }
 
-    /// Why the attempt has to stop; none while it may go on.
+    /// Why the attempt has to stop; `None` while it may continue.
     pub fn reason(&self) -> Option<AbortReason> {
         let reason = self.lock().map(|turned| turned.reason);
         if reason.is_none() && self.has_lapsed() {
@@ -96,12 +96,12 @@ impl AbortHandle {
         until != 0 && until <= BootTime::now().as_nanos()
     }
 
-    /// How long ago the signal turned; none while the attempt may go on.
+    /// How long ago the signal turned; `None` while the attempt may continue.
     pub fn turned_for(&self) -> Option<Duration> {
         self.lock().map(|turned| turned.at.elapsed())
     }
 
-    /// How long until the hard stop; none while the attempt may go on.
+    /// How long until the hard stop; `None` while the attempt may continue.
     pub fn grace_remaining(&self) -> Option<Duration> {
         let turned = *self.lock();
         turned.map(|turned| turned.kill_at.saturating_duration_since(Instant::now()))
@@ -111,7 +111,7 @@ impl AbortHandle {
     pub async fn turned(&self) {
         loop {
             let mut changed = pin!(self.0.changed.notified());
-            // Waits from here on: a change between the look and the await is not missed.
+            // Registers the waiter now, so that a change between the check and the await is not missed.
             changed.as_mut().enable();
             if self.reason().is_some() {
                 return;
@@ -125,7 +125,7 @@ impl AbortHandle {
         self.grace_remaining() == Some(Duration::ZERO)
     }
 
-    /// Waits until the hard stop, also when it moves closer meanwhile.
+    /// Waits for the hard stop, even if it moves closer meanwhile.
     pub(in crate::sandbox) async fn killed(&self) -> AbortReason {
         loop {
             let mut changed = pin!(self.0.changed.notified());
@@ -143,7 +143,7 @@ impl AbortHandle {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Turned>> {
-        // Nothing panics half-way through a change.
+        // Nothing panics in the middle of a change.
         self.0.turned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -166,7 +166,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn of_any_aborts_in_any_order_the_first_says_why_and_the_closest_hard_stop_counts(
+        fn the_first_abort_gives_the_reason_and_the_closest_hard_stop_counts(
             aborts in prop::collection::vec((0..REASONS.len(), 0_u64..10_000_000), 1..10),
         ) {
             let abort = AbortHandle::new();
@@ -180,7 +180,7 @@ mod tests {
             prop_assert_eq!(abort.reason(), Some(REASONS[aborts[0].0]));
             let closest = aborts.iter().map(|(_, ms)| *ms).min().expect("there is one");
             let late = Duration::from_millis(closest).min(GRACE_MAX).saturating_sub(remaining);
-            // As long as the loop took; a stop is never further away than asked for.
+            // Less the duration of the loop; a stop is never later than asked for.
             prop_assert!(late < Duration::from_secs(10), "{:?}", late);
         }
     }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_cannot_be_trusted_any_more_has_to_stop_before_anybody_tells_it() {
+    fn an_attempt_stops_when_its_trust_expires_without_an_abort() {
         const GRACE: Duration = Duration::from_secs(5);
         let abort = AbortHandle::new();
         let now = BootTime::now();
@@ -211,8 +211,11 @@ mod tests {
         assert_eq!(abort.reason(), None);
         abort.trust_until(now, GRACE);
         assert_eq!(abort.reason(), Some(AbortReason::Error));
-        assert!(!abort.is_killed(), "its grace is still to come");
-        assert!(abort.grace_remaining() <= Some(GRACE), "and is its own");
+        assert!(!abort.is_killed(), "its grace has just started");
+        assert!(
+            abort.grace_remaining() <= Some(GRACE),
+            "the grace given with the trust"
+        );
         abort.trust_until(now.plus(Duration::from_secs(60)), GRACE);
         assert_eq!(abort.reason(), Some(AbortReason::Error), "never back");
         abort.abort(AbortReason::Error, Duration::ZERO);
@@ -227,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_for_the_hard_stop_hears_of_one_that_moved_closer() {
+    async fn a_waiter_notices_a_hard_stop_that_moved_closer() {
         let abort = AbortHandle::new();
         abort.abort(AbortReason::TimedOut, Duration::from_secs(3600));
         let waiter = tokio::spawn({

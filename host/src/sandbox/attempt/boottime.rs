@@ -1,11 +1,10 @@
-//! The clock for trust: it goes on while the machine sleeps.
+//! The clock for trust, which runs while the machine is suspended.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A moment on CLOCK_BOOTTIME. `std::time::Instant` stands still while the machine is suspended,
-/// and a lease does not.
+/// A moment on CLOCK_BOOTTIME. `std::time::Instant` stops while the machine is suspended; a lease does not.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootTime(Duration);
 
@@ -24,7 +23,7 @@ impl BootTime {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// So much later.
+    /// A later moment.
     pub fn plus(self, later: Duration) -> Self {
         Self(self.0.saturating_add(later))
     }

@@ -1,9 +1,9 @@
-//! The clocks of guests: coarse where the operator grants no fine ones.
+//! The clocks that guests see: coarse unless the operator grants fine ones.
 //!
-//! All guests share one process, and so its caches and branch predictors: what another one does shows in how long one's own
-//! work takes, in differences of nanoseconds to microseconds. Browsers are in the same place; those that do not put each site into a
-//! process of its own keep to 1 ms (Firefox, Safari). A millisecond costs handlers nothing: waits are measured by the host's own
-//! clock, and their timer is no finer. It makes such measurements dear, not impossible.
+//! All guests share one process, and so its caches and branch predictors. What one guest does affects the timing of
+//! another by nanoseconds to microseconds. Browsers without a process for each site have the same problem, and keep
+//! to 1 ms (Firefox, Safari). A millisecond costs handlers nothing: waits are measured by the host's own clock, whose
+//! timer is no finer. It makes timing attacks expensive, not impossible.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,18 +12,18 @@ use wasmtime_wasi::{HostMonotonicClock, HostWallClock};
 
 const COARSE: Duration = Duration::from_millis(1);
 
-/// What the monotonic clock shows when it starts: runtimes take 0 for a clock that does not work (Go's ends the program).
+/// The start value of the monotonic clock: runtimes take 0 for a broken clock (Go's ends the program).
 const STARTS_AT: Duration = Duration::from_secs(1);
 
-/// When the clock of all guests started. One for each attempt would go back where an instance serves many jobs.
+/// When the clock of all guests started. A clock for each attempt would go backwards in a reused instance.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Starts the monotonic clock of guests, where it does not run yet: with the first sandbox of the process.
+/// Starts the guests' monotonic clock if it is not running, with the first sandbox of the process.
 pub(in crate::sandbox) fn start() {
     LazyLock::force(&START);
 }
 
-/// A clock that shows the last whole step.
+/// A clock that rounds down to whole steps.
 #[derive(Clone, Copy)]
 pub(in crate::sandbox) struct Clock {
     step: Duration,
@@ -38,7 +38,7 @@ impl Clock {
         Self { step }
     }
 
-    /// Rounds down: a clock that runs ahead would end waits early.
+    /// Rounds down, because a clock that runs ahead would end waits early.
     fn round(self, time: Duration) -> Duration {
         let over = time.as_nanos() % self.step.as_nanos();
         time - Duration::from_nanos(u64::try_from(over).unwrap_or(0))
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_coarse_clock_shows_the_last_whole_millisecond() {
+    fn a_coarse_clock_rounds_down_to_milliseconds() {
         let clock = Clock::new(false);
         for (time, shown) in [
             (0, 0),

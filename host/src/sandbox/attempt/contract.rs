@@ -1,8 +1,8 @@
-//! What a module says of payloads and results, held against both: the one place that every attempt passes, of a job and of an
-//! invocation.
+//! Checks payloads and results against the handler's schemas: the one place that every attempt passes, of jobs and of
+//! invocations.
 //!
-//! Most checks take microseconds and are done where the attempt is. Long ones have threads of their own, are only as many at
-//! once as the machine has cores, and end with their attempt.
+//! Most checks take microseconds and run in the attempt's task. Long checks run on threads of their own, at most one
+//! for each core, and end with their attempt.
 
 use std::sync::Arc;
 
@@ -11,12 +11,13 @@ use rouse_schema::Schema;
 use crate::job::{AbortReason, RunEnd};
 use crate::sandbox::{AbortHandle, Handler, Sandbox};
 
-/// What a job has that was enqueued without a payload.
+/// The payload of a job that was enqueued without one.
 const NO_PAYLOAD: &[u8] = b"{}";
 
 impl Sandbox {
-    /// How the attempt ends before it starts: its payload does not fit, or it was told to stop meanwhile.
-    pub(in crate::sandbox) async fn unfit_payload(
+    /// Checks the payload. Returns the end of the attempt if it does not match, or if the attempt was aborted
+    /// meanwhile.
+    pub(in crate::sandbox) async fn refuse_payload(
         &self,
         handler: &Handler,
         payload: &[u8],
@@ -27,7 +28,7 @@ impl Sandbox {
             Ok(fits) => fits.err()?,
             Err(reason) => return Some(RunEnd::Aborted(reason)),
         };
-        // A handler that takes nothing says so with `null`.
+        // A handler without a payload declares `null`.
         if payload.trim_ascii() == NO_PAYLOAD {
             match self.checked(schema, b"null", abort).await {
                 Ok(Ok(())) => return None,
@@ -41,8 +42,8 @@ impl Sandbox {
         )))
     }
 
-    /// How a run ends that has ended like this: as it did, unless its result does not fit.
-    pub(in crate::sandbox) async fn with_fit_result(
+    /// Checks the result of a run. Returns how the run ended, which differs from `end` if the result does not match.
+    pub(in crate::sandbox) async fn check_result(
         &self,
         handler: &Handler,
         end: RunEnd,
@@ -72,15 +73,15 @@ impl Sandbox {
             return Ok(checked);
         }
         let checks = Arc::clone(&self.checks);
-        let (schema, told) = (schema.clone(), abort.clone());
+        let (schema, signal) = (schema.clone(), abort.clone());
         let check = async move {
-            // Nobody closes the semaphore.
+            // The semaphore is never closed.
             let permit = checks.acquire_owned().await.ok();
-            // Who waits for a thread keeps no copy.
+            // Copied only now, so that a waiting check holds no copy.
             let text = text.to_vec();
             let check = tokio::task::spawn_blocking(move || {
                 let _permit = permit;
-                schema.check_while(&text, &|| told.reason().is_some())
+                schema.check_while(&text, &|| signal.reason().is_some())
             });
             check.await.unwrap_or_else(|_panic| {
                 Err("cannot be checked against the schema: the check panicked".into())

@@ -1,4 +1,4 @@
-//! From how a call came back to how the run ended.
+//! Classifies how a call returned into how the run ended.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,30 +15,30 @@ use crate::sandbox::bindings::exports::rouse::handler::handlers::Failure as Gues
 use crate::sandbox::module::code::BACKTRACE_FRAMES_MAX;
 use crate::sandbox::module::lines::Lines;
 
-/// A class is a word, a message a paragraph; both are stored with each attempt.
+/// The sizes of an error's kind (a word) and message (a paragraph), which are stored with each attempt.
 const KIND_BYTES_MAX: usize = 128;
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
 
-/// A handler that asks for more has made a mistake with its units.
+/// A handler that asks for more has confused its units.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// One frame is one line of a listing.
+/// The size of a frame, which is one line of a listing.
 const FRAME_BYTES_MAX: usize = 512;
 
-/// What wasmtime says when a call carries more than it may; the error's type is private.
+/// Wasmtime's message when a call carries too much data; the error's type is private.
 const TOO_MUCH_DATA: &str = "fuel allocated for hostcalls has been exhausted";
 
 /// Why a call did not return a result.
 pub(in crate::sandbox) enum Stop {
-    /// The instance did not come up.
+    /// The instance failed to start.
     Starting(wasmtime::Error),
-    /// The call did not come back in order.
+    /// The call did not return normally.
     Running(wasmtime::Error),
-    /// The handler said so.
+    /// The handler returned an error.
     Failed(GuestFailure),
 }
 
-/// Says how a run ended that nobody aborted.
+/// Classifies the end of a run that was not aborted.
 pub(in crate::sandbox) fn classify(
     stop: Result<Vec<u8>, Stop>,
     state: &AttemptState,
@@ -58,12 +58,11 @@ pub(in crate::sandbox) fn classify(
         }
         Err(Stop::Starting(error)) => match state.limiter.denial() {
             Some(denial) => out_of_memory(denial, state),
-            // The module's own code runs at the start too (constructors).
+            // The module's own code also runs at the start (constructors).
             None if is_guests_fault(&error) => denied(trapped(&error, state, limits), state),
             None => RunEnd::Unrunnable(format!("no instance could be made: {error:#}")),
         },
-        // Without a frame of the guest it failed on its way out: the result was too large even
-        // to be looked at.
+        // Without a guest frame, it failed on the way out: the result was too large even to be measured.
         Err(Stop::Running(error)) if is_too_much_data(&error) && !has_frames(&error) => {
             RunEnd::OutputTooLarge {
                 bytes: limits.hostcall_bytes_max(),
@@ -77,7 +76,7 @@ pub(in crate::sandbox) fn classify(
     }
 }
 
-/// True when the guest came back by itself, with a result or an error of its own.
+/// True if the guest returned by itself, with a result or an error.
 pub(in crate::sandbox) fn left_in_order(end: &RunEnd) -> bool {
     match end {
         RunEnd::Returned(_) | RunEnd::Failed(_) | RunEnd::ResultRefused(_) => true,
@@ -97,7 +96,7 @@ pub(in crate::sandbox) fn left_in_order(end: &RunEnd) -> bool {
     }
 }
 
-/// The handler's own words, as far as they are of a size that people read.
+/// The handler's error, cut to a size that people read.
 fn failed(failure: GuestFailure, details_bytes_max: usize) -> Failure {
     let mut message = paragraphs(&failure.message, MESSAGE_BYTES_MAX);
     let details = failure.details.filter(|details| {
@@ -119,7 +118,7 @@ fn failed(failure: GuestFailure, details_bytes_max: usize) -> Failure {
     }
 }
 
-/// A time as Postgres can hold it; times before 1970 have passed as well as any.
+/// A time that Postgres can store; a time before 1970 is clamped, because it has passed either way.
 fn retry_at(unix_ms: i64) -> SystemTime {
     let latest = SystemTime::now() + RETRY_AFTER_MAX;
     let ms = u64::try_from(unix_ms).unwrap_or(0);
@@ -127,13 +126,10 @@ fn retry_at(unix_ms: i64) -> SystemTime {
     at.map_or(latest, |at| at.min(latest))
 }
 
-/// The end of a guest to which something was denied for want of a grant.
+/// Adds the denial to the end of a guest that lacked a grant.
 fn denied(end: RunEnd, state: &AttemptState) -> RunEnd {
     let denial = state.http.denial().or_else(|| state.denial.clone());
-    let elsewhere = || {
-        let said = said(&end)?;
-        state.elsewhere.denial(&state.granted, said)
-    };
+    let elsewhere = || state.elsewhere.denial(&state.granted, guest_message(&end)?);
     match denial.or_else(elsewhere) {
         None => end,
         Some(denial) => RunEnd::Denied {
@@ -143,8 +139,8 @@ fn denied(end: RunEnd, state: &AttemptState) -> RunEnd {
     }
 }
 
-/// What a guest says of its failure.
-fn said(end: &RunEnd) -> Option<&str> {
+/// The guest's own error message.
+fn guest_message(end: &RunEnd) -> Option<&str> {
     match end {
         RunEnd::Failed(failure) => Some(&failure.message),
         RunEnd::Panicked { message, .. } | RunEnd::Trapped { message, .. } => Some(message),
@@ -166,10 +162,10 @@ fn said(end: &RunEnd) -> Option<&str> {
 
 fn out_of_memory(denial: Denial, state: &AttemptState) -> RunEnd {
     match denial {
-        Denial::OfAttempt => RunEnd::OutOfMemory {
+        Denial::Attempt => RunEnd::OutOfMemory {
             limit_bytes: state.limiter.limit_bytes(),
         },
-        Denial::OfHost => RunEnd::Unrunnable(
+        Denial::Host => RunEnd::Unrunnable(
             "the attempts of this host together have used up its memory; run fewer at once, or \
              raise memory_total_mb"
                 .into(),
@@ -200,8 +196,8 @@ fn trapped(error: &wasmtime::Error, state: &AttemptState, limits: &Limits) -> Ru
     }
 }
 
-/// True for the stack of calls, and for the one that languages keep in memory besides: it lies at the lower end
-/// of memory, and whoever goes deeper than it has room for reaches below address 0.
+/// True for an overflow of the call stack, and of the stack that languages keep in linear memory: it is at the lower
+/// end of memory, so overflowing it accesses addresses below 0.
 fn is_stack_overflow(error: &wasmtime::Error) -> bool {
     match error.downcast_ref::<Trap>() {
         Some(Trap::StackOverflow) => true,
@@ -212,7 +208,7 @@ fn is_stack_overflow(error: &wasmtime::Error) -> bool {
     }
 }
 
-/// What went wrong, in one line.
+/// The error message of a trap, in one line.
 pub(in crate::sandbox) fn trap_message(error: &wasmtime::Error, limits: &Limits) -> String {
     if let Some(exit) = error.downcast_ref::<I32Exit>() {
         return format!(
@@ -222,11 +218,11 @@ pub(in crate::sandbox) fn trap_message(error: &wasmtime::Error, limits: &Limits)
     }
     if is_too_much_data(error) {
         return format!(
-            "the guest handed the host too much in one call ({} bytes are allowed: hostcall_bytes in rouse.toml)",
+            "the guest passed the host too much in one call ({} bytes are allowed: hostcall_bytes in rouse.toml)",
             limits.hostcall_bytes_max()
         );
     }
-    // It may name what the guest imports.
+    // It may quote the names of imports.
     printable(&error.root_cause().to_string(), MESSAGE_BYTES_MAX)
 }
 
@@ -234,8 +230,7 @@ fn is_too_much_data(error: &wasmtime::Error) -> bool {
     error.root_cause().to_string().contains(TOO_MUCH_DATA)
 }
 
-/// One string for each frame, innermost first: `function at file:line:column` where the module
-/// has its line tables.
+/// One string for each frame, innermost first: `function at file:line:column` if the module has line tables.
 pub(in crate::sandbox) fn backtrace(error: &wasmtime::Error, lines: &Lines) -> Vec<String> {
     let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else {
         return Vec::new();
@@ -274,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_of_ordinary_size_is_kept_as_it_is() {
+    fn keep_a_failure_of_ordinary_size() {
         let failed = failed(failure(), 3);
         assert_eq!(
             (failed.kind.as_str(), failed.message.as_str()),
@@ -285,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_would_obey_is_shown_in_a_failure_and_its_lines_stay() {
+    fn escape_control_characters_in_a_failure_and_keep_its_lines() {
         let failed = failed(
             GuestFailure {
                 kind: "a\nb\u{9b}".into(),
@@ -299,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_would_read_is_cut() {
+    fn cut_long_failures() {
         let long = failed(
             GuestFailure {
                 kind: "k".repeat(1000),

@@ -1,17 +1,17 @@
-//! Instances that have served a job, and wait for the next one of the same kind.
+//! Idle instances, which wait for their next job.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Nobody waits for longer than this for a job that may never come.
+/// How long an instance may stay idle.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
-/// Memory of all that wait. It is not in the budget of the attempts, so that it never keeps a fresh
-/// one from its memory: it comes on top.
+/// The memory of all idle instances. It is not part of the attempts' budget, so that it never takes memory from a
+/// fresh instance: it comes on top.
 const BYTES_MAX: usize = 64 << 20;
 
-/// What waits, newest last. What is too much goes, oldest first.
+/// The idle items, newest last. Items in excess are dropped, oldest first.
 pub(in crate::sandbox) struct Idle<K, T> {
     count_max: usize,
     inner: Mutex<Inner<K, T>>,
@@ -20,7 +20,7 @@ pub(in crate::sandbox) struct Idle<K, T> {
 struct Inner<K, T> {
     waiting: VecDeque<Waiting<K, T>>,
     bytes: usize,
-    /// A task looks for those that have waited too long.
+    /// A sweep task is running.
     swept: bool,
 }
 
@@ -32,7 +32,7 @@ struct Waiting<K, T> {
 }
 
 impl<K, T> Idle<K, T> {
-    /// Room for this many; none for 0.
+    /// Creates a store for this many items; 0 keeps none.
     pub(in crate::sandbox) fn new(count_max: usize) -> Arc<Self> {
         Arc::new(Self {
             count_max,
@@ -45,20 +45,23 @@ impl<K, T> Idle<K, T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<K, T>> {
-        // Nothing panics while it holds the lock but the allocator.
+        // Nothing but the allocator panics while it holds the lock.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The newest with such a key: what it last touched is the likeliest to be in the caches.
+    /// Takes the newest item with a matching key: its memory is the likeliest to be in the CPU caches.
     pub(in crate::sandbox) fn take(&self, is_it: impl Fn(&K) -> bool) -> Option<(K, T)> {
         let mut inner = self.lock();
-        let at = inner.waiting.iter().rposition(|one| is_it(&one.key))?;
-        let one = inner.waiting.remove(at)?;
-        inner.bytes -= one.bytes;
-        Some((one.key, one.item))
+        let at = inner
+            .waiting
+            .iter()
+            .rposition(|waiting| is_it(&waiting.key))?;
+        let taken = inner.waiting.remove(at)?;
+        inner.bytes -= taken.bytes;
+        Some((taken.key, taken.item))
     }
 
-    /// Lets one wait. True: [`sweep`](Self::sweep) has to be started.
+    /// Adds an item. If it returns true, the caller must start [`sweep`](Self::sweep).
     #[must_use]
     pub(in crate::sandbox) fn put(&self, key: K, item: T, bytes: usize, now: Instant) -> bool {
         if self.count_max == 0 || bytes > BYTES_MAX {
@@ -67,7 +70,7 @@ impl<K, T> Idle<K, T> {
         let mut inner = self.lock();
         let mut too_much = None;
         while inner.waiting.len() >= self.count_max || inner.bytes + bytes > BYTES_MAX {
-            // Drops the one before under the lock: only for the last one is there a place, see below.
+            // Drops the previous one under the lock: only the last one has a pool slot left, see below.
             too_much = inner.pop_oldest();
         }
         inner.bytes += bytes;
@@ -78,21 +81,21 @@ impl<K, T> Idle<K, T> {
             since: now,
         });
         let sweep = !std::mem::replace(&mut inner.swept, true);
-        // Dropping it takes its time, so others need not wait for it: whoever puts has a place of his own
-        // in the pool until then.
+        // Dropped outside of the lock, because dropping takes time. Until then, the caller has a pool slot of its
+        // own.
         drop(inner);
         drop(too_much);
         sweep
     }
 
-    /// Drops what has waited too long, until nothing waits.
+    /// Drops items that were idle for too long, until none is left.
     pub(in crate::sandbox) async fn sweep(self: Arc<Self>) {
         while let Some(wait) = self.sweep_once(Instant::now()) {
             tokio::time::sleep(wait).await;
         }
     }
 
-    /// How long until the next one has waited too long; none when nothing waits.
+    /// How long until the next item expires; `None` if there is none.
     fn sweep_once(&self, now: Instant) -> Option<Duration> {
         let mut inner = self.lock();
         while let Some(oldest) = inner.waiting.front() {
@@ -100,7 +103,7 @@ impl<K, T> Idle<K, T> {
             if !left.is_zero() {
                 return Some(left);
             }
-            // Under the lock: its place in the pool is free before another one waits.
+            // Under the lock, so that its pool slot is free before another item is added.
             drop(inner.pop_oldest());
         }
         inner.swept = false;
@@ -127,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_the_key_is_taken_and_the_newest_of_it_first() {
+    fn take_the_newest_item_with_the_key() {
         let (idle, now) = (Idle::new(9), Instant::now());
         assert!(idle.put('a', 1, 1, now), "the first asks for a sweep");
         for (key, item) in [('b', 2), ('a', 3)] {
@@ -141,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_make_room() {
+    fn drop_the_oldest_to_make_room() {
         let (idle, now) = (Idle::new(3), Instant::now());
         for item in 1..=5 {
             let _first = idle.put('a', item, 1, now);
@@ -153,7 +156,7 @@ mod tests {
         assert_eq!(items(&idle), [5, 6], "what is too large is not kept");
     }
 
-    /// Counts how many go while others may put theirs.
+    /// Counts items that are dropped while the lock is free.
     struct Watched {
         idle: Arc<Idle<char, Watched>>,
         unlocked: Arc<AtomicUsize>,
@@ -168,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_that_make_room_for_one_all_but_the_last_go_before_anybody_else_may_put() {
+    fn drop_all_but_the_last_excess_item_under_the_lock() {
         let (idle, now) = (Idle::new(9), Instant::now());
         let unlocked = Arc::new(AtomicUsize::new(0));
         let one = || Watched {
@@ -181,12 +184,12 @@ mod tests {
         assert!(!idle.put('a', one(), BYTES_MAX, now));
         assert_eq!(idle.lock().waiting.len(), 1);
         assert_eq!(unlocked.load(Ordering::Relaxed), 1);
-        // Whoever waits holds on to the line in which it waits.
+        // The waiting item keeps the store alive.
         drop(idle.take(|_| true));
     }
 
     #[test]
-    fn what_waits_too_long_goes() {
+    fn drop_items_that_are_idle_for_too_long() {
         let (idle, start) = (Idle::new(9), Instant::now());
         let second = Duration::from_secs(1);
         let _first = idle.put('a', 1, 1, start);
@@ -200,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn without_room_nothing_waits() {
+    fn a_store_without_room_keeps_nothing() {
         let idle = Idle::new(0);
         assert!(!idle.put('a', 1, 1, Instant::now()));
         assert_eq!(idle.take(|_| true), None);

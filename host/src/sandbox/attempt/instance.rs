@@ -5,35 +5,35 @@ use std::sync::Arc;
 use wasmtime::{Engine, Store};
 
 use super::end::{self, Stop};
-use super::state::{self, AttemptState, OfAttempt};
+use super::state::{self, AttemptState, PerAttempt};
 use crate::job::RunEnd;
 use crate::sandbox::bindings;
 use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
 use crate::sandbox::{Handler, Limits};
 
-/// What little an instance forgets or lets slip adds up; this is where it ends.
+/// Small leaks of an instance add up; this limits them.
 const JOBS_MAX: u32 = 10_000;
 
-/// Memory never shrinks: one large job is no reason to keep so much for the small ones.
+/// Memory never shrinks, and one large job should not make the instance keep that much for small ones.
 const BYTES_MAX: usize = 16 << 20;
 
 /// One instance of a module, with all that the host keeps for it.
 pub(in crate::sandbox) struct Instance {
     store: Store<AttemptState>,
-    /// None until it has come up.
+    /// `None` until it has started.
     exports: Option<bindings::Module>,
     jobs: u32,
 }
 
-/// Whom an instance may serve: the jobs of one tenant for one handler in one version. No tenant is
-/// one of its own.
+/// What an instance may serve: jobs of one tenant for one handler in one version. No tenant counts as a tenant of its
+/// own.
 pub(in crate::sandbox) struct Serves {
     pub(in crate::sandbox) handler: Arc<Handler>,
     pub(in crate::sandbox) tenant: Option<String>,
 }
 
 impl Instance {
-    /// An instance that has not come up yet.
+    /// Creates an instance, which starts with its first call.
     pub(in crate::sandbox) fn new(engine: &Engine, state: AttemptState, limits: &Limits) -> Self {
         let mut store = Store::new(engine, state);
         state::limit(&mut store, limits);
@@ -44,17 +44,17 @@ impl Instance {
         }
     }
 
-    /// Makes it ready for its next attempt.
+    /// Prepares it for its next attempt.
     ///
     /// # Errors
     /// When a granted directory was never there.
-    pub(in crate::sandbox) fn next(&mut self, of: OfAttempt) -> Result<(), String> {
+    pub(in crate::sandbox) fn next(&mut self, of: PerAttempt) -> Result<(), String> {
         self.store.data_mut().next(of)?;
         state::start(&mut self.store);
         Ok(())
     }
 
-    /// Calls the handler, after the module's start where it has not come up yet.
+    /// Calls the handler; the first call starts the instance.
     pub(in crate::sandbox) async fn call(
         &mut self,
         handler: &Handler,
@@ -85,7 +85,7 @@ impl Instance {
         self.store.data_mut()
     }
 
-    /// True when the last job left it in order, and with nothing of the host in its hands.
+    /// True if the last job left it in order, holding no resources of the host.
     pub(in crate::sandbox) fn is_fit(&self, end: &RunEnd) -> bool {
         let state = self.store.data();
         end::left_in_order(end)

@@ -1,97 +1,96 @@
-//! What one attempt may use: every limit with its default and the reason for it.
+//! Every limit of an attempt, with its default and the reason for it.
 
 use std::time::Duration;
 
-/// Stack of WebAssembly calls, bytes: wasmtime's own default; deep JSON (128 levels) needs 60 KiB. One for the whole
-/// host: it is part of how the engine is built.
+/// The WebAssembly call stack, bytes: wasmtime's default; JSON with 128 levels needs 60 KiB. One value for the whole
+/// host, because it is part of the engine.
 pub(in crate::sandbox) const WASM_STACK_BYTES_MAX: usize = 512 << 10;
 
-/// A gigabyte is common on small hosts; 128 MiB leaves room for several attempts at once, and a photograph of 24
-/// megapixels (96 MiB decoded) still fits.
+/// Small hosts often have a gigabyte; 128 MiB leaves room for several attempts at once, and a 24-megapixel photograph
+/// (96 MiB decoded) still fits.
 const MEMORY_BYTES: usize = 128 << 20;
 
-/// Most jobs wait for others and compute for milliseconds. Whoever encodes films sets more; a loop that never ends
-/// costs a core for no longer than this.
+/// Most jobs wait for other systems and compute for milliseconds. Video encoding needs more; an endless loop costs a
+/// core for no longer than this.
 const CPU: Duration = Duration::from_secs(600);
 
-/// Results are kept with the job in Postgres and are read by people; larger ones belong in a file or an object store.
+/// Results are stored with the job in Postgres and read by people; larger ones belong in a file or an object store.
 const RESULT_BYTES: usize = 4 << 20;
 
-/// What a guest prints is for a person who looks for a fault; a loop that prints would fill the host's log.
+/// Output is for a person who looks for an error; a loop that prints would fill the host's log.
 const LOG_BYTES: usize = 256 << 10;
 
-/// A guest that prints in a loop would have its 256 KiB, and with them the first words of the fault, behind it in a
-/// millisecond.
+/// A loop that prints would use up its 256 KiB within a millisecond, and hide the first words of the error.
 const LOG_LINES_PER_SECOND: u32 = 1_000;
 
-/// Tables hold functions whose address is taken; large Rust programs have some thousands of them.
+/// Tables hold functions whose address is taken; large Rust programs have some thousands.
 pub(in crate::sandbox) const TABLE_ELEMENTS: usize = 20_000;
 
-/// As much as the host copies for one call of the guest.
+/// The amount of data that the host copies for one guest call.
 const HOSTCALL_BYTES: usize = 8 << 20;
 
-/// The host has some thousands for all attempts and for itself (1,024 on many machines, of which it takes as many as it may). Who works
-/// through a directory has one or two open, who merges what was sorted some dozens.
+/// A host has some thousands of files for all attempts and for itself (1,024 on many machines; it raises its limit as
+/// far as allowed). A handler that walks a directory has one or two open, an external merge sort some dozens.
 const FILES: usize = 64;
 
 /// A program that holds a thousand streams and pollables has forgotten to drop them.
 const RESOURCES: usize = 1_024;
 
-/// Its own resources included, which a language's runtime may have some of.
+/// Includes the guest's own resources, of which language runtimes have some.
 const HANDLES: usize = 4_096;
 
 /// Seeds and keys have some dozens of bytes.
 const RANDOM_BYTES: u64 = 1 << 20;
 
-/// A loop that makes steps for ever would fill the database.
+/// An endless loop of steps would fill the database.
 const STEPS: usize = 1_000;
 
-/// The result of a step is what the next attempt has to know, not the data itself.
+/// The result of a step is what the next attempt needs to know, not the data itself.
 const STEP_BYTES: usize = 256 << 10;
 
-/// A later attempt reads the results of all steps before its first one.
+/// A later attempt reads the results of all earlier steps first.
 const STEPS_BYTES: usize = 8 << 20;
 
-/// A handler that needs more should be several jobs; a loop that sends would be an attack.
+/// A handler that needs more should be split into several jobs; a loop that sends would be an attack.
 const HTTP_REQUESTS: usize = 1_000;
 
-/// Both ways, heads and bodies together: a job that moves more data is better off with a file.
+/// Both directions, heads and bodies together: a job that moves more data should use a file.
 const HTTP_BYTES: u64 = 1 << 30;
 
-/// A body is not held in the host's memory, so this bounds time and traffic, and what a guest can be sent
-/// that did not expect it.
+/// A body is not held in the host's memory, so this limits time and traffic, and unexpected responses.
 const HTTP_BODY_BYTES: u64 = 256 << 20;
-/// Each write is a commit; a loop that writes for ever would fill the database's log.
+/// Each write is a commit; an endless loop of writes would fill the database's log.
 const STATE_CALLS: usize = 10_000;
 
-/// A thousand values of the size that is allowed where nothing else is set.
+/// A thousand values of the default maximum size.
 const STATE_BYTES: usize = 64 << 20;
 
-/// What the attempts of one handler may use. The defaults are those of a host whose operator has set nothing.
+/// The limits of one handler's attempts. The defaults apply if the operator sets nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// All linear memories of an attempt together, bytes. Default: 128 MiB.
     pub memory_bytes: usize,
-    /// The most memory of an attempt after one that ran out of it, bytes: that one is tried again with twice as much, if
-    /// it fits here. Default: twice `memory_bytes`.
+    /// The maximum memory of the attempt after one that ran out of memory, bytes: it gets twice as much, up to this.
+    /// Default: twice `memory_bytes`.
     pub memory_retry_bytes: usize,
     /// CPU time of an attempt. Default: 10 minutes.
     pub cpu: Duration,
     /// Size of a result, bytes. Default: 4 MiB.
     pub result_bytes: usize,
-    /// What an attempt may say through `log`, standard output and standard error together, bytes. Default: 256 KiB.
+    /// What an attempt may write through `log`, standard output and standard error together, bytes. Default: 256 KiB.
     pub log_bytes: usize,
-    /// Lines that it may say within a second. Default: 1,000.
+    /// Lines that it may write within a second. Default: 1,000.
     pub log_lines_per_second: u32,
     /// Elements of one table; at most 20,000, which is the default.
     pub table_elements: usize,
-    /// Bytes that one host call may carry from the guest to the host. Default: 8 MiB, and at least twice a result.
+    /// Bytes that one call may carry from the guest to the host. Default: 8 MiB, and at least twice the size of a
+    /// result.
     pub hostcall_bytes: usize,
-    /// Files that it has open at once, and directories that it lists, but for those that it is granted. Default: 64.
+    /// Files that it may have open at once, and directories that it lists, except granted directories. Default: 64.
     pub files: usize,
-    /// Things of the host (open files, streams, pollables) that it holds at once. Default: 1,024.
+    /// Resources of the host (open files, streams, pollables) that it may hold at once. Default: 1,024.
     pub resources: usize,
-    /// Handles, its own resources included, that it holds at once. Default: 4,096.
+    /// Handles that it may hold at once, including its own resources. Default: 4,096.
     pub handles: usize,
     /// Bytes of one request for random numbers. Default: 1 MiB.
     pub random_bytes: u64,
@@ -101,15 +100,15 @@ pub struct Limits {
     pub step_bytes: usize,
     /// The results of all steps of a job, bytes. Default: 8 MiB.
     pub steps_bytes: usize,
-    /// Requests over HTTP of an attempt. Default: 1,000.
+    /// HTTP requests of an attempt. Default: 1,000.
     pub http_requests: usize,
     /// Bytes of all its requests and responses together. Default: 1 GiB.
     pub http_bytes: u64,
-    /// Bytes of one body, either way. Default: 256 MiB.
+    /// Bytes of one body, in either direction. Default: 256 MiB.
     pub http_body_bytes: u64,
-    /// How often an attempt may ask for its handler's state. Default: 10,000.
+    /// Calls of an attempt for its handler's state. Default: 10,000.
     pub state_calls: usize,
-    /// What it may read and write of it, bytes. Default: 64 MiB.
+    /// Bytes of state that it may read and write. Default: 64 MiB.
     pub state_bytes: usize,
 }
 
@@ -141,28 +140,27 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The memory of an attempt of which an earlier one may have asked for so much.
+    /// The memory limit of an attempt, given what an earlier attempt may have asked for.
     pub(crate) fn memory_bytes_of(&self, asked: Option<usize>) -> usize {
         let usual = self.memory_bytes;
-        let most = self.memory_retry_bytes.max(usual);
-        asked.map_or(usual, |asked| asked.clamp(usual, most))
+        let max = self.memory_retry_bytes.max(usual);
+        asked.map_or(usual, |asked| asked.clamp(usual, max))
     }
 
-    /// What an attempt may have after one that ran out of the usual memory; none: no more than that.
+    /// The memory limit of the attempt after one that ran out of memory; `None` if it gets no more.
     pub fn more_memory(&self) -> Option<usize> {
         let more = self.memory_bytes.saturating_mul(2);
         let more = more.min(self.memory_retry_bytes);
         (more > self.memory_bytes).then_some(more)
     }
 
-    /// Bytes that one host call may carry: a result that is allowed passes, and one that is a little too large can still
-    /// be measured.
+    /// Bytes that one call may carry: an allowed result passes, and a slightly larger one can still be measured.
     pub(in crate::sandbox) fn hostcall_bytes_max(&self) -> usize {
         self.hostcall_bytes.max(self.result_bytes.saturating_mul(2))
     }
 }
 
-/// What an operator sets of the limits; none: as it is for everyone.
+/// The limits that an operator sets; `None` keeps the general limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LimitsSet {
     /// See [`Limits::memory_bytes`].
@@ -208,8 +206,8 @@ pub struct LimitsSet {
 }
 
 impl LimitsSet {
-    /// These limits where something is set, those elsewhere. Who sets the memory alone gets twice as much for the
-    /// attempt after one that ran out of it.
+    /// Applies these limits over others. Setting `memory_bytes` alone also sets `memory_retry_bytes` to twice as
+    /// much.
     pub fn over(&self, other: &Limits) -> Limits {
         let memory_bytes = self.memory_bytes.unwrap_or(other.memory_bytes);
         let retry_unset = match self.memory_bytes {
@@ -248,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_set_counts_and_the_rest_is_as_it_is_for_everyone() {
+    fn set_limits_override_the_general_ones() {
         let everyone = Limits {
             steps: 7,
             ..Limits::default()
@@ -269,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_that_was_asked_for_stays_between_the_usual_and_the_most() {
+    fn clamp_requested_memory_between_the_usual_and_the_maximum() {
         let limits = Limits::default();
         for (asked, given) in [
             (None, MEMORY_BYTES),

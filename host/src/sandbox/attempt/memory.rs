@@ -1,4 +1,4 @@
-//! Memory and tables of one attempt, counted together, within what all attempts of the host have.
+//! Memory and tables of one attempt, counted together, within the memory of all attempts of the host.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use crate::sandbox::Limits;
 /// A WebAssembly page.
 pub(in crate::sandbox) const PAGE_BYTES: usize = 64 << 10;
 
-/// Memory that all attempts of a host have together.
+/// The memory budget of all attempts of a host.
 #[derive(Debug)]
 pub(in crate::sandbox) struct MemoryBudget {
     free_bytes: AtomicUsize,
@@ -24,7 +24,7 @@ impl MemoryBudget {
         })
     }
 
-    /// What is left, bytes.
+    /// Free memory, bytes.
     pub(in crate::sandbox) fn free_bytes(&self) -> usize {
         self.free_bytes.load(Ordering::Relaxed)
     }
@@ -42,17 +42,17 @@ impl MemoryBudget {
     }
 }
 
-/// Why the newest request for memory was denied.
+/// Why the last request for memory was denied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sandbox) enum Denial {
-    /// The attempt has reached its own limit.
-    OfAttempt,
-    /// The attempts of this host together have reached theirs.
-    OfHost,
+    /// The attempt reached its own limit.
+    Attempt,
+    /// All attempts of this host together reached their limit.
+    Host,
 }
 
-/// Memory that the host holds for one attempt: fields, lines and bodies of requests, buffers of what is under way. It counts
-/// for the budget of the host, and an attempt has no more of it than of memory of its own.
+/// Memory that the host holds for one attempt: header fields, request lines, bodies and buffers. It counts towards
+/// the host's budget, and has the same limit as the attempt's own memory.
 #[derive(Debug)]
 pub(in crate::sandbox) struct Held {
     limit_bytes: usize,
@@ -76,15 +76,15 @@ impl Held {
         };
         self.used_bytes
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
-            .map_err(|_| Denial::OfAttempt)?;
+            .map_err(|_| Denial::Attempt)?;
         if self.budget.take(bytes) {
             return Ok(());
         }
         self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        Err(Denial::OfHost)
+        Err(Denial::Host)
     }
 
-    /// Counts bytes until what is returned is dropped.
+    /// Counts bytes until the returned charge is dropped.
     pub(in crate::sandbox) fn charge(self: &Arc<Self>, bytes: usize) -> Result<Charge, Denial> {
         self.take(bytes)?;
         Ok(Charge {
@@ -100,7 +100,7 @@ impl Drop for Held {
     }
 }
 
-/// Bytes that are counted.
+/// Counted bytes.
 #[derive(Debug)]
 #[must_use]
 pub(in crate::sandbox) struct Charge {
@@ -109,7 +109,7 @@ pub(in crate::sandbox) struct Charge {
 }
 
 impl Charge {
-    /// Counts them until the attempt has ended.
+    /// Counts them until the attempt ends.
     pub(in crate::sandbox) fn keep(mut self) {
         self.bytes = 0;
     }
@@ -124,8 +124,7 @@ impl Drop for Charge {
     }
 }
 
-/// Counts all linear memories of one attempt together; wasmtime's own limiter looks at each
-/// memory alone.
+/// Counts all linear memories of one attempt together; wasmtime's own limiter considers each memory alone.
 #[derive(Debug)]
 pub(in crate::sandbox) struct AttemptLimiter {
     limit_bytes: usize,
@@ -133,7 +132,7 @@ pub(in crate::sandbox) struct AttemptLimiter {
     used_bytes: usize,
     budget: Arc<MemoryBudget>,
     held: Arc<Held>,
-    /// The budget has its bytes back: nothing runs.
+    /// The bytes were returned to the budget, because nothing runs.
     paused: bool,
     denial: Option<Denial>,
     meter: Arc<Meter>,
@@ -167,36 +166,36 @@ impl AttemptLimiter {
         &self.held
     }
 
-    /// Counts bytes that the host holds, until what is returned is dropped.
+    /// Counts bytes that the host holds, until the returned charge is dropped.
     pub(in crate::sandbox) fn hold(&mut self, bytes: usize) -> wasmtime::Result<Charge> {
         let charge = self.held.charge(bytes);
         self.denial = charge.as_ref().err().copied();
         charge.map_err(|_| wasmtime::Error::msg("the host holds too much memory for this attempt"))
     }
 
-    /// Counts with this meter from now on.
+    /// Reports to this meter from now on.
     pub(in crate::sandbox) fn count_with(&mut self, meter: Arc<Meter>) {
         meter.has_memory(self.used_bytes);
         self.meter = meter;
     }
 
-    /// Gives the memory back to the attempts that run, as far as the count goes.
+    /// Returns the memory to the budget of running attempts; the pages stay allocated.
     pub(in crate::sandbox) fn pause(&mut self) {
         self.budget.give(self.used_bytes);
-        // The host holds nothing any more; the next job counts anew.
+        // The host holds nothing for it any more; the next job starts from zero.
         self.held = Held::new(self.limit_bytes, self.budget.clone());
         self.paused = true;
     }
 
-    /// Takes it again. False when the others need it; then this is good for nothing any more.
+    /// Takes the memory again. Returns false if others need it; then the instance cannot be used any more.
     #[must_use]
     pub(in crate::sandbox) fn resume(&mut self) -> bool {
         self.paused = !self.budget.take(self.used_bytes);
         !self.paused
     }
 
-    /// Why the newest request was denied; none when it was granted. An old denial that the guest
-    /// got over explains nothing.
+    /// Why the last request was denied; `None` if it was granted. An old denial that the guest survived explains
+    /// nothing.
     pub(in crate::sandbox) fn denial(&self) -> Option<Denial> {
         self.denial
     }
@@ -221,9 +220,9 @@ impl ResourceLimiter for AttemptLimiter {
         let fits = self.used_bytes.saturating_add(more) <= self.limit_bytes
             && maximum.is_none_or(|maximum| desired <= maximum);
         self.denial = if !fits {
-            Some(Denial::OfAttempt)
+            Some(Denial::Attempt)
         } else if !self.budget.take(more) {
-            Some(Denial::OfHost)
+            Some(Denial::Host)
         } else {
             self.used_bytes += more;
             self.meter.has_memory(self.used_bytes);
@@ -232,10 +231,10 @@ impl ResourceLimiter for AttemptLimiter {
         Ok(self.denial.is_none())
     }
 
-    // Not taken back: a growth that the system refused after it was counted happens next to
-    // never, and the whole count is given back with the store.
+    // Not rolled back: it almost never happens that the system refuses a growth after it was counted, and the whole
+    // count is returned with the store.
     fn memory_grow_failed(&mut self, _error: wasmtime::Error) -> wasmtime::Result<()> {
-        self.denial = Some(Denial::OfAttempt);
+        self.denial = Some(Denial::Attempt);
         Ok(())
     }
 
@@ -269,33 +268,33 @@ mod tests {
         let mut limiter = limiter(4 * PAGE, &MemoryBudget::new(100 * PAGE));
         assert!(limiter.memory_growing(0, 3 * PAGE, None).unwrap());
         assert!(!limiter.memory_growing(0, 2 * PAGE, None).unwrap());
-        assert_eq!(limiter.denial(), Some(Denial::OfAttempt));
+        assert_eq!(limiter.denial(), Some(Denial::Attempt));
         assert!(limiter.memory_growing(0, PAGE, None).unwrap());
         assert_eq!(limiter.denial(), None, "an old denial explains nothing");
         assert_eq!(limiter.used_bytes(), 4 * PAGE);
     }
 
     #[test]
-    fn a_memory_keeps_to_its_own_maximum() {
+    fn a_memory_has_its_own_maximum() {
         let mut limiter = limiter(100 * PAGE, &MemoryBudget::new(100 * PAGE));
         assert!(!limiter.memory_growing(0, 2 * PAGE, Some(PAGE)).unwrap());
         assert_eq!(limiter.used_bytes(), 0);
     }
 
     #[test]
-    fn the_host_gets_its_memory_back_when_an_attempt_ends() {
+    fn an_attempt_that_ends_returns_its_memory_to_the_host() {
         let budget = MemoryBudget::new(3 * PAGE);
         let mut first = limiter(100 * PAGE, &budget);
         let mut second = limiter(100 * PAGE, &budget);
         assert!(first.memory_growing(0, 2 * PAGE, None).unwrap());
         assert!(!second.memory_growing(0, 2 * PAGE, None).unwrap());
-        assert_eq!(second.denial(), Some(Denial::OfHost));
+        assert_eq!(second.denial(), Some(Denial::Host));
         drop(first);
         assert!(second.memory_growing(0, 2 * PAGE, None).unwrap());
     }
 
     #[test]
-    fn what_is_paused_takes_nothing_from_the_others() {
+    fn a_paused_instance_leaves_its_memory_to_others() {
         let budget = MemoryBudget::new(3 * PAGE);
         let mut first = limiter(100 * PAGE, &budget);
         let mut second = limiter(100 * PAGE, &budget);
@@ -311,23 +310,23 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_holds_for_an_attempt_is_within_its_limit_and_the_hosts_budget() {
+    fn memory_held_for_an_attempt_counts_for_its_limit_and_the_budget() {
         let budget = MemoryBudget::new(3 * PAGE);
         let mut first = limiter(2 * PAGE, &budget);
         let mut second = limiter(2 * PAGE, &budget);
         first.hold(PAGE).unwrap().keep();
         let charge = first.held().charge(PAGE).unwrap();
-        assert_eq!(first.held().charge(1).map(drop), Err(Denial::OfAttempt));
+        assert_eq!(first.held().charge(1).map(drop), Err(Denial::Attempt));
         assert!(first.hold(1).is_err());
-        assert_eq!(first.denial(), Some(Denial::OfAttempt));
-        // The memory of the guest counts beside it.
+        assert_eq!(first.denial(), Some(Denial::Attempt));
+        // The guest's own memory counts separately.
         assert!(first.memory_growing(0, PAGE, None).unwrap());
         assert!(second.hold(1).is_err());
-        assert_eq!(second.denial(), Some(Denial::OfHost));
+        assert_eq!(second.denial(), Some(Denial::Host));
 
         drop(charge);
         drop(second.hold(PAGE).unwrap());
-        assert_eq!(budget.free_bytes(), PAGE, "what failed is not counted");
+        assert_eq!(budget.free_bytes(), PAGE, "failed charges are not counted");
         second.hold(PAGE).unwrap().keep();
         first.pause();
         assert_eq!(budget.free_bytes(), 2 * PAGE);
@@ -336,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_is_counted_until_it_ends_also_after_its_attempt() {
+    fn a_charge_counts_until_it_is_dropped_even_after_its_attempt() {
         let budget = MemoryBudget::new(PAGE);
         let attempt = limiter(PAGE, &budget);
         let charge = attempt.held().charge(PAGE).unwrap();
@@ -347,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_keeps_to_the_limit_too() {
+    fn limit_the_size_of_tables() {
         let mut limiter = limiter(PAGE, &MemoryBudget::new(PAGE));
         assert!(limiter.table_growing(0, 10, None).unwrap());
         assert!(!limiter.table_growing(10, 11, None).unwrap());

@@ -1,6 +1,6 @@
-//! What a guest uses, counted while it runs.
+//! Counts what a guest uses while it runs.
 //!
-//! CPU time is counted by poll, because a guest moves between threads.
+//! CPU time is measured for each poll, because a guest moves between threads.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::job::Usage;
 
-/// What one attempt has used so far. Whoever runs it may look at any time.
+/// What one attempt has used so far. It can be read at any time.
 #[derive(Debug, Default)]
 pub struct Meter {
     cpu_ns: AtomicU64,
@@ -24,7 +24,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// What has been used so far.
+    /// The usage so far.
     pub fn usage(&self) -> Usage {
         Usage {
             cpu: Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed)),
@@ -40,7 +40,7 @@ impl Meter {
         self.cpu_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// Does this, and counts its CPU time: for what is not polled.
+    /// Runs work that is not polled, and counts its CPU time.
     pub(in crate::sandbox) fn computing<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = thread_cpu();
         let done = work();
@@ -57,24 +57,24 @@ impl Meter {
         self.memory_bytes.store(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Something of the host was asked for.
+    /// Counts a host call.
     pub(in crate::sandbox) fn called(&self) {
         self.host_calls.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Bytes came over the network.
+    /// Counts received bytes.
     pub(in crate::sandbox) fn received(&self, bytes: usize) {
         self.bytes_in.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Bytes went over the network.
+    /// Counts sent bytes.
     pub(in crate::sandbox) fn sent(&self, bytes: usize) {
         self.bytes_out.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }
 
-/// Awaits a call and counts the CPU time of its polls; none when the meter shows more than `cpu_max`. A guest that
-/// computes is polled at each tick, so that it is given up at the first one after.
+/// Awaits a call and counts the CPU time of its polls; `None` if the meter exceeds `cpu_max`. A computing guest is
+/// polled at each tick, so it is stopped at the first tick after that.
 pub(in crate::sandbox) async fn within_cpu<F: Future>(
     mut call: Pin<&mut F>,
     meter: &Meter,
@@ -90,16 +90,15 @@ pub(in crate::sandbox) async fn within_cpu<F: Future>(
     .await
 }
 
-/// A poll of at most this long is taken to have computed all the time. Asking the kernel for a
-/// thread's CPU time is a system call of 0.5 µs, wall time is read in 0.03 µs, and a guest
-/// that returns at once is polled for some microseconds. Where the kernel lets another thread run
-/// in the middle, up to this much too much is counted.
+/// A poll that is shorter than this counts as computing all the time. Reading a thread's CPU time is a system call of
+/// 0.5 µs, reading wall time takes 0.03 µs, and a guest that returns at once is polled for some microseconds. If the
+/// kernel runs another thread in between, the count is too high by up to this much.
 const SHORT: Duration = Duration::from_micros(200);
 
-/// How old a thread's last reading may be when a poll starts.
+/// The maximum age of a thread's last reading when a poll starts.
 const READING_AGE_MAX: Duration = Duration::from_millis(10);
 
-/// What a thread's clocks said at one time.
+/// A reading of a thread's clocks.
 #[derive(Clone, Copy)]
 struct Reading {
     at: Instant,
@@ -132,7 +131,7 @@ fn poll_metered<F: Future>(
     let poll = call.poll(context);
     let after = Instant::now();
     let wall = after - before;
-    // `last` may lie before the poll, so its difference alone could be too much.
+    // `last` may precede the poll, so the difference alone could be too large.
     meter.computed(if wall < SHORT {
         wall
     } else {
@@ -156,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    async fn compute_for_ever() {
+    async fn compute_forever() {
         loop {
             (0..100_000).for_each(|n| {
                 black_box(n);
@@ -166,10 +165,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_computes_too_long_is_given_up() {
-        let (call, meter) = (pin!(compute_for_ever()), Meter::default());
-        let most = Duration::from_millis(5);
-        assert_eq!(within_cpu(call, &meter, most).await, None);
-        assert!(meter.usage().cpu > most);
+    async fn give_up_a_call_that_computes_too_long() {
+        let (call, meter) = (pin!(compute_forever()), Meter::default());
+        let max = Duration::from_millis(5);
+        assert_eq!(within_cpu(call, &meter, max).await, None);
+        assert!(meter.usage().cpu > max);
     }
 }

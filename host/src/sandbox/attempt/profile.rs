@@ -1,8 +1,8 @@
-//! Where a guest spends its time: what stands on its stack at each tick.
+//! Where a guest spends its time: its stack, sampled at each tick.
 //!
-//! wasmtime's own `GuestProfiler` knows functions but no lines of their source; the backtraces that it makes of traps know
-//! both, so these are what is kept. Only what computes is seen: a tick finds a guest at a function's start or at a turn of a loop, and
-//! one that waits for the host when it comes back from there.
+//! Wasmtime's own `GuestProfiler` knows functions but not source lines; the backtraces that it makes for traps have
+//! both, so these are sampled. Only computing is seen: a tick finds a guest at the start of a function or at a loop's
+//! back edge, and a guest that waits for the host when it returns from there.
 
 mod firefox;
 mod samples;
@@ -17,15 +17,15 @@ use self::samples::{Samples, Table};
 use super::stack::called;
 use crate::sandbox::module::lines::Lines;
 
-/// What one attempt was doing, tick by tick.
+/// The stack samples of one attempt.
 pub struct Profile(Mutex<Samples>);
 
 impl Profile {
-    /// How often a guest should be looked at: the [`tick`](super::Settings::tick) of a sandbox in which attempts are
-    /// profiled. A look at a large module takes some 40 ms, in which the guest stands still.
+    /// The recommended sampling interval: the [`tick`](super::Settings::tick) of a sandbox in which attempts are
+    /// profiled. Sampling a large module takes some 40 ms, during which the guest is paused.
     pub const EVERY: Duration = Duration::from_millis(1);
 
-    /// An empty one, which starts now.
+    /// An empty profile that starts now.
     pub fn start() -> Self {
         Self(Mutex::new(Samples {
             started_at: SystemTime::now(),
@@ -39,23 +39,23 @@ impl Profile {
         }))
     }
 
-    /// How often the guest was seen.
+    /// The number of samples.
     pub fn len(&self) -> usize {
         self.lock().samples.len()
     }
 
-    /// True where it was never seen.
+    /// True if there are no samples.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// As a file for <https://profiler.firefox.com>. `name`: what was profiled.
+    /// The profile as a file for <https://profiler.firefox.com>. `name`: what was profiled.
     pub fn firefox_json(&self, name: &str) -> serde_json::Value {
         firefox::json(&self.lock(), name, Self::EVERY)
     }
 
-    /// Looks at what the guest is doing.
-    pub(in crate::sandbox) fn look(&self, store: impl AsContext, lines: &Lines) {
+    /// Takes a sample of the guest's stack.
+    pub(in crate::sandbox) fn sample(&self, store: impl AsContext, lines: &Lines) {
         let start = Instant::now();
         let stack = called(&WasmBacktrace::force_capture(store), lines);
         let mut samples = self.lock();
@@ -67,7 +67,7 @@ impl Profile {
     }
 
     fn lock(&self) -> MutexGuard<'_, Samples> {
-        // Nothing panics while it holds the lock but the allocator.
+        // Nothing but the allocator panics while it holds the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

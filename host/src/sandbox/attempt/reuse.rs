@@ -1,17 +1,17 @@
-//! Which instance serves an attempt: a fresh one, or one that has served the same tenant before.
+//! Chooses the instance for an attempt: a fresh one, or one that has served the same tenant before.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::instance::{Instance, Serves};
 use super::memory::AttemptLimiter;
-use super::state::{AttemptState, OfAttempt};
+use super::state::{AttemptState, PerAttempt};
 use crate::job::RunEnd;
 use crate::sandbox::{Handler, Sandbox};
 
 impl Sandbox {
-    /// An instance for one attempt: a fresh one, or, where module and operator agree, one that has
-    /// served this tenant before. `memory_bytes`: instead of the usual limit.
+    /// Returns an instance for one attempt: a fresh one, or, if module and operator allow it, one that has served
+    /// this tenant before. `memory_bytes` overrides the usual limit.
     ///
     /// # Errors
     /// When a granted directory was never there.
@@ -19,15 +19,15 @@ impl Sandbox {
         &self,
         handler: &Arc<Handler>,
         tenant: Option<&str>,
-        of: OfAttempt,
+        of: PerAttempt,
         memory_bytes: Option<usize>,
     ) -> Result<Instance, String> {
-        // One that was kept has the usual memory.
+        // Idle instances have the usual memory limit.
         if memory_bytes.is_none()
-            && let Some(mut kept) = self.kept(handler, tenant)
+            && let Some(mut idle_instance) = self.idle_instance(handler, tenant)
         {
-            kept.next(of)?;
-            return Ok(kept);
+            idle_instance.next(of)?;
+            return Ok(idle_instance);
         }
         let mut limits = handler.limits.clone();
         limits.memory_bytes = limits.memory_bytes_of(memory_bytes);
@@ -42,8 +42,8 @@ impl Sandbox {
         Ok(Instance::new(&self.engine, state, &limits))
     }
 
-    /// An instance that was kept for this tenant, with its memory counted again.
-    fn kept(&self, handler: &Arc<Handler>, tenant: Option<&str>) -> Option<Instance> {
+    /// Takes an idle instance of this tenant, and counts its memory again.
+    fn idle_instance(&self, handler: &Arc<Handler>, tenant: Option<&str>) -> Option<Instance> {
         if !handler.reuses {
             return None;
         }
@@ -52,14 +52,14 @@ impl Sandbox {
         };
         loop {
             let (_, mut instance) = self.idle.take(is_it)?;
-            // Where the attempts that run need the memory, it goes.
+            // If running attempts need the memory, the instance is dropped.
             if instance.state_mut().limiter.resume() {
                 return Some(instance);
             }
         }
     }
 
-    /// Keeps an instance for the next job of this tenant, if it is fit for one.
+    /// Keeps an instance for the next job of this tenant, if it is fit for reuse.
     pub(in crate::sandbox) fn keep(
         &self,
         handler: &Arc<Handler>,
@@ -70,7 +70,7 @@ impl Sandbox {
         if !instance.is_fit(end) {
             return;
         }
-        // The memory first: what the state counts from then on is not the last job's.
+        // The memory first, because later counts of the state no longer belong to this job.
         let state = instance.state_mut();
         state.limiter.pause();
         state.rest();

@@ -1,4 +1,4 @@
-//! One attempt at one job.
+//! Runs one attempt at one job.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,24 +9,24 @@ use std::time::{Duration, Instant};
 
 use super::end;
 use super::meter::{Meter, within_cpu};
-use super::state::OfAttempt;
+use super::state::PerAttempt;
 use crate::job::{Attempt, JobId, RunEnd, Usage};
 use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
 use crate::sandbox::capability::{GuestLog, Http, Speaker, Steps};
 use crate::sandbox::{AbortHandle, Handler, Journal, Profile, Sandbox};
 
-/// What a guest is told of its job. The handler's name comes from the handler.
+/// What a guest learns about its job. The handler's name comes from the handler.
 #[derive(Debug, Clone)]
 pub struct JobInput {
     /// The job.
     pub id: JobId,
     /// The queue it came from.
     pub queue: String,
-    /// Whose job it is.
+    /// The job's tenant.
     pub tenant: Option<String>,
     /// What triggered it.
     pub source: Option<String>,
-    /// Which attempt this is: 1 for the first.
+    /// The number of this attempt: 1 for the first.
     pub attempt: Attempt,
     /// How many attempts there may be.
     pub max_attempts: u32,
@@ -34,35 +34,35 @@ pub struct JobInput {
     pub requested_at_ms: i64,
     /// UTF-8 JSON.
     pub payload: Vec<u8>,
-    /// The memory it may use, bytes; none: the usual limit.
+    /// The memory it may use, bytes; `None` means the usual limit.
     pub memory_bytes: Option<usize>,
 }
 
-/// How an attempt went.
+/// The outcome of an attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Run {
     /// How it ended.
     pub end: RunEnd,
     /// Time from the call of [`Sandbox::run`] to the end.
     pub wall: Duration,
-    /// What it has used; none where there was no guest.
+    /// What it used; `None` if no guest ran.
     pub used: Option<Usage>,
 }
 
 impl Sandbox {
-    /// Runs one attempt in the task that awaits it, and says how it ended. Never fails and never
-    /// panics: whatever the guest does is a [`RunEnd`].
+    /// Runs one attempt in the task that awaits it, and returns how it ended. Never fails and never panics: whatever
+    /// the guest does is a [`RunEnd`].
     ///
-    /// The task has to be one of [`guests`](Self::guests): the guest computes in it.
+    /// The task must run on [`guests`](Self::guests), because the guest computes in it.
     ///
-    /// Steps, progress, state and what the guest says go to the `journal`, which is handed the meter too; without one, every
-    /// step is done, there is no state, and nobody hears of the rest but the log of the host.
+    /// Steps, progress, state and log lines go to the `journal`, which receives the meter too. Without a journal,
+    /// every step runs, there is no state, and everything else goes only to the host's log.
     ///
-    /// Once `abort` has turned, the end is [`RunEnd::Aborted`], also when the guest returned
-    /// something within its grace. The caller applies the run timeout, through `abort`.
+    /// Once `abort` has turned, the end is [`RunEnd::Aborted`], even if the guest returned something within its
+    /// grace. The caller applies the run timeout, through `abort`.
     ///
-    /// Cancel-safe: dropping the future ends the guest. A guest that computes lets go of the task at
-    /// its next tick, so that it can be dropped.
+    /// Cancel-safe: dropping the future ends the guest. A computing guest yields at its next tick, so that the task
+    /// can be dropped.
     pub fn run(
         self: &Arc<Self>,
         handler: &Arc<Handler>,
@@ -73,7 +73,7 @@ impl Sandbox {
         self.run_watched(handler, job, abort, journal, None)
     }
 
-    /// [`run`](Self::run) without a journal; what the guest does is noted in the profile, where there is one.
+    /// [`run`](Self::run) without a journal; the guest's stack is sampled into the profile, if there is one.
     pub fn run_profiled(
         self: &Arc<Self>,
         handler: &Arc<Handler>,
@@ -111,7 +111,7 @@ impl Sandbox {
         journal: Option<Arc<dyn Journal>>,
         profile: Option<Arc<Profile>>,
     ) -> Run {
-        // Free at once for a worker that keeps to `attempts_max`.
+        // Immediately available to a worker that respects `attempts_max`.
         let permit = match self.attempts.try_acquire() {
             Ok(permit) => Some(permit),
             Err(_) => tokio::select! {
@@ -124,7 +124,7 @@ impl Sandbox {
             return Run::without_guest(RunEnd::Aborted(reason));
         }
         let _permit = permit;
-        if let Some(end) = self.unfit_payload(handler, &job.payload, &abort).await {
+        if let Some(end) = self.refuse_payload(handler, &job.payload, &abort).await {
             return Run::without_guest(end);
         }
         let _ticking = self.ticker.tick();
@@ -140,7 +140,7 @@ impl Sandbox {
         if let Some(journal) = &journal {
             journal.meter(meter.clone());
         }
-        let of = OfAttempt {
+        let of = PerAttempt {
             meter: meter.clone(),
             abort: abort.clone(),
             log: Arc::new(log),
@@ -160,16 +160,15 @@ impl Sandbox {
             Ok(instance) => instance,
             Err(why) => return Run::without_guest(RunEnd::Unrunnable(why)),
         };
-        // One with more memory than usual serves nobody else.
+        // An instance with more memory than usual is not reused.
         let reuses = handler.reuses && memory_bytes.is_none();
         let tenant = reuses.then(|| job.tenant.clone());
-        let job = told(handler, job);
+        let job = job_info(handler, job);
 
         let killed_or_done = {
             let call = pin!(instance.call(handler, &job));
-            // Dropping the call is what ends a guest that waits in a host call; one that
-            // computes is interrupted by its epoch. Most calls are done at once, and then nothing
-            // is set up for the hard stop.
+            // Dropping the call ends a guest that waits in a host call; a computing guest is interrupted by its
+            // epoch. Most calls are done at once, and then nothing is set up for the hard stop.
             tokio::select! {
                 biased;
                 done = within_cpu(call, &meter, limits.cpu) => Ok(done),
@@ -189,7 +188,7 @@ impl Sandbox {
             None => drop(instance),
         }
         Run {
-            end: self.with_fit_result(handler, end, &abort).await,
+            end: self.check_result(handler, end, &abort).await,
             wall: Duration::ZERO,
             used: Some(meter.usage()),
         }
@@ -198,13 +197,13 @@ impl Sandbox {
 
 impl Run {
     fn of_a_panic() -> Self {
-        tracing::error!("the host panicked while it ran a guest; this is a fault of Rouse");
+        tracing::error!("the host panicked while it ran a guest; this is a bug in Rouse");
         Self::without_guest(RunEnd::Unrunnable(
             "the host panicked while it ran the handler".into(),
         ))
     }
 
-    /// An attempt that ended before there was a guest.
+    /// An attempt that ended before a guest ran.
     pub(crate) fn without_guest(end: RunEnd) -> Self {
         Self {
             end,
@@ -214,8 +213,8 @@ impl Run {
     }
 }
 
-/// Awaits a future; none when it panics. Nothing that an attempt touched is used after a panic but
-/// atomics and locks that heal, so that it is safe to go on.
+/// Awaits a future; `None` if it panics. After a panic, nothing that the attempt touched is used except atomics and
+/// locks that recover, so it is safe to continue.
 async fn caught<F: Future>(future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     poll_fn(|context| {
@@ -225,8 +224,8 @@ async fn caught<F: Future>(future: F) -> Option<F::Output> {
     .await
 }
 
-/// What the guest is told of its job.
-fn told(handler: &Handler, job: JobInput) -> JobInfo {
+/// The job as the guest sees it.
+fn job_info(handler: &Handler, job: JobInput) -> JobInfo {
     JobInfo {
         id: job.id.0,
         handler: handler.manifest.name.clone(),
@@ -245,11 +244,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_panic_of_the_host_stays_within_its_attempt() {
+    async fn a_host_panic_ends_only_its_attempt() {
         assert_eq!(caught(async { 7 }).await, Some(7));
         let panics = async {
             tokio::task::yield_now().await;
-            panic!("a fault of Rouse");
+            panic!("a bug in Rouse");
         };
         assert_eq!(caught(panics).await, None::<()>);
     }

@@ -1,26 +1,26 @@
-//! What stands on a guest's stack, in words.
+//! A guest's call stack, with names and source lines.
 
 use wasmtime::{FrameInfo, WasmBacktrace};
 
 use crate::sandbox::module::lines::{Lines, demangled};
 
-/// A function that is being called, or that the compiler has put into one that is.
+/// A function on the stack, or one that was inlined into it.
 #[derive(Debug)]
 pub(in crate::sandbox) struct Called {
-    /// Its name, or its number where it has none.
+    /// Its name, or its number if it has none.
     pub(in crate::sandbox) function: String,
-    /// Its source, where the module has its line tables.
+    /// Its source file, if the module has line tables.
     pub(in crate::sandbox) file: Option<String>,
     pub(in crate::sandbox) line: Option<u32>,
     pub(in crate::sandbox) column: Option<u32>,
 }
 
-/// All of them, innermost first.
+/// The functions on the stack, innermost first.
 pub(in crate::sandbox) fn called(backtrace: &WasmBacktrace, lines: &Lines) -> Vec<Called> {
     let mut all = Vec::new();
     for frame in backtrace.frames() {
         let known = all.len();
-        // More than one where the compiler has inlined calls.
+        // More than one if the compiler inlined calls.
         let lines = frame.module_offset().map(|offset| lines.at(offset));
         all.extend(lines.into_iter().flatten().map(|line| {
             Called {
@@ -44,7 +44,7 @@ pub(in crate::sandbox) fn called(backtrace: &WasmBacktrace, lines: &Lines) -> Ve
     all
 }
 
-/// Its name as the module's own list of names has it.
+/// Its name from the module's name section.
 fn function(frame: &FrameInfo) -> String {
     match frame.func_name() {
         Some(name) => demangled(name),

@@ -1,4 +1,4 @@
-//! What the host keeps beside one running instance.
+//! The host's state of one running instance, and its limits.
 
 use std::sync::Arc;
 
@@ -19,21 +19,20 @@ use crate::sandbox::grants::Granted;
 use crate::sandbox::module::lines::Lines;
 use crate::sandbox::{AbortHandle, Limits, Profile};
 
-/// What the host keeps beside one running instance.
+/// The host's state of one running instance, and its limits.
 pub(in crate::sandbox) struct AttemptState {
-    /// None until the guest asks for something of WASI: most never do, and it costs as much as
-    /// the rest of this.
+    /// `None` until the guest calls WASI: most never do, and it costs as much as everything else here.
     wasi: Option<WasiCtx>,
     pub(in crate::sandbox) granted: Arc<Granted>,
-    /// WASI knows of no directory: a guest gets those of its grants.
+    /// Empty: the guest's directories come from its grants.
     no_dirs: WasiFilesystemCtx,
-    /// What is known of the descriptors of the guest.
+    /// The guest's descriptors.
     fds: Fds,
     pub(in crate::sandbox) table: ResourceTable,
     pub(in crate::sandbox) limiter: AttemptLimiter,
-    /// Of one request for random numbers.
+    /// The limit of one request for random numbers.
     random_bytes: u64,
-    /// Open at once.
+    /// The limit of open files.
     files_max: usize,
     pub(in crate::sandbox) meter: Arc<Meter>,
     pub(in crate::sandbox) abort: AbortHandle,
@@ -43,22 +42,22 @@ pub(in crate::sandbox) struct AttemptState {
     pub(in crate::sandbox) steps: Steps,
     pub(in crate::sandbox) handler_state: HandlerState,
     pub(in crate::sandbox) http: Http,
-    /// How large a set of fields of a request may be.
+    /// Limits the size of a request's header fields.
     pub(in crate::sandbox) http_fields: WasiHttpCtx,
-    /// What was denied last for want of a grant.
+    /// The last denial for lack of a grant.
     pub(in crate::sandbox) denial: Option<String>,
-    /// What it has looked for where no directory is granted.
+    /// Paths that it tried where no directory is granted.
     pub(in crate::sandbox) elsewhere: Elsewhere,
     /// When the guest wants its next attempt, milliseconds since 1970.
     pub(in crate::sandbox) retry_at_ms: Option<i64>,
-    /// Of the module's source.
+    /// The module's source lines.
     pub(in crate::sandbox) lines: Arc<Lines>,
-    /// Where what it does is noted, for those who asked for it.
+    /// Where its stack is sampled, if profiling is on.
     pub(in crate::sandbox) profile: Option<Arc<Profile>>,
 }
 
-/// What belongs to one attempt, and is another's where the instance serves many jobs.
-pub(in crate::sandbox) struct OfAttempt {
+/// The parts of the state that belong to one attempt, and change when the instance serves another.
+pub(in crate::sandbox) struct PerAttempt {
     pub(in crate::sandbox) meter: Arc<Meter>,
     pub(in crate::sandbox) abort: AbortHandle,
     pub(in crate::sandbox) log: Arc<GuestLog>,
@@ -68,9 +67,9 @@ pub(in crate::sandbox) struct OfAttempt {
     pub(in crate::sandbox) profile: Option<Arc<Profile>>,
 }
 
-impl OfAttempt {
-    /// Of no attempt: for a module that is described, and for an instance that waits.
-    pub(in crate::sandbox) fn of_none() -> Self {
+impl PerAttempt {
+    /// A placeholder without an attempt: for describing a module, and for an idle instance.
+    pub(in crate::sandbox) fn placeholder() -> Self {
         let (abort, limits) = (AbortHandle::new(), Limits::default());
         Self {
             meter: Arc::default(),
@@ -84,7 +83,7 @@ impl OfAttempt {
     }
 }
 
-/// A panic, in the guest's own words.
+/// A panic, as the guest reported it.
 #[derive(Debug, Clone)]
 pub(in crate::sandbox) struct Panic {
     pub(in crate::sandbox) message: String,
@@ -92,8 +91,8 @@ pub(in crate::sandbox) struct Panic {
 }
 
 impl AttemptState {
-    /// Has the granted directories, and nothing else: no arguments, no standard input, no sockets, and of an environment only
-    /// what is granted. Coarse clocks and random numbers are there for everyone.
+    /// Creates the state with the granted directories and nothing else: no arguments, no standard input, no sockets,
+    /// and only granted environment variables. Coarse clocks and random numbers are always available.
     ///
     /// # Errors
     /// When a granted directory was never there.
@@ -102,9 +101,9 @@ impl AttemptState {
         lines: Arc<Lines>,
         limits: &Limits,
         mut limiter: AttemptLimiter,
-        of: OfAttempt,
+        of: PerAttempt,
     ) -> Result<Self, String> {
-        let OfAttempt {
+        let PerAttempt {
             meter,
             abort,
             log,
@@ -143,24 +142,23 @@ impl AttemptState {
         })
     }
 
-    /// Makes it ready for the next job of an instance that holds nothing of the host: only the
-    /// memory is counted on.
+    /// Prepares it for the next job of an instance that holds no host resources; only the memory count continues.
     ///
     /// # Errors
     /// When a granted directory was never there.
-    pub(in crate::sandbox) fn next(&mut self, of: OfAttempt) -> Result<(), String> {
+    pub(in crate::sandbox) fn next(&mut self, of: PerAttempt) -> Result<(), String> {
         self.granted.open()?;
         self.serve(of);
         Ok(())
     }
 
-    /// Lets go of everything that belongs to the last attempt.
+    /// Releases everything that belongs to the last attempt.
     pub(in crate::sandbox) fn rest(&mut self) {
-        self.serve(OfAttempt::of_none());
+        self.serve(PerAttempt::placeholder());
     }
 
-    fn serve(&mut self, of: OfAttempt) {
-        let OfAttempt {
+    fn serve(&mut self, of: PerAttempt) {
+        let PerAttempt {
             meter,
             abort,
             log,
@@ -186,7 +184,7 @@ impl AttemptState {
     }
 }
 
-/// Clocks, random numbers, granted variables, and standard streams that end in the log.
+/// Creates the WASI context: clocks, random numbers, granted variables, and standard streams that end in the log.
 fn wasi(granted: &Granted, log: &Arc<GuestLog>, random_bytes: u64) -> WasiCtx {
     let clock = Clock::new(granted.fine_clocks);
     WasiCtx::builder()
@@ -203,8 +201,7 @@ fn wasi(granted: &Granted, log: &Arc<GuestLog>, random_bytes: u64) -> WasiCtx {
 }
 
 impl AttemptState {
-    /// The files of the guest, with what is known of its descriptors, where their denials are noted, and what it looks for
-    /// elsewhere.
+    /// The guest's files, with its descriptors, and where denials and paths outside of grants are recorded.
     pub(in crate::sandbox) fn files(
         &mut self,
     ) -> (
@@ -232,18 +229,18 @@ impl WasiView for AttemptState {
     }
 }
 
-/// Sets every limit of a fresh store.
+/// Sets all limits of a fresh store.
 pub(in crate::sandbox) fn limit(store: &mut Store<AttemptState>, limits: &Limits) {
     store.limiter(|state| &mut state.limiter);
     store.set_hostcall_fuel(limits.hostcall_bytes_max());
     store.set_max_component_handles(limits.handles);
     store.data_mut().table.set_max_capacity(limits.resources);
     start(store);
-    // Every tick, a guest that computes lets the others run, or is stopped.
+    // At each tick, a computing guest yields to others, or is stopped.
     store.epoch_deadline_callback(|context| {
         let state = context.data();
         if let Some(profile) = &state.profile {
-            profile.look(&context, &state.lines);
+            profile.sample(&context, &state.lines);
         }
         Ok(if context.data().abort.is_killed() {
             wasmtime::UpdateDeadline::Interrupt
@@ -253,7 +250,7 @@ pub(in crate::sandbox) fn limit(store: &mut Store<AttemptState>, limits: &Limits
     });
 }
 
-/// Counts the ticks from now on, at the start of each job.
+/// Restarts the tick deadline, at the start of each job.
 pub(in crate::sandbox) fn start(store: &mut Store<AttemptState>) {
     store.set_epoch_deadline(1);
 }

@@ -1,4 +1,4 @@
-//! `rouse:handler/context`, `retry` and `settings`: what a guest learns of its attempt, and what it reports.
+//! `rouse:handler/context`, `retry` and `settings`: what a guest learns about its attempt, and what it reports.
 
 use wasmtime::component::Resource;
 use wasmtime_wasi::async_trait;
@@ -12,13 +12,13 @@ use crate::sandbox::bindings::rouse::handler::context::{Host, HostAbortSignal};
 use crate::sandbox::bindings::rouse::handler::types::{self, AbortReason, Level};
 use crate::sandbox::bindings::rouse::handler::{retry, settings};
 
-/// Panic messages are stored with the attempt; a longer one is cut.
+/// The size of a panic message, which is stored with the attempt; longer ones are cut.
 const PANIC_BYTES_MAX: usize = 4 << 10;
 
-/// The step of a progress report is one line of a listing.
+/// The size of the step in a progress report, which is one line of a listing.
 const STEP_BYTES_MAX: usize = 200;
 
-/// Ready from the moment that the attempt has to stop.
+/// Becomes ready when the attempt has to stop.
 struct Turned(AbortHandle);
 
 #[async_trait]
@@ -62,7 +62,7 @@ impl Host for AttemptState {
         Ok(())
     }
 
-    // Answered after an abort too: it is how the host learns why the trap that follows came.
+    // Accepted after an abort too: this is how the host learns the reason for the trap that follows.
     fn panicked(&mut self, message: String, location: String) -> wasmtime::Result<()> {
         self.panic = Some(Panic {
             message: paragraphs(&message, PANIC_BYTES_MAX),

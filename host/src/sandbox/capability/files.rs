@@ -1,9 +1,9 @@
-//! `wasi:filesystem`: files in granted directories, unchangeable once the attempt has to stop, and within the quota of their
-//! directory.
+//! `wasi:filesystem`: files in granted directories, read-only once the attempt has to stop, and within the quota of
+//! their directory.
 //!
-//! wasmtime-wasi does the work; this stands before it so that an attempt which may have lost its
-//! lease changes nothing any more, not even through a stream that it opened before or while it waits for a thread; and so that
-//! whatever a directory has in it, no guest makes the host wait, or keep more than a little of it.
+//! wasmtime-wasi does the work behind this guard. An attempt that may have lost its lease changes nothing any more,
+//! not even through a stream that it opened before, or while it waits for a thread. Whatever a directory contains, no
+//! guest makes the host wait or keep more than a little of it.
 
 mod denial;
 mod disk;
@@ -39,7 +39,7 @@ use crate::sandbox::grants::quota::{Charge, Size};
 pub(in crate::sandbox) use self::elsewhere::Elsewhere;
 pub(in crate::sandbox) use self::fds::Fds;
 
-/// Puts the guard before the files that wasmtime-wasi has linked.
+/// Shadows the files that wasmtime-wasi has linked with the guard.
 pub(in crate::sandbox) fn guard_files(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
     linker.allow_shadowing(true);
     add_to_linker::<AttemptState, GuardedFiles>(linker, files)?;
@@ -74,7 +74,7 @@ impl HasData for GuardedFiles {
 }
 
 impl Files<'_> {
-    /// The bytes of a file; 0 where its directory has no quota.
+    /// The size of a file; 0 if its directory has no quota.
     async fn size(&mut self, fd: &Fd) -> FsResult<Filesize> {
         if self.fds.of(fd).is_none() {
             return Ok(0);
@@ -83,7 +83,7 @@ impl Files<'_> {
         Ok(about.size)
     }
 
-    /// What is counted of the thing with this name, or a little more; nothing where there is none, or no quota.
+    /// The counted size of the entry with this name, or slightly more; nothing if there is none, or no quota.
     async fn size_at(&mut self, fd: &Fd, how: PathFlags, path: &str) -> Size {
         if self.fds.of(fd).is_none() {
             return Size::default();
@@ -96,7 +96,7 @@ impl Files<'_> {
     }
 }
 
-/// What is given back of a change that was counted. What came to nothing is not.
+/// Undoes the charge of a change that failed.
 fn settled<T>(charge: Option<Charge>, done: FsResult<T>) -> FsResult<T> {
     if let (Err(_), Some(charge)) = (&done, charge) {
         charge.undo();
@@ -104,19 +104,19 @@ fn settled<T>(charge: Option<Charge>, done: FsResult<T>) -> FsResult<T> {
     done
 }
 
-/// So much may be gone from this directory now, where that has succeeded.
-fn freed_if(done: bool, quota: Option<&InQuota>, most: Size) {
+/// Records what a successful removal may have freed in this directory.
+fn freed_if(done: bool, quota: Option<&InQuota>, max: Size) {
     if let Some(quota) = quota.filter(|_| done) {
-        quota.ledger.freed(most);
+        quota.ledger.freed(max);
     }
 }
 
-/// The same descriptor once more, for a call besides.
+/// Borrows the descriptor for an additional call.
 fn borrowed(fd: &Fd) -> Fd {
     Resource::new_borrow(fd.rep())
 }
 
-/// Methods that are handed on, to threads that may wait for the disk.
+/// Methods that are forwarded to threads that may block on the disk.
 macro_rules! hand_on {
     ($(fn $name:ident(fd: Fd $(, $argument:ident: $kind:ty)*) -> $result:ty;)*) => {
         $(
@@ -130,13 +130,13 @@ macro_rules! hand_on {
     };
 }
 
-/// The same for those that name something. What leads out of a directory is not there either, and no more is said of it: whoever
-/// only looks has not tried to use it.
+/// Forwarded methods with a path. A path that leads out of a directory is reported as missing without a denial,
+/// because merely looking is not an attempt to use it.
 macro_rules! hand_on_at {
     ($(fn $name:ident(fd: Fd $(, $argument:ident: $kind:ty)*; path: String) -> $result:ty;)*) => {
         $(
             async fn $name(&mut self, fd: Fd, $($argument: $kind,)* path: String) -> $result {
-                self.is_granted(&fd, &path, false)?;
+                self.check_granted(&fd, &path, false)?;
                 let at = self.descriptor(&fd)?;
                 self.disk.look(move || with([at], async move |mut view, [fd]| {
                     HostDescriptor::$name(&mut view, fd, $($argument,)* path).await
@@ -146,7 +146,7 @@ macro_rules! hand_on_at {
     };
 }
 
-/// The same for what changes something at a path, as a value.
+/// Forwarded changes at a path.
 macro_rules! change {
     ($files:expr, $about:expr, [$($fd:ident),+], $name:ident($($argument:expr),*)) => {{
         let about = $about;
@@ -174,7 +174,7 @@ impl HostDescriptor for Files<'_> {
         fn stat_at(fd: Fd, how: PathFlags; path: String) -> FsResult<DescriptorStat>;
     }
 
-    /// Libraries ask it of the root before they look for anything there.
+    /// Libraries call this on the root before they look for anything there.
     async fn get_type(&mut self, fd: Fd) -> FsResult<DescriptorType> {
         if self.fds.is_root(&fd) {
             return Ok(DescriptorType::Directory);
@@ -188,7 +188,7 @@ impl HostDescriptor for Files<'_> {
         look.await
     }
 
-    /// The same. What a guest may do there is said when it tries.
+    /// Libraries call this on the root too. A denial comes when the guest tries something there.
     async fn get_flags(&mut self, fd: Fd) -> FsResult<DescriptorFlags> {
         if self.fds.is_root(&fd) {
             return Ok(DescriptorFlags::READ
@@ -206,7 +206,7 @@ impl HostDescriptor for Files<'_> {
 
     async fn create_directory_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
         self.changes()?;
-        self.is_granted(&fd, &path, true)?;
+        self.check_granted(&fd, &path, true)?;
         let charge = self.charge(&fd, Size::one_file())?;
         let about = self.about(&fd, &path, true);
         settled(
@@ -217,7 +217,7 @@ impl HostDescriptor for Files<'_> {
 
     async fn symlink_at(&mut self, fd: Fd, path: String, new_path: String) -> FsResult<()> {
         self.changes()?;
-        self.is_granted(&fd, &new_path, true)?;
+        self.check_granted(&fd, &new_path, true)?;
         let charge = self.charge(&fd, Size::one_file())?;
         let about = self.about(&fd, &new_path, true);
         settled(
@@ -247,7 +247,7 @@ impl HostDescriptor for Files<'_> {
         look.await
     }
 
-    /// Where links are followed, wasmtime-wasi opens what it finds, and would wait for the other end of a pipe.
+    /// If links are followed, wasmtime-wasi opens the target, and would wait for the other end of a pipe.
     async fn set_times_at(
         &mut self,
         fd: Fd,
@@ -257,7 +257,7 @@ impl HostDescriptor for Files<'_> {
         modified: NewTimestamp,
     ) -> FsResult<()> {
         self.changes()?;
-        self.is_granted(&fd, &path, true)?;
+        self.check_granted(&fd, &path, true)?;
         let about = self.about(&fd, &path, true);
         if !how.contains(PathFlags::SYMLINK_FOLLOW) {
             let done = change!(
@@ -282,7 +282,8 @@ impl HostDescriptor for Files<'_> {
         self.list(&fd).await
     }
 
-    /// A file with two names would be counted twice, or be gone with one of them: where there is a quota, there are none.
+    /// A file with two names would be counted twice, or not at all after one was removed: directories with a quota
+    /// have no hard links.
     async fn link_at(
         &mut self,
         fd: Fd,
@@ -292,8 +293,8 @@ impl HostDescriptor for Files<'_> {
         new_path: String,
     ) -> FsResult<()> {
         self.changes()?;
-        self.is_granted(&fd, &path, false)?;
-        self.is_granted(&new_dir, &new_path, true)?;
+        self.check_granted(&fd, &path, false)?;
+        self.check_granted(&new_dir, &new_path, true)?;
         if self.fds.of(&fd).is_some() || self.fds.of(&new_dir).is_some() {
             return Err(ErrorCode::Unsupported.into());
         }
@@ -308,7 +309,7 @@ impl HostDescriptor for Files<'_> {
 
     async fn remove_directory_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
         self.changes()?;
-        self.is_granted(&fd, &path, true)?;
+        self.check_granted(&fd, &path, true)?;
         let quota = self.fds.of(&fd);
         let about = self.about(&fd, &path, true);
         let done = change!(self, about, [fd], remove_directory_at(fd, path));
@@ -318,7 +319,7 @@ impl HostDescriptor for Files<'_> {
 
     async fn unlink_file_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
         self.changes()?;
-        self.is_granted(&fd, &path, true)?;
+        self.check_granted(&fd, &path, true)?;
         let quota = self.fds.of(&fd);
         let gone = self.size_at(&fd, PathFlags::empty(), &path).await;
         let about = self.about(&fd, &path, true);
@@ -327,7 +328,7 @@ impl HostDescriptor for Files<'_> {
         done
     }
 
-    /// From one quota to another, or to none, as from one disk to another.
+    /// Moves between quotas, or out of one, fail like moves between disks.
     async fn rename_at(
         &mut self,
         fd: Fd,
@@ -336,8 +337,8 @@ impl HostDescriptor for Files<'_> {
         new_path: String,
     ) -> FsResult<()> {
         self.changes()?;
-        self.is_granted(&fd, &path, true)?;
-        self.is_granted(&new_dir, &new_path, true)?;
+        self.check_granted(&fd, &path, true)?;
+        self.check_granted(&new_dir, &new_path, true)?;
         let quota = self.fds.of(&fd);
         let same = match (&quota, self.fds.of(&new_dir)) {
             (Some(one), Some(other)) => Arc::ptr_eq(&one.ledger, &other.ledger),
@@ -349,7 +350,7 @@ impl HostDescriptor for Files<'_> {
         }
         // There may be another file of that name.
         let gone = self.size_at(&new_dir, PathFlags::empty(), &new_path).await;
-        // Either may be the one in which nothing is to change.
+        // Either directory may be the read-only one.
         let about = match self.granted.is_read_only(&self.fds.path(&fd, &path)) {
             true => self.about(&fd, &path, true),
             false => self.about(&new_dir, &new_path, true),
@@ -367,7 +368,7 @@ impl HostDescriptor for Files<'_> {
     async fn set_size(&mut self, fd: Fd, bytes: Filesize) -> FsResult<()> {
         self.changes()?;
         let before = self.size(&fd).await?;
-        // Cutting off is possible in a full directory too.
+        // Truncating works in a full directory too.
         let charge = match bytes <= before {
             true => None,
             false => self.charge(&fd, Size::bytes(bytes - before))?,
@@ -383,7 +384,7 @@ impl HostDescriptor for Files<'_> {
     async fn write(&mut self, fd: Fd, bytes: Vec<u8>, offset: Filesize) -> FsResult<Filesize> {
         self.changes()?;
         let end = offset.saturating_add(bytes.len() as u64);
-        // By how much it grows, which may be nothing.
+        // Counts the growth, which may be zero.
         let more = end.saturating_sub(self.size(&fd).await?);
         let charge = self.charge(&fd, Size::bytes(more))?;
         let about = self.about(&fd, "", true);
@@ -399,9 +400,9 @@ impl HostDescriptor for Files<'_> {
         flags: DescriptorFlags,
     ) -> FsResult<Fd> {
         let changes = Ask::changes_with(open) || flags.contains(DescriptorFlags::WRITE);
-        self.is_granted(&fd, &path, changes)?;
+        self.check_granted(&fd, &path, changes)?;
         let about = self.about(&fd, &path, changes);
-        let one = self.fds.one_more(&self.log)?;
+        let one = self.fds.count_one(&self.log)?;
         let ask = Ask {
             how,
             path,
@@ -424,7 +425,7 @@ impl HostDescriptor for Files<'_> {
             self.change(about, work).await
         } else {
             let opened = self.disk.look(work).await;
-            self.noted(&about, opened)
+            self.record_denial(&about, opened)
         };
         let opened = settled(charge, opened)?;
         if let Some(quota) = &quota {
@@ -465,7 +466,7 @@ impl HostDescriptor for Files<'_> {
 
     fn drop(&mut self, fd: Fd) -> wasmtime::Result<()> {
         if let Some(quota) = self.fds.of(&fd) {
-            // A file without a name goes with the last who has it open.
+            // A removed file exists until its last descriptor is closed.
             let about = match self.raw(&fd)? {
                 Descriptor::File(file) => file.file.metadata().ok(),
                 Descriptor::Dir(_) => None,
@@ -501,8 +502,8 @@ impl preopens::Host for Files<'_> {
             self.fds.insert(&fd, held);
             given.push((fd, at));
         }
-        // The last, because guests count on the numbers of those before it. Libraries turn to it for every path that lies in none of
-        // those, and would not call the host at all without it.
+        // Last, because guests rely on the numbers of the directories before it. Libraries use it for every path
+        // outside of those directories, and without it would not call the host at all.
         if let Some(nowhere) = nowhere() {
             let fd = self.inner.table.push(Descriptor::Dir(nowhere))?;
             self.fds.insert_root(&fd);

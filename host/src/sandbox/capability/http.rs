@@ -1,9 +1,9 @@
 //! `wasi:http`: requests to servers that the operator has granted, and to no others.
 //!
-//! wasmtime-wasi-http keeps what the guest writes and reads; this sends it. Each request is looked at by itself, so a
-//! redirect, which the guest follows by itself, is as good as any other request. What a name leads to is
-//! looked at again at each connection, and the connection goes to the very address that was looked at. From
-//! the abort on nothing more is sent. The guest never sees a secret: it holds a placeholder, which is replaced here.
+//! wasmtime-wasi-http holds what the guest writes and reads; this module sends it. Each request is checked by itself,
+//! so a redirect, which the guest follows itself, is a request like any other. The addresses of a name are checked
+//! again for each connection, and the connection goes to exactly the address that was checked. After the abort,
+//! nothing more is sent. The guest never sees a secret: it holds a placeholder, which is replaced here.
 
 mod access;
 mod address;

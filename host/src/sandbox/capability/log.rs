@@ -1,4 +1,4 @@
-//! What a guest says, on its way into the host's log.
+//! A guest's log, which goes into the host's log.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -10,21 +10,22 @@ use crate::harmless::printable;
 use crate::job::{Attempt, JobId};
 use crate::sandbox::{AbortHandle, Journal, Limits};
 
-/// A longer line is cut; it would be useless in a log.
+/// The size of a line; a longer one is cut, as it would be useless in a log.
 const LINE_BYTES_MAX: usize = 16 << 10;
 
-/// What a line costs beside its text, so that empty lines have an end too.
+/// What a line costs in addition to its text, so that empty lines are limited too.
 const LINE_BYTES_OVERHEAD: usize = 64;
 
-/// What a line costs that is left out because there were too many within a second: next to nothing, so that the words of the fault
-/// are heard behind a flood of a minute, and something, so that a flood without end has one.
+/// What a line costs that is left out because of its rate: almost nothing, so that the words of an error get through
+/// after a flood of a minute, but something, so that an endless flood ends.
 const LEFT_OUT_BYTES: usize = 1;
 
-/// The end of standard error that is kept for the error of a guest that traps: a stack of a language has some dozens of lines.
+/// The end of standard error that is kept for the error of a guest that traps: a language's stack trace has some
+/// dozens of lines.
 const ERRORS_BYTES_MAX: usize = 8 << 10;
 const ERRORS_LINES_MAX: usize = 40;
 
-/// A stream of bytes that a guest writes to.
+/// An output stream of a guest.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::sandbox) enum Stream {
     /// Standard output.
@@ -42,7 +43,7 @@ impl Stream {
     }
 }
 
-/// Who speaks.
+/// The source of a log.
 #[derive(Debug)]
 pub(in crate::sandbox) enum Speaker {
     /// An attempt at a job.
@@ -51,17 +52,17 @@ pub(in crate::sandbox) enum Speaker {
         handler: Arc<str>,
         attempt: Attempt,
     },
-    /// A module that is asked for its manifest: nobody listens.
+    /// A module that is being described: its log is discarded.
     Module,
 }
 
-/// What one attempt says: `log`, progress, standard output, standard error. All of it goes to
-/// `tracing` under the target `rouse::guest` with the job's id beside it, line by line, with
-/// control characters made harmless, up to a limit, and until the attempt is told to stop.
+/// The log of one attempt: `log`, progress, standard output, standard error. Everything goes to `tracing` under the
+/// target `rouse::guest` with the job's id, line by line, with control characters escaped, up to a limit, and until
+/// the attempt is aborted.
 pub(in crate::sandbox) struct GuestLog {
     speaker: Speaker,
     abort: AbortHandle,
-    /// Where lines are kept besides.
+    /// Where lines are stored too.
     journal: Option<Arc<dyn Journal>>,
     inner: Mutex<Inner>,
 }
@@ -70,7 +71,7 @@ pub(in crate::sandbox) struct GuestLog {
 struct Inner {
     bytes_left: usize,
     pace: Pace,
-    /// How many have been written.
+    /// The number of lines written.
     lines: u32,
     /// The unfinished lines of standard output and standard error.
     partial: [Vec<u8>; 2],
@@ -78,11 +79,11 @@ struct Inner {
     errors: Errors,
 }
 
-/// The end of what a guest wrote to standard error, whatever of it came into the log.
+/// The end of what a guest wrote to standard error, including lines left out of the log.
 #[derive(Debug, Default)]
 struct Errors {
     bytes: Vec<u8>,
-    /// The first line lacks its start.
+    /// The first line is incomplete.
     cut: bool,
 }
 
@@ -107,16 +108,16 @@ impl GuestLog {
         }
     }
 
-    /// A message of `context.log`. Its line breaks are kept as spaces: one message, one event.
+    /// Logs a message of `context.log` as one event: its line breaks become spaces.
     pub(super) fn message(&self, level: Level, message: &str) {
-        if let Some(inner) = self.listen() {
+        if let Some(inner) = self.open() {
             self.line(inner, level, message);
         }
     }
 
-    /// A report of `context.progress`.
+    /// Logs a report of `context.progress`.
     pub(super) fn progress(&self, percent: u8, step: &str) {
-        let Some(mut inner) = self.listen() else {
+        let Some(mut inner) = self.open() else {
             return;
         };
         if !inner.pay(step.len()) {
@@ -138,14 +139,14 @@ impl GuestLog {
         }
     }
 
-    /// Bytes of standard output or standard error.
+    /// Logs bytes of standard output or standard error.
     pub(super) fn print(&self, stream: Stream, bytes: &[u8]) {
         if matches!(stream, Stream::Error) {
             self.lock().errors.push(bytes);
         }
         let mut rest = bytes;
         while !rest.is_empty() {
-            let Some(mut inner) = self.listen() else {
+            let Some(mut inner) = self.open() else {
                 return;
             };
             let end = rest.iter().position(|byte| *byte == b'\n');
@@ -162,14 +163,14 @@ impl GuestLog {
         }
     }
 
-    /// The last lines of standard error, for people. Empty ones are left out.
+    /// The last lines of standard error, for people, without empty ones.
     pub(in crate::sandbox) fn last_errors(&self) -> Vec<String> {
         self.lock().errors.lines()
     }
 
-    /// Counts the lines that a guest says in one breath with one that was too many: they are too many as well.
+    /// Leaves out the rest of a write after a line in excess.
     fn leave_out(&self, stream: Stream, rest: &[u8]) {
-        let Some(mut inner) = self.listen() else {
+        let Some(mut inner) = self.open() else {
             return;
         };
         let lines = rest.iter().filter(|byte| **byte == b'\n').count();
@@ -182,10 +183,10 @@ impl GuestLog {
         }
     }
 
-    /// Writes the lines that the guest started without ending them.
+    /// Logs unfinished lines at the end.
     pub(in crate::sandbox) fn finish(&self) {
         for stream in [Stream::Output, Stream::Error] {
-            if let Some(mut inner) = self.listen() {
+            if let Some(mut inner) = self.open() {
                 let line = std::mem::take(&mut inner.partial[stream as usize]);
                 if !line.is_empty() {
                     self.line(inner, stream.level(), &String::from_utf8_lossy(&line));
@@ -195,9 +196,9 @@ impl GuestLog {
         self.finish_pace();
     }
 
-    /// Says what is to be said of lines that were left out last.
+    /// Logs the notice of lines that were left out last.
     fn finish_pace(&self) {
-        if let Some(mut inner) = self.listen()
+        if let Some(mut inner) = self.open()
             && let Some(left_out) = inner.pace.left_out()
         {
             let number = inner.next_line();
@@ -206,8 +207,8 @@ impl GuestLog {
         }
     }
 
-    /// None when nobody listens (any more).
-    fn listen(&self) -> Option<MutexGuard<'_, Inner>> {
+    /// `None` if the log is closed or discarded.
+    fn open(&self) -> Option<MutexGuard<'_, Inner>> {
         if self.abort.reason().is_some() || matches!(self.speaker, Speaker::Module) {
             return None;
         }
@@ -219,7 +220,7 @@ impl GuestLog {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// False where it is one too many for this second.
+    /// Returns false if the line is in excess for this second.
     fn line(&self, mut inner: MutexGuard<'_, Inner>, level: Level, text: &str) -> bool {
         if !inner.pace.allows(Instant::now()) {
             if !inner.pay_left_out(1) {
@@ -277,7 +278,7 @@ impl GuestLog {
                 )
             };
         }
-        // The level of an event is part of its call site, so each level needs its own.
+        // The level of an event is part of its call site, so each level needs one.
         match level {
             Level::TRACE => event!(Level::TRACE),
             Level::DEBUG => event!(Level::DEBUG),
@@ -295,14 +296,14 @@ impl Inner {
         self.lines
     }
 
-    /// Pays for one line; false when there is not enough left, and then nothing is.
+    /// Pays for one line. Returns false if there is not enough left; then nothing is left.
     fn pay(&mut self, bytes: usize) -> bool {
         let left = self.bytes_left.checked_sub(bytes + LINE_BYTES_OVERHEAD);
         self.bytes_left = left.unwrap_or(0);
         left.is_some()
     }
 
-    /// Pays for lines that are left out; false when nothing is left.
+    /// Pays for lines that are left out. Returns false if nothing is left.
     fn pay_left_out(&mut self, lines: usize) -> bool {
         let bytes = lines.saturating_mul(LEFT_OUT_BYTES);
         self.bytes_left = self.bytes_left.saturating_sub(bytes);
@@ -315,7 +316,7 @@ impl Errors {
         let last = &bytes[bytes.len().saturating_sub(ERRORS_BYTES_MAX)..];
         self.bytes.extend_from_slice(last);
         self.cut |= last.len() < bytes.len();
-        // Not with each write: a guest may write its lines byte by byte.
+        // Not with each write, because a guest may write byte by byte.
         if self.bytes.len() > 2 * ERRORS_BYTES_MAX {
             self.bytes.drain(..self.bytes.len() - ERRORS_BYTES_MAX);
             self.cut = true;

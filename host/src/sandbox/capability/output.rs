@@ -1,4 +1,4 @@
-//! Standard output and standard error of a guest: lines in the host's log.
+//! A guest's standard output and standard error, which become lines in the host's log.
 
 use std::io;
 use std::pin::Pin;
@@ -13,12 +13,11 @@ use wasmtime_wasi::p2::{OutputStream, Pollable, StreamError, StreamResult};
 
 use super::log::{GuestLog, Stream};
 
-/// How much a guest may hand over in one write to a stream of bytes: as much as `check-write` says, which is what wasmtime's own
-/// streams say too. More would be work that nothing interrupts, and memory that nothing counts.
+/// The maximum of one write to a byte stream: what `check-write` returns, as for wasmtime's own streams. More would
+/// be uninterruptible work and uncounted memory.
 pub(super) const WRITE_BYTES_MAX: usize = 64 << 10;
 
-/// One of the two, on its way into the log. Writing to it never fails: a `println!` that failed
-/// would panic.
+/// A stream that writes to the log. Writing never fails, because a failing `println!` would panic.
 #[derive(Clone)]
 pub(in crate::sandbox) struct GuestOutput {
     log: Arc<GuestLog>,
@@ -42,14 +41,14 @@ impl StdoutStream for GuestOutput {
         Box::new(self.clone())
     }
 
-    // Straight into the log: the default would start a task for each stream, and lose what a
-    // stopped guest wrote last.
+    // Writes directly to the log: the default would start a task for each stream, and lose the last output of a
+    // stopped guest.
     fn p2_stream(&self) -> Box<dyn OutputStream> {
         Box::new(self.clone())
     }
 }
 
-/// Of a write that goes beyond what `check-write` allowed.
+/// The error of a write that exceeds what `check-write` allowed.
 pub(super) fn too_much() -> StreamError {
     StreamError::trap("a write to a stream is larger than check-write allowed")
 }

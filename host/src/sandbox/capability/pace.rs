@@ -1,10 +1,10 @@
-//! How many lines a guest may say within a second.
+//! Limits how many lines a guest may log within a second.
 
 use std::time::{Duration, Instant};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Counts the lines of each second, and those that were too many.
+/// Counts the lines of each second, and those in excess.
 #[derive(Debug)]
 pub(super) struct Pace {
     per_second: u32,
@@ -23,7 +23,7 @@ impl Pace {
         }
     }
 
-    /// Whether one more line may be said now.
+    /// True if one more line may be logged now.
     pub(super) fn allows(&mut self, now: Instant) -> bool {
         if self.since.is_none_or(|since| now - since >= SECOND) {
             self.since = Some(now);
@@ -37,17 +37,17 @@ impl Pace {
         true
     }
 
-    /// So many more are too many.
+    /// Counts more lines as left out.
     pub(super) fn leave_out(&mut self, lines: usize) {
         self.left_out += lines as u64;
     }
 
-    /// What there is to say of the lines that were left out since it was asked last.
+    /// A notice of the lines that were left out since the last notice.
     pub(super) fn left_out(&mut self) -> Option<String> {
         let lines = std::mem::take(&mut self.left_out);
         (lines > 0).then(|| {
             format!(
-                "{lines} lines are left out: an attempt may say {} within a second",
+                "{lines} lines were left out: an attempt may log {} within a second",
                 self.per_second
             )
         })
@@ -59,13 +59,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_much_for_a_second_is_left_out_and_counted() {
+    fn leave_out_and_count_excess_lines_of_a_second() {
         let (mut pace, start) = (Pace::new(2), Instant::now());
         let allowed = (0..5).filter(|_| pace.allows(start)).count();
         assert_eq!(allowed, 2);
         assert!(pace.allows(start + SECOND));
-        let said = pace.left_out().unwrap();
-        assert!(said.starts_with("3 lines are left out"), "{said}");
+        let notice = pace.left_out().unwrap();
+        assert!(notice.starts_with("3 lines were left out"), "{notice}");
         assert_eq!(pace.left_out(), None);
     }
 }

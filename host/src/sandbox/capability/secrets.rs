@@ -1,5 +1,5 @@
-//! `rouse:handler/secrets`: words that stand for secrets, and signatures. What becomes of the words, and who may sign,
-//! `http/secrets.rs` knows.
+//! `rouse:handler/secrets`: placeholders for secrets, and signatures. `http/secrets.rs` replaces placeholders and
+//! decides who may sign.
 
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::secrets::{Host, SecretError};
@@ -7,8 +7,8 @@ use crate::sandbox::bindings::rouse::handler::secrets::{Host, SecretError};
 impl Host for AttemptState {
     fn get(&mut self, name: String) -> wasmtime::Result<Result<String, SecretError>> {
         self.meter.called();
-        let word = self.http.placeholder(&name);
-        Ok(word.map_err(|denial| self.no_secret(denial)))
+        let placeholder = self.http.placeholder(&name);
+        Ok(placeholder.map_err(|denial| self.no_secret(denial)))
     }
 
     fn hmac_sha256(
@@ -23,7 +23,7 @@ impl Host for AttemptState {
 }
 
 impl AttemptState {
-    /// Notes what was denied; the guest hears its first line.
+    /// Records the denial; the guest gets its first line.
     fn no_secret(&mut self, denial: String) -> SecretError {
         let why = denial.lines().next().unwrap_or_default().to_owned();
         self.denial = Some(denial);

@@ -1,4 +1,4 @@
-//! `wasi:sockets`: refused to everyone, and the refusal is noted, so that the outcome can say why.
+//! `wasi:sockets`: always refused, and the refusal is recorded, so that the outcome can give the reason.
 
 use wasmtime::component::{HasSelf, Linker, Resource};
 use wasmtime_wasi::p2::bindings::sockets::network::{
@@ -9,10 +9,10 @@ use wasmtime_wasi::p2::{DynPollable, SocketError, SocketResult, TcpSocket, UdpSo
 
 use crate::sandbox::attempt::state::AttemptState;
 
-const DENIAL: &str = "the handler asked for a socket, which is granted to no handler; requests over HTTP can be granted \
+const DENIAL: &str = "the handler asked for a socket, which cannot be granted; HTTP requests can be granted \
                       (`http` in rouse.toml)";
 
-/// Puts the refusal before what wasmtime-wasi has linked.
+/// Shadows what wasmtime-wasi has linked.
 pub(in crate::sandbox) fn guard_sockets(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
     type Myself = HasSelf<AttemptState>;
     linker.allow_shadowing(true);
@@ -42,7 +42,7 @@ impl network::Host for AttemptState {
         error.downcast()
     }
 
-    // No error of a stream is one of the network: there are no such streams.
+    // No stream error is a network error, because there are no such streams.
     fn network_error_code(
         &mut self,
         _: Resource<wasmtime::Error>,
@@ -71,7 +71,7 @@ impl ip_name_lookup::Host for AttemptState {
     }
 }
 
-// No stream is ever given out.
+// No stream is ever created.
 impl ip_name_lookup::HostResolveAddressStream for AttemptState {
     fn resolve_next_address(&mut self, _: Stream) -> SocketResult<Option<IpAddress>> {
         self.no_network()

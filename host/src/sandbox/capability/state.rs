@@ -3,29 +3,29 @@
 mod handler;
 
 pub(in crate::sandbox) use self::handler::HandlerState;
-use self::handler::No;
+use self::handler::Refusal;
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::state::{Entry, Host, StateError};
 use crate::sandbox::{AbortHandle, Expected};
 
-/// What is said of the state, unless the attempt has to stop before it is done.
+/// Runs a call on the state, unless the attempt has to stop before it is done.
 async fn unless_aborted<T>(
     abort: AbortHandle,
-    call: impl Future<Output = Result<T, No>>,
-) -> Result<T, No> {
+    call: impl Future<Output = Result<T, Refusal>>,
+) -> Result<T, Refusal> {
     tokio::select! {
         biased;
-        () = abort.turned() => Err(No::Aborted),
-        said = call => said,
+        () = abort.turned() => Err(Refusal::Aborted),
+        done = call => done,
     }
 }
 
 impl AttemptState {
-    fn told<T>(&mut self, said: Result<T, No>) -> Result<T, StateError> {
-        said.map_err(|no| match no {
-            No::Aborted => StateError::Aborted,
-            No::Refused(why) => StateError::Refused(why),
-            No::NotGranted => {
+    fn for_guest<T>(&mut self, done: Result<T, Refusal>) -> Result<T, StateError> {
+        done.map_err(|refusal| match refusal {
+            Refusal::Aborted => StateError::Aborted,
+            Refusal::Refused(why) => StateError::Refused(why),
+            Refusal::NotGranted => {
                 let denial = self.handler_state.denial();
                 let why = denial.lines().next().unwrap_or_default().to_owned();
                 self.denial = Some(denial);
@@ -39,8 +39,8 @@ impl Host for AttemptState {
     async fn get(&mut self, key: String) -> wasmtime::Result<Result<Option<Entry>, StateError>> {
         self.meter.called();
         let abort = self.abort.clone();
-        let said = unless_aborted(abort, self.handler_state.get(&key)).await;
-        Ok(self.told(said))
+        let done = unless_aborted(abort, self.handler_state.get(&key)).await;
+        Ok(self.for_guest(done))
     }
 
     async fn keys(
@@ -51,8 +51,8 @@ impl Host for AttemptState {
         self.meter.called();
         let abort = self.abort.clone();
         let page = self.handler_state.keys(&prefix, after.as_deref());
-        let said = unless_aborted(abort, page).await;
-        Ok(self.told(said))
+        let done = unless_aborted(abort, page).await;
+        Ok(self.for_guest(done))
     }
 
     async fn set(
@@ -63,8 +63,8 @@ impl Host for AttemptState {
         self.meter.called();
         let abort = self.abort.clone();
         let set = self.handler_state.set(&key, &value, Expected::Anything);
-        let said = unless_aborted(abort, set).await;
-        Ok(self.told(said.map(drop)))
+        let done = unless_aborted(abort, set).await;
+        Ok(self.for_guest(done.map(drop)))
     }
 
     async fn compare_and_set(
@@ -80,14 +80,14 @@ impl Host for AttemptState {
             Some(version) => Expected::Version(version),
         };
         let set = self.handler_state.set(&key, &value, expected);
-        let said = unless_aborted(abort, set).await;
-        Ok(self.told(said))
+        let done = unless_aborted(abort, set).await;
+        Ok(self.for_guest(done))
     }
 
     async fn delete(&mut self, key: String) -> wasmtime::Result<Result<bool, StateError>> {
         self.meter.called();
         let abort = self.abort.clone();
-        let said = unless_aborted(abort, self.handler_state.delete(&key)).await;
-        Ok(self.told(said))
+        let done = unless_aborted(abort, self.handler_state.delete(&key)).await;
+        Ok(self.for_guest(done))
     }
 }

@@ -7,7 +7,7 @@ use crate::sandbox::AbortHandle;
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::steps::{Host, StepError};
 
-/// What the step says, unless the attempt has to stop before it is done.
+/// Runs a step's call, unless the attempt has to stop before it is done.
 async fn unless_aborted<T>(
     abort: AbortHandle,
     step: impl Future<Output = Result<T, StepError>>,
@@ -15,7 +15,7 @@ async fn unless_aborted<T>(
     tokio::select! {
         biased;
         () = abort.turned() => Err(StepError::Aborted),
-        said = step => said,
+        done = step => done,
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is known of one file of the folder.
+//! The state of one file in the folder.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,41 +13,41 @@ use crate::sandbox::grants::{Granted, lines};
 use crate::sandbox::module::admission::Denied;
 use crate::sandbox::{Digest, HandlerManifest, Instances, Module, Sandbox, Settings};
 
-/// Why a file is refused: a sentence or two, and the lines that would help.
+/// A refusal reason: a sentence or two, and the lines that would help.
 const WHY_BYTES_MAX: usize = 8 << 10;
 
-/// What is known of one file of the folder.
+/// The state of one file in the folder.
 #[derive(Default)]
 pub(super) struct Entry {
-    /// The file as it was when it was last looked into.
-    pub(super) seen: Option<Looks>,
-    /// The file as it is now, and since when it is like that.
-    pub(super) fresh: Option<(Looks, Instant)>,
-    /// Its place in the line, where it is being looked into.
+    /// The file as it was when it was last loaded.
+    pub(super) seen: Option<Snapshot>,
+    /// The file as it is now, and since when it has been unchanged.
+    pub(super) fresh: Option<(Snapshot, Instant)>,
+    /// Its number in the load queue, while it is being loaded.
     pub(super) loading: Option<u64>,
-    /// When it is tried again: it was refused for a reason that may pass.
+    /// When to try again: it was refused for a reason that may pass.
     pub(super) retry_at: Option<Instant>,
     pub(super) serving: Option<Serving>,
-    /// A good version that waits for a name, and its place in the line.
+    /// A good version that waits for a name, and its number in the load queue.
     pub(super) waiting: Option<(u64, Arc<Module>)>,
     /// It was there when the host started.
-    pub(super) is_of_start: bool,
-    /// It was written to so recently, when it was looked into at the start, that half of it may have been missing.
-    pub(super) is_young: bool,
+    pub(super) was_at_start: bool,
+    /// It was written to so recently when it was loaded at the start that it may have been incomplete.
+    pub(super) is_recent: bool,
     pub(super) refused: Option<Refused>,
     pub(super) refused_digest: Option<Digest>,
 }
 
-/// How a file looks from outside, and what decides whether it may serve.
+/// What a scan sees of a file and of everything that decides whether it may serve.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Looks {
+pub(super) struct Snapshot {
     pub(super) file: Stamp,
     pub(super) signature: Option<Stamp>,
     pub(super) lock: Option<Stamp>,
 }
 
-impl Looks {
-    /// How long ago the last of it was written to.
+impl Snapshot {
+    /// The time since the most recent write to any of them.
     pub(super) fn age(&self) -> Duration {
         let others = self.signature.iter().chain(&self.lock);
         let youngest = others.map(Stamp::age).min();
@@ -70,21 +70,21 @@ pub(super) struct Serving {
 }
 
 impl Entry {
-    /// True while it may turn out to have a name that it had when the host started.
+    /// True while it may turn out to have had a name when the host started.
     pub(super) fn is_untried(&self) -> bool {
         let is_to_be_tried = self.seen.is_none() || self.fresh.is_some() || self.retry_at.is_some();
-        self.is_of_start && is_to_be_tried
+        self.was_at_start && is_to_be_tried
     }
 
-    /// Nothing is wrong with the file any more.
+    /// Clears an earlier refusal.
     pub(super) fn accept(&mut self) {
         self.refused = None;
         self.refused_digest = None;
         self.retry_at = None;
     }
 
-    /// Something is wrong with the file. A digest says that it is its contents, which need not be
-    /// looked at twice. Why may quote what it contains, and is one line.
+    /// Refuses the file. A digest means that the contents are at fault, and need not be tried again. `why` may quote
+    /// the contents, and becomes one line.
     pub(super) fn refuse(&mut self, file: &str, why: String, digest: Option<Digest>) {
         if digest.is_some() {
             self.waiting = None;
@@ -93,7 +93,7 @@ impl Entry {
         self.deny(file, Denied { why, lines: None });
     }
 
-    /// It may not have a name that it has in its manifest. True where that is new.
+    /// Denies the file a name that is in its manifest. Returns true if that is new.
     pub(super) fn deny(&mut self, file: &str, denied: Denied) -> bool {
         let refused = Refused {
             why: printable(&denied.why, WHY_BYTES_MAX),
@@ -112,13 +112,13 @@ impl Entry {
         true
     }
 
-    /// True where one of its handlers can run.
+    /// True if one of its handlers can run.
     pub(super) fn serves_any(&self) -> bool {
         let serving = self.serving.as_ref();
         serving.is_some_and(|serving| !serving.handlers.is_empty())
     }
 
-    /// True where its module waits, has this name, and may have all of its names.
+    /// True if its module is waiting, has this name, and may have all of its names.
     pub(super) fn waits_for(&self, name: &str, settings: &Settings) -> bool {
         let Some((_, module)) = &self.waiting else {
             return false;
@@ -128,13 +128,13 @@ impl Entry {
         all.iter().any(|it| it.name == name) && all.iter().all(may_serve)
     }
 
-    /// True where it serves this handler.
+    /// True if it serves this handler.
     pub(super) fn serves(&self, name: &str) -> bool {
         let serving = self.serving.as_ref();
         serving.is_some_and(|serving| serving.handlers.iter().any(|it| &*it.name == name))
     }
 
-    /// Lets a module serve in the place of the last one.
+    /// Lets a module serve instead of the last one.
     pub(super) fn serve(&mut self, serving: Serving, settings: &Settings) {
         let module = &serving.module;
         let names = serving.handlers.iter().map(|handler| &*handler.name);
@@ -153,7 +153,7 @@ impl Entry {
                 tracing::warn!(
                     file = module.file,
                     handler = handler.manifest.name,
-                    "[handlers.\"{}\"] in rouse.toml has {} for whatever module has such a name, and grants them to none until it names one: put under it {}",
+                    "[handlers.\"{}\"] in rouse.toml grants {} without naming a module, so no module gets them: add {} to the table",
                     withheld.table,
                     withheld.what,
                     lines::module_key(&module.file)
@@ -163,20 +163,21 @@ impl Entry {
                 tracing::warn!(
                     file = module.file,
                     handler = handler.manifest.name,
-                    "`rouse serve` grants the secrets of [handlers.\"{0}\"] in rouse.toml to no module until it names one: put under it {1}",
+                    "`rouse serve` will not grant the secrets of [handlers.\"{0}\"] in rouse.toml until the table names a module: add {1} to it",
                     handler.name,
                     lines::module_key(&module.file)
                 );
             }
             let missing = handler.missing();
             if !missing.is_empty() {
-                // Nobody may ever want it: an attempt that does is denied, and says what would grant it.
-                let names = missing.iter().map(|one| one.what.to_string());
+                // Not a warning: it may never be needed. An attempt that needs it is denied, and its error names the
+                // lines that would grant it.
+                let names = missing.iter().map(|missing| missing.what.to_string());
                 tracing::debug!(
                     file = module.file,
                     handler = handler.manifest.name,
                     missing = names.collect::<Vec<_>>().join(", "),
-                    "the handler asks for something that is not granted to it"
+                    "the handler declares capabilities that it is not granted"
                 );
             }
         }
@@ -187,27 +188,27 @@ impl Entry {
 }
 
 impl Serving {
-    /// True where all handlers of the module serve.
+    /// True if all handlers of the module serve.
     pub(super) fn is_whole(&self) -> bool {
         self.handlers.len() == self.module.manifest.handlers.len()
     }
 
-    /// True where these handlers serve, and they alone, in the name of the same files.
+    /// True if exactly these handlers serve, each for the file that owns its name.
     pub(super) fn has_all_of(&self, names: &BTreeMap<String, String>) -> bool {
         let mut handlers = self.handlers.iter();
         self.handlers.len() == names.len()
             && handlers.all(|handler| names.get(&*handler.name) == Some(&handler.owner))
     }
 
-    /// A handler serves no longer; false where it did not.
-    pub(super) fn give_up(&mut self, name: &str) -> bool {
+    /// Stops serving a handler. Returns false if it was not served.
+    pub(super) fn stop_serving(&mut self, name: &str) -> bool {
         let before = self.handlers.len();
         self.handlers.retain(|handler| &*handler.name != name);
         self.handlers.len() < before
     }
 
-    /// Gives those of the module's handlers that are to serve what the operator grants them. `names`: with the file that each
-    /// belongs to.
+    /// Builds the handlers of a module with their grants. `names`: the handlers to serve, each with the file that
+    /// owns its name.
     pub(super) fn new(
         sandbox: &Sandbox,
         module: Arc<Module>,
@@ -255,23 +256,24 @@ impl Serving {
     }
 }
 
-/// Whether instances serve many jobs: only where both want it.
+/// Whether instances serve many jobs: only if module and operator both want it.
 fn reuses(manifest: &HandlerManifest, settings: &Settings) -> bool {
     let name = &manifest.name;
     match (settings.instances_of(name), manifest.instances) {
         (Instances::Fresh, _) => false,
         (Instances::Reuse, Instances::Reuse) => true,
         (Instances::Reuse, Instances::Fresh) => {
-            // Who says so of this very handler expects it; a pattern is for those of its handlers that can.
+            // An operator who sets it for this handler expects it; a pattern is meant for those of its handlers that
+            // can.
             if settings.instances.contains_key(name) {
                 tracing::warn!(
                     handler = name,
-                    "rouse.toml says instances = \"reuse\", but the handler does not declare that it bears it: each attempt has a fresh one"
+                    "rouse.toml sets instances = \"reuse\", but the handler's manifest does not allow it: each attempt gets a fresh instance"
                 );
             } else {
                 tracing::info!(
                     handler = name,
-                    "rouse.toml lets instances serve many jobs, but the handler does not declare that it bears it: each attempt has a fresh one"
+                    "rouse.toml lets instances serve many jobs, but the handler's manifest does not allow it: each attempt gets a fresh instance"
                 );
             }
             false

@@ -1,4 +1,4 @@
-//! One file of the folder: how it looks from outside, and its bytes.
+//! One file on disk: its metadata and its bytes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -15,8 +15,7 @@ use crate::harmless::is_harmful;
 /// A file that was written to this recently may still be written to.
 pub(super) const QUIET: Duration = Duration::from_millis(200);
 
-/// How a file looks from outside. Whoever writes to a file, or puts another in its place,
-/// changes this.
+/// Metadata that changes when a file is written to or replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
@@ -37,20 +36,20 @@ impl Stamp {
         })
     }
 
-    /// True for the same file, under another name perhaps, that nobody has openly written to in between.
+    /// True for the same file, possibly renamed, that was not visibly written to in between.
     pub(super) fn is_same_file(&self, other: &Self) -> bool {
         let of = |stamp: &Self| (stamp.device, stamp.inode, stamp.bytes, stamp.modified_at);
         of(self) == of(other)
     }
 
-    /// Of the file at this path; none where there is none.
+    /// The stamp of the file at this path; `None` if there is no file.
     pub(super) fn at(path: &Path) -> Option<Self> {
         fs::metadata(path)
             .and_then(|metadata| Self::of(&metadata))
             .ok()
     }
 
-    /// How long ago it was written to; zero where its clock is ahead of ours.
+    /// The time since the last write; zero if the file's clock is ahead of ours.
     pub(super) fn age(&self) -> Duration {
         self.modified_at.elapsed().unwrap_or(Duration::ZERO)
     }
@@ -60,18 +59,18 @@ impl Stamp {
 pub(super) struct Listed {
     pub(super) path: PathBuf,
     pub(super) stamp: Stamp,
-    /// Of the file with its signature, where signatures are asked for and there is one.
+    /// The stamp of its signature file, if signatures are required and there is one.
     pub(super) signature: Option<Stamp>,
 }
 
-/// Where the signature of a file is.
+/// The path of a file's signature.
 pub(super) fn signature_path(path: &Path) -> PathBuf {
     let mut path = path.as_os_str().to_owned();
     path.push(".sig");
     path.into()
 }
 
-/// The name of a file. Bytes that are no UTF-8 are written as `\xff`, so that no two files have one name.
+/// The name of a file. Bytes that are not UTF-8 become `\xff`, so that no two files share a name.
 pub(super) fn name(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default();
     match name.to_str() {
@@ -80,8 +79,8 @@ pub(super) fn name(path: &Path) -> String {
     }
 }
 
-/// The files that could be modules, by name. Hidden ones are left out: copying tools write to
-/// such names before they rename.
+/// The files that could be modules, by name. Hidden files are skipped: copy tools write to hidden names before they
+/// rename.
 ///
 /// # Errors
 /// When the folder cannot be listed.
@@ -96,7 +95,7 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<BTreeMap<String, List
         if !is_wasm || name.starts_with('.') {
             continue;
         }
-        // A file that is gone again by now, or a link to nowhere, is no file.
+        // The file is gone again, or is a dangling link.
         let Ok(metadata) = fs::metadata(&path) else {
             continue;
         };
@@ -119,7 +118,7 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<BTreeMap<String, List
     Ok(listed)
 }
 
-/// The bytes of a file; none when it changed since it was listed.
+/// The bytes of a file; `None` if it changed since it was listed.
 ///
 /// # Errors
 /// A sentence that starts with "it …".
@@ -127,16 +126,13 @@ pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>,
     let Some(name) = listed.path.file_name().and_then(OsStr::to_str) else {
         return Err("its name is not UTF-8; rename it".into());
     };
-    // It would be taken for another name in a terminal, and for more than one line in a lock.
+    // Such a name would be displayed wrongly in a terminal, and would span several lines of a lock file.
     if name.contains(is_harmful) {
-        return Err(
-            "its name has control characters or marks that turn the direction of writing; rename it"
-                .into(),
-        );
+        return Err("its name has control characters or bidirectional marks; rename it".into());
     }
     if listed.path.extension().is_some_and(|end| end == "cwasm") {
         return Err(
-            "it is compiled code, which cannot be trusted; put the .wasm there that it was made of"
+            "it is compiled code, which cannot be trusted; use the .wasm that it was compiled from"
                 .into(),
         );
     }
@@ -151,7 +147,7 @@ pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>,
         return Err(too_large());
     }
     let read = || -> io::Result<Option<Vec<u8>>> {
-        // Without waiting for the other end, where a pipe has come into its place.
+        // NONBLOCK: opening does not wait if a pipe has replaced the file.
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(OFlags::NONBLOCK.bits().cast_signed())

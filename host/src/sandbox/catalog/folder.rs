@@ -1,11 +1,11 @@
-//! The folder, with what is known of each file in it.
+//! Tracks the files of the folder and loads those that change.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::entry::{Entry, Looks, Serving};
+use super::entry::{Entry, Serving, Snapshot};
 use super::file::{self, Listed, QUIET};
 use super::gate::Gate;
 use super::loading::{Loaded, Loader, Order, Outcome, Wake};
@@ -14,57 +14,57 @@ use super::set::{HandlerSet, Refusal};
 use crate::harmless;
 use crate::sandbox::{Digest, Loads, Module, Sandbox};
 
-/// A module that was refused because of the machine, not because of what it contains, is tried again after this time: soon
-/// enough for a host that was short of memory when it started, and not so often that a module which is to blame after all
-/// keeps it busy.
+/// A module that was refused because of the machine, not its contents, is tried again after this time: soon enough
+/// for a host that was short of memory when it started, and rarely enough that a module which is itself to blame does
+/// not keep the host busy.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// A start waits so long for files that could not be tried when it started: each has been tried twice more by then.
+/// How long a start waits for files that could not be tried at first: each has been tried twice more by then.
 const START_MAX: Duration = RETRY_AFTER.saturating_mul(3);
 
-/// Which fresh files are complete already.
+/// Which recently written files are known to be complete.
 pub(super) enum Trust {
-    /// Those of these names: they were renamed into place.
+    /// The files with these names: they were renamed into place.
     Renamed(HashSet<String>),
-    /// All.
+    /// All files.
     Everything,
 }
 
 /// What a scan found.
 pub(super) struct Scan {
-    /// Something else is served, or refused.
+    /// What is served or refused has changed.
     pub(super) changed: bool,
-    /// A file is still being written; look again after this time.
+    /// A file is still being written; scan again after this time.
     pub(super) again_in: Option<Duration>,
 }
 
-/// The folder, with what is known of each file in it.
+/// Tracks the files of the folder and loads those that change.
 pub(super) struct Folder {
     pub(super) sandbox: Arc<Sandbox>,
     dir: PathBuf,
     pub(super) entries: BTreeMap<String, Entry>,
-    /// Why the folder could not be listed; everything goes on serving then.
+    /// Why the folder could not be listed; its handlers keep serving meanwhile.
     unreadable: Option<String>,
     gate: Gate,
     pub(super) owners: Owners,
-    /// Until everything was tried that was there at the start.
+    /// True until every file that was there at the start was tried.
     pub(super) is_starting: bool,
-    /// When that is over although a file was not tried.
+    /// When the start ends even if a file was not tried.
     start_ends_at: Instant,
     loader: Loader,
     loads: Arc<Loads>,
-    /// How many files have been given to it.
+    /// How many load orders were given.
     pub(super) started: u64,
-    /// Of these, those that it has not tried yet, and those that take it long.
+    /// The orders that are not tried yet, and those that are slow to compile.
     trying: BTreeSet<u64>,
     slow: BTreeSet<u64>,
 }
 
 impl Folder {
-    /// Modules are made on threads of their own, and come to `done`, for [`finish`](Self::finish).
+    /// Modules are loaded on threads of their own and sent to `done`, for [`finish`](Self::finish).
     ///
     /// # Errors
-    /// When what is kept of the names of its handlers cannot be used.
+    /// When the saved ownership of handler names cannot be used.
     pub(super) fn new(
         sandbox: Arc<Sandbox>,
         dir: PathBuf,
@@ -93,7 +93,7 @@ impl Folder {
         !self.trying.is_empty()
     }
 
-    /// True while a module is being made.
+    /// True while a module is being loaded.
     pub(super) fn is_loading(&self) -> bool {
         self.is_trying() || !self.slow.is_empty()
     }
@@ -102,7 +102,7 @@ impl Folder {
         &self.dir
     }
 
-    /// Looks for what has changed, and starts to make modules of it.
+    /// Snapshot for changed files and starts to load them.
     pub(super) fn scan(&mut self, trust: &Trust) -> Scan {
         self.gate.refresh();
         let listed = match file::list(&self.dir, self.gate.asks_for_signatures()) {
@@ -110,7 +110,7 @@ impl Folder {
             Err(why) => {
                 let changed = self.unreadable.as_ref() != Some(&why);
                 if changed {
-                    tracing::warn!(dir = %self.dir.display(), "the handlers folder cannot be read, its handlers go on serving: {why}");
+                    tracing::warn!(dir = %self.dir.display(), "the handlers folder cannot be read; its handlers keep serving: {why}");
                 }
                 self.unreadable = Some(why);
                 return Scan {
@@ -134,7 +134,7 @@ impl Folder {
             .collect();
         scan.changed |= !removed.is_empty();
         self.owners
-            .mind(SystemTime::now(), |file| listed.contains_key(file));
+            .update_presence(SystemTime::now(), |file| listed.contains_key(file));
 
         for (name, listed) in listed {
             self.look_at(&name, listed, trust, &removed, &mut scan);
@@ -197,43 +197,43 @@ impl Folder {
         scan: &mut Scan,
     ) {
         let now = Instant::now();
-        let looks = Looks {
+        let snapshot = Snapshot {
             file: listed.stamp,
             signature: listed.signature,
             lock: self.gate.lock_stamp(),
         };
-        let is_of_start = self.is_starting && matches!(trust, Trust::Everything);
+        let was_at_start = self.is_starting && matches!(trust, Trust::Everything);
         let new = || Entry {
-            is_of_start,
+            was_at_start,
             ..Entry::default()
         };
         let entry = self.entries.entry(name.to_owned()).or_insert_with(new);
         let again = entry.retry_at.is_some_and(|at| at <= now);
-        if entry.seen == Some(looks) && !again {
+        if entry.seen == Some(snapshot) && !again {
             entry.fresh = None;
             return;
         }
         let since = match entry.fresh {
-            Some((before, since)) if before == looks => since,
+            Some((before, since)) if before == snapshot => since,
             Some(_) | None => now,
         };
-        entry.fresh = Some((looks, since));
+        entry.fresh = Some((snapshot, since));
         let trusted = match trust {
             Trust::Renamed(names) => names.contains(name),
             Trust::Everything => true,
         };
-        let quiet_for = (now - since).max(looks.age());
+        let quiet_for = (now - since).max(snapshot.age());
         if !trusted && quiet_for < QUIET {
             let left = QUIET - quiet_for;
             scan.again_in = Some(scan.again_in.map_or(left, |other| other.min(left)));
             return;
         }
-        entry.is_young = entry.refused.is_none() && self.is_starting && quiet_for < QUIET;
-        entry.seen = Some(looks);
+        entry.is_recent = entry.refused.is_none() && self.is_starting && quiet_for < QUIET;
+        entry.seen = Some(snapshot);
         entry.fresh = None;
         entry.retry_at = None;
         self.started += 1;
-        // Whatever is being made of it is of an older version now.
+        // Any load in progress is of an older version now.
         entry.loading = None;
         let had_other_name = removed.iter().find(|entry| {
             entry
@@ -259,7 +259,7 @@ impl Folder {
         });
     }
 
-    /// The module of a file that had another name until now. It is looked into at once, so that its handlers go on serving.
+    /// The module of a file that was renamed. It is read at once, so that its handlers keep serving.
     fn renamed(&self, name: &str, listed: &Listed, before: &Entry) -> Option<Arc<Module>> {
         let module = &before.serving.as_ref()?.module;
         self.loads.read_file();
@@ -271,7 +271,7 @@ impl Folder {
         (digest == module.digest).then(|| Arc::new(module.renamed(name, signed_by)))
     }
 
-    /// Takes in what has become of a file. True when something changed.
+    /// Records the outcome of a load. Returns true if something changed.
     pub(super) fn finish(&mut self, loaded: Loaded) -> bool {
         let Loaded {
             file,
@@ -285,7 +285,7 @@ impl Folder {
             | Outcome::Changed
             | Outcome::StillRefused
             | Outcome::Refused(..)
-            | Outcome::Unlucky(_) => self.slow.remove(&place),
+            | Outcome::Transient(_) => self.slow.remove(&place),
         };
         let entry = self.entries.get_mut(&file);
         let Some(entry) = entry.filter(|entry| entry.loading == Some(place)) else {
@@ -295,12 +295,12 @@ impl Folder {
         if let Outcome::Slow = outcome {
             tracing::info!(
                 file,
-                "the module takes its compiler long; it is compiled once all others were"
+                "the module is slow to compile; it is compiled after all others"
             );
             return true;
         }
         entry.loading = None;
-        let is_young = std::mem::take(&mut entry.is_young);
+        let is_recent = std::mem::take(&mut entry.is_recent);
         match outcome {
             Outcome::Slow | Outcome::StillRefused => {}
             Outcome::Changed => entry.seen = None,
@@ -309,7 +309,7 @@ impl Folder {
                 let is_same = |it: &Serving| {
                     it.module.digest == module.digest && it.module.signed_by == module.signed_by
                 };
-                // Back to what serves, where it is that, and has all its names.
+                // If it is what serves already, with all its names, there is nothing to do.
                 entry.waiting = match serves {
                     Some(it) if is_same(it) && it.is_whole() => None,
                     Some(it) if is_same(it) => Some((place, it.module.clone())),
@@ -320,12 +320,12 @@ impl Folder {
             Outcome::Refused(why, digest) => {
                 entry.waiting = None;
                 entry.refuse(&file, why, digest);
-                if is_young && Instant::now() < self.start_ends_at {
-                    // It is looked into once more when it is quiet.
+                if is_recent && Instant::now() < self.start_ends_at {
+                    // It is loaded once more when no more writes come.
                     entry.seen = None;
                 }
             }
-            Outcome::Unlucky(why) => {
+            Outcome::Transient(why) => {
                 entry.retry_at = Some(Instant::now() + RETRY_AFTER);
                 let why = format!("{why}; it is tried again after {} s", RETRY_AFTER.as_secs());
                 entry.refuse(&file, why, None);
@@ -334,24 +334,24 @@ impl Folder {
         true
     }
 
-    /// True when the start is over, and the names are still to be settled for the last time in it.
+    /// True if the start is over and names have to be settled one last time as part of it.
     pub(super) fn ends_start(&self) -> bool {
         self.is_starting && !self.is_start_open()
     }
 
-    /// Ends the start as soon as nothing is being loaded: nobody follows the folder.
-    pub(super) fn start_no_longer(&mut self) {
+    /// Ends the start as soon as nothing is being loaded, because no thread follows the folder.
+    pub(super) fn end_start_when_loaded(&mut self) {
         self.start_ends_at = Instant::now();
     }
 
-    /// True while a file that was there at the start may turn out to have a name that nobody has found in it yet.
+    /// True while a file that was there at the start may turn out to have a name that was not found in it yet.
     pub(super) fn is_start_open(&self) -> bool {
         let is_open =
             || Instant::now() < self.start_ends_at && self.entries.values().any(Entry::is_untried);
         self.is_starting && (self.is_loading() || is_open())
     }
 
-    /// Keeps what is known of names for the next start.
+    /// Saves the ownership of names for the next start.
     pub(super) fn keep_names(&mut self) {
         self.owners.keep();
     }
@@ -364,7 +364,8 @@ mod tests {
     use super::*;
     use crate::sandbox::Settings;
 
-    /// A folder with one file, `mail.wasm`, at a start. What is loaded comes to a test when it says so.
+    /// A folder with one file, `mail.wasm`, during a start. Loaded modules reach the folder only when the test says
+    /// so.
     struct Start {
         dir: tempfile::TempDir,
         folder: Folder,
@@ -389,7 +390,7 @@ mod tests {
             start
         }
 
-        /// Written to just now, however long the test takes.
+        /// The modification time is in the future, so the file is recent however long the test takes.
         fn write(&self, text: &str) {
             let path = self.dir.path().join("mail.wasm");
             fs::write(&path, text).unwrap();
@@ -398,15 +399,15 @@ mod tests {
                 .unwrap();
         }
 
-        /// Another version, which is loaded at once.
+        /// Puts another version in place, which is loaded at once.
         fn replace(&mut self) {
-            self.write("all of it, and no module");
+            self.write("complete, and not a module");
             let renamed = HashSet::from(["mail.wasm".to_owned()]);
             self.folder.scan(&Trust::Renamed(renamed));
             assert!(self.folder.is_loading());
         }
 
-        /// What has become of the file that is being loaded.
+        /// Waits for the outcome of the current load.
         fn finish(&mut self) {
             loop {
                 let Wake::Loaded(loaded) = self.done.recv().unwrap() else {
@@ -420,8 +421,8 @@ mod tests {
             }
         }
 
-        /// This has become of it.
-        fn becomes(&mut self, outcome: Outcome) {
+        /// Reports this outcome for the current load.
+        fn finish_with(&mut self, outcome: Outcome) {
             self.folder.finish(Loaded {
                 file: "mail.wasm".into(),
                 place: self.folder.started,
@@ -432,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_goes_on_while_a_file_may_be_half_of_itself() {
+    fn a_start_continues_while_a_file_may_be_incomplete() {
         let mut start = Start::new();
         start.finish();
         assert!(!start.folder.is_loading() && !start.folder.ends_start());
@@ -442,26 +443,26 @@ mod tests {
     }
 
     #[test]
-    fn a_start_goes_on_while_a_file_that_has_changed_is_to_be_tried() {
+    fn a_start_continues_while_a_changed_file_is_untried() {
         let mut start = Start::new();
-        start.becomes(Outcome::Changed);
+        start.finish_with(Outcome::Changed);
         assert!(!start.folder.ends_start());
         start.replace();
-        start.becomes(Outcome::StillRefused);
+        start.finish_with(Outcome::StillRefused);
         assert!(start.folder.ends_start());
     }
 
     #[test]
-    fn a_start_ends_some_day_without_a_file_that_cannot_be_tried() {
+    fn a_start_ends_in_time_without_a_file_that_cannot_be_tried() {
         let mut start = Start::new();
-        start.becomes(Outcome::Unlucky("it has no memory".into()));
+        start.finish_with(Outcome::Transient("it has no memory".into()));
         assert!(!start.folder.ends_start());
         start.folder.start_ends_at = Instant::now();
         assert!(start.folder.ends_start());
     }
 
     #[test]
-    fn a_start_ends_when_its_last_file_goes_while_it_is_loaded() {
+    fn a_start_ends_when_its_last_file_is_removed_while_it_loads() {
         let mut start = Start::new();
         fs::remove_file(start.dir.path().join("mail.wasm")).unwrap();
         start.folder.scan(&Trust::Everything);

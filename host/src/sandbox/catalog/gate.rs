@@ -1,4 +1,4 @@
-//! What a file has to show before it may serve, and when that changes.
+//! The lock file and signatures that a file needs before it may serve.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -11,28 +11,28 @@ use super::file::{self, Listed, QUIET, Stamp};
 use crate::sandbox::module::pin::lock_line;
 use crate::sandbox::{Digest, Lock, ModuleBinding, Pin, PublicKey, Settings};
 
-/// A lock with ten thousand lines.
+/// Room for a lock file of ten thousand lines.
 const LOCK_BYTES_MAX: usize = 1 << 20;
 
 /// A signature has 88 characters.
 const SIGNATURE_BYTES_MAX: u64 = 1 << 10;
 
-/// What a file has to show before it may serve.
+/// Decides which files may start to serve.
 ///
-/// It decides about what starts to serve. A module that serves already goes on until its file goes, another version takes
-/// its place, or the host stops: files of one deployment arrive one after the other, and nothing must be missing meanwhile.
+/// A module that serves already continues until its file goes, another version replaces it, or the host stops: the
+/// files of one deployment arrive one after the other, and no handler may be missing meanwhile.
 pub(super) struct Gate {
-    /// The lock as it was when it was read; none while there is none.
+    /// The lock file when it was last read; `None` if there is none.
     stamp: Option<Stamp>,
-    /// The lock as it is now, and since when it is like that.
+    /// The lock file as it is now, and since when it has been unchanged.
     fresh: Option<(Stamp, Instant)>,
     rules: Arc<Rules>,
 }
 
-/// What counts at one moment.
+/// The rules in force at one moment.
 pub(super) struct Rules {
     pin: Pin,
-    /// All keys whose signatures are looked for, each once: those that are trusted, and those to which names are bound.
+    /// All keys whose signatures are checked, each once: trusted keys, and keys to which names are bound.
     keys: Arc<[PublicKey]>,
     lock: Result<Lock, String>,
 }
@@ -58,38 +58,38 @@ impl Gate {
         gate
     }
 
-    /// True where signatures are looked at.
+    /// True if signature files are read.
     pub(super) fn asks_for_signatures(&self) -> bool {
         self.rules.ask_for_signatures()
     }
 
-    /// What counts now.
+    /// The rules in force now.
     pub(super) fn rules(&self) -> Arc<Rules> {
         self.rules.clone()
     }
 
-    /// The lock that counts now. Whatever it decided is decided again when this changes.
+    /// The lock file in force now. When it changes, every file is checked again.
     pub(super) fn lock_stamp(&self) -> Option<Stamp> {
         self.stamp
     }
 
-    /// Reads the lock again where it has changed and is not being written to.
+    /// Reads the lock file again if it has changed and is not being written to.
     pub(super) fn refresh(&mut self) {
         let Some(path) = &self.rules.pin.lock else {
             return;
         };
-        let looks = Stamp::at(path);
-        if looks == self.stamp {
+        let current = Stamp::at(path);
+        if current == self.stamp {
             return;
         }
         let now = Instant::now();
-        let quiet = looks.is_none_or(|looks| {
+        let quiet = current.is_none_or(|current| {
             let since = match self.fresh {
-                Some((before, since)) if before == looks => since,
+                Some((before, since)) if before == current => since,
                 Some(_) | None => now,
             };
-            self.fresh = Some((looks, since));
-            (now - since).max(looks.age()) >= QUIET
+            self.fresh = Some((current, since));
+            (now - since).max(current.age()) >= QUIET
         });
         if quiet {
             self.read_lock();
@@ -111,8 +111,10 @@ impl Gate {
             signature: None,
         };
         let text = match file::read(&listed, LOCK_BYTES_MAX) {
-            Ok(Some(bytes)) => String::from_utf8(bytes).map_err(|_| "it is no text".to_string()),
-            // Written to meanwhile: the next scan finds another stamp.
+            Ok(Some(bytes)) => {
+                String::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_string())
+            }
+            // It was written to meanwhile: the next scan finds another stamp.
             Ok(None) => return,
             Err(why) => Err(why),
         };
@@ -120,7 +122,7 @@ impl Gate {
         let lock = text.and_then(|text| text.parse());
         match &lock {
             Ok(_) => {
-                tracing::info!(lock = %path.display(), "only modules that are listed here start to serve")
+                tracing::info!(lock = %path.display(), "only modules listed in this lock file start to serve")
             }
             Err(why) => tracing::warn!(lock = %path.display(), "no module starts to serve: {why}"),
         }
@@ -141,7 +143,7 @@ impl Rules {
         !self.keys.is_empty()
     }
 
-    /// Lets these bytes of a file pass, and says by which of the keys that count here they were signed.
+    /// Checks the bytes of a file against the rules, and returns which of the keys in force signed them.
     ///
     /// # Errors
     /// A sentence that starts with "it …".
@@ -157,12 +159,12 @@ impl Rules {
             match &self.lock {
                 Err(why) => {
                     return Err(format!(
-                        "it has to be listed in {path}, and that cannot be used: {why}; `rouse handlers lock` writes it"
+                        "it must be listed in {path}, which cannot be used: {why}; `rouse handlers lock` writes it"
                     ));
                 }
                 Ok(lock) if !lock.allows(digest) => {
                     return Err(format!(
-                        "it is not listed in {path}; where it is to be trusted, `rouse handlers lock` lists all files, or add this line: {}",
+                        "it is not listed in {path}; if you trust it, run `rouse handlers lock` to list all files, or add this line: {}",
                         lock_line(digest, name)
                     ));
                 }
@@ -178,7 +180,7 @@ impl Rules {
             Err(_) if !is_needed => return Ok(Vec::new()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(format!(
-                    "it has no signature {name}.sig; whoever has one of the trusted keys makes it with `rouse handlers sign --key FILE {name}`"
+                    "it has no signature {name}.sig; the holder of a trusted key makes one with `rouse handlers sign --key FILE {name}`"
                 ));
             }
             Err(error) => return Err(format!("its signature {name}.sig cannot be read: {error}")),
@@ -189,7 +191,7 @@ impl Rules {
         match !is_needed || trusted.any(|key| signed_by.contains(key)) {
             true => Ok(signed_by),
             false => Err(format!(
-                "its signature {name}.sig is by none of the trusted_keys, or the file was changed after it was signed"
+                "its signature {name}.sig was not made with one of the trusted_keys, or the file was changed after it was signed"
             )),
         }
     }
@@ -208,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_that_is_listed_again_and_again_is_tried_once() {
+    fn try_a_repeated_key_once() {
         let key: PublicKey = ("A".repeat(43) + "=").parse().unwrap();
         let gate = Gate::new(&Settings {
             modules: [

@@ -1,4 +1,4 @@
-//! A handler that can run: what its module says of it, and what the operator grants to it.
+//! A handler that can run: its manifest, and what the operator grants to it.
 
 use std::sync::Arc;
 
@@ -12,31 +12,32 @@ use crate::sandbox::{
 /// A handler that can run.
 #[derive(Debug)]
 pub struct Handler {
-    /// What its module says of it.
+    /// Its manifest.
     pub manifest: HandlerManifest,
-    /// The module that it is in.
+    /// Its module.
     pub module: Arc<Module>,
-    /// The manifest's name once more: what an attempt says carries it.
+    /// The manifest's name, shared with log events.
     pub(in crate::sandbox) name: Arc<str>,
     pub(in crate::sandbox) granted: Arc<Granted>,
-    /// What its attempts may use.
+    /// The limits of its attempts.
     pub limits: Limits,
     pub(in crate::sandbox) http: Arc<HttpAccess>,
-    /// How much it may keep; none: nothing.
+    /// How much state it may keep; `None` means none.
     pub state: Option<StateQuota>,
-    /// It would keep something, and the job leaves nothing of it.
+    /// The operator grants state, but the job's attenuation takes it away.
     pub(in crate::sandbox) state_is_taken: bool,
-    /// Its instances may serve many jobs: module and operator agree.
+    /// Its instances may serve many jobs: module and operator both allow it.
     pub reuses: bool,
-    /// The file that its name belongs to: its module's, or one that is gone and had the same content.
+    /// The file that owns its name: its module's, or a missing file that had the same content.
     pub owner: String,
-    /// The table of `rouse.toml` that binds its name; none: the name belongs to the file that had it first.
+    /// The table of `rouse.toml` that binds its name; `None` means that the name belongs to the file that had it
+    /// first.
     pub bound_by: Option<String>,
-    /// What tables grant to it, and do not until they say which module they are for.
+    /// Grants that are withheld because their tables do not name a module.
     pub withheld: Vec<Withheld>,
 }
 
-/// The kinds of capabilities that an operator can grant, as [`Handler::granted`] names them.
+/// The kinds of capabilities that an operator can grant, as returned by [`Handler::granted`].
 pub const GRANTS: [&str; 8] = [
     "files",
     "http",
@@ -49,7 +50,7 @@ pub const GRANTS: [&str; 8] = [
 ];
 
 impl Handler {
-    /// The kinds of capabilities that the operator has granted to it.
+    /// The kinds of capabilities that it is granted.
     pub fn granted(&self) -> Vec<&'static str> {
         let granted = [
             !self.granted.dirs.is_empty(),
@@ -68,12 +69,12 @@ impl Handler {
             .collect()
     }
 
-    /// All that the operator has granted to it, in the words of manifests.
+    /// Everything that it is granted, in manifest notation.
     pub fn held(&self) -> Vec<Capability> {
         held(&self.granted, &self.http, self.state)
     }
 
-    /// What it asks for and is not granted.
+    /// The capabilities that it declares and is not granted.
     pub fn missing(&self) -> Vec<Missing> {
         let asked = &self.manifest.capabilities;
         let missing = missing(&self.name, asked, &self.granted, &self.http, self.state);
@@ -81,7 +82,7 @@ impl Handler {
             (self.bound_by.is_none()).then(|| lines::module(&self.name, &self.module.file));
         let with_binding = |one: Missing| {
             let lines = match (&one.what, &binding) {
-                // They are for modules that are bound.
+                // Secrets are granted to bound modules only.
                 (Capability::Secrets(_) | Capability::Sign(_), Some(binding)) => {
                     let own = one.lines.as_deref().unwrap_or_default();
                     Some(format!("{binding}\n\n{own}"))
@@ -96,7 +97,7 @@ impl Handler {
         missing.into_iter().map(with_binding).collect()
     }
 
-    /// The lines that would grant this by binding the tables that have something of the kind; none where none has.
+    /// The lines that would grant this by binding the tables that withhold it; `None` if no table does.
     fn lines_to_bind(&self, what: &Capability) -> Option<String> {
         let kind = match what {
             Capability::Secrets(_) | Capability::Sign(_) => "secrets",
@@ -113,7 +114,7 @@ impl Handler {
         (!lines.is_empty()).then(|| lines.join("\n\n"))
     }
 
-    /// Its state, as an attempt has it whose journal this is.
+    /// The handler's state for one attempt.
     pub(in crate::sandbox) fn state_for(&self, journal: Option<Arc<dyn Journal>>) -> HandlerState {
         let mut withheld = self.withheld.iter();
         let unbound = withheld.find(|withheld| withheld.what == "state");
@@ -127,7 +128,7 @@ impl Handler {
         )
     }
 
-    /// The same handler with what a job leaves of its grants and limits. Its instances serve that job alone.
+    /// The handler with a job's attenuation applied. Its instances serve that job alone.
     pub fn attenuated(&self, job: &Attenuation) -> Arc<Self> {
         Arc::new(Self {
             manifest: self.manifest.clone(),

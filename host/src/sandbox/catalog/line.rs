@@ -1,11 +1,11 @@
-//! In which order files are loaded, and how many at once.
+//! The load queue: in which order files are loaded, and how many at once.
 
 use std::collections::VecDeque;
 
-/// Files that wait to be loaded, and how many are being loaded.
+/// Files that wait to be loaded, and the number of running loads.
 ///
-/// Those that have ended their compiler are tried again behind all others. So that they hold up nobody, there is one more
-/// place where they have taken all of them.
+/// Files that exhausted their compiler are retried after all others. So that they do not block the others, one extra
+/// place opens when retries occupy all places.
 pub(super) struct Line<T> {
     places: usize,
     first: VecDeque<T>,
@@ -14,7 +14,7 @@ pub(super) struct Line<T> {
     running_again: usize,
 }
 
-/// What is loaded next.
+/// The next file to load.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next<T> {
     First(T),
@@ -40,7 +40,7 @@ impl<T> Line<T> {
         self.again.push_back(file);
     }
 
-    /// What there is a place for. Whoever takes it calls one of the two methods below when it is done.
+    /// Takes the next file if there is a place for it. The caller calls one of the two methods below when it is done.
     pub(super) fn take(&mut self) -> Option<Next<T>> {
         let running = self.running_first + self.running_again;
         let has_place = running < self.places;
@@ -66,7 +66,7 @@ impl<T> Line<T> {
         self.running_again -= 1;
     }
 
-    /// Nobody is to load what waits.
+    /// Discards waiting files.
     pub(super) fn clear(&mut self) {
         self.first.clear();
         self.again.clear();
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_loaded_in_their_order_and_no_more_at_once_than_there_are_places() {
+    fn load_files_in_order_within_the_number_of_places() {
         let mut line = Line::new(2);
         for file in 0..4 {
             line.push(file);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_tried_again_waits_for_all_others_and_never_takes_the_last_place_from_them() {
+    fn retries_wait_for_all_others_and_never_block_them() {
         for places in [1, 2] {
             let mut line = Line::new(places);
             for bomb in 0..5 {
@@ -108,7 +108,7 @@ mod tests {
             line.push(11);
             line.push(12);
             assert_eq!(line.take(), Some(Next::First(11)));
-            assert_eq!(line.take(), None, "one more place, and not two");
+            assert_eq!(line.take(), None, "one extra place, not two");
             line.done_first();
             assert_eq!(line.take(), Some(Next::First(12)));
             line.done_first();

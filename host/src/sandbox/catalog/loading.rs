@@ -1,4 +1,4 @@
-//! Making modules beside the thread that follows the folder, so that one which takes its time holds up no other.
+//! Loads modules on threads of their own, so that a slow one does not delay the others.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,59 +14,59 @@ use crate::sandbox::module::load::load;
 use crate::sandbox::module::refused::NotLoaded;
 use crate::sandbox::{Digest, Loads, Module, Sandbox};
 
-/// A file that is to be looked into.
+/// A file to load.
 pub(super) struct Order {
     pub(super) file: String,
-    /// Its place in the line, which says which contents it had.
+    /// The number of the order, which identifies the version of the file.
     pub(super) place: u64,
     pub(super) listed: Listed,
     pub(super) rules: Arc<Rules>,
-    /// Contents that were refused before; they need not be tried again.
+    /// The contents that were refused before; they are not tried again.
     pub(super) refused: Option<Digest>,
 }
 
-/// What has become of a file.
+/// The outcome of an order.
 pub(super) struct Loaded {
     pub(super) file: String,
     pub(super) place: u64,
     pub(super) outcome: Outcome,
 }
 
-/// What a file turned out to be.
+/// The result of loading a file.
 pub(super) enum Outcome {
     Module(Arc<Module>),
     /// It was written to meanwhile, or is gone.
     Changed,
-    /// Its contents were refused before.
+    /// The same contents were refused before.
     StillRefused,
-    /// With the digest where it is the contents that are to blame.
+    /// With the digest if the contents are at fault.
     Refused(String, Option<Digest>),
-    /// Because of the machine, at this moment.
-    Unlucky(String),
-    /// It takes its compiler long, and waits until all others were tried.
+    /// Refused because of the state of the machine; it may pass later.
+    Transient(String),
+    /// It is slow to compile, and waits until all others were tried.
     Slow,
 }
 
-/// What wakes the thread that follows the folder.
+/// An event that wakes the thread that follows the folder.
 pub(super) enum Wake {
     /// Something happened in the folder; these files were renamed into place.
     Changed { renamed: Vec<PathBuf> },
-    /// A module has been made, or not.
+    /// A load has finished.
     Loaded(Loaded),
-    /// The catalog is gone.
+    /// The catalog was dropped.
     Stop,
 }
 
-/// Loads files, each as soon as there is a place for it.
+/// Loads files as places become free.
 pub(super) struct Loader(Arc<Shared>);
 
 struct Shared {
     sandbox: Arc<Sandbox>,
     line: Mutex<Line<Order>>,
-    /// The modules that there are, by digest: contents that are known are not compiled again.
+    /// Live modules by digest: known contents are not compiled again.
     known: Mutex<HashMap<Digest, Weak<Module>>>,
     loads: Arc<Loads>,
-    /// Where they are sent when they are done.
+    /// Receives the outcomes.
     done: mpsc::Sender<Wake>,
 }
 
@@ -81,13 +81,13 @@ impl Loader {
         }))
     }
 
-    /// Has a file looked into; what becomes of it comes to `done`.
+    /// Loads a file; the outcome is sent to `done`.
     pub(super) fn load(&self, order: Order) {
         lock(&self.0.line).push(order);
         self.0.start();
     }
 
-    /// Forgets modules that are gone.
+    /// Forgets modules that were dropped.
     pub(super) fn forget_gone(&self) {
         lock(&self.0.known).retain(|_, module| module.strong_count() > 0);
     }
@@ -100,7 +100,7 @@ impl Drop for Loader {
 }
 
 impl Shared {
-    /// Starts a thread for what there is a place for.
+    /// Starts a thread for each file that there is a place for.
     fn start(self: &Arc<Self>) {
         while let Some(next) = lock(&self.line).take() {
             let (Next::First(order) | Next::Again(order)) = &next;
@@ -113,7 +113,7 @@ impl Shared {
             if let Err(error) = thread {
                 self.free(is_first);
                 let why = format!("no thread could be started to load it: {error}");
-                self.tell(file, place, Outcome::Unlucky(why));
+                self.report(file, place, Outcome::Transient(why));
             }
         }
     }
@@ -126,7 +126,7 @@ impl Shared {
         }
     }
 
-    /// Loads one file after the other, with a compiler that serves many of them.
+    /// Loads one file after the other with one compiler, which serves many of them.
     fn run(self: Arc<Self>, first: Next<Order>) {
         let mut compiler = Compiler::new(self.sandbox.clone(), self.loads.clone());
         let mut next = Some(first);
@@ -136,26 +136,27 @@ impl Shared {
                 Next::Again(order) => (false, Try::Second, order),
             };
             let (file, place) = (order.file.clone(), order.place);
-            // A fault of the host would otherwise keep the place for ever.
-            let outcome =
-                catch_unwind(AssertUnwindSafe(|| self.look(&order, which, &mut compiler)))
-                    .unwrap_or_else(|_| {
-                        Outcome::Refused(
-                            "it made the host panic; this is a fault of Rouse".into(),
-                            None,
-                        )
-                    });
+            // Otherwise a panic of the host would occupy the place forever.
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                self.try_load(&order, which, &mut compiler)
+            }))
+            .unwrap_or_else(|_| {
+                Outcome::Refused(
+                    "it made the host panic; this is a bug in Rouse".into(),
+                    None,
+                )
+            });
             if let Outcome::Slow = outcome {
                 lock(&self.line).push_again(order);
             }
-            self.tell(file, place, outcome);
+            self.report(file, place, outcome);
             self.free(is_first);
             next = lock(&self.line).take();
         }
     }
 
-    fn tell(&self, file: String, place: u64, outcome: Outcome) {
-        // When nobody receives, the catalog is gone.
+    fn report(&self, file: String, place: u64, outcome: Outcome) {
+        // If there is no receiver, the catalog was dropped.
         let _ = self.done.send(Wake::Loaded(Loaded {
             file,
             place,
@@ -163,7 +164,7 @@ impl Shared {
         }));
     }
 
-    fn look(&self, order: &Order, which: Try, compiler: &mut Compiler) -> Outcome {
+    fn try_load(&self, order: &Order, which: Try, compiler: &mut Compiler) -> Outcome {
         self.loads.read_file();
         let bytes = match file::read(&order.listed, self.sandbox.settings().module_bytes_max) {
             Ok(Some(bytes)) => bytes,
@@ -199,8 +200,8 @@ impl Shared {
                 Outcome::Module(module)
             }
             Err(NotLoaded::Contents(why)) => Outcome::Refused(why, Some(digest)),
-            Err(NotLoaded::Circumstances(why)) => Outcome::Unlucky(why),
-            Err(NotLoaded::Again) => Outcome::Slow,
+            Err(NotLoaded::Transient(why)) => Outcome::Transient(why),
+            Err(NotLoaded::Retry) => Outcome::Slow,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which module of the folder serves which names.
+//! Decides which module in the folder serves which handler names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,18 +6,18 @@ use std::time::SystemTime;
 
 use super::entry::Serving;
 use super::folder::Folder;
-use super::owners::{Claimant, NAMES_MAX, Whose};
+use super::owners::{Claimant, NAMES_MAX, Ownership};
 use crate::sandbox::Module;
 use crate::sandbox::grants::lines;
 use crate::sandbox::module::admission::Denied;
 
-/// The most handlers of one folder. What a worker can run is a row of the database (`_check_capabilities` in
-/// migrations/functions/workers.sql holds so many).
+/// The maximum number of handlers in one folder. What a worker can run is stored in one row of the database
+/// (`_check_capabilities` in migrations/functions/workers.sql allows this many).
 const HANDLERS_MAX: usize = 10_000;
 
 impl Folder {
-    /// Lets each waiting module serve whose names are its own, in the order in which they came.
-    /// True when something changed.
+    /// Lets waiting modules serve if their names are their own, in the order in which they arrived. Returns true if
+    /// something changed.
     pub(super) fn settle_names(&mut self) -> bool {
         let mut changed = false;
         loop {
@@ -26,7 +26,7 @@ impl Folder {
                 .filter_map(|(file, entry)| Some((entry.waiting.as_ref()?.0, file.clone())))
                 .collect();
             waiting.sort();
-            // A module that starts to serve may give up names of its last version, for which another one waits.
+            // A module that starts to serve may release names of its last version, for which another module waits.
             let settled = waiting.iter().filter(|(_, file)| self.settle(file)).count();
             if settled == 0 {
                 break;
@@ -34,14 +34,14 @@ impl Folder {
             changed = true;
         }
         if self.ends_start() {
-            // Now it is known what every file has that was there at the start.
+            // The names of all files that were there at the start are known now.
             self.is_starting = false;
             self.owners.prove();
         }
         changed
     }
 
-    /// Lets one that waits serve, or says why it does not. True when something changed.
+    /// Lets one waiting module serve, or records why it does not. Returns true if something changed.
     fn settle(&mut self, file: &str) -> bool {
         let entry = self.entries.get_mut(file).expect("it was listed above");
         let Some((place, module)) = entry.waiting.clone() else {
@@ -94,7 +94,7 @@ impl Folder {
                 tracing::warn!(
                     file,
                     handler = name,
-                    "the handler's name belongs to {owner}, which is gone; this file has the same content, and serves in its place until either changes: to let it keep the name, put {} under [handlers.\"{name}\"] in rouse.toml",
+                    "the handler's name belongs to {owner}, which is missing; this file has the same content and serves instead until either changes: to let it keep the name, put {} under [handlers.\"{name}\"] in rouse.toml",
                     lines::module_key(file)
                 );
                 self.owners.stand_in(name, file);
@@ -115,7 +115,7 @@ impl Folder {
         true
     }
 
-    /// Which of a module's names are its own.
+    /// Decides which of a module's names are its own.
     fn decide(&self, file: &str, module: &Module) -> Decision {
         let settings = self.sandbox.settings();
         let mut names = Names::default();
@@ -128,7 +128,7 @@ impl Folder {
             }
             let name = &manifest.name;
             let by = self.claimant(file, module, name);
-            // Of a name that a table binds, not a file that the table keeps from it.
+            // For a name that a table binds, a file that the table excludes does not count.
             let may_have_it = |other: &str| {
                 let entry = self.entries.get(other);
                 entry.is_some_and(|it| {
@@ -138,8 +138,8 @@ impl Folder {
                         || it.waits_for(name, settings)
                 })
             };
-            match self.owners.whose(name, &by, may_have_it) {
-                Whose::Own => {
+            match self.owners.ownership(name, &by, may_have_it) {
+                Ownership::Own => {
                     let is_safe = by.is_bound
                         || settings.is_dev
                         || !settings.is_worth_having(name)
@@ -150,30 +150,30 @@ impl Folder {
                     }
                     names.own.insert(name.clone(), file.to_owned());
                 }
-                Whose::StandIn => {
+                Ownership::StandIn => {
                     let owner = self.owners.owner(name).unwrap_or(file);
                     names.own.insert(name.clone(), owner.to_owned());
                 }
-                Whose::Present(owner) => {
+                Ownership::Present(owner) => {
                     return Decision::Refuse(Denied {
                         why: belongs_to(name, file, &owner),
                         lines: Some(lines::module(name, file)),
                     });
                 }
-                Whose::Dropped(owner) => {
-                    let owner = format!("{owner}, a file whose present version lacks it");
+                Ownership::Dropped(owner) => {
+                    let owner = format!("{owner}, a file ownership current version lacks it");
                     return Decision::Refuse(Denied {
                         why: belongs_to(name, file, &owner),
                         lines: Some(lines::module(name, file)),
                     });
                 }
-                Whose::Gone(owner) => {
+                Ownership::Gone(owner) => {
                     return Decision::Refuse(Denied {
-                        why: belongs_to(name, file, &format!("{owner}, a file that is gone")),
+                        why: belongs_to(name, file, &format!("{owner}, a file that is missing")),
                         lines: Some(lines::module(name, file)),
                     });
                 }
-                Whose::Contested(files) => {
+                Ownership::Contested(files) => {
                     names.contested.insert(name.clone(), files);
                 }
             }
@@ -182,7 +182,7 @@ impl Folder {
         if others + names.own.len() > HANDLERS_MAX {
             return Decision::Refuse(Denied {
                 why: format!(
-                    "it has {} handlers, and the other files of the folder serve {others}; a folder serves {HANDLERS_MAX} at most",
+                    "it has {} handlers, and the other files of the folder serve {others}; a folder serves at most {HANDLERS_MAX}",
                     names.own.len()
                 ),
                 lines: None,
@@ -202,7 +202,7 @@ impl Folder {
         }
     }
 
-    /// How many handlers the files serve beside this one.
+    /// How many handlers the other files serve.
     fn served_by_others(&self, file: &str) -> usize {
         let others = self.entries.iter().filter(|(other, _)| *other != file);
         let serving = others.filter_map(|(_, entry)| entry.serving.as_ref());
@@ -213,12 +213,12 @@ impl Folder {
         Claimant {
             file,
             digest: module.digest,
-            is_of_start: self.entries.get(file).is_some_and(|it| it.is_of_start),
+            was_at_start: self.entries.get(file).is_some_and(|it| it.was_at_start),
             is_bound: self.sandbox.settings().bound(name).is_some(),
         }
     }
 
-    /// A file serves a handler no longer, and waits for its name.
+    /// Stops a file from serving a handler; it waits for the name.
     fn withdraw(&mut self, file: &str, name: &str, why: impl FnOnce(&str) -> String) {
         let Some(entry) = self.entries.get_mut(file) else {
             return;
@@ -226,7 +226,7 @@ impl Folder {
         let Some(serving) = &mut entry.serving else {
             return;
         };
-        if !serving.give_up(name) {
+        if !serving.stop_serving(name) {
             return;
         }
         let module = serving.module.clone();
@@ -244,9 +244,9 @@ impl Folder {
     }
 }
 
-/// What becomes of a module that waits.
+/// What to do with a waiting module.
 enum Decision {
-    /// It is too early to say.
+    /// It is too early to decide.
     Wait,
     Refuse(Denied),
     Serve(Names),
@@ -255,22 +255,22 @@ enum Decision {
 /// The names of a module that may serve.
 #[derive(Default)]
 struct Names {
-    /// Those that it serves, with the file that each belongs to.
+    /// The names that it serves, with the file that owns each.
     own: BTreeMap<String, String>,
-    /// Those that nobody serves, with the files that have them.
+    /// The names that no file serves, with the files that have them.
     contested: BTreeMap<String, BTreeSet<String>>,
 }
 
 fn belongs_to(name: &str, file: &str, owner: &str) -> String {
     format!(
-        "it has the handler `{name}`, which belongs to {owner}; where {file} is to have it, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
+        "it has the handler `{name}`, which belongs to {owner}; to give it to {file}, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
         lines::module_key(file)
     )
 }
 
 fn no_room(name: &str, file: &str) -> String {
     format!(
-        "it has the handler `{name}`, and this host knows of {NAMES_MAX} names already, which is as many as it keeps; where {file} is to have it, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
+        "it has the handler `{name}`, and this host has recorded {NAMES_MAX} names already, which is the limit; to give it to {file}, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
         lines::module_key(file)
     )
 }
@@ -282,7 +282,7 @@ fn contested_by(name: &str, file: &str, files: &BTreeSet<String>) -> String {
         .filter(|other| *other != file)
         .collect();
     format!(
-        "it has the handler `{name}`, as {} had at the same start, and nobody knows whose it is, so that neither serves it; where {file} is to have it, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
+        "it has the handler `{name}`, which {} had at the same start; its owner is unknown, so none of them serves it; to give it to {file}, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
         others.join(" and "),
         lines::module_key(file)
     )

@@ -1,10 +1,10 @@
-//! Whose the names of handlers are.
+//! Which file owns a handler's name.
 //!
-//! Where no table of `rouse.toml` binds a name, it belongs to the file that served it first. It goes on belonging to that file while
-//! the file is away, as in an upgrade that removes it before it copies the new one, and after a restart: what is known of names is
-//! kept beside machine code, where nobody but the host's user may write. Where nothing is kept, and two files have one name at a
-//! start, nobody knows which of them it belongs to, and neither serves it. A file that is kept and cannot be used is an error: a
-//! host that took it for nothing would hand out names again.
+//! A name that no table of `rouse.toml` binds belongs to the file that served it first. The file keeps it while it is
+//! missing, as in an upgrade that removes the file before it copies the new one, and across restarts: ownership is
+//! saved next to the machine code cache, where only the host's user may write. If nothing is saved and two files have
+//! the same name at a start, its owner is unknown and neither file serves it. A saved file that cannot be used is an
+//! error: a host that ignored it would assign the names again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,31 +17,31 @@ use serde::{Deserialize, Serialize};
 use crate::sandbox::module::cache::CodeCache;
 use crate::sandbox::{Digest, Sandbox};
 
-/// A file that has been gone for so long has lost its names; so has one that served without them for so long.
+/// A file that has been missing, or has served without a name, for this long loses the name.
 const GONE_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// So many names are kept, owned and contested ones together. The note can be read back however long they and their files
-/// are called. There is no room for another name then: those that are known stay.
+/// The maximum number of names, owned and contested together. It is low enough that the saved note can be read back
+/// however long the names of handlers and files are. When it is reached, known names stay and new ones are refused.
 pub(super) const NAMES_MAX: usize = 20_000;
 
-/// So many files of a contest are kept.
+/// The maximum number of files that are saved for a contest.
 const CONTEST_FILES_MAX: usize = 4;
 
-/// A contest is noted again so often while it goes on; it ends [`GONE_MAX`] after the last time.
+/// How often a continuing contest is saved again; it ends [`GONE_MAX`] after the last time.
 const NOTED_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What is known of names.
+/// The ownership of names.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Names {
-    /// For people who look into it.
+    /// For people who read the note.
     folder: String,
     owned: BTreeMap<String, Owner>,
-    /// Names that several files had at one start.
+    /// Names that several files had at the same start.
     contested: BTreeMap<String, Contest>,
 }
 
 impl Names {
-    /// What is kept under this name; none on a first start.
+    /// The note saved under this name; `None` on a first start.
     fn read(cache: &CodeCache, note: &str) -> Result<Option<Self>, String> {
         let text = cache.note(note).map_err(|error| error.to_string())?;
         let read = text.map(|text| serde_json::from_slice(&text));
@@ -56,7 +56,7 @@ impl Names {
         self.owned.contains_key(name) || self.contested.contains_key(name)
     }
 
-    /// Makes what is known of a name the same as there.
+    /// Copies the entry of a name.
     fn copy(&mut self, name: &str, from: &Self) {
         match from.owned.get(name) {
             Some(owner) => self.owned.insert(name.to_owned(), owner.clone()),
@@ -69,34 +69,34 @@ impl Names {
     }
 }
 
-/// The file that a name belongs to.
+/// The file that owns a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Owner {
     file: String,
-    /// Of what it served last under this name.
+    /// The digest of the file that last served this name.
     sha256: String,
-    /// Since when the file is gone, or serves in a version without the name: seconds since 1970.
+    /// Since when the file has been missing or has served without the name: seconds since 1970.
     gone_since: Option<u64>,
     /// The file serves in a version without the name.
     #[serde(default)]
     is_dropped: bool,
-    /// The host is still starting, and another file may turn out to have the name too.
+    /// The host is still starting, and another file may have the name too.
     #[serde(skip)]
     is_unproven: bool,
-    /// A table binds the name, and there was no room to keep it.
+    /// A table binds the name, but there was no room to save it.
     #[serde(skip)]
     is_unkept: bool,
-    /// A file with the same content, which serves while the owner is gone.
+    /// A file with the same content, which serves while the owner is missing.
     #[serde(skip)]
     stand_in: Option<String>,
 }
 
-/// The files that had a name at one start.
+/// The files that had a name at the same start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Contest {
-    /// At most [`CONTEST_FILES_MAX`] of them, without those that serve in a version without the name.
+    /// At most [`CONTEST_FILES_MAX`] files, without those that now serve without the name.
     files: BTreeSet<String>,
-    /// When two of them were there last: seconds since 1970.
+    /// When two of them were last present: seconds since 1970.
     seen_at: u64,
 }
 
@@ -105,55 +105,56 @@ pub(super) struct Claimant<'a> {
     pub(super) file: &'a str,
     pub(super) digest: Digest,
     /// It was there when the host started.
-    pub(super) is_of_start: bool,
+    pub(super) was_at_start: bool,
     /// A table of `rouse.toml` binds the name to its module.
     pub(super) is_bound: bool,
 }
 
-/// Whose a name is, for one who has it in its manifest.
+/// The owner of a name, from the point of view of a claimant.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Whose {
-    /// Its own, or nobody's.
+pub(super) enum Ownership {
+    /// The claimant, or no file.
     Own,
-    /// That of a file which is gone, and had the same content.
+    /// A missing file that had the same content.
     StandIn,
-    /// This file's, which is there.
+    /// This file, which is present.
     Present(String),
-    /// This file's, which is there in a version without the name.
+    /// This file, which is present in a version without the name.
     Dropped(String),
-    /// This file's, which is gone.
+    /// This file, which is missing.
     Gone(String),
-    /// Nobody's, as these files have it too.
+    /// No file, because these files have it too.
     Contested(BTreeSet<String>),
 }
 
-/// Whose the names of a folder's handlers are.
+/// The ownership of handler names in a folder.
 pub(super) struct Owners {
     names: Names,
     is_dev: bool,
-    /// Where it is kept, and under which name; none: it is not.
+    /// Where it is saved, and under which name; `None` if it is not.
     kept: Option<(Arc<Sandbox>, String)>,
-    /// The names that are not kept yet as they are now.
+    /// Names ownership current state is not saved yet.
     changed: BTreeSet<String>,
-    /// Why they could not be kept the last time.
+    /// Why the last save failed.
     unkept: Option<String>,
 }
 
 impl Owners {
-    /// What is known of the folder at this path. A link that leads to another folder from now on is still the same path.
+    /// Reads what is saved for the folder at this path. If a link later leads to another folder, it is still the same
+    /// path.
     ///
     /// # Errors
-    /// When something is kept that cannot be used.
+    /// When there is a saved note that cannot be used.
     pub(super) fn read(sandbox: &Arc<Sandbox>, dir: &Path) -> anyhow::Result<Self> {
         let absolute = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
-        // Without a slash at its end.
+        // Removes a trailing slash.
         let folder: PathBuf = absolute.components().collect();
         let digest = Digest::of(folder.as_os_str().as_encoded_bytes()).to_string();
         let note = format!("names-{}.json", &digest[..16]);
         let read = |cache: &CodeCache| {
             Names::read(cache, &note).map_err(|why| {
                 anyhow!(
-                    "{}, which says which file each name of a handler in {} belongs to, cannot be used: {why}; restore it, or remove it to start as on the first day: each name goes to the file that has it now",
+                    "{}, which records which file owns each handler name in {}, cannot be used: {why}; restore it, or remove it to assign each name to the file that has it now",
                     cache.note_path(&note).display(),
                     folder.display()
                 )
@@ -166,14 +167,14 @@ impl Owners {
         Ok(Self {
             names,
             is_dev,
-            // What a developer's session lets serve proves nothing to a host that serves.
+            // A development session is not evidence for a production host.
             kept: (cache.is_some() && !is_dev).then(|| (sandbox.clone(), note)),
             changed: BTreeSet::new(),
             unkept: None,
         })
     }
 
-    /// Keeps what has changed; what cannot be kept now is kept the next time.
+    /// Saves what has changed; what cannot be saved now is saved next time.
     pub(super) fn keep(&mut self) {
         let Some((sandbox, note)) = &self.kept else {
             self.changed.clear();
@@ -198,7 +199,7 @@ impl Owners {
                 Ok(false) => {}
                 Err(why) => {
                     if self.unkept.as_ref() != Some(&why) {
-                        tracing::warn!(file = %cache.note_path(note).display(), "the names of handlers are not kept for the next start: {why}");
+                        tracing::warn!(file = %cache.note_path(note).display(), "the ownership of handler names cannot be saved for the next start: {why}");
                     }
                     self.unkept = Some(why);
                 }
@@ -207,8 +208,8 @@ impl Owners {
         self.changed.extend(unproven);
     }
 
-    /// Writes what has changed into what is kept, in which another host on the folder may have written since. False while
-    /// another host writes.
+    /// Merges the changes into the note, which another host on the folder may have written since. Returns false while
+    /// another host is writing it.
     fn write(&self, cache: &CodeCache, note: &str) -> Result<bool, String> {
         let locked = cache.lock_note(note).map_err(|error| error.to_string())?;
         let Some(_lock) = locked else {
@@ -228,19 +229,19 @@ impl Owners {
         set.map(|()| true).map_err(|error| error.to_string())
     }
 
-    /// True where all of these names can be kept.
+    /// True if all of these names can be saved.
     pub(super) fn has_room<'a>(&self, names: impl Iterator<Item = &'a String>) -> bool {
         let new = names.filter(|name| !self.names.has(name)).count();
         new == 0 || self.names.count() + new <= NAMES_MAX
     }
 
-    /// Whose this name is. `is_there`: that a file is in the folder, and may have it.
-    pub(super) fn whose(
+    /// The owner of this name. `is_there`: whether a file is in the folder and may have the name.
+    pub(super) fn ownership(
         &self,
         name: &str,
         by: &Claimant<'_>,
         is_there: impl Fn(&str) -> bool,
-    ) -> Whose {
+    ) -> Ownership {
         let is_another = |file: &str| file != by.file && is_there(file);
         if let Some(contest) = self.names.contested.get(name) {
             let mut files = contest.files.iter();
@@ -248,53 +249,53 @@ impl Owners {
             if !decided || files.any(|file| is_another(file)) {
                 let mut files = contest.files.clone();
                 files.insert(by.file.to_owned());
-                return Whose::Contested(files);
+                return Ownership::Contested(files);
             }
         }
         let Some(owner) = self.names.owned.get(name) else {
-            return Whose::Own;
+            return Ownership::Own;
         };
         if owner.file == by.file {
-            return Whose::Own;
+            return Ownership::Own;
         }
         let is_there = is_there(&owner.file);
         if is_there && !owner.is_dropped {
-            return match owner.is_unproven && by.is_of_start {
-                true => Whose::Contested([&owner.file, by.file].map(str::to_owned).into()),
-                false => Whose::Present(owner.file.clone()),
+            return match owner.is_unproven && by.was_at_start {
+                true => Ownership::Contested([&owner.file, by.file].map(str::to_owned).into()),
+                false => Ownership::Present(owner.file.clone()),
             };
         }
         if by.is_bound || self.is_dev {
-            return Whose::Own;
+            return Ownership::Own;
         }
         let serves_instead = owner.stand_in.as_deref().filter(|file| is_another(file));
         if owner.sha256 == by.digest.to_string() && serves_instead.is_none() {
-            return Whose::StandIn;
+            return Ownership::StandIn;
         }
         match is_there {
-            true => Whose::Dropped(owner.file.clone()),
-            false => Whose::Gone(owner.file.clone()),
+            true => Ownership::Dropped(owner.file.clone()),
+            false => Ownership::Gone(owner.file.clone()),
         }
     }
 
-    /// True where it is known, and not only since this start, that the name is this file's.
+    /// True if the file was known to own the name before this start.
     pub(super) fn knows(&self, name: &str, file: &str) -> bool {
         let owner = self.names.owned.get(name);
         owner.is_some_and(|owner| owner.file == file && !owner.is_unproven)
     }
 
-    /// The file that the name belongs to.
+    /// The file that owns the name.
     pub(super) fn owner(&self, name: &str) -> Option<&str> {
         Some(&self.names.owned.get(name)?.file)
     }
 
-    /// The file that serves it, if any does.
+    /// The file that serves the name, if any.
     pub(super) fn server(&self, name: &str) -> Option<&str> {
         let owner = self.names.owned.get(name)?;
         Some(owner.stand_in.as_deref().unwrap_or(&owner.file))
     }
 
-    /// The name is this file's from now on, which serves it.
+    /// Gives the name to this file, which serves it from now on.
     pub(super) fn take(&mut self, name: &str, by: &Claimant<'_>, is_starting: bool) {
         let was_contested = self.names.contested.remove(name).is_some();
         let before = self.names.owned.get(name);
@@ -315,14 +316,15 @@ impl Owners {
         self.names.owned.insert(name.to_owned(), owner);
     }
 
-    /// This file serves it, while the file that it belongs to is gone.
+    /// Lets this file serve the name while its owner is missing.
     pub(super) fn stand_in(&mut self, name: &str, file: &str) {
         if let Some(owner) = self.names.owned.get_mut(name) {
             owner.stand_in = Some(file.to_owned());
         }
     }
 
-    /// These files have it; nobody serves it. Where there are too many to keep, those that are there count first.
+    /// Records that several files have the name, so none serves it. If there are too many to save, files that are
+    /// present take precedence.
     pub(super) fn contest(
         &mut self,
         name: &str,
@@ -347,8 +349,8 @@ impl Owners {
         self.changed.insert(name.to_owned());
     }
 
-    /// A file serves in a version that has these names alone. The others wait for it as if it were gone: the version before
-    /// may come back.
+    /// Records that a file now serves without its other names. They wait for it as if it were missing, because the
+    /// earlier version may come back.
     pub(super) fn drop_others(&mut self, file: &str, has: impl Fn(&str) -> bool, now: SystemTime) {
         let Names {
             owned, contested, ..
@@ -361,7 +363,7 @@ impl Owners {
             owner.is_dropped = true;
             owner.gone_since = Some(now);
             self.changed.insert(name.clone());
-            // While the host starts, another file may have it as well as this one did.
+            // While the host starts, another file has an equal claim to it.
             !owner.is_unproven
         });
         for (name, contest) in contested {
@@ -372,7 +374,7 @@ impl Owners {
         }
     }
 
-    /// Nobody else of this start can have the names that were taken since.
+    /// Ends the start: the names taken during it are proven.
     pub(super) fn prove(&mut self) {
         for (name, owner) in &mut self.names.owned {
             if std::mem::take(&mut owner.is_unproven) {
@@ -381,8 +383,8 @@ impl Owners {
         }
     }
 
-    /// Notes which files are there, and forgets what was long ago.
-    pub(super) fn mind(&mut self, now: SystemTime, is_there: impl Fn(&str) -> bool) {
+    /// Records which files are present, and forgets old entries.
+    pub(super) fn update_presence(&mut self, now: SystemTime, is_there: impl Fn(&str) -> bool) {
         let now = secs(now);
         let long_ago = |then: u64| now.saturating_sub(then) >= GONE_MAX.as_secs();
         self.names.owned.retain(|name, owner| {
@@ -438,7 +440,7 @@ mod tests {
         Claimant {
             file,
             digest: Digest::of(file.as_bytes()),
-            is_of_start: true,
+            was_at_start: true,
             is_bound: false,
         }
     }
@@ -447,45 +449,51 @@ mod tests {
         |file| files.contains(&file)
     }
 
-    fn contested(files: &[&str]) -> Whose {
-        Whose::Contested(files.iter().map(|file| (*file).to_owned()).collect())
+    fn contested(files: &[&str]) -> Ownership {
+        Ownership::Contested(files.iter().map(|file| (*file).to_owned()).collect())
     }
 
     #[test]
-    fn a_name_stays_with_its_file_while_that_is_gone() {
+    fn a_name_stays_with_its_missing_file() {
         let mut owners = owners(false);
         let (mail, other) = (by("mail.wasm"), by("0.wasm"));
-        assert_eq!(owners.whose("x", &mail, there(&["mail.wasm"])), Whose::Own);
+        assert_eq!(
+            owners.ownership("x", &mail, there(&["mail.wasm"])),
+            Ownership::Own
+        );
         owners.take("x", &mail, false);
         let both = there(&["mail.wasm", "0.wasm"]);
-        let present = Whose::Present("mail.wasm".into());
-        assert_eq!(owners.whose("x", &other, both), present);
+        let present = Ownership::Present("mail.wasm".into());
+        assert_eq!(owners.ownership("x", &other, both), present);
         let alone = there(&["0.wasm"]);
-        let gone = Whose::Gone("mail.wasm".into());
-        assert_eq!(owners.whose("x", &other, alone), gone);
-        assert_eq!(owners.whose("x", &mail, there(&["mail.wasm"])), Whose::Own);
+        let gone = Ownership::Gone("mail.wasm".into());
+        assert_eq!(owners.ownership("x", &other, alone), gone);
+        assert_eq!(
+            owners.ownership("x", &mail, there(&["mail.wasm"])),
+            Ownership::Own
+        );
 
-        // The same content under another name serves, and gets nothing by it.
+        // A file with the same content serves meanwhile, but does not gain the name.
         let copy = Claimant {
             digest: mail.digest,
             ..by("copy.wasm")
         };
         let alone = there(&["copy.wasm"]);
-        assert_eq!(owners.whose("x", &copy, alone), Whose::StandIn);
+        assert_eq!(owners.ownership("x", &copy, alone), Ownership::StandIn);
         owners.stand_in("x", "copy.wasm");
         assert_eq!(owners.server("x"), Some("copy.wasm"));
         let changed = by("copy.wasm");
-        assert_eq!(owners.whose("x", &changed, there(&["copy.wasm"])), gone);
+        assert_eq!(owners.ownership("x", &changed, there(&["copy.wasm"])), gone);
         let second = Claimant {
             digest: mail.digest,
             ..by("second.wasm")
         };
         let two = there(&["copy.wasm", "second.wasm"]);
-        assert_eq!(owners.whose("x", &second, two), gone);
+        assert_eq!(owners.ownership("x", &second, two), gone);
     }
 
     #[test]
-    fn a_name_is_free_once_its_file_has_been_gone_or_without_it_for_a_month() {
+    fn release_a_name_after_its_file_lacked_it_for_a_month() {
         let mut owners = owners(false);
         owners.take("x", &by("mail.wasm"), false);
         owners.take("y", &by("mail.wasm"), false);
@@ -493,57 +501,66 @@ mod tests {
         let now = SystemTime::now();
         owners.drop_others("mail.wasm", |name| name == "y", now);
         owners.drop_others("mail.wasm", |name| name == "y", now + GONE_MAX / 2);
-        owners.mind(now + GONE_MAX / 2, there(&both));
-        let dropped = Whose::Dropped("mail.wasm".into());
-        assert_eq!(owners.whose("x", &by("0.wasm"), there(&both)), dropped);
+        owners.update_presence(now + GONE_MAX / 2, there(&both));
+        let dropped = Ownership::Dropped("mail.wasm".into());
+        assert_eq!(owners.ownership("x", &by("0.wasm"), there(&both)), dropped);
         let bound = Claimant {
             is_bound: true,
             ..by("0.wasm")
         };
-        assert_eq!(owners.whose("x", &bound, there(&both)), Whose::Own);
-        owners.mind(now + GONE_MAX, there(&both));
-        assert_eq!(owners.whose("x", &by("0.wasm"), there(&both)), Whose::Own);
-
-        owners.mind(now, there(&["0.wasm"]));
-        owners.mind(now + GONE_MAX / 2, there(&["0.wasm"]));
-        let gone = Whose::Gone("mail.wasm".into());
-        assert_eq!(owners.whose("y", &by("0.wasm"), there(&["0.wasm"])), gone);
-        // It comes back, and the month starts anew.
-        owners.mind(now + GONE_MAX / 2, there(&both));
-        owners.mind(now + GONE_MAX / 2, there(&["0.wasm"]));
-        owners.mind(now + GONE_MAX, there(&["0.wasm"]));
-        assert_eq!(owners.whose("y", &by("0.wasm"), there(&["0.wasm"])), gone);
-        owners.mind(now + GONE_MAX / 2 + GONE_MAX, there(&["0.wasm"]));
+        assert_eq!(owners.ownership("x", &bound, there(&both)), Ownership::Own);
+        owners.update_presence(now + GONE_MAX, there(&both));
         assert_eq!(
-            owners.whose("y", &by("0.wasm"), there(&["0.wasm"])),
-            Whose::Own
+            owners.ownership("x", &by("0.wasm"), there(&both)),
+            Ownership::Own
+        );
+
+        owners.update_presence(now, there(&["0.wasm"]));
+        owners.update_presence(now + GONE_MAX / 2, there(&["0.wasm"]));
+        let gone = Ownership::Gone("mail.wasm".into());
+        assert_eq!(
+            owners.ownership("y", &by("0.wasm"), there(&["0.wasm"])),
+            gone
+        );
+        // The file comes back, and the month starts again.
+        owners.update_presence(now + GONE_MAX / 2, there(&both));
+        owners.update_presence(now + GONE_MAX / 2, there(&["0.wasm"]));
+        owners.update_presence(now + GONE_MAX, there(&["0.wasm"]));
+        assert_eq!(
+            owners.ownership("y", &by("0.wasm"), there(&["0.wasm"])),
+            gone
+        );
+        owners.update_presence(now + GONE_MAX / 2 + GONE_MAX, there(&["0.wasm"]));
+        assert_eq!(
+            owners.ownership("y", &by("0.wasm"), there(&["0.wasm"])),
+            Ownership::Own
         );
     }
 
     #[test]
-    fn of_two_that_have_a_name_at_one_start_neither_has_it_until_a_table_says_so() {
+    fn two_files_with_a_name_at_a_start_contest_it_until_a_table_binds_it() {
         let mut owners = owners(false);
         let both = ["0.wasm", "mail.wasm"];
         owners.take("x", &by("0.wasm"), true);
         assert_eq!(
-            owners.whose("x", &by("mail.wasm"), there(&both)),
+            owners.ownership("x", &by("mail.wasm"), there(&both)),
             contested(&both)
         );
         let later = Claimant {
-            is_of_start: false,
+            was_at_start: false,
             ..by("mail.wasm")
         };
-        let present = Whose::Present("0.wasm".into());
-        assert_eq!(owners.whose("x", &later, there(&both)), present);
+        let present = Ownership::Present("0.wasm".into());
+        assert_eq!(owners.ownership("x", &later, there(&both)), present);
         let files = both.map(str::to_owned).into();
         let now = SystemTime::now();
         owners.contest("x", files, now, there(&both));
         assert_eq!(owners.server("x"), None);
-        // One of them goes away: it may be the one that the name belongs to.
+        // One of them is removed: it may be the owner.
         for file in both {
             let alone = [file];
             assert_eq!(
-                owners.whose("x", &by(file), there(&alone)),
+                owners.ownership("x", &by(file), there(&alone)),
                 contested(&both)
             );
         }
@@ -551,65 +568,68 @@ mod tests {
             is_bound: true,
             ..by("mail.wasm")
         };
-        assert_eq!(owners.whose("x", &bound, there(&["mail.wasm"])), Whose::Own);
-        // What is contested no longer is forgotten some day, and not as long as it is.
-        owners.mind(now + GONE_MAX / 2, there(&both));
-        owners.mind(now + GONE_MAX, there(&["mail.wasm"]));
         assert_eq!(
-            owners.whose("x", &by("0.wasm"), there(&both)),
+            owners.ownership("x", &bound, there(&["mail.wasm"])),
+            Ownership::Own
+        );
+        // An ended contest is forgotten after a month, and not while it continues.
+        owners.update_presence(now + GONE_MAX / 2, there(&both));
+        owners.update_presence(now + GONE_MAX, there(&["mail.wasm"]));
+        assert_eq!(
+            owners.ownership("x", &by("0.wasm"), there(&both)),
             contested(&both)
         );
-        owners.mind(now + GONE_MAX / 2 + GONE_MAX, there(&["mail.wasm"]));
+        owners.update_presence(now + GONE_MAX / 2 + GONE_MAX, there(&["mail.wasm"]));
         assert_eq!(
-            owners.whose("x", &by("mail.wasm"), there(&["mail.wasm"])),
-            Whose::Own
+            owners.ownership("x", &by("mail.wasm"), there(&["mail.wasm"])),
+            Ownership::Own
         );
     }
 
     #[test]
-    fn what_was_proven_before_is_not_contested_at_the_next_start() {
+    fn a_proven_name_is_not_contested_at_the_next_start() {
         let mut owners = owners(false);
         owners.take("x", &by("mail.wasm"), true);
         assert!(!owners.knows("x", "mail.wasm"));
         owners.prove();
         assert!(owners.knows("x", "mail.wasm"));
-        // As it serves again, at a start.
+        // It serves again at the next start.
         owners.take("x", &by("mail.wasm"), true);
         let both = there(&["0.wasm", "mail.wasm"]);
-        let present = Whose::Present("mail.wasm".into());
-        assert_eq!(owners.whose("x", &by("0.wasm"), both), present);
+        let present = Ownership::Present("mail.wasm".into());
+        assert_eq!(owners.ownership("x", &by("0.wasm"), both), present);
     }
 
     #[test]
-    fn while_somebody_develops_a_name_is_free_as_soon_as_its_file_is_gone() {
+    fn in_development_a_name_is_free_as_soon_as_its_file_is_missing() {
         let mut owners = owners(true);
         owners.take("x", &by("mail.wasm"), false);
-        let present = Whose::Present("mail.wasm".into());
+        let present = Ownership::Present("mail.wasm".into());
         let both = ["0.wasm", "mail.wasm"];
-        assert_eq!(owners.whose("x", &by("0.wasm"), there(&both)), present);
+        assert_eq!(owners.ownership("x", &by("0.wasm"), there(&both)), present);
         assert_eq!(
-            owners.whose("x", &by("0.wasm"), there(&["0.wasm"])),
-            Whose::Own
+            owners.ownership("x", &by("0.wasm"), there(&["0.wasm"])),
+            Ownership::Own
         );
         let now = SystemTime::now();
         owners.contest("x", both.map(str::to_owned).into(), now, there(&both));
         assert_eq!(
-            owners.whose("x", &by("0.wasm"), there(&both)),
+            owners.ownership("x", &by("0.wasm"), there(&both)),
             contested(&both)
         );
         assert_eq!(
-            owners.whose("x", &by("0.wasm"), there(&["0.wasm"])),
-            Whose::Own
+            owners.ownership("x", &by("0.wasm"), there(&["0.wasm"])),
+            Ownership::Own
         );
     }
 
-    /// A file with the longest name that JSON makes of 255 bytes.
+    /// The longest name that 255 bytes can have in JSON.
     fn longest(n: usize) -> String {
         format!("{n:05}{}", "\u{fffd}".repeat(250))
     }
 
     #[test]
-    fn the_note_can_be_read_back_however_many_names_are_asked_for() {
+    fn a_full_note_can_be_read_back() {
         let mut owners = owners(false);
         let now = SystemTime::now();
         let name = |n: usize| format!("{n:0128}");
@@ -621,7 +641,7 @@ mod tests {
         }
         let text = serde_json::to_vec(&owners.names).unwrap();
         assert!(text.len() as u64 <= NOTE_BYTES_MAX, "{}", text.len());
-        // There is room for those that are known, and for one that a table binds, which is not kept.
+        // Known names still have room, and a bound name serves without being saved.
         assert!(owners.has_room([name(7)].iter()) && !owners.has_room(["x".to_owned()].iter()));
         owners.take("x", &by("mail.wasm"), false);
         assert!(owners.names.owned["x"].is_unkept);
@@ -629,12 +649,15 @@ mod tests {
             is_bound: true,
             ..by("0.wasm")
         };
-        let present = Whose::Present("mail.wasm".into());
-        assert_eq!(owners.whose("x", &other, there(&["mail.wasm"])), present);
+        let present = Ownership::Present("mail.wasm".into());
+        assert_eq!(
+            owners.ownership("x", &other, there(&["mail.wasm"])),
+            present
+        );
     }
 
     #[test]
-    fn of_the_files_of_a_contest_those_that_are_gone_or_without_the_name_count_no_longer() {
+    fn a_contest_drops_files_that_are_missing_or_without_the_name() {
         let mut owners = owners(true);
         let now = SystemTime::now();
         let all = ["a", "b", "c", "d", "e"];
@@ -648,17 +671,17 @@ mod tests {
         assert_eq!(contest(&mut owners, &all), first);
         let there: BTreeSet<String> = files(&["a", "e"]);
         assert_eq!(contest(&mut owners, &["a", "e"]), there);
-        // While somebody develops, a name is free as soon as the others do without it.
+        // In development, a name is free as soon as the other files lack it.
         assert_eq!(
-            owners.whose("x", &by("e"), |_| true),
+            owners.ownership("x", &by("e"), |_| true),
             contested(&["a", "e"])
         );
         owners.drop_others("a", |_| false, now);
-        assert_eq!(owners.whose("x", &by("e"), |_| true), Whose::Own);
+        assert_eq!(owners.ownership("x", &by("e"), |_| true), Ownership::Own);
     }
 
     #[test]
-    fn two_hosts_with_one_folder_keep_what_both_of_them_know() {
+    fn two_hosts_on_one_folder_merge_their_notes() {
         let dir = tempfile::tempdir().unwrap();
         let settings = Settings {
             attempts_max: 1,
@@ -680,8 +703,8 @@ mod tests {
         drop(lock);
         one.keep();
         other.keep();
-        one.mind(SystemTime::now() - GONE_MAX, |file| file != "gone.wasm");
-        one.mind(SystemTime::now(), |file| file != "gone.wasm");
+        one.update_presence(SystemTime::now() - GONE_MAX, |file| file != "gone.wasm");
+        one.update_presence(SystemTime::now(), |file| file != "gone.wasm");
         one.keep();
         let kept: Vec<String> = read().names.owned.into_keys().collect();
         assert_eq!(kept, ["x", "y"]);

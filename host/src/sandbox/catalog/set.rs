@@ -11,28 +11,28 @@ use super::handler::Handler;
 /// A file that is not served, or not in its newest version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The file's name in the folder, with its control characters shown.
+    /// The file's name in the folder, with control characters escaped.
     pub file: String,
-    /// Why; a sentence that starts with "it …", in one line.
+    /// The reason, in one line: a sentence that starts with "it …".
     pub why: String,
-    /// The lines of `rouse.toml` that would allow it, where that is the operator's to say.
+    /// The lines of `rouse.toml` that would allow it, if the operator can.
     pub lines: Option<String>,
     /// True when the last good version of the file still serves.
     pub last_good_serves: bool,
 }
 
-/// What a folder offers at one moment. Never changes; a running attempt keeps its handler.
+/// What a folder offers at one moment. Immutable: a running attempt keeps its handler.
 #[derive(Debug, Default)]
 pub struct HandlerSet {
     /// The handlers by name.
     pub handlers: BTreeMap<String, Arc<Handler>>,
-    /// What was refused, by file name.
+    /// Refused files, by name.
     pub refused: Vec<Refusal>,
     /// Files that have not been tried yet, by name.
     pub loading: Vec<String>,
-    /// Files that take their compiler long, by name. They are compiled behind all others, and nothing waits for them.
+    /// Files that are slow to compile, by name. They are compiled after all others, and nothing waits for them.
     pub slow: Vec<String>,
-    /// Why the folder cannot be read, where it cannot; everything goes on serving then.
+    /// Why the folder cannot be read; `None` if it can. The handlers keep serving meanwhile.
     pub unreadable: Option<String>,
 }
 
@@ -42,18 +42,18 @@ impl HandlerSet {
         self.handlers.get(name)
     }
 
-    /// True while there are files that nobody has tried yet.
+    /// True while there are files that have not been tried yet.
     pub fn is_loading(&self) -> bool {
         !self.loading.is_empty()
     }
 
-    /// The names of the handlers, in order.
+    /// The names of the handlers, sorted.
     pub fn names(&self) -> Vec<String> {
         self.handlers.keys().cloned().collect()
     }
 }
 
-/// What a folder offers now, for all who use it.
+/// The current set, with change notifications.
 pub(super) struct Published {
     pub(super) current: ArcSwap<HandlerSet>,
     pub(super) version: watch::Sender<u64>,

@@ -1,4 +1,4 @@
-//! Following the folder.
+//! The thread that follows the folder.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,15 +14,14 @@ use super::folder::{Folder, Trust};
 use super::loading::Wake;
 use super::set::Published;
 
-/// How often the folder is looked at when nothing is heard of it: network folders send no
-/// events, and events get lost.
+/// The scan interval without events: network folders send none, and events get lost.
 const RESCAN: Duration = Duration::from_millis(500);
 
-/// While modules are being loaded, those that have become ready are published together, so often: each time everything is
-/// looked through that there is.
+/// While modules are being loaded, ready ones are published together at this interval, because each publication goes
+/// through the whole folder.
 const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 
-/// Starts the thread that follows the folder; it ends when it is told to. `events` leads to `wakes`.
+/// Starts the thread that follows the folder; it ends with `Wake::Stop`. `events` is the sender of `wakes`.
 pub(super) fn start(
     folder: Folder,
     wakes: mpsc::Receiver<Wake>,
@@ -33,7 +32,9 @@ pub(super) fn start(
         .name("rouse-catalog".into())
         .spawn(move || follow(folder, &published, &wakes, events));
     if let Err(error) = thread {
-        tracing::error!("no thread to follow the handlers folder, changes need a restart: {error}");
+        tracing::error!(
+            "cannot start the thread that follows the handlers folder; changes need a restart: {error}"
+        );
     }
 }
 
@@ -43,7 +44,7 @@ fn follow(
     wakes: &mpsc::Receiver<Wake>,
     events: mpsc::Sender<Wake>,
 ) {
-    // Events come as long as this lives.
+    // Events arrive while this value is alive.
     let _watcher = listen(&folder, events);
     let mut renamed = HashSet::new();
     let mut changed = false;
@@ -53,7 +54,7 @@ fn follow(
         if now >= scan_at || !renamed.is_empty() {
             let scan = folder.scan(&Trust::Renamed(std::mem::take(&mut renamed)));
             changed |= scan.changed;
-            // What could not be kept before, and how long files have been gone.
+            // Saves what could not be saved before, and since when files have been missing.
             folder.keep_names();
             scan_at = now + scan.again_in.unwrap_or(RESCAN).min(RESCAN);
         }
@@ -61,7 +62,7 @@ fn follow(
         if changed && (now >= publish_at || !folder.is_trying()) {
             changed = false;
             folder.settle_names();
-            // Before anybody can see whose they are.
+            // Saved before the new ownership becomes visible.
             folder.keep_names();
             published.publish(folder.handlers());
             publish_at = now + PUBLISH_EVERY;
@@ -81,7 +82,7 @@ fn follow(
                 Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => break,
             }
-            // What has come meanwhile belongs to the same scan.
+            // Wakes that have arrived meanwhile belong to the same scan.
             next = wakes.recv_timeout(Duration::ZERO);
         }
     }
@@ -90,7 +91,7 @@ fn follow(
 fn listen(folder: &Folder, events: mpsc::Sender<Wake>) -> Option<RecommendedWatcher> {
     let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
         let renamed = match event {
-            // Our own reading is no news.
+            // The host's own reads are not changes.
             Ok(event) if matches!(event.kind, EventKind::Access(_)) => return,
             Ok(event)
                 if matches!(
@@ -102,7 +103,7 @@ fn listen(folder: &Folder, events: mpsc::Sender<Wake>) -> Option<RecommendedWatc
             }
             Ok(_) | Err(_) => Vec::new(),
         };
-        // When nobody receives, the catalog is gone.
+        // If there is no receiver, the catalog was dropped.
         let _ = events.send(Wake::Changed { renamed });
     })
     .and_then(|mut watcher| {
@@ -113,7 +114,7 @@ fn listen(folder: &Folder, events: mpsc::Sender<Wake>) -> Option<RecommendedWatc
         .inspect_err(|error| {
             tracing::warn!(
                 dir = %folder.dir().display(),
-                "no events from the handlers folder, it is looked at twice a second: {error}"
+                "no events from the handlers folder; it is scanned twice a second: {error}"
             );
         })
         .ok()

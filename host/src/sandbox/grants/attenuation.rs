@@ -1,4 +1,4 @@
-//! What a job leaves of the grants and limits of its handler: it can only take away.
+//! A job's attenuation: what it leaves of the grants and limits of its handler. It can only take away.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::{Host, HostPattern, Mode};
 
-/// What a job leaves of the grants and limits of its handler. Of what it does not name, all.
+/// A job's attenuation of its handler's grants and limits. Kinds that it does not name are left complete.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attenuation {
@@ -15,12 +15,12 @@ pub struct Attenuation {
     http: Option<Vec<HostPattern>>,
     #[serde(default)]
     secrets: Option<Vec<String>>,
-    /// Paths under which the guest sees directories; `/out:read` leaves reading of it.
+    /// Directory paths as the guest sees them; `/out:read` leaves read access only.
     #[serde(default)]
     dirs: Option<Vec<String>>,
     #[serde(default)]
     env: Option<Vec<String>>,
-    /// False: nothing of the handler's state.
+    /// False takes away the handler's state.
     #[serde(default)]
     state: Option<bool>,
     #[serde(default)]
@@ -32,15 +32,15 @@ pub struct Attenuation {
 }
 
 impl Attenuation {
-    /// Reads what stands with the job.
+    /// Parses a job's grants.
     ///
     /// # Errors
-    /// Why this host cannot keep to it, for people.
+    /// Why this host cannot enforce them; a message for people.
     pub fn parse(json: &str) -> Result<Self, String> {
-        // A list would be read as the fields in their order.
+        // Serde would read a list as the fields in order.
         let object = serde_json::from_str::<Map<String, Value>>(json).map(Value::Object);
         object.and_then(serde_json::from_value).map_err(|error| {
-            format!("the job's grants cannot be kept to by this host, so it does not run: {error}")
+            format!("this host cannot enforce the job's grants, so the job does not run: {error}")
         })
     }
 
@@ -70,7 +70,7 @@ impl Attenuation {
         self.state != Some(false)
     }
 
-    /// What is left of the right to the directory at this path; none: nothing.
+    /// The access that is left to the directory at this path; `None` means no access.
     pub(in crate::sandbox) fn mode(&self, at: &str, granted: Mode) -> Option<Mode> {
         let Some(dirs) = &self.dirs else {
             return Some(granted);
@@ -85,7 +85,7 @@ impl Attenuation {
                 Mode::Read
             }
         })
-        // Of two words the one that leaves less.
+        // If the directory is listed twice, the narrower access counts.
         .min_by_key(|mode| *mode == Mode::ReadWrite)
     }
 }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_named_stays() {
+    fn keep_what_is_not_named() {
         let job = read("{}");
         assert!(job.leaves_secret("KEY") && job.leaves_env("LANG"));
         assert!(job.leaves_host(&Host::Name("a.example".into())));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_leaves_what_it_names_and_adds_nothing() {
+    fn a_list_keeps_what_it_names_and_adds_nothing() {
         let job = read(
             r#"{"http": ["*.a.example"], "secrets": ["KEY"], "env": [], "dirs": ["/in:read-write", "/out:read"],
                 "state": false, "memory_mb": 32, "cpu": "5s", "timeout": "2h"}"#,
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_host_does_not_know_is_no_reason_to_run_with_more() {
+    fn refuse_attenuations_that_this_host_does_not_know() {
         for json in [
             r#"{"sockets": []}"#,
             r#"{"http": ["https://a"]}"#,

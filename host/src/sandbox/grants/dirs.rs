@@ -23,7 +23,7 @@ impl Mode {
         }
     }
 
-    /// The path and, where one stands behind it, the mode: `/out:read-write`.
+    /// Splits a path from an optional mode: `/out:read-write`.
     pub(in crate::sandbox) fn split(text: &str) -> (&str, Option<Self>) {
         [Self::Read, Self::ReadWrite]
             .into_iter()
@@ -35,33 +35,33 @@ impl Mode {
     }
 }
 
-/// How much a directory may hold before its handlers can make nothing larger in it.
+/// How much a directory may hold; beyond it, its handlers cannot add anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
-    /// The sizes of its files together, bytes.
+    /// The total size of its files, bytes.
     pub bytes_max: u64,
-    /// Files, directories and links in it and beneath.
+    /// The number of files, directories and links in its tree.
     pub files_max: u64,
 }
 
-/// One directory, given to one handler or to a family of handlers.
+/// A grant of one directory to a handler or a family of handlers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
-    /// A handler's name, or a pattern: `image.*` is every handler whose name starts with
-    /// `image.`, and `*` is every handler.
+    /// A handler's name, or a pattern: `image.*` means every handler whose name starts with `image.`, and `*` means
+    /// every handler.
     pub handler: String,
-    /// The directory on the host. A relative one counts from the host's working directory.
+    /// The directory on the host. A relative path is relative to the host's working directory.
     pub dir: PathBuf,
     /// The path under which the guest sees it, for instance `/photos`.
     pub at: String,
-    /// Whether the guest may change what is in it.
+    /// Whether the guest may change its contents.
     pub mode: Mode,
-    /// How much it may hold; none: as much as the disk does.
+    /// How much it may hold; `None` means as much as the disk holds.
     pub quota: Option<Quota>,
 }
 
 impl Grant {
-    /// What is said wherever the directory is missed: at the start, in listings, of an attempt.
+    /// The message for a missing directory: at the start, in listings, and in attempts.
     pub(crate) fn cannot_be_opened(&self, why: &dyn fmt::Display) -> String {
         format!(
             "{} is granted the directory {} at {}, which cannot be opened: {why}; attempts of the handler fail until you create it or change the grant",
@@ -72,7 +72,7 @@ impl Grant {
     }
 }
 
-/// All grants of a host. Nothing is granted that is not in this list.
+/// All directory grants of a host. Directories that are not in this list are not granted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Grants(pub Vec<Grant>);
 
@@ -92,14 +92,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_covers_that_handler_alone() {
+    fn a_name_covers_exactly_that_handler() {
         assert!(pattern_covers("image.thumbnail", "image.thumbnail"));
         assert!(!pattern_covers("image.thumbnail", "image.thumbnails"));
         assert!(!pattern_covers("image", "image.thumbnail"));
     }
 
     #[test]
-    fn a_pattern_covers_what_comes_after_its_dot() {
+    fn a_pattern_covers_names_under_its_prefix() {
         assert!(pattern_covers("image.*", "image.thumbnail"));
         assert!(pattern_covers("image.*", "image.exif.strip"));
         assert!(!pattern_covers("image.*", "imagery.thumbnail"));

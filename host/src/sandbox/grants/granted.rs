@@ -1,4 +1,4 @@
-//! What one handler is granted, but for what it sends over HTTP.
+//! What one handler is granted, except for HTTP.
 
 use std::sync::Arc;
 
@@ -10,23 +10,23 @@ use super::{Grant, Mode, Root, Roots};
 use crate::job::narrowest;
 use crate::sandbox::{Attenuation, Limits, Origin, Settings};
 
-/// What one handler is granted, but for what it sends over HTTP. The default is nothing, to nobody.
+/// What one handler is granted, except for HTTP. The default is nothing.
 #[derive(Debug, Clone, Default)]
 pub(in crate::sandbox) struct Granted {
-    /// To whom.
+    /// The handler.
     pub(in crate::sandbox) handler: Arc<str>,
     pub(in crate::sandbox) dirs: Vec<GrantedDir>,
-    /// Where the handler would see directories that the job leaves out.
+    /// Guest paths of directories that the job takes away.
     pub(in crate::sandbox) taken_by_job: Vec<String>,
-    /// Where the handler sees those of which the job leaves reading only, which the operator does not.
+    /// Guest paths of directories that the job reduces to read access.
     pub(in crate::sandbox) only_read_for_job: Vec<String>,
-    /// Variables of its environment.
+    /// Its environment variables.
     pub(in crate::sandbox) env: Vec<(String, String)>,
-    /// Its settings, a JSON object; none: an empty one.
+    /// Its settings, a JSON object; `None` means an empty one.
     pub(in crate::sandbox) settings: Option<Arc<str>>,
-    /// Clocks as fine as the machine's.
+    /// Whether it has clocks as fine as the machine's.
     pub(in crate::sandbox) fine_clocks: bool,
-    /// The operator's file, for lines that could be put into it.
+    /// The text of the operator's file, for suggested lines.
     pub(in crate::sandbox) config: Arc<str>,
 }
 
@@ -35,12 +35,12 @@ pub(in crate::sandbox) struct Granted {
 pub(in crate::sandbox) struct GrantedDir {
     pub(in crate::sandbox) grant: Grant,
     pub(in crate::sandbox) root: Arc<Root>,
-    /// The count of what is in it, where it has a quota.
+    /// The count of its contents, if it has a quota.
     pub(in crate::sandbox) ledger: Option<Arc<Ledger>>,
 }
 
 impl GrantedDir {
-    /// The directory itself, as the guest may use it.
+    /// The open directory, with the guest's access.
     ///
     /// # Errors
     /// When it could never be opened.
@@ -84,7 +84,7 @@ impl Granted {
         }
     }
 
-    /// The same without what a job takes away.
+    /// Applies a job's attenuation.
     pub(in crate::sandbox) fn attenuated(&self, job: &Attenuation) -> Self {
         let mut only_read_for_job = Vec::new();
         let mut taken_by_job = Vec::new();
@@ -114,15 +114,15 @@ impl Granted {
         }
     }
 
-    /// Looks whether its directories are there.
+    /// Checks that its directories can be opened.
     ///
     /// # Errors
-    /// Which one could never be opened.
+    /// Which directory could never be opened.
     pub(in crate::sandbox) fn open(&self) -> Result<(), String> {
         self.dirs.iter().try_for_each(|dir| dir.opened().map(drop))
     }
 
-    /// The directory in which the handler sees this path; of several the innermost.
+    /// The directory that contains this guest path; the innermost of several.
     pub(in crate::sandbox) fn dir_of(&self, path: &str) -> Option<&GrantedDir> {
         let has_it = |dir: &&GrantedDir| {
             let rest = path.strip_prefix(dir.grant.at.as_str());
@@ -132,13 +132,13 @@ impl Granted {
         dirs.max_by_key(|dir| dir.grant.at.len())
     }
 
-    /// True for a path in a directory in which the handler may change nothing.
+    /// True for a path in a directory with read access only.
     pub(in crate::sandbox) fn is_read_only(&self, path: &str) -> bool {
         self.dir_of(path)
             .is_some_and(|dir| dir.grant.mode == Mode::Read)
     }
 
-    /// What the operator has set.
+    /// The names of its settings.
     pub(super) fn setting_names(&self) -> Vec<String> {
         let settings = self.settings.as_deref().unwrap_or("{}");
         let settings: Map<String, Value> =
@@ -146,7 +146,7 @@ impl Granted {
         settings.into_iter().map(|(name, _)| name).collect()
     }
 
-    /// True where the handler sees a directory at this path, with at least this right.
+    /// True if the handler sees a directory at this path with at least this access.
     pub(super) fn has_dir(&self, at: &str, mode: Mode) -> bool {
         self.dirs.iter().any(|GrantedDir { grant, .. }| {
             grant.at == at && (mode == Mode::Read || grant.mode == Mode::ReadWrite)
@@ -159,7 +159,7 @@ fn clone_pair((name, value): (&String, &String)) -> (String, String) {
 }
 
 impl Limits {
-    /// The same, or less where the job asks for it.
+    /// Applies a job's attenuation.
     pub(in crate::sandbox) fn attenuated(&self, job: &Attenuation) -> Self {
         let memory = job.memory_bytes().unwrap_or(usize::MAX);
         Self {

@@ -1,13 +1,13 @@
-//! Which handler may send which requests.
+//! Which handlers may send which HTTP requests.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// How a server is spoken to.
+/// The scheme of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HttpScheme {
-    /// In the clear.
+    /// Without encryption.
     Http,
     /// Over TLS.
     Https,
@@ -22,7 +22,7 @@ impl HttpScheme {
         }
     }
 
-    /// The port where a URL has none.
+    /// The default port.
     pub fn port(self) -> u16 {
         match self {
             Self::Http => 80,
@@ -31,26 +31,26 @@ impl HttpScheme {
     }
 }
 
-/// Requests that a handler, or a family of handlers, may send.
+/// Requests that a handler or a family of handlers may send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpGrant {
     /// A handler's name, or a pattern.
     pub handler: String,
-    /// To these servers.
+    /// The servers.
     pub hosts: Vec<HostPattern>,
-    /// In these ways.
+    /// The schemes.
     pub schemes: Vec<HttpScheme>,
-    /// At these ports; none: at the scheme's own.
+    /// The ports; empty means the scheme's default.
     pub ports: Vec<u16>,
-    /// With these methods; none: with any but CONNECT.
+    /// The methods; empty means any except CONNECT.
     pub methods: Vec<String>,
-    /// Also where a host's addresses are those of this machine or of its surroundings. Not even then at the addresses
-    /// at which clouds give out credentials: those have to be listed themselves.
+    /// Also allows hosts with addresses of this machine or its surroundings. Addresses at which clouds give out
+    /// credentials are excluded even then, unless they are listed themselves.
     pub private: bool,
 }
 
 impl HttpGrant {
-    /// True where it is for this server.
+    /// True if it covers this server.
     pub fn covers(&self, scheme: HttpScheme, host: &Host, port: u16) -> bool {
         self.schemes.contains(&scheme)
             && match self.ports.as_slice() {
@@ -60,7 +60,7 @@ impl HttpGrant {
             && self.hosts.iter().any(|pattern| pattern.covers(host))
     }
 
-    /// True where it is for this method.
+    /// True if it covers this method.
     pub fn covers_method(&self, method: &str) -> bool {
         self.methods.is_empty() || self.methods.iter().any(|granted| granted == method)
     }
@@ -69,14 +69,14 @@ impl HttpGrant {
 /// A server, by name or by address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Host {
-    /// Lower case, without the dot at its end.
+    /// A name in lower case, without a trailing dot.
     Name(String),
     /// An address.
     Ip(IpAddr),
 }
 
 impl Host {
-    /// Reads one, as it stands in a URL. What other readers may take for an address, such as `0x7f.1`, is refused.
+    /// Parses a host as in a URL. Spellings that other parsers take for an address, such as `0x7f.1`, are refused.
     ///
     /// # Errors
     /// What is wrong with it, in a sentence.
@@ -85,7 +85,7 @@ impl Host {
             let address = inner.strip_suffix(']').and_then(|it| it.parse().ok());
             return address
                 .map(|address: Ipv6Addr| Self::Ip(address.into()))
-                .ok_or_else(|| "what stands in brackets is no IPv6 address".into());
+                .ok_or_else(|| "the text in brackets is not an IPv6 address".into());
         }
         if let Ok(address) = text.parse::<Ipv4Addr>() {
             return Ok(Self::Ip(address.into()));
@@ -93,22 +93,22 @@ impl Host {
         let name = text.strip_suffix('.').unwrap_or(text);
         let last = name.rsplit('.').next().unwrap_or_default();
         if last.starts_with(|first: char| first.is_ascii_digit()) && is_number(last) {
-            return Err("an address is written in dotted decimal, as in 192.0.2.1".into());
+            return Err("an address must be in dotted decimal, as in 192.0.2.1".into());
         }
         match name.len() <= NAME_BYTES_MAX && name.split('.').all(is_label) {
             true => Ok(Self::Name(name.to_ascii_lowercase())),
             false => Err(
-                "it is no host name (letters, digits, hyphens and dots; others as xn--…)".into(),
+                "it is not a host name (letters, digits, hyphens and dots; other characters as xn--…)".into(),
             ),
         }
     }
 }
 
-/// Of a name of the domain name system (RFC 1035), and of each part of it.
+/// The sizes of a domain name and of each label (RFC 1035).
 const NAME_BYTES_MAX: usize = 253;
 const LABEL_BYTES_MAX: usize = 63;
 
-/// Underscores are in use.
+/// Underscores occur in practice.
 fn is_label(label: &str) -> bool {
     (1..=LABEL_BYTES_MAX).contains(&label.len())
         && !label.starts_with('-')
@@ -118,7 +118,7 @@ fn is_label(label: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
 }
 
-/// As `inet_aton` reads numbers: decimal, octal, hexadecimal.
+/// True for a number as `inet_aton` reads it: decimal, octal, hexadecimal.
 fn is_number(label: &str) -> bool {
     let hexadecimal = label.strip_prefix("0x").or(label.strip_prefix("0X"));
     match hexadecimal {
@@ -136,19 +136,19 @@ impl fmt::Display for Host {
     }
 }
 
-/// Servers, as a grant names them.
+/// A pattern of servers in a grant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostPattern {
-    /// `*`: all of them.
+    /// `*`: every server.
     Any,
-    /// `api.example.com`, `192.0.2.1` or `2001:db8::1`: this one.
+    /// `api.example.com`, `192.0.2.1` or `2001:db8::1`: exactly this server.
     Exact(Host),
-    /// `*.example.com`: all names that end so, and not `example.com` itself. Here with its dot: `.example.com`.
+    /// `*.example.com`: all names below it, but not `example.com` itself. Stored with its dot: `.example.com`.
     Under(String),
 }
 
 impl HostPattern {
-    /// True where it is for this server.
+    /// True if it covers this server.
     pub fn covers(&self, host: &Host) -> bool {
         match (self, host) {
             (Self::Any, Host::Name(_) | Host::Ip(_)) => true,
@@ -162,7 +162,7 @@ impl HostPattern {
 }
 
 impl HostPattern {
-    /// True where it is for all servers that the other is for.
+    /// True if it covers all servers that the other covers.
     pub fn includes(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Any, Self::Any | Self::Exact(_) | Self::Under(_)) => true,
@@ -197,10 +197,10 @@ impl FromStr for HostPattern {
         if let Some(suffix) = text.strip_prefix("*.") {
             return match Host::parse(suffix)? {
                 Host::Name(name) => Ok(Self::Under(format!(".{name}"))),
-                Host::Ip(_) => Err("nothing is under an address".into()),
+                Host::Ip(_) => Err("an address has no subdomains".into()),
             };
         }
-        // In a list of hosts an address needs no brackets.
+        // In a list of hosts, an address needs no brackets.
         match text.parse::<Ipv6Addr>() {
             Ok(address) => Ok(Self::Exact(Host::Ip(address.into()))),
             Err(_) => Host::parse(text).map(Self::Exact),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_that_host_and_a_star_is_what_is_under_it() {
+    fn a_name_covers_that_host_and_a_star_its_subdomains() {
         assert!(covers("api.example.com", "API.example.com."));
         assert!(!covers("api.example.com", "evil-api.example.com"));
         assert!(!covers("example.com", "api.example.com"));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_includes_what_is_narrower() {
+    fn a_pattern_includes_narrower_ones() {
         let includes = |wide: &str, narrow: &str| {
             let pattern = |text: &str| text.parse::<HostPattern>().expect("a pattern");
             pattern(wide).includes(&pattern(narrow))
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pattern_is_refused() {
+    fn refuse_text_that_is_not_a_pattern() {
         for bad in [
             "",
             "*.",
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_is_for_its_schemes_ports_and_methods() {
+    fn a_grant_covers_its_schemes_ports_and_methods() {
         let grant = HttpGrant {
             handler: "*".into(),
             hosts: vec![HostPattern::Any],

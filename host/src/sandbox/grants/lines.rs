@@ -1,12 +1,12 @@
-//! The lines of `rouse.toml` that allow something: one source for all who print them.
+//! The lines of `rouse.toml` that grant something: the one source for all messages that suggest them.
 
 use super::{HttpScheme, Mode, StateQuota, annotated};
 
-/// What stands where only the operator knows.
+/// The placeholder for what only the operator knows.
 const UNKNOWN: &str = "…";
 
-/// Lines that a job has lacked, as they can be put into the operator's file `config`, and what to do with them, in a paragraph of its
-/// own.
+/// Lines that a job lacked, adapted to the operator's file `config`, followed by a paragraph that says what to do
+/// with them.
 pub(in crate::sandbox) fn to_paste(handler: &str, lines: &str, config: &str) -> String {
     let lines = annotated(lines, config, |_, _| None);
     let at = match lines.lines().any(|line| line.starts_with('#')) {
@@ -19,7 +19,7 @@ pub(in crate::sandbox) fn to_paste(handler: &str, lines: &str, config: &str) -> 
     )
 }
 
-/// The same for lines that bind a table.
+/// The paragraph after lines that bind a table.
 pub(in crate::sandbox) fn then_in_table(handler: &str) -> String {
     format!(
         "\n\nPut them at the end of rouse.toml; where that has this table in single brackets already, put the second line into it instead \
@@ -27,7 +27,7 @@ pub(in crate::sandbox) fn then_in_table(handler: &str) -> String {
     )
 }
 
-/// Requests to a host; no method: all.
+/// Grants requests to a host; `method`: `None` means all methods.
 pub(in crate::sandbox) fn http(
     handler: &str,
     host: Option<&str>,
@@ -49,7 +49,7 @@ pub(in crate::sandbox) fn http(
     lines
 }
 
-/// A secret, in this header of requests to this host.
+/// Grants a secret in this header of requests to this host.
 pub(in crate::sandbox) fn secret(
     handler: &str,
     name: Option<&str>,
@@ -62,9 +62,9 @@ pub(in crate::sandbox) fn secret(
     )
 }
 
-/// Where a secret is read from.
+/// Says where a secret is read from.
 pub(in crate::sandbox) fn read_from(name: &str) -> String {
-    // Names of secrets may have dots in them, and what a guest asks for may be anything.
+    // Names of secrets may contain dots, and a guest may ask for any name.
     let key = match name
         .bytes()
         .all(|it| it.is_ascii_alphanumeric() || b"_-".contains(&it))
@@ -75,22 +75,22 @@ pub(in crate::sandbox) fn read_from(name: &str) -> String {
     format!("[secrets.{key}]\nenv = {}", toml::Value::from(name))
 }
 
-/// Signatures with a secret.
+/// Grants signatures with a secret.
 pub(in crate::sandbox) fn signing(handler: &str, name: Option<&str>) -> String {
     let name = name.unwrap_or(UNKNOWN);
     format!("[[handlers.\"{handler}\".secrets]]\nname = \"{name}\"\nsign = true")
 }
 
-/// What to do with lines that take the place of others, in a paragraph of its own.
+/// The paragraph after lines that replace others.
 pub(in crate::sandbox) const THEN_AGAIN: &str =
     "\n\nThen restart the host, and `rouse job retry ID` runs the job again";
 
-/// A directory.
+/// Grants a directory that the operator has to name.
 pub(in crate::sandbox) fn dir(handler: &str, at: Option<&str>, mode: Mode) -> String {
     this_dir(handler, UNKNOWN, at.unwrap_or(UNKNOWN), mode)
 }
 
-/// This directory.
+/// Grants this directory.
 pub(in crate::sandbox) fn this_dir(handler: &str, dir: &str, at: &str, mode: Mode) -> String {
     let mode = match mode {
         Mode::Read => "",
@@ -99,7 +99,7 @@ pub(in crate::sandbox) fn this_dir(handler: &str, dir: &str, at: &str, mode: Mod
     format!("[[handlers.\"{handler}\".dirs]]\ndir = \"{dir}\"\nat = \"{at}\"{mode}")
 }
 
-/// Variables of the environment, or settings: keys of a table.
+/// Sets environment variables or settings: keys of a table.
 pub(in crate::sandbox) fn keys(handler: &str, table: &str, keys: &[&str]) -> String {
     let mut lines = format!("[handlers.\"{handler}\".{table}]");
     for key in keys {
@@ -108,7 +108,7 @@ pub(in crate::sandbox) fn keys(handler: &str, table: &str, keys: &[&str]) -> Str
     lines
 }
 
-/// A state, of the usual size.
+/// Grants a state of the default size.
 pub(in crate::sandbox) fn state(handler: &str) -> String {
     let quota = StateQuota::default();
     format!(
@@ -117,17 +117,17 @@ pub(in crate::sandbox) fn state(handler: &str) -> String {
     )
 }
 
-/// Binds the names of a table to a file. The name of a file may have quotes in it.
+/// Binds the names of a table to a file. File names may contain quotes.
 pub(in crate::sandbox) fn module(table: &str, file: &str) -> String {
     format!("[handlers.\"{table}\"]\n{}", module_key(file))
 }
 
-/// The same, for a table that is there.
+/// The `module` key alone, for an existing table.
 pub(in crate::sandbox) fn module_key(file: &str) -> String {
     format!("module = {}", toml::Value::from(file))
 }
 
-/// Fine clocks.
+/// Grants fine clocks.
 pub(in crate::sandbox) fn fine_clocks(handler: &str) -> String {
     format!("[handlers.\"{handler}\"]\nfine_clocks = true")
 }

@@ -1,20 +1,20 @@
-//! What a handler asks for and is not granted.
+//! The capabilities that a handler declares and is not granted.
 
 use super::{Granted, HostPattern, Mode, StateQuota, lines};
 use crate::sandbox::capability::HttpAccess;
 use crate::sandbox::{Capability, HttpScheme};
 
-/// What a handler asks for and is not granted.
+/// The capabilities that a handler declares and is not granted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing {
-    /// It, in the words of the manifest.
+    /// The capability, in manifest notation.
     pub what: Capability,
-    /// The lines of `rouse.toml` that would allow it; where `…` stands, only the operator knows. None: this host knows
-    /// of no such thing.
+    /// The lines of `rouse.toml` that would grant it, with `…` for what only the operator knows. `None` if this host
+    /// does not know the capability.
     pub lines: Option<String>,
 }
 
-/// What of this is not granted.
+/// Returns the requested capabilities that are not granted.
 pub(in crate::sandbox) fn missing(
     handler: &str,
     asked: &[Capability],
@@ -32,7 +32,7 @@ pub(in crate::sandbox) fn missing(
     lacking.collect()
 }
 
-/// What is granted, in the words in which it could be asked for.
+/// What is granted, in manifest notation.
 pub(in crate::sandbox) fn held(
     granted: &Granted,
     http: &HttpAccess,
@@ -109,7 +109,7 @@ fn lines_for(handler: &str, what: &Capability) -> Option<String> {
     })
 }
 
-/// With where the secret is read from. One without a name is for the operator to name, who knows it then.
+/// Adds where the secret is read from. For a secret without a name, the operator chooses the name and adds that.
 fn with_source(own: String, name: Option<&str>) -> String {
     match name {
         Some(name) => format!("{own}\n\n{}", lines::read_from(name)),
@@ -123,7 +123,7 @@ fn keys(handler: &str, table: &str, name: Option<&str>) -> String {
 }
 
 impl Missing {
-    /// All lines together, as they can be put at the end of the file: no table stands there twice.
+    /// All lines together, as they can be appended to the file: no table occurs twice.
     pub fn lines(missing: &[Self]) -> String {
         let mut tables: Vec<String> = Vec::new();
         let all = missing.iter().filter_map(|one| one.lines.as_deref());
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lines_can_stand_in_one_file() {
+    fn the_lines_parse_as_one_file() {
         let mut missing: Vec<Missing> = [
             "http:a.example",
             "http:b.example",
@@ -171,7 +171,7 @@ mod tests {
             Missing { what, lines }
         })
         .collect();
-        // As a handler's own lines are, whose name is not bound.
+        // As for a handler whose name is not bound.
         for one in missing
             .iter_mut()
             .filter(|one| matches!(one.what, Capability::Sign(_)))

@@ -1,4 +1,4 @@
-//! What to mind where lines that grant something are put into a `rouse.toml` that has such lines already.
+//! Adapts suggested lines to a `rouse.toml` that already has such lines.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use toml::Spanned;
 
-/// The same lines, with a comment above each table that cannot be put behind what is in this file, or that would take something
-/// away there; without what the file has already. `wider`: the table of the file from which a handler has such a table now.
+/// Adds a comment above each table that cannot be appended to this file, or that would take something away there, and
+/// drops lines that the file has already. `wider`: the table of the file from which a handler currently inherits.
 pub fn annotated(lines: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>) -> String {
     let lines = lines.split("\n\n");
     let annotated = lines.filter_map(|table| match remark(table, file, &wider) {
@@ -23,7 +23,7 @@ pub fn annotated(lines: &str, file: &str, wider: impl Fn(&str, &str) -> Option<S
     annotated.collect::<Vec<_>>().join("\n\n")
 }
 
-/// Where in a text the tables of handlers stand, and their keys.
+/// The positions of handler tables and their keys in a file.
 #[derive(Default, Deserialize)]
 struct Places {
     #[serde(default)]
@@ -34,36 +34,36 @@ struct Places {
 
 impl Places {
     fn read(text: &str) -> Self {
-        // What cannot be read was refused before, with the reason.
+        // A file that does not parse was refused earlier, with the reason.
         toml::from_str(text).unwrap_or_default()
     }
 
-    /// Where the table of a handler starts.
+    /// The position of a handler's table.
     fn handler(&self, handler: &str) -> Option<Range<usize>> {
         Some(self.handlers.get_key_value(handler)?.0.span())
     }
 
-    /// Where this key of it stands.
+    /// The position of a key in a handler's table.
     fn key(&self, handler: &str, key: &str) -> Option<Range<usize>> {
         let keys = self.handlers.get(handler)?;
         keys.get_key_value(key).map(|(found, _)| found.span())
     }
 }
 
-/// What is to be minded with one table.
+/// How one table has to be adapted.
 #[derive(Debug, PartialEq)]
 enum Remark {
-    /// The file has it.
+    /// The file has it already.
     There,
-    /// This.
+    /// Keep the table, with this comment.
     Above(String),
-    /// This: the file has the table, to which the keys can be added.
+    /// The file has the table: add only the keys, with this comment.
     Keys(String),
-    /// This: the file has a list, to which the same can be added as an element.
+    /// The file has a list: add an element, with this comment.
     Element(String),
 }
 
-/// What stands under the header of a table.
+/// The lines below the header of a table.
 fn keys(table: &str) -> Vec<&str> {
     table.lines().skip(1).collect()
 }
@@ -95,7 +95,7 @@ fn remark(table: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>)
     let replaces = matches!(key.as_str(), "env" | "settings");
     let wider = replaces.then(|| wider(handler, key)).flatten()?;
     Some(Remark::Above(format!(
-        "this takes the place of {wider}, all of it, for {handler}: repeat here what is needed of that"
+        "this replaces all of {wider} for {handler}: repeat here what is needed of it"
     )))
 }
 
@@ -103,7 +103,7 @@ fn remark(table: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>)
 mod tests {
     use super::*;
 
-    /// As in `FILE`.
+    /// The wider table in `FILE`.
     fn wider(handler: &str, key: &str) -> Option<String> {
         let is = (handler, key) == ("mail.read", "env");
         is.then(|| "[handlers.\"*\".env]".to_owned())
@@ -132,12 +132,16 @@ name = "KEY"
 "#;
 
     #[test]
-    fn what_the_file_has_already_is_named_with_its_line() {
-        let said = |table: &str, file: &str| match remark(table, file) {
-            Some(Remark::Above(said) | Remark::Keys(said) | Remark::Element(said)) => said,
+    fn name_existing_tables_with_their_line() {
+        let remark_text = |table: &str, file: &str| match remark(table, file) {
+            Some(
+                Remark::Above(remark_text)
+                | Remark::Keys(remark_text)
+                | Remark::Element(remark_text),
+            ) => remark_text,
             Some(Remark::There) | None => String::new(),
         };
-        let remark = |table: &str| said(table, FILE);
+        let remark = |table: &str| remark_text(table, FILE);
         let env = remark("[handlers.\"mail.send\".env]\nLANG = \"…\"");
         assert!(
             env.starts_with("handlers.\"mail.send\".env is in the file already, on line 5:"),
@@ -155,12 +159,12 @@ name = "KEY"
             "{own}"
         );
         let first = "[handlers.\"mail.send\"]\nlease = \"5s\"\n[handlers.\"mail.send\".env]\n";
-        let own = said(clocks, first);
+        let own = remark_text(clocks, first);
         assert!(own.contains("on line 1:"), "{own}");
     }
 
     #[test]
-    fn where_the_file_has_a_list_the_element_is_printed_that_belongs_into_it() {
+    fn print_an_element_for_an_existing_list() {
         let file =
             "[handlers.\"mail.send\"]\nsecrets = [{ name = \"A\", sign = true }]\nhttp = []\n";
         let lines = "[[handlers.\"mail.send\".secrets]]\nname = \"…\"\nsign = true\n\n\
@@ -175,7 +179,7 @@ name = "KEY"
     }
 
     #[test]
-    fn no_header_and_no_secret_is_repeated() {
+    fn repeat_no_header_and_no_secret() {
         let lines =
             "[handlers.\"mail.send\"]\nmodule = \"mail.wasm\"\n\n[secrets.KEY]\nenv = \"KEY\"";
         let file = "[handlers.\"mail.send\"]\nlease = \"5s\"\n";
@@ -189,7 +193,7 @@ name = "KEY"
     }
 
     #[test]
-    fn what_can_stand_behind_the_file_has_no_remark() {
+    fn no_remark_for_tables_that_can_be_appended() {
         for table in [
             "[[handlers.\"mail.send\".secrets]]\nname = \"…\"\nsign = true",
             "[[handlers.\"mail.send\".http]]\nhosts = [\"…\"]",
@@ -205,13 +209,11 @@ name = "KEY"
     }
 
     #[test]
-    fn a_table_that_takes_the_place_of_a_wider_one_says_so_and_can_be_pasted() {
+    fn a_table_that_replaces_a_wider_one_has_a_remark_and_can_be_pasted() {
         let lines = "[handlers.\"mail.read\".env]\nTZ = \"…\"\n\n[[handlers.\"mail.read\".dirs]]\ndir = \"…\"\nat = \"/in\"";
         let annotated = annotated(lines, FILE);
         assert!(
-            annotated.starts_with(
-                "# this takes the place of [handlers.\"*\".env], all of it, for mail.read:"
-            ),
+            annotated.starts_with("# this replaces all of [handlers.\"*\".env] for mail.read:"),
             "{annotated}"
         );
         let together = format!("{FILE}\n{annotated}");

@@ -1,8 +1,9 @@
-//! How much is in a directory that has a quota, as far as this host knows.
+//! Counts the contents of directories that have a quota.
 //!
-//! What guests make larger is added up and never taken off again: what went away shows when the directory is measured anew, which is
-//! done where the last measurement is old, and before anything is refused for which guests have removed enough. So the count errs towards too much, for as long as nobody
-//! else writes there. What others do there (people, other hosts) is seen with the next measurement.
+//! Growth by guests is added to the count and never subtracted. Removals show up when the directory is measured
+//! again, which happens when the last measurement is old, and before a write is refused if guests have removed
+//! enough. So the count errs on the high side as long as no one else writes to the directory. Changes by others
+//! (people, other hosts) are seen with the next measurement.
 
 mod measure;
 mod size;
@@ -16,24 +17,26 @@ use std::time::{Duration, Instant};
 pub(in crate::sandbox) use self::size::Size;
 use super::{Quota, Root};
 
-/// A measurement takes some microseconds for each file; for so long the count is good without another.
+/// How long a measurement stays valid. It takes some microseconds for each file.
 const MEASURED_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// Where something was removed or cut off it is good for less: attempts that write a file while others cut it off make holes that
-/// are not counted, and could fill them. Not for so short a time that a large directory is measured all the time.
+/// How long it stays valid after a file was removed or truncated: an attempt that writes a file while another
+/// truncates it creates holes that are not counted, and could fill them. Longer for directories that take long to
+/// measure.
 const SHRUNK_AGE_MAX: Duration = Duration::from_millis(100);
 const MEASURING_SHARE: u32 = 10;
 
-/// A full directory of which not enough was removed by guests is not measured again for so long, however often they try to write.
+/// How long a full directory is not measured again if guests have not removed enough, however often they try to
+/// write.
 const FULL_AGE_MAX: Duration = Duration::from_secs(1);
 
-/// The ledgers of a host, one for each directory: handlers that share it share its quota.
+/// The ledgers of a host, one for each directory: handlers that share a directory share its quota.
 #[derive(Debug, Default)]
 pub(in crate::sandbox) struct Ledgers(Mutex<HashMap<PathBuf, Arc<Ledger>>>);
 
 impl Ledgers {
     pub(in crate::sandbox) fn of(&self, root: &Arc<Root>) -> Arc<Ledger> {
-        // Under one name, however it is written.
+        // Canonical, so that each directory has one ledger.
         let dir = root.path();
         let dir = dir.canonicalize().unwrap_or_else(|_| dir.into());
         let mut ledgers = lock(&self.0);
@@ -42,32 +45,32 @@ impl Ledgers {
     }
 }
 
-/// What is in one directory.
+/// The count for one directory.
 #[derive(Debug)]
 pub(in crate::sandbox) struct Ledger {
     root: Arc<Root>,
     counts: Mutex<Counts>,
-    /// Files that guests have opened: those that are removed take room until they are closed.
+    /// Files that guests have opened: removed files take space until they are closed.
     opened: Mutex<Vec<Weak<File>>>,
 }
 
 #[derive(Debug, Default)]
 struct Counts {
     used: Size,
-    /// All that was ever added.
+    /// Everything that was ever added.
     charged: Size,
     /// What was added and may not be on the disk yet.
     under_way: Size,
     measured_at: Option<Instant>,
     measuring_took: Duration,
-    /// It could not be measured, which was said.
+    /// The last measurement failed, which was logged.
     failed: bool,
-    /// The most that guests have removed or cut off since.
+    /// The maximum that guests may have removed or truncated since the last measurement.
     freed: Size,
 }
 
 impl Counts {
-    /// True where the last measurement is too old.
+    /// True if the last measurement is too old.
     fn is_due(&self) -> bool {
         match self.freed == Size::default() {
             true => self.is_older(MEASURED_AGE_MAX),
@@ -75,13 +78,13 @@ impl Counts {
         }
     }
 
-    /// True where measuring anew may find room for this: guests have removed enough, or somebody else may have.
+    /// True if measuring again may find room: guests have removed enough, or others may have.
     fn may_have_room(&self, more: Size, quota: Quota) -> bool {
         let least = self.used.minus(self.freed).plus(more);
         !least.exceeds(more, quota) || self.is_older(FULL_AGE_MAX)
     }
 
-    /// True where the last measurement is so old, and measuring takes a small share of the time.
+    /// True if the last measurement is older than this, and measuring takes a small share of the time.
     fn is_older(&self, age: Duration) -> bool {
         let age = age.max(MEASURING_SHARE * self.measuring_took);
         self.measured_at
@@ -98,8 +101,9 @@ impl Ledger {
         }
     }
 
-    /// Counts what is about to be written or made; none where there is no room for it. What is written into a file without making it larger is
-    /// nothing more, and refused only where there is too much already. May measure, and so block.
+    /// Counts something before it is written or created; `None` if there is no room. A write that does not grow its
+    /// file counts nothing, and is refused only if the directory is already over its quota. May measure, and so
+    /// block.
     pub(in crate::sandbox) fn charge(self: &Arc<Self>, more: Size, quota: Quota) -> Option<Charge> {
         let due = lock(&self.counts).is_due();
         if due {
@@ -118,13 +122,13 @@ impl Ledger {
         Some(Charge { ledger, more })
     }
 
-    /// A guest has removed so much, or less.
-    pub(in crate::sandbox) fn freed(&self, most: Size) {
+    /// Records that a guest has removed up to this much.
+    pub(in crate::sandbox) fn freed(&self, max: Size) {
         let mut counts = lock(&self.counts);
-        counts.freed = counts.freed.plus(most);
+        counts.freed = counts.freed.plus(max);
     }
 
-    /// A guest has opened this file.
+    /// Records that a guest has opened this file.
     pub(in crate::sandbox) fn opened(&self, file: &Arc<File>) {
         let mut opened = lock(&self.opened);
         if opened.len() == opened.capacity() {
@@ -160,7 +164,7 @@ impl Ledger {
                 Err(error) => {
                     let dir = self.root.path().display();
                     if !lock(&self.counts).failed {
-                        tracing::warn!(%dir, "the quota of a directory cannot be kept to, so nothing more is written there: {error}");
+                        tracing::warn!(%dir, "the quota of a directory cannot be enforced, so nothing more is written there: {error}");
                     }
                     Size::FULL
                 }
@@ -168,14 +172,14 @@ impl Ledger {
         });
         let mut counts = lock(&self.counts);
         counts.failed = found == Size::FULL;
-        // What was under way then, or was added since, may or may not have been found: it is added.
+        // Anything under way at the start, or added since, may or may not have been found: it is added.
         counts.used = found.plus(counts.charged.minus(before));
         counts.measured_at = Some(Instant::now());
         counts.measuring_took = started.elapsed();
     }
 }
 
-/// Something that was counted, and is being made.
+/// A counted change that is under way.
 #[derive(Debug)]
 pub(in crate::sandbox) struct Charge {
     ledger: Arc<Ledger>,
@@ -183,7 +187,7 @@ pub(in crate::sandbox) struct Charge {
 }
 
 impl Charge {
-    /// It came to nothing.
+    /// Undoes the count, because the change failed.
     pub(in crate::sandbox) fn undo(self) {
         let mut counts = lock(&self.ledger.counts);
         counts.used = counts.used.minus(self.more);
@@ -197,7 +201,7 @@ impl Drop for Charge {
     }
 }
 
-/// Nothing panics while a lock is held, so what is in a poisoned one is whole.
+/// Nothing panics while a lock is held, so poisoned data is consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -212,14 +216,14 @@ mod tests {
     };
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn what_is_there_counts_and_what_is_removed_counts_no_more() {
+    async fn count_existing_files_and_stop_counting_removed_ones() {
         let dir = std::env::temp_dir().join(format!("rouse-quota-{}", rand::random::<u64>()));
         std::fs::create_dir_all(dir.join("under")).unwrap();
         std::fs::write(dir.join("under/a"), [0; 60]).unwrap();
         let ledger = Ledgers::default().of(&Root::new(&dir));
         assert!(ledger.charge(Size::bytes(41), QUOTA).is_none());
         assert!(ledger.charge(Size::bytes(40), QUOTA).is_some());
-        // It was never written.
+        // The charge counts although nothing was written.
         assert!(ledger.charge(Size::bytes(1), QUOTA).is_none());
         ledger.charge(Size::one_file(), QUOTA).unwrap().undo();
         let third = ledger.charge(Size::one_file(), QUOTA);
@@ -231,7 +235,7 @@ mod tests {
         ledger.freed(Size::bytes(60));
         assert!(
             ledger.charge(Size::bytes(41), QUOTA).is_none(),
-            "a removed file that is open takes its room"
+            "a removed file takes space while it is open"
         );
         drop(file);
         ledger.freed(Size::bytes(60));
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_full_directory_is_measured_again_only_where_that_may_find_room() {
+    async fn measure_a_full_directory_again_only_if_that_may_find_room() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a"), [0; 100]).unwrap();
         let ledger = Ledgers::default().of(&Root::new(dir.path()));
@@ -251,14 +255,14 @@ mod tests {
         for _ in 0..1000 {
             assert!(!writes());
         }
-        // Too little is removed each time, until it is enough.
+        // Each removal is too small, until they add up.
         for left in (91..100).rev() {
             std::fs::write(dir.path().join("a"), vec![0; left]).unwrap();
             ledger.freed(Size::bytes(1));
             assert!(!writes());
         }
         if started.elapsed() >= SHRUNK_AGE_MAX / 2 {
-            return; // This machine was away for a while.
+            return; // This machine was too slow for the test.
         }
         assert_eq!(measured_at(), first);
         std::fs::write(dir.path().join("a"), [0; 90]).unwrap();

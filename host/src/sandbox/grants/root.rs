@@ -1,4 +1,4 @@
-//! Granted directories, opened once: a path can come to mean another place, an open directory cannot.
+//! Granted directories, opened once: a path may come to mean another directory, an open directory cannot.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,11 +13,11 @@ use wasmtime_wasi::{FsPerms, OpenMode};
 
 use super::{Grants, Mode};
 
-/// The directories that a host grants, by the path under which they are granted.
+/// The granted directories of a host, by path.
 pub(in crate::sandbox) struct Roots(HashMap<PathBuf, Arc<Root>>);
 
 impl Roots {
-    /// Opens all of them. What cannot be opened is told, and tried again by the attempts that it is granted to.
+    /// Opens all directories. A failure is logged; attempts that need the directory try again.
     pub(in crate::sandbox) fn open(grants: &Grants) -> Self {
         let mut roots = HashMap::new();
         for grant in &grants.0 {
@@ -34,14 +34,14 @@ impl Roots {
         Self(roots)
     }
 
-    /// That of a grant with which these were opened.
+    /// The directory of one of the grants that these were opened with.
     pub(in crate::sandbox) fn of(&self, dir: &Path) -> Arc<Root> {
         let root = self.0.get(dir);
         root.expect("every granted directory has one").clone()
     }
 }
 
-/// One granted directory, from the moment on in which it could be opened.
+/// One granted directory, opened as soon as it exists.
 pub(in crate::sandbox) struct Root {
     path: PathBuf,
     opened: OnceLock<Dir>,
@@ -55,17 +55,17 @@ impl Root {
         })
     }
 
-    /// The path under which it is granted.
+    /// Its path in the grant.
     pub(in crate::sandbox) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The directory that was there when this could be opened first.
+    /// The directory that existed when it was first opened.
     pub(in crate::sandbox) fn opened(&self) -> io::Result<&File> {
         self.dir().map(|dir| &*dir.dir)
     }
 
-    /// It, with the rights that a guest has there.
+    /// The directory with a guest's access.
     pub(in crate::sandbox) fn with(&self, mode: Mode) -> io::Result<Dir> {
         let mut dir = self.dir()?.clone();
         (dir.perms, dir.open_mode) = match mode {
@@ -81,7 +81,7 @@ impl Root {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = File::from(openat(CWD, &self.path, flags, FileMode::empty())?);
-        // Of two that open it at once, one counts for both. Guests use it where a thread may wait.
+        // If two threads open it at once, one result is used by both. Guests use it on threads that may block.
         let new = || Dir::new(dir, FsPerms::ReadOnly, OpenMode::READ, true);
         Ok(self.opened.get_or_init(new))
     }
@@ -98,17 +98,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_the_place_of_a_directory_later_is_never_opened() {
+    fn never_open_a_later_replacement_of_a_directory() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let root = Root::new(&at("in"));
-        assert!(root.opened().is_err(), "it is not there");
+        assert!(root.opened().is_err(), "it does not exist");
         std::fs::create_dir(at("in")).unwrap();
         let is_empty = |root: &Root| {
             let mut dir = rustix::fs::Dir::read_from(root.opened().unwrap()).unwrap();
             dir.all(|entry| entry.unwrap().file_name().to_bytes().starts_with(b"."))
         };
-        assert!(is_empty(&root), "it was made since");
+        assert!(is_empty(&root), "it was created since");
 
         std::fs::create_dir(at("other")).unwrap();
         std::fs::write(at("other/secret"), "").unwrap();
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_in_the_place_of_a_directory_is_an_error_and_nobody_waits_for_it() {
+    fn a_pipe_instead_of_a_directory_fails_without_waiting() {
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe");
         let mode = FileMode::from_raw_mode(0o600);

@@ -1,4 +1,4 @@
-//! Secrets, and which handler may have them sent where.
+//! Secrets, and which handlers may send them where.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,24 +10,24 @@ use ring::hmac;
 
 use super::{Host, HostPattern};
 
-/// Shorter ones would be found, and taken out, in answers that have nothing to do with them.
+/// Shorter secrets would match unrelated text in responses, and be redacted there.
 const SECRET_BYTES_MIN: usize = 8;
 
-/// A header of a request has room for so much.
+/// The room in a request header.
 const SECRET_BYTES_MAX: usize = 4 << 10;
 
-/// How signing keys of Standard Webhooks start; their base64 follows.
+/// The prefix of Standard Webhooks signing keys; base64 follows.
 const KEY_PREFIX: &str = "whsec_";
 
-/// Something that only the host may know. It is in no log line, no error and no result.
+/// A value that only the host may know. It appears in no log line, error or result.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<str>);
 
 impl Secret {
-    /// Takes one.
+    /// Validates a secret.
     ///
     /// # Errors
-    /// What is wrong with it, without saying what it is.
+    /// What is wrong with it, without revealing it.
     pub fn new(text: &str) -> Result<Self, String> {
         if !(SECRET_BYTES_MIN..=SECRET_BYTES_MAX).contains(&text.len()) {
             return Err(format!(
@@ -37,21 +37,23 @@ impl Secret {
         }
         match text.bytes().all(|byte| (0x20..0x7f).contains(&byte)) {
             true => Ok(Self(text.into())),
-            false => Err("it has characters that no header can carry (printable ASCII can)".into()),
+            false => {
+                Err("it has characters that a header cannot carry (use printable ASCII)".into())
+            }
         }
     }
 
-    /// HMAC-SHA256 of a message, with this as the key: its bytes, or what they mean where it is a key of Standard
-    /// Webhooks.
+    /// HMAC-SHA256 of a message with this secret as the key: its bytes, or the decoded key if it is a Standard
+    /// Webhooks key.
     ///
     /// # Errors
-    /// That it starts as such a key and is none, without saying what it is.
+    /// If it starts like such a key and is not one, without revealing it.
     pub fn hmac_sha256(&self, message: &[u8]) -> Result<[u8; 32], String> {
         let key = match self.0.strip_prefix(KEY_PREFIX) {
             None => self.0.as_bytes().to_vec(),
-            Some(text) => STANDARD
-                .decode(text)
-                .map_err(|_| format!("it starts with {KEY_PREFIX} and goes on in no base64"))?,
+            Some(text) => STANDARD.decode(text).map_err(|_| {
+                format!("it starts with {KEY_PREFIX} but does not continue in base64")
+            })?,
         };
         let key = hmac::Key::new(hmac::HMAC_SHA256, &key);
         let mut tag = [0; 32];
@@ -59,7 +61,7 @@ impl Secret {
         Ok(tag)
     }
 
-    /// What it is. For the request that carries it, and for finding it in what comes back.
+    /// The secret itself, for the request that carries it and for finding it in responses.
     pub(in crate::sandbox) fn reveal(&self) -> &str {
         &self.0
     }
@@ -75,25 +77,25 @@ impl fmt::Debug for Secret {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Secrets(pub BTreeMap<String, Secret>);
 
-/// Where a handler, or a family of handlers, may have a secret sent.
+/// How a handler or a family of handlers may use a secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SecretGrant {
     /// A handler's name, or a pattern.
     pub handler: String,
     /// The secret's name.
     pub name: String,
-    /// To these servers.
+    /// The servers that it may be sent to.
     pub hosts: Vec<HostPattern>,
-    /// In these headers, lower case.
+    /// The headers that may carry it, lower case.
     pub headers: Vec<String>,
-    /// In the body too.
+    /// Whether bodies may carry it too.
     pub body: bool,
-    /// As the key of signatures, which may go anywhere.
+    /// Whether it may sign; signatures may be sent anywhere.
     pub sign: bool,
 }
 
 impl SecretGrant {
-    /// True where the secret may be sent to this server.
+    /// True if the secret may be sent to this server.
     pub(in crate::sandbox) fn reaches(&self, host: &Host) -> bool {
         self.hosts.iter().any(|pattern| pattern.covers(host))
     }
@@ -110,13 +112,13 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_is_that_of_standard_webhooks() {
+    fn signatures_match_standard_webhooks() {
         let signed = |key: &str, message: &str| {
             let secret = Secret::new(key).expect("a secret");
             let tag = secret.hmac_sha256(message.as_bytes());
             tag.map(|tag| STANDARD.encode(tag))
         };
-        // The example with which its libraries are tested.
+        // The example from its libraries' tests.
         let message = "msg_p5jXN8AQM9LWM0D4loKWxJek.1614265330.{\"test\": 2432232314}";
         assert_eq!(
             signed("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", message),
@@ -128,12 +130,12 @@ mod tests {
             plain,
             Ok("0NcNZehXGEyIjS2+wqTBdhFeGO2bA0uCi6mamjKUyn8=".into())
         );
-        let why = signed("whsec_!correct horse", "x").expect_err("it is no key");
+        let why = signed("whsec_!correct horse", "x").expect_err("it is not a key");
         assert!(why.contains("base64") && !why.contains("horse"), "{why}");
     }
 
     #[test]
-    fn what_is_too_short_too_long_or_fits_into_no_header_is_refused() {
+    fn refuse_secrets_that_are_too_short_too_long_or_not_printable() {
         assert!(Secret::new("1234567").is_err());
         assert!(Secret::new(&"x".repeat(5000)).is_err());
         for bad in ["12345678\n", "12345678\0", "pässwörter"] {

@@ -1,15 +1,15 @@
-//! How much a handler may keep between its jobs.
+//! How much state a handler may keep.
 
-/// A handler that remembers a cursor for each of some hundred sources.
+/// Enough for a cursor for each of some hundred sources.
 const KEYS_MAX: u32 = 1_000;
 
-/// As many keys with a kilobyte each.
+/// A kilobyte for each key.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// A cursor, a token, a counter; what is larger belongs into a table or a file.
+/// Enough for a cursor, a token or a counter; larger data belongs in a table or a file.
 const VALUE_BYTES_MAX: usize = 64 << 10;
 
-/// How much a handler may keep for one tenant.
+/// How much state a handler may keep for one tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateQuota {
     /// Keys. Default: 1,000.

@@ -1,8 +1,9 @@
-//! Which modules may have a handler's name, and what of the grants to that name is theirs.
+//! Which modules may have a handler's name, and so get the grants to that name.
 //!
-//! A module says itself what its handlers are called, and grants, secrets, state and jobs hang on that name. So an operator says
-//! where a name comes from: `module` in a table of `rouse.toml` binds the names that the table covers to a file, to one very content,
-//! or to whoever signs with a key. Of several tables that cover a name, the narrowest that says so counts.
+//! A module chooses the names of its handlers, and grants, secrets, state and jobs depend on those names. So the
+//! operator says which module a name belongs to: `module` in a table of `rouse.toml` binds the names that the table
+//! covers to a file, to an exact content, or to the holder of a signing key. If several tables cover a name, the
+//! narrowest one that sets `module` counts.
 
 use semver::Version;
 
@@ -17,29 +18,29 @@ use crate::sandbox::grants::lines;
 pub(in crate::sandbox) struct Denied {
     /// A sentence that starts with "it …".
     pub(in crate::sandbox) why: String,
-    /// The lines of `rouse.toml` that would allow it; none where they would not be the operator's wish.
+    /// The lines of `rouse.toml` that would allow it; `None` if the operator would not want them.
     pub(in crate::sandbox) lines: Option<String>,
 }
 
-/// What a table grants to a module, and does not until it says which module it is for.
+/// A grant that is withheld because its table does not name a module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Withheld {
-    /// The handler's name or pattern, which the table has.
+    /// The table's handler name or pattern.
     pub table: String,
-    /// In words of `rouse.toml`: `secrets`, `state`, `dirs`.
+    /// The kind of grant, as in `rouse.toml`: `secrets`, `state`, `dirs`.
     pub what: &'static str,
-    /// The lines of `rouse.toml` that would bind it to the module.
+    /// The lines of `rouse.toml` that would bind the table to the module.
     pub lines: String,
 }
 
 impl Settings {
-    /// Which table binds this handler, or every handler of this pattern, and to what.
+    /// The table that binds this handler, or every handler of this pattern, and its bindings.
     pub fn bound(&self, handler: &str) -> Option<(&str, &[ModuleBinding])> {
         let (table, to) = narrowest_first(&self.modules, handler).into_iter().next()?;
         Some((table, to.as_slice()))
     }
 
-    /// Lets a module have the name of one of its handlers, as far as tables say whose it is.
+    /// Checks whether tables allow a module to have the name of one of its handlers.
     pub(in crate::sandbox) fn admit(
         &self,
         manifest: &HandlerManifest,
@@ -54,18 +55,18 @@ impl Settings {
             let to: Vec<String> = to.iter().map(ModuleBinding::to_string).collect();
             let to = to.join(" or ");
             if is_to_key {
-                // A line for the file would be a weaker binding.
+                // A binding to the file would be weaker.
                 let file = origin.file;
                 return Err(Denied {
                     why: format!(
-                        "it has the handler `{name}`, which [handlers.\"{table}\"] in rouse.toml binds to {to}; {file}.sig, a signature by that key, is missing or does not fit the file; `rouse handlers sign --key FILE {file}` makes it"
+                        "it has the handler `{name}`, which [handlers.\"{table}\"] in rouse.toml binds to {to}; {file}.sig, a signature by that key, is missing or does not match the file; `rouse handlers sign --key FILE {file}` makes it"
                     ),
                     lines: None,
                 });
             }
             return Err(Denied {
                 why: format!(
-                    "it has the handler `{name}`, which [handlers.\"{table}\"] in rouse.toml binds to {to}; where it is to have it, put {} under [handlers.\"{name}\"]",
+                    "it has the handler `{name}`, which [handlers.\"{table}\"] in rouse.toml binds to {to}; to give it the name, put {} under [handlers.\"{name}\"]",
                     lines::module_key(origin.file)
                 ),
                 lines: Some(lines::module(name, origin.file)),
@@ -75,21 +76,21 @@ impl Settings {
         else {
             return Ok(());
         };
-        let said = &manifest.version;
-        let why = match said.parse::<Version>() {
+        let version = &manifest.version;
+        let why = match manifest.version.parse::<Version>() {
             Ok(version) if version >= *least => return Ok(()),
-            Ok(_) => format!("wants {least} at least"),
-            Err(_) => format!("wants {least} at least, with which this cannot be compared"),
+            Ok(_) => format!("requires at least {least}"),
+            Err(_) => format!("requires at least {least}, which it cannot be compared with"),
         };
         Err(Denied {
             why: format!(
-                "its handler `{name}` has the version {said}, and version_min of [handlers.\"{table}\"] in rouse.toml {why}"
+                "its handler `{name}` has the version {version}, and version_min of [handlers.\"{table}\"] in rouse.toml {why}"
             ),
             lines: None,
         })
     }
 
-    /// True where secrets, state and directories of this table are for this module.
+    /// True if secrets, state and directories of this table are for this module.
     pub fn grants_to(&self, table: &str, origin: Origin<'_>) -> bool {
         match narrowest(&self.modules, table) {
             Some(to) => to.iter().any(|binding| binding.is(origin)),
@@ -97,12 +98,14 @@ impl Settings {
         }
     }
 
-    /// The same of directories and state: those of one handler's own table are for whoever has its name.
+    /// Like [`grants_to`](Self::grants_to), for directories and state: those of a single handler's table are for any
+    /// module that has the name.
     pub fn grants_own_to(&self, table: &str, origin: Origin<'_>) -> bool {
         self.grants_to(table, origin) || (!table.ends_with('*') && self.bound(table).is_none())
     }
 
-    /// The same of secrets: while somebody develops, those of one handler's own table are so too.
+    /// Like [`grants_to`](Self::grants_to), for secrets: in development, a single handler's table works without a
+    /// binding.
     pub fn grants_secrets_to(&self, table: &str, origin: Origin<'_>) -> bool {
         match self.is_dev {
             true => self.grants_own_to(table, origin),
@@ -110,7 +113,7 @@ impl Settings {
         }
     }
 
-    /// What tables grant to this handler, and withhold because they do not say which module they are for.
+    /// The grants to this handler that are withheld because their tables do not name a module.
     pub(in crate::sandbox) fn withheld(&self, handler: &str, origin: Origin<'_>) -> Vec<Withheld> {
         let withheld = |table: &String, what: &'static str, grants: bool| {
             let is_of_nobody = pattern_covers(table, handler) && self.bound(table).is_none();
@@ -138,7 +141,7 @@ impl Settings {
         all
     }
 
-    /// True where the handler has secrets of its own table only as long as somebody develops.
+    /// True if the handler gets the secrets of its own table in development only.
     pub(in crate::sandbox) fn withholds_outside_dev(
         &self,
         handler: &str,
@@ -151,8 +154,8 @@ impl Settings {
         own && self.grants_own_to(handler, origin) && !self.grants_to(handler, origin)
     }
 
-    /// True where somebody else who had this name would have files or state of its handler: its own table grants some, and
-    /// no table binds it.
+    /// True if another module that took this name would get files or state of its handler: its own table grants some,
+    /// and no table binds it.
     pub(in crate::sandbox) fn is_worth_having(&self, handler: &str) -> bool {
         let of_dirs = self.grants.0.iter().any(|grant| grant.handler == handler);
         (of_dirs || self.state.contains_key(handler)) && self.bound(handler).is_none()
@@ -189,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrowest_table_that_binds_a_name_says_whose_it_is() {
+    fn the_narrowest_binding_table_decides_who_has_a_name() {
         let settings = settings(&[
             ("*", &["all.wasm"]),
             ("mail.*", &["mail.wasm", "post.wasm"]),
@@ -209,7 +212,7 @@ mod tests {
             ("mail.read", "all.wasm", "mail.wasm or post.wasm"),
             ("other", "mail.wasm", "all.wasm"),
         ] {
-            let denied = admits(name, file).expect_err("it is bound to another one");
+            let denied = admits(name, file).expect_err("it is bound to another module");
             assert!(
                 denied.why.contains(&format!("binds to {to};")),
                 "{denied:?}"
@@ -221,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_bound_to_a_content_or_to_a_key_whatever_the_file_is_called() {
+    fn bind_a_name_to_a_content_or_a_key_whatever_the_file_name() {
         let key: PublicKey = ("A".repeat(43) + "=").parse().unwrap();
         let digest = Digest::of(b"module");
         let settings = settings(&[
@@ -237,7 +240,7 @@ mod tests {
             ..Origin::of_tests()
         };
         let denied = settings.admit(&manifest("b", "1.0.0"), origin("b.wasm"));
-        let denied = denied.expect_err("nobody has signed it");
+        let denied = denied.expect_err("it is not signed");
         assert!(denied.why.contains("b.wasm.sig, a signature"), "{denied:?}");
         assert_eq!(denied.lines, None);
         let admits = |name: &str, origin| settings.admit(&manifest(name, "1.0.0"), origin).is_ok();
@@ -246,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_version_than_the_least_is_denied_and_so_is_one_that_cannot_be_compared() {
+    fn deny_versions_below_the_minimum_and_incomparable_ones() {
         let settings = Settings {
             versions_min: [("mail.*".to_owned(), Version::new(1, 10, 0))].into(),
             ..Settings::default()
@@ -260,7 +263,7 @@ mod tests {
         }
         for version in ["1.9.9", "1.10.0-rc.1", "0.0.0"] {
             let why = admits("mail.send", version).unwrap_err();
-            assert!(why.contains("wants 1.10.0 at least"), "{why}");
+            assert!(why.contains("requires at least 1.10.0"), "{why}");
         }
         let why = admits("mail.send", "newest").unwrap_err();
         assert!(why.contains("cannot be compared"), "{why}");
@@ -268,17 +271,17 @@ mod tests {
     }
 
     #[test]
-    fn what_a_table_grants_is_for_the_module_that_it_is_bound_to() {
+    fn a_tables_grants_are_for_the_module_it_is_bound_to() {
         let settings = settings(&[("mail.*", &["mail.wasm"]), ("pay.charge", &["pay.wasm"])]);
         let (mail, other) = (origin("mail.wasm"), origin("0.wasm"));
-        // Of its own, and of a wider one.
+        // A table of its own, and a wider one.
         assert!(settings.grants_to("mail.*", mail) && settings.grants_to("mail.send", mail));
         assert!(
             !settings.grants_to("mail.*", other) && !settings.grants_own_to("mail.send", other)
         );
-        // A wide table that says nothing is for nobody, also where the handler's name is bound.
+        // A wide table without a binding grants nothing, even if the handler's name is bound elsewhere.
         assert!(!settings.grants_to("*", mail) && !settings.grants_own_to("*", mail));
-        // A table of one handler is for whoever has the name, but for secrets.
+        // A single handler's table is for any module with the name, except for secrets.
         assert!(settings.grants_own_to("noop", other));
         assert!(!settings.grants_secrets_to("noop", other));
         let dev = Settings {

@@ -18,20 +18,20 @@ pub enum ModuleBinding {
     Key(PublicKey),
 }
 
-/// What tells a module from others, whatever it says of itself.
+/// What identifies a module, independently of what it claims about itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Origin<'a> {
     /// The file's name in the handlers folder.
     pub file: &'a str,
     /// The sha256 of the file.
     pub digest: Digest,
-    /// The keys by which it was signed, of those that count on this host.
+    /// The keys that signed it, of those that this host checks.
     pub signed_by: &'a [PublicKey],
 }
 
 #[cfg(test)]
 impl Origin<'static> {
-    /// A module of its own, for tests of what does not depend on it.
+    /// A module for tests that do not depend on its origin.
     pub(in crate::sandbox) fn of_tests() -> Self {
         Self {
             file: "test.wasm",
@@ -41,7 +41,7 @@ impl Origin<'static> {
     }
 }
 
-/// Before a digest, and before a key.
+/// Prefixes of a digest and of a key.
 const SHA256: &str = "sha256:";
 const KEY: &str = "ed25519:";
 
@@ -69,7 +69,7 @@ impl FromStr for ModuleBinding {
         match is_file && !text.contains(is_harmful) {
             true => Ok(Self::File(text.to_owned())),
             false => Err(format!(
-                "{text:?} names no module: write the name of a file in the handlers folder (\"mail.wasm\"), \"{SHA256}…\" or \"{KEY}…\""
+                "{text:?} does not name a module: write the name of a file in the handlers folder (\"mail.wasm\"), \"{SHA256}…\" or \"{KEY}…\""
             )),
         }
     }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_binding_is_read_as_it_is_written() {
+    fn a_binding_round_trips_as_text() {
         let digest = format!("sha256:{}", Digest::of(b""));
         let key = format!("ed25519:{}", "A".repeat(43) + "=");
         for text in ["mail.wasm", "mail 2.wasm", &digest, &key] {
@@ -98,12 +98,12 @@ mod tests {
             assert_eq!(binding.to_string(), text);
         }
         for (text, words) in [
-            ("mail", "names no module"),
-            ("", "names no module"),
-            ("../mail.wasm", "names no module"),
-            (".mail.wasm", "names no module"),
-            ("mail\n.wasm", "names no module"),
-            ("sha256:abc", "is no sha256"),
+            ("mail", "does not name a module"),
+            ("", "does not name a module"),
+            ("../mail.wasm", "does not name a module"),
+            (".mail.wasm", "does not name a module"),
+            ("mail\n.wasm", "does not name a module"),
+            ("sha256:abc", "is not a sha256"),
             ("ed25519:abc", "keygen"),
         ] {
             let why = text.parse::<ModuleBinding>().unwrap_err();

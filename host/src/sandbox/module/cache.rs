@@ -1,10 +1,10 @@
-//! What the compiler has made of modules, kept from one start to the next, and what else has to be trusted then.
+//! A cache of machine code that survives restarts, and of notes that need the same trust.
 //!
-//! Machine code is trusted like the host itself: whoever can write it here runs what he likes. So the directory has to
-//! belong to the user that the host runs as, and nobody else may write to it; else there is no cache. An entry is read only
-//! where it is a plain file of that user, and names, in a digest of its own, the module that it is the code of. What is
-//! damaged, cut off, in the wrong place or somebody else's is removed, and the module is compiled again. Nothing that goes
-//! wrong with an entry is more than a warning. A note cannot be made again: its readers get an error where it cannot be used.
+//! Machine code is trusted like the host itself: anyone who can write it here can run anything. So the directory must
+//! belong to the host's user and be writable by no other; otherwise there is no cache. An entry is read only if it is
+//! a regular file of that user whose own digest covers its code and its module's name. A damaged, truncated,
+//! misplaced or foreign entry is removed, and its module is compiled again. Errors with entries are only warnings. A
+//! note cannot be recreated: its readers get an error if it cannot be used.
 
 use std::fs::{DirBuilder, File, TryLockError};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -25,44 +25,43 @@ use wasmtime::Engine;
 
 use super::digest::Digest;
 
-/// An entry that was not used for so long is removed at the next start: its module is gone, or its host was replaced.
+/// An entry that was unused for this long is removed at the next start: its module is gone, or its host was replaced.
 const UNUSED_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// All entries together, bytes; those that were not used for longest go first. The code of a Rust guest has 1 to 10 MiB,
-/// that of a Python one about 150: room for some versions of all of them.
+/// The size of all entries together, bytes; the least recently used go first. The code of a Rust guest has 1 to 10
+/// MiB, of a Python guest about 150 MiB: this holds several versions of all of them.
 const CACHE_BYTES_MAX: u64 = 2 << 30;
 
-/// The directory is looked through for what has to go when this much was put into it since the last time, not with each entry: a
-/// start may put thousands there.
+/// The cache is trimmed after this much was added, not with each entry: a start may add thousands.
 const LOOK_EVERY_BYTES: u64 = CACHE_BYTES_MAX / 16;
 
-/// A file that is still being written after this time was left by a host that died.
+/// A partial file older than this was left by a host that died.
 const WRITING_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// How an entry starts, before its digest. Changes with the form of entries, and with what is done to a file before it is
-/// compiled: the adapter around modules of wasm32-wasip1 is not in the key.
+/// The start of an entry, before its digest. It changes with the entry format, and with the preprocessing of modules:
+/// the adapter around modules of wasm32-wasip1 is not part of the key.
 const MAGIC: &[u8; 16] = b"rouse code 0002\n";
 
-/// A note, which is text: no longer one is written or read.
+/// The maximum size of a note, which is text.
 pub(in crate::sandbox) const NOTE_BYTES_MAX: u64 = 64 << 20;
 
-/// How names of entries end, and of those that are being written.
+/// The suffixes of entries, and of files that are being written.
 const ENTRY: &str = ".code";
 const WRITING: &str = ".part";
 
 /// A directory with machine code.
 pub(in crate::sandbox) struct CodeCache {
-    /// Held open: whatever happens to its path, this is the directory that was checked.
+    /// Held open, so that it stays the directory that was checked, whatever happens to its path.
     dir: OwnedFd,
     path: PathBuf,
-    /// Stands for wasmtime's version, its settings, the processor, and the form of entries.
+    /// A hash of wasmtime's version and settings, the processor, and the entry format.
     engine: u64,
-    /// What was put there since it was looked through.
+    /// Bytes that were added since it was last trimmed.
     put_bytes: AtomicU64,
 }
 
 impl CodeCache {
-    /// The directory at this path, which is made where it is missing; none, with a warning, where it cannot be trusted.
+    /// Opens the directory at this path, and creates it if needed; `None`, with a warning, if it cannot be trusted.
     pub(in crate::sandbox) fn open(path: &Path, engine: &Engine) -> Option<Self> {
         let mut hasher = DefaultHasher::new();
         engine.precompile_compatibility_hash().hash(&mut hasher);
@@ -81,14 +80,14 @@ impl CodeCache {
             Err(why) => {
                 tracing::warn!(
                     dir = %path.display(),
-                    "machine code is not kept, nor whose the names of handlers are: each start compiles every module, and knows no owner of a name: {why}"
+                    "machine code and the ownership of handler names are not saved: each start compiles every module, and knows no owner of a name: {why}"
                 );
                 None
             }
         }
     }
 
-    /// The code of the module with this digest, where it is kept.
+    /// The cached code of the module with this digest.
     pub(in crate::sandbox) fn get(&self, module: Digest) -> Option<Vec<u8>> {
         let name = self.name(module);
         match self.read(&name) {
@@ -100,7 +99,7 @@ impl CodeCache {
         }
     }
 
-    /// Keeps the code of a module. Readers find all of it, or nothing.
+    /// Caches the code of a module. Readers see all of it or nothing.
     pub(in crate::sandbox) fn put(&self, module: Digest, code: &[u8]) {
         let name = self.name(module);
         let put = self.replace(&name, |file| {
@@ -108,7 +107,7 @@ impl CodeCache {
             file.write_all(code)
         });
         if let Err(error) = put {
-            tracing::warn!(dir = %self.path.display(), "the code of a module is not kept: {error}");
+            tracing::warn!(dir = %self.path.display(), "the code of a module cannot be cached: {error}");
         }
         let bytes = code.len() as u64;
         if self.put_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes >= LOOK_EVERY_BYTES {
@@ -117,28 +116,28 @@ impl CodeCache {
         }
     }
 
-    /// Removes an entry that is of no use.
+    /// Removes an unusable entry.
     pub(in crate::sandbox) fn remove(&self, module: Digest, why: &str) {
         let name = self.name(module);
         tracing::warn!(
             dir = %self.path.display(),
             entry = name,
-            "kept code is not used, its module is compiled again: {why}"
+            "cached code cannot be used; its module is compiled again: {why}"
         );
         if let Err(error) = unlinkat(&self.dir, &name, AtFlags::empty()) {
             tracing::warn!(entry = name, "it cannot be removed: {error}");
         }
     }
 
-    /// Where a note is.
+    /// The path of a note.
     pub(in crate::sandbox) fn note_path(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Something else that is kept here, under a name of its own; none where there is no such file.
+    /// Reads a note; `None` if there is no such file.
     ///
     /// # Errors
-    /// When there is one that cannot be read or trusted.
+    /// When the note cannot be read or trusted.
     pub(in crate::sandbox) fn note(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         let Some(file) = self.open_file(name)? else {
             return Ok(None);
@@ -149,10 +148,10 @@ impl CodeCache {
         Ok(Some(text))
     }
 
-    /// Keeps a note. Readers find all of it, or what was there before, also after a power failure.
+    /// Saves a note. Readers see all of it or the previous one, even after a power failure.
     ///
     /// # Errors
-    /// When it is not kept; what was there before is still there then.
+    /// When it is not saved; the previous note is still there then.
     pub(in crate::sandbox) fn set_note(&self, name: &str, text: &[u8]) -> io::Result<()> {
         fits(text)?;
         self.replace(name, |file| {
@@ -162,7 +161,8 @@ impl CodeCache {
         Ok(fsync(&self.dir)?)
     }
 
-    /// Keeps other hosts from writing this note until the file is dropped; none while another one does.
+    /// Prevents other hosts from writing this note until the file is dropped; `None` while another host holds the
+    /// lock.
     ///
     /// # Errors
     /// When it cannot be locked.
@@ -181,9 +181,9 @@ impl CodeCache {
         format!("{module}-{:016x}{ENTRY}", self.engine)
     }
 
-    /// A plain file that nobody else can have written.
+    /// Opens a regular file that no other user can have written.
     fn open_file(&self, name: &str) -> io::Result<Option<File>> {
-        // Never through a link, and without waiting for the other end of a pipe.
+        // Follows no link, and does not wait for the other end of a pipe.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match openat(&self.dir, name, flags, Mode::empty()) {
             Ok(file) => file,
@@ -193,7 +193,7 @@ impl CodeCache {
         };
         let stat = fstat(&file)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(io::Error::other("it is no file"));
+            return Err(io::Error::other("it is not a regular file"));
         }
         ours_alone(&stat).map_err(io::Error::other)?;
         Ok(Some(File::from(file)))
@@ -203,7 +203,7 @@ impl CodeCache {
         let Some(file) = self.open_file(name)? else {
             return Ok(None);
         };
-        // Used now. Where that cannot be written down, it is removed too early, no more.
+        // Marks it as used now. If that fails, it is merely removed too early.
         let now = Timespec {
             tv_sec: 0,
             tv_nsec: UTIME_NOW,
@@ -224,37 +224,37 @@ impl CodeCache {
         match head == header(name, &code) {
             true => Ok(Some(code)),
             false => Err(io::Error::other(
-                "it is damaged, or the code of something else",
+                "it is damaged, or the code of another module",
             )),
         }
     }
 
-    /// Puts a file in its place at once.
+    /// Replaces a file atomically.
     fn replace(
         &self,
         name: &str,
         write: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> io::Result<()> {
-        let beside = format!(
+        let part = format!(
             ".{}-{:016x}{WRITING}",
             std::process::id(),
             rand::random::<u64>()
         );
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut file = File::from(openat(&self.dir, &beside, flags, Mode::RUSR | Mode::WUSR)?);
+        let mut file = File::from(openat(&self.dir, &part, flags, Mode::RUSR | Mode::WUSR)?);
         let replaced =
-            write(&mut file).and_then(|()| Ok(renameat(&self.dir, &beside, &self.dir, name)?));
+            write(&mut file).and_then(|()| Ok(renameat(&self.dir, &part, &self.dir, name)?));
         if replaced.is_err() {
-            // It is removed in an hour at the latest.
-            let _ = unlinkat(&self.dir, &beside, AtFlags::empty());
+            // Otherwise it is removed after an hour.
+            let _ = unlinkat(&self.dir, &part, AtFlags::empty());
         }
         replaced
     }
 
     fn make_room(&self) {
         let listed = self.list().unwrap_or_else(|error| {
-            tracing::warn!(dir = %self.path.display(), "kept code cannot be listed: {error}");
+            tracing::warn!(dir = %self.path.display(), "cached code cannot be listed: {error}");
             Vec::new()
         });
         for name in to_remove(listed, SystemTime::now()) {
@@ -263,7 +263,7 @@ impl CodeCache {
         }
     }
 
-    /// What was put here. Other files are nobody's business.
+    /// Lists entries and partial files; other files are ignored.
     fn list(&self) -> io::Result<Vec<Kept>> {
         let mut kept = Vec::new();
         for entry in Dir::read_from(&self.dir)? {
@@ -306,9 +306,9 @@ struct Kept {
     used_at: SystemTime,
 }
 
-/// What has been unused for too long, and then as much of the oldest as is needed.
+/// The files to remove: those unused for too long, then the oldest until the rest fits.
 fn to_remove(mut kept: Vec<Kept>, now: SystemTime) -> Vec<String> {
-    // What is of the future was used just now.
+    // A time in the future counts as now.
     let unused = |kept: &Kept| now.duration_since(kept.used_at).unwrap_or_default();
     kept.sort_by_key(unused);
     let mut bytes = 0;
@@ -326,9 +326,9 @@ fn to_remove(mut kept: Vec<Kept>, now: SystemTime) -> Vec<String> {
     remove
 }
 
-/// Whose code it is, and that all of it is there.
+/// The header that identifies the code and proves that it is complete.
 fn header(name: &str, code: &[u8]) -> [u8; MAGIC.len() + 32] {
-    // Not `sha2`, which takes four times as long on processors without instructions for it: half of a start.
+    // Not `sha2`, which is four times slower on processors without SHA instructions: half of the time of a start.
     let mut digest = Context::new(&SHA256);
     digest.update(name.as_bytes());
     digest.update(&[0]);
@@ -344,7 +344,7 @@ fn open_dir(path: &Path) -> Result<OwnedFd, String> {
     builder.recursive(true).mode(0o700);
     builder
         .create(path)
-        .map_err(|error| format!("it cannot be made: {error}"))?;
+        .map_err(|error| format!("it cannot be created: {error}"))?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = openat(CWD, path, flags, Mode::empty())
         .map_err(|error| format!("it cannot be opened: {error}"))?;
@@ -355,7 +355,7 @@ fn open_dir(path: &Path) -> Result<OwnedFd, String> {
     Ok(dir)
 }
 
-/// Nobody but this user (and root) can have written it.
+/// Checks that only this user (and root) can have written it.
 fn ours_alone(stat: &Stat) -> Result<(), String> {
     let ours = geteuid().as_raw();
     if stat.st_uid != ours {

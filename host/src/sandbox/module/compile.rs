@@ -1,9 +1,9 @@
-//! From the bytes of a file to machine code, and to the lines of its source.
+//! From the bytes of a file to machine code and the lines of its source.
 //!
-//! This is where a stranger's file can do most harm: a few kilobytes can ask a compiler for minutes or for gigabytes,
-//! and what parses hostile bytes may fail in ways that nobody has thought of. So a host has a child process do it
-//! ([`child`]), which limits itself before it reads a byte, and the host bears whatever becomes of that. Programs that
-//! use this crate as a library have no such child, unless they name a `rouse` that is installed; they compile in their own process.
+//! This is where an untrusted file can do the most harm: a few kilobytes can cost a compiler minutes or gigabytes,
+//! and parsers of hostile bytes can fail in unforeseen ways. So a host compiles in a child process ([`child`]) that
+//! limits itself before it reads a byte, and survives whatever the child does. Programs that use this crate as a
+//! library have no such child unless they name an installed `rouse`; otherwise they compile in their own process.
 
 mod child;
 mod fence;
@@ -22,19 +22,19 @@ use super::loads::Loads;
 use super::refused::NotLoaded;
 use crate::sandbox::Sandbox;
 
-/// How long a compiler may take for a module before the others go ahead of it: a Rust guest takes a second or two.
+/// How long a module may compile before others go ahead of it: a Rust guest takes a second or two.
 const FIRST_TRY_CPU: Duration = Duration::from_secs(5);
 
-/// How often a module was tried before.
+/// Which try of a module this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sandbox) enum Try {
-    /// Never: it may take [`FIRST_TRY_CPU`], in a compiler that has compiled others before.
+    /// The first: it may take [`FIRST_TRY_CPU`], in a compiler that may have compiled others before.
     First,
-    /// It has ended its compiler: now it has one of its own, and all the time that is allowed.
+    /// The second, after it exhausted its compiler: it gets a compiler of its own, and all the time that is allowed.
     Second,
 }
 
-/// What compiles, one module after the other; for one thread, with which its process dies.
+/// Compiles one module after the other. It belongs to one thread, and its process dies with that thread.
 pub(in crate::sandbox) struct Compiler {
     sandbox: Arc<Sandbox>,
     loads: Arc<Loads>,
@@ -50,14 +50,14 @@ impl Compiler {
         }
     }
 
-    /// What becomes of a module: [`parts`](precompile::parts) takes it apart.
+    /// Compiles a module; [`parts`](precompile::parts) splits the result.
     ///
-    /// A process serves many modules, as a new one costs more CPU time than a small module does. Its limits are set anew for
-    /// each of them, and what it has left of them is at least half. So that nobody pays for what was compiled before, a module
-    /// that ends such a process is tried again in one of its own, with all that is allowed.
+    /// A process serves many modules, because starting one costs more CPU time than a small module does. Its limits
+    /// are reset for each module, and at least half of them is left each time. So that no module pays for earlier
+    /// ones, a module that ends such a process is tried again in a process of its own, with the full limits.
     ///
     /// # Errors
-    /// [`NotLoaded::Again`] with the first try only.
+    /// [`NotLoaded::Retry`] after the first try only.
     pub(in crate::sandbox) fn compile(
         &mut self,
         wasm: &[u8],
@@ -66,7 +66,7 @@ impl Compiler {
         self.loads.compiled();
         let settings = &self.sandbox.settings;
         let Some(program) = &settings.compiler else {
-            // A fault in the compiler must not end the thread that loads modules.
+            // A panic in the compiler must not end the thread that loads modules.
             return match catch_unwind(AssertUnwindSafe(|| precompile(&self.sandbox.engine, wasm))) {
                 Ok(compiled) => compiled.map_err(NotLoaded::Contents),
                 Err(_) => Err(NotLoaded::Contents(PANICKED.into())),
@@ -108,12 +108,12 @@ impl Compiler {
                     || !(is_used || ended.was_too_slow() && cpu_max < limits.cpu_max);
                 let result = match had_all {
                     true => ended.why(limits),
-                    false => NotLoaded::Again,
+                    false => NotLoaded::Retry,
                 };
                 (Err(result), true)
             }
         };
-        // What has had all the time that is allowed leaves none.
+        // A second try leaves no time for other modules.
         self.child = (!is_last && which == Try::First).then_some(child);
         result
     }

@@ -1,4 +1,4 @@
-//! Asking a new module for its manifest.
+//! Asks a new module for its manifest.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,26 +12,26 @@ use crate::harmless::line;
 use crate::sandbox::attempt::end::{backtrace, trap_message};
 use crate::sandbox::attempt::memory::{AttemptLimiter, MemoryBudget, PAGE_BYTES};
 use crate::sandbox::attempt::meter::{Meter, within_cpu};
-use crate::sandbox::attempt::state::{self, AttemptState, OfAttempt};
+use crate::sandbox::attempt::state::{self, AttemptState, PerAttempt};
 use crate::sandbox::bindings::ModulePre;
 use crate::sandbox::capability::GuestLog;
 use crate::sandbox::{Handler, Limits, Manifest, Sandbox, Settings};
 
-/// Beside the memory that the module starts with, which holds a whole runtime in some languages: a manifest is put
-/// together from constants.
+/// Added to the memory that the module starts with, which holds a whole runtime in some languages. A manifest is
+/// built from constants.
 const MEMORY_BYTES_MORE: usize = 32 << 20;
 
-/// CPU time. Not wall time: on a busy host a good module would be refused.
+/// CPU time, not wall time: on a busy host, wall time would refuse a good module.
 const CPU_MAX: Duration = Duration::from_millis(500);
 
-/// For a module that waits instead of computing.
+/// Wall time, for a module that waits instead of computing.
 const WALL_MAX: Duration = Duration::from_secs(15);
 
-/// What is repeated of a backtrace in a refusal: its innermost frames.
+/// How many frames of a backtrace a refusal shows: the innermost ones.
 const FRAMES_MAX: usize = 12;
 
-/// Calls `describe` in a throwaway instance that has no grants, little memory and little time.
-/// Blocks; not for async code.
+/// Calls `describe` in a throwaway instance without grants, with little memory and time. Blocks; do not call it from
+/// async code.
 ///
 /// # Errors
 /// A sentence that starts with "it …".
@@ -48,11 +48,11 @@ pub(in crate::sandbox) fn describe(
 }
 
 impl Sandbox {
-    /// Instantiates the module of this handler once more and asks it for its manifest, as when it was loaded.
+    /// Instantiates the handler's module once more and asks for its manifest, as when it was loaded.
     ///
     /// # Errors
-    /// Where that fails, or the module does not say the same of the handler any more; a sentence that starts with
-    /// "it …".
+    /// If that fails, or the module no longer declares the same about the handler; a sentence that starts with "it
+    /// …".
     pub async fn verify(self: &Arc<Self>, handler: &Handler) -> Result<(), String> {
         let task = self.guests().spawn(call(
             self.clone(),
@@ -65,7 +65,7 @@ impl Sandbox {
         let manifest = Manifest::parse(&text)?;
         match manifest.handlers.contains(&handler.manifest) {
             true => Ok(()),
-            false => Err("it describes itself otherwise than when it was loaded".into()),
+            false => Err("its manifest differs from the one when it was loaded".into()),
         }
     }
 }
@@ -83,9 +83,9 @@ async fn call(
         memory_bytes,
         ..Limits::default()
     };
-    // A budget of its own: a busy host is no reason to refuse a module.
+    // Its own budget, so that a busy host does not refuse a module.
     let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(memory_bytes));
-    let of = OfAttempt::of_none();
+    let of = PerAttempt::placeholder();
     let own = AttemptState::new(Arc::default(), lines, &limits, limiter, of)?;
     let mut store = Store::new(&sandbox.engine, own);
     state::limit(&mut store, &limits);
@@ -133,23 +133,23 @@ async fn call(
     }
 }
 
-/// What the module starts with, and some more. No more than any attempt may have is counted of the former: where that is not
-/// enough, no attempt could run either.
+/// The module's initial memory, plus some more. The former counts only up to the maximum of any attempt: if that is
+/// not enough, no attempt could run either.
 fn memory_bytes(pre: &ModulePre<AttemptState>, settings: &Settings) -> usize {
     let starts_with = pre.instance_pre().component().resources_required();
     let starts_with = starts_with.map_or(0, |it| {
         let pages = u64::from(it.num_memories) * it.max_initial_memory_size.unwrap_or(0);
         usize::try_from(pages).map_or(usize::MAX, |pages| pages.saturating_mul(PAGE_BYTES))
     });
-    starts_with.min(settings.memory_bytes_most()) + MEMORY_BYTES_MORE
+    starts_with.min(settings.memory_bytes_max()) + MEMORY_BYTES_MORE
 }
 
-/// What helps to find the fault: the last lines of standard error, where most languages say why, and where it stopped.
+/// Evidence for the author: the last lines of standard error, where most languages report errors, and the backtrace.
 fn evidence(log: &GuestLog, backtrace: &[String]) -> String {
-    let said = log.last_errors();
+    let stderr = log.last_errors();
     let frames = &backtrace[..backtrace.len().min(FRAMES_MAX)];
     let mut text = String::new();
-    for (what, lines) in [("standard error", &said[..]), ("backtrace", frames)] {
+    for (what, lines) in [("standard error", &stderr[..]), ("backtrace", frames)] {
         if !lines.is_empty() {
             text += &format!("; {what}: {}", lines.join(" | "));
         }

@@ -1,4 +1,4 @@
-//! The sha256 by which a file is known.
+//! The sha256 that identifies a file.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +17,8 @@ impl Digest {
         Self(own)
     }
 
-    /// The SHA-256 of the nonce followed by the bytes: only who has the bytes can compute it for a new nonce.
+    /// The SHA-256 of the nonce followed by the bytes: only a party that has the bytes can compute it for a new
+    /// nonce.
     pub fn proof(nonce: &str, bytes: &[u8]) -> Self {
         Self::of(&[nonce.as_bytes(), bytes].concat())
     }
@@ -43,7 +44,7 @@ impl FromStr for Digest {
         let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
         bytes
             .map(Self)
-            .ok_or_else(|| format!("{text:?} is no sha256: 64 hexadecimal digits"))
+            .ok_or_else(|| format!("{text:?} is not a sha256 (64 hexadecimal digits)"))
     }
 }
 
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_written_and_read_as_sha256sum_writes_it() {
+    fn write_and_read_a_digest_as_sha256sum_does() {
         let written = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         assert_eq!(Digest::of(b"").to_string(), written);
         assert_eq!(written.parse(), Ok(Digest::of(b"")));
@@ -73,7 +74,7 @@ mod tests {
                 broken
                     .parse::<Digest>()
                     .unwrap_err()
-                    .contains("is no sha256")
+                    .contains("is not a sha256")
             );
         }
     }

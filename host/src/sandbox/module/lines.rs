@@ -1,8 +1,8 @@
-//! Where in its source a guest's code stands.
+//! Maps a guest's code to its source lines.
 //!
-//! A module brings that along as DWARF: megabytes in a form that is made for debuggers, in which a stranger can
-//! write things that take hours to read. So it is read once, by the compiler's process with its limits, and what the host gets is a
-//! table in which a place is found by halving.
+//! A module carries this mapping as DWARF: megabytes in a format for debuggers, in which an untrusted author can
+//! write things that take hours to read. So the compiler process reads it once, within its limits, and the host gets
+//! a table that is searched by bisection.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -14,18 +14,18 @@ use gimli::{Dwarf, EndianSlice, LittleEndian};
 use serde::{Deserialize, Serialize};
 use wasmparser::{KnownCustom, Name, Parser, Payload};
 
-/// Names longer than this are cut: a line of a listing has no room for them.
+/// Longer names are cut: a line of a listing has no room for them.
 const NAME_BYTES_MAX: usize = 512;
 
-/// Rows of one module, and calls: its code has a few million bytes, and a row is for several of them, a call for several rows.
-/// With names for all calls that is 100 MB in the host; where there are more, the rest is unknown.
+/// The maximum rows and calls of one module: its code has a few million bytes, a row covers several of them, and a
+/// call several rows. With the names of all calls this takes 100 MB in the host; what exceeds the maximum is unknown.
 const ROWS_MAX: usize = 4 << 20;
 const CALLS_MAX: usize = 1 << 20;
 
-/// Of all names together.
+/// The size of all names together.
 const NAMES_BYTES_MAX: usize = 32 << 20;
 
-/// Calls that the compiler has put into one another; beyond that the outer ones are left out.
+/// The maximum depth of inlined calls; outer calls beyond it are left out.
 const INLINED_MAX: usize = 64;
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
@@ -33,13 +33,13 @@ type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 /// The lines of a module's source, by offset in its file.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(in crate::sandbox) struct Lines {
-    /// Offset where something starts, and the call that it belongs to; none where nothing is known. Ascending.
+    /// Start offsets with the call at each; `None` where nothing is known. Ascending.
     places: Vec<(u32, Option<u32>)>,
     calls: Vec<Call>,
     names: Vec<String>,
 }
 
-/// A function's place in the source; `within`: the call that the compiler has put it into. Numbers are indices.
+/// A function's location in the source; `within`: the call that it was inlined into. Numbers are indices.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Call {
     function: Option<u32>,
@@ -49,7 +49,7 @@ struct Call {
     within: Option<u32>,
 }
 
-/// A function that stands at some place.
+/// A function at some offset.
 #[derive(Debug, PartialEq)]
 pub(in crate::sandbox) struct SourceLine<'a> {
     /// Its name, demangled.
@@ -60,10 +60,10 @@ pub(in crate::sandbox) struct SourceLine<'a> {
 }
 
 impl Lines {
-    /// What a component says of its source. What it does not say, or says in a way that nobody understands, is
-    /// missing. Takes as long as the component's author likes: call it where that has a limit.
+    /// Reads the line tables of a component. What is absent or malformed is left out. This takes as long as the
+    /// component's author wants, so call it only where that is limited.
     pub(in crate::sandbox) fn read(component: &[u8]) -> Self {
-        // A fault in what reads them is no reason to refuse a module.
+        // A panic in the DWARF reader must not refuse a module.
         catch_unwind(|| Self::read_all(component)).unwrap_or_default()
     }
 
@@ -71,7 +71,7 @@ impl Lines {
         let mut rows = Vec::new();
         let mut writing = Writing::default();
         for module in modules(component) {
-            // Half of it is better than nothing.
+            // A partial table is better than none.
             let _ = module.rows(&mut writing, &mut rows);
         }
         let mut lines = writing.lines;
@@ -79,7 +79,7 @@ impl Lines {
         lines
     }
 
-    /// What stands at this offset of the file, innermost first; nothing where that is not known.
+    /// The calls at this file offset, innermost first; empty if unknown.
     pub(in crate::sandbox) fn at(&self, offset: usize) -> impl Iterator<Item = SourceLine<'_>> {
         let after = self
             .places
@@ -89,7 +89,7 @@ impl Lines {
         let mut next = found.and_then(call);
         std::iter::from_fn(move || {
             let this = next?;
-            // A call stands behind the one that it is within.
+            // A call comes after the one that it was inlined into.
             next = this.within.and_then(call);
             Some(SourceLine {
                 function: this.function.and_then(|name| self.name(name)),
@@ -106,7 +106,7 @@ impl Lines {
     }
 }
 
-/// The length of the longest name that a function of this component has, bytes; none where none has one.
+/// The length of the longest function name in this component, bytes; `None` if no function has a name.
 pub(in crate::sandbox) fn longest_name(component: &[u8]) -> Option<usize> {
     let names = |payload| match payload {
         Ok(Payload::CustomSection(section)) => match section.as_known() {
@@ -128,20 +128,20 @@ pub(in crate::sandbox) fn longest_name(component: &[u8]) -> Option<usize> {
         .max()
 }
 
-/// A core module within a component.
+/// A core module inside a component.
 #[derive(Default)]
 struct Module<'a> {
-    /// Where its code starts in the file, and how long it is.
+    /// Where its code starts in the file, and its length.
     code: u32,
     code_bytes: u32,
     /// `.debug_line` and so on.
     sections: HashMap<&'a str, &'a [u8]>,
 }
 
-/// The core modules that say something of their source.
+/// The core modules that have debug sections.
 fn modules(component: &[u8]) -> Vec<Module<'_>> {
     let mut done = Vec::new();
-    // A module stands within a component, which stands within another.
+    // Modules and components nest.
     let mut open = Vec::new();
     for payload in Parser::new(0).parse_all(component) {
         match payload {
@@ -159,7 +159,7 @@ fn modules(component: &[u8]) -> Vec<Module<'_>> {
                 }
             }
             Ok(_) => {}
-            // The compiler says what is wrong with it.
+            // The compiler reports the error.
             Err(_) => return Vec::new(),
         }
     }
@@ -167,7 +167,7 @@ fn modules(component: &[u8]) -> Vec<Module<'_>> {
     done
 }
 
-/// From one offset to before another, and what stands there.
+/// A range of offsets, and the call there.
 type Row = (u32, u32, Option<u32>);
 
 impl<'a> Module<'a> {
@@ -200,7 +200,7 @@ impl<'a> Module<'a> {
     }
 }
 
-/// Rows as places: none overlaps another, and neighbours with the same call are one.
+/// Turns rows into places that do not overlap; neighbours with the same call are merged.
 fn places(mut rows: Vec<Row>) -> Vec<(u32, Option<u32>)> {
     rows.sort_by_key(|(start, ..)| *start);
     let mut places: Vec<(u32, Option<u32>)> = Vec::new();
@@ -225,19 +225,19 @@ fn places(mut rows: Vec<Row>) -> Vec<(u32, Option<u32>)> {
     places
 }
 
-/// Lines that are being written: what comes again is kept once.
+/// A table that is being built; repeated values are stored once.
 #[derive(Default)]
 struct Writing<'a> {
     lines: Lines,
     calls: HashMap<Call, u32>,
-    /// By what the module calls them.
+    /// By mangled name.
     functions: HashMap<&'a [u8], u32>,
     files: HashMap<String, u32>,
     names_bytes: usize,
 }
 
 impl<'a> Writing<'a> {
-    /// One more row may add as many calls as stand in one another.
+    /// One more row may add as many calls as the inlining depth.
     fn is_full(&self) -> bool {
         self.lines.calls.len() > CALLS_MAX - INLINED_MAX || self.names_bytes > NAMES_BYTES_MAX
     }
@@ -286,23 +286,23 @@ impl<'a> Writing<'a> {
     }
 }
 
-/// The last one's; there are never more than [`CALLS_MAX`], and fewer than twice as many names.
+/// The index of the last element; there are at most [`CALLS_MAX`] calls, and fewer than twice as many names.
 fn index<T>(of: &[T]) -> u32 {
     u32::try_from(of.len() - 1).unwrap_or(u32::MAX)
 }
 
-/// The name of a function as people write it, or its start: a name of 200 bytes can stand for a megabyte.
+/// The demangled name of a function, possibly cut: a name of 200 bytes can demangle to a megabyte.
 pub(in crate::sandbox) fn demangled(name: &str) -> String {
-    let mut start = Begin(String::new());
-    // It ends with an error where there is no room for more.
+    let mut start = Prefix(String::new());
+    // An error means that the limit was reached.
     let _ = write!(start, "{:#}", rustc_demangle::demangle(name));
     start.0
 }
 
-/// Takes text until it has [`NAME_BYTES_MAX`].
-struct Begin(String);
+/// Accepts text up to [`NAME_BYTES_MAX`].
+struct Prefix(String);
 
-impl fmt::Write for Begin {
+impl fmt::Write for Prefix {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let room = NAME_BYTES_MAX - self.0.len();
         let (fits, rest) = text.split_at(text.floor_char_boundary(room));

@@ -1,4 +1,4 @@
-//! From the bytes of a file to a module that can run.
+//! From the bytes of a file to a module that can run: compile, link, describe.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use super::refused::{NotLoaded, check_kind};
 use crate::sandbox::Sandbox;
 use crate::sandbox::bindings::ModulePre;
 
-/// The interface that makes a component a module of Rouse.
+/// The interface that makes a component a Rouse module.
 const HANDLERS_INTERFACE: &str = "rouse:handler/handlers@0.1.0";
 
-/// Compiles, links and describes. Takes from milliseconds to minutes; call it where blocking is
-/// allowed, outside of async code.
+/// Compiles, links and describes a module. Takes from milliseconds to minutes and blocks; call it outside of async
+/// code.
 pub(in crate::sandbox) fn load(
     sandbox: &Arc<Sandbox>,
     compiler: &mut Compiler,
@@ -39,16 +39,19 @@ pub(in crate::sandbox) fn load(
         .is_none()
     {
         let why = format!(
-            "it does not export {HANDLERS_INTERFACE}; `rouse new` writes a crate that does, `rouse wit` the contract for other languages"
+            "it does not export {HANDLERS_INTERFACE}; `rouse new` creates a crate that does, and `rouse wit` writes the contract for other languages"
         );
         return Err(why.into());
     }
     let pre = sandbox
         .linker
         .instantiate_pre(&component)
-        .map_err(|error| format!("it needs something that this host does not offer: {error:#}"))?;
-    let pre = ModulePre::new(pre)
-        .map_err(|error| format!("it exports something else as {HANDLERS_INTERFACE}: {error:#}"))?;
+        .map_err(|error| {
+            format!("it imports something that this host does not offer: {error:#}")
+        })?;
+    let pre = ModulePre::new(pre).map_err(|error| {
+        format!("its export {HANDLERS_INTERFACE} does not match the contract: {error:#}")
+    })?;
 
     let lines = Arc::new(lines);
     let described = describe::describe(sandbox, pre.clone(), lines.clone())?;
@@ -65,21 +68,21 @@ pub(in crate::sandbox) fn load(
     })
 }
 
-/// What the compiler has made of a module, ready to be linked.
+/// A compiled module, ready to be linked.
 struct Loaded {
     component: Component,
     lines: Lines,
 }
 
-/// Why code of the compiler is not taken in.
+/// Why compiled code cannot be loaded.
 enum Unfit {
-    /// The module is of more parts, or of larger ones, than the pool has room for: a sentence that starts with "it …".
+    /// The module has more or larger parts than the pool has room for: a sentence that starts with "it …".
     Module(String),
-    /// It is damaged, or not of this host's version.
+    /// The code is damaged, or was made by another version.
     Code(wasmtime::Error),
 }
 
-/// What was kept of a module, or else what the compiler makes of it.
+/// The cached code of a module, or else what the compiler makes of it.
 fn loaded(
     sandbox: &Sandbox,
     digest: Digest,
@@ -96,7 +99,7 @@ fn loaded(
     }
     let compiled = compile()?;
     let loaded = deserialize(&sandbox.engine, &compiled);
-    // Kept also where the module is too large for the pool: its code is good, and no later start compiles it again.
+    // Cached even if the module is too large for the pool: the code is good, and no later start compiles it again.
     if let Some(cache) = &sandbox.cache
         && !matches!(loaded, Err(Unfit::Code(_)))
     {
@@ -105,8 +108,8 @@ fn loaded(
     match loaded {
         Ok(loaded) => Ok((loaded, CodeFrom::Compiler)),
         Err(Unfit::Module(why)) => Err(why.into()),
-        Err(Unfit::Code(error)) => Err(NotLoaded::Circumstances(format!(
-            "it could not be compiled: the compiler is not of this host's version: {error:#}"
+        Err(Unfit::Code(error)) => Err(NotLoaded::Transient(format!(
+            "it could not be compiled: the compiler is of another version than this host: {error:#}"
         ))),
     }
 }
@@ -116,7 +119,7 @@ fn deserialize(engine: &Engine, compiled: &[u8]) -> Result<Loaded, Unfit> {
         .ok_or_else(|| Unfit::Code(wasmtime::Error::msg("its parts do not fit together")))?;
     match component(engine, code) {
         Ok(component) => Ok(Loaded { component, lines }),
-        // What an engine takes that has no pool, the pool has no room for.
+        // If an engine without a pool accepts it, the pool has no room for it.
         Err(error) => Err(
             match Engine::new(&code_config()).and_then(|no_pool| component(&no_pool, code)) {
                 Ok(_) => Unfit::Module(too_much(&error)),
@@ -128,17 +131,18 @@ fn deserialize(engine: &Engine, compiled: &[u8]) -> Result<Loaded, Unfit> {
 
 #[expect(
     unsafe_code,
-    reason = "machine code can do anything; the one place where any is taken in"
+    reason = "machine code can do anything; this is the only place that loads any"
 )]
 fn component(engine: &Engine, code: &[u8]) -> wasmtime::Result<Component> {
-    // SAFETY: wasmtime has made this code, for nobody else: it comes from the compiler of `compile`, which is this
-    // program, or from a directory that only this user can write to (`cache`), where a digest over name and code says that
-    // it is whole and that of this module. Version, settings and processor are checked by wasmtime itself. Nothing that somebody else
-    // has compiled comes here: `check_kind` refuses it in the handlers folder.
+    // SAFETY: wasmtime made this code. It comes from the compiler of `compile`, which is this program, or from a
+    // directory that only this user can write to (`cache`), where a digest over name and code shows that it is
+    // complete and belongs to this module. Wasmtime itself checks version, settings and processor. Code that was
+    // compiled elsewhere never gets here: `check_kind` refuses it in the handlers folder.
     unsafe { Component::deserialize(engine, code) }
 }
 
-/// Of a module that the pool has no room for: what wasmtime says, and the setting that makes room, where there is one.
+/// The refusal of a module that the pool has no room for: wasmtime's message, and the setting that makes room, if
+/// any.
 fn too_much(error: &wasmtime::Error) -> String {
     let what = error.root_cause().to_string();
     let settings = [
@@ -151,10 +155,10 @@ fn too_much(error: &wasmtime::Error) -> String {
     ];
     let setting = settings.iter().find(|(words, _)| what.contains(words));
     let hint = setting.map(|(_, setting)| {
-        format!("; if it is to be trusted, raise {setting} in rouse.toml and restart the host")
+        format!("; if you trust it, raise {setting} in rouse.toml and restart the host")
     });
     format!(
-        "it asks for more than a host has for one module: {what}{}",
+        "it needs more than this host allows for one module: {what}{}",
         hint.unwrap_or_default()
     )
 }

@@ -1,8 +1,8 @@
-//! What loading modules has taken so far, counted.
+//! Counters of the work done to load modules.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a catalog has done to load its modules, since it was opened.
+/// The work that a catalog has done to load its modules since it was opened.
 #[derive(Debug, Default)]
 pub struct Loads {
     files_read: AtomicU64,
@@ -11,12 +11,12 @@ pub struct Loads {
 }
 
 impl Loads {
-    /// Files that were read, and hashed.
+    /// Files that were read and hashed.
     pub fn files_read(&self) -> u64 {
         self.files_read.load(Ordering::Relaxed)
     }
 
-    /// Modules that a compiler was given; twice where it was tried twice.
+    /// Modules that were handed to a compiler; a module that was tried twice counts twice.
     pub fn modules_compiled(&self) -> u64 {
         self.modules_compiled.load(Ordering::Relaxed)
     }

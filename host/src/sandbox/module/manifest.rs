@@ -1,4 +1,4 @@
-//! What a module says of its handlers.
+//! The manifest: what a module declares about its handlers.
 
 mod capability;
 mod keys;
@@ -18,59 +18,59 @@ use crate::job::RetryPolicy;
 pub use self::capability::Capability;
 use self::capability::{NAME_CHARS_MAX, is_name};
 
-/// A manifest with all its schemas; a hundred handlers have some 100 KiB.
+/// The size of a manifest with all its schemas; a hundred handlers take some 100 KiB.
 const MANIFEST_BYTES_MAX: usize = 1 << 20;
 
-/// More handlers than that in one file are a mistake.
+/// More handlers than this in one file are a mistake.
 const HANDLERS_MAX: usize = 1_000;
 
 const VERSION_BYTES_MAX: usize = 64;
 const DESCRIPTION_BYTES_MAX: usize = 4 << 10;
-/// What is wrong with a manifest, which may quote it.
+/// The size of an error message, which may quote the manifest.
 const WHY_BYTES_MAX: usize = 4 << 10;
 const CAPABILITIES_MAX: usize = 64;
-/// Keys that the host does not know and that are named, and the size of one: a misspelt one is among the first.
+/// How many unknown keys are reported, and how long each may be: a misspelt key is among the first.
 const UNKNOWN_MAX: usize = 16;
 const UNKNOWN_BYTES_MAX: usize = 256;
 const ATTEMPTS_MAX: u32 = 1_000;
 const MULTIPLIER_MAX: f64 = 1_000.0;
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1_000;
-/// No lease is longer than this, as in the database (`migrations/functions/claim.sql`).
+/// The maximum lease, as in the database (`migrations/functions/claim.sql`).
 const LEASE_MS_MAX: u64 = DAY_MS;
-/// No wait or run is longer than this.
+/// The maximum of waits and run timeouts.
 const WAIT_MS_MAX: u64 = 365 * DAY_MS;
-/// A host that shuts down waits for no guest longer than this.
+/// The maximum grace, because a host that shuts down waits this long for guests.
 const GRACE_MS_MAX: u64 = 10 * 60 * 1_000;
 
-/// What a module says of itself, checked.
+/// What a module declares about itself, validated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Manifest {
     /// What it was built with, for instance `rouse-sdk 0.1.0`.
     pub sdk: Option<String>,
     /// Its handlers; at least one.
     pub handlers: Vec<HandlerManifest>,
-    /// Keys that this host does not know and ignores, for people: misspelt ones, and those of later versions. Some of them,
-    /// where there are many.
+    /// Keys that this host does not know and ignores: misspelt keys, and those of later versions. Truncated if there
+    /// are many.
     pub unknown: Vec<String>,
 }
 
-/// What a module says of one of its handlers, with defaults where it says nothing.
+/// What a module declares about one of its handlers, with defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HandlerManifest {
     /// Its name, for instance `text.stats`.
     pub name: String,
     /// Its version; `0.0.0` when the module has none.
     pub version: String,
-    /// What it does, for people.
+    /// A description for people.
     pub description: String,
-    /// What payloads have to fit; `true` (anything) by default.
+    /// The schema of payloads; `true` (anything) by default.
     pub input_schema: Schema,
-    /// The keys that payloads may have, where that schema names all that may be meant.
+    /// The keys that payloads may have, if the schema lists them all.
     pub payload_keys: Option<Vec<String>>,
-    /// What results have to fit; `true` (anything) by default.
+    /// The schema of results; `true` (anything) by default.
     pub output_schema: Schema,
-    /// When to try again.
+    /// The retry policy.
     pub retry: RetryPolicy,
     /// How long a claim holds without renewal. Default: 1 minute.
     pub lease: Duration,
@@ -78,18 +78,18 @@ pub struct HandlerManifest {
     pub timeout: Duration,
     /// From the abort signal to the hard stop. Default: 5 s.
     pub grace: Duration,
-    /// Whether it bears that its instances serve many jobs. Default: fresh ones.
+    /// Whether its instances may serve many jobs. Default: fresh ones.
     pub instances: Instances,
-    /// What it would like to be granted.
+    /// The capabilities that it asks for.
     pub capabilities: Vec<Capability>,
 }
 
 impl HandlerManifest {
-    /// Its lease, where the module says nothing of it.
+    /// The default lease.
     pub const LEASE: Duration = Duration::from_secs(60);
-    /// Its run timeout, the same.
+    /// The default run timeout.
     pub const TIMEOUT: Duration = Duration::from_secs(60 * 60);
-    /// Its grace, the same.
+    /// The default grace.
     pub const GRACE: Duration = Duration::from_secs(5);
 }
 
@@ -100,7 +100,7 @@ pub enum Instances {
     /// One: each attempt has a fresh instance.
     #[default]
     Fresh,
-    /// Many, of one tenant, one after the other. What a job leaves in memory is there for the next.
+    /// Many, of one tenant, one after the other. What one job leaves in memory is there for the next.
     Reuse,
 }
 
@@ -111,7 +111,7 @@ struct WrittenManifest<'a> {
     handlers: Vec<&'a RawValue>,
 }
 
-/// For the name alone, by which other mistakes are told.
+/// Reads the name alone, so that other errors can name the handler.
 #[derive(Deserialize)]
 struct Named {
     name: String,
@@ -131,7 +131,7 @@ struct WrittenHandler<'a> {
     lease_ms: Option<u64>,
     timeout_ms: Option<u64>,
     grace_ms: Option<u64>,
-    /// Null, until a host keeps to it.
+    /// Must be null, because no host enforces it yet.
     #[serde(borrow)]
     concurrency: Option<&'a RawValue>,
     #[serde(default, deserialize_with = "null_is_default")]
@@ -158,7 +158,7 @@ where
 }
 
 impl Manifest {
-    /// Reads what `describe` returned.
+    /// Parses what `describe` returned.
     ///
     /// # Errors
     /// A sentence for the author of the module, in one line.
@@ -207,10 +207,10 @@ impl Manifest {
     }
 }
 
-/// Notes a key that the host does not know, while there is room.
+/// Records an unknown key, while there is room.
 fn note(unknown: &mut Vec<String>, key: &serde_ignored::Path<'_>, of: &str) {
     if unknown.len() < UNKNOWN_MAX {
-        // A question mark stands for a table that may be left out.
+        // `serde_ignored` writes a question mark for an optional table.
         let key = key.to_string().replace("?.", "");
         unknown.push(format!("`{}`{of}", printable(&key, UNKNOWN_BYTES_MAX)));
     }
@@ -223,7 +223,7 @@ impl HandlerManifest {
         unknown: &mut Vec<String>,
     ) -> Result<Self, String> {
         let written = written.get();
-        // A list would be read as its fields in their order.
+        // Serde would read a list as the fields in order.
         let named = written
             .starts_with('{')
             .then(|| serde_json::from_str(written));
@@ -251,12 +251,14 @@ impl HandlerManifest {
     ) -> Result<Self, String> {
         if written.concurrency.is_some() {
             return Err(
-                "it limits its concurrency, and no host enforces that yet; take `concurrency` out (`slots` in rouse.toml limits the attempts of a host)"
+                "it limits its concurrency, and no host enforces that yet; remove `concurrency` (`slots` in rouse.toml limits the attempts of a host)"
                     .into(),
             );
         }
         if written.capabilities.len() > CAPABILITIES_MAX {
-            return Err("capabilities are at most 64 words like `dirs`, or `dirs:/photos`".into());
+            return Err(
+                "capabilities must be at most 64 words like `dirs` or `dirs:/photos`".into(),
+            );
         }
         let capabilities = written.capabilities.iter().map(|word| word.parse());
         let input_schema = schema("input_schema", written.input_schema, patterns)?;
@@ -278,7 +280,7 @@ impl HandlerManifest {
                 .unwrap_or(HandlerManifest::LEASE),
             timeout: between("timeout_ms", written.timeout_ms, 1, WAIT_MS_MAX)?
                 .unwrap_or(HandlerManifest::TIMEOUT),
-            // No grace at all is a choice.
+            // A grace of zero is valid.
             grace: between("grace_ms", written.grace_ms, 0, GRACE_MS_MAX)?
                 .unwrap_or(HandlerManifest::GRACE),
             instances: written.instances,
@@ -293,21 +295,23 @@ impl WrittenRetry {
         let max_attempts = self.max_attempts.unwrap_or(default.max_attempts);
         if !(1..=ATTEMPTS_MAX).contains(&max_attempts) {
             return Err(format!(
-                "retry.max_attempts is {max_attempts}; it is 1 to {ATTEMPTS_MAX}"
+                "retry.max_attempts is {max_attempts}; expected 1 to {ATTEMPTS_MAX}"
             ));
         }
         let multiplier = self.multiplier.unwrap_or(default.multiplier);
         if !(1.0..=MULTIPLIER_MAX).contains(&multiplier) {
-            return Err(format!("retry.multiplier is {multiplier}; it is 1 to 1000"));
+            return Err(format!(
+                "retry.multiplier is {multiplier}; expected 1 to 1000"
+            ));
         }
         let jitter = self.jitter.unwrap_or(default.jitter);
         if !(0.0..=1.0).contains(&jitter) {
-            return Err(format!("retry.jitter is {jitter}; it is 0 to 1"));
+            return Err(format!("retry.jitter is {jitter}; expected 0 to 1"));
         }
         let initial = between("retry.initial_ms", self.initial_ms, 1, WAIT_MS_MAX)?
             .unwrap_or(default.initial);
         let max = between("retry.max_ms", self.max_ms, 1, WAIT_MS_MAX)?
-            // An author who only sets a long first wait means it.
+            // A long initial wait alone raises the maximum.
             .unwrap_or(default.max.max(initial));
         if max < initial {
             return Err("retry.max_ms is less than retry.initial_ms".into());
@@ -325,12 +329,12 @@ impl WrittenRetry {
 fn between(
     what: &str,
     milliseconds: Option<u64>,
-    least: u64,
-    most: u64,
+    min: u64,
+    max: u64,
 ) -> Result<Option<Duration>, String> {
     match milliseconds {
-        Some(ms) if !(least..=most).contains(&ms) => {
-            Err(format!("{what} is {ms}; it is {least} to {most}"))
+        Some(ms) if !(min..=max).contains(&ms) => {
+            Err(format!("{what} is {ms}; expected {min} to {max}"))
         }
         Some(ms) => Ok(Some(Duration::from_millis(ms))),
         None => Ok(None),

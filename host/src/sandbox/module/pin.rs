@@ -1,7 +1,7 @@
-//! Which modules may serve at all: those that an operator has listed, or signed.
+//! Which modules may serve at all: those that an operator has listed or signed.
 //!
-//! Both are about the bytes that are loaded, not about a file that is looked at before: what is put in its place between the
-//! two is no way in. A name says nothing; a listed or signed module may be called what it likes.
+//! Both checks cover the bytes that are loaded, not a file that was checked earlier: replacing the file in between
+//! gains nothing. Names do not matter; a listed or signed module may have any name.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,15 +14,16 @@ use ring::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
 
 use super::digest::Digest;
 
-/// Bytes of a key, of either kind.
+/// The size of a public or private key, bytes.
 const KEY_BYTES: usize = 32;
 
-/// What a module has to show before it may serve. Where both are asked for, both have to be there. Default: nothing.
+/// What a module needs before it may serve. If both are set, it needs both. Default: nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Pin {
     /// The file with the digests of all modules that may serve, as `sha256sum` writes it.
     pub lock: Option<PathBuf>,
-    /// Whose signatures count. Where there are any, each `x.wasm` needs a signature `x.wasm.sig` by one of them.
+    /// Keys whose signatures are accepted. If there are any, each `x.wasm` needs a signature `x.wasm.sig` by one of
+    /// them.
     pub trusted_keys: Vec<PublicKey>,
 }
 
@@ -31,14 +32,14 @@ pub struct Pin {
 pub struct Lock(BTreeSet<Digest>);
 
 impl Lock {
-    /// True when it has this digest.
+    /// True if it lists this digest.
     pub fn allows(&self, digest: Digest) -> bool {
         self.0.contains(&digest)
     }
 }
 
-/// Reads lines as `sha256sum` writes them: a digest, two spaces (or a space and `*`), a name. Empty lines and those that
-/// start with `#` are left out.
+/// Parses lines as `sha256sum` writes them: a digest, two spaces (or a space and `*`), a name. Empty lines and lines
+/// that start with `#` are skipped.
 impl FromStr for Lock {
     type Err = String;
 
@@ -48,7 +49,7 @@ impl FromStr for Lock {
             if line.trim().is_empty() || line.starts_with('#') {
                 continue;
             }
-            // A backslash before the line says that the name has some in it.
+            // A leading backslash means that the name contains escaped characters.
             let (digest, name) = line
                 .trim_start_matches('\\')
                 .split_once(' ')
@@ -59,7 +60,7 @@ impl FromStr for Lock {
                 }
                 Ok(_) | Err(_) => {
                     return Err(format!(
-                        "line {} is no line of sha256sum, a digest, two spaces and a name",
+                        "line {} is not a line of sha256sum: a digest, two spaces and a name",
                         number + 1
                     ));
                 }
@@ -74,12 +75,12 @@ pub fn lock_line(digest: Digest, file: &str) -> String {
     format!("{digest}  {file}")
 }
 
-/// With which signatures are checked: ed25519, written as base64.
+/// A key that verifies signatures: ed25519, written as base64.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PublicKey([u8; KEY_BYTES]);
 
 impl PublicKey {
-    /// True when this signature (the base64 of it) is by this key, of exactly these bytes.
+    /// True if this signature (in base64) was made by this key for exactly these bytes.
     pub fn signed(&self, bytes: &[u8], signature: &str) -> bool {
         let Ok(signature) = BASE64_STANDARD.decode(signature.trim()) else {
             return false;
@@ -110,16 +111,16 @@ impl FromStr for PublicKey {
     }
 }
 
-/// With which modules are signed. Never printed.
+/// A key that signs modules. Never printed.
 pub struct SigningKey(Ed25519KeyPair);
 
 impl SigningKey {
-    /// A new key: what is to be kept secret, as text.
+    /// A new random private key, as text. Keep it secret.
     pub fn random() -> String {
         BASE64_STANDARD.encode(rand::random::<[u8; KEY_BYTES]>())
     }
 
-    /// What its signatures are checked with.
+    /// The key that verifies its signatures.
     pub fn public(&self) -> PublicKey {
         let mut key = [0; KEY_BYTES];
         key.copy_from_slice(self.0.public_key().as_ref());
@@ -144,7 +145,7 @@ impl FromStr for SigningKey {
 fn key(text: &str) -> Result<[u8; KEY_BYTES], String> {
     let bytes = BASE64_STANDARD.decode(text.trim()).ok();
     bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| {
-        format!("it is no key: a key is the base64 of {KEY_BYTES} bytes; `rouse handlers keygen` makes one")
+        format!("it is not a key: a key is {KEY_BYTES} bytes in base64; `rouse handlers keygen` makes one")
     })
 }
 
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_is_what_sha256sum_writes() {
+    fn read_a_lock_as_sha256sum_writes_it() {
         let digest = Digest::of(b"");
         let lock: Lock = format!(
             "# ours\n\n{digest}  a.wasm\n{}",
@@ -163,7 +164,7 @@ mod tests {
         .unwrap();
         assert!(lock.allows(digest) && lock.allows(Digest::of(b"b")));
         assert!(!lock.allows(Digest::of(b"c")));
-        // In binary mode, and with a name that had to be escaped.
+        // In binary mode, and with an escaped name.
         for line in [
             format!("{digest} *a.wasm"),
             format!("\\{digest}  a\\\\b.wasm"),
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_none_is_named() {
+    fn name_the_line_that_does_not_parse() {
         let digest = Digest::of(b"");
         for text in [
             format!("{digest}  a.wasm\nrubbish"),
@@ -185,14 +186,14 @@ mod tests {
         ] {
             let why = text.parse::<Lock>().unwrap_err();
             assert!(
-                why.starts_with("line 2 is no line of sha256sum"),
+                why.starts_with("line 2 is not a line of sha256sum"),
                 "{text}: {why}"
             );
         }
     }
 
     #[test]
-    fn a_signature_is_good_for_its_bytes_and_its_key_alone() {
+    fn a_signature_is_valid_for_its_bytes_and_key_only() {
         let key: SigningKey = SigningKey::random().parse().unwrap();
         let other: SigningKey = SigningKey::random().parse().unwrap();
         let signature = key.sign(b"module");
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn signatures_are_those_of_rfc_8032() {
+    fn signatures_match_rfc_8032() {
         // Section 7.1, test 1: an empty message.
         let seed = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60";
         let public = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a";
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_said_to_be_none() {
+    fn refuse_text_that_is_not_a_key() {
         for text in [
             "",
             "short",

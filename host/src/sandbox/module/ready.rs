@@ -11,12 +11,12 @@ use super::pin::PublicKey;
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::ModulePre;
 
-/// Where the machine code of a module is from.
+/// Where a module's machine code comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CodeFrom {
-    /// It was compiled just now.
+    /// It was compiled now.
     Compiler,
-    /// It was compiled before, and kept.
+    /// It was compiled earlier and cached.
     Cache,
 }
 
@@ -30,17 +30,17 @@ impl CodeFrom {
     }
 }
 
-/// A file that can run: compiled, linked, asked for its manifest.
+/// A module that can run: compiled, linked, and described.
 pub struct Module {
     /// The file's name in the handlers folder.
     pub file: String,
     /// The sha256 of the file.
     pub digest: Digest,
-    /// What it says of its handlers.
+    /// What it declares about its handlers.
     pub manifest: Manifest,
-    /// Where its machine code is from.
+    /// Where its machine code comes from.
     pub code: CodeFrom,
-    /// The keys that count on this host by which the file was signed.
+    /// The keys that signed the file, of those that this host checks.
     pub(in crate::sandbox) signed_by: Vec<PublicKey>,
     pub(in crate::sandbox) pre: ModulePre<AttemptState>,
     pub(in crate::sandbox) lines: Arc<Lines>,
@@ -56,16 +56,17 @@ impl fmt::Debug for Module {
 }
 
 impl Module {
-    /// What of its manifest this host does not know, as a sentence that starts with "its manifest …"; none: it knows all of it.
+    /// The manifest keys that this host does not know, as a sentence that starts with "its manifest …"; `None` if it
+    /// knows all of them.
     pub fn ignores(&self) -> Option<String> {
         let unknown = &self.manifest.unknown;
         let keys = unknown.join(", ");
         (!unknown.is_empty()).then(|| {
-            format!("its manifest has keys that this host does not know, and ignores: {keys}")
+            format!("its manifest has keys that this host does not know and ignores: {keys}")
         })
     }
 
-    /// What tells it from others.
+    /// What identifies it.
     pub fn origin(&self) -> Origin<'_> {
         Origin {
             file: &self.file,
@@ -74,7 +75,7 @@ impl Module {
         }
     }
 
-    /// The same module, from another file, with this file's signatures.
+    /// The same module from another file, with that file's signatures.
     pub(in crate::sandbox) fn renamed(&self, file: &str, signed_by: Vec<PublicKey>) -> Self {
         Self {
             file: file.to_owned(),

@@ -1,18 +1,18 @@
 //! Why a file does not become a module.
 
-/// How a WebAssembly file starts: the magic number, then what kind it is.
+/// The start of a WebAssembly file: the magic number, then its kind.
 const MODULE_HEADER: &[u8] = b"\0asm\x01\0\0\0";
 const COMPONENT_HEADER: &[u8] = b"\0asm\x0d\0\x01\0";
 
-/// Why there is no module; a sentence that starts with "it …" for whoever put the file there.
+/// Why a file does not become a module: a sentence that starts with "it …", for the person who put the file there.
 #[derive(Debug)]
 pub(in crate::sandbox) enum NotLoaded {
-    /// Because of what the file contains: the same contents are refused whenever they come.
+    /// Because of the file's contents: the same contents are always refused.
     Contents(String),
-    /// Because of the machine, at this moment.
-    Circumstances(String),
-    /// It has ended its compiler, and is to be tried once more, behind all others.
-    Again,
+    /// Because of the state of the machine; it may pass.
+    Transient(String),
+    /// It exhausted its compiler's limits; try it once more, after all others.
+    Retry,
 }
 
 impl From<String> for NotLoaded {
@@ -21,15 +21,15 @@ impl From<String> for NotLoaded {
     }
 }
 
-/// Refuses what cannot be compiled at its first bytes.
+/// Refuses, by its first bytes, a file that cannot be compiled.
 pub(in crate::sandbox) fn check_kind(bytes: &[u8]) -> Result<(), String> {
     if bytes.is_empty() {
-        return Err("it is empty; has it been written completely?".into());
+        return Err("it is empty; was it written completely?".into());
     }
-    // All compiled code of wasmtime is ELF.
+    // Code that wasmtime has compiled is ELF.
     if bytes.starts_with(b"\x7fELF") {
         return Err(
-            "it is compiled code, which cannot be trusted; put the .wasm there that it was made of"
+            "it is compiled code, which cannot be trusted; use the .wasm that it was compiled from"
                 .into(),
         );
     }
@@ -38,7 +38,7 @@ pub(in crate::sandbox) fn check_kind(bytes: &[u8]) -> Result<(), String> {
     }
     if bytes.starts_with(b"\0asm") {
         return Err(
-            "it is cut off, or of a version of WebAssembly that this host does not know".into(),
+            "it is truncated, or of a WebAssembly version that this host does not know".into(),
         );
     }
     Err(
@@ -47,7 +47,7 @@ pub(in crate::sandbox) fn check_kind(bytes: &[u8]) -> Result<(), String> {
     )
 }
 
-/// A component as it is; else it is a core module of wasm32-wasip1.
+/// True for a component; otherwise it is a core module of wasm32-wasip1.
 pub(in crate::sandbox) fn is_component(bytes: &[u8]) -> bool {
     bytes.starts_with(COMPONENT_HEADER)
 }
@@ -57,14 +57,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_webassembly_is_named_for_what_it_is() {
+    fn name_the_kind_of_a_file_that_is_not_webassembly() {
         for (bytes, word) in [
             (&b""[..], "empty"),
             (b"hello", "not WebAssembly"),
             (b"(module)", "not WebAssembly"),
             (b"\x7fELF\x02\x01\x01", "compiled code"),
-            (b"\0asm", "cut off"),
-            (b"\0asm\x02\0\0\0", "cut off"),
+            (b"\0asm", "truncated"),
+            (b"\0asm\x02\0\0\0", "truncated"),
         ] {
             let why = check_kind(bytes).expect_err("must be refused");
             assert!(why.contains(word), "{bytes:?}: {why}");

@@ -1,5 +1,5 @@
-//! The file that Firefox's profiler reads: its "processed" format, in the version that its tools for other languages write.
-//! Tables are columns of one length, and rows are numbers.
+//! The file format of Firefox's profiler: its "processed" format, in the version that its tools for other languages
+//! write. Tables are lists of columns of the same length, and rows are referred to by number.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::samples::Samples;
 use crate::harmless::printable;
 
-/// The version of the format. Later ones of the profiler read it too.
+/// The version of the format. Later versions of the profiler read it too.
 const VERSION: u32 = 55;
 
 /// Names of functions with all their type parameters can be pages long.
@@ -56,7 +56,7 @@ fn thread(samples: &Samples, name: &str) -> Value {
         "processShutdownTime": null,
         "showMarkersInTimeline": false,
         "pausedRanges": [],
-        "samples": seen(samples),
+        "samples": sample_table(samples),
         "stackTable": stacks(samples),
         "frameTable": frames(samples),
         "funcTable": functions(samples),
@@ -69,7 +69,7 @@ fn thread(samples: &Samples, name: &str) -> Value {
     })
 }
 
-fn seen(samples: &Samples) -> Value {
+fn sample_table(samples: &Samples) -> Value {
     let samples = &samples.samples;
     let ms = samples.iter().map(|sample| sample.at.as_secs_f64() * 1e3);
     let mut last = 0.0;

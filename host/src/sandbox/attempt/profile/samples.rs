@@ -1,4 +1,4 @@
-//! What a profile has seen, tick by tick, with everything that repeats kept once.
+//! The samples of a profile, with repeated values stored once.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::sandbox::attempt::stack::Called;
 
-/// What was seen. A name, a function, a frame and a stack are kept once, and are numbers from there on.
+/// The samples. Names, functions, frames and stacks are stored once and referred to by number.
 pub(super) struct Samples {
     pub(super) started_at: SystemTime,
     pub(super) started: Instant,
-    /// The time that the looks took: the guest stood still, and so does its clock.
+    /// The time that sampling took: the guest was paused, and its clock leaves that time out.
     pub(super) looking: Duration,
     pub(super) names: Table<String>,
     pub(super) functions: Table<Function>,
@@ -32,7 +32,7 @@ pub(super) struct Frame {
     pub(super) column: Option<u32>,
 }
 
-/// A frame, and the stack that it stands on.
+/// A frame and its caller's stack.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Stack {
     pub(super) below: Option<usize>,
@@ -40,13 +40,13 @@ pub(super) struct Stack {
 }
 
 pub(super) struct Sample {
-    /// Since the start.
+    /// The time since the start.
     pub(super) at: Duration,
     pub(super) stack: Option<usize>,
 }
 
 impl Samples {
-    /// Adds one; the stack has the innermost function first.
+    /// Adds a sample; the stack has the innermost function first.
     pub(super) fn add(&mut self, at: Duration, stack: Vec<Called>) {
         let mut below = None;
         for called in stack.into_iter().rev() {
@@ -66,7 +66,7 @@ impl Samples {
     }
 }
 
-/// Things with numbers.
+/// Numbered values.
 pub(super) struct Table<T> {
     pub(super) all: Vec<T>,
     pub(super) numbers: HashMap<T, usize>,

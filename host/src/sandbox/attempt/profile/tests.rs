@@ -11,7 +11,7 @@ fn called(function: &str, line: u32) -> Called {
 }
 
 #[test]
-fn what_is_seen_again_is_kept_once() {
+fn store_repeated_values_once() {
     let profile = Profile::start();
     let ms = Duration::from_millis;
     // Innermost first: `work` in two lines, called by `run` from one.
@@ -47,7 +47,7 @@ fn what_is_seen_again_is_kept_once() {
 }
 
 #[test]
-fn every_table_has_columns_of_its_length() {
+fn all_columns_of_a_table_have_its_length() {
     let profile = Profile::start();
     profile
         .lock()
@@ -67,6 +67,6 @@ fn every_table_has_columns_of_its_length() {
     }
     assert_eq!(
         tables, 7,
-        "samples, stacks, frames, functions, and three that are empty"
+        "samples, stacks, frames, functions, and three empty ones"
     );
 }

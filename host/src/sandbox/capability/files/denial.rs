@@ -1,10 +1,10 @@
-//! What a guest did to a file in a granted directory that is not permitted: which path, and what would permit it.
+//! Denials of file operations in granted directories: the path, and what would permit it.
 
 use super::elsewhere::mount;
 use crate::sandbox::grants::{Granted, Mode, lines};
 
-/// What was denied, with whoever can change it: the operator, or whoever enqueues the job where it was the job that left reading
-/// only. `path`: as the guest sees it. `changes`: the guest wanted to change something there.
+/// The denial, and who can change it: the operator, or the enqueuer if the job's grants allow only reading. `path`:
+/// as the guest sees it. `changes`: the guest tried to change something there.
 pub(super) fn denial(granted: &Granted, path: &str, changes: bool) -> String {
     let handler = &granted.handler;
     let dir = granted.dir_of(path);
@@ -13,12 +13,12 @@ pub(super) fn denial(granted: &Granted, path: &str, changes: bool) -> String {
         let at = &grant.at;
         if granted.only_read_for_job.contains(at) {
             return format!(
-                "the handler {handler} wanted to change {path}, and the grants of this job leave only reading of {at}; enqueue it with \"{at}\" under \"dirs\" of its grants, or without"
+                "the handler {handler} tried to change {path}, and the grants of this job leave only reading of {at}; enqueue it with \"{at}\" under \"dirs\" of its grants, or without"
             );
         }
-        // Two grants of one path would be refused, so it takes the place of this one.
+        // Two grants of one path would be refused, so the lines replace this one.
         return format!(
-            "the handler {handler} wanted to change {path}, and {at} is granted to it for reading only; this in rouse.toml, in the place of that grant, would allow it:\n{}{}",
+            "the handler {handler} tried to change {path}, and {at} is granted to it for reading only; this in rouse.toml, instead of that grant, would allow it:\n{}{}",
             lines::this_dir(
                 &grant.handler,
                 &grant.dir.display().to_string(),
@@ -72,7 +72,7 @@ mod tests {
             ..Granted::default()
         };
         let by_operator = denial(&granted, "/in/a.txt", true);
-        assert!(by_operator.contains("the handler x.y wanted to change /in/a.txt"));
+        assert!(by_operator.contains("the handler x.y tried to change /in/a.txt"));
         assert!(
             by_operator.contains(
                 "[[handlers.\"x.*\".dirs]]\ndir = \"/srv/files\"\nat = \"/in\"\nmode = \"read-write\"\n\n"

@@ -1,7 +1,8 @@
-//! Work on files, on threads that may wait for a disk.
+//! File operations on threads that may block.
 //!
-//! wasmtime-wasi would find such a thread by itself, and then nobody could look between the wait for the thread and the work, or
-//! count the work. So its descriptors are told that their thread may wait, and are used on one.
+//! wasmtime-wasi would find such a thread by itself, and then there would be no check between waiting for the thread
+//! and the operation, and no count of its CPU time. So its descriptors are set to allow blocking, and are used on
+//! such a thread.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use wasmtime_wasi::runtime::{AbortOnDropJoinHandle, poll_noop, spawn_blocking};
 use crate::sandbox::AbortHandle;
 use crate::sandbox::attempt::meter::Meter;
 
-/// Where one attempt works on files.
+/// The file operations of one attempt.
 #[derive(Clone)]
 pub(super) struct Disk {
     pub(super) abort: AbortHandle,
@@ -21,7 +22,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// Does what changes nothing. Its CPU time is the attempt's.
+    /// Runs an operation that changes nothing. Its CPU time counts for the attempt.
     pub(super) fn look<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -30,7 +31,7 @@ impl Disk {
         spawn_blocking(move || meter.computing(work))
     }
 
-    /// Does what changes something, unless the attempt has to stop by the time a thread is free.
+    /// Makes a change, unless the attempt has to stop by the time a thread is free.
     pub(super) fn change<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -40,8 +41,8 @@ impl Disk {
     }
 }
 
-/// What wasmtime-wasi does with these descriptors, in a table of their own. They let their thread wait, so that it is done when this
-/// returns.
+/// Runs a wasmtime-wasi call with these descriptors in a table of their own. They allow blocking, so the call is done
+/// when this returns.
 pub(super) fn with<const N: usize, T>(
     descriptors: [Descriptor; N],
     call: impl AsyncFnOnce(WasiFilesystemCtxView<'_>, [Resource<Descriptor>; N]) -> T,
@@ -49,14 +50,14 @@ pub(super) fn with<const N: usize, T>(
     let (mut table, mut no_dirs) = (ResourceTable::new(), WasiFilesystemCtx::default());
     let fds = descriptors.map(|descriptor| {
         let fd = table.push(descriptor);
-        fd.expect("there is room in a table for the descriptors of one call")
+        fd.expect("a table has room for the descriptors of one call")
     });
     let view = WasiFilesystemCtxView {
         ctx: &mut no_dirs,
         table: &mut table,
     };
     let done = poll_noop(pin!(call(view, fds)));
-    done.expect("a descriptor that lets its thread wait does all at once")
+    done.expect("a descriptor that allows blocking never suspends")
 }
 
 #[cfg(test)]
@@ -72,7 +73,7 @@ mod tests {
     async fn a_change_that_waited_for_a_thread_until_the_abort_is_never_made() {
         let (abort, meter) = (AbortHandle::new(), Arc::default());
         let disk = Disk { abort, meter };
-        // The runtime of this test has one thread for such work, which is busy.
+        // The runtime of this test has one blocking thread, which is busy.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .max_blocking_threads(1)
             .build()
@@ -92,17 +93,17 @@ mod tests {
         assert_eq!(busy.await, Ok(()));
         assert_eq!(change.await, None);
         assert!(!made.load(Ordering::SeqCst));
-        assert_eq!(disk.look(|| 7).await, 7, "looking goes on");
+        assert_eq!(disk.look(|| 7).await, 7, "reading still works");
         runtime.shutdown_background();
     }
 
     #[tokio::test]
-    async fn the_cpu_time_of_work_on_files_is_the_attempts() {
+    async fn file_operations_count_for_the_cpu_time_of_the_attempt() {
         let (abort, meter) = (AbortHandle::new(), Arc::<Meter>::default());
-        let (most, counted) = (Duration::from_millis(5), meter.clone());
+        let (max, counted) = (Duration::from_millis(5), meter.clone());
         let disk = Disk { abort, meter };
         let started = std::time::Instant::now();
-        while counted.usage().cpu < most {
+        while counted.usage().cpu < max {
             assert!(started.elapsed() < Duration::from_secs(60), "it is counted");
             let sum = disk.look(|| (0..1_000_000_u64).map(std::hint::black_box).sum::<u64>());
             assert_eq!(sum.await, 499_999_500_000);

@@ -1,9 +1,9 @@
-//! What a guest looks for where no directory is granted to it.
+//! Paths that a guest tries outside of granted directories.
 //!
-//! Without any directory, the library of a language says by itself that there is no such file, and the host never hears of it. So
-//! each guest has a root, `/`, in which nothing is found and nothing can be made: paths that lie in no granted directory lead
-//! there, and are noted. Many libraries try out paths that need not be there, so it is no denial yet: it becomes one where the
-//! attempt fails, and what it says names the path or a file that is not there.
+//! Without any directory, a language's library reports a missing file by itself, and the host never learns of it. So
+//! each guest has a root, `/`, in which nothing is found and nothing can be created: paths outside of granted
+//! directories lead there and are recorded. Many libraries probe optional paths, so this is not a denial yet: it
+//! becomes one if the attempt fails with an error that names the path or a missing file.
 
 use std::fs::File;
 use std::path::Path;
@@ -15,16 +15,16 @@ use wasmtime_wasi::{FsPerms, OpenMode};
 
 use crate::sandbox::grants::{Granted, Mode, lines};
 
-/// Where guests see the directory in which there is nothing.
+/// The guest path of the empty root.
 pub(super) const ROOT: &str = "/";
 
-/// Paths that are kept: a library may look into some directories before it gives up.
+/// The number of paths that are kept: a library may search several directories before it gives up.
 const PATHS_MAX: usize = 16;
 
-/// Of a path; the system takes no more than 4,096.
+/// The size of a path; the system accepts at most 4,096.
 const PATH_BYTES_MAX: usize = 512;
 
-/// What errors of files that are not there say, in C and Python, Rust, JavaScript, and Go. 44 is WASI's number for it.
+/// The messages for a missing file in C and Python, Rust, JavaScript, and Go. 44 is WASI's error number.
 const NOT_FOUND: [&str; 4] = [
     "No such file or directory",
     "os error 44",
@@ -32,7 +32,7 @@ const NOT_FOUND: [&str; 4] = [
     "file does not exist",
 ];
 
-/// What stands behind the root. No call reaches it; it is a file in memory, in case one did.
+/// The descriptor of the root. No call reaches it; it is a file in memory, in case one did.
 pub(super) fn nowhere() -> Option<Dir> {
     static NOWHERE: OnceLock<Option<Dir>> = OnceLock::new();
     let new = || {
@@ -47,7 +47,7 @@ pub(super) fn nowhere() -> Option<Dir> {
     NOWHERE.get_or_init(new).clone()
 }
 
-/// A path in a directory, as guests write it, without `.` and `..`; cut where nobody would read on.
+/// Joins and normalizes a path; a very long one is cut.
 pub(super) fn joined(at: &str, path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     let mut bytes = 0;
@@ -68,7 +68,7 @@ pub(super) fn joined(at: &str, path: &str) -> String {
     format!("/{}", parts.join("/"))
 }
 
-/// The directory in which something is.
+/// The parent directory of a path.
 pub(super) fn parent(path: &str) -> &str {
     match path.rsplit_once('/') {
         None | Some(("", _)) => ROOT,
@@ -76,8 +76,8 @@ pub(super) fn parent(path: &str) -> &str {
     }
 }
 
-/// Where a directory would have to be seen for something to be found at this path; none: only the operator knows. What stands in
-/// the root is a directory itself, unless its name looks like a file's.
+/// The mount point that a grant would need for this path; `None` if only the operator knows. An entry of the root is
+/// taken for a directory, unless its name looks like a file's.
 pub(super) fn mount(path: &str) -> Option<&str> {
     match parent(path) {
         ROOT => Some(path).filter(|path| path.len() > 1 && !path.contains('.')),
@@ -85,10 +85,10 @@ pub(super) fn mount(path: &str) -> Option<&str> {
     }
 }
 
-/// What one attempt has looked for where no directory is granted.
+/// The paths that one attempt tried outside of granted directories.
 #[derive(Debug, Default)]
 pub(in crate::sandbox) struct Elsewhere {
-    /// The newest last, each once.
+    /// The newest last, without duplicates.
     paths: Vec<(String, bool)>,
 }
 
@@ -101,20 +101,20 @@ impl Elsewhere {
         self.paths.push((path, changes));
     }
 
-    /// What was denied, if an attempt that says this has failed for want of a grant.
-    pub(in crate::sandbox) fn denial(&self, granted: &Granted, said: &str) -> Option<String> {
+    /// The denial, if an attempt with this error message failed for lack of a grant.
+    pub(in crate::sandbox) fn denial(&self, granted: &Granted, message: &str) -> Option<String> {
         let newest = || self.paths.iter().rev();
-        let named = newest().find(|(path, _)| path.len() > 1 && said.contains(path.as_str()));
-        let not_found = || NOT_FOUND.iter().any(|words| said.contains(words));
+        let named = newest().find(|(path, _)| path.len() > 1 && message.contains(path.as_str()));
+        let not_found = || NOT_FOUND.iter().any(|words| message.contains(words));
         let (path, changes) = named.or_else(|| newest().next().filter(|_| not_found()))?;
-        // One grant has to do for all that it wanted there.
+        // One grant should cover everything that it tried there.
         let is_there = |other: &str| mount(path).is_some_and(|at| Path::new(other).starts_with(at));
         let changes = *changes || newest().any(|(other, changes)| *changes && is_there(other));
         Some(not_granted(granted, path, changes))
     }
 }
 
-/// Of a path in no directory that is granted.
+/// The denial for a path outside of granted directories.
 fn not_granted(granted: &Granted, path: &str, changes: bool) -> String {
     let handler = &granted.handler;
     let lies_in = |at: &&String| *path == **at || path.starts_with(&format!("{at}/"));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_shown_as_guests_mean_them() {
+    fn normalize_paths_as_guests_see_them() {
         for (at, path, joined_path) in [
             ("/", "etc/passwd", "/etc/passwd"),
             ("/in", "a/./b//c", "/in/a/b/c"),
@@ -169,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn only_a_failure_that_tells_of_a_missing_file_is_for_want_of_a_grant() {
+    fn only_errors_about_missing_files_become_denials() {
         let mut elsewhere = Elsewhere::default();
         let granted = granted();
-        let of = |elsewhere: &Elsewhere, said: &str| elsewhere.denial(&granted, said);
+        let of = |elsewhere: &Elsewhere, message: &str| elsewhere.denial(&granted, message);
         assert_eq!(
             of(&elsewhere, "No such file or directory"),
             None,
-            "it looked for none"
+            "it tried no path"
         );
         elsewhere.note("/data/in.csv".into(), false);
         elsewhere.note("/usr/lib/optional".into(), false);
@@ -184,8 +184,8 @@ mod tests {
         let named = of(&elsewhere, "cannot read /data/in.csv").expect("it is named");
         assert!(named.contains("asked for /data/in.csv"), "{named}");
         assert!(named.contains("dir = \"…\"\nat = \"/data\"\n\n"), "{named}");
-        for said in NOT_FOUND {
-            let newest = of(&elsewhere, said).expect("the newest is meant");
+        for message in NOT_FOUND {
+            let newest = of(&elsewhere, message).expect("the newest is meant");
             assert!(newest.contains("/usr/lib/optional"), "{newest}");
         }
         elsewhere.note("/out.txt".into(), true);
@@ -194,7 +194,7 @@ mod tests {
             at_the_root.contains("at = \"…\"\nmode = \"read-write\""),
             "{at_the_root}"
         );
-        // The directory itself, which it first looked for and then wanted to make.
+        // The directory itself, which it first looked for and then tried to create.
         elsewhere.note("/thumbs/a.jpg.part".into(), true);
         elsewhere.note("/thumbs".into(), false);
         let itself = of(&elsewhere, "cannot write /thumbs/a.jpg").expect("it is named");
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn no_guest_makes_the_host_keep_many_paths() {
+    fn limit_the_number_of_kept_paths() {
         let mut elsewhere = Elsewhere::default();
         for n in 0..10 * PATHS_MAX {
             elsewhere.note(format!("/{n}"), false);

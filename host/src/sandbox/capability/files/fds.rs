@@ -1,4 +1,4 @@
-//! The descriptors of a guest: how many files it has open, and which lie in directories with a quota.
+//! A guest's descriptors: how many files are open, and which are in directories with a quota.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -15,26 +15,26 @@ use crate::sandbox::capability::log::GuestLog;
 use crate::sandbox::grants::Quota;
 use crate::sandbox::grants::quota::{Charge, Ledger, Size};
 
-/// By what stands for a descriptor in the table of the guest.
+/// What the host knows about the guest's descriptors, by handle.
 pub(in crate::sandbox) struct Fds {
     held: HashMap<u32, Held>,
-    /// Descriptors of the root, in which there is nothing.
+    /// Descriptors of the empty root.
     roots: HashSet<u32>,
     files_max: usize,
-    /// Made for the first that is opened: most attempts open none.
+    /// Created with the first file: most attempts open none.
     free: Option<Arc<Semaphore>>,
     free_streams: Option<Arc<Semaphore>>,
-    /// The log has it that there were too many.
-    told: bool,
+    /// The excess was logged.
+    logged: bool,
 }
 
-/// What the host keeps beside a descriptor.
+/// What the host keeps for a descriptor.
 #[derive(Default)]
 pub(super) struct Held {
     pub(super) quota: Option<Arc<InQuota>>,
-    /// None: it is a granted directory, which is open without the guest.
+    /// `None` for a granted directory, which the host holds open.
     pub(super) open: Option<Arc<OwnedSemaphorePermit>>,
-    /// Where the guest sees it.
+    /// Its guest path.
     pub(super) at: String,
 }
 
@@ -46,7 +46,7 @@ impl Fds {
             files_max,
             free: None,
             free_streams: None,
-            told: false,
+            logged: false,
         }
     }
 
@@ -55,11 +55,11 @@ impl Fds {
         self.held.get(&fd.rep())?.quota.clone()
     }
 
-    /// Counts a stream that is about to be opened on it, until this is dropped. Too many are an error, as with files: each has
-    /// something in the host that it has read, or is to write.
+    /// Counts a stream that is about to be opened on it, until the result is dropped. Too many are an error, as with
+    /// files, because each holds data in the host.
     pub(super) fn stream(&mut self, fd: &Resource<Descriptor>, log: &GuestLog) -> FsResult<InUse> {
         let file = self.held.get(&fd.rep()).and_then(|held| held.open.clone());
-        let stream = one_more(&mut self.free_streams, self.files_max);
+        let stream = count_one(&mut self.free_streams, self.files_max);
         let stream = stream.ok_or_else(|| self.too_many(log))?;
         Ok(InUse {
             _file: file,
@@ -79,7 +79,7 @@ impl Fds {
         self.roots.contains(&fd.rep())
     }
 
-    /// Where the guest sees what has this path in a directory; without a path, the thing itself.
+    /// The guest path of an entry in a directory; of the directory itself if `path` is empty.
     pub(super) fn path(&self, fd: &Resource<Descriptor>, path: &str) -> String {
         let at = self.held.get(&fd.rep()).map_or(ROOT, |held| &held.at);
         joined(at, path)
@@ -90,45 +90,45 @@ impl Fds {
         self.roots.remove(&fd.rep());
     }
 
-    /// Counts a file that is about to be opened, until the last who uses it has dropped this. Too many are an error, which the log
-    /// of the attempt has once.
-    pub(super) fn one_more(&mut self, log: &GuestLog) -> FsResult<Arc<OwnedSemaphorePermit>> {
-        let one = one_more(&mut self.free, self.files_max);
+    /// Counts a file that is about to be opened, until its last user drops the permit. Too many are an error, which
+    /// is logged once for each attempt.
+    pub(super) fn count_one(&mut self, log: &GuestLog) -> FsResult<Arc<OwnedSemaphorePermit>> {
+        let one = count_one(&mut self.free, self.files_max);
         one.map(Arc::new).ok_or_else(|| self.too_many(log))
     }
 
     fn too_many(&mut self, log: &GuestLog) -> FsError {
-        if !std::mem::replace(&mut self.told, true) {
+        if !std::mem::replace(&mut self.logged, true) {
             let why = format!(
-                "{} files and directories, or streams of them, are open, which is as many as an attempt may have at once: close some, or allow more (files under limits in rouse.toml)",
+                "{} files and directories, or streams of them, are open, which is the limit of an attempt: close some, or raise it (files under limits in rouse.toml)",
                 self.files_max
             );
             log.message(tracing::Level::WARN, &why);
         }
-        // WASI has no word for too many of these.
+        // WASI has no error code for this.
         ErrorCode::InsufficientMemory.into()
     }
 }
 
-fn one_more(free: &mut Option<Arc<Semaphore>>, max: usize) -> Option<OwnedSemaphorePermit> {
+fn count_one(free: &mut Option<Arc<Semaphore>>, max: usize) -> Option<OwnedSemaphorePermit> {
     let free = free.get_or_insert_with(|| Arc::new(Semaphore::new(max)));
     free.clone().try_acquire_owned().ok()
 }
 
-/// A stream, and the file that stays open for it.
+/// The permits of a stream and of its file, which stays open for it.
 pub(super) struct InUse {
-    /// None: it is a granted directory.
+    /// `None` for a granted directory.
     _file: Option<Arc<OwnedSemaphorePermit>>,
     _stream: OwnedSemaphorePermit,
 }
 
 #[cfg(test)]
 impl InUse {
-    /// Of a stream that nobody counts.
+    /// For an uncounted stream.
     pub(super) fn alone() -> Self {
         Self {
             _file: None,
-            _stream: one_more(&mut None, 1).expect("it is the first"),
+            _stream: count_one(&mut None, 1).expect("it is the first"),
         }
     }
 }
@@ -139,8 +139,8 @@ pub(super) struct InQuota {
     quota: Quota,
     at: String,
     log: Arc<GuestLog>,
-    /// The log has it.
-    told: AtomicBool,
+    /// A full directory was logged.
+    logged: AtomicBool,
 }
 
 impl InQuota {
@@ -150,14 +150,15 @@ impl InQuota {
             quota,
             at: at.to_owned(),
             log,
-            told: AtomicBool::new(false),
+            logged: AtomicBool::new(false),
         }
     }
 
-    /// Counts what is about to be made; an error where there is no room for it, which the log of the attempt has once.
+    /// Counts something that is about to be written or created. Too little room is an error, which is logged once for
+    /// each attempt.
     pub(super) fn charge(&self, more: Size) -> Result<Charge, ()> {
         let charge = self.ledger.charge(more, self.quota);
-        if charge.is_none() && !self.told.swap(true, Ordering::Relaxed) {
+        if charge.is_none() && !self.logged.swap(true, Ordering::Relaxed) {
             let why = full(&self.at, more, self.quota);
             self.log.message(tracing::Level::WARN, &why);
         }
@@ -165,16 +166,16 @@ impl InQuota {
     }
 }
 
-/// Which of the two limits it was.
+/// The message for a full directory, which names the limit.
 fn full(at: &str, more: Size, quota: Quota) -> String {
-    let most = match more.files {
+    let max = match more.files {
         0 => format!("{} bytes (`bytes_max`", quota.bytes_max),
         _ => format!("{} files and directories (`files_max`", quota.files_max),
     };
-    format!("the directory {at} is full: it may hold {most} of its grant in rouse.toml)")
+    format!("the directory {at} is full: it may hold {max} of its grant in rouse.toml)")
 }
 
-/// What a full disk says.
+/// The error of a full disk.
 pub(super) fn no_space() -> io::Error {
     io::Error::from_raw_os_error(libc::ENOSPC)
 }
@@ -184,14 +185,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_of_one_file_are_as_many_as_files_may_be_and_hold_it_open() {
+    fn limit_the_streams_of_a_file_which_hold_it_open() {
         use crate::sandbox::capability::Speaker;
         use crate::sandbox::{AbortHandle, Limits};
 
         let limits = Limits::default();
         let log = GuestLog::new(Speaker::Module, AbortHandle::new(), &limits, None);
         let (mut fds, fd) = (Fds::new(2), Resource::new_own(7));
-        let open = Some(fds.one_more(&log).unwrap());
+        let open = Some(fds.count_one(&log).unwrap());
         fds.insert(
             &fd,
             Held {
@@ -202,14 +203,17 @@ mod tests {
         let streams = [(); 2].map(|()| fds.stream(&fd, &log).unwrap());
         assert!(fds.stream(&fd, &log).is_err(), "there are two");
         fds.remove(&fd);
-        let _other = fds.one_more(&log).unwrap();
-        assert!(fds.one_more(&log).is_err(), "the streams hold the first");
+        let _other = fds.count_one(&log).unwrap();
+        assert!(
+            fds.count_one(&log).is_err(),
+            "the streams hold the first file open"
+        );
         drop(streams);
-        assert!(fds.stream(&fd, &log).is_ok() && fds.one_more(&log).is_ok());
+        assert!(fds.stream(&fd, &log).is_ok() && fds.count_one(&log).is_ok());
     }
 
     #[test]
-    fn a_full_directory_names_the_limit_that_was_met() {
+    fn a_full_directory_names_the_limit() {
         let quota = Quota {
             bytes_max: 1_000,
             files_max: 2,

@@ -1,4 +1,4 @@
-//! Streams from files, which hold what was read at once until it is asked for.
+//! Input streams of files.
 
 use std::fs::File;
 use std::io;
@@ -14,18 +14,18 @@ use wasmtime_wasi::runtime::AbortOnDropJoinHandle;
 use super::disk::Disk;
 use super::fds::InUse;
 
-/// As much is read at once at most, as with wasmtime-wasi's own.
+/// The maximum of one read, as in wasmtime-wasi.
 const READ_BYTES_MAX: usize = 64 << 10;
 
-/// As much is read for a guest that waits before it has said how much it wants.
+/// How much is read for a guest that waits before it asks for an amount.
 const READ_BYTES_UNASKED: usize = 4 << 10;
 
-/// From a file.
+/// An input stream of a file.
 pub(super) struct FileInput {
     disk: Disk,
     file: Arc<File>,
     position: u64,
-    /// The file is open for as long.
+    /// Keeps the file counted as open.
     _open: InUse,
     state: State,
 }
@@ -102,7 +102,7 @@ impl InputStream for FileInput {
         }
     }
 
-    /// Reads as much as is asked for, where `ready` could not know that.
+    /// Reads as much as requested, which `ready` cannot know.
     async fn blocking_read(&mut self, bytes: usize) -> StreamResult<Bytes> {
         loop {
             let read = self.read(bytes)?;
@@ -115,13 +115,13 @@ impl InputStream for FileInput {
 
     async fn cancel(&mut self) {
         if let State::Reading(reading) = replace(&mut self.state, State::Closed) {
-            // What has started comes to its end.
+            // A started read is completed.
             reading.cancel().await;
         }
     }
 }
 
-/// Nothing: this is the end.
+/// Reads from a position; an empty result means the end.
 fn read(file: &File, position: u64, bytes: usize) -> io::Result<Bytes> {
     let mut buffer = BytesMut::zeroed(bytes);
     loop {
@@ -141,7 +141,7 @@ mod tests {
     use crate::sandbox::AbortHandle;
 
     #[tokio::test]
-    async fn a_file_is_read_to_its_end_in_whatever_pieces_it_is_asked_for() {
+    async fn read_a_file_to_its_end_in_pieces_of_any_size() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let text: Vec<u8> = (0..=255).cycle().take(3 * READ_BYTES_MAX + 5).collect();

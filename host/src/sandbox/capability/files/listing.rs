@@ -1,4 +1,4 @@
-//! What is in a directory, read some entries at a time: a list of all of them would be the host's memory, not the guest's.
+//! Directory listings, read some entries at a time: a full list would take the host's memory, not the guest's.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -16,12 +16,13 @@ use wasmtime_wasi::p2::bindings::filesystem::types::{
 
 use super::view::{Fd, Files};
 
-/// With names of the usual length 10 KiB, with the longest ones 40 KiB. As many listings as an attempt may have files open.
+/// Entries that are read ahead: 10 KiB with names of ordinary length, 40 KiB with the longest. There are at most as
+/// many listings as an attempt may have files open.
 const AHEAD: usize = 128;
 
-/// A stream of entries.
+/// A directory listing.
 struct Listing {
-    /// None: all of it was read, or somebody is reading.
+    /// `None` if everything was read, or a read is in progress.
     rest: Option<Dir>,
     ahead: VecDeque<FsResult<DirectoryEntry>>,
     _open: Arc<OwnedSemaphorePermit>,
@@ -43,10 +44,10 @@ impl Files<'_> {
         let Descriptor::Dir(dir) = self.descriptor(fd)? else {
             return Err(ErrorCode::NotDirectory.into());
         };
-        let open = self.fds.one_more(&self.log)?;
+        let open = self.fds.count_one(&self.log)?;
         let rest = self.disk.look(move || list(&dir.dir)).await?;
         let listing = self.inner.table.push(Listing::new(rest, open))?;
-        // What the guest has is a number. Nobody looks behind it but the two methods for it.
+        // The guest only has a handle. Only the two methods of a listing resolve it.
         Ok(Resource::new_own(listing.rep()))
     }
 }
@@ -76,12 +77,12 @@ impl HostDirectoryEntryStream for Files<'_> {
     }
 }
 
-/// Starts to list this directory, with a position of its own.
+/// Opens a listing with a position of its own.
 fn list(dir: &File) -> io::Result<Dir> {
     Ok(Dir::read_from(dir)?)
 }
 
-/// The next entries, and, where there may be more, what is left.
+/// Reads the next entries, and returns the rest of the listing if there may be more.
 fn next(mut rest: Dir) -> (Option<Dir>, VecDeque<FsResult<DirectoryEntry>>) {
     let mut ahead = VecDeque::new();
     while ahead.len() < AHEAD {
@@ -92,15 +93,15 @@ fn next(mut rest: Dir) -> (Option<Dir>, VecDeque<FsResult<DirectoryEntry>>) {
                 return (None, ahead);
             }
             Some(Ok(entry)) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
-            Some(Ok(entry)) => ahead.push_back(told(&rest, &entry)),
+            Some(Ok(entry)) => ahead.push_back(entry_for_guest(&rest, &entry)),
         }
     }
     (Some(rest), ahead)
 }
 
-fn told(dir: &Dir, entry: &DirEntry) -> FsResult<DirectoryEntry> {
+fn entry_for_guest(dir: &Dir, entry: &DirEntry) -> FsResult<DirectoryEntry> {
     let kind = match entry.file_type() {
-        // Not every file system says it here.
+        // Some file systems do not report the type here.
         FileType::Unknown => kind(dir, entry)?,
         known => known,
     };
@@ -129,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_entry_comes_once_and_only_some_are_held() {
+    fn list_each_entry_once_a_part_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
         let count = 3 * AHEAD + 7;
         for n in 0..count {

@@ -1,5 +1,5 @@
-//! Opening files and directories, and nothing else: who opens a pipe waits for its other end, and who opens a device may wait for
-//! anything.
+//! Opens files and directories, and nothing else: opening a pipe waits for its other end, and opening a device may
+//! wait for anything.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ use wasmtime_wasi::p2::bindings::filesystem::types::{
     DescriptorFlags, ErrorCode, OpenFlags, PathFlags,
 };
 
-/// What a guest asks for, with the words of `open-at`.
+/// The arguments of `open-at`.
 pub(super) struct Ask {
     pub(super) how: PathFlags,
     pub(super) path: String,
@@ -22,18 +22,19 @@ pub(super) struct Ask {
 }
 
 impl Ask {
-    /// True where something may be made or cut off by opening it.
+    /// True if opening may create or truncate something.
     pub(super) fn changes(&self) -> bool {
         Self::changes_with(self.open)
     }
 
-    /// The same of these words.
+    /// True if these flags may create or truncate something.
     pub(super) fn changes_with(open: OpenFlags) -> bool {
         open.intersects(OpenFlags::CREATE | OpenFlags::TRUNCATE)
     }
 }
 
-/// As wasmtime-wasi's own, but for things that are neither file nor directory, which are refused without a wait.
+/// Like wasmtime-wasi's `open-at`, except that entries which are not_supported file nor directory are refused without
+/// waiting.
 pub(super) fn open(at: &Descriptor, ask: &Ask) -> FsResult<Descriptor> {
     let dir = dir(at)?;
     let Ask {
@@ -50,7 +51,7 @@ pub(super) fn open(at: &Descriptor, ask: &Ask) -> FsResult<Descriptor> {
         return Err(ErrorCode::Invalid.into());
     }
     let writes = ask.changes() || flags.contains(DescriptorFlags::WRITE);
-    // Where nothing is asked for, it is opened for reading, and the descriptor knows better.
+    // Without access flags, it is opened for reading, and the descriptor denies access.
     let reads = flags.contains(DescriptorFlags::READ) || !flags.contains(DescriptorFlags::WRITE);
     if writes && dir.perms.write_not_permitted() {
         return Err(ErrorCode::NotPermitted.into());
@@ -80,7 +81,7 @@ pub(super) fn open(at: &Descriptor, ask: &Ask) -> FsResult<Descriptor> {
     }
 }
 
-/// Opens something whose times are to be set. Files and directories can be opened for writing or for reading.
+/// Opens an entry to set its times. A file can be opened for writing, a directory only for reading.
 pub(super) fn for_times(at: &Descriptor, how: PathFlags, path: &str) -> FsResult<Descriptor> {
     let dir = dir(at)?;
     if dir.perms.write_not_permitted() {
@@ -112,8 +113,8 @@ fn dir(at: &Descriptor) -> FsResult<&Dir> {
     }
 }
 
-/// A file or directory beneath this one. Who opens something with `O_NONBLOCK` waits for nothing, and of files and directories it
-/// changes nothing; that it is one is looked at when it is open, because a name could mean something else a moment later.
+/// Opens a file or directory below this one. `O_NONBLOCK` prevents waiting, and has no effect on files and
+/// directories. The type is checked after opening, because a name could mean something else a moment later.
 fn opened(dir: &File, path: &str, how: PathFlags, options: &mut OpenOptions) -> io::Result<File> {
     let follow = match how.contains(PathFlags::SYMLINK_FOLLOW) {
         true => FollowSymlinks::Yes,
@@ -124,18 +125,18 @@ fn opened(dir: &File, path: &str, how: PathFlags, options: &mut OpenOptions) -> 
         .custom_flags(libc::O_NONBLOCK);
     let file = open_beneath(dir, Path::new(path), options).map_err(|error| {
         match error.raw_os_error() {
-            // A socket, or a pipe that nobody reads.
-            Some(libc::ENXIO) => neither(),
+            // A socket, or a pipe without a reader.
+            Some(libc::ENXIO) => not_supported(),
             Some(_) | None => error,
         }
     })?;
     let kind = file.metadata()?.file_type();
     match kind.is_file() || kind.is_dir() {
         true => Ok(file),
-        false => Err(neither()),
+        false => Err(not_supported()),
     }
 }
 
-fn neither() -> io::Error {
+fn not_supported() -> io::Error {
     io::Error::from_raw_os_error(libc::ENOTSUP)
 }

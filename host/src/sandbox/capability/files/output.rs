@@ -1,4 +1,4 @@
-//! Streams into files: closed once the attempt has to stop, and held to the quota of their directory.
+//! Output streams of files: closed once the attempt has to stop, and limited by the quota of their directory.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -17,22 +17,22 @@ use super::fds::{InQuota, InUse, no_space};
 use crate::sandbox::capability::output::{WRITE_BYTES_MAX, too_much};
 use crate::sandbox::grants::quota::{Charge, Size};
 
-/// Into a file.
+/// An output stream of a file.
 pub(super) struct FileOutput {
     disk: Disk,
     file: Arc<File>,
-    /// Where the next bytes go; none: to the end.
+    /// The position of the next bytes; `None` appends.
     position: Option<u64>,
-    /// None: there is none.
+    /// The directory's quota, if any.
     quota: Option<Arc<InQuota>>,
-    /// The file is open for as long.
+    /// Keeps the file counted as open.
     _open: InUse,
     state: State,
 }
 
 enum State {
     Ready,
-    /// Something is being written, and counted until that is done.
+    /// A write is in progress, and counted until it is done.
     Writing {
         done: AbortOnDropJoinHandle<Option<io::Result<()>>>,
         _charge: Option<Charge>,
@@ -59,7 +59,7 @@ impl FileOutput {
         }
     }
 
-    /// Counts what is about to be written, where there is a quota.
+    /// Counts the growth of a write, if there is a quota.
     fn count(&self, bytes: u64) -> StreamResult<Option<Charge>> {
         let Some(quota) = &self.quota else {
             return Ok(None);
@@ -67,7 +67,7 @@ impl FileOutput {
         let more = match self.position {
             None => bytes,
             Some(position) => {
-                // A write starts only once the one before it has ended, so this is how long the file is.
+                // A write starts only after the previous one has ended, so this is the size of the file.
                 let size = self.file.metadata().map_or(0, |about| about.len());
                 position.saturating_add(bytes).saturating_sub(size)
             }
@@ -77,13 +77,13 @@ impl FileOutput {
         charge.map(Some).map_err(failed)
     }
 
-    /// What went wrong with what was written last, told once.
-    fn told(&mut self) -> StreamResult<()> {
+    /// Returns the error of the last write, once.
+    fn take_error(&mut self) -> StreamResult<()> {
         match replace(&mut self.state, State::Closed) {
             State::Closed => Err(StreamError::Closed),
             State::Failed(error) => Err(StreamError::LastOperationFailed(error.into())),
-            well @ (State::Ready | State::Writing { .. }) => {
-                self.state = well;
+            fine @ (State::Ready | State::Writing { .. }) => {
+                self.state = fine;
                 Ok(())
             }
         }
@@ -126,16 +126,16 @@ impl OutputStream for FileOutput {
         Ok(())
     }
 
-    // What was written before may still go to the disk.
+    // Earlier writes may still be in progress.
     fn flush(&mut self) -> StreamResult<()> {
-        self.told()
+        self.take_error()
     }
 
     fn check_write(&mut self) -> StreamResult<usize> {
         if self.disk.abort.reason().is_some() {
             return Err(StreamError::Closed);
         }
-        self.told()?;
+        self.take_error()?;
         match self.state {
             State::Ready => Ok(WRITE_BYTES_MAX),
             State::Writing { .. } | State::Failed(_) | State::Closed => Ok(0),
@@ -144,20 +144,20 @@ impl OutputStream for FileOutput {
 
     async fn cancel(&mut self) {
         if let State::Writing { done, .. } = replace(&mut self.state, State::Closed) {
-            // What has started comes to its end.
+            // A started write is completed.
             done.cancel().await;
         }
     }
 }
 
-/// Writes to the end of a file, wherever that is by then.
+/// Appends to a file, at whatever is its end by then.
 fn append(file: &File, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match pwritev2(file, &[IoSlice::new(bytes)], 0, ReadWriteFlags::APPEND) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => bytes = &bytes[written..],
             Err(Errno::INTR) => {}
-            // Of an old kernel, or of a file system that has no such thing.
+            // An old kernel, or a file system without support.
             Err(Errno::NOSYS | Errno::NOTSUP) => {
                 return file.write_all_at(bytes, file.metadata()?.len());
             }

@@ -1,4 +1,4 @@
-//! The files of one attempt: what each call of the guest works on.
+//! The view of an attempt's files that each guest call works on.
 
 use std::sync::Arc;
 
@@ -28,14 +28,14 @@ pub(super) struct Files<'a> {
     pub(super) elsewhere: &'a mut Elsewhere,
 }
 
-/// What a call is about, for whoever has to be told that it was not permitted.
+/// The path and kind of a call, for its denial.
 pub(super) struct About {
     pub(super) path: String,
     pub(super) changes: bool,
 }
 
 impl Files<'_> {
-    /// Refuses what changes something once the attempt has to stop.
+    /// Refuses changes once the attempt has to stop.
     pub(super) fn changes(&self) -> FsResult<()> {
         match self.disk.abort.reason() {
             Some(_) => Err(ErrorCode::NotPermitted.into()),
@@ -43,7 +43,7 @@ impl Files<'_> {
         }
     }
 
-    /// Where the guest sees what a call is about.
+    /// Describes a call for its denial.
     pub(super) fn about(&self, fd: &Fd, path: &str, changes: bool) -> About {
         About {
             path: self.fds.path(fd, path),
@@ -51,8 +51,8 @@ impl Files<'_> {
         }
     }
 
-    /// Notes that something was not permitted.
-    pub(super) fn noted<T>(&mut self, about: &About, done: FsResult<T>) -> FsResult<T> {
+    /// Records a denial if the call was not permitted.
+    pub(super) fn record_denial<T>(&mut self, about: &About, done: FsResult<T>) -> FsResult<T> {
         if let Err(error) = &done
             && error.downcast_ref() == Some(&ErrorCode::NotPermitted)
         {
@@ -61,8 +61,8 @@ impl Files<'_> {
         done
     }
 
-    /// There is nothing where no directory is granted, and what a guest looked for there is noted.
-    pub(super) fn is_granted(&mut self, fd: &Fd, path: &str, changes: bool) -> FsResult<()> {
+    /// Fails for paths outside of granted directories, and records them.
+    pub(super) fn check_granted(&mut self, fd: &Fd, path: &str, changes: bool) -> FsResult<()> {
         if !self.fds.is_root(fd) {
             return Ok(());
         }
@@ -70,19 +70,19 @@ impl Files<'_> {
         Err(ErrorCode::NoEntry.into())
     }
 
-    /// Does what changes something where waiting for the disk holds up no guest, unless the attempt has to stop by then.
+    /// Makes a change on a thread that may block, unless the attempt has to stop by then.
     pub(super) async fn change<T: Send + 'static>(
         &mut self,
         about: About,
         work: impl FnOnce() -> FsResult<T> + Send + 'static,
     ) -> FsResult<T> {
         match self.disk.change(work).await {
-            Some(done) => self.noted(&about, done),
+            Some(done) => self.record_denial(&about, done),
             None => Err(ErrorCode::NotPermitted.into()),
         }
     }
 
-    /// Counts what is about to be made in the directory of this descriptor, where that has a quota.
+    /// Counts a change against the quota of the descriptor's directory, if any.
     pub(super) fn charge(&self, fd: &Fd, more: Size) -> FsResult<Option<Charge>> {
         match self.fds.of(fd) {
             Some(quota) => {
@@ -93,7 +93,7 @@ impl Files<'_> {
         }
     }
 
-    /// What stands behind a number of the guest; nothing behind the root.
+    /// The descriptor behind a guest's handle; the root has none.
     pub(super) fn descriptor(&self, fd: &Fd) -> FsResult<Descriptor> {
         match self.fds.is_root(fd) {
             true => Err(ErrorCode::NoEntry.into()),
@@ -101,12 +101,12 @@ impl Files<'_> {
         }
     }
 
-    /// The same, whatever it is.
+    /// The descriptor behind a handle, without the check for the root.
     pub(super) fn raw(&self, fd: &Fd) -> Result<Descriptor, ResourceTableError> {
         self.inner.table.get(fd).cloned()
     }
 
-    /// `position`: none, to the end of the file.
+    /// `position`: `None` appends to the file.
     pub(super) fn output(
         &mut self,
         fd: &Fd,
@@ -117,7 +117,7 @@ impl Files<'_> {
         };
         if file.perms.write_not_permitted() {
             let about = self.about(fd, "", true);
-            return self.noted(&about, Err(ErrorCode::NotPermitted.into()));
+            return self.record_denial(&about, Err(ErrorCode::NotPermitted.into()));
         }
         let (quota, open) = (self.fds.of(fd), self.fds.stream(fd, &self.log)?);
         let disk = self.disk.clone();

@@ -18,17 +18,18 @@ use crate::sandbox::{Attenuation, Origin, Settings};
 pub(in crate::sandbox) struct HttpAccess {
     pub(super) handler: Arc<str>,
     grants: Vec<HttpGrant>,
-    /// What the job takes away of that. The grants stay as they are, because how far one reaches depends on its hosts.
+    /// The job's attenuation. The grants stay unchanged, because how far a grant reaches depends on its hosts.
     job: Option<Attenuation>,
     sent_names: BTreeSet<String>,
     signing_names: BTreeSet<String>,
-    /// The lines of `rouse.toml` that would bind the handler's name to its module, where none does.
+    /// The lines of `rouse.toml` that would bind the handler's name to its module; `None` if it is bound.
     pub(super) binding: Option<String>,
-    /// Secrets that tables grant which bind no module, and the lines of `rouse.toml` that would bind them.
+    /// Secrets that are withheld because their tables bind no module, with the lines of `rouse.toml` that would bind
+    /// them.
     pub(super) unbound_secrets: BTreeMap<String, String>,
     pub(super) secrets: BTreeMap<String, GrantedSecret>,
     pub(super) net: Arc<Net>,
-    /// The operator's file, for lines that could be put into it.
+    /// The text of the operator's file, for suggested lines.
     pub(super) config: Arc<str>,
 }
 
@@ -44,24 +45,24 @@ impl fmt::Debug for HttpAccess {
 pub(super) struct GrantedSecret {
     pub(super) secret: Secret,
     of_handler: Vec<SecretGrant>,
-    /// The handler has it, but not for this job.
+    /// The job's attenuation takes it away.
     pub(super) is_taken_away: bool,
 }
 
 impl GrantedSecret {
-    /// What may be done with it in this job.
+    /// The grants that remain in this job.
     pub(super) fn grants(&self) -> impl Iterator<Item = &SecretGrant> {
         let left = !self.is_taken_away;
         self.of_handler.iter().filter(move |_| left)
     }
 
-    /// True where some job of the handler may have sent it there, if not this one.
+    /// True if any job of the handler may have sent it there, even if this one may not.
     pub(super) fn may_be_known_to(&self, host: &Host) -> bool {
         self.of_handler.iter().any(|grant| grant.reaches(host))
     }
 }
 
-/// A request that is granted.
+/// A granted request.
 pub(super) struct Allowed {
     pub(super) target: Target,
     pub(super) reach: Reach,
@@ -81,7 +82,7 @@ impl HttpAccess {
             fitting.partition(|grant| settings.grants_secrets_to(&grant.handler, origin));
         let mut secrets = BTreeMap::<String, GrantedSecret>::new();
         for grant in &own {
-            // One that is not there was named where the settings were read.
+            // A missing secret was reported when the settings were read.
             if let Some(secret) = settings.secrets.0.get(&grant.name) {
                 let granted = secrets.entry(grant.name.clone()).or_insert(GrantedSecret {
                     secret: secret.clone(),
@@ -123,38 +124,38 @@ impl HttpAccess {
         })
     }
 
-    /// True where it may send anything at all.
+    /// True if it may send any request.
     pub(in crate::sandbox) fn sends(&self) -> bool {
         !self.grants.is_empty()
     }
 
-    /// True where it may send something to all of these.
+    /// True if it may send requests to all of these servers.
     pub(in crate::sandbox) fn reaches(&self, hosts: &HostPattern) -> bool {
         self.hosts().any(|pattern| pattern.includes(hosts))
     }
 
-    /// The servers to which it may send something.
+    /// The servers that it may send requests to.
     pub(in crate::sandbox) fn hosts(&self) -> impl Iterator<Item = &HostPattern> {
         self.grants.iter().flat_map(|grant| &grant.hosts)
     }
 
-    /// The secrets that it may have sent, also where they have not been read (`rouse handlers` does without).
+    /// The secrets that it may send, even if they were not read (`rouse handlers` does not read them).
     pub(in crate::sandbox) fn sent_names(&self) -> &BTreeSet<String> {
         &self.sent_names
     }
 
-    /// The same of those that it may have the host sign with.
+    /// The secrets that it may sign with, even if they were not read.
     pub(in crate::sandbox) fn signing_names(&self) -> &BTreeSet<String> {
         &self.signing_names
     }
 
-    /// True where this secret can be sent.
+    /// True if this secret can be sent.
     pub(super) fn has_secret(&self, name: &str) -> bool {
         let granted = self.secrets.get(name);
         granted.is_some_and(|secret| !secret.is_taken_away)
     }
 
-    /// The same without what a job takes away. The connections are those of the handler.
+    /// Applies a job's attenuation. Connections are shared with the handler's other jobs.
     pub(in crate::sandbox) fn attenuated(&self, job: &Attenuation) -> Arc<Self> {
         let secrets = self.secrets.iter().map(|(name, granted)| {
             let granted = GrantedSecret {
@@ -178,10 +179,10 @@ impl HttpAccess {
         })
     }
 
-    /// Looks whether a request is granted.
+    /// Checks whether a request is granted.
     ///
     /// # Errors
-    /// That it is not, with what the operator can do about it.
+    /// If it is not, with what the operator can do about it.
     pub(super) fn allow(&self, method: &Method, uri: &Uri) -> Result<Allowed, String> {
         let target =
             Target::of(uri).map_err(|why| denial::unreadable(&self.handler, method, uri, &why))?;

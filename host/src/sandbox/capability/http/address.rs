@@ -1,25 +1,26 @@
-//! Which addresses of the internet are anybody's, and which belong to this machine or its surroundings.
+//! Which addresses are public, and which belong to this machine or its surroundings.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Where an address leads.
+/// The kind of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AddressKind {
-    /// Anywhere on the internet.
+    /// An address on the internet.
     Public,
-    /// An interface of this machine, whose address could as well be anybody's on the internet.
+    /// An interface of this machine, even if its address is public.
     Own,
-    /// This machine, its network, or one that is set aside for a purpose (RFC 6890 and what it lists).
+    /// This machine, its network, or a special-purpose range (RFC 6890 and its registries).
     Private,
-    /// A cloud's service that gives its secrets to whoever asks from this machine, or where such services are: link-local.
+    /// A cloud's metadata service, which gives secrets to any client on this machine, or link-local, where such
+    /// services are.
     Metadata,
-    /// No server: all of a group, or none in particular (which Linux takes for this machine).
+    /// Not a server: multicast, or the unspecified address (which Linux takes for this machine).
     Nowhere,
 }
 
-/// Addresses at which clouds tell a machine its credentials, besides those that are link-local: that is most of them
-/// (169.254.169.254), containers of AWS (169.254.170.2, .23), Tencent (169.254.0.23), Scaleway (169.254.42.42) and
-/// OpenStack (fe80::a9fe:a9fe), and nobody knows all of them.
+/// Addresses at which clouds give a machine its credentials, in addition to link-local ones. Link-local covers most
+/// of them (169.254.169.254), containers of AWS (169.254.170.2, .23), Tencent (169.254.0.23), Scaleway
+/// (169.254.42.42) and OpenStack (fe80::a9fe:a9fe). The list cannot be complete.
 const METADATA_V4: [Ipv4Addr; 3] = [
     Ipv4Addr::new(100, 100, 100, 200), // Alibaba
     Ipv4Addr::new(168, 63, 129, 16),   // Azure
@@ -32,7 +33,7 @@ const METADATA_V6: [Ipv6Addr; 4] = [
     Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42),   // Scaleway
 ];
 
-/// Where this address leads, as far as the address alone says.
+/// The kind of this address, judged by the address alone.
 pub(super) fn address_kind(address: IpAddr) -> AddressKind {
     match address {
         IpAddr::V4(address) => address_kind_v4(address),
@@ -70,7 +71,7 @@ fn address_kind_v6(address: Ipv6Addr) -> AddressKind {
         return AddressKind::Nowhere;
     }
     if let Some(inner) = embedded(address) {
-        // Never public: whoever means the address inside can name that one.
+        // Never public: a client that means the embedded address can use it directly.
         return match address_kind_v4(inner) {
             AddressKind::Public | AddressKind::Own | AddressKind::Private => AddressKind::Private,
             AddressKind::Metadata => AddressKind::Metadata,
@@ -82,17 +83,17 @@ fn address_kind_v6(address: Ipv6Addr) -> AddressKind {
         [0x2001, 0..=0x1ff, ..]       // IETF protocols: Teredo, ORCHID, benchmarks …
         | [0x2001, 0xdb8, ..]         // documentation
         | [0x3fff, 0..=0xfff, ..] => AddressKind::Private, // documentation
-        // All that is given out so far.
+        // All ranges that are allocated so far.
         [0x2000..=0x3fff, ..] => AddressKind::Public,
         _ => AddressKind::Private,
     }
 }
 
-/// The IPv4 address within: mapped, compatible, NAT64 (both prefixes), 6to4.
+/// The embedded IPv4 address: mapped, compatible, NAT64 (both prefixes), 6to4.
 fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let join = |high: u16, low: u16| Ipv4Addr::from(u32::from(high) << 16 | u32::from(low));
     match address.segments() {
-        // Loopback is not the IPv4 address 0.0.0.1.
+        // `::1` is loopback, not an embedded 0.0.0.1.
         [0, 0, 0, 0, 0, 0, 0, 1] => None,
         [0, 0, 0, 0, 0, 0 | 0xffff, high, low]
         | [0, 0, 0, 0, 0xffff, 0, high, low]
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_of_the_internet_are_public() {
+    fn servers_on_the_internet_are_public() {
         all_are(
             AddressKind::Public,
             &[
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_link_local_may_give_out_credentials_and_some_other_addresses_do() {
+    fn link_local_and_some_other_addresses_are_metadata() {
         all_are(
             AddressKind::Metadata,
             &[
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_within_another_is_never_public() {
+    fn an_embedded_address_is_never_public() {
         all_are(
             AddressKind::Private,
             &[

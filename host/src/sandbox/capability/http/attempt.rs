@@ -1,4 +1,4 @@
-//! What one attempt does over HTTP, and what it may still do.
+//! What one attempt has used and may still use of HTTP.
 
 use std::sync::Arc;
 
@@ -8,31 +8,30 @@ use super::tally::Tally;
 use crate::sandbox::attempt::memory::Held;
 use crate::sandbox::{AbortHandle, Limits, Meter};
 
-/// Bytes of a set of fields (headers, trailers) that a guest makes, with what they take in memory: ten times
-/// what servers accept. What all of them take is counted (`held`).
+/// The size of a set of header or trailer fields that a guest creates, including their memory overhead: ten times
+/// what servers accept. The total is counted in `held`.
 pub(in crate::sandbox) const FIELDS_BYTES_MAX: usize = 64 << 10;
 
-/// A guest that writes a body has this many chunks of this size on their way to the network: wasmtime-wasi-http keeps one more
-/// than it is asked for.
+/// The chunks of a body that are on their way to the network: wasmtime-wasi-http keeps one more than requested.
 pub(super) const CHUNKS_MAX: usize = 2;
 pub(super) const CHUNK_BYTES_MAX: usize = 64 << 10;
 
 /// What one attempt does over HTTP.
 pub(in crate::sandbox) struct Http {
-    /// None: nothing at all, for a module that is only described.
+    /// `None` for a module that is only described, which may do nothing.
     pub(super) access: Option<Arc<HttpAccess>>,
     pub(super) limits: HttpLimits,
     pub(super) abort: AbortHandle,
     pub(super) meter: Arc<Meter>,
     pub(super) requests: usize,
-    /// None until there is an instance.
+    /// `None` until there is an instance.
     pub(super) held: Option<Arc<Held>>,
-    /// None until the first request.
+    /// `None` until the first request.
     pub(super) tally: Option<Arc<Tally>>,
     pub(super) placeholders: Placeholders,
 }
 
-/// What the handler's [`Limits`] say of requests.
+/// The parts of the handler's [`Limits`] for requests.
 pub(super) struct HttpLimits {
     pub(super) requests: usize,
     pub(super) bytes: u64,
@@ -62,16 +61,16 @@ impl Http {
         }
     }
 
-    /// Counts there what the host holds for it.
+    /// Counts memory that the host holds for its requests.
     pub(in crate::sandbox) fn within(mut self, held: Arc<Held>) -> Self {
         self.held = Some(held);
         self
     }
 
-    /// What stands for a secret in this attempt.
+    /// The placeholder of a secret in this attempt.
     ///
     /// # Errors
-    /// Why the handler may not have it, with what the operator can do about it.
+    /// Why the handler may not use it, and what the operator can do about it.
     pub(in crate::sandbox) fn placeholder(&mut self, name: &str) -> Result<String, String> {
         match &self.access {
             Some(access) => self.placeholders.of(access, name),
@@ -82,7 +81,7 @@ impl Http {
     /// HMAC-SHA256 of a message, with a secret as the key.
     ///
     /// # Errors
-    /// Why the handler may not sign with it, with what the operator can do about it.
+    /// Why the handler may not sign with it, and what the operator can do about it.
     pub(in crate::sandbox) fn sign(&self, name: &str, message: &[u8]) -> Result<Vec<u8>, String> {
         match &self.access {
             Some(access) => secrets::sign(access, name, message),
@@ -90,7 +89,7 @@ impl Http {
         }
     }
 
-    /// What was denied last.
+    /// The last denial.
     pub(in crate::sandbox) fn denial(&self) -> Option<String> {
         self.tally.as_ref()?.denial()
     }

@@ -1,6 +1,6 @@
-//! From a name to a connection: looks the name up, leaves out the addresses that may not be reached, and
-//! connects to one of the others. Nobody looks the name up a second time, so an answer that changes in between
-//! (rebinding) changes nothing.
+//! From a name to a connection: resolves the name, drops addresses that may not be reached, and connects to one of
+//! the others. The name is not resolved a second time, so an answer that changes in between (DNS rebinding) has no
+//! effect.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -26,21 +26,21 @@ use super::target::Target;
 use super::tls;
 use crate::sandbox::grants::{Host, HttpScheme};
 
-/// From the name to the end of the handshake. Networks lose packets and send them again after 1, 3 and 7 s.
+/// From the lookup to the end of the handshake. Networks lose packets and retransmit after 1, 3 and 7 s.
 pub(super) const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// A server that does not answer at one of its addresses may do so at the next.
+/// A server that does not answer at one address may answer at the next.
 const ADDRESS_MAX: Duration = Duration::from_secs(3);
 
-/// Addresses that are tried.
+/// The number of addresses that are tried.
 const ADDRESSES_MAX: usize = 8;
 
-/// What connections need that all handlers of a host share: names, and whom the host trusts.
+/// What the connections of all handlers share: name lookups and trusted authorities.
 pub(super) struct Dialer {
     lookups: Lookups,
-    /// Authorities of the operator's own.
+    /// The operator's own authorities.
     authorities: Vec<tls::Authority>,
-    /// Made with the first connection that needs it: reading the system's takes some milliseconds.
+    /// Created with the first TLS connection: reading the system's authorities takes some milliseconds.
     tls: OnceLock<Arc<ClientConfig>>,
 }
 
@@ -65,12 +65,12 @@ impl Dialer {
     }
 }
 
-/// How far connections go. Each reaches what those before it reach.
+/// How far connections may go. Each value includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Reach {
     Public,
     Private,
-    /// To an address that the operator has written down.
+    /// An address that the operator has listed.
     Listed,
 }
 
@@ -91,7 +91,7 @@ pub(super) struct Connector {
     pub(super) dialer: Arc<Dialer>,
     pub(super) handler: Arc<str>,
     pub(super) reach: Reach,
-    /// Those that it has made.
+    /// Counts the connections that it has made.
     pub(super) open: OpenCount,
 }
 
@@ -150,7 +150,8 @@ impl Connector {
         }
     }
 
-    /// Where an address leads from this machine. Where nobody can say which addresses are its own, no public one is reached.
+    /// The kind of an address on this machine. If the machine's own addresses are unknown, no public address is
+    /// reached.
     fn address_kind(&self, address: IpAddr) -> Result<AddressKind, Fault> {
         match address_kind(address) {
             AddressKind::Public => match self.dialer.lookups.is_own(address) {
@@ -171,7 +172,7 @@ async fn reach_one_of(addresses: &[IpAddr], port: u16) -> Result<TcpStream, Faul
         let address = SocketAddr::new(*address, port);
         match timeout(ADDRESS_MAX, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => {
-                // Small writes wait for nothing. Where that cannot be set, they do.
+                // Sends small writes at once; if this fails, they are only slower.
                 drop(stream.set_nodelay(true));
                 return Ok(stream);
             }
@@ -196,12 +197,12 @@ impl tower_service::Service<Uri> for Connector {
     }
 }
 
-/// How many connections are open.
+/// The number of open connections.
 #[derive(Clone, Default)]
 pub(super) struct OpenCount(Arc<AtomicUsize>);
 
 impl OpenCount {
-    /// Counts one until what is returned is dropped.
+    /// Counts a connection until the result is dropped.
     pub(super) fn one(&self) -> Open {
         self.0.fetch_add(1, Ordering::Relaxed);
         Open(self.clone())
@@ -212,7 +213,7 @@ impl OpenCount {
     }
 }
 
-/// A connection that is open.
+/// An open connection.
 pub(super) struct Open(OpenCount);
 
 impl Drop for Open {
@@ -224,7 +225,7 @@ impl Drop for Open {
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// A connection, in the clear or over TLS.
+/// A connection, plain or over TLS.
 pub(super) struct Wire {
     io: TokioIo<Box<dyn Stream>>,
     h2: bool,
@@ -273,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_reach_includes_what_the_ones_before_it_include_and_nobody_reaches_a_group() {
+    fn each_reach_includes_those_before_it_and_none_includes_multicast() {
         let reaches = [Reach::Public, Reach::Private, Reach::Listed];
         for (kind, least) in [
             (AddressKind::Public, 0),

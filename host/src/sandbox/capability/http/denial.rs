@@ -1,4 +1,4 @@
-//! What was denied, in words: who asked for what, and the lines of rouse.toml that would allow it.
+//! The texts of denials: who asked for what, and the lines of rouse.toml that would allow it.
 
 use std::net::IpAddr;
 
@@ -9,29 +9,29 @@ use super::target::Target;
 use crate::harmless::printable;
 use crate::sandbox::grants::lines;
 
-/// A guest may make up methods and authorities of any length.
+/// The size of a quoted word: a guest may invent methods and authorities of any length.
 const WORD_BYTES_MAX: usize = 200;
 
-/// Of an address that nobody can grant, because it can be read in two ways or is none.
+/// Denies an address that cannot be granted, because it is ambiguous or invalid.
 pub(super) fn unreadable(handler: &str, method: &Method, uri: &Uri, why: &str) -> String {
     let authority = uri.authority().map_or("", |authority| authority.as_str());
-    // What stands before an @ may be a password.
+    // The part before an @ may be a password.
     let host = authority.rsplit('@').next().unwrap_or_default();
     format!(
-        "the handler {handler} asked for {} {}, which is granted to nobody: {why}",
+        "the handler {handler} asked for {} {}, which cannot be granted: {why}",
         word(method.as_str()),
         word(host)
     )
 }
 
-/// Of a tunnel, within which nothing could be looked at.
+/// Denies a tunnel, whose requests could not be checked.
 pub(super) fn tunnel(handler: &str, target: &Target) -> String {
     format!(
-        "the handler {handler} asked for a tunnel (CONNECT) to {target}, which is granted to nobody"
+        "the handler {handler} asked for a tunnel (CONNECT) to {target}, which cannot be granted"
     )
 }
 
-/// Of a request that no grant covers.
+/// Denies a request that no grant covers.
 pub(super) fn not_granted(handler: &str, method: &Method, target: &Target, config: &str) -> String {
     let method = word(method.as_str());
     format!(
@@ -40,7 +40,7 @@ pub(super) fn not_granted(handler: &str, method: &Method, target: &Target, confi
     )
 }
 
-/// Of a host that leads to where only some grants reach.
+/// Denies a host whose address the grant does not reach.
 pub(super) fn prohibited(
     handler: &str,
     method: &Method,
@@ -68,9 +68,9 @@ pub(super) fn prohibited(
             )
         }
         AddressKind::Metadata => format!(
-            "{asked}, where clouds give out credentials; only a grant whose `hosts` list that very address allows it"
+            "{asked}, where clouds give out credentials; only a grant that lists exactly this address in its `hosts` allows it"
         ),
-        AddressKind::Nowhere => format!("{asked}, which is no address of a server"),
+        AddressKind::Nowhere => format!("{asked}, which is not the address of a server"),
     }
 }
 
@@ -85,7 +85,7 @@ fn lines(handler: &str, method: &str, target: &Target) -> String {
     )
 }
 
-/// Of a request that the handler might send, but not for this job.
+/// Denies a request that the handler is granted, but that the job's attenuation takes away.
 pub(super) fn taken_away(handler: &str, method: &Method, target: &Target) -> String {
     let method = word(method.as_str());
     format!(
@@ -94,7 +94,7 @@ pub(super) fn taken_away(handler: &str, method: &Method, target: &Target) -> Str
     )
 }
 
-/// Of a secret that the handler has, but not for this job.
+/// Denies a secret that the handler is granted, but that the job's attenuation takes away.
 pub(super) fn secret_taken_away(handler: &str, name: &str) -> String {
     let name = word(name);
     format!(
@@ -102,46 +102,47 @@ pub(super) fn secret_taken_away(handler: &str, name: &str) -> String {
     )
 }
 
-/// Lines behind those that bind the handler's name, and before those that say where the secret is read from.
+/// Puts lines after those that bind the handler's name, and before those that deny where the secret is read from.
 fn with_others(binding: Option<&str>, own: &str, name: &str) -> String {
     let source = lines::read_from(name);
     let all = binding.into_iter().chain([own, &source]);
     all.collect::<Vec<_>>().join("\n\n")
 }
 
-/// What there is to mind of a secret that may not be there at all yet.
+/// Explains how to define a secret that may not exist yet.
 const THEN_READ: &str = "; a secret is read from a variable of the host's environment (env = …), or from a file (file = \"PATH\")";
 
-/// Of a secret that the handler is not granted at all. `binding`: the lines that bind the handler's name, where it has to be.
+/// Denies a secret that the handler is not granted. `binding`: the lines that bind the handler's name, if it is not
+/// bound.
 pub(super) fn no_secret(handler: &str, name: &str, binding: Option<&str>, config: &str) -> String {
     let name = word(name);
     let own = lines::secret(handler, Some(&name), None, "authorization");
     format!(
-        "the handler {handler} asked for the secret {name}, which is not granted to it; with the server and the header for which it is, these lines in rouse.toml would allow it:\n{}{THEN_READ}",
+        "the handler {handler} asked for the secret {name}, which is not granted to it; with its server and header filled in, these lines in rouse.toml would allow it:\n{}{THEN_READ}",
         lines::to_paste(handler, &with_others(binding, &own, &name), config)
     )
 }
 
-/// Of a secret that the handler is granted by a table that binds no module.
+/// Denies a secret that is granted by a table without a binding.
 pub(super) fn unbound_secret(handler: &str, name: &str, lines: &str) -> String {
     let name = word(name);
     format!(
-        "the handler {handler} asked for the secret {name}, which is granted to whatever module has that name, and therefore to none; these lines in rouse.toml would grant it to the module that runs:\n{lines}{}",
+        "the handler {handler} asked for the secret {name}, which is granted without naming a module, and therefore to none; these lines in rouse.toml would grant it to the module that runs:\n{lines}{}",
         lines::then_in_table(handler)
     )
 }
 
-/// Of a signature with a secret that the handler may not sign with.
+/// Denies a signature with a secret that the handler may not sign with.
 pub(super) fn no_signing(handler: &str, name: &str, binding: Option<&str>, config: &str) -> String {
     let name = word(name);
     let own = lines::signing(handler, Some(&name));
     format!(
-        "the handler {handler} asked for a signature with the secret {name}, which is not granted to it for that; these lines in rouse.toml would allow it:\n{}{THEN_READ}",
+        "the handler {handler} asked for a signature with the secret {name}, which is not granted to it for signing; these lines in rouse.toml would allow it:\n{}{THEN_READ}",
         lines::to_paste(handler, &with_others(binding, &own, &name), config)
     )
 }
 
-/// Of a secret in a header of a request to a host, one of which is not among those of its grants.
+/// Denies a secret in a header or to a host that its grants do not list.
 pub(super) fn secret_in_header(
     handler: &str,
     name: &str,
@@ -161,7 +162,7 @@ pub(super) fn secret_in_header(
     )
 }
 
-/// Of a secret in a path or a query, which servers and proxies write into their logs.
+/// Denies a secret in a path or query, which servers and proxies write to their logs.
 pub(super) fn secret_in_path(handler: &str, name: &str, target: &Target) -> String {
     format!(
         "the handler {handler} put the secret {name} into the path of a request to {target}; a secret goes into headers and bodies only"
@@ -181,14 +182,14 @@ mod tests {
     }
 
     #[test]
-    fn the_lines_that_are_printed_are_those_that_allow_it() {
-        let said = not_granted(
+    fn print_the_lines_that_would_allow_a_request() {
+        let denial = not_granted(
             "mail.send",
             &Method::POST,
             &target("http://a.example:8080/x"),
             "",
         );
-        let (_, rest) = said.split_once(":\n").expect("lines");
+        let (_, rest) = denial.split_once(":\n").expect("lines");
         let (lines, then) = rest.split_once("\n\n").expect("what to do with them");
         assert_eq!(
             lines,
@@ -205,28 +206,28 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_is_not_granted_may_have_to_be_read_from_somewhere_first() {
-        for say in [no_secret, no_signing] {
+    fn print_the_source_of_a_secret_unless_it_exists() {
+        for deny in [no_secret, no_signing] {
             let source = "\n\n[secrets.KEY]\nenv = \"KEY\"\n\n";
-            let said = say("mail.send", "KEY", None, "");
-            assert!(said.contains(source), "{said}");
+            let denial = deny("mail.send", "KEY", None, "");
+            assert!(denial.contains(source), "{denial}");
             let there = "[secrets.KEY]\nfile = \"key\"\n";
-            let said = say("mail.send", "KEY", None, there);
-            assert!(!said.contains("[secrets.KEY]"), "{said}");
+            let denial = deny("mail.send", "KEY", None, there);
+            assert!(!denial.contains("[secrets.KEY]"), "{denial}");
             let list = "[handlers.\"mail.send\"]\nsecrets = []\n";
-            let said = say("mail.send", "KEY", None, list);
-            assert!(said.contains("\n{ name = \"KEY\", "), "{said}");
-            assert!(said.contains("where the lines with # say"), "{said}");
+            let denial = deny("mail.send", "KEY", None, list);
+            assert!(denial.contains("\n{ name = \"KEY\", "), "{denial}");
+            assert!(denial.contains("where the lines with # deny"), "{denial}");
         }
     }
 
     #[test]
-    fn a_password_in_an_address_is_not_repeated() {
+    fn do_not_repeat_a_password_in_an_address() {
         let uri = "https://user:hunter2@a.example/".parse().expect("a URI");
-        let said = unreadable("x", &Method::GET, &uri, "why");
+        let denial = unreadable("x", &Method::GET, &uri, "why");
         assert!(
-            said.contains("a.example") && !said.contains("hunter2"),
-            "{said}"
+            denial.contains("a.example") && !denial.contains("hunter2"),
+            "{denial}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Why a request came to nothing, and what the guest is told of it.
+//! Why a request failed, and the error that the guest gets.
 
 use std::error::Error as _;
 use std::net::IpAddr;
@@ -7,15 +7,15 @@ use wasmtime_wasi_http::Error;
 
 use super::address::AddressKind;
 
-/// Why a request came to nothing.
+/// Why a request failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(super) enum Fault {
     #[error("the attempt has to stop")]
     Stopped,
-    /// Noted already, with what the operator can do.
+    /// Recorded already, with what the operator can do.
     #[error("the request is not granted to the handler")]
     Denied,
-    /// All addresses of the host are of such a kind.
+    /// All addresses of the host are prohibited.
     #[error("{address} may not be connected to")]
     Prohibited { address: IpAddr, kind: AddressKind },
     #[error("{0}")]
@@ -28,7 +28,7 @@ pub(super) enum Fault {
         "the response's body has more than {0} bytes, which is the limit (limits.http_body_bytes)"
     )]
     ResponseBody(u64),
-    /// The guest has dropped it unfinished, or it is not as long as it was said to be.
+    /// The guest dropped it unfinished, or its length differs from the declared one.
     #[error("the request's body was not finished")]
     Unfinished,
     #[error("the host's address cannot be found: {0}")]
@@ -41,14 +41,14 @@ pub(super) enum Fault {
     Tls(String),
     #[error("no response in time")]
     HeadTimeout,
-    #[error("the response did not go on in time")]
+    #[error("the rest of the response did not arrive in time")]
     BodyTimeout,
     #[error("the connection or the response broke off: {0}")]
     Broken(String),
 }
 
 impl Fault {
-    /// What is behind an error of the client: where it was this host's doing, that.
+    /// The cause of a client error: the fault of this host, if there is one.
     pub(super) fn of(error: &hyper_util::client::legacy::Error) -> Self {
         let mut cause = error.source();
         let mut last = error.to_string();
@@ -62,7 +62,7 @@ impl Fault {
         Self::Broken(last)
     }
 
-    /// As the guest is told it. Where WASI has a word for it that, else the sentence.
+    /// The error for the guest: a WASI error code if there is one, otherwise the message.
     pub(super) fn into_error(self) -> Error {
         let text = self.to_string();
         match self {

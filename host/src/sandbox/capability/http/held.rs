@@ -1,7 +1,7 @@
-//! What a guest makes for its requests is in the host's memory, not in the guest's: fields (headers, trailers), the texts of
-//! request lines, and bodies that are not sent yet. All of it is counted.
+//! Counts what a guest creates for its requests in the host's memory: fields (headers, trailers), the texts of
+//! request lines, and bodies that are not sent yet.
 //!
-//! Fields and texts count until the attempt has ended, as memory of its own does: a request takes them along, and nothing
+//! Fields and texts count until the attempt ends, like memory of its own: a request takes them along, and nothing
 //! reports when it is gone. The buffers of a body count until it is sent or dropped.
 
 use std::pin::Pin;
@@ -23,19 +23,20 @@ use super::attempt::{CHUNK_BYTES_MAX, CHUNKS_MAX};
 use crate::sandbox::attempt::memory::Charge;
 use crate::sandbox::attempt::state::AttemptState;
 
-/// The interface, as wasmtime-wasi-http has linked it.
+/// The interface, as wasmtime-wasi-http links it.
 const TYPES: &str = "wasi:http/types@0.2.12";
 
-/// What a field takes beside its bytes: its places in a table of hashes that may be half empty, and two allocations.
+/// The overhead of a field: its slots in a hash table that may be half empty, and two allocations.
 const FIELD_BYTES: usize = 320;
 
-/// What a set of fields takes.
+/// The overhead of a set of fields.
 const FIELDS_BYTES: usize = 256;
 
-/// A method, scheme, authority or path: crate `http` takes no longer path. Each is copied some times on its way.
+/// The size of a method, scheme, authority or path: the crate `http` accepts no longer path. Each is copied several
+/// times.
 const TEXT_BYTES_MAX: usize = 64 << 10;
 
-/// What a body takes until it is sent.
+/// The buffers of a body until it is sent.
 const BODY_BYTES: usize = CHUNKS_MAX * CHUNK_BYTES_MAX;
 
 type Name = String;
@@ -45,7 +46,7 @@ type Request = Resource<HostOutgoingRequest>;
 type Response = Resource<HostOutgoingResponse>;
 type State<'a> = StoreContextMut<'a, AttemptState>;
 
-/// Puts the count before what wasmtime-wasi-http has linked.
+/// Shadows what wasmtime-wasi-http has linked with counting versions.
 pub(super) fn count(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
     linker.allow_shadowing(true);
     let mut types = linker.instance(TYPES)?;
@@ -157,7 +158,7 @@ pub(super) fn count(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
             Ok((made,))
         },
     )?;
-    // Guests answer no requests, but can make answers.
+    // Guests serve no requests, but can create responses.
     types.func_wrap(
         "[method]outgoing-response.body",
         |mut context: State<'_>, (response,): (Response,)| {
@@ -176,7 +177,7 @@ pub(super) fn count(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// What the guest gets of it, or the trap.
+/// The error for the guest, or a trap.
 fn in_wasi<T>(
     done: Result<T, wasmtime_wasi_http::p2::HeaderError>,
 ) -> wasmtime::Result<Result<T, HeaderError>> {
@@ -186,7 +187,7 @@ fn in_wasi<T>(
     }
 }
 
-/// Counts until the attempt has ended, unless nothing was done.
+/// Keeps the charge until the attempt ends, unless the call failed.
 fn kept<T, E>(charge: Charge, done: Result<T, E>) -> Result<T, E> {
     if done.is_ok() {
         charge.keep();
@@ -208,7 +209,7 @@ fn set_text(
     Ok((kept(charge, done),))
 }
 
-/// A body whose buffers are counted until it is gone.
+/// A body whose buffers are counted until it is dropped.
 struct Counted {
     body: WasiBody,
     _charge: Charge,
@@ -246,7 +247,7 @@ fn field_bytes(name: &str, value: &[u8]) -> usize {
     name.len() + value.len() + FIELD_BYTES
 }
 
-/// What a set of fields takes in the host, bytes.
+/// The memory that a set of fields takes in the host, bytes.
 pub(super) fn held_bytes(fields: &HeaderMap) -> usize {
     let each = fields.iter();
     let all: usize = each

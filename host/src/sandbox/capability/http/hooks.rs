@@ -1,4 +1,4 @@
-//! What wasmtime-wasi-http asks the host for: it hands each request over here.
+//! The hooks that wasmtime-wasi-http calls in the host, above all to send a request.
 
 use http::HeaderName;
 use wasmtime_wasi_http::p2::bindings::http::types::ErrorCode;
@@ -14,7 +14,7 @@ impl WasiHttpHooks for Http {
         DEFAULT_FORBIDDEN_HEADERS.contains(name)
     }
 
-    /// The client writes it, from the address that was checked.
+    /// The client writes the header from the checked address.
     fn set_host_header(&mut self) -> bool {
         false
     }
@@ -42,7 +42,7 @@ impl WasiHttpHooks for Http {
         CHUNK_BYTES_MAX
     }
 
-    // The defaults of these write what guests do into the host's log, as often as they do it.
+    // The default implementations log each guest error in the host's log, without a limit.
 
     fn p2_error_from_hyper(&mut self, _: &hyper::Error) -> ErrorCode {
         ErrorCode::HttpProtocolError
@@ -57,7 +57,7 @@ impl WasiHttpHooks for Http {
     }
 }
 
-/// A response, and what else has to be done for it: nothing.
+/// A response, and a future for background work, which is empty.
 type Answer = (
     http::Response<WasiBody>,
     Box<dyn Future<Output = Result<(), Error>> + Send>,

@@ -1,4 +1,4 @@
-//! The body of a response, on its way in: counted, limited in size and time, and without the handler's secrets.
+//! A response body: counted, limited in size and time, and with the handler's secrets removed.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,24 +15,24 @@ use super::held::held_bytes;
 use super::secrets::Redactor;
 use super::tally::{UnderWay, fields_bytes};
 
-/// The body of a response.
+/// A response body.
 pub(super) struct Incoming {
     pub(super) body: hyper::body::Incoming,
     pub(super) under_way: UnderWay,
     pub(super) redactor: Option<Redactor>,
     pub(super) limits: Limits,
     pub(super) timer: Pin<Box<Sleep>>,
-    /// What comes after the bytes that the redactor held back.
+    /// What follows the bytes that the redactor holds back.
     pub(super) ending: Option<Ending>,
 }
 
-/// Of one response.
+/// The limits of one response.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) bytes_max: u64,
     pub(super) bytes_left: u64,
     pub(super) between_bytes: Duration,
-    /// When all of it has to be there.
+    /// The deadline of the whole response.
     pub(super) done_by: Instant,
 }
 
@@ -47,7 +47,7 @@ impl Limits {
         (Instant::now() + self.between_bytes).min(self.done_by)
     }
 
-    /// The clock for the first bytes of the body.
+    /// The timer for the first bytes of the body.
     pub(super) fn timer(&self) -> Pin<Box<Sleep>> {
         Box::pin(sleep_until(self.next_by()))
     }
@@ -92,7 +92,7 @@ impl Incoming {
                     },
                 },
             };
-            // All of them may be held back.
+            // The redactor may hold back all of them.
             if !bytes.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }
@@ -109,7 +109,7 @@ impl Incoming {
         })
     }
 
-    /// The last bytes, after which this comes.
+    /// Returns the last bytes, which `ending` follows.
     fn end(&mut self, ending: Ending) -> Bytes {
         self.ending = Some(ending);
         match &mut self.redactor {
@@ -118,7 +118,7 @@ impl Incoming {
         }
     }
 
-    /// The guest may hold them when the body is gone.
+    /// Counted as held, because the guest may keep them after the body.
     fn trailers(&self, mut trailers: HeaderMap) -> Result<HeaderMap, Fault> {
         let tally = self.under_way.tally();
         tally.received(fields_bytes(&trailers))?;
@@ -159,7 +159,7 @@ mod tests {
 
     const TRAILER: usize = 1000;
 
-    /// Reads a body of one byte with a trailer, as an attempt for which the host may hold so much.
+    /// Reads a body of one byte with a trailer, within this limit of host memory.
     async fn read(
         held: Arc<Held>,
         meter: &Arc<Meter>,
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn trailers_are_counted_as_received_and_as_held_until_the_attempt_ends() {
+    async fn count_trailers_as_received_and_as_held_until_the_attempt_ends() {
         let mut trailers = HeaderMap::new();
         let value = HeaderValue::from_str(&"v".repeat(TRAILER)).expect("a value");
         trailers.insert(HeaderName::from_static("x-a"), value);

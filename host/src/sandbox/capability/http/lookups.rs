@@ -1,5 +1,5 @@
-//! From a name to its addresses. The system looks names up on a thread that nobody can call back: it goes on when nobody
-//! waits for it any more. So a look-up counts until it has ended, and no guest can have the host start more and more.
+//! Name lookups. The system resolves names on a thread that cannot be cancelled: it continues when no caller waits
+//! any more. So a lookup counts until it has ended, and no guest can make the host start more and more of them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,33 +10,33 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Look-ups of the whole host at a time. Each takes a thread, for half a minute where no name server answers; the
-/// runtime has 512 such threads, which files of guests need too.
+/// Concurrent lookups of the whole host. Each takes a thread, for half a minute if no name server answers; the
+/// runtime has 512 such threads, which guests' files need too.
 const LOOKUPS_MAX: usize = 32;
 
-/// Those of one handler: who asks for names whose servers never answer waits for himself.
+/// Concurrent lookups of one handler: a handler whose name servers never answer delays only itself.
 pub(super) const LOOKUPS_OF_ONE_MAX: usize = 8;
 
-/// Finds the addresses of a name.
+/// Resolves names.
 pub trait Resolver: fmt::Debug + Send + Sync {
-    /// All of them, in the order in which they should be tried.
+    /// All addresses of a name, in the order in which they should be tried.
     fn resolve<'a>(&'a self, name: &'a str) -> Addresses<'a>;
 
-    /// The addresses of this machine's own interfaces. They count as private, whatever they are. Default: the system's, some tens
-    /// of microseconds.
+    /// The addresses of this machine's own interfaces, which always count as private. Default: the system's, which
+    /// takes some tens of microseconds.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn own(&self) -> io::Result<Vec<IpAddr>> {
         let interfaces = if_addrs::get_if_addrs()?;
         Ok(interfaces.iter().map(if_addrs::Interface::ip).collect())
     }
 }
 
-/// What a resolver is asked for.
+/// The result of a lookup.
 pub type Addresses<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send + 'a>>;
 
-/// The system's: files, DNS, and whatever else it is set up for.
+/// The system's resolver: files, DNS, and whatever else is configured.
 #[derive(Debug, Clone, Copy)]
 pub struct SystemResolver;
 
@@ -49,11 +49,11 @@ impl Resolver for SystemResolver {
     }
 }
 
-/// The look-ups of a host.
+/// The lookups of a host.
 pub(super) struct Lookups {
     resolver: Arc<dyn Resolver>,
     under_way: Arc<Semaphore>,
-    /// Those of each handler, whichever version of its module asks.
+    /// By handler, across versions of its module.
     of_handlers: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
 }
 
@@ -66,13 +66,13 @@ impl Lookups {
         }
     }
 
-    /// All addresses of this name, in the order in which they should be tried. Who stops waiting before it is started has
-    /// asked for nothing.
+    /// All addresses of this name, in the order in which they should be tried. Dropping the future before the lookup
+    /// starts prevents it.
     ///
     /// # Errors
-    /// What the resolver says.
+    /// The resolver's error.
     pub(super) async fn look_up(&self, handler: &Arc<str>, name: &str) -> io::Result<Vec<IpAddr>> {
-        // For one of the handler's own places first: what waits there is in nobody else's way.
+        // The handler's own limit first: waiting there does not block other handlers.
         let own = enter(self.of(handler)).await;
         let places = (own, enter(self.under_way.clone()).await);
         let (resolver, name) = (self.resolver.clone(), name.to_owned());
@@ -90,12 +90,12 @@ impl Lookups {
     /// True for an address of one of this machine's own interfaces.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn is_own(&self, address: IpAddr) -> io::Result<bool> {
         Ok(self.resolver.own()?.contains(&address))
     }
 
-    /// The places of one handler.
+    /// The permits of one handler.
     fn of(&self, handler: &Arc<str>) -> Arc<Semaphore> {
         let of_handlers = self.of_handlers.lock();
         // Nothing panics while it holds the lock.
@@ -108,7 +108,7 @@ impl Lookups {
 
 async fn enter(places: Arc<Semaphore>) -> OwnedSemaphorePermit {
     let place = places.acquire_owned().await;
-    place.expect("nobody closes it")
+    place.expect("it is never closed")
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What all handlers of a host share: settings, and the connections that are kept for their next requests. Each handler's are
-//! its own: what one handler may reach, another does not find open.
+//! What all handlers of a host share: settings and pooled connections. Each handler has a pool of its own: a handler
+//! never finds a connection that another one opened.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,20 +12,20 @@ use super::connect::{Connector, Dialer, OpenCount, Reach};
 use super::outgoing::Outgoing;
 use super::settings::HttpSettings;
 
-/// A connection that nobody uses for so long is closed; servers close theirs after 5 to 120 s.
+/// An unused connection is closed after this time; servers close theirs after 5 to 120 s.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
 /// Idle connections to one server.
 const IDLE_COUNT_MAX: usize = 8;
 
-/// Connections of all handlers that are kept. Whoever may reach any server can make a thousand of them, each to another one;
-/// a process has 1,024 files where nobody says otherwise, and needs some for the database and for requests.
+/// Open connections of all handlers. A handler that may reach any server can open a thousand, each to another server;
+/// a process has 1,024 files by default, and needs some for the database and for requests.
 const KEPT_MAX: usize = 256;
 
-/// The head of a response, bytes; servers send 1 to 16 KiB. It is also what a connection of HTTP/1.1 buffers.
+/// The head of a response, bytes; servers send 1 to 16 KiB. It is also the buffer of an HTTP/1.1 connection.
 const HEAD_BYTES_MAX: u32 = 64 << 10;
 
-/// What a server may send over HTTP/2 before the guest has read it: of one response, and over one connection.
+/// What a server may send over HTTP/2 before the guest has read it, for one response and for one connection.
 const WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 
@@ -38,13 +38,13 @@ pub(in crate::sandbox) struct Net {
     kept: Mutex<Kept>,
 }
 
-/// Connections that are kept.
+/// Pooled connections.
 #[derive(Default)]
 struct Kept {
-    /// One for each handler and reach: a connection to a private address is not there for a request that may not go to
-    /// one.
+    /// One client for each handler and reach: a connection to a private address must not serve a request that may not
+    /// go to one.
     clients: HashMap<(Arc<str>, Reach), HttpClient>,
-    /// Those that these clients have made, in use or not.
+    /// Counts the connections of these clients, in use or idle.
     open: OpenCount,
 }
 
@@ -59,8 +59,8 @@ impl Net {
         }))
     }
 
-    /// The client for this handler's requests of this reach. Where too many connections are open, all handlers start
-    /// with none: those that nobody uses are closed at once, and the others with the ends of their requests.
+    /// The client for this handler's requests with this reach. If too many connections are open, all handlers start
+    /// with empty pools: idle connections are closed at once, others with the ends of their requests.
     pub(super) fn client(&self, handler: &Arc<str>, reach: Reach) -> HttpClient {
         // Nothing panics while it holds the lock.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);

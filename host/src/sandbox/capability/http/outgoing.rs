@@ -1,4 +1,4 @@
-//! The body of a request, on its way out: counted, limited, and ended by the abort.
+//! A request body: counted, limited, and ended by the abort.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::fault::Fault;
 use super::tally::Tally;
 use crate::sandbox::AbortHandle;
 
-/// The body of a request.
+/// A request body.
 pub(super) struct Outgoing {
     body: WasiBody,
     abort: AbortHandle,

@@ -1,6 +1,6 @@
-//! Secrets that the guest never holds. It has a placeholder, a random word of its attempt; on its way to a server to
-//! which the grant lets it go, the host puts the secret in its place. In what comes back from there, the secret is replaced
-//! by the placeholder again, where it stands as it is; encoded or compressed it is not recognised.
+//! Secrets that the guest never holds. It holds a placeholder, a random word of its attempt; the host replaces it by
+//! the secret on the way to servers that the grant allows. In responses from there, the secret is replaced by the
+//! placeholder again if it appears literally; an encoded or compressed secret is not recognised.
 
 mod redactor;
 
@@ -15,7 +15,7 @@ use super::denial;
 use super::target::Target;
 use crate::sandbox::grants::{Secret, SecretGrant};
 
-/// How placeholders start, so that people who meet one know what it is.
+/// The prefix of placeholders, so that people recognise one.
 const PREFIX: &str = "rouse-secret-";
 
 /// The placeholders of one attempt.
@@ -29,10 +29,10 @@ struct Placeholder {
 }
 
 impl Placeholders {
-    /// What stands for this secret, the same at each call.
+    /// The placeholder of this secret, the same at each call.
     ///
     /// # Errors
-    /// That the handler is not granted it, with what the operator can do.
+    /// If the handler is not granted the secret, with what the operator can do.
     pub(super) fn of(&mut self, access: &HttpAccess, name: &str) -> Result<String, String> {
         if !access.has_secret(name) {
             return Err(match access.secrets.contains_key(name) {
@@ -55,10 +55,10 @@ impl Placeholders {
         word
     }
 
-    /// Puts secrets into the headers of a request, and says what is to be put into its body.
+    /// Inserts secrets into the headers of a request, and returns the replacements for its body.
     ///
     /// # Errors
-    /// That one of them may not go there, with what the operator can do.
+    /// If one of them may not go there, with what the operator can do.
     pub(super) fn put_into(
         &self,
         access: &HttpAccess,
@@ -99,7 +99,7 @@ impl Placeholders {
                 }
                 *value = HeaderValue::from_bytes(&replaced)
                     .expect("a secret is of characters that a header can carry");
-                // Keeps it out of what is printed, and out of the tables of HTTP/2.
+                // Keeps it out of debug output and out of HTTP/2 header tables.
                 value.set_sensitive(true);
             }
             if here.iter().any(|grant| grant.body) {
@@ -107,16 +107,16 @@ impl Placeholders {
             }
         }
         if !in_body.is_empty() {
-            // It changes with the body, and the client writes the new one.
+            // The length changes with the body; the client writes the new one.
             request.headers.remove(CONTENT_LENGTH);
         }
         Ok(Replacements(in_body))
     }
 
-    /// Takes out of what this server answers the secrets that it may know; none where there are none.
+    /// A redactor for the secrets that this server may know; `None` if there are none.
     ///
-    /// Those that never go there stay out of it: the server has them not from here, and by what is replaced it would
-    /// be told whether it has guessed one.
+    /// Secrets that are never sent there are not redacted: the server does not have them from here, and redaction
+    /// would reveal whether it guessed one.
     pub(super) fn redactor(&mut self, access: &HttpAccess, target: &Target) -> Option<Redactor> {
         let known = access
             .secrets
@@ -129,10 +129,10 @@ impl Placeholders {
     }
 }
 
-/// HMAC-SHA256 of a message, with a secret that is granted for that as the key.
+/// HMAC-SHA256 of a message, with a secret that is granted for signing as the key.
 ///
 /// # Errors
-/// That it is not, with what the operator can do.
+/// If it is not granted, with what the operator can do.
 pub(super) fn sign(access: &HttpAccess, name: &str, message: &[u8]) -> Result<Vec<u8>, String> {
     let granted = access.secrets.get(name);
     match granted.filter(|granted| granted.grants().any(|grant| grant.sign)) {
@@ -140,8 +140,8 @@ pub(super) fn sign(access: &HttpAccess, name: &str, message: &[u8]) -> Result<Ve
             .secret
             .hmac_sha256(message)
             .map(Vec::from)
-            .map_err(|why| format!("the secret {name} is no key: {why}")),
-        // It has it, but not for this job.
+            .map_err(|why| format!("the secret {name} is not a key: {why}")),
+        // The handler has it, but the job's attenuation takes it away.
         None if granted.is_some_and(|granted| granted.is_taken_away) => {
             Err(denial::secret_taken_away(&access.handler, name))
         }
@@ -149,7 +149,7 @@ pub(super) fn sign(access: &HttpAccess, name: &str, message: &[u8]) -> Result<Ve
     }
 }
 
-/// That a handler is not granted a secret, or that the table which grants it does not say which module it is for.
+/// The denial of a secret that is not granted, or whose table does not name a module.
 fn no_secret(
     access: &HttpAccess,
     name: &str,
@@ -166,7 +166,7 @@ fn no_secret(
     }
 }
 
-/// What is put into a body: for each word the secret.
+/// The replacements for a body: placeholders and their secrets.
 pub(super) struct Replacements(Vec<(String, Secret)>);
 
 impl Replacements {
@@ -174,19 +174,19 @@ impl Replacements {
         self.0.is_empty()
     }
 
-    /// The body with the secrets in it; none where it has more bytes then.
+    /// The body with its secrets; `None` if it would be larger than `bytes_max`.
     pub(super) fn put_into(&self, body: Vec<u8>, bytes_max: usize) -> Option<Vec<u8>> {
         self.0.iter().try_fold(body, |body, (word, secret)| {
             let (word, secret) = (word.as_bytes(), secret.reveal());
             let times = count(&body, word);
-            // Looked at before it is made: a short word may stand for a long secret, a thousand times.
+            // Checked first, because a short placeholder may stand for a long secret, a thousand times.
             let bytes = body.len() - times * word.len() + times * secret.len();
             (bytes <= bytes_max).then(|| replace_all(&body, word, secret).unwrap_or(body))
         })
     }
 }
 
-/// The text with a word replaced wherever it stands; none where it does not.
+/// The text with all occurrences of a word replaced; `None` if there are none.
 fn replace_all(text: &[u8], word: &[u8], with: &str) -> Option<Vec<u8>> {
     let mut replaced = Vec::new();
     let mut rest = text;
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_is_replaced_wherever_it_stands() {
+    fn replace_all_occurrences_of_a_word() {
         let replace = |text: &str| {
             replace_all(text.as_bytes(), b"word", "a secret")
                 .map(|bytes| String::from_utf8(bytes).expect("UTF-8"))
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_as_long_as_it_is_with_its_secrets() {
+    fn limit_the_size_of_a_body_with_its_secrets() {
         let secret = Secret::new("0123456789").expect("a secret");
         let replacements = Replacements(vec![("word".into(), secret)]);
         let put = |bytes_max| replacements.put_into(b"word, word".to_vec(), bytes_max);

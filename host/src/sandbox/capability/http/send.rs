@@ -1,4 +1,4 @@
-//! One request: looked at, sent, and answered.
+//! Sends one request: checks it, sends it, and returns the response.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -24,18 +24,17 @@ use super::secrets::{Redactor, Replacements};
 use super::tally::{Tally, UnderWay, head_bytes};
 use crate::sandbox::AbortHandle;
 
-/// Until the first byte of the response, where the guest does not say otherwise. The body of the request is sent
-/// within this too.
+/// The default time until the first byte of the response. The body of the request is sent within this time too.
 const FIRST_BYTE: Duration = Duration::from_secs(60);
 
-/// From one part of the response to the next, where the guest does not say otherwise.
+/// The default time between parts of the response.
 const BETWEEN_BYTES: Duration = Duration::from_secs(60);
 
-/// A body into which a secret is put is held as a whole, because its length is sent before it. Of what goes out: a
-/// secret may be longer than the word for it, and stand there a thousand times.
+/// A body with a secret is buffered as a whole, because its length is sent first. The limit is for the final body: a
+/// secret may be longer than its placeholder, and occur a thousand times.
 const SECRET_BODY_BYTES_MAX: usize = 1 << 20;
 
-/// A request that is granted, and ready to be sent.
+/// A granted request, ready to be sent.
 pub(super) struct Sending {
     access: Arc<HttpAccess>,
     allowed: Allowed,
@@ -50,7 +49,7 @@ pub(super) struct Sending {
 }
 
 impl Http {
-    /// Looks at a request, and makes it ready.
+    /// Checks a request, and prepares it.
     pub(super) fn prepare(
         &mut self,
         request: Request<WasiBody>,
@@ -88,10 +87,10 @@ impl Http {
             .put_into(&access, &allowed.target, &mut parts)
             .map_err(|why| tally.deny(why))?;
         if !replacements.is_empty() {
-            // The body as the guest wrote it, and as it goes out.
+            // The body as the guest wrote it, and as it is sent.
             under_way.holds(2 * SECRET_BODY_BYTES_MAX)?;
         }
-        parts.uri = in_one_spelling(&allowed, &parts.uri)?;
+        parts.uri = canonical_uri(&allowed, &parts.uri)?;
         tally.sent(head_bytes(&parts.method, &parts.uri, &parts.headers))?;
 
         let now = Instant::now();
@@ -121,11 +120,11 @@ impl Http {
 }
 
 impl Sending {
-    /// Sends it, and waits for the head of the response.
+    /// Sends the request, and waits for the head of the response.
     pub(super) async fn send(self) -> Result<Response<WasiBody>, Fault> {
         let method = self.request.method().clone();
         let is_head = method == Method::HEAD;
-        // Counted as it goes out.
+        // The body is counted while it is sent.
         let (abort, tally) = (self.abort.clone(), self.tally.clone());
         let outgoing = |body| Outgoing::new(body, abort, tally, self.limits.bytes_max);
         let asked = async {
@@ -152,14 +151,14 @@ impl Sending {
         })?;
 
         let (mut parts, body) = response.into_parts();
-        // A status line is as long as the shortest request line, and that is near enough.
+        // A status line has about the length of the shortest request line.
         self.tally
             .received(head_bytes(&method, &Uri::default(), &parts.headers))?;
         self.tally.keeps(held_bytes(&parts.headers))?;
         if let Some(redactor) = &self.redactor {
             redactor.redact_fields(&mut parts.headers);
             if !is_head {
-                // It may be another length without the secret.
+                // The length may differ without the secret.
                 parts.headers.remove(CONTENT_LENGTH);
             }
         }
@@ -175,7 +174,7 @@ impl Sending {
     }
 }
 
-/// The request with secrets in its body.
+/// Inserts secrets into the body of a request.
 async fn with_secrets(
     request: Request<WasiBody>,
     replacements: Replacements,
@@ -201,8 +200,8 @@ async fn with_secrets(
     Ok(Request::from_parts(parts, body.boxed_unsync()))
 }
 
-/// Goes on with it only as long as the attempt may: looks before each step, since a process that was frozen may have
-/// lost its lease in its sleep.
+/// Polls `work` only while the attempt may continue. It checks before each poll, because a process that was frozen
+/// may have lost its lease meanwhile.
 async fn while_trusted<T>(
     abort: &AbortHandle,
     work: impl Future<Output = Result<T, Fault>>,
@@ -215,8 +214,8 @@ async fn while_trusted<T>(
     .await
 }
 
-/// The address as it was understood, so that nobody understands it differently.
-fn in_one_spelling(allowed: &Allowed, uri: &Uri) -> Result<Uri, Fault> {
+/// Rebuilds the URI from the parsed target, so that it cannot be understood differently.
+fn canonical_uri(allowed: &Allowed, uri: &Uri) -> Result<Uri, Fault> {
     let path = match uri.path_and_query().map(|path| path.as_str()) {
         None | Some("") => "/".to_owned(),
         Some(path) if path.starts_with('/') => path.to_owned(),
@@ -243,7 +242,7 @@ mod tests {
     use crate::job::AbortReason;
     use crate::sandbox::{BootTime, HttpGrant, HttpScheme, Settings};
 
-    /// Says where a name is once it is told to.
+    /// Resolves a name when the test allows it.
     #[derive(Debug, Default)]
     struct Gate {
         asked: Notify,
@@ -291,7 +290,7 @@ mod tests {
         )
     }
 
-    /// A request to a server that nobody connects to, unless it is sent.
+    /// Prepares a request to a server that gets no other connection.
     fn prepared(
         gate: &Arc<Gate>,
         abort: &AbortHandle,
@@ -311,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_the_abort_nothing_is_sent_any_more() {
+    async fn send_nothing_after_the_abort() {
         let (gate, abort, server) = start();
         abort.abort(AbortReason::Cancelled, Duration::from_secs(60));
         let refused = prepared(&gate, &abort, &server)
@@ -329,19 +328,19 @@ mod tests {
         abort.abort(AbortReason::Cancelled, Duration::from_secs(60));
         let sent = sent.await.expect("it does not panic");
         assert!(matches!(sent, Err(Fault::Stopped)));
-        // The name is found after all, and nobody waits for it.
+        // The name is resolved after all, and the result is not used.
         gate.open.notify_one();
         gate.passed.notified().await;
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
         let connected = server.accept().map(|(_, from)| from);
-        let nobody = connected.expect_err("nobody connects").kind();
-        assert_eq!(nobody, ErrorKind::WouldBlock);
+        let error = connected.expect_err("no connection").kind();
+        assert_eq!(error, ErrorKind::WouldBlock);
     }
 
     #[tokio::test]
-    async fn an_attempt_that_cannot_be_trusted_any_more_sends_nothing_before_it_is_told() {
+    async fn an_attempt_whose_trust_expired_sends_nothing() {
         let (gate, abort, server) = start();
         let sending = prepared(&gate, &abort, &server).expect("it is granted");
         let sent = tokio::spawn(sending.send());

@@ -1,4 +1,4 @@
-//! What the operator decides about requests of guests, whatever else is granted to them.
+//! The operator's settings for all requests of guests.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use super::lookups::{Resolver, SystemResolver};
 
-/// The longest request that people wait for elsewhere (proxies, load balancers), and then some.
+/// Longer than the usual timeouts of proxies and load balancers.
 const TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// What the operator decides about requests of guests, whatever else is granted to them.
+/// The operator's settings for all requests of guests.
 #[derive(Debug, Clone)]
 pub struct HttpSettings {
     /// From a request to the end of its response. Default: 10 minutes.
     pub timeout: Duration,
-    /// Certificates (PEM) of authorities that are trusted beside the system's. Default: none.
+    /// Certificates (PEM) of authorities that are trusted in addition to the system's. Default: none.
     pub ca_file: Option<PathBuf>,
-    /// Finds the addresses of a name. Default: the system's.
+    /// Resolves names. Default: the system's resolver.
     pub resolver: Arc<dyn Resolver>,
 }
 

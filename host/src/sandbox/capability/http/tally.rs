@@ -1,4 +1,4 @@
-//! What the requests of one attempt add up to. Shared with those that are under way.
+//! The totals of one attempt's requests, shared with the requests under way.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,12 +10,12 @@ use super::fault::Fault;
 use crate::sandbox::Meter;
 use crate::sandbox::attempt::memory::{Charge, Denial, Held};
 
-/// Requests of one attempt that are under way at once, until the ends of their responses. Each has buffers of up to
-/// half a MiB in the host.
+/// Concurrent requests of one attempt, until the ends of their responses. Each has buffers of up to half a MiB in the
+/// host.
 const UNDER_WAY_MAX: usize = 16;
 const UNDER_WAY_BYTES: usize = 512 << 10;
 
-/// What the requests of one attempt add up to.
+/// The totals of one attempt's requests.
 #[derive(Debug)]
 pub(super) struct Tally {
     under_way: AtomicUsize,
@@ -36,7 +36,7 @@ impl Tally {
         })
     }
 
-    /// Counts a request until what is returned is dropped.
+    /// Counts a request until the result is dropped.
     pub(super) fn start(self: &Arc<Self>) -> Result<UnderWay, Fault> {
         let before = self.under_way.fetch_add(1, Ordering::Relaxed);
         let mut under_way = UnderWay {
@@ -46,12 +46,12 @@ impl Tally {
         match before < UNDER_WAY_MAX {
             true => under_way.holds(UNDER_WAY_BYTES).map(|()| under_way),
             false => Err(Fault::Limit(format!(
-                "{UNDER_WAY_MAX} requests are under way, which is all that an attempt may have at once; read or drop their responses first"
+                "{UNDER_WAY_MAX} requests are under way, which is the limit of an attempt; read or drop their responses first"
             ))),
         }
     }
 
-    /// Counts what the host holds of a response until the attempt has ended.
+    /// Counts what the host holds of a response until the attempt ends.
     pub(super) fn keeps(&self, bytes: usize) -> Result<(), Fault> {
         match &self.held {
             Some(held) => held.charge(bytes).map(Charge::keep).map_err(no_memory),
@@ -80,7 +80,7 @@ impl Tally {
         }
     }
 
-    /// Notes what was denied.
+    /// Records a denial.
     pub(super) fn deny(&self, denial: String) -> Fault {
         *self.lock() = Some(denial);
         Fault::Denied
@@ -108,7 +108,7 @@ impl UnderWay {
         &self.tally
     }
 
-    /// Counts buffers of the host until it has ended.
+    /// Counts host buffers until the request ends.
     pub(super) fn holds(&mut self, bytes: usize) -> Result<(), Fault> {
         if let Some(held) = &self.tally.held {
             let charge = held.charge(bytes).map_err(no_memory)?;
@@ -120,10 +120,10 @@ impl UnderWay {
 
 fn no_memory(denial: Denial) -> Fault {
     let why = match denial {
-        Denial::OfAttempt => {
+        Denial::Attempt => {
             "the host would hold more than the attempt's memory_mb for its requests; read or drop responses first, or raise memory_mb"
         }
-        Denial::OfHost => {
+        Denial::Host => {
             "the attempts of this host together have used up its memory; try again later, run fewer at once, or raise memory_total_mb"
         }
     };
@@ -136,7 +136,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// What HTTP/1.1 writes before the body, bytes; without what the client adds by itself (`host`).
+/// The size of an HTTP/1.1 head, bytes; without what the client adds by itself (`host`).
 pub(super) fn head_bytes(method: &Method, uri: &Uri, fields: &HeaderMap) -> usize {
     const LINE: usize = " HTTP/1.1\r\n".len() + "\r\n".len();
     let path = uri.path_and_query().map_or(0, |path| path.as_str().len());
@@ -144,7 +144,7 @@ pub(super) fn head_bytes(method: &Method, uri: &Uri, fields: &HeaderMap) -> usiz
     LINE + line + fields_bytes(fields)
 }
 
-/// What HTTP/1.1 writes for fields, bytes.
+/// The size of HTTP/1.1 fields, bytes.
 pub(super) fn fields_bytes(fields: &HeaderMap) -> usize {
     let each = fields.iter();
     each.map(|(name, value)| name.as_str().len() + value.len() + 4)
@@ -157,7 +157,7 @@ mod tests {
     use crate::sandbox::attempt::memory::MemoryBudget;
 
     #[test]
-    fn what_is_under_way_has_its_buffers_counted_until_it_ends() {
+    fn count_buffers_until_a_request_ends() {
         let budget = MemoryBudget::new(3 * UNDER_WAY_BYTES);
         let tally = |requests: usize| {
             let held = Held::new(requests * UNDER_WAY_BYTES, budget.clone());

@@ -1,4 +1,4 @@
-//! What a request is addressed to, in one spelling.
+//! The target of a request, in canonical form.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,8 +16,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Reads it. Whatever two readers could understand in two ways is refused, so that what is checked is what is
-    /// connected to.
+    /// Parses the target. Anything ambiguous is refused, so that what is checked is what is connected to.
     ///
     /// # Errors
     /// What is wrong with it, in a sentence.
@@ -29,9 +28,9 @@ impl Target {
         };
         let authority = uri.authority().map_or("", |authority| authority.as_str());
         if authority.contains('@') {
-            return Err("an address has no user name; send a header instead".into());
+            return Err("an address must not have a user name; send a header instead".into());
         }
-        // In brackets there are colons too.
+        // There are colons inside brackets too.
         let host_ends = authority.rfind(']').map_or(0, |bracket| bracket + 1);
         let (host, port) = match authority[host_ends..].find(':') {
             None => (authority, scheme.port()),
@@ -47,7 +46,7 @@ impl Target {
         })
     }
 
-    /// `host`, or `host:port` where the port is not the scheme's own.
+    /// `host`, or `host:port` if the port is not the scheme's default.
     pub(super) fn authority(&self) -> String {
         let host = match &self.host {
             Host::Ip(IpAddr::V6(address)) => format!("[{address}]"),
@@ -73,7 +72,7 @@ fn port_of(digits: &str) -> Result<u16, String> {
         false => 0,
     };
     match port {
-        0 => Err("a port is a number from 1 to 65535".into()),
+        0 => Err("a port must be a number from 1 to 65535".into()),
         port => Ok(port),
     }
 }
@@ -83,13 +82,13 @@ mod tests {
     use super::*;
 
     fn read(uri: &str) -> Result<String, String> {
-        // Some spellings are no URI at all, depending on how strict its parser is.
-        let uri = uri.parse().map_err(|_| "no host name".to_string())?;
+        // Depending on the strictness of the URI parser, some spellings do not parse at all.
+        let uri = uri.parse().map_err(|_| "not a host name".to_string())?;
         Target::of(&uri).map(|target| target.to_string())
     }
 
     #[test]
-    fn every_spelling_of_a_target_becomes_the_same() {
+    fn canonicalize_every_spelling_of_a_target() {
         for spelling in [
             "https://api.example.com/",
             "https://API.Example.COM",
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_read_in_two_ways_is_refused() {
+    fn refuse_ambiguous_targets() {
         for (uri, part) in [
             ("https://api.example.com@evil.example/", "user name"),
             ("https://user:pass@api.example.com/", "user name"),
@@ -117,9 +116,9 @@ mod tests {
             ("https://0177.0.0.1/", "dotted"),
             ("https://127.0.0.1./", "dotted"),
             ("https://1.2.3.4.5/", "dotted"),
-            ("https://a..example/", "no host name"),
-            ("https://-a.example/", "no host name"),
-            ("https://a%2eexample/", "no host name"),
+            ("https://a..example/", "not a host name"),
+            ("https://-a.example/", "not a host name"),
+            ("https://a%2eexample/", "not a host name"),
             ("ftp://a.example/", "schemes"),
         ] {
             let why = read(uri).expect_err(uri);

@@ -1,4 +1,4 @@
-//! TLS towards servers: the system's authorities and the operator's, HTTP/2 where the server speaks it.
+//! TLS connections to servers: authorities of the system and the operator, HTTP/2 if the server supports it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use tokio_rustls::client::TlsStream;
 use super::fault::Fault;
 use crate::sandbox::grants::Host;
 
-/// A certificate whose owner is trusted to sign those of others.
+/// The certificate of a trusted authority.
 pub(super) type Authority = CertificateDer<'static>;
 
-/// The certificates in a file (PEM).
+/// Reads the certificates in a file (PEM).
 ///
 /// # Errors
-/// When it cannot be read, or there are none in it.
+/// When it cannot be read, or contains none.
 pub(super) fn read_authorities(path: &Path) -> anyhow::Result<Vec<Authority>> {
     let shown = path.display();
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path)
@@ -36,7 +36,7 @@ pub(super) fn read_authorities(path: &Path) -> anyhow::Result<Vec<Authority>> {
     }
 }
 
-/// Whom connections trust, and what they offer.
+/// The TLS configuration: trusted authorities, and offered protocols.
 pub(super) fn config(authorities: &[Authority]) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     let system = rustls_native_certs::load_native_certs();
@@ -47,7 +47,7 @@ pub(super) fn config(authorities: &[Authority]) -> Arc<ClientConfig> {
     roots.add_parsable_certificates(authorities.iter().cloned());
     if roots.is_empty() {
         tracing::warn!(
-            "the system has no certificates of authorities (in Debian: the package ca-certificates), so no handler can use https; http_ca_file in rouse.toml names some"
+            "the system has no certificates of authorities (in Debian: the package ca-certificates), so no handler can use https; install them, or set http_ca_file in rouse.toml"
         );
     }
     let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -59,7 +59,7 @@ pub(super) fn config(authorities: &[Authority]) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Makes sure that it is this host at the other end. True: it speaks HTTP/2.
+/// Performs the handshake and verifies the host. Returns true if it uses HTTP/2.
 pub(super) async fn handshake(
     config: Arc<ClientConfig>,
     host: &Host,
@@ -68,7 +68,7 @@ pub(super) async fn handshake(
     let name = match host {
         Host::Ip(address) => ServerName::from(*address),
         Host::Name(name) => ServerName::try_from(name.clone())
-            .map_err(|error| Fault::Tls(format!("{name} can have no certificate: {error}")))?,
+            .map_err(|error| Fault::Tls(format!("{name} cannot have a certificate: {error}")))?,
     };
     let connected = TlsConnector::from(config).connect(name, stream).await;
     let stream = connected.map_err(|error| Fault::Tls(error.to_string()))?;

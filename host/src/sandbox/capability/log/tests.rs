@@ -1,4 +1,4 @@
-//! What of a guest's words comes into the log.
+//! What of a guest's output gets into the log.
 
 use std::io;
 use std::time::Duration;
@@ -41,7 +41,7 @@ impl<'a> MakeWriter<'a> for Written {
     }
 }
 
-/// The host's log of what this attempt says, with a limit of 1,000 bytes.
+/// Runs an attempt's output with a limit of 1,000 bytes, and returns the host's log.
 fn logged(says: impl FnOnce(&GuestLog, &AbortHandle)) -> String {
     let written = Written::default();
     let subscriber = tracing_subscriber::fmt()
@@ -62,7 +62,7 @@ fn logged(says: impl FnOnce(&GuestLog, &AbortHandle)) -> String {
 }
 
 #[test]
-fn each_line_has_its_job_beside_it() {
+fn each_line_has_its_job() {
     let log = logged(|log, _| {
         log.message(Level::WARN, "careful\nnow");
         log.print(Stream::Output, b"one\ntw");
@@ -85,7 +85,7 @@ fn each_line_has_its_job_beside_it() {
 }
 
 #[test]
-fn what_is_too_much_is_left_out_and_said_once() {
+fn leave_out_excess_output_with_one_notice() {
     let log = logged(|log, _| {
         for _ in 0..100 {
             log.print(Stream::Error, b"a line\n");
@@ -93,12 +93,12 @@ fn what_is_too_much_is_left_out_and_said_once() {
         }
     });
     assert!(log.len() < 2_000, "{log}");
-    let said = "more than it may (`log_bytes` in rouse.toml); the rest is left out";
-    assert_eq!(log.matches(said).count(), 1);
+    let notice = "more than it may (`log_bytes` in rouse.toml); the rest is left out";
+    assert_eq!(log.matches(notice).count(), 1);
 }
 
 #[test]
-fn after_the_abort_nobody_listens() {
+fn log_nothing_after_the_abort() {
     let log = logged(|log, abort| {
         log.print(Stream::Output, b"begun");
         abort.abort(AbortReason::TakenByAnotherWorker, Duration::from_secs(5));
@@ -111,7 +111,7 @@ fn after_the_abort_nobody_listens() {
 }
 
 #[test]
-fn even_empty_lines_use_up_the_limit() {
+fn empty_lines_use_up_the_limit() {
     let mut inner = Inner {
         pace: Pace::new(1_000),
         lines: 0,
@@ -124,7 +124,7 @@ fn even_empty_lines_use_up_the_limit() {
 }
 
 #[test]
-fn an_endless_line_is_not_kept_in_memory() {
+fn do_not_buffer_an_endless_line() {
     let speaker = Speaker::Attempt {
         job: JobId(1),
         handler: "a".into(),
@@ -139,7 +139,7 @@ fn an_endless_line_is_not_kept_in_memory() {
     assert!(inner.bytes_left < 1 << 20);
 }
 
-/// The log of an attempt that may say so much, and three lines within a second.
+/// The log of an attempt with this limit, and three lines within a second.
 fn slow(log_bytes: usize) -> Arc<GuestLog> {
     let speaker = Speaker::Attempt {
         job: JobId(1),
@@ -154,7 +154,7 @@ fn slow(log_bytes: usize) -> Arc<GuestLog> {
 }
 
 #[test]
-fn lines_of_one_write_that_are_too_many_are_counted_together() {
+fn count_the_excess_lines_of_one_write_together() {
     let log = slow(1_000);
     log.print(Stream::Output, b"1\n2\n3\n4\n5\n6\nbegun");
     log.print(Stream::Output, b" here");
@@ -163,12 +163,12 @@ fn lines_of_one_write_that_are_too_many_are_counted_together() {
     assert_eq!(inner.lines, 3);
     let paid = 3 * (LINE_BYTES_OVERHEAD + b"1\n".len()) + 3 * LEFT_OUT_BYTES;
     assert_eq!(inner.bytes_left, 1_000 - paid);
-    let said = inner.pace.left_out().unwrap();
-    assert!(said.starts_with("3 lines are left out"), "{said}");
+    let notice = inner.pace.left_out().unwrap();
+    assert!(notice.starts_with("3 lines were left out"), "{notice}");
 }
 
 #[test]
-fn a_line_that_is_started_behind_a_flood_is_not_kept_in_memory_either() {
+fn do_not_buffer_an_unfinished_line_after_a_flood() {
     let log = slow(1_000);
     let mut flood = b"\n\n\n\n".to_vec();
     flood.resize(WRITE_BYTES_MAX, b'x');
@@ -177,20 +177,20 @@ fn a_line_that_is_started_behind_a_flood_is_not_kept_in_memory_either() {
 }
 
 #[test]
-fn a_flood_has_an_end() {
+fn end_a_flood() {
     let log = slow(256 << 10);
     let mut output = GuestOutput::new(log.clone(), Stream::Output);
     let flood = Bytes::from(vec![b'\n'; WRITE_BYTES_MAX]);
     for _ in 0..5 {
         output.write(flood.clone()).unwrap();
     }
-    assert!(log.listen().is_none(), "nobody listens any more");
-    // The three lines, how many were left out, and that this is the end.
+    assert!(log.open().is_none(), "the log is closed");
+    // The three lines, the number that was left out, and the notice of the end.
     assert!(log.inner.lock().unwrap().lines >= 3 + 2);
 }
 
 #[test]
-fn a_write_beyond_what_was_allowed_is_a_trap() {
+fn trap_a_write_beyond_what_was_allowed() {
     let mut output = GuestOutput::new(slow(1_000), Stream::Output);
     let allowed = output.check_write().unwrap();
     assert_eq!(allowed, WRITE_BYTES_MAX);
@@ -199,7 +199,7 @@ fn a_write_beyond_what_was_allowed_is_a_trap() {
     assert!(matches!(more, Err(StreamError::Trap(_))));
 }
 
-/// What is kept of standard error.
+/// The kept lines of standard error.
 fn errors(says: impl FnOnce(&GuestLog)) -> Vec<String> {
     let log = GuestLog::new(Speaker::Module, AbortHandle::new(), &limits(1_000), None);
     says(&log);
@@ -207,7 +207,7 @@ fn errors(says: impl FnOnce(&GuestLog)) -> Vec<String> {
 }
 
 #[test]
-fn the_last_lines_of_standard_error_are_kept_also_of_what_is_left_out_of_the_log() {
+fn keep_the_last_lines_of_standard_error_even_if_not_logged() {
     let kept = errors(|log| {
         log.print(Stream::Output, b"not this\n");
         for line in 0..10_000 {
@@ -222,7 +222,7 @@ fn the_last_lines_of_standard_error_are_kept_also_of_what_is_left_out_of_the_log
 }
 
 #[test]
-fn what_is_kept_of_standard_error_is_whole_lines_within_a_size() {
+fn keep_whole_lines_of_standard_error_within_a_size() {
     assert_eq!(errors(|_| {}), [""; 0]);
     let long = "x".repeat(3_000);
     let kept = errors(|log| {
@@ -230,12 +230,8 @@ fn what_is_kept_of_standard_error_is_whole_lines_within_a_size() {
             log.print(Stream::Error, format!("{long}\n").as_bytes());
         }
     });
-    assert_eq!(
-        kept,
-        [long.as_str(); 2],
-        "what has lost its start is left out"
-    );
-    // One endless line is shown from where it is known, in one write or in many.
+    assert_eq!(kept, [long.as_str(); 2], "an incomplete line is left out");
+    // An endless line is shown from its first kept byte, in one write or in many.
     let endless = vec![b'y'; 100 << 10];
     for piece in [1_000, endless.len()] {
         let kept = errors(|log| {

@@ -1,4 +1,4 @@
-//! The state of a handler, as one attempt has it: what is granted of it, and how much was used.
+//! A handler's state in one attempt: its grant, and how much of the limits was used.
 
 use std::sync::Arc;
 
@@ -6,20 +6,20 @@ use crate::sandbox::bindings::rouse::handler::state::Entry;
 use crate::sandbox::grants::lines;
 use crate::sandbox::{Expected, Journal, Keep, Limits, StateKeeper, StateQuota, Wrote};
 
-/// A key is a word for people, too.
+/// The length of a key, which is for people too.
 const KEY_CHARS_MAX: usize = 200;
 
-/// One page of keys: a few hundred kilobytes at the most.
+/// The keys in one page: at most a few hundred kilobytes.
 const PAGE_KEYS_MAX: u32 = 200;
 
-/// The state of a handler, as one attempt has it.
+/// A handler's state in one attempt.
 #[derive(Default)]
 pub(in crate::sandbox) struct HandlerState {
     handler: Arc<str>,
     quota: Option<StateQuota>,
-    /// The job leaves nothing of it.
+    /// The job's attenuation takes it away.
     is_taken: bool,
-    /// The lines of `rouse.toml` that would bind the table which grants some.
+    /// The lines of `rouse.toml` that would bind the table that grants state.
     unbound: Option<String>,
     journal: Option<Arc<dyn Journal>>,
     calls_max: usize,
@@ -28,16 +28,16 @@ pub(in crate::sandbox) struct HandlerState {
     bytes: usize,
 }
 
-/// Why a call was in vain.
+/// Why a call was refused.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum No {
+pub(super) enum Refusal {
     Aborted,
     NotGranted,
     Refused(String),
 }
 
 impl HandlerState {
-    /// The state of this handler, kept where the journal keeps it.
+    /// The handler's state, stored by the journal's keeper.
     pub(in crate::sandbox) fn new(
         handler: Arc<str>,
         quota: Option<StateQuota>,
@@ -59,20 +59,20 @@ impl HandlerState {
         }
     }
 
-    /// Lets one more call pass.
-    fn granted(&mut self) -> Result<StateQuota, No> {
-        let quota = self.quota.ok_or(No::NotGranted)?;
+    /// Counts a call, and returns the quota.
+    fn granted(&mut self) -> Result<StateQuota, Refusal> {
+        let quota = self.quota.ok_or(Refusal::NotGranted)?;
         if self.calls >= self.calls_max {
-            let most = self.calls_max;
+            let max = self.calls_max;
             return Err(refused(format!(
-                "an attempt asks for its state at most {most} times (limits.state_calls in rouse.toml)"
+                "an attempt may use its state at most {max} times (limits.state_calls in rouse.toml)"
             )));
         }
         self.calls += 1;
         Ok(quota)
     }
 
-    fn keeper(&self) -> Result<&dyn StateKeeper, No> {
+    fn keeper(&self) -> Result<&dyn StateKeeper, Refusal> {
         let keeper = self.journal.as_ref().and_then(|journal| journal.state());
         keeper.ok_or_else(|| {
             refused(
@@ -82,19 +82,19 @@ impl HandlerState {
         })
     }
 
-    /// Counts what was read or is to be written.
-    fn carry(&mut self, bytes: usize) -> Result<(), No> {
+    /// Counts bytes that were read or will be written.
+    fn carry(&mut self, bytes: usize) -> Result<(), Refusal> {
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > self.bytes_max {
-            let most = self.bytes_max;
+            let max = self.bytes_max;
             return Err(refused(format!(
-                "an attempt reads and writes at most {most} bytes of its state (limits.state_bytes in rouse.toml)"
+                "an attempt may read and write at most {max} bytes of its state (limits.state_bytes in rouse.toml)"
             )));
         }
         Ok(())
     }
 
-    pub(super) async fn get(&mut self, key: &str) -> Result<Option<Entry>, No> {
+    pub(super) async fn get(&mut self, key: &str) -> Result<Option<Entry>, Refusal> {
         self.granted()?;
         check_key(key)?;
         let Some(kept) = self.keeper()?.get(key).await.map_err(refused)? else {
@@ -111,7 +111,7 @@ impl HandlerState {
         &mut self,
         prefix: &str,
         after: Option<&str>,
-    ) -> Result<Vec<String>, No> {
+    ) -> Result<Vec<String>, Refusal> {
         self.granted()?;
         if !prefix.is_empty() {
             check_key(prefix)?;
@@ -123,19 +123,19 @@ impl HandlerState {
         Ok(page)
     }
 
-    /// Keeps a value; false where something else is there than was expected.
+    /// Stores a value. Returns false if the precondition does not hold.
     pub(super) async fn set(
         &mut self,
         key: &str,
         value: &[u8],
         expected: Expected,
-    ) -> Result<bool, No> {
+    ) -> Result<bool, Refusal> {
         let quota = self.granted()?;
         check_key(key)?;
-        let (bytes, most) = (value.len(), quota.value_bytes_max);
-        if bytes > most {
+        let (bytes, max) = (value.len(), quota.value_bytes_max);
+        if bytes > max {
             return Err(refused(format!(
-                "the value of the key {key} has {bytes} bytes; {most} are allowed ({})",
+                "the value of the key {key} has {bytes} bytes; {max} are allowed ({})",
                 self.setting("value_bytes_max")
             )));
         }
@@ -151,12 +151,12 @@ impl HandlerState {
             Wrote::Done => Ok(true),
             Wrote::Changed => Ok(false),
             Wrote::TooManyKeys => Err(refused(format!(
-                "the key {key} would be one too many: the state has at most {} ({})",
+                "the key {key} would be one too many: the state may have at most {} ({})",
                 quota.keys_max,
                 self.setting("keys_max")
             ))),
             Wrote::TooManyBytes(others) => Err(refused(format!(
-                "the key {key} with its value has {} bytes, and the others have {others}: the state has at most {} ({})",
+                "the key {key} with its value has {} bytes, and the others have {others}: the state may have at most {} ({})",
                 key.len() + bytes,
                 quota.bytes_max,
                 self.setting("bytes_max")
@@ -164,28 +164,28 @@ impl HandlerState {
         }
     }
 
-    pub(super) async fn delete(&mut self, key: &str) -> Result<bool, No> {
+    pub(super) async fn delete(&mut self, key: &str) -> Result<bool, Refusal> {
         self.granted()?;
         check_key(key)?;
         self.keeper()?.delete(key).await.map_err(refused)
     }
 
-    /// Which line of rouse.toml says so.
+    /// Names the setting in rouse.toml.
     fn setting(&self, key: &str) -> String {
         format!("{key} of the state of {} in rouse.toml", self.handler)
     }
 
-    /// Who asked for what, and the lines of rouse.toml that would allow it.
+    /// The denial: who asked for what, and the lines of rouse.toml that would allow it.
     pub(super) fn denial(&self) -> String {
         let handler = &self.handler;
         if self.is_taken {
             return format!(
-                "the handler {handler} asked for its state, of which the grants of this job leave nothing (\"state\": false); enqueue it without"
+                "the handler {handler} asked for its state, which the grants of this job take away (\"state\": false); enqueue it without"
             );
         }
         if let Some(lines) = &self.unbound {
             return format!(
-                "the handler {handler} asked for its state, which is granted to whatever module has such a name, and therefore to none; these lines in rouse.toml would grant it to the module that runs:\n{lines}{}",
+                "the handler {handler} asked for its state, which is granted without naming a module, and therefore to none; these lines in rouse.toml would grant it to the module that runs:\n{lines}{}",
                 lines::then_in_table(handler)
             );
         }
@@ -197,7 +197,7 @@ impl HandlerState {
     }
 }
 
-fn check_key(key: &str) -> Result<(), No> {
+fn check_key(key: &str) -> Result<(), Refusal> {
     let chars = key.chars().count();
     if chars == 0 || chars > KEY_CHARS_MAX || key.chars().any(char::is_control) {
         return Err(refused(format!(
@@ -207,8 +207,8 @@ fn check_key(key: &str) -> Result<(), No> {
     Ok(())
 }
 
-fn refused(why: String) -> No {
-    No::Refused(why)
+fn refused(why: String) -> Refusal {
+    Refusal::Refused(why)
 }
 
 #[cfg(test)]
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
     use crate::sandbox::{Kept, Waiting};
 
-    /// A keeper in memory, with one version.
+    /// A keeper in memory, with a single version.
     #[derive(Default)]
     struct InMemory(Mutex<HashMap<String, Vec<u8>>>);
 
@@ -285,15 +285,15 @@ mod tests {
         }
     }
 
-    fn why<T: std::fmt::Debug>(said: Result<T, No>) -> String {
-        match said {
-            Err(No::Refused(why)) => why,
+    fn why<T: std::fmt::Debug>(done: Result<T, Refusal>) -> String {
+        match done {
+            Err(Refusal::Refused(why)) => why,
             other => panic!("it is refused, not {other:?}"),
         }
     }
 
     #[tokio::test]
-    async fn an_attempt_asks_for_its_state_so_often_and_for_so_many_bytes() {
+    async fn limit_the_calls_and_bytes_of_an_attempt() {
         let mut state = granted();
         for _ in 0..2 {
             let set = state.set("k", b"12345678", Expected::Anything).await;
@@ -309,14 +309,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keys_and_values_that_cannot_be_kept_are_refused_before_anybody_is_asked() {
+    async fn refuse_invalid_keys_and_values_before_storing_them() {
         let long = "k".repeat(201);
         for key in ["", "a\0b", "\x1b[2J", "a\nb", &long] {
-            for said in [
+            for done in [
                 granted().delete(key).await,
                 granted().set(key, b"", Expected::Nothing).await,
             ] {
-                assert!(why(said).contains("printable"), "{key:?}");
+                assert!(why(done).contains("printable"), "{key:?}");
             }
         }
         assert!(why(granted().keys("a\0", None).await).contains("printable"));
@@ -326,10 +326,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_grant_or_without_a_queue_there_is_none() {
+    async fn refuse_state_without_a_grant_or_without_a_queue() {
         let mut state = granted();
         state.quota = None;
-        assert_eq!(state.delete("k").await, Err(No::NotGranted));
+        assert_eq!(state.delete("k").await, Err(Refusal::NotGranted));
         let denial = state.denial();
         assert!(denial.contains("[handlers.\"x\".state]\nkeys_max = 1000\n"));
         let mut state = granted();

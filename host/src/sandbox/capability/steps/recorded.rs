@@ -1,4 +1,4 @@
-//! The steps that a job has recorded, as one attempt sees them.
+//! The recorded steps of a job, and the limits of an attempt that records more.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use serde::de::IgnoredAny;
 use crate::sandbox::bindings::rouse::handler::steps::StepError;
 use crate::sandbox::{Journal, Limits};
 
-/// A step is a word for people.
+/// The length of a step's name, which is for people.
 const NAME_CHARS_MAX: usize = 200;
 
 /// What an attempt may record.
@@ -25,12 +25,12 @@ struct StepLimits {
 pub(in crate::sandbox) struct Steps {
     journal: Option<Arc<dyn Journal>>,
     limits: StepLimits,
-    /// The bytes of the results that are recorded, by name; none until the first step starts.
+    /// The sizes of recorded results by step name, bytes; `None` until the first step starts.
     recorded: Option<HashMap<String, usize>>,
 }
 
 impl Steps {
-    /// Steps that are recorded there; none: nowhere, so that each is done.
+    /// Steps that are recorded in this journal; with `None`, each step runs.
     pub(in crate::sandbox) fn of(journal: Option<Arc<dyn Journal>>, limits: &Limits) -> Self {
         Self {
             journal,
@@ -58,7 +58,7 @@ impl Steps {
         self.recorded.get_or_insert_default()
     }
 
-    /// Where the step is recorded; none: it is to be done.
+    /// The journal if the step is recorded; `None` if it has to run.
     async fn recorded_in(&mut self, name: &str) -> Result<Option<Arc<dyn Journal>>, StepError> {
         check_name(name)?;
         let count_max = self.limits.count;
@@ -107,7 +107,7 @@ impl Steps {
         }
         if let Err(error) = serde_json::from_slice::<IgnoredAny>(&output) {
             return Err(refused(format!(
-                "the result of the step {name} is no JSON: {error}"
+                "the result of the step {name} is not JSON: {error}"
             )));
         }
         if let Some(journal) = &self.journal {
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::sandbox::{Meter, Waiting};
 
-    /// A journal in memory, which notes what it is asked for.
+    /// A journal in memory that records its calls.
     #[derive(Default)]
     struct Noting {
         results: Mutex<HashMap<String, Vec<u8>>>,
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn results_stay_in_the_journal_and_are_read_one_at_a_time() {
+    async fn read_results_from_the_journal_one_at_a_time() {
         let journal = Arc::new(Noting::default());
         for name in ["a", "b"] {
             journal.record(name, b"1").await.unwrap();
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_journal_each_step_is_done() {
+    async fn run_each_step_without_a_journal() {
         let mut steps = Steps::of(None, &Limits::default());
         for _ in 0..2 {
             assert_eq!(steps.start("a").await.unwrap(), None);

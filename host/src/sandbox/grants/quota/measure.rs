@@ -1,4 +1,4 @@
-//! What is in a directory, by looking at each entry.
+//! Measures a directory by walking its tree.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -11,14 +11,14 @@ use rustix::io::Errno;
 
 use super::size::Size;
 
-/// A quota allows no more, and a walk over so many takes a second or two.
+/// The maximum of a quota; walking this many entries takes a second or two.
 const ENTRIES_MAX: u64 = 1_000_000;
 
-/// Each level is an open directory of the host.
+/// Each level holds an open directory.
 const DEPTH_MAX: usize = 128;
 
-/// Sizes of files as they say themselves: what a sparse one may grow to without getting larger is counted. A file with several
-/// names counts with each.
+/// Adds up apparent file sizes, so the holes of sparse files are counted. A file with several names counts once for
+/// each.
 pub(super) fn walk(dir: &File) -> Result<Size, String> {
     let mut found = Size::default();
     let root = openat(
@@ -47,7 +47,7 @@ fn add(dir: OwnedFd, depth: usize, found: &mut Size) -> Result<(), String> {
         if found.files > ENTRIES_MAX {
             return Err(format!("it has more than {ENTRIES_MAX} entries"));
         }
-        // Guests may swap an entry for another while this looks: links are never followed.
+        // Guests may replace an entry meanwhile, so links are never followed.
         let stat = match statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => continue,
@@ -77,7 +77,7 @@ fn add(dir: OwnedFd, depth: usize, found: &mut Size) -> Result<(), String> {
     Ok(())
 }
 
-/// Files without a name that somebody has open still.
+/// The size of removed files that are still open.
 pub(super) fn unlinked(opened: &[Weak<File>]) -> Size {
     let mut seen = HashSet::new();
     let mut found = Size::default();

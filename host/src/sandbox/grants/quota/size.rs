@@ -1,4 +1,4 @@
-//! How much is in a directory.
+//! The size of a directory's contents.
 
 use crate::sandbox::grants::Quota;
 
@@ -10,7 +10,7 @@ pub(in crate::sandbox) struct Size {
 }
 
 impl Size {
-    /// A directory that cannot be measured is taken to be full.
+    /// A directory that cannot be measured counts as full.
     pub(super) const FULL: Self = Self {
         bytes: u64::MAX,
         files: u64::MAX,
@@ -38,7 +38,7 @@ impl Size {
         }
     }
 
-    /// True where this is too much after something more was made: bytes that were written, or files.
+    /// True if this exceeds the quota after `more` was added: bytes that were written, or files.
     pub(super) fn exceeds(self, more: Self, quota: Quota) -> bool {
         match more.files {
             0 => self.bytes > quota.bytes_max,

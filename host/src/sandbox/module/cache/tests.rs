@@ -32,7 +32,7 @@ impl Cached {
         self.cache.get(self.module)
     }
 
-    /// What it says after this has been done to its entry; it is gone then.
+    /// Asserts that an entry is unusable and removed after this was done to it.
     #[track_caller]
     fn is_unusable_after(act: impl Fn(&Path)) {
         let cached = Self::new();
@@ -48,7 +48,7 @@ impl Cached {
 }
 
 #[test]
-fn what_was_put_is_found_also_by_another_host_and_nothing_is_left_beside_it() {
+fn another_host_finds_an_entry_and_no_partial_file_is_left() {
     let cached = Cached::new();
     assert_eq!(cached.get().as_deref(), Some(&b"code"[..]));
     assert_eq!(cached.cache.get(Digest::of(b"another")), None);
@@ -71,7 +71,7 @@ fn an_engine_with_other_settings_does_not_find_it() {
 }
 
 #[test]
-fn an_entry_that_is_damaged_cut_off_or_empty_is_removed() {
+fn remove_damaged_truncated_and_empty_entries() {
     Cached::is_unusable_after(|entry| {
         let mut bytes = fs::read(entry).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
@@ -86,7 +86,7 @@ fn an_entry_that_is_damaged_cut_off_or_empty_is_removed() {
 }
 
 #[test]
-fn a_link_a_pipe_and_a_file_that_others_may_write_are_removed() {
+fn remove_links_pipes_and_files_that_others_may_write() {
     Cached::is_unusable_after(|entry| {
         let elsewhere = entry.with_extension("elsewhere");
         fs::rename(entry, &elsewhere).unwrap();
@@ -102,7 +102,7 @@ fn a_link_a_pipe_and_a_file_that_others_may_write_are_removed() {
 }
 
 #[test]
-fn the_code_of_one_module_is_never_taken_for_that_of_another() {
+fn never_take_the_code_of_one_module_for_another() {
     let cached = Cached::new();
     let another = Digest::of(b"another");
     fs::copy(
@@ -129,7 +129,7 @@ fn a_directory_that_others_may_write_to_is_not_used() {
 }
 
 #[test]
-fn what_belongs_to_another_user_is_not_trusted() {
+fn do_not_trust_files_of_another_user() {
     let dir = tempfile::tempdir().unwrap();
     let mut stat = rustix::fs::stat(dir.path()).unwrap();
     assert_eq!(ours_alone(&stat), Ok(()));
@@ -139,7 +139,7 @@ fn what_belongs_to_another_user_is_not_trusted() {
 }
 
 #[test]
-fn what_is_unused_for_a_month_goes_and_then_the_oldest_until_the_rest_fits() {
+fn remove_entries_unused_for_a_month_then_the_oldest_until_the_rest_fits() {
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
     let kept = |name: &str, hours: u64, bytes: u64| Kept {
         name: name.into(),
@@ -161,7 +161,7 @@ fn what_is_unused_for_a_month_goes_and_then_the_oldest_until_the_rest_fits() {
 }
 
 #[test]
-fn the_directory_is_looked_through_when_much_was_put_into_it_and_not_with_each_entry() {
+fn trim_the_cache_after_many_bytes_not_with_each_entry() {
     let cached = Cached::new();
     let unused = cached.cache.path.join("unused.code");
     fs::write(&unused, b"").unwrap();
@@ -172,7 +172,7 @@ fn the_directory_is_looked_through_when_much_was_put_into_it_and_not_with_each_e
     for n in 0..100_u8 {
         cached.cache.put(Digest::of(&[n]), b"code");
     }
-    assert!(unused.exists(), "nobody has looked");
+    assert!(unused.exists(), "it was not trimmed yet");
     let nearly = LOOK_EVERY_BYTES - 1;
     cached.cache.put_bytes.store(nearly, Ordering::Relaxed);
     cached.cache.put(Digest::of(b"one more"), b"code");

@@ -1,5 +1,5 @@
-//! The process that compiles: modules on its standard input, one after the other, what was made of each on its standard
-//! output.
+//! The compiler process: it reads modules from standard input, one after the other, and writes the results to
+//! standard output.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -10,30 +10,30 @@ use rustix::process::{Pid, Resource, Signal, getppid, set_parent_process_death_s
 use rustix::time::{ClockId, clock_gettime};
 use wasmtime::Engine;
 
-use super::fence::{Fence, at_most, close, fence};
+use super::fence::{Fence, close, fence, lower_limit};
 use super::precompile::precompile;
 use super::wire::{EXIT_UNABLE, Kind, Reply, Request};
 use crate::sandbox::CompilerLimits;
 use crate::sandbox::module::code::code_config;
 
-/// A module with fewer bytes is compiled on one thread, within some tens of milliseconds.
+/// Modules below this size are compiled on one thread, within some tens of milliseconds.
 const SMALL_BYTES: usize = 32 << 10;
 
-/// What `rouse compile-module` does, for the host with this process id. Call it before anything else is done in the
-/// process: it starts with limiting itself, for good.
+/// Runs `rouse compile-module` for the host with this process id. Call it before anything else in the process: it
+/// first limits itself, for good.
 pub fn compile_stdin(host: u32, limits: CompilerLimits) -> ExitCode {
-    let said = match limit(host, limits) {
+    let message = match limit(host, limits) {
         Ok(fence) => match compile(limits, fence) {
             Ok(()) => return ExitCode::SUCCESS,
             Err(error) => error.to_string(),
         },
         Err(error) => format!("the compiler cannot limit itself: {error}"),
     };
-    eprintln!("{said}");
+    eprintln!("{message}");
     ExitCode::from(EXIT_UNABLE)
 }
 
-/// Compiles what comes, until nothing comes any more or the limits are nearly used up.
+/// Compiles incoming modules until the input ends or the limits are nearly used up.
 fn compile(limits: CompilerLimits, (fence, statm): (Fence, Option<File>)) -> io::Result<()> {
     let engine = |parallel: bool| {
         let mut config = code_config();
@@ -46,11 +46,11 @@ fn compile(limits: CompilerLimits, (fence, statm): (Fence, Option<File>)) -> io:
     let address_space_before = address_space_bytes(statm.as_ref());
     while let Some(request) = Request::read(&mut input)? {
         let cpu_until = cpu_secs_used() + request.cpu_secs;
-        // The first limit sends SIGXCPU, which tells the host why it ended; the second one stays where it is.
-        at_most(Resource::Cpu, cpu_until.min(cpu_secs_max(limits)), u64::MAX)?;
+        // The soft limit sends SIGXCPU, which tells the host why the process ended; the hard limit stays as it is.
+        lower_limit(Resource::Cpu, cpu_until.min(cpu_secs_max(limits)), u64::MAX)?;
         let mut wasm = Vec::with_capacity(usize::try_from(request.bytes).unwrap_or(0));
         input.by_ref().take(request.bytes).read_to_end(&mut wasm)?;
-        // To hand a function to another thread takes nearly as long as to compile a small one.
+        // Handing a function to another thread takes nearly as long as compiling a small one.
         let engine = match wasm.len() {
             ..SMALL_BYTES => &one_thread,
             _ => &all_threads,
@@ -59,7 +59,7 @@ fn compile(limits: CompilerLimits, (fence, statm): (Fence, Option<File>)) -> io:
             Ok(code) => (Kind::Code, code),
             Err(why) => (Kind::Refused, why.into_bytes()),
         };
-        // Half of the address space is enough for most. Where it is not, the host has another compiler try it again.
+        // Half of the address space is enough for most modules. If it is not, the host retries with another compiler.
         let room = limits.memory_bytes_max.saturating_sub(address_space_before);
         let grown = address_space_bytes(statm.as_ref()).saturating_sub(address_space_before);
         let is_last = cpu_secs_used() + request.cpu_secs > cpu_secs_max(limits) || grown > room / 2;
@@ -83,13 +83,13 @@ fn cpu_secs_max(limits: CompilerLimits) -> u64 {
     limits.cpu_max.as_secs().max(1)
 }
 
-/// Whole seconds, the one that has started not among them.
+/// In whole seconds, rounded down.
 fn cpu_secs_used() -> u64 {
     let used = clock_gettime(ClockId::ProcessCPUTime);
     u64::try_from(used.tv_sec).unwrap_or(0)
 }
 
-/// None of it where the system does not say (no /proc).
+/// 0 if the system does not report it (no /proc).
 fn address_space_bytes(statm: Option<&File>) -> usize {
     let mut text = [0; 20];
     let read = statm.and_then(|statm| statm.read_at(&mut text, 0).ok());
@@ -98,31 +98,32 @@ fn address_space_bytes(statm: Option<&File>) -> usize {
     pages.unwrap_or(0_usize) * rustix::param::page_size()
 }
 
-/// Returns what else it is kept from, and what says how much address space it has.
+/// Limits this process. Returns how well it is fenced, and the file that reports its address space.
 fn limit(host: u32, limits: CompilerLimits) -> io::Result<(Fence, Option<File>)> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // It may have died before the line above; then no signal would come.
+    // The host may have died before the line above; then no signal would come.
     let host = i32::try_from(host).ok().and_then(Pid::from_raw);
     if getppid() != host {
         return Err(io::Error::other("its host is gone"));
     }
-    // Where the machine has no memory left, this process has to go, and not the host. Not everywhere can that be said.
+    // If the machine runs out of memory, this process should be killed rather than the host. Not all systems allow
+    // this.
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
     let statm = File::open("/proc/self/statm").ok();
     let fence = fence()?;
-    // A crash is expected here, and its memory is of no use.
-    at_most(Resource::Core, 0, 0)?;
-    at_most(
+    // Crashes are expected here, and core dumps are of no use.
+    lower_limit(Resource::Core, 0, 0)?;
+    lower_limit(
         Resource::As,
         limits.memory_bytes_max as u64,
         limits.memory_bytes_max as u64,
     )?;
-    // Threads of large modules, within the fence; later there are no more.
+    // Threads for large modules, inside the fence; later none can be started.
     rayon::ThreadPoolBuilder::new()
         .build_global()
         .map_err(io::Error::other)?;
     close()?;
     let cpu_secs = cpu_secs_max(limits);
-    at_most(Resource::Cpu, cpu_secs, cpu_secs + 1)?;
+    lower_limit(Resource::Cpu, cpu_secs, cpu_secs + 1)?;
     Ok((fence, statm))
 }

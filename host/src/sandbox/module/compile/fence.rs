@@ -1,5 +1,5 @@
-//! What a compiler cannot reach, whatever a file makes of it: no file, no server, no process of others, and no program with more
-//! rights than its own. What it needs is open by then, and nothing else is ever opened: neither files nor sockets of any kind.
+//! The fence around a compiler: it reaches no file, server, foreign process or more privileged program, whatever a
+//! module does to it. What it needs is open before; afterwards no files or sockets of any kind can be opened.
 
 use std::io;
 
@@ -9,24 +9,24 @@ use landlock::{
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// How much of the fence the kernel knows.
+/// How much of the fence the kernel supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sandbox) enum Fence {
-    /// Nothing: it is older than Linux 5.13, or was built or started without Landlock.
+    /// Nothing: the kernel is older than Linux 5.13, or was built or started without Landlock.
     None,
-    /// Most of the file system at least; truncating files needs Linux 6.2, signals 6.12.
+    /// At least most of the file system; restricting truncation needs Linux 6.2, signals 6.12.
     Partial,
     /// All of it.
     Full,
 }
 
-/// The newest of what is asked for: Linux 6.12.
+/// The newest requested ABI: Linux 6.12.
 const WANTED: ABI = ABI::V6;
 
-/// Fences the thread that calls this, and those that it starts, for good.
+/// Fences the calling thread, and threads that it starts, for good.
 ///
 /// # Errors
-/// When the kernel knows Landlock, and fails. Where it does not know it, the thread gets no new rights all the same.
+/// When the kernel supports Landlock and the call fails. Without Landlock, the thread still cannot gain privileges.
 pub(super) fn fence() -> io::Result<Fence> {
     let fence = || -> Result<_, RulesetError> {
         Ruleset::default()
@@ -34,12 +34,12 @@ pub(super) fn fence() -> io::Result<Fence> {
             .handle_access(AccessNet::from_all(WANTED))?
             .scope(Scope::from_all(WANTED))?
             .create()?
-            // Nothing is allowed that is not listed here.
+            // No rule is added, so nothing is allowed.
             .restrict_self()
     };
     let status = fence().map_err(io::Error::other)?;
     if !status.no_new_privs {
-        return Err(io::Error::other("it cannot give up getting new rights"));
+        return Err(io::Error::other("it cannot give up gaining privileges"));
     }
     Ok(match status.ruleset {
         RulesetStatus::FullyEnforced => Fence::Full,
@@ -48,21 +48,21 @@ pub(super) fn fence() -> io::Result<Fence> {
     })
 }
 
-/// Keeps this process from new descriptors, processes and threads, and from making files longer, for good. It takes no Landlock.
-/// Root starts processes and threads all the same.
+/// Prevents new descriptors, processes, threads and file growth in this process, for good. Works without Landlock.
+/// Root can still start processes and threads.
 ///
 /// # Errors
-/// When the system does not set a limit.
+/// When the system refuses a limit.
 pub(super) fn close() -> io::Result<()> {
-    // A child would have CPU time of its own, and outlive the host.
+    // A child would have CPU time of its own, and could outlive the host.
     for resource in [Resource::Nofile, Resource::Nproc, Resource::Fsize] {
-        at_most(resource, 0, 0)?;
+        lower_limit(resource, 0, 0)?;
     }
     Ok(())
 }
 
-/// Sets a limit, and where one is set already, never a looser one.
-pub(super) fn at_most(resource: Resource, current: u64, maximum: u64) -> io::Result<()> {
+/// Sets a limit, and never loosens one that is set already.
+pub(super) fn lower_limit(resource: Resource, current: u64, maximum: u64) -> io::Result<()> {
     let already = getrlimit(resource).maximum.unwrap_or(u64::MAX);
     let limit = Rlimit {
         current: Some(current.min(already)),
@@ -72,15 +72,15 @@ pub(super) fn at_most(resource: Resource, current: u64, maximum: u64) -> io::Res
 }
 
 impl Fence {
-    /// Logs what the compilers of this host cannot be kept from.
+    /// Logs what the fence cannot prevent on this host.
     pub(in crate::sandbox) fn log(self) {
         match self {
             Self::Full => {}
             Self::Partial => tracing::info!(
-                "this kernel knows a part of Landlock: compilers open no files and no connections, but they could signal other processes of this user (before Linux 6.12) and truncate its files (before 6.2)"
+                "this kernel supports part of Landlock: compilers cannot open files or connections, but could signal other processes of this user (before Linux 6.12) and truncate its files (before 6.2)"
             ),
             Self::None => tracing::warn!(
-                "this kernel has no Landlock (Linux 5.13, enabled at boot): compilers of modules are limited in time and memory and open no files and no connections, but they could remove, rename and truncate files of this user and signal its processes"
+                "this kernel has no Landlock (Linux 5.13, enabled at boot): compilers of modules are limited in time and memory and cannot open files or connections, but could remove, rename and truncate files of this user and signal its processes"
             ),
         }
     }
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_fenced_opens_and_starts_nothing_and_keeps_what_was_open() {
+    fn a_fenced_thread_opens_and_starts_nothing_and_keeps_open_files() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut open = File::open("/proc/self/statm").unwrap();
@@ -132,11 +132,14 @@ mod tests {
             assert!(!text.is_empty());
         });
         fenced.join().expect("nothing was possible");
-        assert!(File::open("/etc/passwd").is_ok(), "others are free");
+        assert!(
+            File::open("/etc/passwd").is_ok(),
+            "other threads are not fenced"
+        );
     }
 
     #[test]
-    #[ignore = "limits its process: what_is_closed_makes_no_descriptor_and_no_process runs it in one of its own"]
+    #[ignore = "limits its process: a_closed_process_makes_no_descriptor_and_no_process runs it in one of its own"]
     fn closed() {
         let mut open = File::open("/proc/self/statm").unwrap();
         let (mut reads, mut writes) = io::pipe().unwrap();
@@ -147,7 +150,7 @@ mod tests {
         };
         denied("a file", File::open("/dev/null").err(), libc::EMFILE);
         denied("a pipe", io::pipe().err(), libc::EMFILE);
-        // Which has to be 3 at least, and that is above the limit.
+        // The copy's number must be at least 3, which is above the limit.
         denied("a copy", open.try_clone().err(), libc::EINVAL);
         let socket = UnixStream::connect("/run/postgresql/.s.PGSQL.5432");
         denied("a Unix socket", socket.err(), libc::EMFILE);
@@ -165,7 +168,7 @@ mod tests {
             let thread = std::thread::Builder::new().spawn(|| {});
             denied("a thread", thread.err(), libc::EAGAIN);
         }
-        // What is open goes on.
+        // Open descriptors keep working.
         let mut text = String::new();
         open.read_to_string(&mut text).unwrap();
         assert!(!text.is_empty());
@@ -177,12 +180,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_closed_makes_no_descriptor_and_no_process() {
+    fn a_closed_process_makes_no_descriptor_and_no_process() {
         let test = std::env::current_exe().unwrap();
         let mut command = Command::new(&test);
         let folder = tempfile::tempdir().unwrap();
         if rustix::process::getuid().is_root() {
-            // Nobody else may be able to read this program where it lies.
+            // Another user may not be able to read this program where it is.
             let everyone = fs::Permissions::from_mode(0o755);
             fs::set_permissions(folder.path(), everyone).unwrap();
             let copy = folder.path().join("test");
@@ -196,11 +199,11 @@ mod tests {
             .current_dir("/")
             .output()
             .expect("it starts");
-        let said = String::from_utf8_lossy(&output.stdout);
+        let stdout = String::from_utf8_lossy(&output.stdout);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(
-            output.status.success() && said.contains("it is closed"),
-            "{said}{errors}"
+            output.status.success() && stdout.contains("it is closed"),
+            "{stdout}{errors}"
         );
         assert!(!errors.contains("skipped"), "{errors}");
     }

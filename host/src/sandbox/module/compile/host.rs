@@ -1,4 +1,4 @@
-//! The host's side: starts a compiler, has it compile, and says what became of it.
+//! The host's side: starts a compiler process, sends it modules, and reports the outcome.
 
 use std::io::{self, ErrorKind, Read, Write as _};
 use std::os::fd::OwnedFd;
@@ -17,46 +17,46 @@ use super::wire::{EXIT_UNABLE, Kind, Reply, Request};
 use crate::sandbox::CompilerLimits;
 use crate::sandbox::module::refused::NotLoaded;
 
-/// A compiler that waits instead of computing, or has to share its cores with guests, may take so many times its
-/// CPU time.
+/// A compiler that waits, or shares its cores with guests, may take this many times its CPU time in wall time.
 const WALL_PER_CPU: u32 = 10;
 
-/// Threads of one compiler. More would each reserve address space, of which it has little.
+/// Threads of one compiler. Each takes address space, which is scarce.
 const THREADS_MAX: usize = 4;
 
-/// For the allocator of glibc, others ignore it: what a module has needed is kept for the next one, instead of being given back to the
-/// kernel and faulted in again page by page.
+/// For the allocator of glibc (others ignore it): memory that one module needed is kept for the next, instead of
+/// being returned to the kernel and faulted in again page by page.
 const ALLOCATOR: (&str, &str) = (
     "GLIBC_TUNABLES",
     "glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=33554432",
 );
 
-/// Machine code of one module, with its lines: eight times the largest file that is taken by default. A Python guest makes 150 MiB.
+/// The size of one module's machine code and lines: eight times the largest module file by default. A Python guest
+/// makes 150 MiB.
 const CODE_BYTES_MAX: u64 = 512 << 20;
 
-/// What is kept of what a compiler says on standard error: a message of wasmtime, or of a panic.
-const SAID_BYTES_MAX: u64 = 4 << 10;
+/// The part of a compiler's standard error that is kept: a message of wasmtime or of a panic.
+const STDERR_BYTES_MAX: u64 = 4 << 10;
 
-/// What Rust says when it cannot get memory.
+/// Rust's message when an allocation fails.
 const OUT_OF_MEMORY: &str = "memory allocation of";
 
-pub(super) const PANICKED: &str = "it made the compiler panic; this is a fault of wasmtime";
+pub(super) const PANICKED: &str = "it made the compiler panic; this is a bug in wasmtime";
 
-/// How a panic ends a program of Rust.
+/// The exit status of a Rust program that panicked.
 const EXIT_PANICKED: u8 = 101;
 
-/// A compiler that runs. It dies with the thread that has started it, and so with the host.
+/// A running compiler. It dies with the thread that started it, and so with the host.
 pub(super) struct Child {
     process: process::Child,
-    /// Names this child, also when its process id is somebody else's.
+    /// Identifies this child even after its process id was reused.
     handle: OwnedFd,
     input: ChildStdin,
     output: ChildStdout,
-    said: Option<JoinHandle<String>>,
+    stderr: Option<JoinHandle<String>>,
     limits: CompilerLimits,
 }
 
-/// What has become of a module.
+/// The outcome for one module.
 pub(super) enum Compiled {
     /// It was compiled, or refused with this reason. `is_last`: this compiler takes no more modules.
     Answered {
@@ -64,21 +64,21 @@ pub(super) enum Compiled {
         is_last: bool,
         fence: Fence,
     },
-    /// The compiler is gone.
+    /// The compiler process has ended.
     Ended(Ended),
 }
 
-/// What a compiler leaves behind.
+/// How a compiler process ended.
 pub(super) struct Ended {
     status: ExitStatus,
-    /// It was not done after this time.
+    /// It was killed after this time.
     hung: Option<Duration>,
-    last_word: LastWord,
-    said: String,
+    last_read: LastRead,
+    stderr: String,
 }
 
-/// Why nothing more was read from a compiler.
-enum LastWord {
+/// Why reading from a compiler stopped.
+enum LastRead {
     Nothing,
     Unreadable(io::Error),
     Rubbish,
@@ -86,7 +86,7 @@ enum LastWord {
 }
 
 impl Child {
-    /// Starts one.
+    /// Starts a compiler.
     ///
     /// # Errors
     /// When it does not start.
@@ -100,12 +100,12 @@ impl Child {
             .args(["--host", &process::id().to_string()])
             .args(["--cpu-secs", &limits.cpu_max.as_secs().max(1).to_string()])
             .args(["--memory-bytes", &limits.memory_bytes_max.to_string()])
-            // What reads hostile bytes sees no password of the host.
+            // A process that reads hostile bytes must not see the host's passwords.
             .env_clear()
             .env("RAYON_NUM_THREADS", threads.to_string())
             .env(ALLOCATOR.0, ALLOCATOR.1)
             .current_dir("/")
-            // Ctrl-C at the terminal is for the host, which finishes what it has started.
+            // Ctrl-C at the terminal is for the host, which finishes running work.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -124,12 +124,12 @@ impl Child {
             input: process.stdin.take().expect("it is piped, above"),
             output: process.stdout.take().expect("it is piped, above"),
             process,
-            said: Some(thread::spawn(move || said(stderr))),
+            stderr: Some(thread::spawn(move || read_stderr(stderr))),
             limits,
         })
     }
 
-    /// Has it compile a module, within so much CPU time. Blocks.
+    /// Compiles a module within this CPU time. Blocks.
     ///
     /// # Errors
     /// When it cannot be waited for.
@@ -139,58 +139,58 @@ impl Child {
         let (done, watched) = mpsc::channel::<()>();
         thread::scope(|scope| {
             let watchdog = scope.spawn(move || watch(&handle, &watched, wall_max));
-            let last_word = match self.ask(wasm, cpu_max) {
+            let last_read = match self.ask(wasm, cpu_max) {
                 Ok(compiled) => return Ok(compiled),
-                Err(last_word) => last_word,
+                Err(last_read) => last_read,
             };
-            // One that has said nothing has ended, or is ended by the watchdog: its status says why.
-            if !matches!(last_word, LastWord::Nothing) {
+            // If it wrote nothing, it has ended or the watchdog ends it: its status gives the reason.
+            if !matches!(last_read, LastRead::Nothing) {
                 // It may have ended already.
                 let _ = self.process.kill();
             }
             let status = self.process.wait()?;
             drop(done);
             let hung = watchdog.join().unwrap_or(false);
-            let said = self.said.take().and_then(|said| said.join().ok());
+            let stderr = self.stderr.take().and_then(|stderr| stderr.join().ok());
             Ok(Compiled::Ended(Ended {
                 status,
                 hung: hung.then_some(wall_max),
-                last_word,
-                said: said.unwrap_or_default(),
+                last_read,
+                stderr: stderr.unwrap_or_default(),
             }))
         })
     }
 
-    fn ask(&mut self, wasm: &[u8], cpu_max: Duration) -> Result<Compiled, LastWord> {
+    fn ask(&mut self, wasm: &[u8], cpu_max: Duration) -> Result<Compiled, LastRead> {
         let request = Request {
             bytes: wasm.len() as u64,
             cpu_secs: cpu_max.as_secs().max(1),
         };
-        // Where it does not read all of it, it has ended or is about to: what it leaves behind says why.
+        // If it does not read everything, it has ended or is about to: its status gives the reason.
         let _ = request
             .write(&mut self.input)
             .and_then(|()| self.input.write_all(wasm));
         let reply = Reply::read(&mut self.output).map_err(|error| match error.kind() {
-            ErrorKind::UnexpectedEof => LastWord::Nothing,
-            ErrorKind::InvalidData => LastWord::Rubbish,
-            _ => LastWord::Unreadable(error),
+            ErrorKind::UnexpectedEof => LastRead::Nothing,
+            ErrorKind::InvalidData => LastRead::Rubbish,
+            _ => LastRead::Unreadable(error),
         })?;
         if reply.bytes > code_bytes_max(self.limits) {
-            return Err(LastWord::TooMuch);
+            return Err(LastRead::TooMuch);
         }
         let bytes_expected = usize::try_from(reply.bytes).unwrap_or(usize::MAX);
         let mut bytes = Vec::with_capacity(bytes_expected);
         let read = (&mut self.output)
             .take(reply.bytes)
             .read_to_end(&mut bytes)
-            .map_err(LastWord::Unreadable)?;
+            .map_err(LastRead::Unreadable)?;
         if read < bytes_expected {
-            return Err(LastWord::Nothing);
+            return Err(LastRead::Nothing);
         }
         let code = match reply.kind {
             Kind::Code => match Engine::detect_precompiled(&bytes) {
                 Some(Precompiled::Component) => Ok(bytes),
-                Some(Precompiled::Module) | None => return Err(LastWord::Rubbish),
+                Some(Precompiled::Module) | None => return Err(LastRead::Rubbish),
             },
             Kind::Refused => Err(String::from_utf8_lossy(&bytes).into_owned()),
         };
@@ -204,85 +204,85 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // It waits for the next module, or has ended already.
+        // It is waiting for the next module, or has ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Kills the child when it is not done in time, and says so.
+/// Kills the child if it is not done in time. Returns true if it did.
 fn watch(child: &OwnedFd, done: &mpsc::Receiver<()>, wall_max: Duration) -> bool {
     match done.recv_timeout(wall_max) {
         Ok(()) | Err(RecvTimeoutError::Disconnected) => false,
         Err(RecvTimeoutError::Timeout) => {
-            // It may have ended in this moment.
+            // It may just have ended.
             let _ = pidfd_send_signal(child, Signal::KILL);
             true
         }
     }
 }
 
-/// Code was in the compiler's memory, so it is no larger than that.
+/// Code was in the compiler's memory, so it cannot be larger than that.
 fn code_bytes_max(limits: CompilerLimits) -> u64 {
     CODE_BYTES_MAX.min(limits.memory_bytes_max as u64)
 }
 
-/// The start of what it says; the rest is read and forgotten, so that it never waits for a reader.
-fn said(mut from: impl Read) -> String {
+/// Reads the start of its standard error; the rest is read and discarded, so that it never blocks on a full pipe.
+fn read_stderr(mut from: impl Read) -> String {
     let mut bytes = Vec::new();
-    // What cannot be read is not said.
-    let _ = from.by_ref().take(SAID_BYTES_MAX).read_to_end(&mut bytes);
+    // A read error just ends the text.
+    let _ = from.by_ref().take(STDERR_BYTES_MAX).read_to_end(&mut bytes);
     let _ = io::copy(&mut from, &mut io::sink());
     String::from_utf8_lossy(&bytes).trim().to_string()
 }
 
 pub(super) fn unable(why: String) -> NotLoaded {
-    NotLoaded::Circumstances(format!("it could not be compiled: {why}"))
+    NotLoaded::Transient(format!("it could not be compiled: {why}"))
 }
 
 impl Ended {
-    /// True where it ended because its module had too little time.
+    /// True if it ended because the module ran out of time.
     pub(super) fn was_too_slow(&self) -> bool {
         self.hung.is_some() || self.status.signal() == Some(libc::SIGXCPU)
     }
 
     /// Why there is no machine code.
     pub(super) fn why(self, limits: CompilerLimits) -> NotLoaded {
-        let said = match self.said.is_empty() {
+        let stderr = match self.stderr.is_empty() {
             true => String::new(),
-            false => format!(": {}", self.said),
+            false => format!(": {}", self.stderr),
         };
         if let Some(after) = self.hung {
             return unable(format!(
-                "the compiler was not done after {} s",
+                "the compiler did not finish within {} s",
                 after.as_secs()
             ));
         }
-        match self.last_word {
-            LastWord::Nothing => {}
-            LastWord::TooMuch => {
+        match self.last_read {
+            LastRead::Nothing => {}
+            LastRead::TooMuch => {
                 return NotLoaded::Contents(format!(
-                    "it makes more than {} MiB of machine code",
+                    "it compiles to more than {} MiB of machine code",
                     code_bytes_max(limits) >> 20
                 ));
             }
-            LastWord::Rubbish => {
-                return unable("the compiler wrote something that is no code".into());
+            LastRead::Rubbish => {
+                return unable("the compiler wrote something that is not code".into());
             }
-            LastWord::Unreadable(error) => {
+            LastRead::Unreadable(error) => {
                 return unable(format!("its code cannot be read: {error}"));
             }
         }
         let ended_by = |signal: libc::c_int| self.status.signal() == Some(signal);
         if ended_by(libc::SIGXCPU) {
             return NotLoaded::Contents(format!(
-                "it needs more than {} s of CPU time to compile; if it is to be trusted, raise compile_cpu in rouse.toml",
+                "it needs more than {} s of CPU time to compile; if you trust it, raise compile_cpu in rouse.toml",
                 limits.cpu_max.as_secs()
             ));
         }
-        if ended_by(libc::SIGABRT) && said.contains(OUT_OF_MEMORY) {
+        if ended_by(libc::SIGABRT) && stderr.contains(OUT_OF_MEMORY) {
             return NotLoaded::Contents(format!(
-                "it needs more than {} MiB of memory to compile; if it is to be trusted, raise compile_memory_mb in rouse.toml",
+                "it needs more than {} MiB of memory to compile; if you trust it, raise compile_memory_mb in rouse.toml",
                 limits.memory_bytes_max >> 20
             ));
         }
@@ -295,14 +295,14 @@ impl Ended {
         ];
         if crashes.into_iter().any(ended_by) {
             return NotLoaded::Contents(format!(
-                "it made the compiler crash ({}); this is a fault of wasmtime{said}",
+                "it made the compiler crash ({}); this is a bug in wasmtime{stderr}",
                 self.status
             ));
         }
         match self.status.code().map(u8::try_from) {
-            Some(Ok(EXIT_UNABLE)) => unable(self.said),
-            Some(Ok(EXIT_PANICKED)) => NotLoaded::Contents(format!("{PANICKED}{said}")),
-            Some(_) | None => unable(format!("the compiler ended with {}{said}", self.status)),
+            Some(Ok(EXIT_UNABLE)) => unable(self.stderr),
+            Some(Ok(EXIT_PANICKED)) => NotLoaded::Contents(format!("{PANICKED}{stderr}")),
+            Some(_) | None => unable(format!("the compiler ended with {}{stderr}", self.status)),
         }
     }
 }

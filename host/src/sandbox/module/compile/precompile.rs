@@ -12,11 +12,11 @@ use wit_component::ComponentEncoder;
 use crate::sandbox::module::lines::{self, Lines};
 use crate::sandbox::module::refused::is_component;
 
-/// Wasmtime copies the names of functions for each frame of each backtrace, without a limit of its own. A mangled name of C++
-/// may have some kilobytes.
+/// Wasmtime copies function names into each frame of each backtrace, without a limit of its own. A mangled C++ name
+/// can have some kilobytes.
 const NAME_BYTES_MAX: usize = 64 << 10;
 
-/// Compiles, in this process.
+/// Compiles in this process.
 pub(in crate::sandbox::module) fn precompile(
     engine: &Engine,
     wasm: &[u8],
@@ -24,8 +24,8 @@ pub(in crate::sandbox::module) fn precompile(
     let component = match is_component(wasm) {
         true => Cow::Borrowed(wasm),
         false => {
-            let component = around(wasm)
-                .map_err(|error| format!("it cannot be made a component: {error:#}"))?;
+            let component = wrap(wasm)
+                .map_err(|error| format!("it cannot be wrapped in a component: {error:#}"))?;
             Cow::Owned(component)
         }
     };
@@ -40,7 +40,7 @@ pub(in crate::sandbox::module) fn precompile(
     Ok(together(code, &Lines::read(&component)))
 }
 
-/// Machine code, lines, and how many bytes the lines are.
+/// Joins machine code, lines, and the size of the lines.
 fn together(mut code: Vec<u8>, lines: &Lines) -> Vec<u8> {
     let lines = postcard::to_stdvec(lines).expect("numbers and strings can always be written");
     code.extend_from_slice(&lines);
@@ -48,7 +48,7 @@ fn together(mut code: Vec<u8>, lines: &Lines) -> Vec<u8> {
     code
 }
 
-/// The machine code, as wasmtime reads it, and the lines. None where that is not what [`precompile`] has made.
+/// Splits what [`precompile`] made into machine code and lines. `None` if it is something else.
 pub(in crate::sandbox::module) fn parts(compiled: &[u8]) -> Option<(&[u8], Lines)> {
     let (rest, bytes) = compiled.split_last_chunk()?;
     let bytes = usize::try_from(u64::from_le_bytes(*bytes)).ok()?;
@@ -56,10 +56,11 @@ pub(in crate::sandbox::module) fn parts(compiled: &[u8]) -> Option<(&[u8], Lines
     Some((code, postcard::from_bytes(lines).ok()?))
 }
 
-/// A component around a core module of wasm32-wasip1.
-fn around(module: &[u8]) -> anyhow::Result<Vec<u8>> {
+/// Wraps a core module of wasm32-wasip1 in a component.
+fn wrap(module: &[u8]) -> anyhow::Result<Vec<u8>> {
     let encoder = ComponentEncoder::default().module(module)?;
-    // Reading the adapter takes 1.1 ms, a sixth of what a small module takes. One that imports nothing of it gets nothing of it.
+    // Reading the adapter takes 1.1 ms, a sixth of the time of a small module. A module that imports nothing of it
+    // does not need it.
     let mut encoder = match imports_wasip1(module) {
         false => encoder,
         true => encoder.adapter(
@@ -70,7 +71,7 @@ fn around(module: &[u8]) -> anyhow::Result<Vec<u8>> {
     encoder.encode()
 }
 
-/// True where it cannot be read, too: the encoder says why.
+/// Also true if the module cannot be read: the encoder reports why.
 fn imports_wasip1(module: &[u8]) -> bool {
     for payload in Parser::new(0).parse_all(module) {
         match payload {

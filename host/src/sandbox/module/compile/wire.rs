@@ -1,13 +1,13 @@
-//! What a host and its compiler send each other: modules one way; machine code, or a reason, the other.
+//! The protocol between a host and its compiler: modules in one direction; machine code, or a reason, in the other.
 
 use std::io::{self, Read, Write};
 
 use super::fence::Fence;
 
-/// The compiler itself could not work; standard error says why.
+/// Exit status: the compiler itself could not work; standard error says why.
 pub(super) const EXIT_UNABLE: u8 = 4;
 
-/// A module follows.
+/// The header before a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Request {
     /// Its size.
@@ -16,7 +16,7 @@ pub(super) struct Request {
     pub(super) cpu_secs: u64,
 }
 
-/// What follows a [`Reply`].
+/// The kind of body that follows a [`Reply`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Machine code and lines.
@@ -25,13 +25,13 @@ pub(super) enum Kind {
     Refused,
 }
 
-/// The answer to a [`Request`] follows.
+/// The header before the answer to a [`Request`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reply {
     pub(super) kind: Kind,
-    /// The compiler ends now: what is left of its limits is too little for another module.
+    /// The compiler exits now: too little of its limits is left for another module.
     pub(super) is_last: bool,
-    /// What keeps it from everything else.
+    /// How well the compiler is fenced.
     pub(super) fence: Fence,
     /// The size of what follows.
     pub(super) bytes: u64,
@@ -43,7 +43,7 @@ impl Request {
         to.write_all(&self.cpu_secs.to_le_bytes())
     }
 
-    /// None where the host has no more modules.
+    /// `None` when the host has no more modules.
     pub(super) fn read(mut from: impl Read) -> io::Result<Option<Self>> {
         let mut first = [0];
         if from.read(&mut first)? == 0 {
@@ -78,7 +78,7 @@ impl Reply {
     }
 
     /// # Errors
-    /// Of the kind `InvalidData` where it is none.
+    /// Of kind `InvalidData` if it is not a reply.
     pub(super) fn read(mut from: impl Read) -> io::Result<Self> {
         let mut head = [0; 3];
         from.read_exact(&mut head)?;
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_the_end_is_none() {
+    fn messages_round_trip_and_the_end_reads_as_none() {
         let request = Request {
             bytes: 0x0102_0304_0506_0708,
             cpu_secs: 120,
@@ -138,7 +138,7 @@ mod tests {
             reply.write(&mut wire).unwrap();
             assert_eq!(Reply::read(wire.as_slice()).unwrap(), reply);
         }
-        let rubbish = Reply::read(&b"this is no code"[..]).unwrap_err();
+        let rubbish = Reply::read(&b"this is not code"[..]).unwrap_err();
         assert_eq!(rubbish.kind(), io::ErrorKind::InvalidData);
     }
 }

@@ -20,7 +20,7 @@ fn names(lines: &Lines, offset: usize) -> Vec<&str> {
 }
 
 #[test]
-fn what_stands_at_an_offset_is_found_innermost_first_and_nothing_in_a_gap() {
+fn find_calls_at_an_offset_innermost_first_and_none_in_a_gap() {
     let lines = lines(vec![
         (20, 30, Some(0)),
         (10, 20, Some(1)),
@@ -42,7 +42,7 @@ fn what_stands_at_an_offset_is_found_innermost_first_and_nothing_in_a_gap() {
 }
 
 #[test]
-fn rows_that_overlap_and_rows_of_nothing_leave_an_order() {
+fn overlapping_and_empty_rows_leave_sorted_places() {
     let rows = vec![
         (5, 5, Some(0)),
         (5, 100, Some(1)),
@@ -56,13 +56,13 @@ fn rows_that_overlap_and_rows_of_nothing_leave_an_order() {
 }
 
 #[test]
-fn neighbours_with_the_same_call_are_one_place() {
+fn merge_neighbours_with_the_same_call() {
     let rows = (0..1000).map(|at| (at, at + 1, Some(0))).collect();
     assert_eq!(places(rows), [(0, Some(0)), (1000, None)]);
 }
 
 #[test]
-fn numbers_that_lead_nowhere_are_no_lines() {
+fn ignore_indices_out_of_range() {
     let broken = Lines {
         places: vec![(0, Some(7)), (1, Some(0))],
         calls: vec![Call {
@@ -75,16 +75,16 @@ fn numbers_that_lead_nowhere_are_no_lines() {
         names: Vec::new(),
     };
     assert_eq!(broken.at(0).count(), 0);
-    // A call within itself ends as well.
+    // A call that is inlined into itself ends as well.
     assert_eq!(broken.at(1).count(), INLINED_MAX);
     assert!(broken.at(1).all(|line| line.function.is_none()));
 }
 
-/// Each parameter is a pair of references back to the one before it, so that what they stand for doubles.
+/// Each parameter is a pair of back references to the one before it, so the expansion doubles each time.
 #[test]
-fn a_short_name_that_stands_for_a_long_one_is_cut_where_it_gets_too_long() {
+fn cut_a_short_name_that_expands_to_a_long_one() {
     let mut mangled = String::from("_RINvC1a1b");
-    // References count from behind `_R`.
+    // Back references count from behind `_R`.
     let mut last = mangled.len() - 2;
     mangled += "TuuE";
     for _ in 0..20 {
@@ -100,7 +100,7 @@ fn a_short_name_that_stands_for_a_long_one_is_cut_where_it_gets_too_long() {
     assert_eq!(demangled("not mangled"), "not mangled");
 }
 
-/// A number as the names of Rust have it.
+/// A number as mangled Rust names write it.
 fn base_62(number: usize) -> String {
     const DIGITS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
     let Some(mut rest) = number.checked_sub(1) else {
@@ -117,13 +117,13 @@ fn base_62(number: usize) -> String {
 }
 
 #[test]
-fn what_says_nothing_of_its_source_has_no_lines() {
+fn components_without_debug_sections_have_no_lines() {
     for bytes in [
         &b""[..],
         b"\0asm",
         b"\0asm\x0d\0\x01\0",
         b"\0asm\x01\0\0\0",
-        // A custom section `.debug_info` of rubbish, in a module of its own.
+        // A custom section `.debug_info` with garbage, in a core module.
         b"\0asm\x01\0\0\0\0\x0f\x0b.debug_info\xff\xff\xff",
     ] {
         let lines = Lines::read(bytes);

@@ -1,4 +1,4 @@
-//! What a handler asks the operator for, in the words of `rouse.toml`.
+//! The capabilities that a handler asks for, in the notation of `rouse.toml`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use crate::sandbox::{HostPattern, Mode};
 
 pub(super) const NAME_CHARS_MAX: usize = 128;
 
-/// One line of text.
+/// The size of a detail, which is one line of text.
 const DETAIL_BYTES_MAX: usize = 256;
 
-/// What a handler asks the operator for: a word, and behind a colon which one. Without that, any.
+/// A capability that a handler asks for: a word, and optionally a colon and a detail. Without a detail it means any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Capability {
     /// `http:api.example.com`, `http:*.example.com`: requests to these servers.
@@ -47,7 +47,9 @@ impl FromStr for Capability {
                 && !detail.contains(['"', '\\'])
         };
         if !is_name(word) || detail.is_some_and(|detail| !fits(detail)) {
-            return Err("capabilities are at most 64 words like `dirs`, or `dirs:/photos`".into());
+            return Err(
+                "capabilities must be at most 64 words like `dirs` or `dirs:/photos`".into(),
+            );
         }
         let key = |detail: &str| match is_key(detail) {
             true => Ok(detail.to_owned()),
@@ -63,7 +65,7 @@ impl FromStr for Capability {
             ),
             ("secrets", name) => Self::Secrets(name.map(key).transpose()?),
             ("sign", name) => Self::Sign(name.map(key).transpose()?),
-            // As modules from before 0.1 say it.
+            // The spelling of modules from before 0.1.
             ("dir", None) => Self::Dirs(None),
             ("dirs", at) => Self::Dirs(at.map(|at| {
                 let (at, mode) = Mode::split(at);
@@ -78,7 +80,7 @@ impl FromStr for Capability {
     }
 }
 
-/// What TOML takes for a key without quotes.
+/// True for what TOML accepts as a bare key.
 fn is_key(name: &str) -> bool {
     name.bytes()
         .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_capability_is_written_as_it_was_read() {
+    fn a_capability_round_trips_as_text() {
         for text in [
             "http",
             "http:*.example.com",
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_stand_in_rouse_toml_is_refused() {
+    fn refuse_what_cannot_be_written_in_rouse_toml() {
         for bad in [
             "rm -rf",
             "http:https://a.example",

@@ -1,4 +1,4 @@
-//! What a manifest may say, and what it may not.
+//! What a manifest may contain, and what is refused.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ fn refused(handler: Value) -> String {
 }
 
 #[test]
-fn a_name_is_all_that_a_handler_needs() {
+fn a_handler_needs_only_a_name() {
     for written in [
         json!({ "name": "text.stats" }),
         json!({ "name": "text.stats", "retry": null, "lease_ms": null, "concurrency": null,
@@ -35,7 +35,7 @@ fn a_name_is_all_that_a_handler_needs() {
 }
 
 #[test]
-fn everything_that_is_written_is_read() {
+fn read_every_field() {
     let manifest = Manifest::parse(
         r#"{"sdk":"rouse-sdk 0.1.0","handlers":[{"name":"text.stats","version":"0.1.0",
         "description":"Counts.","input_schema":{"type":"object"},"output_schema":true,
@@ -61,13 +61,13 @@ fn everything_that_is_written_is_read() {
 }
 
 #[test]
-fn a_long_first_wait_raises_the_longest() {
+fn a_long_initial_wait_raises_the_maximum() {
     let handler = one(json!({ "name": "a", "retry": { "initial_ms": 600_000 } })).unwrap();
     assert_eq!(handler.retry.max, Duration::from_secs(600));
 }
 
 #[test]
-fn rubbish_is_refused_with_the_handler_and_the_field() {
+fn refuse_bad_values_with_the_handler_and_the_field() {
     for (field, value) in [
         ("lease_ms", json!(0)),
         ("lease_ms", json!(-1)),
@@ -105,7 +105,7 @@ fn rubbish_is_refused_with_the_handler_and_the_field() {
 }
 
 #[test]
-fn messages_about_a_schema_are_safe_to_print() {
+fn errors_about_a_schema_are_safe_to_print() {
     let nasty = "\u{1b}[2J\u{9b}\u{202e}\u{2066}\n";
     let parsed = refused(json!({ "name": "a",
         "input_schema": { "properties": { nasty: { "type": nasty } } } }));
@@ -135,7 +135,7 @@ fn names_are_words_with_dots_between_them() {
 }
 
 #[test]
-fn a_manifest_as_a_whole_has_limits() {
+fn limit_the_manifest_as_a_whole() {
     let parse = |text: &str| Manifest::parse(text).expect_err("must be refused");
     assert!(parse("").contains("does not parse"));
     assert!(parse("[]").contains("does not parse"));
@@ -159,12 +159,12 @@ fn a_manifest_as_a_whole_has_limits() {
 }
 
 #[test]
-fn a_limit_that_no_host_enforces_is_refused_with_what_to_do() {
+fn refuse_a_limit_that_no_host_enforces() {
     let why = refused(json!({ "name": "a", "concurrency": 3 }));
     for part in [
         "handler `a`",
         "no host enforces that yet",
-        "take `concurrency` out",
+        "remove `concurrency`",
         "`slots`",
     ] {
         assert!(why.contains(part), "{part}: {why}");
@@ -172,7 +172,7 @@ fn a_limit_that_no_host_enforces_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn keys_that_the_host_does_not_know_are_noted_and_nothing_is_refused_for_them() {
+fn report_unknown_keys_without_refusing_them() {
     let manifest = json!({
         "sdk": "of its own", "licence": "MIT",
         "handlers": [

@@ -7,12 +7,12 @@ use tokio::task::{JoinHandle, spawn_blocking, yield_now};
 
 use super::*;
 
-/// Holds a thread for each look-up, as the system does, until the test lets go of `gate`.
+/// Occupies a thread for each lookup, as the system does, until the test opens `gate`.
 #[derive(Debug)]
 struct Slow {
     gate: Arc<Mutex<mpsc::Receiver<()>>>,
     now: Arc<AtomicUsize>,
-    most: Arc<AtomicUsize>,
+    max: Arc<AtomicUsize>,
 }
 
 impl Resolver for Slow {
@@ -23,10 +23,10 @@ impl Resolver for Slow {
                 return Ok(vec![Ipv4Addr::LOCALHOST.into()]);
             }
             let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
-            self.most.fetch_max(now, Ordering::SeqCst);
+            self.max.fetch_max(now, Ordering::SeqCst);
             let gate = self.gate.clone();
             let looked = spawn_blocking(move || {
-                // Nothing is sent; that nobody can any more is what opens it.
+                // Nothing is sent; dropping the sender opens the gate.
                 gate.lock().unwrap().recv().unwrap_err();
             });
             looked.await.unwrap();
@@ -36,28 +36,28 @@ impl Resolver for Slow {
     }
 }
 
-/// Look-ups that are stuck until the gate opens.
+/// Lookups that are stuck until the gate opens.
 struct Stuck {
     lookups: Arc<Lookups>,
     gate: Option<mpsc::Sender<()>>,
     now: Arc<AtomicUsize>,
-    most: Arc<AtomicUsize>,
+    max: Arc<AtomicUsize>,
 }
 
 impl Stuck {
     fn new() -> Self {
         let (gate, opened) = mpsc::channel();
-        let (now, most) = (Arc::default(), Arc::default());
+        let (now, max) = (Arc::default(), Arc::default());
         let resolver = Slow {
             gate: Arc::new(Mutex::new(opened)),
             now: Arc::clone(&now),
-            most: Arc::clone(&most),
+            max: Arc::clone(&max),
         };
         Self {
             lookups: Arc::new(Lookups::new(Arc::new(resolver))),
             gate: Some(gate),
             now,
-            most,
+            max,
         }
     }
 
@@ -66,7 +66,7 @@ impl Stuck {
         tokio::spawn(async move { lookups.look_up(&handler, "slow.test").await })
     }
 
-    /// Starts some, and gives all of them up once no more can start.
+    /// Starts lookups, and abandons all of them once no more can start.
     async fn start_and_give_up(&self, handler: &str, count: usize) {
         let started: Vec<_> = (0..count).map(|_| self.start(handler)).collect();
         settle().await;
@@ -82,7 +82,7 @@ impl Stuck {
 
     async fn open(mut self) {
         self.gate = None;
-        // Once all places are free, nothing is under way.
+        // Once all permits are free, no lookup is running.
         let all = u32::try_from(LOOKUPS_MAX).unwrap();
         let under_way = &self.lookups.under_way;
         drop(under_way.acquire_many(all).await.expect("it is open"));
@@ -90,7 +90,7 @@ impl Stuck {
     }
 }
 
-/// Lets each task go as far as it can without anything from outside.
+/// Lets each task run as far as it can.
 async fn settle() {
     for _ in 0..1000 {
         yield_now().await;
@@ -98,19 +98,19 @@ async fn settle() {
 }
 
 #[tokio::test]
-async fn a_lookup_counts_until_it_has_ended_also_when_nobody_waits_for_it() {
+async fn an_abandoned_lookup_counts_until_it_has_ended() {
     let stuck = Stuck::new();
     for _ in 0..5 {
         stuck.start_and_give_up("a", 20).await;
         assert_eq!(stuck.now(), LOOKUPS_OF_ONE_MAX);
     }
-    let most = stuck.most.clone();
+    let max = stuck.max.clone();
     stuck.open().await;
-    assert_eq!(most.load(Ordering::SeqCst), LOOKUPS_OF_ONE_MAX);
+    assert_eq!(max.load(Ordering::SeqCst), LOOKUPS_OF_ONE_MAX);
 }
 
 #[tokio::test]
-async fn a_handler_whose_names_are_not_found_leaves_room_to_the_others() {
+async fn a_handler_with_stuck_lookups_does_not_block_others() {
     let stuck = Stuck::new();
     stuck.start_and_give_up("a", 20).await;
     let waits = stuck.start("a");
@@ -123,8 +123,8 @@ async fn a_handler_whose_names_are_not_found_leaves_room_to_the_others() {
 }
 
 #[test]
-fn lookups_take_no_more_threads_than_are_theirs() {
-    // One is left for whoever else needs one, for a file say.
+fn lookups_take_no_more_than_their_share_of_threads() {
+    // One thread is left for other work, such as files.
     let runtime = Builder::new_current_thread()
         .max_blocking_threads(LOOKUPS_MAX + 1)
         .build()
@@ -141,7 +141,7 @@ fn lookups_take_no_more_threads_than_are_theirs() {
 }
 
 #[tokio::test]
-async fn a_resolver_that_panics_fails_its_request_alone() {
+async fn a_panicking_resolver_fails_only_its_request() {
     let stuck = Stuck::new();
     for _ in 0..=LOOKUPS_MAX {
         let looked = stuck.lookups.look_up(&"a".into(), "panic.test").await;
@@ -151,7 +151,7 @@ async fn a_resolver_that_panics_fails_its_request_alone() {
 }
 
 #[test]
-fn the_system_says_which_addresses_are_this_machines_own() {
+fn the_system_reports_this_machines_own_addresses() {
     let own = super::SystemResolver.own().expect("it can be asked");
     assert!(own.contains(&IpAddr::from([127, 0, 0, 1])), "{own:?}");
 }

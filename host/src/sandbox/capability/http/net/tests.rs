@@ -18,7 +18,7 @@ use super::super::{Addresses, HttpAccess, Resolver};
 use super::*;
 use crate::sandbox::{AbortHandle, Settings};
 
-/// All names are here.
+/// Resolves all names to this machine.
 #[derive(Debug)]
 struct Here;
 
@@ -28,7 +28,7 @@ impl Resolver for Here {
     }
 }
 
-/// Answers whatever it is asked, and says of each connection when it has ended; its port.
+/// Starts a server that answers every request, and reports the end of each connection. Returns its port.
 async fn server() -> (u16, UnboundedReceiver<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -43,7 +43,7 @@ async fn server() -> (u16, UnboundedReceiver<()>) {
 
 async fn answer(mut stream: TcpStream, ended: UnboundedSender<()>) {
     let mut request = [0; 1024];
-    // A request comes in one piece here.
+    // A request arrives in one piece here.
     while stream.read(&mut request).await.is_ok_and(|bytes| bytes > 0) {
         let response = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
         stream.write_all(response).await.unwrap();
@@ -60,7 +60,7 @@ fn request_to(server: usize, port: u16) -> Request<Outgoing> {
 }
 
 #[tokio::test]
-async fn a_host_keeps_so_many_connections_and_no_more_to_however_many_servers() {
+async fn limit_the_open_connections_of_a_host() {
     let (port, mut ends) = server().await;
     let net = Net::new(HttpSettings {
         resolver: Arc::new(Here),
@@ -88,12 +88,12 @@ async fn a_host_keeps_so_many_connections_and_no_more_to_however_many_servers() 
         started.elapsed() < IDLE_MAX,
         "it was their age that ended them"
     );
-    // The last one is of those that are kept now.
+    // The last connection belongs to the new pool.
     ask(KEPT_MAX).await;
     assert_eq!(ends.try_recv(), Err(TryRecvError::Empty));
 }
 
-/// Counts who asks, and finds nothing for as long as a test takes.
+/// Counts lookups, and never finishes one.
 #[derive(Debug, Default)]
 struct Never(AtomicUsize);
 
@@ -105,14 +105,14 @@ impl Resolver for Never {
 }
 
 #[tokio::test]
-async fn a_handler_that_is_loaded_again_looks_up_no_more_names_at_a_time() {
+async fn a_reloaded_handler_has_the_same_limit_of_lookups() {
     let never = Arc::new(Never::default());
     let net = Net::new(HttpSettings {
         resolver: never.clone(),
         ..HttpSettings::default()
     })
     .unwrap();
-    // Each version has a reach that those before it had no use for, and so a client of its own.
+    // Each version uses a reach that the earlier ones did not, and so a client of its own.
     for reach in [Reach::Public, Reach::Private, Reach::Listed] {
         let access = HttpAccess::new(
             "a",
@@ -124,7 +124,7 @@ async fn a_handler_that_is_loaded_again_looks_up_no_more_names_at_a_time() {
             tokio::spawn(access.client(reach).request(request_to(at, 80)));
         }
     }
-    // Each goes as far as it can without an answer.
+    // Each continues as far as it can without an answer.
     for _ in 0..1000 {
         yield_now().await;
     }

@@ -1,25 +1,25 @@
-//! Takes secrets out of a text that comes in pieces, wherever the pieces are cut.
+//! Redacts secrets in a stream, wherever its pieces are cut.
 //!
-//! When a piece goes on tells nothing of a secret: whoever reads the text may work together with who writes it, and see
-//! which guess at the start of one is held back longer than another. So as much is held back of any text.
+//! The timing of the output reveals nothing about a secret: a reader who cooperates with the writer could otherwise
+//! see which guess of a secret's start is held back longer. So the same amount is held back of any text.
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue};
 
 use crate::sandbox::grants::Secret;
 
-/// Takes secrets out of a text that comes in pieces. Of what has come, as much is held back as the start of the longest
-/// secret may be, whatever it is, until more comes or the text ends.
+/// Redacts secrets in a stream. It always holds back as many bytes as the start of the longest secret may have, until
+/// more bytes come or the stream ends.
 pub(in crate::sandbox::capability::http) struct Redactor {
-    /// The longest first: where one starts with another, it is the whole that goes.
+    /// The longest secret first: if one secret starts with another, the longer one is replaced.
     pairs: Vec<(Secret, String)>,
-    /// Bytes of the longest one.
+    /// The size of the longest secret, bytes.
     longest: usize,
     held: BytesMut,
 }
 
 impl Redactor {
-    /// For each secret the word that takes its place.
+    /// Creates a redactor for secrets and the words that replace them.
     pub(super) fn new(mut pairs: Vec<(Secret, String)>) -> Self {
         pairs.sort_by_key(|(secret, _)| std::cmp::Reverse(secret.reveal().len()));
         let longest = pairs.first().map_or(0, |(secret, _)| secret.reveal().len());
@@ -30,7 +30,7 @@ impl Redactor {
         }
     }
 
-    /// What is certain of the text so far.
+    /// Adds bytes, and returns the text that is final.
     pub(in crate::sandbox::capability::http) fn push(&mut self, bytes: &[u8]) -> Bytes {
         self.held.extend_from_slice(bytes);
         let (clean, used) = self.clean(&self.held, false);
@@ -38,14 +38,14 @@ impl Redactor {
         clean.into()
     }
 
-    /// What was held back.
+    /// Returns the held-back rest at the end.
     pub(in crate::sandbox::capability::http) fn finish(&mut self) -> Bytes {
         let (clean, _) = self.clean(&self.held, true);
         self.held.clear();
         clean.into()
     }
 
-    /// Takes secrets out of the values of these fields.
+    /// Redacts the values of these fields.
     pub(in crate::sandbox::capability::http) fn redact_fields(&self, fields: &mut HeaderMap) {
         redact_each(fields, |value| {
             let (clean, _) = self.clean(value, true);
@@ -53,7 +53,7 @@ impl Redactor {
         });
     }
 
-    /// The text without secrets, and how much of it that is: all of it where this is its end.
+    /// The text without secrets, and how many bytes of input it covers: all of them at the end.
     fn clean(&self, text: &[u8], is_end: bool) -> (Vec<u8>, usize) {
         let mut clean = Vec::with_capacity(text.len());
         let mut at = 0;
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_found_at_the_start_in_the_middle_and_at_the_end() {
+    fn find_a_secret_at_the_start_in_the_middle_and_at_the_end() {
         for (text, clean) in [
             ("abababab", "<short>"),
             ("xabababab", "x<short>"),
@@ -133,14 +133,14 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_less_than_the_longest_secret_is_held_back() {
+    fn hold_back_one_byte_less_than_the_longest_secret() {
         let mut redactor = redactor();
         assert_eq!(redactor.push(b"hello, everybody"), &b"hel"[..]);
         assert_eq!(redactor.push(b"!"), &b"l"[..]);
         assert_eq!(redactor.finish(), &b"o, everybody!"[..]);
     }
 
-    /// How long each part is that comes out for these pieces.
+    /// The lengths of the output for these pieces.
     fn lengths(pieces: &[Vec<u8>]) -> Vec<usize> {
         let mut redactor = redactor();
         let mut lengths: Vec<_> = pieces
@@ -152,9 +152,9 @@ mod tests {
     }
 
     #[test]
-    fn who_guesses_the_start_of_a_secret_sees_the_same_as_who_is_wrong() {
+    fn output_timing_does_not_reveal_a_correct_guess() {
         let secret = b"something else";
-        // With its last byte it is the whole secret, which one has to know to say it.
+        // The last byte completes the secret, which only a party that knows it can write.
         for known in 0..secret.len() - 1 {
             let pieces = |guess: u8| {
                 let guess = [&secret[..known], &[guess]].concat();
@@ -167,8 +167,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_comes_out_when_depends_on_the_lengths_of_the_pieces_alone(
-            // As near to secrets as can be, and never one.
+        fn output_lengths_depend_only_on_input_lengths(
+            // As close to secrets as possible, and never one.
             pieces in prop::collection::vec("(abababa|someth|ing els|c|x){0,4}", 0..8),
         ) {
             let pieces: Vec<_> = pieces.into_iter().map(String::into_bytes).collect();
@@ -177,7 +177,7 @@ mod tests {
         }
 
         #[test]
-        fn wherever_the_pieces_are_cut_the_same_comes_out(
+        fn the_output_does_not_depend_on_the_cuts(
             text in "(ab|c|abababab|something |else|ababababcc){0,12}",
             mut cuts in prop::collection::vec(any::<usize>(), 0..8),
         ) {
