@@ -204,7 +204,8 @@ async fn a_job_whose_result_does_not_fit_is_tried_again_as_the_handler_says() {
     for row in rows {
         let (kind, message): (String, String) = (row.get(0), row.get(1));
         assert_eq!(kind, "invalid_result");
-        let told = "result does not match the schema at /lines/0: missing required property \"amount\"";
+        let told =
+            "result does not match the schema at /lines/0: missing required property \"amount\"";
         assert!(message.starts_with(told), "{message}");
     }
     worker.drain().await;

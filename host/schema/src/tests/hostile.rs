@@ -128,7 +128,11 @@ fn uniqueness_is_checked_quickly_for_any_list() {
     assert_eq!(unique.check(list.as_bytes()), Ok(()));
     assert!(start.elapsed() < PATIENCE);
     let list = format!("[{},1999990]", numbers.join(","));
-    refused(r#"{"uniqueItems": true}"#, &list, "expected unique items, got duplicates");
+    refused(
+        r#"{"uniqueItems": true}"#,
+        &list,
+        "expected unique items, got duplicates",
+    );
 }
 
 #[test]
