@@ -14,7 +14,7 @@ pub enum AbortReason {
     TakenByAnotherWorker,
     /// The job was settled by an admin action or by another worker.
     AlreadyCompleted,
-    /// The job does not exist any more.
+    /// The job no longer exists.
     NotFound,
     /// The worker no longer knows whether it owns the job.
     Error,

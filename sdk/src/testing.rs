@@ -393,14 +393,17 @@ mod tests {
             let set = ctx
                 .recorder
                 .state_compare_and_set("k", version, b"1".to_vec());
-            set.expect("it may go on")
+            set.expect("the attempt may continue")
         };
         assert!(!set(Some(1)) && set(Some(0)));
         assert!(!set(Some(0)) && !set(None) && !set(Some(-1)));
-        let kept = ctx.recorder.state_get("k").expect("it may go on");
-        let (_, version) = kept.expect("it is there");
+        let entry = ctx
+            .recorder
+            .state_get("k")
+            .expect("the attempt may continue");
+        let (_, version) = entry.expect("the key exists");
         assert!(version > 0 && set(Some(version)) && !set(Some(version)));
-        ctx.state().delete("k").expect("it may go on");
+        ctx.state().delete("k").expect("the attempt may continue");
         assert!(set(None));
     }
 }
