@@ -47,11 +47,11 @@ pub enum Kind {
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Scalar {
-    /// Of an integer column.
+    /// In an integer column.
     Integer(i64),
-    /// Of a number column.
+    /// In a number column.
     Number(f64),
-    /// Of a text column.
+    /// In a text column.
     Text(String),
 }
 
