@@ -470,7 +470,7 @@ DO $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.record'::regclass AND tgname = 'record_to_audit_outbox') THEN
         CREATE TRIGGER record_to_audit_outbox AFTER INSERT ON rouse.record
-            -- Of a purge, only the record of the queue.
+            -- For a purge, only the record of the queue.
             FOR EACH ROW WHEN (NEW.who IS NOT NULL AND (NEW.job IS NULL OR NEW.event <> 'purged')) EXECUTE FUNCTION rouse._fill_audit_outbox();
     END IF;
 END

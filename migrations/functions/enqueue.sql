@@ -2,7 +2,6 @@
 --
 -- They look up their lane through its index, whatever the statistics say (enable_seqscan): a session that planned while the catalog had one
 -- or two pages would otherwise keep reading all of it when it has 10,000 rows.
--- catalog had a page or two would go on reading all of it when it has 10,000 rows.
 
 -- Enforces the payload limit, in bytes of the JSON text that a handler gets. Callers serialise the payload once and pass its size.
 CREATE OR REPLACE FUNCTION rouse._check_payload(p_bytes integer, p_queue text) RETURNS void

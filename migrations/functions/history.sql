@@ -67,7 +67,6 @@ $$;
 --
 -- Searches back from `before` in spans of one second, four, sixteen …, until there are enough rows: a page reads the events of at most
 -- about five times its span, however far back `since` is. Served by finished_at, attempt_ended and record_at.
--- about five times its time, however far `since` lies back. Served by finished_at, attempt_ended and record_at.
 CREATE OR REPLACE FUNCTION rouse.audit(
     since timestamptz, before timestamptz DEFAULT 'infinity', queue text DEFAULT NULL, handler text DEFAULT NULL, who text DEFAULT NULL,
     most integer DEFAULT 1000)

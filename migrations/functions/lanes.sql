@@ -7,7 +7,7 @@
 --            Workers poll it for another day, because a producer that found it open may not have committed yet. After that no
 --            worker polls it, and the row provides the names for finished jobs. If a job appears in it after all, the next
 --            maintenance reopens it.
---   removed  nothing that is kept can refer to it any more
+--   removed  no kept row can refer to it
 
 -- Checks the arguments that all enqueuing functions share, and returns the id of their lane; null arguments mean their defaults. A lane
 -- without an open row is added to the catalog, with a notice if no live worker knows the handler or a key of p_payload.

@@ -1,4 +1,4 @@
-//! The signal that tells an attempt to stop.
+//! The signal that an attempt has to stop.
 
 use std::fmt;
 use std::rc::Rc;
@@ -12,22 +12,22 @@ use crate::task::Wait;
 pub enum AbortReason {
     /// The lease ran out and another worker has the job now.
     TakenByAnotherWorker,
-    /// Someone else settled the job.
+    /// The job was settled by an admin action or by another worker.
     AlreadyCompleted,
-    /// The job is gone.
+    /// The job no longer exists.
     NotFound,
-    /// The worker cannot tell any more whether it owns the job.
+    /// The worker no longer knows whether it owns the job.
     Error,
     /// The attempt ran longer than its run timeout.
     TimedOut,
     /// The job was cancelled.
     Cancelled,
-    /// The host is shutting down and its patience has ended.
+    /// The host is shutting down, and its drain timeout has passed.
     Shutdown,
 }
 
 impl AbortReason {
-    /// The word that the host uses for it in logs and SQL.
+    /// The name of this reason in the host's logs and in SQL.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::TakenByAnotherWorker => "taken_by_another_worker",
@@ -47,10 +47,10 @@ impl fmt::Display for AbortReason {
     }
 }
 
-/// Turns once, when the attempt has to stop, and never back.
+/// Fires once, when the attempt has to stop, and is never reset.
 ///
-/// From that moment the host drops whatever the attempt returns and refuses its further effects.
-/// What is left of the grace is for tidying up; then the attempt is stopped where it stands.
+/// From that moment the host drops the attempt's result and refuses further effects. The rest of the grace period is for cleaning up; then
+/// the attempt is stopped by force.
 #[derive(Clone)]
 pub struct AbortSignal {
     world: Rc<World>,
@@ -61,24 +61,23 @@ impl AbortSignal {
         Self { world }
     }
 
-    /// None while the attempt may go on. Costs a host call: ask once per chunk of work, not
-    /// once per byte.
+    /// `None` while the attempt may continue. Costs a host call: check once per chunk of work, not once per byte.
     pub fn reason(&self) -> Option<AbortReason> {
         self.world.abort_reason()
     }
 
-    /// The time until the attempt is stopped by force; none while it may go on.
+    /// The time until the attempt is stopped by force; `None` while it may continue.
     pub fn grace_remaining(&self) -> Option<Duration> {
         self.world.grace_remaining()
     }
 
-    /// Ends when the attempt has to stop. [`race`](crate::race) it against the work.
+    /// Completes when the attempt has to stop. [`race`](crate::race) it against the work.
     pub async fn wait(&self) -> AbortReason {
         if let Some(reason) = self.reason() {
             return reason;
         }
         Wait::new(self.world.abort_source()).await;
-        // A host that says "stop" but not why has lost track of the job.
+        // A grace without a reason means that the host has lost track of the job.
         self.reason().unwrap_or(AbortReason::Error)
     }
 }

@@ -1,4 +1,4 @@
-//! What a running attempt knows of itself, with what it may tell the host.
+//! The context of a running attempt: its job, and the functions of the host.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,67 +19,66 @@ use crate::{AbortReason, AbortSignal, Error, Result};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JobInfo {
-    /// The job's id, the same for all its attempts. Negative where there is no job: the handler was invoked without the
-    /// queue, and each such call has a number of its own.
+    /// The job's id, the same for all its attempts. Negative if the handler was invoked without the queue; each such call has its own
+    /// number.
     pub id: i64,
     /// The name under which the job was enqueued.
     pub handler: String,
     /// The queue that the job is in.
     pub queue: String,
-    /// Whose job it is.
+    /// The tenant that the job belongs to.
     pub tenant: Option<String>,
     /// What triggered the job.
     pub source: Option<String>,
-    /// 1 for the first attempt.
+    /// The number of this attempt, from 1.
     pub attempt: u32,
-    /// How many attempts may fail before the job does.
+    /// The maximum number of attempts.
     pub max_attempts: u32,
     /// When the job was enqueued: milliseconds since 1970-01-01 UTC, by the database's clock.
     pub requested_at_ms: i64,
 }
 
-/// How loud a log line is.
+/// The severity of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
-    /// Every step.
+    /// Individual steps.
     Trace,
-    /// For whoever looks for a fault.
+    /// Information for debugging.
     Debug,
-    /// Worth knowing.
+    /// Normal events of interest.
     Info,
-    /// Worth a look.
+    /// Problems that may need attention.
     Warn,
-    /// Wrong.
+    /// Failures.
     Error,
 }
 
-// One for each target, and never behind a `dyn`: of the host's imports a module then has those that it calls, and each that it
-// has costs each of its attempts some 0.4 µs.
+// One implementation per target, and never behind a `dyn`: that way a module only has the imports of the host that it calls, and each
+// import costs each attempt about 0.4 µs.
 #[cfg(not(target_family = "wasm"))]
 pub(crate) use crate::testing::Recorder as World;
 #[cfg(target_family = "wasm")]
 pub(crate) use crate::wasm::Imports as World;
 
-/// What the world around an attempt offers: the host's imports in a module, a recorder in a
-/// native test.
+/// The environment of an attempt: the host's imports in a module, a recorder in native tests.
 pub(crate) trait Host {
     fn log(&self, level: Level, message: String);
     fn progress(&self, percent: u8, step: &str);
     fn abort_reason(&self) -> Option<AbortReason>;
     fn grace_remaining(&self) -> Option<Duration>;
     fn abort_source(&self) -> Source;
-    /// The recorded result of a step, JSON; none where it is to be done.
+    /// The recorded result of a step, JSON; `None` if it is not recorded.
     fn start_step(&self, name: &str) -> Result<Option<Vec<u8>>>;
     fn complete_step(&self, name: &str, output: Vec<u8>) -> Result<()>;
     fn secret(&self, name: &str) -> Result<String>;
     /// A JSON object.
     fn settings(&self) -> Vec<u8>;
-    /// What is kept under a key, with its version.
+    /// The value under a key, with its version.
     fn state_get(&self, key: &str) -> Result<Option<(Vec<u8>, i64)>>;
-    /// A page of keys; an empty one is the last.
+    /// A page of keys; an empty page ends the listing.
     fn state_keys(&self, prefix: &str, after: Option<&str>) -> Result<Vec<String>>;
     fn state_set(&self, key: &str, value: Vec<u8>) -> Result<()>;
-    /// False where another version is there; none, and 0: where anything is.
+    /// False if the current version is another one; `None`, or 0: if any value exists.
     fn state_compare_and_set(
         &self,
         key: &str,
@@ -88,21 +87,21 @@ pub(crate) trait Host {
     ) -> Result<bool>;
     fn state_delete(&self, key: &str) -> Result<bool>;
     fn hmac_sha256(&self, name: &str, message: &[u8]) -> Result<Vec<u8>>;
-    /// Sends one request; redirects, time limits and the abort are the caller's.
+    /// Sends one request; redirects, timeouts and the abort are handled by the caller.
     fn http<'a>(&'a self, request: &'a Request) -> Answer<'a>;
 }
 
-/// A response that is waited for.
+/// A pending response.
 pub(crate) type Answer<'a> = Pin<Box<dyn Future<Output = Result<Response>> + 'a>>;
 
-/// A handler's view of its attempt.
+/// The context of an attempt, as its handler sees it.
 ///
-/// In native tests `TestCtx` takes its place: `&TestCtx` is accepted where `&Ctx` is asked for.
+/// In native tests `TestCtx` replaces it: `&TestCtx` is accepted as `&Ctx`.
 pub struct Ctx {
     job: JobInfo,
     world: Rc<World>,
-    /// Which of the steps of each name are under way or done in this attempt. Ordered: the first hash table of an attempt asks the
-    /// host for its seed.
+    /// The numbers of the steps of each name that are running or done in this attempt. Ordered, because the first hash table of an attempt
+    /// would ask the host for a random seed.
     started: RefCell<BTreeMap<String, BTreeSet<u32>>>,
 }
 
@@ -120,7 +119,7 @@ impl Ctx {
         &self.job
     }
 
-    /// Writes one line to the host's log, beside the job's id.
+    /// Writes one line to the host's log, with the job's id.
     pub fn log(&self, level: Level, message: impl fmt::Display) {
         self.world.log(level, message.to_string());
     }
@@ -150,13 +149,13 @@ impl Ctx {
         self.log(Level::Error, message);
     }
 
-    /// Says how far the attempt is, 0 to 100 (more counts as 100), with the step it is in.
+    /// Reports the progress of the attempt, 0 to 100 (more counts as 100), with its current step.
     pub fn progress(&self, percent: u8, step: impl AsRef<str>) {
         self.world.progress(percent.min(100), step.as_ref());
     }
 
-    /// Does a piece of work once in the life of the job: its result is committed at once, and a later attempt
-    /// gets it back instead of doing the work again.
+    /// Does a piece of work once per job: its result is committed at once, and a later attempt gets the result instead of doing the work
+    /// again.
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Error, TestCtx};
@@ -177,16 +176,16 @@ impl Ctx {
     /// assert_eq!(second.steps_done(), ["ship"]);
     /// ```
     ///
-    /// The name has 1 to 200 characters without `#`. The second step of the same name within an attempt is
-    /// another step (where the first has failed, or was dropped, it is the same once more), so a step may stand in a loop, as long as each attempt goes through it in the same order. A
-    /// job has up to 1,000 steps, each with a result of at most 256 KiB, 8 MiB together.
+    /// The name has 1 to 200 characters without `#`. The second step of the same name within an attempt is a different step (unless the
+    /// first has failed or was dropped: then it is the same one). So a step may be in a loop, as long as each attempt goes through the loop
+    /// in the same order. A job has up to 1,000 steps, each with a result of at most 256 KiB, 8 MiB in total.
     ///
-    /// The work may still be done twice: an attempt can be lost between the work and its record. What the work does
-    /// outside should bear that (an idempotency key, for instance `format!("{}-charge", ctx.job().id)`).
+    /// The work may still be done twice, because an attempt can be lost between the work and its record. External effects of the work
+    /// should be idempotent (with an idempotency key, for instance `format!("{}-charge", ctx.job().id)`).
     ///
     /// # Errors
-    /// Those of the work, of which nothing is recorded; where a recorded result does not fit `T` any more; where
-    /// the host refuses the step (kind `step-refused`); and where the attempt has to stop (kind `aborted`).
+    /// Those of the work, of which nothing is recorded; if a recorded result no longer matches `T` (kind `step-changed`); if the host
+    /// refuses the step (kind `step-refused`); and if the attempt has to stop (kind `aborted`).
     pub fn step<T: Serialize + DeserializeOwned>(
         &self,
         name: impl AsRef<str>,
@@ -201,10 +200,10 @@ impl Ctx {
         Ok(output)
     }
 
-    /// [`step`](Self::step) for work that waits: the future is awaited only where there is no result yet.
+    /// [`step`](Self::step) for asynchronous work: the future is only awaited if there is no result yet.
     ///
     /// # Errors
-    /// As those of [`step`](Self::step).
+    /// As for [`step`](Self::step).
     pub async fn step_async<T: Serialize + DeserializeOwned>(
         &self,
         name: impl AsRef<str>,
@@ -219,9 +218,8 @@ impl Ctx {
         Ok(output)
     }
 
-    /// A word that stands for a secret, to be put into a header or a body of a request: there the host puts the secret
-    /// in its place, where `rouse.toml` grants that for the server. The handler never holds the secret itself, so it
-    /// cannot lose it either.
+    /// A placeholder for a secret, for a header or body of a request. The host replaces it with the secret, if `rouse.toml` grants that for
+    /// the server. The handler never holds the secret itself, so it cannot leak it.
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Error, http};
@@ -235,13 +233,13 @@ impl Ctx {
     /// ```
     ///
     /// # Errors
-    /// Permanent, where the operator has not granted it to this handler (kind `denied`).
+    /// Permanent, if the operator has not granted the secret to this handler (kind `denied`).
     pub fn secret(&self, name: impl AsRef<str>) -> Result<String> {
         self.world.secret(name.as_ref())
     }
 
-    /// What the operator has set for this handler, under `[handlers.NAME.settings]` in `rouse.toml`. Fields that may be left out
-    /// need a default (`#[serde(default)]`).
+    /// The operator's settings for this handler, from `[handlers.NAME.settings]` in `rouse.toml`. Optional fields need a default
+    /// (`#[serde(default)]`).
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Error, TestCtx, serde_json::json};
@@ -262,7 +260,7 @@ impl Ctx {
     /// ```
     ///
     /// # Errors
-    /// Permanent, where they are not what the handler takes (kind `bad-settings`), with the setting and where it is written.
+    /// Permanent, if they do not match `T` (kind `bad-settings`); the message names the setting and its table.
     pub fn settings<T: DeserializeOwned>(&self) -> Result<T> {
         let json = self.world.settings();
         let json = &mut serde_json::Deserializer::from_slice(&json);
@@ -273,21 +271,21 @@ impl Ctx {
                 path => format!("{path}: "),
             };
             Error::permanent(format_args!(
-                "the settings of the handler {handler} are not what it takes: {path}{}; they stand in rouse.toml, under [handlers.\"{handler}\".settings] or a pattern that covers it",
+                "invalid settings of the handler {handler}: {path}{}; correct them in rouse.toml, under [handlers.\"{handler}\".settings] or a matching pattern",
                 error.inner()
             ))
             .kind("bad-settings")
         })
     }
 
-    /// What the handler keeps between its jobs, for the tenant of this one.
+    /// The handler's state, for the tenant of this job.
     pub fn state(&self) -> State<'_> {
         State::new(&self.world)
     }
 
-    /// HMAC-SHA256 of a message, with a secret as the key that `rouse.toml` grants for signing (`sign = true`): 32 bytes.
-    /// The host computes it, so that the handler never holds the key. A secret that starts with `whsec_` stands for
-    /// the key whose base64 follows, as in [Standard Webhooks](https://www.standardwebhooks.com).
+    /// HMAC-SHA256 of a message, with a secret as the key that `rouse.toml` grants for signing (`sign = true`): 32 bytes. The host computes
+    /// it, so that the handler never holds the key. A secret that starts with `whsec_` contains the key in base64, as in [Standard
+    /// Webhooks](https://www.standardwebhooks.com).
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Error};
@@ -298,10 +296,10 @@ impl Ctx {
     /// }
     /// ```
     ///
-    /// In native tests it is 32 bytes that are others for another name or message, and no HMAC.
+    /// In native tests it returns 32 bytes that depend on the name and the message, but are not an HMAC.
     ///
     /// # Errors
-    /// Permanent, where the operator has not granted it to this handler (kind `denied`).
+    /// Permanent, if the operator has not granted the secret to this handler (kind `denied`).
     pub fn hmac_sha256(&self, name: impl AsRef<str>, message: impl AsRef<[u8]>) -> Result<Vec<u8>> {
         self.world.hmac_sha256(name.as_ref(), message.as_ref())
     }
@@ -310,17 +308,17 @@ impl Ctx {
         self.world.http(request)
     }
 
-    /// Takes the first name that is free: `name`, `name#2`, `name#3` …
-    fn start(&self, name: &str) -> Result<Begun<'_>> {
+    /// Takes the first free name: `name`, `name#2`, `name#3` …
+    fn start(&self, name: &str) -> Result<StartedStep<'_>> {
         if name.contains('#') {
-            let why = format_args!("the name of a step has no #, which {name:?} has");
+            let why = format_args!("the name of a step must not contain #: {name:?}");
             return Err(Error::permanent(why).kind("step-refused"));
         }
         let mut started = self.started.borrow_mut();
         let taken = started.entry(name.to_owned()).or_default();
         let nth = (1..).find(|nth| !taken.contains(nth)).unwrap_or(u32::MAX);
         taken.insert(nth);
-        Ok(Begun {
+        Ok(StartedStep {
             ctx: self,
             base: name.to_owned(),
             nth,
@@ -337,7 +335,7 @@ impl Ctx {
         };
         serde_json::from_slice(&bytes).map(Some).map_err(|error| {
             Error::retryable(format_args!(
-                "the recorded result of the step {name} is not what this version of the handler expects: {error}"
+                "the recorded result of the step {name} does not match what this version of the handler expects: {error}"
             ))
             .kind("step-changed")
         })
@@ -355,23 +353,22 @@ impl Ctx {
     }
 }
 
-/// A step that is under way. Dropped before it is done, it gives its name free: who starts it again in this attempt
-/// starts the same.
-struct Begun<'a> {
+/// A running step. If it is dropped before it is done, it releases its name: starting it again in this attempt starts the same step.
+struct StartedStep<'a> {
     ctx: &'a Ctx,
     base: String,
     nth: u32,
     name: String,
 }
 
-impl Begun<'_> {
+impl StartedStep<'_> {
     fn done(mut self) {
-        // Nothing is given free.
+        // The name is not released.
         self.nth = 0;
     }
 }
 
-impl Drop for Begun<'_> {
+impl Drop for StartedStep<'_> {
     fn drop(&mut self) {
         if let Some(taken) = self.ctx.started.borrow_mut().get_mut(&self.base) {
             taken.remove(&self.nth);

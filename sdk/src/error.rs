@@ -1,4 +1,4 @@
-//! Why an attempt did not succeed, in the handler's own words.
+//! The error of an attempt, as the handler describes it.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,13 +6,13 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
-/// What a handler returns.
+/// The result of a handler.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an attempt did not succeed.
+/// The error of an attempt, as the handler describes it.
 ///
-/// `?` turns any [`std::error::Error`] into a retryable one, with its whole chain of causes as
-/// the message. (That is why `Error` itself is not a `std::error::Error`.)
+/// `?` turns any [`std::error::Error`] into a retryable one, with its whole chain of causes as the message. (That is why `Error` itself is
+/// not a `std::error::Error`.)
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
@@ -29,22 +29,22 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Error {
-    /// A short class, `error` where the handler gave none.
+    /// A short class; `error` unless the handler sets one.
     pub kind: Cow<'static, str>,
-    /// What went wrong, for people.
+    /// The message, for people.
     pub message: String,
-    /// Anything else worth keeping; stored as JSON with the attempt.
+    /// Further details; stored as JSON with the attempt.
     pub details: Option<Value>,
-    /// True: the job fails at once. False: it is tried again while it has attempts left.
+    /// True: the job fails at once. False: it is retried while it has attempts left.
     pub permanent: bool,
-    /// Try again after this long, instead of the handler's own backoff.
+    /// Retry after this time, instead of the handler's own backoff.
     pub retry_after: Option<Duration>,
-    /// Try again then, instead of either.
+    /// Retry at this time, instead of either.
     pub retry_at: Option<SystemTime>,
 }
 
 impl Error {
-    /// An error that may be gone at the next attempt.
+    /// An error that may not occur again in the next attempt.
     pub fn retryable(message: impl fmt::Display) -> Self {
         Self {
             kind: Cow::Borrowed("error"),
@@ -56,7 +56,7 @@ impl Error {
         }
     }
 
-    /// An error that another attempt would only repeat.
+    /// An error that every further attempt would repeat.
     pub fn permanent(message: impl fmt::Display) -> Self {
         Self {
             permanent: true,
@@ -64,21 +64,21 @@ impl Error {
         }
     }
 
-    /// Sets the class: a short word that people filter by, for instance `smtp-timeout`.
+    /// Sets the class: a short word to filter by, for instance `smtp-timeout`.
     #[must_use]
     pub fn kind(mut self, kind: impl Into<Cow<'static, str>>) -> Self {
         self.kind = kind.into();
         self
     }
 
-    /// Adds anything else worth keeping.
+    /// Adds further details.
     #[must_use]
     pub fn details(mut self, details: impl Into<Value>) -> Self {
         self.details = Some(details.into());
         self
     }
 
-    /// Asks for the next attempt after this long; makes the error retryable.
+    /// Requests the next attempt after this time; makes the error retryable.
     #[must_use]
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.permanent = false;
@@ -87,8 +87,8 @@ impl Error {
         self
     }
 
-    /// Asks for the next attempt at this time, by the database's clock; makes the error retryable. A time that
-    /// has passed means at once, one that is more than a year away a year.
+    /// Requests the next attempt at this time, by the database's clock; makes the error retryable. A time in the past means at once; more
+    /// than a year ahead means a year.
     #[must_use]
     pub fn retry_at(mut self, time: SystemTime) -> Self {
         self.permanent = false;
@@ -97,8 +97,7 @@ impl Error {
         self
     }
 
-    /// Where a next attempt was asked for, brings it forward to this long from now at the latest: for wishes of servers,
-    /// which are anybody's.
+    /// If a next attempt was requested, limits its delay to this time from now. Use it for delays that a server asks for.
     #[must_use]
     pub fn retry_within(mut self, longest: Duration) -> Self {
         self.retry_after = self.retry_after.map(|wait| wait.min(longest));
@@ -122,7 +121,7 @@ impl<E: std::error::Error> From<E> for Error {
         let mut cause = error.source();
         while let Some(inner) = cause {
             let text = inner.to_string();
-            // Many errors repeat their cause in their own text; once is enough.
+            // Many errors repeat their cause in their own text; it is included once.
             if !message.contains(&text) {
                 message.push_str(": ");
                 message.push_str(&text);
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_message_names_every_cause_once() {
+    fn the_message_contains_every_cause_once() {
         let inner = Chained("disk full", None);
         let middle = Chained("cannot write: disk full", Some(Box::new(inner)));
         let outer = Chained("no thumbnail", Some(Box::new(middle)));
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_was_asked_for_too_late_is_brought_forward() {
+    fn a_requested_delay_is_limited() {
         let hour = Duration::from_secs(3600);
         let after = |wait| {
             Error::retryable("busy")
@@ -200,7 +199,7 @@ mod tests {
         let now = SystemTime::now();
         let at = |time| Error::retryable("busy").retry_at(time).retry_within(hour);
         assert_eq!(at(now + hour / 2).retry_at, Some(now + hour / 2));
-        let brought = at(now + hour * 9).retry_at.expect("it is still asked for");
+        let brought = at(now + hour * 9).retry_at.expect("it is still requested");
         assert!((now + hour..now + hour * 2).contains(&brought));
 
         let error = Error::permanent("no").retry_within(hour);

@@ -1,4 +1,4 @@
-//! What `#[handler]` makes of a function.
+//! The traits and types behind `#[handler]`.
 
 use schemars::{JsonSchema, Schema, generate::SchemaSettings};
 use serde::Serialize;
@@ -6,52 +6,49 @@ use serde::de::DeserializeOwned;
 
 use crate::{Ctx, Error};
 
-/// How many jobs one instance of a handler may serve.
+/// How many jobs an instance of a handler may serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Instances {
-    /// One: nothing of an earlier job is there.
+    /// One: no state of an earlier job remains.
     Fresh,
-    /// Many, of one tenant, one after the other, where the operator allows it. Statics keep what the
-    /// last job left in them.
+    /// Many, of one tenant, one after the other, if the operator allows it. Statics keep the values that the last job left in them.
     Reuse,
 }
 
-/// What a handler declares of itself. Unset fields are left to the host's defaults; the operator
-/// can override all of them.
+/// The options that a handler declares. Unset fields use the host's defaults; the operator can override all of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Definition {
     /// The name that jobs are enqueued under, for instance `email.send`.
     pub name: &'static str,
-    /// The handler's version; the crate's where none is given.
+    /// The handler's version; by default the crate's.
     pub version: &'static str,
-    /// What it does; the function's doc comment where none is given.
+    /// A description; by default the function's doc comment.
     pub description: &'static str,
-    /// Attempts in all, the first included.
+    /// The maximum number of attempts, including the first.
     pub max_attempts: Option<u32>,
     /// The wait after the first failed attempt, milliseconds.
     pub initial_backoff_ms: Option<u64>,
     /// The longest wait between attempts, milliseconds.
     pub max_backoff_ms: Option<u64>,
-    /// By how much each further wait is longer.
+    /// The factor by which each further wait grows.
     pub multiplier: Option<f64>,
-    /// Share of the wait that is random, 0 to 1.
+    /// The random share of the wait, 0 to 1.
     pub jitter: Option<f64>,
-    /// How long a claim holds without renewal, milliseconds.
+    /// The duration of a claim without renewal, milliseconds.
     pub lease_ms: Option<u64>,
-    /// How long an attempt may run, milliseconds.
+    /// The run timeout of an attempt, milliseconds.
     pub timeout_ms: Option<u64>,
     /// From the abort signal to the hard stop, milliseconds.
     pub grace_ms: Option<u64>,
     /// Whether an instance may serve many jobs.
     pub instances: Instances,
-    /// What the handler asks the operator for, for instance `dirs:/photos`.
+    /// The capabilities that the handler asks the operator for, for instance `dirs:/photos`.
     pub capabilities: &'static [&'static str],
 }
 
-/// A function under [`#[handler]`](macro@crate::handler). The attribute implements it, for a type
-/// of the function's own name.
+/// A function with [`#[handler]`](macro@crate::handler). The attribute implements it for a type with the name of the function.
 pub trait Handler {
-    /// What the handler declares of itself.
+    /// The options that the handler declares.
     const DEFINITION: Definition;
 
     /// The JSON Schema of the payload.
@@ -63,16 +60,15 @@ pub trait Handler {
     /// Runs one attempt, from JSON to JSON.
     ///
     /// # Errors
-    /// Those of the handler. A payload that is not of the input type is a permanent error of kind
-    /// `bad-payload`; a result that cannot be written as JSON is a permanent one of kind
-    /// `bad-result`.
+    /// Those of the handler. A payload that does not match the input type is a permanent error of kind `bad-payload`; a result that cannot
+    /// be written as JSON is a permanent one of kind `bad-result`.
     fn run(ctx: &Ctx, payload: &[u8]) -> Result<Vec<u8>, Error>;
 }
 
-/// One exported handler, its types erased.
+/// An exported handler with erased types.
 #[derive(Clone, Copy)]
 pub struct Entry {
-    /// What it declares of itself.
+    /// The options that it declares.
     pub definition: Definition,
     /// The schema of its payload.
     pub input_schema: fn() -> Schema,
@@ -94,19 +90,20 @@ impl Entry {
     }
 }
 
-/// Reads a payload. The error says where in the payload it went wrong.
+/// Reads a payload. An error contains the location in the payload.
 pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {
-    // Keeping track of the place costs several times as much as reading, so it is read again for
-    // that.
+    // Tracking the location costs several times as much as reading, so after an error the payload is read again for that.
     serde_json::from_slice(payload)
-        .or_else(|error| nothing(payload).ok_or(error))
+        .or_else(|error| decode_missing(payload).ok_or(error))
         .or_else(|_| decode_with_path(payload))
 }
 
-/// A job that was enqueued without a payload has `{}`, with which a handler that takes nothing, `()`, is content.
-fn nothing<T: DeserializeOwned>(payload: &[u8]) -> Option<T> {
-    let fits = size_of::<T>() == 0 && payload.trim_ascii() == b"{}";
-    fits.then(|| serde_json::from_str("null").ok()).flatten()
+/// A job that was enqueued without a payload has `{}`, which a handler without input, `()`, accepts.
+fn decode_missing<T: DeserializeOwned>(payload: &[u8]) -> Option<T> {
+    let is_missing = size_of::<T>() == 0 && payload.trim_ascii() == b"{}";
+    is_missing
+        .then(|| serde_json::from_str("null").ok())
+        .flatten()
 }
 
 fn decode_with_path<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {
@@ -115,13 +112,13 @@ fn decode_with_path<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {
         let path = error.path().to_string();
         let message = error.inner();
         bad_payload(if path == "." {
-            format!("the payload is not what the handler takes: {message}")
+            format!("the payload does not match the input type: {message}")
         } else {
-            format!("the payload is not what the handler takes: {path}: {message}")
+            format!("the payload does not match the input type: {path}: {message}")
         })
     })?;
     json.end()
-        .map_err(|error| bad_payload(format!("the payload is no JSON: {error}")))?;
+        .map_err(|error| bad_payload(format!("the payload is not valid JSON: {error}")))?;
     Ok(value)
 }
 
@@ -137,7 +134,7 @@ pub fn encode<T: Serialize>(output: &T) -> Result<Vec<u8>, Error> {
     })
 }
 
-/// The schema of what is read.
+/// The schema of the input.
 pub fn input_schema<T: JsonSchema>() -> Schema {
     SchemaSettings::draft2020_12()
         .for_deserialize()
@@ -145,7 +142,7 @@ pub fn input_schema<T: JsonSchema>() -> Schema {
         .into_root_schema_for::<T>()
 }
 
-/// The schema of what is written.
+/// The schema of the output.
 pub fn output_schema<T: JsonSchema>() -> Schema {
     SchemaSettings::draft2020_12()
         .for_serialize()
@@ -153,7 +150,7 @@ pub fn output_schema<T: JsonSchema>() -> Schema {
         .into_root_schema_for::<T>()
 }
 
-/// True where no name stands twice. Evaluated by the compiler, in `export!`.
+/// True if the names are distinct. Evaluated at compile time, in `export!`.
 pub const fn distinct(names: &[&str]) -> bool {
     let mut i = 0;
     while i < names.len() {

@@ -1,4 +1,4 @@
-//! Requests to servers that the operator has granted.
+//! HTTP requests to servers that the operator has granted.
 //!
 //! ```
 //! use rouse_sdk::{Ctx, Error, TestCtx, handler, http};
@@ -20,8 +20,8 @@
 //! assert_eq!(rouse_sdk::block_on(rate(&ctx, "chf".into())).unwrap(), 1.07);
 //! ```
 //!
-//! Nothing is sent to where `rouse.toml` does not allow it; such a request fails for good, and the job's error holds
-//! the lines that would allow it.
+//! Requests that `rouse.toml` does not allow are never sent; they fail permanently, and the job's error contains the lines that would allow
+//! them.
 
 mod response;
 mod url;
@@ -36,28 +36,28 @@ pub use response::Response;
 pub(crate) use url::Url;
 pub use url::without_user;
 
-/// The largest response where nothing else is said, bytes: an attempt has 128 MiB of memory by default.
+/// The default limit of a response, bytes: an attempt has 128 MiB of memory by default.
 const RESPONSE_BYTES_MAX: usize = 16 << 20;
 
-/// A request, before it is sent.
+/// A request to send.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Request {
     /// `GET`, `POST` …
     pub method: String,
-    /// Where to, with its scheme: `https://api.example.com/v1?page=2`.
+    /// The URL, with its scheme: `https://api.example.com/v1?page=2`.
     pub url: String,
     /// Names and values.
     pub headers: Vec<(String, String)>,
-    /// What is sent with it.
+    /// The request body.
     pub body: Vec<u8>,
-    /// How long all of it may take; none: as long as the host allows.
+    /// The time limit of the whole request; `None` means the host's limit.
     pub timeout: Option<Duration>,
-    /// How many redirects are followed. Default: 0, a redirect is a response as any other.
+    /// How many redirects are followed. Default: 0, a redirect is returned like any other response.
     pub redirects: u32,
     /// The largest response body, bytes. Default: 16 MiB.
     pub response_bytes_max: usize,
-    /// What is beyond that is left out, instead of being an error. Default: false.
+    /// True: a larger body is cut instead of being an error. Default: false.
     pub cuts_response: bool,
 }
 
@@ -96,14 +96,14 @@ impl Request {
         }
     }
 
-    /// Adds a header. The host writes `host` by itself.
+    /// Adds a header. The host sets `host` itself.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.push((name.into(), value.into()));
         self
     }
 
-    /// Adds the header `authorization: Bearer …`, for instance with what [`Ctx::secret`] gives.
+    /// Adds the header `authorization: Bearer …`, for instance with the placeholder from [`Ctx::secret`].
     #[must_use]
     pub fn bearer(self, token: impl AsRef<str>) -> Self {
         let value = format!("Bearer {}", token.as_ref());
@@ -120,35 +120,35 @@ impl Request {
     /// Sets the body to a value as JSON, and its content type.
     ///
     /// # Errors
-    /// Where the value is none that JSON has.
+    /// If the value cannot be represented as JSON.
     pub fn json(self, value: &impl Serialize) -> Result<Self> {
         let body = serde_json::to_vec(value)?;
         Ok(self.header("content-type", "application/json").body(body))
     }
 
-    /// Gives it up after this long.
+    /// Sets the time limit.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Follows so many redirects. Each is a request of its own, which has to be granted; credentials
-    /// (`authorization`, `cookie`) do not go on to another server.
+    /// Follows up to `redirects` redirects. Each is a separate request, which has to be granted; credentials (`authorization`, `cookie`)
+    /// are not sent to another server.
     #[must_use]
     pub fn redirects(mut self, redirects: u32) -> Self {
         self.redirects = redirects;
         self
     }
 
-    /// Takes responses of this size at most.
+    /// Sets the size limit of responses.
     #[must_use]
     pub fn response_bytes_max(mut self, bytes: usize) -> Self {
         self.response_bytes_max = bytes;
         self
     }
 
-    /// Reads so much of a response, and leaves out what comes after it: [`Response::cut`] says so.
+    /// Reads at max this much of a response and drops the rest; then [`Response::cut`] is true.
     #[must_use]
     pub fn cut_response(mut self, bytes: usize) -> Self {
         self.response_bytes_max = bytes;
@@ -156,12 +156,12 @@ impl Request {
         self
     }
 
-    /// Sends it and waits for the whole response, whatever its status is.
+    /// Sends the request and waits for the whole response, whatever its status.
     ///
     /// # Errors
-    /// Permanent: where it is not granted (kind `denied`), where the URL is none (kind `bad-request`), and where the
-    /// response is too large (kind `too-large`). Retryable: where no response came (kind `http`), not in time
-    /// (kind `http-timeout`), or where the attempt has to stop (kind `aborted`).
+    /// Permanent: if it is not granted (kind `denied`), if the URL is invalid (kind `bad-request`), and if the response is too large (kind
+    /// `too-large`). Retryable: if there is no response (kind `http`), or not in time (kind `http-timeout`), or if the attempt has to stop
+    /// (kind `aborted`).
     pub async fn send(self, ctx: &Ctx) -> Result<Response> {
         let timeout = self.timeout;
         let answered = async {
@@ -185,26 +185,25 @@ impl Request {
         }
     }
 
-    /// What it asks for where, for messages.
+    /// Method and URL, for messages.
     pub(crate) fn what(&self) -> String {
         format!("{} {}", self.method, without_user(&self.url))
     }
 
-    /// Cuts what has come of a body to what the request takes; true where something was cut off, and no more is to be
-    /// read.
+    /// Cuts a body to the size that the request accepts; true if something was cut off, and reading can stop.
     pub(crate) fn fit(&self, body: &mut Vec<u8>) -> Result<bool> {
-        let most = self.response_bytes_max;
-        if body.len() <= most {
+        let max = self.response_bytes_max;
+        if body.len() <= max {
             return Ok(false);
         }
         if !self.cuts_response {
             let what = self.what();
             return Err(Error::permanent(format_args!(
-                "{what}: the response has more than {most} bytes"
+                "{what}: the response has more than {max} bytes"
             ))
             .kind("too-large"));
         }
-        body.truncate(most);
+        body.truncate(max);
         Ok(true)
     }
 
@@ -226,9 +225,9 @@ impl Request {
         }
     }
 
-    /// Becomes the request that a redirect asks for.
+    /// Turns this into the request for a redirect.
     fn redirect(&mut self, from: &Url, to: &Url, status: u16) {
-        // As browsers do: what was posted is not posted again, unless the status says so.
+        // As in browsers: a POST is not repeated, unless the status requires it.
         let asks_for_get = status == 303 && self.method != "HEAD"
             || matches!(status, 301 | 302) && self.method == "POST";
         if asks_for_get {

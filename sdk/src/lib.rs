@@ -1,7 +1,7 @@
 //! Write [Rouse](https://github.com/rouse-jobs/rouse) job handlers in Rust.
 //!
-//! A handler is a function from a payload to a result. Annotate it, export it, and compile the
-//! crate (a `cdylib`) for `wasm32-wasip2`: the wasm file is all that the host needs.
+//! A handler is a function from a payload to a result. Annotate it, export it, and compile the crate (a `cdylib`) for `wasm32-wasip2`: the
+//! host needs nothing but the wasm file.
 //!
 //! ```
 //! use rouse_sdk::{Ctx, Error, export, handler};
@@ -18,11 +18,11 @@
 //!     text: String,
 //! }
 //!
-//! /// Says hello to somebody.
+//! /// Says hello.
 //! #[handler(name = "demo.greet", max_attempts = 3, timeout = "10s")]
 //! fn greet(ctx: &Ctx, person: Person) -> Result<Greeting, Error> {
 //!     if person.name.is_empty() {
-//!         return Err(Error::permanent("nobody has an empty name"));
+//!         return Err(Error::permanent("the name is empty"));
 //!     }
 //!     ctx.info(format_args!("greeting {}", person.name));
 //!     Ok(Greeting { text: format!("Hello, {}!", person.name) })
@@ -36,7 +36,7 @@
 //! # }
 //! ```
 //!
-//! The function stays an ordinary one, so that it is tested as one, natively:
+//! The function remains an ordinary function, so it can be tested natively:
 //!
 //! ```
 //! # use rouse_sdk::{Ctx, Error, TestCtx};
@@ -55,22 +55,22 @@
 //! # }
 //! ```
 //!
-//! # What comes with it
+//! # Contents
 //! - [`handler`](macro@handler): the attribute, with every option that a handler can declare.
 //! - [`export!`]: makes a module of one or more handlers.
-//! - [`Ctx`]: the job, the log, the progress, the abort signal, and steps whose results later attempts get back.
-//! - [`State`]: what the handler keeps between its jobs.
+//! - [`Ctx`]: the job, logging, progress, the abort signal, and steps whose results later attempts reuse.
+//! - [`State`]: values that the handler keeps between its jobs.
 //! - [`http`]: requests to servers that the operator has granted.
 //! - [`Error`]: retryable, permanent, or retryable after or at a time; `?` works on any error.
 //! - [`sleep`], [`race`], [`block_on`]: waiting, also in an `async fn` handler.
-//! - `TestCtx`: the native stand-in for `Ctx`.
+//! - `TestCtx`: the native replacement of `Ctx`.
 //!
-//! # What the module may do
-//! Nothing but compute, until the operator grants it something in `rouse.toml`. A granted
-//! directory is used through `std::fs`, a granted server through [`http`], a secret through [`Ctx::secret`], its state through [`Ctx::state`], settings through [`Ctx::settings`], variables through `std::env`. Each attempt runs in a fresh instance: nothing that a
-//! handler keeps in a static outlives its attempt.
+//! # Capabilities
+//! A module can only compute, until the operator grants it something in `rouse.toml`. Use a granted directory through `std::fs`, a granted
+//! server through [`http`], a secret through [`Ctx::secret`], state through [`Ctx::state`], settings through [`Ctx::settings`], and
+//! environment variables through `std::env`. Each attempt runs in a fresh instance: statics do not outlive the attempt.
 
-// The generated bindings name this crate from outside and from within.
+// The generated bindings refer to this crate by its external name.
 #[cfg(target_family = "wasm")]
 extern crate self as rouse_sdk;
 
@@ -104,7 +104,7 @@ pub use schemars;
 pub use serde;
 pub use serde_json;
 
-/// What the macros write; no part of the interface.
+/// For the code that the macros generate; not part of the interface.
 #[doc(hidden)]
 pub mod __private {
     pub use crate::handler::{Entry, decode, distinct, encode, input_schema, output_schema};
@@ -117,8 +117,8 @@ pub mod __private {
 
 /// Makes a module of handlers: `export!(first, second)`, once, at the end of the crate.
 ///
-/// Each name is a function under [`#[handler]`](macro@handler), by path. On native targets only
-/// the names are checked. Two handlers of one name do not compile:
+/// Each argument is the path of a function with [`#[handler]`](macro@handler). On native targets only the names are checked. Two handlers
+/// with the same name do not compile:
 ///
 /// ```compile_fail,E0080
 /// # use rouse_sdk::{export, handler};

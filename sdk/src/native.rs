@@ -1,4 +1,4 @@
-//! Waiting on native targets, for tests: the clock of the machine, threads that park.
+//! Waiting on native targets, for tests: with the machine's clock, and threads that park.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use crate::AbortReason;
 
-/// Something that can be waited for.
+/// Something to wait for.
 pub(crate) enum Source {
-    /// Ready at this time; none lies beyond what the clock can count.
+    /// Ready at this time; `None` is beyond the range of the clock.
     Time(Option<Instant>),
     /// Ready when the abort has fired.
     Abort(Arc<Abort>),
@@ -86,7 +86,7 @@ struct AbortState {
     parked: Vec<Thread>,
 }
 
-/// Why the abort fired, and when the grace ends; none where it lies beyond what the clock counts.
+/// Why the abort fired, and when the grace ends; `None` if that is beyond the range of the clock.
 #[derive(Clone, Copy)]
 pub(crate) struct Fired {
     pub(crate) reason: AbortReason,
@@ -121,7 +121,7 @@ impl Abort {
     }
 
     fn state<T>(&self, f: impl FnOnce(&mut AbortState) -> T) -> T {
-        // Nothing in here panics half-way, so a poisoned lock still holds a whole state.
+        // Nothing in here panics half-way, so the state behind a poisoned lock is consistent.
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

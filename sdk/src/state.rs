@@ -1,4 +1,4 @@
-//! What a handler keeps between its jobs.
+//! State that a handler keeps between its jobs.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 use crate::ctx::{Host as _, World};
 use crate::{Error, Result};
 
-/// What a handler keeps between its jobs, from [`Ctx::state`](crate::Ctx::state): small values under keys, in the database. Each
-/// handler has a namespace of its own for each tenant, and one for jobs without a tenant; nobody else sees what is in it.
+/// State that a handler keeps between its jobs, from [`Ctx::state`](crate::Ctx::state): small values under keys, in the database. Each
+/// handler has a namespace for each tenant, and one for jobs without a tenant; other handlers cannot read it.
 ///
 /// ```
 /// use rouse_sdk::{Ctx, Error, TestCtx};
@@ -28,15 +28,15 @@ use crate::{Error, Result};
 /// assert_eq!(next.state().get::<usize>("letters").unwrap(), Some(8));
 /// ```
 ///
-/// A key has 1 to 200 printable characters. The operator grants the state and says how much of it there may be.
+/// A key has 1 to 200 printable characters. The operator grants state and sets its quota.
 ///
-/// Each write is committed at once. It stays where the attempt fails afterwards, so the next attempt finds it: write a cursor
-/// *after* the work that it stands for, and use [`update`](Self::update) for what two attempts may change at once. An attempt may be
-/// made again after it has written, so a counter may count one job twice.
+/// Each write is committed at once. It remains if the attempt fails afterwards, so the next attempt finds it: write a cursor *after* the
+/// work that it stands for, and use [`update`](Self::update) for values that concurrent attempts may change. An attempt may be retried
+/// after it has written, so a counter may count one job twice.
 ///
 /// # Errors
-/// Of all methods: permanent ones, where the operator has not granted the state (kind `denied`), and where a key or a value is
-/// refused, or the quota is used up (kind `state-refused`); and one of kind `aborted` where the attempt has to stop.
+/// For all methods: permanent ones, if the operator has not granted state (kind `denied`), and if a key or a value is refused, or the quota
+/// is exceeded (kind `state-refused`); and one of kind `aborted` if the attempt has to stop.
 #[derive(Clone, Copy)]
 pub struct State<'a> {
     world: &'a World,
@@ -53,39 +53,39 @@ impl<'a> State<'a> {
         Self { world }
     }
 
-    /// What is kept under a key, read from its JSON; none: nothing.
+    /// The value under a key, read as JSON; `None` if current is none.
     ///
     /// # Errors
-    /// Also where it does not fit `T` (kind `state-changed`).
+    /// Also if it does not match `T` (kind `state-changed`).
     pub fn get<T: DeserializeOwned>(&self, key: impl AsRef<str>) -> Result<Option<T>> {
         let key = key.as_ref();
-        let kept = self.world.state_get(key)?;
-        kept.map(|(bytes, _)| read(key, &bytes)).transpose()
+        let entry = self.world.state_get(key)?;
+        entry.map(|(bytes, _)| read(key, &bytes)).transpose()
     }
 
-    /// Keeps a value as JSON, whatever was there.
+    /// Stores a value as JSON, and overwrites an existing one.
     pub fn set<T: Serialize + ?Sized>(&self, key: impl AsRef<str>, value: &T) -> Result<()> {
         self.world
             .state_set(key.as_ref(), serde_json::to_vec(value)?)
     }
 
-    /// [`get`](Self::get) of bytes as they are.
+    /// [`get`](Self::get) for raw bytes.
     pub fn get_bytes(&self, key: impl AsRef<str>) -> Result<Option<Vec<u8>>> {
-        let kept = self.world.state_get(key.as_ref())?;
-        Ok(kept.map(|(bytes, _)| bytes))
+        let entry = self.world.state_get(key.as_ref())?;
+        Ok(entry.map(|(bytes, _)| bytes))
     }
 
-    /// [`set`](Self::set) of bytes as they are.
+    /// [`set`](Self::set) for raw bytes.
     pub fn set_bytes(&self, key: impl AsRef<str>, bytes: impl Into<Vec<u8>>) -> Result<()> {
         self.world.state_set(key.as_ref(), bytes.into())
     }
 
-    /// Forgets a key; false where nothing was kept there.
+    /// Removes a key; false if it did not exist.
     pub fn delete(&self, key: impl AsRef<str>) -> Result<bool> {
         self.world.state_delete(key.as_ref())
     }
 
-    /// All keys that start so, in the order of their bytes; `""`: all.
+    /// All keys with this prefix, in the order of their bytes; `""` means all keys.
     pub fn keys(&self, prefix: impl AsRef<str>) -> Result<Vec<String>> {
         let mut keys = Vec::<String>::new();
         loop {
@@ -98,8 +98,8 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Changes a value so that nothing is lost where another attempt changes it at the same time: `change` gets what is there, and
-    /// what it returns is kept only where that is still there; if not, it is called again. Returns what is kept now.
+    /// Changes a value without losing concurrent changes: `change` gets the current value, and its result is stored only if that value is
+    /// still current; otherwise it is called again. Returns the stored value.
     ///
     /// # Errors
     /// Also those of `change`, after which nothing is changed.
@@ -110,11 +110,11 @@ impl<'a> State<'a> {
     ) -> Result<T> {
         let key = key.as_ref();
         loop {
-            let (there, version) = match self.world.state_get(key)? {
+            let (current, version) = match self.world.state_get(key)? {
                 Some((bytes, version)) => (Some(read(key, &bytes)?), Some(version)),
                 None => (None, None),
             };
-            let value = change(there)?;
+            let value = change(current)?;
             let bytes = serde_json::to_vec(&value)?;
             if self.world.state_compare_and_set(key, version, bytes)? {
                 return Ok(value);
@@ -126,7 +126,7 @@ impl<'a> State<'a> {
 fn read<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T> {
     serde_json::from_slice(bytes).map_err(|error| {
         Error::retryable(format_args!(
-            "what is kept under the key {key} is not what this version of the handler expects: {error}"
+            "the value under the key {key} does not match what this version of the handler expects: {error}"
         ))
         .kind("state-changed")
     })

@@ -1,4 +1,4 @@
-//! Waiting: a small executor for the one future of an attempt.
+//! Waiting: a small executor for the single future of an attempt.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -12,11 +12,10 @@ pub(crate) use crate::native::{Source, park, waker};
 #[cfg(target_family = "wasm")]
 pub(crate) use crate::wasm::{Source, park, waker};
 
-/// Runs a future to its end. `async fn` handlers run in it; a plain one can call it to wait for
-/// something.
+/// Runs a future to completion. `async fn` handlers run in it; a plain `fn` can call it to wait.
 ///
 /// # Panics
-/// In a module, where the future waits for something that nothing can ever wake.
+/// In a module, if the future waits for something that can never wake it.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let (waker, woken) = waker();
@@ -25,7 +24,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
         if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
             return output;
         }
-        // A future may wake its own task while it is polled; then there is nothing to wait for.
+        // A future may wake its own task while it is polled; then there is no need to wait.
         while !woken.take() {
             park(&waiting_sources());
             wake_ready();
@@ -33,21 +32,21 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Ends after this long.
+/// Completes after this time.
 pub async fn sleep(wait: Duration) {
     Wait::new(Source::after(wait)).await;
 }
 
-/// The one of two that ended first.
+/// The output of the future that completed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Either<A, B> {
-    /// The first future ended first.
+    /// The first future completed first.
     First(A),
-    /// The second future ended first.
+    /// The second future completed first.
     Second(B),
 }
 
-/// Ends with the first of two futures, and drops the other. Where both are ready it is the first.
+/// Completes with the first of two futures, and drops the other. If both are ready, the first one wins.
 ///
 /// ```
 /// use std::time::Duration;
@@ -74,11 +73,11 @@ pub async fn race<A: Future, B: Future>(first: A, second: B) -> Either<A::Output
 }
 
 thread_local! {
-    /// What the futures of this thread wait for. Weak: a future that is dropped waits no more.
+    /// The sources that the futures of this thread wait for. Weak: a dropped future no longer waits.
     static WAITING: RefCell<Vec<(Weak<Source>, Waker)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Ends when its source is ready.
+/// Completes when its source is ready.
 pub(crate) struct Wait(Rc<Source>);
 
 impl Wait {
@@ -125,7 +124,7 @@ fn wake_ready() {
         *waiting = still_waiting;
         ready
     });
-    // Woken outside of the borrow: a waker may run code that waits again.
+    // Woken outside the borrow: a waker may run code that waits again.
     let ready: Vec<(Weak<Source>, Waker)> = ready;
     for (_, waker) in ready {
         waker.wake();

@@ -1,4 +1,4 @@
-//! The native stand-in for [`Ctx`], for unit tests.
+//! The native replacement of [`Ctx`], for unit tests.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -20,9 +20,9 @@ use crate::{AbortReason, Ctx, Error, Handler, JobInfo, Level};
 /// A line that the handler logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogLine {
-    /// How loud.
+    /// The severity.
     pub level: Level,
-    /// What it said.
+    /// The message.
     pub message: String,
 }
 
@@ -31,11 +31,11 @@ pub struct LogLine {
 pub struct ProgressReport {
     /// 0 to 100.
     pub percent: u8,
-    /// The step it was in.
+    /// The current step.
     pub step: String,
 }
 
-/// Takes the place of [`Ctx`] in native tests: records what the handler says, and fires aborts.
+/// Replaces [`Ctx`] in native tests: records logs and progress, and fires aborts.
 ///
 /// ```
 /// use rouse_sdk::{Ctx, TestCtx};
@@ -84,19 +84,19 @@ impl TestCtx {
         }
     }
 
-    /// Runs a handler as the host does, from JSON to JSON: `ctx.run::<greet>(json!({…}))`.
+    /// Runs a handler like the host, from JSON to JSON: `ctx.run::<greet>(json!({…}))`.
     ///
     /// # Errors
-    /// Those of the handler, and those of a payload that it does not take.
+    /// Those of the handler, and those of a payload that does not match its input type.
     ///
     /// # Panics
-    /// Where the handler does, or where its result is no JSON.
+    /// If the handler panics.
     pub fn run<H: Handler>(&self, payload: Value) -> Result<Value, Error> {
         let bytes = H::run(&self.ctx, payload.to_string().as_bytes())?;
         Ok(serde_json::from_slice(&bytes).expect("a handler's result was written by serde_json"))
     }
 
-    /// What was logged so far.
+    /// The lines logged so far.
     pub fn logs(&self) -> Vec<LogLine> {
         self.recorder.logs.borrow().clone()
     }
@@ -123,7 +123,7 @@ impl TestCtx {
     }
 
     /// The first attempt at the next job for the same handler and tenant. It shares the handler's state with this one: both may run
-    /// at once.
+    /// concurrently.
     #[must_use]
     pub fn next_job(&self) -> Self {
         let job = self.ctx.job().clone();
@@ -138,28 +138,27 @@ impl TestCtx {
         })
     }
 
-    /// The names of the steps whose work was done by this attempt, in order.
+    /// The names of the steps whose work this attempt has done, in order.
     pub fn steps_done(&self) -> Vec<String> {
         self.recorder.done.borrow().clone()
     }
 
-    /// What [`Ctx::settings`] finds from now on; an empty object before.
+    /// Sets the settings that [`Ctx::settings`] reads; by default they are an empty object.
     pub fn set_settings(&self, settings: Value) {
         self.recorder.settings.borrow_mut().0 = settings;
     }
 
-    /// Answers the requests that are sent from now on, in the place of servers. Where nothing answers, each request is an
-    /// error.
+    /// Answers requests from now on, in place of servers. Without this, each request is an error.
     pub fn on_http(&self, answer: impl FnMut(&Request) -> Result<Response, Error> + 'static) {
         *self.recorder.server.borrow_mut() = Some(Box::new(answer));
     }
 
-    /// The requests sent so far; each redirect that was followed is one.
+    /// The requests sent so far, including each redirect that was followed.
     pub fn requests(&self) -> Vec<Request> {
         self.recorder.requests.borrow().clone()
     }
 
-    /// Tells the attempt to stop, with a grace of 5 s as the host's default is.
+    /// Fires the abort signal, with a grace of 5 s, the host's default.
     pub fn fire_abort(&self, reason: AbortReason) {
         self.aborter().fire(reason, Duration::from_secs(5));
     }
@@ -199,7 +198,7 @@ impl fmt::Debug for TestCtx {
 pub struct Aborter(Arc<Abort>);
 
 impl Aborter {
-    /// Tells the attempt to stop; a second call changes nothing.
+    /// Fires the abort signal; a second call changes nothing.
     pub fn fire(&self, reason: AbortReason, grace: Duration) {
         self.0.fire(reason, grace);
     }
@@ -212,17 +211,17 @@ impl fmt::Debug for Aborter {
     }
 }
 
-/// What answers requests.
+/// Answers requests.
 type Server = Box<dyn FnMut(&Request) -> Result<Response, Error>>;
 
-/// What is kept, with the version of each value, and the last one.
+/// State entries with their versions, and the latest version.
 #[derive(Default)]
-struct Kept {
+struct StateStore {
     entries: RefCell<BTreeMap<String, (Vec<u8>, i64)>>,
     version: Cell<i64>,
 }
 
-impl Kept {
+impl StateStore {
     fn set(&self, key: &str, value: Vec<u8>) {
         self.version.set(self.version.get() + 1);
         let entry = (value, self.version.get());
@@ -243,7 +242,7 @@ pub(crate) struct Recorder {
     requests: RefCell<Vec<Request>>,
     server: RefCell<Option<Server>>,
     settings: RefCell<Settings>,
-    state: Rc<Kept>,
+    state: Rc<StateStore>,
     abort: Arc<Abort>,
 }
 
@@ -335,7 +334,7 @@ impl Host for Recorder {
         value: Vec<u8>,
     ) -> Result<bool, Error> {
         self.unless_aborted()?;
-        // Versions are above 0, which is what is not there.
+        // Versions are above 0, which means no value.
         let is_there = self.state.version_of(key).unwrap_or(0) == version.unwrap_or(0);
         if is_there {
             self.state.set(key, value);
@@ -370,7 +369,7 @@ impl Host for Recorder {
                 None => {
                     let what = request.what();
                     let why = format_args!(
-                        "{what}: nothing answers requests in this test; TestCtx::on_http does"
+                        "{what}: this test answers no requests; set an answer with TestCtx::on_http"
                     );
                     Err(Error::permanent(why).kind("denied"))
                 }
@@ -388,20 +387,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn version_0_is_that_of_what_is_not_there_as_with_the_host() {
+    fn version_0_means_no_value_as_on_the_host() {
         let ctx = TestCtx::new();
         let set = |version: Option<i64>| {
             let set = ctx
                 .recorder
                 .state_compare_and_set("k", version, b"1".to_vec());
-            set.expect("it may go on")
+            set.expect("the attempt may continue")
         };
         assert!(!set(Some(1)) && set(Some(0)));
         assert!(!set(Some(0)) && !set(None) && !set(Some(-1)));
-        let kept = ctx.recorder.state_get("k").expect("it may go on");
-        let (_, version) = kept.expect("it is there");
+        let entry = ctx
+            .recorder
+            .state_get("k")
+            .expect("the attempt may continue");
+        let (_, version) = entry.expect("the key exists");
         assert!(version > 0 && set(Some(version)) && !set(Some(version)));
-        ctx.state().delete("k").expect("it may go on");
+        ctx.state().delete("k").expect("the attempt may continue");
         assert!(set(None));
     }
 }

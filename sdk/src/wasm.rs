@@ -40,13 +40,13 @@ use bindings::rouse::handler::{context, retry, secrets, settings, state, steps};
 use bindings::wasi::clocks::monotonic_clock;
 use bindings::wasi::io::poll::{self, Pollable};
 
-/// Answers `describe`.
+/// Implements `describe`.
 pub fn describe(entries: &[Entry]) -> String {
     report_panics();
     crate::manifest::manifest(entries).to_string()
 }
 
-/// Answers `run`.
+/// Implements `run`.
 pub fn run(entries: &[Entry], job: JobInfo) -> Result<Vec<u8>, Failure> {
     report_panics();
     let Some(entry) = entries
@@ -88,7 +88,7 @@ fn failure(error: Error) -> Failure {
     }
 }
 
-/// Milliseconds since 1970; 0 before.
+/// Milliseconds since 1970; 0 for earlier times.
 fn unix_ms(at: SystemTime) -> i64 {
     let since = at
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -96,7 +96,7 @@ fn unix_ms(at: SystemTime) -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// What the host says of a step that cannot be.
+/// Converts an error of steps.
 fn step_error(error: steps::StepError) -> Error {
     match error {
         steps::StepError::Aborted => Error::retryable("the attempt has to stop").kind("aborted"),
@@ -104,7 +104,7 @@ fn step_error(error: steps::StepError) -> Error {
     }
 }
 
-/// What the host says where it does not answer for the state.
+/// Converts an error of state.
 fn state_error(error: state::StateError) -> Error {
     match error {
         state::StateError::Aborted => Error::retryable("the attempt has to stop").kind("aborted"),
@@ -113,13 +113,13 @@ fn state_error(error: state::StateError) -> Error {
     }
 }
 
-/// What the host says of a secret that the handler may not use so.
+/// Converts an error of secrets.
 fn secret_error(error: secrets::SecretError) -> Error {
     let secrets::SecretError::NotGranted(why) = error;
     Error::permanent(why).kind("denied")
 }
 
-/// Tells the host what a panic said and where, before the trap that follows it.
+/// Reports message and location of a panic to the host, before the trap that follows.
 fn report_panics() {
     std::panic::set_hook(Box::new(|info| {
         let message = info.payload_as_str().unwrap_or("a panic without a message");
@@ -128,8 +128,7 @@ fn report_panics() {
     }));
 }
 
-/// The host's imports, for one attempt. The signal is asked for by the first who looks at it: most
-/// handlers never do.
+/// The host's imports, for one attempt. The abort signal is requested on first use: most handlers never need it.
 pub(crate) struct Imports(OnceCell<Rc<context::AbortSignal>>);
 
 impl Imports {
@@ -193,8 +192,8 @@ impl Host for Imports {
     }
 
     fn state_get(&self, key: &str) -> crate::Result<Option<(Vec<u8>, i64)>> {
-        let kept = state::get(key).map_err(state_error)?;
-        Ok(kept.map(|entry| (entry.value, entry.version)))
+        let entry = state::get(key).map_err(state_error)?;
+        Ok(entry.map(|entry| (entry.value, entry.version)))
     }
 
     fn state_keys(&self, prefix: &str, after: Option<&str>) -> crate::Result<Vec<String>> {
@@ -230,10 +229,10 @@ impl Host for Imports {
     }
 }
 
-/// Something that can be waited for.
+/// Something to wait for.
 pub(crate) struct Source {
     pollable: Pollable,
-    /// Dropped after the pollable: a resource may not go before its pollables.
+    /// Dropped after the pollable: a resource must not be dropped before its pollables.
     _owner: Option<Rc<context::AbortSignal>>,
 }
 
@@ -255,7 +254,7 @@ impl Source {
 pub(crate) fn park(sources: &[Rc<Source>]) {
     assert!(
         !sources.is_empty(),
-        "the handler waits for something that nothing will ever wake"
+        "the handler waits, and nothing can wake it"
     );
     let pollables: Vec<&Pollable> = sources.iter().map(|source| &source.pollable).collect();
     poll::poll(&pollables);

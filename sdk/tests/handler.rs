@@ -1,4 +1,4 @@
-//! What `#[handler]` makes of functions, seen as the host sees it.
+//! The result of `#[handler]` on functions, as the host sees it.
 
 use rouse_sdk::__private::{Entry, distinct, manifest};
 use rouse_sdk::{Ctx, Error, Handler, Level, TestCtx, export, handler};
@@ -77,7 +77,7 @@ mod elsewhere {
 export!(send, count, parse, elsewhere::burn);
 
 #[test]
-fn the_function_is_still_a_function() {
+fn the_function_can_still_be_called() {
     let ctx = TestCtx::for_job(|job| job.attempt = 2);
     let letter = Letter {
         to: "Ada".to_owned(),
@@ -100,7 +100,7 @@ fn a_handler_runs_from_json_to_json() {
 }
 
 #[test]
-fn an_error_keeps_what_the_handler_said_of_it() {
+fn an_error_keeps_the_details_of_the_handler() {
     let error = TestCtx::new().run::<send>(json!({"to": ""})).unwrap_err();
     assert_eq!(error.kind, "no-address");
     assert!(error.permanent);
@@ -110,7 +110,7 @@ fn an_error_keeps_what_the_handler_said_of_it() {
 }
 
 #[test]
-fn a_payload_of_another_shape_is_a_permanent_error_that_says_where() {
+fn a_payload_that_does_not_match_is_a_permanent_error_with_its_location() {
     let cases = [
         (
             json!({"to": "A", "pages": [{"number": 1}, {"number": 256}]}),
@@ -149,7 +149,7 @@ fn a_result_that_json_cannot_hold_is_a_permanent_error() {
 }
 
 #[test]
-fn the_manifest_holds_what_was_declared() {
+fn the_manifest_contains_the_declared_options() {
     let mut manifest = manifest(&[Entry::of::<send>(), Entry::of::<count>()]);
     let sdk = concat!("rouse-sdk ", env!("CARGO_PKG_VERSION"));
     assert_eq!(manifest["sdk"], sdk);
@@ -190,7 +190,7 @@ fn the_manifest_holds_what_was_declared() {
 }
 
 #[test]
-fn the_manifest_leaves_out_what_was_not_declared() {
+fn the_manifest_omits_undeclared_options() {
     let manifest = manifest(&[Entry::of::<count>()]);
     let fields: Vec<_> = manifest["handlers"][0]
         .as_object()
@@ -211,7 +211,7 @@ fn names_are_compared_whole() {
 }
 
 #[test]
-fn a_step_that_fails_is_the_same_step_when_it_is_tried_again() {
+fn a_failed_step_is_the_same_step_when_it_is_retried() {
     let ctx = TestCtx::new();
     let charge = |works: bool| {
         ctx.step("charge", || match works {
@@ -221,7 +221,7 @@ fn a_step_that_fails_is_the_same_step_when_it_is_tried_again() {
     };
     assert!(charge(false).is_err());
     assert_eq!(charge(true).unwrap(), 17);
-    // One that is dropped before it is done, too.
+    // The same for a step that is dropped before it is done.
     let endless = ctx.step_async("charge", std::future::pending::<Result<i32, Error>>());
     let nap = rouse_sdk::sleep(std::time::Duration::from_millis(1));
     let raced = rouse_sdk::block_on(rouse_sdk::race(endless, nap));
@@ -242,7 +242,7 @@ fn ping(_ctx: &Ctx, _payload: ()) -> &'static str {
 }
 
 #[test]
-fn a_handler_that_takes_nothing_is_content_with_a_job_without_a_payload() {
+fn a_handler_without_input_accepts_a_job_without_a_payload() {
     let ctx = TestCtx::new();
     for payload in [json!({}), json!(null)] {
         assert_eq!(ctx.run::<ping>(payload).unwrap(), json!("pong"));

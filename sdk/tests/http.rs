@@ -1,4 +1,4 @@
-//! Requests of handlers, natively: answers that a test gives, redirects, time limits, the abort.
+//! Requests of handlers, natively: answers set by a test, redirects, timeouts, the abort.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -11,7 +11,7 @@ fn send(ctx: &Ctx, request: Request) -> Result<Response> {
     block_on(request.send(ctx))
 }
 
-/// Sends `from` to `to` with this status, and echoes method, headers and body elsewhere.
+/// Redirects `from` to `to` with this status, and echoes method, headers and body for other URLs.
 fn redirecting(status: u16, from: &'static str, to: &'static str) -> TestCtx {
     let ctx = TestCtx::new();
     ctx.on_http(move |request| {
@@ -28,7 +28,7 @@ fn redirecting(status: u16, from: &'static str, to: &'static str) -> TestCtx {
 }
 
 #[test]
-fn a_test_answers_requests_and_sees_them() {
+fn a_test_answers_and_inspects_requests() {
     let ctx = TestCtx::new();
     let error = send(&ctx, http::get("https://a.example/")).unwrap_err();
     assert!(
@@ -58,7 +58,7 @@ fn a_test_answers_requests_and_sees_them() {
 }
 
 #[test]
-fn redirects_are_followed_where_that_is_asked_for() {
+fn redirects_are_followed_on_request() {
     let from = "https://a.example/old";
     let ctx = redirecting(302, from, "new");
     assert_eq!(send(&ctx, http::get(from)).unwrap().status, 302);
@@ -73,11 +73,11 @@ fn redirects_are_followed_where_that_is_asked_for() {
         send(&ctx, http::get(from).redirects(3)).unwrap().status,
         302
     );
-    assert_eq!(ctx.requests().len(), 4, "as many as asked for");
+    assert_eq!(ctx.requests().len(), 4, "no more redirects than requested");
 }
 
 #[test]
-fn what_was_posted_is_posted_again_only_where_the_status_says_so() {
+fn a_post_is_repeated_only_if_the_status_requires_it() {
     let from = "https://a.example/old";
     let post = || {
         let post = http::post(from)
@@ -117,7 +117,7 @@ fn what_was_posted_is_posted_again_only_where_the_status_says_so() {
 }
 
 #[test]
-fn a_request_ends_with_its_time_limit_and_with_the_abort() {
+fn a_request_ends_with_its_timeout_and_with_the_abort() {
     let ctx = TestCtx::new();
     let asked = Rc::new(Cell::new(0));
     let count = Rc::clone(&asked);
@@ -126,7 +126,7 @@ fn a_request_ends_with_its_time_limit_and_with_the_abort() {
         Ok(Response::new(200, ""))
     });
     let limited = http::get("https://a.example/").timeout(Duration::ZERO);
-    // An answer that is there at once is there in time.
+    // An immediate answer is in time.
     assert!(send(&ctx, limited).is_ok());
     ctx.fire_abort(AbortReason::Cancelled);
     let error = send(&ctx, http::get("https://a.example/")).unwrap_err();
@@ -135,7 +135,7 @@ fn a_request_ends_with_its_time_limit_and_with_the_abort() {
 }
 
 #[test]
-fn what_is_no_url_is_refused_before_anything_is_sent() {
+fn an_invalid_url_is_refused_before_anything_is_sent() {
     let ctx = TestCtx::new();
     ctx.on_http(|_| Ok(Response::new(200, "")));
     for url in ["a.example", "ftp://a.example/", "https://"] {
@@ -160,7 +160,7 @@ fn a_response_that_is_too_large_is_an_error_or_is_cut() {
 }
 
 #[test]
-fn a_signature_in_a_test_is_another_for_another_name_or_message() {
+fn a_signature_in_a_test_depends_on_name_and_message() {
     let ctx = TestCtx::new();
     let tag = |name: &str, message: &str| ctx.hmac_sha256(name, message).unwrap();
     assert_eq!(tag("A", "x").len(), 32);

@@ -1,9 +1,9 @@
-//! The state of a handler, natively: typed, shared by its jobs, and not to be lost where two change it at once.
+//! Handler state, natively: typed, shared by jobs, and safe under concurrent changes.
 
 use rouse_sdk::{AbortReason, TestCtx};
 
 #[test]
-fn what_one_job_keeps_the_next_one_finds() {
+fn state_carries_over_to_the_next_job() {
     let ctx = TestCtx::new();
     assert_eq!(ctx.state().get::<u32>("cursor").unwrap(), None);
     ctx.state().set("cursor", &7_u32).unwrap();
@@ -23,11 +23,11 @@ fn what_one_job_keeps_the_next_one_finds() {
 }
 
 #[test]
-fn an_update_that_another_attempt_came_before_is_made_again() {
-    let one = TestCtx::new();
-    let other = one.next_job();
+fn an_update_is_repeated_after_a_concurrent_change() {
+    let first = TestCtx::new();
+    let other = first.next_job();
     let mut seen = Vec::new();
-    let sum = one.state().update("n", |n: Option<u32>| {
+    let sum = first.state().update("n", |n: Option<u32>| {
         if seen.is_empty() {
             other.state().set("n", &10_u32)?;
         }
@@ -39,7 +39,7 @@ fn an_update_that_another_attempt_came_before_is_made_again() {
 }
 
 #[test]
-fn what_does_not_fit_any_more_says_under_which_key_it_is() {
+fn a_value_that_no_longer_matches_is_reported_with_its_key() {
     let ctx = TestCtx::new();
     ctx.state().set("n", "text").unwrap();
     let error = ctx.state().get::<u32>("n").unwrap_err();
@@ -48,7 +48,7 @@ fn what_does_not_fit_any_more_says_under_which_key_it_is() {
 }
 
 #[test]
-fn after_the_abort_nothing_is_read_or_kept() {
+fn after_the_abort_nothing_is_read_or_stored() {
     let ctx = TestCtx::new();
     ctx.fire_abort(AbortReason::Cancelled);
     let state = ctx.state();

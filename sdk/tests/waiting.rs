@@ -11,7 +11,7 @@ use rouse_sdk::{AbortReason, Either, TestCtx, block_on, race, sleep};
 const LONG: Duration = Duration::from_secs(3600);
 
 #[test]
-fn a_sleep_lasts_as_long_as_it_says() {
+fn a_sleep_lasts_as_long_as_requested() {
     let start = Instant::now();
     block_on(sleep(Duration::from_millis(20)));
     assert!(start.elapsed() >= Duration::from_millis(20));
@@ -25,7 +25,7 @@ fn the_shorter_of_two_sleeps_wins_the_race() {
         Either::Second(())
     );
     assert_eq!(block_on(race(sleep(short), sleep(LONG))), Either::First(()));
-    // Longer than any clock can count.
+    // Longer than any clock can represent.
     assert_eq!(
         block_on(race(sleep(Duration::MAX), sleep(short))),
         Either::Second(())
@@ -33,7 +33,7 @@ fn the_shorter_of_two_sleeps_wins_the_race() {
 }
 
 #[test]
-fn an_abort_that_was_fired_before_ends_the_wait_at_once() {
+fn an_earlier_abort_ends_the_wait_at_once() {
     let ctx = TestCtx::new();
     assert_eq!(ctx.abort().reason(), None);
     assert_eq!(ctx.abort().grace_remaining(), None);
@@ -59,10 +59,10 @@ fn an_abort_from_another_thread_ends_a_race_against_a_long_sleep() {
     let signal = ctx.abort();
     let ended = block_on(async {
         let mut race = pin!(race(signal.wait(), sleep(LONG)));
-        // Says that it waits only once it has been polled.
+        // Signals that it is waiting only once it has been polled.
         poll_fn(|context| {
             let poll = race.as_mut().poll(context);
-            // Refused from the second poll on: nobody listens any more.
+            // Fails from the second poll on, when the receiver is gone.
             let _ = is_waiting.send(());
             poll
         })
@@ -89,7 +89,7 @@ fn a_future_may_wake_itself() {
 }
 
 #[test]
-fn waiting_inside_of_waiting_works() {
+fn nested_waiting_works() {
     let slept = block_on(async {
         let outer = sleep(Duration::from_millis(5));
         let inner = async { block_on(sleep(Duration::from_millis(1))) };
@@ -99,7 +99,7 @@ fn waiting_inside_of_waiting_works() {
 }
 
 #[test]
-fn sleeps_of_one_task_pass_together() {
+fn sleeps_of_one_task_run_concurrently() {
     let start = Instant::now();
     block_on(async {
         let mut sleeps: Vec<_> = (0..100)

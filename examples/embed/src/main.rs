@@ -1,11 +1,11 @@
-//! The `rouse` command, every subcommand and setting of it, with a middleware around each attempt.
+//! The `rouse` command with all its subcommands and settings, and a middleware around each attempt.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use rouse::worker::{AttemptInfo, Middleware, Next, Running};
 
-/// Says how long each attempt took.
+/// Logs the duration of each attempt.
 struct Stopwatch;
 
 impl Middleware for Stopwatch {

@@ -1,4 +1,4 @@
-//! A whole handler: the one in the README.
+//! A complete handler, the one in the README.
 
 use rouse_sdk::{Ctx, Error, export, handler};
 use schemars::JsonSchema;
@@ -18,7 +18,7 @@ struct Greeting {
 #[handler(name = "demo.greet", max_attempts = 3, timeout = "10s")]
 fn greet(ctx: &Ctx, person: Person) -> Result<Greeting, Error> {
     if person.name.is_empty() {
-        return Err(Error::permanent("nobody has an empty name"));
+        return Err(Error::permanent("the name is empty"));
     }
     ctx.info(format_args!("greeting {}", person.name));
     Ok(Greeting {
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn somebody_is_greeted() {
+    fn a_person_is_greeted() {
         let ctx = TestCtx::new();
         let result = ctx.run::<super::greet>(json!({"name": "Ada"})).unwrap();
         assert_eq!(result, json!({"text": "Hello, Ada!"}));
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_not_greeted_and_not_tried_again() {
+    fn an_empty_name_fails_permanently() {
         let person = Person {
             name: String::new(),
         };

@@ -1,4 +1,4 @@
-//! What is counted of one column.
+//! Statistics of one column.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,13 +11,13 @@ use serde::Serialize;
 pub struct Column {
     /// Its name in the header.
     pub name: String,
-    /// What its values are.
+    /// The kind of its values.
     pub kind: Kind,
     /// Fields with a value.
     pub count: u64,
-    /// Fields without one.
+    /// Fields without a value.
     pub empty: u64,
-    /// Different values.
+    /// Distinct values.
     pub distinct: usize,
     /// The smallest value; the first in byte order for text.
     pub min: Option<Scalar>,
@@ -25,11 +25,11 @@ pub struct Column {
     pub max: Option<Scalar>,
     /// The mean of numbers.
     pub mean: Option<f64>,
-    /// The standard deviation of numbers, as of a sample (n − 1); none for fewer than two.
+    /// The standard deviation of numbers, as of a sample (n − 1); `None` for fewer than two.
     pub stddev: Option<f64>,
 }
 
-/// What the values of a column are: the narrowest kind that holds them all.
+/// The kind of the values of a column: the narrowest that fits them all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -47,22 +47,22 @@ pub enum Kind {
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Scalar {
-    /// Of an integer column.
+    /// In an integer column.
     Integer(i64),
-    /// Of a number column.
+    /// In a number column.
     Number(f64),
-    /// Of a text column.
+    /// In a text column.
     Text(String),
 }
 
-/// Counts a column, one field at a time.
+/// Accumulates the statistics of a column, one field at a time.
 pub(crate) struct Tally {
     name: String,
     kind: Kind,
     count: u64,
     empty: u64,
-    /// Hashes of the values, so that a long text costs no more than a short one. Two different
-    /// values share one with a chance of 2⁻⁶⁴.
+    /// Hashes of the values, so that long texts cost no more memory than short ones. Two different values collide with a probability of
+    /// 2⁻⁶⁴.
     seen: HashSet<u64>,
     integers: Option<(i64, i64)>,
     numbers: Option<(f64, f64)>,
@@ -100,7 +100,7 @@ impl Tally {
         self.seen.insert(hasher.finish());
 
         let integer = value.parse::<i64>().ok();
-        // `inf` and `nan` parse as numbers, but stand for words in real tables.
+        // `inf` and `nan` parse as numbers, but are words in real tables.
         let number = value
             .parse::<f64>()
             .ok()

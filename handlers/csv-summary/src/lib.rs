@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 
 pub use column::{Column, Kind, Scalar};
 
-/// Ask for the abort, and report progress, once in so many rows.
+/// The abort is checked, and progress is reported, once in this many rows.
 const ROWS_PER_CHECK: u64 = 10_000;
 
-/// What `csv.summary` takes: `csv` or `path`. The first row names the columns.
+/// The payload of `csv.summary`: `csv` or `path`. The first row names the columns.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Input {
@@ -23,14 +23,14 @@ pub struct Input {
     pub csv: Option<String>,
     /// A file in a granted directory.
     pub path: Option<String>,
-    /// What separates the fields; a comma where it is left out.
+    /// The delimiter; a comma by default.
     pub delimiter: Option<char>,
 }
 
-/// What `csv.summary` gives back.
+/// The result of `csv.summary`.
 #[derive(Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Summary {
-    /// Rows under the header.
+    /// Rows without the header.
     pub rows: u64,
     /// The columns, from left to right.
     pub columns: Vec<Column>,
@@ -44,7 +44,7 @@ pub fn summary(ctx: &Ctx, input: Input) -> Result<Summary, Error> {
         Some(delimiter) if delimiter.is_ascii() && !"\"\r\n".contains(delimiter) => delimiter as u8,
         Some(other) => {
             return Err(Error::permanent(format_args!(
-                "the delimiter {other:?} is none: it must be one ASCII character, and no quote or \
+                "invalid delimiter {other:?}: it must be one ASCII character, and not a quote or \
                  line break"
             ))
             .kind("bad-payload"));
@@ -98,18 +98,18 @@ fn summarise(ctx: &Ctx, csv: impl Read, delimiter: u8) -> Result<Summary, Error>
 
 fn unreadable(path: &str, error: &io::Error) -> Error {
     let message = format!(
-        "cannot read {path}: {error}. Is it there, and does rouse.toml grant its directory to \
-         csv.summary, and do the grants of the job leave it?"
+        "cannot read {path}: {error}. Check that it exists, and that rouse.toml grants its directory to \
+         csv.summary and the grants of the job include it"
     );
     Error::permanent(message).kind("unreadable-file")
 }
 
-/// A broken CSV stays broken; a read that failed half-way may work the next time.
+/// An invalid CSV stays invalid; a read that failed half-way may work the next time.
 fn broken(error: csv::Error) -> Error {
     let message = error.to_string();
     match error.into_kind() {
         ErrorKind::Io(error) => error.into(),
-        _ => Error::permanent(format_args!("the CSV is broken: {message}")).kind("bad-csv"),
+        _ => Error::permanent(format_args!("the CSV is invalid: {message}")).kind("bad-csv"),
     }
 }
 

@@ -65,7 +65,7 @@ fn a_column_without_values_is_empty_and_one_value_has_no_deviation() {
 }
 
 #[test]
-fn a_file_is_read_where_a_path_is_given() {
+fn a_file_is_read_if_a_path_is_given() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all("a;b\n1;2\n".as_bytes()).unwrap();
     let path = file.path().to_str().unwrap();
@@ -76,7 +76,7 @@ fn a_file_is_read_where_a_path_is_given() {
 }
 
 #[test]
-fn a_missing_file_is_named_and_not_tried_again() {
+fn a_missing_file_is_named_and_not_retried() {
     let error = refused(Input {
         path: Some("no/such.csv".to_owned()),
         ..Input::default()
@@ -87,7 +87,7 @@ fn a_missing_file_is_named_and_not_tried_again() {
 }
 
 #[test]
-fn a_broken_csv_is_not_tried_again_and_its_line_is_named() {
+fn an_invalid_csv_is_not_retried_and_its_line_is_named() {
     for (csv, why) in [("a,b\n1,2\n3\n", "line: 3"), ("", "no header")] {
         let error = refused(Input {
             csv: Some(csv.to_owned()),

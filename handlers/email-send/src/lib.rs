@@ -1,4 +1,4 @@
-//! Sends a mail over the HTTP API of a provider.
+//! Sends an email over the HTTP API of a provider.
 
 mod provider;
 
@@ -11,35 +11,35 @@ use serde_json::Value;
 
 pub use provider::Provider;
 
-/// What `email.send` takes.
+/// The payload of `email.send`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Input {
-    /// Whose API it is; `generic` where it is left out.
+    /// The provider; `generic` by default.
     #[serde(default)]
     pub provider: Provider,
-    /// Where the API is; a known provider's own where it is left out.
+    /// The URL of the API; by default that of the provider, if it is known.
     pub url: Option<String>,
-    /// The name of the secret that the API asks for.
+    /// The name of the secret for the API.
     pub secret: String,
     /// `a@b.example` or `Name <a@b.example>`.
     pub from: String,
-    /// To whom.
+    /// The recipients.
     pub to: Addresses,
-    /// To whom else.
+    /// Recipients of a copy.
     pub cc: Option<Addresses>,
-    /// To whom else, without telling the others.
+    /// Recipients of a blind copy.
     pub bcc: Option<Addresses>,
-    /// Where answers go.
+    /// The address for replies.
     pub reply_to: Option<String>,
-    /// What it is about.
+    /// The subject.
     pub subject: String,
-    /// What it says, as text; this or `html`, or both.
+    /// The content as text; this or `html`, or both.
     pub text: Option<String>,
-    /// What it says, as HTML.
+    /// The content as HTML.
     pub html: Option<String>,
-    /// What the provider tells mails apart by, up to 64 letters, digits, `-` and `_`; one that is made of the job's id
-    /// where it is left out. All attempts of a job have the same.
+    /// Identifies the mail for the provider, up to 64 letters, digits, `-` and `_`; by default derived from the job's id. All attempts of a
+    /// job have the same id.
     pub id: Option<String>,
 }
 
@@ -62,30 +62,30 @@ impl Addresses {
     }
 }
 
-/// It stands in a header, and in fields of providers that hold 80.
+/// It is sent in a header, and in fields of providers with a limit of 80.
 const ID_CHARS_MAX: usize = 64;
 
 /// Providers answer within a second or two, once they have the mail.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How far `retry-after` may put a job off: whoever asks for a year means no.
+/// The maximum delay from `retry-after`: a server that asks for a year does not want the request.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Some providers refuse whoever has none.
+/// Some providers reject requests without one.
 const USER_AGENT: &str = concat!("rouse-email-send/", env!("CARGO_PKG_VERSION"));
 
 /// An answer is an id and a few words.
 const RESPONSE_BYTES_MAX: usize = 64 << 10;
 
-/// What `email.send` gives back.
+/// The result of `email.send`.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Sent {
-    /// What the provider answered: 200 to 299.
+    /// The status of the provider's answer: 200 to 299.
     pub status: u16,
-    /// What the provider calls the mail, where it says so.
+    /// The provider's id of the mail, if it returns one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message_id: Option<String>,
-    /// What it was told to know the mail by.
+    /// The id that was sent to the provider.
     pub id: String,
 }
 
@@ -113,7 +113,7 @@ pub async fn send(ctx: &Ctx, input: Input) -> Result<Sent, Error> {
         .await?;
     if (300..400).contains(&response.status) {
         return Err(Error::permanent(format_args!(
-            "{} answered {}, and mail is sent to the API itself: is `url` right?",
+            "{} answered {} with a redirect, which is not followed: check `url`",
             response.url, response.status
         ))
         .kind("redirected"));
@@ -129,14 +129,14 @@ pub async fn send(ctx: &Ctx, input: Input) -> Result<Sent, Error> {
     })
 }
 
-/// Checks what the types cannot say; gives the API's address, and the id.
+/// Checks rules that the types do not enforce; returns the API's URL, and the id.
 fn check(ctx: &Ctx, input: &Input) -> Result<(String, String), Error> {
     let refuse = |why: String| Err(Error::permanent(why).kind("bad-payload"));
     if input.text.is_none() && input.html.is_none() {
-        return refuse("a mail has `text` or `html`, or both".to_owned());
+        return refuse("a mail needs `text` or `html`, or both".to_owned());
     }
     if input.to.list().is_empty() {
-        return refuse("`to` names nobody".to_owned());
+        return refuse("`to` is empty".to_owned());
     }
     let own = input.url.as_deref().or(input.provider.url());
     let Some(url) = own else {
@@ -145,12 +145,12 @@ fn check(ctx: &Ctx, input: &Input) -> Result<(String, String), Error> {
     let job = ctx.job();
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     let id = match &input.id {
-        // The time tells jobs of different databases apart.
+        // The time distinguishes jobs of different databases.
         None => format!("job_{}_{}", job.requested_at_ms, job.id),
         Some(id) if (1..=ID_CHARS_MAX).contains(&id.len()) && id.bytes().all(fits) => id.clone(),
         Some(_) => {
             return refuse(format!(
-                "id has 1 to {ID_CHARS_MAX} letters, digits, - and _"
+                "id must have 1 to {ID_CHARS_MAX} letters, digits, - and _"
             ));
         }
     };

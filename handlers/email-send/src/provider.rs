@@ -1,4 +1,4 @@
-//! How APIs of providers want to be asked.
+//! The APIs of the providers.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -6,11 +6,11 @@ use serde_json::{Map, Value, json};
 
 use crate::{Addresses, Input};
 
-/// Whose API it is.
+/// The provider of the API.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Provider {
-    /// Any that takes a bearer token and the fields of the payload.
+    /// Any API with a bearer token and the fields of the payload.
     #[default]
     Generic,
     /// Postmark (<https://postmarkapp.com/developer/api/email-api>).
@@ -20,7 +20,7 @@ pub enum Provider {
 }
 
 impl Provider {
-    /// Where its API is, where that is known.
+    /// The URL of its API, if it is known.
     pub(crate) fn url(self) -> Option<&'static str> {
         match self {
             Self::Generic => None,
@@ -29,7 +29,7 @@ impl Provider {
         }
     }
 
-    /// The header by which it knows whose mail it is.
+    /// The header that authenticates the sender.
     pub(crate) fn credential(self, secret: &str) -> (&'static str, String) {
         match self {
             Self::Generic | Self::Resend => ("authorization", format!("Bearer {secret}")),
@@ -37,12 +37,12 @@ impl Provider {
         }
     }
 
-    /// The mail, in its words.
+    /// The mail in the provider's format.
     pub(crate) fn body(self, mail: &Input, id: &str) -> Value {
         match self {
             Self::Generic | Self::Resend => {
                 let list = |addresses: &Option<Addresses>| {
-                    addresses.as_ref().map(|them| json!(them.list()))
+                    addresses.as_ref().map(|addresses| json!(addresses.list()))
                 };
                 object([
                     ("from", Some(json!(mail.from))),
@@ -66,7 +66,7 @@ impl Provider {
                     ("Subject", Some(json!(mail.subject))),
                     ("TextBody", mail.text.as_ref().map(|text| json!(text))),
                     ("HtmlBody", mail.html.as_ref().map(|html| json!(html))),
-                    // It knows no idempotency key; so that a mail which came twice can be told.
+                    // It has no idempotency key, so this makes duplicates recognisable.
                     ("Metadata", Some(json!({ "id": id }))),
                 ])
             }
@@ -81,7 +81,7 @@ fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Value {
     Value::Object(given.collect::<Map<_, _>>())
 }
 
-/// What the provider calls the mail: Resend and many others say `id`, Postmark `MessageID`.
+/// The provider's id of the mail: Resend and many others use `id`, Postmark `MessageID`.
 pub(crate) fn message_id(answer: &Value) -> Option<String> {
     let names = ["id", "MessageID", "message_id", "messageId"];
     let found = names.iter().find_map(|name| answer[*name].as_str());

@@ -28,7 +28,7 @@ fn mail(change: Value) -> Value {
     mail
 }
 
-/// What was sent, and with which headers.
+/// The last request, and its body.
 fn sent(ctx: &TestCtx) -> (Request, Value) {
     let request = ctx.requests().pop().unwrap();
     let body = rouse_sdk::serde_json::from_slice(&request.body).unwrap();
@@ -42,7 +42,7 @@ fn has(request: &Request, name: &str, value: &str) -> bool {
 }
 
 #[test]
-fn resend_is_asked_in_its_words() {
+fn resend_gets_its_format() {
     let ctx = answering(200, r#"{"id": "49a3999c"}"#);
     let payload = mail(
         json!({"to": ["bob@b.example", "eve@e.example"], "bcc": "me@a.example", "reply_to": "r@a.example", "html": "<p>Hello"}),
@@ -68,7 +68,7 @@ fn resend_is_asked_in_its_words() {
 }
 
 #[test]
-fn postmark_is_asked_in_its_words() {
+fn postmark_gets_its_format() {
     let ctx = answering(200, r#"{"ErrorCode": 0, "MessageID": "b7bc2f4a"}"#);
     let payload = mail(
         json!({"provider": "postmark", "to": ["bob@b.example", "eve@e.example"], "cc": ["me@a.example"], "id": "order-17"}),
@@ -96,7 +96,7 @@ fn postmark_is_asked_in_its_words() {
 }
 
 #[test]
-fn any_other_provider_needs_its_address() {
+fn any_other_provider_needs_a_url() {
     let ctx = answering(202, "");
     let payload = mail(json!({"provider": "generic", "url": "https://mail.example/send"}));
     assert_eq!(
@@ -121,7 +121,7 @@ fn every_attempt_has_the_same_id() {
 }
 
 #[test]
-fn what_the_provider_refuses_fails_for_good_and_the_rest_is_tried_again() {
+fn refused_mails_fail_permanently_and_other_errors_are_retried() {
     for (status, permanent) in [
         (308, true),
         (400, true),
@@ -137,20 +137,20 @@ fn what_the_provider_refuses_fails_for_good_and_the_rest_is_tried_again() {
 }
 
 #[test]
-fn a_provider_puts_a_mail_off_for_a_day_at_most() {
+fn a_provider_delays_a_mail_by_a_day_at_most() {
     let busy = provider(|_| Ok(Response::new(429, "").with_header("retry-after", "99999999999")));
     let error = busy.run::<super::send>(mail(json!({}))).unwrap_err();
     assert_eq!(error.retry_after, Some(RETRY_AFTER_MAX));
 }
 
 #[test]
-fn what_the_types_cannot_say_is_checked_before_anything_is_sent() {
+fn invalid_payloads_are_refused_before_anything_is_sent() {
     let ctx = answering(200, "{}");
     for (change, says) in [
         (json!({"provider": "generic"}), "url"),
         (json!({"text": null}), "text"),
-        (json!({"to": []}), "names nobody"),
-        (json!({"id": "a b"}), "id has"),
+        (json!({"to": []}), "`to` is empty"),
+        (json!({"id": "a b"}), "id must have"),
         (json!({"provider": "pigeon"}), "provider"),
         (json!({"attachments": []}), "attachments"),
     ] {

@@ -1,4 +1,4 @@
-//! Delivers webhooks: JSON to a URL, signed as Standard Webhooks has it, until the receiver takes it.
+//! Delivers webhooks: sends JSON to a URL, signed according to Standard Webhooks, until the receiver accepts it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -12,72 +12,72 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-/// What `http.deliver` takes.
+/// The payload of `http.deliver`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Input {
-    /// Where to: `https://…`.
+    /// The URL of the receiver: `https://…`.
     pub url: String,
-    /// POST where it is left out.
+    /// POST by default.
     #[serde(default)]
     pub method: Method,
-    /// Headers besides those that the delivery has by itself.
+    /// Headers in addition to those of the delivery itself.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
-    /// Any JSON, sent digit by digit as it stands here, also `null`; without it the request has no body.
+    /// Any JSON, sent digit by digit as written here, including `null`; without it the request has no body.
     #[serde(default, deserialize_with = "as_it_is")]
     #[schemars(with = "Option<Value>", skip_serializing_if = "Option::is_none")]
     pub body: Option<Box<RawValue>>,
-    /// The name of the secret that it is signed with; without one it is not signed.
+    /// The name of the signing key; without one the delivery is not signed.
     pub secret: Option<String>,
-    /// What the receiver tells deliveries apart by, up to 64 letters, digits, `-` and `_`; one that is made of the
-    /// job's id where it is left out. All attempts of a job have the same.
+    /// Identifies the delivery for the receiver, up to 64 letters, digits, `-` and `_`; by default derived from the job's id. All attempts
+    /// of a job have the same id.
     pub id: Option<String>,
-    /// How long the receiver may take, in milliseconds.
+    /// The time limit of the request, milliseconds.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
 }
 
-/// Of an `Option` alone, `null` would be as good as nothing.
+/// With an `Option` alone, `null` would be the same as a missing value.
 fn as_it_is<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Box<RawValue>>, D::Error> {
     Box::<RawValue>::deserialize(input).map(Some)
 }
 
-/// How it is sent.
+/// The HTTP method.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Method {
-    /// The usual one.
+    /// The default.
     #[default]
     Post,
-    /// For receivers that ask for it.
+    /// For receivers that require it.
     Put,
-    /// For receivers that ask for it.
+    /// For receivers that require it.
     Patch,
-    /// For receivers that ask for it.
+    /// For receivers that require it.
     Delete,
-    /// For receivers that ask for it.
+    /// For receivers that require it.
     Get,
 }
 
-/// Receivers are asked to answer at once and to do their work later.
+/// Receivers are expected to answer at once and to do their work later.
 fn default_timeout_ms() -> u64 {
     30_000
 }
 
-/// Less than the timeout of the attempt, so that it is the receiver that is named.
+/// Less than the timeout of the attempt, so that the error names the receiver.
 const TIMEOUT_MS_MAX: u64 = 240_000;
 
-/// It stands in a header, and in the receiver's table of what it has seen.
+/// It is sent in a header, and stored by the receiver.
 const ID_CHARS_MAX: usize = 64;
 
-/// Of an answer, as much as tells what the receiver made of it.
+/// The stored length of an answer, enough to see how the receiver reacted.
 const RESPONSE_BYTES_MAX: usize = 4 << 10;
 
-/// How far `retry-after` may put a job off: whoever asks for a year means no.
+/// The maximum delay from `retry-after`: a server that asks for a year does not want the request.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Headers that are the delivery's own, lower case.
+/// Headers of the delivery itself, lower case.
 const OWN_HEADERS: [&str; 4] = [
     "webhook-id",
     "webhook-timestamp",
@@ -85,20 +85,20 @@ const OWN_HEADERS: [&str; 4] = [
     "idempotency-key",
 ];
 
-/// What `http.deliver` gives back.
+/// The result of `http.deliver`.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Delivered {
-    /// What the receiver answered: 200 to 299.
+    /// The status of the receiver's answer: 200 to 299.
     pub status: u16,
-    /// What it was told to know the delivery by.
+    /// The id that was sent to the receiver.
     pub id: String,
-    /// The start of its answer, 4 KiB at most.
+    /// The start of its answer, at most 4 KiB.
     pub response: String,
-    /// True where the answer goes on.
+    /// True if the answer is longer.
     pub response_is_cut: bool,
 }
 
-/// Delivers a webhook, signed as Standard Webhooks has it.
+/// Delivers a webhook, signed according to Standard Webhooks.
 #[handler(
     name = "http.deliver",
     max_attempts = 14,
@@ -117,35 +117,35 @@ pub async fn deliver(ctx: &Ctx, input: Input) -> Result<Delivered, Error> {
     Ok(Delivered {
         status: response.status,
         id,
-        // Postgres stores no NUL.
+        // Postgres cannot store NUL.
         response: String::from_utf8_lossy(&response.body).replace('\0', "\u{fffd}"),
         response_is_cut: response.cut,
     })
 }
 
-/// Checks what the types cannot say; gives the id.
+/// Checks rules that the types do not enforce; returns the id.
 fn check(ctx: &Ctx, input: &Input) -> Result<String, Error> {
     let refuse = |why: String| Err(Error::permanent(why).kind("bad-payload"));
     if !(1..=TIMEOUT_MS_MAX).contains(&input.timeout_ms) {
-        return refuse(format!("timeout_ms is from 1 to {TIMEOUT_MS_MAX}"));
+        return refuse(format!("timeout_ms must be from 1 to {TIMEOUT_MS_MAX}"));
     }
     for name in input.headers.keys() {
         if OWN_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
             return refuse(format!(
-                "the header {name} is written by http.deliver itself; `id` in the payload sets what it says"
+                "the header {name} is set by http.deliver itself; use `id` in the payload to change it"
             ));
         }
     }
     let job = ctx.job();
     let Some(id) = &input.id else {
-        // The time tells jobs of different databases apart.
+        // The time distinguishes jobs of different databases.
         return Ok(format!("msg_{}_{}", job.requested_at_ms, job.id));
     };
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     match (1..=ID_CHARS_MAX).contains(&id.len()) && id.bytes().all(fits) {
         true => Ok(id.clone()),
         false => refuse(format!(
-            "id has 1 to {ID_CHARS_MAX} letters, digits, - and _"
+            "id must have 1 to {ID_CHARS_MAX} letters, digits, - and _"
         )),
     }
 }
@@ -179,7 +179,7 @@ fn request(ctx: &Ctx, input: Input, id: &str) -> Result<Request, Error> {
     for (name, value) in input.headers {
         request = request.header(name, value);
     }
-    // Of the attempt, not of the job: receivers refuse what is older than some minutes.
+    // The time of the attempt, not of the job: receivers reject requests that are older than some minutes.
     let timestamp = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)?
         .as_secs()
@@ -196,13 +196,13 @@ fn request(ctx: &Ctx, input: Input, id: &str) -> Result<Request, Error> {
         .body(body))
 }
 
-/// The response where it means that the delivery was taken.
+/// The response, if the delivery was accepted.
 fn accepted(response: Response) -> Result<Response, Error> {
     if (300..400).contains(&response.status) {
         let to = http::without_user(response.header("location").unwrap_or("nowhere"));
         return Err(Error::permanent(format_args!(
-            "{} answered {} to {to}; a delivery goes to the address that it was given: enqueue it for the other one, \
-             if that is the receiver's",
+            "{} answered {} to {to}; redirects are not followed: enqueue the delivery for the new address, \
+             if it belongs to the receiver",
             response.url, response.status
         ))
         .kind("redirected"));

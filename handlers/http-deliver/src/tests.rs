@@ -5,7 +5,7 @@ use super::*;
 
 const URL: &str = "https://hooks.example/in";
 
-/// An attempt at job 7 whose receiver answers so.
+/// An attempt at job 7 with this answer of the receiver.
 fn receiver(answer: impl FnMut(&Request) -> Result<Response, Error> + 'static) -> TestCtx {
     let ctx = TestCtx::for_job(|job| {
         job.id = 7;
@@ -31,7 +31,7 @@ fn header<'a>(request: &'a Request, name: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn a_delivery_is_posted_signed_and_its_answer_kept() {
+fn a_delivery_is_posted_and_signed_and_its_answer_is_stored() {
     let ctx = answering(202, "queued\0");
     let payload = json!({"url": URL, "body": {"n": 1}, "secret": "KEY", "headers": {"x-own": "1"}});
     let result = ctx.run::<super::deliver>(payload).unwrap();
@@ -73,7 +73,7 @@ fn every_attempt_has_the_same_id_and_the_payload_may_set_it() {
 }
 
 #[test]
-fn without_a_body_and_a_secret_nothing_is_sent_of_them() {
+fn without_body_and_secret_their_headers_are_omitted() {
     let ctx = answering(204, "");
     ctx.run::<super::deliver>(json!({"url": URL, "method": "DELETE"}))
         .unwrap();
@@ -92,7 +92,7 @@ fn sent_of(payload: &str) -> Request {
 }
 
 #[test]
-fn a_body_is_sent_as_the_job_says_it_with_every_digit_and_in_its_order() {
+fn a_body_is_sent_with_every_digit_and_in_order() {
     for body in [
         r#"{"id": 123456789012345678901234567890, "at": 0.10000000000000000000001, "a": 1.0}"#,
         r#""\u00fc""#,
@@ -106,7 +106,7 @@ fn a_body_is_sent_as_the_job_says_it_with_every_digit_and_in_its_order() {
 }
 
 #[test]
-fn a_body_that_is_null_is_sent_and_one_that_is_not_there_is_not() {
+fn a_null_body_is_sent_and_a_missing_one_is_not() {
     let sent = sent_of(&format!(r#"{{"url": "{URL}", "body": null}}"#));
     assert_eq!(sent.body, b"null");
     assert_eq!(header(&sent, "content-type"), Some("application/json"));
@@ -116,7 +116,7 @@ fn a_body_that_is_null_is_sent_and_one_that_is_not_there_is_not() {
 }
 
 #[test]
-fn a_body_may_be_any_json_and_may_be_left_out() {
+fn a_body_may_be_any_json_and_may_be_omitted() {
     let schema = <super::deliver as Handler>::input_schema().to_value();
     assert_eq!(schema["properties"]["body"].get("type"), None);
     assert_eq!(schema["properties"]["body"].get("default"), None);
@@ -124,7 +124,7 @@ fn a_body_may_be_any_json_and_may_be_left_out() {
 }
 
 #[test]
-fn the_payload_may_say_what_kind_of_json_it_is() {
+fn the_payload_may_set_the_content_type() {
     let ctx = answering(200, "");
     let kind = "application/cloudevents+json";
     let payload =
@@ -137,7 +137,7 @@ fn the_payload_may_say_what_kind_of_json_it_is() {
 }
 
 #[test]
-fn what_may_pass_is_tried_again_and_what_will_not_fails_for_good() {
+fn temporary_errors_are_retried_and_others_fail_permanently() {
     for (status, permanent) in [
         (400, true),
         (401, true),
@@ -161,7 +161,7 @@ fn what_may_pass_is_tried_again_and_what_will_not_fails_for_good() {
 }
 
 #[test]
-fn the_receiver_says_when_to_come_again() {
+fn the_receiver_sets_the_time_of_the_next_attempt() {
     let busy = |when: &'static str| {
         receiver(move |_| Ok(http::Response::new(503, "").with_header("Retry-After", when)))
     };
@@ -170,7 +170,7 @@ fn the_receiver_says_when_to_come_again() {
     let error = refused(&busy("Sun, 06 Nov 1994 08:49:37 GMT"), json!({"url": URL}));
     let at = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
     assert_eq!(error.retry_at, Some(at));
-    // It is not put off for longer than a day.
+    // It is not delayed by more than a day.
     let error = refused(&busy("99999999999"), json!({"url": URL}));
     assert_eq!(error.retry_after, Some(RETRY_AFTER_MAX));
     let now = SystemTime::now();
@@ -180,7 +180,7 @@ fn the_receiver_says_when_to_come_again() {
 }
 
 #[test]
-fn a_redirect_is_not_followed_and_not_tried_again() {
+fn a_redirect_is_not_followed_and_not_retried() {
     let ctx = receiver(|_| {
         Ok(http::Response::new(308, "").with_header("location", "https://evil.example/"))
     });
@@ -195,7 +195,7 @@ fn a_redirect_is_not_followed_and_not_tried_again() {
 }
 
 #[test]
-fn a_password_in_a_url_appears_in_no_error() {
+fn errors_contain_no_password_from_a_url() {
     let url = "https://ada:hunter2@hooks.example/in";
     for status in [404, 308] {
         let ctx =
@@ -207,7 +207,7 @@ fn a_password_in_a_url_appears_in_no_error() {
 }
 
 #[test]
-fn of_a_long_answer_the_start_is_kept() {
+fn a_long_answer_is_cut() {
     let ctx = receiver(|_| Ok(http::Response::new(200, "x".repeat(5000))));
     let result = ctx.run::<super::deliver>(json!({"url": URL})).unwrap();
     assert_eq!(result["response"].as_str().map(str::len), Some(4096));
@@ -215,12 +215,12 @@ fn of_a_long_answer_the_start_is_kept() {
 }
 
 #[test]
-fn what_the_types_cannot_say_is_checked_before_anything_is_sent() {
+fn invalid_payloads_are_refused_before_anything_is_sent() {
     let ctx = answering(200, "");
     for (payload, says) in [
-        (json!({"url": URL, "id": "a.b"}), "id has"),
-        (json!({"url": URL, "id": ""}), "id has"),
-        (json!({"url": URL, "id": "x".repeat(65)}), "id has"),
+        (json!({"url": URL, "id": "a.b"}), "id must have"),
+        (json!({"url": URL, "id": ""}), "id must have"),
+        (json!({"url": URL, "id": "x".repeat(65)}), "id must have"),
         (json!({"url": URL, "timeout_ms": 0}), "timeout_ms"),
         (
             json!({"url": URL, "headers": {"Webhook-Id": "x"}}),

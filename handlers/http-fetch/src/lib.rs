@@ -1,4 +1,4 @@
-//! Fetches what is at a URL, into the result or into a file.
+//! Fetches a URL, into the result or into a file.
 
 mod content;
 
@@ -16,26 +16,26 @@ use sha2::{Digest as _, Sha256};
 
 pub use content::Content;
 
-/// What `http.fetch` takes.
+/// The payload of `http.fetch`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Input {
-    /// Where it is: `https://…`.
+    /// The URL: `https://…`.
     pub url: String,
     /// Headers of the request.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
-    /// The etag of an earlier result: where it is still the same, nothing is fetched.
+    /// The etag of an earlier result: if it is unchanged, nothing is fetched.
     pub etag: Option<String>,
-    /// The file it is written to, in a directory granted for writing. Its folders are made; a file that is there is
-    /// replaced. Without one it is in the result.
+    /// The target file, in a directory granted for writing. Missing folders are created; an existing file is replaced. Without a file the
+    /// content is in the result.
     pub to: Option<String>,
-    /// How large it may be, bytes: 1 MiB where it is left out, with `to` 16 MiB.
+    /// The size limit, bytes: 1 MiB by default, with `to` 16 MiB.
     pub bytes_max: Option<usize>,
-    /// How many redirects are followed.
+    /// The maximum number of redirects.
     #[serde(default = "default_redirects")]
     pub redirects: u32,
-    /// How long it may take, in milliseconds.
+    /// The time limit of the request, milliseconds.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
 }
@@ -48,56 +48,56 @@ fn default_timeout_ms() -> u64 {
     60_000
 }
 
-/// Where the payload has none: some servers refuse whoever does not say who it is.
+/// Used unless the payload sets one, because some servers reject requests without it.
 const USER_AGENT: &str = concat!("rouse-http-fetch/", env!("CARGO_PKG_VERSION"));
 
 /// Browsers give up after 20.
 const REDIRECTS_MAX: u32 = 20;
 
-/// Less than the timeout of the attempt, so that it is the server that is named.
+/// Less than the timeout of the attempt, so that the error names the server.
 const TIMEOUT_MS_MAX: u64 = 540_000;
 
-/// How far `retry-after` may put a job off: whoever asks for a year means no.
+/// The maximum delay from `retry-after`: a server that asks for a year does not want the request.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What is in the result is kept with the job; base64 and escapes make it larger, and 4 MiB is a host's limit.
+/// The result is stored with the job; base64 and escapes make it larger, and a host's limit is 4 MiB.
 const RESULT_BYTES: usize = 1 << 20;
 const RESULT_BYTES_MAX: usize = 2 << 20;
 
-/// A file is in memory as a whole before it is written, while it grows up to three times, and an attempt has 128 MiB.
+/// A file is held in memory before it is written, while it grows up to three times, and an attempt has 128 MiB.
 const FILE_BYTES: usize = 16 << 20;
 const FILE_BYTES_MAX: usize = 32 << 20;
 
-/// What `http.fetch` gives back.
+/// The result of `http.fetch`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Fetched {
-    /// What the server answered: 200 to 299, or 304 where the etag is still the same.
+    /// The status of the server's answer: 200 to 299, or 304 if the etag is unchanged.
     pub status: u16,
-    /// Where it was found, after all redirects.
+    /// The URL after all redirects.
     pub url: String,
-    /// What the server says it is.
+    /// The content type that the server declares.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
-    /// What the server calls this version.
+    /// The etag from the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
-    /// True where the etag is still the same; then there is nothing of the rest.
+    /// True if the etag is unchanged; then the other fields are missing.
     pub not_modified: bool,
-    /// Its size.
+    /// The size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<usize>,
-    /// Its sha256, hexadecimal.
+    /// The SHA-256, hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// The file it was written to.
+    /// The file that it was written to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// What it is, where it is not in a file: one of the three.
+    /// The content, unless it is in a file: one of three forms.
     #[serde(flatten)]
     pub content: Option<Content>,
 }
 
-/// Fetches what is at a URL, into the result or into a file.
+/// Fetches a URL, into the result or into a file.
 #[handler(
     name = "http.fetch",
     max_attempts = 8,
@@ -139,7 +139,7 @@ pub async fn fetch(ctx: &Ctx, input: Input) -> Result<Fetched, Error> {
         content: None,
     };
     if fetched.not_modified {
-        ctx.info("it is still the same");
+        ctx.info("not modified");
         return Ok(fetched);
     }
     let body = found(response)?;
@@ -156,35 +156,35 @@ pub async fn fetch(ctx: &Ctx, input: Input) -> Result<Fetched, Error> {
     Ok(fetched)
 }
 
-/// Checks what the types cannot say; gives how large it may be.
+/// Checks rules that the types do not enforce; returns the size limit.
 fn check(input: &Input) -> Result<usize, Error> {
     let refuse = |why: String| Err(Error::permanent(why).kind("bad-payload"));
     if !(1..=TIMEOUT_MS_MAX).contains(&input.timeout_ms) {
-        return refuse(format!("timeout_ms is from 1 to {TIMEOUT_MS_MAX}"));
+        return refuse(format!("timeout_ms must be from 1 to {TIMEOUT_MS_MAX}"));
     }
     if input.redirects > REDIRECTS_MAX {
-        return refuse(format!("redirects is at most {REDIRECTS_MAX}"));
+        return refuse(format!("redirects must be at most {REDIRECTS_MAX}"));
     }
-    let (usual, most) = match input.to {
+    let (default, max) = match input.to {
         None => (RESULT_BYTES, RESULT_BYTES_MAX),
         Some(_) => (FILE_BYTES, FILE_BYTES_MAX),
     };
-    let bytes_max = input.bytes_max.unwrap_or(usual);
-    if !(1..=most).contains(&bytes_max) {
+    let bytes_max = input.bytes_max.unwrap_or(default);
+    if !(1..=max).contains(&bytes_max) {
         return refuse(format!(
-            "bytes_max is from 1 to {RESULT_BYTES_MAX}, with `to` up to {FILE_BYTES_MAX}"
+            "bytes_max must be from 1 to {RESULT_BYTES_MAX}, with `to` up to {FILE_BYTES_MAX}"
         ));
     }
     Ok(bytes_max)
 }
 
-/// The body of a response that has it.
+/// The body of a successful response.
 fn found(response: Response) -> Result<Vec<u8>, Error> {
     if (300..400).contains(&response.status) {
         let (url, status) = (&response.url, response.status);
         let to = http::without_user(response.header("location").unwrap_or("nowhere"));
         return Err(Error::permanent(format_args!(
-            "{url} answered {status} to {to}, after as many redirects as `redirects` in the payload allows"
+            "{url} answered {status} to {to}, which exceeds the limit `redirects` of the payload"
         ))
         .kind("redirected"));
     }
@@ -198,38 +198,37 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Where an attempt writes before the file has its name. Each has a place of its own: one that was taken to be dead, and is not, writes
-/// into nobody else's.
+/// The temporary file of an attempt. Each attempt has its own, so that an attempt that was wrongly declared lost writes to no other's file.
 fn part(ctx: &Ctx, to: &str, attempt: u32) -> String {
     format!("{to}.{}-{attempt}.part", ctx.job().id)
 }
 
-/// Removes what earlier attempts have left that were stopped while they wrote: from the abort on they could change nothing.
+/// Removes the temporary files of earlier attempts that were stopped while they wrote: after the abort they could not remove them.
 fn remove_parts(ctx: &Ctx, to: &str) {
     for attempt in 1..ctx.job().attempt {
-        // Most have left none. One that cannot be removed is in nobody's way, and the job has other work to do.
+        // Most attempts have left none. If a file cannot be removed, it does no harm, and the job has other work to do.
         let _ = fs::remove_file(part(ctx, to, attempt));
     }
 }
 
-/// Writes a file so that it is there whole or not at all, however often the job runs.
+/// Writes a file so that it is complete or missing, however often the job runs.
 fn write_whole(ctx: &Ctx, to: &str, bytes: &[u8]) -> io::Result<()> {
     let part = part(ctx, to, ctx.job().attempt);
     if let Some(folder) = Path::new(to).parent().filter(|folder| *folder != "") {
-        // A granted directory cannot be made from within, and is there already.
+        // A granted directory already exists, and cannot be created from inside the sandbox.
         if !folder.is_dir() {
             fs::create_dir_all(folder)?;
         }
     }
     let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, to));
     if written.is_err() {
-        // Nothing more can be done about a part that cannot be removed; the first error counts.
+        // If a temporary file cannot be removed, nothing more can be done; the first error counts.
         let _ = fs::remove_file(&part);
     }
     written
 }
 
-/// A directory that is not granted will still be so at the next attempt; a full disk may not.
+/// A directory that is not granted will not be granted at the next attempt either; a full disk may have been cleaned up.
 fn unwritable(to: &str, error: &io::Error) -> Error {
     let message = format!("cannot write {to}: {error}");
     match error.kind() {
@@ -237,7 +236,7 @@ fn unwritable(to: &str, error: &io::Error) -> Error {
             Error::retryable(message)
         }
         _ => Error::permanent(format_args!(
-            "{message}. Does rouse.toml grant its directory to http.fetch, with mode = \"read-write\", and do the grants of the job leave it?"
+            "{message}. Check that rouse.toml grants its directory to http.fetch, with mode = \"read-write\", and the grants of the job include it"
         ))
         .kind("file-denied"),
     }

@@ -28,7 +28,7 @@ fn refused(ctx: &TestCtx, payload: Value) -> Error {
 }
 
 #[test]
-fn what_is_there_comes_with_what_is_known_of_it() {
+fn the_result_has_content_and_metadata() {
     let ctx = answering(200, b"{\"chf\": 1.07}");
     assert_eq!(
         of(
@@ -54,7 +54,7 @@ fn what_is_there_comes_with_what_is_known_of_it() {
 }
 
 #[test]
-fn the_payload_may_say_who_asks() {
+fn the_payload_may_set_the_user_agent() {
     let ctx = answering(200, b"1");
     of(&ctx, json!({"url": URL, "headers": {"User-Agent": "me"}}));
     let sent = ctx.requests().pop().unwrap();
@@ -71,7 +71,7 @@ fn json_is_in_the_result_with_every_digit() {
 }
 
 #[test]
-fn what_is_still_the_same_is_not_fetched_again() {
+fn unchanged_content_is_not_fetched_again() {
     let ctx = server(|request| {
         let asked = ("if-none-match".to_owned(), "\"v1\"".to_owned());
         assert!(request.headers.contains(&asked));
@@ -89,7 +89,7 @@ fn what_is_still_the_same_is_not_fetched_again() {
 }
 
 #[test]
-fn a_file_is_replaced_as_a_whole_and_no_part_is_left() {
+fn a_file_is_replaced_atomically_without_leftovers() {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("deep/er/rates.json");
     let payload = json!({"url": URL, "to": to.to_str().unwrap()});
@@ -100,7 +100,7 @@ fn a_file_is_replaced_as_a_whole_and_no_part_is_left() {
         assert_eq!(result.get("json"), None);
         assert_eq!(fs::read(&to).unwrap(), body);
     }
-    // What cannot be fetched leaves what is there.
+    // A failed fetch leaves the existing file unchanged.
     refused(&answering(500, b"no"), payload);
     assert_eq!(fs::read(&to).unwrap(), b"[1, 2]");
     let files = fs::read_dir(to.parent().unwrap()).unwrap();
@@ -108,7 +108,7 @@ fn a_file_is_replaced_as_a_whole_and_no_part_is_left() {
 }
 
 #[test]
-fn what_an_attempt_has_left_that_was_stopped_is_removed_by_the_next_one() {
+fn leftovers_of_a_stopped_attempt_are_removed_by_the_next_one() {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("rates.json");
     let payload = json!({"url": URL, "to": to.to_str().unwrap()});
@@ -122,7 +122,7 @@ fn what_an_attempt_has_left_that_was_stopped_is_removed_by_the_next_one() {
         part
     };
     let own = [left("7-1"), left("7-2")];
-    // Another job may be writing it now.
+    // Another job may be writing it.
     let others = left("8-1");
     ctx.on_http(|_| Ok(Response::new(503, "not now")));
     refused(&ctx, payload);
@@ -130,7 +130,7 @@ fn what_an_attempt_has_left_that_was_stopped_is_removed_by_the_next_one() {
 }
 
 #[test]
-fn a_part_that_cannot_take_its_place_is_removed() {
+fn a_temporary_file_that_cannot_be_renamed_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("taken");
     fs::create_dir_all(to.join("by-a-folder")).unwrap();
@@ -142,7 +142,7 @@ fn a_part_that_cannot_take_its_place_is_removed() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_fails_for_good() {
+fn an_unwritable_file_fails_permanently() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let to = file.path().join("under-a-file");
     let error = refused(&answering(200, b"1"), json!({"url": URL, "to": to}));
@@ -151,7 +151,7 @@ fn a_file_that_cannot_be_written_fails_for_good() {
 }
 
 #[test]
-fn redirects_are_followed_as_far_as_they_may_be() {
+fn redirects_are_followed_up_to_the_limit() {
     let around = || server(|_| Ok(Response::new(302, "").with_header("location", "/again")));
     let ctx = around();
     let error = refused(&ctx, json!({"url": URL, "redirects": 2}));
@@ -159,11 +159,11 @@ fn redirects_are_followed_as_far_as_they_may_be() {
     assert_eq!(ctx.requests().len(), 3);
     let ctx = around();
     refused(&ctx, json!({"url": URL}));
-    assert_eq!(ctx.requests().len(), 6, "5 where nothing is said");
+    assert_eq!(ctx.requests().len(), 6, "5 by default");
 }
 
 #[test]
-fn what_may_pass_is_tried_again_and_what_will_not_fails_for_good() {
+fn temporary_errors_are_retried_and_others_fail_permanently() {
     for (status, permanent) in [(404, true), (403, true), (429, false), (502, false)] {
         let error = refused(&answering(status, b"no"), json!({"url": URL}));
         assert_eq!(error.permanent, permanent, "{status}");
@@ -171,7 +171,7 @@ fn what_may_pass_is_tried_again_and_what_will_not_fails_for_good() {
 }
 
 #[test]
-fn a_password_in_a_url_appears_in_no_error() {
+fn errors_contain_no_password_from_a_url() {
     let url = "https://ada:hunter2@data.example/rates";
     for status in [404, 308] {
         let ctx = server(move |_| Ok(Response::new(status, "no").with_header("location", url)));
@@ -182,14 +182,14 @@ fn a_password_in_a_url_appears_in_no_error() {
 }
 
 #[test]
-fn a_server_puts_a_job_off_for_a_day_at_most() {
+fn a_server_delays_a_job_by_a_day_at_most() {
     let busy = server(|_| Ok(Response::new(503, "").with_header("retry-after", "99999999999")));
     let error = refused(&busy, json!({"url": URL}));
     assert_eq!(error.retry_after, Some(RETRY_AFTER_MAX));
 }
 
 #[test]
-fn what_is_too_large_is_refused() {
+fn a_response_that_is_too_large_is_refused() {
     let payload = json!({"url": URL, "bytes_max": 2});
     let error = refused(&answering(200, b"123"), payload);
     assert!(error.permanent && error.kind == "too-large", "{error:?}");
@@ -200,7 +200,7 @@ fn what_is_too_large_is_refused() {
 }
 
 #[test]
-fn what_the_types_cannot_say_is_checked_before_anything_is_sent() {
+fn invalid_payloads_are_refused_before_anything_is_sent() {
     let ctx = answering(200, b"1");
     for (payload, says) in [
         (json!({"url": URL, "bytes_max": 0}), "bytes_max"),

@@ -1,4 +1,4 @@
-//! Decoding, shrinking, encoding: no files here.
+//! Decodes, shrinks and encodes pictures. No file access.
 
 use std::io::Cursor;
 
@@ -13,8 +13,8 @@ use rouse_sdk::Error;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// A picture of more bytes, once decoded, is refused: 80 MiB is 28 megapixels of colour, and
-/// leaves room for the rest in the host's default limit of 128 MiB of memory.
+/// The size limit of a decoded picture: 80 MiB are 28 megapixels in colour, and leave room for the rest within the host's default limit of
+/// 128 MiB of memory.
 const DECODED_BYTES_MAX: u64 = 80 << 20;
 
 /// A file format.
@@ -28,7 +28,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format that a file name asks for.
+    /// The format for a file name.
     pub(crate) fn of_name(name: &str) -> Option<Self> {
         let (_, extension) = name.rsplit_once('.')?;
         match extension.to_ascii_lowercase().as_str() {
@@ -42,9 +42,9 @@ impl Format {
 /// Width and height, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Size {
-    /// From left to right.
+    /// Horizontal.
     pub width: u32,
-    /// From top to bottom.
+    /// Vertical.
     pub height: u32,
 }
 
@@ -55,7 +55,7 @@ impl Size {
     }
 }
 
-/// Decodes a file, and turns the picture the right way up.
+/// Decodes a file, and rotates the picture upright.
 pub(crate) fn decode(bytes: Vec<u8>, path: &str) -> Result<(Format, DynamicImage), Error> {
     let undecodable = |error: ImageError| {
         Error::permanent(format_args!("cannot decode {path}: {error}")).kind("undecodable")
@@ -82,7 +82,7 @@ pub(crate) fn decode(bytes: Vec<u8>, path: &str) -> Result<(Format, DynamicImage
     if decoder.total_bytes() > DECODED_BYTES_MAX {
         let (width, height) = decoder.dimensions();
         let message = format!(
-            "{path} has {width} × {height} pixels: too many; {DECODED_BYTES_MAX} bytes once \
+            "{path} has {width} × {height} pixels, which is too many; at most {DECODED_BYTES_MAX} bytes once \
              decoded are allowed"
         );
         return Err(Error::permanent(message).kind("picture-too-large"));
@@ -93,7 +93,7 @@ pub(crate) fn decode(bytes: Vec<u8>, path: &str) -> Result<(Format, DynamicImage
     Ok((format, picture))
 }
 
-/// Fits a picture into a box. It keeps its shape and is never enlarged.
+/// Fits a picture into a box. It keeps its aspect ratio and is never enlarged.
 pub(crate) fn shrink(picture: DynamicImage, width_max: u32, height_max: u32) -> DynamicImage {
     let Size { width, height } = Size::of(&picture);
     if width <= width_max && height <= height_max {
@@ -121,7 +121,7 @@ pub(crate) fn encode(
     Ok(bytes)
 }
 
-/// JPEG knows no transparency.
+/// JPEG has no transparency.
 fn on_white(picture: &DynamicImage) -> RgbImage {
     if !picture.color().has_alpha() {
         return picture.to_rgb8();

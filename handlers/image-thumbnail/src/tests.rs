@@ -50,7 +50,7 @@ impl Folder {
 }
 
 #[test]
-fn a_png_becomes_a_small_jpeg_of_the_same_shape() {
+fn a_png_becomes_a_small_jpeg_with_the_same_aspect_ratio() {
     let folder = Folder::new();
     folder.picture("cat.png", 400, 200);
     let ctx = TestCtx::new();
@@ -67,7 +67,7 @@ fn a_png_becomes_a_small_jpeg_of_the_same_shape() {
     assert_eq!(written.len(), result.thumbnail.bytes);
     let small = image::load_from_memory(&written).unwrap().to_rgb8();
     assert_eq!(small.dimensions(), (50, 25));
-    // Red on the left; what was transparent is white.
+    // Red on the left; transparent areas are white.
     let [r, g, _] = small.get_pixel(5, 12).0;
     assert!(r > 220 && g < 40, "{r} {g}");
     let [r, g, b] = small.get_pixel(45, 12).0;
@@ -81,7 +81,7 @@ fn a_png_becomes_a_small_jpeg_of_the_same_shape() {
 }
 
 #[test]
-fn the_format_is_read_from_the_content_and_png_stays_transparent() {
+fn the_format_is_detected_by_content_and_png_stays_transparent() {
     let folder = Folder::new();
     folder.picture("cat.png", 80, 80);
     fs::rename(folder.path("cat.png"), folder.path("cat.jpg")).unwrap();
@@ -102,7 +102,7 @@ fn a_small_picture_is_not_enlarged_and_only_the_thumbnail_is_left() {
 }
 
 #[test]
-fn a_missing_picture_is_named_and_not_tried_again() {
+fn a_missing_picture_is_named_and_not_retried() {
     let error = Folder::new().refused("no.png", "out.jpg");
     assert_eq!(error.kind, "file-not-found");
     assert!(error.message.contains("no.png"), "{error}");
@@ -110,7 +110,7 @@ fn a_missing_picture_is_named_and_not_tried_again() {
 }
 
 #[test]
-fn a_file_that_is_no_picture_is_named_and_not_tried_again() {
+fn an_invalid_picture_is_named_and_not_retried() {
     let folder = Folder::new();
     folder.picture("cut.png", 400, 200);
     let whole = fs::read(folder.path("cut.png")).unwrap();
@@ -130,7 +130,7 @@ fn a_picture_that_claims_to_be_huge_is_refused_before_it_is_decoded() {
     let folder = Folder::new();
     folder.picture("bomb.png", 4, 4);
     let mut png = fs::read(folder.path("bomb.png")).unwrap();
-    // Width and height stand behind the signature and the header of the first chunk.
+    // Width and height follow the signature and the header of the first chunk.
     png[16..24].copy_from_slice(&[0, 0, 0x75, 0x30, 0, 0, 0x75, 0x30]);
     let checksum = crc32(&png[12..29]);
     png[29..33].copy_from_slice(&checksum.to_be_bytes());
@@ -150,7 +150,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 }
 
 #[test]
-fn values_that_make_no_sense_are_refused_before_anything_is_read() {
+fn invalid_payloads_are_refused_before_anything_is_read() {
     let folder = Folder::new();
     assert!(folder.refused("a.png", "out.gif").message.contains(".jpg"));
     assert!(folder.refused("a.png", "out").message.contains(".jpg"));
@@ -158,7 +158,7 @@ fn values_that_make_no_sense_are_refused_before_anything_is_read() {
         folder
             .refused("a.png", "a.png")
             .message
-            .contains("same file")
+            .contains("different files")
     );
     for field in ["width_max", "height_max", "quality"] {
         let payload = json!({"path": "a.png", "out": "b.png", field: 0});
@@ -183,7 +183,7 @@ fn an_aborted_attempt_writes_nothing() {
 }
 
 #[test]
-fn a_thumbnail_that_cannot_be_written_leaves_no_part() {
+fn a_thumbnail_that_cannot_be_written_leaves_no_temporary_file() {
     let folder = Folder::new();
     folder.picture("cat.png", 100, 100);
     fs::create_dir(folder.path("out.jpg")).unwrap();

@@ -4,15 +4,15 @@ use rouse_sdk::{export, handler};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What `noop` takes, and gives back.
+/// The payload and the result of `noop`.
 #[derive(Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct Number {
-    /// Any number; 0 where it is left out.
+    /// Any number; 0 by default.
     #[serde(default)]
     pub n: i64,
 }
 
-/// Gives back the number that it was given.
+/// Returns the number in its payload.
 #[handler(name = "noop", instances = "reuse")]
 pub fn noop(number: Number) -> Number {
     number
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_number_comes_back() {
+    fn the_number_is_returned() {
         assert_eq!(noop(Number { n: 7 }), Number { n: 7 });
         let result = TestCtx::new().run::<noop>(json!({"n": -1})).unwrap();
         assert_eq!(result, json!({"n": -1}));

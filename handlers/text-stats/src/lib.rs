@@ -1,4 +1,4 @@
-//! Counts what a text is made of.
+//! Statistics of a text.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use rouse_sdk::{Ctx, export, handler};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What `text.stats` takes.
+/// The payload of `text.stats`.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub struct Input {
     /// The text.
@@ -20,32 +20,32 @@ fn default_top() -> usize {
     5
 }
 
-/// What `text.stats` gives back. A word is a run of letters and digits, with apostrophes and
-/// hyphens inside; upper and lower case are the same word.
+/// The result of `text.stats`. A word is a run of letters and digits, with apostrophes and hyphens inside. Words that differ only in case
+/// count as the same word.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Stats {
     /// Bytes of UTF-8.
     pub bytes: usize,
     /// Unicode characters.
     pub chars: usize,
-    /// Lines; a last one without a line break counts.
+    /// Lines, including a last line without a line break.
     pub lines: usize,
     /// Words.
     pub words: usize,
-    /// Different words.
+    /// Distinct words.
     pub unique_words: usize,
-    /// The longest word, the first of them where several are as long.
+    /// The longest word; of several, the first.
     pub longest_word: Option<String>,
-    /// The most frequent words; by the alphabet where several are as frequent.
+    /// The most frequent words; in alphabetical order if equally frequent.
     pub top_words: Vec<WordCount>,
 }
 
-/// How often a word stands in the text.
+/// The frequency of a word.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct WordCount {
     /// In lower case.
     pub word: String,
-    /// How often.
+    /// The number of occurrences.
     pub count: usize,
 }
 
@@ -59,7 +59,7 @@ pub fn stats(ctx: &Ctx, input: Input) -> Stats {
     for word in words_of(text) {
         words += 1;
         let chars = word.chars().count();
-        if longest.is_none_or(|(most, _)| chars > most) {
+        if longest.is_none_or(|(max, _)| chars > max) {
             longest = Some((chars, word));
         }
         *counts.entry(word.to_lowercase()).or_default() += 1;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_without_a_text_is_refused_for_good() {
+    fn a_payload_without_a_text_is_refused_permanently() {
         let error = TestCtx::new()
             .run::<super::stats>(json!({"txt": ""}))
             .unwrap_err();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_is_logged() {
+    fn the_counts_are_logged() {
         let ctx = TestCtx::new();
         let result = ctx.run::<super::stats>(json!({"text": "one two"})).unwrap();
         assert_eq!(result["words"], 2);

@@ -153,7 +153,7 @@ impl Schema {
     /// [`check`](Self::check) that ends soon after `is_cancelled` returns true.
     ///
     /// # Errors
-    /// As [`check`](Self::check); where it was ended, any of them.
+    /// As [`check`](Self::check); after a cancellation, any of them.
     pub fn check_while(&self, text: &[u8], is_cancelled: &dyn Fn() -> bool) -> Result<(), String> {
         let Some(compiled) = &self.compiled else {
             return Ok(());

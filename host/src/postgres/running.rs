@@ -10,7 +10,7 @@ use super::{USER, home};
 /// A server that another process is running.
 #[derive(Debug, Clone)]
 pub struct Running {
-    /// Where its files are.
+    /// The directory of its files.
     pub data_dir: PathBuf,
     socket_dir: PathBuf,
     port: u16,

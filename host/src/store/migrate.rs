@@ -534,7 +534,7 @@ impl Work<'_> {
     }
 
     /// Runs it statement by statement, with a lock timeout of the remaining time: statements that can run outside a transaction block
-    /// nobody. Blocking sessions are not checked meanwhile: a check takes a snapshot, and a concurrent index would wait for its
+    /// no other session. Blocking sessions are not checked meanwhile: a check takes a snapshot, and a concurrent index would wait for its
     /// transaction.
     async fn run_outside(
         &mut self,

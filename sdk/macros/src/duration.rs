@@ -2,7 +2,7 @@
 
 use syn::LitStr;
 
-/// A year: longer than anything that a job waits for, and small enough for every clock.
+/// A year: longer than any useful wait, and within the range of every clock.
 const MAX_MS: u64 = 365 * 24 * 60 * 60 * 1000;
 
 /// Reads `"500ms"`, `"30s"`, `"5m"`, `"1h"` or `"7d"` as milliseconds.
@@ -25,7 +25,7 @@ fn parse(text: &str) -> Result<u64, String> {
     };
     if number.is_empty() || unit_ms == 0 {
         return Err(format!(
-            "`{text}` is no duration: write a whole number and a unit (ms, s, m, h, d), \
+            "`{text}` is not a duration: write a whole number and a unit (ms, s, m, h, d), \
              for instance \"30s\""
         ));
     }
@@ -36,7 +36,7 @@ fn parse(text: &str) -> Result<u64, String> {
         .filter(|ms| *ms <= MAX_MS)
         .ok_or_else(|| format!("`{text}` is longer than 365 days"))?;
     if ms == 0 {
-        return Err(format!("`{text}` is zero: it must be longer than that"));
+        return Err(format!("`{text}` is zero: it must be positive"));
     }
     Ok(ms)
 }

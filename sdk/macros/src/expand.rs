@@ -1,4 +1,4 @@
-//! From an annotated function to its implementation of `Handler`.
+//! Expands an annotated function to its implementation of `Handler`.
 
 use proc_macro2::TokenStream;
 use quote::{quote, quote_spanned};
@@ -7,13 +7,12 @@ use syn::{Attribute, Expr, FnArg, GenericArgument, ItemFn, Lit, PathArguments, R
 
 use crate::options::Options;
 
-/// Expands `#[handler(…)]`. Mistakes become compile errors beside the untouched function, so that
-/// they do not bring "cannot find function" in their wake.
+/// Expands `#[handler(…)]`. On an error the function itself is still emitted, so that no "cannot find function" errors follow.
 pub(crate) fn handler(options: TokenStream, item: TokenStream) -> TokenStream {
     let function = match syn::parse2::<ItemFn>(item.clone()) {
         Ok(function) => function,
         Err(error) => {
-            let why = "#[handler] goes on a function";
+            let why = "#[handler] can only be applied to a function";
             let error = syn::Error::new(error.span(), why).into_compile_error();
             return quote!(#item #error);
         }
@@ -42,10 +41,13 @@ impl<'a> Shape<'a> {
         let signature = &function.sig;
         let fail = |span, why| Err(syn::Error::new(span, why));
         if let Some(parameter) = signature.generics.params.first() {
-            return fail(parameter.span(), "a handler has no generic parameters");
+            return fail(
+                parameter.span(),
+                "a handler must not have generic parameters",
+            );
         }
         if let Some(unsafety) = &signature.unsafety {
-            return fail(unsafety.span(), "a handler is no unsafe function");
+            return fail(unsafety.span(), "a handler must not be unsafe");
         }
         let parameters: Vec<&Type> = signature
             .inputs
@@ -53,7 +55,7 @@ impl<'a> Shape<'a> {
             .map(|parameter| match parameter {
                 FnArg::Typed(parameter) => Ok(&*parameter.ty),
                 FnArg::Receiver(receiver) => {
-                    let why = "a handler is a free function, without self";
+                    let why = "a handler must be a free function, without self";
                     Err(syn::Error::new(receiver.span(), why))
                 }
             })
@@ -62,7 +64,10 @@ impl<'a> Shape<'a> {
             [input] => (false, input),
             [ctx, input] => {
                 if !matches!(ctx, Type::Reference(_)) {
-                    return fail(ctx.span(), "the first parameter of a handler is `&Ctx`");
+                    return fail(
+                        ctx.span(),
+                        "the first parameter of a handler must be `&Ctx`",
+                    );
                 }
                 (true, input)
             }
@@ -76,7 +81,7 @@ impl<'a> Shape<'a> {
         if let Type::Reference(reference) = input {
             return fail(
                 reference.span(),
-                "a handler takes its input by value, after `&Ctx`",
+                "a handler must take its input by value, after `&Ctx`",
             );
         }
         let (output, returns_result) = match &signature.output {
@@ -95,7 +100,7 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// `T` of `Result<T, …>`, under whatever path.
+/// `T` of `Result<T, …>`, under any path.
 fn ok_type(output: &Type) -> Option<&Type> {
     let Type::Path(path) = output else {
         return None;
@@ -116,8 +121,7 @@ fn implementation(function: &ItemFn, options: &Options, shape: &Shape<'_>) -> To
     let definition = definition(options, &function.attrs);
     let Shape { input, output, .. } = shape;
 
-    // Spans lie on the author's types, so that "the trait bound `Input: Deserialize` is not
-    // satisfied" points at them.
+    // The spans are those of the author's types, so that "the trait bound `Input: Deserialize` is not satisfied" points at them.
     let decode = quote_spanned!(input.span()=> ::rouse_sdk::__private::decode::<#input>(payload)?);
     let encode = quote_spanned!(output.span()=> ::rouse_sdk::__private::encode::<#output>(&output));
     let input_schema =
@@ -141,11 +145,10 @@ fn implementation(function: &ItemFn, options: &Options, shape: &Shape<'_>) -> To
         call
     };
 
-    // The type shares the function's name: types and functions live in different namespaces, and
-    // `export!(name)` means both.
+    // The type has the function's name: types and functions have separate namespaces, and `export!(name)` refers to both.
     quote! {
         #[doc(hidden)]
-        #[allow(non_camel_case_types, reason = "named as the function that it stands for")]
+        #[allow(non_camel_case_types, reason = "named after its function")]
         #visibility enum #name {}
 
         impl ::rouse_sdk::Handler for #name {

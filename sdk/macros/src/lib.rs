@@ -8,30 +8,28 @@ use proc_macro::TokenStream;
 
 /// Makes a handler of a function.
 ///
-/// The function takes the context and an input, or only an input, and is plain or `async`:
-/// `fn(&Ctx, Input) -> Result<Output, E>`, `fn(Input) -> Output`. The input is
-/// `serde::Deserialize + schemars::JsonSchema`, the output `serde::Serialize +
-/// schemars::JsonSchema`, the error anything that `?` turns into a `rouse_sdk::Error`. The
-/// function itself stays as it is.
+/// The function takes the context and an input, or only an input, and is plain or `async`: `fn(&Ctx, Input) -> Result<Output, E>`,
+/// `fn(Input) -> Output`. The input is `serde::Deserialize + schemars::JsonSchema`, the output `serde::Serialize + schemars::JsonSchema`,
+/// the error any type that `?` turns into a `rouse_sdk::Error`. The function itself is left unchanged.
 ///
-/// | option | value | left out |
+/// | option | value | default |
 /// |---|---|---|
 /// | `name` | `"email.send"`: the name that jobs are enqueued under | required |
 /// | `version` | text | the crate's version |
 /// | `description` | text | the function's doc comment |
-/// | `max_attempts` | attempts in all | 5 |
+/// | `max_attempts` | the maximum number of attempts | 5 |
 /// | `initial_backoff` | `"10s"`: the wait after the first failed attempt | 10 s |
-/// | `multiplier` | by how much each further wait is longer, from 1 | 2 |
+/// | `multiplier` | the factor by which each further wait grows, from 1 | 2 |
 /// | `max_backoff` | `"5m"`: the longest wait | 5 min |
-/// | `jitter` | share of the wait that is random, 0 to 1 | 0.2 |
-/// | `lease` | `"1m"`: how long a claim holds without renewal | the host's default |
-/// | `timeout` | `"1h"`: how long an attempt may run | the host's default |
+/// | `jitter` | the random share of the wait, 0 to 1 | 0.2 |
+/// | `lease` | `"1m"`: the duration of a claim without renewal | the host's default |
+/// | `timeout` | `"1h"`: the run timeout of an attempt | the host's default |
 /// | `grace` | `"5s"`: from the abort signal to the hard stop | the host's default |
-/// | `instances` | `"reuse"`: bears that its instances serve many jobs, see the README | `"fresh"` |
-/// | `capabilities` | what to ask the operator for, in the words of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "sign:HOOK_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "fine_clocks"]`; without the part behind the colon, any | nothing |
+/// | `instances` | `"reuse"`: an instance may serve many jobs, see the README | `"fresh"` |
+/// | `capabilities` | what the handler needs, in the words of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "sign:HOOK_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "fine_clocks"]`; without the part after the colon, any | nothing |
 ///
-/// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. All values are checked by
-/// the compiler. The operator's settings win over them.
+/// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. All values are checked at compile time. The operator's settings
+/// take precedence over them.
 ///
 /// See the documentation of `rouse_sdk` for a whole handler.
 #[proc_macro_attribute]

@@ -1,4 +1,4 @@
-//! The options of `#[handler(…)]`, read with their checks.
+//! Parses and checks the options of `#[handler(…)]`.
 
 use proc_macro2::{Ident, Span, TokenStream};
 use syn::parse::{Parse, ParseStream, Parser};
@@ -14,7 +14,7 @@ const NAME_BYTES_MAX: usize = 128;
 const KNOWN: &str = "name, version, description, max_attempts, initial_backoff, max_backoff, \
                      multiplier, jitter, lease, timeout, grace, instances, capabilities";
 
-/// What the author declared.
+/// The options that the author declared.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) name: String,
@@ -53,7 +53,7 @@ impl Parse for Setting {
 }
 
 impl Options {
-    /// Reads the options. All mistakes are reported together.
+    /// Reads the options. All errors are reported together.
     pub(crate) fn read(tokens: TokenStream) -> syn::Result<Self> {
         let settings = Punctuated::<Setting, Token![,]>::parse_terminated.parse2(tokens)?;
         let mut reader = Reader::default();
@@ -89,10 +89,9 @@ impl Options {
                 "lease" => o.lease_ms = reader.keep(duration(value)),
                 "timeout" => o.timeout_ms = reader.keep(duration(value)),
                 "grace" => o.grace_ms = reader.keep(duration(value)),
-                "concurrency" => reader.fail(
-                    name.span(),
-                    "no host enforces `concurrency` yet; take it out",
-                ),
+                "concurrency" => {
+                    reader.fail(name.span(), "`concurrency` is not supported yet; remove it")
+                }
                 "instances" => o.reuse = reader.keep(reuse(value)).unwrap_or_default(),
                 "capabilities" => o.capabilities = reader.keep(words(value)).unwrap_or_default(),
                 other => reader.fail(
@@ -122,7 +121,7 @@ impl Options {
     }
 }
 
-/// Collects the mistakes, so that one compilation shows them all.
+/// Collects the errors, so that one compilation shows them all.
 #[derive(Default)]
 struct Reader {
     seen: Vec<String>,
@@ -194,7 +193,7 @@ fn handler_name(value: &Expr) -> syn::Result<String> {
     Err(syn::Error::new(
         literal.span(),
         format!(
-            "`{name}` is no handler name: 1 to {NAME_BYTES_MAX} characters, words of a-z, 0-9, _ \
+            "`{name}` is not a handler name: write 1 to {NAME_BYTES_MAX} characters, words of a-z, 0-9, _ \
              and - that start with a letter or digit, joined by dots, for instance `email.send`"
         ),
     ))
@@ -217,7 +216,7 @@ fn words(value: &Expr) -> syn::Result<Vec<String>> {
             if is_capability(&literal.value()) {
                 Ok(literal.value())
             } else {
-                let why = "a capability is one word of a-z, 0-9, _ and -, and may say which one behind a colon, for instance \"dirs:/photos\"";
+                let why = "a capability is one word of a-z, 0-9, _ and -, optionally followed by a colon and a value, for instance \"dirs:/photos\"";
                 Err(syn::Error::new(literal.span(), why))
             }
         })

@@ -1,4 +1,4 @@
-//! What came back.
+//! Responses.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use serde::de::DeserializeOwned;
 
 use crate::{Error, Result};
 
-/// Of an error page, as much as tells what is wrong.
+/// The length of the excerpt from an error page.
 const EXCERPT_CHARS_MAX: usize = 200;
 
-/// A response, whole.
+/// A complete response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Response {
     /// 200, 404 …
     pub status: u16,
-    /// Names in lower case, and values. Bytes that are no UTF-8 are replaced.
+    /// Names in lower case, and values. Invalid UTF-8 is replaced.
     pub headers: Vec<(String, String)>,
-    /// What came with it.
+    /// The response body.
     pub body: Vec<u8>,
-    /// True where the request took no more of the body ([`Request::cut_response`](super::Request::cut_response)).
+    /// True if the body was cut ([`Request::cut_response`](super::Request::cut_response)).
     pub cut: bool,
-    /// Whose response it is: the URL after all redirects that were followed, without a user name and a password.
+    /// The URL of the response: after all followed redirects, without user name and password.
     pub url: String,
 }
 
@@ -37,7 +37,7 @@ impl Response {
         }
     }
 
-    /// The same with a header.
+    /// Adds a header.
     #[must_use]
     pub fn with_header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers
@@ -55,25 +55,24 @@ impl Response {
     /// The body as text.
     ///
     /// # Errors
-    /// Where it is no UTF-8.
+    /// If it is not valid UTF-8.
     pub fn text(&self) -> Result<&str> {
         Ok(std::str::from_utf8(&self.body)?)
     }
 
-    /// The body, read as JSON.
+    /// The body, parsed as JSON.
     ///
     /// # Errors
-    /// Where it is none, or of another shape.
+    /// If it is not valid JSON, or does not match `T`.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
         Ok(serde_json::from_slice(&self.body)?)
     }
 
-    /// An error for a status of 400 and above, with the kind `http-404`. What another attempt may bring
-    /// about is retryable (408, 425, 429, 500 and above), after the time or at the date that `retry-after` asks
-    /// for; the rest is permanent.
+    /// Returns an error for a status of 400 and above, with the kind `http-404`. Errors that may be temporary are retryable (408, 425, 429,
+    /// 500 and above), after the time or at the date in `retry-after`; all others are permanent.
     ///
     /// # Errors
-    /// That one.
+    /// For these statuses.
     pub fn error_for_status(self) -> Result<Self> {
         let status = self.status;
         if status < 400 {
@@ -87,16 +86,15 @@ impl Response {
             _ => Error::permanent(message),
         };
         let error = match self.header("retry-after").map(str::trim) {
-            Some(when) if !error.permanent => later(error, when),
+            Some(when) if !error.permanent => with_retry_after(error, when),
             Some(_) | None => error,
         };
         Err(error.kind(format!("http-{status}")))
     }
 }
 
-/// The same error, with the next attempt when `retry-after` asks for it: so many seconds later, or at a date (RFC 9110,
-/// 10.2.3). What is neither is no wish.
-fn later(error: Error, when: &str) -> Error {
+/// The error, with the delay or the date of `retry-after` (RFC 9110, 10.2.3). Other values are ignored.
+fn with_retry_after(error: Error, when: &str) -> Error {
     if let Ok(seconds) = when.parse() {
         return error.retry_after(Duration::from_secs(seconds));
     }
@@ -113,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_be_gone_at_another_attempt_is_retryable() {
+    fn temporary_errors_are_retryable() {
         assert!(Response::new(302, "").error_for_status().is_ok());
         for (status, permanent) in [(400, true), (404, true), (429, false), (503, false)] {
             let error = Response::new(status, "no").error_for_status().unwrap_err();
@@ -126,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_date_of_retry_after_is_a_time_and_nonsense_is_no_wish() {
+    fn a_date_of_retry_after_is_a_time_and_nonsense_is_ignored() {
         let asked = |when: &str| {
             let busy = Response::new(429, "busy").with_header("retry-after", when);
             let error = busy.error_for_status().unwrap_err();

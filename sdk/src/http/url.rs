@@ -1,10 +1,10 @@
-//! As much of URLs as a request needs.
+//! The subset of URLs that requests need.
 
 use std::fmt;
 
 use crate::{Error, Result};
 
-/// An address for requests.
+/// The URL of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Url {
     /// Lower case: `http`, `https`.
@@ -19,15 +19,17 @@ impl Url {
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let wrong = |why: &str| {
             let text = without_user(text);
-            Error::permanent(format_args!("{text:?} is no URL for a request: {why}"))
-                .kind("bad-request")
+            Error::permanent(format_args!(
+                "{text:?} is not a valid URL for a request: {why}"
+            ))
+            .kind("bad-request")
         };
         let (scheme, rest) = text
             .split_once("://")
-            .ok_or_else(|| wrong("it starts with http:// or https://"))?;
+            .ok_or_else(|| wrong("it must start with http:// or https://"))?;
         let scheme = scheme.to_ascii_lowercase();
         if scheme != "http" && scheme != "https" {
-            return Err(wrong("it starts with http:// or https://"));
+            return Err(wrong("it must start with http:// or https://"));
         }
         let rest = rest.split('#').next().unwrap_or_default();
         let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
@@ -44,7 +46,7 @@ impl Url {
         })
     }
 
-    /// What a reference in a response of this address means (RFC 3986, 5.2).
+    /// Resolves a reference in a response from this URL (RFC 3986, 5.2).
     pub(crate) fn join(&self, reference: &str) -> Result<Self> {
         let reference = reference.trim().split('#').next().unwrap_or_default();
         let has_scheme = reference.split_once(':').is_some_and(|(scheme, _)| {
@@ -75,7 +77,7 @@ impl Url {
         })
     }
 
-    /// Scheme and authority, by which servers are told apart.
+    /// Scheme and authority, which identify a server.
     pub(crate) fn origin(&self) -> (&str, String) {
         (&self.scheme, self.authority.to_ascii_lowercase())
     }
@@ -92,8 +94,8 @@ impl fmt::Display for Url {
     }
 }
 
-/// A URL, or what was meant to be one, without what stands before an `@` in it: for messages, since that may be a password,
-/// and messages are kept.
+/// Removes the user info before an `@` from a URL, or from a malformed one: for messages, because it may contain a password, and messages
+/// are stored.
 ///
 /// ```
 /// use rouse_sdk::http::without_user;
@@ -105,7 +107,7 @@ pub fn without_user(url: &str) -> String {
     let rest = url[scheme..].trim_start_matches(['/', '\\']);
     let start = &url[..url.len() - rest.len()];
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    // What stands there for a port and is none is the start of a password with such a character in it.
+    // If the part after the colon is not a port, it is the start of a password that contains one of those characters.
     let authority = &rest[..end];
     let port = authority.rsplit_once(':').map_or("", |(_, port)| port);
     let is_port = port.ends_with(']') || port.bytes().all(|byte| byte.is_ascii_digit());
@@ -118,7 +120,7 @@ pub fn without_user(url: &str) -> String {
     format!("{start}{}", &rest[host..])
 }
 
-/// Takes `.` and `..` out of a path, and leaves a query as it is.
+/// Removes `.` and `..` from a path, and leaves a query unchanged.
 fn without_dots(path_with_query: &str) -> String {
     let (path, query) =
         path_with_query.split_at(path_with_query.find('?').unwrap_or(path_with_query.len()));
@@ -141,7 +143,7 @@ fn without_dots(path_with_query: &str) -> String {
     format!("/{}{query}", kept.join("/"))
 }
 
-/// A path with a slash before it, and with what no request line can hold (spaces, letters beyond ASCII) as %XX.
+/// A path with a leading slash, in which characters that a request line cannot contain (spaces, non-ASCII letters) are percent-encoded.
 fn encoded(path: &str) -> String {
     let mut text = String::with_capacity(path.len() + 1);
     if !path.starts_with('/') {
@@ -174,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_is_taken_apart() {
+    fn a_url_is_parsed() {
         let url = Url::parse("HTTPS://a.example:8443/x y?q=ü#here").unwrap();
         assert_eq!(url.scheme, "https");
         assert_eq!(url.authority, "a.example:8443");
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_in_no_message() {
+    fn messages_contain_no_password() {
         for (url, shown) in [
             ("https://a.example/x?to=me@b", "https://a.example/x?to=me@b"),
             (
@@ -225,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reference_is_read_from_where_it_stands() {
+    fn a_reference_is_resolved() {
         let at = Url::parse("https://a.example/one/two?q").unwrap();
         for (reference, wanted) in [
             ("http://b.example/x", "http://b.example/x"),

@@ -11,7 +11,7 @@ use crate::http::{Request, Response, Url};
 use crate::task::Wait;
 use crate::{Either, Error, Result, race};
 
-/// What is asked for in one read, bytes.
+/// The size of one read, bytes.
 const READ_BYTES: u64 = 64 << 10;
 
 /// Sends a request, and reads the whole response.
@@ -19,8 +19,8 @@ pub(super) async fn send(request: &Request) -> Result<Response> {
     let (outgoing, body) = outgoing(request)?;
     let answer =
         outgoing_handler::handle(outgoing, None).map_err(|code| failed(&request.what(), code))?;
-    // A server may answer before it has read all of it; then the rest is kept until the answer is here, since
-    // dropping it ends the connection.
+    // A server may answer before it has read the whole body. The rest is kept until the answer has arrived, because dropping it would end
+    // the connection.
     let mut rest = None;
     if let Some(body) = body {
         match race(write(&body, &request.body), ready(answer.subscribe())).await {
@@ -32,8 +32,8 @@ pub(super) async fn send(request: &Request) -> Result<Response> {
     ready(answer.subscribe()).await;
     let response = answer
         .get()
-        .expect("it is ready")
-        .expect("it is asked for once")
+        .expect("the pollable is ready")
+        .expect("the response is taken once")
         .map_err(|code| failed(&request.what(), code))?;
     let fields = response.headers().entries();
     let headers = fields.into_iter().map(|(name, value)| {
@@ -44,7 +44,7 @@ pub(super) async fn send(request: &Request) -> Result<Response> {
     });
     let mut answered = Response::new(response.status(), Vec::new());
     answered.headers = headers.collect();
-    let body = response.consume().expect("it is consumed once");
+    let body = response.consume().expect("the body is consumed once");
     (answered.body, answered.cut) = read(&body, request).await?;
     drop(rest);
     Ok(answered)
@@ -83,24 +83,24 @@ fn outgoing(request: &Request) -> Result<(OutgoingRequest, Option<OutgoingBody>)
     };
     outgoing
         .set_method(&method)
-        .map_err(|()| bad("this is no method"))?;
+        .map_err(|()| bad("the method is invalid"))?;
     outgoing
         .set_scheme(Some(&scheme))
         .and_then(|()| outgoing.set_authority(Some(&url.authority)))
         .and_then(|()| outgoing.set_path_with_query(Some(&url.path_with_query)))
-        .map_err(|()| bad("this is no URL"))?;
+        .map_err(|()| bad("the URL is invalid"))?;
     if request.body.is_empty() {
         return Ok((outgoing, None));
     }
     let body = outgoing
         .body()
-        .map_err(|()| bad("content-length is no number"))?;
+        .map_err(|()| bad("content-length is not a number"))?;
     Ok((outgoing, Some(body)))
 }
 
-/// Writes all of it, or as much as is wanted.
+/// Writes the whole body, or as much as the server accepts.
 async fn write(body: &OutgoingBody, bytes: &[u8]) -> std::result::Result<(), StreamError> {
-    let stream = body.write().expect("it is written once");
+    let stream = body.write().expect("the body is written once");
     let mut left = bytes;
     while !left.is_empty() {
         let room = room(&stream).await?;
@@ -120,9 +120,9 @@ async fn room(stream: &OutputStream) -> std::result::Result<usize, StreamError> 
     }
 }
 
-/// Reads the body, and says whether it is cut.
+/// Reads the body, and returns whether it was cut.
 async fn read(body: &IncomingBody, request: &Request) -> Result<(Vec<u8>, bool)> {
-    let stream = body.stream().expect("it is read once");
+    let stream = body.stream().expect("the stream is taken once");
     let mut bytes = Vec::new();
     loop {
         match stream.read(READ_BYTES) {
@@ -142,7 +142,7 @@ async fn read(body: &IncomingBody, request: &Request) -> Result<(Vec<u8>, bool)>
     }
 }
 
-/// Waits. The pollable is gone afterwards, before what it belongs to.
+/// Waits for a pollable, and drops it before the resource that it belongs to.
 async fn ready(pollable: Pollable) {
     Wait::new(Source {
         pollable,
@@ -154,7 +154,7 @@ async fn ready(pollable: Pollable) {
 fn failed(what: &str, code: ErrorCode) -> Error {
     match code {
         ErrorCode::HttpRequestDenied | ErrorCode::DestinationIpProhibited => {
-            Error::permanent(format_args!("{what}: it is not granted")).kind("denied")
+            Error::permanent(format_args!("{what}: not granted")).kind("denied")
         }
         ErrorCode::InternalError(Some(why)) => {
             Error::retryable(format_args!("{what}: {why}")).kind("http")
@@ -165,16 +165,16 @@ fn failed(what: &str, code: ErrorCode) -> Error {
             Error::retryable(format_args!("{what}: no response in time")).kind("http-timeout")
         }
         ErrorCode::HttpRequestBodySize(bytes) => {
-            let most = bytes.map_or(String::new(), |bytes| format!(" ({bytes} bytes)"));
+            let limit = bytes.map_or(String::new(), |bytes| format!(" ({bytes} bytes)"));
             Error::permanent(format_args!(
-                "{what}: the body is larger than the host allows{most}"
+                "{what}: the body is larger than the host allows{limit}"
             ))
             .kind("too-large")
         }
         ErrorCode::DnsError(error) => {
             let why = error.rcode.unwrap_or_default();
             Error::retryable(format_args!(
-                "{what}: the host's address cannot be found: {why}"
+                "{what}: the address of the host cannot be resolved: {why}"
             ))
             .kind("http")
         }

@@ -1,4 +1,4 @@
-//! What the settings mean, without a server.
+//! The meaning of connection settings, tested without a server.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 

@@ -11,7 +11,7 @@ fn refused(item: TokenStream) -> String {
 }
 
 #[test]
-fn the_function_stays_as_it_is() {
+fn the_function_is_left_unchanged() {
     let function = quote!(
         pub fn stats(ctx: &Ctx, input: In) -> Result<Out, Error> {
             body()
@@ -41,7 +41,7 @@ fn the_doc_comment_is_the_description() {
 }
 
 #[test]
-fn a_mistake_keeps_the_function_beside_the_error() {
+fn an_error_keeps_the_function() {
     let text = expanded(
         quote!(),
         quote!(
@@ -53,12 +53,12 @@ fn a_mistake_keeps_the_function_beside_the_error() {
 }
 
 #[test]
-fn a_function_of_another_shape_is_refused_with_what_is_expected() {
+fn an_invalid_signature_is_refused_with_what_is_expected() {
     assert!(
         refused(quote!(
             struct NotAFunction;
         ))
-        .contains("goes on a function")
+        .contains("can only be applied to a function")
     );
     assert!(
         refused(quote!(

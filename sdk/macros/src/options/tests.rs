@@ -3,7 +3,7 @@ use quote::quote;
 use super::*;
 
 fn why(tokens: TokenStream) -> String {
-    let error = Options::read(tokens).expect_err("the options have a mistake");
+    let error = Options::read(tokens).expect_err("the options are invalid");
     let messages: Vec<_> = error.into_iter().map(|error| error.to_string()).collect();
     messages.join("\n")
 }
@@ -16,7 +16,7 @@ fn every_option_is_read() {
         lease = "2m", timeout = "1h", grace = "500ms", instances = "reuse",
         capabilities = ["dirs", "http:*.example.com"],
     })
-    .expect("all of them are right");
+    .expect("all of them are valid");
     assert_eq!(options.name, "a.b-c_d");
     assert_eq!(options.version.as_deref(), Some("2"));
     assert_eq!(options.description.as_deref(), Some("does it"));
@@ -44,9 +44,9 @@ fn an_unknown_option_lists_the_known_ones() {
 }
 
 #[test]
-fn a_limit_that_no_host_enforces_is_no_option() {
+fn an_unsupported_limit_is_refused() {
     let why = why(quote!(name = "a", concurrency = 3));
-    assert_eq!(why, "no host enforces `concurrency` yet; take it out");
+    assert_eq!(why, "`concurrency` is not supported yet; remove it");
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn an_option_is_set_once() {
 }
 
 #[test]
-fn all_mistakes_are_reported_together() {
+fn all_errors_are_reported_together() {
     let why = why(quote!(
         name = "A",
         timeout = "30",
@@ -66,14 +66,14 @@ fn all_mistakes_are_reported_together() {
 }
 
 #[test]
-fn a_value_of_the_wrong_kind_says_what_is_expected() {
+fn a_value_of_the_wrong_kind_is_refused_with_what_is_expected() {
     assert!(why(quote!(name = 3)).contains("text in quotes"));
     assert!(why(quote!(name = "a", timeout = 30)).contains("for instance \"30s\""));
     assert!(why(quote!(name = "a", max_attempts = "3")).contains("1 or more"));
     assert!(why(quote!(name = "a", max_attempts = -1)).contains("1 or more"));
     assert!(why(quote!(name = "a", multiplier = 0.5)).contains("from 1 to"));
     assert!(why(quote!(name = "a", capabilities = "dir")).contains("[\"dirs:/photos\"]"));
-    assert!(why(quote!(name = "a", capabilities = ["dirs:"])).contains("behind a colon"));
+    assert!(why(quote!(name = "a", capabilities = ["dirs:"])).contains("followed by a colon"));
     assert!(why(quote!(name = "a", capabilities = ["a b"])).contains("one word"));
     assert!(why(quote!(name = "a", instances = "many")).contains("\"reuse\" (many)"));
     assert!(why(quote!(name = "a", version = " ")).contains("empty"));
@@ -101,7 +101,7 @@ fn handler_names_are_dotted_words() {
         "", ".", "a.", ".a", "a..b", "A", "a b", "-a", "_a", "é", &long,
     ] {
         assert!(
-            why(quote!(name = #name)).contains("no handler name"),
+            why(quote!(name = #name)).contains("not a handler name"),
             "{name}"
         );
     }

@@ -3,7 +3,7 @@
 //! [`Server::start`] finds Postgres binaries, creates a cluster in the data directory the first time, and runs the server as a direct child
 //! of this process. It guarantees that:
 //! - the server only listens on a Unix socket in a directory of mode 0700, unless a TCP port is requested; that listens on 127.0.0.1 alone
-//! and requires a password;
+//!   and requires a password;
 //! - one host uses a data directory at a time, and the error of a second one names the first;
 //! - the server ends, cleanly, when this process ends, even by `kill -9`;
 //! - when running as root, the server runs as another user, because Postgres refuses to run as root.

@@ -109,7 +109,7 @@ pub enum StoreError {
     /// No connection could be opened. [`Store::ready`] waits for the next try.
     #[error("cannot connect to {target}: {why}")]
     Unreachable {
-        /// Where to, without secrets.
+        /// The address, without secrets.
         target: Arc<str>,
         /// The cause and, if known, what to do.
         why: String,
