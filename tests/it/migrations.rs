@@ -606,11 +606,11 @@ async fn every_public_function_has_a_comment_and_none_is_executable_by_public() 
 /// Enqueues until it is stopped, and returns the count and the slowest duration.
 fn producer(url: String) -> (Arc<AtomicBool>, tokio::task::JoinHandle<(u32, Duration)>) {
     let over = Arc::new(AtomicBool::new(false));
-    let told = over.clone();
+    let stop = over.clone();
     let producing = tokio::spawn(async move {
         let client = connect(&url).await;
         let (mut jobs, mut slowest) = (0, Duration::ZERO);
-        while !told.load(Ordering::Relaxed) {
+        while !stop.load(Ordering::Relaxed) {
             let started = Instant::now();
             enqueue(&client, "x", json!({})).await;
             slowest = slowest.max(started.elapsed());

@@ -81,11 +81,11 @@ async fn an_orphan_goes_ahead_of_older_queued_jobs() {
         )
         .await
         .unwrap();
-    let one = Settings {
+    let settings = Settings {
         slots: 1,
         ..Settings::default()
     };
-    let worker = TestWorker::start(&db, one).await;
+    let worker = TestWorker::start(&db, settings).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     worker.drain().await;
     let rows = client
@@ -119,11 +119,11 @@ async fn a_busy_worker_adopts_waiting_orphans_before_it_claims_queued_jobs() {
     }
     assert_eq!(claim(&dead, 10).await.len(), 5);
     flood(&client, "high", 400, 10).await;
-    let one = Settings {
+    let settings = Settings {
         slots: 1,
         ..Settings::default()
     };
-    let worker = TestWorker::start(&db, one).await;
+    let worker = TestWorker::start(&db, settings).await;
     // Three times, at different moments between two sweeps.
     let mut overtaken = Vec::new();
     let mut order = Vec::new();
@@ -317,8 +317,8 @@ async fn a_worker_that_cannot_query_overdue_jobs_keeps_working() {
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     host.signal(libc::SIGTERM);
     let (_, output) = host.exit(PATIENCE);
-    let asked = output.matches("cannot ask which jobs").count();
-    assert!(asked > 1, "{output}");
+    let failures = output.matches("cannot ask which jobs").count();
+    assert!(failures > 1, "{output}");
     assert!(!output.contains("cannot claim"), "{output}");
 }
 

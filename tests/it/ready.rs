@@ -298,8 +298,8 @@ async fn a_fetched_document_is_in_the_result_or_in_a_file() {
         .succeeds("http.fetch", json!({"url": http("/page/bytes")}))
         .await;
     assert_eq!(bytes["base64"], STANDARD.encode(b"\xff\0\xfe"));
-    let asked = arrived("/page/bytes").pop().expect("it arrived");
-    is_of("http-fetch", &asked);
+    let request = arrived("/page/bytes").pop().expect("it arrived");
+    is_of("http-fetch", &request);
 
     let to = "/fetched/of/today.json";
     let redirected = http(&format!("/redirect/302?to={url}"));
@@ -372,9 +372,9 @@ async fn keys_never_appear_in_stored_or_printed_text_and_sign_only_as_granted() 
     for status in [200, 400] {
         let url = http(&format!("/status/{status}/told"));
         let payload = json!({"url": url, "body": {"n": status}, "secret": "HOOK_KEY"});
-        let told = ready.ends("http.deliver", payload).await;
-        let told = format!("{:?}{:?}", told.result, told.error);
-        assert!(told.contains("connection"), "the echo is kept: {told}");
+        let job = ready.ends("http.deliver", payload).await;
+        let shown = format!("{:?}{:?}", job.result, job.error);
+        assert!(shown.contains("connection"), "the echo is kept: {shown}");
         let payload = json!({
             "url": url, "secret": "MAIL_KEY", "from": "a", "to": "b", "subject": "c", "html": "d",
         });

@@ -196,12 +196,12 @@ async fn bound_jobs_and_other_jobs_do_not_starve_each_other() {
     };
     flood("test.sleep", None).await;
     flood("producers.own", Some("legacy")).await;
-    let one = Settings {
+    let settings = Settings {
         slots: 1,
         sources: [("legacy".to_string(), "test.sleep".to_string())].into(),
         ..Settings::default()
     };
-    let worker = TestWorker::start(&db, one).await;
+    let worker = TestWorker::start(&db, settings).await;
     until_true(&client, "SELECT count(*) > 200 FROM rouse.finished").await;
     worker.stop_now().await;
     let row = client
@@ -229,12 +229,12 @@ async fn bound_jobs_respect_priorities_and_sources_do_not_starve_each_other() {
         .await
         .unwrap();
     let bind = |source: &str| (source.to_string(), "test.sleep".to_string());
-    let one = Settings {
+    let settings = Settings {
         slots: 1,
         sources: ["flood", "rare"].map(bind).into(),
         ..Settings::default()
     };
-    let worker = TestWorker::start(&db, one).await;
+    let worker = TestWorker::start(&db, settings).await;
     until_true(&client, "SELECT count(*) > 100 FROM rouse.finished").await;
     worker.stop_now().await;
     let row = client

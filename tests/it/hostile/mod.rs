@@ -108,8 +108,8 @@ impl Neighbour {
 /// Runs the cases one after the other, in parallel with the neighbour.
 pub(super) async fn run(cases: Vec<Case>) {
     let harmless = echo("test.echo", "1");
-    let beside = Handlers::with(&[("harmless.wasm", &harmless)]).await;
-    let neighbour = beside.handler("test.echo");
+    let handlers = Handlers::with(&[("harmless.wasm", &harmless)]).await;
+    let neighbour = handlers.handler("test.echo");
     let alone = Neighbour::start(neighbour.clone());
     tokio::time::sleep(Duration::from_millis(200)).await;
     let alone = alone.end().await;
@@ -117,9 +117,9 @@ pub(super) async fn run(cases: Vec<Case>) {
         println!("{}: {}", case.name, case.promise);
         let handlers = Handlers::with(&[("hostile.wasm", &case.module)]).await;
         let handler = handlers.handler("test.files");
-        let beside = Neighbour::start(neighbour.clone());
+        let running = Neighbour::start(neighbour.clone());
         let end = one(&handler, &case).await;
-        let slowed = beside.end().await;
+        let slowed = running.end().await;
         expect(&case, end);
         assert!(
             slowed <= (alone * SLOWED_AT_MOST).max(ALWAYS_ALLOWED),

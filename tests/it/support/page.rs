@@ -81,10 +81,10 @@ pub(crate) fn assert_shown(printed: &str, block: &Block) {
 /// several in parentheses.
 pub(crate) async fn run_sql(client: &Client, block: &Block) {
     for (statement, shown) in statements(&block.text) {
-        let said = client.simple_query(&statement).await;
-        let said = said.unwrap_or_else(|why| panic!("line {}: {statement}: {why:?}", block.line));
+        let rows = client.simple_query(&statement).await;
+        let rows = rows.unwrap_or_else(|why| panic!("line {}: {statement}: {why:?}", block.line));
         let Some(shown) = shown else { continue };
-        let first = said.iter().find_map(|message| match message {
+        let first = rows.iter().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => Some(as_text(row)),
             _ => None,
         });
