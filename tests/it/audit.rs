@@ -267,7 +267,7 @@ async fn the_history_records_the_handler_that_ran_a_bound_source() {
     assert_eq!(
         ran(own).await,
         (None, vec![None]),
-        "the one that the job names"
+        "the handler that the job names"
     );
 }
 

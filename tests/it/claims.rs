@@ -239,7 +239,7 @@ async fn naming_a_lane_twice_claims_each_job_once() {
         .unwrap();
     let mut again: Vec<i64> = adopted.claimed.iter().map(|job| job.id.0).collect();
     again.sort_unstable();
-    assert_eq!(again, ids, "and in their order before");
+    assert_eq!(again, ids, "in the same order as before");
     assert_eq!(ids.len(), 3);
     assert!(adopted.claimed.iter().all(|job| job.lost == 1));
 }

@@ -245,7 +245,7 @@ async fn each_file_is_read_once_and_one_compiler_handles_many_modules() {
     assert_eq!((loads.files_read(), loads.modules_compiled()), (41, 41));
     fs::rename(folder.join("40.wasm"), folder.join("41.wasm")).unwrap();
     let has_moved = |set: &HandlerSet| {
-        let handler = set.get("test.echo-40").expect("it continues to serve");
+        let handler = set.get("test.echo-40").expect("a served handler");
         handler.module.file == "41.wasm"
     };
     catalog.until(has_moved).await;

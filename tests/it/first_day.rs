@@ -593,7 +593,7 @@ async fn a_job_denied_a_file_is_not_retried_and_one_that_only_probed_for_it_is()
     assert_eq!(
         (job.state.as_str(), job.attempt),
         ("failed", 2),
-        "it was tried again"
+        "the job was retried"
     );
     let error = job.error.unwrap();
     assert_eq!(error["kind"], "guest_error", "{error}");

@@ -60,7 +60,7 @@ async fn a_host_that_does_not_read_the_answer_of(statement: &'static str) {
         .await
         .unwrap()
         .get(0);
-    assert_eq!(blocked, 0, "no transaction that writes waits for the host");
+    assert_eq!(blocked, 0, "no writing transaction waits for the host");
 
     let other = TestWorker::start(&db, settings()).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;

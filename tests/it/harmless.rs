@@ -156,7 +156,7 @@ async fn a_module_whose_second_describe_panics_is_reported_in_text_that_postgres
         }
         assert!(handlers.refusal("moody.wasm").starts_with(words));
     }
-    let handler = loaded.expect("it describes itself every other time");
+    let handler = loaded.expect("a successful describe within the tosses");
     let mut why = None;
     for _ in 0..TOSSES_MAX {
         why = sandbox().verify(&handler).await.err();
@@ -164,7 +164,7 @@ async fn a_module_whose_second_describe_panics_is_reported_in_text_that_postgres
             break;
         }
     }
-    let why = why.expect("it panics every other time");
+    let why = why.expect("a panic within the tosses");
     assert!(why.starts_with(words), "{why}");
 }
 

@@ -112,7 +112,11 @@ async fn a_peek_returns_lanes_with_jobs_after_their_cursors_in_the_requested_ord
     looker.lanes[0].after = turn;
     assert_eq!(looker.peek().await.ready, names(&looker)[1..]);
     looker.lanes.clear();
-    assert_eq!(looker.peek().await, nothing(), "the jobs of others");
+    assert_eq!(
+        looker.peek().await,
+        nothing(),
+        "lanes with jobs of other handlers"
+    );
 }
 
 #[tokio::test]
@@ -165,7 +169,7 @@ async fn a_peek_reports_when_the_next_job_is_due_and_whether_one_already_is() {
         looker.store.promote(within, false).await.unwrap().promoted,
         1
     );
-    assert!(!looker.peek().await.due, "it has its turn");
+    assert!(!looker.peek().await.due, "the job has its turn");
 }
 
 #[tokio::test]

@@ -253,7 +253,7 @@ async fn lost_and_failed_attempts_are_logged_as_events_and_counted() {
         );
         assert_eq!(event["handler"], "noop");
         let elapsed_ms = event["elapsed_ms"].as_u64().unwrap();
-        assert!(elapsed_ms >= 120_000, "since its claim: {event}");
+        assert!(elapsed_ms >= 120_000, "time since the claim: {event}");
     }
     assert_eq!(event("given_up", refused)["handler"], "test.echo");
     let (_, metrics) = crate::http::get(address.parse().unwrap(), "/metrics").await;

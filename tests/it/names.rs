@@ -456,7 +456,7 @@ fn rich(table: &str) -> Settings {
 
 /// The grants of a handler, and the grants that are withheld from it.
 fn has(set: &HandlerSet, handler: &str) -> (Vec<&'static str>, Vec<&'static str>) {
-    let handler = set.get(handler).expect("it is served");
+    let handler = set.get(handler).expect("a served handler");
     let withheld = handler.withheld.iter().map(|it| it.what);
     (handler.granted(), withheld.collect())
 }

@@ -201,5 +201,5 @@ async fn a_module_too_large_for_the_pool_is_compiled_only_once() {
         ..counting()
     };
     runs(roomy, &module).await;
-    assert_eq!(compilations(&counted), 1, "what was kept serves");
+    assert_eq!(compilations(&counted), 1, "the cached code serves");
 }

@@ -118,7 +118,11 @@ impl Full {
     async fn run(&self, payload: &str) -> u8 {
         let handler = self.handlers.handler("test.it");
         let running = attempt(&self.sandbox, &handler, job(payload), AbortHandle::new());
-        match timeout(PATIENCE, running).await.expect("it ends").end {
+        match timeout(PATIENCE, running)
+            .await
+            .expect("the end of the run")
+            .end
+        {
             RunEnd::Returned(bytes) => bytes[0],
             end => panic!("a result, not {end:?}"),
         }

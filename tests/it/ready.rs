@@ -116,7 +116,7 @@ impl Ready {
         let id = enqueue(&self.client, handler, payload).await;
         let waits = |job: &Shown| job.state == "queued" && job.error.is_some();
         let job = until(&self.client, id, |job| waits(job) || job.state == "failed").await;
-        assert!(waits(&job), "it waits for another try: {job:?}");
+        assert!(waits(&job), "the job waits for its next attempt: {job:?}");
         (id, job.error.unwrap_or_default())
     }
 }
@@ -298,7 +298,9 @@ async fn a_fetched_document_is_in_the_result_or_in_a_file() {
         .succeeds("http.fetch", json!({"url": http("/page/bytes")}))
         .await;
     assert_eq!(bytes["base64"], STANDARD.encode(b"\xff\0\xfe"));
-    let request = arrived("/page/bytes").pop().expect("it arrived");
+    let request = arrived("/page/bytes")
+        .pop()
+        .expect("a request that arrived");
     is_of("http-fetch", &request);
 
     let to = "/fetched/of/today.json";
@@ -313,7 +315,7 @@ async fn a_fetched_document_is_in_the_result_or_in_a_file() {
     assert_eq!(
         std::fs::read_dir(&folder).unwrap().count(),
         1,
-        "no part is left"
+        "no partial file is left"
     );
 
     let payload = json!({"url": http("/bytes/1001"), "bytes_max": 1000});
@@ -354,7 +356,7 @@ async fn a_mail_is_retried_under_the_same_key_if_the_provider_fails() {
 
     let path = "/postmark";
     ready.succeeds("email.send", mail("postmark", path)).await;
-    let request = arrived(path).pop().expect("it arrived");
+    let request = arrived(path).pop().expect("a request that arrived");
     assert_eq!(request["headers"]["x-postmark-server-token"], MAIL_KEY);
     let body: Value = serde_json::from_str(request["body"].as_str().unwrap()).unwrap();
     assert_eq!(body["To"], "b@b.example, c@c.example");

@@ -133,7 +133,11 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
         let outcome = store.recorded_step(id, fence, "s").await.unwrap();
         assert_eq!(outcome, Err(NotMine(taken)));
     }
-    assert_eq!(refused(&client).await, 3, "each time by the other worker");
+    assert_eq!(
+        refused(&client).await,
+        3,
+        "taken by the other worker each time"
+    );
     assert!(recorded(&client, id.0).await.is_empty());
 
     for output in ["[1]", "[2]"] {
@@ -143,7 +147,7 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
     let steps = mine.recorded_steps(id, fence).await.unwrap().unwrap();
     assert_eq!(steps, [("s".to_owned(), 3)].into());
     let first = mine.recorded_step(id, fence, "s").await.unwrap();
-    assert_eq!(first, Ok(Some(b"[1]".to_vec())), "the first one stays");
+    assert_eq!(first, Ok(Some(b"[1]".to_vec())), "the first result stays");
     let none = mine.recorded_step(id, fence, "t").await.unwrap();
     assert_eq!(none, Ok(None));
 
@@ -331,7 +335,7 @@ async fn steps_of_a_live_job_outlive_their_partition() {
         .await
         .unwrap()
         .get(0);
-    assert_eq!(at, "2020-01-01", "when it was recorded is not rewritten");
+    assert_eq!(at, "2020-01-01", "the time of recording is not changed");
 }
 
 #[tokio::test]
@@ -374,7 +378,7 @@ async fn steps_are_not_copied_from_a_partition_that_is_in_use() {
     for _ in 0..200 {
         assert_eq!(store.maintain_partitions(7).await.unwrap(), (0, 1));
     }
-    assert_eq!(written().await, size, "nothing was copied in vain");
+    assert_eq!(written().await, size, "nothing was copied needlessly");
     all.rollback().await.unwrap();
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
     assert_eq!(recorded(&client, id).await, both);
@@ -460,7 +464,7 @@ async fn progress_is_shown_during_the_attempt_and_only_its_worker_can_report_it(
             .unwrap()
             .is_empty()
     );
-    assert_eq!(refused(&client).await, 1, "by the other worker");
+    assert_eq!(refused(&client).await, 1, "reported by the other worker");
     assert_eq!(shown().await.unwrap()["percent"], 50);
 
     // The next owner of the job starts without progress.

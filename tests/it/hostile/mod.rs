@@ -82,7 +82,11 @@ impl Neighbour {
             while !over.load(Ordering::Relaxed) || took.is_empty() {
                 let start = Instant::now();
                 let run = attempt(&sandbox(), &guest, job("[7]"), AbortHandle::new()).await;
-                assert_eq!(run.end, RunEnd::Returned(b"[7]".into()), "the neighbour");
+                assert_eq!(
+                    run.end,
+                    RunEnd::Returned(b"[7]".into()),
+                    "the neighbour's result"
+                );
                 took.push(start.elapsed());
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
@@ -139,7 +143,7 @@ async fn one(handler: &Arc<Handler>, case: &Case) -> RunEnd {
             abort.abort(AbortReason::TimedOut, Duration::ZERO);
             let stopped = tokio::time::timeout(STOPPED_WITHIN, running).await;
             stopped
-                .unwrap_or_else(|_| panic!("{}: it cannot be stopped", case.name))
+                .unwrap_or_else(|_| panic!("{}: the guest cannot be stopped", case.name))
                 .end
         }
     }

@@ -24,7 +24,7 @@ pub(crate) fn built(name: &str) -> PathBuf {
     let path = profile.join(name);
     assert!(
         path.is_file(),
-        "{} is missing: run `cargo build --workspace --bin {name}` first, or `cargo xtask test`, which does",
+        "{} is missing: run `cargo build --workspace --bin {name}`, or `cargo xtask test`, which builds it",
         path.display()
     );
     path
