@@ -262,15 +262,23 @@ async fn a_peek_returns_the_newest_writing_transaction_of_its_own_database() {
         looker.store.peek(&looking).await.unwrap().writers.unwrap()
     };
     let (mut here, mut there) = (db.client().await, other.client().await);
-    let (here, there) = (
-        here.transaction().await.unwrap(),
-        there.transaction().await.unwrap(),
-    );
+    let watch = db.client().await;
+    let there = there.transaction().await.unwrap();
     const WRITE: &str = "SELECT rouse.enqueue('x'), pg_current_xact_id()::xid::text::bigint";
+    const ENDED: &str = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint";
     there.query_one(WRITE, &[]).await.unwrap();
-    let id: i64 = here.query_one(WRITE, &[]).await.unwrap().get(1);
-    assert_eq!(writers().await, [id]);
-    here.commit().await.unwrap();
-    assert!(writers().await.is_empty());
+    // The running transactions of a snapshot lack those that are newer than all ended ones. Other tests end transactions all the time:
+    // repeat until a peek was made before one newer than this had ended.
+    for _ in 0..100 {
+        let here = here.transaction().await.unwrap();
+        let id: i64 = here.query_one(WRITE, &[]).await.unwrap().get(1);
+        assert_eq!(writers().await, [id]);
+        let ended: i64 = watch.query_one(ENDED, &[]).await.unwrap().get(0);
+        here.commit().await.unwrap();
+        assert!(writers().await.is_empty());
+        if ended <= id {
+            break;
+        }
+    }
     there.rollback().await.unwrap();
 }
