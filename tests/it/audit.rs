@@ -324,8 +324,7 @@ async fn an_audit_lists_events_and_their_logins_page_by_page() {
     );
     let of_handler = audit(&["--handler", "test.flaky"]).await;
     // A claim may have waited in line until it was released, and a lease that was taken before the listener had heard itself is
-    // renewed
-    // at once.
+    // renewed at once.
     let ends: Vec<&str> = of_handler
         .iter()
         .filter_map(|row| row["event"].as_str())

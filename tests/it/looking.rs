@@ -240,8 +240,7 @@ async fn an_idle_worker_sends_few_statements() {
         .unwrap()
         .get(0);
     // Registration, partitions and sleep; then looks after 5, 10, 20 … ms: ten of them in three seconds. On a loaded machine it
-    // takes
-    // a while to start listening, with a look every 5 ms until then.
+    // takes a while to start listening, with a look every 5 ms until then.
     assert!(statements < 120, "{statements} statements in three seconds");
 }
 

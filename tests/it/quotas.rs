@@ -36,8 +36,7 @@ const IMPORTS: &str = r#"
         (param i32 i32 i32) (result i32)))"#;
 
 /// Locals, and the name of a file: four letters at address 300, the first taken from the payload. Buffers for writing are 64 KiB
-/// long,
-/// from address 65536.
+/// long, from address 65536.
 const BEGIN: &str = r#"
     (local $errno i32) (local $round i32)
     (i32.store (i32.const 300) (i32.const 0x30303061)) ;; "a000"

@@ -128,8 +128,7 @@ impl Reader {
     }
 
     /// Gives the new crate the dependency versions of this repository, which need no network, and a target folder that is kept
-    /// between
-    /// runs.
+    /// between runs.
     fn prepare_crate(&self) {
         let krate = self.folder.with_file_name("shop").join("invoice");
         if !krate.exists() || krate.join("Cargo.lock").exists() {

@@ -122,8 +122,7 @@ impl Host {
     }
 
     /// Waits until this many lines have come from stdout and stderr together, and returns them; panics with all output if they do
-    /// not
-    /// come in time.
+    /// not come in time.
     pub(crate) fn first_lines(&self, patience: Duration, count: usize) -> Vec<String> {
         let until = Instant::now() + patience;
         let mut lines = self.output.lock();
