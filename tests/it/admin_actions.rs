@@ -314,7 +314,7 @@ async fn a_queued_job_can_be_rescheduled_later_and_earlier() {
     );
     assert!(is(&client, RESCHEDULE, &[&id, &now]).await);
     let kept: Option<i64> = client.query_one(turn, &[&id]).await.unwrap().get(0);
-    assert_eq!(kept, first, "what is ready keeps its place");
+    assert_eq!(kept, first, "a ready job keeps its turn");
     for _ in 0..2 {
         assert!(is(&client, RESCHEDULE, &[&id, &later]).await);
     }
@@ -720,7 +720,7 @@ const HOSTS: &str = "SELECT coalesce(ceil(sum(ready + running) / 8.0), 0) FROM r
 #[tokio::test]
 async fn an_autoscaler_starts_no_host_for_handlers_that_no_worker_has_ever_run() {
     let page = include_str!("../../docs/guides/autoscaling.md");
-    assert!(page.contains(HOSTS), "the page asks something else");
+    assert!(page.contains(HOSTS), "the page has another query");
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     client
@@ -740,7 +740,7 @@ async fn an_autoscaler_starts_no_host_for_handlers_that_no_worker_has_ever_run()
     }
     assert_eq!(hosts().await, "0");
     let shown = "SELECT sum(ready) = 3 AND NOT bool_or(known) FROM rouse.backlog";
-    assert!(is(&client, shown, &[]).await, "they are shown");
+    assert!(is(&client, shown, &[]).await, "the jobs are shown");
     put(&client, "'x', queue => 'q', tags => '{gpu}'").await;
     assert_eq!(hosts().await, "1");
     // The worker has stopped, so another one would help.

@@ -125,7 +125,7 @@ async fn a_job_can_drop_servers_secrets_and_variables_of_its_handler() {
     // The server may know the secret from another job, but the guest must not learn it from the response.
     let request = json!({"requests": [{"method": "POST", "url": url("localhost"), "body": "s3cret-of-mine"}]});
     let job = run(&client, "test.http.secret", request, json!({"secrets": []})).await;
-    let result = job.result.expect("it is sent").to_string();
+    let result = job.result.expect("a response").to_string();
     assert!(
         result.contains("rouse-secret-") && !result.contains("s3cret-of-mine"),
         "{result}"

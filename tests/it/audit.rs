@@ -267,7 +267,7 @@ async fn the_history_records_the_handler_that_ran_a_bound_source() {
     assert_eq!(
         ran(own).await,
         (None, vec![None]),
-        "the one that the job names"
+        "the handler that the job names"
     );
 }
 
@@ -324,8 +324,7 @@ async fn an_audit_lists_events_and_their_logins_page_by_page() {
     );
     let of_handler = audit(&["--handler", "test.flaky"]).await;
     // A claim may have waited in line until it was released, and a lease that was taken before the listener had heard itself is
-    // renewed
-    // at once.
+    // renewed at once.
     let ends: Vec<&str> = of_handler
         .iter()
         .filter_map(|row| row["event"].as_str())

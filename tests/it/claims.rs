@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use rouse::job::Fence;
-use rouse::store::{ClaimOrder, ClaimedJob, Locked};
+use rouse::store::{ClaimOrder, ClaimedJob, Locked, WorkerKey};
 use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand, result, settlement};
+use crate::support::database::registration;
 use crate::support::worker::enqueue;
 
 /// Makes four claims of at most 400 jobs each; the first 20 jobs have this payload and the rest a small one.
@@ -66,6 +67,9 @@ async fn a_job_larger_than_the_claim_limit_is_claimed_alone() {
     }
 }
 
+/// The key of the worker for which [`answer`] claims.
+const KEY: [u8; 32] = [7; 32];
+
 /// Claims this many jobs with this payload; returns the rows, the ids, and the bytes of the payloads in the rows.
 async fn answer(client: &Client, payload: &str, jobs: usize) -> (usize, usize, usize) {
     client
@@ -76,9 +80,9 @@ async fn answer(client: &Client, payload: &str, jobs: usize) -> (usize, usize, u
         .unwrap();
     let rows = client
         .query(
-            "SELECT payload, unread FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
+            "SELECT payload, unread FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), $2, $1,
                  ARRAY(SELECT ROW(id, 0, 60000, NULL, NULL)::rouse.claim_order FROM rouse.lane), 200)",
-            &[&rand()],
+            &[&rand(), &KEY.as_slice()],
         )
         .await
         .unwrap();
@@ -95,12 +99,8 @@ async fn answer(client: &Client, payload: &str, jobs: usize) -> (usize, usize, u
 async fn an_answer_of_128_kib_or_more_carries_only_ids_even_if_compressed_in_the_table() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    client
-        .batch_execute(
-            "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')",
-        )
-        .await
-        .unwrap();
+    let worker = registration("w", WorkerKey::new(KEY));
+    db.store().register(&worker).await.unwrap();
     // Each job takes 120 bytes for its columns and two for the quotes.
     let text = "repeat('x', 1902)";
     assert_eq!(answer(&client, text, 64).await, (64, 0, 64 * 1904));
@@ -114,12 +114,8 @@ async fn an_answer_of_128_kib_or_more_carries_only_ids_even_if_compressed_in_the
 async fn a_payload_of_2_kib_is_written_once_and_read_after_the_claim() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    client
-        .batch_execute(
-            "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')",
-        )
-        .await
-        .unwrap();
+    let worker = registration("w", WorkerKey::new(KEY));
+    db.store().register(&worker).await.unwrap();
     assert_eq!(answer(&client, "repeat('x', 2045)", 1).await, (1, 0, 2047));
     assert_eq!(answer(&client, "repeat('x', 2046)", 1).await, (1, 1, 0));
     let stored = "SELECT count(*) FROM rouse.payload";
@@ -239,7 +235,7 @@ async fn naming_a_lane_twice_claims_each_job_once() {
         .unwrap();
     let mut again: Vec<i64> = adopted.claimed.iter().map(|job| job.id.0).collect();
     again.sort_unstable();
-    assert_eq!(again, ids, "and in their order before");
+    assert_eq!(again, ids, "in the same order as before");
     assert_eq!(ids.len(), 3);
     assert!(adopted.claimed.iter().all(|job| job.lost == 1));
 }

@@ -35,7 +35,7 @@ fn config(text: &str) -> std::path::PathBuf {
 pub(crate) fn run(db: &TestDb, args: &[&str]) -> (i32, String) {
     let host = Host::rouse(args, &[("DATABASE_URL", &db.url()), ("ROUSE_LOG", "off")]);
     let (status, output) = host.exit(PATIENCE);
-    (status.code().expect("it exits"), output)
+    (status.code().expect("an exit code"), output)
 }
 
 #[tokio::test]
@@ -249,7 +249,7 @@ async fn dev_needs_no_setup_and_leaves_no_process_running() {
     assert!(status.success(), "{output}");
     assert!(
         !Path::new(&format!("/proc/{postmaster}")).exists(),
-        "the server is gone"
+        "the server has stopped"
     );
 }
 
@@ -400,7 +400,7 @@ async fn enqueue_and_job_work_from_the_shell() {
     assert_eq!(code, 0);
     let failed: Value = serde_json::from_str(&result(&failed)).unwrap();
     let (code, shown) = run(&db, &["job", &failed["id"].to_string(), "--wait"]);
-    assert_eq!(code, 4, "it ended without success: {shown}");
+    assert_eq!(code, 4, "an unsuccessful end: {shown}");
     assert!(shown.contains("hopeless"), "{shown}");
 
     let (code, late) = run(&db, &["enqueue", "noop", "--in", "1h"]);
@@ -828,7 +828,7 @@ async fn a_host_that_cannot_claim_is_not_ready_even_if_it_renews_leases() {
     client.batch_execute(broken).await.unwrap();
     let started = std::time::Instant::now();
     while ready().await {
-        assert!(started.elapsed() < PATIENCE, "it cannot claim");
+        assert!(started.elapsed() < PATIENCE, "the host cannot claim");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     for _ in 0..3 {

@@ -38,8 +38,7 @@ fn limited(cpu_secs: u64, memory_bytes: usize) -> Settings {
 }
 
 /// Functions with tables that jump to the end of any of the enclosing blocks, each of which passes on a thousand values: the
-/// compiler's
-/// work grows with the product of all these numbers, and the file does not.
+/// compiler's work grows with the product of all these numbers, and the file does not.
 fn bomb(functions: usize, tables: usize, depth: usize) -> Vec<u8> {
     const VALUES: usize = 1000;
     let values = "i64 ".repeat(VALUES);
@@ -58,8 +57,7 @@ fn bomb(functions: usize, tables: usize, depth: usize) -> Vec<u8> {
 }
 
 /// Takes longer than a first try may (5 s of CPU time). In the tests' profile, a quarter of these functions took 13 s on one
-/// machine
-/// and less than 5 s on another.
+/// machine and less than 5 s on another.
 pub(crate) fn bomb_of_time() -> Vec<u8> {
     bomb(240, 1, 150)
 }
@@ -245,7 +243,7 @@ async fn each_file_is_read_once_and_one_compiler_handles_many_modules() {
     assert_eq!((loads.files_read(), loads.modules_compiled()), (41, 41));
     fs::rename(folder.join("40.wasm"), folder.join("41.wasm")).unwrap();
     let has_moved = |set: &HandlerSet| {
-        let handler = set.get("test.echo-40").expect("it continues to serve");
+        let handler = set.get("test.echo-40").expect("a served handler");
         handler.module.file == "41.wasm"
     };
     catalog.until(has_moved).await;

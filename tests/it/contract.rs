@@ -166,7 +166,7 @@ async fn a_job_with_an_invalid_payload_fails_at_once_and_shows_the_location() {
     assert_eq!(
         (job.state.as_str(), job.attempt),
         ("failed", 1),
-        "never again"
+        "no further attempt"
     );
     assert_eq!(job.error.unwrap()["kind"], "invalid_payload");
     let (_, shown) = run(&db, &["job", &id.to_string()]);

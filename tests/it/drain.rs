@@ -260,7 +260,7 @@ async fn a_paused_queue_is_not_drained_and_a_pause_ends_a_running_drain() {
         .await
         .unwrap();
     let waits = put(&client, "'noop', '{\"n\": 1}'").await;
-    assert!(cancel(&client, running).await, "it is cancelled");
+    assert!(cancel(&client, running).await, "cancelled by this call");
     assert_eq!(ended(&client, running).await.state, "cancelled");
     let (status, output) = drain.exit(PATIENCE);
     assert_eq!(status.code(), Some(6), "{output}");
@@ -283,7 +283,7 @@ async fn a_cancellation_before_the_drain_has_heard_itself_ends_it_at_once() {
     let drain = Host::spawn(command(proxy.url(), &args, &folder));
     echo.caught().await;
     until(&client, id, |job| job.state == "running").await;
-    assert!(cancel(&client, id).await, "it is cancelled");
+    assert!(cancel(&client, id).await, "cancelled by this call");
     echo.release();
     // The proxy runs on this thread.
     let (status, output) = tokio::task::spawn_blocking(move || drain.exit(PATIENCE))

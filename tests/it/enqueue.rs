@@ -515,7 +515,7 @@ async fn the_first_job_for_an_unserved_handler_raises_a_notice() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let nobody: Vec<String> = notices(&db, "SELECT rouse.enqueue('email.sned')").await;
-    assert_eq!(nobody, Vec::<String>::new(), "no worker lives");
+    assert_eq!(nobody, Vec::<String>::new(), "no worker is alive");
     let (_alive, _gone) = (db.worker().await, db.worker().await);
     client
         .batch_execute(
@@ -629,7 +629,7 @@ async fn a_queued_job_can_be_cancelled_and_its_history_records_it() {
         cancel(&client, id).await,
         "cancelling again changes nothing"
     );
-    assert!(!cancel(&client, id + 1000).await, "there is no such job");
+    assert!(!cancel(&client, id + 1000).await, "the job does not exist");
     let rows = client
         .query("SELECT event FROM rouse.history($1)", &[&id])
         .await

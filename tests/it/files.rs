@@ -72,7 +72,11 @@ impl Granted {
     async fn run(&self) -> Vec<u8> {
         let handler = self.handlers.handler("test.it");
         let running = attempt(&self.sandbox, &handler, job("{}"), AbortHandle::new());
-        match timeout(PATIENCE, running).await.expect("it ends").end {
+        match timeout(PATIENCE, running)
+            .await
+            .expect("the end of the run")
+            .end
+        {
             RunEnd::Returned(bytes) => bytes,
             end => panic!("a result, not {end:?}"),
         }
@@ -193,7 +197,7 @@ fn a_host_raises_its_limit_of_open_files_to_the_maximum() {
     let files = limits
         .lines()
         .find_map(|line| line.strip_prefix("Max open files"))
-        .expect("there is a limit");
+        .expect("a line with the limit");
     let [soft, hard] = [0, 1].map(|at| files.split_whitespace().nth(at));
     assert_eq!(soft, hard, "{files}");
     assert_ne!(soft, Some("200"));

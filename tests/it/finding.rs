@@ -321,7 +321,7 @@ async fn matching_jobs_are_retried_once_in_batches_with_a_record_for_each() {
         .await
         .unwrap();
     let (retried, made): (Vec<i64>, Vec<i64>) = (row.get(0), row.get(1));
-    assert_eq!(retried, [ids[4]], "the newest first");
+    assert_eq!(retried, [ids[4]], "newest first");
     assert_eq!(row.get::<_, Vec<i64>>(2), [keyed]);
     assert_eq!(row.get::<_, Option<i64>>(3), Some(ids[4]));
     let row = client

@@ -131,13 +131,13 @@ async fn the_page_of_noop_shows_its_result() {
     let id: i64 = client.query_one(call.trim(), &[]).await.unwrap().get(0);
     let text = std::fs::read_to_string(root().join(page)).unwrap();
     let result = ended(&client, id).await.result.unwrap();
-    let said = text.split("The result is `").nth(1).unwrap();
-    let said: Value = serde_json::from_str(said.split('`').next().unwrap()).unwrap();
-    assert_eq!(result, said);
+    let documented = text.split("The result is `").nth(1).unwrap();
+    let documented: Value = serde_json::from_str(documented.split('`').next().unwrap()).unwrap();
+    assert_eq!(result, documented);
     let more = enqueue(&client, "noop", json!({"n": 7, "more": true})).await;
     assert_eq!(
         ended(&client, more).await.result,
-        Some(said),
+        Some(documented),
         "without `more`"
     );
     worker.drain().await;
@@ -185,17 +185,17 @@ async fn a_password_in_an_argument_raises_a_warning_that_does_not_repeat_it() {
     // The private server does not ask for a password.
     let with = |url: &str| url.replacen("rouse@", "rouse:hunter2@", 1);
     let url = with(&db.url());
-    let told = run(&["job", "--database-url", &url], "");
-    told.exits(0);
+    let ran = run(&["job", "--database-url", &url], "");
+    ran.exits(0);
     for part in ["--database-url", "DATABASE_URL", "PGPASSFILE", "`ps`"] {
-        told.says(part);
+        ran.says(part);
     }
-    assert!(!told.text().contains("hunter2"), "{}", told.text());
+    assert!(!ran.text().contains("hunter2"), "{}", ran.text());
     let key_value = "host=/nowhere password=hunter2";
     run(&["job", "--database-url", key_value], "").says("can read the password in --database-url");
     let listen = ["serve", "--listen-url", &url, "--http", "off"];
-    let told = run(&listen, "postgres://a@127.0.0.1:1/b");
-    told.says("can read the password in --listen-url");
+    let ran = run(&listen, "postgres://a@127.0.0.1:1/b");
+    ran.says("can read the password in --listen-url");
     for quiet in [
         run(&["job", "--database-url", &db.url()], ""),
         run(&["job"], &url),
@@ -423,8 +423,8 @@ async fn dev_prints_the_progress_of_jobs() {
         let line = |id: i64, part: &str| {
             let of = |line: &str| match json {
                 true => {
-                    let said: Value = serde_json::from_str(line).unwrap_or_default();
-                    said["event"] == "job" && said["id"] == id && line.contains(part)
+                    let event: Value = serde_json::from_str(line).unwrap_or_default();
+                    event["event"] == "job" && event["id"] == id && line.contains(part)
                 }
                 false => line.starts_with(&format!("job {id}  ")) && line.contains(part),
             };
@@ -432,12 +432,12 @@ async fn dev_prints_the_progress_of_jobs() {
         };
         match json {
             true => {
-                let said: Value = serde_json::from_str(&line(done, "succeeded")).unwrap();
+                let event: Value = serde_json::from_str(&line(done, "succeeded")).unwrap();
                 assert_eq!(
-                    (&said["handler"], &said["attempt"]),
+                    (&event["handler"], &event["attempt"]),
                     (&json!("noop"), &json!(1))
                 );
-                assert!(said["duration_ms"].is_u64(), "{said}");
+                assert!(event["duration_ms"].is_u64(), "{event}");
                 let retried: Value = serde_json::from_str(&line(fails, "\"retried\"")).unwrap();
                 assert!(retried["next_in_ms"].is_u64(), "{retried}");
                 let failed: Value = serde_json::from_str(&line(fails, "\"failed\"")).unwrap();
@@ -592,7 +592,7 @@ async fn a_job_denied_a_file_is_not_retried_and_one_that_only_probed_for_it_is()
     assert_eq!(
         (job.state.as_str(), job.attempt),
         ("failed", 2),
-        "it was tried again"
+        "the job was retried"
     );
     let error = job.error.unwrap();
     assert_eq!(error["kind"], "guest_error", "{error}");

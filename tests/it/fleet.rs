@@ -220,7 +220,7 @@ async fn a_forgotten_worker_is_removed_once_no_kept_row_refers_to_it() {
         .unwrap();
     client.query_one(forget, &[&"new"]).await.unwrap();
     let left: String = client.query_one(rows, &[]).await.unwrap().get(0);
-    assert_eq!(left, "busy new", "a job that runs still names one");
+    assert_eq!(left, "busy new", "a running job still names one");
 }
 
 #[tokio::test]
@@ -437,7 +437,7 @@ async fn new_challenges_remove_old_ones_without_waiting_for_locked_rows() {
         client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0)
     };
     assert_eq!(left().await, 50);
-    assert_eq!(left().await, 10, "those that are locked");
+    assert_eq!(left().await, 10, "the locked ones remain");
     held.rollback().await.unwrap();
     assert_eq!(left().await, 0);
 }

@@ -336,7 +336,7 @@ async fn a_file_that_is_replaced_atomically_is_never_missing() {
         loop {
             let set = handlers.catalog.current();
             assert!(set.refused.is_empty(), "{:?}", set.refused);
-            let now = version(&set, "test.echo").expect("one version serves at any time");
+            let now = version(&set, "test.echo").expect("a version that serves");
             if now == new.to_string() {
                 break;
             }

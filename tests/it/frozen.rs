@@ -16,8 +16,7 @@ const ENQUEUE: &str = "
         SELECT string_agg(md5(random()::text || part), '') FROM generate_series(1, 2048) AS part WHERE n > 0))) FROM generate_series(1, 64) AS n) AS enqueued";
 
 /// Freezes a host that does not read the answer of this statement. Its claim is committed and holds no lock: the jobs can be
-/// cancelled,
-/// and other hosts adopt them when the lease ends.
+/// cancelled, and other hosts adopt them when the lease ends.
 async fn a_host_that_does_not_read_the_answer_of(statement: &'static str) {
     let db = TestDb::new().await;
     let client = db.client().await;
@@ -60,7 +59,7 @@ async fn a_host_that_does_not_read_the_answer_of(statement: &'static str) {
         .await
         .unwrap()
         .get(0);
-    assert_eq!(blocked, 0, "no transaction that writes waits for the host");
+    assert_eq!(blocked, 0, "no writing transaction waits for the host");
 
     let other = TestWorker::start(&db, settings()).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;

@@ -50,7 +50,11 @@ async fn returned(imports: &str, body: &str, names: &[&str]) -> Vec<String> {
             job("{}"),
             AbortHandle::new(),
         );
-        match timeout(PATIENCE, running).await.expect("it ends").end {
+        match timeout(PATIENCE, running)
+            .await
+            .expect("the end of the run")
+            .end
+        {
             RunEnd::Returned(bytes) => all.push(String::from_utf8(bytes).expect("text")),
             end => panic!("a result, not {end:?}"),
         }
@@ -60,7 +64,10 @@ async fn returned(imports: &str, body: &str, names: &[&str]) -> Vec<String> {
 
 #[tokio::test]
 async fn a_handler_sees_its_own_variables_and_none_of_the_hosts() {
-    assert!(std::env::vars_os().count() > 0, "this process has some");
+    assert!(
+        std::env::vars_os().count() > 0,
+        "this process has variables"
+    );
     let imports = r#"
         (import "wasi_snapshot_preview1" "environ_sizes_get" (func $sizes (param i32 i32) (result i32)))
         (import "wasi_snapshot_preview1" "environ_get" (func $environ (param i32 i32) (result i32)))"#;
@@ -131,7 +138,7 @@ async fn settings_and_variables_reach_a_handler_built_with_the_sdk() {
             .run("test.settings", json!({"variable": variable}))
             .await
         else {
-            panic!("it has what it needs");
+            panic!("the handler has all its grants");
         };
         let result: Value = serde_json::from_slice(&bytes).unwrap();
         assert_eq!(result, json!({"threshold": 3, "variable": value}));
@@ -139,7 +146,7 @@ async fn settings_and_variables_reach_a_handler_built_with_the_sdk() {
     let without = Guests::start(Settings::default()).await;
     let RunEnd::Failed(failure) = without.run("test.settings", json!({"variable": "A"})).await
     else {
-        panic!("it needs settings");
+        panic!("the handler needs settings");
     };
     assert_eq!((&*failure.kind, failure.permanent), ("bad-settings", true));
     for part in ["`threshold`", "[handlers.\"test.settings\".settings]"] {

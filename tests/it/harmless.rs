@@ -44,23 +44,26 @@ fn a_refused_module_cannot_forge_lines_in_the_log_or_the_listing() {
         ],
     );
     let ran = Ran::of(command_without_database(&["handlers"], &folder).env("ROUSE_LOG", "warn"));
-    let said = ran.exits(1).text();
-    assert!(!said.contains(obeyed), "{said:?}");
+    let output = ran.exits(1).text();
+    assert!(!output.contains(obeyed), "{output:?}");
     for (file, why) in [
         ("panics.wasm", "it panics when it describes itself"),
         ("word.wasm", "unknown variant"),
         ("asks.wasm", "capabilities must be at most 64 words"),
     ] {
-        let lines = said.lines().filter(|line| line.contains(file));
+        let lines = output.lines().filter(|line| line.contains(file));
         assert_eq!(
             lines.filter(|line| line.contains(why)).count(),
             2,
-            "in the log and in the listing: {said}"
+            "in the log and in the listing: {output}"
         );
     }
     // Anything that looks like a log line appears inside a line that names its origin.
-    let faked: Vec<&str> = said.lines().filter(|line| line.contains("faked")).collect();
-    assert_eq!(faked.len(), 4, "{said}");
+    let faked: Vec<&str> = output
+        .lines()
+        .filter(|line| line.contains("faked"))
+        .collect();
+    assert_eq!(faked.len(), 4, "{output}");
     assert!(
         faked.iter().all(|line| line.contains(".wasm")),
         "{faked:#?}"
@@ -103,9 +106,9 @@ async fn a_result_is_printed_as_equal_json_without_terminal_control_characters()
         &["invoke", "test.nasty", "--json"],
     ] {
         let ran = rouse_without_database(args, &folder);
-        let said = ran.exits(0).text();
-        assert!(!said.contains(obeyed), "{said:?}");
-        let printed: Value = serde_json::from_str(&said).unwrap();
+        let output = ran.exits(0).text();
+        assert!(!output.contains(obeyed), "{output:?}");
+        let printed: Value = serde_json::from_str(&output).unwrap();
         let found = printed.get("result").unwrap_or(&printed);
         assert_eq!(found["said"], NASTY);
     }
@@ -153,7 +156,7 @@ async fn a_module_whose_second_describe_panics_is_reported_in_text_that_postgres
         }
         assert!(handlers.refusal("moody.wasm").starts_with(words));
     }
-    let handler = loaded.expect("it describes itself every other time");
+    let handler = loaded.expect("a successful describe within the tosses");
     let mut why = None;
     for _ in 0..TOSSES_MAX {
         why = sandbox().verify(&handler).await.err();
@@ -161,7 +164,7 @@ async fn a_module_whose_second_describe_panics_is_reported_in_text_that_postgres
             break;
         }
     }
-    let why = why.expect("it panics every other time");
+    let why = why.expect("a panic within the tosses");
     assert!(why.starts_with(words), "{why}");
 }
 

@@ -112,7 +112,7 @@ async fn a_web_page_on_a_rebound_name_cannot_read_metrics_or_readiness_on_loopba
         }
     }
     let (status, _) = get_as(running.address, "/healthz", "Host: rebound.example\r\n").await;
-    assert_eq!(status, "HTTP/1.1 200 OK", "there is nothing to read");
+    assert_eq!(status, "HTTP/1.1 200 OK", "the health page reveals nothing");
     // An operator who opens the port to a network knows the names under which it is called.
     let open = start_at("0.0.0.0:0").await;
     let here = SocketAddr::from(([127, 0, 0, 1], open.address.port()));
@@ -171,7 +171,7 @@ async fn rest(mut stream: TcpStream) -> String {
     let mut rest = String::new();
     let read = tokio::time::timeout(PATIENCE, stream.read_to_string(&mut rest));
     // The connection is reset if unread bytes were sent to it.
-    let _ = read.await.expect("the server closes it");
+    let _ = read.await.expect("the server closes the connection");
     rest
 }
 

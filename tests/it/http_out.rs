@@ -231,7 +231,7 @@ async fn a_request_is_sent_completely_and_counted() {
         .await;
     let whole =
         "POST /all?of=it HTTP/1.1\r\n\r\nx-own: 1\r\ncontent-length: 5\r\nhello".len() as u64;
-    let used = run.used.expect("there was a guest");
+    let used = run.used.expect("a guest ran");
     assert_eq!(used.bytes_out, whole);
     assert!((100..2000).contains(&used.bytes_in), "{}", used.bytes_in);
 }
@@ -303,7 +303,10 @@ async fn an_ungranted_request_is_denied_permanently_with_the_lines_that_allow_it
         let payload = json!({"requests": [{"method": method, "url": url}]});
         let denial = guests.denial(handler, payload).await;
         assert!(denial.contains(handler), "{denial}");
-        assert!(denial.contains(&lines), "{lines:?} is not in {denial:?}");
+        assert!(
+            denial.contains(&lines),
+            "{lines:?} is missing in {denial:?}"
+        );
     }
     assert!(web().seen("/denied").is_empty());
 }
@@ -414,7 +417,7 @@ async fn connections_are_reused_only_by_the_same_handler() {
     let own = connections("test.http.private", 20).await;
     assert!(own.len() < 15, "{own:?}");
     let again = connections("test.http.private", 1).await;
-    assert!(own.is_superset(&again), "the next attempt finds them too");
+    assert!(own.is_superset(&again), "the next attempt reuses them too");
     let others = connections("test.http.other", 20).await;
     assert!(own.is_disjoint(&others), "{own:?} {others:?}");
 }
@@ -533,7 +536,7 @@ async fn an_abort_reaches_a_guest_that_waits_for_a_server() {
     assert_eq!(run.end, RunEnd::Aborted(AbortReason::Cancelled));
     assert!(
         aborted_at.elapsed() < Duration::from_secs(5),
-        "not at its grace's end"
+        "not only at the end of its grace"
     );
 }
 
@@ -595,7 +598,7 @@ async fn the_lines_printed_by_a_denial_allow_the_request() {
             .env_remove("ROUSE_LOG")
             .stdin(Stdio::null());
         let output = tokio::task::spawn_blocking(move || command.output());
-        let output = output.await.unwrap().expect("it runs");
+        let output = output.await.unwrap().expect("run the command");
         serde_json::from_slice::<Value>(&output.stdout).expect("one JSON object")
     };
     // First nothing is granted, then nothing on this machine.

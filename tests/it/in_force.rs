@@ -114,7 +114,11 @@ async fn settings_in_effect_are_shown_with_their_table() {
     assert!(line("env:LANG").contains("[handlers.\"my.*\".env]"));
     assert!(line("settings:width").contains("[handlers.\"my.*\".settings]"));
     assert!(line("fine_clocks").contains("[handlers.\"my.*\"]"));
-    assert_eq!(text.stdout.matches("fine_clocks").count(), 1, "as a grant");
+    assert_eq!(
+        text.stdout.matches("fine_clocks").count(),
+        1,
+        "once, as a grant"
+    );
     text.says(
         "grants and settings as in rouse.toml; a host that was started with another --config",
     );
@@ -182,7 +186,7 @@ async fn every_limit_that_the_file_may_set_is_shown() {
     let set: BTreeMap<&str, &str> = set.collect();
     assert!(
         known.iter().eq(set.keys()),
-        "LIMITS has not all of {known:?}"
+        "LIMITS does not contain all of {known:?}"
     );
 
     std::fs::write(dir.join("rouse.toml"), LIMITS).unwrap();

@@ -104,7 +104,7 @@ async fn a_job_cancelled_while_it_waits_for_a_slot_never_starts() {
         .into_iter()
         .filter(|id| noted(&seen.started, *id))
         .collect();
-    assert!(started.is_empty(), "they have started: {started:?}");
+    assert!(started.is_empty(), "started: {started:?}");
 }
 
 #[tokio::test]
@@ -130,15 +130,15 @@ async fn a_job_cancelled_before_the_answer_to_its_claim_arrives_never_starts() {
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     answer.caught().await;
     until(&client, id, |job| job.state == "running").await;
-    assert!(cancel(&client, id).await, "it is cancelled");
+    assert!(cancel(&client, id).await, "cancelled by this call");
     // The notification for this job comes later: once it is aborted, the worker knows of the other too.
-    assert!(cancel(&client, running).await, "it is cancelled");
+    assert!(cancel(&client, running).await, "cancelled by this call");
     until_noted(&seen.ended, running).await;
     answer.release();
 
     let next = enqueue(&client, "noop", json!({"n": 2})).await;
     assert_eq!(ended(&client, next).await.state, "succeeded");
     worker.drain().await;
-    assert!(!noted(&seen.started, id), "it has started");
+    assert!(!noted(&seen.started, id), "the job has started");
     assert_eq!(show(&client, id).await.state, "cancelled");
 }

@@ -37,7 +37,7 @@ fn invoke(folder: &Path, args: &[&str]) -> Command {
 
 fn texts(output: &Output) -> (i32, &str, &str) {
     (
-        output.status.code().expect("it exits"),
+        output.status.code().expect("an exit code"),
         std::str::from_utf8(&output.stdout).unwrap(),
         std::str::from_utf8(&output.stderr).unwrap(),
     )
@@ -65,7 +65,10 @@ fn a_handler_runs_from_the_shell_without_a_database() {
     let requested_at = shown["requested_at_ms"].take().as_i64();
     assert!(requested_at > Some(1_700_000_000_000), "{requested_at:?}");
     let id = shown["id"].take().as_i64();
-    assert!(id.is_some_and(|id| id < 0), "no job has such an id: {id:?}");
+    assert!(
+        id.is_some_and(|id| id < 0),
+        "a queued job cannot have this id: {id:?}"
+    );
     assert_eq!(
         shown,
         json!({
@@ -75,7 +78,7 @@ fn a_handler_runs_from_the_shell_without_a_database() {
     );
     assert!(
         stderr.contains("an info") && stderr.contains("half of it"),
-        "what it says is on standard error: {stderr}"
+        "its log is on standard error: {stderr}"
     );
 }
 
@@ -163,7 +166,7 @@ fn one_json_object_reports_the_result_and_the_usage() {
     assert_eq!(record["outcome"], "failed");
     assert_eq!(
         record["error"]["kind"], "out_of_memory",
-        "the memory of rouse.toml holds: {record}"
+        "the memory limit of rouse.toml applies: {record}"
     );
     assert!(record.get("result").is_none(), "{record}");
 }
@@ -209,8 +212,8 @@ fn a_profile_names_the_computing_functions_with_their_source_lines() {
     let is_in_the_handler = |stack: &u64| {
         let mut stack = usize::try_from(*stack).ok();
         while let Some(row) = stack {
-            let frame = number("stackTable", "frame", row).expect("each has one");
-            let function = number("frameTable", "func", frame).expect("each has one");
+            let frame = number("stackTable", "frame", row).expect("a number in each row");
+            let function = number("frameTable", "func", frame).expect("a number in each row");
             let name = text(number("funcTable", "name", function));
             let file = text(number("funcTable", "fileName", function));
             if name.is_some_and(|name| name.ends_with("stats"))

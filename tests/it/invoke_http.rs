@@ -107,7 +107,7 @@ impl Call {
     async fn answer(mut self) -> Answer {
         let mut text = String::new();
         let read = tokio::time::timeout(PATIENCE, self.0.read_to_string(&mut text));
-        read.await.expect("it answers").unwrap();
+        read.await.expect("a response in time").unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         Answer {
             status: head.split(' ').nth(1).unwrap().parse().unwrap(),
@@ -174,7 +174,7 @@ async fn a_host_without_a_queue_needs_no_database_and_maps_each_end_to_its_statu
     ] {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
-    assert!(!metrics.contains("no.such"), "callers choose no labels");
+    assert!(!metrics.contains("no.such"), "callers cannot choose labels");
 
     host.signal(libc::SIGTERM);
     assert!(host.exit(PATIENCE).0.success());
@@ -237,7 +237,7 @@ async fn calls_above_the_cap_are_refused_and_a_disconnected_caller_frees_its_pla
     assert_eq!(
         unknown.answer().await.status,
         404,
-        "nor is this one waited for"
+        "this one is not waited for either"
     );
 }
 

@@ -93,7 +93,7 @@ async fn a_lane_is_closed_after_a_day_without_jobs_and_catalogued_again_with_its
     assert_eq!(
         maintain(&store).await,
         (0, 0, 0),
-        "there are jobs in each: ready, scheduled, running"
+        "each has jobs: ready, scheduled, running"
     );
     for id in [ready, scheduled, job] {
         assert!(cancel(&client, id).await);
@@ -101,7 +101,7 @@ async fn a_lane_is_closed_after_a_day_without_jobs_and_catalogued_again_with_its
     assert_eq!(
         maintain(&store).await,
         (0, 0, 0),
-        "jobs were there just now"
+        "the lane had jobs just now"
     );
     client.batch_execute(UNUSED).await.unwrap();
     assert_eq!(maintain(&store).await, (2, 0, 0));
@@ -115,7 +115,11 @@ async fn a_lane_is_closed_after_a_day_without_jobs_and_catalogued_again_with_its
     assert_eq!(names, 4);
     enqueue(&client, "z", json!({})).await;
     assert_eq!(rows(&client).await, (2, 2));
-    assert_eq!(maintain(&store).await, (0, 0, 1), "there is a row for it");
+    assert_eq!(
+        maintain(&store).await,
+        (0, 0, 1),
+        "the catalog has a row for it"
+    );
 }
 
 #[tokio::test]
@@ -224,7 +228,11 @@ async fn a_closed_lane_is_removed_once_no_kept_row_can_refer_to_it() {
         .batch_execute("DROP TABLE rouse.finished_20200101")
         .await
         .unwrap();
-    assert_eq!(maintain(&store).await, (0, 0, 0), "the writer may know it");
+    assert_eq!(
+        maintain(&store).await,
+        (0, 0, 0),
+        "the writer may know the lane"
+    );
     transaction.commit().await.unwrap();
     // Writers of other databases, such as those of other tests, cannot be distinguished.
     let removed = async { while maintain(&store).await != (0, 0, 1) {} };

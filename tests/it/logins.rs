@@ -579,7 +579,7 @@ async fn a_limited_login_cannot_read_the_audit_feed_or_the_history_without_maint
     assert_eq!(
         keeper.take_audit_outbox(1000).await.unwrap().len(),
         1,
-        "nobody has swallowed it"
+        "the event was not taken"
     );
     assert_eq!(keeper.maintain_partitions(7).await.unwrap().0, 1);
     // The history still records events that were taken from the feed.

@@ -93,12 +93,12 @@ async fn a_middleware_can_end_the_attempt_without_a_guest() {
 async fn a_middleware_that_panics_loses_only_the_attempt() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let one = Settings {
+    let settings = Settings {
         slots: 1,
         overrides: lease("noop", 2),
         ..Settings::default()
     };
-    let worker = TestWorker::start_within(&db, one, vec![Arc::new(Deputy(None))]).await;
+    let worker = TestWorker::start_within(&db, settings, vec![Arc::new(Deputy(None))]).await;
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     let job = ended(&client, id).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
@@ -171,21 +171,21 @@ async fn every_transition_is_logged_as_an_event_with_the_same_fields() {
             event("succeeded", 2),
         ]
     );
-    let told = [
+    let expected = [
         event("enqueued", 1),
         event("claimed", 1),
         event("started", 1),
         event("failed", 1),
     ];
-    assert_eq!(events(failing), told);
-    let told = [
+    assert_eq!(events(failing), expected);
+    let expected = [
         event("enqueued", 1),
         event("claimed", 1),
         event("started", 1),
         event("aborted", 1),
         event("dropped", 1),
     ];
-    assert_eq!(events(cancelled), told);
+    assert_eq!(events(cancelled), expected);
 }
 
 #[tokio::test]
@@ -253,7 +253,7 @@ async fn lost_and_failed_attempts_are_logged_as_events_and_counted() {
         );
         assert_eq!(event["handler"], "noop");
         let elapsed_ms = event["elapsed_ms"].as_u64().unwrap();
-        assert!(elapsed_ms >= 120_000, "since its claim: {event}");
+        assert!(elapsed_ms >= 120_000, "time since the claim: {event}");
     }
     assert_eq!(event("given_up", refused)["handler"], "test.echo");
     let (_, metrics) = crate::http::get(address.parse().unwrap(), "/metrics").await;
@@ -315,10 +315,10 @@ async fn each_admin_action_is_logged_by_exactly_one_host() {
     // A host logs what it has taken a moment later.
     let hosts = [one, other, third];
     let written = || -> usize {
-        let told = hosts
+        let actions = hosts
             .iter()
             .map(|host| host.output().matches("admin action").count());
-        told.sum()
+        actions.sum()
     };
     let until = Instant::now() + PATIENCE;
     while written() < 4 && Instant::now() < until {
@@ -328,35 +328,40 @@ async fn each_admin_action_is_logged_by_exactly_one_host() {
         host.signal(libc::SIGTERM);
         host.exit(PATIENCE).1
     });
-    let told: Vec<Value> = output
+    let logged: Vec<Value> = output
         .iter()
         .flat_map(|output| output.lines())
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
         .filter(|line| line["message"] == "admin action")
         .collect();
-    let one = |event: &str| -> &Value {
-        let mut told = told.iter().filter(|told| told["event"] == event);
-        let one = told.next().unwrap_or_else(|| panic!("{event}: {output:?}"));
-        assert!(told.next().is_none(), "{event} is told twice: {output:?}");
-        assert_eq!(one["target"], "rouse::job");
-        assert!(one["by"].is_string() && one["at"].is_string(), "{one}");
-        assert!(one["worker.id"].is_string(), "{one}");
-        one
+    let only = |event: &str| -> &Value {
+        let mut matching = logged.iter().filter(|line| line["event"] == event);
+        let line = matching
+            .next()
+            .unwrap_or_else(|| panic!("{event}: {output:?}"));
+        assert!(
+            matching.next().is_none(),
+            "{event} is logged twice: {output:?}"
+        );
+        assert_eq!(line["target"], "rouse::job");
+        assert!(line["by"].is_string() && line["at"].is_string(), "{line}");
+        assert!(line["worker.id"].is_string(), "{line}");
+        line
     };
-    assert_eq!(told.len(), 4, "{told:?}");
-    let paused = one("paused");
+    assert_eq!(logged.len(), 4, "{logged:?}");
+    let paused = only("paused");
     assert_eq!(paused["queue"], "mail");
     assert!(paused.get("job.id").is_none() && paused.get("handler").is_none());
-    let cancelled = one("cancelled");
+    let cancelled = only("cancelled");
     assert_eq!(cancelled["job.id"], id);
     assert_eq!(
         (&cancelled["handler"], &cancelled["queue"]),
         (&json!("noop"), &json!("mail"))
     );
-    let retried = one("retried");
+    let retried = only("retried");
     let detail: Value = serde_json::from_str(retried["detail"].as_str().unwrap()).unwrap();
     assert_eq!(detail["as"], again);
-    assert_eq!(one("resumed")["queue"], "mail");
+    assert_eq!(only("resumed")["queue"], "mail");
 }
 
 #[tokio::test]
@@ -404,7 +409,7 @@ async fn a_program_of_twenty_lines_adds_a_middleware_to_the_rouse_command() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
-    let said = format!("job {id} (noop) took ");
+    let expected = format!("job {id} (noop) took ");
     let guests = guests_dir();
     let program = || {
         let mut command = Command::new(built("rouse-with-stopwatch"));
@@ -418,16 +423,16 @@ async fn a_program_of_twenty_lines_adds_a_middleware_to_the_rouse_command() {
         .args(["serve", "--http", "off", "--handlers"])
         .arg(&guests);
     let host = Host::spawn(serve);
-    host.line(PATIENCE, |line| line.contains(&said));
+    host.line(PATIENCE, |line| line.contains(&expected));
     host.signal(libc::SIGTERM);
     assert!(host.exit(PATIENCE).0.success());
 
     let id = enqueue(&client, "noop", json!({"n": 2})).await;
-    let said = format!("job {id} (noop) took ");
+    let expected = format!("job {id} (noop) took ");
     let mut drain = program();
     drain
         .args(["queue", "drain", "default", "--handlers"])
         .arg(&guests);
     let (status, output) = Host::spawn(drain).exit(PATIENCE);
-    assert!(status.success() && output.contains(&said), "{output}");
+    assert!(status.success() && output.contains(&expected), "{output}");
 }

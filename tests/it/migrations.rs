@@ -145,7 +145,10 @@ async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_refuse
     let after = enqueue(&client, "noop", json!({"n": 2})).await;
     assert_eq!(ended(&client, after).await.state, "succeeded");
     // A host of this release can also start afterwards.
-    db.store().check_schema().await.expect("it is served");
+    db.store()
+        .check_schema()
+        .await
+        .expect("the host can use the schema");
     worker.drain().await;
 
     client
@@ -260,7 +263,7 @@ async fn a_host_that_waits_for_another_migration_continues_when_that_host_dies()
     drop(holder);
     let report = tokio::time::timeout(Duration::from_secs(10), waiting)
         .await
-        .expect("it continues");
+        .expect("the host continues");
     assert_eq!(report.unwrap().unwrap().applied, all());
 }
 
@@ -572,12 +575,12 @@ async fn every_public_function_has_a_comment_and_none_is_executable_by_public() 
     assert_eq!(
         list(&format!("{granted} AND obj_description(p.oid) IS NULL")).await,
         Vec::<String>::new(),
-        "without a comment"
+        "functions without a comment"
     );
     assert_eq!(
         list(&format!("{granted} AND a.grantee = 0")).await,
         Vec::<String>::new(),
-        "for everybody"
+        "functions that PUBLIC may execute"
     );
     // Internal functions start with _ and trust their caller. One only formats numbers, and one reads what its caller may read.
     assert_eq!(
@@ -599,18 +602,18 @@ async fn every_public_function_has_a_comment_and_none_is_executable_by_public() 
             "rouse.drop_partitions(interval)",
             "rouse.unlock_history(text)"
         ],
-        "for the owner alone"
+        "functions for the owner only"
     );
 }
 
 /// Enqueues until it is stopped, and returns the count and the slowest duration.
 fn producer(url: String) -> (Arc<AtomicBool>, tokio::task::JoinHandle<(u32, Duration)>) {
     let over = Arc::new(AtomicBool::new(false));
-    let told = over.clone();
+    let stop = over.clone();
     let producing = tokio::spawn(async move {
         let client = connect(&url).await;
         let (mut jobs, mut slowest) = (0, Duration::ZERO);
-        while !told.load(Ordering::Relaxed) {
+        while !stop.load(Ordering::Relaxed) {
             let started = Instant::now();
             enqueue(&client, "x", json!({})).await;
             slowest = slowest.max(started.elapsed());
@@ -659,7 +662,7 @@ async fn a_migration_that_waits_for_a_reader_does_not_block_producers_and_names_
     reader.batch_execute("COMMIT").await.unwrap();
     let report = tokio::time::timeout(PATIENCE, migrating)
         .await
-        .expect("it continues once the reader has ended")
+        .expect("the migration continues once the reader has ended")
         .unwrap()
         .unwrap();
     over.store(true, Ordering::Relaxed);
@@ -745,7 +748,7 @@ async fn a_login_without_rights_cannot_block_migrations() {
     let migrations = and("0099_adds_a_table", "CREATE TABLE rouse.more ()");
     migrate_with(&db.url(), with(&migrations), Duration::from_secs(5))
         .await
-        .expect("it takes another lock");
+        .expect("the migration takes another lock");
 }
 
 #[tokio::test]
@@ -780,7 +783,7 @@ CREATE UNIQUE INDEX CONCURRENTLY job_tenant
     );
     let index = "SELECT i.indisvalid FROM pg_index AS i WHERE i.indexrelid = to_regclass('rouse.job_tenant')";
     let left: bool = client.query_one(index, &[]).await.unwrap().get(0);
-    assert!(!left, "Postgres leaves an index that is not valid");
+    assert!(!left, "Postgres leaves an invalid index");
     client
         .execute("DELETE FROM rouse.job WHERE tenant = 'one'", &[])
         .await

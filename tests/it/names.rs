@@ -40,9 +40,9 @@ impl Machine {
     }
 
     fn put(&self, file: &str, bytes: impl AsRef<[u8]>) {
-        let beside = self.folder.join(format!(".{file}"));
-        fs::write(&beside, bytes).unwrap();
-        fs::rename(beside, self.folder.join(file)).unwrap();
+        let temporary = self.folder.join(format!(".{file}"));
+        fs::write(&temporary, bytes).unwrap();
+        fs::rename(temporary, self.folder.join(file)).unwrap();
     }
 
     fn remove(&self, file: &str) {
@@ -95,8 +95,8 @@ async fn after_a_restart_the_first_file_by_name_cannot_take_anothers_handler_nam
         let catalog = machine.start().await;
         let set = catalog.current();
         assert_eq!(server(&set, "mail.send").as_deref(), Some("mail.wasm"));
-        let said = until_refused(&catalog, "0.wasm", "which belongs to mail.wasm").await;
-        assert_eq!(said, lines("mail.send", "0.wasm"));
+        let printed = until_refused(&catalog, "0.wasm", "which belongs to mail.wasm").await;
+        assert_eq!(printed, lines("mail.send", "0.wasm"));
     }
 }
 
@@ -112,8 +112,8 @@ async fn a_first_start_gives_a_name_declared_by_two_files_to_neither() {
     // The module's other handler is served.
     assert_eq!(set.names(), ["mail.read"]);
     for (file, other) in [("0.wasm", "mail.wasm"), ("mail.wasm", "0.wasm")] {
-        let said = until_refused(&catalog, file, &format!("as {other} had")).await;
-        assert_eq!(said, lines("mail.send", file));
+        let printed = until_refused(&catalog, file, &format!("as {other} had")).await;
+        assert_eq!(printed, lines("mail.send", file));
     }
     // Neither file gets the name while the other is missing for a moment: it may be in an upgrade.
     machine.remove("mail.wasm");
@@ -167,8 +167,8 @@ async fn a_name_stays_reserved_for_its_file_during_an_upgrade_by_rm_and_cp() {
     catalog.until(|set| set.names().is_empty()).await;
     machine.put("0.wasm", echo("mail.send", "evil"));
     let gone = "which belongs to mail.wasm, a file that is missing";
-    let said = until_refused(&catalog, "0.wasm", gone).await;
-    assert_eq!(said, lines("mail.send", "0.wasm"));
+    let printed = until_refused(&catalog, "0.wasm", gone).await;
+    assert_eq!(printed, lines("mail.send", "0.wasm"));
     // Restarting the host now does not help either.
     drop(catalog);
     let catalog = machine.start().await;
@@ -222,8 +222,8 @@ async fn a_name_dropped_by_a_version_stays_with_its_file() {
     until_refused(&catalog, "0.wasm", "which belongs to mail.wasm").await;
     machine.put("mail.wasm", echo("mail.read", "1"));
     let dropped = "which belongs to mail.wasm, a file whose current version lacks it";
-    let said = until_refused(&catalog, "0.wasm", dropped).await;
-    assert_eq!(said, lines("mail.send", "0.wasm"));
+    let printed = until_refused(&catalog, "0.wasm", dropped).await;
+    assert_eq!(printed, lines("mail.send", "0.wasm"));
     // Restarting the host now does not help either.
     drop(catalog);
     let catalog = machine.start().await;
@@ -287,10 +287,10 @@ async fn a_start_is_refused_if_the_kept_names_are_unusable() {
                 machine.start().await.current()
             );
         };
-        let said = format!("{error:#}");
-        assert!(said.contains(why), "{why}: {said}");
-        assert!(said.contains(&kept.display().to_string()), "{said}");
-        assert!(said.contains("remove it"), "{said}");
+        let printed = format!("{error:#}");
+        assert!(printed.contains(why), "{why}: {printed}");
+        assert!(printed.contains(&kept.display().to_string()), "{printed}");
+        assert!(printed.contains("remove it"), "{printed}");
         fs::remove_file(&kept).unwrap();
         fs::write(&kept, &text).unwrap();
         mode(0o600);
@@ -456,7 +456,7 @@ fn rich(table: &str) -> Settings {
 
 /// The grants of a handler, and the grants that are withheld from it.
 fn has(set: &HandlerSet, handler: &str) -> (Vec<&'static str>, Vec<&'static str>) {
-    let handler = set.get(handler).expect("it is served");
+    let handler = set.get(handler).expect("a served handler");
     let withheld = handler.withheld.iter().map(|it| it.what);
     (handler.granted(), withheld.collect())
 }
@@ -491,8 +491,8 @@ async fn a_pattern_grants_secrets_state_and_directories_only_to_bound_modules() 
         let set = catalog.current();
         assert_eq!(has(&set, "mail.send"), (ALL.into(), vec![]), "{table}");
         assert_eq!(set.names(), ["mail.send"], "{table}");
-        let said = until_refused(&catalog, "evil.wasm", "binds to mail.wasm").await;
-        assert_eq!(said, lines("mail.evil", "evil.wasm"));
+        let printed = until_refused(&catalog, "evil.wasm", "binds to mail.wasm").await;
+        assert_eq!(printed, lines("mail.evil", "evil.wasm"));
     }
     // A wide table for one module grants nothing to another, even if the operator gives the other one a name.
     let modules: BTreeMap<String, Vec<ModuleBinding>> =
@@ -637,8 +637,8 @@ async fn an_older_signed_module_is_not_served_again() {
     machine.put("1.wasm", echo("mail.send", "3.0.0"));
     // The refusal asks for the signature, not for a weaker binding.
     let unsigned = "1.wasm.sig, a signature by that key, is missing or does not match the file";
-    let said = until_refused(&catalog, "1.wasm", unsigned).await;
-    assert_eq!(said, "");
+    let printed = until_refused(&catalog, "1.wasm", unsigned).await;
+    assert_eq!(printed, "");
 
     // A name that is bound to a key follows the key to another file.
     let newest = echo("mail.send", "2.1.0");

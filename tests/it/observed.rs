@@ -33,7 +33,7 @@ fn serve(db: &TestDb) -> (Host, SocketAddr) {
 /// The value of a metric on the page.
 fn metric(page: &str, name: &str) -> f64 {
     let line = page.lines().find_map(|line| line.strip_prefix(name));
-    let line = line.unwrap_or_else(|| panic!("{name} is not there: {page}"));
+    let line = line.unwrap_or_else(|| panic!("{name} is missing: {page}"));
     line.trim().parse().unwrap()
 }
 
@@ -72,7 +72,7 @@ async fn a_wait_starts_when_the_job_is_ready_and_the_scheduling_delay_is_separat
         assert!((count("rouse_wait_seconds", queue) - 1.0).abs() < 0.1);
         assert!(
             sum("rouse_wait_seconds", queue) < 2.9,
-            "{queue}: not from the request on"
+            "{queue}: not measured from the request"
         );
     }
     let delayed = sum("rouse_scheduled_delay_seconds", "daily");
@@ -175,7 +175,7 @@ async fn a_slot_waits_between_jobs_as_configured_for_the_worker_or_the_handler()
             _ => short += usize::from(gap < 0.3),
         }
     }
-    assert!(short > 0, "the other handler waits for nothing");
+    assert!(short > 0, "the other handler does not wait");
 }
 
 #[tokio::test]
@@ -193,8 +193,8 @@ async fn a_worker_that_stops_does_not_wait_for_the_delay_between_jobs() {
     let waits = enqueue(&client, "noop", json!({})).await;
     tokio::time::timeout(PATIENCE, worker.drain())
         .await
-        .expect("it stops at once");
+        .expect("the worker stops at once");
     let state = "SELECT state::text FROM rouse.jobs WHERE id = $1";
     let state: String = client.query_one(state, &[&waits]).await.unwrap().get(0);
-    assert_eq!(state, "queued", "its slot was taken");
+    assert_eq!(state, "queued", "its slot was occupied");
 }

@@ -81,11 +81,11 @@ async fn an_orphan_goes_ahead_of_older_queued_jobs() {
         )
         .await
         .unwrap();
-    let one = Settings {
+    let settings = Settings {
         slots: 1,
         ..Settings::default()
     };
-    let worker = TestWorker::start(&db, one).await;
+    let worker = TestWorker::start(&db, settings).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     worker.drain().await;
     let rows = client
@@ -119,11 +119,11 @@ async fn a_busy_worker_adopts_waiting_orphans_before_it_claims_queued_jobs() {
     }
     assert_eq!(claim(&dead, 10).await.len(), 5);
     flood(&client, "high", 400, 10).await;
-    let one = Settings {
+    let settings = Settings {
         slots: 1,
         ..Settings::default()
     };
-    let worker = TestWorker::start(&db, one).await;
+    let worker = TestWorker::start(&db, settings).await;
     // Three times, at different moments between two sweeps.
     let mut overtaken = Vec::new();
     let mut order = Vec::new();
@@ -223,12 +223,9 @@ async fn flooded(db: &TestDb, promote_share: u8) -> Flooded {
         .await
         .unwrap();
     let high_left: i64 = row.get(0);
-    assert!(high_left > 0, "there was always one of higher priority");
+    assert!(high_left > 0, "a job of higher priority was always ready");
     let shortest: f64 = row.get(3);
-    assert!(
-        shortest >= 2.0,
-        "none went ahead of the newer ones too early: {shortest}"
-    );
+    assert!(shortest >= 2.0, "none went ahead too early: {shortest}");
     Flooded {
         between: row.get(1),
         late: row.get(2),
@@ -246,14 +243,11 @@ struct Flooded {
 async fn a_flood_of_high_jobs_delays_normal_and_low_ones_no_longer_than_the_setting() {
     let db = TestDb::new().await;
     let Flooded { between, late } = flooded(&db, 100).await;
-    assert_eq!(
-        between, 0,
-        "all that is claimed goes to what has waited too long"
-    );
+    assert_eq!(between, 0, "all claims go to overdue jobs");
     // No more than two claims fetch: a worker that checks once a second claims up to 200 jobs before its first check.
     assert!(
         late <= 60,
-        "{late} high ones went before the first that had waited too long"
+        "{late} high jobs ran before the first overdue job"
     );
 }
 
@@ -263,7 +257,7 @@ async fn with_a_share_of_half_new_high_jobs_run_next_to_overdue_ones() {
     let Flooded { between, .. } = flooded(&db, 50).await;
     assert!(
         (20..=3 * 40).contains(&between),
-        "{between} high ones went between the 40 that had waited too long"
+        "{between} high jobs ran among the 40 overdue ones"
     );
 }
 
@@ -317,8 +311,8 @@ async fn a_worker_that_cannot_query_overdue_jobs_keeps_working() {
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     host.signal(libc::SIGTERM);
     let (_, output) = host.exit(PATIENCE);
-    let asked = output.matches("cannot ask which jobs").count();
-    assert!(asked > 1, "{output}");
+    let failures = output.matches("cannot ask which jobs").count();
+    assert!(failures > 1, "{output}");
     assert!(!output.contains("cannot claim"), "{output}");
 }
 
@@ -415,15 +409,12 @@ async fn with_strict_queues_an_earlier_queue_goes_first_regardless_of_priorities
         .await
         .unwrap();
     let (overtaken, low_first, is_long): (i64, i64, bool) = (row.get(0), row.get(1), row.get(2));
-    assert!(
-        is_long,
-        "those of the second queue waited too long meanwhile"
-    );
+    assert!(is_long, "jobs of the second queue became overdue meanwhile");
     assert_eq!(
         overtaken, 0,
-        "none of the second queue before the last of the first"
+        "no job of the second queue runs before the last of the first"
     );
-    assert_eq!(low_first, 0, "within a queue by priority");
+    assert_eq!(low_first, 0, "by priority within a queue");
 }
 
 #[tokio::test]
@@ -456,5 +447,5 @@ async fn overdue_jobs_go_ahead_of_jobs_so_large_that_a_few_fill_a_claim() {
         .unwrap()
         .get(0);
     worker.stop_now().await;
-    assert!(left > 16, "it went when {left} high ones were left");
+    assert!(left > 16, "it ran with {left} high jobs left");
 }

@@ -86,7 +86,7 @@ async fn server(data_dir: &Path, port: u16) -> Server {
 async fn a_host_finds_its_database_at_another_address() {
     let (data_dir, first, second) = (scratch("failover").join("pg"), free_port(), free_port());
     let before = server(&data_dir, first).await;
-    let url = before.tcp_url("postgres").expect("it has a port");
+    let url = before.tcp_url("postgres").expect("a server with a port");
     let client = connect(&url).await;
     migrate(&url).await.unwrap();
     // Both addresses, as an operator would list a primary and its standby.
@@ -108,7 +108,7 @@ async fn a_host_finds_its_database_at_another_address() {
         line.contains("the database is not reached; trying again")
     });
     let after = server(&data_dir, second).await;
-    let client = connect(&after.tcp_url("postgres").expect("it has a port")).await;
+    let client = connect(&after.tcp_url("postgres").expect("a server with a port")).await;
     host.line(PATIENCE, |line| {
         line.contains("the database is reached again")
     });
@@ -128,7 +128,7 @@ async fn a_host_finds_its_database_at_another_address() {
 async fn a_host_answers_invocations_while_its_database_is_away() {
     let data_dir = scratch("away").join("pg");
     let server = server(&data_dir, free_port()).await;
-    let url = server.tcp_url("postgres").expect("it has a port");
+    let url = server.tcp_url("postgres").expect("a server with a port");
     migrate(&url).await.unwrap();
     let address = format!("127.0.0.1:{}", free_port());
     let host = serve_at(&url, &address);
@@ -146,7 +146,7 @@ async fn a_host_answers_invocations_while_its_database_is_away() {
 async fn a_drain_reports_that_its_database_is_away_and_resumes_when_it_is_back() {
     let (data_dir, port) = (scratch("away").join("pg"), free_port());
     let before = server(&data_dir, port).await;
-    let url = before.tcp_url("postgres").expect("it has a port");
+    let url = before.tcp_url("postgres").expect("a server with a port");
     let client = connect(&url).await;
     migrate(&url).await.unwrap();
     let folder = folder("", &["test_guests.wasm"]);

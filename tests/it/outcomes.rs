@@ -88,7 +88,7 @@ async fn a_permanent_error_a_panic_and_a_trap_keep_their_message_and_location() 
     assert_eq!(
         (job.state.as_str(), job.attempt),
         ("failed", 1),
-        "never again"
+        "no further attempt"
     );
     let error = job.error.unwrap();
     assert_eq!(
@@ -310,7 +310,7 @@ async fn an_uncommitted_cancellation_blocks_no_other_settlement() {
     assert_eq!(
         show(&client, locked).await.state,
         "running",
-        "as everybody else sees it"
+        "as other sessions see it"
     );
     transaction.rollback().await.unwrap();
     assert_eq!(ended(&client, locked).await.state, "succeeded");

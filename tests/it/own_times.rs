@@ -205,15 +205,19 @@ async fn lease_and_timeout_are_shown_and_kept_by_the_ended_job_and_its_retry() {
         .await
         .unwrap();
     for id in [unique, many, deleted] {
-        assert_eq!(shown(id).await, both, "it has ended");
+        assert_eq!(shown(id).await, both, "the job has ended");
     }
     let worker = TestWorker::start(&db, Settings::default()).await;
     let run = put(&client, &format!("'noop', {TIMES}")).await;
     until(&client, run, |job| job.state == "succeeded").await;
     worker.drain().await;
-    assert_eq!(shown(run).await, both, "it was settled");
+    assert_eq!(shown(run).await, both, "the job was settled");
     let row = client.query_one("SELECT rouse.retry($1)", &[&run]).await;
-    assert_eq!(shown(row.unwrap().get(0)).await, both, "it was retried");
+    assert_eq!(
+        shown(row.unwrap().get(0)).await,
+        both,
+        "the job was retried"
+    );
     let plain = put(&client, "'x'").await;
     assert_eq!(shown(plain).await, (None, None));
 }

@@ -25,7 +25,7 @@ async fn old_partitions_are_dropped_unless_they_are_being_read() {
     assert_eq!(
         store.maintain_partitions(7).await.unwrap(),
         (0, 1),
-        "dropped, in use; attempts stay as long as a job may be theirs"
+        "dropped, in use; attempts stay as long as their jobs may"
     );
     transaction.rollback().await.unwrap();
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
@@ -33,12 +33,12 @@ async fn old_partitions_are_dropped_unless_they_are_being_read() {
     assert_eq!(
         store.maintain_partitions(7).await.unwrap(),
         (0, 0),
-        "recent ones stay"
+        "recent partitions stay"
     );
     assert_eq!(
         store.prepare_partitions().await.unwrap(),
         0,
-        "they are there already"
+        "the partitions exist already"
     );
 }
 
@@ -62,7 +62,7 @@ async fn a_partition_in_use_does_not_keep_others_from_being_dropped() {
     assert_eq!(
         store.maintain_partitions(7).await.unwrap(),
         (2, 2),
-        "the first and the last"
+        "the first and the last day"
     );
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (0, 2));
     transaction.rollback().await.unwrap();
@@ -164,6 +164,10 @@ async fn concurrent_creation_of_partitions_waits_and_concurrent_removal_is_skipp
         making.commit().await.unwrap();
     };
     let (made, ()) = tokio::join!(waits, done);
-    assert_eq!(made.unwrap().get::<_, i32>(0), 0, "they are there already");
+    assert_eq!(
+        made.unwrap().get::<_, i32>(0),
+        0,
+        "the partitions exist already"
+    );
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
 }

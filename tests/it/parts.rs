@@ -114,12 +114,12 @@ async fn a_module_of_20_instances_4_memories_and_8_tables_runs_in_each_slot() {
 
 #[tokio::test]
 async fn a_module_with_too_many_parts_is_refused_permanently_unless_the_setting_is_raised() {
-    let most = ModuleParts::default();
+    let defaults = ModuleParts::default();
     for (parts, words, setting) in [
         (
             ModuleParts {
                 core_instances: 21,
-                ..most
+                ..defaults
             },
             "21 core module instances",
             "module_core_instances_max",
@@ -127,18 +127,24 @@ async fn a_module_with_too_many_parts_is_refused_permanently_unless_the_setting_
         (
             ModuleParts {
                 memories: 5,
-                ..most
+                ..defaults
             },
             "memories count of 5",
             "module_memories_max",
         ),
         (
-            ModuleParts { tables: 10, ..most },
+            ModuleParts {
+                tables: 10,
+                ..defaults
+            },
             "tables count of 9",
             "module_tables_max",
         ),
         (
-            ModuleParts { tables: 9, ..most },
+            ModuleParts {
+                tables: 9,
+                ..defaults
+            },
             "9 tables",
             "module_tables_max",
         ),
@@ -195,5 +201,5 @@ async fn a_module_too_large_for_the_pool_is_compiled_only_once() {
         ..counting()
     };
     runs(roomy, &module).await;
-    assert_eq!(compilations(&counted), 1, "what was kept serves");
+    assert_eq!(compilations(&counted), 1, "the cached code serves");
 }

@@ -67,7 +67,7 @@ async fn a_large_payload_is_written_once_by_every_enqueue_and_a_small_one_stays_
         "SELECT cardinality(differs)::bigint FROM rouse.enqueue_unique('x', 'key', {})",
         large(4)
     );
-    assert_eq!(number(&client, &differs).await, 0, "it is the same payload");
+    assert_eq!(number(&client, &differs).await, 0, "the same payload");
 
     let jobs = claim(&store, 10).await;
     let sent: Vec<&str> = jobs

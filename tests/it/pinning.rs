@@ -48,9 +48,9 @@ fn line(module: &[u8], file: &str) -> String {
 
 /// Replaces a file atomically.
 fn put(path: &Path, bytes: impl AsRef<[u8]>) {
-    let beside = path.with_extension("new");
-    fs::write(&beside, bytes).unwrap();
-    fs::rename(beside, path).unwrap();
+    let temporary = path.with_extension("new");
+    fs::write(&temporary, bytes).unwrap();
+    fs::rename(temporary, path).unwrap();
 }
 
 #[tokio::test]
@@ -279,12 +279,12 @@ impl Deployment {
 fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
     let deployment = Deployment::new("pin = \"lock\"");
     assert!(deployment.says(1, &["handlers"]).contains("there is none"));
-    let said = deployment.says(0, &["handlers", "lock"]);
+    let output = deployment.says(0, &["handlers", "lock"]);
     assert!(
-        said.contains("new ") && said.contains("handlers.lock: 1 modules"),
-        "{said}"
+        output.contains("new ") && output.contains("handlers.lock: 1 modules"),
+        "{output}"
     );
-    assert!(!said.contains("pin = "), "{said}");
+    assert!(!output.contains("pin = "), "{output}");
     assert!(deployment.says(0, &["handlers"]).contains("test.echo"));
 
     let check = Command::new("sha256sum")
@@ -313,10 +313,10 @@ fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
             .says(1, &["handlers"])
             .contains("is not listed in")
     );
-    let said = deployment.says(0, &["handlers", "lock"]);
+    let output = deployment.says(0, &["handlers", "lock"]);
     assert!(
-        said.contains("changed ") && said.contains("2 modules"),
-        "{said}"
+        output.contains("changed ") && output.contains("2 modules"),
+        "{output}"
     );
     // A file name that would forge a line of its own.
     let lock = fs::read(deployment.path("handlers.lock")).unwrap();
@@ -324,12 +324,12 @@ fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
     let evil = deployment.path("handlers-wasm").join(format!("a{line}"));
     fs::write(&evil, echo("test.evil", "1")).unwrap();
     for command in [&["handlers", "lock"][..], &["handlers"]] {
-        let said = deployment.says(1, command);
+        let output = deployment.says(1, command);
         assert!(
-            said.contains("a\\u{a}") && said.contains("its name has control characters"),
-            "{said}"
+            output.contains("a\\u{a}") && output.contains("its name has control characters"),
+            "{output}"
         );
-        assert!(!said.contains(&line), "{said}");
+        assert!(!output.contains(&line), "{output}");
     }
     assert_eq!(fs::read(deployment.path("handlers.lock")).unwrap(), lock);
     fs::remove_file(evil).unwrap();
@@ -356,8 +356,8 @@ fn a_key_is_made_once_and_hosts_trust_its_signatures() {
     assert!(deployment.says(1, &["handlers"]).contains("no signature"));
 
     let module = "handlers-wasm/echo.wasm";
-    let said = deployment.says(0, &["handlers", "sign", "--key", "key", module]);
-    assert_eq!(said, "handlers-wasm/echo.wasm.sig\n");
+    let output = deployment.says(0, &["handlers", "sign", "--key", "key", module]);
+    assert_eq!(output, "handlers-wasm/echo.wasm.sig\n");
     assert!(deployment.says(0, &["handlers"]).contains("test.echo"));
 
     let chmod = Command::new("chmod")
@@ -365,8 +365,8 @@ fn a_key_is_made_once_and_hosts_trust_its_signatures() {
         .arg(deployment.path("key"))
         .status();
     assert!(chmod.unwrap().success());
-    let said = deployment.says(1, &["handlers", "sign", "--key", "key", module]);
-    assert!(said.contains("chmod 600"), "{said}");
+    let output = deployment.says(1, &["handlers", "sign", "--key", "key", module]);
+    assert!(output.contains("chmod 600"), "{output}");
     fs::write(deployment.path("rouse.toml"), "trusted_keys = [\"no key\"]").unwrap();
     assert!(
         deployment

@@ -174,7 +174,7 @@ async fn a_worker_behind_a_pooler_is_notified_over_a_direct_address() {
     let before = std::time::Instant::now();
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
-    assert!(before.elapsed() < never / 2, "the poll did it");
+    assert!(before.elapsed() < never / 2, "found by the poll");
     worker.drain().await;
 }
 
@@ -209,7 +209,7 @@ async fn a_host_behind_a_pooler_reports_it_polls_and_leaves_no_state_in_shared_s
     host.signal(libc::SIGTERM);
     assert!(host.exit(PATIENCE).0.success());
     let sessions = channels(&pooler).await;
-    assert_ne!(sessions[0].0, sessions[1].0, "both of them");
+    assert_ne!(sessions[0].0, sessions[1].0, "both sessions");
     assert!(
         sessions.iter().all(|(_, channels)| *channels == 0),
         "{sessions:?}"

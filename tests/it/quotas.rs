@@ -36,8 +36,7 @@ const IMPORTS: &str = r#"
         (param i32 i32 i32) (result i32)))"#;
 
 /// Locals, and the name of a file: four letters at address 300, the first taken from the payload. Buffers for writing are 64 KiB
-/// long,
-/// from address 65536.
+/// long, from address 65536.
 const BEGIN: &str = r#"
     (local $errno i32) (local $round i32)
     (i32.store (i32.const 300) (i32.const 0x30303061)) ;; "a000"
@@ -118,7 +117,11 @@ impl Full {
     async fn run(&self, payload: &str) -> u8 {
         let handler = self.handlers.handler("test.it");
         let running = attempt(&self.sandbox, &handler, job(payload), AbortHandle::new());
-        match timeout(PATIENCE, running).await.expect("it ends").end {
+        match timeout(PATIENCE, running)
+            .await
+            .expect("the end of the run")
+            .end
+        {
             RunEnd::Returned(bytes) => bytes[0],
             end => panic!("a result, not {end:?}"),
         }
@@ -157,8 +160,8 @@ async fn appending_to_a_file_fills_no_more_than_the_quota() {
 async fn concurrent_attempts_share_the_quota() {
     let append = until_it_fails(&format!("(local.set $errno {WRITE})"));
     let full = Full::with(&format!("(drop {OPEN}){append}")).await;
-    let (one, other) = tokio::join!(full.run("a"), full.run("b"));
-    assert_eq!((one, other), (NO_SPACE, NO_SPACE));
+    let (first, second) = tokio::join!(full.run("a"), full.run("b"));
+    assert_eq!((first, second), (NO_SPACE, NO_SPACE));
     // The bytes that the other attempt was writing at the end may have been counted twice.
     let (bytes, files) = full.size();
     assert!(
@@ -213,8 +216,8 @@ async fn a_removed_file_that_is_still_open_counts_against_the_quota() {
     let unlink = "(drop (call $unlink (i32.const 3) (i32.const 300) (i32.const 4)))";
     let write = format!("(local.set $errno {WRITE})").repeat(10);
     let hoard = until_it_fails(&format!("{NEXT_NAME}(drop {OPEN}){write}{unlink}"));
-    let told = "(local.set $errno (i32.add (local.get $errno) (local.get $round)))";
-    let full = Full::with(&format!("{hoard}{told}")).await;
+    let report = "(local.set $errno (i32.add (local.get $errno) (local.get $round)))";
+    let full = Full::with(&format!("{hoard}{report}")).await;
     assert_eq!(full.run("a").await, NO_SPACE + 2);
     assert_eq!(full.size(), (0, 0));
 }

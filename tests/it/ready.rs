@@ -116,7 +116,7 @@ impl Ready {
         let id = enqueue(&self.client, handler, payload).await;
         let waits = |job: &Shown| job.state == "queued" && job.error.is_some();
         let job = until(&self.client, id, |job| waits(job) || job.state == "failed").await;
-        assert!(waits(&job), "it waits for another try: {job:?}");
+        assert!(waits(&job), "the job waits for its next attempt: {job:?}");
         (id, job.error.unwrap_or_default())
     }
 }
@@ -298,8 +298,10 @@ async fn a_fetched_document_is_in_the_result_or_in_a_file() {
         .succeeds("http.fetch", json!({"url": http("/page/bytes")}))
         .await;
     assert_eq!(bytes["base64"], STANDARD.encode(b"\xff\0\xfe"));
-    let asked = arrived("/page/bytes").pop().expect("it arrived");
-    is_of("http-fetch", &asked);
+    let request = arrived("/page/bytes")
+        .pop()
+        .expect("a request that arrived");
+    is_of("http-fetch", &request);
 
     let to = "/fetched/of/today.json";
     let redirected = http(&format!("/redirect/302?to={url}"));
@@ -313,7 +315,7 @@ async fn a_fetched_document_is_in_the_result_or_in_a_file() {
     assert_eq!(
         std::fs::read_dir(&folder).unwrap().count(),
         1,
-        "no part is left"
+        "no partial file is left"
     );
 
     let payload = json!({"url": http("/bytes/1001"), "bytes_max": 1000});
@@ -354,7 +356,7 @@ async fn a_mail_is_retried_under_the_same_key_if_the_provider_fails() {
 
     let path = "/postmark";
     ready.succeeds("email.send", mail("postmark", path)).await;
-    let request = arrived(path).pop().expect("it arrived");
+    let request = arrived(path).pop().expect("a request that arrived");
     assert_eq!(request["headers"]["x-postmark-server-token"], MAIL_KEY);
     let body: Value = serde_json::from_str(request["body"].as_str().unwrap()).unwrap();
     assert_eq!(body["To"], "b@b.example, c@c.example");
@@ -372,9 +374,9 @@ async fn keys_never_appear_in_stored_or_printed_text_and_sign_only_as_granted() 
     for status in [200, 400] {
         let url = http(&format!("/status/{status}/told"));
         let payload = json!({"url": url, "body": {"n": status}, "secret": "HOOK_KEY"});
-        let told = ready.ends("http.deliver", payload).await;
-        let told = format!("{:?}{:?}", told.result, told.error);
-        assert!(told.contains("connection"), "the echo is kept: {told}");
+        let job = ready.ends("http.deliver", payload).await;
+        let shown = format!("{:?}{:?}", job.result, job.error);
+        assert!(shown.contains("connection"), "the echo is kept: {shown}");
         let payload = json!({
             "url": url, "secret": "MAIL_KEY", "from": "a", "to": "b", "subject": "c", "html": "d",
         });

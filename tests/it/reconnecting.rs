@@ -103,7 +103,7 @@ async fn jitter_spreads_the_reconnects_of_twenty_hosts() {
     let (shortest, longest) = (waited.iter().min().unwrap(), waited.iter().max().unwrap());
     assert!(
         *longest - *shortest > Duration::from_millis(500),
-        "all of them waited between {shortest:?} and {longest:?}"
+        "all hosts waited between {shortest:?} and {longest:?}"
     );
     for (proxy, _) in &hosts {
         proxy.comes_back();
@@ -189,7 +189,7 @@ async fn claims_continue_on_the_remaining_connections() {
     let backs_off = connector.client().await;
     assert!(
         matches!(backs_off, Err(ConnectError::Away { .. })),
-        "the claim has waited for the backoff"
+        "the claim waited for the backoff"
     );
     worker.drain().await;
 }
@@ -260,7 +260,7 @@ async fn a_connection_attempt_abandoned_by_its_caller_serves_the_next_one() {
     let mut connected = accepted.subscribe();
     for _ in 0..3 {
         let impatient = tokio::time::timeout(Duration::from_millis(50), pool.get());
-        assert!(impatient.await.is_err(), "nobody is let in yet");
+        assert!(impatient.await.is_err(), "no connection is accepted yet");
         connected.wait_for(|count| *count > 0).await.unwrap();
     }
     is_open.send_replace(true);

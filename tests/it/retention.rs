@@ -132,7 +132,7 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
     assert_eq!(
         place(&client, failed).await,
         "finished_keep_1",
-        "as the others"
+        "like the others"
     );
     let set = rouse(
         &db,

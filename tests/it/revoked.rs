@@ -144,7 +144,7 @@ async fn frozen_until_another_has_it(keeps: bool) {
         assert_eq!(
             last(&client).await,
             json!([2, 0]),
-            "what the second has kept"
+            "the state kept by the second attempt"
         );
     }
     drop(other);

@@ -68,7 +68,10 @@ async fn stop(handler: &Arc<Handler>, payload: &str, reason: AbortReason) -> Dur
         _ => GRACE,
     };
     abort.abort(reason, grace);
-    let run = timeout(PATIENCE, running).await.expect("it ends").unwrap();
+    let run = timeout(PATIENCE, running)
+        .await
+        .expect("the end of the run")
+        .unwrap();
     let took = abort.turned_for().expect("an abort");
     assert_eq!(run.end, RunEnd::Aborted(reason));
     assert!(took < grace + STOPPED_WITHIN, "{reason:?}: {took:?}");
@@ -92,7 +95,7 @@ async fn stop_for_every_reason(
             .unwrap_or_else(|error| panic!("{state}: {error}"));
         println!("{state}: {}: {} ms", reason.as_str(), took.as_millis());
         if deaf && reason != AbortReason::TakenByAnotherWorker {
-            assert!(took >= GRACE, "{state}: it had its grace: {took:?}");
+            assert!(took >= GRACE, "{state}: the guest used its grace: {took:?}");
         }
     }
 }
@@ -166,7 +169,7 @@ async fn a_guest_of_rust_that_sleeps_or_waits_for_the_host_is_stopped() {
         .await
         .expect("a catalog");
     let set = catalog.current();
-    let handler = |name: &str| set.get(name).expect("it is served").clone();
+    let handler = |name: &str| set.get(name).expect("a served handler").clone();
     // Blocked in a call of the host; and in a step whose record is never answered.
     stop_for_every_reason("sleeping", handler("test.ignore-abort"), "{}", true).await;
     let step = r#"{"between": "nothing"}"#;

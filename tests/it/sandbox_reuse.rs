@@ -175,7 +175,10 @@ async fn an_abort_reaches_and_ends_a_reused_instance() {
         // It runs in the existing instance.
         logged.until(|line| line.message == payload).await;
         abort.abort(AbortReason::TimedOut, grace);
-        let end = timeout(PATIENCE, running).await.expect("it ends").end;
+        let end = timeout(PATIENCE, running)
+            .await
+            .expect("the end of the run")
+            .end;
         assert_eq!(end, RunEnd::Aborted(AbortReason::TimedOut));
     }
     assert_eq!(served(&handler, None).await, "1");
@@ -250,7 +253,11 @@ async fn a_new_version_of_a_module_has_instances_of_its_own() {
         })
         .await;
     assert_eq!(served(&handlers.handler(name), None).await, "1");
-    assert_eq!(served(&old, None).await, "3", "it drains with its own");
+    assert_eq!(
+        served(&old, None).await,
+        "3",
+        "it drains on its own instance"
+    );
 }
 
 #[tokio::test]

@@ -241,7 +241,7 @@ async fn a_waiting_guest_receives_the_abort_and_its_result_is_dropped() {
     assert_eq!(run.end, RunEnd::Aborted(AbortReason::TimedOut));
     assert!(
         started.elapsed() < Duration::from_secs(30),
-        "it did not wait for its grace"
+        "stopped without waiting for the grace"
     );
 }
 
@@ -337,7 +337,7 @@ async fn computing_guests_share_the_threads_with_other_guests() {
         );
         let run = tokio::time::timeout(Duration::from_secs(10), run).await;
         assert_eq!(
-            run.expect("it gets its turn").end,
+            run.expect("a run in time").end,
             RunEnd::Returned(b"1".into())
         );
     }
@@ -369,7 +369,7 @@ async fn dropping_a_run_stops_its_guest() {
     );
     let run = tokio::time::timeout(Duration::from_secs(10), run)
         .await
-        .expect("there is room");
+        .expect("room for another run");
     assert_eq!(run.end, RunEnd::Returned(b"1".into()));
 }
 
@@ -486,7 +486,7 @@ async fn an_attempt_changes_no_file_after_its_abort() {
     assert_eq!(run.end, RunEnd::Aborted(AbortReason::TakenByAnotherWorker));
     assert!(
         started.elapsed() < Duration::from_secs(30),
-        "it came to its end by itself"
+        "the attempt ended by itself"
     );
     assert_eq!(std::fs::read_to_string(&kept).unwrap(), "a");
     assert!(!granted_dir().join("late").exists());

@@ -22,7 +22,7 @@ fn guests(release: &str) -> PathBuf {
     let dir = dir.join(release);
     assert!(
         dir.is_dir(),
-        "there are no guests in {}; run the tests with `cargo xtask test`",
+        "no guests in {}; run the tests with `cargo xtask test`",
         dir.display()
     );
     dir
@@ -76,7 +76,7 @@ async fn failure(handler: &str, payload: Value) -> String {
 async fn all_guests_are_served_with_their_declared_settings() {
     let set = catalog().await.current();
     assert!(set.refused.is_empty(), "{:?}", set.refused);
-    let echo = set.get("test.echo").expect("it is served");
+    let echo = set.get("test.echo").expect("a served handler");
     assert_eq!(echo.manifest.version, "9.8.7");
     assert_eq!(echo.manifest.lease, Duration::from_secs(20));
     assert_eq!(echo.manifest.capabilities, [Capability::Dirs(None)]);
@@ -130,7 +130,7 @@ async fn a_core_module_of_wasip1_runs_like_a_component_of_wasip2() {
         .expect("a catalog");
     let p1 = p1.current();
     assert!(p1.refused.is_empty(), "{:?}", p1.refused);
-    let handler = p1.get("text.stats").expect("it is served");
+    let handler = p1.get("text.stats").expect("a served handler");
     let payload = json!({"text": "one two two"});
     let run = attempt(
         &sandbox(),

@@ -122,9 +122,15 @@ async fn a_secret_is_sent_to_its_host_and_the_guest_sees_only_its_placeholder() 
     );
     assert!(key.starts_with("rouse-secret-") && key != token);
 
-    let seen = web().seen("/leak/head").pop().expect("it arrived");
+    let seen = web()
+        .seen("/leak/head")
+        .pop()
+        .expect("a request that arrived");
     assert_eq!(seen["headers"]["authorization"], format!("Bearer {KEY}"));
-    let seen = web().seen("/leak/body").pop().expect("it arrived");
+    let seen = web()
+        .seen("/leak/body")
+        .pop()
+        .expect("a request that arrived");
     assert_eq!(seen["headers"]["x-token"], TOKEN);
     // The key is not granted for bodies, so its placeholder is sent unchanged and is worthless.
     let body = format!("one {TOKEN}, two {TOKEN}, and {key}");
@@ -177,7 +183,7 @@ async fn a_secret_is_sent_to_no_other_host() {
     let other = "rouse-secret-00000000000000000000000000000000";
     let request = json!({"url": url("localhost", "/word"), "headers": {"authorization": other}});
     result(json!({"secrets": ["KEY"], "requests": [request]})).await;
-    let seen = web().seen("/word").pop().expect("it arrived");
+    let seen = web().seen("/word").pop().expect("a request that arrived");
     assert_eq!(seen["headers"]["authorization"], other);
 }
 
@@ -215,12 +221,15 @@ async fn a_body_is_limited_and_counted_with_its_secrets_inserted() {
             panic!("a result, not {:?}", run.end);
         };
         let mut result: Value = serde_json::from_slice(&bytes).expect("JSON");
-        let used = run.used.expect("there was a guest");
+        let used = run.used.expect("a guest ran");
         (result["answers"][0].take(), used.bytes_out)
     };
     let (answer, bytes_out) = send(10).await;
     assert_eq!(answer["status"], 200, "{answer}");
-    let arrived = web().seen("/multiplied").pop().expect("it arrived");
+    let arrived = web()
+        .seen("/multiplied")
+        .pop()
+        .expect("a request that arrived");
     assert_eq!(arrived["body"], long().repeat(10));
     assert!((40_960..42_000).contains(&bytes_out), "{bytes_out}");
 
@@ -285,7 +294,10 @@ async fn a_secret_never_appears_in_stored_or_printed_text() {
         let id = enqueue(&client, "test.http.secret", payload(tell)).await;
         assert_eq!(ended(&client, id).await.state, state);
     }
-    let seen = web().seen("/leak/kept").pop().expect("it arrived");
+    let seen = web()
+        .seen("/leak/kept")
+        .pop()
+        .expect("a request that arrived");
     assert_eq!(seen["headers"]["authorization"], format!("Bearer {KEY}"));
     assert_eq!(seen["body"], TOKEN);
 
@@ -293,7 +305,7 @@ async fn a_secret_never_appears_in_stored_or_printed_text() {
     let (_, metrics) = get(address, "/metrics").await;
     assert!(metrics.contains("rouse_attempts_total"));
     let all = [metrics, rows(&client).await, host.output()].join("\n");
-    assert!(all.contains("rouse-secret-"), "the placeholders are there");
+    assert!(all.contains("rouse-secret-"), "the placeholders appear");
     holds_none_of(&all, &[KEY, TOKEN]);
 }
 
@@ -309,7 +321,7 @@ pub(crate) async fn rows(client: &Client) -> String {
             rows.push(format!("{table}: {}", row.get::<_, String>(0)));
         }
     }
-    assert!(rows.len() > 10, "the tables were looked into");
+    assert!(rows.len() > 10, "the tables were read");
     rows.join("\n")
 }
 

@@ -311,7 +311,7 @@ async fn a_renewal_reports_why_a_worker_has_lost_a_job() {
         .await
         .unwrap()
         .get(0);
-    assert!(left > 110.0, "the lease is longer now: {left}");
+    assert!(left > 110.0, "the lease was extended: {left}");
     assert_eq!(
         events(&client, jobs[0].id.0).await,
         ["requested", "claimed", "renewed"]

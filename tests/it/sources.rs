@@ -70,7 +70,10 @@ async fn jobs_bound_to_a_missing_handler_wait_at_little_cost_and_lose_no_attempt
         .unwrap();
     let (waiting, attempts, released): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
     assert_eq!((waiting, attempts), (30, 0));
-    assert!((30..100).contains(&released), "{released} were given back");
+    assert!(
+        (30..100).contains(&released),
+        "{released} claims were released"
+    );
 
     let late = folder.path().join("text_stats.wasm");
     std::fs::copy(guests_dir().join("text_stats.wasm"), late).unwrap();
@@ -196,12 +199,12 @@ async fn bound_jobs_and_other_jobs_do_not_starve_each_other() {
     };
     flood("test.sleep", None).await;
     flood("producers.own", Some("legacy")).await;
-    let one = Settings {
+    let settings = Settings {
         slots: 1,
         sources: [("legacy".to_string(), "test.sleep".to_string())].into(),
         ..Settings::default()
     };
-    let worker = TestWorker::start(&db, one).await;
+    let worker = TestWorker::start(&db, settings).await;
     until_true(&client, "SELECT count(*) > 200 FROM rouse.finished").await;
     worker.stop_now().await;
     let row = client
@@ -229,12 +232,12 @@ async fn bound_jobs_respect_priorities_and_sources_do_not_starve_each_other() {
         .await
         .unwrap();
     let bind = |source: &str| (source.to_string(), "test.sleep".to_string());
-    let one = Settings {
+    let settings = Settings {
         slots: 1,
         sources: ["flood", "rare"].map(bind).into(),
         ..Settings::default()
     };
-    let worker = TestWorker::start(&db, one).await;
+    let worker = TestWorker::start(&db, settings).await;
     until_true(&client, "SELECT count(*) > 100 FROM rouse.finished").await;
     worker.stop_now().await;
     let row = client
@@ -249,7 +252,10 @@ async fn bound_jobs_respect_priorities_and_sources_do_not_starve_each_other() {
         .unwrap();
     let (high, rare, count): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
     assert_eq!((high, count), (3, 6));
-    assert!(rare <= 60, "the last of the rare ones was number {rare}");
+    assert!(
+        rare <= 60,
+        "the last job of the rare source was number {rare}"
+    );
 }
 
 #[tokio::test]

@@ -111,7 +111,7 @@ async fn state_is_kept_for_the_next_job_even_if_the_attempt_fails() {
         ]),
     )
     .await;
-    assert_eq!(found[0], json!({"at": 7}), "it is not undone");
+    assert_eq!(found[0], json!({"at": 7}), "the write is not undone");
     assert_eq!(found[1], json!(b"{\"at\":7}"));
     assert_eq!(found[2..5], [json!(true), json!(false), json!(null)]);
     assert_eq!(found[6]["kind"], "state-changed", "{}", found[6]);
@@ -121,7 +121,10 @@ async fn state_is_kept_for_the_next_job_even_if_the_attempt_fails() {
         .await
         .unwrap()
         .get(0);
-    assert!(calls >= 9, "each is counted, and keys take two: {calls}");
+    assert!(
+        calls >= 9,
+        "each call counts, and listing keys takes two: {calls}"
+    );
     worker.drain().await;
 }
 
@@ -171,7 +174,7 @@ async fn state_is_limited_by_quotas_for_keys_total_bytes_and_value_size() {
         assert_eq!(found[at]["kind"], "state-refused", "{at}: {}", found[at]);
         let message = found[at]["message"].as_str().unwrap();
         for part in parts {
-            assert!(message.contains(part), "{part:?} is not in {message:?}");
+            assert!(message.contains(part), "{part:?} is missing in {message:?}");
         }
     };
     refused(
@@ -305,7 +308,7 @@ async fn state_is_neither_read_nor_written_after_the_abort() {
     assert_eq!(run.end, RunEnd::Aborted(AbortReason::Cancelled));
     assert_eq!(journal.calls.load(Ordering::Relaxed), 6);
     let calls = run.used.expect("a guest ran").host_calls;
-    assert!(calls >= 11, "it did ask: {calls}");
+    assert!(calls >= 11, "the guest did call the host: {calls}");
 }
 
 #[tokio::test]

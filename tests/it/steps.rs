@@ -60,7 +60,7 @@ async fn a_recorded_step_is_not_repeated() {
     }
     let id = enqueue(&client, "test.steps", json!({"between": "fail"})).await;
     ended(&client, id).await;
-    let told = [
+    let expected = [
         "requested",
         "started",
         "step",
@@ -72,7 +72,7 @@ async fn a_recorded_step_is_not_repeated() {
         "step",
         "succeeded",
     ];
-    assert_eq!(events(&client, id).await, told);
+    assert_eq!(events(&client, id).await, expected);
     worker.drain().await;
 }
 
@@ -82,8 +82,7 @@ async fn an_attempt_that_takes_a_job_over_continues_from_its_recorded_steps() {
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     // Wait until it listens: it then asks about all running jobs, and would renew a lease that seems to have ended, which must not
-    // happen
-    // in the middle of this test.
+    // happen in the middle of this test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.steps", json!({"between": "deaf"})).await;
     until_it_waits(&client, id).await;
@@ -126,39 +125,43 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
     let wrong = Fence(fence.0 ^ 1);
     let taken = AbortReason::TakenByAnotherWorker;
     for (store, fence) in [(&other, fence), (&mine, wrong)] {
-        let said = store.record_step(id, fence, "s", "1").await.unwrap();
-        assert_eq!(said, refusal(taken));
-        let said = store.recorded_steps(id, fence).await.unwrap();
-        assert_eq!(said, Err(NotMine(taken)));
-        let said = store.recorded_step(id, fence, "s").await.unwrap();
-        assert_eq!(said, Err(NotMine(taken)));
+        let outcome = store.record_step(id, fence, "s", "1").await.unwrap();
+        assert_eq!(outcome, refusal(taken));
+        let outcome = store.recorded_steps(id, fence).await.unwrap();
+        assert_eq!(outcome, Err(NotMine(taken)));
+        let outcome = store.recorded_step(id, fence, "s").await.unwrap();
+        assert_eq!(outcome, Err(NotMine(taken)));
     }
-    assert_eq!(refused(&client).await, 3, "each time by the other worker");
+    assert_eq!(
+        refused(&client).await,
+        3,
+        "taken by the other worker each time"
+    );
     assert!(recorded(&client, id.0).await.is_empty());
 
     for output in ["[1]", "[2]"] {
-        let said = mine.record_step(id, fence, "s", output).await.unwrap();
-        assert_eq!(said, Ok(()));
+        let outcome = mine.record_step(id, fence, "s", output).await.unwrap();
+        assert_eq!(outcome, Ok(()));
     }
     let steps = mine.recorded_steps(id, fence).await.unwrap().unwrap();
     assert_eq!(steps, [("s".to_owned(), 3)].into());
     let first = mine.recorded_step(id, fence, "s").await.unwrap();
-    assert_eq!(first, Ok(Some(b"[1]".to_vec())), "the first one stays");
+    assert_eq!(first, Ok(Some(b"[1]".to_vec())), "the first result stays");
     let none = mine.recorded_step(id, fence, "t").await.unwrap();
     assert_eq!(none, Ok(None));
 
     let settled = settlement(&job, result("1"));
     mine.settle(&[settled], Locked::Wait).await.unwrap();
-    let said = mine.record_step(id, fence, "late", "1").await.unwrap();
-    assert_eq!(said, refusal(AbortReason::AlreadyCompleted));
-    let said = mine.record_step(JobId(-1), fence, "s", "1").await.unwrap();
-    assert_eq!(said, refusal(AbortReason::NotFound));
+    let outcome = mine.record_step(id, fence, "late", "1").await.unwrap();
+    assert_eq!(outcome, refusal(AbortReason::AlreadyCompleted));
+    let outcome = mine.record_step(JobId(-1), fence, "s", "1").await.unwrap();
+    assert_eq!(outcome, refusal(AbortReason::NotFound));
 
     let cancelled = enqueue(&client, "x", json!({})).await;
     let job = claim(&mine, 1).await.remove(0);
     cancel(&client, cancelled).await;
-    let said = mine.record_step(job.id, job.fence, "s", "1").await.unwrap();
-    assert_eq!(said, refusal(AbortReason::Cancelled));
+    let outcome = mine.record_step(job.id, job.fence, "s", "1").await.unwrap();
+    assert_eq!(outcome, refusal(AbortReason::Cancelled));
 }
 
 #[tokio::test]
@@ -176,8 +179,8 @@ async fn an_unrecorded_step_is_never_reported_as_recorded() {
         .await
         .unwrap();
     let wrong = Fence(job.fence.0 ^ 1);
-    let said = mine.record_step(job.id, wrong, "s", "1").await.unwrap();
-    assert_eq!(said, Err(NotMine(AbortReason::Error)));
+    let outcome = mine.record_step(job.id, wrong, "s", "1").await.unwrap();
+    assert_eq!(outcome, Err(NotMine(AbortReason::Error)));
     assert!(recorded(&client, job.id.0).await.is_empty());
 }
 
@@ -278,9 +281,12 @@ async fn invalid_steps_are_refused_with_the_reason() {
     for (name, bytes, count, why) in cases {
         let payload = json!({"name": name, "bytes": bytes, "count": count});
         let id = enqueue(&client, "test.bad-steps", payload).await;
-        let said = ended(&client, id).await.result.unwrap();
-        assert_eq!(said["kind"], "step-refused", "{name:.20}: {said}");
-        assert!(said["message"].as_str().unwrap().contains(why), "{said}");
+        let outcome = ended(&client, id).await.result.unwrap();
+        assert_eq!(outcome["kind"], "step-refused", "{name:.20}: {outcome}");
+        assert!(
+            outcome["message"].as_str().unwrap().contains(why),
+            "{outcome}"
+        );
     }
     // A NUL, which jsonb cannot hold, is allowed.
     let payload = json!({"name": "ok", "bytes": 1, "count": 3});
@@ -328,7 +334,7 @@ async fn steps_of_a_live_job_outlive_their_partition() {
         .await
         .unwrap()
         .get(0);
-    assert_eq!(at, "2020-01-01", "when it was recorded is not rewritten");
+    assert_eq!(at, "2020-01-01", "the time of recording is not changed");
 }
 
 #[tokio::test]
@@ -371,7 +377,7 @@ async fn steps_are_not_copied_from_a_partition_that_is_in_use() {
     for _ in 0..200 {
         assert_eq!(store.maintain_partitions(7).await.unwrap(), (0, 1));
     }
-    assert_eq!(written().await, size, "nothing was copied in vain");
+    assert_eq!(written().await, size, "nothing was copied needlessly");
     all.rollback().await.unwrap();
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
     assert_eq!(recorded(&client, id).await, both);
@@ -437,9 +443,9 @@ async fn progress_is_shown_during_the_attempt_and_only_its_worker_can_report_it(
 
     let accepted = mine.report(&[report(job.fence, 50)], &[]).await.unwrap();
     assert_eq!(accepted, [job.id].into());
-    let said = shown().await.unwrap();
+    let progress = shown().await.unwrap();
     assert_eq!(
-        (&said["percent"], &said["step"]),
+        (&progress["percent"], &progress["step"]),
         (&json!(50), &json!("half of it"))
     );
 
@@ -457,7 +463,7 @@ async fn progress_is_shown_during_the_attempt_and_only_its_worker_can_report_it(
             .unwrap()
             .is_empty()
     );
-    assert_eq!(refused(&client).await, 1, "by the other worker");
+    assert_eq!(refused(&client).await, 1, "reported by the other worker");
     assert_eq!(shown().await.unwrap()["percent"], 50);
 
     // The next owner of the job starts without progress.

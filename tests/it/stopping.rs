@@ -82,7 +82,7 @@ async fn a_long_attempt_keeps_its_lease_by_renewals() {
     assert_eq!(
         (job.state.as_str(), job.attempt),
         ("succeeded", 1),
-        "nobody took it over"
+        "the job was not taken over"
     );
     worker.drain().await;
     rival.drain().await;
@@ -226,13 +226,13 @@ async fn a_removed_handler_finishes_its_attempts_and_its_queued_jobs_wait() {
     assert_eq!(
         ended(&client, running).await.state,
         "succeeded",
-        "it drains"
+        "the removed handler drains"
     );
     let other = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(
         ended(&client, other).await.state,
         "succeeded",
-        "the rest serve"
+        "the other handlers serve"
     );
     assert_eq!(show(&client, waiting).await.state, "queued");
     // The handler comes back, and the waiting job runs.
@@ -308,5 +308,5 @@ async fn a_rolling_restart_of_three_hosts_under_load_uses_up_no_attempt() {
         .unwrap();
     let counts: Vec<i64> = (0..3).map(|n| row.get(n)).collect();
     assert_eq!((counts[0], counts[2]), (3000, 0), "on attempt 1; failed");
-    assert!(counts[1] >= 6, "{} workers had a part in it", counts[1]);
+    assert!(counts[1] >= 6, "{} workers took part", counts[1]);
 }

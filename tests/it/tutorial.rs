@@ -128,8 +128,7 @@ impl Reader {
     }
 
     /// Gives the new crate the dependency versions of this repository, which need no network, and a target folder that is kept
-    /// between
-    /// runs.
+    /// between runs.
     fn prepare_crate(&self) {
         let krate = self.folder.with_file_name("shop").join("invoice");
         if !krate.exists() || krate.join("Cargo.lock").exists() {
@@ -147,7 +146,7 @@ impl Reader {
         let host = Host::spawn(self.shell(&format!("exec {command}")));
         assert!(
             self.running.insert(program, host).is_none(),
-            "{program} runs already"
+            "{program} is already running"
         );
         self.printed = Printed::Program(program);
     }
@@ -236,7 +235,7 @@ impl Reader {
         fs::write(self.folder.with_file_name("shop").join(file), &text).unwrap();
         // The lines printed by a denial match those on the page.
         if let (Printed::Text(printed), true) = (&self.printed, block.before.contains("message")) {
-            assert!(printed.contains(&text), "{text} is not in {printed}");
+            assert!(printed.contains(&text), "{text} is missing in {printed}");
         }
     }
 
@@ -287,7 +286,7 @@ fn is_how_the_clone_is_built(block: &Block) {
             "rustup target add wasm32-wasip2" => "host/src/cli/new/README.md.in",
             other => panic!("not compared with anything: {other}"),
         };
-        assert!(read(held).contains(line), "{line} is not in {held}");
+        assert!(read(held).contains(line), "{line} is missing in {held}");
     }
 }
 
@@ -313,6 +312,6 @@ async fn the_tutorial_works_from_its_first_block_to_its_last() {
     assert_eq!(
         left,
         ["python3 -u -m http.server"],
-        "what the page leaves running"
+        "programs that the page leaves running"
     );
 }

@@ -242,14 +242,14 @@ async fn a_worker_cannot_write_logs_of_another_workers_job() {
         usage: Usage::default(),
     };
     other.report_usage(&[used]).await.unwrap();
-    let (said, told) = (
+    let (logged, running) = (
         lines(&client, id).await,
         client
             .query("SELECT FROM rouse.running", &[])
             .await
             .unwrap(),
     );
-    assert!(said.is_empty() && told.is_empty());
+    assert!(logged.is_empty() && running.is_empty());
     owner.report_usage(&[used]).await.unwrap();
     until_true(&client, "SELECT count(*) = 1 FROM rouse.running").await;
     owner.report_usage(&[]).await.unwrap();

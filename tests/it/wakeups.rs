@@ -136,7 +136,7 @@ async fn only_workers_that_sleep_on_the_queue_or_on_all_queues_are_woken() {
     let client = db.client().await;
     let mut listener = listen(&db).await;
     enqueue(&client, "x", json!({})).await;
-    assert_eq!(heard(&mut listener, &client).await, [], "nobody sleeps");
+    assert_eq!(heard(&mut listener, &client).await, [], "no worker sleeps");
     let sleeper = asleep(&db, &["mail"]).await;
     enqueue(&client, "x", json!({})).await;
     assert_eq!(heard(&mut listener, &client).await, [], "not on this queue");
@@ -151,7 +151,11 @@ async fn only_workers_that_sleep_on_the_queue_or_on_all_queues_are_woken() {
         .query("SELECT rouse.enqueue('y', queue => 'mail')", &[])
         .await
         .unwrap();
-    assert_eq!(heard(&mut listener, &client).await, [], "it is awake again");
+    assert_eq!(
+        heard(&mut listener, &client).await,
+        [],
+        "the worker is awake again"
+    );
 }
 
 #[tokio::test]
@@ -264,7 +268,7 @@ async fn of_two_concurrent_commits_only_the_first_notifies() {
     assert_eq!(
         heard(&mut listener, &client).await.len(),
         1,
-        "another lane's commit mutes nobody"
+        "a commit of another lane mutes no notification"
     );
     drop(committing);
     until_true(&client, &format!("SELECT ({HELD}) = 0")).await;
@@ -321,7 +325,7 @@ async fn a_transaction_that_notifies_before_its_commit_mutes_others_for_a_tenth_
             break;
         }
     }
-    assert_eq!(held, 1, "it holds the lock until its end");
+    assert_eq!(held, 1, "the transaction holds the lock until its end");
     let tenth = "SELECT floor(extract(epoch FROM clock_timestamp()) * 10)::bigint";
     let tenth: i64 = client.query_one(tenth, &[]).await.unwrap().get(0);
     let next =

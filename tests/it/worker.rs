@@ -51,7 +51,7 @@ async fn a_job_runs_end_to_end() {
     assert_eq!(result["tenant"], "acme");
     assert_eq!(result["source"], "cron");
     assert_eq!(result["attempt"], 1);
-    assert_eq!(result["max_attempts"], 2, "the handler's own");
+    assert_eq!(result["max_attempts"], 2, "the handler's own limit");
     let row = client
         .query_one(
             "SELECT requested_at <= claimed_at AND claimed_at <= started_at AND started_at <= finished_at,
@@ -106,7 +106,7 @@ async fn a_job_runs_with_notifications_off() {
         .query("SELECT FROM rouse.sleeper", &[])
         .await
         .unwrap();
-    assert!(sleepers.is_empty(), "it never asked to be notified");
+    assert!(sleepers.is_empty(), "it never requested notifications");
     worker.drain().await;
 }
 
@@ -130,7 +130,10 @@ async fn a_worker_whose_notifications_do_not_arrive_polls() {
         .query("SELECT FROM rouse.sleeper", &[])
         .await
         .unwrap();
-    assert!(sleepers.is_empty(), "it asked for what it cannot hear");
+    assert!(
+        sleepers.is_empty(),
+        "it requested notifications that it cannot receive"
+    );
     worker.drain().await;
 }
 
@@ -149,7 +152,7 @@ async fn a_notification_wakes_a_worker_long_before_its_next_poll() {
         let before = Instant::now();
         let id = enqueue(&client, "noop", json!({ "n": n })).await;
         assert_eq!(ended(&client, id).await.state, "succeeded");
-        assert!(before.elapsed() < NEVER / 2, "the poll did it");
+        assert!(before.elapsed() < NEVER / 2, "found by the poll");
     }
     worker.drain().await;
 }
@@ -175,7 +178,7 @@ async fn a_new_lane_and_a_scheduled_job_wake_a_sleeping_worker_too() {
         .unwrap();
     let id: i64 = row.get(0);
     assert_eq!(ended(&client, id).await.state, "succeeded");
-    assert!(before.elapsed() < NEVER / 2, "the poll did it");
+    assert!(before.elapsed() < NEVER / 2, "found by the poll");
     let early: bool = client
         .query_one(
             "SELECT started_at < available_at FROM rouse.job($1)",
@@ -455,7 +458,7 @@ async fn a_job_committed_behind_the_cursors_is_found_by_its_notification() {
     assert_eq!(ended(&client, row.get(0)).await.state, "succeeded");
     assert!(
         committed.elapsed() < Duration::from_secs(10),
-        "a sweep did it"
+        "found by a sweep"
     );
     worker.drain().await;
 }

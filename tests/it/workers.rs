@@ -126,7 +126,11 @@ async fn the_holder_of_the_key_takes_the_id_over_and_frees_its_claims() {
     let adopted = crate::support::claims::adopt(&restarted, Fence(8), &lanes, 10, 3, None)
         .await
         .unwrap();
-    assert_eq!(adopted.claimed.len(), 1, "though its lease was for an hour");
+    assert_eq!(
+        adopted.claimed.len(),
+        1,
+        "although its lease was for an hour"
+    );
     // The first worker was not killed after all.
     let refused = killed.settle(&[succeeded(&job)], Locked::Wait).await;
     assert!(refused.unwrap_err().is_superseded());
@@ -223,7 +227,11 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
     }
     let (gone, lives) = (db.worker().await, db.worker().await);
     let jobs = claim(&gone).await;
-    assert_eq!(heartbeat(&lives).await.unwrap(), 0, "it was heard of");
+    assert_eq!(
+        heartbeat(&lives).await.unwrap(),
+        0,
+        "the worker sent a heartbeat"
+    );
     silent_for(&client, &gone, 91).await;
     // Another transaction is changing one of its jobs, and takes a while.
     let mut slow = db.client().await;
@@ -236,7 +244,7 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
         .await
         .unwrap();
     assert_eq!(heartbeat(&lives).await.unwrap(), 1);
-    assert_eq!(heartbeat(&lives).await.unwrap(), 0, "once is enough");
+    assert_eq!(heartbeat(&lives).await.unwrap(), 0, "expired only once");
     transaction.rollback().await.unwrap();
     let lanes = [ClaimOrder {
         lane: jobs[0].lane,
@@ -255,7 +263,7 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
     assert_eq!(
         adopted,
         [jobs[1].id, jobs[2].id],
-        "the other when its lease ends"
+        "the locked one when its lease ends"
     );
     for refused in [
         heartbeat(&gone).await.unwrap_err(),
@@ -500,7 +508,7 @@ async fn the_first_of_two_hosts_with_the_same_id_and_key_stops_and_stays_stopped
     until(&client, running, |job| job.attempt == 2).await;
     assert!(cancel(&client, running).await);
     second.drain().await;
-    assert_eq!(show(&client, running).await.attempt, 2, "lost once");
+    assert_eq!(show(&client, running).await.attempt, 2, "lost only once");
 }
 
 #[tokio::test]
@@ -567,7 +575,7 @@ async fn a_cancellation_missed_by_the_listener_reaches_a_running_attempt_after_t
         .unwrap();
     assert_eq!(cut.len(), 1);
     listens_again.caught().await;
-    assert!(cancel(&client, id).await, "it is cancelled");
+    assert!(cancel(&client, id).await, "cancelled by this call");
     listens_again.release();
     // The renewal would come after 24 s, and the attempt waits for nothing else.
     tokio::time::timeout(Duration::from_secs(15), worker.drain())
@@ -588,7 +596,7 @@ async fn a_cancellation_before_the_listener_has_heard_itself_reaches_a_running_a
     let worker = TestWorker::start_through(store, db.connector(), Settings::default(), catalog);
     echo.caught().await;
     until(&client, id, |job| job.state == "running").await;
-    assert!(cancel(&client, id).await, "it is cancelled");
+    assert!(cancel(&client, id).await, "cancelled by this call");
     echo.release();
     // The renewal would come after 24 s, and the attempt waits for nothing else.
     tokio::time::timeout(Duration::from_secs(15), worker.drain())

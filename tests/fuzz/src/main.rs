@@ -1,8 +1,7 @@
 //! Generated hostile input for the code in a host that accepts untrusted input; started by `cargo xtask fuzz`.
 //!
 //! Each case is written to a file before it runs. A failure ends this process: a panic in any thread, a case that takes too long,
-//! or too
-//! much memory. The file is then the finding.
+//! or too much memory. The file is then the finding.
 
 mod host;
 

@@ -1,8 +1,7 @@
 //! A handler that leaves evidence of each of its attempts outside the database.
 //!
 //! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.start`, `….step`, `….tick` and `….end`. One system
-//! call
-//! creates a file, so a kill cannot leave half of it.
+//! call creates a file, so a kill cannot leave half of it.
 
 use std::collections::hash_map::RandomState;
 use std::fs::File;

@@ -243,5 +243,5 @@ async fn a_link_that_replaces_a_granted_directory_is_not_followed() {
         let run = attempt(&sandbox, &handler, job("{}"), AbortHandle::new()).await;
         assert_eq!(run.end, RunEnd::Returned(b"{}".into()), "{name}");
     }
-    assert!(at("work/in/shadow").exists(), "the link leads there");
+    assert!(at("work/in/shadow").exists(), "the link leads to it");
 }

@@ -253,7 +253,7 @@ fn the_host_stays_within_its_memory_even_if_every_slot_hoards() {
             ])
             .env(HOARDER, hoarder)
             .output()
-            .expect("it runs");
+            .expect("run the test binary");
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(
             output.status.success() && said.contains("1 passed"),

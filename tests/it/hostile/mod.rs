@@ -82,7 +82,11 @@ impl Neighbour {
             while !over.load(Ordering::Relaxed) || took.is_empty() {
                 let start = Instant::now();
                 let run = attempt(&sandbox(), &guest, job("[7]"), AbortHandle::new()).await;
-                assert_eq!(run.end, RunEnd::Returned(b"[7]".into()), "the neighbour");
+                assert_eq!(
+                    run.end,
+                    RunEnd::Returned(b"[7]".into()),
+                    "the neighbour's result"
+                );
                 took.push(start.elapsed());
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
@@ -108,8 +112,8 @@ impl Neighbour {
 /// Runs the cases one after the other, in parallel with the neighbour.
 pub(super) async fn run(cases: Vec<Case>) {
     let harmless = echo("test.echo", "1");
-    let beside = Handlers::with(&[("harmless.wasm", &harmless)]).await;
-    let neighbour = beside.handler("test.echo");
+    let handlers = Handlers::with(&[("harmless.wasm", &harmless)]).await;
+    let neighbour = handlers.handler("test.echo");
     let alone = Neighbour::start(neighbour.clone());
     tokio::time::sleep(Duration::from_millis(200)).await;
     let alone = alone.end().await;
@@ -117,9 +121,9 @@ pub(super) async fn run(cases: Vec<Case>) {
         println!("{}: {}", case.name, case.promise);
         let handlers = Handlers::with(&[("hostile.wasm", &case.module)]).await;
         let handler = handlers.handler("test.files");
-        let beside = Neighbour::start(neighbour.clone());
+        let running = Neighbour::start(neighbour.clone());
         let end = one(&handler, &case).await;
-        let slowed = beside.end().await;
+        let slowed = running.end().await;
         expect(&case, end);
         assert!(
             slowed <= (alone * SLOWED_AT_MOST).max(ALWAYS_ALLOWED),
@@ -139,7 +143,7 @@ async fn one(handler: &Arc<Handler>, case: &Case) -> RunEnd {
             abort.abort(AbortReason::TimedOut, Duration::ZERO);
             let stopped = tokio::time::timeout(STOPPED_WITHIN, running).await;
             stopped
-                .unwrap_or_else(|_| panic!("{}: it cannot be stopped", case.name))
+                .unwrap_or_else(|_| panic!("{}: the guest cannot be stopped", case.name))
                 .end
         }
     }

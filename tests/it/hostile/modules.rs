@@ -12,7 +12,7 @@ use rouse::sandbox::AbortHandle;
 type Refused = (&'static str, &'static str, Vec<u8>, &'static str);
 
 fn wat(text: &str) -> Vec<u8> {
-    wat::parse_str(text).expect("it is WebAssembly text")
+    wat::parse_str(text).expect("valid WebAssembly text")
 }
 
 /// A component of one module with a memory of this many pages.
@@ -212,9 +212,7 @@ async fn no_refused_module_delays_or_harms_the_others() {
         println!("{name}: {promise}");
         let set = handlers.catalog.current();
         let refusal = set.refused.iter().find(|refused| refused.file == *file);
-        let why = &refusal
-            .unwrap_or_else(|| panic!("{name}: it is served"))
-            .why;
+        let why = &refusal.unwrap_or_else(|| panic!("{name}: not served")).why;
         assert!(why.contains(words), "{name}: {why}");
         assert!(!why.contains('\u{1b}'), "{name}: {why:?}");
     }

@@ -273,7 +273,7 @@ async fn only_the_worker_that_has_the_job_reads_and_writes_the_state() {
         .await
         .unwrap()
         .get(0);
-    assert_eq!(refused, 4, "each time by the other worker");
+    assert_eq!(refused, 4, "taken by the other worker each time");
 
     let settled = settlement(&job, result("1"));
     mine.settle(&[settled], Locked::Wait).await.unwrap();

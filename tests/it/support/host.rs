@@ -24,7 +24,7 @@ pub(crate) fn built(name: &str) -> PathBuf {
     let path = profile.join(name);
     assert!(
         path.is_file(),
-        "{} is missing: run `cargo build --workspace --bin {name}` first, or `cargo xtask test`, which does",
+        "{} is missing: run `cargo build --workspace --bin {name}`, or `cargo xtask test`, which builds it",
         path.display()
     );
     path
@@ -122,8 +122,7 @@ impl Host {
     }
 
     /// Waits until this many lines have come from stdout and stderr together, and returns them; panics with all output if they do
-    /// not
-    /// come in time.
+    /// not come in time.
     pub(crate) fn first_lines(&self, patience: Duration, count: usize) -> Vec<String> {
         let until = Instant::now() + patience;
         let mut lines = self.output.lock();

@@ -39,7 +39,7 @@ pub(crate) fn blocks(page: &str) -> Vec<Block> {
             (None, None) => before += &format!("{} ", line.trim()),
         }
     }
-    assert!(open.is_none(), "{page} ends within a block");
+    assert!(open.is_none(), "{page} ends inside a block");
     blocks
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn assert_shown(printed: &str, block: &Block) {
     for shown in block.text.lines().filter(|line| !line.trim().is_empty()) {
         assert!(
             lines.any(|line| is_as_shown(line, shown)),
-            "{shown:?} of line {} of the page is not in, or not behind the lines before it:\n{printed}",
+            "{shown:?} from line {} of the page is missing or out of order in:\n{printed}",
             block.line
         );
     }
@@ -81,10 +81,10 @@ pub(crate) fn assert_shown(printed: &str, block: &Block) {
 /// several in parentheses.
 pub(crate) async fn run_sql(client: &Client, block: &Block) {
     for (statement, shown) in statements(&block.text) {
-        let said = client.simple_query(&statement).await;
-        let said = said.unwrap_or_else(|why| panic!("line {}: {statement}: {why:?}", block.line));
+        let rows = client.simple_query(&statement).await;
+        let rows = rows.unwrap_or_else(|why| panic!("line {}: {statement}: {why:?}", block.line));
         let Some(shown) = shown else { continue };
-        let first = said.iter().find_map(|message| match message {
+        let first = rows.iter().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => Some(as_text(row)),
             _ => None,
         });
@@ -112,7 +112,10 @@ fn statements(sql: &str) -> Vec<(String, Option<String>)> {
             statements.push((std::mem::take(&mut statement), comment.map(str::to_owned)));
         }
     }
-    assert!(statement.trim().is_empty(), "no end: {statement}");
+    assert!(
+        statement.trim().is_empty(),
+        "unterminated statement: {statement}"
+    );
     statements
 }
 
@@ -156,6 +159,9 @@ fn a_line_is_compared_with_the_line_on_the_page() {
         ("the attempt 1 of 8", "attempt 1…"),
         ("12 passed; 1 failed", "…passed; 0…"),
     ] {
-        assert!(!is_as_shown(line, shown), "{line:?} is not {shown:?}");
+        assert!(
+            !is_as_shown(line, shown),
+            "{line:?} does not match {shown:?}"
+        );
     }
 }

@@ -41,7 +41,7 @@ impl Ran {
     /// Asserts that its output contains this text.
     pub(crate) fn says(&self, part: &str) -> &Self {
         let all = self.text();
-        assert!(all.contains(part), "{part:?} is not in:\n{all}");
+        assert!(all.contains(part), "{part:?} is missing in:\n{all}");
         self
     }
 

@@ -52,7 +52,7 @@ pub(crate) fn web() -> &'static Web {
 }
 
 fn port(listener: &TcpListener) -> u16 {
-    let address: SocketAddr = listener.local_addr().expect("it is bound");
+    let address: SocketAddr = listener.local_addr().expect("a bound address");
     address.port()
 }
 
@@ -86,7 +86,10 @@ pub(crate) struct Web {
 impl Web {
     /// The requests under this path, in order.
     pub(crate) fn seen(&self, path: &str) -> Vec<Value> {
-        let seen = self.seen.lock().expect("nobody panics with it");
+        let seen = self
+            .seen
+            .lock()
+            .expect("no thread panics while it holds the lock");
         let under = |one: &&Value| {
             one["path"]
                 .as_str()
@@ -232,7 +235,10 @@ impl Web {
     }
 
     fn note(&self, seen: &Value) {
-        let mut all = self.seen.lock().expect("nobody panics with it");
+        let mut all = self
+            .seen
+            .lock()
+            .expect("no thread panics while it holds the lock");
         all.push(seen.clone());
     }
 }

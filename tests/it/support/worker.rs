@@ -197,7 +197,7 @@ pub(crate) async fn enqueue(client: &Client, handler: &str, payload: Value) -> i
     client
         .query_one("SELECT rouse.enqueue($1, $2)", &[&handler, &payload])
         .await
-        .expect("it is enqueued")
+        .expect("enqueue the job")
         .get(0)
 }
 
