@@ -1,7 +1,7 @@
 //! Checks JSON against JSON Schemas (2020-12), neither of which is trusted.
 //!
 //! Rouse gets the schema from a WebAssembly module, and the JSON from a producer or a guest. Other evaluators trust the schema,
-//! which can ask for endless work; `docs/decisions/schemas-are-checked-by-our-own.md` has the reasons for this one.
+//! which can ask for endless work; `docs/decisions/own-schema-evaluator.md` has the reasons for this one.
 //!
 //! It promises that every check ends: it counts its work in steps, limits nesting, and matches patterns in linear time. It
 //! compares numbers by their digits, so that nothing is rounded. JSON that cannot be checked within these bounds does not match.

@@ -38,7 +38,7 @@ const IDLE_COUNT_MAX: usize = 64;
 /// Of each instance's memory and tables, this much from the start stays with the process after the
 /// attempt and is cleared in place. Only what lies beyond is given back to the kernel, which costs a
 /// system call, an interruption of the other threads, and a page fault for each page that the next
-/// attempt touches: 12 µs for a no-op. (`docs/decisions/a-fresh-instance-is-cheap.md`)
+/// attempt touches: 12 µs for a no-op. (`docs/decisions/fresh-instances-are-cheap.md`)
 ///
 /// A small guest whose stack is 128 KiB has 192 to 256 KiB to start with, and a table of 8 KiB for
 /// 1,000 functions. 200 attempts at once keep at most 200 × (256 + 2 × 64) KiB = 75 MiB, mostly
