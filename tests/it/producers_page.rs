@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rouse::worker::Settings;
-use sha2::{Digest as _, Sha256};
 
 use crate::support::page::{blocks, run_sql};
 use crate::support::worker::{TestWorker, until_true, watched};
@@ -123,18 +122,18 @@ const PYTHON: Language = Language {
     prints: &[(" succeeded ", 1), ("[", 2), (" ", 2)],
 };
 
-/// The folder with the installed libraries, which is kept next to cargo's output under a digest of the lock file. An error says why
-/// they cannot be installed here.
+/// The folder with the installed libraries, which is kept below cargo's output until the lock file changes. An error says why they
+/// cannot be installed here.
 fn installed(language: &Language) -> Result<PathBuf, String> {
     let locks = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/producers-page");
     let locks = locks.join(language.name);
-    let digest = Sha256::digest(fs::read(locks.join(language.lock)).unwrap());
+    let lock = fs::read(locks.join(language.lock)).unwrap();
     let this_test = std::env::current_exe().unwrap();
     let cache = this_test.ancestors().nth(3).unwrap().join("producers-page");
-    let folder = cache.join(format!("{}-{:.16}", language.name, format!("{digest:x}")));
-    // Written last: an installation that was interrupted is repeated.
+    let folder = cache.join(language.name);
+    // A copy of the lock file, written last: an interrupted installation is repeated.
     let complete = folder.join("complete");
-    if complete.is_file() {
+    if fs::read(&complete).is_ok_and(|of_installed| of_installed == lock) {
         return Ok(folder);
     }
     // It may not exist yet.
@@ -155,7 +154,7 @@ fn installed(language: &Language) -> Result<PathBuf, String> {
             return Err(format!("`{}` failed: {stderr}", command.join(" ")));
         }
     }
-    fs::write(complete, "").unwrap();
+    fs::write(complete, lock).unwrap();
     Ok(folder)
 }
 

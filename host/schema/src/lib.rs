@@ -1,7 +1,7 @@
 //! Checks JSON against JSON Schemas (2020-12), neither of which is trusted.
 //!
 //! Rouse gets the schema from a WebAssembly module, and the JSON from a producer or a guest. Other evaluators trust the schema, but a
-//! schema can demand unbounded work; `docs/decisions/schemas-are-checked-by-our-own.md` has the reasons for this evaluator.
+//! schema can demand unbounded work; `docs/decisions/own-schema-evaluator.md` has the reasons for this evaluator.
 //!
 //! Every check ends: work is counted in steps, nesting is limited, and patterns match in linear time. Numbers are compared by their digits,
 //! so nothing is rounded. JSON that cannot be checked within these limits does not match. Messages quote schemas and JSON with the caller's

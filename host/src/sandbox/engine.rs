@@ -36,7 +36,7 @@ const IDLE_COUNT_MAX: usize = 64;
 /// The part of each instance's memory and tables that stays resident after the attempt and is cleared in place. Only
 /// what lies beyond it is returned to the kernel, which costs a system call, an interruption of the other threads,
 /// and a page fault for each page that the next attempt touches: 12 µs for a no-op.
-/// (`docs/decisions/a-fresh-instance-is-cheap.md`)
+/// (`docs/decisions/fresh-instances-are-cheap.md`)
 ///
 /// A small guest with a stack of 128 KiB starts with 192 to 256 KiB, and a table of 8 KiB for 1,000 functions. 200
 /// attempts at once keep at most 200 × (256 + 2 × 64) KiB = 75 MiB, usually less than 55. With the largest modules

@@ -1,7 +1,7 @@
 //! Jobs that have waited too long go ahead of newer ones that would be first.
 //!
 //! By default all that is claimed goes to them while there are any; an operator can give them a share, so that a backlog which is
-//! older than the limit does not keep new jobs of high priority waiting. (`docs/decisions/what-waits-too-long-goes-first.md`)
+//! older than the limit does not keep new jobs of high priority waiting. (`docs/decisions/overdue-jobs-go-first.md`)
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
 //! `cargo xtask check`: everything that CI asks of the source besides the tests.
 
+mod book;
 mod conformance;
 mod dependencies;
 mod pages;
@@ -15,7 +16,7 @@ use rouse_workbench::workspace::{self, Workspace};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Install cargo-deny into ~/.cache/rouse/tools where it is missing (always so when CI is set)
+    /// Install missing tools (cargo-deny, mdBook) into ~/.cache/rouse/tools; always done when CI is set
     #[arg(long)]
     install: bool,
 }
@@ -41,6 +42,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
             done(conformance::check(&workspace.root))
         }),
         step("pages", || done(pages::check(&workspace.root))),
+        step("book", || done(book::check(workspace, install))),
         step("reference pages", || {
             done(reference::check(&workspace.root))
         }),

@@ -82,7 +82,7 @@ fn broken_anchors(text: &str, anchors_of: impl Fn(&str) -> Option<Vec<String>>) 
 }
 
 /// The targets of links within the clone.
-fn links(text: &str) -> impl Iterator<Item = &str> {
+pub(super) fn links(text: &str) -> impl Iterator<Item = &str> {
     links_of_any_kind(text).filter(|link| !link.contains(':'))
 }
 
