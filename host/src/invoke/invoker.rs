@@ -131,7 +131,7 @@ impl Invoker {
                 let invoked = tokio::select! {
                     biased;
                     invoked = &mut running => invoked,
-                    () = stop.told_now() => {
+                    () = stop.aborting() => {
                         abort.abort(AbortReason::Shutdown, policy.grace);
                         running.await
                     }
@@ -147,11 +147,11 @@ impl Invoker {
     /// Waits for the stop, then until nothing runs any more: for as long as `patience`, and then for what is told to stop,
     /// with `shutdown`.
     pub async fn end(&self, patience: Duration) {
-        self.stop.told().await;
+        self.stop.stopping().await;
         self.running.close();
         tokio::select! {
             () = self.running.wait() => return,
-            () = self.stop.told_now() => {}
+            () = self.stop.aborting() => {}
             () = tokio::time::sleep(patience) => self.stop.now(),
         }
         warn!(
