@@ -1,8 +1,7 @@
 //! Rouse runs Postgres jobs in WebAssembly sandboxes. This is the host; ARCHITECTURE.md is its map.
 //!
-//! Rooms in reading order. Dependencies point one way: `cli`, `http` → `invoke` → `worker` →
-//! `store`, `sandbox` → `job`. `store` and `sandbox` do not know each other, and nothing but `config`
-//! reads the environment.
+//! Modules in reading order. Dependencies point one way: `cli`, `http` → `invoke` → `worker` →
+//! `store`, `sandbox` → `job`. `store` and `sandbox` do not depend on each other. Only `config` reads the environment.
 
 mod duration;
 mod harmless;

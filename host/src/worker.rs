@@ -1,12 +1,11 @@
-//! Where store and sandbox meet: claims jobs, runs their attempts, settles the outcomes.
+//! The worker connects store and sandbox: it claims jobs, runs their attempts and settles the outcomes.
 //!
-//! One job's journey is in `attempt.rs`: claim → dispatch → sandbox run (within the middlewares) → `RunEnd` →
-//! `Outcome` → settle.
-//! Around it run loops, each in its own file: the claimer, the slots, the settler, the leases,
-//! the wakeups, the heartbeats, the challenges, the progress, the log lines, the usage and the maintenance. They share `Shared` and nothing else.
+//! The path of one claim is in `attempt.rs`: slot → sandbox run (within the middlewares) → `RunEnd` → `Outcome` → settler. The other loops
+//! each have a file: the claimer, the slots, the settler, the leases, the wakeups, the heartbeats, the challenges, the progress, the log
+//! lines, the usage and the maintenance. They share `Shared` and nothing else.
 //!
-//! Promises: at least once (an attempt whose lease is lost may run twice); a job is settled at
-//! most once, by the owner of its fence; no time of this machine's clock decides anything.
+//! Guarantees: a job runs at least once (it may run twice if a lease is lost); it is settled at most once, by the owner of its fence; no
+//! decision depends on the wall clock of this machine.
 
 mod ageing;
 mod attempt;
@@ -64,12 +63,12 @@ use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, StoreError};
 
-/// During an outage, how long a worker waits at its end for one more try to unregister.
+/// How long a worker that stops during an outage waits for the database before its last try to unregister.
 const UNREGISTER_WITHIN: Duration = Duration::from_secs(5);
-/// After the order to stop at once, the last outcomes may take so long, and so may the end of the registration.
+/// The time limit, after the order to abort, for writing the last outcomes, and again for unregistering.
 const LAST_WITHIN: Duration = Duration::from_secs(5);
 
-/// What a worker stands on.
+/// The parts that a worker is built from.
 pub struct Parts {
     /// The database.
     pub store: Store,
@@ -79,11 +78,11 @@ pub struct Parts {
     pub sandbox: Arc<Sandbox>,
     /// The handlers.
     pub catalog: Arc<Catalog>,
-    /// What is to happen around each attempt, the outermost first.
+    /// The middlewares around each attempt, outermost first.
     pub middlewares: Vec<Arc<dyn Middleware>>,
 }
 
-/// Tells whatever runs attempts to stop. Dropping it does not.
+/// Signals everything that runs attempts to stop. Dropping it has no effect.
 #[derive(Clone, Default)]
 pub struct Stop {
     drain: CancellationToken,
@@ -91,12 +90,18 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Claim nothing more, finish what runs.
+    /// Stop claiming, and finish the running attempts.
     pub fn drain(&self) {
         self.drain.cancel();
     }
 
-    /// One that is told all that this one is told, and may be told more.
+    /// Also abort running attempts (with `shutdown`), and give their jobs back.
+    pub fn now(&self) {
+        self.drain.cancel();
+        self.now.cancel();
+    }
+
+    /// A signal that follows this one, and can be given alone.
     pub fn child(&self) -> Self {
         Self {
             drain: self.drain.child_token(),
@@ -104,29 +109,23 @@ impl Stop {
         }
     }
 
-    /// Waits until it is told to stop.
-    pub async fn told(&self) {
+    /// Waits for the signal to stop.
+    pub async fn stopping(&self) {
         self.drain.cancelled().await;
     }
 
-    /// Waits until what runs is to be aborted.
-    pub async fn told_now(&self) {
+    /// Waits for the signal to abort running attempts.
+    pub async fn aborting(&self) {
         self.now.cancelled().await;
     }
 
-    /// True once it was told to stop.
+    /// True after the signal to stop.
     pub fn is_stopping(&self) -> bool {
         self.drain.is_cancelled()
     }
-
-    /// Also abort what runs (with `shutdown`), and give those jobs back.
-    pub fn now(&self) {
-        self.drain.cancel();
-        self.now.cancel();
-    }
 }
 
-/// What the loops of one worker share. Each part belongs to the file that its type is in.
+/// What the loops of one worker share. The file of each field's type uses the field most.
 struct Shared {
     settings: Settings,
     store: Store,
@@ -144,13 +143,13 @@ struct Shared {
     stop: Stop,
 }
 
-/// How many calls of a kind may use a connection at a time, so that claims, settlements and renewals find one free.
+/// Limits how many calls of a kind use a connection at a time, so that claims, settlements and renewals find a free one.
 struct Calls {
-    /// Calls of guests about recorded steps.
+    /// Calls by guests about recorded steps.
     steps: Semaphore,
-    /// Calls of guests about the state of handlers.
+    /// Calls by guests about the state of handlers.
     state: Semaphore,
-    /// Calls that can wait (progress, usage, lines, metrics, partitions): one at a time.
+    /// Calls that can wait (progress, usage, log lines, metrics, maintenance): one at a time.
     patient: Semaphore,
 }
 
@@ -162,30 +161,31 @@ struct Reports {
 }
 
 impl Shared {
-    /// True if the error says that the database no longer knows this worker. The next heartbeat, which is sent now, finds out why.
-    fn doubted(&self, error: &StoreError) -> bool {
-        let doubted = error.is_over() || error.is_superseded();
-        if doubted {
+    /// True if the error says that this worker's incarnation is over. The heartbeat that is then sent at once registers it again, or finds out
+    /// why it cannot.
+    fn is_incarnation_over(&self, error: &StoreError) -> bool {
+        let is_over = error.is_over() || error.is_superseded();
+        if is_over {
             self.presence.heartbeat_now.notify_one();
         }
-        doubted
+        is_over
     }
 }
 
-/// How a worker fares, for who has started it; and what that one wants to know.
+/// State that a worker shares with the code that started it.
 #[derive(Clone, Default)]
 pub struct Health {
-    /// True while the last word from the database was a good one.
+    /// True if the last call to the database succeeded.
     pub database_answers: Arc<AtomicBool>,
-    /// What has become of its attempts so far.
+    /// The outcomes of its attempts so far.
     pub outcomes: Arc<OutcomeCounts>,
-    /// Jobs that it has claimed and whose attempt has not ended. One that is being claimed or settled is not among them.
+    /// The number of claimed jobs whose attempt has not ended, not counting jobs that are just being claimed or settled.
     pub in_hand: Arc<AtomicUsize>,
-    /// Is notified by whoever has asked for the metrics, and wants them to be up to date the next time.
-    pub metrics_asked: Arc<Notify>,
+    /// Notified when the metrics have been read: the worker then updates the database metrics for the next reading.
+    pub metrics_read: Arc<Notify>,
 }
 
-/// Runs a worker until `stop`; returns when everything is settled and unregistered.
+/// Runs a worker until `stop`. Returns when all outcomes are settled and the worker is unregistered.
 pub async fn run(
     settings: Settings,
     parts: Parts,
@@ -242,17 +242,17 @@ pub async fn run(
         stop: stop.clone(),
     });
 
-    let around = TaskTracker::new();
-    let around_stop = CancellationToken::new();
+    let background = TaskTracker::new();
+    let background_stop = CancellationToken::new();
     let spawn = |task: Pin<Box<dyn Future<Output = ()> + Send>>| {
-        let stop = around_stop.clone();
-        around.spawn(async move { stop.run_until_cancelled(task).await });
+        let stop = background_stop.clone();
+        background.spawn(async move { stop.run_until_cancelled(task).await });
     };
     spawn(Box::pin(leases::renew_forever(shared.clone())));
     spawn(Box::pin(reach::report_forever(shared.clone())));
     spawn(Box::pin(reach::hurry_when_stopping(shared.clone())));
     spawn(Box::pin(progress::run_forever(shared.clone())));
-    around.spawn(logs::run_until(shared.clone(), around_stop.clone()));
+    background.spawn(logs::run_until(shared.clone(), background_stop.clone()));
     spawn(Box::pin(usage::run_forever(shared.clone())));
     spawn(Box::pin(slots::give_back_late_claims(shared.clone())));
     spawn(Box::pin(maintenance::run_forever(shared.clone())));
@@ -265,9 +265,9 @@ pub async fn run(
 
     tokio::select! {
         () = claimer::run(&shared) => {}
-        // A host that can settle nothing had better not claim anything.
+        // A host that cannot settle must not claim.
         ended = &mut settler => anyhow::bail!(
-            "the settler has ended before its time ({ended:?}); the jobs are taken over when their leases run out"
+            "the settler ended early ({ended:?}); other workers take over the jobs when their leases run out"
         ),
     }
     events::worker(
@@ -278,33 +278,33 @@ pub async fn run(
     slots::give_back_all(&shared).await;
     shared.attempts.tasks.close();
     wait_for_attempts(&shared).await;
-    // Every attempt has sent its outcome; the settler ends once it has written them all.
+    // Every attempt has sent its outcome. The settler ends once it has written all of them.
     all_sent.cancel();
-    match hurried(&shared.stop.now, &mut settler).await {
+    match before_last_deadline(&shared.stop.now, &mut settler).await {
         Some(ended) => ended.context("the settler has failed")?,
         None => {
             settler.abort();
             warn!(
                 job.ids = ?shared.leases.ids(),
-                "outcomes could not be written before the end; these jobs run again once their leases have ended"
+                "could not write the last outcomes in time; these jobs run again once their leases have run out"
             );
         }
     }
 
-    around_stop.cancel();
-    around.close();
-    around.wait().await;
+    background_stop.cancel();
+    background.close();
+    background.wait().await;
     shared.store.try_now();
     logs::finish(&shared).await;
     if let Some(why) = shared.presence.fatal.get() {
         anyhow::bail!("{why}");
     }
-    match hurried(&shared.stop.now, unregister(&shared)).await {
+    match before_last_deadline(&shared.stop.now, unregister(&shared)).await {
         Some(Ok(())) => {}
         Some(Err(error)) => {
-            warn!(%error, "could not unregister; this worker is listed as dead in 90 s");
+            warn!(%error, "could not unregister; this worker will be listed as dead in 90 s");
         }
-        None => warn!("could not unregister in time; this worker is listed as dead in 90 s"),
+        None => warn!("could not unregister in time; this worker will be listed as dead in 90 s"),
     }
     events::worker(
         "stopped",
@@ -314,8 +314,11 @@ pub async fn run(
     Ok(())
 }
 
-/// The end of this work; none where it takes more than [`LAST_WITHIN`] after the order to stop at once.
-async fn hurried<T>(now: &CancellationToken, work: impl Future<Output = T>) -> Option<T> {
+/// The result of this work. `None` if it is not done [`LAST_WITHIN`] after the order to abort.
+async fn before_last_deadline<T>(
+    now: &CancellationToken,
+    work: impl Future<Output = T>,
+) -> Option<T> {
     tokio::select! {
         done = work => Some(done),
         () = async {
@@ -325,26 +328,27 @@ async fn hurried<T>(now: &CancellationToken, work: impl Future<Output = T>) -> O
     }
 }
 
-/// Unregisters, despite the backoff: otherwise attempts that were lost in an outage count as crashes. During an outage it tries twice.
+/// Unregisters without waiting for the backoff: otherwise attempts that were lost in an outage would count as crashes. During an outage it
+/// tries twice.
 async fn unregister(shared: &Shared) -> Result<(), StoreError> {
     let store = &shared.store;
     store.try_now();
     match store.unregister().await {
         Err(error) if error.is_unreachable() => {
-            // Try again in either case.
+            // Tries again whether or not the database became reachable in time.
             let _ = tokio::time::timeout(UNREGISTER_WITHIN, store.ready()).await;
             store.try_now();
             store.unregister().await
         }
-        said => said,
+        answer => answer,
     }
 }
 
-/// Waits until nothing runs any more, for as long as the settings allow; then aborts the rest.
+/// Waits for the running attempts, for as long as the settings allow; then aborts them.
 async fn wait_for_attempts(shared: &Arc<Shared>) {
     let running = shared.slots.in_hand();
     if running > 0 {
-        info!(running, "finishing what runs");
+        info!(running, "waiting for running attempts");
     }
     tokio::select! {
         () = shared.attempts.tasks.wait() => return,
@@ -353,7 +357,7 @@ async fn wait_for_attempts(shared: &Arc<Shared>) {
     }
     let ids = shared.leases.abort_all(AbortReason::Shutdown);
     if !ids.is_empty() {
-        warn!(job.ids = ?ids, "stopping attempts that have not finished; their jobs are given back");
+        warn!(job.ids = ?ids, "aborting attempts that have not finished; their jobs are given back");
     }
     shared.attempts.tasks.wait().await;
 }

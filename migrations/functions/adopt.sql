@@ -1,11 +1,11 @@
--- rouse.orphans and rouse.adopt: jobs whose worker is gone. A worker reads orphans with what it needs to know about them, decides what
--- becomes of each (host/src/job/loss.rs), and adopts them behind their old fences.
+-- rouse.orphans and rouse.adopt: jobs whose worker is gone. A worker reads orphans with all that it needs to decide what happens to each
+-- (host/src/job/loss.rs), and adopts them behind their old fences.
 
--- How often a job was lost in a crash of its worker: the attempt that is being lost, if `p_worker` has not been heard of since its lease
--- ended, and those that were lost before. A loss is not a crash if the worker survived it: an outage of the server, a freeze or a takeover of
--- the worker id costs the job its attempt, but the job did not kill the worker. A worker that was heard of between the end of the lease and
--- the adoption is known by worker_lived, one that was heard of later by seen_at, and one that has claimed this very job again has
--- survived, too. Served by attempt_job and the primary key of rouse.worker.
+-- How often a job was lost in a crash of its worker. The attempt that is being lost counts if `p_worker` has sent nothing since the lease
+-- ended; earlier lost attempts count as well. A loss is not a crash if the worker survived it: an outage of the server, a freeze or a takeover
+-- of the worker id costs the job its attempt, but the job did not kill the worker. A worker survived if it sent something between the end of
+-- the lease and the adoption (worker_lived), or later (seen_at), or if it claimed this job again later.
+-- Served by attempt_job and the primary key of rouse.worker.
 CREATE OR REPLACE FUNCTION rouse._crashes(p_job bigint, p_worker bigint, p_claimed_at timestamptz, p_lease_until timestamptz) RETURNS bigint
 LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
     WITH had AS (
@@ -20,7 +20,7 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
           WHERE w.incarnation = lost.worker AND (w.seen_at >= lost.at OR w.outlived_at IS NOT NULL OR w.stopped_at IS NOT NULL))
 $$;
 
--- Of these lanes, those that this worker may adopt from: of its login, and not of a paused queue.
+-- Those of the lanes from which this worker may adopt: its login permits them, and their queues are not paused.
 CREATE OR REPLACE FUNCTION rouse._adoptable(p_worker bigint, p_key bytea, p_lanes bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -35,11 +35,11 @@ BEGIN
 END
 $$;
 
--- Lists up to `p_wanted` jobs whose lease has ended, with what decides about them: how many of their attempts were lost before (`lost`),
--- and how many losses were crashes, this one included. `lost_after_ms`: from the claim of the lost attempt to now. They go by priority,
--- then by age, that is by id. That order is made among the 1,000 whose leases ended first (or 4 × p_wanted), which are read without a lock.
+-- Lists up to `p_wanted` jobs whose lease has ended. `lost`: how many of their attempts were lost before. `crashes`: how many losses were
+-- crashes, this one included. `lost_after_ms`: from the claim of the lost attempt to now. The order is by priority, then by age, that is by id.
+-- It applies to the 1,000 jobs whose leases ended first (or 4 × p_wanted), which are read without a lock.
 --
--- `p_since`: only leases that ended at this time or later; null: all. `p_sources`: only jobs of these sources; null: all. Left out are rows
+-- `p_since`: only leases that ended at this time or later; null: all. `p_sources`: only jobs of these sources; null: all. It leaves out rows
 -- that another transaction has locked, jobs of paused queues, and lanes that this worker may not claim from.
 -- Served by job_lease, then by the primary key.
 CREATE OR REPLACE FUNCTION rouse.orphans(
@@ -79,19 +79,19 @@ BEGIN
             ORDER BY CASE WHEN o.lane = ANY (high) THEN 0 WHEN o.lane = ANY (low) THEN 2 ELSE 1 END, o.id) AS o
         CROSS JOIN LATERAL (
             SELECT * FROM rouse.job AS j
-            -- By the lease alone: with `state` in the condition, a plan could read all running jobs for each id.
+            -- Without `state` in the condition: with it, a plan could read all running jobs for each id.
             WHERE j.id = ANY (ARRAY[o.id]) AND j.lease_until < at
             FOR NO KEY UPDATE SKIP LOCKED) AS j
         LIMIT p_wanted) AS o;
 END
 $$;
 
--- Takes over orphans as their worker has decided, in the order given, and returns the ids of those that were taken over. Left out is a job
--- whose fence has changed, whose lease was renewed, which another transaction has locked, which may not be adopted (as in rouse.orphans), or
--- which is to fail for crashes that have turned out not to be crashes: its worker was heard of meanwhile.
+-- Takes over orphans as the calling worker has decided, in the order given, and returns the ids of those that were taken over. It leaves out a
+-- job if its fence has changed, its lease was renewed, another transaction has locked it, it may not be adopted (as in rouse.orphans), or it
+-- was to fail for a crash that turned out not to be one, because its worker has sent something meanwhile.
 --
--- The old attempt is recorded as lost. Like a claim, the call ends with the job with which the claimed rows reach 8 MiB (rouse.job.bytes and
--- 120 bytes each); rouse.claimed reads those.
+-- The old attempt is recorded as lost. Like a claim, the call ends with the job whose row makes the total reach 8 MiB (rouse.job.bytes and 120
+-- bytes each); rouse.claimed reads the claimed jobs.
 CREATE OR REPLACE FUNCTION rouse.adopt(p_worker bigint, p_key bytea, p_fence bigint, p_adoptions rouse.adoption[]) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER ROWS 10
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -117,7 +117,7 @@ BEGIN
         LEFT JOIN rouse.worker AS w ON w.incarnation = ANY (ARRAY[j.worker])
         ORDER BY a.n
     LOOP
-        -- A hint for the old owner, if it is still alive.
+        -- Notifies the old owner, if it is still alive.
         PERFORM rouse._hint('rouse_worker_' || orphan.worker, orphan.id::text);
         why := jsonb_build_object('kind', 'lost', 'message', format(
             'worker %s (incarnation %s) did not renew its lease', coalesce(orphan.worker_id, 'unknown'), orphan.worker),

@@ -1,14 +1,13 @@
--- What ends an attempt: rouse._settle is the one path by which a running job becomes something else (but for adoption, where it stays
--- running and changes its owner). It is fenced: only who knows the random number that the claim drew can settle, and it says which jobs
--- were accepted.
+-- Settlement ends attempts. rouse._settle is the only path by which a running job leaves its state (an adopted job stays running and changes
+-- its owner). It is fenced: the caller has to show the random number of the claim. It returns which jobs were accepted.
 
--- Settles attempts, and returns the ids of those that were accepted. The others had lost their lease: nothing was changed for them.
--- `p_worker`: only jobs that this worker has claimed; null: whoever's.
+-- Settles attempts, and returns the ids of those that were accepted. The others had lost their lease, and nothing was changed for them.
+-- `p_worker`: only jobs that this worker has claimed; null: jobs of any worker.
 --
--- The time of each end is read once its row is locked: a renewal that was waited for came before.
+-- The time of each end is read after its row was locked, so it is later than a renewal that the lock waited for.
 --
--- Served by the primary key of rouse.job. The insert into rouse.finished goes to a partition of today, by what the queue says of its
--- retention (partitions.sql).
+-- Served by the primary key of rouse.job. The insert into rouse.finished goes to a partition of today, chosen by the queue's retention
+-- (partitions.sql).
 CREATE OR REPLACE FUNCTION rouse._settle(p_worker bigint, p_settlements rouse.settlement[]) RETURNS SETOF bigint
 LANGUAGE plpgsql ROWS 100 AS $$
 DECLARE
@@ -46,7 +45,7 @@ BEGIN
         RETURN;
     END IF;
 
-    -- Retries: the attempt is kept, and the job waits for its time without a turn.
+    -- Retries: the attempt is recorded, and the job waits for its time without a turn.
     RETURN QUERY
     WITH back AS (
         UPDATE rouse.job AS j
@@ -69,8 +68,7 @@ BEGIN
     FROM back AS b
     RETURNING a.job;
 
-    -- Claims given back: as if the claim had never been made, but for a record. Each is ready at once, for
-    -- whoever sleeps.
+    -- Released claims: as if the claim had never been made, except for a record. The jobs are ready at once, so sleepers are notified.
     WITH back AS (
         UPDATE rouse.job AS j
         SET state = 'queued', attempt = j.attempt - 1, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL,
@@ -83,19 +81,18 @@ BEGIN
         INSERT INTO rouse.record (at, job, event, attempt, worker, detail)
         SELECT clock_timestamp(), b.id, 'released', b.attempt, b.worker, jsonb_build_object('claimed_at', b.claimed_at) FROM back AS b)
     SELECT array_agg(b.id), array_agg(DISTINCT b.lane) INTO released, lanes FROM back AS b;
-    -- The lock by which commits spare each other the same notification is one for each lane, and the server
-    -- has room for some thousands of locks: for many lanes none is taken.
+    -- Commits avoid duplicate notifications by one lock per lane, and the server has room for only some thousands of locks. So for many lanes
+    -- no lock is taken.
     PERFORM rouse._notify(l.lane, true, CASE WHEN cardinality(lanes) <= 32 THEN at ELSE '-infinity' END)
     FROM unnest(lanes) AS l(lane);
     RETURN QUERY SELECT r.id FROM unnest(released) AS r(id);
 END
 $$;
 
--- rouse._settle for workers, with what each attempt has used: returns the ids that were accepted, and those that are locked.
--- A row that somebody else has locked (a cancellation whose transaction is still open) fails the
--- call after 250 ms; the worker then calls again with p_skip_locked, which leaves such rows out
--- and says so. An id that is not returned at all has lost its lease, or was never this worker's: of
--- that the worker's row keeps count.
+-- rouse._settle for workers, with the usage of each attempt. Returns the ids that were accepted, and those that are locked. A row that another
+-- transaction has locked (a cancellation that is not committed yet) fails the call after 250 ms. The worker then calls again with
+-- p_skip_locked, which skips locked rows and returns them as locked. An id that is not returned has lost its lease, or never belonged to this
+-- worker; the worker's row counts these.
 CREATE OR REPLACE FUNCTION rouse.settle(p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_skip_locked boolean)
 RETURNS TABLE (id bigint, locked boolean)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
@@ -107,7 +104,7 @@ DECLARE
     done bigint[];
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
-    -- One by one only where all of them together are as large as one may be.
+    -- Single sizes are checked only if the total exceeds the limit of one.
     IF pg_column_size(p_settlements) > 67108864 THEN
         PERFORM rouse._check_size('settle', octet_length(one.text), 67108864)
         FROM unnest(p_settlements) AS s CROSS JOIN LATERAL (VALUES (s.result::text), (s.error::text)) AS one(text);
@@ -122,7 +119,7 @@ BEGIN
         SELECT j.id, true FROM unnest(p_settlements) AS s
         JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence
         WHERE NOT s.id = ANY (free);
-        -- The others are locked, or lost.
+        -- The other jobs are locked or lost.
         done := ARRAY(SELECT d.id FROM rouse._settle(p_worker, ARRAY(SELECT s FROM unnest(p_settlements) AS s WHERE s.id = ANY (free))) AS d(id));
     ELSE
         done := ARRAY(SELECT d.id FROM rouse._settle(p_worker, p_settlements) AS d(id));
@@ -138,10 +135,9 @@ BEGIN
 END
 $$;
 
--- Extends leases, by at most a day. Answers for each job: null where it was extended, 'busy' where somebody is
--- changing it at this moment (ask again), else the reason why it is this worker's no more
--- (the words of the abort reasons). Locks nothing that it would have to wait for. Each renewal leaves a
--- record.
+-- Extends leases, by at most a day. The answer for each job is null if its lease was extended, 'busy' if another transaction is changing the
+-- job at this moment (call again), or else the reason why the job no longer belongs to this worker (a word of the abort reasons). It never
+-- waits for a lock. Each renewal leaves a record.
 CREATE OR REPLACE FUNCTION rouse.renew(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_lease_ms bigint[])
 RETURNS TABLE (id bigint, refusal text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -149,7 +145,7 @@ SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at    timestamptz := clock_timestamp();
-    -- In the order of the ids. A lease that ends at exactly this time was extended by this call.
+    -- In the order of p_ids. A lease that ends at exactly this time was extended by this call.
     until timestamptz[] := ARRAY(
         SELECT at + least(greatest(l.ms, 1), 86400000) * interval '1 millisecond'
         FROM unnest(p_lease_ms) WITH ORDINALITY AS l(ms, place) ORDER BY l.place);

@@ -105,12 +105,12 @@ async fn a_host_finds_its_database_at_another_address() {
         .await
         .unwrap();
     host.line(PATIENCE, |line| {
-        line.contains("the database is not reached; trying again")
+        line.contains("the database is unreachable; trying again")
     });
     let after = server(&data_dir, second).await;
     let client = connect(&after.tcp_url("postgres").expect("a server with a port")).await;
     host.line(PATIENCE, |line| {
-        line.contains("the database is reached again")
+        line.contains("the database is reachable again")
     });
     // The attempt continued in the meantime: its lease was good for a minute.
     let job = ended(&client, running).await;
@@ -136,7 +136,7 @@ async fn a_host_answers_invocations_while_its_database_is_away() {
         .await
         .unwrap();
     host.line(PATIENCE, |line| {
-        line.contains("the database is not reached; trying again")
+        line.contains("the database is unreachable; trying again")
     });
     let answer = post(address.parse().unwrap(), "noop", "{\"n\": 7}").await;
     assert_eq!((answer.status, answer.body), (200, json!({"n": 7})));

@@ -202,7 +202,7 @@ async fn a_host_behind_a_pooler_reports_it_polls_and_leaves_no_state_in_shared_s
     let folder = folder("", &["noop.wasm"]);
     let host = Host::spawn(command(&pooler.url, &["serve", "--http", "off"], &folder));
     host.line(PATIENCE, |line| {
-        line.contains("a transaction pooler is in between; set ROUSE_LISTEN_URL")
+        line.contains("which is a transaction pooler; set ROUSE_LISTEN_URL")
     });
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");

@@ -52,12 +52,12 @@ async fn a_settlement_and_a_renewal_share_one_backoff() {
     }
     proxy.goes_away();
     host.line(PATIENCE, |line| {
-        line.contains("the database is not reached")
+        line.contains("the database is unreachable")
     });
     three_waits(&proxy).await;
     proxy.comes_back();
     host.line(PATIENCE, |line| {
-        line.contains("the database is reached again")
+        line.contains("the database is reachable again")
     });
     for id in started {
         let job = ended(&client, id).await;

@@ -296,7 +296,7 @@ impl Host {
         let metrics = self.metrics.clone();
         tokio::spawn(async move { metrics.keep_up().await });
         let health = databases.is_some().then(|| Health {
-            metrics_asked: self.metrics.asked(),
+            metrics_read: self.metrics.asked(),
             ..Health::default()
         });
         let readiness = readiness(health.as_ref(), &self.catalog, &stop);
@@ -338,7 +338,7 @@ impl Host {
                     .context("the worker has failed")?
             }
             _ => {
-                stop.told().await;
+                stop.stopping().await;
                 Ok(())
             }
         };
@@ -422,7 +422,7 @@ async fn wait_for_bound(settings: &worker::Settings, catalog: &Catalog, stop: &S
     };
     tokio::select! {
         _ = catalog.until(are_there) => {}
-        () = stop.told() => {}
+        () = stop.stopping() => {}
     }
 }
 

@@ -130,7 +130,7 @@ impl Invoker {
                 let invoked = tokio::select! {
                     biased;
                     invoked = &mut running => invoked,
-                    () = stop.told_now() => {
+                    () = stop.aborting() => {
                         abort.abort(AbortReason::Shutdown, policy.grace);
                         running.await
                     }
@@ -146,11 +146,11 @@ impl Invoker {
     /// Waits for the stop signal, then for running invocations: up to `patience`, after which they are aborted with
     /// `shutdown` and waited for.
     pub async fn end(&self, patience: Duration) {
-        self.stop.told().await;
+        self.stop.stopping().await;
         self.running.close();
         tokio::select! {
             () = self.running.wait() => return,
-            () = self.stop.told_now() => {}
+            () = self.stop.aborting() => {}
             () = tokio::time::sleep(patience) => self.stop.now(),
         }
         warn!(

@@ -2,29 +2,28 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Why a running attempt has to stop. The same closed list stands in the WIT world
-/// (`rouse:handler/types.abort-reason`).
+/// Why a running attempt has to stop. The WIT world has the same closed list (`rouse:handler/types.abort-reason`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AbortReason {
-    /// The lease ran out and another worker has the job now.
+    /// The lease ran out and another worker has taken over the job.
     TakenByAnotherWorker,
-    /// Someone else settled the job.
+    /// The job has already been settled.
     AlreadyCompleted,
-    /// The job is gone.
+    /// The job does not exist any more.
     NotFound,
-    /// The worker cannot tell any more whether it owns the job.
+    /// The worker no longer knows whether it owns the job.
     Error,
     /// The attempt ran longer than its run timeout.
     TimedOut,
     /// The job was cancelled.
     Cancelled,
-    /// The host is shutting down and its patience has ended.
+    /// The host is shutting down, and the time to finish is over.
     Shutdown,
 }
 
 impl AbortReason {
-    /// The word that stands in logs, errors and SQL.
+    /// The word used in logs, errors and SQL.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::TakenByAnotherWorker => "taken_by_another_worker",
@@ -37,7 +36,7 @@ impl AbortReason {
         }
     }
 
-    /// Reads the word that [`as_str`](Self::as_str) writes; none for any other.
+    /// Parses a word of [`as_str`](Self::as_str). `None` for any other word.
     pub fn parse(word: &str) -> Option<Self> {
         [
             Self::TakenByAnotherWorker,

@@ -1,14 +1,13 @@
-//! How a run in the sandbox ended, before anything is decided about the job.
+//! How a run in the sandbox ended, before the job's outcome is decided.
 
 use std::time::{Duration, SystemTime};
 
 use super::AbortReason;
 
-/// How a run in the sandbox ended. A fact, not a decision: [`decide`](super::decide) makes an
-/// [`Outcome`](super::Outcome) of it.
+/// How a run in the sandbox ended. This is a fact; [`decide`](super::decide) turns it into an [`Outcome`](super::Outcome).
 #[derive(Debug, Clone, PartialEq)]
 pub enum RunEnd {
-    /// The handler returned; these bytes are UTF-8 JSON, not yet checked.
+    /// The handler returned these bytes: supposedly UTF-8 JSON, not checked yet.
     Returned(Vec<u8>),
     /// The handler returned an error of its own.
     Failed(Failure),
@@ -23,11 +22,11 @@ pub enum RunEnd {
     },
     /// WebAssembly trapped (unreachable, out of bounds …).
     Trapped {
-        /// What wasmtime says of it.
+        /// Wasmtime's message.
         message: String,
         /// One frame a line, innermost first.
         backtrace: Vec<String>,
-        /// The last lines that it wrote to standard error: there, most languages say why.
+        /// The last lines that the guest wrote to standard error: most languages print the reason there.
         stderr: Vec<String>,
     },
     /// Calls went deeper than the stack.
@@ -35,21 +34,21 @@ pub enum RunEnd {
         /// One frame a line, innermost first.
         backtrace: Vec<String>,
     },
-    /// The guest did something that it is not granted, and did not get over it.
+    /// The guest used something that it is not granted, and failed afterwards.
     Denied {
-        /// What was denied, with what the operator can do about it.
+        /// What was denied, and how the operator can grant it.
         denial: String,
-        /// How it ended then.
+        /// How the run ended then.
         then: Box<Self>,
     },
-    /// The guest asked for more memory than its limit, and stopped because of it.
+    /// The guest requested more memory than its limit, and stopped because of that.
     OutOfMemory {
-        /// The limit that it ran into, bytes.
+        /// The limit, bytes.
         limit_bytes: usize,
     },
-    /// The guest computed for longer than it may, and was stopped.
+    /// The guest used more CPU time than its limit, and was stopped.
     OutOfCpu {
-        /// How much CPU time it may use.
+        /// The limit.
         limit: Duration,
     },
     /// The result is larger than the operator allows.
@@ -59,36 +58,35 @@ pub enum RunEnd {
         /// The limit, bytes.
         limit_bytes: usize,
     },
-    /// The payload does not fit what the handler takes, and there was no guest.
+    /// The payload does not match the handler's schema. No guest was started.
     PayloadRefused(String),
-    /// The handler returned something that does not fit what it says of its results.
+    /// The result does not match the handler's schema.
     ResultRefused(String),
-    /// The attempt was told to stop and did, or was stopped; or it had to stop before it started.
+    /// The attempt was aborted: it stopped after the signal, was stopped, or was aborted before it started.
     Aborted(AbortReason),
-    /// It never started: no slot came free in time, or its claim is too old.
+    /// The attempt never started: no slot became free in time, or its claim is too old.
     NotStarted,
-    /// It never started: the handler that has to run it is not here, be it the job's own or the one that the operator bound
-    /// to its source.
+    /// The attempt never started: this host does not have the handler that the job names, or that the operator bound to its source.
     NoHandler,
-    /// It never started: this host does not understand what the job leaves of its grants.
+    /// The attempt never started: this host does not understand the attenuation of the job's grants.
     GrantsRefused(String),
     /// The host could not run the handler at all (no instance, a missing import …).
     Unrunnable(String),
 }
 
-/// An error in the handler's own words.
+/// An error that the handler returned.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
-    /// A short class, for instance `smtp-timeout`.
+    /// A short class, such as `smtp-timeout`.
     pub kind: String,
     /// What went wrong.
     pub message: String,
-    /// Anything else worth keeping: UTF-8 JSON, not yet checked.
+    /// Any details: supposedly UTF-8 JSON, not checked yet.
     pub details: Option<Vec<u8>>,
-    /// True: do not try again.
+    /// True if the job must not be tried again.
     pub permanent: bool,
-    /// Try again after this long, instead of the handler's own backoff.
+    /// The wait before the next attempt, instead of the handler's backoff.
     pub retry_after: Option<Duration>,
-    /// Try again then, by the database's clock, instead of either.
+    /// The time of the next attempt, by the database's clock. It overrides `retry_after` and the backoff.
     pub retry_at: Option<SystemTime>,
 }

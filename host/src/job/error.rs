@@ -5,13 +5,13 @@ use serde_json::Value;
 
 use crate::harmless::{line, lines};
 
-/// Why an attempt did not succeed, as it is stored with the attempt and shown to people. All of it but the details, which are data
-/// for programs, is text without anything that a terminal would obey; a message may have several lines.
+/// Why an attempt did not succeed, as it is stored with the attempt and shown to people. The details are data for programs. All other text
+/// is free of terminal control sequences. A message may have several lines.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AttemptError {
     /// The class.
     pub kind: ErrorKind,
-    /// For [`ErrorKind::GuestError`], the handler's own class.
+    /// For [`ErrorKind::GuestError`], the class that the handler gave.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_kind: Option<String>,
     /// What went wrong, for people.
@@ -25,10 +25,10 @@ pub struct AttemptError {
     /// For [`ErrorKind::Trap`], the last lines that the handler wrote to standard error.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stderr: Vec<String>,
-    /// The handler's own details.
+    /// The details that the handler gave.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<Value>,
-    /// How many attempts there may be in all, lost ones not counted; none where nobody counts them.
+    /// The maximum number of attempts, not counting lost ones. `None` if attempts are not counted, as for an invocation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_attempts: Option<u32>,
 }
@@ -45,17 +45,17 @@ pub enum ErrorKind {
     Trap,
     /// Calls went deeper than the stack.
     StackOverflow,
-    /// The handler did something that it is not granted.
+    /// The handler used something that it is not granted.
     Denied,
-    /// The handler ran into its memory limit.
+    /// The handler reached its memory limit.
     OutOfMemory,
-    /// The handler computed for too long.
+    /// The handler used more CPU time than its limit.
     OutOfCpu,
     /// The result is too large.
     OutputTooLarge,
-    /// The payload does not fit the handler's schema.
+    /// The payload does not match the handler's schema.
     InvalidPayload,
-    /// The result is no JSON, JSON that Postgres cannot store, or does not fit the handler's schema.
+    /// The result is not JSON, is JSON that Postgres cannot store, or does not match the handler's schema.
     InvalidResult,
     /// The attempt ran longer than its run timeout.
     TimedOut,
@@ -64,7 +64,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The word under which it is stored and counted.
+    /// The word used in stored errors and in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::GuestError => "guest_error",
@@ -104,13 +104,13 @@ impl AttemptError {
         self
     }
 
-    /// As it is stored.
+    /// The error as it is stored.
     pub fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("an AttemptError has only strings for keys")
+        serde_json::to_string(self).expect("all keys of an AttemptError are strings")
     }
 }
 
-/// The handler's own details as Postgres can store them: NUL characters are replaced. `None` if they are not JSON.
+/// The handler's details in a form that Postgres can store: NUL characters are replaced. `None` if they are not JSON.
 pub(super) fn details_from(bytes: &[u8]) -> Option<Value> {
     serde_json::from_slice(bytes).ok().map(without_nul)
 }
@@ -127,7 +127,7 @@ fn without_nul(value: Value) -> Value {
     }
 }
 
-/// Postgres text cannot hold NUL; the replacement character shows where one was.
+/// Replaces NUL, which Postgres text cannot hold, by the replacement character.
 fn clean(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }

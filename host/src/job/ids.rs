@@ -1,4 +1,4 @@
-//! Numbers that must not be swapped.
+//! Newtypes for numbers that must not be mixed up.
 
 use std::fmt;
 
@@ -17,23 +17,23 @@ macro_rules! number {
 }
 
 number! {
-    /// A job's id: given at enqueue, kept for ever.
+    /// A job's id. It is assigned at enqueue and never changes.
     JobId(i64)
 }
 number! {
-    /// Which attempt at a job: 1 for the first.
+    /// The number of an attempt at a job; 1 for the first.
     Attempt(i32)
 }
 number! {
-    /// A random 64-bit number drawn for each claim. Only who knows it can settle the job; it is
-    /// never a sequence, because a server crash can hand the same sequence value out twice.
+    /// A random 64-bit number drawn for each claim. Settling the job requires it. It does not come from a sequence, because a server crash
+    /// can make a sequence return the same value twice.
     Fence(i64)
 }
 number! {
-    /// One life of a worker: a new number each time that a host starts.
+    /// One registration of a worker id: a new number each time that a host starts.
     Incarnation(i64)
 }
 number! {
-    /// A lane: the jobs of one (queue, handler, priority class, required tags).
+    /// A lane's id. A lane has the jobs of one (queue, handler, priority, required tags).
     LaneId(i64)
 }

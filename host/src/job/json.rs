@@ -1,5 +1,5 @@
-//! JSON that passes through the host as text.
+//! JSON that passes through the host unparsed.
 
-/// The text of a JSON value. Payloads and results pass through the host without being parsed.
+/// The text of a JSON value. The host does not parse payloads and results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JsonText(pub String);

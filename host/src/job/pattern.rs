@@ -1,13 +1,13 @@
-//! Names of handlers, and patterns of names.
+//! Handler names, and patterns that cover several of them.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// True when the pattern is this handler's name, or one of a family that it belongs to: `image.*`
-/// is every handler whose name starts with `image.`, and `*` is every handler.
+/// True if the pattern is this handler's name or covers it: `image.*` covers every handler whose name starts with `image.`, and `*` covers
+/// every handler.
 pub fn pattern_covers(pattern: &str, handler: &str) -> bool {
     match pattern.strip_suffix('*') {
-        // `image.*` is for `image.thumbnail`, not for `image.` and not for `imagery.x`.
+        // `image.*` covers `image.thumbnail`, but neither `image.` nor `imagery.x`.
         Some(prefix) if prefix.is_empty() || prefix.ends_with('.') => {
             handler.len() > prefix.len() && handler.starts_with(prefix)
         }
@@ -15,8 +15,8 @@ pub fn pattern_covers(pattern: &str, handler: &str) -> bool {
     }
 }
 
-/// What stands for this handler, from the narrowest of the patterns to the widest: its own name before a pattern, the
-/// longer pattern before the shorter. For a pattern instead of a name: what stands for every handler of it.
+/// The entries that apply to this handler, the most specific first: its exact name before a pattern, a longer pattern before a shorter one.
+/// Given a pattern instead of a name, returns the entries that apply to every handler that the pattern covers.
 pub fn narrowest_first<'a, T>(
     patterns: &'a BTreeMap<String, T>,
     handler: &str,
@@ -30,13 +30,13 @@ pub fn narrowest_first<'a, T>(
     fitting
 }
 
-/// What stands for this handler under the narrowest of the patterns.
+/// The most specific entry that applies to this handler.
 pub fn narrowest<'a, T>(patterns: &'a BTreeMap<String, T>, handler: &str) -> Option<&'a T> {
     let (_, value) = narrowest_first(patterns, handler).into_iter().next()?;
     Some(value)
 }
 
-/// True for a handler's name, and for a pattern of names.
+/// True for a handler's name and for a pattern of names.
 pub fn is_pattern(text: &str) -> bool {
     let words = match text.strip_suffix('*') {
         Some("") => return true,
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_stands_before_its_patterns_and_the_longer_pattern_before_the_shorter() {
+    fn the_exact_name_precedes_patterns_and_a_longer_pattern_precedes_a_shorter_one() {
         let patterns = ["*", "a.*", "a.b", "a.b.*", "a.b.c", "z"];
         let patterns = patterns.map(|pattern| (pattern.to_owned(), ()));
         let order = |handler: &str| -> Vec<String> {
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_families_are_patterns_and_nothing_else_is() {
+    fn only_names_and_trailing_wildcards_are_patterns() {
         for good in ["*", "image.*", "a.b.*", "email.send", "x", "test.read-file"] {
             assert!(is_pattern(good), "{good}");
         }

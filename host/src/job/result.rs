@@ -1,19 +1,19 @@
-//! Checks what a handler returned, before it is sent to Postgres.
+//! Checks a handler's result before it is sent to Postgres.
 
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::JsonText;
 
-/// The largest power of ten in a result. `jsonb` keeps numbers exactly and prints them without an exponent: a few bytes of
-/// `1e131071` become 128 KiB each time that somebody reads them.
+/// The largest power of ten in a result. `jsonb` stores numbers exactly and prints them without an exponent: `1e131071`, a few bytes,
+/// becomes 128 KiB each time it is read.
 const EXPONENT_MAX: u32 = 400;
 
-/// The result as JSON that `jsonb` can hold. Postgres refuses `\u0000` in text, and would otherwise refuse the whole batch of
-/// settlements because of one such result.
+/// The result as JSON that `jsonb` can hold. Postgres refuses `\u0000` in text; without this check, one such result would make it refuse a
+/// whole batch of settlements.
 ///
 /// # Errors
-/// What is wrong with it, for people.
+/// What is wrong with the result, as a message for people.
 pub(super) fn result_from(bytes: Vec<u8>) -> Result<JsonText, String> {
     let text =
         String::from_utf8(bytes).map_err(|error| format!("the result is not UTF-8: {error}"))?;
@@ -24,7 +24,7 @@ pub(super) fn result_from(bytes: Vec<u8>) -> Result<JsonText, String> {
             "the result has a number with the exponent {exponent}, which Postgres would write out in full; the maximum is {EXPONENT_MAX}"
         ));
     }
-    // Only an escape can bring a NUL or a lone surrogate into a string. Results without escapes, the usual case, are not parsed further.
+    // Only an escape can put a NUL or a lone surrogate into a string. Results without escapes, the usual case, are not parsed further.
     if text.contains("\\u") {
         let value: Value = serde_json::from_str(&text)
             .map_err(|error| format!("the result has a string that is not Unicode: {error}"))?;
@@ -38,7 +38,7 @@ pub(super) fn result_from(bytes: Vec<u8>) -> Result<JsonText, String> {
     Ok(JsonText(text))
 }
 
-/// The first exponent beyond the limit in this JSON text.
+/// The first exponent in this JSON text that exceeds the limit.
 fn huge_exponent(text: &str) -> Option<&str> {
     let bytes = text.as_bytes();
     let (mut at, mut in_string) = (0, false);
@@ -46,7 +46,7 @@ fn huge_exponent(text: &str) -> Option<&str> {
         match byte {
             b'\\' if in_string => at += 1,
             b'"' => in_string = !in_string,
-            // Outside of strings, a digit before an e means a number.
+            // Outside strings, an e after a digit is part of a number.
             b'e' | b'E' if !in_string && at > 0 && bytes[at - 1].is_ascii_digit() => {
                 let rest = text[at + 1..].trim_start_matches(['+', '-']);
                 let end = rest.find(|c: char| !c.is_ascii_digit());

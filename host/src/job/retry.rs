@@ -5,18 +5,18 @@ use std::time::{Duration, SystemTime};
 /// The next attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Again {
-    /// When, at the earliest.
+    /// The earliest time.
     pub at: RetryAt,
-    /// What it may use instead of what this one could, bytes; none: the same.
+    /// Its memory limit, bytes. `None` means the same as before.
     pub memory_bytes: Option<u64>,
 }
 
 /// When a job is tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryAt {
-    /// So long after the settlement.
+    /// This long after the settlement.
     After(Duration),
-    /// Then, by the database's clock.
+    /// At this time, by the database's clock.
     Time(SystemTime),
 }
 
@@ -29,25 +29,25 @@ impl From<Duration> for Again {
     }
 }
 
-/// Exponential backoff: `initial × multiplier^(attempt − 1)`, capped at `max`, with jitter
-///, which stays below the cap. Each handler declares its own in its manifest; the operator may override it.
+/// Exponential backoff: `initial × multiplier^(attempt − 1)` with jitter, at most `max`. Each handler declares its own in its manifest; the
+/// operator may override it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RetryPolicy {
-    /// Attempts in all, the first included. Lost attempts do not count.
+    /// The maximum number of attempts, including the first. Lost attempts do not count.
     pub max_attempts: u32,
     /// The wait after the first failed attempt.
     pub initial: Duration,
-    /// By how much each further wait is longer.
+    /// The factor by which each further wait is longer.
     pub multiplier: f64,
-    /// The longest wait, with jitter.
+    /// The longest wait, including jitter.
     pub max: Duration,
-    /// Share of the wait that is random, 0 to 1: 0.2 gives 80 % to 120 % of it. Near the cap the wait is made so much shorter that
-    /// the longest is `max`: waits at the cap are spread too.
+    /// The random share of the wait, 0 to 1: 0.2 gives 80 % to 120 % of it. Near the cap the wait is shortened so that the longest is
+    /// `max`: jitter spreads waits at the cap, too.
     pub jitter: f64,
 }
 
 impl Default for RetryPolicy {
-    /// 10 s × 2 up to 5 minutes, ±20 %, 5 attempts in all.
+    /// 10 s, doubled up to 5 minutes, ±20 %, 5 attempts.
     fn default() -> Self {
         Self {
             max_attempts: 5,
@@ -60,8 +60,7 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The wait after the `failed`-th failed attempt (1 for the first). `random` is uniform in
-    /// `0.0..1.0`.
+    /// The wait after this many failed attempts (1 after the first). `random` is uniform in `0.0..1.0`.
     pub fn delay(&self, failed: u32, random: f64) -> Duration {
         let exponent = i32::try_from(failed.saturating_sub(1)).unwrap_or(i32::MAX);
         let wanted = self.initial.as_secs_f64() * self.multiplier.powi(exponent);

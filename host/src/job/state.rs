@@ -1,4 +1,4 @@
-//! The states of a job and their legal moves.
+//! The states of a job and their legal transitions.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Waits for its turn, or for its time.
+    /// Waits for a worker or for its time.
     Queued,
     /// Claimed by a worker.
     Running,
@@ -19,12 +19,12 @@ pub enum State {
     Failed,
     /// Its last attempt ran longer than its run timeout.
     TimedOut,
-    /// Somebody cancelled it.
+    /// It was cancelled.
     Cancelled,
 }
 
 impl State {
-    /// The word that stands in SQL, logs and listings.
+    /// The word used in SQL, logs and listings.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -45,7 +45,7 @@ impl State {
     }
 }
 
-/// A job's priority class. Ordered: high comes first.
+/// A job's priority. Ordered: high comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
@@ -58,7 +58,7 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// The word that stands in SQL, logs and listings.
+    /// The word used in SQL, logs and listings.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::High => "high",
@@ -67,7 +67,7 @@ impl Priority {
         }
     }
 
-    /// Reads the word that [`as_str`](Self::as_str) writes; none for any other.
+    /// Parses a word of [`as_str`](Self::as_str). `None` for any other word.
     pub fn parse(word: &str) -> Option<Self> {
         [Self::High, Self::Normal, Self::Low]
             .into_iter()

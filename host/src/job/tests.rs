@@ -1,4 +1,4 @@
-//! The rules of jobs, over many values.
+//! Property tests and examples for the decisions about jobs.
 
 use std::time::{Duration, SystemTime};
 
@@ -75,7 +75,7 @@ fn simple_ends() -> impl Strategy<Value = RunEnd> {
 
 proptest! {
     #[test]
-    fn no_job_is_tried_more_often_than_it_may(
+    fn a_job_is_never_tried_more_often_than_its_maximum(
         end in ends(), failed in 1_u32..20, max in 1_u32..20, random in 0.0..1.0,
     ) {
         let outcome = decide(end, tries(failed, max), &RetryPolicy::default(), random);
@@ -87,13 +87,13 @@ proptest! {
     }
 
     #[test]
-    fn no_text_of_a_guest_brings_a_nul_into_the_database(end in ends(), failed in 1_u32..3) {
+    fn text_of_a_guest_never_puts_a_nul_into_the_database(end in ends(), failed in 1_u32..3) {
         let outcome = decide(end, tries(failed, 2), &RetryPolicy::default(), 0.5);
         let Some(error) = outcome.as_ref().ok().and_then(Outcome::error) else {
             return Err(TestCaseError::fail("none of these succeeds"));
         };
         let text = serde_json::to_string(error).expect("it can be written");
-        // An escaped backslash before it makes it plain text.
+        // After an escaped backslash it is plain text.
         prop_assert!(!text.replace("\\\\", "").contains("\\u0000"), "{}", text);
     }
 
@@ -118,7 +118,7 @@ proptest! {
         let middle = this.as_secs_f64().min(policy.max.as_secs_f64() / (1.0 + jitter));
         let (low, high) = (middle * (1.0 - jitter), middle * (1.0 + jitter));
         prop_assert!(delay >= low - 1e-6 && delay <= high + 1e-6);
-        // At the cap, too, waits differ.
+        // Jitter spreads the waits at the cap, too.
         let span = policy.delay(failed, 1.0).as_secs_f64() - policy.delay(failed, 0.0).as_secs_f64();
         prop_assert!((span - 2.0 * middle * jitter).abs() < 1e-6);
     }
@@ -136,7 +136,7 @@ proptest! {
 }
 
 #[test]
-fn a_number_that_postgres_would_write_out_in_full_is_no_result() {
+fn a_result_with_a_number_that_postgres_would_write_out_in_full_is_refused() {
     let left = tries(1, 1);
     let outcome = |json: &str| {
         let end = RunEnd::Returned(json.as_bytes().to_vec());
@@ -163,7 +163,7 @@ fn the_default_backoff_is_ten_seconds_doubled_up_to_five_minutes() {
     let waits: Vec<u64> = (1..=7)
         .map(|failed| policy.delay(failed, 0.5).as_secs())
         .collect();
-    // Around the cap, with jitter, no wait is longer than it.
+    // 250 s plus 20 % jitter is the cap.
     assert_eq!(waits, [10, 20, 40, 80, 160, 250, 250]);
     assert_eq!(policy.delay(9, 1.0), Duration::from_secs(300));
     assert_eq!(policy.max_attempts, 5);
@@ -192,10 +192,10 @@ fn a_permanent_error_is_never_retried_and_retry_after_is_obeyed() {
 }
 
 #[test]
-fn an_error_may_name_the_time_of_the_next_attempt() {
+fn an_error_may_set_the_time_of_the_next_attempt() {
     let at = SystemTime::UNIX_EPOCH + Duration::from_secs(4_000_000_000);
     let RunEnd::Failed(mut failure) = failure(false, Some(Duration::from_secs(1))) else {
-        unreachable!("it is one");
+        unreachable!("failure() returns RunEnd::Failed");
     };
     failure.retry_at = Some(at);
     let end = RunEnd::Failed(failure);
@@ -204,7 +204,7 @@ fn an_error_may_name_the_time_of_the_next_attempt() {
 }
 
 #[test]
-fn out_of_memory_is_tried_once_more_and_only_with_more() {
+fn out_of_memory_is_retried_once_and_only_with_more_memory() {
     let decide = |more_memory_bytes, max| {
         let tries = Tries {
             more_memory_bytes,
@@ -227,7 +227,7 @@ fn out_of_memory_is_tried_once_more_and_only_with_more() {
 }
 
 #[test]
-fn memory_is_told_as_it_is_set() {
+fn memory_limits_are_printed_in_the_unit_of_the_setting() {
     let tries = Tries {
         more_memory_bytes: Some(128 << 20),
         ..tries(1, 2)
@@ -260,7 +260,7 @@ fn a_result_that_is_too_large_names_the_setting() {
 }
 
 #[test]
-fn an_error_has_nothing_that_a_terminal_would_obey_and_keeps_its_lines() {
+fn control_characters_are_escaped_in_errors_and_line_breaks_of_messages_are_kept() {
     let nasty = "one\ntwo\u{1b}[2J\u{9b}\u{202e}\0";
     let shown = "two\\u{1b}[2J\\u{9b}\\u{202e}\\u{0}";
     let end = RunEnd::Panicked {
@@ -290,12 +290,12 @@ fn an_error_has_nothing_that_a_terminal_would_obey_and_keeps_its_lines() {
 }
 
 #[test]
-fn a_limit_that_the_job_has_set_is_named_as_its_own_and_any_other_as_the_operators() {
-    let said = |end: RunEnd, own| {
+fn errors_attribute_a_limit_to_the_job_that_set_it_and_any_other_limit_to_the_operator() {
+    let message = |end: RunEnd, own| {
         let tries = Tries { own, ..tries(9, 9) };
         match decide(end, tries, &RetryPolicy::default(), 0.0) {
             Ok(Outcome::Failed(error) | Outcome::TimedOut(error)) => error.message,
-            outcome => panic!("an end, not {outcome:?}"),
+            outcome => panic!("expected a failed job, got {outcome:?}"),
         }
     };
     let none = OwnLimits::default();
@@ -314,15 +314,15 @@ fn a_limit_that_the_job_has_set_is_named_as_its_own_and_any_other_as_the_operato
         (RunEnd::OutOfCpu { limit }, cpu, "cpu"),
         (RunEnd::Aborted(AbortReason::TimedOut), timeout, "timeout"),
     ] {
-        let by_job = said(end.clone(), own);
+        let by_job = message(end.clone(), own);
         assert!(by_job.contains("the grants of this job leave"), "{by_job}");
         assert!(by_job.contains(&format!("under \"{key}\"")), "{by_job}");
         assert!(!by_job.contains("rouse.toml"), "{by_job}");
-        for others in [none, memory, cpu, timeout]
+        for other in [none, memory, cpu, timeout]
             .into_iter()
-            .filter(|it| *it != own)
+            .filter(|other| *other != own)
         {
-            let by_operator = said(end.clone(), others);
+            let by_operator = message(end.clone(), other);
             assert!(by_operator.contains("rouse.toml"), "{by_operator}");
             assert!(!by_operator.contains("this job"), "{by_operator}");
         }
@@ -330,7 +330,7 @@ fn a_limit_that_the_job_has_set_is_named_as_its_own_and_any_other_as_the_operato
 }
 
 #[test]
-fn what_is_denied_is_never_retried_and_keeps_what_the_handler_said() {
+fn a_denied_attempt_is_never_retried_and_keeps_the_handlers_own_message() {
     let end = RunEnd::Denied {
         denial: "no sockets".into(),
         then: Box::new(failure(false, Some(Duration::from_secs(1)))),
@@ -344,9 +344,9 @@ fn what_is_denied_is_never_retried_and_keeps_what_the_handler_said() {
 }
 
 #[test]
-fn a_denial_that_the_handler_repeats_is_said_once() {
+fn a_denial_that_the_handler_repeats_appears_once() {
     let denial = "it asked for a secret; this would allow it:\nsign = true";
-    for (said, message) in [
+    for (guest_message, message) in [
         (
             "it asked for a secret; this would allow it:",
             denial.to_owned(),
@@ -358,22 +358,22 @@ fn a_denial_that_the_handler_repeats_is_said_once() {
         ("no mail", format!("{denial}\n\nthen: no mail")),
     ] {
         let RunEnd::Failed(mut then) = failure(true, None) else {
-            unreachable!("it is one");
+            unreachable!("failure() returns RunEnd::Failed");
         };
-        then.message = said.into();
+        then.message = guest_message.into();
         let end = RunEnd::Denied {
             denial: denial.into(),
             then: Box::new(RunEnd::Failed(then)),
         };
         match decide(end, tries(1, 9), &RetryPolicy::default(), 0.0) {
             Ok(Outcome::Failed(error)) => assert_eq!(error.message, message),
-            outcome => panic!("an end, not {outcome:?}"),
+            outcome => panic!("expected a failed job, got {outcome:?}"),
         }
     }
 }
 
 #[test]
-fn a_payload_that_does_not_fit_is_never_retried_and_a_result_is() {
+fn an_invalid_payload_is_never_retried_and_an_invalid_result_is() {
     let decide = |end| decide(end, tries(1, 9), &RetryPolicy::default(), 0.0);
     let outcome = decide(RunEnd::PayloadRefused("at /a".into()));
     assert!(
@@ -386,14 +386,14 @@ fn a_payload_that_does_not_fit_is_never_retried_and_a_result_is() {
 }
 
 #[test]
-fn the_last_time_out_ends_the_job_as_timed_out() {
+fn the_last_timeout_ends_the_job_as_timed_out() {
     let end = RunEnd::Aborted(AbortReason::TimedOut);
     let outcome = decide(end, tries(3, 3), &RetryPolicy::default(), 0.0);
     assert!(matches!(outcome, Ok(Outcome::TimedOut(_))));
 }
 
 #[test]
-fn nothing_is_said_about_a_job_whose_lease_is_lost_and_a_shutdown_gives_it_back() {
+fn a_lost_lease_drops_the_outcome_and_a_shutdown_releases_the_job() {
     let left = tries(1, 1);
     let outcome = |reason| decide(RunEnd::Aborted(reason), left, &RetryPolicy::default(), 0.0);
     for reason in [
@@ -409,8 +409,7 @@ fn nothing_is_said_about_a_job_whose_lease_is_lost_and_a_shutdown_gives_it_back(
 }
 
 #[test]
-fn an_attempt_that_never_started_does_not_count_and_one_whose_grants_are_not_understood_is_the_last()
- {
+fn an_attempt_that_never_started_does_not_count_and_unknown_grants_fail_the_job() {
     let outcome = |end| decide(end, tries(3, 3), &RetryPolicy::default(), 0.0);
     for end in [RunEnd::NotStarted, RunEnd::NoHandler] {
         assert!(outcome(end) == Ok(Outcome::Released));
@@ -424,7 +423,7 @@ fn an_attempt_that_never_started_does_not_count_and_one_whose_grants_are_not_und
 }
 
 #[test]
-fn every_word_of_an_abort_reason_reads_back() {
+fn every_abort_reason_parses_from_its_own_word() {
     for reason in [
         "taken_by_another_worker",
         "already_completed",
@@ -443,7 +442,7 @@ fn every_word_of_an_abort_reason_reads_back() {
 }
 
 #[test]
-fn an_error_is_counted_under_the_word_that_is_stored() {
+fn error_kinds_have_the_same_word_in_metrics_and_in_stored_errors() {
     use ErrorKind::*;
     for kind in [
         GuestError,

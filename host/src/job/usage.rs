@@ -1,15 +1,15 @@
-//! What an attempt has used.
+//! The resources that an attempt has used.
 
 use std::time::Duration;
 
-/// What an attempt has used.
+/// The resources that an attempt has used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// CPU time of the guest, instantiation and host calls included.
+    /// CPU time of the guest, including instantiation and host calls.
     pub cpu: Duration,
-    /// The most memory that the guest had, bytes; that of earlier jobs included, where its instance has served any.
+    /// The peak memory of the guest, bytes. If its instance has served other jobs before, their memory is included.
     pub memory_bytes_peak: u64,
-    /// Calls of what Rouse offers, of files and of the network. Clocks, random numbers and waiting are not counted.
+    /// Calls to Rouse's own interfaces, to files and to the network. Clocks, random numbers and waiting are not counted.
     pub host_calls: u32,
     /// Received over the network.
     pub bytes_in: u64,

@@ -1,4 +1,4 @@
-//! Takes over jobs whose worker is gone. The caller decides what becomes of each ([`after_loss`](crate::job::after_loss)).
+//! Takes over jobs whose worker is gone. The caller decides what happens to each ([`after_loss`](crate::job::after_loss)).
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
@@ -28,12 +28,12 @@ pub struct Orphan {
     pub after: Duration,
 }
 
-/// What becomes of an orphan.
+/// The decision about an orphan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Adoption {
     /// The orphan.
     pub orphan: Orphan,
-    /// What becomes of it.
+    /// What happens to it.
     pub next: AfterLoss,
     /// The lease if it is claimed, unless the job has its own.
     pub lease: Duration,
@@ -88,7 +88,7 @@ impl Store {
         Ok(rows.iter().map(orphan).collect())
     }
 
-    /// Takes over orphans. Those that are claimed get this fence.
+    /// Takes over orphans. The jobs that are claimed get this fence.
     pub async fn adopt(&self, fence: Fence, adoptions: &[Adoption]) -> Result<Adopted, StoreError> {
         if adoptions.is_empty() {
             return Ok(Adopted::default());
@@ -111,7 +111,8 @@ impl Store {
             .iter()
             .filter(|adoption| adopted.contains(&adoption.orphan.id.0))
             .partition(|adoption| adoption.next == AfterLoss::Claim);
-        let ids: Vec<i64> = claimed.iter().map(|one| one.orphan.id.0).collect();
+        let ids = claimed.iter().map(|adoption| adoption.orphan.id.0);
+        let ids: Vec<i64> = ids.collect();
         let mut claimed = self.claimed(fence, &ids).await?;
         for job in &mut claimed {
             job.ready_at = None;
@@ -120,7 +121,7 @@ impl Store {
     }
 }
 
-/// As `rouse.adopt` takes it.
+/// The record that `rouse.adopt` takes.
 #[derive(Debug, ToSql)]
 #[postgres(name = "adoption")]
 struct AdoptionRecord {

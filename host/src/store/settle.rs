@@ -10,27 +10,27 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError, count, micros, millis};
 use crate::job::{AttemptError, Fence, JobId, JsonText, Outcome, RetryAt, State, Usage};
 
-/// The end of one attempt, as the database takes it.
+/// The end of one attempt, as it is written to the database.
 #[derive(Debug, Clone)]
 pub struct Settlement {
     /// The job.
     pub id: JobId,
-    /// The number that its claim drew.
+    /// The fence of its claim.
     pub fence: Fence,
-    /// From the claim to the real start. `None` if the attempt never started.
+    /// From the claim to the actual start. `None` if the attempt never started.
     pub started_after: Option<Duration>,
-    /// What the attempt used, and the SHA-256 of the module. `None` if nothing ran.
+    /// The usage of the attempt, and the module. `None` if no guest ran.
     pub ran: Option<Ran>,
-    /// The handler that ran, if it is not the one that the job names.
+    /// The handler that ran, if the job names another one.
     pub handler: Option<String>,
-    /// What becomes of the job.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
-/// What ran, and what it has used.
+/// The guest that ran.
 #[derive(Debug, Clone, Copy)]
 pub struct Ran {
-    /// What it has used.
+    /// The resources that it used.
     pub usage: Usage,
     /// The SHA-256 of the module's file.
     pub digest: [u8; 32],
@@ -55,7 +55,7 @@ pub struct Settled {
 }
 
 impl Store {
-    /// Settles a batch in one statement and one commit. All or nothing: an error has settled none.
+    /// Settles a batch in one statement and one commit. It is atomic: after an error, no job is settled.
     pub async fn settle<S: Borrow<Settlement>>(
         &self,
         batch: &[S],
@@ -63,7 +63,7 @@ impl Store {
     ) -> Result<Settled, StoreError> {
         let (me, lists) = (self.me()?, self.lists().await?);
         let batch: Vec<SettlementRecord<'_>> =
-            batch.iter().map(|one| one.borrow().into()).collect();
+            batch.iter().map(|item| item.borrow().into()).collect();
         let rows = self
             .query_with_records(
                 include_str!("settle.sql"),
@@ -88,7 +88,7 @@ impl Store {
     }
 }
 
-/// As `rouse.settle` takes it.
+/// The record that `rouse.settle` takes.
 #[derive(Debug, Default, ToSql)]
 #[postgres(name = "settlement")]
 struct SettlementRecord<'a> {
@@ -111,16 +111,16 @@ struct SettlementRecord<'a> {
 }
 
 impl<'a> From<&'a Settlement> for SettlementRecord<'a> {
-    fn from(one: &'a Settlement) -> Self {
+    fn from(settlement: &'a Settlement) -> Self {
         let mut record = Self {
-            id: one.id.0,
-            fence: one.fence.0,
-            started_us: one.started_after.map(micros),
-            handler: one.handler.as_deref(),
+            id: settlement.id.0,
+            fence: settlement.fence.0,
+            started_us: settlement.started_after.map(micros),
+            handler: settlement.handler.as_deref(),
             ..Self::default()
         };
         let json = |error: &AttemptError| Some(JsonText(error.to_json()));
-        match &one.outcome {
+        match &settlement.outcome {
             Outcome::Succeeded(result) => {
                 record.state = State::Succeeded.as_str();
                 record.result = Some(result);
@@ -144,7 +144,7 @@ impl<'a> From<&'a Settlement> for SettlementRecord<'a> {
             }
             Outcome::Released => record.state = State::Queued.as_str(),
         }
-        if let Some(ran) = &one.ran {
+        if let Some(ran) = &settlement.ran {
             record.cpu_us = Some(micros(ran.usage.cpu));
             record.memory_peak_bytes = Some(count(ran.usage.memory_bytes_peak));
             record.host_calls = Some(i32::try_from(ran.usage.host_calls).unwrap_or(i32::MAX));

@@ -1,7 +1,7 @@
-//! Jobs that have waited too long go ahead of newer ones that would be first.
+//! Overdue jobs, which have waited too long, go ahead of newer jobs that would otherwise be first.
 //!
-//! By default all that is claimed goes to them while there are any; an operator can give them a share, so that a backlog which is
-//! older than the limit does not keep new jobs of high priority waiting. (`docs/decisions/overdue-jobs-go-first.md`)
+//! By default they get all claims while there are any. An operator can limit their share, so that an overdue backlog does not delay new jobs
+//! of high priority. (`docs/decisions/overdue-jobs-go-first.md`)
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 use crate::job::LaneId;
 use crate::store::{ClaimOrder, ClaimedJob, Only, OverdueLane};
 
-/// The most jobs of one lane that are known to have waited too long; it is asked again with each short sweep.
+/// The maximum number of overdue jobs counted in one lane. Each short sweep counts again.
 pub(super) const KNOWN_MAX: usize = 500;
-/// Jobs that will have waited too long within this are known beforehand: until it is asked again.
+/// Jobs that become overdue within this time are counted in advance: it covers the time until the next count.
 pub(super) const KNOWN_AHEAD: Duration = Duration::from_millis(1500);
-/// A lane that gave fewer jobs than were asked for is asked again after this: the next ones have not waited long enough.
-const AGAIN: Duration = Duration::from_millis(100);
+/// The pause for a lane that returned fewer jobs than wanted: its next jobs are not overdue yet.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// A share of each claim: of what cannot be divided, the rest goes over to the next one.
+/// A share of each claim. The fraction of a job that is left over is carried to the next claim.
 #[derive(Debug)]
 pub(super) struct Share {
     percent: usize,
-    /// Hundredths of a job.
+    /// What is carried, hundredths of a job.
     rest: usize,
 }
 
@@ -33,7 +33,7 @@ impl Share {
         }
     }
 
-    /// How many of so many jobs.
+    /// The share of this many jobs.
     pub(super) fn of(&mut self, wanted: usize) -> usize {
         let hundredths = wanted * self.percent + self.rest;
         self.rest = hundredths % 100;
@@ -41,10 +41,10 @@ impl Share {
     }
 }
 
-/// What has waited too long, as far as it was known a moment ago.
+/// The lanes with overdue jobs, as of the last count.
 #[derive(Debug)]
 pub(super) struct Overdue {
-    /// The one whose next job has waited longest first.
+    /// Ordered by how long their next job has waited, the longest first.
     lanes: Vec<Known>,
     share: Share,
 }
@@ -52,9 +52,9 @@ pub(super) struct Overdue {
 #[derive(Debug)]
 struct Known {
     lane: LaneId,
-    /// From then on its next job has waited too long.
+    /// When its next job becomes overdue.
     at: Instant,
-    /// How many of its next jobs have, or will have soon.
+    /// How many of its next jobs are overdue, or will be soon.
     left: usize,
 }
 
@@ -66,7 +66,7 @@ impl Overdue {
         }
     }
 
-    /// Takes in what the database has said now.
+    /// Replaces the lanes by a new count of the database.
     pub(super) fn learn(&mut self, lanes: &[OverdueLane], now: Instant) {
         let known = |lane: &OverdueLane| Known {
             lane: lane.lane,
@@ -76,8 +76,8 @@ impl Overdue {
         self.lanes = lanes.iter().map(known).collect();
     }
 
-    /// The lanes to take their share of a claim of so many jobs from, in order, and how many that is; a job may go ahead where
-    /// it has waited for `wait`. None: there is nothing for them.
+    /// The lanes with overdue jobs, in order, and their share of a claim of this many jobs: zero without such lanes. A job is overdue if it has
+    /// waited for `wait`.
     pub(super) fn claim(
         &mut self,
         wanted: usize,
@@ -87,8 +87,11 @@ impl Overdue {
         let due = self.lanes.iter().filter(|known| known.at <= now);
         let due: Vec<(LaneId, Only)> = due
             .map(|known| {
-                let most = known.left;
-                (known.lane, Only { most, waited: wait })
+                let only = Only {
+                    most: known.left,
+                    waited: wait,
+                };
+                (known.lane, only)
             })
             .collect();
         let share = match due.is_empty() {
@@ -98,7 +101,7 @@ impl Overdue {
         (due, share)
     }
 
-    /// Takes in what a claim from these lanes has found; `is_all`: all that there was.
+    /// Updates the lanes after a claim from them. `is_all`: the claim returned all jobs that there were.
     pub(super) fn claimed(
         &mut self,
         orders: &[ClaimOrder],
@@ -109,25 +112,25 @@ impl Overdue {
         if self.lanes.is_empty() {
             return;
         }
-        let mut gave: HashMap<LaneId, usize> = HashMap::new();
+        let mut claimed: HashMap<LaneId, usize> = HashMap::new();
         for job in jobs {
-            *gave.entry(job.lane).or_default() += 1;
+            *claimed.entry(job.lane).or_default() += 1;
         }
-        // A claim that was filled has not looked behind the last lane that gave something.
+        // A claim that was filled has not read the lanes after the last one that had jobs.
         let last = orders
             .iter()
-            .rposition(|order| gave.contains_key(&order.lane));
+            .rposition(|order| claimed.contains_key(&order.lane));
         for (place, order) in orders.iter().enumerate() {
             let is_exhausted = is_all || Some(place) < last;
             if order.only.is_none() || (!is_exhausted && Some(place) != last) {
                 continue;
             }
-            let found = gave.get(&order.lane).copied().unwrap_or(0);
+            let found = claimed.get(&order.lane).copied().unwrap_or(0);
             if let Some(known) = self.lanes.iter_mut().find(|known| known.lane == order.lane) {
                 known.left = known.left.saturating_sub(found);
                 if is_exhausted {
-                    // Those that are left have not waited long enough, or somebody else has them.
-                    known.at = now + AGAIN;
+                    // The jobs that are left are not overdue yet, or other workers have claimed them.
+                    known.at = now + RETRY_AFTER;
                     known.left = if found == 0 { 0 } else { known.left };
                 }
             }

@@ -1,4 +1,13 @@
-//! One job's journey: claim → dispatch → sandbox run → `RunEnd` → `Outcome` → settle.
+//! The path of a claimed job: from a slot through the sandbox to the settler.
+//!
+//! A slot ([`serve`]) takes one claim after another from the line. [`run`] takes each claim through these steps:
+//!
+//! 1. [`start`] finds the handler, checks the payload, resolves the policy, attenuates the grants and starts the lease.
+//! 2. [`run_in_sandbox`] runs the guest within the middlewares, and returns how the run ended: a `RunEnd`.
+//! 3. [`decide`] turns the `RunEnd` into an `Outcome`.
+//! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence.
+//!
+//! If step 1 fails, [`end_unstarted`] replaces step 2: the reason is a `RunEnd` too, and is decided and settled in the same way.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -22,14 +31,14 @@ use crate::job::{
 use crate::sandbox::{AbortHandle, Attenuation, BootTime, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Lane, Ran, Settlement};
 
-/// What attempts of one worker share.
+/// What all attempts of one worker share.
 pub(super) struct Attempts {
-    /// Around each attempt, the outermost first.
+    /// The middlewares around each attempt, outermost first.
     pub(super) middlewares: Vec<Arc<dyn Middleware>>,
     pub(super) meters: Meters,
     /// To the settler.
     pub(super) settlements: mpsc::Sender<Unsettled>,
-    /// The slots that run, and claims that are being given back.
+    /// The running slots, and the claims that are being given back.
     pub(super) tasks: TaskTracker,
 }
 
@@ -46,7 +55,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// What events about it tell. `handler`: the one that runs.
+    /// The context of its events. `handler`: the handler that runs it.
     pub(super) fn event_context<'a>(
         &self,
         shared: &'a Shared,
@@ -62,208 +71,239 @@ impl Claim {
     }
 }
 
-/// One slot: takes claims through their attempts, one after the other, until none waits.
+/// Runs one slot: takes claims through their attempts, one after another, until the line is empty.
 pub(super) async fn serve(shared: Arc<Shared>) {
     let mut slot = Slot {
         shared: &shared,
-        runs: None,
-        done: false,
+        holds: None,
+        finished: false,
     };
-    while let Some(claim) = shared.slots.next(slot.runs.is_some()) {
-        slot.runs = Some((claim.job.id, claim.job.fence));
+    while let Some(claim) = shared.slots.next(slot.holds.is_some()) {
+        slot.holds = Some((claim.job.id, claim.job.fence));
         let delay = run(&shared, claim).await;
         if !delay.is_zero() {
-            // The slot is taken meanwhile: nothing is claimed for it.
+            // The slot stays taken during the delay, so nothing is claimed for it.
             let _ = shared
                 .stop
                 .drain
                 .run_until_cancelled(tokio::time::sleep(delay))
                 .await;
         }
-        // Jobs of a few microseconds would keep the thread from everything else.
+        // Otherwise a series of jobs of a few microseconds would monopolise the thread.
         tokio::task::consume_budget().await;
     }
-    slot.done = true;
+    slot.finished = true;
 }
 
-/// Frees a slot whose task ends in the middle of an attempt.
+/// Frees a slot if its task ends in the middle of an attempt.
 struct Slot<'a> {
     shared: &'a Shared,
-    runs: Option<(JobId, Fence)>,
-    done: bool,
+    /// The last job that it took.
+    holds: Option<(JobId, Fence)>,
+    finished: bool,
 }
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        if self.done {
+        if self.finished {
             return;
         }
-        if let Some((id, fence)) = self.runs {
-            // Nobody will settle it. Without renewals its lease runs out, and it is adopted.
+        if let Some((id, fence)) = self.holds {
+            // The attempt will not be settled. Without renewals its lease runs out, and the job is adopted.
             self.shared.leases.remove(id, fence);
         }
-        self.shared.slots.broke();
+        self.shared.slots.crashed();
     }
 }
 
-/// Takes one claimed job from its claim to its settlement. Returns how long its slot has to wait before the next one.
+/// Takes one job from its claim to its settlement. Returns how long its slot has to wait before the next job.
 async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
-    let handlers = shared.catalog.current();
-    let source = claim.job.source.as_deref();
-    let name = shared.settings.handler_for(source, &claim.lane.handler);
-    let Some(handler) = handlers.get(name).cloned() else {
-        // It was withdrawn between the claim and now.
-        end(shared, &claim, &claim.lane.handler, RunEnd::NoHandler).await;
-        return Duration::ZERO;
-    };
-    let overrides = &shared.settings.overrides;
-    if claim.job.payload.0.is_empty() {
-        let why = "payload is gone: somebody has removed it from rouse.payload".to_owned();
-        end(
-            shared,
-            &claim,
-            &handler.manifest.name,
-            RunEnd::PayloadRefused(why),
-        )
-        .await;
-        return Duration::ZERO;
-    }
-    let policy = Policy::resolve(&handler.manifest, overrides);
-    let mut policy = match claim.job.lease.or(claim.job.timeout) {
-        None => policy,
-        Some(_) => {
-            let operator_timeout = overrides.of(&handler.manifest.name).timeout;
-            policy.of_job(claim.job.lease, claim.job.timeout, operator_timeout)
-        }
-    };
-    let (handler, mut own) = match attenuate(&handler, &claim.job, &mut policy) {
-        Ok(attenuated) => attenuated.unwrap_or((handler, OwnLimits::default())),
-        Err(why) => {
-            let why = RunEnd::GrantsRefused(why);
-            end(shared, &claim, &handler.manifest.name, why).await;
+    let started = match start(shared, &claim).await {
+        Ok(started) => started,
+        Err(Unstarted { meters, end }) => {
+            end_unstarted(shared, &claim, meters, end).await;
             return Duration::ZERO;
         }
     };
-    own.enqueued_timeout = claim.job.timeout == Some(policy.timeout);
-    let journal = Arc::new(AttemptJournal::new(
-        shared.clone(),
-        &claim.job,
-        handler.clone(),
-    ));
-    let started = StartedAttempt {
-        lease: policy.lease,
-        grace: policy.grace,
-        watched: journal.watched(),
-    };
-    let leases = &shared.leases;
-    let abort = match leases.start(claim.job.id, claim.job.fence, &started).await {
-        Ok(abort) => abort,
-        Err(why) => {
-            end(shared, &claim, &handler.manifest.name, why).await;
-            return Duration::ZERO;
-        }
-    };
-    let meters = shared.attempts.meters.of(&handler.manifest.name);
-    let started_after = claim.received.elapsed();
-    let run = sandbox_run(
-        shared, &mut claim, &handler, &policy, &meters, journal, abort,
-    )
-    .await;
+    let run = run_in_sandbox(shared, &mut claim, &started).await;
+    let Terms {
+        handler, policy, ..
+    } = &started.terms;
+    let outcome = decide(
+        run.end,
+        tries(&claim.job, &started.terms),
+        &policy.retry,
+        rand::random(),
+    );
     let ran = run.used.map(|usage| Ran {
         usage,
         digest: handler.module.digest.0,
     });
-    let tries = Tries {
-        max: claim.job.max_attempts.unwrap_or(policy.retry.max_attempts),
-        more_memory_bytes: more_memory_bytes(&handler, &claim.job),
-        own,
-        ..tries(&claim)
-    };
-    let outcome = decide(run.end, tries, &policy.retry, rand::random());
-    let started = Some(Started {
-        after: started_after,
+    let stats = RunStats {
+        started_after: started.after,
         ran,
-    });
-    settle(shared, &claim, meters, started, outcome).await;
+    };
+    settle(shared, &claim, started.meters, Some(stats), outcome).await;
     policy.job_delay.unwrap_or(shared.settings.job_delay)
 }
 
-/// Ends an attempt that never started.
-async fn end(shared: &Shared, claim: &Claim, handler: &str, end: RunEnd) {
-    // What waits to be written needs no lease for longer than it has one.
-    shared.leases.give_up(claim.job.id, claim.job.fence);
-    let outcome = decide(end, tries(claim), &RetryPolicy::default(), rand::random());
-    settle(
-        shared,
-        claim,
-        shared.attempts.meters.of(handler),
-        None,
-        outcome,
-    )
-    .await;
+/// An attempt that has started: its lease is renewed.
+struct Started {
+    terms: Terms,
+    meters: Arc<HandlerMeters>,
+    journal: Arc<AttemptJournal>,
+    abort: AbortHandle,
+    /// From the arrival of the claim to the start.
+    after: Duration,
 }
 
-/// Gives a claim back that has not started.
-pub(super) async fn give_back(shared: &Shared, claim: &Claim, why: RunEnd) {
-    end(shared, claim, &claim.lane.handler, why).await;
+/// What an attempt runs, and within which limits.
+struct Terms {
+    /// The handler, with the job's attenuation applied.
+    handler: Arc<Handler>,
+    policy: Policy,
+    /// Which of the limits the job has set itself.
+    own: OwnLimits,
 }
 
-/// How often the job was tried, as far as its row says.
-fn tries(claim: &Claim) -> Tries {
-    let failed = claim.job.attempt.0 - claim.job.lost;
-    Tries {
-        failed: u32::try_from(failed).unwrap_or(0),
-        max: claim.job.max_attempts.unwrap_or(1),
-        more_memory_bytes: None,
-        own: OwnLimits::default(),
+/// An attempt that did not start.
+struct Unstarted {
+    meters: Arc<HandlerMeters>,
+    /// Why.
+    end: RunEnd,
+}
+
+/// Starts the attempt of a claim.
+///
+/// # Errors
+/// Why the attempt cannot start.
+async fn start(shared: &Arc<Shared>, claim: &Claim) -> Result<Started, Unstarted> {
+    let Some(handler) = find_handler(shared, claim) else {
+        return Err(Unstarted {
+            meters: shared.attempts.meters.of(&claim.lane.handler),
+            end: RunEnd::NoHandler,
+        });
+    };
+    let meters = shared.attempts.meters.of(&handler.manifest.name);
+    let unstarted = |end| Unstarted {
+        meters: meters.clone(),
+        end,
+    };
+    check_payload(&claim.job).map_err(unstarted)?;
+    let policy = resolve_policy(shared, &claim.job, &handler);
+    let terms = attenuate(&claim.job, handler, policy).map_err(unstarted)?;
+    let (journal, abort) = start_lease(shared, claim, &terms)
+        .await
+        .map_err(unstarted)?;
+    Ok(Started {
+        terms,
+        meters,
+        journal,
+        abort,
+        after: claim.received.elapsed(),
+    })
+}
+
+/// The handler that the operator bound to the job's source, or else the handler that the job names. `None` if this host no longer has it:
+/// it may have been withdrawn since the claim.
+fn find_handler(shared: &Shared, claim: &Claim) -> Option<Arc<Handler>> {
+    let source = claim.job.source.as_deref();
+    let name = shared.settings.handler_for(source, &claim.lane.handler);
+    shared.catalog.current().get(name).cloned()
+}
+
+/// Every payload is JSON, so an empty one is missing.
+fn check_payload(job: &ClaimedJob) -> Result<(), RunEnd> {
+    match job.payload.0.is_empty() {
+        true => Err(RunEnd::PayloadRefused(
+            "the payload is missing: its row was deleted from rouse.payload".to_owned(),
+        )),
+        false => Ok(()),
     }
 }
 
-/// The handler with what the job leaves of its grants, limits and time, and which limits are the job's by that; none: all of it.
+/// The handler's policy, with the lease and the run timeout that the job was enqueued with, if any.
+fn resolve_policy(shared: &Shared, job: &ClaimedJob, handler: &Handler) -> Policy {
+    let overrides = &shared.settings.overrides;
+    let policy = Policy::resolve(&handler.manifest, overrides);
+    match job.lease.or(job.timeout) {
+        None => policy,
+        Some(_) => {
+            let operator_timeout = overrides.of(&handler.manifest.name).timeout;
+            policy.of_job(job.lease, job.timeout, operator_timeout)
+        }
+    }
+}
+
+/// Applies the job's attenuation, if any, to the handler's grants and limits and to the run timeout.
 ///
 /// # Errors
-/// Why nothing of it may run: what this host does not understand may take away anything.
-fn attenuate(
-    handler: &Handler,
-    job: &ClaimedJob,
-    policy: &mut Policy,
-) -> Result<Option<(Arc<Handler>, OwnLimits)>, String> {
-    let Some(JsonText(grants)) = &job.grants else {
-        return Ok(None);
+/// This host does not understand the attenuation, so nothing may run: any grant could be among those that it removes.
+fn attenuate(job: &ClaimedJob, handler: Arc<Handler>, policy: Policy) -> Result<Terms, RunEnd> {
+    let mut terms = match &job.grants {
+        None => Terms {
+            handler,
+            policy,
+            own: OwnLimits::default(),
+        },
+        Some(JsonText(grants)) => {
+            let attenuation = Attenuation::parse(grants).map_err(RunEnd::GrantsRefused)?;
+            let attenuated = handler.attenuated(&attenuation);
+            let timeout = attenuation.timeout(policy.timeout);
+            let memory = |handler: &Handler| handler.limits.memory_bytes_of(memory_bytes(job));
+            Terms {
+                own: OwnLimits {
+                    memory: memory(&attenuated) < memory(&handler),
+                    cpu: attenuated.limits.cpu < handler.limits.cpu,
+                    timeout: timeout < policy.timeout,
+                    enqueued_timeout: false,
+                },
+                handler: attenuated,
+                policy: Policy { timeout, ..policy },
+            }
+        }
     };
-    let left = Attenuation::parse(grants)?;
-    let attenuated = handler.attenuated(&left);
-    let timeout = left.timeout(policy.timeout);
-    let memory = |handler: &Handler| handler.limits.memory_bytes_of(memory_bytes(job));
-    let own = OwnLimits {
-        memory: memory(&attenuated) < memory(handler),
-        cpu: attenuated.limits.cpu < handler.limits.cpu,
-        timeout: timeout < policy.timeout,
-        enqueued_timeout: false,
-    };
-    policy.timeout = timeout;
-    Ok(Some((attenuated, own)))
+    terms.own.enqueued_timeout = job.timeout == Some(terms.policy.timeout);
+    Ok(terms)
 }
 
-/// When an attempt really started, and what it has used.
-struct Started {
-    /// From the arrival of its claim on.
-    after: Duration,
-    ran: Option<Ran>,
-}
-
-async fn sandbox_run(
+/// Starts renewing the lease.
+///
+/// # Errors
+/// The job may not start: it has been cancelled or taken over, or the lease is too old.
+async fn start_lease(
     shared: &Arc<Shared>,
-    claim: &mut Claim,
-    handler: &Arc<Handler>,
-    policy: &Policy,
-    meters: &HandlerMeters,
-    journal: Arc<AttemptJournal>,
-    abort: AbortHandle,
-) -> Run {
+    claim: &Claim,
+    terms: &Terms,
+) -> Result<(Arc<AttemptJournal>, AbortHandle), RunEnd> {
+    let journal = AttemptJournal::new(shared.clone(), &claim.job, terms.handler.clone());
+    let attempt = StartedAttempt {
+        lease: terms.policy.lease,
+        grace: terms.policy.grace,
+        usage: journal.live_usage(),
+    };
+    let leases = &shared.leases;
+    let abort = leases
+        .start(claim.job.id, claim.job.fence, &attempt)
+        .await?;
+    Ok((Arc::new(journal), abort))
+}
+
+/// Runs the guest within the middlewares.
+async fn run_in_sandbox(shared: &Arc<Shared>, claim: &mut Claim, started: &Started) -> Run {
+    let Started {
+        terms,
+        meters,
+        journal,
+        abort,
+        ..
+    } = started;
+    let Terms {
+        handler, policy, ..
+    } = terms;
     let input = input(claim, policy);
     let job = &claim.job;
-    let about = AttemptInfo {
+    let info = AttemptInfo {
         id: job.id,
         handler: &handler.manifest.name,
         queue: &claim.lane.queue,
@@ -276,25 +316,25 @@ async fn sandbox_run(
         claimed_at: job.claimed_at,
         worker_id: &shared.settings.worker_id,
     };
-    let of = claim.event_context(shared, &handler.manifest.name);
-    events::started(of);
+    let context = claim.event_context(shared, &handler.manifest.name);
+    events::started(context);
     let run = shared
         .sandbox
         .run(handler, input, abort.clone(), Some(journal.clone()));
-    let run = Box::pin(policy.within(run, &abort));
-    let run = Next::new(&shared.attempts.middlewares, &about, run)
+    let run = Box::pin(policy.within(run, abort));
+    let run = Next::new(&shared.attempts.middlewares, &info, run)
         .run()
         .await;
     journal.close();
     if let (RunEnd::Aborted(reason), Some(took)) = (&run.end, abort.turned_for()) {
-        events::aborted(of, *reason, took);
+        events::aborted(context, *reason, took);
     }
     meters.seconds.record(run.wall.as_secs_f64());
     shared.presence.tally.ran(run.wall);
     run
 }
 
-/// What the guest is told of its job.
+/// What the guest learns about its job.
 fn input(claim: &mut Claim, policy: &Policy) -> JobInput {
     let job = &mut claim.job;
     JobInput {
@@ -310,13 +350,35 @@ fn input(claim: &mut Claim, policy: &Policy) -> JobInput {
     }
 }
 
-/// The memory that an earlier attempt has asked for, by running out of its own.
+/// How often the job was tried, and how often it may be.
+fn tries(job: &ClaimedJob, terms: &Terms) -> Tries {
+    let max_attempts = terms.policy.retry.max_attempts;
+    Tries {
+        max: job.max_attempts.unwrap_or(max_attempts),
+        more_memory_bytes: more_memory_bytes(&terms.handler, job),
+        own: terms.own,
+        ..tries_of_row(job)
+    }
+}
+
+/// How often the job was tried, as far as its row says: without the settings of its handler.
+fn tries_of_row(job: &ClaimedJob) -> Tries {
+    let failed = job.attempt.0 - job.lost;
+    Tries {
+        failed: u32::try_from(failed).unwrap_or(0),
+        max: job.max_attempts.unwrap_or(1),
+        more_memory_bytes: None,
+        own: OwnLimits::default(),
+    }
+}
+
+/// The larger memory limit that the job has since an earlier attempt ran out of memory. `None` if it has the usual limit.
 fn memory_bytes(job: &ClaimedJob) -> Option<usize> {
     job.memory_bytes
         .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-/// What the next attempt may have if this one ran out of memory: once in the life of a job there is more.
+/// The memory limit of the next attempt if this one runs out of memory. It is raised once per job.
 fn more_memory_bytes(handler: &Handler, job: &ClaimedJob) -> Option<u64> {
     if job.memory_bytes.is_some() {
         return None;
@@ -324,12 +386,35 @@ fn more_memory_bytes(handler: &Handler, job: &ClaimedJob) -> Option<u64> {
     u64::try_from(handler.limits.more_memory()?).ok()
 }
 
-/// Hands the outcome to the settler, which writes it behind the fence.
+/// Gives back a claim that has not started.
+pub(super) async fn give_back(shared: &Shared, claim: &Claim, why: RunEnd) {
+    let meters = shared.attempts.meters.of(&claim.lane.handler);
+    end_unstarted(shared, claim, meters, why).await;
+}
+
+/// Decides and settles an attempt that never started.
+async fn end_unstarted(shared: &Shared, claim: &Claim, meters: Arc<HandlerMeters>, end: RunEnd) {
+    // The lease is not renewed while the outcome waits for its settlement: nothing runs.
+    shared.leases.give_up(claim.job.id, claim.job.fence);
+    let tries = tries_of_row(&claim.job);
+    let outcome = decide(end, tries, &RetryPolicy::default(), rand::random());
+    settle(shared, claim, meters, None, outcome).await;
+}
+
+/// What the settlement records about an attempt that has started.
+struct RunStats {
+    /// From the arrival of the claim to the start.
+    started_after: Duration,
+    /// `None` if no guest ran.
+    ran: Option<Ran>,
+}
+
+/// Passes the outcome to the settler, which writes it behind the fence. If the job is lost, there is nothing to write.
 async fn settle(
     shared: &Shared,
     claim: &Claim,
     meters: Arc<HandlerMeters>,
-    started: Option<Started>,
+    stats: Option<RunStats>,
     outcome: Result<Outcome, AbortReason>,
 ) {
     let job = &claim.job;
@@ -349,13 +434,13 @@ async fn settle(
             shared.presence.tally.timed_out();
         }
     }
-    let is_bound = started.is_some() && meters.handler != claim.lane.handler;
+    let is_bound = stats.is_some() && meters.handler != claim.lane.handler;
     let unsettled = Unsettled {
         settlement: Settlement {
             id: job.id,
             fence: job.fence,
-            started_after: started.as_ref().map(|started| started.after),
-            ran: started.and_then(|started| started.ran),
+            started_after: stats.as_ref().map(|stats| stats.started_after),
+            ran: stats.and_then(|stats| stats.ran),
             handler: is_bound.then(|| meters.handler.clone()),
             outcome,
         },
@@ -364,7 +449,7 @@ async fn settle(
         claim_sent: claim.sent,
         replaced: false,
     };
-    // The settler outlives every attempt. If it were gone, the lease would have to run out, so that another worker adopts the job.
+    // The settler outlives every attempt. If it did not, the lease would run out and another worker would adopt the job.
     if shared.attempts.settlements.send(unsettled).await.is_err() {
         shared.leases.remove(job.id, job.fence);
     }

@@ -1,8 +1,7 @@
-//! Proves to operators that this worker has what it has registered.
+//! Proves to operators that this worker has the handlers that it has registered.
 //!
-//! A registration is only what a worker says of itself. Challenged, it calls the module's `describe` in a throwaway
-//! instance, and hashes the nonce with the bytes of the module's file, which only who has that file can do. Whoever asks and
-//! has the file too compares the hash.
+//! A registration alone proves nothing. A challenged worker calls the module's `describe` in a throwaway instance, and hashes the nonce of
+//! the challenge with the bytes of the module's file, which requires the file. An operator who also has the file compares the hash.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,62 +14,61 @@ use super::Shared;
 use super::reach::warn_unless_unreachable;
 use crate::store::{Challenge, StoreError};
 
-/// Rung where somebody asks.
+/// Signals that there may be a challenge.
 #[derive(Default)]
 pub(super) struct Challenges(Notify);
 
 impl Challenges {
-    /// There may be a challenge.
-    pub(super) fn ring(&self) {
+    pub(super) fn notify(&self) {
         self.0.notify_one();
     }
 }
 
-/// Answers for as long as the worker lives.
+/// Answers challenges until the worker ends.
 pub(super) async fn answer_forever(shared: Arc<Shared>) {
     loop {
         shared.presence.challenges.0.notified().await;
         if let Err(error) = answer_all(&shared).await {
             warn_unless_unreachable!(
                 error,
-                "cannot answer a challenge; whoever asked waits in vain"
+                "cannot answer a challenge; its sender gets no answer"
             );
         }
     }
 }
 
-/// A worker that hears no notifications looks after each heartbeat.
-pub(super) fn look_where_deaf(shared: &Shared) {
+/// Checks for challenges if the worker receives no notifications. Called after each heartbeat.
+pub(super) fn check_without_notifications(shared: &Shared) {
     if !shared.listener.connected.load(Ordering::Relaxed) {
-        shared.presence.challenges.ring();
+        shared.presence.challenges.notify();
     }
 }
 
 async fn answer_all(shared: &Shared) -> Result<(), StoreError> {
     loop {
-        let asked = shared.store.challenges().await?;
-        if asked.is_empty() {
+        let challenges = shared.store.challenges().await?;
+        if challenges.is_empty() {
             return Ok(());
         }
         let mut failed = None;
-        for challenge in asked {
+        for challenge in challenges {
             let answer = answer_to(shared, &challenge).await;
-            info!(handler = challenge.handler, %answer, "challenged");
-            let told = shared.store.answer_challenge(&challenge.nonce, &answer);
-            // Whoever has asked for another handler does not wait in vain too.
-            if let Err(error) = told.await {
+            info!(handler = challenge.handler, %answer, "answering a challenge");
+            let sent = shared.store.answer_challenge(&challenge.nonce, &answer);
+            // A failure must not keep the other challenges from being answered.
+            if let Err(error) = sent.await {
                 failed = Some(error);
             }
         }
-        // Asked again, it would be the same challenges.
+        // The next query would return the same challenges.
         if let Some(error) = failed {
             return Err(error);
         }
     }
 }
 
-/// `{"has": true, "version": …, "sha256": …, "grants": […], "proof": …}`, or `why` not. `proof` is the
-/// [proof](crate::sandbox::Digest::proof) that the worker has the file; where there is none, `unproven` says why.
+/// `{"has": true, "version": …, "sha256": …, "grants": […], "proof": …}`, or `{"has": false, "why": …}`. `proof` is the
+/// [proof](crate::sandbox::Digest::proof) that the worker has the file; `unproven` replaces it if the file cannot be read.
 async fn answer_to(shared: &Shared, challenge: &Challenge) -> Value {
     let handlers = shared.catalog.current();
     let Some(handler) = handlers.get(&challenge.handler) else {
@@ -84,7 +82,7 @@ async fn answer_to(shared: &Shared, challenge: &Challenge) -> Value {
     });
     if let Err(why) = shared.sandbox.verify(handler).await {
         answer["has"] = json!(false);
-        answer["why"] = json!(format!("the module cannot be run any more: {why}"));
+        answer["why"] = json!(format!("the module can no longer run: {why}"));
         return answer;
     }
     let proof = {

@@ -1,9 +1,8 @@
 //! Decides when to look for jobs.
 //!
-//! The poll is the truth: waits of 5, 10, 20 … ms up to the ceiling, and every find starts over. A
-//! notification only ends a wait early. Because the claimer asks for notifications before its
-//! last look, and then polls at short intervals, a job that slips between the two waits for
-//! milliseconds, not for the ceiling.
+//! Correctness depends on the poll alone: waits of 5, 10, 20 … ms up to the maximum, reset by every find. A notification only ends a wait
+//! early. The claimer requests notifications before its last look, and then polls at short intervals: a job that slips between the two
+//! waits for milliseconds instead of the longest wait.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,30 +12,30 @@ use tracing::{debug, info};
 
 use super::Shared;
 use super::claims::Found;
-use super::look::{Looks, Why};
+use super::look::{Looks, Trigger};
 use super::poll::Poll;
 use super::reach::warn_unless_unreachable;
 use super::sleeper::{BUSY_AFTER, Sleeper};
 use crate::store::StoreError;
 use crate::store::connect::backoff;
 
-/// How often it is looked whether memory has come back.
-const MEMORY_AGAIN: Duration = Duration::from_millis(50);
+/// How often the host's memory is checked while it is short.
+const MEMORY_CHECK_EVERY: Duration = Duration::from_millis(50);
 
 struct Claimer<'a> {
     shared: &'a Arc<Shared>,
     looks: Looks<'a>,
     sleeper: Sleeper<'a>,
     poll: Poll,
-    /// Looks that failed since the last one that did not.
+    /// Consecutive looks that failed.
     failures: u32,
-    /// It was said that claims do not work.
+    /// A warning was logged that claims fail.
     warned: bool,
-    /// Memory was short when it was looked at last.
+    /// Memory was short at the last check.
     short: bool,
 }
 
-/// Claims and dispatches until the worker is told to stop.
+/// Claims and dispatches until the worker stops.
 pub(super) async fn run(shared: &Arc<Shared>) {
     let mut claimer = Claimer {
         shared,
@@ -53,42 +52,45 @@ pub(super) async fn run(shared: &Arc<Shared>) {
 impl Claimer<'_> {
     async fn until_stopped(&mut self) {
         let stop = self.shared.stop.drain.clone();
-        let mut why = Why::Poll;
-        // Only the waits are cut short by a stop. A claim that were cut off would be made all the
-        // same, and nobody would know of it until its lease runs out.
+        let mut trigger = Trigger::Poll;
+        // A stop interrupts only the waits. Postgres would still execute an interrupted claim, and its jobs would wait until their leases run
+        // out.
         loop {
             let Some(wanted) = stop.run_until_cancelled(self.wait_for_room()).await else {
                 return;
             };
-            // Of room and stop that come together, the room is told.
+            // `run_until_cancelled` returns the room if both come together.
             if stop.is_cancelled() {
                 return;
             }
-            // An order to stop at once cuts off the look too: the database may be what hangs.
+            // The order to abort interrupts the look, too: the database may be hanging.
             let now = &self.shared.stop.now;
-            let Some(found) = now.run_until_cancelled(self.looks.look(wanted, why)).await else {
+            let Some(found) = now
+                .run_until_cancelled(self.looks.look(wanted, trigger))
+                .await
+            else {
                 return;
             };
             let again = match found {
-                Ok(found) => self.looked(found, wanted, why).await,
+                Ok(found) => self.looked(found, wanted, trigger).await,
                 Err(error) => self.failed(&error).await,
             };
-            why = match again {
-                Some(why) => why,
+            trigger = match again {
+                Some(trigger) => trigger,
                 None => match stop.run_until_cancelled(self.wait()).await {
-                    Some(true) => Why::Woken,
-                    Some(false) | None => Why::Poll,
+                    Some(true) => Trigger::Wakeup,
+                    Some(false) | None => Trigger::Poll,
                 },
             };
         }
     }
 
-    /// Waits until there is room for a worthwhile claim; returns how many jobs it is for.
+    /// Waits until there is room for a worthwhile claim. Returns how many jobs to claim.
     async fn wait_for_room(&mut self) -> usize {
         let slots = &self.shared.slots;
         loop {
             if self.shared.sandbox.memory_is_short() {
-                self.memory_is_short().await;
+                self.wait_for_memory().await;
                 continue;
             }
             if let Some(room) = slots.room(self.looks.ahead()) {
@@ -98,26 +100,26 @@ impl Claimer<'_> {
         }
     }
 
-    /// Waits a little for attempts that end: others have jobs to spare for this host's.
-    async fn memory_is_short(&mut self) {
+    /// Waits briefly for memory; other hosts can claim the jobs meanwhile.
+    async fn wait_for_memory(&mut self) {
         if !std::mem::replace(&mut self.short, true) {
-            info!("claims pause: the attempts that run use nearly all of this host's memory");
+            info!("claims paused: running attempts use nearly all of this host's memory");
         }
-        // Memory comes back when an attempt has ended, which may be an invocation's.
-        let _ = tokio::time::timeout(MEMORY_AGAIN, self.shared.slots.freed()).await;
+        // Memory is freed when an attempt ends. It may be an invocation, which frees no slot.
+        let _ = tokio::time::timeout(MEMORY_CHECK_EVERY, self.shared.slots.freed()).await;
         if !self.shared.sandbox.memory_is_short() {
             self.short = false;
-            info!("claims go on");
+            info!("claims resumed");
         }
     }
 
-    /// What follows a look that found this: another one at once, or (none) a wait.
-    async fn looked(&mut self, found: Found, wanted: usize, why: Why) -> Option<Why> {
+    /// Handles the result of a look. Returns the trigger of the next look if it follows at once, `None` if a wait comes first.
+    async fn looked(&mut self, found: Found, wanted: usize, trigger: Trigger) -> Option<Trigger> {
         if self.failures > 0 {
             self.shared.presence.heartbeat_now.notify_one();
         }
         if std::mem::take(&mut self.warned) {
-            info!("claims work again");
+            info!("claims succeed again");
         }
         self.failures = 0;
         self.shared
@@ -127,23 +129,24 @@ impl Claimer<'_> {
         if found.jobs > 0 {
             self.poll.reset();
             self.sleeper.found().await;
-            // Fewer than asked for: the lanes are empty for now.
-            return found.fills(wanted).then_some(Why::More);
+            // With fewer jobs than wanted, the lanes are empty for now.
+            return found.fills(wanted).then_some(Trigger::More);
         }
         self.sleeper.idles();
-        let woken_for_nothing = matches!(why, Why::Woken) && self.looks.behind_the_cursors();
-        // Once more, now that producers know: nothing can slip between.
-        (woken_for_nothing || self.sleeper.fall_asleep().await).then_some(Why::Poll)
+        let restarts =
+            matches!(trigger, Trigger::Wakeup) && self.looks.restart_after_empty_wakeup();
+        // One more look after notifications were requested: it finds jobs that were committed before the request.
+        (restarts || self.sleeper.fall_asleep().await).then_some(Trigger::Poll)
     }
 
-    /// Waits until it makes sense to try again.
-    async fn failed(&mut self, error: &StoreError) -> Option<Why> {
+    /// Handles a failed look: waits until another try makes sense.
+    async fn failed(&mut self, error: &StoreError) -> Option<Trigger> {
         self.shared
             .health
             .database_answers
             .store(false, Ordering::Relaxed);
-        self.shared.doubted(error);
-        // The first failure may be one broken connection of the pool.
+        self.shared.is_incarnation_over(error);
+        // The first failure may be due to one broken connection of the pool.
         if self.failures > 0 {
             self.warned |= !error.is_unreachable() && !error.is_cut_off();
             let wait = backoff(self.failures - 1, rand::random());
@@ -152,40 +155,42 @@ impl Claimer<'_> {
             let back = async {
                 tokio::select! {
                     () = self.shared.store.ready(), if error.is_unreachable() => {}
-                    // Also while no connection opens: one of the pool's may be free again.
+                    // Even if no new connection can be opened, one of the pool may be free again.
                     () = tokio::time::sleep(wait) => {}
-                    // The listening connection stands again: so does the server.
-                    () = self.shared.wakeups.rung() => {}
+                    // If the listening connection is open again, the server is reachable.
+                    () = self.shared.wakeups.notified() => {}
                 }
             };
             let _ = self.shared.stop.drain.run_until_cancelled(back).await;
         }
         self.failures += 1;
-        // Nothing that is remembered of the database may be trusted.
+        // What this worker remembers about the database may be wrong.
         self.looks.start_over();
         self.sleeper.start_over();
-        Some(Why::Poll)
+        Some(Trigger::Poll)
     }
 
-    /// Waits for a notification, the poll, or the next job that is due, whichever comes first; true
-    /// for a notification.
+    /// Waits for a notification, for the next poll or for the next due job, whichever comes first. True for a notification.
     async fn wait(&mut self) -> bool {
         let started = Instant::now();
         let listening = self.shared.listener.connected.load(Ordering::Relaxed);
         let mut wait = self.poll.wait(listening, rand::random());
         if listening && !self.sleeper.is_asleep() {
-            // Producers do not know that this worker waits; the next look tells them if it finds nothing.
+            // Producers do not notify this worker yet. The next look requests that if it finds nothing.
             wait = wait.min(BUSY_AFTER);
         }
         if let Some(due) = self.looks.due_at() {
             wait = wait.min(due.saturating_duration_since(started));
         }
-        // The timer may not fire before its time: S5 holds by the database's clock anyway.
         let woken = tokio::time::timeout(wait, async {
             loop {
-                self.shared.wakeups.rung().await;
-                // Jobs of other workers' lanes end no wait.
-                if self.shared.wakeups.keep(|lane| self.looks.concern(lane)) {
+                self.shared.wakeups.notified().await;
+                // A job in a lane that this worker does not serve does not end the wait.
+                if self
+                    .shared
+                    .wakeups
+                    .retain(|lane| self.looks.may_serve(lane))
+                {
                     return;
                 }
             }
@@ -193,7 +198,7 @@ impl Claimer<'_> {
         .await
         .is_ok();
         if woken {
-            debug!("woken");
+            debug!("woken by a notification");
             self.poll.reset();
         }
         if started.elapsed() >= BUSY_AFTER {

@@ -23,25 +23,24 @@ use crate::store::{
     Adopted, Adoption, ClaimOrder, Claimed, ClaimedJob, Lane, Orphan, StoreError, fills_an_answer,
 };
 
-/// A search by source that finds nothing comes again after so many times what it has taken.
+/// A search by source that finds nothing is repeated after this multiple of its duration.
 const BY_SOURCE_SHARE: u32 = 20;
-/// At the latest after this long.
+/// The longest wait before it is repeated.
 const BY_SOURCE_WITHIN: Duration = Duration::from_secs(30);
 
 /// The result of a look or a claim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Found jobs, without those that are given back because their handler is missing.
+    /// The number of jobs found. It leaves out jobs that are given back again and again because their handler is missing.
     pub(super) jobs: usize,
-    /// An answer ended because of its size, or an adoption found as many jobs as it asked for: there may be more.
+    /// There may be more jobs: an answer ended because of its size, or an adoption found as many jobs as wanted.
     pub(super) is_cut: bool,
-    /// A claim found that a lease has ended, and claimed nothing. Leases were looked at up to this time, by the
-    /// database's clock.
+    /// The claim found an expired lease, and claimed nothing. Leases were checked up to this time, by the database's clock.
     orphans: Option<SystemTime>,
 }
 
 impl Found {
-    /// True where there may be more than was asked for.
+    /// True if there may be more than the `wanted` jobs.
     pub(super) fn fills(self, wanted: usize) -> bool {
         self.is_cut || self.jobs >= wanted
     }
@@ -55,27 +54,27 @@ impl AddAssign for Found {
     }
 }
 
-/// What is known of the lanes, and what was claimed from them.
+/// Claims jobs from lanes, with what it remembers from one claim to the next.
 pub(super) struct Claims<'a> {
     shared: &'a Arc<Shared>,
     pub(super) lanes: Lanes,
-    /// The handlers for which it was decided which lanes are served.
+    /// The handlers by which the served lanes were chosen. `None` if they have to be chosen again.
     handlers: Option<Arc<HandlerSet>>,
-    /// Sources that are bound to a handler that is here.
+    /// Sources that are bound to a handler of this host.
     sources: Vec<String>,
-    /// Jobs of sources that are bound to a handler that is not here.
+    /// Jobs of sources that are bound to a handler which this host does not have.
     unbound: Unbound,
-    /// Before then nothing is looked for by source, because nothing was there, unless somebody says so.
+    /// The last search by source found nothing, and is not repeated before this time, unless a notification announces a job.
     by_source_at: Instant,
-    /// Of each claim, for jobs that are found by their source: neither they nor the others are to wait for the end of the others.
+    /// The share of each claim for jobs found by their source, so that neither they nor the other jobs starve.
     half: Share,
     prefetch: Prefetch,
     overdue: Overdue,
-    /// What leases ended before, by the database's clock, was looked at: the next claim looks at those that have ended since.
+    /// Leases that ended before this time, by the database's clock, were checked. The next claim checks later ones.
     checked_at: SystemTime,
-    /// An adoption was filled: there may be more orphans.
+    /// The last adoption was filled: there may be more orphans.
     orphans_left: bool,
-    /// After some attempts slots wait: what was claimed ahead would have to be given back.
+    /// Slots wait after some attempts, so jobs claimed ahead would have to be given back.
     slots_wait: bool,
 }
 
@@ -97,21 +96,21 @@ impl<'a> Claims<'a> {
         }
     }
 
-    /// After an error nothing that is remembered of the database may be trusted.
+    /// Forgets what is remembered about the database: after an error it may be wrong.
     pub(super) fn start_over(&mut self) {
         self.lanes.forget();
-        // Another server may have another clock.
+        // The next server may have a different clock.
         self.checked_at = SystemTime::UNIX_EPOCH;
     }
 
-    /// No lease had ended, by the database's clock at that time.
-    pub(super) fn without_orphans(&mut self, at: SystemTime) {
+    /// There were no orphans at this time, by the database's clock.
+    pub(super) fn had_no_orphans(&mut self, at: SystemTime) {
         self.checked_at = at;
         self.orphans_left = false;
     }
 
-    /// Decides which lanes are served, where that may have changed: handlers that are loaded, queues
-    /// and tags of the settings. True where it was decided anew.
+    /// Chooses the lanes to serve, by the loaded handlers and by the queues and tags of the settings. True if the handlers have changed since
+    /// the last choice.
     pub(super) fn serve(&mut self) -> bool {
         let handlers = self.shared.catalog.current();
         if self
@@ -131,7 +130,7 @@ impl<'a> Claims<'a> {
             .iter()
             .filter_map(|(source, name)| Some((source, handlers.get(name)?)))
             .collect();
-        // Which of them it will be is not known before the claim.
+        // Which of them runs is not known before the claim.
         let bound_lease_ms = bound.iter().map(|(_, handler)| lease_ms(handler)).max();
         self.sources = bound.iter().map(|(source, _)| (*source).clone()).collect();
         let unbound = settings.sources.iter();
@@ -159,7 +158,7 @@ impl<'a> Claims<'a> {
         true
     }
 
-    /// Reads what is new in the catalog of lanes; true where there is something.
+    /// Reads new lanes from the catalog. True if there are any.
     pub(super) async fn read_catalog(&mut self) -> Result<bool, StoreError> {
         let lanes = self
             .shared
@@ -174,8 +173,8 @@ impl<'a> Claims<'a> {
         Ok(news.new)
     }
 
-    /// How many jobs to claim beyond the free slots. None while orphans wait: queued jobs may not go before them,
-    /// and orphans do not wait in line ([`Self::adopt`]). None either where slots wait between jobs.
+    /// How many jobs to claim beyond the free slots. Zero while there are orphans: queued jobs may not precede them, and orphans do not wait in
+    /// line ([`Self::adopt`]). Also zero if slots wait between jobs.
     pub(super) fn ahead(&mut self) -> usize {
         let ended = self.shared.slots.ended();
         let ahead = self.prefetch.jobs(ended, Instant::now());
@@ -185,16 +184,16 @@ impl<'a> Claims<'a> {
         }
     }
 
-    /// The most that one claim is for.
+    /// The maximum number of jobs for one claim.
     pub(super) fn claim_max(&self) -> usize {
         self.prefetch.claim_max()
     }
 
-    /// Adopts jobs whose lease has ended, at `since` or later by the database's clock. Leases were found to have ended up to
-    /// `until`: the next claims look at those that end after that.
+    /// Adopts jobs whose lease has ended at `since` or later, by the database's clock. The leases were checked up to `until`; the next claims
+    /// check those that end later.
     ///
-    /// No more than can run are adopted: should one of them kill this host too, all that wait in line behind it would be
-    /// lost once more, and a job may be lost a few times only.
+    /// It adopts no more jobs than can run at once: if one of them kills this host too, all jobs in line behind it are lost once more, and a
+    /// job may be lost only a few times.
     pub(super) async fn adopt(
         &mut self,
         wanted: usize,
@@ -205,7 +204,7 @@ impl<'a> Claims<'a> {
         let found = match self.adopt_from_all(wanted, since).await {
             Ok(found) => found,
             Err(error) if error.is_transient() => return Err(error),
-            // An orphan that cannot be adopted must not keep the others from being claimed.
+            // An orphan that cannot be adopted must not block the other claims.
             Err(error) => {
                 error!(%error, "cannot adopt jobs whose worker is gone; trying again within seconds");
                 Found::default()
@@ -278,7 +277,7 @@ impl<'a> Claims<'a> {
         lane.expect("jobs are adopted from lanes that are served")
     }
 
-    /// Reports a job that was lost and is not claimed now: it waits, or has failed.
+    /// Reports a lost job that is not claimed now: it waits, or has failed.
     fn report_lost(&self, adoption: &Adoption) {
         let Adoption { orphan, next, .. } = *adoption;
         let (lane, _) = self.lane_of(orphan);
@@ -299,8 +298,8 @@ impl<'a> Claims<'a> {
         events::lost(context, orphan.lost, has_failed);
     }
 
-    /// Asks what has waited too long behind jobs of other lanes, from there on in each.
-    pub(super) async fn look_for_overdue(&mut self, after: After) -> Result<(), StoreError> {
+    /// Queries the overdue jobs of lanes that wait behind other lanes, from `after` on in each.
+    pub(super) async fn find_overdue(&mut self, after: After) -> Result<(), StoreError> {
         let Some(wait) = self.shared.settings.promote_after else {
             return Ok(());
         };
@@ -314,12 +313,12 @@ impl<'a> Claims<'a> {
         Ok(())
     }
 
-    /// Whether there may be jobs that are this worker's by their source alone.
+    /// True if this worker may run jobs of a lane whose own handler it does not have, because their source is bound.
     fn finds_by_source(&self) -> bool {
         !self.sources.is_empty() && self.lanes.serves_by_source()
     }
 
-    /// Claims from the lanes, orphans first: queued jobs follow where none is left.
+    /// Claims from the lanes: first orphans, then queued jobs if no orphans are left.
     pub(super) async fn claim(&mut self, wanted: usize, after: After) -> Result<Found, StoreError> {
         let mut found = self.claim_queued(wanted, after, true).await?;
         if let Some(until) = found.orphans.take() {
@@ -328,16 +327,15 @@ impl<'a> Claims<'a> {
             found += self.adopt(rest, Some(since), until).await?;
             let rest = wanted.saturating_sub(found.jobs);
             if !found.is_cut && rest > 0 {
-                // Leases that have ended since wait for the next claim: where they end all the time, and are others'
-                // to adopt, nothing else would ever be claimed.
+                // Without the check: if leases of lanes that only others may adopt from expire continually, this worker would otherwise never
+                // claim anything. Leases that have expired since are found by the next claim.
                 found += self.claim_queued(rest, after, false).await?;
             }
         }
         Ok(found)
     }
 
-    /// Claims queued jobs: those that have waited too long have their share, and half of the rest is claimed by source. With `check` the
-    /// claim ends where a lease has ended.
+    /// Claims queued jobs: first the share of overdue jobs, then half of the rest by source. `check`: claims nothing if a lease has expired.
     async fn claim_queued(
         &mut self,
         wanted: usize,
@@ -365,7 +363,7 @@ impl<'a> Claims<'a> {
             let orders = self.lanes.orders(after);
             found += self.claim_from(orders, wanted - found.jobs, check).await?;
         }
-        // There may be more of them than their share, and nothing else.
+        // There may be more bound jobs than their share, and too few others.
         if by_source.jobs == share && found.orphans.is_none() {
             let rest = wanted.saturating_sub(found.jobs);
             found += self.claim_by_source(rest).await?;
@@ -373,14 +371,14 @@ impl<'a> Claims<'a> {
         Ok(found)
     }
 
-    /// Claims jobs of bound sources from lanes whose own handler is not here; asks nothing where there are no such lanes.
+    /// Claims jobs of bound sources from lanes whose own handler this host does not have. Without such lanes it sends no query.
     pub(super) async fn claim_by_source(&mut self, wanted: usize) -> Result<Found, StoreError> {
         let started = Instant::now();
         let lanes = match wanted > 0 && self.finds_by_source() && started >= self.by_source_at {
             true => self.lanes.by_source(),
             false => Vec::new(),
         };
-        // Any: they have one lease.
+        // Any of them will do: they have the same lease.
         let Some((_, lease)) = lanes.first().and_then(|lane| self.lanes.get(*lane)) else {
             return Ok(Found::default());
         };
@@ -392,12 +390,12 @@ impl<'a> Claims<'a> {
         let jobs = store
             .claim_bound(fence, &lanes, &self.sources, lease, wanted)
             .await?;
-        // Where many are asked for, or dead rows are in the way, it is dear.
+        // The search is expensive if it covers many lanes or passes dead rows.
         self.by_source_at = match jobs.is_empty() {
             true => started + pause_after(started.elapsed()),
             false => started,
         };
-        // None of them is always the first.
+        // The sources take turns in being the first.
         self.sources.rotate_left(1);
         let is_cut = self.weigh(&jobs);
         let jobs = self.dispatch(under_way, jobs, sent, false).await;
@@ -408,15 +406,15 @@ impl<'a> Claims<'a> {
         })
     }
 
-    /// Somebody says that there is a job in this lane. True where the lane is served.
-    pub(super) fn touch(&mut self, lane: LaneId) -> bool {
+    /// Notes that there may be a job in this lane. True if the lane is served.
+    pub(super) fn mark_active(&mut self, lane: LaneId) -> bool {
         if self.lanes.is_served_by_source(lane) {
             self.by_source_at = Instant::now();
         }
-        self.lanes.touch(lane)
+        self.lanes.mark_active(lane)
     }
 
-    /// One claim, from those of the lanes that do not rest.
+    /// Sends one claim, for those of the lanes that are not paused.
     async fn claim_from(
         &mut self,
         mut orders: Vec<ClaimOrder>,
@@ -424,7 +422,7 @@ impl<'a> Claims<'a> {
         check: bool,
     ) -> Result<Found, StoreError> {
         let now = Instant::now();
-        orders.retain(|order| !self.unbound.rests(order.lane, now));
+        orders.retain(|order| !self.unbound.is_paused(order.lane, now));
         if orders.is_empty() {
             return Ok(Found::default());
         }
@@ -445,7 +443,7 @@ impl<'a> Claims<'a> {
         };
         if check {
             self.orphans_left = false;
-            // Without a job the time of the answer is not known.
+            // Without a job, the time of the answer is unknown.
             self.checked_at = jobs.first().map_or(self.checked_at, |job| job.claimed_at);
         }
         let is_cut = self.weigh(&jobs);
@@ -467,7 +465,7 @@ impl<'a> Claims<'a> {
         fills_an_answer(jobs.len(), bytes)
     }
 
-    /// Puts the jobs of a claim in line, and gives those back whose handler is missing. Returns how many of them are news.
+    /// Puts the jobs of a claim in line, and gives back those whose handler is missing. Returns how many jobs count as found.
     async fn dispatch(
         &mut self,
         under_way: UnderWay<'_>,
@@ -494,7 +492,7 @@ impl<'a> Claims<'a> {
                     .lanes
                     .get(job.lane)
                     .expect("claims are made from lanes that are served");
-                // As in rouse.claim: the job's own goes before that of its lane.
+                // As in rouse.claim, the job's own lease precedes that of its lane.
                 let job_lease = job.lease;
                 let claim = Claim {
                     job,
@@ -503,14 +501,14 @@ impl<'a> Claims<'a> {
                     received,
                     lease: job_lease.unwrap_or(lease),
                 };
-                let of = claim.event_context(self.shared, &claim.lane.handler);
+                let context = claim.event_context(self.shared, &claim.lane.handler);
                 match adopted {
-                    true => events::adopted(of, claim.job.lost),
+                    true => events::adopted(context, claim.job.lost),
                     false => {
                         if claim.job.attempt == Attempt(1) {
-                            events::enqueued(of, &claim.lane.queue, claim.job.requested_at);
+                            events::enqueued(context, &claim.lane.queue, claim.job.requested_at);
                         }
-                        events::claimed(of);
+                        events::claimed(context);
                     }
                 }
                 claim
@@ -526,7 +524,7 @@ impl<'a> Claims<'a> {
     }
 }
 
-/// How long a search by source that has found nothing, and has taken so long, is not repeated.
+/// The pause after a search by source that found nothing.
 fn pause_after(took: Duration) -> Duration {
     (took * BY_SOURCE_SHARE).min(BY_SOURCE_WITHIN)
 }
@@ -536,7 +534,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_search_by_source_that_is_dear_is_rare_and_never_given_up() {
+    fn an_expensive_search_by_source_is_repeated_rarely_but_always_within_thirty_seconds() {
         let pauses = [0, 1, 100, 1_500, 60_000]
             .map(Duration::from_millis)
             .map(pause_after);

@@ -1,6 +1,6 @@
-//! What the database says of itself, on the metrics page: queues, dead rows, old transactions.
+//! Database metrics: queues, dead rows, old transactions.
 //!
-//! Read only when somebody has read that page, for the next time: counting the jobs of many lanes is not free, and there may
+//! They are queried only after the metrics page was read, for its next reading: counting the jobs of many lanes is expensive, and there may
 //! be a hundred hosts.
 
 use std::collections::HashSet;
@@ -14,32 +14,32 @@ use super::Shared;
 use super::reach::warn_unless_unreachable;
 use crate::store::{Depth, StoreError};
 
-/// Prometheus asks every 15 to 60 s.
+/// Prometheus scrapes every 15 to 60 s.
 const EVERY: Duration = Duration::from_secs(15);
-/// Reading takes at most one part in so many of the time, however dear it is.
+/// The queries take at most 1/20 of the time, however expensive they are.
 const SHARE: u32 = 20;
-/// The most pairs of queue and handler that are shown in the life of a host: each is four series, and stays on the page for
-/// good. Whoever has more of them asks `rouse.backlog`.
+/// The maximum number of pairs of queue and handler that a host ever shows. Each is four series, which stay on the page until the host ends.
+/// `rouse.backlog` shows all pairs.
 const PAIRS_MAX: usize = 1_000;
 
-/// Keeps the gauges up to date, for as long as the worker lives and somebody asks for them.
+/// Updates the gauges after each reading, until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     let mut pairs = Pairs::default();
     loop {
-        shared.health.metrics_asked.notified().await;
+        shared.health.metrics_read.notified().await;
         let started = Instant::now();
         if let Err(error) = refresh(&shared, &mut pairs).await {
             warn_unless_unreachable!(
                 error,
-                "could not read how the queues fare; their metrics are out of date"
+                "could not read the database metrics; they are out of date"
             );
         }
-        tokio::time::sleep(rest(started.elapsed())).await;
+        tokio::time::sleep(pause_after(started.elapsed())).await;
     }
 }
 
-/// How long to rest after a reading that took so long.
-fn rest(took: Duration) -> Duration {
+/// The pause after a refresh that took this long.
+fn pause_after(took: Duration) -> Duration {
     EVERY.max(took * SHARE)
 }
 
@@ -52,8 +52,8 @@ async fn refresh(shared: &Shared, pairs: &mut Pairs) -> Result<(), StoreError> {
     gauge!("rouse_xmin_age_transactions").set(database_metrics.xmin_age.unwrap_or(0) as f64);
     gauge!("rouse_notification_queue_usage").set(database_metrics.notification_queue_usage);
     let depths = shared.store.depths().await?;
-    let (there, gone) = pairs.take(depths);
-    for depth in there {
+    let (shown, gone) = pairs.update(depths);
+    for depth in shown {
         let counts = [depth.ready, depth.scheduled, depth.running];
         let oldest_wait_s = depth.oldest_wait_s.unwrap_or(0.0);
         set(&(depth.queue, depth.handler), counts, oldest_wait_s);
@@ -70,29 +70,29 @@ type Pair = (String, String);
 #[derive(Default)]
 struct Pairs {
     shown: HashSet<Pair>,
-    /// It was said that there are more.
+    /// A warning was logged that there are more pairs.
     has_warned: bool,
 }
 
 impl Pairs {
-    /// Which of these are shown; and which are on the page and have no jobs any more.
-    fn take(&mut self, depths: Vec<Depth>) -> (Vec<Depth>, Vec<Pair>) {
+    /// Returns which of these depths are shown, and which pairs on the page have no jobs any more.
+    fn update(&mut self, depths: Vec<Depth>) -> (Vec<Depth>, Vec<Pair>) {
         let mut gone = self.shown.clone();
-        let mut there = Vec::with_capacity(depths.len());
+        let mut shown = Vec::with_capacity(depths.len());
         for depth in depths {
             let pair = (depth.queue.clone(), depth.handler.clone());
             gone.remove(&pair);
             if self.shown.contains(&pair) || self.shown.len() < PAIRS_MAX {
                 self.shown.insert(pair);
-                there.push(depth);
+                shown.push(depth);
             } else if !std::mem::replace(&mut self.has_warned, true) {
                 warn!(
                     shown = PAIRS_MAX,
-                    "there are more queues and handlers than the metrics show; ask rouse.backlog for the others"
+                    "there are more pairs of queue and handler than the metrics show; query rouse.backlog for the others"
                 );
             }
         }
-        (there, gone.into_iter().collect())
+        (shown, gone.into_iter().collect())
     }
 }
 
@@ -121,27 +121,30 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_no_jobs_any_more_is_shown_with_none() {
+    fn a_pair_without_jobs_is_set_to_zero() {
         let mut pairs = Pairs::default();
-        let (there, gone) = pairs.take(vec![depth(1), depth(2)]);
-        assert_eq!((there.len(), gone.len()), (2, 0));
-        let (there, gone) = pairs.take(vec![depth(2)]);
-        assert_eq!(there, [depth(2)]);
+        let (shown, gone) = pairs.update(vec![depth(1), depth(2)]);
+        assert_eq!((shown.len(), gone.len()), (2, 0));
+        let (shown, gone) = pairs.update(vec![depth(2)]);
+        assert_eq!(shown, [depth(2)]);
         assert_eq!(gone, [("default".to_owned(), "1".to_owned())]);
     }
 
     #[test]
-    fn the_page_does_not_grow_beyond_its_limit() {
+    fn the_number_of_pairs_on_the_page_is_limited() {
         let mut pairs = Pairs::default();
-        pairs.take((0..PAIRS_MAX).map(depth).collect());
-        let (there, gone) = pairs.take(vec![depth(7), depth(PAIRS_MAX)]);
-        assert_eq!(there, [depth(7)], "a new one finds no room");
+        pairs.update((0..PAIRS_MAX).map(depth).collect());
+        let (shown, gone) = pairs.update(vec![depth(7), depth(PAIRS_MAX)]);
+        assert_eq!(shown, [depth(7)], "the new pair is not shown");
         assert_eq!(gone.len(), PAIRS_MAX - 1);
     }
 
     #[test]
-    fn what_is_dear_to_read_is_read_seldom() {
-        assert_eq!(rest(Duration::from_millis(2)), EVERY);
-        assert_eq!(rest(Duration::from_secs(5)), Duration::from_secs(100));
+    fn an_expensive_refresh_is_repeated_rarely() {
+        assert_eq!(pause_after(Duration::from_millis(2)), EVERY);
+        assert_eq!(
+            pause_after(Duration::from_secs(5)),
+            Duration::from_secs(100)
+        );
     }
 }

@@ -1,6 +1,6 @@
-//! Every transition of a job as a structured event: target `rouse::job`, with `event`, `job.id`, `handler`,
-//! `attempt`, `worker.id` and, from the claim on, `elapsed_ms`; an admin action has no claim, and names who did it.
-//! docs/reference/events.md lists them.
+//! Logs every transition of a job as a structured event. The target is `rouse::job`; the fields are `event`, `job.id`, `handler`, `attempt`,
+//! `worker.id` and, from the claim on, `elapsed_ms`. An admin action has no claim, and names the login instead. docs/reference/events.md
+//! lists all events.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,10 +12,10 @@ use crate::sandbox::BootTime;
 use crate::store::AdminAction;
 
 const TARGET: &str = "rouse::job";
-/// For events of the worker itself.
+/// The target of events of the worker itself.
 const WORKER_TARGET: &str = "rouse::worker";
 
-/// The attempt that an event is about.
+/// The fields that identify the attempt of an event.
 #[derive(Clone, Copy)]
 pub(super) struct EventContext<'a> {
     pub(super) worker_id: &'a str,
@@ -25,7 +25,7 @@ pub(super) struct EventContext<'a> {
     pub(super) since: Since,
 }
 
-/// From when `elapsed_ms` counts.
+/// The start of `elapsed_ms`.
 #[derive(Clone, Copy)]
 pub(super) enum Since {
     /// Just before this worker sent the claim.
@@ -71,18 +71,18 @@ pub(super) fn worker(event: &str, settings: &Settings, incarnation: Incarnation)
     );
 }
 
-/// True if events of single jobs are logged even when nothing went wrong.
+/// True if events of single jobs are logged even if nothing went wrong.
 pub(super) fn all_are_logged() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
 }
 
-/// Somebody has enqueued it. A worker hears of that with the claim of its first attempt, and again where that claim is given back.
+/// The job was enqueued. A worker logs this when it claims the first attempt, and again if that claim was given back.
 pub(super) fn enqueued(context: EventContext<'_>, queue: &str, at: SystemTime) {
     let at = humantime::format_rfc3339_millis(at);
     event!(debug, "enqueued", context, queue, at = %at);
 }
 
-/// Its time has come: it has got its turn.
+/// The job is due, and has got its turn.
 pub(super) fn promoted(worker_id: &str, id: JobId) {
     debug!(target: TARGET, event = "promoted", job.id = id.0, worker.id = worker_id);
 }
@@ -92,7 +92,13 @@ pub(super) fn claimed(context: EventContext<'_>) {
 }
 
 pub(super) fn adopted(context: EventContext<'_>, lost: i32) {
-    event!(info, "adopted", context, lost, "its worker is gone");
+    event!(
+        info,
+        "adopted",
+        context,
+        lost,
+        "taken over from a worker that is gone"
+    );
 }
 
 /// The job was lost with its worker and is not claimed at once: it waits, or has failed.
@@ -103,7 +109,7 @@ pub(super) fn lost(context: EventContext<'_>, lost: i32, has_failed: bool) {
             "lost",
             context,
             lost,
-            "its worker is gone; it waits for its next attempt"
+            "its worker is gone; the job waits for its next attempt"
         ),
         true => event!(
             warn,
@@ -111,7 +117,7 @@ pub(super) fn lost(context: EventContext<'_>, lost: i32, has_failed: bool) {
             context,
             lost,
             error = r#"{"kind":"lost"}"#,
-            "its worker is gone, once too often"
+            "its worker is gone; the job has crashed its workers too often"
         ),
     }
 }
@@ -161,10 +167,10 @@ pub(super) fn given_up(context: EventContext<'_>) {
 pub(super) fn settled(context: EventContext<'_>, outcome: &Outcome) {
     match outcome {
         Outcome::Succeeded(_) => event!(debug, "succeeded", context),
-        Outcome::Failed(error) => event!(warn, "failed", context, error = %in_short(error)),
-        Outcome::TimedOut(error) => event!(warn, "timed_out", context, error = %in_short(error)),
+        Outcome::Failed(error) => event!(warn, "failed", context, error = %summary(error)),
+        Outcome::TimedOut(error) => event!(warn, "timed_out", context, error = %summary(error)),
         Outcome::Retry { again, error } => {
-            let error = in_short(error);
+            let error = summary(error);
             match again.at {
                 RetryAt::After(delay) => {
                     let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
@@ -185,7 +191,7 @@ pub(super) fn admin_actions_are_logged() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::INFO)
 }
 
-/// An operator or a program did this.
+/// An operator or a program took this action.
 pub(super) fn admin_action(worker_id: &str, action: &AdminAction) {
     info!(
         target: TARGET,
@@ -202,10 +208,10 @@ pub(super) fn admin_action(worker_id: &str, action: &AdminAction) {
     );
 }
 
-/// The error for the log, as JSON. Its backtrace and the handler's details are stored with the attempt (`rouse job ID`): the backtrace
-/// would add two thousand characters to the line of each retry, and details are as large as the guest likes. Its standard error has been
-/// logged already.
-fn in_short(error: &AttemptError) -> String {
+/// The error for the log, as JSON. It leaves out the backtrace and the handler's details, which are stored with the attempt (`rouse job ID`):
+/// a backtrace would add two thousand characters to the line of each retry, and details can be of any size. The guest's standard error has
+/// been logged already.
+fn summary(error: &AttemptError) -> String {
     let short = AttemptError {
         kind: error.kind,
         guest_kind: error.guest_kind.clone(),
@@ -225,7 +231,7 @@ mod tests {
     use crate::job::ErrorKind;
 
     #[test]
-    fn the_log_has_the_error_without_its_backtrace_standard_error_and_details() {
+    fn logged_errors_leave_out_backtrace_standard_error_and_details() {
         let error = AttemptError {
             backtrace: vec!["abort".into(), "main".into()],
             stderr: vec!["why".into()],
@@ -235,7 +241,7 @@ mod tests {
             ..AttemptError::new(ErrorKind::Panic, "no")
         };
         assert_eq!(
-            in_short(&error),
+            summary(&error),
             r#"{"kind":"panic","message":"no","location":"lib.rs:1:2","max_attempts":5}"#
         );
     }

@@ -1,4 +1,4 @@
-//! How the database knows this worker: its registration, its heartbeats, and a new incarnation if the old one is over.
+//! Keeps this worker registered: the registration, the heartbeats, and a new incarnation if the old one is over.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,7 +18,7 @@ use crate::sandbox::{Catalog, HandlerSet};
 use crate::store::connect::backoff;
 use crate::store::{Heartbeat, Registration, Stats, StoreError};
 
-/// What a worker says of itself.
+/// The data with which a worker registers.
 pub(super) fn registration(
     settings: &Settings,
     handlers: &HandlerSet,
@@ -38,15 +38,15 @@ pub(super) fn registration(
     }
 }
 
-/// Payload keys of all handlers in one registration, bytes; beyond that they are left out.
+/// The maximum size of the payload keys of all handlers in one registration, bytes. Keys beyond it are left out.
 const KEYS_BYTES_MAX: usize = 256 << 10;
 
 /// `{"handler": {"version": …, "grants": […], "max_attempts": …, "payload_keys": […]}, …}`
 fn capabilities(settings: &Settings, handlers: &HandlerSet) -> Value {
     let mut keys_bytes = 0;
-    let of = |name: &String| {
+    let capability = |name: &String| {
         let handler = handlers.get(name)?;
-        let mut said = json!({
+        let mut capability = json!({
             "version": handler.manifest.version,
             "sha256": handler.module.digest.to_string(),
             "grants": handler.granted(),
@@ -56,20 +56,20 @@ fn capabilities(settings: &Settings, handlers: &HandlerSet) -> Value {
             // With quotes and a comma.
             keys_bytes += keys.iter().map(|key| key.len() + 4).sum::<usize>();
             if keys_bytes <= KEYS_BYTES_MAX {
-                said["payload_keys"] = json!(keys);
+                capability["payload_keys"] = json!(keys);
             }
         }
-        Some((name.clone(), said))
+        Some((name.clone(), capability))
     };
-    Value::Object(handlers.names().iter().filter_map(of).collect())
+    Value::Object(handlers.names().iter().filter_map(capability).collect())
 }
 
-/// How the database knows this worker.
+/// The state of this worker's registration.
 pub(super) struct Presence {
     /// The current incarnation.
     pub(super) incarnation: watch::Sender<Incarnation>,
-    /// Sends the next heartbeat at once: the database has refused this worker, or has not heard of it for a while. A host that is heard of
-    /// after it has lost attempts has not crashed.
+    /// Sends the next heartbeat at once, because the database has refused this worker or was unreachable, or because attempts were lost: a
+    /// heartbeat after the loss shows that the host has not crashed.
     pub(super) heartbeat_now: Notify,
     /// Why this worker cannot continue at all.
     pub(super) fatal: OnceLock<String>,
@@ -91,7 +91,7 @@ impl Presence {
 
 /// The statistics that heartbeats report.
 pub(super) struct Tally {
-    born: Instant,
+    started: Instant,
     completed: AtomicU64,
     failed: AtomicU64,
     attempts_failed: AtomicU64,
@@ -103,7 +103,7 @@ pub(super) struct Tally {
 impl Tally {
     pub(super) fn new() -> Self {
         Self {
-            born: Instant::now(),
+            started: Instant::now(),
             completed: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             attempts_failed: AtomicU64::new(0),
@@ -113,14 +113,14 @@ impl Tally {
         }
     }
 
-    /// An attempt has run for so long.
+    /// An attempt has run for this long.
     pub(super) fn ran(&self, wall: Duration) {
         let us = u64::try_from(wall.as_micros()).unwrap_or(u64::MAX);
         self.attempts.fetch_add(1, Ordering::Relaxed);
         self.attempts_us.fetch_add(us, Ordering::Relaxed);
     }
 
-    /// An attempt ran into its run timeout.
+    /// An attempt exceeded its run timeout.
     pub(super) fn timed_out(&self) {
         self.timed_out.fetch_add(1, Ordering::Relaxed);
     }
@@ -138,7 +138,7 @@ impl Tally {
         }
     }
 
-    /// Of a worker that is about to register for the first time.
+    /// The statistics of a worker that registers for the first time.
     pub(super) fn at_start(catalog: &Catalog) -> Stats {
         Stats {
             memory_bytes: resident_bytes(),
@@ -148,7 +148,7 @@ impl Tally {
         }
     }
 
-    fn stats(&self, shared: &Shared, used: Option<f64>) -> Stats {
+    fn stats(&self, shared: &Shared, cpu_cores: Option<f64>) -> Stats {
         let attempts = self.attempts.load(Ordering::Relaxed);
         let us = self.attempts_us.load(Ordering::Relaxed);
         Stats {
@@ -158,23 +158,23 @@ impl Tally {
             attempts_failed: self.attempts_failed.load(Ordering::Relaxed),
             timed_out: self.timed_out.load(Ordering::Relaxed),
             average_ms: (attempts > 0).then(|| us as f64 / attempts as f64 / 1000.0),
-            cpu_cores: used,
+            cpu_cores,
             memory_bytes: resident_bytes(),
             disk_free_bytes: shared.catalog.disk_free_bytes(),
-            uptime_s: self.born.elapsed().as_secs(),
+            uptime_s: self.started.elapsed().as_secs(),
             loading: shared.catalog.current().is_loading(),
         }
     }
 }
 
-/// The resident memory of this process; none where the system does not say (no /proc).
+/// The resident memory of this process. `None` without /proc.
 fn resident_bytes() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
     Some(pages * u64::try_from(rustix::param::page_size()).ok()?)
 }
 
-/// CPU time of this process.
+/// The CPU time of this process.
 fn cpu_time() -> Duration {
     let used = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(
@@ -183,20 +183,20 @@ fn cpu_time() -> Duration {
     )
 }
 
-/// Heartbeats for as long as the worker lives; registers again where the database says that this life is over.
+/// Sends heartbeats until the worker ends, and registers it again if the database says that its incarnation is over.
 pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
-    let (mut asked, mut used) = (Instant::now(), cpu_time());
+    let (mut last_at, mut last_cpu) = (Instant::now(), cpu_time());
     let mut changes = shared.catalog.changed();
-    // Nor is a worker that drains to be taken for one that claims: it says so once, at once.
+    // A worker that starts to drain reports it at once.
     let mut draining = false;
-    // Heartbeats that failed since the last one that did not.
+    // Consecutive heartbeats that failed.
     let mut failures = 0;
-    // What the fleet was told last that this worker can run. It is not sent, nor written, with each heartbeat: it may be megabytes.
-    let mut told = None;
-    // What was done while no host was there.
+    // The capabilities that the database has. They are sent only after a change, because they may be megabytes.
+    let mut reported = None;
+    // Admin actions that were taken while no host was running.
     audit_outbox::log_all(&shared).await;
     loop {
-        // Where nothing is heard of this worker, what it loses counts as lost in a crash: a failed heartbeat is repeated soon.
+        // Without heartbeats, the attempts that this worker loses count as crashes. So a failed heartbeat is repeated soon.
         let wait = match failures {
             0 => every,
             failures => backoff(failures - 1, rand::random()).min(every),
@@ -204,47 +204,47 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             () = shared.presence.heartbeat_now.notified() => {}
-            // The others are to know at once what this worker can run. The catalog lives as long as the worker.
-            _ = changes.changed() => shared.wakeups.ring(None),
+            // The fleet learns at once which handlers this worker has. The catalog outlives the worker.
+            _ = changes.changed() => shared.wakeups.notify(None),
             () = shared.stop.drain.cancelled(), if !draining => {}
         }
         let (now, cpu) = (Instant::now(), cpu_time());
-        let cores = (cpu - used).as_secs_f64() / (now - asked).as_secs_f64().max(0.001);
-        (asked, used) = (now, cpu);
+        let cores = (cpu - last_cpu).as_secs_f64() / (now - last_at).as_secs_f64().max(0.001);
+        (last_at, last_cpu) = (now, cpu);
         let stats = shared.presence.tally.stats(&shared, Some(cores));
         let capabilities = Some(capabilities(&shared.settings, &shared.catalog.current()));
         draining = shared.stop.is_stopping();
-        let news = capabilities.as_ref().filter(|_| capabilities != told);
-        match shared.store.heartbeat(news, &stats, draining).await {
+        let changed = capabilities.as_ref().filter(|_| capabilities != reported);
+        match shared.store.heartbeat(changed, &stats, draining).await {
             Ok(Heartbeat { expired, timeouts }) => {
                 failures = 0;
-                told = capabilities;
+                reported = capabilities;
                 timeout_flag(timeouts);
                 if expired > 0 {
                     warn!(
                         expired,
-                        "workers were not heard of for 90 s; what they had claimed is free"
+                        "other workers sent no heartbeat for 90 s; their jobs can be taken over"
                     );
                 }
-                challenges::look_where_deaf(&shared);
+                challenges::check_without_notifications(&shared);
                 audit_outbox::log_all(&shared).await;
             }
             Err(error) if error.is_over() || error.is_superseded() => {
                 failures = 0;
-                told = None;
+                reported = None;
                 start_again(&shared, &error).await
             }
-            // What this worker can run is for people. That it lives is for its jobs.
-            Err(error) if error.is_about_data() && news.is_some() => {
-                error!(%error, "the database refuses what this worker says that it can run; the fleet goes on seeing what it could run before");
-                told = capabilities;
+            // The capabilities are for people. The heartbeat itself protects the jobs.
+            Err(error) if error.is_about_data() && changed.is_some() => {
+                error!(%error, "the database refused the capabilities of this worker; the fleet still shows the previous ones");
+                reported = capabilities;
                 shared.presence.heartbeat_now.notify_one();
             }
             Err(error) => {
                 if failures == 0 {
                     warn_unless_unreachable!(
                         error,
-                        "heartbeat failed; it is repeated, first within a second, then less and less often"
+                        "heartbeat failed; retrying with backoff, first within a second"
                     );
                 }
                 failures += 1;
@@ -253,29 +253,29 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
     }
 }
 
-/// Shows for how many attempts this worker has its timeout flag.
+/// Shows how many timeouts caused this worker's timeout flag.
 fn timeout_flag(timeouts: i64) {
     #[expect(clippy::cast_precision_loss, reason = "timeouts are few")]
     gauge!("rouse_worker_timeouts").set(timeouts as f64);
 }
 
-/// Everything that the worker had claimed is lost. Where it may, it goes on under a new incarnation.
+/// All claims of the old incarnation are lost. The worker continues under a new one, unless another host has taken its id.
 async fn start_again(shared: &Arc<Shared>, why: &StoreError) {
     let ids = shared.leases.lose_all(AbortReason::Error);
-    warn!(error = %why, job.ids = ?ids, "this life of the worker is over; what it runs is stopped");
-    // What waits in line is refused when it is given back: it is others' already.
+    warn!(error = %why, job.ids = ?ids, "this incarnation of the worker is over; aborting its attempts");
+    // Empties the line. The database refuses these settlements: the jobs already belong to others.
     slots::give_back_all(shared).await;
-    // This host has not crashed: what it has lost is not held against the jobs.
+    // This host has not crashed, so its losses must not count as crashes of its jobs.
     if let Err(error) = shared.store.outlived().await {
         warn_unless_unreachable!(
             error,
-            "cannot report that this host is alive; the attempts that it has lost count as crashes"
+            "cannot report that this host is alive; its lost attempts count as crashes"
         );
     }
     if why.is_superseded() {
         error!(
             worker.id = %shared.settings.worker_id,
-            "another host runs with the worker id and the key file of this one; give each host its own (worker_id, worker_key_file). This host stops"
+            "another host has this host's worker id and key file; give each host its own (worker_id, worker_key_file); this host stops"
         );
         let _ = shared.presence.fatal.set(why.to_string());
         shared.stop.now();
@@ -289,7 +289,7 @@ async fn start_again(shared: &Arc<Shared>, why: &StoreError) {
             shared.presence.incarnation.send_replace(incarnation);
         }
         Err(error) if error.is_taken() => {
-            error!(%error, "the worker's id was taken meanwhile");
+            error!(%error, "another host has taken this worker's id; this host stops");
             let _ = shared.presence.fatal.set(error.to_string());
             shared.stop.now();
         }

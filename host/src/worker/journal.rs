@@ -1,5 +1,5 @@
-//! What an attempt leaves behind, in Postgres behind the fence: results of steps, and its progress. What its handler keeps:
-//! `state.rs`.
+//! The journal of an attempt, written to Postgres behind the fence: results of steps, log lines and progress. `state.rs` has the state of its
+//! handler.
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -15,39 +15,39 @@ use crate::job::{Attempt, Fence, JobId, Usage};
 use crate::sandbox::{Handler, Journal, Meter, StateKeeper, Waiting};
 use crate::store::{ClaimedJob, NotMine, Report, StoreError};
 
-/// The wait after a failure that may pass.
+/// The wait after a temporary failure.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
-/// After one that has waited for a lock in vain: while it waits, others cannot ask.
+/// The wait after a lock timeout: a call that waits for a lock keeps other attempts from calling.
 const LOCKED_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// As `rouse.progress` has it.
+/// The limit of `rouse.progress`.
 const STEP_CHARS_MAX: usize = 200;
 
-/// Calls for steps at the same time, and as many for state: of the few connections of a worker, some are left for claims, settlements and
-/// renewals, however many attempts record.
+/// The maximum number of concurrent calls about steps, and of those about state. It leaves some of the worker's few connections to claims,
+/// settlements and renewals.
 pub(super) const CALLS_MAX: usize = 2;
 
-/// The journal of one attempt. While the database does not answer it is asked again, until the worker
-/// trusts the lease no more: the abort signal ends the wait.
+/// The journal of one attempt. A call that the database does not answer is repeated until the worker no longer trusts the lease; then the
+/// abort signal ends the wait.
 pub(super) struct AttemptJournal {
     pub(super) shared: Arc<Shared>,
     pub(super) id: JobId,
     pub(super) fence: Fence,
     pub(super) handler: Arc<Handler>,
     attempt: Attempt,
-    watched: Arc<Watched>,
+    live_usage: Arc<LiveUsage>,
     has_reported: AtomicBool,
 }
 
-/// What an attempt uses while it runs.
-pub(super) struct Watched {
+/// The usage of an attempt while it runs.
+pub(super) struct LiveUsage {
     since: Instant,
-    /// None until there is a guest.
+    /// Empty until a guest exists.
     meter: OnceLock<Arc<Meter>>,
 }
 
-impl Default for Watched {
+impl Default for LiveUsage {
     fn default() -> Self {
         Self {
             since: Instant::now(),
@@ -56,10 +56,10 @@ impl Default for Watched {
     }
 }
 
-impl Watched {
-    /// What it has used so far, if it has run for so long.
-    pub(super) fn usage(&self, runs_for: Duration) -> Option<Usage> {
-        if self.since.elapsed() < runs_for {
+impl LiveUsage {
+    /// The usage so far. `None` if the attempt has run for less than `min`, or if there is no guest yet.
+    pub(super) fn after(&self, min: Duration) -> Option<Usage> {
+        if self.since.elapsed() < min {
             return None;
         }
         self.meter.get().map(|meter| meter.usage())
@@ -74,37 +74,36 @@ impl AttemptJournal {
             fence: job.fence,
             handler,
             attempt: job.attempt,
-            watched: Arc::default(),
+            live_usage: Arc::default(),
             has_reported: AtomicBool::new(false),
         }
     }
 
-    /// What it uses, for whoever looks while it runs.
-    pub(super) fn watched(&self) -> Arc<Watched> {
-        self.watched.clone()
+    pub(super) fn live_usage(&self) -> Arc<LiveUsage> {
+        self.live_usage.clone()
     }
 
-    /// The attempt has ended.
+    /// The attempt has ended: its progress is deleted.
     pub(super) fn close(&self) {
         if self.has_reported.load(Ordering::Relaxed) {
             self.shared.reports.progress.ended(self.id, self.fence);
         }
     }
 
-    /// What the database said in the end; none: nothing yet, ask again.
+    /// The answer of the database. `None` if the call has to be repeated. If the attempt has lost its job, it waits for the abort signal.
     pub(super) async fn answer<T>(
         &self,
         answer: Result<Result<T, NotMine>, StoreError>,
     ) -> Option<T> {
         match answer {
-            Ok(Ok(said)) => Some(said),
+            Ok(Ok(answer)) => Some(answer),
             Ok(Err(NotMine(reason))) => {
                 self.shared.leases.lose(self.id, self.fence, reason);
                 pending().await
             }
-            // This life of the worker is over, which will end the attempt.
-            Err(error) if self.shared.doubted(&error) => pending().await,
-            // Somebody else has it in hand: no fault of anybody, unless it lasts.
+            // The next heartbeat aborts the attempt.
+            Err(error) if self.shared.is_incarnation_over(&error) => pending().await,
+            // Another transaction has the lock, usually for a short time.
             Err(error) if error.is_locked() => {
                 debug!(job.id = self.id.0, %error, "a step or the state is locked; trying again");
                 tokio::time::sleep(LOCKED_RETRY_AFTER).await;
@@ -173,15 +172,15 @@ impl Journal for AttemptJournal {
     }
 
     fn meter(&self, meter: Arc<Meter>) {
-        // Called once.
-        let _ = self.watched.meter.set(meter);
+        // It is empty, because this is called once.
+        let _ = self.live_usage.meter.set(meter);
     }
 
     fn say(&self, line: u32, level: Level, text: &str) {
         self.shared
             .reports
             .logs
-            .say(self.id, self.attempt, line, level, text);
+            .push(self.id, self.attempt, line, level, text);
     }
 
     fn state(&self) -> Option<&dyn StateKeeper> {
@@ -190,11 +189,11 @@ impl Journal for AttemptJournal {
 
     fn progress(&self, percent: u8, step: &str) {
         self.has_reported.store(true, Ordering::Relaxed);
-        self.shared.reports.progress.say(Report {
+        self.shared.reports.progress.report(Report {
             id: self.id,
             fence: self.fence,
             percent,
-            // What stands for characters that cannot be shown makes a text longer than the guest's was.
+            // Escaping control characters may have made the text longer than the guest's limit.
             step: step.chars().take(STEP_CHARS_MAX).collect(),
         });
     }

@@ -1,4 +1,4 @@
-//! What the claimer knows of the lanes: which it serves, which have jobs, and from which turn on.
+//! The claimer's knowledge about lanes: which lanes it serves, which of them have jobs, and from which turn to read them.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -8,79 +8,78 @@ use super::QueueOrder;
 use crate::job::LaneId;
 use crate::store::{ClaimOrder, ClaimedJob, Lane, Only};
 
-/// The most lanes that one claim looks at: an empty lane costs it one look into the index. Where
-/// more are served, claims go to those that are known to have jobs.
+/// The maximum number of lanes in one claim: each costs an index lookup, even if it is empty. If more lanes are served, claims go to lanes that
+/// are known to have jobs.
 const LANES_PER_CLAIM: usize = 256;
-/// The catalog is read again from this far behind its known end, because a lane's row may be
-/// committed after one that was numbered later.
+/// The catalog is re-read from this far before its known end, because a lane's row may be committed after rows with higher numbers.
 const CATALOG_WINDOW: i64 = 256;
 
-/// The lanes, and a cursor for each. Cursors are hints: turns are numbered before they are
-/// committed, so one that is behind a cursor is found by the next sweep.
+/// The lanes, with a cursor for each. Cursors are hints: turns are assigned before they are committed, so a turn may appear behind the cursor.
+/// The next sweep finds it.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     known: HashMap<LaneId, Known>,
-    /// How many of them are served as a whole.
+    /// The number of lanes that are served as a whole.
     served: usize,
-    /// Those that are served by source.
+    /// Lanes that are served by source.
     by_source: VecDeque<LaneId>,
-    /// Served lanes that had jobs when somebody last looked.
+    /// Served lanes that are known to have jobs.
     active: HashSet<LaneId>,
-    /// The newest rows of the catalog that were read: those in the window.
+    /// The numbers of the catalog's rows in the window.
     newest: BTreeSet<i64>,
     catalog_end: i64,
     queue_order: QueueOrder,
 }
 
-/// From which turn on a lane is looked at.
+/// The turn after which a lane is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum After {
-    /// From the cursor: there is a backlog, and whatever is committed now stands behind it.
+    /// The cursor. Used during a backlog: jobs that are being committed now are far behind the backlog.
     Cursor,
-    /// From where the cursor was a moment ago: it stands among jobs that are being committed now, not in
-    /// the order of their turns.
+    /// The cursor of a moment ago. Used without a backlog: the cursor is among jobs that are being committed now, in any order.
     Recent,
-    /// From the furthest turn that was ever claimed, which no sweep changes: what was committed behind it is left out.
+    /// The last turn that was ever claimed; sweeps do not change it. Jobs that were committed late before it are left out.
     Reached,
 }
 
 /// How a lane is served.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Serving {
-    /// How long claims from it are good for.
+    /// The lease of claims from it.
     pub(super) lease_ms: i64,
-    /// The place of its queue among those that are served.
+    /// The position of its queue in the settings.
     pub(super) queue_place: usize,
-    /// Only jobs of sources that are bound to a handler: the lane's own is not here. Such a lane has no cursor.
+    /// Only jobs of sources that are bound to a handler of this host are claimed, because this host does not have the lane's own handler. Such a
+    /// lane has no cursor.
     pub(super) by_source: bool,
 }
 
-/// What a reading of the catalog has brought.
+/// The result of reading the catalog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct News {
-    /// There are lanes that were not known, and may have jobs.
+pub(super) struct CatalogChange {
+    /// There are new lanes, which may have jobs.
     pub(super) new: bool,
-    /// Lanes have come or gone: which are served has to be decided anew.
+    /// Lanes were added or removed, so the served lanes have to be chosen again.
     pub(super) changed: bool,
 }
 
 #[derive(Debug)]
 struct Known {
     lane: Arc<Lane>,
-    /// None: it is not served.
+    /// `None` if it is not served.
     serving: Option<Serving>,
     cursor: i64,
-    /// The cursor at the last two calls of [`Lanes::look_back`], the older one first.
+    /// The cursor at the last two calls of [`Lanes::look_back`], older first.
     recent: [i64; 2],
-    /// The cursor at the last two sweeps, the older one first; the smallest turn: there was none.
+    /// The cursor at the last two sweeps, older first. `i64::MIN` if there was no such sweep.
     marks: [i64; 2],
-    /// The furthest turn that was ever claimed from it, or up to which it was found empty; going back does not change this.
+    /// The last turn that was ever claimed from it, or up to which it was found empty. Sweeps do not reset it.
     reached: i64,
 }
 
 impl Known {
-    /// Served as a whole.
-    fn is_ours(&self) -> bool {
+    /// True if it is served as a whole.
+    fn is_served_whole(&self) -> bool {
         self.serving.is_some_and(|serving| !serving.by_source)
     }
 
@@ -98,15 +97,14 @@ impl Known {
         })
     }
 
-    /// The place in the order in which lanes are claimed from: by class, and of these the lane
-    /// that has come least far first. Turns are numbered across lanes, so that one has the oldest jobs.
-    /// Not by the cursor: after each sweep the lanes with the smallest ids would go first, and the
-    /// others have to wait until those are empty.
+    /// Its place in the order of claims: by class, then by the last turn reached. Turns are numbered across lanes, so the lane that has reached
+    /// the lowest turn has the oldest jobs. The cursor does not decide: each restart resets it, and the lanes with the smallest ids would go
+    /// first until they are empty.
     fn place(&self, order: QueueOrder) -> ([usize; 2], i64, LaneId) {
         (self.class(order), self.reached, self.lane.id)
     }
 
-    /// Lanes of one class take turns; those of a later one wait until the earlier ones are empty.
+    /// Its class. Lanes of one class take turns; lanes of a later class wait until the earlier classes are empty.
     fn class(&self, order: QueueOrder) -> [usize; 2] {
         let queue_place = self.serving.map_or(0, |serving| serving.queue_place);
         let priority = self.lane.priority as usize;
@@ -116,7 +114,7 @@ impl Known {
         }
     }
 
-    /// Lanes of a later tier wait until the earlier ones are empty, however long their jobs have waited.
+    /// Its tier. Lanes of a later tier wait until the earlier tiers are empty, even if their jobs are overdue.
     fn tier(&self, order: QueueOrder) -> usize {
         match order {
             QueueOrder::Priority => 0,
@@ -133,40 +131,40 @@ impl Lanes {
         }
     }
 
-    /// From where to read the catalog next.
+    /// The position after which the catalog is read next.
     pub(super) fn read_after(&self) -> i64 {
         self.catalog_end - CATALOG_WINDOW
     }
 
-    /// How many rows of the catalog after that place have been read.
+    /// The number of known rows of the catalog after that position.
     pub(super) fn read_rows(&self) -> usize {
         self.newest.len()
     }
 
-    /// From now on the whole catalog is unread: a lane may be committed long after it was numbered.
+    /// Makes the next reading cover the whole catalog: a lane may be committed long after it was numbered.
     pub(super) fn forget_catalog(&mut self) {
         self.catalog_end = 0;
         self.newest.clear();
     }
 
-    /// True for a lane of the catalog, as far as it was read.
+    /// True if this lane was read from the catalog.
     pub(super) fn knows(&self, lane: LaneId) -> bool {
         self.known.contains_key(&lane)
     }
 
-    /// True for a lane that jobs are claimed from.
+    /// True if jobs are claimed from this lane.
     pub(super) fn serves(&self, lane: LaneId) -> bool {
         let known = self.known.get(&lane);
         known.is_some_and(|known| known.serving.is_some())
     }
 
-    /// Takes in all that the catalog said after [`Self::read_after`]. A new lane counts as one that
-    /// has jobs: it is catalogued with its first. Where the whole catalog was read, lanes that it has no more are forgotten.
-    pub(super) fn learn(&mut self, lanes: Vec<Lane>) -> News {
+    /// Adds the lanes of the catalog after [`Self::read_after`]. A new lane counts as active: it is catalogued with its first job. If this is the
+    /// whole catalog, lanes that are missing from it are forgotten.
+    pub(super) fn learn(&mut self, lanes: Vec<Lane>) -> CatalogChange {
         let whole = self.read_after() < 1;
         let mut new = false;
         let mut there = HashSet::new();
-        // Rows that were read before and are gone do not count any more.
+        // Rows that have been deleted no longer count.
         self.newest.clear();
         for lane in lanes {
             self.catalog_end = self.catalog_end.max(lane.seq);
@@ -193,25 +191,25 @@ impl Lanes {
         if whole {
             self.known.retain(|id, _| there.contains(id));
         }
-        News {
+        CatalogChange {
             new,
             changed: new || self.known.len() < all,
         }
     }
 
-    /// Decides anew which lanes are served, and how.
+    /// Chooses which lanes are served, and how.
     pub(super) fn serve(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
         for known in self.known.values_mut() {
-            let was_ours = known.is_ours();
+            let was_served = known.is_served_whole();
             known.serving = serving(&known.lane);
-            if known.is_ours() && !was_ours {
+            if known.is_served_whole() && !was_served {
                 self.active.insert(known.lane.id);
             }
         }
         let known = &self.known;
-        let is_ours = |id: &LaneId| known.get(id).is_some_and(Known::is_ours);
-        self.active.retain(is_ours);
-        self.served = known.keys().filter(|id| is_ours(id)).count();
+        let is_served_whole = |id: &LaneId| known.get(id).is_some_and(Known::is_served_whole);
+        self.active.retain(is_served_whole);
+        self.served = known.keys().filter(|id| is_served_whole(id)).count();
         let by_source = |id: &LaneId| {
             let serving = known.get(id).and_then(|lane| lane.serving);
             serving.is_some_and(|serving| serving.by_source)
@@ -227,19 +225,19 @@ impl Lanes {
         }
     }
 
-    /// Whether only jobs of bound sources are claimed from it.
+    /// True if only jobs of bound sources are claimed from this lane.
     pub(super) fn is_served_by_source(&self, lane: LaneId) -> bool {
         let serving = self.known.get(&lane).and_then(|known| known.serving);
         serving.is_some_and(|serving| serving.by_source)
     }
 
-    /// Whether any lane is served by source.
+    /// True if any lane is served by source.
     pub(super) fn serves_by_source(&self) -> bool {
         !self.by_source.is_empty()
     }
 
-    /// Lanes that are served by source, for the next claim, by priority and queue: of one class another one goes first
-    /// each time, and of more than fit others come each time.
+    /// The lanes that are served by source, for the next claim, ordered by class. The lanes of a class take turns in being the first. If there are
+    /// more than fit one claim, each call returns other ones.
     pub(super) fn by_source(&mut self) -> Vec<LaneId> {
         let count = self.by_source.len();
         let mut lanes: Vec<LaneId> = self
@@ -262,7 +260,7 @@ impl Lanes {
         lanes
     }
 
-    /// Every lane that is served by source, for adoption.
+    /// All lanes that are served by source, for adoption.
     pub(super) fn all_by_source(&self) -> Vec<ClaimOrder> {
         let known = self.by_source.iter().filter_map(|id| self.known.get(id));
         known
@@ -277,13 +275,12 @@ impl Lanes {
             .collect()
     }
 
-    /// No lane is known to have jobs.
-    pub(super) fn rest(&mut self) {
+    /// Marks all lanes as having no jobs.
+    pub(super) fn mark_all_empty(&mut self) {
         self.active.clear();
     }
 
-    /// The lane of a claimed job, and how long claims from it are good for; none where it is not
-    /// served.
+    /// The lane of a claimed job, and the lease of claims from it. `None` if it is not served.
     pub(super) fn get(&self, id: LaneId) -> Option<(Arc<Lane>, Duration)> {
         let known = self.known.get(&id)?;
         let lease_ms = known.serving?.lease_ms;
@@ -291,11 +288,11 @@ impl Lanes {
         Some((known.lane.clone(), lease))
     }
 
-    /// Somebody says that there is a job in this lane. True where the lane is served.
-    pub(super) fn touch(&mut self, id: LaneId) -> bool {
-        if self.known.get(&id).is_some_and(Known::is_ours) {
+    /// Notes that there may be a job in this lane. True if the lane is served.
+    pub(super) fn mark_active(&mut self, id: LaneId) -> bool {
+        if self.known.get(&id).is_some_and(Known::is_served_whole) {
             self.active.insert(id);
-        } else if let Some(place) = self.by_source.iter().position(|it| *it == id) {
+        } else if let Some(place) = self.by_source.iter().position(|lane| *lane == id) {
             // The next claim by source starts with it.
             self.by_source.remove(place);
             self.by_source.push_front(id);
@@ -310,7 +307,7 @@ impl Lanes {
             active.filter_map(|id| self.known.get(id)).collect()
         } else {
             let known = self.known.values();
-            known.filter(|lane| lane.is_ours()).collect()
+            known.filter(|lane| lane.is_served_whole()).collect()
         };
         if lanes.len() > LANES_PER_CLAIM {
             lanes.select_nth_unstable_by_key(LANES_PER_CLAIM, |lane| lane.place(self.queue_order));
@@ -321,28 +318,30 @@ impl Lanes {
         orders.collect()
     }
 
-    /// Takes in what a claim from these lanes found; `is_all`: everything that was there.
+    /// Updates cursors and active lanes after a claim from these lanes. `is_all`: the claim returned all jobs that there were.
     pub(super) fn claimed(&mut self, orders: &[ClaimOrder], jobs: &[ClaimedJob], is_all: bool) {
-        let mut gave = HashSet::new();
+        let mut with_jobs = HashSet::new();
         for job in jobs {
             self.advance(job.lane, job.turn);
-            gave.insert(job.lane);
+            with_jobs.insert(job.lane);
         }
-        // A claim that was filled has not looked into the lanes behind the last that gave something.
-        let looked_at = if is_all {
+        // A claim that was filled has not read the lanes after the last one that had jobs.
+        let read = if is_all {
             orders.len()
         } else {
-            let last = orders.iter().rposition(|order| gave.contains(&order.lane));
+            let last = orders
+                .iter()
+                .rposition(|order| with_jobs.contains(&order.lane));
             last.map_or(0, |last| last + 1)
         };
-        for order in &orders[..looked_at] {
-            if order.only.is_none() && !gave.contains(&order.lane) {
+        for order in &orders[..read] {
+            if order.only.is_none() && !with_jobs.contains(&order.lane) {
                 self.active.remove(&order.lane);
             }
         }
     }
 
-    /// Lanes that have jobs and stand behind others that have some; of more than fit a claim, any.
+    /// Active lanes of a later class than the first active one. If there are more than fit one claim, any of them.
     pub(super) fn behind(&self, after: After) -> Vec<ClaimOrder> {
         let known = &self.known;
         let active = || self.active.iter().filter_map(|id| known.get(id));
@@ -355,8 +354,8 @@ impl Lanes {
             .collect()
     }
 
-    /// The orders for jobs that have waited too long, ahead of others of their tier: with more than one tier those of the
-    /// first, after the lanes of earlier tiers.
+    /// The claim orders for overdue jobs, which go ahead of other jobs of their tier. They are those of the first tier that has any, after the lanes
+    /// of earlier tiers.
     pub(super) fn promoted(&self, overdue: &[(LaneId, Only)]) -> Vec<ClaimOrder> {
         let tier_of = |id: &LaneId| Some(self.known.get(id)?.tier(self.queue_order));
         let Some(tier) = overdue.iter().filter_map(|(id, _)| tier_of(id)).min() else {
@@ -376,17 +375,17 @@ impl Lanes {
         orders
     }
 
-    /// Every served lane, in the order in which to claim from them.
+    /// All lanes that are served as a whole, in the order of claims.
     pub(super) fn all(&self) -> Vec<ClaimOrder> {
-        self.looked_at(|_| true)
+        self.filtered(|_| true)
     }
 
-    /// Every served lane that is not known to have jobs, in the order in which to claim from them.
+    /// All lanes that are served as a whole and not known to have jobs, in the order of claims.
     pub(super) fn idle(&self) -> Vec<ClaimOrder> {
-        self.looked_at(|lane| !self.active.contains(&lane))
+        self.filtered(|lane| !self.active.contains(&lane))
     }
 
-    fn looked_at(&self, wanted: impl Fn(LaneId) -> bool) -> Vec<ClaimOrder> {
+    fn filtered(&self, wanted: impl Fn(LaneId) -> bool) -> Vec<ClaimOrder> {
         let mut lanes: Vec<&Known> = self
             .known
             .values()
@@ -399,7 +398,7 @@ impl Lanes {
         orders.collect()
     }
 
-    /// A claim has come this far in the lane.
+    /// Moves the cursor of a lane forward to a claimed turn.
     fn advance(&mut self, lane: LaneId, turn: i64) {
         if let Some(known) = self.known.get_mut(&lane) {
             known.cursor = known.cursor.max(turn);
@@ -407,15 +406,15 @@ impl Lanes {
         }
     }
 
-    /// From now on, "recent" is where the cursors were at the call before this one.
+    /// Makes the cursors at the previous call of this the recent ones.
     pub(super) fn look_back(&mut self) {
         for known in self.known.values_mut() {
             known.recent = [known.recent[1], known.cursor];
         }
     }
 
-    /// The short sweep: every cursor goes back to where it was two sweeps ago; where it was at the start then, or there were no two
-    /// sweeps, to turn `starts_at`. In a lane that still has jobs no cursor goes forward: they may be behind that place, since a restart.
+    /// The short sweep: resets every cursor to its place two sweeps ago, or to turn `starts_at` if there is no such place. In a lane that still has
+    /// jobs, the cursor never moves forward: since a restart, the jobs may be before that place.
     pub(super) fn rewind(&mut self, starts_at: i64) {
         for (id, known) in &mut self.known {
             let [oldest, newer] = known.marks;
@@ -428,31 +427,31 @@ impl Lanes {
         }
     }
 
-    /// The long sweep: every cursor starts over.
+    /// The restart: resets every cursor to the start.
     pub(super) fn restart(&mut self) {
         for known in self.known.values_mut() {
             known.cursor = i64::MIN;
         }
     }
 
-    /// Whether a claim looks at every lane.
+    /// True if one claim can cover all lanes.
     pub(super) fn fit_one_claim(&self) -> bool {
         self.served <= LANES_PER_CLAIM
     }
 
-    /// The look after a sweep has found all that there was: the cursors are as far as they ever were, so that the next look does not go
-    /// through the same rows again. Lanes without jobs come as far as `empty_to`, a turn that was given out a while ago: no
-    /// look goes through the rows that an open transaction keeps of jobs that others have finished.
+    /// After a sweep that found everything: moves the cursors forward to the last turn reached, so that the next look does not read the same rows
+    /// again. Lanes without jobs move forward to `empty_to`, a turn that was assigned a while ago: looks then skip the dead rows of finished jobs
+    /// that an open transaction keeps.
     pub(super) fn swept(&mut self, empty_to: Option<i64>) {
         for (id, known) in &mut self.known {
-            if known.is_ours() && !self.active.contains(id) {
+            if known.is_served_whole() && !self.active.contains(id) {
                 known.reached = known.reached.max(empty_to.unwrap_or(i64::MIN));
             }
             known.cursor = known.reached;
         }
     }
 
-    /// Nothing that is remembered of the database holds any more.
+    /// Forgets the catalog's end and all cursors: what is remembered about the database may be wrong.
     pub(super) fn forget(&mut self) {
         self.forget_catalog();
         for known in self.known.values_mut() {

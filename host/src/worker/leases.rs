@@ -238,7 +238,7 @@ impl Leases {
             Some(RunningUsage {
                 id,
                 fence: lease.fence,
-                usage: attempt.watched.usage(runs_for)?,
+                usage: attempt.usage.after(runs_for)?,
             })
         };
         self.lock().running().filter_map(used).collect()

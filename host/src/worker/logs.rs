@@ -1,4 +1,4 @@
-//! What guests print and log, kept with their attempts: told to the database together, twice a second at most.
+//! Stores the lines that guests print and log, with their attempts: in batches, at most twice a second.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,22 +13,22 @@ use super::reach::warn_unless_unreachable;
 use crate::job::{Attempt, JobId};
 use crate::store::LogLine;
 
-/// Who follows a log does not notice half a second.
+/// The interval. A person who follows a log does not notice half a second.
 const EVERY: Duration = Duration::from_millis(500);
 
 /// Lines in one statement.
 const BATCH_MAX: usize = 2_000;
 
-/// What may wait here while the database does not answer, bytes. The lines that come on top stand in the host's own log only.
+/// The maximum size of lines that wait while the database does not answer, bytes. Further lines are only in the host's own log.
 const PENDING_BYTES_MAX: usize = 8 << 20;
 
-/// What a line costs here beside its text.
+/// The memory of a pending line apart from its text, bytes.
 const LINE_BYTES: usize = 96;
 
-/// How long a worker that stops waits for the last lines to be kept.
+/// How long a worker that stops waits for the last lines to be stored.
 const LAST_WITHIN: Duration = Duration::from_secs(5);
 
-/// What the attempts of one worker have said and nobody has kept.
+/// The lines of one worker's attempts that are not stored yet.
 #[derive(Default)]
 pub(super) struct Logs {
     pending: Mutex<Pending>,
@@ -37,23 +37,23 @@ pub(super) struct Logs {
 
 #[derive(Default)]
 struct Pending {
-    lines: Vec<Said>,
+    lines: Vec<PendingLine>,
     bytes: usize,
     lost: u64,
 }
 
-struct Said {
+struct PendingLine {
     at: Instant,
     line: LogLine,
 }
 
 impl Logs {
     fn lock(&self) -> MutexGuard<'_, Pending> {
-        // Nothing panics while it holds the lock, and the list is whole at every step.
+        // Nothing panics while holding the lock, and the list is consistent at every step.
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn say(&self, id: JobId, attempt: Attempt, line: u32, level: Level, text: &str) {
+    pub(super) fn push(&self, id: JobId, attempt: Attempt, line: u32, level: Level, text: &str) {
         let mut pending = self.lock();
         let bytes = text.len() + LINE_BYTES;
         if pending.bytes + bytes > PENDING_BYTES_MAX {
@@ -61,7 +61,7 @@ impl Logs {
             return;
         }
         pending.bytes += bytes;
-        pending.lines.push(Said {
+        pending.lines.push(PendingLine {
             at: Instant::now(),
             line: LogLine {
                 id,
@@ -76,42 +76,42 @@ impl Logs {
         self.any.notify_one();
     }
 
-    /// Lines that wait to be kept.
+    /// The number of lines that are not stored yet.
     fn waiting(&self) -> usize {
         self.lock().lines.len()
     }
 
-    /// Takes everything out, at most so many lines.
-    fn take(&self, most: usize) -> Vec<Said> {
+    /// Takes up to `max` lines.
+    fn take(&self, max: usize) -> Vec<PendingLine> {
         let mut pending = self.lock();
         let lost = std::mem::take(&mut pending.lost);
-        let rest = pending.lines.len().min(most);
-        let rest = pending.lines.split_off(rest);
+        let count = pending.lines.len().min(max);
+        let rest = pending.lines.split_off(count);
         let taken = std::mem::replace(&mut pending.lines, rest);
-        pending.bytes -= taken.iter().map(Said::bytes).sum::<usize>();
+        pending.bytes -= taken.iter().map(PendingLine::bytes).sum::<usize>();
         drop(pending);
         if lost > 0 {
             counter!("rouse_log_lines_lost_total").increment(lost);
             warn!(
                 lost,
-                "lines of guests are not kept with their attempts: the database takes too long"
+                "lines of guests were not stored with their attempts: the database is too slow"
             );
         }
         taken
     }
 
-    /// Puts back what could not be written, as far as there is room.
-    fn put_back(&self, taken: Vec<Said>) {
+    /// Puts back lines that could not be written, as far as there is room.
+    fn put_back(&self, taken: Vec<PendingLine>) {
         let mut pending = self.lock();
-        let since = std::mem::take(&mut pending.lines);
+        let newer = std::mem::take(&mut pending.lines);
         pending.bytes = 0;
-        for said in taken.into_iter().chain(since) {
-            let bytes = said.bytes();
+        for line in taken.into_iter().chain(newer) {
+            let bytes = line.bytes();
             if pending.bytes + bytes > PENDING_BYTES_MAX {
                 pending.lost += 1;
             } else {
                 pending.bytes += bytes;
-                pending.lines.push(said);
+                pending.lines.push(line);
             }
         }
         drop(pending);
@@ -119,7 +119,7 @@ impl Logs {
     }
 }
 
-impl Said {
+impl PendingLine {
     fn bytes(&self) -> usize {
         self.line.text.len() + LINE_BYTES
     }
@@ -135,8 +135,7 @@ fn word(level: Level) -> &'static str {
     }
 }
 
-/// Keeps what the attempts say, until it is told to stop. Only the waits are cut short: lines that are being written would be
-/// lost.
+/// Stores lines until `stop`, which interrupts only the waits: lines that are being written would be lost.
 pub(super) async fn run_until(shared: Arc<Shared>, stop: CancellationToken) {
     while stop
         .run_until_cancelled(shared.reports.logs.any.notified())
@@ -148,11 +147,11 @@ pub(super) async fn run_until(shared: Arc<Shared>, stop: CancellationToken) {
     }
 }
 
-/// Keeps what was said last, by a worker that stops: its attempts have ended.
+/// Stores the last lines of a worker whose attempts have ended.
 pub(super) async fn finish(shared: &Shared) {
     let mut left = shared.reports.logs.waiting();
     let all = async {
-        // Those that are being written when the time is up are left too.
+        // Lines that are being written when the time is up count as left.
         while write(shared).await {
             left = shared.reports.logs.waiting();
         }
@@ -163,12 +162,12 @@ pub(super) async fn finish(shared: &Shared) {
         counter!("rouse_log_lines_lost_total").increment(left as u64);
         warn!(
             lines = left,
-            "the last lines of guests are not kept with their attempts: the database did not take them in time"
+            "the last lines of guests were not stored with their attempts: the database did not accept them in time"
         );
     }
 }
 
-/// Writes a batch down. False when there is no more to be written now.
+/// Writes one batch. False if there is nothing more to write now.
 async fn write(shared: &Shared) -> bool {
     let mut taken = shared.reports.logs.take(BATCH_MAX);
     if taken.is_empty() {
@@ -176,26 +175,26 @@ async fn write(shared: &Shared) -> bool {
     }
     let lines: Vec<LogLine> = taken
         .iter_mut()
-        .map(|said| {
-            said.line.age = said.at.elapsed();
-            said.line.clone()
+        .map(|pending| {
+            pending.line.age = pending.at.elapsed();
+            pending.line.clone()
         })
         .collect();
     let _turn = shared.calls.patient.acquire().await;
     match shared.store.append_log(&lines).await {
         Ok(_) => true,
-        // One of them cannot be stored: nobody is to wait for it for ever.
+        // One of them can never be stored, so the batch is dropped.
         Err(error) if error.is_about_data() => {
-            error!(%error, lines = lines.len(), "lines of guests cannot be kept with their attempts");
+            error!(%error, lines = lines.len(), "cannot store lines of guests with their attempts");
             true
         }
-        // This life is over, and what it has said is nobody's any more.
-        Err(error) if shared.doubted(&error) => {
+        // The attempts of these lines are lost.
+        Err(error) if shared.is_incarnation_over(&error) => {
             counter!("rouse_log_lines_lost_total").increment(lines.len() as u64);
             false
         }
         Err(error) => {
-            warn_unless_unreachable!(error, "could not keep what guests have said; trying again");
+            warn_unless_unreachable!(error, "could not store lines of guests; trying again");
             shared.reports.logs.put_back(taken);
             false
         }
@@ -206,44 +205,44 @@ async fn write(shared: &Shared) -> bool {
 mod tests {
     use super::*;
 
-    fn say(logs: &Logs, line: u32, text: &str) {
-        logs.say(JobId(1), Attempt(1), line, Level::INFO, text);
+    fn push(logs: &Logs, line: u32, text: &str) {
+        logs.push(JobId(1), Attempt(1), line, Level::INFO, text);
     }
 
-    fn numbers(taken: &[Said]) -> Vec<u32> {
-        taken.iter().map(|said| said.line.line).collect()
+    fn numbers(taken: &[PendingLine]) -> Vec<u32> {
+        taken.iter().map(|pending| pending.line.line).collect()
     }
 
     #[test]
-    fn lines_are_taken_in_their_order_and_what_could_not_be_written_comes_first() {
+    fn lines_are_taken_in_order_and_those_that_were_put_back_come_first() {
         let logs = Logs::default();
         for line in 1..=5 {
-            say(&logs, line, "x");
+            push(&logs, line, "x");
         }
         let taken = logs.take(3);
         assert_eq!(numbers(&taken), [1, 2, 3]);
-        say(&logs, 6, "x");
+        push(&logs, 6, "x");
         logs.put_back(taken);
         assert_eq!(numbers(&logs.take(9)), [1, 2, 3, 4, 5, 6]);
         assert_eq!(logs.lock().bytes, 0);
     }
 
     #[test]
-    fn what_waits_is_bounded_and_what_is_lost_is_counted() {
+    fn pending_lines_are_limited_and_lost_lines_are_counted() {
         let logs = Logs::default();
         let long = "x".repeat(1 << 20);
         for line in 1..=9 {
-            say(&logs, line, &long);
+            push(&logs, line, &long);
         }
         assert_eq!(
             logs.lock().lost,
             2,
-            "seven megabytes and what they cost besides"
+            "seven lines of 1 MiB, with their overhead, fit"
         );
         let taken = logs.take(9);
         assert_eq!(taken.len(), 7);
         for line in 10..=12 {
-            say(&logs, line, &long);
+            push(&logs, line, &long);
         }
         logs.put_back(taken);
         assert_eq!(logs.lock().lost, 3);

@@ -1,4 +1,7 @@
-//! Looks for jobs: what it asks the database, in which order.
+//! A look: one round in which a worker searches for jobs and claims them.
+//!
+//! A look claims at once if it is known that there are jobs. Otherwise it peeks first: one read that says whether there is anything to do. Now
+//! and then a look is a sweep, which reads behind the cursors (`schedule.rs` says when).
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -14,40 +17,40 @@ use super::writers::Writers;
 use crate::job::LaneId;
 use crate::store::{Looking, StoreError};
 
-/// The most lanes with jobs that one peek names: those of one claim.
+/// The maximum number of lanes with jobs that one peek returns: as many as fit one claim.
 const PEEKED_MAX: usize = 256;
 
-/// What a look is for.
+/// What triggered a look.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Why {
-    /// The last one found as many jobs as it asked for.
+pub(super) enum Trigger {
+    /// The last look found as many jobs as it wanted.
     More,
-    /// A notification, or something else that happened here.
-    Woken,
-    /// It is time.
+    /// A notification, or an event in this host.
+    Wakeup,
+    /// The poll.
     Poll,
 }
 
-/// What is remembered from one look to the next.
+/// Looks for jobs, with what is remembered from one look to the next.
 pub(super) struct Looks<'a> {
     shared: &'a Arc<Shared>,
     claims: Claims<'a>,
     schedule: Schedule,
     writers: Writers,
-    /// When no lease had ended, by the database's clock; none: not known.
+    /// The last time at which no lease had ended, by the database's clock. `None` if unknown.
     no_orphans_since: Option<SystemTime>,
-    /// The last turn that was given out, at the last two sweeps, the older one first; none: not known, or a queue was paused.
+    /// The last assigned turn at the last two sweeps, older first. `None` if unknown, or if a queue was paused.
     swept_turns: [Option<i64>; 2],
 }
 
-/// What a look has found, and what the peek has said besides.
-struct Looked {
+/// The result of a look with a peek.
+struct Peeked {
     found: Found,
     /// As in [`Peek`](crate::store::Peek).
     turn: Option<i64>,
-    /// Transactions that have written and are in progress, where they were asked for.
+    /// Transactions that have written and are in progress, if this is a sweep.
     writers: Vec<i64>,
-    /// The peek has named as many lanes as it may, and perhaps not looked into the others.
+    /// The peek returned the maximum number of lanes, so it may have left out others.
     is_cut: bool,
 }
 
@@ -68,22 +71,22 @@ impl<'a> Looks<'a> {
         self.claims.ahead()
     }
 
-    /// The most that one look is for.
+    /// The maximum number of jobs for one look.
     pub(super) fn wanted_max(&self) -> usize {
         self.claims.claim_max()
     }
 
-    /// When the next scheduled job or retry is due; none: none is known.
+    /// When the next scheduled job or retry is due. `None` if none is known.
     pub(super) fn due_at(&self) -> Option<Instant> {
         self.schedule.due_at()
     }
 
-    /// False where it is known that this worker does not serve the lane.
-    pub(super) fn concern(&self, lane: LaneId) -> bool {
+    /// False if this worker is known not to serve the lane.
+    pub(super) fn may_serve(&self, lane: LaneId) -> bool {
         !self.claims.lanes.knows(lane) || self.claims.lanes.serves(lane)
     }
 
-    /// After an error nothing that is remembered of the database may be trusted.
+    /// Forgets what is remembered about the database: after an error it may be wrong.
     pub(super) fn start_over(&mut self) {
         self.claims.start_over();
         self.swept_turns = [None; 2];
@@ -91,14 +94,17 @@ impl<'a> Looks<'a> {
         self.schedule.start_over(Instant::now());
     }
 
-    /// A notification has brought a look, and that has found nothing. True: the next look is to be made at once, and is a sweep from the
-    /// start.
-    pub(super) fn behind_the_cursors(&mut self) -> bool {
-        self.schedule.is_behind(Instant::now())
+    /// Called after a look that a notification triggered and that found nothing. True if the next look has to follow at once; it is a restart.
+    pub(super) fn restart_after_empty_wakeup(&mut self) -> bool {
+        self.schedule.restart_after_empty_wakeup(Instant::now())
     }
 
     /// One look.
-    pub(super) async fn look(&mut self, wanted: usize, why: Why) -> Result<Found, StoreError> {
+    pub(super) async fn look(
+        &mut self,
+        wanted: usize,
+        trigger: Trigger,
+    ) -> Result<Found, StoreError> {
         let started = Instant::now();
         if self.claims.serve() {
             self.writers.lanes_are_new();
@@ -106,13 +112,13 @@ impl<'a> Looks<'a> {
         if self.schedule.looks_back(started) {
             self.claims.lanes.look_back();
         }
-        // Whether it is known that there is something to claim.
-        let known = match why {
-            Why::More => true,
-            Why::Woken => self.take_notes().await?,
-            Why::Poll => false,
+        // True if there are known to be jobs to claim.
+        let known = match trigger {
+            Trigger::More => true,
+            Trigger::Wakeup => self.take_wakeups().await?,
+            Trigger::Poll => false,
         };
-        match self.schedule.next(started, why, known) {
+        match self.schedule.next(started, trigger, known) {
             Step::Sweep(sweep) => self.sweep(sweep, wanted, known).await,
             Step::Peek => Ok(self.peek_and_claim(wanted, false, false).await?.found),
             Step::Claim { after, promote } => {
@@ -124,7 +130,7 @@ impl<'a> Looks<'a> {
         }
     }
 
-    /// A look that goes back behind the cursors.
+    /// A look that reads behind the cursors.
     async fn sweep(
         &mut self,
         sweep: Sweep,
@@ -139,7 +145,7 @@ impl<'a> Looks<'a> {
             self.claims.lanes.restart();
             self.no_orphans_since = None;
         } else {
-            // What was numbered before then and was not committed at the last sweep is a transaction that it has seen.
+            // A turn that was assigned before this one and not committed at the last sweep belongs to a transaction which that sweep has recorded.
             let starts_at = if self.writers.all_are_late() {
                 newer
             } else {
@@ -147,37 +153,37 @@ impl<'a> Looks<'a> {
             };
             self.claims.lanes.rewind(starts_at.unwrap_or(i64::MIN));
         }
-        let looked = self.peek_and_claim(wanted, known, true).await?;
-        self.swept_turns = [newer, looked.turn];
-        let is_late = self.writers.seen(looked.writers);
-        let found = looked.found;
+        let peeked = self.peek_and_claim(wanted, known, true).await?;
+        self.swept_turns = [newer, peeked.turn];
+        let is_late = self.writers.update(peeked.writers);
+        let found = peeked.found;
         if !found.fills(wanted) && self.claims.lanes.fit_one_claim() {
-            // Not further than at the sweep before: what was numbered since may not be committed yet.
-            self.claims.lanes.swept(newer.min(looked.turn));
+            // No further than at the last sweep: turns that were assigned since then may not be committed yet.
+            self.claims.lanes.swept(newer.min(peeked.turn));
         }
-        // Some lanes were perhaps not reached, and may not be for long.
+        // The filled claims may have left out lanes, and may do so for long.
         if found.fills(wanted)
-            && let Some(after) = self.schedule.asks_overdue(Instant::now(), sweep)
+            && let Some(after) = self.schedule.checks_overdue(Instant::now(), sweep)
         {
-            self.look_for_overdue(after).await;
+            self.find_overdue(after).await;
         }
         self.schedule
-            .swept(Instant::now(), sweep, is_late, looked.is_cut);
+            .swept(Instant::now(), sweep, is_late, peeked.is_cut);
         Ok(found)
     }
 
-    /// Asks what has waited too long. What was found is found, whatever comes of that.
-    async fn look_for_overdue(&mut self, after: After) {
-        let asked = Instant::now();
-        if let Err(error) = self.claims.look_for_overdue(after).await {
-            error!(%error, "cannot ask which jobs have waited too long; they keep their place until that is answered");
+    /// Finds overdue jobs. An error does not fail the look, which has already claimed jobs.
+    async fn find_overdue(&mut self, after: After) {
+        let started = Instant::now();
+        if let Err(error) = self.claims.find_overdue(after).await {
+            error!(%error, "cannot find overdue jobs; they keep their place until the next try");
         }
-        self.schedule.asked_overdue(asked, Instant::now());
+        self.schedule.checked_overdue(started, Instant::now());
     }
 
-    /// Takes in what the notifications say; true where it is known that there is something to claim,
-    /// and nothing else.
-    async fn take_notes(&mut self) -> Result<bool, StoreError> {
+    /// Takes the lanes that notifications named. True if it is certain that one of them is served; false if something other than a job may have
+    /// changed.
+    async fn take_wakeups(&mut self) -> Result<bool, StoreError> {
         let Some(lanes) = self.shared.wakeups.take() else {
             return Ok(false);
         };
@@ -186,32 +192,32 @@ impl<'a> Looks<'a> {
         }
         let mut served = false;
         for lane in lanes {
-            served |= self.claims.touch(lane);
+            served |= self.claims.mark_active(lane);
         }
         Ok(served)
     }
 
-    /// Asks whether there is anything to do at all, in one statement, and does it. Where it is known
-    /// that there is something to claim, a claim is made in any case. A sweep asks for the transactions that write, too.
+    /// Peeks and does what the peek found to do. `known`: there are known to be jobs, so a claim is sent whatever the peek finds. A sweep also
+    /// queries the writing transactions.
     async fn peek_and_claim(
         &mut self,
         wanted: usize,
         known: bool,
         is_sweep: bool,
-    ) -> Result<Looked, StoreError> {
-        let asked = Instant::now();
+    ) -> Result<Peeked, StoreError> {
+        let started = Instant::now();
         let lanes = &self.claims.lanes;
-        let looked_at = if known { lanes.idle() } else { lanes.all() };
+        let peeked_lanes = if known { lanes.idle() } else { lanes.all() };
         let orphaned_since = self.no_orphans_since.map(|then| then - WINDOW_MARGIN);
         let peek = self
             .shared
             .store
             .peek(&Looking {
-                lanes: &looked_at,
+                lanes: &peeked_lanes,
                 catalog_after: lanes.read_after(),
                 catalog_rows: lanes.read_rows(),
                 orphaned_since,
-                due_within: self.schedule.due_within(asked),
+                due_within: self.schedule.due_within(started),
                 most: PEEKED_MAX,
                 with_writers: is_sweep,
             })
@@ -220,10 +226,10 @@ impl<'a> Looks<'a> {
         self.schedule.next_due(Instant::now(), peek.next_due);
         let mut ready = known || !peek.ready.is_empty();
         if !known {
-            self.claims.lanes.rest();
+            self.claims.lanes.mark_all_empty();
         }
         for lane in peek.ready {
-            self.claims.lanes.touch(lane);
+            self.claims.lanes.mark_active(lane);
         }
         if peek.catalog_changed {
             ready |= self.read_catalog().await?;
@@ -231,7 +237,7 @@ impl<'a> Looks<'a> {
         if peek.due {
             ready |= self.promote().await?;
         } else {
-            self.schedule.none_was_due(asked);
+            self.schedule.found_none_due(started);
         }
         let mut found = Found::default();
         if peek.orphans {
@@ -241,18 +247,18 @@ impl<'a> Looks<'a> {
                 .await?;
         } else {
             self.no_orphans_since = Some(peek.looked_at);
-            self.claims.without_orphans(peek.looked_at);
+            self.claims.had_no_orphans(peek.looked_at);
         }
-        // No queued jobs before the orphans that a cut adoption has left.
+        // Orphans that a cut adoption has left precede queued jobs.
         if !found.is_cut && found.jobs < wanted {
             let rest = wanted - found.jobs;
             found += match ready {
                 true => self.claims.claim(rest, After::Recent).await?,
-                // The peek does not see what is found by its source.
+                // The peek does not cover jobs that are found by their source.
                 false => self.claims.claim_by_source(rest).await?,
             };
         }
-        Ok(Looked {
+        Ok(Peeked {
             found,
             turn: peek.turn,
             writers: peek.writers.unwrap_or_default(),
@@ -260,7 +266,7 @@ impl<'a> Looks<'a> {
         })
     }
 
-    /// Reads what is new in the catalog of lanes; true where there is something.
+    /// Reads new lanes from the catalog. True if there are any.
     async fn read_catalog(&mut self) -> Result<bool, StoreError> {
         let is_new = self.claims.read_catalog().await?;
         if is_new {
@@ -269,11 +275,11 @@ impl<'a> Looks<'a> {
         Ok(is_new)
     }
 
-    /// Gives due jobs their turn; true where there were any.
+    /// Gives due jobs their turn. True if there were any.
     async fn promote(&mut self) -> Result<bool, StoreError> {
         let within = self.schedule.due_within(Instant::now());
-        let tell = events::all_are_logged();
-        let promotion = self.shared.store.promote(within, tell).await?;
+        let with_ids = events::all_are_logged();
+        let promotion = self.shared.store.promote(within, with_ids).await?;
         for id in &promotion.ids {
             events::promoted(&self.shared.settings.worker_id, *id);
         }

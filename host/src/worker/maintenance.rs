@@ -1,4 +1,4 @@
-//! What must happen now and then: the partitions of the history, and the catalog of lanes.
+//! Maintenance: creates and drops partitions of the history, and cleans up the catalog of lanes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use super::Shared;
 use super::reach::warn_unless_unreachable;
 
 const PARTITIONS_EVERY: Duration = Duration::from_secs(3600);
-/// Partitions that somebody was reading are tried again soon.
-const PARTITIONS_AGAIN: Duration = Duration::from_secs(60);
+/// The wait if a partition could not be dropped because a query was reading it, or after an error.
+const PARTITIONS_RETRY: Duration = Duration::from_secs(60);
 
-/// Keeps the partitions and the catalog, for as long as the worker lives.
+/// Maintains the partitions and the catalog until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     loop {
         let again = partitions(&shared).await;
@@ -21,7 +21,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     }
 }
 
-/// Makes and drops partitions; returns when to do it again.
+/// Creates and drops partitions. Returns the wait before the next time.
 async fn partitions(shared: &Shared) -> Duration {
     let _turn = shared.calls.patient.acquire().await;
     let made = shared.store.prepare_partitions().await;
@@ -32,10 +32,13 @@ async fn partitions(shared: &Shared) -> Duration {
     match (made, dropped) {
         (Ok(made), Ok((dropped, in_use))) => {
             if made > 0 || dropped > 0 {
-                info!(made, dropped, in_use, "partitions of the history");
+                info!(
+                    made,
+                    dropped, in_use, "maintained the partitions of the history"
+                );
             }
             if in_use > 0 {
-                PARTITIONS_AGAIN
+                PARTITIONS_RETRY
             } else {
                 PARTITIONS_EVERY
             }
@@ -43,23 +46,25 @@ async fn partitions(shared: &Shared) -> Duration {
         (Err(error), _) | (_, Err(error)) => {
             warn_unless_unreachable!(
                 error,
-                "could not keep the partitions of the history; trying again in a minute"
+                "could not maintain the partitions of the history; trying again in a minute"
             );
-            PARTITIONS_AGAIN
+            PARTITIONS_RETRY
         }
     }
 }
 
-/// Closes lanes that nobody uses, and removes what is left of them. Where it fails, it is done the next time.
+/// Closes unused lanes and removes closed ones. After an error, the next round does it.
 async fn lanes(shared: &Shared) {
     let _turn = shared.calls.patient.acquire().await;
     match shared.store.maintain_lanes().await {
         Ok((0, 0, 0)) => {}
-        Ok((closed, reopened, removed)) => info!(closed, reopened, removed, "catalog of lanes"),
+        Ok((closed, reopened, removed)) => {
+            info!(closed, reopened, removed, "maintained the catalog of lanes");
+        }
         Err(error) => {
             warn_unless_unreachable!(
                 error,
-                "could not keep the catalog of lanes; trying again with the partitions"
+                "could not maintain the catalog of lanes; trying again with the next maintenance"
             )
         }
     }

@@ -1,4 +1,4 @@
-//! What is counted of attempts. The counters of a handler are looked up once, not for each job.
+//! Metrics of attempts. The counters of a handler are looked up once, not for each job.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,9 +9,9 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use crate::job::{ErrorKind, Outcome};
 
 use super::middleware::{Metered, Middleware, Traced};
-use super::waits::Waits;
+use super::waits::WaitHistograms;
 
-/// How an attempt is counted: the values of the label `outcome` of `rouse_attempts_total`.
+/// The values of the label `outcome` of `rouse_attempts_total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutcomeLabel {
     /// Its job has succeeded.
@@ -44,7 +44,7 @@ impl OutcomeLabel {
         Self::GivenUp,
     ];
 
-    /// The word for `rouse_attempts_total`.
+    /// The word used in `rouse_attempts_total`.
     fn as_str(self) -> &'static str {
         match self {
             Self::Succeeded => "succeeded",
@@ -71,7 +71,7 @@ impl From<&Outcome> for OutcomeLabel {
     }
 }
 
-/// The attempts of one worker, counted by their outcome.
+/// The attempts of one worker, counted by outcome.
 #[derive(Debug, Default)]
 pub struct OutcomeCounts([AtomicU64; OutcomeLabel::ALL.len()]);
 
@@ -82,7 +82,7 @@ impl OutcomeCounts {
     }
 }
 
-/// What is counted of all attempts.
+/// The metrics of all attempts.
 pub(super) struct Meters {
     pub(super) claimed: Counter,
     running: Gauge,
@@ -91,7 +91,7 @@ pub(super) struct Meters {
     all: Arc<OutcomeCounts>,
 }
 
-/// What is counted of one handler's attempts.
+/// The metrics of one handler's attempts.
 pub(super) struct HandlerMeters {
     pub(super) handler: String,
     pub(super) seconds: Histogram,
@@ -110,11 +110,11 @@ impl Meters {
         }
     }
 
-    /// Rouse's own middlewares, around these.
+    /// Wraps Rouse's own middlewares around these.
     pub(super) fn around(&self, inner: Vec<Arc<dyn Middleware>>) -> Vec<Arc<dyn Middleware>> {
         let metered = Metered {
             running: self.running.clone(),
-            waits: Waits::default(),
+            waits: WaitHistograms::default(),
         };
         let mut all: Vec<Arc<dyn Middleware>> = vec![Arc::new(Traced), Arc::new(metered)];
         all.extend(inner);
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_outcome_has_its_place_in_the_list() {
+    fn outcomes_are_listed_in_the_order_of_their_discriminants() {
         for (index, outcome) in OutcomeLabel::ALL.into_iter().enumerate() {
             assert_eq!(outcome as usize, index, "{outcome:?}");
         }

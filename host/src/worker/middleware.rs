@@ -1,4 +1,4 @@
-//! Middlewares: what happens around each attempt, from the outside in and back out again.
+//! Middlewares, which wrap each attempt.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,26 +8,25 @@ use std::time::SystemTime;
 use metrics::Gauge;
 use tracing::Instrument as _;
 
-use super::waits::Waits;
+use super::waits::WaitHistograms;
 use crate::job::{Attempt, JobId, RunEnd};
 use crate::sandbox::Run;
 
-/// An attempt that goes on.
+/// A running attempt.
 pub type Running<'a> = Pin<Box<dyn Future<Output = Run> + Send + 'a>>;
 
-/// Something around each attempt: it is called before the sandbox, awaits what is [`Next`], and has the
-/// [`Run`] in its hands before anything is decided about the job.
+/// A wrapper around each attempt. It is called before the sandbox, awaits [`Next`], and gets the [`Run`] before the outcome of the job is
+/// decided.
 ///
-/// Middlewares nest in the order in which they are listed in [`Parts::middlewares`](super::Parts::middlewares), the first
-/// one outermost; Rouse's own, for traces and metrics, are around all of them. The run timeout and the abort signal act on the
-/// sandbox, inside of everything. One that calls [`Next::instead`] decides how the attempt ends without a
-/// guest; one that panics loses the attempt, as if its host had died. They run on the threads for guests, so they must not
-/// block; and the lease is renewed as long as they take, so one that never ends keeps its slot.
+/// Middlewares nest in the order of [`Parts::middlewares`](super::Parts::middlewares), the first one outermost. Rouse's own, for traces and
+/// metrics, are around all of them. The run timeout and the abort signal act on the sandbox, inside all middlewares. A middleware that calls
+/// [`Next::instead`] decides how the attempt ends, without a guest. If it panics, the attempt is lost, as if its host had died. Middlewares run
+/// on the guest threads, so they must not block. The lease is renewed while they run, so one that never ends keeps its slot for ever.
 ///
 /// ```
 /// use rouse::worker::{AttemptInfo, Middleware, Next, Running};
 ///
-/// /// Says which attempts have used much memory.
+/// /// Reports attempts that use much memory.
 /// struct Greedy;
 ///
 /// impl Middleware for Greedy {
@@ -43,31 +42,31 @@ pub type Running<'a> = Pin<Box<dyn Future<Output = Run> + Send + 'a>>;
 /// }
 /// ```
 pub trait Middleware: Send + Sync {
-    /// Runs the attempt, or does not.
+    /// Runs the attempt with [`Next::run`], or ends it with [`Next::instead`].
     fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a>;
 }
 
-/// What a middleware is told of an attempt. Times are by the database's clock.
+/// Information about an attempt, for middlewares. Times are by the database's clock.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct AttemptInfo<'a> {
     /// The job.
     pub id: JobId,
-    /// The handler that runs, which may be another than the job names.
+    /// The handler that runs. It differs from the job's own if the operator has bound the source to another handler.
     pub handler: &'a str,
-    /// The queue that the job came from.
+    /// The job's queue.
     pub queue: &'a str,
-    /// Whose job it is.
+    /// The tenant that it belongs to.
     pub tenant: Option<&'a str>,
     /// What triggered it.
     pub source: Option<&'a str>,
-    /// Which attempt this is: 1 for the first.
+    /// The number of this attempt; 1 for the first.
     pub attempt: Attempt,
-    /// How many may fail.
+    /// The maximum number of attempts, not counting lost ones.
     pub max_attempts: u32,
     /// When the job was enqueued.
     pub requested_at: SystemTime,
-    /// When the job became ready: enqueued, due, or tried again; none: it was taken over from a worker that is gone.
+    /// When the job became ready: at its enqueue, when it was due, or for its retry. `None` if it was taken over from another worker.
     pub ready_at: Option<SystemTime>,
     /// When this worker claimed it.
     pub claimed_at: SystemTime,
@@ -75,7 +74,7 @@ pub struct AttemptInfo<'a> {
     pub worker_id: &'a str,
 }
 
-/// The middlewares that are left, with the sandbox behind them.
+/// The remaining middlewares, with the sandbox inside them.
 pub struct Next<'a> {
     left: &'a [Arc<dyn Middleware>],
     attempt: &'a AttemptInfo<'a>,
@@ -95,7 +94,7 @@ impl<'a> Next<'a> {
         }
     }
 
-    /// Runs the attempt, through the middlewares that are left.
+    /// Runs the attempt through the remaining middlewares.
     pub fn run(self) -> Running<'a> {
         match self.left.split_first() {
             None => self.sandbox,
@@ -103,13 +102,13 @@ impl<'a> Next<'a> {
         }
     }
 
-    /// Ends the attempt like this, without a guest.
+    /// Ends the attempt with this `end`, without a guest.
     pub fn instead(self, end: RunEnd) -> Run {
         Run::without_guest(end)
     }
 }
 
-/// A span around each attempt, so that whatever is logged within it says which one that is.
+/// Wraps each attempt in a span, so that log lines within it name the attempt.
 pub(super) struct Traced;
 
 impl Middleware for Traced {
@@ -129,10 +128,10 @@ impl Middleware for Traced {
     }
 }
 
-/// Counts the attempts that run, and how long their jobs have waited.
+/// Counts running attempts, and records how long their jobs have waited.
 pub(super) struct Metered {
     pub(super) running: Gauge,
-    pub(super) waits: Waits,
+    pub(super) waits: WaitHistograms,
 }
 
 impl Middleware for Metered {
@@ -146,7 +145,7 @@ impl Middleware for Metered {
     }
 }
 
-/// Also where the attempt panics.
+/// Decrements the gauge even if the attempt panics.
 struct Decrement<'a>(&'a Gauge);
 
 impl Drop for Decrement<'_> {

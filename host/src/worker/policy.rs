@@ -1,4 +1,4 @@
-//! What holds for one handler: the operator's setting, else the module's, else the default.
+//! The settings of one handler: the operator's, or else the module's, or else the default.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -7,39 +7,39 @@ use std::time::Duration;
 use crate::job::{AbortReason, RetryPolicy, narrowest_first};
 use crate::sandbox::{AbortHandle, HandlerManifest, Run};
 
-/// The shortest lease: renewals come at under half of it, and need a round trip.
+/// The shortest lease: a renewal is sent before half of it has passed, and needs a round trip.
 pub(super) const LEASE_MIN: Duration = Duration::from_secs(2);
 
-/// What the operator sets for one handler; none: the module's own.
+/// The operator's settings for one handler. `None` means the module's own.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Override {
-    /// How long a claim is good for before it has to be renewed.
+    /// How long a claim is valid without renewal.
     pub lease: Option<Duration>,
-    /// How long one attempt may run.
+    /// The run timeout of an attempt.
     pub timeout: Option<Duration>,
     /// From the abort signal to the hard stop.
     pub grace: Option<Duration>,
-    /// Attempts in all.
+    /// The maximum number of attempts.
     pub max_attempts: Option<u32>,
     /// The wait after the first failed attempt.
     pub retry_initial: Option<Duration>,
     /// The longest wait.
     pub retry_max: Option<Duration>,
-    /// By how much each further wait is longer.
+    /// The factor by which each further wait is longer.
     pub retry_multiplier: Option<f64>,
-    /// The share of a wait that is random, 0 to 1.
+    /// The random share of a wait, 0 to 1.
     pub retry_jitter: Option<f64>,
     /// How long a slot waits after an attempt before it starts the next one.
     pub job_delay: Option<Duration>,
 }
 
-/// The operator's settings by handler name or pattern (`image.*`). Of each setting the narrowest counts that says
-/// something of it: the exact name before a pattern, a longer pattern before a shorter one.
+/// The operator's settings by handler name or pattern (`image.*`). The most specific entry that has a setting decides it: the exact name before
+/// a pattern, a longer pattern before a shorter one.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Overrides(pub BTreeMap<String, Override>);
 
 impl Overrides {
-    /// What is set for this handler, or for every handler of this pattern.
+    /// The settings for this handler, or for every handler of this pattern.
     pub fn of(&self, handler: &str) -> Override {
         let narrowest_first = narrowest_first(&self.0, handler).into_iter();
         narrowest_first.fold(Override::default(), |set, (_, wider)| set.or(wider))
@@ -47,7 +47,7 @@ impl Overrides {
 }
 
 impl Override {
-    /// This where it sets something, the wider one elsewhere.
+    /// These settings, completed from a less specific entry.
     fn or(&self, wider: &Self) -> Self {
         Self {
             lease: self.lease.or(wider.lease),
@@ -63,23 +63,23 @@ impl Override {
     }
 }
 
-/// What holds for one handler.
+/// The resolved settings of one handler.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
-    /// How long a claim is good for before it has to be renewed.
+    /// How long a claim is valid without renewal.
     pub lease: Duration,
-    /// How long one attempt may run.
+    /// The run timeout of an attempt.
     pub timeout: Duration,
     /// From the abort signal to the hard stop.
     pub grace: Duration,
-    /// When to try again.
+    /// The backoff, and the maximum number of attempts.
     pub retry: RetryPolicy,
-    /// How long a slot waits after an attempt before it starts the next one; none: as the worker's settings say.
+    /// How long a slot waits after an attempt before it starts the next one. `None` means the worker's setting.
     pub job_delay: Option<Duration>,
 }
 
 impl Policy {
-    /// Operator over module; the manifest has the defaults filled in.
+    /// The operator's settings override the module's. The manifest already contains the defaults.
     pub fn resolve(manifest: &HandlerManifest, overrides: &Overrides) -> Self {
         let set = overrides.of(&manifest.name);
         let module = &manifest.retry;
@@ -98,8 +98,8 @@ impl Policy {
         }
     }
 
-    /// With the lease and the run timeout of a job, where it has its own. The timeout is never longer than what the operator has
-    /// set for the handler; that of the module, or the default, is only a proposal.
+    /// The policy with the lease and the run timeout of a job, if it has its own. The timeout may exceed the module's, which is only a proposal,
+    /// but never the one that the operator has set for the handler.
     pub(super) fn of_job(
         self,
         lease: Option<Duration>,
@@ -109,7 +109,7 @@ impl Policy {
         Self {
             lease: lease.unwrap_or(self.lease).max(LEASE_MIN),
             timeout: match (timeout, operator_timeout) {
-                (Some(own), Some(most)) => own.min(most),
+                (Some(own), Some(max)) => own.min(max),
                 (Some(own), None) => own,
                 (None, _) => self.timeout,
             },
@@ -117,7 +117,7 @@ impl Policy {
         }
     }
 
-    /// The run, which is told to stop when its time is over.
+    /// Awaits the run, and aborts it at the run timeout.
     pub async fn within(&self, run: impl Future<Output = Run>, abort: &AbortHandle) -> Run {
         let mut run = pin!(run);
         tokio::select! {
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timeout_of_a_job_exceeds_that_of_the_module_and_never_that_of_the_operator() {
+    fn a_jobs_timeout_may_exceed_the_modules_but_not_the_operators() {
         let secs = Duration::from_secs;
         let handler = Policy {
             lease: secs(60),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn of_each_setting_the_narrowest_counts_that_says_something_of_it() {
+    fn the_most_specific_entry_with_a_setting_decides_it() {
         let secs = |secs| Some(Duration::from_secs(secs));
         let overrides = Overrides(BTreeMap::from([
             (

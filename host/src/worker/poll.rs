@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-/// A worker that is not notified looks at the shortest interval for this long after its last find.
+/// A worker that receives no notifications looks at the shortest interval for this long after its last find.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// Doubles from `min` up to `max`; a find starts over. Jitter keeps hosts that went idle
-/// together from looking together.
+/// Waits that double from `min` up to `max`. A find resets them. Jitter keeps hosts that went idle together from looking at the same
+/// moments.
 #[derive(Debug)]
 pub(super) struct Poll {
     min: Duration,
     max: Duration,
     next: Duration,
-    /// How long it has waited since the last find.
+    /// The sum of all waits since the last find.
     waited: Duration,
 }
 
@@ -27,14 +27,14 @@ impl Poll {
         }
     }
 
-    /// Something was found: the next wait is the shortest again.
+    /// Makes the next wait the shortest again, after a find.
     pub(super) fn reset(&mut self) {
         self.next = self.min;
         self.waited = Duration::ZERO;
     }
 
-    /// The wait after a look that found nothing. `random` is uniform in `0.0..1.0`; the wait is
-    /// between three quarters of the step and the step, and never over the ceiling.
+    /// The wait after a look that found nothing: three quarters of the current step to the whole step, and never more than `max`. `random` is
+    /// uniform in `0.0..1.0`.
     pub(super) fn wait(&mut self, notified: bool, random: f64) -> Duration {
         let step = self.next;
         self.waited += step;
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_double_up_to_the_ceiling_and_start_over_after_a_find() {
+    fn waits_double_up_to_the_maximum_and_a_find_resets_them() {
         let mut poll = Poll::new(ms(5), ms(30));
         let waits: Vec<_> = (0..5).map(|_| poll.wait(true, 1.0)).collect();
         assert_eq!(waits, [ms(5), ms(10), ms(20), ms(30), ms(30)]);
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_only_shortens() {
+    fn jitter_only_shortens_waits() {
         let mut poll = Poll::new(ms(100), ms(100));
         assert_eq!(poll.wait(true, 0.0), ms(75));
         assert_eq!(poll.wait(true, 0.5), Duration::from_micros(87_500));

@@ -6,25 +6,25 @@ use crate::store::{CLAIM_BYTES_MAX, COLUMNS_BYTES};
 
 /// Jobs are claimed this far ahead of their start.
 const AHEAD: Duration = Duration::from_millis(100);
-/// The most that is ever claimed ahead. A claim of 1,000 jobs costs Postgres half as much a job as one of 50;
-/// beyond that there is little left to gain.
+/// The maximum number of jobs claimed ahead. A claim of 1,000 jobs costs Postgres half as much per job as a claim of 50; larger claims save
+/// little more.
 const PREFETCH_MAX: f64 = 2000.0;
-/// A claim of less than 128 KiB returns its jobs at once, and needs no second statement to read them; that figure, and what the
-/// columns of a job take, are those of `rouse.claim` (migrations/functions/claim.sql). A little less, since jobs differ.
+/// A claim of less than 128 KiB returns its jobs in its answer, without a second statement to read them. This limit, and the size of a job's
+/// columns, are those of `rouse.claim` (migrations/functions/claim.sql); it is a little lower, because jobs differ in size.
 const INLINE_BYTES: f64 = (124 << 10) as f64;
-/// Where fewer jobs than this fit, a claim of many and a second statement cost less than many claims.
+/// If fewer jobs than this fit inline, one large claim with a second statement is cheaper than many small claims.
 const INLINE_JOBS_MIN: f64 = 100.0;
-/// The pace is measured over at least this long.
+/// The minimum time over which the pace is measured.
 const MEASURED_OVER: Duration = Duration::from_millis(20);
 
-/// Claims as many jobs ahead as this worker has lately finished in a tenth of a second. Long jobs are
-/// therefore never claimed ahead, and short ones never wait for a round trip.
+/// Claims as many jobs ahead as this worker has recently finished in a tenth of a second. So long jobs are never claimed ahead, and short jobs
+/// never wait for a round trip.
 #[derive(Debug)]
 pub(super) struct Prefetch {
     since: Instant,
     ended: usize,
     jobs: f64,
-    /// The payload, tenant, source and grants of a job, in the last claim.
+    /// The average size of payload, tenant, source and grants of a job in the last claim.
     bytes_per_job: f64,
 }
 
@@ -38,14 +38,14 @@ impl Prefetch {
         }
     }
 
-    /// A claim has brought this many jobs with so much payload, tenant, source and grants in all.
+    /// Records a claim of this many jobs, with this many bytes of payload, tenant, source and grants in all.
     pub(super) fn claimed(&mut self, jobs: usize, bytes: usize) {
         if jobs > 0 {
             self.bytes_per_job = bytes as f64 / jobs as f64;
         }
     }
 
-    /// The most that one claim is for, where jobs are as large as those of the last one.
+    /// The maximum number of jobs for one claim, if jobs are as large as in the last claim.
     pub(super) fn claim_max(&self) -> usize {
         let fit = INLINE_BYTES / (COLUMNS_BYTES as f64 + self.bytes_per_job);
         match fit >= INLINE_JOBS_MIN {
@@ -107,17 +107,17 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_of_small_jobs_is_for_as_many_as_its_answer_can_hold() {
+    fn a_claim_of_small_jobs_wants_as_many_as_fit_its_answer() {
         let mut prefetch = Prefetch::new(Instant::now());
-        assert_eq!(prefetch.claim_max(), 1058, "nothing is known: no payload");
+        assert_eq!(prefetch.claim_max(), 1058, "assuming empty payloads");
         prefetch.claimed(500, 500 * 200);
         assert_eq!(prefetch.claim_max(), 396);
         prefetch.claimed(10, 10 * (16 << 10));
-        assert_eq!(prefetch.claim_max(), usize::MAX, "ids, then all at once");
+        assert_eq!(prefetch.claim_max(), usize::MAX, "a second statement");
     }
 
     #[test]
-    fn large_payloads_are_not_claimed_ahead_by_the_hundred() {
+    fn fewer_jobs_with_large_payloads_are_claimed_ahead() {
         let start = Instant::now();
         let mut prefetch = Prefetch::new(start);
         prefetch.claimed(10, 10 * (256 << 10));

@@ -1,4 +1,4 @@
-//! How far the running attempts are: told to the database together, once a second at most.
+//! Reports the progress of running attempts to the database, in one statement, at most once a second.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,93 +12,93 @@ use super::reach::warn_unless_unreachable;
 use crate::job::{Fence, JobId};
 use crate::store::Report;
 
-/// People look at it; a guest that reports in a loop costs one row a second.
+/// The interval. Progress is for people, and a guest that reports it in a loop costs one row a second.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// What the attempts of one worker have said and nobody has written down.
+/// The progress of one worker's attempts that is not written yet.
 #[derive(Default)]
 pub(super) struct Progress {
-    news: Mutex<News>,
+    pending: Mutex<Pending>,
     any: Notify,
 }
 
 #[derive(Default)]
-struct News {
-    /// The last word of each attempt.
-    said: HashMap<JobId, Report>,
+struct Pending {
+    /// The last report of each attempt.
+    reports: HashMap<JobId, Report>,
+    /// Attempts that have ended after they had reported progress.
     ended: Vec<(JobId, Fence)>,
 }
 
 impl Progress {
-    fn lock(&self) -> MutexGuard<'_, News> {
-        // Nothing panics while it holds the lock, and the news are whole at every step.
-        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Pending> {
+        // Nothing panics while holding the lock, and the reports are consistent at every step.
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn say(&self, report: Report) {
-        self.lock().said.insert(report.id, report);
+    pub(super) fn report(&self, report: Report) {
+        self.lock().reports.insert(report.id, report);
         self.any.notify_one();
     }
 
-    /// An attempt that had said something has ended: nobody needs to know any more.
+    /// An attempt that had reported progress has ended: its progress is deleted.
     pub(super) fn ended(&self, id: JobId, fence: Fence) {
-        let mut news = self.lock();
+        let mut pending = self.lock();
         // The same job may run here again under another fence.
-        if let Entry::Occupied(said) = news.said.entry(id)
-            && said.get().fence == fence
+        if let Entry::Occupied(report) = pending.reports.entry(id)
+            && report.get().fence == fence
         {
-            said.remove();
+            report.remove();
         }
-        news.ended.push((id, fence));
-        drop(news);
+        pending.ended.push((id, fence));
+        drop(pending);
         self.any.notify_one();
     }
 
-    fn take(&self) -> News {
+    fn take(&self) -> Pending {
         std::mem::take(&mut *self.lock())
     }
 
-    /// Puts back what attempts have said that could not be written, but for those that have said something since, or have
-    /// ended. Which had ended before is not kept, or an outage would pile it up: their rows are shown to nobody, and go with
-    /// the next maintenance.
-    fn put_back(&self, said: HashMap<JobId, Report>) {
-        let mut news = self.lock();
-        for (id, report) in said {
-            let is_over = news.ended.contains(&(id, report.fence));
-            if let Entry::Vacant(free) = news.said.entry(id)
-                && !is_over
+    /// Puts back reports that could not be written, except for attempts that have ended or reported again. Attempts that had already ended are
+    /// not put back, because they would accumulate during an outage; their rows are not shown, and the next maintenance deletes them.
+    fn put_back(&self, reports: HashMap<JobId, Report>) {
+        let mut pending = self.lock();
+        for (id, report) in reports {
+            let has_ended = pending.ended.contains(&(id, report.fence));
+            if let Entry::Vacant(free) = pending.reports.entry(id)
+                && !has_ended
             {
                 free.insert(report);
             }
         }
-        drop(news);
+        drop(pending);
         self.any.notify_one();
     }
 }
 
-/// Writes down what the attempts say, for as long as the worker lives.
+/// Writes the progress of attempts until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     loop {
         shared.reports.progress.any.notified().await;
         let turn = shared.calls.patient.acquire().await;
-        let News { said, ended } = shared.reports.progress.take();
-        let reports: Vec<Report> = said.values().cloned().collect();
-        let answer = shared.store.report(&reports, &ended).await;
+        let Pending { reports, ended } = shared.reports.progress.take();
+        let sent: Vec<Report> = reports.values().cloned().collect();
+        let answer = shared.store.report(&sent, &ended).await;
         drop(turn);
         match answer {
             Ok(mine) => {
-                for report in reports.iter().filter(|report| !mine.contains(&report.id)) {
+                for report in sent.iter().filter(|report| !mine.contains(&report.id)) {
                     shared.leases.doubt(Some(report.id));
                 }
             }
-            // This life is over, and with it what its attempts have to say.
-            Err(error) if shared.doubted(&error) => {}
+            // The attempts of these reports are lost.
+            Err(error) if shared.is_incarnation_over(&error) => {}
             Err(error) => {
                 warn_unless_unreachable!(
                     error,
-                    "could not write down how far the attempts are; trying again"
+                    "could not write the progress of attempts; trying again"
                 );
-                shared.reports.progress.put_back(said);
+                shared.reports.progress.put_back(reports);
             }
         }
         tokio::time::sleep(EVERY).await;
@@ -119,45 +119,48 @@ mod tests {
     }
 
     #[test]
-    fn the_last_word_counts_and_an_attempt_that_has_ended_has_none() {
+    fn only_the_last_report_of_an_attempt_that_still_runs_is_written() {
         let progress = Progress::default();
-        progress.say(report(1, 7, 10));
-        progress.say(report(1, 7, 20));
-        progress.say(report(2, 7, 30));
+        progress.report(report(1, 7, 10));
+        progress.report(report(1, 7, 20));
+        progress.report(report(2, 7, 30));
         progress.ended(JobId(2), Fence(7));
-        let news = progress.take();
-        assert_eq!(news.said.len(), 1);
-        assert_eq!(news.said[&JobId(1)].percent, 20);
-        assert_eq!(news.ended, [(JobId(2), Fence(7))]);
+        let pending = progress.take();
+        assert_eq!(pending.reports.len(), 1);
+        assert_eq!(pending.reports[&JobId(1)].percent, 20);
+        assert_eq!(pending.ended, [(JobId(2), Fence(7))]);
     }
 
     #[test]
-    fn of_what_could_not_be_written_the_last_word_of_each_attempt_that_runs_is_kept() {
+    fn unwritten_reports_are_put_back_unless_the_attempt_has_ended_or_reported_again() {
         let progress = Progress::default();
         for id in 1..=3 {
-            progress.say(report(id, 7, 10));
+            progress.report(report(id, 7, 10));
         }
         progress.ended(JobId(4), Fence(7));
         let old = progress.take();
-        progress.say(report(1, 7, 20));
+        progress.report(report(1, 7, 20));
         progress.ended(JobId(2), Fence(7));
-        progress.put_back(old.said);
-        let news = progress.take();
+        progress.put_back(old.reports);
+        let pending = progress.take();
         assert_eq!(
-            news.ended,
+            pending.ended,
             [(JobId(2), Fence(7))],
-            "an outage piles up none"
+            "ended attempts do not accumulate"
         );
-        let mut said: Vec<(i64, u8)> = news.said.values().map(|it| (it.id.0, it.percent)).collect();
-        said.sort_unstable();
-        assert_eq!(said, [(1, 20), (3, 10)]);
+        let reports = pending.reports.values();
+        let mut reports: Vec<(i64, u8)> = reports
+            .map(|report| (report.id.0, report.percent))
+            .collect();
+        reports.sort_unstable();
+        assert_eq!(reports, [(1, 20), (3, 10)]);
     }
 
     #[test]
-    fn the_end_of_an_earlier_attempt_does_not_silence_the_next() {
+    fn the_end_of_an_earlier_attempt_keeps_the_reports_of_the_next_one() {
         let progress = Progress::default();
-        progress.say(report(1, 8, 10));
+        progress.report(report(1, 8, 10));
         progress.ended(JobId(1), Fence(7));
-        assert_eq!(progress.take().said.len(), 1);
+        assert_eq!(progress.take().reports.len(), 1);
     }
 }

@@ -23,10 +23,10 @@ macro_rules! warn_unless_unreachable {
 }
 pub(super) use warn_unless_unreachable;
 
-/// While a worker stops, a connection is tried this often, whatever the backoff says.
+/// How often a worker that stops tries to connect, regardless of the backoff.
 const STOPPING_TRY_EVERY: Duration = Duration::from_secs(5);
 
-/// Shortens the backoff from the order to stop on: a host that is killed before it has settled loses its outcomes, and they count as
+/// Shortens the backoff after the order to stop: a host that is killed before it has settled loses its outcomes, and the losses count as
 /// crashes.
 pub(super) async fn hurry_when_stopping(shared: Arc<Shared>) {
     shared.stop.drain.cancelled().await;
@@ -36,7 +36,7 @@ pub(super) async fn hurry_when_stopping(shared: Arc<Shared>) {
     }
 }
 
-/// Runs until the worker ends.
+/// Logs the start and the end of each outage, until the worker ends.
 pub(super) async fn report_forever(shared: Arc<Shared>) {
     let mut reach = shared.store.reach();
     loop {
@@ -51,7 +51,7 @@ pub(super) async fn report_forever(shared: Arc<Shared>) {
             .store(false, Ordering::Relaxed);
         warn!(
             error = away.why,
-            "the database is not reached; trying again after 1, 2, 4 … 60 s"
+            "the database is unreachable; trying again after 1, 2, 4 … 60 s"
         );
         if reach
             .wait_for(|reach| reach.away().is_none())
@@ -61,12 +61,12 @@ pub(super) async fn report_forever(shared: Arc<Shared>) {
             return;
         }
         let after_ms = u64::try_from(away.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        // With all slots taken, the next claim may be far away.
+        // While all slots are taken, the next claim may be far away.
         shared
             .health
             .database_answers
             .store(true, Ordering::Relaxed);
-        info!(after_ms, "the database is reached again");
+        info!(after_ms, "the database is reachable again");
         shared.presence.heartbeat_now.notify_one();
     }
 }

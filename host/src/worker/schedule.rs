@@ -1,30 +1,29 @@
-//! What the next look is for: a function of what is known and of the time, which is handed in.
+//! Decides what the next look does. A pure state machine: the caller passes in the time and the results of looks.
 
 use std::time::{Duration, Instant};
 
 use super::lanes::After;
-use super::look::Why;
+use super::look::Trigger;
 
-/// A restart takes at most one part in so many of the time: re-reading is expensive while somebody's open transaction keeps old rows
-/// from being cleaned up.
+/// Restarts take at most 1/20 of the time: re-reading is expensive while an open transaction keeps dead rows from being removed.
 const RESTART_SHARE: u32 = 20;
-/// A restart without a reason takes at most one part in so many.
-const RESTART_ANYWAY_SHARE: u32 = 100;
-/// Due jobs and expired leases are looked for from this long before the last look that found none.
+/// Periodic restarts, which have no reason but the time, take at most 1/100 of it.
+const PERIODIC_RESTART_SHARE: u32 = 100;
+/// Due jobs and expired leases are searched from this long before the last look that found none.
 pub(super) const WINDOW_MARGIN: Duration = Duration::from_secs(2);
 
-/// How often a worker looks behind its cursors. An operator does not set these; tests do.
+/// How often a worker looks behind its cursors. Tests set these; operators do not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Intervals {
-    /// Turns are given before their jobs are committed, and those of a few milliseconds are committed in any order. Where there is no
-    /// backlog, looks start where the cursors were this long ago, or up to twice as long.
+    /// Turns are assigned before their jobs are committed, and those of the same few milliseconds are committed in any order. Without a
+    /// backlog, looks start from the cursors of this long ago, or up to twice as long.
     pub look_back: Duration,
-    /// Between two short sweeps: what was committed late is found within about two of these.
+    /// The time between two short sweeps. Jobs that were committed late are found within about two of these.
     pub sweep: Duration,
-    /// A restart re-reads everything. It waits no longer than this; it also comes without any reason this long after the last one; and
-    /// after this long the catalog of lanes is re-read.
+    /// The longest delay of a restart that has a reason, and the shortest interval of periodic restarts. A restart re-reads all lanes. Also the
+    /// interval at which the catalog of lanes is re-read.
     pub restart: Duration,
-    /// A restart without a reason comes at the latest after this long: what the last one took may have been a server that was slow once.
+    /// The longest interval of periodic restarts, even if the last one was slow: the server may have been slow only once.
     pub restart_max: Duration,
 }
 
@@ -43,45 +42,45 @@ impl Default for Intervals {
 /// What a look does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It goes back behind the cursors.
+    /// Read behind the cursors.
     Sweep(Sweep),
-    /// It asks whether there is anything to do.
+    /// Peek first.
     Peek,
-    /// It claims at once; `promote`: after it has given due jobs their turn.
+    /// Claim at once. `promote`: give due jobs their turn first.
     Claim { after: After, promote: bool },
 }
 
-/// A look that goes back behind the cursors.
+/// A look that reads behind the cursors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sweep {
-    /// To the start, instead of a little.
+    /// Every lane is read from its start, instead of from the cursor two sweeps ago.
     pub(super) restart: bool,
     /// The catalog of lanes is re-read.
     pub(super) rereads_catalog: bool,
     started: Instant,
 }
 
-/// When what is due.
+/// When each kind of work is due.
 #[derive(Debug)]
 pub(super) struct Schedule {
     intervals: Intervals,
     look_back_at: Instant,
     sweep_at: Instant,
-    /// Somebody has committed late.
-    is_behind: bool,
-    /// Before then no restart for that reason.
+    /// A restart has a reason: jobs were committed late.
+    needs_restart: bool,
+    /// The earliest restart that has a reason.
     restart_at: Instant,
-    /// From then on one without a reason.
-    restart_anyway_at: Instant,
+    /// The next periodic restart.
+    periodic_restart_at: Instant,
     catalog_at: Instant,
-    /// Before then no notification brings a sweep.
-    behind_at: Instant,
-    /// Before then it is not asked what has waited too long.
+    /// The earliest restart because of an empty wakeup.
+    wakeup_restart_at: Instant,
+    /// The earliest check for overdue jobs.
     overdue_at: Instant,
-    /// From then on it is asked from the start of the lanes once.
-    overdue_anew_at: Instant,
+    /// The next check for overdue jobs from the start of the lanes.
+    overdue_restart_at: Instant,
     due_at: Option<Instant>,
-    /// When nothing was due any more; none: not known.
+    /// The start of the last look that found no due job. `None` if there was none.
     none_due_since: Option<Instant>,
 }
 
@@ -91,19 +90,19 @@ impl Schedule {
             intervals,
             look_back_at: now,
             sweep_at: now,
-            is_behind: false,
+            needs_restart: false,
             restart_at: now,
-            restart_anyway_at: now,
+            periodic_restart_at: now,
             catalog_at: now,
-            behind_at: now,
+            wakeup_restart_at: now,
             overdue_at: now,
-            overdue_anew_at: now,
+            overdue_restart_at: now,
             due_at: None,
             none_due_since: None,
         }
     }
 
-    /// Whether "recent" is to be moved on before this look.
+    /// True if the recent cursors have to be updated before this look.
     pub(super) fn looks_back(&mut self, now: Instant) -> bool {
         let is_time = now >= self.look_back_at;
         if is_time {
@@ -112,12 +111,12 @@ impl Schedule {
         is_time
     }
 
-    /// What a look does that starts now. `known`: there is something to claim.
-    pub(super) fn next(&mut self, now: Instant, why: Why, known: bool) -> Step {
-        let patience = match why {
-            // A job that somebody says is there comes first, and the sweep with the next look.
-            Why::Woken => self.intervals.sweep,
-            Why::More | Why::Poll => Duration::ZERO,
+    /// What the look that starts now does. `known`: there are known to be jobs.
+    pub(super) fn next(&mut self, now: Instant, trigger: Trigger, known: bool) -> Step {
+        let patience = match trigger {
+            // A job that was announced comes first; the sweep follows with the next look.
+            Trigger::Wakeup => self.intervals.sweep,
+            Trigger::More | Trigger::Poll => Duration::ZERO,
         };
         if now >= self.sweep_at + patience {
             return Step::Sweep(self.sweep(now));
@@ -126,9 +125,9 @@ impl Schedule {
             return Step::Peek;
         }
         Step::Claim {
-            after: match why {
-                Why::More => After::Cursor,
-                Why::Woken | Why::Poll => After::Recent,
+            after: match trigger {
+                Trigger::More => After::Cursor,
+                Trigger::Wakeup | Trigger::Poll => After::Recent,
             },
             promote: self.due_at.is_some_and(|due| now >= due),
         }
@@ -136,13 +135,14 @@ impl Schedule {
 
     fn sweep(&mut self, now: Instant) -> Sweep {
         self.sweep_at = now + self.intervals.sweep;
-        let restart = now >= self.restart_anyway_at || self.is_behind && now >= self.restart_at;
+        let restart =
+            now >= self.periodic_restart_at || self.needs_restart && now >= self.restart_at;
         let rereads_catalog = now >= self.catalog_at;
         if rereads_catalog {
             self.catalog_at = now + self.intervals.restart;
         }
         if restart {
-            self.is_behind = false;
+            self.needs_restart = false;
             self.none_due_since = None;
         }
         Sweep {
@@ -152,19 +152,19 @@ impl Schedule {
         }
     }
 
-    /// A sweep has ended. `late`: a transaction has ended whose jobs no short sweep finds. `is_cut`: it has perhaps not looked into all
-    /// lanes.
+    /// Schedules the next sweeps after this one. `late`: a late transaction has ended, whose jobs short sweeps miss. `is_cut`: the sweep may have
+    /// left out lanes.
     pub(super) fn swept(&mut self, now: Instant, sweep: Sweep, late: bool, is_cut: bool) {
         if late {
-            self.is_behind = true;
-            // After a restart the next one comes with the next sweep.
+            self.needs_restart = true;
+            // If this was a restart, the next one waits for the next regular sweep.
             if !sweep.restart {
                 self.sweep_at = now;
             }
         }
         if sweep.restart {
-            // A restart that has not looked into all lanes is none.
-            self.is_behind |= is_cut;
+            // A restart that has left out lanes has to be repeated.
+            self.needs_restart |= is_cut;
             let took = now.saturating_duration_since(sweep.started);
             let Intervals {
                 restart,
@@ -172,66 +172,67 @@ impl Schedule {
                 ..
             } = self.intervals;
             self.restart_at = now + (took * RESTART_SHARE).min(restart);
-            let anyway = (took * RESTART_ANYWAY_SHARE).max(restart).min(restart_max);
-            self.restart_anyway_at = now + anyway;
+            let period = (took * PERIODIC_RESTART_SHARE)
+                .max(restart)
+                .min(restart_max);
+            self.periodic_restart_at = now + period;
         }
     }
 
-    /// Somebody says that there is a job, and it is not where one was looked for: its producer may have committed late, behind the
-    /// cursors, or after it was due. True: the next look is to be made at once, and is a sweep from the start. At most once for each short
-    /// sweep.
-    pub(super) fn is_behind(&mut self, now: Instant) -> bool {
-        if now < self.behind_at {
+    /// A notification announced a job that the look did not find: its producer may have committed it late, behind the cursors or after it was
+    /// due. True if the next look has to follow at once; it is a restart. At most once per short sweep.
+    pub(super) fn restart_after_empty_wakeup(&mut self, now: Instant) -> bool {
+        if now < self.wakeup_restart_at {
             return false;
         }
-        self.behind_at = now + self.intervals.sweep;
+        self.wakeup_restart_at = now + self.intervals.sweep;
         self.start_over(now);
         true
     }
 
-    /// Makes the next look that is not an answer to a notification a sweep from the start.
+    /// Makes the next look that no notification triggers a restart.
     pub(super) fn start_over(&mut self, now: Instant) {
         self.sweep_at = now;
-        self.is_behind = true;
+        self.needs_restart = true;
         self.restart_at = now;
     }
 
-    /// After a sweep whose claims were filled, which has perhaps not reached some lanes: from where on it is asked what has waited too
-    /// long; none: it is not asked.
-    pub(super) fn asks_overdue(&mut self, now: Instant, sweep: Sweep) -> Option<After> {
+    /// Called after a sweep whose claims were filled, and so may have left out lanes. Returns the turn after which to check for overdue jobs;
+    /// `None` if no check is due.
+    pub(super) fn checks_overdue(&mut self, now: Instant, sweep: Sweep) -> Option<After> {
         if now < self.overdue_at {
             return None;
         }
-        if sweep.restart && now >= self.overdue_anew_at {
-            self.overdue_anew_at = now + self.intervals.restart;
+        if sweep.restart && now >= self.overdue_restart_at {
+            self.overdue_restart_at = now + self.intervals.restart;
             return Some(After::Recent);
         }
         Some(After::Reached)
     }
 
-    /// It was asked what has waited too long. Where an open transaction keeps many dead rows that is as expensive as a restart, and takes
-    /// as small a share of the time.
-    pub(super) fn asked_overdue(&mut self, asked: Instant, now: Instant) {
-        let again = now.saturating_duration_since(asked) * RESTART_SHARE;
-        self.overdue_at = now + again.min(self.intervals.restart);
+    /// Schedules the next check for overdue jobs. While an open transaction keeps many dead rows, a check is as expensive as a restart, and is
+    /// limited to the same share of the time.
+    pub(super) fn checked_overdue(&mut self, started: Instant, now: Instant) {
+        let pause = now.saturating_duration_since(started) * RESTART_SHARE;
+        self.overdue_at = now + pause.min(self.intervals.restart);
     }
 
-    /// When the next scheduled job or retry is due; none: none is known.
+    /// When the next scheduled job or retry is due. `None` if none is known.
     pub(super) fn due_at(&self) -> Option<Instant> {
         self.due_at
     }
 
-    /// The next scheduled job or retry is due after this wait; none: there is none.
+    /// Records the wait until the next scheduled job or retry is due. `None` means that there is none.
     pub(super) fn next_due(&mut self, now: Instant, wait: Option<Duration>) {
         self.due_at = wait.map(|wait| now + wait);
     }
 
-    /// A look that started then has found nothing due.
-    pub(super) fn none_was_due(&mut self, started: Instant) {
+    /// Records that a look which started at this time found no due job.
+    pub(super) fn found_none_due(&mut self, started: Instant) {
         self.none_due_since = Some(started);
     }
 
-    /// How far back jobs are looked for that have become due; none: everything.
+    /// How long ago a job may have become due to be searched for. `None` means any time.
     pub(super) fn due_within(&self, now: Instant) -> Option<Duration> {
         let since = self.none_due_since?;
         Some(now.saturating_duration_since(since) + WINDOW_MARGIN)
@@ -245,11 +246,11 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const MS: Duration = Duration::from_millis(1);
 
-    /// A schedule whose first sweep, which re-reads everything, took a millisecond, and the time after it.
+    /// A schedule after its first sweep, a restart that took a millisecond; and the time after it.
     fn started() -> (Schedule, Instant) {
         let start = Instant::now();
         let mut schedule = Schedule::new(start, Intervals::default());
-        let sweep = expect_sweep(schedule.next(start, Why::Poll, false));
+        let sweep = expect_sweep(schedule.next(start, Trigger::Poll, false));
         assert!(sweep.restart && sweep.rereads_catalog);
         let now = start + MS;
         schedule.swept(now, sweep, false, false);
@@ -263,7 +264,7 @@ mod tests {
         }
     }
 
-    /// The sweeps of so many seconds, each of which takes this long: which of them were restarts.
+    /// Runs the schedule for this many seconds. `took`: the duration of each restart. Returns for each sweep whether it was a restart.
     fn sweep_for(
         schedule: &mut Schedule,
         mut now: Instant,
@@ -274,7 +275,7 @@ mod tests {
         let end = now + SECOND * u32::try_from(seconds).unwrap();
         let mut restarts = Vec::new();
         while now < end {
-            if let Step::Sweep(sweep) = schedule.next(now, Why::Poll, false) {
+            if let Step::Sweep(sweep) = schedule.next(now, Trigger::Poll, false) {
                 restarts.push(sweep.restart);
                 let took = if sweep.restart { took } else { MS };
                 now += took;
@@ -286,53 +287,53 @@ mod tests {
     }
 
     #[test]
-    fn between_sweeps_a_poll_asks_and_what_is_known_is_claimed_at_once() {
+    fn between_sweeps_a_poll_peeks_and_known_jobs_are_claimed_at_once() {
         let (mut schedule, now) = started();
-        assert_eq!(schedule.next(now, Why::Poll, false), Step::Peek);
+        assert_eq!(schedule.next(now, Trigger::Poll, false), Step::Peek);
         let claim = |after, promote| Step::Claim { after, promote };
         assert_eq!(
-            schedule.next(now, Why::More, true),
+            schedule.next(now, Trigger::More, true),
             claim(After::Cursor, false)
         );
         assert_eq!(
-            schedule.next(now, Why::Woken, true),
+            schedule.next(now, Trigger::Wakeup, true),
             claim(After::Recent, false)
         );
         schedule.next_due(now, Some(5 * MS));
         assert_eq!(
-            schedule.next(now + 4 * MS, Why::Woken, true),
+            schedule.next(now + 4 * MS, Trigger::Wakeup, true),
             claim(After::Recent, false)
         );
         assert_eq!(
-            schedule.next(now + 5 * MS, Why::Woken, true),
+            schedule.next(now + 5 * MS, Trigger::Wakeup, true),
             claim(After::Recent, true)
         );
     }
 
     #[test]
-    fn a_sweep_comes_each_second_and_waits_a_second_longer_for_a_job_that_is_known() {
+    fn a_sweep_is_due_each_second_and_a_known_job_delays_it_by_up_to_a_second() {
         let (mut schedule, now) = started();
         let later = now + SECOND;
         assert!(matches!(
-            schedule.next(later, Why::Woken, true),
+            schedule.next(later, Trigger::Wakeup, true),
             Step::Claim { .. }
         ));
-        assert!(!expect_sweep(schedule.next(later, Why::More, true)).restart);
-        assert_eq!(schedule.next(later, Why::Poll, false), Step::Peek);
-        expect_sweep(schedule.next(later + 2 * SECOND, Why::Woken, true));
+        assert!(!expect_sweep(schedule.next(later, Trigger::More, true)).restart);
+        assert_eq!(schedule.next(later, Trigger::Poll, false), Step::Peek);
+        expect_sweep(schedule.next(later + 2 * SECOND, Trigger::Wakeup, true));
     }
 
     #[test]
-    fn what_was_committed_late_brings_a_restart_at_once_and_then_for_a_twentieth_of_the_time() {
+    fn late_commits_cause_a_restart_at_once_and_then_for_a_twentieth_of_the_time() {
         let (mut schedule, now) = started();
         let later = now + SECOND;
-        let sweep = expect_sweep(schedule.next(later, Why::Poll, false));
+        let sweep = expect_sweep(schedule.next(later, Trigger::Poll, false));
         schedule.swept(later, sweep, true, false);
         assert!(
-            expect_sweep(schedule.next(later, Why::Poll, false)).restart,
+            expect_sweep(schedule.next(later, Trigger::Poll, false)).restart,
             "at once"
         );
-        // Restarts of 0.5 s each that always find that somebody was late again: one in ten seconds.
+        // With restarts of 0.5 s that are always followed by another late commit, there is one in ten seconds.
         let (mut schedule, now) = started();
         let restarts = sweep_for(&mut schedule, now, 40, 500 * MS, true);
         assert_eq!(
@@ -343,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_without_a_reason_comes_after_thirty_seconds_or_later_where_it_is_expensive() {
+    fn periodic_restarts_come_every_thirty_seconds_or_less_often_if_they_are_slow() {
         let restarts_in = |seconds, took| {
             let (mut schedule, now) = started();
             let restarts = sweep_for(&mut schedule, now, seconds, took, false);
@@ -351,36 +352,35 @@ mod tests {
         };
         assert_eq!(restarts_in(29, MS), 0);
         assert_eq!(restarts_in(95, MS), 3);
-        // One second each: a hundredth of the time.
+        // Restarts of one second: a hundredth of the time.
         assert_eq!(restarts_in(125, SECOND), 1);
         assert_eq!(restarts_in(145, SECOND), 2);
-        // A minute each would be one in 100 minutes: five minutes are the most.
+        // Restarts of a minute would be one in 100 minutes, but the maximum is five minutes.
         assert_eq!(restarts_in(30 + 60 + 310, 60 * SECOND), 2);
     }
 
     #[test]
-    fn a_restart_that_has_not_looked_into_all_lanes_is_made_again() {
+    fn a_restart_that_left_out_lanes_is_repeated() {
         let start = Instant::now();
         let mut schedule = Schedule::new(start, Intervals::default());
-        let sweep = expect_sweep(schedule.next(start, Why::Poll, false));
+        let sweep = expect_sweep(schedule.next(start, Trigger::Poll, false));
         schedule.swept(start, sweep, false, true);
-        assert!(expect_sweep(schedule.next(start + SECOND, Why::Poll, false)).restart);
+        assert!(expect_sweep(schedule.next(start + SECOND, Trigger::Poll, false)).restart);
     }
 
     #[test]
-    fn a_notification_that_finds_nothing_brings_a_restart_once_a_second() {
+    fn a_wakeup_that_finds_nothing_causes_a_restart_at_most_once_a_second() {
         let (mut schedule, now) = started();
-        assert!(schedule.is_behind(now));
-        let sweep = expect_sweep(schedule.next(now, Why::Poll, false));
+        assert!(schedule.restart_after_empty_wakeup(now));
+        let sweep = expect_sweep(schedule.next(now, Trigger::Poll, false));
         assert!(sweep.restart && !sweep.rereads_catalog);
         schedule.swept(now, sweep, false, false);
-        assert!(!schedule.is_behind(now + 999 * MS));
-        assert!(schedule.is_behind(now + SECOND));
+        assert!(!schedule.restart_after_empty_wakeup(now + 999 * MS));
+        assert!(schedule.restart_after_empty_wakeup(now + SECOND));
     }
 
     #[test]
-    fn what_has_waited_too_long_is_asked_for_a_twentieth_of_the_time_and_from_the_start_each_thirty_seconds()
-     {
+    fn checks_for_overdue_jobs_take_a_twentieth_of_the_time_and_start_over_every_thirty_seconds() {
         let (mut schedule, now) = started();
         let restart = Sweep {
             restart: true,
@@ -391,40 +391,40 @@ mod tests {
             restart: false,
             ..restart
         };
-        assert_eq!(schedule.asks_overdue(now, short), Some(After::Reached));
-        schedule.asked_overdue(now, now + 10 * MS);
-        assert_eq!(schedule.asks_overdue(now + 209 * MS, short), None);
+        assert_eq!(schedule.checks_overdue(now, short), Some(After::Reached));
+        schedule.checked_overdue(now, now + 10 * MS);
+        assert_eq!(schedule.checks_overdue(now + 209 * MS, short), None);
         assert_eq!(
-            schedule.asks_overdue(now + 210 * MS, restart),
+            schedule.checks_overdue(now + 210 * MS, restart),
             Some(After::Recent)
         );
         assert_eq!(
-            schedule.asks_overdue(now + SECOND, restart),
+            schedule.checks_overdue(now + SECOND, restart),
             Some(After::Reached)
         );
         assert_eq!(
-            schedule.asks_overdue(now + 31 * SECOND, restart),
+            schedule.checks_overdue(now + 31 * SECOND, restart),
             Some(After::Recent)
         );
     }
 
     #[test]
-    fn due_jobs_are_looked_for_from_before_the_last_look_that_found_none() {
+    fn due_jobs_are_searched_from_shortly_before_the_last_look_that_found_none() {
         let (mut schedule, now) = started();
-        assert_eq!(schedule.due_within(now), None, "everything");
-        schedule.none_was_due(now);
+        assert_eq!(schedule.due_within(now), None, "all due jobs");
+        schedule.found_none_due(now);
         assert_eq!(schedule.due_within(now + SECOND), Some(3 * SECOND));
         schedule.start_over(now);
-        expect_sweep(schedule.next(now, Why::Poll, false));
+        expect_sweep(schedule.next(now, Trigger::Poll, false));
         assert_eq!(
             schedule.due_within(now),
             None,
-            "a restart looks for everything"
+            "a restart searches for all due jobs"
         );
     }
 
     #[test]
-    fn recent_is_moved_on_each_tenth_of_a_second() {
+    fn recent_cursors_are_updated_every_tenth_of_a_second() {
         let (mut schedule, now) = started();
         assert!(schedule.looks_back(now));
         assert!(!schedule.looks_back(now + 99 * MS));

@@ -242,7 +242,7 @@ impl Settler<'_> {
                     }
                 },
                 // The database no longer knows this worker, and has given its jobs to others.
-                Err(error) if shared.doubted(&error) => {
+                Err(error) if shared.is_incarnation_over(&error) => {
                     for one in part {
                         report(shared, &one, false);
                     }
@@ -348,7 +348,7 @@ async fn settle_alone(
                 warn!(job.id = id.0, handler = %one.meters.handler, %error, "cannot settle; trying until the lease runs out");
                 shared.leases.give_up(id, fence);
             }
-            Err(error) if shared.doubted(&error) => {
+            Err(error) if shared.is_incarnation_over(&error) => {
                 report(&shared, one, false);
                 return None;
             }
@@ -433,7 +433,7 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     events::settled(one.event_context(shared), outcome);
     if let Outcome::Retry { .. } = outcome {
         // The claimer's sleep has to end when this job is due.
-        shared.wakeups.ring(None);
+        shared.wakeups.notify(None);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Whether producers are to notify this worker.
+//! Requests notifications from producers while this worker is idle.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,16 +9,15 @@ use tracing::debug;
 use super::Shared;
 use super::reach::warn_unless_unreachable;
 
-/// A worker that has found jobs at every look for this long, and has not waited so long in between,
-/// asks not to be notified any more.
+/// A worker that has found jobs at every look for this long, without a wait of this length in between, withdraws its request for notifications.
 pub(super) const BUSY_AFTER: Duration = Duration::from_millis(50);
-/// The wish to be notified is written again after this long.
+/// The request for notifications is renewed after this long.
 const RENEWED_EVERY: Duration = Duration::from_secs(20);
 
-/// What this worker has told the producers.
+/// Whether this worker has requested notifications. A worker that has is asleep.
 pub(super) struct Sleeper<'a> {
     shared: &'a Arc<Shared>,
-    /// When the wish to be notified was last written; none: the producers think it is busy.
+    /// When the request was last written. `None` if there is none, so producers do not notify.
     asleep_since: Option<Instant>,
     busy_since: Option<Instant>,
 }
@@ -32,23 +31,23 @@ impl<'a> Sleeper<'a> {
         }
     }
 
-    /// True where producers have been asked to notify.
+    /// True if notifications are requested.
     pub(super) fn is_asleep(&self) -> bool {
         self.asleep_since.is_some()
     }
 
-    /// Asks producers for notifications; true when they did not know before.
+    /// Requests notifications. True if they were not requested before.
     pub(super) async fn fall_asleep(&mut self) -> bool {
         let shared = self.shared;
         if !shared.listener.connected.load(Ordering::Relaxed) {
             self.asleep_since = None;
             return false;
         }
-        // The server may have been down in between, and forgets sleepers when it crashes.
+        // The server may have been down in between, and loses the requests if it crashes.
         if shared.listener.reconnected.swap(false, Ordering::Relaxed) {
             self.asleep_since = None;
         }
-        let news = self.asleep_since.is_none();
+        let is_new = self.asleep_since.is_none();
         if self
             .asleep_since
             .is_some_and(|since| since.elapsed() < RENEWED_EVERY)
@@ -61,37 +60,36 @@ impl<'a> Sleeper<'a> {
         } else {
             &shared.settings.queues
         };
-        let how_long = shared.settings.poll_max + 3 * RENEWED_EVERY;
-        match shared.store.sleep(queues, how_long).await {
+        let valid_for = shared.settings.poll_max + 3 * RENEWED_EVERY;
+        match shared.store.sleep(queues, valid_for).await {
             Ok(()) => {
                 self.asleep_since = Some(Instant::now());
-                news
+                is_new
             }
             Err(error) => {
-                warn_unless_unreachable!(error, "cannot ask for notifications; polling");
+                warn_unless_unreachable!(error, "cannot request notifications; polling");
                 false
             }
         }
     }
 
-    /// A look has found something. Once it is clear that this worker does not sleep, producers are
-    /// told to save the NOTIFY.
+    /// A look has found jobs. Once this worker is busy, it withdraws the request, which saves producers the NOTIFY.
     pub(super) async fn found(&mut self) {
         let since = *self.busy_since.get_or_insert_with(Instant::now);
         if self.is_asleep() && since.elapsed() >= BUSY_AFTER {
             match self.shared.store.awake().await {
                 Ok(()) => self.asleep_since = None,
-                Err(error) => debug!(%error, "could not say that this worker is busy"),
+                Err(error) => debug!(%error, "could not withdraw the request for notifications"),
             }
         }
     }
 
-    /// There was nothing to do for a while.
+    /// The worker is not busy: it found nothing, or waited.
     pub(super) fn idles(&mut self) {
         self.busy_since = None;
     }
 
-    /// After an error it is not known what the producers know.
+    /// After an error it is unknown whether the request was written.
     pub(super) fn start_over(&mut self) {
         self.asleep_since = None;
         self.busy_since = None;

@@ -1,8 +1,7 @@
-//! Claims on their way to a slot: which wait, and how many run.
+//! The line of claims that wait for a slot, and the slots that take them.
 //!
-//! A slot is a task on the threads for guests that takes one claim after the other from here for as
-//! long as there is one. So a short job costs no hand-over between threads: the task that ended
-//! the last attempt starts the next.
+//! A slot is a task on the guest threads that takes claims from the line, one after another, until the line is empty. So a short job needs no
+//! hand-over between threads: the task that ended the last attempt starts the next one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,27 +14,27 @@ use super::Shared;
 use super::attempt::{self, Claim};
 use crate::job::RunEnd;
 
-/// A claim that has not started within this long is given back, so that others can have it.
+/// A claim that has not started within this time is given back, so that other workers can claim the job.
 const START_WITHIN: Duration = Duration::from_secs(1);
-/// How often it is looked for such claims.
+/// How often the line is checked for such claims.
 const LATE_EVERY: Duration = Duration::from_millis(250);
 
 /// The slots of one worker, and the claims that wait for one.
 pub(super) struct Slots {
     max: usize,
-    /// What is in hand, for whoever has started the worker.
-    told: Arc<AtomicUsize>,
+    /// A copy of [`Self::in_hand`] for [`Health`](super::Health).
+    in_hand_gauge: Arc<AtomicUsize>,
     inner: Mutex<Inner>,
-    /// There is the room that the claimer waits for.
+    /// Signals the room that the claimer waits for.
     freed: Notify,
 }
 
 struct Inner {
     waiting: VecDeque<Claim>,
     running: usize,
-    /// Attempts ended so far.
+    /// The number of attempts that have ended.
     ended: usize,
-    /// The claimer wants to hear once fewer than this are in hand; 0: it waits for nothing.
+    /// The claimer is notified once fewer claims than this are in hand; 0 if it does not wait.
     notify_below: usize,
 }
 
@@ -46,10 +45,10 @@ impl Inner {
 }
 
 impl Slots {
-    pub(super) fn new(max: usize, told: Arc<AtomicUsize>) -> Self {
+    pub(super) fn new(max: usize, in_hand_gauge: Arc<AtomicUsize>) -> Self {
         Self {
             max,
-            told,
+            in_hand_gauge,
             inner: Mutex::new(Inner {
                 waiting: VecDeque::new(),
                 running: 0,
@@ -61,13 +60,13 @@ impl Slots {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing panics while it holds the lock, and the counts are whole at every step.
+        // Nothing panics while holding the lock, and the counts are consistent at every step.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells how many are in hand, and the claimer where there is now the room that it waits for.
+    /// Updates the gauge, and notifies the claimer if there is now the room that it waits for.
     fn changed(&self, mut inner: MutexGuard<'_, Inner>) {
-        self.told.store(inner.in_hand(), Ordering::Relaxed);
+        self.in_hand_gauge.store(inner.in_hand(), Ordering::Relaxed);
         if inner.in_hand() < inner.notify_below {
             inner.notify_below = 0;
             drop(inner);
@@ -75,17 +74,17 @@ impl Slots {
         }
     }
 
-    /// Jobs that were claimed and whose attempt has not ended.
+    /// The number of claimed jobs whose attempt has not ended.
     pub(super) fn in_hand(&self) -> usize {
         self.lock().in_hand()
     }
 
-    /// Attempts that run.
+    /// The number of running attempts.
     pub(super) fn running(&self) -> usize {
         self.lock().running
     }
 
-    /// True while claims wait for a slot: attempts will go on ending.
+    /// True while claims wait for a slot.
     pub(super) fn are_full(&self) -> bool {
         !self.lock().waiting.is_empty()
     }
@@ -95,18 +94,17 @@ impl Slots {
         self.lock().in_hand() >= self.max
     }
 
-    /// Attempts ended so far.
+    /// The number of attempts that have ended.
     pub(super) fn ended(&self) -> usize {
         self.lock().ended
     }
 
-    /// How many jobs may be claimed, where `ahead` may wait for a slot. None: too few to be worth a
-    /// claim; [`freed`](Self::freed) says when that is over.
+    /// How many jobs may be claimed, if `ahead` of them may wait for a slot. `None` if there are too few to be worth a claim;
+    /// [`freed`](Self::freed) then signals when there are enough.
     pub(super) fn room(&self, ahead: usize) -> Option<usize> {
         let mut inner = self.lock();
         let all = self.max + ahead;
-        // The more jobs a claim is for, the less each costs Postgres: the line is filled up again when
-        // half of it is gone.
+        // Jobs cost Postgres less in larger claims, so the line is refilled once half of it is empty.
         let worthwhile = (ahead / 2).max(1);
         let room = all.saturating_sub(inner.in_hand());
         if room >= worthwhile {
@@ -120,19 +118,18 @@ impl Slots {
         self.freed.notified().await;
     }
 
-    /// Puts claims in line. Returns how many slots are to be started for them.
+    /// Puts claims in line. Returns how many slots have to be started for them.
     fn put(&self, claims: Vec<Claim>) -> usize {
         let mut inner = self.lock();
         inner.waiting.extend(claims);
         let more = inner.waiting.len().min(self.max - inner.running);
-        // They count from here on. Where a slot that runs takes the claim first, the one that was started
-        // for it finds none, and ends.
+        // The new slots count from now on. If a running slot takes the claim first, the new slot finds the line empty and ends.
         inner.running += more;
-        self.told.store(inner.in_hand(), Ordering::Relaxed);
+        self.in_hand_gauge.store(inner.in_hand(), Ordering::Relaxed);
         more
     }
 
-    /// The next claim for a slot that is free; none: the slot has to end.
+    /// The next claim for a free slot. `None` if the line is empty, and the slot has to end.
     pub(super) fn next(&self, after_another: bool) -> Option<Claim> {
         let mut inner = self.lock();
         inner.ended += usize::from(after_another);
@@ -144,18 +141,18 @@ impl Slots {
         next
     }
 
-    /// A slot has ended in the middle of an attempt.
-    pub(super) fn broke(&self) {
+    /// Frees a slot whose task ended in the middle of an attempt.
+    pub(super) fn crashed(&self) {
         let mut inner = self.lock();
         inner.ended += 1;
         inner.running -= 1;
         self.changed(inner);
     }
 
-    /// Takes the claims out that arrived before `then`.
-    fn late(&self, then: Instant) -> Vec<Claim> {
+    /// Takes the claims that arrived up to `then` out of the line.
+    fn take_late(&self, then: Instant) -> Vec<Claim> {
         let mut inner = self.lock();
-        // They stand in the order of their arrival.
+        // The line is in the order of arrival.
         let late = inner
             .waiting
             .partition_point(|claim| claim.received <= then);
@@ -165,7 +162,7 @@ impl Slots {
     }
 }
 
-/// Hands claims to the slots, and starts those that it takes.
+/// Puts claims in line, and starts the slots that they need.
 pub(super) fn start(shared: &Arc<Shared>, claims: Vec<Claim>) {
     for _ in 0..shared.slots.put(claims) {
         shared
@@ -175,24 +172,24 @@ pub(super) fn start(shared: &Arc<Shared>, claims: Vec<Claim>) {
     }
 }
 
-/// Gives back what waits too long for a slot, for as long as the worker lives.
+/// Gives back claims that wait too long for a slot, until the worker ends.
 pub(super) async fn give_back_late_claims(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(LATE_EVERY).await;
-        // What is taken out of the line here is not seen by `give_back_all`: the settler is told of the
-        // end only after it has been sent.
+        // `give_back_all` does not see the claims that are taken out of the line here. The token keeps the settler running until their outcomes
+        // have been sent.
         let _under_way = shared.attempts.tasks.token();
         if let Some(then) = Instant::now().checked_sub(START_WITHIN) {
-            for claim in shared.slots.late(then) {
+            for claim in shared.slots.take_late(then) {
                 attempt::give_back(&shared, &claim, RunEnd::NotStarted).await;
             }
         }
     }
 }
 
-/// Gives back whatever has not started: this worker is about to stop.
+/// Gives back all claims in line. Called before the worker stops.
 pub(super) async fn give_back_all(shared: &Shared) {
-    for claim in shared.slots.late(Instant::now()) {
+    for claim in shared.slots.take_late(Instant::now()) {
         attempt::give_back(shared, &claim, RunEnd::NotStarted).await;
     }
 }
@@ -206,7 +203,7 @@ pub(super) mod tests {
     use crate::sandbox::BootTime;
     use crate::store::{ClaimedJob, JsonText, Lane};
 
-    /// A job of lane 1, as it is claimed.
+    /// A claimed job of lane 1.
     pub(in super::super) fn job(id: i64) -> ClaimedJob {
         ClaimedJob {
             id: JobId(id),
@@ -262,14 +259,14 @@ pub(super) mod tests {
             .map(|claim| claim.job.id.0)
             .collect();
         assert_eq!(taken, [1, 2, 3, 4, 5]);
-        assert_eq!(slots.in_hand(), 1, "the other slot has not come yet");
+        assert_eq!(slots.in_hand(), 1, "the other slot has not ended yet");
         assert!(slots.next(false).is_none());
         assert_eq!(slots.in_hand(), 0);
-        assert_eq!(slots.put(claims(6..9)), 2, "both are started anew");
+        assert_eq!(slots.put(claims(6..9)), 2, "both are started again");
     }
 
     #[tokio::test]
-    async fn the_claimer_hears_of_room_once_there_is_enough_for_a_worthwhile_claim() {
+    async fn the_claimer_is_notified_once_there_is_room_for_a_worthwhile_claim() {
         let slots = Slots::new(2, Arc::default());
         assert_eq!(slots.room(4), Some(6));
         slots.put(claims(1..7));
@@ -290,23 +287,23 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_what_waits_too_long_is_taken_out() {
+    fn only_claims_that_have_waited_too_long_are_taken_out_of_the_line() {
         let slots = Slots::new(1, Arc::default());
         let start = Instant::now();
         let second = start + Duration::from_millis(1);
         slots.put(vec![claim(1, start), claim(2, start), claim(3, second)]);
         slots.next(false);
-        let late: Vec<i64> = slots.late(start).iter().map(|c| c.job.id.0).collect();
+        let late: Vec<i64> = slots.take_late(start).iter().map(|c| c.job.id.0).collect();
         assert_eq!(late, [2]);
         assert_eq!(slots.in_hand(), 2, "one runs, one waits");
     }
 
     #[test]
-    fn a_slot_that_broke_is_free_again() {
+    fn a_slot_whose_task_crashed_is_free_again() {
         let slots = Slots::new(1, Arc::default());
         slots.put(claims(1..2));
         slots.next(false);
-        slots.broke();
+        slots.crashed();
         assert_eq!((slots.in_hand(), slots.ended()), (0, 1));
         assert_eq!(slots.put(claims(2..3)), 1);
     }

@@ -1,4 +1,4 @@
-//! What a handler keeps between its jobs, in Postgres behind the fence of the job that it runs.
+//! The state of handlers, stored in Postgres behind the fence of the running job.
 
 use super::journal::AttemptJournal;
 use crate::sandbox::{Expected, Keep, Kept, StateKeeper, Waiting, Wrote};
@@ -13,20 +13,20 @@ impl AttemptJournal {
         }
     }
 
-    /// Asks until the database has an answer. No more at once than so many, apart from the steps: who waits for a lock here holds up no step.
-    async fn ask<T, F>(&self, ask: impl Fn() -> F) -> Result<T, String>
+    /// Repeats a call until the database answers it. These calls have a limit of their own, so one that waits for a lock does not delay steps.
+    async fn call<T, F>(&self, call: impl Fn() -> F) -> Result<T, String>
     where
         F: Future<Output = Result<Result<T, NotMine>, StoreError>>,
     {
         loop {
-            let call = self.shared.calls.state.acquire().await;
-            let answer = ask().await;
-            drop(call);
+            let permit = self.shared.calls.state.acquire().await;
+            let answer = call().await;
+            drop(permit);
             match answer {
                 Err(error) if error.is_about_data() => return Err(error.to_string()),
                 answer => {
-                    if let Some(said) = self.answer(answer).await {
-                        return Ok(said);
+                    if let Some(answer) = self.answer(answer).await {
+                        return Ok(answer);
                     }
                 }
             }
@@ -38,7 +38,7 @@ impl StateKeeper for AttemptJournal {
     fn get<'a>(&'a self, key: &'a str) -> Waiting<'a, Result<Option<Kept>, String>> {
         Box::pin(async move {
             let store = &self.shared.store;
-            let found = self.ask(|| store.get_state(self.state_of(), key)).await?;
+            let found = self.call(|| store.get_state(self.state_of(), key)).await?;
             Ok(found.map(|(value, version)| Kept { value, version }))
         })
     }
@@ -47,11 +47,11 @@ impl StateKeeper for AttemptJournal {
         &'a self,
         prefix: &'a str,
         after: Option<&'a str>,
-        most: u32,
+        max: u32,
     ) -> Waiting<'a, Result<Vec<String>, String>> {
         Box::pin(async move {
             let store = &self.shared.store;
-            self.ask(|| store.state_keys(self.state_of(), prefix, after, most))
+            self.call(|| store.state_keys(self.state_of(), prefix, after, max))
                 .await
         })
     }
@@ -62,7 +62,7 @@ impl StateKeeper for AttemptJournal {
             let set = StateSet {
                 key: keep.key,
                 value: keep.value,
-                // The same however often it is asked for: where an answer is lost, the write is known again by it.
+                // The same in every repetition: if an answer is lost, the database recognises the write by it.
                 version: rand::random_range(1..=i64::MAX),
                 expected: match keep.expected {
                     Expected::Anything => None,
@@ -74,7 +74,7 @@ impl StateKeeper for AttemptJournal {
             };
             loop {
                 return Ok(
-                    match self.ask(|| store.set_state(self.state_of(), set)).await? {
+                    match self.call(|| store.set_state(self.state_of(), set)).await? {
                         StateWrite::Set => Wrote::Done,
                         StateWrite::Conflict => Wrote::Changed,
                         StateWrite::Again => continue,
@@ -89,7 +89,7 @@ impl StateKeeper for AttemptJournal {
     fn delete<'a>(&'a self, key: &'a str) -> Waiting<'a, Result<bool, String>> {
         Box::pin(async move {
             let store = &self.shared.store;
-            self.ask(|| store.delete_state(self.state_of(), key)).await
+            self.call(|| store.delete_state(self.state_of(), key)).await
         })
     }
 }

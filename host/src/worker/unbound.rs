@@ -1,7 +1,7 @@
-//! Jobs whose source the operator bound to a handler that is not here: they wait for it, and that costs them no attempt.
+//! Jobs whose source the operator has bound to a handler that this host does not have. They wait for it, without losing an attempt.
 //!
-//! A claim cannot leave them out, so each is given back and stands at the end of its lane again. A lane in which the worker
-//! comes round to the same ones, and finds nothing else, rests for a while.
+//! A claim cannot leave them out, so each is given back and goes to the end of its lane. If the worker meets the same jobs again in a lane, and
+//! no others, it pauses the lane for a while.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -9,36 +9,36 @@ use std::time::{Duration, Instant};
 use crate::job::{JobId, LaneId};
 use crate::store::ClaimedJob;
 
-/// How long nothing is claimed from such a lane: then another job may have come, or another host may have gone.
-const RESTS_FOR: Duration = Duration::from_secs(10);
-/// A lane rests after so many in any case: each costs a claim and a settlement.
+/// How long nothing is claimed from such a lane. After that, other jobs may have been enqueued, or the host that ran them may have gone.
+const PAUSED_FOR: Duration = Duration::from_secs(10);
+/// A lane is paused after this many jobs in any case: each costs a claim and a settlement.
 const ROUND_MAX: usize = 10_000;
 
-/// Which sources are bound to handlers that are not here, and where their jobs were met.
+/// The sources that are bound to missing handlers, and the lanes in which their jobs were met.
 #[derive(Debug, Default)]
 pub(super) struct Unbound {
     sources: HashSet<String>,
     lanes: HashMap<LaneId, Round>,
 }
 
-/// What was met in one lane.
+/// The jobs that were met in one lane since it was last paused.
 #[derive(Debug, Default)]
 struct Round {
     given_back: HashSet<JobId>,
-    rests_until: Option<Instant>,
+    paused_until: Option<Instant>,
 }
 
-/// What a claim has brought.
+/// The jobs of a claim.
 pub(super) struct Sorted {
     pub(super) runnable: Vec<ClaimedJob>,
-    /// To be given back.
+    /// Jobs to give back.
     pub(super) unbound: Vec<ClaimedJob>,
-    /// How many of them are news: where none is, there is nothing more to claim for now.
+    /// How many of both have not been given back in this round. If there are none, there is nothing more to claim for now.
     pub(super) new: usize,
 }
 
 impl Unbound {
-    /// These are the sources from now on. Nothing rests: what had no handler may have one.
+    /// Replaces the sources, and ends all pauses: a missing handler may be loaded now.
     pub(super) fn set(&mut self, sources: HashSet<String>) {
         *self = Self {
             sources,
@@ -46,13 +46,13 @@ impl Unbound {
         };
     }
 
-    /// True where nothing is to be claimed from the lane for now.
-    pub(super) fn rests(&self, lane: LaneId, now: Instant) -> bool {
-        let until = self.lanes.get(&lane).and_then(|round| round.rests_until);
+    /// True while nothing is claimed from the lane.
+    pub(super) fn is_paused(&self, lane: LaneId, now: Instant) -> bool {
+        let until = self.lanes.get(&lane).and_then(|round| round.paused_until);
         until.is_some_and(|until| now < until)
     }
 
-    /// Tells the jobs of a claim apart, and lets lanes rest that gave nothing but what was given back before.
+    /// Separates the jobs of a claim, and pauses lanes that returned only jobs which were given back before.
     pub(super) fn sort(&mut self, jobs: Vec<ClaimedJob>, now: Instant) -> Sorted {
         let is_unbound = |job: &ClaimedJob| {
             let source = job.source.as_ref();
@@ -63,14 +63,14 @@ impl Unbound {
         let mut new = runnable.len();
         for job in &unbound {
             let round = self.lanes.entry(job.lane).or_default();
-            if round.rests_until.is_some_and(|until| until <= now) {
+            if round.paused_until.is_some_and(|until| until <= now) {
                 *round = Round::default();
             }
             let is_new = round.given_back.insert(job.id);
             new += usize::from(is_new);
             let is_over = !is_new || round.given_back.len() >= ROUND_MAX;
             if is_over && !busy.contains(&job.lane) {
-                round.rests_until = Some(now + RESTS_FOR);
+                round.paused_until = Some(now + PAUSED_FOR);
             }
         }
         Sorted {
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_a_source_without_its_handler_are_given_back_and_no_others() {
+    fn only_jobs_whose_bound_handler_is_missing_are_given_back() {
         let mut unbound = unbound();
         let mut all = jobs(1..3, Some("legacy"));
         all.extend(jobs(3..5, Some("other")));
@@ -116,32 +116,32 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_rests_once_it_has_nothing_but_what_was_given_back_before() {
+    fn a_lane_is_paused_once_it_returns_only_jobs_that_were_given_back_before() {
         let (mut unbound, now) = (unbound(), Instant::now());
         for ids in [1..4, 4..7] {
             assert_eq!(unbound.sort(jobs(ids, Some("legacy")), now).new, 3);
-            assert!(!unbound.rests(LANE, now), "there may be others behind");
+            assert!(!unbound.is_paused(LANE, now), "other jobs may follow");
         }
         let mut mixed = jobs(1..4, Some("legacy"));
         mixed.extend(jobs(7..8, None));
         unbound.sort(mixed, now);
-        assert!(!unbound.rests(LANE, now), "there are others");
+        assert!(!unbound.is_paused(LANE, now), "there are other jobs");
         assert_eq!(unbound.sort(jobs(4..7, Some("legacy")), now).new, 0);
-        assert!(unbound.rests(LANE, now));
-        assert!(!unbound.rests(LaneId(2), now));
-        let later = now + RESTS_FOR;
-        assert!(!unbound.rests(LANE, later));
+        assert!(unbound.is_paused(LANE, now));
+        assert!(!unbound.is_paused(LaneId(2), now));
+        let later = now + PAUSED_FOR;
+        assert!(!unbound.is_paused(LANE, later));
         assert_eq!(unbound.sort(jobs(1..4, Some("legacy")), later).new, 3);
-        assert!(!unbound.rests(LANE, later), "a new round");
+        assert!(!unbound.is_paused(LANE, later), "a new round");
     }
 
     #[test]
-    fn a_lane_with_very_many_of_them_rests_in_between_and_starts_over_with_other_handlers() {
+    fn a_lane_with_very_many_such_jobs_is_paused_until_the_handlers_change() {
         let (mut unbound, now) = (unbound(), Instant::now());
         let many = i64::try_from(ROUND_MAX).unwrap();
         unbound.sort(jobs(0..many, Some("legacy")), now);
-        assert!(unbound.rests(LANE, now));
+        assert!(unbound.is_paused(LANE, now));
         unbound.set(HashSet::new());
-        assert!(!unbound.rests(LANE, now));
+        assert!(!unbound.is_paused(LANE, now));
     }
 }

@@ -1,4 +1,4 @@
-//! What attempts use while they run, for `rouse top`: told once every few seconds, and only of those that run for long.
+//! Reports the usage of running attempts for `rouse top`: every few seconds, and only of long attempts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,29 +6,29 @@ use std::time::Duration;
 use super::Shared;
 use super::reach::warn_unless_unreachable;
 
-/// A person looks at it. A thousand attempts that run for hours cost two hundred small updates a second.
+/// The interval. Usage is for people, and a thousand attempts that run for hours cost two hundred small updates a second.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// Of an attempt that ends sooner nobody hears before its end.
+/// Attempts that have run for less than this are not reported.
 const RUNS_FOR: Duration = Duration::from_secs(2);
 
-/// Tells what the attempts have used, for as long as the worker lives. A worker that runs only short ones says nothing.
+/// Reports usage until the worker ends. A worker that runs only short attempts sends nothing.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
-    let mut told = 0;
+    let mut reported = 0;
     loop {
         tokio::time::sleep(EVERY).await;
         let running = shared.leases.used(RUNS_FOR);
-        if running.is_empty() && told == 0 {
+        if running.is_empty() && reported == 0 {
             continue;
         }
         let _turn = shared.calls.patient.acquire().await;
         match shared.store.report_usage(&running).await {
-            Ok(()) => told = running.len(),
-            // This life is over, and its attempts with it.
-            Err(error) if shared.doubted(&error) => told = 0,
+            Ok(()) => reported = running.len(),
+            // The attempts are lost, and their rows with them.
+            Err(error) if shared.is_incarnation_over(&error) => reported = 0,
             Err(error) => warn_unless_unreachable!(
                 error,
-                "could not tell what the running attempts have used"
+                "could not report the usage of running attempts; trying again in 5 s"
             ),
         }
     }

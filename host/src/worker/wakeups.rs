@@ -1,4 +1,4 @@
-//! What wakes the claimer from outside: notifications, and changes of the handlers folder.
+//! Wakes the claimer: after notifications, retries, and changes of the handlers folder.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,52 +13,52 @@ use crate::job::{Incarnation, LaneId};
 use crate::store::connect::{Connector, backoff};
 use crate::store::{ECHO_WITHIN, Heard, Listener, Wakeup};
 
-/// Who rings for the claimer, and why.
+/// Wakeups for the claimer.
 #[derive(Default)]
 pub(super) struct Wakeups {
-    rung: Notify,
-    noted: Mutex<Noted>,
+    signal: Notify,
+    pending: Mutex<Pending>,
 }
 
 #[derive(Default)]
-struct Noted {
-    /// There may be jobs in these lanes.
+struct Pending {
+    /// Lanes that may have jobs.
     lanes: HashSet<LaneId>,
     /// Something else may have changed.
     other: bool,
 }
 
 impl Wakeups {
-    fn noted(&self) -> MutexGuard<'_, Noted> {
-        // Nothing panics while it holds the lock.
-        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        // Nothing panics while holding the lock.
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wants the claimer to look now, into this lane; none: everywhere.
-    pub(super) fn ring(&self, lane: Option<LaneId>) {
+    /// Wakes the claimer to look into this lane; `None` means all lanes.
+    pub(super) fn notify(&self, lane: Option<LaneId>) {
         match lane {
-            Some(lane) => _ = self.noted().lanes.insert(lane),
-            None => self.noted().other = true,
+            Some(lane) => _ = self.pending().lanes.insert(lane),
+            None => self.pending().other = true,
         }
-        self.rung.notify_one();
+        self.signal.notify_one();
     }
 
-    /// Waits until somebody rings, or has rung since the last time.
-    pub(super) async fn rung(&self) {
-        self.rung.notified().await;
+    /// Waits for a wakeup. Returns at once if there was one since the last call.
+    pub(super) async fn notified(&self) {
+        self.signal.notified().await;
     }
 
-    /// Drops what nobody here can use; true where anything is left to look for.
-    pub(super) fn keep(&self, useful: impl Fn(LaneId) -> bool) -> bool {
-        let mut noted = self.noted();
-        noted.lanes.retain(|lane| useful(*lane));
-        noted.other || !noted.lanes.is_empty()
+    /// Drops lanes that this worker does not serve. True if any wakeup is left.
+    pub(super) fn retain(&self, serves: impl Fn(LaneId) -> bool) -> bool {
+        let mut pending = self.pending();
+        pending.lanes.retain(|lane| serves(*lane));
+        pending.other || !pending.lanes.is_empty()
     }
 
-    /// Takes what was noted: the lanes to look into; none: everywhere.
+    /// Takes the lanes to look into; `None` means all lanes.
     pub(super) fn take(&self) -> Option<HashSet<LaneId>> {
-        let noted = std::mem::take(&mut *self.noted());
-        (!noted.other).then_some(noted.lanes)
+        let pending = std::mem::take(&mut *self.pending());
+        (!pending.other).then_some(pending.lanes)
     }
 }
 
@@ -67,11 +67,11 @@ impl Wakeups {
 pub(super) struct ListenerState {
     /// True while the listening connection is open.
     pub(super) connected: AtomicBool,
-    /// True after it was opened (again), until a look follows.
+    /// True after it was opened (again), until the next request for notifications.
     pub(super) reconnected: AtomicBool,
 }
 
-/// Listens until the worker ends. After a failure that is not an outage it backs off in the same way.
+/// Listens until the worker ends. After a failure that is not an outage, it backs off in the same way as after an outage.
 pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
     if !shared.settings.notify {
         return;
@@ -85,7 +85,7 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
             Ok(()) => {
                 failures = 0;
                 last_warning.clear();
-                info!("the listening connection ended; polling until it stands again");
+                info!("the listening connection ended; polling until it is open again");
             }
             Err(error) => {
                 let why = format!("{error:#}");
@@ -112,53 +112,53 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
 
 /// Listens until the connection ends.
 async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
-    let mut reborn = shared.presence.incarnation.subscribe();
-    let incarnation = *reborn.borrow_and_update();
-    // It would listen in sessions of others, for as long as those last.
+    let mut incarnations = shared.presence.incarnation.subscribe();
+    let incarnation = *incarnations.borrow_and_update();
+    // Through a transaction pooler, LISTEN would take effect in sessions that others use.
     let is_pooled = connector.shares_sessions().await;
     if is_pooled.context("cannot listen for notifications")? {
         bail!(
-            "notifications do not arrive at {}: a transaction pooler is in between; set ROUSE_LISTEN_URL to a direct address of the \
-             same database, or notify = false",
+            "notifications do not arrive through {}, which is a transaction pooler; set ROUSE_LISTEN_URL to a direct address of the \
+             same database, or set notify = false",
             connector.target()
         );
     }
     let mut listener = Listener::start(connector, incarnation)
         .await
         .context("cannot listen for notifications")?;
-    if let Err(why) = try_out(shared, connector, &mut listener, incarnation).await {
+    if let Err(why) = test_delivery(shared, connector, &mut listener, incarnation).await {
         listener.leave().await;
         return Err(why);
     }
     shared.listener.connected.store(true, Ordering::Relaxed);
     shared.listener.reconnected.store(true, Ordering::Relaxed);
-    // Whatever was notified while nobody listened is found by this look, and by asking for all that runs.
-    shared.wakeups.ring(None);
+    // Notifications may have been missed: look for jobs, renew all leases, and check for challenges.
+    shared.wakeups.notify(None);
     shared.leases.doubt(None);
-    shared.presence.challenges.ring();
+    shared.presence.challenges.notify();
     loop {
-        let heard = tokio::select! {
-            heard = listener.next() => heard,
-            // A new life has a channel of its own. The sender lives as long as the worker.
-            _ = reborn.changed() => None,
+        let received = tokio::select! {
+            received = listener.next() => received,
+            // A new incarnation has a channel of its own. The sender outlives this task.
+            _ = incarnations.changed() => None,
         };
-        match heard {
+        match received {
             Some(Heard::Wakeup(Wakeup { queue, lane })) => {
                 let queues = &shared.settings.queues;
                 if queues.is_empty() || queues.contains(&queue) {
-                    shared.wakeups.ring(lane);
+                    shared.wakeups.notify(lane);
                 }
             }
-            // A hint: what has become of the job is asked of the database.
+            // Only a hint: the renewal of the lease returns what has happened to the job.
             Some(Heard::Changed(job)) => {
                 shared.leases.doubt(job);
                 if job.is_none() {
-                    // Perhaps this life is over.
+                    // This incarnation may be over.
                     shared.presence.heartbeat_now.notify_one();
                 }
             }
-            Some(Heard::Challenged) => shared.presence.challenges.ring(),
-            // One that came late.
+            Some(Heard::Challenged) => shared.presence.challenges.notify(),
+            // A late echo.
             Some(Heard::Echo) => {}
             None => break,
         }
@@ -167,8 +167,8 @@ async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tries out whether notifications arrive.
-async fn try_out(
+/// Tests whether notifications arrive.
+async fn test_delivery(
     shared: &Shared,
     connector: &Connector,
     listener: &mut Listener,
@@ -178,11 +178,11 @@ async fn try_out(
         .store
         .echo(incarnation)
         .await
-        .context("cannot try out whether notifications arrive")?;
+        .context("cannot test whether notifications arrive")?;
     if !listener.hears_the_echo(ECHO_WITHIN).await {
         bail!(
-            "notifications do not arrive at {}: it is another database, or a pooler is in between; set \
-             ROUSE_LISTEN_URL to a direct address of the same database, or notify = false",
+            "notifications do not arrive through {}: it is another database, or a pooler; set ROUSE_LISTEN_URL to a direct address of the \
+             same database, or set notify = false",
             connector.target()
         );
     }

@@ -1,4 +1,4 @@
-//! Which lanes are claimed from, and from where on.
+//! Tests of the choice of lanes, and of the turns from which they are read.
 
 use std::time::SystemTime;
 
@@ -18,7 +18,7 @@ fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
     }
 }
 
-const OURS: Serving = Serving {
+const SERVED: Serving = Serving {
     lease_ms: 1000,
     queue_place: 0,
     by_source: false,
@@ -55,7 +55,7 @@ fn order(lanes: &Lanes) -> Vec<(i64, i64)> {
 }
 
 #[test]
-fn high_lanes_go_first_and_within_a_priority_the_one_that_has_come_least_far() {
+fn lanes_go_by_priority_and_then_by_the_lowest_turn_reached() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![
         lane(1, 10, Priority::Low),
@@ -63,7 +63,7 @@ fn high_lanes_go_first_and_within_a_priority_the_one_that_has_come_least_far() {
         lane(3, 30, Priority::Normal),
         lane(4, 40, Priority::High),
     ]);
-    lanes.serve(|_| Some(OURS));
+    lanes.serve(|_| Some(SERVED));
     lanes.advance(LaneId(20), 7);
     lanes.advance(LaneId(30), 5);
     lanes.advance(LaneId(40), 99);
@@ -72,7 +72,7 @@ fn high_lanes_go_first_and_within_a_priority_the_one_that_has_come_least_far() {
 }
 
 #[test]
-fn within_a_priority_queues_go_in_the_order_of_the_settings() {
+fn lanes_of_one_priority_go_by_the_order_of_queues_in_the_settings() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![
         lane(1, 10, Priority::Normal),
@@ -83,25 +83,27 @@ fn within_a_priority_queues_go_in_the_order_of_the_settings() {
     lanes.serve(|lane| {
         Some(Serving {
             queue_place: usize::from(lane.id.0 == 10),
-            ..OURS
+            ..SERVED
         })
     });
     lanes.advance(LaneId(20), 7);
-    let ids = |orders: &[ClaimOrder]| orders.iter().map(|it| it.lane.0).collect::<Vec<_>>();
+    let ids = |orders: &[ClaimOrder]| {
+        let ids = orders.iter().map(|order| order.lane.0);
+        ids.collect::<Vec<_>>()
+    };
     assert_eq!(ids(&lanes.orders(After::Cursor)), [30, 20, 10]);
     let mut behind = ids(&lanes.behind(After::Reached));
     behind.sort_unstable();
-    assert_eq!(behind, [10, 20], "all but those of the first class");
+    assert_eq!(behind, [10, 20], "all except the first class");
     lanes.claimed(&lanes.orders(After::Cursor), &[job(20, 8)], true);
     assert!(
         lanes.behind(After::Reached).is_empty(),
-        "the others have no jobs"
+        "the other lanes have no jobs"
     );
 }
 
 #[test]
-fn with_strict_queues_the_queue_counts_before_the_priority_and_what_is_promoted_stays_in_its_queue()
-{
+fn strict_order_puts_the_queue_before_the_priority_also_for_overdue_jobs() {
     let mut lanes = Lanes::new(QueueOrder::Strict);
     lanes.learn(vec![
         lane(1, 10, Priority::High),
@@ -113,10 +115,13 @@ fn with_strict_queues_the_queue_counts_before_the_priority_and_what_is_promoted_
     lanes.serve(|lane| {
         Some(Serving {
             queue_place: usize::from([10, 40].contains(&lane.id.0)),
-            ..OURS
+            ..SERVED
         })
     });
-    let ids = |orders: &[ClaimOrder]| orders.iter().map(|it| it.lane.0).collect::<Vec<_>>();
+    let ids = |orders: &[ClaimOrder]| {
+        let ids = orders.iter().map(|order| order.lane.0);
+        ids.collect::<Vec<_>>()
+    };
     assert_eq!(ids(&lanes.orders(After::Cursor)), [20, 30, 10, 40]);
     let only = Only {
         most: 3,
@@ -138,13 +143,13 @@ fn with_strict_queues_the_queue_counts_before_the_priority_and_what_is_promoted_
 }
 
 #[test]
-fn what_waits_behind_others_is_asked_for_from_where_claims_have_come_whatever_a_sweep_does() {
+fn a_restart_does_not_reset_the_turn_from_which_overdue_jobs_are_queried() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![
         lane(1, 10, Priority::High),
         lane(2, 20, Priority::Low),
     ]);
-    lanes.serve(|_| Some(OURS));
+    lanes.serve(|_| Some(SERVED));
     let after = |lanes: &Lanes, after| lanes.behind(after)[0].after;
     assert_eq!(after(&lanes, After::Reached), i64::MIN);
     lanes.advance(LaneId(20), 7);
@@ -154,10 +159,10 @@ fn what_waits_behind_others_is_asked_for_from_where_claims_have_come_whatever_a_
 }
 
 #[test]
-fn a_sweep_goes_back_two_sweeps_and_a_restart_goes_back_to_the_start() {
+fn a_sweep_rewinds_to_the_cursor_two_sweeps_ago_and_a_restart_to_the_start() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.serve(|_| Some(OURS));
+    lanes.serve(|_| Some(SERVED));
     lanes.advance(LaneId(10), 100);
     lanes.rewind(i64::MAX);
     lanes.advance(LaneId(10), 200);
@@ -165,7 +170,7 @@ fn a_sweep_goes_back_two_sweeps_and_a_restart_goes_back_to_the_start() {
     assert_eq!(
         order(&lanes),
         [(10, 200)],
-        "there were no two sweeps before"
+        "there are not yet two earlier sweeps"
     );
     lanes.advance(LaneId(10), 300);
     lanes.rewind(i64::MAX);
@@ -175,29 +180,29 @@ fn a_sweep_goes_back_two_sweeps_and_a_restart_goes_back_to_the_start() {
 }
 
 #[test]
-fn a_sweep_that_had_no_two_before_goes_back_to_a_turn() {
+fn a_sweep_without_two_earlier_ones_rewinds_to_the_given_turn() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.serve(|_| Some(OURS));
+    lanes.serve(|_| Some(SERVED));
     lanes.advance(LaneId(10), 100);
     lanes.rewind(60);
     assert_eq!(order(&lanes), [(10, 60)]);
     lanes.advance(LaneId(10), 100);
     lanes.rewind(i64::MIN);
-    assert_eq!(order(&lanes), [(10, i64::MIN)], "no turn is known");
+    assert_eq!(order(&lanes), [(10, i64::MIN)], "an unknown turn");
 }
 
 #[test]
-fn after_a_restart_no_sweep_goes_forward_in_a_lane_that_still_has_jobs() {
+fn after_a_restart_no_sweep_moves_the_cursor_forward_in_a_lane_with_jobs() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.serve(|_| Some(OURS));
+    lanes.serve(|_| Some(SERVED));
     for turn in [1_000, 2_000, 3_000] {
         lanes.advance(LaneId(10), turn);
         lanes.rewind(i64::MAX);
     }
     lanes.restart();
-    // A claim of jobs that were committed late; there are more of them.
+    // A claim of some jobs that were committed late.
     lanes.advance(LaneId(10), 50);
     lanes.rewind(i64::MAX);
     assert_eq!(order(&lanes), [(10, 50)]);
@@ -207,55 +212,55 @@ fn after_a_restart_no_sweep_goes_forward_in_a_lane_that_still_has_jobs() {
     lanes.rewind(i64::MAX);
     assert_eq!(order(&lanes), [(10, 50)], "two sweeps ago");
     lanes.restart();
-    // The restart has found nothing in it.
-    lanes.rest();
+    // The restart finds no jobs in it.
+    lanes.mark_all_empty();
     lanes.rewind(i64::MAX);
     assert_eq!(order(&lanes), [(10, 60)]);
 }
 
 #[test]
-fn a_lane_that_a_sweep_has_found_empty_is_read_from_there_on_and_one_with_jobs_is_not() {
+fn a_sweep_moves_the_cursor_forward_only_in_lanes_that_it_found_empty() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![
         lane(1, 10, Priority::Normal),
         lane(2, 20, Priority::Normal),
         lane(3, 30, Priority::Normal),
     ]);
-    lanes.serve(|lane| (lane.id != LaneId(30)).then_some(OURS));
-    lanes.rest();
-    lanes.touch(LaneId(20));
+    lanes.serve(|lane| (lane.id != LaneId(30)).then_some(SERVED));
+    lanes.mark_all_empty();
+    lanes.mark_active(LaneId(20));
     lanes.swept(Some(500));
     assert_eq!(order(&lanes), [(20, i64::MIN), (10, 500)]);
     lanes.advance(LaneId(10), 700);
     lanes.swept(Some(600));
-    assert_eq!(order(&lanes)[1], (10, 700), "it never goes back by that");
-    lanes.serve(|_| Some(OURS));
+    assert_eq!(order(&lanes)[1], (10, 700), "it never moves backwards");
+    lanes.serve(|_| Some(SERVED));
     assert!(
         order(&lanes).contains(&(30, i64::MIN)),
-        "nobody has looked there"
+        "this lane has not been read"
     );
     lanes.restart();
     assert!(
         order(&lanes).contains(&(10, i64::MIN)),
-        "the long sweep reads everything"
+        "a restart reads everything"
     );
     lanes.forget();
-    lanes.rest();
+    lanes.mark_all_empty();
     lanes.swept(None);
     assert!(
         order(&lanes).contains(&(10, i64::MIN)),
-        "of another database nothing is known"
+        "nothing is known about another database"
     );
 }
 
 #[test]
-fn a_sweep_changes_from_where_the_lanes_are_read_and_not_their_order() {
+fn a_sweep_changes_the_cursors_of_lanes_and_not_their_order() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![
         lane(1, 10, Priority::Normal),
         lane(2, 20, Priority::Normal),
     ]);
-    lanes.serve(|_| Some(OURS));
+    lanes.serve(|_| Some(SERVED));
     lanes.advance(LaneId(10), 7);
     lanes.advance(LaneId(20), 5);
     lanes.restart();
@@ -268,23 +273,23 @@ fn a_sweep_changes_from_where_the_lanes_are_read_and_not_their_order() {
 }
 
 #[test]
-fn the_same_lane_catalogued_twice_is_one_lane() {
+fn a_lane_that_is_catalogued_twice_is_one_lane() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
     lanes.learn(vec![
         lane(1, 10, Priority::Normal),
         lane(2, 10, Priority::Normal),
     ]);
-    lanes.serve(|_| Some(OURS));
+    lanes.serve(|_| Some(SERVED));
     assert_eq!(order(&lanes), [(10, i64::MIN)]);
     assert_eq!(lanes.read_after(), 2 - CATALOG_WINDOW);
 }
 
 #[test]
-fn where_jobs_are_being_committed_now_the_cursor_lags_a_moment_behind() {
+fn the_recent_cursor_lags_two_look_backs_behind() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.serve(|_| Some(OURS));
+    lanes.serve(|_| Some(SERVED));
     let recent = |lanes: &Lanes| lanes.orders(After::Recent)[0].after;
     for (turn, before) in [(100, i64::MIN), (200, i64::MIN), (300, 100), (400, 200)] {
         lanes.advance(LaneId(10), turn);
@@ -296,14 +301,14 @@ fn where_jobs_are_being_committed_now_the_cursor_lags_a_moment_behind() {
     lanes.restart();
     assert_eq!(recent(&lanes), i64::MIN);
     lanes.swept(None);
-    assert_eq!(recent(&lanes), 300, "what there was has been found");
+    assert_eq!(recent(&lanes), 300, "the sweep has found everything");
     lanes.forget();
     lanes.swept(None);
     assert_eq!(recent(&lanes), i64::MIN);
 }
 
 #[test]
-fn the_rows_of_the_catalog_that_were_read_are_counted_from_the_place_where_it_is_read_next() {
+fn the_known_rows_of_the_catalog_are_counted_from_the_position_of_the_next_reading() {
     let mut lanes = Lanes::default();
     let low = |seqs: std::ops::RangeInclusive<i64>| seqs.map(|n| lane(n, n, Priority::Low));
     assert!(lanes.learn(low(1..=10).collect()).new);
@@ -313,22 +318,19 @@ fn the_rows_of_the_catalog_that_were_read_are_counted_from_the_place_where_it_is
     );
     let end = CATALOG_WINDOW + 5;
     let again = low(1..=10).chain([lane(end, 1, Priority::Low)]);
-    let news = lanes.learn(again.collect());
-    assert!(!news.new && !news.changed, "known");
+    let change = lanes.learn(again.collect());
+    assert!(!change.new && !change.changed, "known");
     assert_eq!((lanes.read_after(), lanes.read_rows()), (5, 6));
     lanes.forget_catalog();
     assert_eq!(
         (lanes.read_after(), lanes.read_rows()),
         (-CATALOG_WINDOW, 0)
     );
-    assert!(
-        lanes.knows(LaneId(10)),
-        "only how far it was read is forgotten"
-    );
+    assert!(lanes.knows(LaneId(10)), "only the position is forgotten");
 }
 
 #[test]
-fn a_lane_that_the_whole_catalog_has_no_more_is_looked_at_no_more() {
+fn a_lane_that_is_missing_from_the_whole_catalog_is_forgotten() {
     let mut lanes = Lanes::default();
     let end = CATALOG_WINDOW + 5;
     let retired = |seq, id| Lane {
@@ -341,12 +343,12 @@ fn a_lane_that_the_whole_catalog_has_no_more_is_looked_at_no_more() {
             .map(|n| lane(n, n, Priority::Low))
             .collect(),
     );
-    lanes.serve(|_| Some(OURS));
-    // What stands before the window is not read, and says nothing of its lane.
-    let news = lanes.learn(vec![lane(end, end, Priority::Low)]);
-    assert!(!news.changed && lanes.knows(LaneId(1)));
+    lanes.serve(|_| Some(SERVED));
+    // Rows before the window are not read, so their lanes stay.
+    let change = lanes.learn(vec![lane(end, end, Priority::Low)]);
+    assert!(!change.changed && lanes.knows(LaneId(1)));
     lanes.forget_catalog();
-    // The second is gone, the third retired, the fourth retired and catalogued anew.
+    // Lane 2 is gone, lane 3 is retired, lane 4 is retired and catalogued again.
     let read = vec![
         lane(1, 1, Priority::Low),
         retired(3, 3),
@@ -355,18 +357,18 @@ fn a_lane_that_the_whole_catalog_has_no_more_is_looked_at_no_more() {
         lane(end + 1, 4, Priority::Low),
     ];
     let rows = i64::try_from(read.len()).unwrap();
-    let news = lanes.learn(read);
-    assert!(news.changed && !news.new);
-    lanes.serve(|_| Some(OURS));
+    let change = lanes.learn(read);
+    assert!(change.changed && !change.new);
+    lanes.serve(|_| Some(SERVED));
     let mut ids: Vec<i64> = order(&lanes).iter().map(|(id, _)| *id).collect();
     ids.sort_unstable();
     assert_eq!(ids, [1, 4, end]);
-    // Those of the window, the retired ones too: the peek counts them all.
+    // The rows in the window, including retired ones, as the peek counts them.
     assert_eq!((rows, lanes.read_rows()), (5, 2));
 }
 
 #[test]
-fn a_claim_is_good_for_the_lease_that_its_lane_was_served_with() {
+fn a_claim_has_the_lease_with_which_its_lane_is_served() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![
         lane(1, 20, Priority::Normal),
@@ -375,7 +377,7 @@ fn a_claim_is_good_for_the_lease_that_its_lane_was_served_with() {
     lanes.serve(|lane| {
         (lane.id.0 == 20).then_some(Serving {
             lease_ms: 3000,
-            ..OURS
+            ..SERVED
         })
     });
     let lease = lanes.get(LaneId(20)).map(|(_, lease)| lease);
@@ -383,12 +385,12 @@ fn a_claim_is_good_for_the_lease_that_its_lane_was_served_with() {
     assert!(lanes.get(LaneId(10)).is_none(), "it is not served");
 }
 
-/// More lanes than a claim looks at, low ones, of which none has jobs; their number.
+/// More lanes than fit one claim, of low priority and without jobs; and their number.
 fn many_idle() -> (Lanes, i64) {
     let mut lanes = Lanes::default();
     let many = i64::try_from(LANES_PER_CLAIM).unwrap() + 10;
     lanes.learn((1..=many).map(|n| lane(n, n, Priority::Low)).collect());
-    lanes.serve(|_| Some(OURS));
+    lanes.serve(|_| Some(SERVED));
     while let orders @ [_, ..] = &*lanes.orders(After::Cursor) {
         lanes.claimed(orders, &[], true);
     }
@@ -396,13 +398,13 @@ fn many_idle() -> (Lanes, i64) {
 }
 
 #[test]
-fn among_more_lanes_than_a_claim_looks_at_it_goes_to_those_that_have_jobs() {
+fn if_there_are_more_lanes_than_fit_a_claim_it_covers_those_with_jobs() {
     let (mut lanes, many) = many_idle();
     assert_eq!(lanes.idle().len(), usize::try_from(many).unwrap());
-    assert!(lanes.touch(LaneId(7)));
-    assert!(!lanes.touch(LaneId(many + 1)), "it is not known");
+    assert!(lanes.mark_active(LaneId(7)));
+    assert!(!lanes.mark_active(LaneId(many + 1)), "it is not known");
     lanes.learn(vec![lane(many + 1, many + 1, Priority::High)]);
-    lanes.serve(|_| Some(OURS));
+    lanes.serve(|_| Some(SERVED));
     let ids = |lanes: &Lanes| order(lanes).iter().map(|(id, _)| *id).collect::<Vec<_>>();
     assert_eq!(
         ids(&lanes),
@@ -411,14 +413,14 @@ fn among_more_lanes_than_a_claim_looks_at_it_goes_to_those_that_have_jobs() {
     );
     let orders = lanes.orders(After::Cursor);
     lanes.claimed(&orders, &[job(7, 70)], true);
-    assert_eq!(order(&lanes), [(7, 70)], "the other one gave nothing");
+    assert_eq!(order(&lanes), [(7, 70)], "the other lane is empty");
 }
 
 #[test]
-fn a_claim_that_was_filled_says_nothing_of_the_lanes_behind() {
+fn a_filled_claim_does_not_mark_later_lanes_as_empty() {
     let (mut lanes, _) = many_idle();
     for id in [1, 2, 3] {
-        lanes.touch(LaneId(id));
+        lanes.mark_active(LaneId(id));
     }
     let orders = lanes.orders(After::Cursor);
     lanes.claimed(&orders, &[job(2, 5)], false);
@@ -426,7 +428,7 @@ fn a_claim_that_was_filled_says_nothing_of_the_lanes_behind() {
 }
 
 #[test]
-fn of_a_lane_that_is_served_by_source_nothing_else_is_claimed() {
+fn a_lane_that_is_served_by_source_is_left_out_of_other_claims() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![
         lane(1, 10, Priority::Normal),
@@ -435,11 +437,11 @@ fn of_a_lane_that_is_served_by_source_nothing_else_is_claimed() {
     ]);
     let by_source = Serving {
         by_source: true,
-        ..OURS
+        ..SERVED
     };
     lanes.serve(|lane| {
-        let is_ours = lane.id.0 == 10;
-        Some(if is_ours { OURS } else { by_source })
+        let has_handler = lane.id.0 == 10;
+        Some(if has_handler { SERVED } else { by_source })
     });
     assert_eq!(order(&lanes), [(10, i64::MIN)]);
     assert_eq!(lanes.all().len(), 1);
@@ -447,52 +449,52 @@ fn of_a_lane_that_is_served_by_source_nothing_else_is_claimed() {
         assert_eq!(lanes.by_source(), [LaneId(30), LaneId(20)], "by priority");
     }
     assert_eq!(lanes.all_by_source().len(), 2);
-    assert!(lanes.serves(LaneId(20)) && lanes.touch(LaneId(20)));
+    assert!(lanes.serves(LaneId(20)) && lanes.mark_active(LaneId(20)));
     assert_eq!(order(&lanes), [(10, i64::MIN)]);
     assert!(lanes.get(LaneId(30)).is_some());
-    // The handler comes.
-    lanes.serve(|_| Some(OURS));
+    // The handler is loaded.
+    lanes.serve(|_| Some(SERVED));
     assert!(lanes.by_source().is_empty());
     assert_eq!(order(&lanes).len(), 3);
 }
 
 #[test]
-fn of_more_lanes_that_are_served_by_source_than_fit_a_claim_each_has_its_turn() {
+fn lanes_served_by_source_take_turns_if_they_do_not_fit_one_claim() {
     let (mut lanes, many) = many_idle();
     lanes.serve(|_| {
         Some(Serving {
             by_source: true,
-            ..OURS
+            ..SERVED
         })
     });
     let by_source = Serving {
         by_source: true,
-        ..OURS
+        ..SERVED
     };
-    let mut asked = lanes.by_source();
-    assert_eq!(asked.len(), LANES_PER_CLAIM);
-    // A lane that comes meanwhile does not start all anew.
+    let mut claimed = lanes.by_source();
+    assert_eq!(claimed.len(), LANES_PER_CLAIM);
+    // A new lane does not reset the rotation.
     lanes.learn(vec![lane(many + 1, many + 1, Priority::Low)]);
     lanes.serve(|_| Some(by_source));
     let next = lanes.by_source();
     assert!(next.contains(&LaneId(many + 1)), "it has jobs");
-    asked.extend(next);
-    let asked: HashSet<LaneId> = asked.into_iter().collect();
-    assert_eq!(asked.len(), usize::try_from(many + 1).unwrap());
-    // One that somebody names is asked next.
-    let waits = *lanes.by_source.back().unwrap();
-    assert!(lanes.touch(waits));
-    assert!(lanes.by_source().contains(&waits));
+    claimed.extend(next);
+    let claimed: HashSet<LaneId> = claimed.into_iter().collect();
+    assert_eq!(claimed.len(), usize::try_from(many + 1).unwrap());
+    // A lane that a notification names is next.
+    let last = *lanes.by_source.back().unwrap();
+    assert!(lanes.mark_active(last));
+    assert!(lanes.by_source().contains(&last));
 }
 
 #[test]
-fn of_lanes_of_one_class_that_are_served_by_source_another_one_goes_first_each_time() {
+fn lanes_of_one_class_served_by_source_take_turns_in_being_the_first() {
     let mut lanes = Lanes::default();
     lanes.learn((1..=3).map(|n| lane(n, n, Priority::Low)).collect());
     lanes.serve(|_| {
         Some(Serving {
             by_source: true,
-            ..OURS
+            ..SERVED
         })
     });
     let first: HashSet<LaneId> = (0..3).map(|_| lanes.by_source()[0]).collect();

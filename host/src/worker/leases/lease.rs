@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::job::{Fence, RunEnd};
 use crate::sandbox::{AbortHandle, BootTime};
-use crate::worker::journal::Watched;
+use crate::worker::journal::LiveUsage;
 
 /// A lease is renewed when this share of it has passed: below half, so that a second try fits.
 const RENEWED_AFTER: f64 = 0.4;
@@ -34,8 +34,7 @@ pub(in crate::worker) struct StartedAttempt {
     pub(in crate::worker) lease: Duration,
     /// From the abort signal to the hard stop.
     pub(in crate::worker) grace: Duration,
-    /// Its usage.
-    pub(in crate::worker) watched: Arc<Watched>,
+    pub(in crate::worker) usage: Arc<LiveUsage>,
 }
 
 impl Lease {

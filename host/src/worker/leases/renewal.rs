@@ -41,7 +41,7 @@ pub(in crate::worker) async fn renew_forever(shared: Arc<Shared>) {
                 }
                 Err(error) => {
                     shared.leases.unanswered(&due);
-                    if !shared.doubted(&error) {
+                    if !shared.is_incarnation_over(&error) {
                         warn_unless_unreachable!(error, "could not renew leases; trying again");
                     }
                 }

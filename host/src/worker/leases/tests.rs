@@ -1,4 +1,4 @@
-//! Rules of leases, without a database.
+//! Tests of leases without a database.
 
 use std::sync::Arc;
 
@@ -20,13 +20,13 @@ impl Leases {
     /// Its attempt starts at once.
     fn starts(&self, id: JobId, fence: Fence, lease: Duration) -> Result<AbortHandle, RunEnd> {
         let started = self.try_start(id, fence, &attempt(lease));
-        started.expect("it is known whether it may")
+        started.expect("the lease is not in doubt")
     }
 
     /// A running attempt of a claim that was sent at this time.
     fn runs(&self, id: JobId, fence: Fence, sent: BootTime) -> AbortHandle {
         self.arrives(id, fence, sent, LEASE);
-        self.starts(id, fence, LEASE).expect("it may begin")
+        self.starts(id, fence, LEASE).expect("it may start")
     }
 }
 
@@ -34,7 +34,7 @@ fn attempt(lease: Duration) -> StartedAttempt {
     StartedAttempt {
         lease,
         grace: GRACE,
-        watched: Arc::default(),
+        usage: Arc::default(),
     }
 }
 
@@ -46,60 +46,61 @@ fn renewal() -> Renewal {
     }
 }
 
-/// Before now, by so much.
+/// This long before now.
 fn ago(duration: Duration) -> BootTime {
     let now = BootTime::now().since(BootTime::default());
     BootTime::default().plus(now.saturating_sub(duration))
 }
 
 proptest! {
-    /// The database counts a lease from when it answers, and the worker from before it asked. So whatever
-    /// happens, the worker's trust ends first, and renewals come in the first half.
+    /// The database counts a lease from its answer, and the worker from before it sent the claim. So the worker always stops trusting the lease
+    /// first, and renewals are due in the first half.
     #[test]
     fn the_worker_stops_trusting_a_lease_before_the_database_does(
-        lease_ms in 2_000_u64..10_000_000, way_there_ms in 0_u64..5_000, later_ms in 0_u64..20_000_000,
+        lease_ms in 2_000_u64..10_000_000, latency_ms in 0_u64..5_000, later_ms in 0_u64..20_000_000,
     ) {
-        let asked = BootTime::now();
+        let sent = BootTime::now();
         let lease = Duration::from_millis(lease_ms);
-        let runs_out_in_the_database = asked.plus(Duration::from_millis(way_there_ms)).plus(lease);
+        let expires_in_the_database = sent.plus(Duration::from_millis(latency_ms)).plus(lease);
         let leases = Leases::default();
-        leases.arrives(JOB, FENCE, asked, lease);
-        let abort = leases.starts(JOB, FENCE, lease).expect("it may begin");
+        leases.arrives(JOB, FENCE, sent, lease);
+        let abort = leases.starts(JOB, FENCE, lease).expect("it may start");
 
-        let now = asked.plus(Duration::from_millis(later_ms));
+        let now = sent.plus(Duration::from_millis(later_ms));
         let due = !leases.due(now).is_empty();
         prop_assert_eq!(due, later_ms * 10 >= lease_ms * 4, "renewed after four tenths");
         leases.distrust(now);
         let trusted = abort.reason().is_none();
-        prop_assert_eq!(trusted, now < asked.plus(lease));
-        prop_assert!(!trusted || now < runs_out_in_the_database);
+        prop_assert_eq!(trusted, now < sent.plus(lease));
+        prop_assert!(!trusted || now < expires_in_the_database);
     }
 }
 
 #[test]
-fn an_attempt_of_a_job_that_was_changed_starts_when_the_database_has_said_that_it_may() {
-    let (asked, leases) = (BootTime::now(), Leases::default());
-    leases.arrives(JOB, FENCE, asked, LEASE);
-    leases.arrives(JobId(2), FENCE, asked, LEASE);
+fn an_attempt_of_a_changed_job_starts_after_the_database_has_confirmed_it() {
+    let (sent, leases) = (BootTime::now(), Leases::default());
+    leases.arrives(JOB, FENCE, sent, LEASE);
+    leases.arrives(JobId(2), FENCE, sent, LEASE);
     leases.doubt(Some(JOB));
     assert!(leases.starts(JobId(2), FENCE, LEASE).is_ok());
     let unknown = || leases.try_start(JOB, FENCE, &attempt(LEASE)).is_none();
-    assert!(unknown(), "it is to be asked for");
-    let due = leases.due(asked);
-    assert_eq!(due.iter().map(|one| one.id).collect::<Vec<_>>(), [JOB]);
-    assert!(unknown(), "it is being asked for");
+    assert!(unknown(), "a renewal is due");
+    let due = leases.due(sent);
+    let ids: Vec<JobId> = due.iter().map(|renewal| renewal.id).collect();
+    assert_eq!(ids, [JOB]);
+    assert!(unknown(), "the renewal is under way");
     leases.unanswered(&due);
-    assert!(unknown(), "nobody has answered");
-    let due = leases.due(asked);
-    assert!(leases.extend(&due[0], asked));
+    assert!(unknown(), "the renewal was not answered");
+    let due = leases.due(sent);
+    assert!(leases.extend(&due[0], sent));
     assert!(leases.starts(JOB, FENCE, LEASE).is_ok());
 }
 
 #[tokio::test]
-async fn an_attempt_that_waits_for_an_answer_starts_or_ends_with_it() {
-    let (asked, leases) = (BootTime::now(), Arc::new(Leases::default()));
+async fn an_attempt_that_waits_for_a_renewal_starts_or_ends_with_its_answer() {
+    let (sent, leases) = (BootTime::now(), Arc::new(Leases::default()));
     for (id, lost) in [(JOB, None), (JobId(2), Some(AbortReason::Cancelled))] {
-        leases.arrives(id, FENCE, asked, LEASE);
+        leases.arrives(id, FENCE, sent, LEASE);
         leases.doubt(Some(id));
         let waiting = tokio::spawn({
             let leases = leases.clone();
@@ -107,9 +108,9 @@ async fn an_attempt_that_waits_for_an_answer_starts_or_ends_with_it() {
         });
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
-        let due = leases.due(asked);
+        let due = leases.due(sent);
         match lost {
-            None => assert!(leases.extend(&due[0], asked)),
+            None => assert!(leases.extend(&due[0], sent)),
             Some(reason) => leases.lose(id, FENCE, reason),
         }
         leases.answers.notify_waiters();
@@ -119,7 +120,7 @@ async fn an_attempt_that_waits_for_an_answer_starts_or_ends_with_it() {
 }
 
 #[tokio::test]
-async fn a_claim_for_which_no_answer_comes_does_not_keep_its_slot() {
+async fn a_claim_in_doubt_whose_renewal_is_not_answered_gives_up_its_slot() {
     let leases = Leases::default();
     leases.arrives(JOB, FENCE, BootTime::now(), LEASE);
     leases.doubt(None);
@@ -128,31 +129,31 @@ async fn a_claim_for_which_no_answer_comes_does_not_keep_its_slot() {
 }
 
 #[test]
-fn what_is_heard_of_a_job_before_the_answer_of_its_claim_arrives_is_asked_for() {
-    let asked = BootTime::now();
-    for (heard, doubted) in [
+fn a_change_notified_before_the_answer_to_the_claim_puts_the_lease_in_doubt() {
+    let sent = BootTime::now();
+    for (changed, doubted) in [
         (Some(JOB), [true, false]),
         (None, [true, true]),
         (Some(JobId(3)), [false, false]),
     ] {
         let leases = Leases::default();
         let under_way = leases.claiming();
-        leases.doubt(heard);
+        leases.doubt(changed);
         for (id, doubted) in [JOB, JobId(2)].into_iter().zip(doubted) {
-            leases.arrives(id, FENCE, asked, LEASE);
+            leases.arrives(id, FENCE, sent, LEASE);
             let unknown = leases.try_start(id, FENCE, &attempt(LEASE)).is_none();
-            assert_eq!(unknown, doubted, "{heard:?} {id}");
+            assert_eq!(unknown, doubted, "{changed:?} {id}");
         }
         drop(under_way);
-        // Not for ever: the next claim is another one.
+        // The change does not affect the next claim.
         let _under_way = leases.claiming();
-        leases.arrives(JobId(3), FENCE, asked, LEASE);
+        leases.arrives(JobId(3), FENCE, sent, LEASE);
         assert!(leases.starts(JobId(3), FENCE, LEASE).is_ok());
     }
 }
 
 #[test]
-fn a_claim_that_waits_is_renewed_only_where_it_is_in_doubt_and_not_once_it_is_given_back() {
+fn a_waiting_claim_is_renewed_only_if_it_is_in_doubt_and_not_given_back() {
     let (now, leases) = (BootTime::now(), Leases::default());
     leases.arrives(JOB, FENCE, now, LEASE);
     let late = now.plus(LEASE.mul_f64(0.9));
@@ -174,18 +175,18 @@ fn a_claim_that_waited_past_its_lease_is_given_back() {
 }
 
 #[test]
-fn a_doubt_that_comes_while_leases_are_renewed_is_not_taken_for_answered() {
-    let (asked, leases) = (BootTime::now(), Leases::default());
-    leases.runs(JOB, FENCE, asked);
+fn a_doubt_that_arrives_during_a_renewal_causes_another_renewal() {
+    let (sent, leases) = (BootTime::now(), Leases::default());
+    leases.runs(JOB, FENCE, sent);
     leases.doubt(Some(JOB));
-    let due = leases.due(asked);
+    let due = leases.due(sent);
     leases.doubt(Some(JOB));
-    assert!(leases.extend(&due[0], asked));
-    let again = leases.due(asked);
-    assert_eq!(again.len(), 1, "it is asked for once more");
-    assert!(leases.due(asked).is_empty());
+    assert!(leases.extend(&due[0], sent));
+    let again = leases.due(sent);
+    assert_eq!(again.len(), 1, "it is renewed once more");
+    assert!(leases.due(sent).is_empty());
     leases.unanswered(&again);
-    assert_eq!(leases.due(asked).len(), 1, "nobody has answered");
+    assert_eq!(leases.due(sent).len(), 1, "the renewal was not answered");
 }
 
 #[test]
@@ -196,14 +197,14 @@ fn a_worker_that_adopts_its_own_job_stops_the_attempt_that_still_runs() {
     let second = leases.runs(JOB, Fence(8), now);
     assert_eq!(first.reason(), Some(AbortReason::TakenByAnotherWorker));
     assert_eq!(second.reason(), None);
-    // Nor does it start, where it still waited.
+    // If it was still waiting, it does not start.
     let started = leases.starts(JOB, FENCE, LEASE);
     let taken = RunEnd::Aborted(AbortReason::TakenByAnotherWorker);
     assert_eq!(started.err(), Some(taken));
 }
 
 #[test]
-fn an_attempt_that_would_start_after_all_were_aborted_does_not() {
+fn no_attempt_starts_after_all_were_aborted() {
     let (now, leases) = (BootTime::now(), Leases::default());
     let abort = leases.runs(JOB, FENCE, now);
     leases.arrives(JobId(2), FENCE, now, LEASE);
@@ -231,7 +232,7 @@ fn no_claim_starts_once_the_incarnation_is_over() {
 fn a_lease_that_can_no_longer_be_trusted_is_lost_once_and_not_renewed() {
     let (now, leases) = (BootTime::now(), Leases::default());
     let abort = leases.runs(JOB, FENCE, now);
-    // A time-out that came first hides neither.
+    // An earlier timeout hides neither.
     abort.abort(AbortReason::TimedOut, Duration::from_secs(60));
     let later = now.plus(LEASE);
     assert_eq!(leases.due(later).len(), 1);
@@ -246,24 +247,24 @@ fn an_attempt_knows_when_its_lease_can_no_longer_be_trusted() {
     let abort = leases.runs(JOB, FENCE, BootTime::now());
     assert_eq!(abort.reason(), None);
     assert!(!leases.is_lost(JOB, FENCE, BootTime::now()));
-    // As if it had been asked for at the start of the clock: ten seconds of trust, long gone.
+    // As if the renewal had been sent at the start of the clock: its ten seconds have long passed.
     assert!(leases.extend(&renewal(), BootTime::default()));
     assert_eq!(abort.reason(), Some(AbortReason::Error));
     assert!(leases.is_lost(JOB, FENCE, BootTime::now()));
 }
 
 #[test]
-fn a_late_renewal_does_not_revive_a_lease_that_was_not_trusted() {
+fn a_late_renewal_does_not_revive_a_lease_that_is_no_longer_trusted() {
     let (now, leases) = (BootTime::now(), Leases::default());
     let abort = leases.runs(JOB, FENCE, now);
     abort.trust_until(now, GRACE);
-    // The guest has asked, and was told to stop, before anybody looked at the leases.
+    // The guest has polled its abort signal before the leases were checked.
     assert_eq!(abort.reason(), Some(AbortReason::Error));
     assert!(!leases.extend(&renewal(), now));
     leases.lose(JOB, FENCE, AbortReason::Error);
     assert!(
         leases.due(now.plus(LEASE)).is_empty(),
-        "it is renewed no more"
+        "it is no longer renewed"
     );
     assert!(abort.grace_remaining() <= Some(GRACE));
 }
@@ -276,6 +277,6 @@ fn a_lease_that_is_given_up_runs_out_without_being_renewed() {
     assert_eq!(leases.due(late).len(), 1);
     leases.give_up(JOB, FENCE);
     assert!(leases.due(late).is_empty());
-    assert!(!leases.is_lost(JOB, FENCE, now), "it is good to its end");
+    assert!(!leases.is_lost(JOB, FENCE, now), "it is trusted to its end");
     assert_eq!(abort.reason(), None);
 }
