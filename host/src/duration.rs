@@ -30,7 +30,12 @@ pub(crate) fn argument_above_zero(text: &str) -> Result<Duration, String> {
 
 /// For serde: a field that may be left out.
 pub(crate) fn optional<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Duration>, D::Error> {
-    input.deserialize_str(Written).map(Some)
+    read(input).map(Some)
+}
+
+/// For serde: a value.
+pub(crate) fn read<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
+    input.deserialize_str(Written)
 }
 
 struct Written;

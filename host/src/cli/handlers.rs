@@ -6,7 +6,6 @@ mod folder;
 mod held;
 mod in_force;
 mod lock;
-mod origin;
 mod show;
 mod sign;
 mod trouble;

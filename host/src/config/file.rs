@@ -1,20 +1,24 @@
 //! `rouse.toml` as written.
 
-mod checks;
+mod bounds;
 mod dir_table;
-mod exposed;
 mod handler_table;
 mod http_table;
-mod in_force;
-mod limits_table;
 mod list;
 mod modules;
 mod own_settings;
 mod secret_table;
-mod settings;
-mod state_table;
 mod unquoted;
 mod way;
+
+mod checks;
+mod dirs_together;
+mod exposed;
+mod in_force;
+mod origin;
+mod secrets;
+mod serving;
+mod settings;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,11 +27,12 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::sandbox::PublicKey;
+use crate::sandbox::{Limits, PublicKey};
+use crate::setting::Overlay;
 use crate::worker::QueueOrder;
 use handler_table::HandlerTable;
-use limits_table::LimitsTable;
 use modules::PinWord;
+pub use origin::Overlays;
 use secret_table::SecretTable;
 
 /// A mistake in the settings.
@@ -73,9 +78,12 @@ pub struct File {
     /// Where it is, unless that is the usual place.
     #[serde(skip)]
     path: Option<PathBuf>,
-    /// As it was read.
+    /// Its text.
     #[serde(skip)]
     text: Arc<str>,
+    /// The file that was read; `None` if there is none.
+    #[serde(skip)]
+    found: Option<PathBuf>,
     /// The worker's id; default: a random one for each start.
     worker_id: Option<String>,
     /// The file with the worker's key, made if missing; default: a new key for each start.
@@ -115,7 +123,7 @@ pub struct File {
     memory_total_mb: Option<usize>,
     /// What the attempts of every handler may use.
     #[serde(default)]
-    limits: LimitsTable,
+    limits: Overlay<Limits>,
     /// `off`: no queue, and so no database; only invocations.
     #[serde(default)]
     queue: Queue,
@@ -204,7 +212,18 @@ impl File {
             })?;
         file.path = path.map(Path::to_path_buf);
         file.text = text.into();
+        file.found = Some(wanted.into());
         Ok((file, folder))
+    }
+
+    /// The file that was read; `None` if there is none.
+    pub fn found(&self) -> Option<&Path> {
+        self.found.as_deref()
+    }
+
+    /// Its text; empty if there is none.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     /// The file with the worker's key; a relative one counts from `folder`.

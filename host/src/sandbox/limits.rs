@@ -166,87 +166,6 @@ impl Limits {
     }
 }
 
-/// What an operator sets of the limits; none: as it is for everyone.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LimitsSet {
-    /// See [`Limits::memory_bytes`].
-    pub memory_bytes: Option<usize>,
-    /// See [`Limits::memory_retry_bytes`].
-    pub memory_retry_bytes: Option<usize>,
-    /// See [`Limits::cpu`].
-    pub cpu: Option<Duration>,
-    /// See [`Limits::result_bytes`].
-    pub result_bytes: Option<usize>,
-    /// See [`Limits::log_bytes`].
-    pub log_bytes: Option<usize>,
-    /// See [`Limits::log_lines_per_second`].
-    pub log_lines_per_second: Option<u32>,
-    /// See [`Limits::table_elements`].
-    pub table_elements: Option<usize>,
-    /// See [`Limits::hostcall_bytes`].
-    pub hostcall_bytes: Option<usize>,
-    /// See [`Limits::files`].
-    pub files: Option<usize>,
-    /// See [`Limits::resources`].
-    pub resources: Option<usize>,
-    /// See [`Limits::handles`].
-    pub handles: Option<usize>,
-    /// See [`Limits::random_bytes`].
-    pub random_bytes: Option<u64>,
-    /// See [`Limits::steps`].
-    pub steps: Option<usize>,
-    /// See [`Limits::step_bytes`].
-    pub step_bytes: Option<usize>,
-    /// See [`Limits::steps_bytes`].
-    pub steps_bytes: Option<usize>,
-    /// See [`Limits::http_requests`].
-    pub http_requests: Option<usize>,
-    /// See [`Limits::http_bytes`].
-    pub http_bytes: Option<u64>,
-    /// See [`Limits::http_body_bytes`].
-    pub http_body_bytes: Option<u64>,
-    /// See [`Limits::state_calls`].
-    pub state_calls: Option<usize>,
-    /// See [`Limits::state_bytes`].
-    pub state_bytes: Option<usize>,
-}
-
-impl LimitsSet {
-    /// These limits where something is set, those elsewhere. Who sets the memory alone gets twice as much for the
-    /// attempt after one that ran out of it.
-    pub fn over(&self, other: &Limits) -> Limits {
-        let memory_bytes = self.memory_bytes.unwrap_or(other.memory_bytes);
-        let retry_unset = match self.memory_bytes {
-            Some(bytes) => bytes.saturating_mul(2).min(4 << 30),
-            None => other.memory_retry_bytes,
-        };
-        Limits {
-            memory_bytes,
-            memory_retry_bytes: self.memory_retry_bytes.unwrap_or(retry_unset),
-            cpu: self.cpu.unwrap_or(other.cpu),
-            result_bytes: self.result_bytes.unwrap_or(other.result_bytes),
-            log_bytes: self.log_bytes.unwrap_or(other.log_bytes),
-            log_lines_per_second: self
-                .log_lines_per_second
-                .unwrap_or(other.log_lines_per_second),
-            table_elements: self.table_elements.unwrap_or(other.table_elements),
-            hostcall_bytes: self.hostcall_bytes.unwrap_or(other.hostcall_bytes),
-            files: self.files.unwrap_or(other.files),
-            resources: self.resources.unwrap_or(other.resources),
-            handles: self.handles.unwrap_or(other.handles),
-            random_bytes: self.random_bytes.unwrap_or(other.random_bytes),
-            steps: self.steps.unwrap_or(other.steps),
-            step_bytes: self.step_bytes.unwrap_or(other.step_bytes),
-            steps_bytes: self.steps_bytes.unwrap_or(other.steps_bytes),
-            http_requests: self.http_requests.unwrap_or(other.http_requests),
-            http_bytes: self.http_bytes.unwrap_or(other.http_bytes),
-            http_body_bytes: self.http_body_bytes.unwrap_or(other.http_body_bytes),
-            state_calls: self.state_calls.unwrap_or(other.state_calls),
-            state_bytes: self.state_bytes.unwrap_or(other.state_bytes),
-        }
-    }
-}
-
 /// Sets every limit of a fresh store.
 pub(super) fn limit(store: &mut Store<AttemptState>, limits: &Limits) {
     store.limiter(|state| &mut state.limiter);
@@ -276,27 +195,6 @@ pub(super) fn start(store: &mut Store<AttemptState>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_set_counts_and_the_rest_is_as_it_is_for_everyone() {
-        let everyone = Limits {
-            steps: 7,
-            ..Limits::default()
-        };
-        let set = LimitsSet {
-            memory_bytes: Some(8 << 20),
-            ..LimitsSet::default()
-        };
-        let limits = set.over(&everyone);
-        assert_eq!((limits.memory_bytes, limits.steps), (8 << 20, 7));
-        assert_eq!(limits.more_memory(), Some(16 << 20), "twice as much, once");
-        let firm = LimitsSet {
-            memory_retry_bytes: Some(8 << 20),
-            ..set
-        };
-        assert_eq!(firm.over(&everyone).more_memory(), None);
-        assert_eq!(LimitsSet::default().over(&everyone), everyone);
-    }
 
     #[test]
     fn the_memory_that_was_asked_for_stays_between_the_usual_and_the_most() {

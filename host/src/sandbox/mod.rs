@@ -29,6 +29,7 @@ mod lines;
 mod memory;
 mod meter;
 mod profile;
+mod settable;
 mod stack;
 mod state;
 mod ticker;
@@ -57,7 +58,7 @@ pub use grants::{
 };
 pub use journal::{Journal, Waiting};
 pub use keeper::{Expected, Keep, Kept, StateKeeper, Wrote};
-pub use limits::{Limits, LimitsSet};
+pub use limits::Limits;
 pub use load::{CodeFrom, Digest, Module};
 pub use manifest::{Capability, HandlerManifest, Instances, Manifest};
 pub use meter::Meter;

@@ -10,10 +10,11 @@ use semver::Version;
 use serde_json::Value;
 
 use super::{
-    CompilerLimits, Grants, HttpGrant, HttpSettings, Instances, Limits, LimitsSet, ModuleBinding,
-    Pin, SecretGrant, Secrets, StateQuota,
+    CompilerLimits, Grants, HttpGrant, HttpSettings, Instances, Limits, ModuleBinding, Pin,
+    SecretGrant, Secrets, StateQuota,
 };
 use crate::job::{narrowest, narrowest_first};
+use crate::setting::Overlay;
 
 /// Short enough for guests that wait their turn, and for the end of one that will not stop; a hundred interruptions of a
 /// second cost nothing that can be measured.
@@ -70,7 +71,7 @@ pub struct Settings {
     /// What the attempts of every handler may use, where nothing else is set.
     pub limits: Limits,
     /// What those of some handlers may use, by handler name or pattern: of each limit the narrowest that sets it counts.
-    pub limits_of: BTreeMap<String, LimitsSet>,
+    pub limits_of: BTreeMap<String, Overlay<Limits>>,
     /// Memory of all attempts together, bytes. None: three quarters of the machine's (or of the
     /// control group's), which is the default.
     pub memory_bytes_total_max: Option<usize>,

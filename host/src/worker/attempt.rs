@@ -116,7 +116,7 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
     let mut policy = match claim.job.lease.or(claim.job.timeout) {
         None => policy,
         Some(_) => {
-            let operator_timeout = overrides.of(&handler.manifest.name).timeout;
+            let operator_timeout = overrides.of(&handler.manifest.name).time("timeout");
             policy.of_job(claim.job.lease, claim.job.timeout, operator_timeout)
         }
     };

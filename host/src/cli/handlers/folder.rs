@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 
 use super::held::Held;
 use super::in_force::{self, Setting};
-use super::origin::Tables;
 use super::trouble::Trouble;
 use crate::cli::compile_module::with_compiler;
 use crate::cli::dev::serves::Serves;
@@ -94,17 +93,12 @@ impl FolderLocation {
 /// What a folder has, under the settings.
 pub(super) struct Folder {
     pub(super) handlers: Arc<HandlerSet>,
-    /// What stands in `rouse.toml`; nothing where there is none.
-    pub(super) config: String,
-    /// Which file that is; none: there is none.
-    pub(super) config_file: Option<PathBuf>,
     /// The settings are those of a `rouse dev` that runs here.
     pub(super) of_dev: bool,
     overrides: Overrides,
     settings: sandbox::Settings,
-    pub(super) tables: Tables,
     named: Named,
-    file: File,
+    pub(super) file: File,
     /// Where relative paths of the file start.
     beside: PathBuf,
 }
@@ -114,11 +108,6 @@ impl Folder {
     pub(super) async fn open(location: &FolderLocation, option: &str) -> anyhow::Result<Self> {
         let (dir, config) = (location.folder.as_path(), location.config.as_deref());
         let (file, folder) = File::read(config)?;
-        let path = config.unwrap_or(Path::new(File::USUAL));
-        let text = std::fs::read_to_string(path);
-        let config_file = text.is_ok().then(|| path.to_path_buf());
-        // One that has to be there was read just now.
-        let text = text.unwrap_or_default();
         anyhow::ensure!(
             dir.is_dir(),
             "there is no folder {}; name another with {option} DIR",
@@ -128,9 +117,6 @@ impl Folder {
         let sandbox = Sandbox::start(with_compiler(settings.clone()))?;
         Ok(Self {
             handlers: Catalog::open(sandbox, dir).await?.current(),
-            tables: Tables::read(&text),
-            config: text,
-            config_file,
             of_dev: location.of_dev,
             overrides: file.overrides(),
             settings,
@@ -144,12 +130,12 @@ impl Folder {
     pub(super) fn in_force(&self, handler: &Handler) -> Vec<Setting> {
         let mut policy = Policy::resolve(&handler.manifest, &self.overrides);
         policy.job_delay.get_or_insert(self.file.job_delay());
-        in_force::settings(handler, &policy, &self.settings, &self.tables)
+        in_force::settings(handler, &policy, &self.settings, &self.file)
     }
 
     /// What it is granted.
     pub(super) fn held(&self, handler: &Handler) -> Held<'_> {
-        Held::of(handler, &self.settings, &self.tables)
+        Held::of(handler, &self.settings, &self.file)
     }
 
     /// A sentence for each table that grants something to whatever module has such a name, and therefore to none.

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
-use super::origin::Tables;
 use crate::cli::list::List;
 use crate::cli::text::plain;
+use crate::config::File;
 use crate::job::pattern_covers;
 use crate::sandbox::{
     Capability, Grant, Handler, Host, HostPattern, HttpGrant, SecretGrant, Settings,
@@ -22,14 +22,14 @@ pub(super) struct Held<'a> {
 }
 
 impl<'a> Held<'a> {
-    pub(super) fn of(handler: &Handler, settings: &'a Settings, tables: &Tables) -> Self {
+    pub(super) fn of(handler: &Handler, settings: &'a Settings, file: &File) -> Self {
         let name = &handler.manifest.name;
         let others = handler.held().into_iter().filter_map(|what| {
             let from = match &what {
-                Capability::Env(Some(key)) => tables.of_table(name, "env", key),
-                Capability::Settings(Some(key)) => tables.of_table(name, "settings", key),
-                Capability::State => tables.narrowest(name, "state"),
-                Capability::FineClocks => tables.of_key(name, "fine_clocks"),
+                Capability::Env(Some(_)) => file.table_of(name, "env"),
+                Capability::Settings(Some(_)) => file.table_of(name, "settings"),
+                Capability::State => file.table_of(name, "state"),
+                Capability::FineClocks => file.fine_clocks_origin(name),
                 // There is more to these than their words.
                 Capability::Http(_)
                 | Capability::Secrets(_)

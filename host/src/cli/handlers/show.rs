@@ -167,7 +167,7 @@ impl Here {
             granted: folder.held(handler).table(),
             withheld: withheld(handler),
             settings: folder.in_force(handler),
-            as_in: match &folder.config_file {
+            as_in: match folder.file.found() {
                 Some(file) if folder.of_dev => format!(
                     "grants and settings as in {}, with which the `rouse dev` here was started",
                     file.display()
@@ -185,8 +185,8 @@ impl Here {
                     File::USUAL
                 ),
             },
-            lines: annotated(&lines(handler), &folder.config, |handler, key| {
-                folder.tables.narrowest(handler, key)
+            lines: annotated(&lines(handler), folder.file.text(), |handler, key| {
+                folder.file.table_of(handler, key)
             }),
         }
     }

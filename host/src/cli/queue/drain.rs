@@ -223,7 +223,7 @@ fn settings(args: &Args, file: &File) -> Settings {
     let mut overrides = written.overrides;
     overrides.0.entry("*".into()).or_default();
     for set in overrides.0.values_mut() {
-        set.lease = Some(args.lease);
+        set.set("lease", args.lease);
     }
     Settings {
         worker_id: args.worker_id.clone().unwrap_or(random),

@@ -2,15 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use serde::Deserialize;
 
-use super::File;
 use super::http_table::hosts;
-use crate::config::Environment;
+use crate::config::env::Environment;
 use crate::config::token_file::read_text;
-use crate::job::pattern_covers;
-use crate::sandbox::{HostPattern, Secret, SecretGrant, Secrets};
+use crate::sandbox::{HostPattern, SecretGrant};
 
 /// Where a secret is read from: one of the two.
 #[derive(Debug, Deserialize)]
@@ -86,7 +84,7 @@ impl SecretTable {
         }
     }
 
-    fn read(&self, folder: &Path, environment: Environment) -> anyhow::Result<String> {
+    pub(super) fn read(&self, folder: &Path, environment: Environment) -> anyhow::Result<String> {
         match (&self.env, &self.file) {
             (Some(name), _) => environment
                 .get(name)
@@ -136,61 +134,4 @@ impl SecretUseTable {
 fn is_header(name: &str) -> bool {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.!#$%&'*+^`|~".contains(&byte);
     !name.is_empty() && name.bytes().all(is_token) && !name.eq_ignore_ascii_case("host")
-}
-
-impl File {
-    /// Reads the secrets: all of them, or those that this handler is granted; then the others are not even looked for.
-    ///
-    /// # Errors
-    /// When one is missing, is readable by others, or is none, or no key where it is granted as one; with its name.
-    pub fn secrets(
-        &self,
-        folder: &Path,
-        environment: Environment,
-        handler: Option<&str>,
-    ) -> anyhow::Result<Secrets> {
-        let wanted = |name: &str| handler.is_none_or(|handler| self.has_granted(name, handler));
-        let secrets = self.secrets.iter().filter(|(name, _)| wanted(name));
-        let secrets = secrets.map(|(name, table)| {
-            let secret = self.read_secret(name, table, folder, environment);
-            secret.map(|secret| (name.clone(), secret))
-        });
-        Ok(Secrets(secrets.collect::<anyhow::Result<_>>()?))
-    }
-
-    /// What keeps a host from starting: one error for each secret that cannot be read.
-    pub fn secret_errors(&self, folder: &Path, environment: Environment) -> Vec<anyhow::Error> {
-        let secrets = self.secrets.iter();
-        let read = secrets.map(|(name, table)| self.read_secret(name, table, folder, environment));
-        read.filter_map(Result::err).collect()
-    }
-
-    fn has_granted(&self, name: &str, handler: &str) -> bool {
-        let mut tables = self.handlers.iter();
-        tables.any(|(pattern, table)| {
-            pattern_covers(pattern, handler) && table.secrets.iter().any(|grant| grant.name == name)
-        })
-    }
-
-    fn read_secret(
-        &self,
-        name: &str,
-        table: &SecretTable,
-        folder: &Path,
-        environment: Environment,
-    ) -> anyhow::Result<Secret> {
-        let text = table.read(folder, environment);
-        text.and_then(|text| self.secret(name, &text).map_err(|why| anyhow!(why)))
-            .with_context(|| format!("read the secret {name} (secrets.{name} in rouse.toml)"))
-    }
-
-    fn secret(&self, name: &str, text: &str) -> Result<Secret, String> {
-        let secret = Secret::new(text)?;
-        let mut uses = self.handlers.values().flat_map(|table| &table.secrets);
-        if uses.any(|grant| grant.sign && grant.name == name) {
-            // Said now, and not by the first job that signs.
-            secret.hmac_sha256(b"")?;
-        }
-        Ok(secret)
-    }
 }

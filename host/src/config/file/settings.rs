@@ -44,7 +44,7 @@ impl File {
 
     /// What stands in the place of what modules say of their handlers.
     pub fn overrides(&self) -> Overrides {
-        Overrides(self.of_handlers(|table| Some(table.over())))
+        Overrides(self.of_handlers(|table| Some(table.policy.clone())))
     }
 
     /// How long a slot waits after an attempt, whatever its handler.
@@ -87,13 +87,12 @@ impl File {
     pub fn sandbox(&self, folder: &Path, slots: usize) -> sandbox::Settings {
         let default = sandbox::Settings::default();
         let dir = |dir: &DirTable, handler: &str| dir.grant(handler, folder);
-        let set = self.limits.set();
         sandbox::Settings {
             config_file: self.path.clone(),
             config: self.text.clone(),
             attempts_max: slots,
-            limits: set.over(&default.limits),
-            limits_of: self.of_handlers(|table| Some(table.limits.set())),
+            limits: self.limits.over(&default.limits),
+            limits_of: self.of_handlers(|table| Some(table.limits.clone())),
             memory_bytes_total_max: self.memory_total_mb.map(|mb| mb << 20),
             grants: Grants(self.by_handler(|table| &table.dirs, dir)),
             env: self.of_handlers(|table| table.env.clone()),
@@ -109,7 +108,7 @@ impl File {
             state: self
                 .handlers
                 .keys()
-                .filter_map(|handler| Some((handler.clone(), self.state(handler)?.quota())))
+                .filter_map(|handler| Some((handler.clone(), self.state(handler)?)))
                 .collect(),
             instances: self.of_handlers(|table| table.instances),
             compile_cpu_max: self.compile_cpu.unwrap_or(default.compile_cpu_max),
