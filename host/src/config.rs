@@ -1,9 +1,8 @@
-//! Settings: as written, then checked.
+//! Settings, read from `rouse.toml` and the environment, then checked.
 //!
-//! The only room that reads the environment. A setting comes from the command line, else from
-//! `rouse.toml`, else it has its default; the environment says where the database is
-//! (`DATABASE_URL`, `ROUSE_LISTEN_URL`, `PG*`), where the private one lives (`ROUSE_DATA_DIR`), what invocations have to
-//! show (`ROUSE_INVOKE_TOKEN`) and what is logged.
+//! This is the only room that reads the environment. The command line wins over `rouse.toml`, and `rouse.toml` over the default. The
+//! environment gives the address of the database (`DATABASE_URL`, `ROUSE_LISTEN_URL`, `PG*`), the folder of the private one
+//! (`ROUSE_DATA_DIR`), the token of invocations (`ROUSE_INVOKE_TOKEN`) and the log filter.
 
 mod env;
 mod file;

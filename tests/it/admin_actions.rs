@@ -570,7 +570,7 @@ async fn the_commands_do_it_and_say_so_with_their_exit_codes() {
     for (args, code, what) in [
         (&["job", "complete", a, "{\"n\": 1}"][..], 0, "is succeeded"),
         (&["job", "complete", a, "2"], 6, "with another result"),
-        (&["job", "complete", a, "{"], 1, "the result is no JSON"),
+        (&["job", "complete", a, "{"], 1, "the result is not JSON"),
         (&["job", "cancel", a], 6, "has ended as succeeded"),
         (&["job", "cancel", "9999"], 3, "no job 9999"),
         (
@@ -599,11 +599,11 @@ async fn the_commands_do_it_and_say_so_with_their_exit_codes() {
         (
             &["queue", "pause", "never"],
             0,
-            "nothing was lately enqueued",
+            "nothing was enqueued recently",
         ),
         (&["queue", "ls"], 0, "paused since"),
         (&["queue", "ls", "--json"], 0, "\"ready\":2"),
-        (&["queue", "resume", "default"], 0, "goes on"),
+        (&["queue", "resume", "default"], 0, "is resumed"),
         (&["queue", "resume", "default"], 0, "was not paused"),
         (&["queue", "purge", "default"], 2, "--confirm"),
         (

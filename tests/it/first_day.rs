@@ -108,7 +108,7 @@ async fn a_verb_takes_several_jobs_and_one_refusal_keeps_no_other_from_being_don
     run(&["queue", "resume", "mail", "bulk"])
         .await
         .exits(0)
-        .says("queue mail goes on");
+        .says("queue mail is resumed");
     run(&["workers", "forget", "no-such", "nor-this"])
         .await
         .exits(3)
@@ -342,7 +342,8 @@ async fn whoever_follows_a_terminal_list_ends_it_with_a_signal() {
     let mut top = command(&db.url(), &["top"], &scratch("anywhere"));
     // A terminal of its own, and the signal once its first list is there.
     top.env("TERM", "xterm");
-    let shown = tokio::task::spawn_blocking(move || on_terminal_until(top, "nothing runs"));
+    let shown =
+        tokio::task::spawn_blocking(move || on_terminal_until(top, "no attempt is running"));
     let shown = shown.await.unwrap();
     assert!(shown.contains("\x1b[2J"), "{shown:?}");
 }

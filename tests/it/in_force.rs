@@ -120,7 +120,7 @@ async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
     );
 
     std::fs::rename(dir.join("rouse.toml"), dir.join("other.toml")).unwrap();
-    rouse_without_database(&SHOW, &dir).says("grants and settings as without any rouse.toml");
+    rouse_without_database(&SHOW, &dir).says("grants and settings without any rouse.toml");
     let other = rouse_without_database(&[&SHOW[..], &["--config", "other.toml"]].concat(), &dir);
     other.exits(0).says("grants and settings as in other.toml");
 }
@@ -207,7 +207,7 @@ async fn names_that_no_handler_has_are_said_once() {
                   [handlers.\"mial.send\"]\nlease = \"5s\"\n[handlers.\"mail.*\"]\nlease = \"5s\"\n\
                   [handlers.\"mail.send\"]\ninstances = \"reuse\"\n";
     let dir = folder_of(config, &[("mail.wasm", echo("mail.send", "1"))]);
-    let table = "[handlers.\"mial.send\"] in rouse.toml fits no handler";
+    let table = "[handlers.\"mial.send\"] in rouse.toml matches no handler";
     let source = "cron of [sources] in rouse.toml names no.such";
     let listed = rouse_without_database(&["handlers", "--json"], &dir);
     listed.exits(0).says(table).says(source);
@@ -239,7 +239,7 @@ async fn names_that_no_handler_has_are_said_once() {
     host.line(PATIENCE, |line| line.contains("other.wasm"));
     std::fs::remove_file(handlers.join("mail.wasm")).unwrap();
     for gone in ["mail.*", "mail.send"] {
-        let table = format!("[handlers.\"{gone}\"] in rouse.toml fits no handler");
+        let table = format!("[handlers.\"{gone}\"] in rouse.toml matches no handler");
         host.line(PATIENCE, |line| line.contains(&table));
     }
     let output = host.output();

@@ -169,7 +169,7 @@ async fn whoever_follows_a_jobs_log_ends_it_with_a_signal() {
         &[("DATABASE_URL", &db.url())],
     );
     host.line(PATIENCE, |line| {
-        line.contains("no worker that runs now has the handler")
+        line.contains("no running worker has the handler")
     });
     host.signal(libc::SIGTERM);
     let (status, output) = host.exit(PATIENCE);

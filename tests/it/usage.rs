@@ -190,7 +190,7 @@ async fn who_follows_a_job_that_nobody_takes_is_told_why() {
     let args = ["job", "logs", &id, "--follow"];
     let follower = Host::spawn(command(&db.url(), &args, &scratch("follow")));
     follower.line(PATIENCE, |line| {
-        line.contains("no worker that runs now has the handler no.such")
+        line.contains("no running worker has the handler no.such")
     });
 }
 
@@ -265,7 +265,7 @@ async fn top_shows_what_runs_and_what_it_uses() {
     rouse_in(&db, &["top"], &folder)
         .await
         .exits(0)
-        .says("nothing runs");
+        .says("no attempt is running");
     let id = enqueue(&client, "test.ignore-abort", json!({})).await;
     until(&client, id, |job| job.state == "running").await;
     until_true(

@@ -1,4 +1,4 @@
-//! What a handler is granted, each grant with all that it is for, and with its table in `rouse.toml`.
+//! The grants of a handler, each in full and with its table in `rouse.toml`.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ pub(super) struct Held<'a> {
     http: Vec<&'a HttpGrant>,
     secrets: Vec<&'a SecretGrant>,
     dirs: Vec<&'a Grant>,
-    /// Words of manifests, and where each is from.
+    /// Other capabilities, each with the table that grants it.
     others: Vec<(String, String)>,
 }
 
@@ -30,12 +30,12 @@ impl<'a> Held<'a> {
                 Capability::Settings(Some(_)) => file.table_of(name, "settings"),
                 Capability::State => file.table_of(name, "state"),
                 Capability::FineClocks => file.fine_clocks_origin(name),
-                // There is more to these than their words.
+                // These are listed in full.
                 Capability::Http(_)
                 | Capability::Secrets(_)
                 | Capability::Sign(_)
                 | Capability::Dirs(_) => return None,
-                // What is asked for, and never what is held.
+                // A manifest can ask for these, but no handler holds them.
                 Capability::Env(None) | Capability::Settings(None) | Capability::Unknown(_) => {
                     return None;
                 }
@@ -57,7 +57,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// For machines: what has more to it than its name.
+    /// For programs: the grants that are more than a word.
     pub(super) fn json(&self) -> Value {
         let hosts = |hosts: &[HostPattern]| -> Vec<String> {
             hosts.iter().map(HostPattern::to_string).collect()
@@ -98,7 +98,7 @@ impl<'a> Held<'a> {
         grants.into()
     }
 
-    /// For people: a line for each.
+    /// For people: a line for each grant.
     pub(super) fn table(&self) -> String {
         let mut lines: Vec<(String, String)> = Vec::new();
         for grant in &self.http {
@@ -125,7 +125,7 @@ impl<'a> Held<'a> {
     }
 }
 
-/// A list of a handler, as it stands in `rouse.toml`.
+/// The name of a list of a handler in `rouse.toml`.
 fn list(handler: &str, key: &str) -> String {
     format!("[[handlers.\"{handler}\".{key}]]")
 }
@@ -153,7 +153,7 @@ fn requests(grant: &HttpGrant) -> impl Iterator<Item = String> {
     })
 }
 
-/// An address with colons stands in brackets there.
+/// In a URL, an address with colons is in brackets.
 fn in_url(host: &HostPattern) -> String {
     match host {
         HostPattern::Exact(Host::Ip(IpAddr::V6(address))) => format!("[{address}]"),

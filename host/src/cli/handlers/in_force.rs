@@ -88,7 +88,7 @@ fn instances(handler: &Handler, settings: &Settings, file: &File) -> Setting {
     let from = match file.instances_origin(name) {
         None => DEFAULT.into(),
         Some(table) if wanted && !handler.reuses => {
-            format!("module, which does not declare that it supports the reuse of {table}")
+            format!("module, which does not declare the reuse that {table} allows")
         }
         Some(table) => table,
     };
@@ -102,7 +102,7 @@ fn instances(handler: &Handler, settings: &Settings, file: &File) -> Setting {
     }
 }
 
-/// Puts them into the JSON of a handler, and under `from` which table each is from.
+/// Adds the settings to the JSON of a handler, and their origins under `from`.
 pub(super) fn add_to(manifest: &mut Map<String, Value>, settings: &[Setting]) {
     let mut from = Map::new();
     manifest.insert("limits".into(), json!({}));
@@ -135,13 +135,13 @@ impl Setting {
         }
     }
 
-    /// True for what the manifest has of it.
+    /// True if the manifest has this key for the setting.
     pub(super) fn is_named(&self, key: &str) -> bool {
         self.group.unwrap_or(&self.json_key) == key
     }
 }
 
-/// A line for each: what is set for this handler, then, if that is wished for, what is as it is for all.
+/// A line for each setting: those that are set, then, `with_defaults`, those that are not.
 pub(super) fn table(settings: &[Setting], with_defaults: bool) -> String {
     let mut table = List::new(["setting", "value", "from"]);
     let (usual, set): (Vec<&Setting>, Vec<&Setting>) =
@@ -157,7 +157,7 @@ pub(super) fn table(settings: &[Setting], with_defaults: bool) -> String {
     match hidden {
         0 => text,
         hidden => {
-            format!("{text}\n{hidden} more are as for every handler (--defaults prints them)")
+            format!("{text}\n{hidden} more have their defaults (--defaults prints them)")
         }
     }
 }

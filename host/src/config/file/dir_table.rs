@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::bounds::within;
 use crate::sandbox::{Grant, Mode, Quota};
 
-/// Where only the bytes are limited. Counting as many takes a tenth of a second.
+/// The default of `files_max` if `bytes_max` is set. Counting this many files takes a tenth of a second.
 const FILES_MAX: u64 = 100_000;
 
 /// A directory that is granted.
@@ -16,17 +16,17 @@ const FILES_MAX: u64 = 100_000;
 pub(super) struct DirTable {
     /// The directory on this machine; relative to the folder of `rouse.toml`.
     pub(super) dir: PathBuf,
-    /// Where the handler sees it.
+    /// The path under which the handler sees it.
     pub(super) at: String,
     #[serde(default)]
     pub(super) mode: ModeWord,
-    /// The sizes of all its files together; default: as much as the disk holds.
+    /// The total size of its files; default: no limit.
     bytes_max: Option<u64>,
-    /// Files, directories and links in it; default: any number, or 100,000 where `bytes_max` is set.
+    /// Files, directories and links in it; default: no limit, or 100,000 if `bytes_max` is set.
     files_max: Option<u64>,
 }
 
-/// What may be done in it.
+/// What the handler may do in it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub(super) enum ModeWord {
     #[default]
@@ -37,18 +37,18 @@ pub(super) enum ModeWord {
 }
 
 impl DirTable {
-    /// Says what is wrong. `name`: of a key.
+    /// Rejects an invalid table. `name` is that of the key.
     pub(super) fn check(&self, name: &str) -> Result<(), String> {
-        if !is_place(&self.at) {
+        if !is_normalized(&self.at) {
             return Err(format!(
-                "{name}: at = {:?} is no path under which a handler can see a directory: write it like \"/photos\", from /, without \".\", \
-                 \"..\", and a / that is doubled or at the end",
+                "{name}: at = {:?} is not a path under which a handler can see a directory: write it like \"/photos\", from /, without \".\", \
+                 \"..\", \"//\" or a / at the end",
                 self.at
             ));
         }
         if self.quota().is_some() && self.mode == ModeWord::Read {
             return Err(format!(
-                "{name}: {} has bytes_max or files_max, which hold for mode = \"read-write\"",
+                "{name}: {} has bytes_max or files_max, which need mode = \"read-write\"",
                 self.at
             ));
         }
@@ -87,8 +87,8 @@ impl DirTable {
     }
 }
 
-/// Where a handler sees a directory is a path in one spelling: another spelling of it would hide the directory, or be hidden.
-fn is_place(at: &str) -> bool {
+/// True for a normalized absolute path. A path in another spelling would hide a directory, or be hidden.
+fn is_normalized(at: &str) -> bool {
     let parts = at.strip_prefix('/').map(|rest| rest.split('/'));
     at == "/" || parts.is_some_and(|mut parts| parts.all(|part| !matches!(part, "" | "." | "..")))
 }

@@ -1,4 +1,4 @@
-//! Which `dirs` of one file exclude each other.
+//! Rejects `dirs` of one file that contradict each other.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,15 +8,15 @@ use super::handler_table::HandlerTable;
 use super::way::Way;
 use crate::job::pattern_covers;
 
-/// An entry, with whose it is and where its directory is.
+/// An entry with its handler and its resolved directory.
 struct Entry<'a> {
     handler: &'a str,
     table: &'a DirTable,
     way: Way,
 }
 
-/// Says which two entries cannot stand in one file: a handler sees one directory at a path, a directory has one quota, whoever
-/// writes there, and none lies in another one that handlers may change.
+/// Rejects two entries that contradict each other. A handler sees one directory at a path, a directory has one quota for all who
+/// write to it, and no directory is inside another one that handlers may change.
 pub(super) fn check_together(
     handlers: &BTreeMap<String, HandlerTable>,
     folder: &Path,
@@ -41,7 +41,7 @@ pub(super) fn check_together(
 }
 
 impl Entry<'_> {
-    /// In the words of the file.
+    /// Its name in messages.
     fn name(&self) -> String {
         format!("handlers.\"{}\".dirs at {}", self.handler, self.table.at)
     }
@@ -50,7 +50,7 @@ impl Entry<'_> {
         let both = || format!("{} and {}", self.name(), other.name());
         let one_handler = pattern_covers(self.handler, other.handler)
             || pattern_covers(other.handler, self.handler);
-        // The same twice is no harm: for a pattern, and for a handler that fits it.
+        // The same entry may occur twice, for a pattern and for a handler that matches it.
         let same = self.table.mode == other.table.mode && self.way.end == other.way.end;
         if one_handler && self.table.at == other.table.at && !same {
             return Err(format!(
@@ -62,8 +62,8 @@ impl Entry<'_> {
         if both_write && self.way.end == other.way.end && self.table.quota() != other.table.quota()
         {
             return Err(format!(
-                "{}: both are {}, with different quotas; a directory has one for all who write there, so give both the same \
-                 bytes_max and files_max",
+                "{}: both are {}, with different quotas; a directory has one quota for all handlers that write to it, so give both the \
+                 same bytes_max and files_max",
                 both(),
                 other.table.dir.display()
             ));
@@ -71,14 +71,14 @@ impl Entry<'_> {
         Ok(())
     }
 
-    /// Whoever may change a directory could put another one, or a link to one, in the place of what is in it.
+    /// A handler that may change a directory could replace an entry in it by another directory or by a link.
     fn check_above(&self, beneath: &Self) -> Result<(), String> {
         if !self.table.writes() || !beneath.way.is_beneath(&self.way.end) {
             return Ok(());
         }
         Err(format!(
-            "{} is {}, to which the way leads through {}, where {} lets handlers write: they could put something else in its place, and \
-             write there around a quota; grant directories that lie beside each other, or {} with mode = \"read\"",
+            "{} is {}, which is reached through {}, where {} lets handlers write: they could replace it, and \
+             write around a quota; grant directories that lie beside each other, or {} with mode = \"read\"",
             beneath.name(),
             beneath.table.dir.display(),
             self.table.dir.display(),

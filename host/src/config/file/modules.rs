@@ -16,7 +16,7 @@ pub(super) enum PinWord {
     Lock,
 }
 
-/// Reads public keys.
+/// Parses public keys.
 pub(super) fn keys<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<PublicKey>, D::Error> {
     let texts = Vec::<String>::deserialize(input)?;
     let keys = texts.iter().map(|text| {

@@ -1,4 +1,4 @@
-//! `[secrets.…]`: where secrets are read from, and what handlers may have done with them.
+//! `[secrets.…]`: where secrets are read from. `[[handlers."…".secrets]]`: how handlers may use them.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::config::env::Environment;
 use crate::config::token_file::read_text;
 use crate::sandbox::{HostPattern, SecretGrant};
 
-/// Where a secret is read from: one of the two.
+/// Where a secret is read from: a variable or a file.
 #[derive(Debug, Deserialize)]
 #[serde(
     deny_unknown_fields,
@@ -23,7 +23,7 @@ pub(super) struct SecretTable {
     pub(super) file: Option<PathBuf>,
 }
 
-/// Where a handler may have a secret sent, and whether it may sign with it.
+/// Where the host sends a secret for a handler, and whether the handler may have it sign.
 #[derive(Debug, Deserialize)]
 #[serde(
     deny_unknown_fields,
@@ -41,7 +41,7 @@ pub(super) struct SecretUseTable {
     pub(super) sign: bool,
 }
 
-/// What to say of a file in which a secret stands itself, without saying what it is.
+/// The message for a file that contains a secret itself, which the message does not repeat.
 pub(super) fn written_out(text: &str) -> Option<String> {
     let file = text.parse::<toml::Table>().ok()?;
     let mut secrets = file.get("secrets")?.as_table()?.iter();
@@ -52,7 +52,7 @@ pub(super) fn written_out(text: &str) -> Option<String> {
     ))
 }
 
-/// An error where secrets stand, without the line that it is about; none where it is about something else.
+/// An error in a table of secrets, without the line that it points to; `None` if it points elsewhere.
 pub(super) fn redacted_error(error: &toml::de::Error, text: &str) -> Option<String> {
     let at = error.span()?.start.min(text.len());
     let start = text[..text.floor_char_boundary(at)]
@@ -65,22 +65,22 @@ pub(super) fn redacted_error(error: &toml::de::Error, text: &str) -> Option<Stri
         return None;
     }
     let number = text[..start].lines().count() + 1;
-    // A value of another kind is repeated there too.
+    // The message about a value of another type repeats the value.
     let message = match error.message().rsplit_once(", expected ") {
-        Some((found, expected)) if found.contains('"') => format!("it is to be {expected}"),
+        Some((found, expected)) if found.contains('"') => format!("expected {expected}"),
         Some(_) | None => error.message().into(),
     };
     Some(format!(
-        "at line {number}, which may have a secret in it and is not shown: {message}"
+        "at line {number}, which may contain a secret and is not shown: {message}"
     ))
 }
 
 impl SecretTable {
-    /// Says what is wrong.
+    /// Rejects an invalid table.
     pub(super) fn check(&self) -> Result<(), String> {
         match (&self.env, &self.file) {
             (Some(_), None) | (None, Some(_)) => Ok(()),
-            (Some(_), Some(_)) | (None, None) => Err("it has either env or file".into()),
+            (Some(_), Some(_)) | (None, None) => Err("needs either env or file".into()),
         }
     }
 
@@ -96,7 +96,7 @@ impl SecretTable {
 }
 
 impl SecretUseTable {
-    /// Says what is wrong. `known`: there is such a secret.
+    /// Rejects an invalid table. `known`: there is such a secret.
     pub(super) fn check(&self, known: bool) -> Result<(), String> {
         let name = &self.name;
         if !known {
@@ -109,11 +109,13 @@ impl SecretUseTable {
         let only_signs = self.sign && goes_nowhere;
         if !is_sent && !only_signs {
             return Err(format!(
-                "{name} may go nowhere without hosts, and headers or body = true (or sign = true alone)"
+                "{name} is sent nowhere: it needs hosts, and headers or body = true (or sign = true alone)"
             ));
         }
         match self.headers.iter().find(|header| !is_header(header)) {
-            Some(header) => Err(format!("{header:?} is no header that a handler can send")),
+            Some(header) => Err(format!(
+                "{header:?} is not a header that a handler can send"
+            )),
             None => Ok(()),
         }
     }

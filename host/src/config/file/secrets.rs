@@ -11,10 +11,10 @@ use crate::job::pattern_covers;
 use crate::sandbox::{Secret, Secrets};
 
 impl File {
-    /// Reads the secrets: all of them, or those that this handler is granted; then the others are not even looked for.
+    /// Reads all secrets, or only those that this handler is granted.
     ///
     /// # Errors
-    /// When one is missing, is readable by others, or is none, or no key where it is granted as one; with its name.
+    /// If a secret is missing, is readable by others, cannot be sent, or is granted for signing and is not a key. The error names it.
     pub fn secrets(
         &self,
         folder: &Path,
@@ -30,7 +30,7 @@ impl File {
         Ok(Secrets(secrets.collect::<anyhow::Result<_>>()?))
     }
 
-    /// What keeps a host from starting: one error for each secret that cannot be read.
+    /// One error for each secret that cannot be read. A host does not start with any.
     pub fn secret_errors(&self, folder: &Path, environment: Environment) -> Vec<anyhow::Error> {
         let secrets = self.secrets.iter();
         let read = secrets.map(|(name, table)| self.read_secret(name, table, folder, environment));
@@ -60,7 +60,7 @@ impl File {
         let secret = Secret::new(text)?;
         let mut uses = self.handlers.values().flat_map(|table| &table.secrets);
         if uses.any(|grant| grant.sign && grant.name == name) {
-            // Said now, and not by the first job that signs.
+            // Report it now, not with the first job that signs.
             secret.hmac_sha256(b"")?;
         }
         Ok(secret)
