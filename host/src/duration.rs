@@ -1,4 +1,4 @@
-//! Durations as people write them (`90s`, `2h`): on the command line, in `rouse.toml`, in the grants of a job.
+//! Durations such as `90s` or `2h`, on the command line, in `rouse.toml` and in the grants of a job.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde::de::{Error, Visitor};
 /// Reads a duration.
 ///
 /// # Errors
-/// What is wrong with it, as the rest of a sentence, with an example.
+/// What is wrong, as a sentence without its subject, with an example.
 fn parse(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|error| format!("is not a duration such as 90s or 2h: {error}"))
@@ -20,17 +20,22 @@ pub(crate) fn argument(text: &str) -> Result<Duration, String> {
     parse(text).map_err(|why| format!("it {why}"))
 }
 
-/// As [`argument`]; zero is refused too.
+/// Like [`argument`], but refuses zero.
 pub(crate) fn argument_above_zero(text: &str) -> Result<Duration, String> {
     match argument(text)? {
-        Duration::ZERO => Err("it must be longer than that, for instance 90s".into()),
+        Duration::ZERO => Err("it must be longer than 0s, for instance 90s".into()),
         time => Ok(time),
     }
 }
 
 /// For serde: a field that may be left out.
 pub(crate) fn optional<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Duration>, D::Error> {
-    input.deserialize_str(Written).map(Some)
+    read(input).map(Some)
+}
+
+/// For serde: a value.
+pub(crate) fn read<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
+    input.deserialize_str(Written)
 }
 
 struct Written;

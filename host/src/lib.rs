@@ -7,6 +7,7 @@ mod duration;
 mod harmless;
 pub mod job;
 pub mod sandbox;
+pub mod setting;
 pub mod store;
 pub mod worker;
 

@@ -1,4 +1,4 @@
-//! The `rouse` command: parse, load settings, run one command.
+//! The `rouse` command.
 
 fn main() -> std::process::ExitCode {
     rouse::cli::main()

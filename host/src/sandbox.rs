@@ -5,6 +5,7 @@
 //! that the operator did not grant, every limit holds, and a guest that does not stop is stopped. The sandbox never
 //! decides what becomes of a job, and knows neither SQL nor the `store`.
 
+mod settable;
 mod settings;
 
 mod engine;
@@ -21,7 +22,7 @@ mod module;
 pub use attempt::abort::AbortHandle;
 pub use attempt::boottime::BootTime;
 pub use attempt::journal::{Expected, Journal, Keep, Kept, StateKeeper, Waiting, Wrote};
-pub use attempt::limits::{Limits, LimitsSet};
+pub use attempt::limits::Limits;
 pub use attempt::meter::Meter;
 pub use attempt::profile::Profile;
 pub use attempt::run::{JobInput, Run};

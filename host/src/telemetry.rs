@@ -7,7 +7,7 @@ use tracing_subscriber::layer::{Layer, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Registry, fmt};
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
     /// One readable line per event, in colour on a terminal, unless `NO_COLOR` or `CLICOLOR=0` say otherwise.
@@ -34,7 +34,7 @@ impl FromStr for LogFormat {
 pub enum TelemetryError {
     /// The filter cannot be read.
     #[error(
-        "ROUSE_LOG is {filter:?}, which is no filter ({why}): write for instance info, or rouse=debug,warn"
+        "ROUSE_LOG is {filter:?}, which is not a filter ({why}): write for instance info, or rouse=debug,warn"
     )]
     Filter {
         /// The value.
@@ -47,17 +47,17 @@ pub enum TelemetryError {
     Format(String),
 }
 
-/// What is logged where nobody says otherwise: `info`, without what guests can make wasmtime-wasi-http say as often as they like.
+/// The default filter: `info`, without the messages that guests can make wasmtime-wasi-http log at any rate.
 pub const USUAL: &str = "info,wasmtime_wasi_http=error";
 
-/// Whatever else hears of events; its filter is its own.
+/// Another consumer of events, with its own filter.
 pub type Listener = Box<dyn Layer<Registry> + Send + Sync>;
 
-/// Sends what happens in this process to stderr, as far as `filter`, the value of `ROUSE_LOG`, lets it through, and to `listener`. Where
-/// logs have been set up already, as in a test, they stay as they are.
+/// Sends the events that pass `filter`, the value of `ROUSE_LOG`, to stderr, and all events to `listener`. Does nothing if logging
+/// is set up already, as in a test.
 ///
 /// # Errors
-/// Where the filter cannot be read. Then nothing is set up.
+/// If the filter is invalid. Then nothing is set up.
 pub fn init(
     format: LogFormat,
     filter: &str,
@@ -66,8 +66,8 @@ pub fn init(
     let filter = parse(filter)?;
     let lines = fmt::layer()
         .with_writer(std::io::stderr)
-        // Whoever read them may be gone. Saying so would be written to the same place, with a panic of the task that
-        // has logged something.
+        // The reader may be gone. An error about that would be written to the same place, and would panic in the task
+        // that logs.
         .log_internal_errors(false)
         .with_ansi(AutoStream::choice(&std::io::stderr()) != ColorChoice::Never);
     let lines = match format {
@@ -75,7 +75,7 @@ pub fn init(
         LogFormat::Json => lines.json().flatten_event(true).with_filter(filter).boxed(),
     };
     let set = Registry::default().with(listener).with(lines).try_init();
-    // It fails only where somebody was first, and then that one's choice stands.
+    // It fails only if logging is set up already, and then that setup stays.
     drop::<Result<(), _>>(set);
     Ok(())
 }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn setting_up_twice_changes_nothing_and_does_not_panic() {
+    fn a_second_setup_changes_nothing_and_does_not_panic() {
         assert_eq!(init(LogFormat::Text, USUAL, None), Ok(()));
         assert_eq!(init(LogFormat::Json, "rouse=debug,warn", None), Ok(()));
     }
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_read_from_words() {
+    fn formats_are_parsed_from_words() {
         assert_eq!("json".parse(), Ok(LogFormat::Json));
         let error = "xml".parse::<LogFormat>().unwrap_err();
         assert!(error.to_string().contains("text or json"), "{error}");

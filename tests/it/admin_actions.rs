@@ -572,7 +572,7 @@ async fn the_commands_perform_admin_actions_and_report_them_by_exit_code() {
     for (args, code, what) in [
         (&["job", "complete", a, "{\"n\": 1}"][..], 0, "is succeeded"),
         (&["job", "complete", a, "2"], 6, "with a different result"),
-        (&["job", "complete", a, "{"], 1, "the result is no JSON"),
+        (&["job", "complete", a, "{"], 1, "the result is not JSON"),
         (&["job", "cancel", a], 6, "has ended as succeeded"),
         (&["job", "cancel", "9999"], 3, "no job 9999"),
         (
@@ -601,11 +601,11 @@ async fn the_commands_perform_admin_actions_and_report_them_by_exit_code() {
         (
             &["queue", "pause", "never"],
             0,
-            "nothing was lately enqueued",
+            "nothing was enqueued recently",
         ),
         (&["queue", "ls"], 0, "paused since"),
         (&["queue", "ls", "--json"], 0, "\"ready\":2"),
-        (&["queue", "resume", "default"], 0, "goes on"),
+        (&["queue", "resume", "default"], 0, "is resumed"),
         (&["queue", "resume", "default"], 0, "was not paused"),
         (&["queue", "purge", "default"], 2, "--confirm"),
         (

@@ -93,10 +93,7 @@ async fn a_host_that_is_stopped_during_its_start_exits_with_zero() {
     host.signal(libc::SIGTERM);
     let (status, output) = host.exit(PATIENCE);
     assert!(status.success(), "{status}: {output}");
-    assert!(
-        output.contains("before it had started anything"),
-        "{output}"
-    );
+    assert!(output.contains("before anything was started"), "{output}");
 }
 
 #[tokio::test]
@@ -454,7 +451,7 @@ async fn enqueue_and_job_work_from_the_shell() {
     let (code, said) = run(&db, &["job", &result(&nobodys)]);
     assert_eq!(code, 0);
     assert!(
-        said.contains("no worker that runs now has the handler no.such.handler"),
+        said.contains("no running worker has the handler no.such.handler"),
         "{said}"
     );
     let (code, said) = run(&db, &["job", "999999"]);
@@ -480,7 +477,7 @@ async fn a_listing_reads_only_the_newest_jobs_reports_that_and_can_be_continued(
     let rare = ["job", "ls", "--handler", "rare"];
     let (code, said) = run(&db, &rare);
     assert_eq!(code, 0);
-    let back = "only the newest 100000 jobs were looked at, back to 11, requested at 2026-01-02T00:00:00Z; --before 11 goes on from there";
+    let back = "only the newest 100000 jobs were examined, back to 11, requested at 2026-01-02T00:00:00Z; --before 11 continues from there";
     assert!(said.contains(back) && !said.contains("queued"), "{said}");
     let (_, said) = run(&db, &[&rare[..], &["--json"]].concat());
     let said: Value = serde_json::from_str(&said).unwrap();
@@ -500,7 +497,7 @@ async fn a_listing_reads_only_the_newest_jobs_reports_that_and_can_be_continued(
         "{said}"
     );
     let (_, help) = run(&db, &["job", "ls", "--help"]);
-    assert!(help.contains("looks at the newest 100,000 jobs"), "{help}");
+    assert!(help.contains("examines the newest 100,000 jobs"), "{help}");
 }
 
 #[tokio::test]
@@ -509,7 +506,10 @@ async fn mistakes_on_the_command_line_are_reported_with_the_next_step() {
     let missing = scratch("empty").join("rouse.toml");
     let bad = config("slot = 3");
     for (args, says) in [
-        (&["enqueue", "noop", "{a: 1}"][..], "the payload is no JSON"),
+        (
+            &["enqueue", "noop", "{a: 1}"][..],
+            "the payload is not JSON",
+        ),
         (&["enqueue", "No Such"], "is not a handler name"),
         (
             &["enqueue", "noop", "--priority", "urgent"],
@@ -525,8 +525,8 @@ async fn mistakes_on_the_command_line_are_reported_with_the_next_step() {
             "cannot read",
         ),
         (&["handlers", "--config", bad.to_str().unwrap()], "slot"),
-        (&["invoke", "noop", "--timeout", "0s"], "longer than that"),
-        (&["serve", "--http", "localhost"], "is no ADDRESS:PORT"),
+        (&["invoke", "noop", "--timeout", "0s"], "longer than 0s"),
+        (&["serve", "--http", "localhost"], "is neither ADDRESS:PORT"),
         (
             &["serve", "--http", "off", "--handlers", "/nowhere"],
             "there is no handlers folder /nowhere",
@@ -732,7 +732,7 @@ async fn the_private_postgres_reports_that_its_server_has_ended() {
     let (status, output) = host.exit(PATIENCE);
     assert!(!status.success());
     assert!(
-        output.contains("the private Postgres has ended"),
+        output.contains("the private Postgres ended unexpectedly"),
         "{output}"
     );
 }

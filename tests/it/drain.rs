@@ -29,7 +29,7 @@ async fn a_drain_empties_its_queue_and_touches_no_other() {
     nothing
         .exits(0)
         .says("queue mail: 0 succeeded, 0 failed")
-        .says("nothing was lately enqueued into queue mail; is its name right?");
+        .says("nothing was enqueued recently into queue mail; is its name right?");
     client
         .query(
             "SELECT count(*) FROM (SELECT rouse.enqueue_many('noop', array_agg(jsonb_build_object('n', n)), queue => 'mail') FROM generate_series(1, 300) AS n) AS q",
@@ -220,7 +220,10 @@ async fn an_error_at_the_end_of_a_drain_does_not_hide_its_summary() {
     let (status, output) = drain.exit(PATIENCE);
     assert_eq!(status.code(), Some(7), "{output}");
     assert!(output.contains("\"succeeded\":2"), "{output}");
-    assert!(output.contains("rouse: look what is left"), "{output}");
+    assert!(
+        output.contains("rouse: count the jobs that are left"),
+        "{output}"
+    );
 }
 
 #[tokio::test]

@@ -416,12 +416,12 @@ async fn the_command_line_finds_counts_and_retries_jobs() {
     assert_eq!(code, 0, "by its id, as before: {said}");
 
     for (args, says) in [
-        (&["retry"][..], "which jobs? name their ids, or filters"),
+        (&["retry"][..], "which jobs? give ids, or filters"),
         (&["retry", "1", "--state", "failed"], "not both"),
-        (&["retry", "--handler", "x"], "say of which states"),
+        (&["retry", "--handler", "x"], "give the states"),
         (
             &["retry", "--state", "queued"],
-            "only jobs that have ended are retried",
+            "only ended jobs can be retried",
         ),
         (&["ls", "--payload", "n=1"], "such as /customer/id=42"),
         (

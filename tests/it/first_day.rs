@@ -113,7 +113,7 @@ async fn a_verb_accepts_several_jobs_and_a_refusal_does_not_stop_the_others() {
     run(&["queue", "resume", "mail", "bulk"])
         .await
         .exits(0)
-        .says("queue mail goes on");
+        .says("queue mail is resumed");
     run(&["workers", "forget", "no-such", "nor-this"])
         .await
         .exits(3)
@@ -347,7 +347,8 @@ async fn a_signal_ends_a_list_that_refreshes_on_a_terminal() {
     let mut top = command(&db.url(), &["top"], &scratch("anywhere"));
     // A terminal of its own; the signal comes once the first list is printed.
     top.env("TERM", "xterm");
-    let shown = tokio::task::spawn_blocking(move || on_terminal_until(top, "nothing runs"));
+    let shown =
+        tokio::task::spawn_blocking(move || on_terminal_until(top, "no attempt is running"));
     let shown = shown.await.unwrap();
     assert!(shown.contains("\x1b[2J"), "{shown:?}");
 }

@@ -293,7 +293,7 @@ async fn a_worker_without_the_module_cannot_prove_that_it_has_it() {
         ),
         (
             json!({"proof": of_another_nonce.to_string()}),
-            "its proof does not fit the file",
+            "its proof does not match the file",
         ),
         (
             json!({"unproven": "its file is gone"}),
@@ -381,7 +381,7 @@ async fn a_challenge_is_answered_once_by_its_worker_and_silence_is_reported() {
     let silent = rouse(&db, &args).await;
     silent
         .exits(5)
-        .says("worker w-2 has not answered within 300ms");
+        .says("worker w-2 did not answer within 300ms");
 }
 
 #[tokio::test]
@@ -559,12 +559,12 @@ async fn the_handlers_of_the_fleet_are_listed_with_their_location_and_unserved_j
     table
         .exits(0)
         .says("cpu-1, gpu-1")
-        .says("no worker takes these:")
+        .says("no worker can run these:")
         .says("image.crop");
     let wrong = rouse(&db, &["handlers", "ls", "--where", "noop"]).await;
     wrong
         .exits(2)
-        .says("it is no condition such as handler=image.*");
+        .says("expected a condition such as handler=image.*");
 
     let shown = rouse(&db, &["handlers", "show", "noop", "--json"]).await;
     shown.exits(0);
@@ -573,12 +573,12 @@ async fn the_handlers_of_the_fleet_are_listed_with_their_location_and_unserved_j
     rouse(&db, &["handlers", "show", "image.crop"])
         .await
         .exits(0)
-        .says("no worker that runs now has it")
+        .says("no running worker has it")
         .says("waiting");
     rouse(&db, &["handlers", "show", "no.such"])
         .await
         .exits(3)
-        .says("nobody has a handler no.such");
+        .says("no worker has a handler no.such");
     for worker in workers {
         worker.drain().await;
     }
@@ -619,7 +619,7 @@ async fn a_broken_folder_or_settings_file_does_not_hide_the_fleet() {
     let ran = rouse_in(&db, &["handlers", "show", "noop"], &folder).await;
     ran.exits(0)
         .says("waiting")
-        .says("no manifest is shown, as handlers-wasm cannot be opened: rouse.toml");
+        .says("the manifest is not shown, because handlers-wasm cannot be opened: rouse.toml");
 }
 
 #[tokio::test]
@@ -676,7 +676,7 @@ async fn an_orphan_that_no_worker_can_adopt_is_shown_as_such() {
 
     let end = "UPDATE rouse.job SET lease_until = clock_timestamp() - interval '1 minute' WHERE state = 'running'";
     client.execute(end, &[]).await.unwrap();
-    let nobody = "no worker that runs now has the handler video.cut";
+    let nobody = "no running worker has the handler video.cut";
     rouse(&db, &["job", &id.to_string()])
         .await
         .exits(0)
@@ -699,7 +699,7 @@ async fn an_orphan_that_no_worker_can_adopt_is_shown_as_such() {
     );
     rouse(&db, &["handlers", "ls"])
         .await
-        .says("no worker takes these:")
+        .says("no worker can run these:")
         .says("orphans");
 }
 

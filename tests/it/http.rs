@@ -108,7 +108,7 @@ async fn a_web_page_on_a_rebound_name_cannot_read_metrics_or_readiness_on_loopba
         ] {
             let (status, body) = get_as(running.address, path, host).await;
             assert_eq!(status, "HTTP/1.1 403 Forbidden", "{path} of {host:?}");
-            assert!(body.contains("only localhost"), "{body}");
+            assert!(body.contains("must be localhost"), "{body}");
         }
     }
     let (status, _) = get_as(running.address, "/healthz", "Host: rebound.example\r\n").await;

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use rouse::job::{AbortReason, RunEnd};
 use rouse::sandbox::{
-    AbortHandle, Addresses, Catalog, HttpGrant, HttpScheme, HttpSettings, Limits, LimitsSet,
-    Resolver, Run, Sandbox, Settings,
+    AbortHandle, Addresses, Catalog, HttpGrant, HttpScheme, HttpSettings, Limits, Resolver, Run,
+    Sandbox, Settings,
 };
+use rouse::setting::Overlay;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
@@ -435,12 +436,10 @@ async fn requests_and_their_bytes_have_limits() {
         // Limits of these handlers, not of all.
         limits_of: BTreeMap::from([(
             "test.http.private".to_owned(),
-            LimitsSet {
-                http_requests: Some(4),
-                http_bytes: Some(40_000),
-                http_body_bytes: Some(20_000),
-                ..LimitsSet::default()
-            },
+            Overlay::default()
+                .with("http_requests", 4_u32)
+                .with("http_bytes", 40_000_u32)
+                .with("http_body_bytes", 20_000_u32),
         )]),
         ..Settings::default()
     })

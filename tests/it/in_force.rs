@@ -124,7 +124,7 @@ async fn settings_in_effect_are_shown_with_their_table() {
     );
 
     std::fs::rename(dir.join("rouse.toml"), dir.join("other.toml")).unwrap();
-    rouse_without_database(&SHOW, &dir).says("grants and settings as without any rouse.toml");
+    rouse_without_database(&SHOW, &dir).says("grants and settings without any rouse.toml");
     let other = rouse_without_database(&[&SHOW[..], &["--config", "other.toml"]].concat(), &dir);
     other.exits(0).says("grants and settings as in other.toml");
 }
@@ -211,7 +211,7 @@ async fn settings_for_unknown_handlers_are_warned_of_once() {
                   [handlers.\"mial.send\"]\nlease = \"5s\"\n[handlers.\"mail.*\"]\nlease = \"5s\"\n\
                   [handlers.\"mail.send\"]\ninstances = \"reuse\"\n";
     let dir = folder_of(config, &[("mail.wasm", echo("mail.send", "1"))]);
-    let table = "[handlers.\"mial.send\"] in rouse.toml fits no handler";
+    let table = "[handlers.\"mial.send\"] in rouse.toml matches no handler";
     let source = "cron of [sources] in rouse.toml names no.such";
     let listed = rouse_without_database(&["handlers", "--json"], &dir);
     listed.exits(0).says(table).says(source);
@@ -243,7 +243,7 @@ async fn settings_for_unknown_handlers_are_warned_of_once() {
     host.line(PATIENCE, |line| line.contains("other.wasm"));
     std::fs::remove_file(handlers.join("mail.wasm")).unwrap();
     for gone in ["mail.*", "mail.send"] {
-        let table = format!("[handlers.\"{gone}\"] in rouse.toml fits no handler");
+        let table = format!("[handlers.\"{gone}\"] in rouse.toml matches no handler");
         host.line(PATIENCE, |line| line.contains(&table));
     }
     let output = host.output();
@@ -277,7 +277,7 @@ async fn jitter_and_the_delay_between_jobs_can_be_set_like_other_settings() {
         ("retry_jitter = 1.5", "retry_jitter must be between 0 and 1"),
         (
             "job_delay = \"2h\"",
-            "job_delay must be between 0 and 3600000 ms",
+            "job_delay must be between 0s and 1h, not 2h",
         ),
     ] {
         shown(&format!("{table}\n{wrong}\n")).exits(1).says(says);

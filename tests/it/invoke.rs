@@ -102,7 +102,7 @@ fn the_payload_can_come_from_standard_input_and_is_checked_before_anything_is_co
         .unwrap();
     let (code, stdout, stderr) = texts(&output);
     assert_eq!((code, stdout), (2, ""));
-    assert!(stderr.contains("the payload is no JSON"), "{stderr}");
+    assert!(stderr.contains("the payload is not JSON"), "{stderr}");
 }
 
 #[test]

@@ -364,7 +364,7 @@ async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
         let call = Call::send(address, "noop", headers, "{\"n\": 1}").await;
         call.answer().await
     };
-    host.line(PATIENCE, |line| line.contains("for whoever has the token"));
+    host.line(PATIENCE, |line| line.contains("for callers with the token"));
     let right = format!("Bearer {TOKEN}");
     assert_eq!(call(&[JSON, ("authorization", &right)]).await.status, 200);
     let without = call(&[JSON, NONE]).await;
@@ -439,7 +439,7 @@ async fn a_host_with_invocations_enabled_but_no_token_warns_that_they_are_off() 
     for (token, says) in [
         (&b"guess me"[..], "at least 16 visible ASCII characters"),
         (b"", "is set and empty"),
-        (b"\xff0123456789abcdef", "is no UTF-8"),
+        (b"\xff0123456789abcdef", "is not UTF-8"),
     ] {
         let mut bad = command(&folder, &["--no-queue"], &loopback());
         bad.env("ROUSE_INVOKE_TOKEN", OsStr::from_bytes(token));

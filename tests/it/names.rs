@@ -717,7 +717,7 @@ fn the_commands_show_the_owner_of_a_name_and_the_lines_that_bind_it() {
     let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
     let shown = rouse_without_database(&show, &folder);
     shown.exits(0);
-    shown.says("withheld, as its table is for whatever module has such a name");
+    shown.says("withheld, because its table is not bound to a module");
     shown.says("[handlers.\"mail.*\"]\nmodule = \"mail.wasm\"");
     let text = shown.text();
     let row = |key: &str| {

@@ -140,10 +140,7 @@ async fn a_slot_waits_between_jobs_as_configured_for_the_worker_or_the_handler()
             enqueue(&client, handler, json!({"ms": 1})).await;
         }
     }
-    let none = Override {
-        job_delay: Some(Duration::ZERO),
-        ..Override::default()
-    };
+    let none = Override::default().with("job_delay", Duration::ZERO);
     let settings = Settings {
         slots: 1,
         job_delay: Duration::from_millis(400),

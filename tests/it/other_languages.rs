@@ -62,11 +62,9 @@ async fn loaded() -> (Arc<Sandbox>, Arc<Catalog>) {
 /// A worker with these guests. Their grace lasts an hour, longer than a test waits.
 async fn worker(db: &TestDb) -> TestWorker {
     let (sandbox, catalog) = loaded().await;
-    let patient = Override {
-        grace: Some(Duration::from_secs(3600)),
-        retry_initial: Some(Duration::ZERO),
-        ..Override::default()
-    };
+    let patient = Override::default()
+        .with("grace", Duration::from_secs(3600))
+        .with("retry_initial", Duration::ZERO);
     let settings = Settings {
         overrides: Overrides([("*".to_owned(), patient)].into()),
         ..Settings::default()

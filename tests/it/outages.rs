@@ -160,7 +160,7 @@ async fn a_drain_reports_that_its_database_is_away_and_resumes_when_it_is_back()
         .await
         .unwrap();
     drain.line(PATIENCE, |line| {
-        line.contains("queue default: cannot look what is left")
+        line.contains("queue default: cannot count the jobs that are left")
     });
     let after = server(&data_dir, port).await;
     let (status, output) = drain.exit(PATIENCE);

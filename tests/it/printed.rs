@@ -175,7 +175,7 @@ async fn a_misspelt_name_suggests_the_nearest_one() {
         run(verb).await.exits(0).says(&meant);
     }
     let used = run(&["job", "ls", "--queue", "mail", "--state", "failed"]).await;
-    assert!(!used.exits(0).text().contains("lately enqueued"));
+    assert!(!used.exits(0).text().contains("enqueued recently"));
     for verb in [
         &["show", "mial-1"][..],
         &["forget", "mial-1"],
@@ -274,11 +274,11 @@ async fn an_empty_list_prints_nothing_to_a_pipe_and_a_note_to_standard_error() {
     for (args, said, key) in [
         (&["job"][..], "no jobs", "jobs"),
         (&["workers"], "no workers", "workers"),
-        (&["top"], "nothing runs", "running"),
-        (&["state"], "no handler keeps any state", "states"),
+        (&["top"], "no attempt is running", "running"),
+        (&["state"], "no handler has any state", "states"),
         (
             &["handlers", "ls"],
-            "no worker that runs now has a handler",
+            "no running worker has a handler",
             "handlers",
         ),
     ] {

@@ -46,7 +46,7 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
     )
     .await
     .exits(0)
-    .says("finished jobs of queue reports are kept: 1 day; those that failed: 90 days");
+    .says("finished jobs of queue reports are kept: 1 day; failed ones: 90 days");
     let worker = TestWorker::start(&db, Settings::default()).await;
     let reports =
         |handler: &str, payload: &str| format!("'{handler}', '{payload}', queue => 'reports'");

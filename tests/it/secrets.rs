@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use rouse::job::RunEnd;
-use rouse::sandbox::{
-    AbortHandle, HttpGrant, HttpScheme, LimitsSet, Secret, SecretGrant, Secrets, Settings,
-};
+use rouse::sandbox::{AbortHandle, HttpGrant, HttpScheme, Secret, SecretGrant, Secrets, Settings};
+use rouse::setting::Overlay;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio_postgres::Client;
@@ -80,10 +79,7 @@ async fn guests() -> &'static Guests {
                 modules: bound("test.http.secret", MODULE),
                 limits_of: BTreeMap::from([(
                     "test.http.secret".to_owned(),
-                    LimitsSet {
-                        http_body_bytes: Some(500_000),
-                        ..LimitsSet::default()
-                    },
+                    Overlay::default().with("http_body_bytes", 500_000_u32),
                 )]),
                 ..Settings::default()
             })

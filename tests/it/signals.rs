@@ -169,7 +169,7 @@ async fn a_signal_ends_following_a_jobs_log() {
         &[("DATABASE_URL", &db.url())],
     );
     host.line(PATIENCE, |line| {
-        line.contains("no worker that runs now has the handler")
+        line.contains("no running worker has the handler")
     });
     host.signal(libc::SIGTERM);
     let (status, output) = host.exit(PATIENCE);

@@ -190,7 +190,7 @@ async fn following_a_job_without_a_worker_reports_why() {
     let args = ["job", "logs", &id, "--follow"];
     let follower = Host::spawn(command(&db.url(), &args, &scratch("follow")));
     follower.line(PATIENCE, |line| {
-        line.contains("no worker that runs now has the handler no.such")
+        line.contains("no running worker has the handler no.such")
     });
 }
 
@@ -265,7 +265,7 @@ async fn top_shows_running_attempts_and_their_usage() {
     rouse_in(&db, &["top"], &folder)
         .await
         .exits(0)
-        .says("nothing runs");
+        .says("no attempt is running");
     let id = enqueue(&client, "test.ignore-abort", json!({})).await;
     until(&client, id, |job| job.state == "running").await;
     until_true(

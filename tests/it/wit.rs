@@ -35,7 +35,7 @@ fn the_contract_is_written_completely_and_parses_as_one_package() {
     let folder = scratch("wit");
     let ran = rouse_without_database(&["wit"], &folder);
     ran.exits(0)
-        .says("wit: 7 files written, 0 as before; the world is rouse:handler/module");
+        .says("wit: 7 files written, 0 unchanged; the world is rouse:handler/module");
     assert_eq!(files(&folder.join("wit")), contract());
 
     let mut resolve = Resolve::default();
@@ -45,7 +45,7 @@ fn the_contract_is_written_completely_and_parses_as_one_package() {
         .expect("the world");
 
     let ran = rouse_without_database(&["wit", "wit"], &folder);
-    ran.exits(0).says("wit: 0 files written, 7 as before");
+    ran.exits(0).says("wit: 0 files written, 7 unchanged");
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn changed_files_are_replaced_only_with_force_and_other_files_stay() {
 
     let ran = rouse_without_database(&["wit", "deep/contract"], &folder);
     ran.exits(1)
-        .says("deep/contract/deps/io/poll.wit is there, and differs")
+        .says("deep/contract/deps/io/poll.wit exists and differs")
         .says("--force");
     assert!(
         !contract_dir.join("rouse.wit").exists(),
@@ -67,7 +67,7 @@ fn changed_files_are_replaced_only_with_force_and_other_files_stay() {
     );
 
     let ran = rouse_without_database(&["wit", "deep/contract", "--force"], &folder);
-    ran.exits(0).says("2 files written, 5 as before");
+    ran.exits(0).says("2 files written, 5 unchanged");
     let mut written = files(&contract_dir);
     assert_eq!(written.remove("notes.md").as_deref(), Some(&b"mine"[..]));
     assert_eq!(written, contract());

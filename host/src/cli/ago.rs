@@ -1,4 +1,4 @@
-//! Times for people: how long something was, and how long ago.
+//! Durations and ages, formatted for people.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -7,13 +7,13 @@ use serde_json::Value;
 use super::screen::Screen;
 use super::text::plain;
 
-/// Whole seconds are enough for people.
+/// A duration in whole seconds, for instance `1m 5s`.
 pub(super) fn seconds(secs: f64) -> String {
     let whole = Duration::try_from_secs_f64(secs.max(0.0).floor()).unwrap_or_default();
     humantime::format_duration(whole).to_string()
 }
 
-/// How long something took, for instance `12 ms`, `1.5 s` or `3 min`.
+/// A short duration, for instance `12 ms`, `1.5 s` or `3 min`.
 pub(super) fn took(secs: f64) -> String {
     match secs {
         ..1.0 => format!("{:.0} ms", secs.max(0.0) * 1e3),
@@ -22,7 +22,7 @@ pub(super) fn took(secs: f64) -> String {
     }
 }
 
-/// Whole ones of the unit that people would choose, for instance `8 s` or `3 h`.
+/// A duration in the largest suitable unit, for instance `8 s` or `3 h`.
 fn short(secs: f64) -> String {
     match secs {
         ..120.0 => format!("{:.0} s", secs.max(0.0)),
@@ -32,7 +32,7 @@ fn short(secs: f64) -> String {
     }
 }
 
-/// How long ago that was, or how long it is until then.
+/// A time relative to now: `3 s ago` or `in 8 s`.
 pub(super) fn relative(at: f64, now: f64) -> String {
     match now - at {
         ago if ago < 0.0 => format!("in {}", short((at - now).ceil())),
@@ -41,7 +41,7 @@ pub(super) fn relative(at: f64, now: f64) -> String {
     }
 }
 
-/// A time of the database in a list: how long ago for those who look at it now, exactly for everybody else.
+/// A time of the database in a list: relative on a terminal, exact on a pipe.
 pub(super) fn listed(time: &Value, now: f64, screen: Screen) -> String {
     let text = time.as_str().unwrap_or_default();
     match epoch(text).filter(|_| screen.is_terminal()) {
@@ -50,7 +50,7 @@ pub(super) fn listed(time: &Value, now: f64, screen: Screen) -> String {
     }
 }
 
-/// A time of the database by itself: exactly, and on a terminal how long ago too.
+/// A single time of the database: exact, and on a terminal relative too.
 pub(super) fn shown(time: &str, now: f64, screen: Screen) -> String {
     match epoch(time).filter(|_| screen.is_terminal()) {
         Some(at) => format!("{} ({})", plain(time), relative(at, now)),
@@ -66,7 +66,7 @@ pub(super) fn waits(screen: Screen) -> &'static str {
     }
 }
 
-/// How long something has waited, for those who look at it now; for everybody else since when.
+/// How long something has waited, on a terminal; on a pipe, since when.
 pub(super) fn waited(secs: f64, now: f64, screen: Screen) -> String {
     match screen.is_terminal() {
         true => seconds(secs),
@@ -77,7 +77,7 @@ pub(super) fn waited(secs: f64, now: f64, screen: Screen) -> String {
     }
 }
 
-/// Seconds since 1970 of a time as Postgres writes it into JSON (ISO 8601 with an offset); none of what is no such time, as
+/// Seconds since 1970 of a time as Postgres writes it into JSON (ISO 8601 with an offset); `None` for other texts, such as
 /// `infinity`.
 pub(super) fn epoch(time: &str) -> Option<f64> {
     let (date, clock) = time.split_once('T')?;
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_of_the_database_are_read_with_their_offsets() {
+    fn times_of_the_database_are_parsed_with_their_offsets() {
         let utc = epoch("2026-11-22T20:10:49.5+00:00").unwrap();
         assert_eq!(utc, 1_795_378_249.5);
         for same in [
@@ -126,8 +126,8 @@ mod tests {
     }
 
     #[test]
-    fn people_read_how_long_ago_and_how_long_until_then() {
-        for (at, said) in [
+    fn relative_times_are_in_the_past_or_in_the_future() {
+        for (at, text) in [
             (1000.0, "just now"),
             (999.5, "just now"),
             (997.0, "3 s ago"),
@@ -137,25 +137,25 @@ mod tests {
             (1000.0 + 7_200.0, "in 2 h"),
             (1000.0 + 864_000.0, "in 10 days"),
         ] {
-            assert_eq!(relative(at, 1000.0), said, "{at}");
+            assert_eq!(relative(at, 1000.0), text, "{at}");
         }
     }
 
     #[test]
-    fn what_took_long_is_said_in_larger_units() {
-        for (secs, said) in [
+    fn long_durations_have_larger_units() {
+        for (secs, text) in [
             (0.0, "0 ms"),
             (0.0123, "12 ms"),
             (1.54, "1.5 s"),
             (42.4, "42 s"),
             (600.0, "10 min"),
         ] {
-            assert_eq!(took(secs), said);
+            assert_eq!(took(secs), text);
         }
     }
 
     #[test]
-    fn a_pipe_gets_the_exact_time_and_a_terminal_says_how_long_ago() {
+    fn a_pipe_gets_exact_times_and_a_terminal_relative_ones() {
         let time = "1970-01-01T00:01:00+00:00";
         let screen = |columns| Screen {
             columns,

@@ -1,10 +1,10 @@
-//! Why an attempt did not succeed, for people.
+//! The error of an attempt, formatted for people.
 
 use serde_json::Value;
 
 use super::text::{plain, texts};
 
-/// The error as lines, each with two spaces before it and a line break behind.
+/// The error as lines, each indented by two spaces and ending in a line break.
 pub(super) fn lines(error: &Value) -> String {
     let mut text = String::new();
     for key in ["kind", "guest_kind", "message", "location"] {
@@ -21,7 +21,7 @@ pub(super) fn lines(error: &Value) -> String {
     text + &block("backtrace", texts(&error["backtrace"]))
 }
 
-/// Lines below a title; nothing where there are none.
+/// Lines below a title; empty without lines.
 fn block<'a>(title: &str, lines: impl Iterator<Item = &'a str>) -> String {
     let lines: String = lines.map(|line| format!("    {}\n", plain(line))).collect();
     match lines.is_empty() {
@@ -30,7 +30,7 @@ fn block<'a>(title: &str, lines: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
-/// The details but for a stack, which is text with line breaks where a language has one (JavaScript, Python).
+/// The details without a stack, which JavaScript and Python write as text with line breaks.
 fn without_stack(details: &Value) -> (Value, Option<String>) {
     let mut rest = details.clone();
     match rest
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn details_without_a_stack_of_text_stay_as_they_are() {
+    fn details_without_a_textual_stack_are_unchanged() {
         for (details, shown) in [
             (json!({"stack": [1]}), "  details: {\"stack\":[1]}\n"),
             (json!({"stack": "a\nb"}), "  stack:\n    a\n    b\n"),

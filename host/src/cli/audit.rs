@@ -1,4 +1,4 @@
-//! `rouse audit`: what has happened, who did it, and when.
+//! `rouse audit`: what happened, when, and who did it.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,12 +22,12 @@ const EXIT_UNKNOWN: u8 = 3;
 /// Options of `rouse audit`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-With a job: all that is known of it, from its request to its end, the oldest first. Without one: what has happened since a time, the newest \
-first: jobs and attempts that ended, claims that were given back, renewals, and admin actions with the login. What ended is not rewritten, not \
-even by the owner of the schema (rouse.unlock_history leaves a record).\n\
-It goes back as far as it takes to fill the page, and never beyond --since; a filter that matches little searches all the way.\n\
+With a job: its whole history, from the request to the end, oldest first. Without one: the events since a time, newest \
+first: ended jobs and attempts, released claims, renewals, and admin actions with the login. Nobody can rewrite ended jobs, not even \
+the owner of the schema, without leaving a record (rouse.unlock_history).\n\
+The search goes back until the page is full, at most to --since; a filter that matches little searches the whole time.\n\
 Needs the role rouse_observer or rouse_operator.\n\
-Exit codes: 0 found, also where nothing has happened · 3 no such job")]
+Exit codes: 0 found, also if nothing happened · 3 no such job")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -40,23 +40,23 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration::argument_above_zero)]
     since: Duration,
 
-    /// Only what happened before this time, as it was listed: the next page
+    /// Only events before this time, as listed: the next page
     #[arg(long, value_name = "AT")]
     before: Option<String>,
 
-    /// Only of this queue
+    /// Only events of this queue
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
 
-    /// Only of this handler
+    /// Only events of this handler
     #[arg(long, value_name = "NAME")]
     handler: Option<String>,
 
-    /// Only what this login has done: admin actions
+    /// Only admin actions of this login
     #[arg(long, value_name = "LOGIN")]
     who: Option<String>,
 
-    /// About so many rows: what happened in the same moment as the last one is listed too
+    /// The number of rows; events at the same time as the last one are listed too
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = between(1_i32, 100_000))]
     limit: i32,
 
@@ -91,12 +91,12 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     match args.json {
         true => println!("{}", as_json(json!({"audit": rows}))),
-        false => table(&rows).print("nothing has happened then"),
+        false => table(&rows).print("nothing happened in that time"),
     }
     let is_full = i32::try_from(rows.len()).unwrap_or(i32::MAX) >= args.limit;
     if let (None, true, Some(last)) = (args.job, is_full, rows.last()) {
         eprintln!(
-            "rouse: there may be more; --before {} goes on from there",
+            "rouse: there may be more; --before {} continues from there",
             cell(&last["at"])
         );
     }

@@ -1,4 +1,4 @@
-//! `rouse compile-module`: the process in which a host has one module compiled. Not for people.
+//! `rouse compile-module`: the child process in which a host compiles one module. Not for people.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,18 +8,18 @@ use clap::Args as ClapArgs;
 
 use crate::sandbox::{self, CompilerLimits, compile_stdin};
 
-/// Options of `rouse compile-module`: those that `sandbox::compile` gives it.
+/// Options of `rouse compile-module`, which `sandbox::compile` sets.
 #[derive(Debug, ClapArgs)]
 pub(super) struct Args {
-    /// The process that asks for it, with which it dies
+    /// The host's process; the compiler ends with it
     #[arg(long)]
     host: u32,
 
-    /// CPU time that it may use
+    /// The limit of CPU time
     #[arg(long)]
     cpu_secs: u64,
 
-    /// Address space that it may use
+    /// The limit of address space
     #[arg(long)]
     memory_bytes: usize,
 }
@@ -33,7 +33,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
     compile_stdin(args.host, limits)
 }
 
-/// These settings, with this very program as the compiler: also when its file has been replaced since it was started.
+/// These settings, with this executable as the compiler, even if its file was replaced since the start.
 pub(super) fn with_compiler(settings: sandbox::Settings) -> sandbox::Settings {
     sandbox::Settings {
         compiler: Some(PathBuf::from("/proc/self/exe")),

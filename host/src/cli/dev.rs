@@ -1,4 +1,4 @@
-//! `rouse dev`: everything in one process, and nothing to set up.
+//! `rouse dev`: a private Postgres and a worker in one command, without any setup.
 
 mod jobs;
 pub(super) mod serves;
@@ -27,7 +27,7 @@ use crate::sandbox::{Handler, HandlerSet};
 use crate::store::connect::Connector;
 use crate::worker::Middleware;
 
-/// What is logged, besides the lines of [`Jobs`], where ROUSE_LOG says nothing.
+/// The log filter if ROUSE_LOG is not set. The lines of [`Jobs`] come in addition.
 pub(super) const LOG_FILTER: &str = "info,wasmtime_wasi_http=error,rouse::job=off";
 
 /// Options of `rouse dev`.
@@ -38,7 +38,7 @@ pub(super) struct Args {
     #[command(flatten)]
     host: HostArgs,
 
-    /// Where /healthz, /readyz, /metrics and /invoke answer; port 0: any free one; `off`: nowhere
+    /// The address of /healthz, /readyz, /metrics and /invoke; port 0: any free port; `off`: none
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     http: String,
 
@@ -54,15 +54,15 @@ pub(super) async fn run(
     middlewares: Vec<Arc<dyn Middleware>>,
 ) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::install()?;
-    // What cannot be read leaves nothing behind.
+    // Read the settings first: a mistake in them leaves nothing behind.
     let mut written = args.host.read()?;
     let handlers = &args.host.handlers;
     std::fs::create_dir_all(handlers)
-        .with_context(|| format!("cannot make the handlers folder {}", handlers.display()))?;
+        .with_context(|| format!("cannot create the handlers folder {}", handlers.display()))?;
     written.is_dev = true;
     anyhow::ensure!(
         written.queue == Queue::On,
-        "rouse.toml says queue = \"off\", and then there is nothing for a private Postgres to do; use `rouse serve`"
+        "rouse.toml has queue = \"off\", which leaves nothing to do for a private Postgres; use `rouse serve`"
     );
     let Some(private) = args.private.start(&mut signals).await? else {
         stopped_early();
@@ -73,7 +73,7 @@ pub(super) async fn run(
         error = private.died() => Err(error),
     };
     jobs.end();
-    // However it ended, the server is stopped in order.
+    // Stop the server in order, also after an error.
     private.stop().await?;
     done?;
     Ok(ExitCode::SUCCESS)
@@ -111,7 +111,7 @@ async fn serve(
             &handlers,
         )?;
         jobs.print(args.json)
-            .context("start the thread that prints what jobs do")
+            .context("start the thread that prints the ends of jobs")
     };
     let mut working = pin!(host.work(Some(databases), signals, middlewares));
     tokio::select! {
@@ -205,14 +205,14 @@ fn say_ready(
     out.flush().context("print that the host is ready")
 }
 
-/// A call of a handler that needs no files, where there is one; its payload is what the schema asks for.
+/// An example call, preferably of a handler without grants. Its payload matches the schema.
 fn example(handlers: &HandlerSet) -> Option<(&str, String)> {
     let needs_nothing = |handler: &&Arc<Handler>| handler.manifest.capabilities.is_empty();
     let handler = handlers
         .get("text.stats")
         .or_else(|| handlers.handlers.values().find(needs_nothing))
         .or_else(|| handlers.handlers.values().next())?;
-    // One with numbers beyond those of a `Value` gives no example.
+    // A schema with numbers that a `Value` cannot hold gives no example.
     let schema = serde_json::from_str(handler.manifest.input_schema.written());
     let payload = example::payload(&schema.unwrap_or_default()).to_string();
     let quoted = plain(&payload).replace('\'', "''");

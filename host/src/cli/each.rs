@@ -1,5 +1,4 @@
-//! One verb for several things: each is done by itself, a refusal does not keep the others from being done, and a summary says
-//! how many were.
+//! Applies one verb to several items. A refused item does not stop the others, and a summary counts them.
 
 use std::process::ExitCode;
 
@@ -8,27 +7,27 @@ use serde_json::{Value, json};
 
 use super::text::as_json;
 
-/// What was done to one of them.
+/// The result for one item.
 pub(super) struct Done {
     /// For people.
     pub(super) text: String,
-    /// The same for programs.
+    /// For programs.
     pub(super) json: Value,
 }
 
-/// Why nothing was done to one of them.
+/// Why an item was refused.
 pub(super) struct Refusal {
     /// The exit code of the command.
     pub(super) code: u8,
-    /// Why, in a sentence that names it.
+    /// The reason, in a sentence that names the item.
     pub(super) why: String,
 }
 
-/// Does this to each, in their order. `plural`: what they are, for the summary. The exit code is 0, or the highest of the
-/// refusals.
+/// Applies `act` to each item in order. `plural` names the items in the summary. The exit code is 0, or the highest code of a
+/// refusal.
 ///
 /// # Errors
-/// The first that is no refusal; what comes behind it is not tried.
+/// The first error that is not a refusal; later items are not tried.
 pub(super) async fn each<T>(
     all: &[T],
     plural: &str,
@@ -37,12 +36,12 @@ pub(super) async fn each<T>(
 ) -> anyhow::Result<ExitCode> {
     let (mut done, mut code) = (0, 0);
     let several = all.len() > 1;
-    for one in all {
+    for item in all {
         let acted = match several {
-            true => act(one).await.with_context(|| {
+            true => act(item).await.with_context(|| {
                 format!("{done} of {} {plural} were done before this", all.len())
             })?,
-            false => act(one).await?,
+            false => act(item).await?,
         };
         match acted {
             Ok(Done { text, json }) => {

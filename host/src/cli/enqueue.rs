@@ -31,11 +31,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
 
-    /// Whose job it is
+    /// The tenant of the job
     #[arg(long)]
     tenant: Option<String>,
 
-    /// What triggers it
+    /// The source that triggers the job
     #[arg(long)]
     source: Option<String>,
 
@@ -43,15 +43,15 @@ pub(super) struct Args {
     #[arg(long)]
     priority: Option<String>,
 
-    /// Not before this long from now, for instance 90s or 2h
+    /// Run it after this time, for instance 90s or 2h
     #[arg(long = "in", value_name = "TIME", value_parser = duration::argument)]
     delay: Option<Duration>,
 
-    /// How often it is tried in all; default: the handler's own
+    /// Attempts in all; default: the handler's own
     #[arg(long, value_name = "N", value_parser = between(1_i32, 1_000))]
     max_attempts: Option<i32>,
 
-    /// Unique among the live jobs of the handler and the tenant: if one is there, nothing is added, and its id is printed
+    /// Unique among the live jobs of the handler and tenant: if such a job exists, its id is printed and nothing is added
     #[arg(long, value_name = "KEY")]
     unique_key: Option<String>,
 
@@ -59,20 +59,20 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     lease: Option<Duration>,
 
-    /// How long an attempt may run, at most 30d; default: the handler's own. Where rouse.toml sets a timeout for the handler, the
+    /// How long an attempt may run, at most 30d; default: the handler's own. If rouse.toml sets a timeout for the handler, the
     /// shorter of the two counts
     #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     timeout: Option<Duration>,
 
-    /// A tag that its worker must have (again for several)
+    /// A tag that the worker must have (repeat for several)
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
 
-    /// Less than the handler may do, for instance {"http": ["api.example.com"], "memory_mb": 32}; default: all of it
+    /// Grants of this job, fewer than the handler's, for instance {"http": ["api.example.com"], "memory_mb": 32}; default: all
     #[arg(long, value_name = "JSON")]
     grants: Option<String>,
 
-    /// Print {"id": …, "created": …, "differs": [arguments that the live job with the key has otherwise]}
+    /// Print {"id": …, "created": …, "differs": [arguments in which the live job with the key differs]}
     #[arg(long)]
     json: bool,
 }
@@ -113,8 +113,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             queue: &queue,
             tags: &tags,
         };
-        // The job is enqueued, whether its login may look at workers or not.
-        let _ = wanted.tell_if_nobody(&store).await;
+        // These are hints: the job is enqueued even if the login may not see the workers.
+        let _ = wanted.warn_if_unserved(&store).await;
         let _ = wanted.warn_of_unknown_keys(&store, &payload_text).await;
     }
     if args.json {

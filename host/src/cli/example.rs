@@ -1,11 +1,11 @@
-//! A payload that a handler would take, as far as its schema tells.
+//! An example payload for a handler, made from its schema.
 
 use serde_json::{Map, Value, json};
 
-/// Schemas may refer to themselves; nobody reads an example that is deeper.
+/// Schemas may refer to themselves, and deeper examples are unreadable.
 const DEPTH_MAX: usize = 8;
 
-/// The smallest value of the schema: what it requires, and nothing else.
+/// The smallest value that matches the schema: only what it requires.
 pub(super) fn payload(schema: &Value) -> Value {
     value(schema, schema, 0)
 }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_example_has_what_is_required_and_no_more() {
+    fn an_example_has_only_the_required_keys() {
         let schema = json!({
             "type": "object",
             "required": ["name", "size", "mode", "tags", "loud", "to", "either"],
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_says_nothing_or_has_no_end_gives_an_example_too() {
+    fn empty_and_recursive_schemas_give_an_example_too() {
         assert_eq!(payload(&json!(true)), Value::Null);
         assert_eq!(payload(&json!({"$ref": "elsewhere"})), Value::Null);
         let endless = json!({

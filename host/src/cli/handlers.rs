@@ -1,4 +1,4 @@
-//! `rouse handlers`: what a folder of modules has to offer, and what the fleet can run.
+//! `rouse handlers`: the handlers of a folder of modules, and those of the fleet.
 
 mod filter;
 mod fleet;
@@ -6,7 +6,6 @@ mod folder;
 mod held;
 mod in_force;
 mod lock;
-mod origin;
 mod show;
 mod sign;
 mod trouble;
@@ -20,8 +19,8 @@ use clap::{Args as ClapArgs, Subcommand};
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "\
-Without a command: the handlers of a folder, which needs no database, and whether a host would start with the settings: whether \
-its secrets and the token of invocations can be read, here and now, and which granted directories are not there.\n\
+Without a command: lists the handlers of a folder, without a database, and checks whether a host would start with the settings: \
+whether the secrets and the token of invocations can be read, and which granted directories are missing.\n\
 Exit codes: 0 every file serves, and a host would start · 1 a file is refused, a host would not start, or the folder \
 cannot be read"
 )]
@@ -35,20 +34,20 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// List what the workers that live can run, and what waits for a worker that nobody is
+    /// List the handlers of the running workers, and the jobs that no worker can run
     #[command(visible_alias = "list")]
     Ls(fleet::Args),
-    /// Show one handler: on which workers, in which versions, what waits for it, and its manifest
+    /// Show one handler: its workers and versions, its waiting jobs, and its manifest
     Show(show::Args),
-    /// List the modules of a folder in handlers.lock, as those that may serve (pin = "lock" in rouse.toml)
+    /// Write handlers.lock: the modules of a folder that may serve (pin = "lock" in rouse.toml)
     Lock(lock::Args),
-    /// Make a key that signs modules, and print what hosts have to trust (trusted_keys in rouse.toml)
+    /// Make a key that signs modules, and print its public key (for trusted_keys in rouse.toml)
     Keygen(sign::KeygenArgs),
     /// Sign modules
     Sign(sign::SignArgs),
 }
 
-/// Does what is asked.
+/// Runs the subcommand.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
         None => folder::run(&args.folder).await,

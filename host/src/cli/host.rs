@@ -1,4 +1,4 @@
-//! What `rouse dev` and `rouse serve` have in common: a worker, its HTTP port, and signals.
+//! The host of `rouse dev` and `rouse serve`: a worker, its HTTP port, and signals.
 
 pub(super) mod invocations;
 
@@ -29,11 +29,11 @@ use crate::store::connect::Connector;
 use crate::store::{Store, WorkerKey};
 use crate::worker::{self, Health, Middleware, Parts, QueueOrder, Stop};
 
-/// Connections of the pool: one each for claims, settlements and renewals, two for steps, two for state, and one for all that can wait. Heartbeats
-/// and other small things go between. Independent of how many attempts run.
+/// Connections of the pool: one each for claims, settlements and renewals, two for steps, two for state, and one for work that can
+/// wait. Heartbeats and other short statements use any free one. The number does not depend on the slots.
 const POOL_SIZE: usize = 8;
 
-/// Where hosts look for modules, unless they are told otherwise.
+/// The default folder of modules.
 pub(super) const HANDLERS_DIR: &str = "handlers-wasm";
 
 /// Options of a worker.
@@ -47,15 +47,15 @@ pub(super) struct HostArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Serve only these queues (again for several); default: all
+    /// Serve only this queue (repeat for several); default: all
     #[arg(long = "queue", value_name = "NAME")]
     queues: Vec<String>,
 
-    /// `priority`: queues order jobs within a priority only; `strict`: an earlier queue goes first, whatever the priorities
+    /// `priority`: the order of queues counts within a priority; `strict`: an earlier queue goes first, regardless of priorities
     #[arg(long, value_name = "ORDER", hide_possible_values = true)]
     queue_order: Option<QueueOrder>,
 
-    /// How many attempts run at the same time; default: 4 for each core
+    /// Attempts at the same time; default: 4 for each core
     #[arg(long, value_name = "N", value_parser = between(1_u16, 10_000))]
     slots: Option<u16>,
 
@@ -63,12 +63,12 @@ pub(super) struct HostArgs {
     #[arg(long, value_name = "ID", value_parser = worker_id)]
     worker_id: Option<String>,
 
-    /// The file with this worker's key, made if missing: with it, a host that was killed takes its id over at once;
+    /// The file with this worker's key, created if missing: with it, a host that was killed takes its id over at once;
     /// default: a new key for each start, and the id is free after 90 s
     #[arg(long, value_name = "FILE")]
     worker_key_file: Option<PathBuf>,
 
-    /// Do not listen for notifications; the poll alone finds jobs
+    /// Do not listen for notifications; find jobs by polling alone
     #[arg(long)]
     no_notify: bool,
 
@@ -76,13 +76,13 @@ pub(super) struct HostArgs {
     #[arg(long, value_name = "TIME", value_parser = poll_ceiling)]
     poll_max: Option<std::time::Duration>,
 
-    /// After SIGTERM, how long running attempts may go on; default: 300s
+    /// How long running attempts may continue after SIGTERM; default: 300s
     #[arg(long, value_name = "TIME", value_parser = duration::argument)]
     drain_timeout: Option<std::time::Duration>,
 }
 
 impl HostArgs {
-    /// The settings that are read; none where there are none.
+    /// The settings file, if there is one.
     pub(super) fn config_file(&self) -> Option<&Path> {
         let usual = Path::new(File::USUAL);
         let there = usual.is_file().then_some(usual);
@@ -102,17 +102,17 @@ impl HostArgs {
     }
 }
 
-/// What is written in `rouse.toml`.
+/// The settings that were read.
 pub(super) struct Written {
     file: File,
     folder: PathBuf,
     /// Whether the host works for the queue.
     pub(super) queue: Queue,
-    /// Whether it is for somebody who develops, and has no modules of strangers.
+    /// True for `rouse dev`, which trusts the modules of its folder.
     pub(super) is_dev: bool,
 }
 
-/// Where a host finds its jobs.
+/// The addresses of the database.
 pub(super) struct Databases {
     pub(super) connector: Connector,
     pub(super) listen_at: Connector,
@@ -135,7 +135,7 @@ fn poll_ceiling(text: &str) -> Result<std::time::Duration, String> {
     }
 }
 
-/// A host that loads its handlers, and has not started to claim.
+/// A host that is loading its handlers, and does not claim yet.
 pub(super) struct Host {
     settings: worker::Settings,
     sandbox: Arc<Sandbox>,
@@ -143,13 +143,13 @@ pub(super) struct Host {
     http: Option<TcpListener>,
     metrics: Metrics,
     invocations: Option<Invocations>,
-    /// What `rouse.toml` names.
+    /// The handlers that `rouse.toml` names.
     named: Named,
     stop: Stop,
 }
 
 impl Host {
-    /// Checks the settings, starts to load the handlers, opens the HTTP port (`off`: none).
+    /// Checks the settings, opens the HTTP port (unless it is `off`), and starts to load the handlers.
     pub(super) async fn prepare(
         args: &HostArgs,
         written: Written,
@@ -194,7 +194,9 @@ impl Host {
             "off" => None,
             address => {
                 let address = address.parse().with_context(|| {
-                    format!("--http {address} is no ADDRESS:PORT, such as 127.0.0.1:8420, nor off")
+                    format!(
+                        "--http {address} is neither ADDRESS:PORT, such as 127.0.0.1:8420, nor off"
+                    )
                 })?;
                 Some(http::bind(address).await?)
             }
@@ -205,7 +207,7 @@ impl Host {
         if queue == Queue::Off && offer.is_none() {
             anyhow::bail!(
                 "the queue is off (queue = \"off\" in rouse.toml, or --no-queue), and so are invocations: nothing is left to do; \
-                 they need --http, an invoke_max that is not 0, and a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml)"
+                 invocations need --http, an invoke_max above 0, and a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml)"
             );
         }
         let wanted = Share {
@@ -263,27 +265,27 @@ impl Host {
     }
 
     /// Logs who may invoke.
-    pub(super) fn tell_of_invocations(&self) {
+    pub(super) fn log_invocations(&self) {
         let Some(invocations) = &self.invocations else {
             return info!(
-                "invocations are off: POST /invoke/HANDLER needs {TOKEN} and an invoke_max that is not 0"
+                "invocations are off: POST /invoke/HANDLER needs {TOKEN} and an invoke_max above 0"
             );
         };
         let max = invocations.invoker.max();
         match &invocations.access {
             Access::Loopback => info!(
                 max,
-                "invocations are on: POST /invoke/HANDLER, for every program of this machine, without a token"
+                "invocations are on: POST /invoke/HANDLER, for every program on this machine, without a token"
             ),
             Access::Token(_) => info!(
                 max,
-                "invocations are on: POST /invoke/HANDLER, for whoever has the token"
+                "invocations are on: POST /invoke/HANDLER, for callers with the token"
             ),
         }
     }
 
-    /// Works until SIGTERM or SIGINT, and then until everything that runs has ended. A second signal
-    /// stops what runs. Without databases it only does what it is asked for over HTTP.
+    /// Works until SIGTERM or SIGINT, then until all running attempts have ended. A second signal
+    /// stops them. Without databases it only serves HTTP.
     pub(super) async fn work(
         self,
         databases: Option<Databases>,
@@ -292,7 +294,7 @@ impl Host {
     ) -> anyhow::Result<()> {
         let stop = self.stop;
         tokio::spawn(signals.stop(stop.clone()));
-        // Whether anybody can ask for them or not: samples pile up otherwise.
+        // Even without an HTTP port: samples pile up otherwise.
         let metrics = self.metrics.clone();
         tokio::spawn(async move { metrics.keep_up().await });
         let health = databases.is_some().then(|| Health {
@@ -300,7 +302,7 @@ impl Host {
             ..Health::default()
         });
         let readiness = readiness(health.as_ref(), &self.catalog, &stop);
-        // They drain while the worker does.
+        // Invocations drain in parallel with the worker.
         let invocations = self.invocations.as_ref().map(|it| {
             let (invoker, patience) = (it.invoker.clone(), self.settings.drain_timeout);
             tokio::spawn(async move { invoker.end(patience).await })
@@ -320,7 +322,7 @@ impl Host {
         });
         tokio::spawn(self.named.follow(&self.catalog));
         let config = self.sandbox.settings().config_file.clone();
-        tokio::spawn(tell_what_serves(&self.catalog, config));
+        tokio::spawn(log_loaded(&self.catalog, config));
         let done = match (databases, health) {
             (Some(databases), Some(health)) => {
                 wait_for_bound(&self.settings, &self.catalog, &stop).await;
@@ -333,9 +335,7 @@ impl Host {
                 };
                 // On a worker thread of the runtime: from the main thread, each claim would change threads twice.
                 let worker = worker::run(self.settings, parts, health, stop.child());
-                tokio::spawn(worker)
-                    .await
-                    .context("the worker has failed")?
+                tokio::spawn(worker).await.context("the worker failed")?
             }
             _ => {
                 stop.stopping().await;
@@ -349,17 +349,14 @@ impl Host {
         }
         http_stop.cancel();
         if let Some(http) = http {
-            http.await.context("the HTTP server has failed")?;
+            http.await.context("the HTTP server failed")?;
         }
         done
     }
 }
 
-/// Says once what serves, when every module was tried that was there at the start.
-fn tell_what_serves(
-    catalog: &Arc<Catalog>,
-    config: Option<PathBuf>,
-) -> impl Future<Output = ()> + use<> {
+/// Logs the handlers once, when every module of the start was tried.
+fn log_loaded(catalog: &Arc<Catalog>, config: Option<PathBuf>) -> impl Future<Output = ()> + use<> {
     let since = Instant::now();
     let mut changed = catalog.changed();
     let catalog = Arc::downgrade(catalog);
@@ -370,7 +367,7 @@ fn tell_what_serves(
             };
             let handlers = catalog.current();
             if !handlers.is_loading() {
-                tell_what_is_missing(&handlers, config.as_deref());
+                log_missing_grants(&handlers, config.as_deref());
                 let loads = catalog.loads();
                 info!(
                     handlers = handlers.names().join(", "),
@@ -383,7 +380,7 @@ fn tell_what_serves(
                     "modules loaded"
                 );
                 if handlers.handlers.is_empty() {
-                    warn!("no handler serves; put *.wasm files into the folder");
+                    warn!("no handler is loaded; put *.wasm files into the folder");
                 }
                 return;
             }
@@ -395,8 +392,8 @@ fn tell_what_serves(
     }
 }
 
-/// Says once which handlers ask for something that they are not granted.
-fn tell_what_is_missing(handlers: &HandlerSet, config: Option<&Path>) {
+/// Logs the handlers that lack grants for which they ask.
+fn log_missing_grants(handlers: &HandlerSet, config: Option<&Path>) {
     let lacking = handlers.handlers.values();
     let lacking = lacking.filter(|handler| !handler.missing().is_empty());
     let names: Vec<&str> = lacking
@@ -413,8 +410,8 @@ fn tell_what_is_missing(handlers: &HandlerSet, config: Option<&Path>) {
     );
 }
 
-/// Waits until each handler to which a source is bound is loaded, or all modules were tried: jobs of such a source that name
-/// another handler would be claimed, and could not run.
+/// Waits until each handler to which a source is bound is loaded, or all modules were tried. Otherwise the worker would claim
+/// jobs of such a source that name another handler, and could not run them.
 async fn wait_for_bound(settings: &worker::Settings, catalog: &Catalog, stop: &Stop) {
     let are_there = |handlers: &HandlerSet| {
         let mut bound = settings.sources.values();
@@ -426,7 +423,7 @@ async fn wait_for_bound(settings: &worker::Settings, catalog: &Catalog, stop: &S
     }
 }
 
-/// What `/readyz` says, from what is known.
+/// The report of `/readyz`, without I/O.
 fn readiness(health: Option<&Health>, catalog: &Arc<Catalog>, stop: &Stop) -> Readiness {
     let (health, catalog, stop) = (health.cloned(), catalog.clone(), stop.clone());
     Readiness::new(move || {

@@ -1,4 +1,4 @@
-//! `rouse invoke`: one handler, once, without a queue or a database.
+//! `rouse invoke`: runs one handler once, without a queue or a database.
 
 mod profile_file;
 
@@ -31,7 +31,7 @@ use crate::worker::Policy;
 
 /// The handler failed.
 const EXIT_FAILED: u8 = 1;
-/// The payload is no JSON; clap says the same of options.
+/// The payload is not JSON; clap uses the same code for invalid options.
 const EXIT_USAGE: u8 = 2;
 /// There is no such handler.
 const EXIT_UNKNOWN: u8 = 3;
@@ -39,18 +39,18 @@ const EXIT_UNKNOWN: u8 = 3;
 const EXIT_TIMEOUT: u8 = 5;
 /// The host could not run it.
 const EXIT_UNRUNNABLE: u8 = 6;
-/// Ctrl-C or SIGTERM; as shells have it for the first: 128 + SIGINT.
+/// Ctrl-C or SIGTERM; 128 + SIGINT, as in shells.
 const EXIT_INTERRUPTED: u8 = 130;
 
 /// Options of `rouse invoke`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-The result goes to standard output, logs and errors to standard error. The handler sees attempt 1 of 1, and a \
-negative job id that is another for each call; nothing is tried again, and nothing is kept.
+The result goes to standard output, logs and errors to standard error. The handler sees attempt 1 of 1 and a \
+negative job id, different for each call; nothing is retried, and nothing is kept.
   rouse invoke text.stats '{\"text\": \"hello\"}'\n\
-With --profile it is looked at every millisecond in which it computes, and waiting for others is not seen. Give it enough to do:
+With --profile it is sampled every millisecond while it computes; time that it waits is not recorded. Give it enough work:
   rouse invoke text.stats - --profile out.json < text.json\n\
-Exit codes: 0 succeeded · 1 the handler failed · 2 usage, or the payload is no JSON · 3 no such handler · \
+Exit codes: 0 succeeded · 1 the handler failed · 2 usage, or the payload is not JSON · 3 no such handler · \
 5 it ran longer than its timeout · 6 it could not be run (settings, folder, sandbox) · 130 Ctrl-C or SIGTERM")]
 pub(super) struct Args {
     /// The handler, for instance text.stats
@@ -72,19 +72,19 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     timeout: Option<Duration>,
 
-    /// The queue that the handler is told of
+    /// The queue that the handler sees
     #[arg(long, value_name = "NAME", default_value = "default")]
     queue: String,
 
-    /// Whose call it is
+    /// The tenant that the handler sees
     #[arg(long)]
     tenant: Option<String>,
 
-    /// Print one JSON object: outcome, result or error, what it took
+    /// Print one JSON object: the outcome, the result or error, and what the call used
     #[arg(long)]
     json: bool,
 
-    /// Write where it computes to this file, for https://profiler.firefox.com
+    /// Write a CPU profile to this file, for https://profiler.firefox.com
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
 }
@@ -102,7 +102,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn invoke(args: Args) -> anyhow::Result<u8> {
     let mut signals = Signals::install()?;
-    // Before anything is compiled.
+    // Check the payload before anything is compiled.
     let payload = match payload::read(args.payload) {
         Ok(payload) => payload,
         Err(error) => {
@@ -152,7 +152,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     Ok(exit_code(&invoked.answer))
 }
 
-/// Ctrl-C or SIGTERM tells the handler to stop; a second one does not wait for it.
+/// Ctrl-C or SIGTERM sends the handler the abort signal; a second one stops it at once.
 async fn run_until_a_signal(
     sandbox: &Arc<Sandbox>,
     handler: &Arc<Handler>,
@@ -186,7 +186,7 @@ fn exit_code(answer: &Answer) -> u8 {
     }
 }
 
-/// What to say of a folder that does not have the handler: those that it has, and the files that it refuses.
+/// The message for an unknown handler: the handlers of the folder, and the refused files.
 pub(super) fn unknown(wanted: &str, folder: &std::path::Path, handlers: &HandlerSet) -> String {
     let names = handlers.names();
     let mut text = format!(
@@ -195,7 +195,7 @@ pub(super) fn unknown(wanted: &str, folder: &std::path::Path, handlers: &Handler
         folder.display()
     );
     text.push_str(&match names.is_empty() {
-        true => "there is none at all".to_string(),
+        true => "the folder has no handler".to_string(),
         false => format!("there are: {}", plain(&names.join(", "))),
     });
     text.push_str(&did_you_mean(nearest(
@@ -214,15 +214,15 @@ pub(super) fn unknown(wanted: &str, folder: &std::path::Path, handlers: &Handler
 
 fn print(handler: &Handler, invoked: &Invoked) -> anyhow::Result<()> {
     let name = plain(&handler.manifest.name);
-    let tell = |what: &str, error: &AttemptError| -> anyhow::Result<()> {
+    let report = |what: &str, error: &AttemptError| -> anyhow::Result<()> {
         let error = serde_json::to_value(error).context("print the error")?;
         eprint!("rouse: {name} {what}\n{}", attempt_error::lines(&error));
         Ok(())
     };
     match &invoked.answer {
         Answer::Succeeded(result) => println!("{}", as_json(result.get())),
-        Answer::Failed(error) => tell("failed", error)?,
-        Answer::TimedOut(error) => tell("ran too long", error)?,
+        Answer::Failed(error) => report("failed", error)?,
+        Answer::TimedOut(error) => report("ran too long", error)?,
         Answer::Stopped(reason) => eprintln!("rouse: {name} was stopped ({})", reason.as_str()),
     }
     Ok(())
@@ -267,5 +267,5 @@ fn record(handler: &Handler, invoked: &Invoked) -> anyhow::Result<String> {
         bytes_in: used.bytes_in,
         bytes_out: used.bytes_out,
     })
-    .context("print what came of it")
+    .context("print the outcome")
 }

@@ -1,4 +1,4 @@
-//! `rouse job`: looks at jobs, and changes them from outside.
+//! `rouse job`: shows jobs, and changes them by admin actions.
 
 mod change;
 mod filter;
@@ -14,7 +14,7 @@ use clap::{Args as ClapArgs, Subcommand};
 
 use super::attempt_error::cell;
 
-/// There is no such job (any more).
+/// There is no such job, or it is not kept any more.
 const EXIT_UNKNOWN: u8 = 3;
 
 /// Options of `rouse job`.
@@ -22,7 +22,7 @@ const EXIT_UNKNOWN: u8 = 3;
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "\
-With an id: shows that job. Without one: lists the newest, as `rouse job ls` does.\n\
+With an id: shows that job. Without one: lists the newest jobs, like `rouse job ls`.\n\
 Exit codes: 0 found, or done · 3 no such job · 6 the job is not in a state for that · \
 with --wait also 4 ended without success · 5 not ended in time"
 )]
@@ -36,28 +36,28 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Show one job with its history; `rouse job ID` does the same
+    /// Show one job with its history, like `rouse job ID`
     Show(show::Args),
-    /// List jobs, the newest first
+    /// List jobs, newest first
     #[command(visible_alias = "list")]
     Ls(list::Args),
-    /// Print what the attempts at a job have printed and logged
+    /// Print the log and the output of a job's attempts
     Logs(logs::Args),
-    /// Cancel jobs, queued or running; what runs is stopped
+    /// Cancel jobs, queued or running; running attempts are stopped
     Cancel(change::Args),
-    /// Make new jobs of ended ones: of those that are named, or of all that fit filters
+    /// Retry ended jobs as new jobs: named ones, or all that match filters
     Retry(retry::Args),
-    /// Let a job succeed with a result, without a worker
+    /// End a job as succeeded with a result, without a worker
     Complete(change::Complete),
-    /// Let a job fail for good, with a message
+    /// End a job as failed, with a message
     Fail(change::Fail),
     /// Change when queued jobs may start
     Reschedule(change::Reschedule),
-    /// Take queued jobs away
+    /// Delete queued jobs
     Delete(change::Args),
 }
 
-/// Does what is asked.
+/// Runs the subcommand.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
         None => match args.show.id() {
@@ -76,9 +76,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// That there is no such job.
+/// The message for an unknown job.
 pub(super) fn unknown(id: i64) -> String {
     format!(
-        "no job {id}: it was never enqueued (or its transaction is not committed), or it finished so long ago that it is not kept any more"
+        "no job {id}: it was never enqueued, its transaction is not committed, or it finished so long ago that it is not kept any more"
     )
 }

@@ -1,4 +1,4 @@
-//! Lists and tables for people: as wide as the terminal at most, with what matters in colour and names whole. On a pipe each row is
+//! Lists and tables for people. On a terminal they fit its width, keep names whole and colour what matters; on a pipe each row is
 //! one line.
 
 mod widths;
@@ -8,21 +8,21 @@ use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Wi
 use self::widths::{Need, cut, widths};
 use super::screen::{Colour, Screen};
 
-/// Stand for the beginnings of colours, in the order of [`Colour::ALL`], and for their end, while the table is laid out. They take
-/// up no room, and no text from elsewhere has them: [`harmless`](crate::harmless) shows them.
+/// Marks for the starts of colours, in the order of [`Colour::ALL`], and for their end, while the table is laid out. They have no
+/// width, and no other text contains them: [`harmless`](crate::harmless) escapes them.
 const BEGIN: [char; 4] = ['\u{2066}', '\u{2067}', '\u{2068}', '\u{61c}'];
 const END: char = '\u{2069}';
 
-/// What stands in one place of a list.
+/// A cell of a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Shown {
     text: String,
     colour: Option<Colour>,
-    says_nothing: bool,
+    is_placeholder: bool,
 }
 
 impl Shown {
-    /// In this colour, where there are colours.
+    /// A cell in this colour, if colours are on.
     pub(super) fn in_colour(text: impl Into<String>, colour: Option<Colour>) -> Self {
         Self {
             colour,
@@ -30,10 +30,10 @@ impl Shown {
         }
     }
 
-    /// What stands for nothing in particular. A column of only that is left out on a terminal.
+    /// A placeholder. A column of placeholders only is left out on a terminal.
     pub(super) fn nothing(text: impl Into<String>) -> Self {
         Self {
-            says_nothing: true,
+            is_placeholder: true,
             ..Self::from(text.into())
         }
     }
@@ -42,7 +42,7 @@ impl Shown {
 impl From<String> for Shown {
     fn from(text: String) -> Self {
         Self {
-            says_nothing: text.is_empty(),
+            is_placeholder: text.is_empty(),
             text,
             colour: None,
         }
@@ -63,12 +63,12 @@ pub(super) struct List {
 const PADDING: usize = 2;
 
 impl List {
-    /// With these columns.
+    /// A list with these columns.
     pub(super) fn new(header: impl Into<Vec<&'static str>>) -> Self {
         Self::on(Screen::of_stdout(), header)
     }
 
-    /// Keys and values, or other rows that need no header.
+    /// A list without a header, for keys and values.
     pub(super) fn plain() -> Self {
         Self::new([])
     }
@@ -83,12 +83,12 @@ impl List {
         }
     }
 
-    /// Numbers of these columns stand at the right.
+    /// Aligns the numbers of these columns at the right.
     pub(super) fn align_right(&mut self, columns: &[&'static str]) {
         self.right = columns.to_vec();
     }
 
-    /// On a terminal that is too narrow for all columns these are left out, the first one first.
+    /// Names the columns that a narrow terminal leaves out, the first one first.
     pub(super) fn expendable(&mut self, columns: &[&'static str]) {
         self.expendable = columns.to_vec();
     }
@@ -97,7 +97,7 @@ impl List {
         self.rows.push(row.into_iter().map(Into::into).collect());
     }
 
-    /// Prints it; where there are no rows, only `nothing`, and that on standard error.
+    /// Prints the list; without rows, prints `nothing` to standard error instead.
     pub(super) fn print(&self, nothing: &str) {
         match self.rows.is_empty() {
             true => eprintln!("rouse: {nothing}"),
@@ -105,16 +105,16 @@ impl List {
         }
     }
 
-    /// Its lines, without one at the end.
+    /// Its lines, without a final line break.
     pub(super) fn text(&self) -> String {
         let mut shown: Vec<usize> = (0..self.columns())
-            .filter(|at| self.says_something(*at))
+            .filter(|at| self.has_content(*at))
             .collect();
         let mut table = Table::new();
         table.load_preset(presets::NOTHING);
         let widths = match self.screen.columns {
             Some(columns) => {
-                // A column after the last is filled up with spaces, which are trimmed.
+                // The last column is padded with spaces, which are trimmed.
                 let columns = usize::from(columns) + 1;
                 self.leave_out(&mut shown, columns);
                 let needs: Vec<Need> = shown.iter().map(|at| self.need(*at)).collect();
@@ -158,7 +158,7 @@ impl List {
         rows.chain([self.header.len()]).max().unwrap_or_default()
     }
 
-    /// Leaves columns out until what is left can be read.
+    /// Leaves columns out until the others fit.
     fn leave_out(&self, shown: &mut Vec<usize>, columns: usize) {
         for name in &self.expendable {
             let needed: usize = shown.iter().map(|at| self.need(*at).comfortable()).sum();
@@ -175,27 +175,27 @@ impl List {
         Need::of(cells.chain(self.header.get(at).copied()))
     }
 
-    /// Whoever reads a pipe counts on every column.
-    fn says_something(&self, at: usize) -> bool {
+    /// False for a column that a terminal leaves out. Readers of a pipe rely on every column.
+    fn has_content(&self, at: usize) -> bool {
         !self.screen.is_terminal()
             || self.rows.is_empty()
             || self
                 .rows
                 .iter()
-                .any(|row| row.get(at).is_some_and(|it| !it.says_nothing))
+                .any(|row| row.get(at).is_some_and(|shown| !shown.is_placeholder))
     }
 
     fn cell(&self, shown: Option<&Shown>, width: Option<usize>) -> String {
         let Some(shown) = shown else {
             return String::new();
         };
-        // Keys and values are read by themselves, and are never cut.
+        // Keys and values are never cut.
         let text = match width.filter(|_| !self.header.is_empty()) {
             Some(width) => cut(&shown.text, width),
             None => shown.text.clone(),
         };
         let colour = shown.colour.filter(|_| self.screen.colours);
-        let place = colour.and_then(|colour| Colour::ALL.iter().position(|one| *one == colour));
+        let place = colour.and_then(|colour| Colour::ALL.iter().position(|known| *known == colour));
         match place {
             Some(place) => format!("{}{text}{END}", BEGIN[place]),
             None => text,
@@ -203,12 +203,12 @@ impl List {
     }
 }
 
-/// What cells may take up of so many columns of a terminal.
+/// The columns of a terminal that are left for cells.
 fn room(columns: usize, cells: usize) -> usize {
     columns.saturating_sub(cells * PADDING)
 }
 
-/// Puts colours where they were marked. A text that was cut into two lines is in colour in the first.
+/// Replaces marks by colours. A text that was wrapped is coloured on its first line.
 fn in_colours(text: &str) -> String {
     let mut lines = Vec::new();
     for line in text.lines() {
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_pipe_a_row_is_a_line_with_all_columns_and_without_colours() {
+    fn a_pipe_gets_one_line_a_row_with_all_columns_and_without_colours() {
         let text = filled(PIPE).text();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_terminal_it_fits_and_leaves_out_columns_that_say_nothing() {
+    fn a_terminal_gets_a_list_that_fits_without_columns_of_placeholders() {
         let text = filled(NARROW).text();
         for line in text.lines() {
             assert!(line.chars().count() <= 30, "{text}");
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_loses_columns_before_names_and_a_pipe_loses_nothing() {
+    fn a_narrow_terminal_drops_columns_before_it_cuts_names() {
         let name = "a.handler.with-a-long-name";
         let list = |columns: Option<u16>| {
             let screen = Screen { columns, ..PIPE };
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn states_have_colours_where_there_are_any() {
+    fn states_are_coloured_if_colours_are_on() {
         let screen = Screen {
             colours: true,
             ..NARROW
@@ -324,11 +324,11 @@ mod tests {
         for colour in colours {
             without = without.replace(colour, "");
         }
-        assert_eq!(without, plain, "they take up no room");
+        assert_eq!(without, plain, "marks have no width");
     }
 
     #[test]
-    fn numbers_can_stand_at_the_right() {
+    fn numbers_can_be_aligned_at_the_right() {
         let mut list = List::on(PIPE, ["n", "x"]);
         list.align_right(&["n"]);
         list.row(["7".to_owned(), "a".to_owned()]);

@@ -17,11 +17,11 @@ pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
-    /// Only say whether something is to do, also whether functions or rights were dropped or changed; exit 1 if so
+    /// Only check: exit 1 if migrations are missing, or functions or rights were dropped or changed
     #[arg(long)]
     check: bool,
 
-    /// How long to wait for locks that other sessions hold; producers and workers go on meanwhile
+    /// How long to wait for locks of other sessions; producers and workers are not blocked meanwhile
     #[arg(long, value_name = "TIME", value_parser = duration::argument, default_value = "60s")]
     wait: Duration,
 
@@ -39,13 +39,13 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.roles_sql {
         print!("{}", migrate::ROLES_SQL);
         println!(
-            "-- Then let the user who runs `rouse migrate` act as the owner, and create the schema:"
+            "-- Then let the user who runs `rouse migrate` act as the owner and create the schema:"
         );
         println!(
             "--   GRANT rouse_owner TO the_user; GRANT CREATE ON DATABASE the_database TO the_user, rouse_owner;"
         );
         println!(
-            "-- and give the others their roles: GRANT rouse_worker TO …; GRANT rouse_producer TO …; GRANT rouse_operator TO …;"
+            "-- and grant the other logins their roles: GRANT rouse_worker TO …; GRANT rouse_producer TO …; GRANT rouse_operator TO …;"
         );
         return Ok(ExitCode::SUCCESS);
     }

@@ -1,4 +1,4 @@
-//! Names in `rouse.toml` that no handler has: mostly misspelt ones, whose settings would be lost in silence.
+//! Warns of names in `rouse.toml` that no handler has. Most of them are misspelt, and their settings would be lost silently.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::config::File;
 use crate::job::pattern_covers;
 use crate::sandbox::{Catalog, HandlerSet};
 
-/// What `rouse.toml` says of handlers by name.
+/// The handlers that `rouse.toml` names.
 pub(super) struct Named {
     tables: Vec<String>,
     sources: Vec<(String, String)>,
@@ -17,7 +17,7 @@ pub(super) struct Named {
 
 impl Named {
     pub(super) fn of(file: &File) -> Self {
-        // Whatever comes, it fits `*`.
+        // `*` matches every handler.
         let tables = file.patterns().filter(|pattern| *pattern != "*");
         let sources = file.sources().iter();
         Self {
@@ -28,26 +28,26 @@ impl Named {
         }
     }
 
-    /// A sentence for each name that none of these handlers has.
+    /// A sentence for each name that matches none of these handlers.
     pub(super) fn unmatched(&self, handlers: &HandlerSet) -> BTreeSet<String> {
         let names = handlers.names();
         let fits = |pattern: &str| names.iter().any(|name| pattern_covers(pattern, name));
         let tables = self.tables.iter().filter(|table| !fits(table));
         let tables = tables.map(|table| {
             format!(
-                "[handlers.\"{table}\"] in rouse.toml fits no handler of the folder (`rouse handlers` lists them), and nothing of it counts"
+                "[handlers.\"{table}\"] in rouse.toml matches no handler of the folder (`rouse handlers` lists them), so its settings have no effect"
             )
         });
         let sources = self.sources.iter().filter(|(_, handler)| !fits(handler));
         let sources = sources.map(|(source, handler)| {
             format!(
-                "{source} of [sources] in rouse.toml names {handler}, a handler that the folder does not have (`rouse handlers` lists them): jobs from that source wait for it"
+                "{source} of [sources] in rouse.toml names {handler}, which the folder does not have (`rouse handlers` lists its handlers): jobs from that source wait for it"
             )
         });
         tables.chain(sources).collect()
     }
 
-    /// Warns of those that were not unmatched `before`.
+    /// Warns of names that are newly unmatched.
     fn warn(&self, handlers: &HandlerSet, before: &BTreeSet<String>) -> BTreeSet<String> {
         let unmatched = self.unmatched(handlers);
         for sentence in unmatched.difference(before) {
@@ -56,8 +56,7 @@ impl Named {
         unmatched
     }
 
-    /// Warns of each name that no handler has, once all modules were tried, and while the folder changes, until the catalog is
-    /// gone.
+    /// Warns of unmatched names once all modules were tried, and after each change of the folder, until the catalog is dropped.
     pub(super) fn follow(self, catalog: &Arc<Catalog>) -> impl Future<Output = ()> + use<> {
         let mut changed = catalog.changed();
         let catalog = Arc::downgrade(catalog);

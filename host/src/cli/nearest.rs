@@ -1,22 +1,22 @@
-//! The name that is probably meant where there is none such.
+//! Suggestions for unknown names.
 
 use super::text::plain;
 
-/// The one of these names that is nearest to what was written; none: none of them is near.
+/// The most similar of these names; `None` if none is similar enough.
 pub(super) fn nearest<'a>(
     wanted: &str,
     names: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
-    // One slip, and one more for every five letters.
-    let slips_max = 1 + wanted.chars().count() / 5;
+    // One typo, and one more for every five letters.
+    let typos_max = 1 + wanted.chars().count() / 5;
     let names = names
         .into_iter()
         .map(|name| (strsim::osa_distance(wanted, name), name));
-    let (slips, name) = names.filter(|(slips, _)| *slips > 0).min()?;
-    (slips <= slips_max).then_some(name)
+    let (typos, name) = names.filter(|(typos, _)| *typos > 0).min()?;
+    (typos <= typos_max).then_some(name)
 }
 
-/// What stands behind a message, where there is such a name.
+/// The end of a message with a suggestion; empty without one.
 pub(super) fn did_you_mean(nearest: Option<&str>) -> String {
     nearest.map_or_else(String::new, |name| {
         format!("; did you mean {}?", plain(name))
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_or_two_are_near_and_another_word_is_not() {
+    fn a_name_with_a_typo_or_two_is_suggested_and_another_word_is_not() {
         let names = ["mail.send", "mail.sent.log", "text.stats"];
         for (wanted, meant) in [
             ("mail.snd", Some("mail.send")),

@@ -1,4 +1,4 @@
-//! `rouse new NAME`: writes a handler crate that builds, tests and runs as it stands.
+//! `rouse new NAME`: writes a handler crate that builds, tests and runs unchanged.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args as ClapArgs;
 
-/// What a new crate consists of: the path of each file, with its template.
+/// The files of a new crate, with their templates.
 const FILES: [(&str, &str); 5] = [
     ("Cargo.toml", include_str!("new/Cargo.toml.in")),
     ("src/lib.rs", include_str!("new/lib.rs.in")),
@@ -19,13 +19,13 @@ const FILES: [(&str, &str); 5] = [
     (".gitignore", "/target\n/handlers-wasm\n/.rouse\n"),
 ];
 
-/// The SDK beside this crate, where the host was built from its repository.
+/// The SDK next to this crate, if the host was built from its repository.
 const SDK_IN_REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sdk");
 
 /// Longer names make paths that some tools cannot follow.
 const NAME_CHARS_MAX: usize = 64;
 
-/// Names that Cargo or the compiler would not take for a library, or that a dependency has.
+/// Names that Cargo or the compiler refuse for a library, or that a dependency has.
 const TAKEN: &[&str] = &[
     "abstract",
     "alloc",
@@ -91,20 +91,20 @@ const TAKEN: &[&str] = &[
 /// Options of `rouse new`.
 #[derive(Debug, ClapArgs)]
 pub(super) struct Args {
-    /// The crate's name, such as greet; also its handler's
+    /// The name of the crate and its handler, such as greet
     name: String,
 
-    /// The folder to make it in
+    /// The folder in which it is created
     #[arg(long, value_name = "DIR", default_value = ".")]
     into: PathBuf,
 
-    /// The SDK's folder; default: that of the repository that this binary was built from, else the
+    /// The SDK's folder; default: that of the repository from which this binary was built, else the
     /// published crate
     #[arg(long, value_name = "DIR")]
     sdk: Option<PathBuf>,
 }
 
-/// Writes the crate, and says what to do with it.
+/// Writes the crate, and prints the next steps.
 pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let folder = new(&args.name, &args.into, args.sdk.as_deref())?;
     println!(
@@ -114,19 +114,19 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the crate `name` into `parent`, and gives back its folder. It depends on the SDK at
-/// `sdk_path`; without one on that of the repository that this host was built from, and where
-/// that is gone on the published one.
+/// Writes the crate `name` into `parent`, and returns its folder. The crate depends on the SDK at
+/// `sdk_path`; without a path, on that of the repository from which this host was built; if that is
+/// gone, on the published crate.
 ///
 /// # Errors
-/// Where the name is not one, where something of that name is there already, where there is no
-/// SDK at `sdk_path`, and where the files cannot be written. Then nothing is left behind.
+/// If the name is invalid, the folder exists already, there is no SDK at `sdk_path`, or the files
+/// cannot be written. Then nothing is left behind.
 pub fn new(name: &str, parent: &Path, sdk_path: Option<&Path>) -> Result<PathBuf> {
     check_name(name)?;
     let folder = parent.join(name);
     ensure!(
         folder.symlink_metadata().is_err(),
-        "{} is there already: choose another name, or remove it",
+        "{} exists already: choose another name, or remove it",
         folder.display()
     );
     let sdk = sdk_dependency(sdk_path)?;
@@ -137,13 +137,13 @@ pub fn new(name: &str, parent: &Path, sdk_path: Option<&Path>) -> Result<PathBuf
             .replace("{sdk}", &sdk)
     };
 
-    // Written beside its place and renamed, so that nobody ever sees half of it.
+    // Written to a temporary folder and renamed, so that nobody sees half of it.
     let part = parent.join(format!(".{name}.{}.part", std::process::id()));
     let written = write_all(&part, fill).and_then(|()| {
         fs::rename(&part, &folder).with_context(|| format!("move it to {}", folder.display()))
     });
     if let Err(error) = written {
-        // What cannot be removed could perhaps not be made either; the first error counts.
+        // If the removal fails too, report the first error.
         let _ = fs::remove_dir_all(&part);
         return Err(error.context(format!("cannot write the crate {name}")));
     }
@@ -151,9 +151,9 @@ pub fn new(name: &str, parent: &Path, sdk_path: Option<&Path>) -> Result<PathBuf
 }
 
 fn write_all(part: &Path, fill: impl Fn(&str) -> String) -> Result<()> {
-    fs::create_dir(part).with_context(|| format!("make {}", part.display()))?;
+    fs::create_dir(part).with_context(|| format!("create {}", part.display()))?;
     for folder in ["src", ".cargo"] {
-        fs::create_dir(part.join(folder)).with_context(|| format!("make its {folder} folder"))?;
+        fs::create_dir(part.join(folder)).with_context(|| format!("create its {folder} folder"))?;
     }
     for (path, template) in FILES {
         fs::write(part.join(path), fill(template)).with_context(|| format!("write {path}"))?;
@@ -169,7 +169,7 @@ fn check_name(name: &str) -> Result<()> {
         && name.split(['-', '_']).all(is_word);
     if !good {
         bail!(
-            "`{name}` is no crate name: write 1 to {NAME_CHARS_MAX} of a-z, 0-9, - and _, a letter \
+            "`{name}` is not a crate name: write 1 to {NAME_CHARS_MAX} of a-z, 0-9, - and _, a letter \
              first, for instance `send-email`. (The handler in it may be called `email.send`: \
              change that in src/lib.rs)"
         );
@@ -204,7 +204,7 @@ fn sdk_dependency(sdk_path: Option<&Path>) -> Result<String> {
     );
     let text = path
         .to_str()
-        .with_context(|| format!("{} is no UTF-8, which Cargo.toml needs", path.display()))?;
+        .with_context(|| format!("{} is not UTF-8, which Cargo.toml needs", path.display()))?;
     Ok(format!("{{ path = {} }}", toml::Value::from(text)))
 }
 

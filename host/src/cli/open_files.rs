@@ -1,10 +1,10 @@
-//! How many files this process may have open.
+//! The limit of open files.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, warn};
 
-/// Takes as many as it may. The 1,024 of many shells and services are fewer than the attempts of one host may have open together,
-/// and a process that has no more can neither take a connection nor look into its handlers folder.
+/// Raises the limit to its maximum. The attempts of one host may need more than the usual 1,024, and a process without free
+/// descriptors can neither accept a connection nor read its handlers folder.
 pub(super) fn take_as_many_as_allowed() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -12,10 +12,14 @@ pub(super) fn take_as_many_as_allowed() {
         maximum,
     };
     match setrlimit(Resource::Nofile, raised) {
-        Ok(()) => debug!(before = current, now = maximum, "open files are limited"),
+        Ok(()) => debug!(
+            before = current,
+            now = maximum,
+            "raised the limit of open files"
+        ),
         Err(error) => warn!(
             limit = current,
-            "the limit of open files cannot be raised, attempts that open many could leave none for the host: {error}"
+            "cannot raise the limit of open files; attempts that open many could leave none for the host: {error}"
         ),
     }
 }

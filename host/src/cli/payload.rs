@@ -1,11 +1,11 @@
-//! The payload of a job, as it comes from the command line.
+//! The payload of a job, from the command line.
 
 use std::io::Read as _;
 
 use anyhow::Context as _;
 
-/// The argument, or for `-` what stands on standard input; refused where it is no JSON: a clear word here is better
-/// than Postgres's or a guest's, which do not know about shells and quotes.
+/// The argument, or standard input for `-`. Refuses a payload that is not JSON, with a hint about quotes that Postgres and
+/// guests cannot give.
 pub(super) fn read(argument: String) -> anyhow::Result<String> {
     let payload = match argument.as_str() {
         "-" => {
@@ -18,6 +18,6 @@ pub(super) fn read(argument: String) -> anyhow::Result<String> {
         _ => argument,
     };
     serde_json::from_str::<serde::de::IgnoredAny>(&payload)
-        .context("the payload is no JSON (is it quoted for the shell? '{\"text\": \"hello\"}')")?;
+        .context("the payload is not JSON (is it quoted for the shell? '{\"text\": \"hello\"}')")?;
     Ok(payload)
 }

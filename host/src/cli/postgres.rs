@@ -1,4 +1,4 @@
-//! `rouse postgres`: the private Postgres alone, and what `rouse dev` does to start it.
+//! `rouse postgres`: the private Postgres alone. `rouse dev` starts it the same way.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -19,13 +19,13 @@ use crate::postgres::{Server, Settings, StartError};
 use crate::store::connect::Connector;
 use crate::store::migrate;
 
-/// How often it is looked whether the server still runs.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often the server is checked.
+const CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// Options of the private Postgres.
 #[derive(Debug, Clone, ClapArgs)]
 pub(super) struct PrivateArgs {
-    /// Where the private Postgres keeps its data; default: $ROUSE_DATA_DIR, else ./.rouse/pg
+    /// The data folder of the private Postgres; default: $ROUSE_DATA_DIR, else ./.rouse/pg
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 
@@ -45,7 +45,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// A private Postgres that runs, migrated.
+/// A running private Postgres, migrated.
 pub(super) struct Private {
     server: Server,
     pub(super) url: String,
@@ -53,7 +53,7 @@ pub(super) struct Private {
 }
 
 impl PrivateArgs {
-    /// Starts it, makes its database, migrates. None: a signal came first, and nothing of it runs any more.
+    /// Starts the server, creates its database and migrates it. `None` if a signal came first; then the server is stopped.
     pub(super) async fn start(&self, signals: &mut Signals) -> anyhow::Result<Option<Private>> {
         let mut settings = Settings::new(data_dir(self.data_dir.as_deref()));
         settings.port = self.pg_port;
@@ -87,7 +87,7 @@ impl PrivateArgs {
     }
 }
 
-/// Makes the database of a server that has none, and migrates it.
+/// Creates the database if it is missing, and migrates it.
 async fn migrated(server: &Server) -> anyhow::Result<()> {
     let admin = Connector::from_url(&server.url("postgres"), &|_| None)?;
     let client = admin.client().await?;
@@ -116,18 +116,18 @@ async fn stop(server: Server) -> anyhow::Result<()> {
 }
 
 impl Private {
-    /// Where the server's files are.
+    /// The server's data folder.
     pub(super) fn data_dir(&self) -> &Path {
         self.server.data_dir()
     }
 
-    /// Returns when the server has ended although nobody told it to.
+    /// Returns an error when the server has ended by itself.
     pub(super) async fn died(&self) -> anyhow::Error {
         while self.server.is_running() {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_EVERY).await;
         }
         anyhow::anyhow!(
-            "the private Postgres has ended; its log is {}",
+            "the private Postgres ended unexpectedly; its log is {}",
             self.server.log_path().display()
         )
     }
@@ -138,7 +138,7 @@ impl Private {
     }
 }
 
-/// Runs it until a signal.
+/// Runs the server until a signal.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::install()?;
     let Some(private) = args.private.start(&mut signals).await? else {

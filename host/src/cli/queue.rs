@@ -1,4 +1,4 @@
-//! `rouse queue`: what is in the queues, and whether they go on.
+//! `rouse queue`: lists queues, and drains, purges, pauses, resumes and configures them.
 
 mod drain;
 
@@ -18,10 +18,10 @@ use super::text::{as_json, plain};
 use super::used::warn_of_unused_queue;
 use crate::worker::Middleware;
 
-/// Jobs in one statement of a purge: some tens of milliseconds, during which nobody waits.
+/// Jobs in one statement of a purge, which takes some ten milliseconds and blocks nobody.
 const PURGE_BATCH: i32 = 1_000;
 
-/// What pause and resume are for, in summaries.
+/// The items, in summaries.
 const QUEUES: &str = "queues";
 
 /// Nothing was done, because it was not confirmed.
@@ -31,7 +31,7 @@ const EXIT_UNCONFIRMED: u8 = 2;
 #[derive(Debug, ClapArgs)]
 #[command(
     args_conflicts_with_subcommands = true,
-    after_help = "Without a command: lists, as `rouse queue ls` does."
+    after_help = "Without a command: lists the queues, like `rouse queue ls`."
 )]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -43,25 +43,25 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// List the queues: ready, scheduled and running jobs, and how long the oldest ready one waits
+    /// List the queues: ready, scheduled and running jobs, and how long the oldest ready job has waited
     #[command(visible_alias = "list")]
     Ls(Ls),
-    /// Run what is in a queue, in this process, until it is empty
+    /// Run the jobs of a queue in this process until the queue is empty
     Drain(drain::Args),
-    /// Cancel the ready jobs of a queue; running and scheduled ones stay
+    /// Cancel the ready jobs of a queue; running and scheduled jobs stay
     Purge(Purge),
-    /// Let nothing more of queues be claimed; what runs goes on, and jobs can still be enqueued
+    /// Pause queues: no job of them is claimed; running attempts continue, and jobs can still be enqueued
     Pause(Named),
-    /// Let paused queues go on
+    /// Resume paused queues
     Resume(Named),
-    /// Set for how long the finished jobs of queues are kept
+    /// Set how long finished jobs of queues are kept
     Set(Set),
 }
 
 /// Options of `rouse queue ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer. More than 10,000 jobs of a lane are not counted: a + stands behind the number.")]
+Needs the role rouse_observer. At most 10,000 jobs of a lane are counted; a + after the number means that there are more.")]
 struct Ls {
     #[command(flatten)]
     target: Target,
@@ -74,7 +74,7 @@ struct Ls {
 /// Options of `rouse queue purge`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Each batch is a transaction of its own and leaves a record. The jobs stand in the history as cancelled.\n\
+Each batch is a transaction of its own and leaves a record. In the history, the jobs are cancelled.\n\
 Exit codes: 0 done · 2 nothing was done: --confirm is missing")]
 struct Purge {
     #[command(flatten)]
@@ -83,7 +83,7 @@ struct Purge {
     /// The queue
     name: String,
 
-    /// Really do it
+    /// Confirm the purge
     #[arg(long)]
     confirm: bool,
 
@@ -110,12 +110,12 @@ struct Named {
 /// Options of `rouse queue set`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Holds for jobs that end from now on; what has ended stays as long as it was to stay. Attempts and records (rouse audit) stay as long as \
-any job that ended before them; steps and log lines as long as the hosts say (keep_days in rouse.toml).\n\
-Retentions over 31 days are dropped a month at a time, so jobs may stay up to a month longer. All queues together may have 4 \
-different lengths of time.\n\
+Applies to jobs that end from now on; ended jobs keep their retention. Attempts and records (rouse audit) are kept as long as any job \
+that ended before them; steps and log lines follow the hosts' keep_days (rouse.toml).\n\
+Retentions over 31 days are dropped a month at a time, so jobs may be kept up to a month longer. All queues together may have 4 \
+different retentions.\n\
   rouse queue set reports --keep-days 1 --keep-failed-days 90\n\
-  rouse queue set reports --keep-days 0         as long as all are again\n\
+  rouse queue set reports --keep-days 0         back to the default of all queues\n\
 Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed")]
 struct Set {
     #[command(flatten)]
@@ -125,11 +125,11 @@ struct Set {
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
 
-    /// For how many days finished jobs are kept, 1 to 3650; 0: as long as all are
+    /// How many days finished jobs are kept, 1 to 3650; 0: as those of all queues
     #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i32).range(0..=3650), required_unless_present = "keep_failed_days")]
     keep_days: Option<i32>,
 
-    /// The same of those that failed or timed out; 0: as long as the others of the queue
+    /// How many days jobs that failed or timed out are kept; 0: as the other jobs of the queue
     #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i32).range(0..=3650))]
     keep_failed_days: Option<i32>,
 
@@ -139,7 +139,7 @@ struct Set {
 }
 
 impl Args {
-    /// True for a worker, which may have something to say while it works.
+    /// True for a command that runs as a worker, and logs.
     pub(super) fn works(&self) -> bool {
         match self.verb {
             Some(Verb::Drain(_)) => true,
@@ -151,7 +151,7 @@ impl Args {
     }
 }
 
-/// Does what is asked.
+/// Runs the subcommand.
 pub(super) async fn run(
     args: Args,
     middlewares: Vec<Arc<dyn Middleware>>,
@@ -215,7 +215,7 @@ async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     if !args.confirm {
         eprintln!(
-            "rouse: nothing was done: this cancels all ready jobs of queue {} (`rouse queue ls` says how many); say so with --confirm",
+            "rouse: nothing was done: this cancels all ready jobs of queue {} (`rouse queue ls` shows how many); confirm it with --confirm",
             plain(&args.name)
         );
         return Ok(ExitCode::from(EXIT_UNCONFIRMED));
@@ -227,10 +227,10 @@ async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
         purged += u64::from(batch.unsigned_abs());
         if shown && purged > 0 {
             eprint!("\rpurged {purged}");
-            // It is only a hint that it goes on.
+            // Progress is only a hint.
             let _ = std::io::stderr().flush();
         }
-        // Not until there are none: somebody may enqueue as fast as this.
+        // Do not wait for an empty queue: a producer may enqueue as fast as this.
         if batch < PURGE_BATCH {
             break;
         }
@@ -255,7 +255,7 @@ async fn pause(args: Named) -> anyhow::Result<ExitCode> {
         let shown = plain(name);
         Ok(Ok(Done {
             text: format!(
-                "queue {shown} is paused since {since}; what was claimed before goes on (`rouse queue resume {shown}`)"
+                "queue {shown} is paused since {since}; claimed jobs continue (`rouse queue resume {shown}`)"
             ),
             json: json!({"queue": name, "paused_at": since}),
         }))
@@ -271,7 +271,7 @@ async fn resume(args: Named) -> anyhow::Result<ExitCode> {
         let shown = plain(name);
         Ok(Ok(Done {
             text: match was_paused {
-                true => format!("queue {shown} goes on"),
+                true => format!("queue {shown} is resumed"),
                 false => format!("queue {shown} was not paused"),
             },
             json: json!({"queue": name, "was_paused": was_paused}),
@@ -287,10 +287,10 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
             .set_retention(name, args.keep_days, args.keep_failed_days)
             .await?;
         warn_of_unused_queue(&store, name).await?;
-        let kept = |days: Option<i32>| days.map_or("as long as all are".to_owned(), in_days);
+        let kept = |days: Option<i32>| days.map_or("as those of all queues".to_owned(), in_days);
         let text = match failed {
             Some(failed) if Some(failed) != days => {
-                format!("{}; those that failed: {}", kept(days), in_days(failed))
+                format!("{}; failed ones: {}", kept(days), in_days(failed))
             }
             _ => kept(days),
         };

@@ -1,18 +1,18 @@
-//! What standard output can show: how wide it is, and whether in colours.
+//! The width and colours of standard output.
 
 use std::io::{IsTerminal as _, stdout};
 
 use anstream::{AutoStream, ColorChoice};
 
-/// The columns of a terminal that does not say how many it has.
+/// The columns of a terminal of unknown size.
 const COLUMNS: u16 = 80;
 
-/// What standard output can show.
+/// The properties of standard output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Screen {
-    /// Of a terminal; none: whatever reads it takes lines of any length, and wants exact times.
+    /// The width of a terminal; `None` for pipes and files, which take lines of any length and exact times.
     pub(super) columns: Option<u16>,
-    /// As `NO_COLOR`, `CLICOLOR` and `CLICOLOR_FORCE` have it, and not on pipes (<https://bixense.com/clicolors/>).
+    /// Follows `NO_COLOR`, `CLICOLOR` and `CLICOLOR_FORCE`; off on pipes (<https://bixense.com/clicolors/>).
     pub(super) colours: bool,
 }
 
@@ -31,7 +31,7 @@ impl Screen {
         }
     }
 
-    /// True for people who look at it now.
+    /// True for a terminal.
     pub(super) fn is_terminal(self) -> bool {
         self.columns.is_some()
     }
@@ -49,10 +49,10 @@ pub(super) enum Colour {
 impl Colour {
     pub(super) const ALL: [Self; 4] = [Self::Green, Self::Red, Self::Cyan, Self::Grey];
 
-    /// What ends a colour (ECMA-48, SGR).
+    /// The sequence that ends a colour (ECMA-48, SGR).
     pub(super) const END: &str = "\x1b[0m";
 
-    /// What starts it.
+    /// The sequence that starts the colour.
     pub(super) fn start(self) -> &'static str {
         match self {
             Self::Green => "\x1b[32m",
@@ -62,7 +62,7 @@ impl Colour {
         }
     }
 
-    /// Of a word for a state, of a job or a worker; none: it needs no attention.
+    /// The colour of a state of a job or a worker; `None` for states that need no attention.
     pub(super) fn of_state(word: &str) -> Option<Self> {
         match word {
             "succeeded" | "active" => Some(Self::Green),

@@ -1,4 +1,4 @@
-//! `rouse serve`: a worker on somebody's database, or a host that only does what it is asked for directly.
+//! `rouse serve`: a worker on a database, or a host for direct invocations only.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -24,16 +24,16 @@ pub(super) struct Args {
     #[command(flatten)]
     host: HostArgs,
 
-    /// Where to listen for notifications, when DATABASE_URL leads through a transaction pooler: a direct address of the
-    /// same database; default: $ROUSE_LISTEN_URL, else the database's own
+    /// The address for notifications if DATABASE_URL leads through a transaction pooler: a direct address of the same
+    /// database; default: $ROUSE_LISTEN_URL, else the database's own
     #[arg(long, value_name = "URL")]
     listen_url: Option<String>,
 
-    /// Take no jobs, and need no database: only POST /invoke/HANDLER; also `queue = "off"` in rouse.toml
+    /// Take no jobs and use no database, only POST /invoke/HANDLER; the same as `queue = "off"` in rouse.toml
     #[arg(long, conflicts_with_all = ["database_url", "listen_url"])]
     no_queue: bool,
 
-    /// Where /healthz, /readyz, /metrics and /invoke answer; `off`: nowhere
+    /// The address of /healthz, /readyz, /metrics and /invoke; `off`: none
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8420")]
     http: String,
 }
@@ -53,7 +53,7 @@ pub(super) async fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads the settings, looks at the database, and starts to load the handlers.
+/// Reads the settings, checks the database, and starts to load the handlers.
 async fn start(args: &Args) -> anyhow::Result<(Host, Option<Databases>)> {
     let mut written = args.host.read()?;
     if args.no_queue {
@@ -67,19 +67,19 @@ async fn start(args: &Args) -> anyhow::Result<(Host, Option<Databases>)> {
     info!(
         modules = host.catalog.current().loading.len(),
         folder = %args.host.handlers.display(),
-        "serving; each module from the moment on in which it is loaded"
+        "serving; each module as soon as it is loaded"
     );
     if let Some(address) = host.http_address() {
         info!("health and metrics on http://{address}");
     }
-    host.tell_of_invocations();
+    host.log_invocations();
     if databases.is_none() {
-        info!("the queue is off: no job is taken, and no database is used");
+        info!("the queue is off: this host takes no jobs and uses no database");
     }
     Ok((host, databases))
 }
 
-/// Where the jobs are; the mistakes of the first day are told before anything is compiled.
+/// The addresses of the database. Checks the schema, before anything is compiled.
 async fn databases(args: &Args) -> anyhow::Result<Databases> {
     let connector = args.target.connector()?;
     if let Some(url) = &args.listen_url {
@@ -88,7 +88,7 @@ async fn databases(args: &Args) -> anyhow::Result<Databases> {
     let listen_url = args.listen_url.clone();
     let listen_at = match listen_url.or_else(|| Environment.listen_url()) {
         Some(url) => Connector::from_url(&url, &|name| Environment.get(name))
-            .context("read the address to listen at (--listen-url or ROUSE_LISTEN_URL)")?,
+            .context("read the address for notifications (--listen-url or ROUSE_LISTEN_URL)")?,
         None => connector.clone(),
     };
     migrate::check(&connector.client().await?).await?;

@@ -1,4 +1,4 @@
-//! Whether anybody takes a job, and what to do where nobody does.
+//! Explains why no worker takes a job, and what to do.
 
 use serde_json::{Map, Value};
 
@@ -6,12 +6,12 @@ use super::nearest::{did_you_mean, nearest};
 use super::text::{plain, texts};
 use crate::store::{Store, StoreError};
 
-/// True for a row of `rouse.jobs` that some worker has to take: a queued job, or an orphan.
+/// True for a row of `rouse.jobs` that waits for a worker: a queued job, or an orphan.
 pub(super) fn waits(job: &Value) -> bool {
     job["state"] == "queued" || job["orphaned_at"].is_string()
 }
 
-/// What a job asks of its worker.
+/// What a job requires of its worker.
 pub(super) struct Wanted<'a> {
     pub(super) handler: &'a str,
     pub(super) queue: &'a str,
@@ -19,7 +19,7 @@ pub(super) struct Wanted<'a> {
 }
 
 impl<'a> Wanted<'a> {
-    /// Of a row of `rouse.jobs` or `rouse.backlog`.
+    /// The requirements of a row of `rouse.jobs` or `rouse.backlog`.
     pub(super) fn of(row: &'a Value) -> Self {
         Self {
             handler: row["handler"].as_str().unwrap_or_default(),
@@ -28,15 +28,15 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// Says on standard error why nobody takes it. A wrong name and a worker that is not there look the same from here: the job waits.
+    /// Warns on standard error if no worker takes the job, with the reason. A misspelt handler and a missing worker look the same here.
     ///
     /// # Errors
-    /// When the database cannot be asked.
-    pub(super) async fn tell_if_nobody(&self, store: &Store) -> Result<(), StoreError> {
+    /// If a query fails.
+    pub(super) async fn warn_if_unserved(&self, store: &Store) -> Result<(), StoreError> {
         let Some(workers) = store.serving().await? else {
             return Ok(());
         };
-        if let Some(why) = self.why_nobody(&workers) {
+        if let Some(why) = self.why_unserved(&workers) {
             eprintln!("rouse: {why}");
         }
         if let Some(since) = store.queue_paused_at(self.queue).await? {
@@ -48,10 +48,10 @@ impl<'a> Wanted<'a> {
         Ok(())
     }
 
-    /// Warns on standard error of payload keys that the handler does not know on any worker: they are probably misspelt.
+    /// Warns on standard error of payload keys that the handler does not know on any worker. They are probably misspelt.
     ///
     /// # Errors
-    /// When the database cannot be asked.
+    /// If a query fails.
     pub(super) async fn warn_of_unknown_keys(
         &self,
         store: &Store,
@@ -73,12 +73,12 @@ impl<'a> Wanted<'a> {
                 .flatten()
                 .filter_map(Value::as_str)
                 .collect(),
-            // Nobody has it, or somebody does not say.
+            // No worker has the handler, or one does not list its keys.
             Some(_) | None => return Ok(()),
         };
         for key in payload.keys().filter(|key| !known.contains(&key.as_str())) {
             eprintln!(
-                "rouse: no worker knows {} in a payload of {}{}",
+                "rouse: no worker knows the key {} in a payload of {}{}",
                 plain(key),
                 plain(self.handler),
                 did_you_mean(nearest(key, known.iter().copied()))
@@ -87,21 +87,21 @@ impl<'a> Wanted<'a> {
         Ok(())
     }
 
-    /// Why none of these workers, which are active, takes it, and what to do; none: one does. The same rule as that of
-    /// the view `rouse.backlog`.
-    pub(super) fn why_nobody(&self, workers: &[Value]) -> Option<String> {
+    /// Why none of these active workers takes the job, and what to do; `None` if one does. Follows the same rule as the view
+    /// `rouse.backlog`.
+    pub(super) fn why_unserved(&self, workers: &[Value]) -> Option<String> {
         let handler = plain(self.handler);
         let having = |worker: &&Value| has(&worker["handlers"], self.handler);
         let able: Vec<_> = workers.iter().filter(having).collect();
         if able.is_empty() && workers.iter().any(|worker| worker["loading"] == true) {
             return Some(format!(
-                "no worker that runs now has the handler {handler} yet; one of them is loading its modules"
+                "no running worker has the handler {handler} yet; one of them is loading its modules"
             ));
         }
         if able.is_empty() {
             let names = workers.iter().flat_map(|worker| texts(&worker["handlers"]));
             return Some(format!(
-                "no worker that runs now has the handler {handler}; the job waits for one (`rouse handlers` lists those of a folder, `rouse handlers ls` those of the fleet){}",
+                "no running worker has the handler {handler}; the job waits for one (`rouse handlers` lists the handlers of a folder, `rouse handlers ls` those of the fleet){}",
                 did_you_mean(nearest(self.handler, names))
             ));
         }
@@ -115,7 +115,7 @@ impl<'a> Wanted<'a> {
         let queue = plain(self.queue);
         if serving.is_empty() {
             return Some(format!(
-                "no worker that runs now and has the handler {handler} serves the queue {queue}; start one with --queue {queue}, or empty it with `rouse queue drain {queue}`"
+                "no running worker with the handler {handler} serves the queue {queue}; start one with --queue {queue}, or empty the queue with `rouse queue drain {queue}`"
             ));
         }
         let tags: Vec<&str> = texts(self.tags).collect();
@@ -127,7 +127,7 @@ impl<'a> Wanted<'a> {
         }
         let tags = plain(&tags.join(", "));
         Some(format!(
-            "no worker that runs now and has the handler {handler} has the tags that the job requires ({tags}); start one with them (`tags` in rouse.toml)"
+            "no running worker with the handler {handler} has the tags that the job requires ({tags}); start one with them (`tags` in rouse.toml)"
         ))
     }
 }
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named_handler_first_then_queue_then_tags() {
+    fn the_missing_handler_is_named_first_then_the_queue_then_the_tags() {
         let workers = [
             json!({"handlers": ["a"], "queues": ["mail"], "tags": ["gpu"]}),
             json!({"handlers": ["a"], "queues": [], "tags": []}),
@@ -151,7 +151,7 @@ mod tests {
         ];
         let why = |handler, queue, tags: Value| {
             let row = json!({"handler": handler, "queue": queue, "tags": tags});
-            Wanted::of(&row).why_nobody(&workers)
+            Wanted::of(&row).why_unserved(&workers)
         };
         assert_eq!(why("a", "any", json!([])), None);
         assert_eq!(why("a", "mail", json!(["gpu"])), None);
@@ -164,8 +164,8 @@ mod tests {
         says(why("b", "mail", json!([])), "has the handler b; the job");
         let starts = [json!({"handlers": [], "queues": [], "tags": [], "loading": true})];
         let row = json!({"handler": "b", "queue": "mail", "tags": []});
-        let said = Wanted::of(&row).why_nobody(&starts);
-        says(said, "has the handler b yet; one of them is loading");
+        let starting = Wanted::of(&row).why_unserved(&starts);
+        says(starting, "has the handler b yet; one of them is loading");
         says(why("c", "other", json!([])), "serves the queue other");
         says(why("a", "other", json!(["gpu"])), "requires (gpu)");
         says(

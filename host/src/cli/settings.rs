@@ -1,4 +1,4 @@
-//! From `rouse.toml` and the environment to the settings of a sandbox that runs handlers.
+//! The settings of a sandbox, from `rouse.toml` and the environment.
 
 use std::path::Path;
 
@@ -6,8 +6,8 @@ use super::compile_module::with_compiler;
 use crate::config::{Environment, File};
 use crate::sandbox::{self, Grant};
 
-/// What the file says, with the secrets that it names, and with this program as the compiler. `folder`: where relative
-/// paths start. `handler`: the only one that will run, with no secrets but those that it is granted.
+/// The settings of the file, with the secrets that it names, and with this program as the compiler. Relative paths start at
+/// `folder`. `handler` is the only handler that will run, if there is only one: other secrets are not read.
 pub(super) fn sandbox_settings(
     file: &File,
     folder: &Path,
@@ -20,7 +20,7 @@ pub(super) fn sandbox_settings(
     }))
 }
 
-/// The directories that are granted and not there: attempts of their handlers fail.
+/// The granted directories that are missing: attempts of their handlers fail.
 pub(super) fn missing_dirs(settings: &sandbox::Settings) -> impl Iterator<Item = &Grant> {
     let grants = settings.grants.0.iter();
     grants.filter(|grant| !grant.dir.is_dir())

@@ -1,22 +1,22 @@
-//! SIGTERM and SIGINT, for the commands that stay.
+//! SIGTERM and SIGINT, for long-running commands.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::info;
 
 use crate::worker::Stop;
 
-/// SIGTERM and SIGINT, from the moment on at which it was made.
+/// SIGTERM and SIGINT since [`Signals::install`].
 pub(super) struct Signals {
     term: Signal,
     int: Signal,
 }
 
 impl Signals {
-    /// From here on a signal does not end the process by itself any more. A command that stays calls this before it starts
-    /// anything, so that whatever it has started by the time of a signal is stopped in order.
+    /// Installs the handlers. From now on a signal does not end the process by itself. A long-running command calls this before
+    /// it starts anything, so that it can stop in order whatever it has started.
     ///
     /// # Errors
-    /// When the system refuses a handler.
+    /// If the system refuses a handler.
     pub(super) fn install() -> anyhow::Result<Self> {
         Ok(Self {
             term: signal(SignalKind::terminate())?,
@@ -24,7 +24,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     pub(super) async fn next(&mut self) {
         tokio::select! {
             _ = self.term.recv() => {}
@@ -32,7 +32,7 @@ impl Signals {
         }
     }
 
-    /// Runs this to its end, unless a signal comes first: then it is dropped, and there is no result.
+    /// Runs `work` to its end. If a signal comes first, drops it and returns `None`.
     pub(super) async fn unless<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -41,11 +41,11 @@ impl Signals {
         }
     }
 
-    /// The first one drains, the second one stops what runs.
+    /// Drains on the first signal, and stops running attempts on the second.
     pub(super) async fn stop(mut self, stop: Stop) {
         self.next().await;
         info!(
-            "stopping: nothing more is started, what runs is finished (a second signal stops that too)"
+            "stopping: no new attempts start, running ones are finished (a second signal stops them too)"
         );
         stop.drain();
         self.next().await;
@@ -53,7 +53,7 @@ impl Signals {
     }
 }
 
-/// Logs that a command ended before it had started its work.
+/// Logs that a command ended before it started its work.
 pub(super) fn stopped_early() {
-    info!("stopped before it had started anything");
+    info!("stopped before anything was started");
 }

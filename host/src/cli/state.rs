@@ -1,4 +1,4 @@
-//! `rouse state`: what handlers keep between their jobs, whether anybody runs them or not.
+//! `rouse state`: the state that handlers keep between their jobs. It needs no running worker.
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::process::ExitCode;
@@ -19,14 +19,14 @@ use super::text::{as_json, plain};
 /// Nothing was done, because it was not confirmed.
 const EXIT_UNCONFIRMED: u8 = 2;
 
-/// Nothing is kept there.
+/// There is no such key.
 const EXIT_UNKNOWN: u8 = 3;
 
 /// Options of `rouse state`.
 #[derive(Debug, ClapArgs)]
 #[command(
     args_conflicts_with_subcommands = true,
-    after_help = "Without a command: lists the handlers and tenants that have any state, as `rouse state ls` does."
+    after_help = "Without a command: lists the handlers and tenants that have any state, like `rouse state ls`."
 )]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -49,14 +49,14 @@ struct LsAll {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// List the keys of a handler; without one, all handlers and tenants that have any
+    /// List the keys of a handler; without one, all handlers and tenants that have any state
     #[command(visible_alias = "list")]
     Ls(Ls),
     /// Print the value of a key
     Get(Get),
-    /// Keep a value under a key
+    /// Set the value of a key
     Set(Set),
-    /// Forget a key, or all of a handler and tenant
+    /// Remove a key, or all keys of a handler and tenant
     Rm(Rm),
 }
 
@@ -67,10 +67,10 @@ struct Ls {
     #[command(flatten)]
     target: Target,
 
-    /// The handler; default: all of them, with how much they keep
+    /// The handler; default: all handlers, with the size of their state
     handler: Option<String>,
 
-    /// Whose; default: of jobs without a tenant
+    /// The tenant; default: jobs without a tenant
     #[arg(long, requires = "handler")]
     tenant: Option<String>,
 
@@ -82,9 +82,9 @@ struct Ls {
 /// Options of `rouse state get`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer. Prints the bytes as they are; to a terminal, control characters in them are made visible. With \
---json: a value that is JSON as `value`, any other as `base64`.\n\
-Exit codes: 0 it is there · 3 nothing is kept there")]
+Needs the role rouse_observer. Prints the raw bytes; on a terminal, with control characters escaped. With \
+--json, a value that is JSON is in `value`, any other in `base64`.\n\
+Exit codes: 0 the key exists · 3 there is no such key")]
 struct Get {
     #[command(flatten)]
     target: Target,
@@ -95,7 +95,7 @@ struct Get {
     /// The key
     key: String,
 
-    /// Whose; default: of jobs without a tenant
+    /// The tenant; default: jobs without a tenant
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     tenant: Option<String>,
 
@@ -107,8 +107,8 @@ struct Get {
 /// Options of `rouse state set`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_operator, and leaves a record. The quota of rouse.toml does not count here, but handlers may then add nothing until \
-they keep less than it. Attempts that run see the value when they read it next.")]
+Needs the role rouse_operator, and leaves a record. The quota of rouse.toml does not apply here, but a handler above its quota cannot \
+add anything. Running attempts see the value at their next read.")]
 struct Set {
     #[command(flatten)]
     target: Target,
@@ -119,15 +119,15 @@ struct Set {
     /// The key
     key: String,
 
-    /// JSON, as handlers in Rust read it; - for standard input
+    /// The value, JSON as handlers in Rust read it; `-` reads it from standard input
     #[arg(allow_negative_numbers = true)]
     value: String,
 
-    /// Take any bytes
+    /// Accept any bytes
     #[arg(long)]
     raw: bool,
 
-    /// Whose; default: of jobs without a tenant
+    /// The tenant; default: jobs without a tenant
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     tenant: Option<String>,
 
@@ -140,7 +140,7 @@ struct Set {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Needs the role rouse_operator, and leaves a record.\n\
-Exit codes: 0 done · 2 nothing was done: --confirm is missing · 3 nothing is kept there")]
+Exit codes: 0 done · 2 nothing was done: --confirm is missing · 3 there is no such key")]
 struct Rm {
     #[command(flatten)]
     target: Target,
@@ -148,14 +148,14 @@ struct Rm {
     /// The handler
     handler: String,
 
-    /// The key; default: all that the handler keeps for this tenant
+    /// The key; default: all keys of the handler for this tenant
     key: Option<String>,
 
-    /// Whose; default: of jobs without a tenant
+    /// The tenant; default: jobs without a tenant
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     tenant: Option<String>,
 
-    /// Really do it
+    /// Confirm the removal
     #[arg(long)]
     confirm: bool,
 
@@ -164,7 +164,7 @@ struct Rm {
     json: bool,
 }
 
-/// Does what is asked.
+/// Runs the subcommand.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
         None => {
@@ -201,8 +201,8 @@ async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
     match args.json {
         true => println!("{}", as_json(json!({ what: rows }))),
         false => table(&rows, columns, store.now().await?).print(match &args.handler {
-            None => "no handler keeps any state, for no tenant",
-            Some(_) => "nothing is kept there",
+            None => "no handler has any state",
+            Some(_) => "the handler has no state for this tenant",
         }),
     }
     Ok(ExitCode::SUCCESS)
@@ -257,7 +257,7 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
     }
     if !args.raw {
         serde_json::from_slice::<serde::de::IgnoredAny>(&value).context(
-            "the value is no JSON (is it quoted for the shell? '\"text\"'); --raw takes any bytes",
+            "the value is not JSON (is it quoted for the shell? '\"text\"'); --raw accepts any bytes",
         )?;
     }
     let store = args.target.checked_store().await?;
@@ -283,7 +283,7 @@ async fn rm(args: Rm) -> anyhow::Result<ExitCode> {
     let place = place(&args.handler, tenant, key);
     if !args.confirm {
         eprintln!(
-            "rouse: nothing was done: this forgets {place}, and it cannot be had back; say so with --confirm"
+            "rouse: nothing was done: this removes {place} for good; confirm it with --confirm"
         );
         return Ok(ExitCode::from(EXIT_UNCONFIRMED));
     }
@@ -304,7 +304,7 @@ async fn rm(args: Rm) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Which state, in words.
+/// The state that a command refers to, in words.
 fn place(handler: &str, tenant: Option<&str>, key: Option<&str>) -> String {
     let what = key.map_or("all keys".to_owned(), |key| format!("key {}", plain(key)));
     let whose = tenant.map_or("jobs without a tenant".to_owned(), |tenant| {
@@ -315,7 +315,7 @@ fn place(handler: &str, tenant: Option<&str>, key: Option<&str>) -> String {
 
 fn nothing(handler: &str, tenant: Option<&str>, key: Option<&str>) -> ExitCode {
     eprintln!(
-        "rouse: nothing is kept there: {}; `rouse state ls` lists what there is",
+        "rouse: no such state: {}; `rouse state ls` lists the existing state",
         place(handler, tenant, key)
     );
     ExitCode::from(EXIT_UNKNOWN)

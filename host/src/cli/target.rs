@@ -1,4 +1,4 @@
-//! Which database a command speaks to.
+//! The database of a command.
 
 use std::path::{Path, PathBuf};
 
@@ -10,13 +10,13 @@ use crate::postgres::Running;
 use crate::store::Store;
 use crate::store::connect::{ConnectError, Connector, has_password};
 
-/// The database that the private Postgres is used for.
+/// The database in the private Postgres.
 pub(super) const DATABASE: &str = "rouse";
 
-/// Where `rouse dev` keeps its Postgres, seen from the working directory.
+/// The data folder of `rouse dev`, relative to the working directory.
 pub(super) const DATA_DIR: &str = ".rouse/pg";
 
-/// Which database a command speaks to.
+/// The database of a command.
 #[derive(Debug, Clone, Args)]
 pub(super) struct Target {
     /// The database; default: $DATABASE_URL, else a `rouse dev` that runs in this folder
@@ -49,8 +49,8 @@ impl Target {
         }
     }
 
-    /// True where it is the database of a `rouse dev` in this folder, if there is one.
-    pub(super) fn is_unsaid(&self) -> bool {
+    /// True if neither an option nor the environment names a database: it is then that of a `rouse dev` in this folder.
+    pub(super) fn is_implicit(&self) -> bool {
         let url = self
             .database_url
             .clone()
@@ -65,7 +65,7 @@ impl Target {
         Ok(Store::new(&self.connector()?, 1))
     }
 
-    /// The same, where the schema is one that this host knows.
+    /// The store, after a check that this host supports the schema.
     pub(super) async fn checked_store(&self) -> anyhow::Result<Store> {
         let store = self.store()?;
         store.check_schema().await?;
@@ -73,7 +73,7 @@ impl Target {
     }
 }
 
-/// Arguments of a process can be read by every user of its machine.
+/// Every user of the machine can read the arguments of a process.
 pub(super) fn warn_of_a_password(option: &str, variable: &str, url: &str) {
     if has_password(url) {
         eprintln!(
@@ -83,14 +83,14 @@ pub(super) fn warn_of_a_password(option: &str, variable: &str, url: &str) {
     }
 }
 
-/// What was seen of the fleet, where this login may look.
+/// The result of a query of the fleet; an error if this login may not see it.
 pub(super) fn seen<T>(fleet: Option<T>) -> anyhow::Result<T> {
     fleet.context(
         "this login may not see the workers; it needs the role rouse_observer or rouse_worker",
     )
 }
 
-/// The private Postgres's folder: the option, else $ROUSE_DATA_DIR, else `./.rouse/pg`.
+/// The data folder of the private Postgres: the option, else $ROUSE_DATA_DIR, else `./.rouse/pg`.
 pub(super) fn data_dir(option: Option<&Path>) -> PathBuf {
     option
         .map(Path::to_path_buf)

@@ -6,28 +6,28 @@ use serde_json::Value;
 
 use crate::harmless;
 
-/// Replaces control characters, terminal escapes among them, by `\u{..}`; line breaks stay.
+/// Replaces control characters, including terminal escapes, by `\u{..}`; line breaks stay.
 pub(super) fn plain(text: &str) -> String {
     harmless::lines(text)
 }
 
-/// JSON as every command prints it: the same, with nothing in it that a terminal would obey.
+/// JSON as every command prints it, with all characters escaped that a terminal would interpret.
 pub(super) fn as_json(json: impl fmt::Display) -> String {
     harmless::json(&json.to_string())
 }
 
-/// The texts of a JSON list, as they are.
+/// The strings of a JSON list.
 pub(super) fn texts(list: &Value) -> impl Iterator<Item = &str> {
     let values = list.as_array().into_iter().flatten();
     values.filter_map(Value::as_str)
 }
 
-/// The texts of a JSON list, one behind the other.
+/// The strings of a JSON list, joined by commas.
 pub(super) fn words(list: &Value) -> String {
     plain(&texts(list).collect::<Vec<_>>().join(", "))
 }
 
-/// As much of a SHA-256 as tells two files apart.
+/// The first digits of a SHA-256, enough to tell files apart.
 pub(super) fn digest(sha256: &Value) -> String {
     let digits = sha256.as_str().unwrap_or_default();
     plain(&digits.chars().take(12).collect::<String>())
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_and_digests_are_shown_as_far_as_they_are_such() {
+    fn lists_and_digests_show_their_strings() {
         assert_eq!(words(&json!(["a\x1b", 1, "b"])), "a\\u{1b}, b");
         assert_eq!(words(&json!(null)), "");
         assert_eq!(digest(&json!("0123456789abcdef")), "0123456789ab");
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_the_same_without_anything_that_a_terminal_would_obey() {
+    fn json_is_the_same_without_characters_that_a_terminal_interprets() {
         let value = json!({"a\u{9b}": "b\u{202e}\u{7f}", "raw": 1});
         let printed = as_json(&value);
         assert_eq!(printed, r#"{"a\u009b":"b\u202e\u007f","raw":1}"#);

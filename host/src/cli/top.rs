@@ -1,4 +1,4 @@
-//! `rouse top`: the attempts that run, and what they use.
+//! `rouse top`: the running attempts and what they use.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -16,32 +16,32 @@ use super::target::Target;
 use super::text::{as_json, plain};
 use crate::store::Store;
 
-/// How often the listing is made anew; workers tell what their attempts use every 5 s.
+/// How often the listing is refreshed; workers report usage every 5 s.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// A screen.
+/// The default number of attempts, about a screen.
 const LINES: i64 = 50;
 
-/// Where no attempt runs.
-const NOTHING: &str = "nothing runs";
+/// Printed if no attempt is running.
+const NOTHING: &str = "no attempt is running";
 
-/// Puts the cursor at the upper left corner of an empty screen.
+/// Clears the screen and moves the cursor to the upper left corner.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
 /// Options of `rouse top`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer. The longest running attempts come first. What they use is told every 5 seconds, of those that have \
-run for 2; `-` where nothing is known yet. What ended attempts have used: `rouse job ID`, and the view rouse.usage.")]
+Needs the role rouse_observer. The longest running attempts come first. Workers report usage every 5 seconds, for attempts that \
+have run for 2; `-` means that nothing is known yet. For ended attempts see `rouse job ID` and the view rouse.usage.")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
-    /// List once and end; without a terminal that is so anyway
+    /// List once and end; the default without a terminal
     #[arg(long)]
     once: bool,
 
-    /// At most so many attempts
+    /// The maximum number of attempts
     #[arg(long, value_name = "N", default_value_t = LINES, value_parser = between(1_i64, 100_000))]
     limit: i64,
 
@@ -61,7 +61,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     ended.unwrap_or(Ok(ExitCode::SUCCESS))
 }
 
-/// Lists until it is dropped.
+/// Lists repeatedly, until it is dropped.
 async fn follow(args: &Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     loop {
@@ -86,9 +86,9 @@ async fn once(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn listed(store: &Store, most: i64) -> anyhow::Result<Vec<Value>> {
-    let listed = store.top(most).await?;
-    listed.context("this login may not see what runs; it needs the role rouse_observer")
+async fn listed(store: &Store, max: i64) -> anyhow::Result<Vec<Value>> {
+    let listed = store.top(max).await?;
+    listed.context("this login may not see running attempts; it needs the role rouse_observer")
 }
 
 fn table(running: &[Value]) -> List {
@@ -96,11 +96,11 @@ fn table(running: &[Value]) -> List {
         "job", "handler", "tenant", "worker", "attempt", "runs for", "cpu", "memory", "calls",
         "in", "out", "progress",
     ]);
-    for one in running {
-        let text = |key: &str| plain(one[key].as_str().unwrap_or_default());
-        let number = |key: &str| one[key].as_u64();
+    for attempt in running {
+        let text = |key: &str| plain(attempt[key].as_str().unwrap_or_default());
+        let number = |key: &str| attempt[key].as_u64();
         let unknown = || Shown::nothing("-");
-        let bytes = |key: &str| number(key).map_or_else(unknown, |it| bytes(it).into());
+        let bytes = |key: &str| number(key).map_or_else(unknown, |number| bytes(number).into());
         let cpu = number("cpu_us").map_or_else(unknown, |us| {
             format!("{:.1} s", Duration::from_micros(us).as_secs_f64()).into()
         });
@@ -108,12 +108,14 @@ fn table(running: &[Value]) -> List {
             format!("{percent} % {}", text("step"))
         });
         list.row([
-            one["id"].to_string().into(),
+            attempt["id"].to_string().into(),
             text("handler").into(),
             text("tenant").into(),
             text("worker_id").into(),
-            one["attempt"].to_string().into(),
-            Shown::from(ago::seconds(one["running_s"].as_f64().unwrap_or_default())),
+            attempt["attempt"].to_string().into(),
+            Shown::from(ago::seconds(
+                attempt["running_s"].as_f64().unwrap_or_default(),
+            )),
             cpu,
             bytes("memory_bytes"),
             number("host_calls").map_or_else(unknown, |calls| calls.to_string().into()),
@@ -129,7 +131,7 @@ fn table(running: &[Value]) -> List {
     list
 }
 
-/// With the unit that people would choose.
+/// A size in a suitable unit.
 pub(super) fn bytes(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),

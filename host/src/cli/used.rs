@@ -1,28 +1,28 @@
-//! Names that no lane has: they are probably misspelt. Lanes go a day after their last job.
+//! Warns of queues and handlers that no lane has, which are probably misspelt. Lanes are removed a day after their last job.
 
 use super::nearest::{did_you_mean, nearest};
 use super::text::plain;
 use crate::store::{Store, StoreError};
 
-/// Warns on standard error where no lane has this queue.
+/// Warns on standard error if no lane has this queue.
 ///
 /// # Errors
-/// When the database cannot be asked.
+/// If the query fails.
 pub(super) async fn warn_of_unused_queue(store: &Store, queue: &str) -> Result<(), StoreError> {
     warn("into queue", queue, store.used_queues().await?);
     Ok(())
 }
 
-/// Warns on standard error where no lane has this handler.
+/// Warns on standard error if no lane has this handler.
 ///
 /// # Errors
-/// When the database cannot be asked.
+/// If the query fails.
 pub(super) async fn warn_of_unused_handler(store: &Store, handler: &str) -> Result<(), StoreError> {
     warn("for handler", handler, store.used_handlers().await?);
     Ok(())
 }
 
-/// A login that may not look is not warned.
+/// A login that may not see lanes gets no warning.
 fn warn(of: &str, name: &str, used: Option<Vec<String>>) {
     let Some(used) = used.filter(|used| !used.iter().any(|used| used == name)) else {
         return;
@@ -32,7 +32,7 @@ fn warn(of: &str, name: &str, used: Option<Vec<String>>) {
         name => did_you_mean(name),
     };
     eprintln!(
-        "rouse: nothing was lately enqueued {of} {}{hint}",
+        "rouse: nothing was enqueued recently {of} {}{hint}",
         plain(name)
     );
 }

@@ -15,7 +15,7 @@ macro_rules! files {
     };
 }
 
-/// The package of the contract, and what it needs of WASI. A test holds the list against the folder.
+/// The package of the contract and its WASI dependencies. A test compares the list with the folder.
 const FILES: [(&str, &str); 7] = files![
     "rouse.wit",
     "deps/clocks/monotonic-clock.wit",
@@ -29,7 +29,7 @@ const FILES: [(&str, &str); 7] = files![
 /// Options of `rouse wit`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-A handler module is a component of the world `module`, or a core module of wasm32-wasip1 that was linked against it:
+A handler module is a component of the world `module`, or a core module of wasm32-wasip1 that is linked against it:
   rouse wit && wit-bindgen c wit --world module\n\
 docs/guides/other-languages.md builds one each with componentize-py, componentize-js, componentize-qjs and clang.")]
 pub(super) struct Args {
@@ -37,21 +37,21 @@ pub(super) struct Args {
     #[arg(value_name = "DIR", default_value = "wit")]
     dir: PathBuf,
 
-    /// Replace files of the contract that were changed, or are of another version
+    /// Replace files of the contract that were changed or belong to another version
     #[arg(long)]
     force: bool,
 }
 
-/// Writes the files that are not there yet. None is written where one is there that differs.
+/// Writes the missing files. If an existing file differs, writes none.
 pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let mut missing = Vec::new();
     for (path, text) in FILES {
         let file = args.dir.join(path);
-        match there(&file)? {
-            Some(there) if there == text.as_bytes() => continue,
+        match existing(&file)? {
+            Some(existing) if existing == text.as_bytes() => continue,
             Some(_) => ensure!(
                 args.force,
-                "{} is there, and differs from the contract of this version; remove it, or replace it with --force",
+                "{} exists and differs from the contract of this version; remove it, or replace it with --force",
                 file.display()
             ),
             None => {}
@@ -64,7 +64,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
         fs::write(file, text).with_context(|| format!("write {}", file.display()))?;
     }
     println!(
-        "{}: {} files written, {} as before; the world is rouse:handler/module",
+        "{}: {} files written, {} unchanged; the world is rouse:handler/module",
         args.dir.display(),
         missing.len(),
         FILES.len() - missing.len()
@@ -72,8 +72,8 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The bytes of a file; none where there is none.
-fn there(file: &Path) -> Result<Option<Vec<u8>>> {
+/// The bytes of a file; `None` if it does not exist.
+fn existing(file: &Path) -> Result<Option<Vec<u8>>> {
     match fs::read(file) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),

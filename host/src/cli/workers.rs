@@ -1,4 +1,4 @@
-//! `rouse workers`: who works, what they can do, and whether that is true.
+//! `rouse workers`: lists, shows, forgets and verifies workers.
 
 mod list;
 mod show;
@@ -24,7 +24,7 @@ const EXIT_REFUSED: u8 = 6;
 #[derive(Debug, ClapArgs)]
 #[command(
     args_conflicts_with_subcommands = true,
-    after_help = "Without a command: lists, as `rouse workers ls` does."
+    after_help = "Without a command: lists the workers, like `rouse workers ls`."
 )]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -36,26 +36,27 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// List the workers: those that live, and the dead that nobody has forgotten
+    /// List the workers: those that are alive, and dead ones until they are forgotten
     #[command(visible_alias = "list")]
     Ls(list::Args),
     /// Show one worker with its handlers
     Show(show::Args),
-    /// Take workers that have ended off the list; the history of their jobs goes on naming them
+    /// Remove ended workers from the list; the history of their jobs still names them
     #[command(after_help = "\
-Exit codes: 0 all done · 3 no such worker · 6 one lives; of several the highest")]
+Exit codes: 0 all done · 3 no such worker · 6 a worker is alive; with several workers, the highest code")]
     Forget(Workers),
-    /// Clear the flag of workers whose attempts ran into their timeout
+    /// Clear the timeout flag of workers
     #[command(after_help = "\
-A worker on which an attempt ran into its run timeout keeps a flag: since when, how many attempts, and the last job and handler \
-(`rouse workers show`). Dead lives keep it too, until it is cleared or they are forgotten. A record says who has cleared it.\n\
-Exit codes: 0 all done, also where there was no flag · 3 no such worker; of several the highest")]
+A worker on which an attempt timed out has a flag: since when, how many attempts, and the last job and handler \
+(`rouse workers show`). It stays until it is cleared or the worker is forgotten, also on dead workers. A record names the login that \
+clears it.\n\
+Exit codes: 0 all done, also if there was no flag · 3 no such worker; with several workers, the highest code")]
     Clear(Workers),
     /// Ask a worker to prove that it has the module of a handler
     Verify(verify::Args),
 }
 
-/// Options of what is done with several workers.
+/// Options that name workers.
 #[derive(Debug, ClapArgs)]
 struct Workers {
     #[command(flatten)]
@@ -70,7 +71,7 @@ struct Workers {
     json: bool,
 }
 
-/// Does what is asked.
+/// Runs the subcommand.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
         None => list::run(args.list).await,
@@ -82,14 +83,14 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Why nothing is done with this worker, which the database does not know.
+/// The message for an unknown worker.
 async fn unknown(store: &Store, id: &str) -> String {
     unlisted(store, id, "is listed").await
 }
 
-/// The same, of a worker of which this is not so.
+/// The message for a worker that `is` not so.
 async fn unlisted(store: &Store, id: &str, is: &str) -> String {
-    // Without the others there is only no suggestion.
+    // A failure only loses the suggestion.
     let ids = store.worker_ids().await.ok().flatten().unwrap_or_default();
     format!(
         "no worker {} {is} (`rouse workers ls --all`){}",
@@ -145,7 +146,7 @@ async fn clear(args: Workers) -> anyhow::Result<ExitCode> {
     .await
 }
 
-/// The words of a list, or what stands for none.
+/// The words of a list, or `nothing` if it is empty.
 fn list(values: &Value, nothing: &str) -> String {
     match texts(values).next() {
         None => nothing.to_string(),

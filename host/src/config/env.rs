@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 
-/// The environment of this process. Rooms that need a variable are handed this, or its value.
+/// The environment of this process. Rooms that need a variable receive this, or the value.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Environment;
 
 impl Environment {
-    /// The variable's value; none where it is unset, empty or no UTF-8.
+    /// The variable's value; `None` if it is unset, empty or not UTF-8.
     pub fn get(self, name: &str) -> Option<String> {
         std::env::var(name).ok().filter(|value| !value.is_empty())
     }
@@ -25,14 +25,14 @@ impl Environment {
         self.get("ROUSE_LISTEN_URL")
     }
 
-    /// `$ROUSE_INVOKE_TOKEN`: what invocations have to show. None: it is not set.
+    /// `$ROUSE_INVOKE_TOKEN`: the token of invocations; `None` if it is unset.
     ///
     /// # Errors
-    /// Where it is set and is no token: whoever sets it does not want to go without one.
+    /// If it is set and is not a token: an operator who sets it does not want to run without one.
     pub fn invoke_token(self) -> anyhow::Result<Option<String>> {
         match std::env::var("ROUSE_INVOKE_TOKEN") {
             Err(VarError::NotPresent) => Ok(None),
-            Err(VarError::NotUnicode(_)) => bail!("ROUSE_INVOKE_TOKEN is no UTF-8"),
+            Err(VarError::NotUnicode(_)) => bail!("ROUSE_INVOKE_TOKEN is not UTF-8"),
             Ok(token) if token.is_empty() => {
                 bail!("ROUSE_INVOKE_TOKEN is set and empty: give it a token, or unset it")
             }
@@ -45,7 +45,7 @@ impl Environment {
         self.get("ROUSE_DATA_DIR").map(PathBuf::from)
     }
 
-    /// Where machine code is kept: `$ROUSE_CACHE_DIR`, else `rouse` in `$XDG_CACHE_HOME`, else in `~/.cache`.
+    /// The folder of the code cache: `$ROUSE_CACHE_DIR`, else `rouse` in `$XDG_CACHE_HOME`, else in `~/.cache`.
     pub fn cache_dir(self) -> Option<PathBuf> {
         cache_dir(|name| self.get(name))
     }
@@ -55,7 +55,7 @@ impl Environment {
         self.get("ROUSE_LOG")
     }
 
-    /// The machine's name; `unknown` where it cannot be told.
+    /// The machine's name; `unknown` if the system does not give it.
     pub fn hostname(self) -> String {
         rustix::system::uname()
             .nodename()
@@ -65,7 +65,7 @@ impl Environment {
 }
 
 fn cache_dir(get: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    // The specification of XDG tells to ignore relative ones.
+    // The XDG specification requires that relative paths are ignored.
     let absolute = |name: &str| get(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
     let home = || absolute("HOME").map(|home| home.join(".cache"));
     get("ROUSE_CACHE_DIR")
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_is_kept_where_the_environment_says() {
+    fn the_environment_names_the_folder_of_the_code_cache() {
         let dir = |set: &[(&str, &str)]| {
             let found = cache_dir(|name| {
                 let set = set.iter().find(|(key, _)| *key == name);

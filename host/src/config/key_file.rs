@@ -1,4 +1,4 @@
-//! The file in which a worker's key is kept, so that a host that was killed can take its id over at once.
+//! The file with a worker's key, with which a host that was killed can take its id over at once.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -12,17 +12,17 @@ use super::private_file::read_private;
 /// Bytes of a key.
 const KEY_BYTES: usize = 32;
 
-/// The key in this file, which is made, readable by its owner only, where it does not exist.
+/// The key in this file. A missing file is created, readable by its owner only.
 ///
 /// # Errors
-/// When the file cannot be read or made, is no key, or others may read it.
+/// If the file cannot be read or created, is not a key, or is readable by others.
 pub fn read_or_make_key(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
     match read_private(path, "worker key", KEY_BYTES) {
         Ok(bytes) => {
             let length = bytes.len();
             bytes.try_into().map_err(|_| {
                 anyhow::anyhow!(
-                    "{} is no worker key: it has {} bytes, and a key has {KEY_BYTES}; remove it, and a new one is made",
+                    "{} is not a worker key: it has {} bytes, and a key has {KEY_BYTES}; remove it, and the next start makes a new one",
                     path.display(),
                     if length > KEY_BYTES {
                         format!("more than {KEY_BYTES}")
@@ -44,7 +44,7 @@ fn is_missing(error: &anyhow::Error) -> bool {
     system.is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Writes beside the file and renames, so that nobody finds half a key.
+/// Writes a temporary file and renames it, so that no reader sees half a key.
 fn make(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
     let key: [u8; KEY_BYTES] = rand::random();
     let mut beside = path.as_os_str().to_owned();
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_made_once_and_for_its_owner_only() {
+    fn a_key_is_made_once_and_is_readable_by_its_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         let key = read_or_make_key(&path).unwrap();
@@ -76,12 +76,12 @@ mod tests {
         assert_eq!(
             fs::read_dir(dir.path()).unwrap().count(),
             1,
-            "nothing is left beside it"
+            "no temporary file is left"
         );
     }
 
     #[test]
-    fn what_is_no_key_is_refused_with_what_to_do() {
+    fn an_invalid_key_is_refused_with_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         let says = |bytes: &[u8], mode: u32| {

@@ -7,10 +7,10 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 
-/// What such a file has, and one byte more than it may have where it has more. `what` it is, for messages.
+/// The bytes of such a file; at most `bytes_max` and one more, which shows that it is larger. `what` is its name in messages.
 ///
 /// # Errors
-/// When it cannot be read, or others may read it. The source is the system's, where it is not there for instance.
+/// If it cannot be read, or is readable by others. The source is the error of the system, for instance that it does not exist.
 pub(super) fn read_private(path: &Path, what: &str, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
     let file = File::open(path).with_context(|| format!("open the {what} {}", path.display()))?;
     if file.metadata()?.mode() & 0o077 != 0 {

@@ -1,4 +1,4 @@
-//! Files with what only their owner may know: the token that invocations have to show, secrets.
+//! Files that hold a secret text: the token of invocations, and secrets of handlers.
 
 use std::path::Path;
 
@@ -6,29 +6,29 @@ use anyhow::bail;
 
 use super::private_file::read_private;
 
-/// Longer than any token; whoever names a large file by mistake is told so.
+/// Longer than any token. A large file that was named by mistake is refused.
 const FILE_BYTES_MAX: usize = 4 << 10;
 
-/// The token in this file, without the line break behind it.
+/// The token in this file, without its line break.
 ///
 /// # Errors
-/// When the file cannot be read, others may read it, or it is no text of such a size.
+/// If the file cannot be read, is readable by others, is not text, or is too large.
 pub fn read_token(path: &Path) -> anyhow::Result<String> {
     read_text(path, "token")
 }
 
-/// The text of a file that nobody else may read, without white space around it.
+/// The trimmed text of a file that only its owner may read.
 pub(super) fn read_text(path: &Path, what: &str) -> anyhow::Result<String> {
     let bytes = read_private(path, what, FILE_BYTES_MAX)?;
     if bytes.len() > FILE_BYTES_MAX {
         bail!(
-            "{} is no {what}: it has more than {FILE_BYTES_MAX} bytes",
+            "{} is not a {what}: it has more than {FILE_BYTES_MAX} bytes",
             path.display()
         );
     }
     match str::from_utf8(&bytes) {
         Ok(text) => Ok(text.trim().to_string()),
-        Err(_) => bail!("{} is no {what}: it is no UTF-8", path.display()),
+        Err(_) => bail!("{} is not a {what}: it is not UTF-8", path.display()),
     }
 }
 
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_read_without_its_line_break_and_only_where_nobody_else_can() {
+    fn a_token_is_read_without_its_line_break_from_a_private_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         let read = |text: &[u8], mode: u32| {
@@ -53,7 +53,7 @@ mod tests {
             "open sesame, please"
         );
         assert!(read(b"x", 0o640).unwrap_err().contains("chmod 600"));
-        assert!(read(b"\xff", 0o600).unwrap_err().contains("no UTF-8"));
+        assert!(read(b"\xff", 0o600).unwrap_err().contains("not UTF-8"));
         assert!(
             read(&[b'x'; 5000], 0o600)
                 .unwrap_err()

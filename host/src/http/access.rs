@@ -1,13 +1,12 @@
-//! Who may invoke, and who may read what a host says of itself.
+//! Who may invoke, and who may read the status pages.
 //!
-//! Whoever can reach a port of loopback is on this machine, with exceptions. Two are browsers:
-//! a page from anywhere can make one send requests to `http://127.0.0.1` (cross-site request forgery),
-//! and its owner can let the page's own name point there, so that the answers can be read too (DNS
-//! rebinding). The first cannot set `content-type: application/json` without asking, which nothing here
-//! answers, and says where it comes from in `Origin`; the second says another name in `Host`. So all
-//! three are looked at. A proxy or a tunnel on this machine is a third way in, by which everybody may come who reaches
-//! it: what says of itself that it was forwarded is refused too. Not all of them say so, which is why the manual tells to set
-//! a token behind one. A token is something that no such page has: with it, the rest does not matter.
+//! A loopback port is reachable only from this machine, with three exceptions. Two are browsers: any page can make
+//! a browser send requests to `http://127.0.0.1` (cross-site request forgery), and its owner can point the page's own name
+//! there and read the responses too (DNS rebinding). The first cannot set `content-type: application/json` without a
+//! preflight request, which nothing here answers, and it sends its `Origin`; the second sends another name in `Host`. All
+//! three headers are therefore checked. The third exception is a proxy or tunnel on this machine, through which anyone may
+//! come who reaches it. Requests that carry a proxy's header are refused too, but not every proxy adds one, so the guide
+//! asks for a token behind a proxy. No such page has the token; with it, the other checks are skipped.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,30 +20,29 @@ use subtle::ConstantTimeEq as _;
 
 use super::invoke::Problem;
 
-/// A token that can be guessed is none.
+/// Shorter tokens could be guessed.
 const TOKEN_CHARS_MIN: usize = 16;
 
 /// Who may invoke.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
-    /// Programs of this machine, without a token.
+    /// Programs on this machine, without a token.
     Loopback,
-    /// Whoever shows the token.
+    /// Callers with the token.
     Token(Token),
 }
 
-/// What a caller has to show. Kept as a hash, so that it is printed nowhere, and compared as one, in a time
-/// that does not depend on how much of it is right.
+/// The token of callers. Kept as a hash, so that it is never printed, and compared as a hash in constant time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Token([u8; 32]);
 
 impl Token {
     /// # Errors
-    /// Where the text cannot stand in a header, or could be guessed.
+    /// If the text cannot be sent in a header, or could be guessed.
     pub fn new(text: &str) -> Result<Self, String> {
         if text.len() < TOKEN_CHARS_MIN || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(format!(
-                "the token for invocations has to be at least {TOKEN_CHARS_MIN} visible ASCII characters, without spaces (`openssl rand -hex 32` makes one)"
+                "the token for invocations must have at least {TOKEN_CHARS_MIN} visible ASCII characters, without spaces (`openssl rand -hex 32` makes one)"
             ));
         }
         Ok(Self(Sha256::digest(text).into()))
@@ -57,12 +55,12 @@ impl Token {
 }
 
 impl Access {
-    /// Who may invoke on a port of this address without a token, as `rouse dev` has it; none: nobody.
+    /// Who may invoke without a token on a port of this address, for `rouse dev`; `None` if nobody may.
     pub fn without_token(address: SocketAddr) -> Option<Self> {
         is_loopback(address).then_some(Self::Loopback)
     }
 
-    /// Lets a request in, or says why not.
+    /// Admits a request, or gives the reason why not.
     pub(super) fn admit(&self, headers: &HeaderMap) -> Result<(), Problem> {
         match self {
             Self::Token(token) => {
@@ -76,15 +74,15 @@ impl Access {
                 }
             }
             Self::Loopback => {
-                if let Some(name) = headers.keys().find(|name| tells_of_a_proxy(name)) {
+                if let Some(name) = headers.keys().find(|name| is_from_a_proxy(name)) {
                     return Err(foreign(format!(
-                        "the header `{name}` says that the call comes through a proxy, and then anybody may have sent it; behind one set a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml)"
+                        "the header `{name}` shows that the call comes through a proxy, so anyone may have sent it; behind a proxy, set a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml)"
                     )));
                 }
                 let host = text(headers, header::HOST).unwrap_or_default();
                 if !is_this_machine(host) {
                     return Err(foreign(format!(
-                        "the header `host` says {host:?}; without a token only localhost and loopback addresses may be called"
+                        "the header `host` is {host:?}; without a token it must be localhost or a loopback address"
                     )));
                 }
                 let own = format!("http://{host}");
@@ -115,15 +113,15 @@ pub(super) fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// Lets a request pass that calls this machine by a name that no stranger can point to it: a page whose own name leads here
-/// (DNS rebinding) could read the answer otherwise.
+/// Admits a request whose `host` no stranger can point to this machine. Otherwise a page whose own name leads here (DNS
+/// rebinding) could read the response.
 pub(super) async fn only_from_this_machine(request: Request, next: Next) -> Response {
     let host = text(request.headers(), header::HOST).unwrap_or_default();
     if is_this_machine(host) {
         return next.run(request).await;
     }
     let why = format!(
-        "the header `host` says {host:?}; on a loopback address only localhost and loopback addresses may be called\n"
+        "the header `host` is {host:?}; on a loopback port it must be localhost or a loopback address\n"
     );
     (StatusCode::FORBIDDEN, why).into_response()
 }
@@ -132,13 +130,13 @@ fn foreign(message: String) -> Problem {
     Problem::new(StatusCode::FORBIDDEN, "foreign", message)
 }
 
-/// True for what proxies and tunnels add to a request that they pass on.
-fn tells_of_a_proxy(name: &HeaderName) -> bool {
+/// True for headers that proxies and tunnels add to requests.
+fn is_from_a_proxy(name: &HeaderName) -> bool {
     let name = name.as_str();
     name.starts_with("x-forwarded-") || ["forwarded", "via", "x-real-ip"].contains(&name)
 }
 
-/// The header, where it is there exactly once.
+/// The value of a header that occurs exactly once.
 fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     let mut all = headers.get_all(name).iter();
     match (all.next(), all.next()) {
@@ -185,7 +183,7 @@ mod tests {
     const JSON: (HeaderName, &str) = (header::CONTENT_TYPE, "application/json; charset=utf-8");
 
     #[test]
-    fn on_loopback_only_calls_of_this_machine_are_let_in() {
+    fn on_loopback_only_calls_from_this_machine_are_admitted() {
         let access = Access::Loopback;
         for host in ["localhost", "LocalHost:8420", "127.0.0.1:8420", "[::1]:1"] {
             assert_eq!(
@@ -234,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_token_it_counts_and_nothing_else() {
+    fn with_a_token_only_the_token_counts() {
         let access = Access::Token(Token::new("0123456789abcdef").unwrap());
         let call = |value: &str| {
             let headers = [
@@ -264,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_token_nobody_but_loopback_is_served() {
+    fn without_a_token_only_loopback_is_served() {
         let on = |address: &str| Access::without_token(address.parse().unwrap());
         assert_eq!(on("127.0.0.1:1"), Some(Access::Loopback));
         assert_eq!(on("[::1]:1"), Some(Access::Loopback));
@@ -273,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_can_be_guessed_or_not_be_sent_is_refused_and_none_is_printed() {
+    fn weak_or_unsendable_tokens_are_refused_and_no_token_is_printed() {
         assert!(Token::new("short").is_err());
         assert!(Token::new("with spaces in between").is_err());
         let token = Token::new("0123456789abcdef").unwrap();

@@ -1,8 +1,8 @@
-//! Takes connections: how many there may be at once, and how long each may be silent.
+//! Accepts connections, and bounds how many are open at once and how long each may be silent.
 //!
-//! `axum::serve` has no bound for either, so that whoever reaches the port could take all files that the process may
-//! open, without sending a single request. Where all places are taken, one gives way that asks nothing, or does not take its
-//! answer ([`open`]): whoever asks something is answered, however many there are who only connect.
+//! `axum::serve` bounds neither, so a client that reaches the port could exhaust the file descriptors of the process
+//! without sending a single request. If all places are taken, a connection without a request, or one that does not read its
+//! response, is closed ([`open`]). Requests are therefore served however many clients only connect.
 
 mod open;
 mod watched;
@@ -28,18 +28,18 @@ use tracing::debug;
 use self::open::{Connected, Open};
 use self::watched::{Body, Stream};
 
-/// Connections beside those of invocations that run: probes, scrapers, and callers that are refused. All of them are
-/// answered in milliseconds. More wait in the system's line, where none of these is silent.
+/// Connections besides those of running invocations: probes, scrapers and refused callers, all of which are served
+/// in milliseconds. More of them wait in the listen backlog unless one of these is silent.
 pub(super) const BESIDE_INVOCATIONS_MAX: usize = 128;
 
-/// A connection that has not sent the whole head of a request for so long is closed, also one that is kept open after an
-/// answer. Callers send theirs at once; who comes back later connects again.
+/// How long a connection may take to send the head of a request, also when it is kept alive after a response. Callers send
+/// theirs at once, and a caller that returns later can reconnect.
 const HEAD_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where nobody is silent, somebody may be soon.
+/// How long to wait before looking for a silent connection again.
 const FULL_PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves at most `max` connections at once until `stop`, then until the requests that are under way are answered.
+/// Serves at most `max` connections at once until `stop`, then finishes the requests in progress.
 pub(super) async fn serve(
     mut listener: TcpListener,
     pages: Router,
@@ -51,7 +51,7 @@ pub(super) async fn serve(
     let open = Open::default();
     loop {
         let next = async {
-            // Where the system refuses one (too many open files), it waits a second and goes on.
+            // If the system refuses one (too many open files), this waits a second and retries.
             let (stream, _) = Listener::accept(&mut listener).await;
             (stream, place(&places, &open).await)
         };
@@ -70,7 +70,7 @@ pub(super) async fn serve(
     tasks.wait().await;
 }
 
-/// A free one, or that of a connection which gives way.
+/// A free place, or that of a connection which is closed for it.
 async fn place(places: &Arc<Semaphore>, open: &Open) -> OwnedSemaphorePermit {
     loop {
         if places.available_permits() == 0 {
@@ -97,7 +97,7 @@ async fn connection(
         let (pages, connected) = (pages.clone(), connected.clone());
         async move {
             if !connected.asks() {
-                // It has given way in this moment, and is about to be dropped.
+                // It was chosen for closing just now, and is about to be dropped.
                 std::future::pending::<()>().await;
             }
             let answer = pages.call(request).await?;
@@ -116,6 +116,6 @@ async fn connection(
         }
     };
     if let Err(error) = ended {
-        debug!(%error, "a connection has ended early");
+        debug!(%error, "connection ended early");
     }
 }

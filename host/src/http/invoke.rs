@@ -1,4 +1,4 @@
-//! `POST /invoke/{handler}`: one handler, once, and its result as the answer.
+//! `POST /invoke/{handler}`: runs one handler once and responds with its result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use super::{Access, Pages};
 use crate::invoke::{Answer, Call, Invoked, Invoker, Refusal};
 use crate::job::ErrorKind;
 
-/// A caller that sends slower than that is not waited for.
+/// How long a caller may take to send the body.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
-/// When to ask again where too many run: a guess, as nobody knows how long they take.
+/// When to retry if too many invocations run. A guess: nobody knows how long they take.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
-/// The queue that guests are told of.
+/// The queue that guests see.
 const QUEUE: &str = "default";
 
 /// What invocations over HTTP need.
@@ -28,7 +28,7 @@ const QUEUE: &str = "default";
 pub struct Invocations {
     /// Runs them.
     pub invoker: Arc<Invoker>,
-    /// Who may.
+    /// Who may invoke.
     pub access: Access,
     /// The largest body, bytes.
     pub payload_bytes_max: usize,
@@ -48,12 +48,12 @@ impl std::fmt::Debug for Invocations {
 pub(super) struct Problem {
     status: StatusCode,
     error: Value,
-    /// None where the handler was run: that is counted elsewhere.
+    /// `None` if the handler ran, which is counted elsewhere.
     refused: Option<&'static str>,
 }
 
 impl Problem {
-    /// A refusal: nothing was run.
+    /// A refusal, before anything ran.
     pub(super) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         Self {
             status,
@@ -110,7 +110,7 @@ impl From<Refusal> for Problem {
             Refusal::Full(max) => Self::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "full",
-                format!("{max} invocations run already, and no more are taken (`invoke_max`)"),
+                format!("{max} invocations are running already, which is the limit (`invoke_max`)"),
             ),
             Refusal::Stopping => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -121,8 +121,8 @@ impl From<Refusal> for Problem {
     }
 }
 
-/// Runs the handler. Where the caller goes away, this future is dropped, and with it the invocation:
-/// the guest is told to stop.
+/// Runs the handler. If the caller disconnects, this future is dropped, and with it the invocation:
+/// the guest gets the abort signal.
 pub(super) async fn invoke(
     State(pages): State<Pages>,
     Path(handler): Path<String>,
@@ -132,7 +132,7 @@ pub(super) async fn invoke(
         return Problem::new(
             StatusCode::FORBIDDEN,
             "off",
-            "this host takes no invocations: they need a token, which callers send as `authorization: Bearer TOKEN`; set ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml, with an invoke_max that is not 0, and restart the host",
+            "this host takes no invocations: they need a token, which callers send as `authorization: Bearer TOKEN`; set ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml, and an invoke_max above 0, and restart the host",
         )
         .into_response();
     };
@@ -148,7 +148,7 @@ async fn answer(
     request: Request,
 ) -> Result<Response, Problem> {
     invocations.access.admit(request.headers())?;
-    // What cannot be run is not read. `start` decides, once the payload is there.
+    // Do not read the body of a call that cannot run. `start` decides once the payload is there.
     invocations.invoker.look(handler)?;
     let payload = payload(request, invocations.payload_bytes_max, BODY_PATIENCE).await?;
     let call = Call {
@@ -161,7 +161,7 @@ async fn answer(
     response(invocation.ended().await)
 }
 
-/// The body, which has to be JSON of that size at most, and to come in that time.
+/// The body, which must be JSON, within the size limit, and arrive in time.
 async fn payload(
     request: Request,
     bytes_max: usize,
@@ -174,13 +174,13 @@ async fn payload(
             format!("the body has more than {bytes_max} bytes (`invoke_payload_bytes_max`)"),
         )
     };
-    // Said before it is sent, where the caller says how much it will be.
+    // Refuse before the body is sent if the caller announces its size.
     let announced = request.headers().get(header::CONTENT_LENGTH);
     let announced = announced.and_then(|bytes| bytes.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|bytes| bytes > bytes_max) {
         return Err(too_large());
     }
-    // `DefaultBodyLimit` of the route holds where nothing was said.
+    // `DefaultBodyLimit` of the route applies if nothing was announced.
     let read = Bytes::from_request(request, &());
     let body = match tokio::time::timeout(patience, read).await {
         Ok(Ok(body)) => body,
@@ -198,7 +198,7 @@ async fn payload(
             return Err(Problem::new(
                 StatusCode::REQUEST_TIMEOUT,
                 "slow_body",
-                format!("the body did not come within {} s", patience.as_secs()),
+                format!("the body did not arrive within {} s", patience.as_secs()),
             ));
         }
     };
@@ -212,7 +212,7 @@ async fn payload(
         Err(why) => Err(Problem::new(
             StatusCode::BAD_REQUEST,
             "invalid_payload",
-            format!("the body is no JSON: {why}"),
+            format!("the body is not JSON: {why}"),
         )),
     }
 }
@@ -267,7 +267,7 @@ mod tests {
         }
     }
 
-    /// A body of which nothing ever comes.
+    /// A body that never arrives.
     struct Silent;
 
     impl hyper::body::Body for Silent {
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_does_not_come_is_not_waited_for() {
+    async fn a_body_that_does_not_arrive_in_time_is_refused() {
         let request = Request::new(Body::new(Silent));
         let refused = payload(request, 64, Duration::from_millis(1)).await;
         let refused = refused.unwrap_err().into_response();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn every_end_has_a_status_of_its_own() {
+    fn each_outcome_has_its_status() {
         let error = |kind| AttemptError::new(kind, "why");
         assert_eq!(
             status(Answer::Succeeded(

@@ -1,4 +1,4 @@
-//! Everything that is counted, as Prometheus text.
+//! All counters, as Prometheus text.
 
 use std::{
     convert::Infallible,
@@ -16,20 +16,20 @@ const SECONDS: [f64; 16] = [
     300.0, 3600.0,
 ];
 
-/// How often histograms are folded together where nobody asks for them.
+/// How often histograms are folded if nobody scrapes them.
 const UPKEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// What was counted so far.
+/// The metrics of this process.
 #[derive(Clone)]
 pub struct Metrics {
     handle: PrometheusHandle,
     asked: Arc<Notify>,
 }
 
-/// Makes everything that this process counts go to one place. A second call gives the same place.
+/// Installs the recorder of this process. A second call returns the same metrics.
 ///
 /// # Errors
-/// Where another recorder was installed by somebody else.
+/// If another recorder is installed already.
 pub fn install_metrics() -> Result<Metrics, BuildError> {
     static INSTALLED: Mutex<Option<Metrics>> = Mutex::new(None);
     let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -47,19 +47,18 @@ pub fn install_metrics() -> Result<Metrics, BuildError> {
 }
 
 impl Metrics {
-    /// All of it, in Prometheus' text format.
+    /// All metrics in Prometheus' text format.
     pub fn render(&self) -> String {
         self.asked.notify_one();
         self.handle.render()
     }
 
-    /// Is notified with each look at the page. What is dear to count is counted then, for the next one.
+    /// Notified at each scrape. Expensive metrics are computed then, for the next scrape.
     pub fn asked(&self) -> Arc<Notify> {
         self.asked.clone()
     }
 
-    /// Keeps memory bounded where nobody scrapes: histograms hold every sample until they are
-    /// folded.
+    /// Keeps memory bounded if nobody scrapes: histograms hold every sample until they are folded.
     pub async fn keep_up(&self) -> Infallible {
         let mut ticks = time::interval(UPKEEP_EVERY);
         loop {

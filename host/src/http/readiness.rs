@@ -4,12 +4,11 @@ use std::{fmt, sync::Arc};
 
 use serde::Serialize;
 
-/// Asks the host how it stands, each time that somebody asks `/readyz`. Nothing is kept here that
-/// could go stale.
+/// Computes the report for each request of `/readyz`. Nothing is cached, so nothing can go stale.
 #[derive(Clone)]
 pub struct Readiness(Arc<dyn Fn() -> Report + Send + Sync>);
 
-/// What `/readyz` answers.
+/// The response of `/readyz`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     ready: bool,
@@ -19,8 +18,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Ready where the database can be used, handlers can be run, and the host was not told to
-    /// stop. An error says why not.
+    /// Ready if the database can be used, handlers can run, and the host is not stopping. The
+    /// errors give the reasons.
     pub fn new(database: Result<(), String>, handlers: Result<(), String>, stopping: bool) -> Self {
         Self {
             ready: database.is_ok() && handlers.is_ok() && !stopping,
@@ -30,26 +29,26 @@ impl Report {
         }
     }
 
-    /// The same for a host that has no queue, and therefore no database.
+    /// The report of a host without a queue, which has no database either.
     pub fn without_queue(handlers: Result<(), String>, stopping: bool) -> Self {
         let mut report = Self::new(Ok(()), handlers, stopping);
         report.database = "not used".into();
         report
     }
 
-    /// True where jobs can be run.
+    /// True if jobs can run.
     pub fn is_ready(&self) -> bool {
         self.ready
     }
 }
 
 impl Readiness {
-    /// `ask` has to answer at once: from what is known, without asking the database.
+    /// `ask` must return at once, without a query to the database.
     pub fn new(ask: impl Fn() -> Report + Send + Sync + 'static) -> Self {
         Self(Arc::new(ask))
     }
 
-    /// How it stands.
+    /// The current report.
     pub fn report(&self) -> Report {
         (self.0)()
     }
@@ -73,7 +72,7 @@ mod tests {
     use super::Report;
 
     #[test]
-    fn a_host_is_ready_only_while_database_and_handlers_are_well_and_it_is_not_stopping() {
+    fn a_host_is_ready_while_database_and_handlers_work_and_it_is_not_stopping() {
         let no = || Err("no".to_owned());
         assert!(Report::new(Ok(()), Ok(()), false).is_ready());
         assert!(!Report::new(no(), Ok(()), false).is_ready());

@@ -10,10 +10,11 @@ use semver::Version;
 use serde_json::Value;
 
 use super::{
-    Grants, HttpGrant, HttpSettings, Instances, Limits, LimitsSet, ModuleBinding, Pin, SecretGrant,
-    Secrets, StateQuota,
+    Grants, HttpGrant, HttpSettings, Instances, Limits, ModuleBinding, Pin, SecretGrant, Secrets,
+    StateQuota,
 };
 use crate::job::{narrowest, narrowest_first};
+use crate::setting::Overlay;
 
 /// Short enough for guests that wait their turn, and for stopping a guest that does not stop itself; a hundred
 /// interruptions a second have no measurable cost.
@@ -80,7 +81,7 @@ pub struct Settings {
     /// The limits of attempts, unless a handler's own are set.
     pub limits: Limits,
     /// Limits by handler name or pattern: each limit comes from the narrowest entry that sets it.
-    pub limits_of: BTreeMap<String, LimitsSet>,
+    pub limits_of: BTreeMap<String, Overlay<Limits>>,
     /// Memory of all attempts together, bytes. `None`, the default, means three quarters of the machine's memory (or
     /// of the control group's).
     pub memory_bytes_total_max: Option<usize>,

@@ -229,7 +229,7 @@ fn resolve_policy(shared: &Shared, job: &ClaimedJob, handler: &Handler) -> Polic
     match job.lease.or(job.timeout) {
         None => policy,
         Some(_) => {
-            let operator_timeout = overrides.of(&handler.manifest.name).timeout;
+            let operator_timeout = overrides.of(&handler.manifest.name).time("timeout");
             policy.of_job(job.lease, job.timeout, operator_timeout)
         }
     }

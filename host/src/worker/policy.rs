@@ -6,35 +6,20 @@ use std::time::Duration;
 
 use crate::job::{AbortReason, RetryPolicy, narrowest_first};
 use crate::sandbox::{AbortHandle, HandlerManifest, Run};
+use crate::setting::Field::{Ratio, Time, U32};
+use crate::setting::{Overlay, Settable, Setting};
 
 /// The shortest lease: a renewal is sent before half of it has passed, and needs a round trip.
 pub(super) const LEASE_MIN: Duration = Duration::from_secs(2);
 
-/// The operator's settings for one handler. `None` means the module's own.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Override {
-    /// How long a claim is valid without renewal.
-    pub lease: Option<Duration>,
-    /// The run timeout of an attempt.
-    pub timeout: Option<Duration>,
-    /// From the abort signal to the hard stop.
-    pub grace: Option<Duration>,
-    /// The maximum number of attempts.
-    pub max_attempts: Option<u32>,
-    /// The wait after the first failed attempt.
-    pub retry_initial: Option<Duration>,
-    /// The longest wait.
-    pub retry_max: Option<Duration>,
-    /// The factor by which each further wait is longer.
-    pub retry_multiplier: Option<f64>,
-    /// The random share of a wait, 0 to 1.
-    pub retry_jitter: Option<f64>,
-    /// How long a slot waits after an attempt before it starts the next one.
-    pub job_delay: Option<Duration>,
-}
+const HOUR_MS: u64 = 3_600_000;
+const DAY_MS: u64 = 24 * HOUR_MS;
 
-/// The operator's settings by handler name or pattern (`image.*`). The most specific entry that has a setting decides it: the exact name before
-/// a pattern, a longer pattern before a shorter one.
+/// The operator's settings for one handler. The rest are the module's own.
+pub type Override = Overlay<Policy>;
+
+/// The operator's settings by handler name or pattern (`image.*`). The most specific entry that has a setting decides it: the exact
+/// name before a pattern, a longer pattern before a shorter one.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Overrides(pub BTreeMap<String, Override>);
 
@@ -43,23 +28,6 @@ impl Overrides {
     pub fn of(&self, handler: &str) -> Override {
         let narrowest_first = narrowest_first(&self.0, handler).into_iter();
         narrowest_first.fold(Override::default(), |set, (_, wider)| set.or(wider))
-    }
-}
-
-impl Override {
-    /// These settings, completed from a less specific entry.
-    fn or(&self, wider: &Self) -> Self {
-        Self {
-            lease: self.lease.or(wider.lease),
-            timeout: self.timeout.or(wider.timeout),
-            grace: self.grace.or(wider.grace),
-            max_attempts: self.max_attempts.or(wider.max_attempts),
-            retry_initial: self.retry_initial.or(wider.retry_initial),
-            retry_max: self.retry_max.or(wider.retry_max),
-            retry_multiplier: self.retry_multiplier.or(wider.retry_multiplier),
-            retry_jitter: self.retry_jitter.or(wider.retry_jitter),
-            job_delay: self.job_delay.or(wider.job_delay),
-        }
     }
 }
 
@@ -78,23 +46,108 @@ pub struct Policy {
     pub job_delay: Option<Duration>,
 }
 
+impl Default for Policy {
+    /// The policy of a handler without settings in its manifest or of the operator.
+    fn default() -> Self {
+        Self {
+            lease: HandlerManifest::LEASE,
+            timeout: HandlerManifest::TIMEOUT,
+            grace: HandlerManifest::GRACE,
+            retry: RetryPolicy::default(),
+            job_delay: None,
+        }
+    }
+}
+
+impl Settable for Policy {
+    const SETTINGS: &'static [Setting<Self>] = &[
+        // The minimum is `LEASE_MIN`. The database accepts at most a day.
+        Setting::new(
+            "lease",
+            2000..=DAY_MS,
+            |of| Time(&mut of.lease),
+            "How long a claim is valid; running attempts renew it in time",
+        ),
+        Setting::new(
+            "timeout",
+            1..=30 * DAY_MS,
+            |of| Time(&mut of.timeout),
+            "How long one attempt may run",
+        ),
+        Setting::new(
+            "grace",
+            0..=HOUR_MS,
+            |of| Time(&mut of.grace),
+            "From the abort signal to the hard stop",
+        ),
+        Setting::new(
+            "max_attempts",
+            1..=1000,
+            |of| U32(&mut of.retry.max_attempts),
+            "Attempts in all, the first included",
+        ),
+        Setting::new(
+            "retry_initial",
+            0..=30 * DAY_MS,
+            |of| Time(&mut of.retry.initial),
+            "Wait after the first failed attempt",
+        ),
+        Setting::new(
+            "retry_multiplier",
+            1..=1000,
+            |of| Ratio(&mut of.retry.multiplier),
+            "Factor by which each further wait is longer",
+        ),
+        Setting::new(
+            "retry_max",
+            0..=30 * DAY_MS,
+            |of| Time(&mut of.retry.max),
+            "Longest wait, jitter included",
+        ),
+        Setting::new(
+            "retry_jitter",
+            0..=1,
+            |of| Ratio(&mut of.retry.jitter),
+            "Share of a wait that is random",
+        ),
+        Setting::new(
+            "job_delay",
+            0..=HOUR_MS,
+            |of| Time(of.job_delay.get_or_insert_default()),
+            "How long a slot waits after an attempt; without it, the worker's own `job_delay` applies",
+        ),
+    ];
+
+    fn check_together(&self, here: &Overlay<Self>, set: &Overlay<Self>) -> Result<(), String> {
+        // The module's own values are not known here.
+        if !here.has("retry_initial") && !here.has("retry_max") {
+            return Ok(());
+        }
+        match (set.time("retry_initial"), set.time("retry_max")) {
+            (Some(initial), Some(max)) if initial > max => Err(format!(
+                "retry_initial must be at most retry_max, which is {}, not {}",
+                humantime::format_duration(max),
+                humantime::format_duration(initial)
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Policy {
     /// The operator's settings override the module's. The manifest already contains the defaults.
     pub fn resolve(manifest: &HandlerManifest, overrides: &Overrides) -> Self {
-        let set = overrides.of(&manifest.name);
-        let module = &manifest.retry;
+        let of_module = Self {
+            lease: manifest.lease,
+            timeout: manifest.timeout,
+            grace: manifest.grace,
+            retry: manifest.retry.clone(),
+            job_delay: None,
+        };
+        let policy = overrides.of(&manifest.name).over(&of_module);
         Self {
-            lease: set.lease.unwrap_or(manifest.lease).max(LEASE_MIN),
-            timeout: set.timeout.unwrap_or(manifest.timeout),
-            grace: set.grace.unwrap_or(manifest.grace),
-            retry: RetryPolicy {
-                max_attempts: set.max_attempts.unwrap_or(module.max_attempts),
-                initial: set.retry_initial.unwrap_or(module.initial),
-                max: set.retry_max.unwrap_or(module.max),
-                multiplier: set.retry_multiplier.unwrap_or(module.multiplier),
-                jitter: set.retry_jitter.unwrap_or(module.jitter),
-            },
-            job_delay: set.job_delay,
+            lease: policy.lease.max(LEASE_MIN),
+            ..policy
         }
     }
 
@@ -134,6 +187,7 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::setting::Number;
 
     #[test]
     fn a_jobs_timeout_may_exceed_the_modules_but_not_the_operators() {
@@ -166,41 +220,29 @@ mod tests {
     #[test]
     fn the_most_specific_entry_with_a_setting_decides_it() {
         let secs = |secs| Some(Duration::from_secs(secs));
+        let set = |times: &[(&str, u64)]| {
+            times.iter().fold(Override::default(), |set, (key, secs)| {
+                set.with(key, Duration::from_secs(*secs))
+            })
+        };
         let overrides = Overrides(BTreeMap::from([
-            (
-                "*".into(),
-                Override {
-                    lease: secs(1),
-                    grace: secs(1),
-                    ..Override::default()
-                },
-            ),
-            (
-                "image.*".into(),
-                Override {
-                    lease: secs(2),
-                    timeout: secs(2),
-                    ..Override::default()
-                },
-            ),
+            ("*".into(), set(&[("lease", 1), ("grace", 1)])),
+            ("image.*".into(), set(&[("lease", 2), ("timeout", 2)])),
             (
                 "image.thumbnail".into(),
-                Override {
-                    lease: secs(3),
-                    max_attempts: Some(3),
-                    ..Override::default()
-                },
+                set(&[("lease", 3)]).with("max_attempts", 3_u32),
             ),
         ]));
         for (handler, lease, timeout, max_attempts) in [
-            ("image.thumbnail", secs(3), secs(2), Some(3)),
+            ("image.thumbnail", secs(3), secs(2), Some(Number::Whole(3))),
             ("image.crop", secs(2), secs(2), None),
             ("text.stats", secs(1), None, None),
         ] {
             let set = overrides.of(handler);
-            let found = (set.lease, set.timeout, set.max_attempts);
-            assert_eq!(found, (lease, timeout, max_attempts), "{handler}");
-            assert_eq!(set.grace, secs(1), "{handler}");
+            assert_eq!(set.time("lease"), lease, "{handler}");
+            assert_eq!(set.time("timeout"), timeout, "{handler}");
+            assert_eq!(set.get("max_attempts"), max_attempts, "{handler}");
+            assert_eq!(set.time("grace"), secs(1), "{handler}");
         }
     }
 }

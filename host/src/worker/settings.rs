@@ -65,7 +65,11 @@ pub enum QueueOrder {
 impl Settings {
     /// True if slots wait after some attempts.
     pub fn has_job_delay(&self) -> bool {
-        let of_handlers = self.overrides.0.values().filter_map(|set| set.job_delay);
+        let of_handlers = self
+            .overrides
+            .0
+            .values()
+            .filter_map(|set| set.time("job_delay"));
         of_handlers
             .chain([self.job_delay])
             .any(|delay| !delay.is_zero())

@@ -29,7 +29,7 @@ async fn operators_list_read_put_and_remove_state() {
     rouse(&["set", "gone.by", "n", "{"])
         .await
         .exits(1)
-        .says("the value is no JSON");
+        .says("the value is not JSON");
     rouse(&["set", "gone.by", "raw", "{", "--raw", "--json"])
         .await
         .exits(0)
@@ -71,7 +71,7 @@ async fn operators_list_read_put_and_remove_state() {
     rouse(&["get", "gone.by", "nothing"])
         .await
         .exits(3)
-        .says("nothing is kept there");
+        .says("no such state");
 
     rouse(&["rm", "gone.by", "n"])
         .await

@@ -330,30 +330,23 @@ pub(crate) async fn watched(guests: &[&str]) -> (Arc<Catalog>, TempDir) {
 
 /// The operator's lease for handlers of this name or pattern.
 pub(crate) fn lease(pattern: &str, secs: u64) -> Overrides {
-    let set = Override {
-        lease: Some(Duration::from_secs(secs)),
-        ..Override::default()
-    };
+    let set = Override::default().with("lease", Duration::from_secs(secs));
     Overrides([(pattern.to_string(), set)].into())
 }
 
 /// The operator's run timeout for handlers of this name or pattern, with a short grace.
 pub(crate) fn timeout(pattern: &str, timeout: Duration) -> Overrides {
-    let set = Override {
-        timeout: Some(timeout),
-        grace: Some(Duration::from_millis(200)),
-        ..Override::default()
-    };
+    let set = Override::default()
+        .with("timeout", timeout)
+        .with("grace", Duration::from_millis(200));
     Overrides([(pattern.to_string(), set)].into())
 }
 
 /// The operator's retries for handlers of this name or pattern.
 pub(crate) fn tries(pattern: &str, max_attempts: u32, wait: Duration) -> Overrides {
-    let set = Override {
-        max_attempts: Some(max_attempts),
-        retry_initial: Some(wait),
-        retry_max: Some(wait),
-        ..Override::default()
-    };
+    let set = Override::default()
+        .with("max_attempts", max_attempts)
+        .with("retry_initial", wait)
+        .with("retry_max", wait);
     Overrides([(pattern.to_string(), set)].into())
 }

@@ -1,4 +1,6 @@
-//! Holds reference pages against the code: the functions that people are granted, and the metrics.
+//! Holds reference pages against the code: the functions that people are granted, the metrics, kinds of errors and SQLSTATEs.
+//!
+//! Unit tests of the host hold the tables of docs/reference/configuration.md and docs/reference/cli.md.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,6 +12,9 @@ use super::pages::{files, read};
 const GRANTS: &str = "migrations/functions/grants.sql";
 const SQL: &str = "docs/reference/sql.md";
 const METRICS: &str = "docs/reference/metrics.md";
+const KINDS: &str = "host/src/job/outcome.rs";
+const FUNCTIONS: &str = "migrations/functions";
+const ERRORS: &str = "docs/reference/errors.md";
 
 pub(crate) fn check(root: &Path) -> Result<()> {
     let mut faults = Vec::new();
@@ -31,10 +36,74 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     for name in listed.difference(&counted) {
         faults.push(format!("{METRICS} lists {name}, which no host counts"));
     }
+    faults.extend(errors(root)?);
     if !faults.is_empty() {
         bail!("{}", faults.join("; "));
     }
     Ok(())
+}
+
+/// What the page of errors lacks, or has too much.
+fn errors(root: &Path) -> Result<Vec<String>> {
+    let page = read(root.join(ERRORS))?;
+    let rows: BTreeSet<&str> = page.lines().filter_map(first_cell).collect();
+    let code = read(root.join(KINDS))?;
+    let missing = kinds(&code).into_iter();
+    let missing = missing.filter(|kind| !rows.contains(&**kind));
+    let mut faults: Vec<String> = missing
+        .map(|kind| format!("{ERRORS} does not list {kind}"))
+        .collect();
+    let mut sql = String::new();
+    for file in files(&root.join(FUNCTIONS), "sql", false)? {
+        sql += &read(file)?;
+    }
+    let raised = states(&sql);
+    let listed = rows.iter().copied().filter(|row| row.starts_with("RW"));
+    let listed: BTreeSet<&str> = listed.collect();
+    for state in raised.difference(&listed) {
+        faults.push(format!("{ERRORS} does not list {state}"));
+    }
+    for state in listed.difference(&raised) {
+        faults.push(format!("{ERRORS} lists {state}, which no function raises"));
+    }
+    Ok(faults)
+}
+
+/// The variants of `ErrorKind`, in snake case.
+fn kinds(code: &str) -> Vec<String> {
+    let (_, body) = code.split_once("pub enum ErrorKind {").unwrap_or_default();
+    let (body, _) = body.split_once("\n}").unwrap_or_default();
+    let variants = body
+        .lines()
+        .filter_map(|line| line.trim().strip_suffix(','));
+    variants
+        .map(|variant| {
+            let mut kind = String::new();
+            for (at, c) in variant.char_indices() {
+                if c.is_ascii_uppercase() && at > 0 {
+                    kind.push('_');
+                }
+                kind.push(c.to_ascii_lowercase());
+            }
+            kind
+        })
+        .collect()
+}
+
+/// The SQLSTATEs of Rouse's own class that functions raise.
+fn states(sql: &str) -> BTreeSet<&str> {
+    sql.split("ERRCODE = '")
+        .skip(1)
+        .filter_map(|rest| rest.split_once('\''))
+        .map(|(state, _)| state)
+        .filter(|state| state.starts_with("RW"))
+        .collect()
+}
+
+/// The first cell of a row, without backticks.
+fn first_cell(line: &str) -> Option<&str> {
+    let (cell, _) = line.strip_prefix("| ")?.split_once(" |")?;
+    Some(cell.trim_matches('`'))
 }
 
 /// The functions that others than workers may call. Those of workers belong to the host, and names that start with `_` to other
@@ -87,6 +156,17 @@ mod tests {
                       GRANT SELECT ON rouse.jobs TO rouse_observer;";
         let functions = ["cancel", "depth", "enqueue"];
         assert_eq!(granted(grants), BTreeSet::from(functions));
+    }
+
+    #[test]
+    fn kinds_and_states_are_found_in_code_and_in_rows() {
+        let code = "pub enum ErrorKind {\n    /// It panicked, badly.\n    Panic,\n    OutOfCpu,\n}\nenum Other { A, }";
+        assert_eq!(kinds(code), ["panic", "out_of_cpu"]);
+        let sql = "USING ERRCODE = 'RW001', HINT = 'x'; USING ERRCODE = '22023'; -- RW002";
+        assert_eq!(states(sql), BTreeSet::from(["RW001"]));
+        assert_eq!(first_cell("| `panic` | it panicked |"), Some("panic"));
+        assert_eq!(first_cell("| RW001 | x |"), Some("RW001"));
+        assert_eq!(first_cell("no row"), None);
     }
 
     #[test]

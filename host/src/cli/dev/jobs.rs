@@ -1,7 +1,7 @@
-//! What jobs do, for whoever watches a `rouse dev`: a line for each attempt that has ended, made of the events of
-//! [`rouse::job`](crate::worker). Under a flood the first of each second have lines, and one line counts the others.
+//! Prints a line for each ended attempt of a `rouse dev`, from the events of [`rouse::job`](crate::worker). Under load, only the
+//! first attempts of each second get a line, and one more line counts the others.
 //!
-//! It never holds up a worker: lines go to a thread of their own, and what that cannot print in time is counted.
+//! It never blocks a worker: a thread of its own prints the lines, and lines that it cannot print in time are counted.
 
 mod line;
 
@@ -22,38 +22,38 @@ use self::line::JobEnd;
 use crate::cli::screen::Screen;
 use crate::telemetry;
 
-/// Lines in one second. As many as people read; more would only hide what the others say.
+/// Lines in one second. Nobody can read more.
 const LINES_MAX: usize = 20;
 
-/// Lines that wait to be printed: standard output may be slow, or stand still.
+/// Lines in the queue to the thread: standard output may be slow or blocked.
 const WAITING_MAX: usize = 2 * LINES_MAX;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// At the end of a `rouse dev`, how long the last lines may take.
+/// How long the last lines may take at the end of a `rouse dev`.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What has ended, on its way to standard output.
+/// The ends of jobs, on their way to standard output.
 #[derive(Debug, Clone)]
 pub(in crate::cli) struct Jobs {
     window: Arc<Mutex<Window>>,
 }
 
-/// What of the present second was not given a line.
+/// The current second: how many lines it has, and how many jobs got none.
 #[derive(Debug, Default)]
 struct Window {
-    /// None until somebody prints, and after the end.
-    lines: Option<SyncSender<Said>>,
+    /// `None` before printing starts, and after the end.
+    lines: Option<SyncSender<Output>>,
     started: Option<Instant>,
     shown: usize,
-    /// By outcome.
+    /// Jobs without a line, by outcome.
     more: BTreeMap<String, u64>,
 }
 
-enum Said {
+enum Output {
     End(Box<JobEnd>),
     More(BTreeMap<String, u64>),
-    /// Everything before it is to be printed now.
+    /// Confirms that everything before it is printed.
     Flush(mpsc::Sender<()>),
 }
 
@@ -71,25 +71,25 @@ impl Jobs {
         Listener(self.clone()).with_filter(events).boxed()
     }
 
-    /// Prints from now on; as JSON, one object a line, or for people.
+    /// Starts printing: as JSON, one object a line, or for people.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// If the thread cannot be started.
     pub(super) fn print(&self, in_json: bool) -> std::io::Result<()> {
-        let (lines, said) = mpsc::sync_channel(WAITING_MAX);
+        let (lines, outputs) = mpsc::sync_channel(WAITING_MAX);
         self.lock().lines = Some(lines);
         let window = Arc::downgrade(&self.window);
         let print = move || {
             loop {
-                let said = said.recv_timeout(SECOND);
-                match (said, window.upgrade()) {
-                    (Ok(said), _) => said.print(in_json),
-                    // What came in the last second of a flood.
+                let output = outputs.recv_timeout(SECOND);
+                match (output, window.upgrade()) {
+                    (Ok(output), _) => output.print(in_json),
+                    // The count of the last busy second.
                     (Err(RecvTimeoutError::Timeout), Some(window)) => {
                         let mut window = window.lock().unwrap_or_else(PoisonError::into_inner);
                         let more = std::mem::take(&mut window.more);
                         drop(window);
-                        Said::More(more).print(in_json);
+                        Output::More(more).print(in_json);
                     }
                     (Err(RecvTimeoutError::Disconnected), _) | (_, None) => return,
                 }
@@ -101,15 +101,16 @@ impl Jobs {
         Ok(())
     }
 
-    /// Prints what there is, and then nothing more.
+    /// Prints what is left, then stops.
     pub(super) fn end(&self) {
         let mut window = self.lock();
         let (more, lines) = (std::mem::take(&mut window.more), window.lines.take());
         drop(window);
         let Some(lines) = lines else { return };
         let (done, ended) = mpsc::channel();
-        // Where nobody reads standard output any more, nobody misses the last lines.
-        if lines.try_send(Said::More(more)).is_ok() && lines.try_send(Said::Flush(done)).is_ok() {
+        // If nobody reads standard output any more, the last lines are lost.
+        if lines.try_send(Output::More(more)).is_ok() && lines.try_send(Output::Flush(done)).is_ok()
+        {
             let _ = ended.recv_timeout(END_PATIENCE);
         }
     }
@@ -128,7 +129,8 @@ impl Jobs {
             .is_none_or(|started| now.duration_since(started) >= SECOND)
         {
             let more = std::mem::take(&mut window.more);
-            if let Err(TrySendError::Full(Said::More(more))) = lines.try_send(Said::More(more)) {
+            if let Err(TrySendError::Full(Output::More(more))) = lines.try_send(Output::More(more))
+            {
                 window.more = more;
             }
             window.started = Some(now);
@@ -136,13 +138,13 @@ impl Jobs {
         }
         window.shown += 1;
         let outcome = end.outcome.clone();
-        if window.shown > LINES_MAX || lines.try_send(Said::End(Box::new(end))).is_err() {
+        if window.shown > LINES_MAX || lines.try_send(Output::End(Box::new(end))).is_err() {
             *window.more.entry(outcome).or_default() += 1;
         }
     }
 }
 
-impl Said {
+impl Output {
     fn print(self, in_json: bool) {
         let text = match self {
             Self::End(end) if in_json => end.json(),
@@ -151,12 +153,12 @@ impl Said {
             Self::More(more) if in_json => line::more_json(&more),
             Self::More(more) => line::more_text(&more),
             Self::Flush(done) => {
-                // Whoever waited has gone.
+                // The waiting side may have timed out.
                 let _ = done.send(());
                 return;
             }
         };
-        // Whoever read them may be gone.
+        // The reader may be gone.
         let _ = writeln!(std::io::stdout(), "{text}");
     }
 }
@@ -200,13 +202,13 @@ mod tests {
             ("elapsed_ms", "3"),
         ];
         let fields = fields.map(|(key, value)| (key, value.to_owned()));
-        JobEnd::of(&fields.into()).expect("it is one")
+        JobEnd::of(&fields.into()).expect("an end")
     }
 
     #[test]
-    fn under_a_flood_the_first_of_a_second_have_lines_and_the_others_are_counted() {
+    fn under_load_the_first_ends_of_a_second_have_lines_and_the_others_are_counted() {
         let jobs = Jobs::new();
-        let (lines, said) = mpsc::sync_channel(1000);
+        let (lines, outputs) = mpsc::sync_channel(1000);
         jobs.lock().lines = Some(lines);
         let start = Instant::now();
         for _ in 0..LINES_MAX + 30 {
@@ -215,12 +217,12 @@ mod tests {
         jobs.ended(end("failed"), start);
         jobs.ended(end("succeeded"), start + SECOND);
         let mut shown = Vec::new();
-        while let Ok(said) = said.try_recv() {
-            shown.push(match said {
-                Said::End(end) => end.outcome,
-                Said::More(more) if more.is_empty() => continue,
-                Said::More(more) => line::more_text(&more),
-                Said::Flush(_) => unreachable!("nobody has asked for it"),
+        while let Ok(output) = outputs.try_recv() {
+            shown.push(match output {
+                Output::End(end) => end.outcome,
+                Output::More(more) if more.is_empty() => continue,
+                Output::More(more) => line::more_text(&more),
+                Output::Flush(_) => unreachable!("nothing flushes here"),
             });
         }
         assert_eq!(shown.len(), LINES_MAX + 2, "{shown:?}");
@@ -232,22 +234,22 @@ mod tests {
     }
 
     #[test]
-    fn whoever_prints_too_slowly_holds_up_nobody_and_misses_no_count() {
+    fn a_slow_printer_blocks_no_worker_and_loses_no_count() {
         let jobs = Jobs::new();
-        let (lines, said) = mpsc::sync_channel(1);
+        let (lines, outputs) = mpsc::sync_channel(1);
         jobs.lock().lines = Some(lines);
         let start = Instant::now();
         for _ in 0..5 {
             jobs.ended(end("succeeded"), start);
         }
-        // The first was the empty count of the second before.
+        // The channel holds the empty count of the second before.
         assert_eq!(jobs.lock().more.get("succeeded"), Some(&5));
-        drop(said);
+        drop(outputs);
         jobs.ended(end("succeeded"), start + SECOND);
     }
 
     #[test]
-    fn nothing_is_kept_where_nobody_prints() {
+    fn nothing_is_kept_before_printing_starts() {
         let jobs = Jobs::new();
         jobs.ended(end("failed"), Instant::now());
         assert!(jobs.lock().more.is_empty());

@@ -1,4 +1,4 @@
-//! What a `rouse dev` serves, for other commands in its folder: a file beside its data says so while it runs.
+//! Tells other commands in the folder what a running `rouse dev` serves, through a file next to its data.
 
 use std::fs;
 use std::io;
@@ -18,13 +18,13 @@ const FILE: &str = "dev.json";
 pub(in crate::cli) struct Serves {
     /// The folder with the handlers.
     pub(in crate::cli) handlers: PathBuf,
-    /// Its `rouse.toml`; none: it has none.
+    /// Its `rouse.toml`, if it has one.
     pub(in crate::cli) config: Option<PathBuf>,
 }
 
 impl Serves {
     /// # Errors
-    /// When the folder is not there.
+    /// If the folder does not exist.
     pub(super) fn new(handlers: &Path, config: Option<&Path>) -> anyhow::Result<Self> {
         let handlers = fs::canonicalize(handlers)
             .with_context(|| format!("look at {}", handlers.display()))?;
@@ -32,20 +32,20 @@ impl Serves {
         Ok(Self { handlers, config })
     }
 
-    /// Says so to commands that come later.
+    /// Writes the file.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub(super) fn write(&self, data_dir: &Path) -> anyhow::Result<()> {
         let path = data_dir.join(FILE);
-        let text = serde_json::to_vec(self).context("write what is served as JSON")?;
+        let text = serde_json::to_vec(self).context("write the served folder as JSON")?;
         fs::write(&path, text).with_context(|| format!("write {}", path.display()))
     }
 
-    /// Forgets what an earlier `rouse dev` on these data has said.
+    /// Removes the file of an earlier `rouse dev` on this data.
     ///
     /// # Errors
-    /// When the file cannot be removed.
+    /// If the file cannot be removed.
     pub(in crate::cli) fn forget(data_dir: &Path) -> anyhow::Result<()> {
         let path = data_dir.join(FILE);
         match fs::remove_file(&path) {
@@ -56,7 +56,7 @@ impl Serves {
         }
     }
 
-    /// What the `rouse dev` of this folder (or of `ROUSE_DATA_DIR`) serves; none where none runs.
+    /// What the `rouse dev` of this folder (or of `ROUSE_DATA_DIR`) serves; `None` if none runs.
     pub(in crate::cli) fn here() -> Option<Self> {
         let server = Running::find(&data_dir(None))?;
         let text = fs::read(server.data_dir.join(FILE)).ok()?;

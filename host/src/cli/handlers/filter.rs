@@ -1,4 +1,4 @@
-//! `--where KEY=VALUE`: which handlers of the fleet are listed.
+//! `--where KEY=VALUE`: filters the handlers of the fleet.
 
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ pub(super) enum Filter {
     Tag(String),
     /// Its worker's id.
     Worker(String),
-    /// What its operator has granted to it.
+    /// A capability that its operator grants it.
     Grant(String),
 }
 
@@ -27,7 +27,7 @@ impl std::str::FromStr for Filter {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
-            "it is no condition such as handler=image.*, version=1.2.0, queue=mail, tag=gpu, worker=mail-1 or grant=http".to_string()
+            "expected a condition such as handler=image.*, version=1.2.0, queue=mail, tag=gpu, worker=mail-1 or grant=http".to_string()
         };
         let (key, value) = text.split_once('=').ok_or_else(wrong)?;
         let value = value.to_string();
@@ -42,7 +42,7 @@ impl std::str::FromStr for Filter {
             "worker" => Ok(Self::Worker(value)),
             "grant" if GRANTS.contains(&value.as_str()) => Ok(Self::Grant(value)),
             "grant" => Err(format!(
-                "{value:?} is not a capability; there are {}",
+                "{value:?} is not a capability; expected one of {}",
                 GRANTS.join(", ")
             )),
             _ => Err(wrong()),
@@ -51,18 +51,18 @@ impl std::str::FromStr for Filter {
 }
 
 impl Filter {
-    /// True for a row of `rouse.handlers` that it lets through.
+    /// True for a row of `rouse.handlers` that matches.
     pub(super) fn passes(&self, row: &Value) -> bool {
         let has = |key: &str, wanted: &str| {
             let mut all = row[key].as_array().into_iter().flatten();
-            all.any(|one| one == wanted)
+            all.any(|value| value == wanted)
         };
         match self {
             Self::Handler(pattern) => {
                 pattern_covers(pattern, row["handler"].as_str().unwrap_or_default())
             }
             Self::Version(version) => row["version"] == **version,
-            // Who names no queue serves all of them.
+            // A worker without queues serves all of them.
             Self::Queue(queue) => {
                 row["queues"].as_array().is_none_or(Vec::is_empty) || has("queues", queue)
             }
@@ -72,8 +72,7 @@ impl Filter {
         }
     }
 
-    /// True for a row of `rouse.backlog` that it does not speak against. Nobody has it, so it has no version and no
-    /// worker.
+    /// True for a row of `rouse.backlog` that matches. No worker has its handler, so it has neither version nor worker.
     pub(super) fn passes_waiting(&self, row: &Value) -> bool {
         match self {
             Self::Queue(queue) => row["queue"] == **queue,
@@ -90,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_condition_looks_at_its_own_column() {
+    fn each_condition_checks_its_own_column() {
         let row = json!({
             "handler": "image.crop", "version": "1.2.0", "worker_id": "a", "queues": ["mail"], "tags": ["gpu"],
             "grants": ["http", "state"],
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_condition_is_told_what_one_looks_like() {
+    fn an_invalid_condition_is_refused_with_an_example() {
         assert!(
             "grant=net"
                 .parse::<Filter>()

@@ -1,4 +1,4 @@
-//! `rouse handlers ls`: what the workers that live can run.
+//! `rouse handlers ls`: the handlers of the running workers.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,23 +16,23 @@ use crate::cli::target::{Target, seen};
 use crate::cli::text::{as_json, digest, plain, words};
 use crate::store::Store;
 
-/// So many workers are named; a list of a hundred is no list.
+/// How many workers are named for each handler.
 const NAMED_MAX: usize = 4;
 
 /// Options of `rouse handlers ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer or rouse_worker. Exit code: 0, also where there is none; with --folder as `rouse handlers`")]
+Needs the role rouse_observer or rouse_worker. Exit code: 0, also if there is none; with --folder as `rouse handlers`")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
-    /// Only where this holds (again for several, which must all hold): handler=image.*, version=1.2.0, queue=mail, tag=gpu,
-    /// worker=mail-1, grant=http
+    /// Only handlers that match (repeat for several conditions, which must all match): handler=image.*, version=1.2.0, queue=mail,
+    /// tag=gpu, worker=mail-1, grant=http
     #[arg(long = "where", value_name = "KEY=VALUE")]
     filters: Vec<Filter>,
 
-    /// List those of this folder instead, without a database
+    /// List the handlers of this folder instead, without a database
     #[arg(long, value_name = "DIR", conflicts_with_all = ["filters", "database_url"])]
     folder: Option<PathBuf>,
 
@@ -60,15 +60,15 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("{}", as_json(json!({"handlers": rows, "waiting": waiting})));
         return Ok(ExitCode::SUCCESS);
     }
-    table(&rows).print("no worker that runs now has a handler");
+    table(&rows).print("no running worker has a handler");
     if !waiting.is_empty() {
         let waiting = backlog(&waiting, store.now().await?);
-        println!("\nno worker takes these:\n{waiting}");
+        println!("\nno worker can run these:\n{waiting}");
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// What waits for a worker that nobody is.
+/// The jobs that no worker can run.
 async fn unknown(store: &Store) -> anyhow::Result<Vec<Value>> {
     let mut rows = store.backlog(None).await?.unwrap_or_default();
     rows.retain(|row| row["workers"] == 0 && waits(row));
@@ -107,7 +107,7 @@ fn table(rows: &[Value]) -> List {
     table
 }
 
-/// The worker's id, and that it is draining where it is.
+/// The worker's id, marked if the worker is draining.
 pub(super) fn worker(row: &Value) -> String {
     let id = plain(row["worker_id"].as_str().unwrap_or_default());
     match row["state"] == "draining" {
@@ -116,7 +116,7 @@ pub(super) fn worker(row: &Value) -> String {
     }
 }
 
-/// Rows of `rouse.backlog`.
+/// A table of rows of `rouse.backlog`.
 pub(super) fn backlog(rows: &[Value], now: f64) -> String {
     let screen = Screen::of_stdout();
     let mut table = List::new([

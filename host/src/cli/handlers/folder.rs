@@ -1,4 +1,4 @@
-//! `rouse handlers`: what a folder of modules has to offer.
+//! `rouse handlers`: the handlers of a folder of modules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 
 use super::held::Held;
 use super::in_force::{self, Setting};
-use super::origin::Tables;
 use super::trouble::Trouble;
 use crate::cli::compile_module::with_compiler;
 use crate::cli::dev::serves::Serves;
@@ -40,7 +39,7 @@ pub(super) struct Args {
     pub(super) json: bool,
 }
 
-/// Fields as JSON texts: numbers in schemas may be beyond what a `Value` holds.
+/// Fields as JSON texts: a `Value` cannot hold every number of a schema.
 pub(super) type Manifest = BTreeMap<String, Box<RawValue>>;
 
 /// What `--json` prints.
@@ -52,7 +51,7 @@ struct Listed {
     warnings: Vec<String>,
 }
 
-/// Which folder and which settings are looked at.
+/// The folder and the settings that a command shows.
 pub(super) struct FolderLocation {
     pub(super) folder: PathBuf,
     config: Option<PathBuf>,
@@ -61,8 +60,8 @@ pub(super) struct FolderLocation {
 }
 
 impl FolderLocation {
-    /// What is named; for what is not, what the `rouse dev` here serves, and the usual names where none runs. `dev` is asked for
-    /// only if something is not named.
+    /// The named folder and settings. If one is not named, it is that of the `rouse dev` that runs here, else the usual one. `dev`
+    /// is called only if needed.
     pub(super) fn of(
         folder: Option<&Path>,
         config: Option<&Path>,
@@ -78,7 +77,11 @@ impl FolderLocation {
             (None, Some(dev)) => dev.handlers.clone(),
             (None, None) => usual(),
         };
-        let serves_it = |dev: &Serves| folder.canonicalize().is_ok_and(|it| it == dev.handlers);
+        let serves_it = |dev: &Serves| {
+            folder
+                .canonicalize()
+                .is_ok_and(|folder| folder == dev.handlers)
+        };
         let of_dev = config.is_none() && dev.as_ref().is_some_and(serves_it);
         Self {
             config: match of_dev {
@@ -91,34 +94,24 @@ impl FolderLocation {
     }
 }
 
-/// What a folder has, under the settings.
+/// A loaded folder, with the settings.
 pub(super) struct Folder {
     pub(super) handlers: Arc<HandlerSet>,
-    /// What stands in `rouse.toml`; nothing where there is none.
-    pub(super) config: String,
-    /// Which file that is; none: there is none.
-    pub(super) config_file: Option<PathBuf>,
     /// The settings are those of a `rouse dev` that runs here.
     pub(super) of_dev: bool,
     overrides: Overrides,
     settings: sandbox::Settings,
-    pub(super) tables: Tables,
     named: Named,
-    file: File,
-    /// Where relative paths of the file start.
-    beside: PathBuf,
+    pub(super) file: File,
+    /// Relative paths of the file start here.
+    start: PathBuf,
 }
 
 impl Folder {
-    /// `option` is the one that names another folder.
+    /// Loads the folder. `option` is the one that names another folder, for messages.
     pub(super) async fn open(location: &FolderLocation, option: &str) -> anyhow::Result<Self> {
         let (dir, config) = (location.folder.as_path(), location.config.as_deref());
         let (file, folder) = File::read(config)?;
-        let path = config.unwrap_or(Path::new(File::USUAL));
-        let text = std::fs::read_to_string(path);
-        let config_file = text.is_ok().then(|| path.to_path_buf());
-        // One that has to be there was read just now.
-        let text = text.unwrap_or_default();
         anyhow::ensure!(
             dir.is_dir(),
             "there is no folder {}; name another with {option} DIR",
@@ -128,47 +121,45 @@ impl Folder {
         let sandbox = Sandbox::start(with_compiler(settings.clone()))?;
         Ok(Self {
             handlers: Catalog::open(sandbox, dir).await?.current(),
-            tables: Tables::read(&text),
-            config: text,
-            config_file,
             of_dev: location.of_dev,
             overrides: file.overrides(),
             settings,
             named: Named::of(&file),
             file,
-            beside: folder,
+            start: folder,
         })
     }
 
-    /// What holds for a handler.
+    /// The settings in force for a handler.
     pub(super) fn in_force(&self, handler: &Handler) -> Vec<Setting> {
         let mut policy = Policy::resolve(&handler.manifest, &self.overrides);
         policy.job_delay.get_or_insert(self.file.job_delay());
-        in_force::settings(handler, &policy, &self.settings, &self.tables)
+        in_force::settings(handler, &policy, &self.settings, &self.file)
     }
 
-    /// What it is granted.
+    /// The grants of a handler.
     pub(super) fn held(&self, handler: &Handler) -> Held<'_> {
-        Held::of(handler, &self.settings, &self.tables)
+        Held::of(handler, &self.settings, &self.file)
     }
 
-    /// A sentence for each table that grants something to whatever module has such a name, and therefore to none.
+    /// A sentence for each grant that is withheld because its table is not bound to a module.
     fn unbound(&self) -> BTreeSet<String> {
         let handlers = self.handlers.handlers.values();
         let withheld = handlers.flat_map(|handler| {
             let file = &handler.module.file;
-            handler.withheld.iter().map(move |one| {
-                let (table, what, lines) = (&one.table, one.what, one.lines.lines());
+            handler.withheld.iter().map(move |withheld| {
+                let (table, what, lines) =
+                    (&withheld.table, withheld.what, withheld.lines.lines());
                 let key = lines.last().unwrap_or_default();
                 format!(
-                    "[handlers.\"{table}\"] grants {what} without naming a module, so no module gets them: add {key} for {file} to the table"
+                    "[handlers.\"{table}\"] grants {what} without naming a module, so no module gets them: add {key} to it for {file} to the table"
                 )
             })
         });
         withheld.collect()
     }
 
-    /// What a module says of a handler, with the operator's settings over it.
+    /// The manifest of a handler, with the operator's settings over it.
     pub(super) fn manifest(&self, handler: &Handler) -> Manifest {
         let manifest = &handler.manifest;
         let known = json!({
@@ -204,7 +195,7 @@ fn raw(value: &Value) -> Box<RawValue> {
     to_raw_value(value).expect("a Value is JSON")
 }
 
-/// Each of them once: two grants of one server are one word.
+/// The capabilities as words, without duplicates.
 fn words(capabilities: &[Capability]) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     for word in capabilities.iter().map(Capability::to_string) {
@@ -224,7 +215,7 @@ fn ignored(handlers: &HandlerSet) -> BTreeSet<String> {
     let modules = handlers.handlers.values().map(|handler| &handler.module);
     let ignored =
         modules.filter_map(|module| Some(format!("{}: {}", module.file, module.ignores()?)));
-    // A module is there once for each of its handlers.
+    // A module occurs once for each of its handlers.
     ignored.collect()
 }
 
@@ -232,7 +223,7 @@ fn withheld(withheld: &Withheld) -> Value {
     json!({"what": withheld.what, "from": format!("[handlers.\"{}\"]", withheld.table), "lines": withheld.lines})
 }
 
-/// Lists; exit 1 when a file is refused, or a host would not start.
+/// Lists the handlers. Exits with 1 if a file is refused or a host would not start.
 pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let location = FolderLocation::of(
         args.handlers.as_deref(),
@@ -250,7 +241,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for sentence in folder.named.unmatched(handlers) {
         eprintln!("rouse: {}", plain(&sentence));
     }
-    let mut trouble = Trouble::of(&folder.file, &folder.beside, &location.folder);
+    let mut trouble = Trouble::of(&folder.file, &folder.start, &location.folder);
     trouble.warnings.extend(ignored(handlers));
     trouble.warnings.extend(folder.unbound());
     let code = match handlers.refused.is_empty() && trouble.errors.is_empty() {

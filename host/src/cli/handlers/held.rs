@@ -1,12 +1,12 @@
-//! What a handler is granted, each grant with all that it is for, and with its table in `rouse.toml`.
+//! The grants of a handler, each in full and with its table in `rouse.toml`.
 
 use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
-use super::origin::Tables;
 use crate::cli::list::List;
 use crate::cli::text::plain;
+use crate::config::File;
 use crate::job::pattern_covers;
 use crate::sandbox::{
     Capability, Grant, Handler, Host, HostPattern, HttpGrant, SecretGrant, Settings,
@@ -17,25 +17,25 @@ pub(super) struct Held<'a> {
     http: Vec<&'a HttpGrant>,
     secrets: Vec<&'a SecretGrant>,
     dirs: Vec<&'a Grant>,
-    /// Words of manifests, and where each is from.
+    /// Other capabilities, each with the table that grants it.
     others: Vec<(String, String)>,
 }
 
 impl<'a> Held<'a> {
-    pub(super) fn of(handler: &Handler, settings: &'a Settings, tables: &Tables) -> Self {
+    pub(super) fn of(handler: &Handler, settings: &'a Settings, file: &File) -> Self {
         let name = &handler.manifest.name;
         let others = handler.held().into_iter().filter_map(|what| {
             let from = match &what {
-                Capability::Env(Some(key)) => tables.of_table(name, "env", key),
-                Capability::Settings(Some(key)) => tables.of_table(name, "settings", key),
-                Capability::State => tables.narrowest(name, "state"),
-                Capability::FineClocks => tables.of_key(name, "fine_clocks"),
-                // There is more to these than their words.
+                Capability::Env(Some(_)) => file.table_of(name, "env"),
+                Capability::Settings(Some(_)) => file.table_of(name, "settings"),
+                Capability::State => file.table_of(name, "state"),
+                Capability::FineClocks => file.fine_clocks_origin(name),
+                // These are listed in full.
                 Capability::Http(_)
                 | Capability::Secrets(_)
                 | Capability::Sign(_)
                 | Capability::Dirs(_) => return None,
-                // What is asked for, and never what is held.
+                // A manifest can ask for these, but no handler holds them.
                 Capability::Env(None) | Capability::Settings(None) | Capability::Unknown(_) => {
                     return None;
                 }
@@ -57,7 +57,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// For machines: what has more to it than its name.
+    /// For programs: the grants that are more than a word.
     pub(super) fn json(&self) -> Value {
         let hosts = |hosts: &[HostPattern]| -> Vec<String> {
             hosts.iter().map(HostPattern::to_string).collect()
@@ -98,7 +98,7 @@ impl<'a> Held<'a> {
         grants.into()
     }
 
-    /// For people: a line for each.
+    /// For people: a line for each grant.
     pub(super) fn table(&self) -> String {
         let mut lines: Vec<(String, String)> = Vec::new();
         for grant in &self.http {
@@ -125,7 +125,7 @@ impl<'a> Held<'a> {
     }
 }
 
-/// A list of a handler, as it stands in `rouse.toml`.
+/// The name of a list of a handler in `rouse.toml`.
 fn list(handler: &str, key: &str) -> String {
     format!("[[handlers.\"{handler}\".{key}]]")
 }
@@ -153,7 +153,7 @@ fn requests(grant: &HttpGrant) -> impl Iterator<Item = String> {
     })
 }
 
-/// An address with colons stands in brackets there.
+/// In a URL, an address with colons is in brackets.
 fn in_url(host: &HostPattern) -> String {
     match host {
         HostPattern::Exact(Host::Ip(IpAddr::V6(address))) => format!("[{address}]"),

@@ -1,229 +1,114 @@
-//! What holds for a handler, and which table of `rouse.toml` says so.
+//! The settings in force for a handler, each with its origin.
 
-use std::time::Duration;
-
-use humantime::format_duration;
 use serde_json::{Map, Value, json};
 
-use super::origin::Tables;
 use crate::cli::list::List;
-use crate::job::RetryPolicy;
-use crate::sandbox::{Handler, HandlerManifest, Instances, Settings};
+use crate::config::{File, Overlays};
+use crate::sandbox::{Handler, Instances, Settings};
+use crate::setting::Settable;
 use crate::worker::Policy;
 
 /// One setting.
 pub(super) struct Setting {
-    /// Where it is in the JSON: `limits`, `state`, or among the handler's own.
+    /// The object in the JSON: `limits`, `state`, or `None` for the handler's own.
     group: Option<&'static str>,
-    /// In `rouse.toml`.
+    /// The key in `rouse.toml`.
     key: &'static str,
-    /// In the JSON, with its unit.
-    name: &'static str,
+    /// The key in the JSON, with its unit.
+    json_key: String,
     value: Value,
-    /// As one would write it in `rouse.toml`.
+    /// The value as `rouse.toml` writes it.
     text: String,
+    /// The table that sets it, or one of the words below.
     from: String,
 }
 
-/// Where something is from that no table sets.
+/// The origin of a value that neither a table nor the manifest sets.
 const DEFAULT: &str = "default";
-/// Where something is from that its manifest says.
+/// The origin of a value that the manifest sets.
 const MODULE: &str = "module";
 
-/// All of them, in the order of the documentation, but for those that are grants (`fine_clocks`).
+/// All settings in the order of the documentation, except those that are grants (`fine_clocks`).
 pub(super) fn settings(
     handler: &Handler,
     policy: &Policy,
     settings: &Settings,
-    tables: &Tables,
+    file: &File,
 ) -> Vec<Setting> {
-    let mut all = own(handler, policy, settings, tables);
-    all.extend(limits(handler, tables));
-    all.extend(state(handler, tables));
+    let name = &handler.manifest.name;
+    let mut all = numbers(None, policy, &file.policy_of(name), MODULE);
+    for setting in &mut all {
+        // No manifest has this key: the value is that of the whole file.
+        if setting.key == "job_delay" && setting.from == MODULE {
+            setting.from = File::USUAL.into();
+        }
+    }
+    all.push(instances(handler, settings, file));
+    all.extend(numbers(
+        Some("limits"),
+        &handler.limits,
+        &file.limits_of(name),
+        DEFAULT,
+    ));
+    if let Some(quota) = &handler.state {
+        all.extend(numbers(Some("state"), quota, &file.state_of(name), DEFAULT));
+    }
     all
 }
 
-fn own(handler: &Handler, policy: &Policy, settings: &Settings, tables: &Tables) -> Vec<Setting> {
-    let name = &handler.manifest.name;
-    let retry = &policy.retry;
-    let usual = RetryPolicy::default();
-    let own =
-        |key: &'static str, json_name, value: Value, text: String, is_default: bool| Setting {
-            group: None,
-            key,
-            name: json_name,
-            value,
-            text,
-            from: tables
-                .of_key(name, key)
-                .unwrap_or_else(|| if is_default { DEFAULT } else { MODULE }.into()),
+/// The numbers of a struct. `other` is the origin of a value that no table sets and that is not the default.
+fn numbers<T: Settable>(
+    group: Option<&'static str>,
+    of: &T,
+    tables: &Overlays<'_, T>,
+    other: &str,
+) -> Vec<Setting> {
+    let settings = T::SETTINGS.iter().map(|setting| {
+        let number = setting.get(of);
+        let unset = || match number == setting.default() {
+            true => DEFAULT.into(),
+            false => other.into(),
         };
-    let time = |key: &'static str, json_name, time: Duration, default: Duration| {
-        own(key, json_name, ms(time), quoted(time), time == default)
-    };
-    let number = |key: &'static str, value: Value, is_default: bool| {
-        let text = value.to_string();
-        own(key, key, value, text, is_default)
-    };
-    let mut job_delay = time(
-        "job_delay",
-        "job_delay_ms",
-        policy.job_delay.unwrap_or_default(),
-        Duration::ZERO,
-    );
-    // No module says anything of it.
-    if job_delay.from == MODULE {
-        job_delay.from = "rouse.toml".into();
-    }
-    vec![
-        time("lease", "lease_ms", policy.lease, HandlerManifest::LEASE),
-        time(
-            "timeout",
-            "timeout_ms",
-            policy.timeout,
-            HandlerManifest::TIMEOUT,
-        ),
-        time("grace", "grace_ms", policy.grace, HandlerManifest::GRACE),
-        number(
-            "max_attempts",
-            json!(retry.max_attempts),
-            retry.max_attempts == usual.max_attempts,
-        ),
-        time(
-            "retry_initial",
-            "retry_initial_ms",
-            retry.initial,
-            usual.initial,
-        ),
-        number(
-            "retry_multiplier",
-            json!(retry.multiplier),
-            retry.multiplier.to_bits() == usual.multiplier.to_bits(),
-        ),
-        time("retry_max", "retry_max_ms", retry.max, usual.max),
-        number(
-            "retry_jitter",
-            json!(retry.jitter),
-            retry.jitter.to_bits() == usual.jitter.to_bits(),
-        ),
-        job_delay,
-        instances(handler, settings, tables),
-    ]
+        Setting {
+            group,
+            key: setting.key,
+            json_key: setting.json_key(),
+            value: number.json(),
+            text: number.written(),
+            from: setting.origin(tables).unwrap_or_else(unset),
+        }
+    });
+    settings.collect()
 }
 
-fn instances(handler: &Handler, settings: &Settings, tables: &Tables) -> Setting {
+fn instances(handler: &Handler, settings: &Settings, file: &File) -> Setting {
     let name = &handler.manifest.name;
     let word = if handler.reuses { "reuse" } else { "fresh" };
     let wanted = settings.instances_of(name) == Instances::Reuse;
-    let from = match tables.of_key(name, "instances") {
+    let from = match file.instances_origin(name) {
         None => DEFAULT.into(),
         Some(table) if wanted && !handler.reuses => {
-            format!("module, which does not declare that it bears the reuse of {table}")
+            format!("module, which does not declare the reuse that {table} allows")
         }
         Some(table) => table,
     };
     Setting {
         group: None,
         key: "instances",
-        name: "instances",
+        json_key: "instances".into(),
         value: json!(word),
         text: format!("\"{word}\""),
         from,
     }
 }
 
-fn limits(handler: &Handler, tables: &Tables) -> Vec<Setting> {
-    let limits = &handler.limits;
-    let name = &handler.manifest.name;
-    let limit =
-        |key: &'static str, json_name, value: Value, text: String, from: Option<String>| Setting {
-            group: Some("limits"),
-            key,
-            name: json_name,
-            value,
-            text,
-            from: from.unwrap_or_else(|| DEFAULT.into()),
-        };
-    let number = |key: &'static str, value: Value| {
-        let text = value.to_string();
-        limit(key, key, value, text, tables.of_limit(name, key))
-    };
-    let retry_mb = json!(limits.memory_retry_bytes.max(limits.memory_bytes) >> 20);
-    vec![
-        number("memory_mb", json!(limits.memory_bytes >> 20)),
-        limit(
-            "memory_retry_mb",
-            "memory_retry_mb",
-            retry_mb.clone(),
-            retry_mb.to_string(),
-            tables.of_memory_retry(name),
-        ),
-        limit(
-            "cpu",
-            "cpu_ms",
-            ms(limits.cpu),
-            quoted(limits.cpu),
-            tables.of_limit(name, "cpu"),
-        ),
-        number("result_bytes", json!(limits.result_bytes)),
-        number("log_bytes", json!(limits.log_bytes)),
-        number("log_lines_per_second", json!(limits.log_lines_per_second)),
-        number("table_elements", json!(limits.table_elements)),
-        number("hostcall_bytes", json!(limits.hostcall_bytes)),
-        number("files", json!(limits.files)),
-        number("resources", json!(limits.resources)),
-        number("handles", json!(limits.handles)),
-        number("random_bytes", json!(limits.random_bytes)),
-        number("steps", json!(limits.steps)),
-        number("step_bytes", json!(limits.step_bytes)),
-        number("steps_bytes", json!(limits.steps_bytes)),
-        number("http_requests", json!(limits.http_requests)),
-        number("http_bytes", json!(limits.http_bytes)),
-        number("http_body_bytes", json!(limits.http_body_bytes)),
-        number("state_calls", json!(limits.state_calls)),
-        number("state_bytes", json!(limits.state_bytes)),
-    ]
-}
-
-/// Where it may keep some.
-fn state(handler: &Handler, tables: &Tables) -> Vec<Setting> {
-    let name = &handler.manifest.name;
-    let Some(quota) = handler.state else {
-        return Vec::new();
-    };
-    let sizes = [
-        ("keys_max", json!(quota.keys_max)),
-        ("bytes_max", json!(quota.bytes_max)),
-        ("value_bytes_max", json!(quota.value_bytes_max)),
-    ];
-    let setting = |(key, value): (&'static str, Value)| Setting {
-        group: Some("state"),
-        key,
-        name: key,
-        text: value.to_string(),
-        value,
-        from: tables
-            .of_table(name, "state", key)
-            .unwrap_or_else(|| DEFAULT.into()),
-    };
-    sizes.map(setting).into()
-}
-
-fn ms(time: Duration) -> Value {
-    json!(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
-}
-
-fn quoted(time: Duration) -> String {
-    format!("\"{}\"", format_duration(time))
-}
-
-/// Puts them into the JSON of a handler, and under `from` which table each is from.
+/// Adds the settings to the JSON of a handler, and their origins under `from`.
 pub(super) fn add_to(manifest: &mut Map<String, Value>, settings: &[Setting]) {
     let mut from = Map::new();
     manifest.insert("limits".into(), json!({}));
     manifest.insert("state".into(), Value::Null);
     for setting in settings {
-        let (name, value) = (setting.name.to_owned(), setting.value.clone());
+        let (name, value) = (setting.json_key.clone(), setting.value.clone());
         match setting.group {
             None => manifest.insert(name, value),
             Some(group) => {
@@ -250,13 +135,13 @@ impl Setting {
         }
     }
 
-    /// True for what the manifest has of it.
+    /// True if the manifest has this key for the setting.
     pub(super) fn is_named(&self, key: &str) -> bool {
-        self.group.unwrap_or(self.name) == key
+        self.group.unwrap_or(&self.json_key) == key
     }
 }
 
-/// A line for each: what is set for this handler, then, if that is wished for, what is as it is for all.
+/// A line for each setting: those that are set, then, `with_defaults`, those that are not.
 pub(super) fn table(settings: &[Setting], with_defaults: bool) -> String {
     let mut table = List::new(["setting", "value", "from"]);
     let (usual, set): (Vec<&Setting>, Vec<&Setting>) =
@@ -272,7 +157,7 @@ pub(super) fn table(settings: &[Setting], with_defaults: bool) -> String {
     match hidden {
         0 => text,
         hidden => {
-            format!("{text}\n{hidden} more are as for every handler (--defaults prints them)")
+            format!("{text}\n{hidden} more have their defaults (--defaults prints them)")
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `rouse handlers lock`: lists the modules of a folder as those that may serve.
+//! `rouse handlers lock`: writes handlers.lock, the list of modules that may serve.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,12 +20,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "DIR", default_value = "handlers-wasm")]
     handlers: PathBuf,
 
-    /// Settings; handlers.lock is written beside them; default: ./rouse.toml, which may be missing
+    /// Settings; handlers.lock is written next to this file; default: ./rouse.toml, which may be missing
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
-/// Writes the lock, and says what is different from the last one.
+/// Writes the lock, and prints the differences from the previous one.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (file, folder) = File::read(args.config.as_deref())?;
     let lock = File::lock_file(&folder);
@@ -46,12 +46,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     println!("{}: {} modules", lock.display(), now.len());
     if !file.pins_to_lock() {
-        println!("it counts where rouse.toml says pin = \"lock\"");
+        println!("it takes effect with pin = \"lock\" in rouse.toml");
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// What somebody who knows the last lock wants to see before this one is used.
+/// The differences from the previous lock, for review.
 fn changes(before: &str, now: &BTreeMap<String, Digest>) -> Vec<String> {
     let before: BTreeMap<&str, &str> = before
         .lines()
@@ -75,13 +75,13 @@ fn changes(before: &str, now: &BTreeMap<String, Digest>) -> Vec<String> {
     lines
 }
 
-/// Puts a text in the place of a file, so that a host which looks at it finds the old one or the new one.
+/// Replaces a file atomically: a reader finds the old text or the new one.
 pub(super) fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}", std::process::id()));
     let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
     if written.is_err() {
-        // It may not have been made at all.
+        // It may not exist at all.
         let _ = fs::remove_file(&beside);
     }
     written.with_context(|| format!("write {}", path.display()))

@@ -20,14 +20,14 @@ use crate::cli::text::{as_json, digest, plain, words};
 use crate::config::File;
 use crate::sandbox::{Handler, Missing, annotated};
 
-/// Neither a worker nor the folder has it, and nothing waits for it.
+/// No worker and no folder has the handler, and no job waits for it.
 const EXIT_UNKNOWN: u8 = 3;
 
 /// Options of `rouse handlers show`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Needs the role rouse_observer or rouse_worker; with --folder no database.\n\
-Exit codes: 0 found · 3 no worker and no folder has it, and nothing waits for it")]
+Exit codes: 0 found · 3 no worker and no folder has it, and no job waits for it")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -35,25 +35,25 @@ pub(super) struct Args {
     /// The handler, for instance text.stats
     name: String,
 
-    /// Only its manifest in this folder, without a database; default: the fleet's, and the manifest in the folder of a
-    /// `rouse dev` that runs here, else in ./handlers-wasm where that is there
+    /// Show only the manifest in this folder, without a database; default: the fleet, and the manifest in the folder of a
+    /// `rouse dev` that runs here, else in ./handlers-wasm if that exists
     #[arg(long, value_name = "DIR", conflicts_with = "database_url")]
     folder: Option<PathBuf>,
 
-    /// Settings for the manifest; default: those of a `rouse dev` that serves the folder from here, else ./rouse.toml, if
-    /// there is one
+    /// Settings for the manifest; default: those of a `rouse dev` that serves the folder from here, else ./rouse.toml if it
+    /// exists
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Print the schemas of its payload and its result too
+    /// Also print the schemas of payload and result
     #[arg(long)]
     schema: bool,
 
-    /// Print the settings too that nothing sets for it
+    /// Also print the settings that have their default
     #[arg(long)]
     defaults: bool,
 
-    /// Print everything, schemas too, as one JSON object
+    /// Print everything, including the schemas, as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -64,7 +64,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let here = match &args.folder {
         None => {
             fleet = Fleet::look(&args).await?;
-            beside(&args).await
+            in_the_usual_folder(&args).await
         }
         Some(dir) => {
             let location = FolderLocation::of(Some(dir), args.config.as_deref(), Serves::here);
@@ -84,7 +84,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     } = fleet;
     if on.is_empty() && waiting.is_empty() && here.is_none() {
         eprintln!(
-            "rouse: nobody has a handler {}, and nothing waits for it (`rouse handlers ls`){}",
+            "rouse: no worker has a handler {}, and no job waits for it (`rouse handlers ls`){}",
             plain(&args.name),
             did_you_mean(nearest.as_deref())
         );
@@ -103,7 +103,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut parts = Vec::new();
     if args.folder.is_none() {
         parts.push(match on.is_empty() {
-            true => "no worker that runs now has it".to_string(),
+            true => "no running worker has it".to_string(),
             false => workers(&on),
         });
     }
@@ -116,7 +116,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         parts.push(format!("granted\n{}", here.granted));
         if !here.withheld.is_empty() {
             parts.push(format!(
-                "withheld, as its table is for whatever module has such a name\n{}",
+                "withheld, because its table is not bound to a module\n{}",
                 here.withheld
             ));
         }
@@ -127,10 +127,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         if args.schema {
             parts.extend(here.schemas());
         }
-        // The last, to be copied to the end.
+        // Last, for copying.
         if !here.lines.is_empty() {
             parts.push(format!(
-                "these lines in rouse.toml would grant what is missing or withheld, with your values for …\n\n{}",
+                "add these lines to rouse.toml to grant what is missing or withheld, with your values for …\n\n{}",
                 here.lines
             ));
         }
@@ -148,15 +148,15 @@ struct Shown<'a> {
     manifest: Option<Manifest>,
 }
 
-/// What a folder has of the handler.
+/// The handler in a folder.
 struct Here {
     manifest: Manifest,
     granted: String,
     withheld: String,
     settings: Vec<Setting>,
-    /// What decides about both: a host may have been started with another file.
+    /// The file that decides about both: a host may have been started with another one.
     as_in: String,
-    /// Of `rouse.toml`, for what is missing.
+    /// Lines for `rouse.toml` that grant what is missing.
     lines: String,
 }
 
@@ -167,13 +167,13 @@ impl Here {
             granted: folder.held(handler).table(),
             withheld: withheld(handler),
             settings: folder.in_force(handler),
-            as_in: match &folder.config_file {
+            as_in: match folder.file.found() {
                 Some(file) if folder.of_dev => format!(
                     "grants and settings as in {}, with which the `rouse dev` here was started",
                     file.display()
                 ),
                 None if folder.of_dev => format!(
-                    "grants and settings as without any {}, as the `rouse dev` here was started",
+                    "grants and settings without any {}, as the `rouse dev` here was started",
                     File::USUAL
                 ),
                 Some(file) => format!(
@@ -181,12 +181,12 @@ impl Here {
                     file.display()
                 ),
                 None => format!(
-                    "grants and settings as without any {}, which is not here; a host that was started with --config, or elsewhere, may have others",
+                    "grants and settings without any {}, which does not exist here; a host that was started with --config, or elsewhere, may have others",
                     File::USUAL
                 ),
             },
-            lines: annotated(&lines(handler), &folder.config, |handler, key| {
-                folder.tables.narrowest(handler, key)
+            lines: annotated(&lines(handler), folder.file.text(), |handler, key| {
+                folder.file.table_of(handler, key)
             }),
         }
     }
@@ -195,23 +195,27 @@ impl Here {
 /// A line for each kind of grant that is withheld.
 fn withheld(handler: &Handler) -> String {
     let mut table = List::plain();
-    for one in &handler.withheld {
-        table.row([one.what.to_owned(), format!("[handlers.\"{}\"]", one.table)]);
+    for withheld in &handler.withheld {
+        table.row([
+            withheld.what.to_owned(),
+            format!("[handlers.\"{}\"]", withheld.table),
+        ]);
     }
     table.text()
 }
 
-/// The lines for what is missing, and those that bind tables of which something is withheld; no table stands there twice.
+/// The lines that grant what is missing, and those that bind tables whose grants are withheld. No table occurs twice.
 fn lines(handler: &Handler) -> String {
     let mut missing = handler.missing();
-    missing.retain(|one| {
-        let lines = one.lines.as_ref();
-        lines.is_none_or(|lines| handler.withheld.iter().all(|it| !lines.contains(&it.lines)))
+    missing.retain(|missing| {
+        let lines = missing.lines.as_ref();
+        let mut withheld = handler.withheld.iter();
+        lines.is_none_or(|lines| withheld.all(|withheld| !lines.contains(&withheld.lines)))
     });
     let mut tables: Vec<&str> = handler
         .withheld
         .iter()
-        .map(|it| it.lines.as_str())
+        .map(|withheld| withheld.lines.as_str())
         .collect();
     tables.dedup();
     let missing = Missing::lines(&missing);
@@ -219,14 +223,14 @@ fn lines(handler: &Handler) -> String {
     tables.join("\n\n")
 }
 
-/// The workers that have it, and what waits for it.
+/// The workers that have the handler, and the jobs that wait for it.
 #[derive(Default)]
 struct Fleet {
     on: Vec<Value>,
     waiting: Vec<Value>,
-    /// By the database's clock.
+    /// The time of the database.
     now: f64,
-    /// Where there is neither: the handler that is probably meant.
+    /// If there is neither: the handler with the most similar name.
     nearest: Option<String>,
 }
 
@@ -252,11 +256,11 @@ impl Fleet {
     }
 }
 
-/// What the module of the usual folder says of it; none: there is no such folder, it does not have it, or it cannot be
-/// opened. That is told, and does not keep the fleet from being shown.
-async fn beside(args: &Args) -> Option<Here> {
+/// The handler in the usual folder; `None` if there is no such folder, it does not have the handler, or it cannot be opened. The
+/// last is reported, and the fleet is shown all the same.
+async fn in_the_usual_folder(args: &Args) -> Option<Here> {
     // Another database has other hosts, with settings of their own.
-    let dev = || args.target.is_unsaid().then(Serves::here).flatten();
+    let dev = || args.target.is_implicit().then(Serves::here).flatten();
     let location = FolderLocation::of(None, args.config.as_deref(), dev);
     if !location.folder.is_dir() {
         return None;
@@ -268,7 +272,7 @@ async fn beside(args: &Args) -> Option<Here> {
         }
         Err(error) => {
             eprintln!(
-                "rouse: no manifest is shown, as {} cannot be opened: {error:#}",
+                "rouse: the manifest is not shown, because {} cannot be opened: {error:#}",
                 location.folder.display()
             );
             None
@@ -293,7 +297,7 @@ fn workers(on: &[Value]) -> String {
 }
 
 impl Here {
-    /// The manifest, but for what is shown beside it.
+    /// The manifest, without the parts that have a section of their own.
     fn shown(&self) -> String {
         let mut table = List::plain();
         for (key, text) in &self.manifest {
@@ -306,12 +310,12 @@ impl Here {
                         .as_array()
                         .into_iter()
                         .flatten()
-                        .map(|one| &one["what"]);
+                        .map(|missing| &missing["what"]);
                     words(&names.cloned().collect())
                 }
                 "granted" | "grants" | "from" | "limits" | "state" | "withheld" => continue,
                 "bound_by" if value.is_null() => {
-                    "no table: the name belongs to the file that had it first".into()
+                    "no table: the name belongs to the first file that had it".into()
                 }
                 key if self.settings.iter().any(|setting| setting.is_named(key)) => continue,
                 _ => cell(&value),
@@ -321,7 +325,7 @@ impl Here {
         table.text()
     }
 
-    /// The schemas as they are written, whatever numbers they have; each by itself, to be copied.
+    /// The schemas as written, each in a section of its own.
     fn schemas(&self) -> impl Iterator<Item = String> {
         ["input_schema", "output_schema"]
             .into_iter()

@@ -1,4 +1,4 @@
-//! `rouse handlers keygen` and `rouse handlers sign`: signatures that an operator trusts.
+//! `rouse handlers keygen` and `rouse handlers sign`: signatures of modules.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
@@ -16,7 +16,7 @@ use crate::sandbox::SigningKey;
 /// Options of `rouse handlers keygen`.
 #[derive(Debug, ClapArgs)]
 pub(super) struct KeygenArgs {
-    /// The file for the secret key; it must not be there yet
+    /// The file for the secret key; it must not exist yet
     #[arg(value_name = "FILE")]
     key: PathBuf,
 }
@@ -24,16 +24,16 @@ pub(super) struct KeygenArgs {
 /// Options of `rouse handlers sign`.
 #[derive(Debug, ClapArgs)]
 pub(super) struct SignArgs {
-    /// The file with the secret key, which `rouse handlers keygen` has made
+    /// The file with the secret key, made by `rouse handlers keygen`
     #[arg(long, value_name = "FILE")]
     key: PathBuf,
 
-    /// The modules; for each x.wasm a file x.wasm.sig is written beside it
+    /// The modules; the signature of x.wasm is written to x.wasm.sig next to it
     #[arg(value_name = "MODULE", required = true)]
     modules: Vec<PathBuf>,
 }
 
-/// Makes a key; prints what hosts have to trust.
+/// Makes a key, and prints its public key.
 pub(super) fn keygen(args: &KeygenArgs) -> anyhow::Result<ExitCode> {
     let secret = SigningKey::random();
     let key: SigningKey = secret.parse().map_err(|why: String| anyhow!(why))?;
@@ -50,7 +50,7 @@ pub(super) fn keygen(args: &KeygenArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Signs; says for each module where its signature is.
+/// Signs modules, and prints the path of each signature.
 pub(super) fn sign(args: &SignArgs) -> anyhow::Result<ExitCode> {
     let key = read(&args.key)?;
     for module in &args.modules {

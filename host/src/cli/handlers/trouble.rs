@@ -1,4 +1,4 @@
-//! What of `rouse.toml` would keep a host from starting, and what it would warn of: besides modules, which it refuses one by one.
+//! Errors in `rouse.toml` that keep a host from starting, and its warnings. Modules are refused one by one elsewhere.
 
 use std::path::Path;
 
@@ -6,17 +6,17 @@ use crate::cli::host::invocations;
 use crate::cli::settings::missing_dirs;
 use crate::config::{Environment, File};
 
-/// One line for each.
+/// One sentence for each problem.
 pub(super) struct Trouble {
-    /// `rouse serve` does not start.
+    /// `rouse serve` does not start with them.
     pub(super) errors: Vec<String>,
-    /// It starts, and says so.
+    /// `rouse serve` starts and logs them.
     pub(super) warnings: Vec<String>,
 }
 
 impl Trouble {
-    /// Tries what the file names, as a host does when it starts. `folder`: where relative paths start. `handlers`: the
-    /// folder with the modules.
+    /// Checks the files and variables that `rouse.toml` names, as a starting host does. Relative paths start at `folder`;
+    /// `handlers` is the folder with the modules.
     pub(super) fn of(file: &File, folder: &Path, handlers: &Path) -> Self {
         let mut errors = file.secret_errors(folder, Environment);
         if file.invoke_max() != Some(0) {

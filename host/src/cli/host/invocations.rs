@@ -1,4 +1,4 @@
-//! What a host offers beside the queue: whether it may be asked directly, by whom, and how often at once.
+//! Direct invocations: whether they are on, who may call, and how many run at once.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -9,27 +9,27 @@ use tracing::warn;
 use crate::config::{self, Environment, File};
 use crate::http::{Access, Token};
 
-/// What invocations need in production.
+/// The token that invocations need in production.
 pub(super) const TOKEN: &str = "a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml)";
 
-/// What the settings say of invocations, where they are on.
+/// The settings of invocations that are on.
 pub(super) struct Offer {
     pub(super) access: Access,
-    /// At the same time, as far as the machine holds as many.
+    /// Invocations at the same time, as far as the machine's memory allows.
     pub(super) max: usize,
     pub(super) payload_bytes_max: usize,
 }
 
-/// Who may call without a token, where there is none.
+/// Who may call if no token is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cli) enum Tokenless {
-    /// Programs of this machine, where the port is on loopback: `rouse dev`.
+    /// Programs on this machine, if the port is on loopback: `rouse dev`.
     ThisMachine,
     /// Nobody: `rouse serve`.
     Nobody,
 }
 
-/// Reads the settings. With a token invocations are on; without one as `tokenless` has it.
+/// Reads the settings. Invocations are on with a token; without one, `tokenless` decides.
 pub(super) fn offer(
     file: &File,
     folder: &Path,
@@ -47,9 +47,9 @@ pub(super) fn offer(
         (None, Tokenless::Nobody) => None,
     };
     let Some(access) = access else {
-        // Whoever asks for them is warned; the others read in the first lines that they are off.
+        // Warn an operator who asked for them; the first log lines tell the others that they are off.
         if file.invoke_max().is_some() || tokenless == Tokenless::ThisMachine {
-            warn!(%address, "invocations are off: they need {TOKEN}; set one, or invoke_max = 0 if you want none");
+            warn!(%address, "invocations are off: they need {TOKEN}; set a token, or invoke_max = 0 if you want no invocations");
         }
         return Ok(None);
     };
@@ -60,7 +60,7 @@ pub(super) fn offer(
     }))
 }
 
-/// The environment's, else the file's.
+/// The token of the environment, else of the file.
 pub(in crate::cli) fn token(file: &File, folder: &Path) -> anyhow::Result<Option<Token>> {
     let (text, place) = match Environment.invoke_token()? {
         Some(text) => (text, "ROUSE_INVOKE_TOKEN".to_string()),

@@ -16,14 +16,14 @@ pub(super) struct ProfileFile {
 }
 
 impl ProfileFile {
-    /// Before anything is compiled or run, so that nothing is run in vain.
+    /// Creates the file, before anything is compiled or run, so that no run is wasted.
     pub(super) fn create(path: PathBuf) -> anyhow::Result<Self> {
         let file = File::create(&path)
             .with_context(|| format!("create the file for the profile, {}", path.display()))?;
         Ok(Self { path, file })
     }
 
-    /// Writes it, and says so.
+    /// Writes the profile, and reports it.
     pub(super) fn write(self, profile: &Profile, handler: &str) -> anyhow::Result<()> {
         let mut file = BufWriter::new(self.file);
         serde_json::to_writer(&mut file, &profile.firefox_json(handler))

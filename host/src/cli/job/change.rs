@@ -19,15 +19,15 @@ use crate::store::{JsonText, Store, StoreError, When};
 /// The job is not in a state for that.
 pub(super) const EXIT_REFUSED: u8 = 6;
 
-/// What the verbs are for, in summaries.
+/// The items, in summaries.
 const JOBS: &str = "jobs";
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, now or by an earlier call · 3 no such job · 6 the job is not in a state for that";
 
 const EXIT_CODES_OF_SEVERAL: &str = "\
-Several jobs are taken one after the other; a refused one does not keep the others from being done, and a summary follows.\n\
-Exit codes: 0 all done, now or by an earlier call · 3 no such job · 6 a job is not in a state for that; of several the highest";
+Several jobs are changed one after the other. A refused job does not stop the others, and a summary follows.\n\
+Exit codes: 0 all done, now or by an earlier call · 3 no such job · 6 a job is not in a state for that; with several jobs, the highest code";
 
 /// Options that name jobs.
 #[derive(Debug, ClapArgs)]
@@ -76,7 +76,7 @@ pub(super) struct Fail {
     #[arg(value_parser = job_id)]
     id: i64,
 
-    /// Why, for whoever looks at the job
+    /// The reason, shown with the job
     message: String,
 
     /// Print one JSON object
@@ -95,11 +95,11 @@ pub(super) struct Reschedule {
     #[arg(value_name = "ID", required = true, value_parser = job_id)]
     ids: Vec<i64>,
 
-    /// Not before this long from now, for instance 90s or 2h; default: at once
+    /// Run it after this time, for instance 90s or 2h; default: at once
     #[arg(long = "in", value_name = "TIME", value_parser = duration::argument, conflicts_with = "at")]
     delay: Option<Duration>,
 
-    /// Not before this time, for instance 2027-01-31T08:00Z
+    /// Run it at this time, for instance 2027-01-31T08:00Z
     #[arg(long, value_name = "TIME")]
     at: Option<String>,
 
@@ -132,7 +132,7 @@ pub(super) async fn cancel(args: Args) -> anyhow::Result<ExitCode> {
     .await
 }
 
-/// `rouse job retry` of jobs that are named.
+/// `rouse job retry ID`.
 pub(super) async fn retry_each(
     store: &Store,
     ids: &[i64],
@@ -159,7 +159,7 @@ pub(super) async fn complete(args: Complete) -> anyhow::Result<ExitCode> {
         args.result
     };
     serde_json::from_str::<serde::de::IgnoredAny>(&result)
-        .context("the result is no JSON (is it quoted for the shell? '{\"rows\": 3}')")?;
+        .context("the result is not JSON (is it quoted for the shell? '{\"rows\": 3}')")?;
     let store = args.target.checked_store().await?;
     each(&[args.id], JOBS, args.json, async |&id| {
         let done = store.complete(JobId(id), JsonText(result.clone())).await;
@@ -203,7 +203,7 @@ pub(super) async fn delete(args: Args) -> anyhow::Result<ExitCode> {
     .await
 }
 
-/// What the job is now.
+/// The job's new state.
 fn now(id: i64, state: &str) -> Done {
     Done {
         text: format!("job {id} is {state}"),
@@ -211,14 +211,14 @@ fn now(id: i64, state: &str) -> Done {
     }
 }
 
-/// What the database says of a change: done, or why it cannot be done to this job.
+/// The database's answer to a change: done, or why it was refused.
 fn answer<T>(
     id: i64,
     done: Result<T, StoreError>,
-    say: impl FnOnce(T) -> Done,
+    show: impl FnOnce(T) -> Done,
 ) -> anyhow::Result<Result<Done, Refusal>> {
     match done {
-        Ok(done) => Ok(Ok(say(done))),
+        Ok(done) => Ok(Ok(show(done))),
         Err(error) => {
             let code = if error.is_unknown_job() {
                 EXIT_UNKNOWN
@@ -228,14 +228,14 @@ fn answer<T>(
                 return Err(error.into());
             };
             let why = error.to_string();
-            // The database's text names us already.
+            // The database's message starts with our name already.
             let why = as_commands(id, why.strip_prefix("rouse: ").unwrap_or(&why));
             Ok(Err(Refusal { code, why }))
         }
     }
 }
 
-/// The same text with commands in the place of the statements that it advises: whoever gave a command does not want to write SQL.
+/// The message with commands instead of the SQL statements that it suggests.
 fn as_commands(id: i64, why: &str) -> String {
     let mut why = why.to_owned();
     for verb in ["cancel", "retry", "reschedule"] {

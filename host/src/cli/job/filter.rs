@@ -1,4 +1,4 @@
-//! Which jobs `rouse job ls` and `rouse job retry` are about.
+//! Filters of `rouse job ls` and `rouse job retry`.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::cli::used::{warn_of_unused_handler, warn_of_unused_queue};
 use crate::store::{Store, StoreError};
 
-/// Options that say what a job is; one fits that fits all of them.
+/// Conditions on a job, which must all match.
 #[derive(Debug, Clone, Default, ClapArgs)]
 pub(super) struct Filter {
     /// Only jobs of this queue
@@ -19,7 +19,7 @@ pub(super) struct Filter {
     #[arg(long, value_name = "NAME")]
     handler: Option<String>,
 
-    /// Only jobs in this state (again, or with commas, for several)
+    /// Only jobs in this state (repeat, or separate with commas, for several)
     #[arg(long = "state", value_name = "STATE", value_delimiter = ',',
           value_parser = ["queued", "running", "succeeded", "failed", "timed_out", "cancelled"])]
     states: Vec<String>,
@@ -32,7 +32,7 @@ pub(super) struct Filter {
     #[arg(long, value_name = "NAME")]
     source: Option<String>,
 
-    /// Only jobs that ended with an error whose message has this text in it, in capitals or not
+    /// Only jobs that ended with an error whose message contains this text, ignoring case
     #[arg(long, value_name = "TEXT")]
     error: Option<String>,
 
@@ -41,16 +41,16 @@ pub(super) struct Filter {
     kind: Option<String>,
 
     /// Only jobs whose payload has this value at this JSON pointer, for instance /customer/id=42; a value that is not
-    /// JSON is a text
+    /// JSON is a string
     #[arg(long, value_name = "POINTER=VALUE", value_parser = pointer)]
     payload: Vec<(String, Value)>,
 
-    /// Only jobs that ended (live ones: were enqueued) since then: a time such as 2027-01-31T08:00Z, or how long ago,
+    /// Only jobs that ended since then (live jobs: were enqueued since then): a time such as 2027-01-31T08:00Z, or an age
     /// such as 2h
     #[arg(long, value_name = "TIME", value_parser = Since::read)]
     since: Option<Since>,
 
-    /// Only jobs that ended (live ones: were enqueued) before then, the same
+    /// Only jobs that ended before then (live jobs: were enqueued before then), in the same form
     #[arg(long, value_name = "TIME", value_parser = Since::read)]
     until: Option<Since>,
 }
@@ -59,12 +59,12 @@ pub(super) struct Filter {
 #[derive(Debug, Clone)]
 enum Since {
     Ago(Duration),
-    /// As Postgres reads it.
+    /// As Postgres parses it.
     At(String),
 }
 
 impl Since {
-    /// Never fails: what is neither is refused by the database, which knows more ways to write a time.
+    /// Never fails: the database refuses an invalid time, and it accepts more forms.
     #[expect(clippy::unnecessary_wraps, reason = "clap wants a Result")]
     fn read(text: &str) -> Result<Self, String> {
         Ok(match humantime::parse_duration(text) {
@@ -73,7 +73,7 @@ impl Since {
         })
     }
 
-    /// A fixed time, so that a search of several calls is one search. `now`: the database's clock.
+    /// A fixed time, so that all calls of a search use the same one. `now` is the database's clock.
     fn at(&self, now: Duration) -> String {
         match self {
             Self::Ago(ago) => timestamp(now.saturating_sub(*ago)),
@@ -82,7 +82,7 @@ impl Since {
     }
 }
 
-/// `since_1970` as Postgres reads it.
+/// `since_1970` as Postgres parses it.
 fn timestamp(since_1970: Duration) -> String {
     humantime::format_rfc3339_micros(UNIX_EPOCH + since_1970).to_string()
 }
@@ -98,29 +98,29 @@ fn pointer(text: &str) -> Result<(String, Value), String> {
 }
 
 impl Filter {
-    /// True where nothing is asked for in particular.
+    /// True without any condition.
     pub(super) fn is_empty(&self) -> bool {
         self.json(Duration::ZERO) == json!({})
     }
 
-    /// True where it names states.
+    /// True if it names states.
     pub(super) fn names_states(&self) -> bool {
         !self.states.is_empty()
     }
 
-    /// True where it names a state of a job that has not ended.
+    /// True if it names a state of live jobs.
     pub(super) fn names_live_states(&self) -> bool {
         self.states
             .iter()
             .any(|state| ["queued", "running"].contains(&state.as_str()))
     }
 
-    /// The filter of `rouse.search_jobs`. `now_secs`: the database's clock.
+    /// The filter of `rouse.search_jobs`. `now_secs` is the database's clock.
     pub(super) fn at(&self, now_secs: f64) -> Value {
         self.json(Duration::try_from_secs_f64(now_secs).unwrap_or_default())
     }
 
-    /// The same for a search of a fixed set of jobs: those that have ended by now. What ends later is not among them.
+    /// The filter for a fixed set of jobs, those that have ended by now.
     pub(super) fn until_now(&self, now_secs: f64) -> Value {
         let now = Duration::try_from_secs_f64(now_secs).unwrap_or_default();
         let mut filter = self.json(now);
@@ -159,7 +159,7 @@ impl Filter {
         filter.into()
     }
 
-    /// Warns of names that no lane has, where nothing was found.
+    /// Warns of names that no lane has. For searches without a result.
     pub(super) async fn warn_of_unused_names(&self, store: &Store) -> Result<(), StoreError> {
         if let Some(queue) = &self.queue {
             warn_of_unused_queue(store, queue).await?;
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_that_is_not_json_is_a_text_and_a_pointer_starts_with_a_slash() {
+    fn a_value_that_is_not_json_is_a_string_and_a_pointer_starts_with_a_slash() {
         for (text, value) in [
             ("/id=42", json!(42)),
             ("/id=\"42\"", json!("42")),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_is_so_long_ago_and_everything_else_is_for_the_database_to_read() {
+    fn a_duration_is_an_age_and_the_database_parses_other_times() {
         let filter = Filter {
             since: Since::read("2h").ok(),
             until: Since::read("yesterday").ok(),

@@ -18,17 +18,17 @@ use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::store::{LOOKED_AT_MAX, Listed, Listing, Store};
 
-/// How many are listed where nobody says how many.
+/// The default number of jobs in a listing.
 const NEWEST: i32 = 20;
 
 /// Options of `rouse job ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer. What has ended is listed for as long as it is kept (keep_days). \
-One listing looks at the newest 100,000 jobs, whatever their queue, handler and so on are, and says so where \
-it did not find enough among them; --before ID goes on from there. --since and --until leave out whole days (UTC) of what has \
-ended. Where only jobs are wanted that did not succeed (by --state, --error or --kind), only those are looked at.\n\
-Exit code: 0, also where there is none")]
+Needs the role rouse_observer. Ended jobs are listed as long as they are kept (keep_days). \
+One listing examines the newest 100,000 jobs, of all queues and handlers, and reports if it did not find enough among them; \
+--before ID continues from there. --since and --until skip whole days (UTC) of ended jobs. A listing of unsuccessful jobs only \
+(by --state, --error or --kind) examines only those.\n\
+Exit code: 0, also if there is none")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -36,11 +36,11 @@ pub(super) struct Args {
     #[command(flatten)]
     filter: Filter,
 
-    /// Only jobs with a smaller id: goes on where a listing ended
+    /// Only jobs with a smaller id: continues where a listing ended
     #[arg(long, value_name = "ID", value_parser = job_id)]
     before: Option<i64>,
 
-    /// At most so many
+    /// The maximum number of jobs
     #[arg(long, value_name = "N", default_value_t = NEWEST, value_parser = between(1_i32, 10_000))]
     limit: i32,
 
@@ -72,13 +72,13 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         .jobs(&Listing {
             filter: args.filter.at(store.now().await?),
             before: args.before,
-            // One more tells whether there are more.
+            // One job more shows whether there are more.
             limit: args.limit + 1,
         })
         .await?;
-    let most = usize::try_from(args.limit).unwrap_or(usize::MAX);
-    let more = jobs.len() > most;
-    jobs.truncate(most);
+    let max = usize::try_from(args.limit).unwrap_or(usize::MAX);
+    let more = jobs.len() > max;
+    jobs.truncate(max);
     if args.json {
         let listing = json!({"jobs": jobs, "more": more, "looked_back_to": looked_back_to});
         println!("{}", as_json(listing));
@@ -88,21 +88,21 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if jobs.is_empty() {
         args.filter.warn_of_unused_names(&store).await?;
     }
-    tell_what_nobody_takes(&store, &jobs).await?;
+    warn_of_unserved(&store, &jobs).await?;
     if more {
-        eprintln!("rouse: there are more; --limit N lists more of them");
+        eprintln!("rouse: there are more; --limit N lists more");
     }
     if let Some(id) = looked_back_to {
         let at = store.requested_at(id).await?.unwrap_or_default();
         eprintln!(
-            "rouse: there may be more: only the newest {LOOKED_AT_MAX} jobs were looked at, back to {id}, requested at {at}; --before {id} goes on from there"
+            "rouse: there may be more: only the newest {LOOKED_AT_MAX} jobs were examined, back to {id}, requested at {at}; --before {id} continues from there"
         );
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says once for each kind of job that waits, and that no worker takes, why that is so.
-async fn tell_what_nobody_takes(store: &Store, jobs: &[Value]) -> anyhow::Result<()> {
+/// Warns once for each kind of waiting job that no worker can run.
+async fn warn_of_unserved(store: &Store, jobs: &[Value]) -> anyhow::Result<()> {
     let queued = || jobs.iter().filter(|job| waits(job));
     if queued().next().is_none() {
         return Ok(());
@@ -110,9 +110,9 @@ async fn tell_what_nobody_takes(store: &Store, jobs: &[Value]) -> anyhow::Result
     let Some(workers) = store.serving().await? else {
         return Ok(());
     };
-    let why = |job| Wanted::of(job).why_nobody(&workers);
-    let told: BTreeSet<String> = queued().filter_map(why).collect();
-    for why in &told {
+    let why = |job| Wanted::of(job).why_unserved(&workers);
+    let reasons: BTreeSet<String> = queued().filter_map(why).collect();
+    for why in &reasons {
         eprintln!("rouse: {why}");
     }
     let queues: BTreeSet<&str> = queued().filter_map(|job| job["queue"].as_str()).collect();

@@ -1,4 +1,4 @@
-//! `rouse job logs`: what the attempts at a job have printed and logged.
+//! `rouse job logs`: the log and the output of a job's attempts.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,19 +15,19 @@ use crate::cli::text::{as_json, plain};
 use crate::job::JobId;
 use crate::store::{JobView, LoggedLine, Store};
 
-/// How often who follows looks. Workers tell what was said twice a second.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often --follow polls. Workers send log lines twice a second.
+const POLL_EVERY: Duration = Duration::from_millis(500);
 
-/// How many looks after the end of a job the last lines may take.
-const LOOKS_AFTER_THE_END: u32 = 4;
+/// How many polls after the end of a job the last lines may take.
+const POLLS_AFTER_THE_END: u32 = 4;
 
 /// Options of `rouse job logs`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Lines come from standard output (info), standard error (warn) and the handler's log, with the time (UTC) and the attempt that said \
-them, half a second after they were said. An attempt may write 256 KiB. The job's last error and, with --follow, why nobody takes it \
-are on standard error.\n\
-Exit codes: 0 the job is known, also where Ctrl-C or SIGTERM ends --follow · 3 no such job")]
+Lines come from standard output (info), standard error (warn) and the handler's log, with the time (UTC) and the attempt. They \
+arrive half a second after they were written. An attempt may write 256 KiB. The job's last error, and with --follow the reason why no \
+worker takes it, go to standard error.\n\
+Exit codes: 0 the job is known, also if Ctrl-C or SIGTERM ends --follow · 3 no such job")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -36,20 +36,20 @@ pub(super) struct Args {
     #[arg(value_parser = job_id)]
     id: i64,
 
-    /// Go on until the job has ended
+    /// Continue until the job has ended
     #[arg(long, short)]
     follow: bool,
 
-    /// Only what this attempt has said
+    /// Only lines of this attempt
     #[arg(long, value_name = "N", value_parser = between(1, i32::MAX))]
     attempt: Option<i32>,
 
-    /// One JSON object a line
+    /// Print one JSON object for each line
     #[arg(long)]
     json: bool,
 }
 
-/// Prints the lines; those to come too, until the end of the job or a signal.
+/// Prints the lines; with --follow also later ones, until the end of the job or a signal.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !args.follow {
         return print_all(args).await;
@@ -70,47 +70,47 @@ async fn print_all(args: Args) -> anyhow::Result<ExitCode> {
     if args.attempt.is_none() {
         after = (0, 0);
     }
-    let mut looks_left = None;
-    let mut told = false;
+    let mut polls_left = None;
+    let mut warned = false;
     loop {
-        // Before its lines: what is said after the end is looked for again.
+        // Read the job before its lines: lines after the end are polled for again.
         let Some(job) = store.job(id).await? else {
             eprintln!("rouse: {}", unknown(args.id));
             return Ok(ExitCode::from(EXIT_UNKNOWN));
         };
-        if args.follow && job.state == "queued" && !told {
-            told = true;
-            Wanted::of(&job.record).tell_if_nobody(&store).await?;
+        if args.follow && job.state == "queued" && !warned {
+            warned = true;
+            Wanted::of(&job.record).warn_if_unserved(&store).await?;
         }
-        let said_more = print(&store, id, &mut after, &args).await?;
+        let printed = print(&store, id, &mut after, &args).await?;
         let ended = !matches!(job.state.as_str(), "queued" | "running");
         let past_it = args
             .attempt
             .is_some_and(|attempt| job.record["attempt"].as_i64() > Some(attempt.into()));
         match (args.follow, ended || past_it) {
             (false, _) => {
-                tell_the_error(&job, &args);
+                report_error(&job, &args);
                 return Ok(ExitCode::SUCCESS);
             }
             (true, false) => {}
             (true, true) => {
-                let left = match looks_left {
-                    Some(left) if !said_more => left,
-                    _ => LOOKS_AFTER_THE_END,
+                let left = match polls_left {
+                    Some(left) if !printed => left,
+                    _ => POLLS_AFTER_THE_END,
                 };
                 if left == 0 {
-                    tell_the_error(&job, &args);
+                    report_error(&job, &args);
                     return Ok(ExitCode::SUCCESS);
                 }
-                looks_left = Some(left - 1);
+                polls_left = Some(left - 1);
             }
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
     }
 }
 
-/// No line of the log says why the guest panicked, or what the host did not let it do.
-fn tell_the_error(job: &JobView, args: &Args) {
+/// Prints the last error, which the log does not contain.
+fn report_error(job: &JobView, args: &Args) {
     if let (Some(message), None) = (job.record["error"]["message"].as_str(), args.attempt) {
         let (id, state) = (args.id, plain(&job.state));
         let first = plain(message.lines().next().unwrap_or_default());
@@ -120,7 +120,7 @@ fn tell_the_error(job: &JobView, args: &Args) {
     }
 }
 
-/// Prints what was said after that line, and moves on. True when there was something.
+/// Prints the lines after `after`, and advances it. True if there were any.
 async fn print(
     store: &Store,
     id: JobId,
@@ -139,12 +139,12 @@ async fn print(
             .iter()
             .filter(|line| args.attempt.is_none_or(|attempt| attempt == line.attempt))
         {
-            println!("{}", said(line, args.json));
+            println!("{}", formatted(line, args.json));
         }
     }
 }
 
-fn said(line: &LoggedLine, in_json: bool) -> String {
+fn formatted(line: &LoggedLine, in_json: bool) -> String {
     let LoggedLine {
         attempt,
         line: number,

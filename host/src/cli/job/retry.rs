@@ -1,4 +1,4 @@
-//! `rouse job retry`: jobs that are named, or all that fit a filter, in batches.
+//! `rouse job retry`: retries named jobs, or all that match a filter, in batches.
 
 use std::future::ready;
 use std::io::{IsTerminal as _, Write as _};
@@ -15,28 +15,27 @@ use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::store::Store;
 
-/// Jobs in one transaction: some hundreds of milliseconds.
+/// Jobs in one transaction, which takes some hundred milliseconds.
 const BATCH: i32 = 500;
-/// Jobs that one statement of the count finds at most.
+/// The most jobs that one statement of the count finds.
 const COUNTED: i32 = 10_000;
 /// How many of the refused jobs are named.
 const REFUSED_NAMED: usize = 20;
 
 /// Nothing was done, because it was not confirmed.
 const EXIT_UNCONFIRMED: u8 = 2;
-/// It was stopped by a signal.
+/// A signal stopped it.
 const EXIT_STOPPED: u8 = 130;
 
 /// Options of `rouse job retry`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-With ids: makes a new job of each that has ended, and prints its id. A refused one does not keep the others from \
-being done.\n\
-With filters: makes a new job of each that fits and was never retried, for instance\n\n  \
+With ids: retries each ended job as a new job, and prints its id. A refused job does not stop the others.\n\
+With filters: retries each job that matches and was never retried. For instance\n\n  \
 rouse job retry --state failed,timed_out --handler email.send --since 2h\n\n\
-counts them, and --confirm retries them: the newest first, 500 in each transaction. It can be stopped at any time; \
-the same command with the --until that it prints goes on then, because what was retried once is left out. Each \
-leaves a record with the login. Jobs that end while this runs are left alone.\n\
+counts them, and --confirm retries them, newest first, 500 in each transaction. It can be stopped at any time: the same command \
+with the --until that it prints continues, because jobs that were retried are skipped. Each retry leaves a record with the login. \
+Jobs that end while it runs are skipped.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
 6 a job is not in a state for that, or its unique key belongs to a live job · 130 stopped by a signal")]
 pub(super) struct Args {
@@ -54,7 +53,7 @@ pub(super) struct Args {
     #[arg(long, visible_alias = "yes")]
     confirm: bool,
 
-    /// Print one JSON object for each job that is named and one for the summary; with filters one for all
+    /// Print one JSON object for each named job and one for the summary; with filters, one for all
     #[arg(long)]
     json: bool,
 }
@@ -63,25 +62,25 @@ pub(super) struct Args {
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match (args.ids.as_slice(), args.filter.is_empty()) {
         ([], true) => anyhow::bail!(
-            "which jobs? name their ids, or filters such as --state failed --handler NAME --since 2h"
+            "which jobs? give ids, or filters such as --state failed --handler NAME --since 2h"
         ),
         ([], false) => {}
         (ids, true) => {
             return retry_each(&args.target.checked_store().await?, ids, args.json).await;
         }
-        (_, false) => anyhow::bail!("name ids, or filters: not both"),
+        (_, false) => anyhow::bail!("give ids or filters, not both"),
     }
     anyhow::ensure!(
         args.filter.names_states(),
-        "say of which states: --state failed,timed_out for instance"
+        "give the states, for instance --state failed,timed_out"
     );
     anyhow::ensure!(
         !args.filter.names_live_states(),
-        "only jobs that have ended are retried: --state takes succeeded, failed, timed_out and cancelled here"
+        "only ended jobs can be retried: --state takes succeeded, failed, timed_out and cancelled here"
     );
     let store = args.target.checked_store().await?;
     let signals = Signals::install()?;
-    // From here on a fixed set of jobs.
+    // A fixed set of jobs from here on.
     let mut filter = args.filter.until_now(store.now().await?);
     let mut work = Work {
         store: &store,
@@ -105,7 +104,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Err(error) => {
             if args.confirm && work.done > 0 {
                 eprintln!(
-                    "rouse: {} jobs were retried before this; the same command with --until {until} goes on",
+                    "rouse: {} jobs were retried before this; the same command with --until {until} continues",
                     work.done
                 );
             }
@@ -152,18 +151,18 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A walk through all jobs that fit, and how far it is.
+/// A walk through all matching jobs, and its progress.
 struct Work<'a> {
     store: &'a Store,
     signals: Signals,
-    /// Jobs that were counted, or retried.
+    /// Jobs that were counted or retried.
     done: usize,
     looked_at: i64,
     refused: Vec<i64>,
 }
 
 impl Work<'_> {
-    /// False where a signal came before the end.
+    /// Counts the jobs. False if a signal came before the end.
     async fn count(&mut self, filter: &Value) -> anyhow::Result<bool> {
         let mut before = None;
         loop {
@@ -177,7 +176,7 @@ impl Work<'_> {
         }
     }
 
-    /// The same.
+    /// Retries the jobs. False if a signal came before the end.
     async fn retry(&mut self, filter: &Value) -> anyhow::Result<bool> {
         let mut before = None;
         loop {
@@ -192,11 +191,11 @@ impl Work<'_> {
         }
     }
 
-    /// Says how far it is. True where a signal has come: not in the middle of a batch.
+    /// Shows the progress between batches. True if a signal has come.
     async fn is_stopped(&mut self, verb: &str) -> bool {
         if std::io::stderr().is_terminal() {
-            eprint!("\r{verb} {}, looked at {}", self.done, self.looked_at);
-            // It is only a hint that it goes on.
+            eprint!("\r{verb} {}, examined {}", self.done, self.looked_at);
+            // Progress is only a hint.
             let _ = std::io::stderr().flush();
         }
         self.signals.unless(ready(())).await.is_none()

@@ -1,4 +1,4 @@
-//! `rouse job show`: what is known of one job.
+//! `rouse job show`: one job with its history.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -21,10 +21,10 @@ use crate::duration;
 use crate::job::JobId;
 use crate::store::JobView;
 
-/// How often a waiting command looks.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How often --wait polls.
+const POLL_EVERY: Duration = Duration::from_millis(50);
 
-/// The job has ended, and not in success.
+/// The job ended without success.
 const EXIT_UNSUCCESSFUL: u8 = 4;
 /// The job had not ended in time.
 const EXIT_TIMEOUT: u8 = 5;
@@ -46,7 +46,7 @@ pub(super) struct Args {
     #[arg(long, requires = "id")]
     wait: bool,
 
-    /// With --wait: for at most this long
+    /// How long --wait waits
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration::argument, requires = "wait")]
     timeout: Duration,
 
@@ -61,29 +61,29 @@ impl Args {
     }
 }
 
-/// Without an id, the newest jobs are listed.
+/// Without an id, the command lists the newest jobs.
 impl From<Args> for list::Args {
     fn from(args: Args) -> Self {
         Self::newest(args.target, args.json)
     }
 }
 
-/// Shows the job, after its end if that is wished for.
+/// Shows the job; with --wait, after its end.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Some(id) = args.id else {
         anyhow::bail!("which job? `rouse job ID`, or `rouse job ls`");
     };
     let store = args.target.checked_store().await?;
     let deadline = tokio::time::Instant::now() + args.timeout;
-    let mut told = false;
+    let mut warned = false;
     let (job, code) = loop {
         let Some(job) = store.job(JobId(id)).await? else {
             eprintln!("rouse: {}", unknown(id));
             return Ok(ExitCode::from(EXIT_UNKNOWN));
         };
-        if waits(&job.record) && !told {
-            told = true;
-            Wanted::of(&job.record).tell_if_nobody(&store).await?;
+        if waits(&job.record) && !warned {
+            warned = true;
+            Wanted::of(&job.record).warn_if_unserved(&store).await?;
         }
         match job.state.as_str() {
             _ if !args.wait => break (job, 0),
@@ -96,8 +96,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
                 );
                 break (job, EXIT_TIMEOUT);
             }
-            "queued" | "running" => tokio::time::sleep(LOOK_EVERY).await,
-            // The words come from the database: failed, timed_out, cancelled.
+            "queued" | "running" => tokio::time::sleep(POLL_EVERY).await,
+            // failed, timed_out or cancelled.
             _ => break (job, EXIT_UNSUCCESSFUL),
         }
     };
@@ -136,12 +136,12 @@ fn show(job: &JobView, now: f64) -> String {
         "started_at",
         "finished_at",
     ] {
-        let says_nothing = |value: &Value| {
+        let is_usual = |value: &Value| {
             value.is_null()
                 || (key == "tags" && *value == json!([]))
                 || (key == "lost" && *value == json!(0))
         };
-        let Some(value) = record.get(key).filter(|value| !says_nothing(value)) else {
+        let Some(value) = record.get(key).filter(|value| !is_usual(value)) else {
             continue;
         };
         let value = match (key, value.as_str()) {
@@ -157,11 +157,11 @@ fn show(job: &JobView, now: f64) -> String {
         let name = key.strip_suffix("_ms").unwrap_or(key);
         list.row([Shown::from(name.to_string()), value]);
     }
-    if let Some(progress) = record.get("progress").filter(|said| !said.is_null()) {
-        let said = |key: &str| progress.get(key).map(cell).unwrap_or_default();
+    if let Some(progress) = record.get("progress").filter(|value| !value.is_null()) {
+        let field = |key: &str| progress.get(key).map(cell).unwrap_or_default();
         list.row([
             "progress".to_string(),
-            format!("{} %, {}", said("percent"), said("step")),
+            format!("{} %, {}", field("percent"), field("step")),
         ]);
     }
     if let Some(used) = record.get("usage").filter(|used| !used.is_null()) {
@@ -169,7 +169,7 @@ fn show(job: &JobView, now: f64) -> String {
     }
     let mut text = list.text();
     text.push('\n');
-    // Not in the table: what is copied from here has no line breaks of its making.
+    // Outside the table, which would wrap them: they are for copying.
     for (key, value) in [("payload", &job.payload), ("result", &job.result)] {
         if let Some(value) = value {
             text.push_str(&format!("\n{key}\n  {}\n", plain(value)));
@@ -179,7 +179,7 @@ fn show(job: &JobView, now: f64) -> String {
         text.push_str("\nerror\n");
         if job.state == "failed" && error["kind"] == "lost" {
             text.push_str(&format!(
-                "  quarantined: it probably kills the hosts that run it; where that is mended, `rouse job retry {}`\n",
+                "  quarantined: it probably crashes the hosts that run it; once that is fixed, run `rouse job retry {}`\n",
                 cell(&record["id"])
             ));
         }
@@ -192,7 +192,7 @@ fn show(job: &JobView, now: f64) -> String {
         let word = |key: &str| event.get(key).map(cell).unwrap_or_default();
         let detail = |key: &str| event.get("detail").and_then(|detail| detail.get(key));
         let by = detail("by").map(|by| format!("by {}", cell(by)));
-        // The last error stands above, whole. Of others the first line is enough here: `--json` has all.
+        // The last error is above in full. Of others, print the first line; `--json` has all of them.
         let is_above = |message: &Value| *message == record["error"]["message"];
         let message = detail("message").map(|message| match first_line(message) {
             (_, true) if is_above(message) => "the error above".to_owned(),
@@ -242,16 +242,16 @@ fn first_line(text: &Value) -> (&str, bool) {
     }
 }
 
-/// How many attempts there may be, lost ones not counted: as its producer has it, else as the last error that tells.
+/// How many attempts there may be, lost ones not counted: the producer's number, else that of the last error that has one.
 fn max_attempts(record: &Value) -> Option<u64> {
     let history = record["history"].as_array().into_iter().flatten().rev();
-    let told = history.filter_map(|event| event["detail"]["max_attempts"].as_u64());
+    let known = history.filter_map(|event| event["detail"]["max_attempts"].as_u64());
     let own = record["max_attempts"].as_u64();
     let last = record["error"]["max_attempts"].as_u64();
-    own.or(last).or_else(|| told.into_iter().next())
+    own.or(last).or_else(|| known.into_iter().next())
 }
 
-/// What an attempt has used, in one line.
+/// The usage of an attempt, in one line.
 fn usage(used: &Value) -> String {
     let number = |key: &str| used[key].as_u64().unwrap_or_default();
     let mut text = format!(
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_call_is_one_call() {
+    fn a_single_call_is_in_the_singular() {
         let used = |calls| usage(&json!({"cpu_ms": 1.5, "memory_bytes": 0, "host_calls": calls}));
         assert!(used(1).ends_with(", 1 host call"), "{}", used(1));
         assert!(used(2).ends_with(", 2 host calls"), "{}", used(2));

@@ -1,4 +1,4 @@
-//! Which attempt of how many, and when the next one is: `2 of 3, next in 8 s`.
+//! The attempts of a job, and when the next one is: `2 of 3, next in 8 s`.
 
 use serde_json::Value;
 
@@ -38,7 +38,7 @@ mod tests {
     fn a_failed_attempt_shows_its_number_the_limit_and_the_time_of_the_next_one() {
         let job = |state, attempt, lost, at| json!({"state": state, "attempt": attempt, "lost": lost, "available_at": at});
         let (later, before) = ("1970-01-01T00:00:08+00:00", "1970-01-01T00:00:00+00:00");
-        for (job, max, said) in [
+        for (job, max, text) in [
             (job("queued", 2, 0, later), Some(3), "2 of 3, next in 8 s"),
             (job("queued", 2, 0, before), Some(3), "2 of 3, next is due"),
             (job("queued", 2, 0, later), None, "2, next in 8 s"),
@@ -48,7 +48,7 @@ mod tests {
             (job("failed", 3, 0, before), Some(3), "3 of 3"),
             (job("queued", 0, 0, later), Some(3), "0"),
         ] {
-            assert_eq!(tries(&job, max, 0.0), said);
+            assert_eq!(tries(&job, max, 0.0), text);
         }
     }
 }

@@ -1,15 +1,15 @@
-//! How wide the columns of a table are on a terminal.
+//! The widths of a table's columns on a terminal.
 
-/// What reads well in a column of text.
+/// A comfortable width for a column of text.
 const COMFORTABLE: usize = 24;
 
-/// What is not worth a second line: numbers, times, short names.
+/// Texts up to this width are not wrapped: numbers, times, short names.
 const SHORT: usize = 12;
 
-/// No column is cut to less.
+/// The narrowest column.
 const CUT_MIN: usize = 8;
 
-/// What one column needs, in characters.
+/// The widths that one column needs, in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Need {
     /// Its longest line.
@@ -30,12 +30,12 @@ impl Need {
         }
     }
 
-    /// With so much it reads well, and no word is broken.
+    /// The width at which it reads well, without a broken word.
     pub(super) fn comfortable(self) -> usize {
         self.word.max(self.line.min(COMFORTABLE))
     }
 
-    /// With less a word is broken, or something short wrapped.
+    /// The width below which a word breaks or a short text wraps.
     fn least(self) -> usize {
         match self.line {
             ..=SHORT => self.line,
@@ -44,8 +44,8 @@ impl Need {
     }
 }
 
-/// The widths of columns with these needs, together at most `room` where that is possible: each as wide as its longest word, and
-/// what is left goes where most is lacking. Where words have to be broken, the widest column loses first.
+/// The widths of columns with these needs, together at most `room` if possible. Each column gets its longest word, and the rest goes
+/// to the column that lacks most. If words must break, the widest column is narrowed first.
 pub(super) fn widths(needs: &[Need], room: usize) -> Vec<usize> {
     let mut widths: Vec<usize> = needs.iter().map(|need| need.least()).collect();
     let mut used: usize = widths.iter().sum();
@@ -73,7 +73,7 @@ pub(super) fn widths(needs: &[Need], room: usize) -> Vec<usize> {
     widths
 }
 
-/// The text with each word that is wider than this cut, which the `…` at its end shows.
+/// The text with each longer word cut, marked by `…`.
 pub(super) fn cut(text: &str, width: usize) -> String {
     let word = |word: &str| match word.chars().count() > width {
         true => {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn words_stay_whole_and_the_longest_text_gets_what_is_left() {
+    fn words_stay_whole_and_the_longest_text_gets_the_rest() {
         let needs = [
             need("a.handler.with-a-long-name"),
             need("3 min ago"),
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn where_not_all_fits_the_widest_is_cut() {
+    fn the_widest_column_is_cut_first() {
         let needs = [need("a.handler.with-a-long-name"), need("12")];
         assert_eq!(widths(&needs, 20), [18, 2]);
         assert_eq!(

@@ -14,16 +14,16 @@ fn names_in(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_new_crate_tests_natively_and_builds_a_module_as_it_stands() {
+fn a_new_crate_tests_natively_and_builds_a_module_unchanged() {
     let parent = TempDir::new().unwrap();
     let folder = new("send-email", parent.path(), None).unwrap();
     assert_eq!(folder, parent.path().join("send-email"));
     assert_eq!(names_in(parent.path()), ["send-email"]);
 
-    // The versions that this repository is built with: what is there needs no network.
+    // The versions of this repository: they need no network.
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     fs::copy(repository.join("Cargo.lock"), folder.join("Cargo.lock")).unwrap();
-    // Kept between runs, apart from what other tests and builds lock.
+    // Kept between runs, in a folder that other tests and builds do not lock.
     let this_test = std::env::current_exe().unwrap();
     let target = this_test.ancestors().nth(3).unwrap().join("new-crate");
     let cargo = |arguments: &[&str]| {
@@ -97,16 +97,16 @@ fn a_bad_name_is_refused_with_a_good_one() {
 }
 
 #[test]
-fn what_is_there_already_stays_as_it_is() {
+fn an_existing_folder_is_not_changed() {
     let parent = TempDir::new().unwrap();
     fs::create_dir(parent.path().join("mine")).unwrap();
     let error = new("mine", parent.path(), None).unwrap_err().to_string();
-    assert!(error.contains("there already"), "{error}");
+    assert!(error.contains("exists already"), "{error}");
     assert!(names_in(&parent.path().join("mine")).is_empty());
 }
 
 #[test]
-fn nothing_is_left_where_it_cannot_be_written() {
+fn nothing_is_left_behind_if_writing_fails() {
     let parent = TempDir::new().unwrap();
     let missing = parent.path().join("missing");
     let error = new("mine", &missing, None).unwrap_err();

@@ -1,4 +1,4 @@
-//! `rouse queue drain`: this process becomes a worker of one queue, until that is empty.
+//! `rouse queue drain`: works on one queue in this process until the queue is empty.
 
 mod progress;
 mod summary;
@@ -30,36 +30,36 @@ use crate::store::connect::Connector;
 use crate::store::{Remaining, Store, StoreError};
 use crate::worker::{self, Health, Middleware, Parts, Settings, Stop};
 
-/// Connections of the pool, as of a host, and one to look.
+/// Connections of the pool: those of a host, and one to query the queue.
 const POOL_SIZE: usize = 5;
 
-/// How often the queue is looked at. What is left is counted each time, so not more often where there is much.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-const LOOK_EVERY_WHERE_MUCH: Duration = Duration::from_secs(1);
-const MUCH: i64 = 1_000;
+/// How often the queue is queried. Each query counts the jobs that are left, so large queues are queried less often.
+const POLL_EVERY: Duration = Duration::from_millis(200);
+const POLL_EVERY_IF_LARGE: Duration = Duration::from_secs(1);
+const LARGE: i64 = 1_000;
 
-/// A database that does not answer for so long is told of: a connection that was cut is replaced sooner.
-const TROUBLE_TOLD_AFTER: Duration = Duration::from_secs(3);
+/// An outage of this length is reported. A lost connection is replaced sooner.
+const OUTAGE_REPORTED_AFTER: Duration = Duration::from_secs(3);
 
-/// Some jobs failed, or wait for another try.
+/// Some jobs failed, or wait for a retry.
 const EXIT_FAILED: u8 = 1;
 /// Jobs are left that this process cannot run.
 const EXIT_LEFT: u8 = 3;
 /// The queue is paused.
 const EXIT_REFUSED: u8 = 6;
-/// Settings, folder or database stood in the way, at the start or in between.
+/// An error of settings, folder or database, at the start or later.
 const EXIT_BROKEN: u8 = 7;
-/// A signal ended it before the queue was empty, as shells have it: 128 + SIGINT.
+/// A signal ended it before the queue was empty; 128 + SIGINT, as in shells.
 const EXIT_INTERRUPTED: u8 = 130;
 
 /// Options of `rouse queue drain`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Runs everything that is ready or due, also what is enqueued meanwhile, and ends when nothing of it is left; what waits for a \
-later time is left alone. Sources, memory, directories, slots and tags of rouse.toml hold. \
-A job that fails because it was lost with its workers too often is in the history (`rouse job ls`), and in no number here.\n\
-Exit codes: 0 all succeeded, or there was nothing to do · 1 some failed, or wait for another try · 3 jobs are left that this \
-process cannot run · 6 the queue is paused · 7 settings, folder or database stood in the way · 130 a signal came first")]
+Runs all jobs that are ready or due, including those enqueued meanwhile, and ends when none is left. Jobs that are scheduled for \
+later stay. Sources, memory, directories, slots and tags of rouse.toml apply. \
+A job that fails because it was lost with its workers too often is in the history (`rouse job ls`), but not in the counts here.\n\
+Exit codes: 0 all succeeded, or there was nothing to do · 1 some failed, or wait for a retry · 3 jobs are left that this \
+process cannot run · 6 the queue is paused · 7 an error of settings, folder or database · 130 a signal came first")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -75,11 +75,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// This worker's id; default: a random one, also where rouse.toml has one
+    /// This worker's id; default: a random one, even if rouse.toml has one
     #[arg(long, value_name = "ID", value_parser = worker_id)]
     worker_id: Option<String>,
 
-    /// How long a claim is good for without renewal, whatever modules and rouse.toml say
+    /// How long a claim is good for without renewal; overrides modules and rouse.toml
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = lease)]
     lease: Duration,
 
@@ -96,7 +96,7 @@ fn lease(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Drains, and says what came of it.
+/// Drains the queue, and prints a summary.
 pub(super) async fn run(
     args: Args,
     middlewares: Vec<Arc<dyn Middleware>>,
@@ -130,13 +130,13 @@ async fn drain(
         true => as_json(summary.to_json()),
         false => summary.to_text(),
     };
-    // Not `println!`, which panics where nobody reads.
-    writeln!(std::io::stdout(), "{text}").context("print what came of it")?;
+    // Not `println!`, which panics if the reader is gone.
+    writeln!(std::io::stdout(), "{text}").context("print the summary")?;
     done?;
     Ok(exit_code(&summary))
 }
 
-/// Looks at the queue and, where it has something to run, loads the handlers. None: the queue is paused.
+/// Queries the queue and, if it has jobs to run, loads the handlers. `None` if the queue is paused.
 async fn prepare(args: &Args) -> anyhow::Result<Option<(Summary, Option<Work>)>> {
     let (file, folder) = File::read(args.config.as_deref())?;
     let connector = args.target.connector()?;
@@ -144,16 +144,16 @@ async fn prepare(args: &Args) -> anyhow::Result<Option<(Summary, Option<Work>)>>
     store.check_schema().await?;
     warn_of_unused_queue(&store, &args.name).await?;
     if let Some(since) = store.queue_paused_at(&args.name).await? {
-        tell_paused(&args.name, &since);
+        report_paused(&args.name, &since);
         return Ok(None);
     }
     let settings = settings(args, &file);
     let mut summary = Summary::new(&args.name, &settings.worker_id);
     let now = store.remaining(&args.name, &[]).await?;
-    debug!("queue {} was looked at", plain(&args.name));
-    // Nothing is compiled for an empty queue.
+    debug!("queried queue {}", plain(&args.name));
+    // Compile nothing for an empty queue.
     if now.iter().all(|row| row.ready + row.due == 0) {
-        summary.left = left(&now, |_| Some("nothing of it is due yet".into()));
+        summary.left = left(&now, |_| Some("no job is due yet".into()));
         return Ok(Some((summary, None)));
     }
     open_files::take_as_many_as_allowed();
@@ -173,7 +173,7 @@ async fn prepare(args: &Args) -> anyhow::Result<Option<(Summary, Option<Work>)>>
     Ok(Some((summary, Some(work))))
 }
 
-/// A host lets a job wait whose source is bound to a handler that it does not have (yet). This process would wait with it.
+/// Rejects sources that are bound to missing handlers. A host leaves their jobs waiting, and this process would never end.
 fn check_sources(settings: &Settings, catalog: &Catalog, args: &Args) -> anyhow::Result<()> {
     let handlers = catalog.current();
     let mut missing: Vec<String> = settings
@@ -185,7 +185,7 @@ fn check_sources(settings: &Settings, catalog: &Catalog, args: &Args) -> anyhow:
     missing.sort();
     anyhow::ensure!(
         missing.is_empty(),
-        "rouse.toml binds sources to handlers that {} does not have ([sources]: {}); put their modules there, or take the bindings out",
+        "rouse.toml binds sources to handlers that {} does not have ([sources]: {}); add their modules, or remove the bindings",
         args.handlers.display(),
         missing.join(", ")
     );
@@ -194,7 +194,7 @@ fn check_sources(settings: &Settings, catalog: &Catalog, args: &Args) -> anyhow:
 
 fn exit_code(summary: &Summary) -> ExitCode {
     if let Some(since) = &summary.paused_at {
-        tell_paused(&summary.queue, since);
+        report_paused(&summary.queue, since);
         return ExitCode::from(EXIT_REFUSED);
     }
     if summary.interrupted {
@@ -203,27 +203,27 @@ fn exit_code(summary: &Summary) -> ExitCode {
     if summary.has_failures() {
         return ExitCode::from(EXIT_FAILED);
     }
-    match summary.left.iter().any(Left::is_in_vain) {
+    match summary.left.iter().any(Left::is_unrunnable) {
         true => ExitCode::from(EXIT_LEFT),
         false => ExitCode::SUCCESS,
     }
 }
 
-fn tell_paused(queue: &str, since: &str) {
+fn report_paused(queue: &str, since: &str) {
     let queue = plain(queue);
     eprintln!(
-        "rouse: queue {queue} is paused since {since}; `rouse queue resume {queue}` lets it go on"
+        "rouse: queue {queue} is paused since {since}; `rouse queue resume {queue}` resumes it"
     );
 }
 
-/// The file's settings, for this queue alone, with a lease for all handlers.
+/// The file's settings, for this queue only, with one lease for all handlers.
 fn settings(args: &Args, file: &File) -> Settings {
     let written = file.worker(Environment.hostname());
     let random = Settings::default().worker_id;
     let mut overrides = written.overrides;
     overrides.0.entry("*".into()).or_default();
     for set in overrides.0.values_mut() {
-        set.lease = Some(args.lease);
+        set.set("lease", args.lease);
     }
     Settings {
         worker_id: args.worker_id.clone().unwrap_or(random),
@@ -233,7 +233,7 @@ fn settings(args: &Args, file: &File) -> Settings {
     }
 }
 
-/// A worker that ends by itself.
+/// A worker that ends when the queue is empty.
 struct Work {
     settings: Settings,
     sandbox: Arc<Sandbox>,
@@ -265,29 +265,28 @@ impl Work {
             stop.clone(),
         ));
         let progress = Progress::new(&summary.queue);
-        let mut trouble = Trouble::default();
+        let mut outage = Outage::default();
         let mut fault = None;
         let ended = loop {
-            match self.looks_empty(summary, &health, &progress).await {
+            match self.is_empty(summary, &health, &progress).await {
                 Ok(true) => break None,
                 Ok(false) if summary.paused_at.is_some() => break None,
-                Ok(false) => trouble = Trouble::default(),
-                // The worker goes on meanwhile, as well as it can.
-                Err(error) if error.is_transient() => trouble.tell(&summary.queue, &error),
+                Ok(false) => outage = Outage::default(),
+                // The worker continues as far as it can.
+                Err(error) if error.is_transient() => outage.report(&summary.queue, &error),
                 Err(error) => {
                     fault = Some(error);
                     break None;
                 }
             }
-            let much = summary.ready > MUCH;
-            let pause = if much {
-                LOOK_EVERY_WHERE_MUCH
+            let pause = if summary.ready > LARGE {
+                POLL_EVERY_IF_LARGE
             } else {
-                LOOK_EVERY
+                POLL_EVERY
             };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                // A signal came, or the worker cannot go on.
+                // A signal came, or the worker failed.
                 ended = &mut worker => break Some(ended),
             }
         };
@@ -298,26 +297,26 @@ impl Work {
             None => worker.await,
         };
         progress.end();
-        // Whatever went wrong, this has happened.
+        // Count the outcomes also after an error.
         summary.count(&health.outcomes);
         ended.context("run the worker")??;
         if let Some(fault) = fault {
-            return Err(fault).context("look what is left");
+            return Err(fault).context("count the jobs that are left");
         }
         let now = self.store.remaining(&summary.queue, &self.sources()).await;
-        summary.left = self.left(&now.context("look what is left")?);
+        summary.left = self.left(&now.context("count the jobs that are left")?);
         Ok(())
     }
 
-    /// True where nothing is left that this worker could run, nor runs here. Nor is there anything to wait for while
-    /// the queue is paused.
-    async fn looks_empty(
+    /// True if no job is left that this worker could run, and none is running here. Notes if the queue was paused, since there
+    /// is nothing to wait for then.
+    async fn is_empty(
         &self,
         summary: &mut Summary,
         health: &Health,
         progress: &Progress,
     ) -> Result<bool, StoreError> {
-        // Before it has registered, it runs nothing.
+        // Before it is registered, it runs nothing.
         let registered = self.store.incarnation().is_some();
         let sources = self.sources();
         let now = self.store.left_to_run(&summary.queue, &sources).await?;
@@ -331,8 +330,8 @@ impl Work {
         if !registered || summary.ready + running > 0 {
             return Ok(false);
         }
-        // A job that is being claimed or settled at this moment is in no hand, and may be tried again at once: only the
-        // database knows of all.
+        // A job that is being claimed or settled right now is not counted here, and may be retried at once: only the
+        // database knows all jobs.
         let now = self.store.remaining(&summary.queue, &sources).await?;
         let running: i64 = now.iter().map(|row| row.mine).sum();
         Ok(self.ready(&now) + running == 0)
@@ -343,7 +342,7 @@ impl Work {
         now.iter().map(|row| self.ready_of(row)).sum()
     }
 
-    /// Those that are bound to a handler that is here.
+    /// The sources that are bound to a handler of the folder.
     fn sources(&self) -> Vec<String> {
         let handlers = self.catalog.current();
         let bound = self.settings.sources.iter();
@@ -356,13 +355,13 @@ impl Work {
     fn ready_of(&self, row: &Remaining) -> i64 {
         match self.why_not(row) {
             None => row.ready + row.due,
-            // Whatever their handler, their source is bound to one that is here.
+            // Their source is bound to a handler of the folder.
             Some(_) if self.missing_tags(row).is_empty() => row.bound,
             Some(_) => 0,
         }
     }
 
-    /// Why this worker cannot run such jobs; none: it can.
+    /// Why this worker cannot run such jobs; `None` if it can.
     fn why_not(&self, row: &Remaining) -> Option<String> {
         if self.catalog.current().get(&row.handler).is_none() {
             return Some("the folder has no such handler".into());
@@ -385,29 +384,29 @@ impl Work {
     }
 
     fn left(&self, now: &[Remaining]) -> Vec<Left> {
-        // Of those that are bound there are more where somebody enqueued, paused or interrupted just now.
+        // More bound jobs are left if one was enqueued, or the queue paused or the drain interrupted, just now.
         left(now, |row| {
-            let vain = row.bound == 0 || row.ready + row.due > self.ready_of(row);
-            self.why_not(row).filter(|_| vain)
+            let unrunnable = row.bound == 0 || row.ready + row.due > self.ready_of(row);
+            self.why_not(row).filter(|_| unrunnable)
         })
     }
 }
 
-/// Since when the database does not answer.
+/// An outage of the database.
 #[derive(Default)]
-struct Trouble {
+struct Outage {
     since: Option<Instant>,
-    told: bool,
+    reported: bool,
 }
 
-impl Trouble {
-    /// Tells of it once, when it has lasted.
-    fn tell(&mut self, queue: &str, error: &StoreError) {
+impl Outage {
+    /// Reports the outage once, when it has lasted for some time.
+    fn report(&mut self, queue: &str, error: &StoreError) {
         let since = *self.since.get_or_insert_with(Instant::now);
-        if !self.told && since.elapsed() >= TROUBLE_TOLD_AFTER {
-            self.told = true;
+        if !self.reported && since.elapsed() >= OUTAGE_REPORTED_AFTER {
+            self.reported = true;
             eprintln!(
-                "rouse: queue {}: cannot look what is left ({error}); waiting for the database, Ctrl-C ends that",
+                "rouse: queue {}: cannot count the jobs that are left ({error}); waiting for the database (Ctrl-C stops)",
                 plain(queue)
             );
         }

@@ -14,13 +14,13 @@ use crate::cli::text::{as_json, plain, words};
 /// Options of `rouse workers ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer or rouse_worker. `running` is what a worker said with its last heartbeat; `timed out` counts the attempts that ran into their timeout, until `rouse workers clear ID`.\n\
-Exit code: 0, also where there is none")]
+Needs the role rouse_observer or rouse_worker. `running` is as of the worker's last heartbeat; `timed out` counts the attempts that timed out since the last `rouse workers clear ID`.\n\
+Exit code: 0, also if there is none")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
-    /// Every life of every worker, the orderly ended ones too
+    /// List every incarnation of every worker, including those that ended in order
     #[arg(long)]
     all: bool,
 
@@ -97,7 +97,7 @@ fn table(workers: &[Value], now: f64) -> List {
     list
 }
 
-/// The words of a list, or what stands for none.
+/// The words of a list, or `nothing` if it is empty.
 fn words_or(values: &Value, nothing: &str) -> Shown {
     match values.as_array().is_none_or(Vec::is_empty) {
         true => Shown::nothing(nothing),

@@ -16,7 +16,7 @@ use crate::cli::text::{as_json, digest, plain};
 /// Options of `rouse workers show`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer or rouse_worker. Where the id has had several lives, the newest is shown.\n\
+Needs the role rouse_observer or rouse_worker. If the id has had several incarnations, the newest is shown.\n\
 Exit codes: 0 found · 3 no such worker")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -25,7 +25,7 @@ pub(super) struct Args {
     /// The worker's id
     id: String,
 
-    /// Print one JSON object with all its lives, the newest first
+    /// Print one JSON object with all its incarnations, newest first
     #[arg(long)]
     json: bool,
 }
@@ -33,14 +33,17 @@ pub(super) struct Args {
 /// Shows it.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    let lives = seen(store.incarnations(Some(&args.id)).await?)?;
-    let Some(newest) = lives.first() else {
+    let incarnations = seen(store.incarnations(Some(&args.id)).await?)?;
+    let Some(newest) = incarnations.first() else {
         eprintln!("rouse: {}", unknown(&store, &args.id).await);
         return Ok(ExitCode::from(EXIT_UNKNOWN));
     };
     match args.json {
-        true => println!("{}", as_json(json!({"workers": lives}))),
-        false => println!("{}", show(newest, lives.len() - 1, store.now().await?)),
+        true => println!("{}", as_json(json!({"workers": incarnations}))),
+        false => println!(
+            "{}",
+            show(newest, incarnations.len() - 1, store.now().await?)
+        ),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -92,7 +95,7 @@ fn show(worker: &Value, earlier: usize, now: f64) -> String {
         );
     }
     if earlier > 0 {
-        row("earlier lives", earlier.to_string());
+        row("earlier incarnations", earlier.to_string());
     }
     for (key, value) in worker["stats"].as_object().into_iter().flatten() {
         if !value.is_null() {
@@ -102,12 +105,12 @@ fn show(worker: &Value, earlier: usize, now: f64) -> String {
     let mut text = about.text();
     text.push_str("\n\nhandlers\n");
     let mut handlers = List::plain();
-    for (name, said) in worker["capabilities"].as_object().into_iter().flatten() {
+    for (name, capability) in worker["capabilities"].as_object().into_iter().flatten() {
         handlers.row([
             plain(name),
-            plain(said["version"].as_str().unwrap_or_default()),
-            digest(&said["sha256"]),
-            list(&said["grants"], ""),
+            plain(capability["version"].as_str().unwrap_or_default()),
+            digest(&capability["sha256"]),
+            list(&capability["grants"], ""),
         ]);
     }
     text.push_str(&handlers.text());

@@ -1,4 +1,4 @@
-//! `rouse workers verify`: a worker proves that it has the module of a handler.
+//! `rouse workers verify`: asks a worker to prove that it has the module of a handler.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,23 +14,23 @@ use crate::cli::text::{as_json, plain};
 use crate::duration;
 use crate::sandbox::Digest;
 
-/// How often the answer is looked for.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How often the answer is polled for.
+const POLL_EVERY: Duration = Duration::from_millis(50);
 
-/// It has answered that it cannot, or its proof does not fit the file.
+/// It answered that it cannot run the handler, or its proof does not match the file.
 const EXIT_CANNOT: u8 = 4;
-/// It has not answered in time.
+/// It did not answer in time.
 const EXIT_TIMEOUT: u8 = 5;
 
 /// Options of `rouse workers verify`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-The worker calls the module's `describe` in a new instance, and answers behind its key with the version, the sha256 of \
+The worker calls the module's `describe` in a new instance. With its key, it answers with the version, the sha256 of \
 its file, and a proof: the sha256 of the nonce followed by the file. With --module the proof is compared with FILE; without \
-it the answer is only what the worker claims.
+it the answer is only a claim of the worker.
 
-Exit codes: 0 it proves or claims that it can · 3 no such worker lives · 4 it cannot, or does not prove that it has FILE · \
-5 no answer in time · 6 it has 100 questions to answer")]
+Exit codes: 0 it proves or claims that it can · 3 no such worker is alive · 4 it cannot, or does not prove that it has FILE · \
+5 no answer in time · 6 it has 100 challenges to answer")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -41,7 +41,7 @@ pub(super) struct Args {
     /// The handler
     handler: String,
 
-    /// The module that the worker is to have
+    /// The module that the worker should have
     #[arg(long, value_name = "FILE")]
     module: Option<PathBuf>,
 
@@ -54,7 +54,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Asks and waits.
+/// Sends the challenge and waits for the answer.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let file = match &args.module {
         Some(path) => Some(
@@ -69,7 +69,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Err(error) if error.is_unknown_worker() => {
             eprintln!(
                 "rouse: {}",
-                super::unlisted(&store, &args.id, "lives").await
+                super::unlisted(&store, &args.id, "is alive").await
             );
             return Ok(ExitCode::from(EXIT_UNKNOWN));
         }
@@ -86,13 +86,13 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         if tokio::time::Instant::now() >= deadline {
             eprintln!(
-                "rouse: worker {id} has not answered within {}; one that hears no notifications (notify = false, a pooler) looks every 30 s, \
-                 and one of an older version does not answer at all",
+                "rouse: worker {id} did not answer within {}; a worker without notifications (notify = false, a pooler) polls every 30 s, \
+                 and a worker of an older version does not answer at all",
                 humantime::format_duration(args.timeout)
             );
             return Ok(ExitCode::from(EXIT_TIMEOUT));
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
     };
     let verdict = Verdict::of(&answer, &nonce, file.as_deref());
     let exit = match &verdict {
@@ -116,19 +116,19 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             "worker {id} proves that it has the module of {handler} {version}, sha256 {sha256}"
         ),
         Verdict::Claims => println!(
-            "worker {id} claims that it can run {handler} {version}, sha256 {sha256}; `--module FILE` asks for a proof"
+            "worker {id} claims that it can run {handler} {version}, sha256 {sha256}; `--module FILE` checks its proof"
         ),
         Verdict::Refuted(why) => eprintln!("rouse: worker {id} {}", plain(&why)),
     }
     Ok(exit)
 }
 
-/// What an answer shows.
+/// The verdict on an answer.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     /// The worker has the file.
     Proves,
-    /// The worker says that it can run the handler; nobody has compared its proof with the file.
+    /// The worker claims that it can run the handler; its proof was not compared with a file.
     Claims,
     /// It cannot run the handler, or does not prove that it has the file; a sentence without its subject.
     Refuted(String),
@@ -153,7 +153,7 @@ impl Verdict {
         match answer["proof"].as_str() {
             Some(proof) if proof == Digest::proof(nonce, file).to_string() => Self::Proves,
             Some(_) => Self::Refuted(
-                "does not prove that it has the module: its proof does not fit the file".into(),
+                "does not prove that it has the module: its proof does not match the file".into(),
             ),
             None => Self::Refuted(format!(
                 "does not prove that it has the module: {}",
@@ -162,7 +162,7 @@ impl Verdict {
         }
     }
 
-    /// Why it is refuted, as on a terminal; none: it is not.
+    /// The reason of a refutation.
     fn why(&self) -> Option<&str> {
         match self {
             Self::Proves | Self::Claims => None,

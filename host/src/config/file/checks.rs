@@ -1,17 +1,17 @@
-//! Rules that the types of the file do not carry.
+//! Rules that neither the types of the file nor the tables of settings express.
 
 use std::path::Path;
 use std::time::Duration;
 
-use super::dir_table::check_together;
+use super::bounds::within;
+use super::dirs_together::check_together;
 use super::own_settings::check_env;
 use super::{File, check_worker_id};
 use crate::job::is_pattern;
-use crate::sandbox;
 use crate::worker;
 
 impl File {
-    /// Says what is wrong, with the key. Relative paths count from `folder`.
+    /// Rejects invalid values, with the key. Relative paths start at `folder`.
     pub(super) fn check(&self, folder: &Path) -> Result<(), String> {
         if let Some(id) = &self.worker_id {
             check_worker_id(id)?;
@@ -66,7 +66,7 @@ impl File {
             1 << 24,
             "",
         )?;
-        self.limits.check("limits", &sandbox::Limits::default())?;
+        self.check_limits()?;
         within(
             "invoke_max",
             self.invoke_max.map(|max| max as u64),
@@ -117,7 +117,6 @@ impl File {
         if self.queues.as_ref().is_some_and(Vec::is_empty) {
             return Err("queues is empty: leave it out to serve all queues".into());
         }
-        let (sandbox, overrides) = (self.sandbox(folder, 1), self.overrides());
         for (handler, table) in &self.handlers {
             if !is_pattern(handler) {
                 return Err(format!(
@@ -125,7 +124,7 @@ impl File {
                 ));
             }
             let name = |key: &str| format!("handlers.\"{handler}\".{key}");
-            self.check_in_force(handler, table, &sandbox, &overrides)?;
+            self.check_in_force(handler, table)?;
             for dir in &table.dirs {
                 dir.check(&name("dirs"))?;
             }
@@ -135,60 +134,11 @@ impl File {
             for http in &table.http {
                 http.check().map_err(|why| name("http") + ": " + &why)?;
             }
-            if let Some(state) = &table.state {
-                state.check(&name("state"))?;
-            }
             for secret in &table.secrets {
                 let known = self.secrets.keys().any(|known| *known == secret.name);
                 secret
                     .check(known)
                     .map_err(|why| name("secrets") + ": " + &why)?;
-            }
-            within(&name("lease"), ms(table.lease), 2000, 86_400_000, " ms")?;
-            within(
-                &name("timeout"),
-                ms(table.timeout),
-                1,
-                30 * 86_400_000,
-                " ms",
-            )?;
-            within(&name("grace"), ms(table.grace), 0, 3_600_000, " ms")?;
-            within(
-                &name("max_attempts"),
-                table.max_attempts.map(u64::from),
-                1,
-                1000,
-                "",
-            )?;
-            within(
-                &name("retry_initial"),
-                ms(table.retry_initial),
-                0,
-                30 * 86_400_000,
-                " ms",
-            )?;
-            within(
-                &name("retry_max"),
-                ms(table.retry_max),
-                0,
-                30 * 86_400_000,
-                " ms",
-            )?;
-            within(&name("job_delay"), ms(table.job_delay), 0, 3_600_000, " ms")?;
-            if table
-                .retry_multiplier
-                .is_some_and(|multiplier| !(1.0..=1000.0).contains(&multiplier))
-            {
-                return Err(format!(
-                    "{} must be between 1 and 1000",
-                    name("retry_multiplier")
-                ));
-            }
-            if table
-                .retry_jitter
-                .is_some_and(|jitter| !(0.0..=1.0).contains(&jitter))
-            {
-                return Err(format!("{} must be between 0 and 1", name("retry_jitter")));
             }
         }
         check_together(&self.handlers, folder)?;
@@ -200,20 +150,4 @@ impl File {
 fn is_word(text: &str, more: &[u8]) -> bool {
     let mut bytes = text.bytes();
     !text.is_empty() && bytes.all(|b| b.is_ascii_alphanumeric() || more.contains(&b))
-}
-
-/// Says which key is not between these bounds.
-pub(super) fn within(
-    name: &str,
-    value: Option<u64>,
-    min: u64,
-    max: u64,
-    unit: &str,
-) -> Result<(), String> {
-    match value {
-        Some(value) if !(min..=max).contains(&value) => Err(format!(
-            "{name} must be between {min} and {max}{unit}, not {value}"
-        )),
-        Some(_) | None => Ok(()),
-    }
 }

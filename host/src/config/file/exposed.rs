@@ -1,5 +1,5 @@
-//! Which of the host's own files handlers may change: whoever writes into the handlers folder or into `rouse.toml` grants himself
-//! the rest.
+//! Files of the host that handlers may change. A handler that can write into the handlers folder or `rouse.toml` can grant itself
+//! everything else.
 
 use std::path::{Path, PathBuf};
 
@@ -8,8 +8,8 @@ use super::way::Way;
 use crate::sandbox::Mode;
 
 impl File {
-    /// A sentence for each directory that is granted for writing and has something in it on which the host relies. `folder`: where
-    /// relative paths of the file start.
+    /// A sentence for each directory that is granted read-write and contains a file on which the host relies. Relative paths
+    /// start at `folder`.
     pub fn exposed(&self, folder: &Path, handlers: &Path) -> Vec<String> {
         let settings = self.sandbox(folder, 1);
         let secrets = self
@@ -36,7 +36,7 @@ impl File {
             .map(|(what, path)| (what, path.clone(), Way::of(&path)))
             .collect();
 
-        let mut said = Vec::new();
+        let mut warnings = Vec::new();
         for grant in settings
             .grants
             .0
@@ -47,7 +47,7 @@ impl File {
             let exposed = own
                 .iter()
                 .filter(|(.., way)| way.end == dir || way.is_beneath(&dir));
-            said.extend(exposed.map(|(what, path, _)| {
+            warnings.extend(exposed.map(|(what, path, _)| {
                 format!(
                     "{} may change {what} ({}), and so what the host runs and grants: it lies in {}, which is granted read-write; grant a directory of its own instead",
                     grant.handler,
@@ -56,10 +56,10 @@ impl File {
                 )
             }));
         }
-        said
+        warnings
     }
 
-    /// Says that a handler may write machine code, which a host runs outside of every sandbox.
+    /// Rejects grants that let a handler write machine code, which a host runs outside the sandbox.
     pub(super) fn check_cache(&self, folder: &Path) -> Result<(), String> {
         let Some(cache_dir) = self.cache_dir(folder) else {
             return Ok(());
@@ -73,7 +73,7 @@ impl File {
                 let writes = grant.mode == Mode::ReadWrite;
                 if writes && (is_in_it || cache.is_beneath(&way.end)) {
                     return Err(format!(
-                        "handlers.\"{handler}\".dirs at {}: handlers could write machine code into {}, where the host keeps that of modules and runs it unseen, since {} is granted read-write; grant another directory, or set another cache_dir",
+                        "handlers.\"{handler}\".dirs at {}: handlers could write machine code into {}, the code cache, from which the host runs it unchecked, because {} is granted read-write; grant another directory, or set another cache_dir",
                         grant.at,
                         cache_dir.display(),
                         grant.dir.display()
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_cache_that_a_handler_may_write_is_refused_whichever_lies_in_the_other() {
+    fn a_code_cache_that_a_handler_may_write_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         std::fs::create_dir_all(folder.join("data/cache")).unwrap();
@@ -112,9 +112,9 @@ mod tests {
             ("data/../data/cache/deep", "data"),
         ] {
             let error = read(cache, dir, "read-write").expect_err("it is refused");
-            let said = error.to_string();
+            let message = error.to_string();
             let words = "handlers.\"x\".dirs at /data: handlers could write machine code";
-            assert!(said.contains(words), "{cache} {dir}: {said}");
+            assert!(message.contains(words), "{cache} {dir}: {message}");
             assert!(read(cache, dir, "read").is_ok(), "{cache} {dir}");
         }
         for (cache, dir) in [
@@ -128,19 +128,19 @@ mod tests {
     }
 
     #[test]
-    fn what_a_host_relies_on_is_named_where_handlers_may_write_it() {
+    fn files_of_the_host_that_handlers_may_write_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
-        let said = |grants: &str| {
+        let warnings = |grants: &str| {
             let text = format!(
                 "cache_dir = \"off\"\n[secrets.KEY]\nfile = \"keys/key\"\n[handlers.x]\ndirs = [{grants}]"
             );
             let path = folder.join("rouse.toml");
             std::fs::write(&path, text).unwrap();
-            let (file, beside) = File::read(Some(&path)).expect("a valid file");
-            file.exposed(&beside, &folder.join("modules")).join("\n")
+            let (file, start) = File::read(Some(&path)).expect("a valid file");
+            file.exposed(&start, &folder.join("modules")).join("\n")
         };
-        let all = said(r#"{ dir = ".", at = "/all", mode = "read-write" }"#);
+        let all = warnings(r#"{ dir = ".", at = "/all", mode = "read-write" }"#);
         for what in [
             "the handlers folder",
             "rouse.toml",
@@ -152,18 +152,18 @@ mod tests {
                 "{what}: {all}"
             );
         }
-        let one = said(r#"{ dir = "keys", at = "/keys", mode = "read-write" }"#);
+        let one = warnings(r#"{ dir = "keys", at = "/keys", mode = "read-write" }"#);
         assert!(
             one.starts_with("x may change a secret (") && one.lines().count() == 1,
             "{one}"
         );
-        let modules = said(r#"{ dir = "modules", at = "/out", mode = "read-write" }"#);
+        let modules = warnings(r#"{ dir = "modules", at = "/out", mode = "read-write" }"#);
         assert!(
             modules.starts_with("x may change the handlers folder ("),
             "{modules}"
         );
         assert_eq!(
-            said(
+            warnings(
                 r#"{ dir = ".", at = "/all", mode = "read" }, { dir = "out", at = "/out", mode = "read-write" }"#
             ),
             ""

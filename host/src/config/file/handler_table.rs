@@ -1,92 +1,119 @@
-//! `[handlers."…"]`: what an operator sets for a handler, or for all that fit a pattern.
+//! `[handlers."…"]`: what an operator sets for a handler, or for all handlers of a pattern.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::fmt;
 
 use semver::Version;
-use serde::de::Error as _;
+use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::dir_table::DirTable;
-use super::limits_table::LimitsTable;
-use super::own_settings::OwnSettings;
-use crate::sandbox::{Instances, ModuleBinding};
-use crate::worker::Override;
-
 use super::http_table::HttpTable;
+use super::list::List;
+use super::modules::{Bindings, OldestVersion};
+use super::own_settings::OwnSettings;
 use super::secret_table::SecretUseTable;
-use super::state_table::StateTable;
+use crate::sandbox::{Instances, Limits, ModuleBinding, StateQuota};
+use crate::setting::{Key, Keys, Overlay};
+use crate::worker::Policy;
 
 /// The settings of one handler or pattern.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default)]
 pub(super) struct HandlerTable {
-    /// Which module the names are from: a file, a digest or a key, or several of them.
-    #[serde(default, deserialize_with = "super::modules::bindings")]
+    /// The modules that may have the name: files, digests or keys. `None`: any module.
     pub(super) module: Option<Vec<ModuleBinding>>,
     /// The oldest version that may serve.
-    #[serde(default, deserialize_with = "super::modules::version")]
     pub(super) version_min: Option<Version>,
-    #[serde(default, deserialize_with = "crate::duration::optional")]
-    pub(super) lease: Option<Duration>,
-    #[serde(default, deserialize_with = "crate::duration::optional")]
-    pub(super) timeout: Option<Duration>,
-    #[serde(default, deserialize_with = "crate::duration::optional")]
-    pub(super) grace: Option<Duration>,
-    pub(super) max_attempts: Option<u32>,
-    #[serde(default, deserialize_with = "crate::duration::optional")]
-    pub(super) retry_initial: Option<Duration>,
-    #[serde(default, deserialize_with = "crate::duration::optional")]
-    pub(super) retry_max: Option<Duration>,
-    pub(super) retry_multiplier: Option<f64>,
-    /// The share of a wait that is random.
-    pub(super) retry_jitter: Option<f64>,
-    /// How long a slot waits after an attempt.
-    #[serde(default, deserialize_with = "crate::duration::optional")]
-    pub(super) job_delay: Option<Duration>,
+    /// `lease` to `job_delay`.
+    pub(super) policy: Overlay<Policy>,
     /// `reuse` allows the instances of the handler to serve many jobs, if its module agrees.
     pub(super) instances: Option<Instances>,
     /// What its attempts may use.
-    #[serde(default)]
-    pub(super) limits: LimitsTable,
-    #[serde(default, deserialize_with = "super::list::read")]
+    pub(super) limits: Overlay<Limits>,
+    /// Directories that it may use.
     pub(super) dirs: Vec<DirTable>,
-    #[serde(default, deserialize_with = "super::list::read")]
+    /// Requests that it may send.
     pub(super) http: Vec<HttpTable>,
-    #[serde(default, deserialize_with = "super::list::read")]
+    /// Secrets that it may have sent, or may sign with.
     pub(super) secrets: Vec<SecretUseTable>,
-    /// Variables of its environment; those of the host are never there.
+    /// Its environment variables; it never has those of the host.
     pub(super) env: Option<BTreeMap<String, String>>,
-    /// What it is told through `settings`.
+    /// What it reads through `settings`.
     pub(super) settings: Option<OwnSettings>,
-    /// There: the handler may keep state.
-    pub(super) state: Option<StateTable>,
+    /// The quota of its state. The table is the grant: every key may be left out.
+    pub(super) state: Option<Overlay<StateQuota>>,
     /// True: its clocks are as fine as the machine's.
     pub(super) fine_clocks: Option<bool>,
-    /// Refused, until a host keeps to it: a limit that does not hold is worse than none.
-    #[serde(default, rename = "concurrency", deserialize_with = "not_enforced")]
-    _concurrency: (),
 }
 
-fn not_enforced<'de, D: Deserializer<'de>>(_: D) -> Result<(), D::Error> {
-    Err(D::Error::custom(
-        "no host enforces `concurrency` yet; take it out (`slots` limits the attempts of a host)",
-    ))
+/// The keys besides those of [`Policy`].
+const KEYS: [&str; 12] = [
+    "module",
+    "version_min",
+    "instances",
+    "limits",
+    "dirs",
+    "http",
+    "secrets",
+    "env",
+    "settings",
+    "state",
+    "fine_clocks",
+    "concurrency",
+];
+
+impl<'de> Deserialize<'de> for HandlerTable {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        input.deserialize_map(Entries)
+    }
 }
 
-impl HandlerTable {
-    /// What the worker has to know of it.
-    pub(super) fn over(&self) -> Override {
-        Override {
-            lease: self.lease,
-            timeout: self.timeout,
-            grace: self.grace,
-            max_attempts: self.max_attempts,
-            retry_initial: self.retry_initial,
-            retry_max: self.retry_max,
-            retry_multiplier: self.retry_multiplier,
-            retry_jitter: self.retry_jitter,
-            job_delay: self.job_delay,
+struct Entries;
+
+impl<'de> Visitor<'de> for Entries {
+    type Value = HandlerTable;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a table such as [handlers.\"mail.send\"]")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut table = HandlerTable::default();
+        while let Some(key) = map.next_key_seed(Keys::and(&KEYS))? {
+            let key = match key {
+                Key::Setting(setting) => {
+                    table.policy.insert(setting, map.next_value_seed(setting)?);
+                    continue;
+                }
+                Key::Other(key) => key,
+            };
+            match key {
+                "module" => table.module = Some(map.next_value::<Bindings>()?.0),
+                "version_min" => table.version_min = Some(map.next_value::<OldestVersion>()?.0),
+                "instances" => table.instances = Some(map.next_value()?),
+                "limits" => table.limits = map.next_value()?,
+                "dirs" => table.dirs = map.next_value::<List<_>>()?.0,
+                "http" => table.http = map.next_value::<List<_>>()?.0,
+                "secrets" => table.secrets = map.next_value::<List<_>>()?.0,
+                "env" => table.env = Some(map.next_value()?),
+                "settings" => table.settings = Some(map.next_value()?),
+                "state" => table.state = Some(map.next_value()?),
+                "fine_clocks" => table.fine_clocks = Some(map.next_value()?),
+                "concurrency" => map.next_value::<NotEnforced>().map(drop)?,
+                key => unreachable!("{key} is one of KEYS"),
+            }
         }
+        Ok(table)
+    }
+}
+
+/// `concurrency`, which is refused until a host enforces it: a limit that does not hold is worse than none.
+struct NotEnforced;
+
+impl<'de> Deserialize<'de> for NotEnforced {
+    fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+        Err(D::Error::custom(
+            "no host enforces `concurrency` yet; remove it (`slots` limits the attempts of a host)",
+        ))
     }
 }

@@ -16,13 +16,13 @@ pub(super) struct HttpTable {
     hosts: Vec<HostPattern>,
     #[serde(default = "https_alone")]
     schemes: Vec<SchemeWord>,
-    /// None: those of the schemes.
+    /// Empty: the ports of the schemes.
     #[serde(default)]
     ports: Vec<u16>,
-    /// None: all.
+    /// Empty: all methods.
     #[serde(default)]
     methods: Vec<String>,
-    /// True: also where the hosts are on this machine or its network.
+    /// True: the hosts may also be on this machine or its network.
     #[serde(default)]
     private: bool,
 }
@@ -43,13 +43,13 @@ pub(super) fn hosts<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<HostPatte
     let texts = Vec::<String>::deserialize(input)?;
     let read = |text: &String| {
         text.parse::<HostPattern>().map_err(|why| {
-            let alone = match has_more_than_a_host(text) {
+            let hint = match has_more_than_a_host(text) {
                 true => {
-                    "; a host stands here alone: its port goes into `ports` and its scheme into `schemes` of [[handlers.\"…\".http]]"
+                    "; write the host alone: its port goes into `ports` and its scheme into `schemes` of [[handlers.\"…\".http]]"
                 }
                 false => "",
             };
-            serde::de::Error::custom(format!("the host {text:?}: {why}{alone}"))
+            serde::de::Error::custom(format!("the host {text:?}: {why}{hint}"))
         })
     };
     texts.iter().map(read).collect()
@@ -63,7 +63,7 @@ fn has_more_than_a_host(text: &str) -> bool {
 }
 
 impl HttpTable {
-    /// Says what is wrong.
+    /// Rejects an invalid table.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.hosts.is_empty() || self.schemes.is_empty() {
             return Err("without hosts or schemes it grants nothing".into());
@@ -78,7 +78,7 @@ impl HttpTable {
                     .all(|byte| byte.is_ascii_uppercase() || byte == b'-')
         };
         match self.methods.iter().find(|method| !is_method(method)) {
-            Some(method) => Err(format!("{method:?} is no method such as GET")),
+            Some(method) => Err(format!("{method:?} is not a method such as GET")),
             None => Ok(()),
         }
     }

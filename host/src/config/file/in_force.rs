@@ -1,50 +1,56 @@
-//! What holds where several tables fit a handler: each key from the narrowest table that sets it.
-
-use humantime::format_duration;
+//! What holds for a handler if several tables match it: each key from the narrowest table that sets it.
 
 use super::File;
 use super::handler_table::HandlerTable;
-use super::state_table::StateTable;
-use crate::job::narrowest_first;
-use crate::sandbox;
-use crate::worker::Overrides;
+use crate::sandbox::{Limits, StateQuota};
+use crate::setting::{Overlay, Settable};
+use crate::worker::Policy;
 
 impl File {
-    /// The state of this handler, or of every handler of this pattern, where one is granted.
-    pub(super) fn state(&self, handler: &str) -> Option<StateTable> {
-        let tables = narrowest_first(&self.handlers, handler).into_iter();
-        let states = tables.filter_map(|(_, table)| table.state.clone());
-        states.reduce(|set, wider| set.or(&wider))
+    /// The quota of the state of this handler, or of every handler of this pattern, if it is granted any.
+    pub(super) fn state(&self, handler: &str) -> Option<StateQuota> {
+        let tables = self.state_of(handler);
+        (!tables.is_empty()).then(|| in_force(&tables))
     }
 
-    /// Says what cannot hold together, with the table that brought it about. `sandbox` and `overrides` are what becomes of
-    /// this file.
-    pub(super) fn check_in_force(
-        &self,
-        handler: &str,
-        table: &HandlerTable,
-        sandbox: &sandbox::Settings,
-        overrides: &Overrides,
-    ) -> Result<(), String> {
+    /// Checks the numbers of a table: each by itself, then together with what wider tables set.
+    pub(super) fn check_in_force(&self, handler: &str, table: &HandlerTable) -> Result<(), String> {
         let name = format!("handlers.\"{handler}\"");
-        let limits = sandbox.limits(handler);
-        table.limits.check(&format!("{name}.limits"), &limits)?;
-        if table.state.is_some()
-            && let Some(state) = self.state(handler)
-        {
-            state.check_together(&format!("{name}.state"))?;
+        check::<Policy>(&name, &table.policy, &self.policy_of(handler))?;
+        check::<Limits>(
+            &format!("{name}.limits"),
+            &table.limits,
+            &self.limits_of(handler),
+        )?;
+        match &table.state {
+            Some(state) => {
+                check::<StateQuota>(&format!("{name}.state"), state, &self.state_of(handler))
+            }
+            None => Ok(()),
         }
-        let over = overrides.of(handler);
-        if (table.retry_initial.is_some() || table.retry_max.is_some())
-            && let (Some(initial), Some(max)) = (over.retry_initial, over.retry_max)
-            && initial > max
-        {
-            return Err(format!(
-                "{name}: retry_initial, the first wait, is {}, and retry_max, the longest one, only {}",
-                format_duration(initial),
-                format_duration(max)
-            ));
-        }
-        Ok(())
     }
+
+    /// The same for `[limits]`.
+    pub(super) fn check_limits(&self) -> Result<(), String> {
+        check("limits", &self.limits, &[(String::new(), &self.limits)])
+    }
+}
+
+fn check<T: Settable>(
+    name: &str,
+    here: &Overlay<T>,
+    tables: &[(String, &Overlay<T>)],
+) -> Result<(), String> {
+    here.check(name)?;
+    let all = tables
+        .iter()
+        .fold(Overlay::default(), |set, (_, wider)| set.or(wider));
+    in_force(tables)
+        .check_together(here, &all)
+        .map_err(|why| format!("{name}.{why}"))
+}
+
+fn in_force<T: Settable>(tables: &[(String, &Overlay<T>)]) -> T {
+    let widest_first = tables.iter().rev();
+    widest_first.fold(T::default(), |all, (_, set)| set.over(&all))
 }

@@ -6,11 +6,13 @@ use std::marker::PhantomData;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Reads one. Whoever writes single brackets is told of double ones.
-pub(super) fn read<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
-    input: D,
-) -> Result<Vec<T>, D::Error> {
-    input.deserialize_seq(Tables(PhantomData))
+/// A list of tables. The error for single brackets points out the double ones.
+pub(super) struct List<T>(pub(super) Vec<T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for List<T> {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        input.deserialize_seq(Tables(PhantomData)).map(Self)
+    }
 }
 
 struct Tables<T>(PhantomData<T>);

@@ -1,29 +1,22 @@
-//! What `rouse.toml` says of modules: where their code is kept, and which of them may serve.
-
-use std::path::{Path, PathBuf};
+//! How `rouse.toml` names modules, their keys and their versions.
 
 use std::fmt;
 
 use semver::Version;
 use serde::de::{SeqAccess, Visitor};
-use serde::{Deserialize as _, Deserializer};
+use serde::{Deserialize, Deserializer};
 
-use super::File;
-use crate::config::Environment;
-use crate::sandbox::{ModuleBinding, Pin, PublicKey};
-
-/// The word that switches the cache off.
-const OFF: &str = "off";
+use crate::sandbox::{ModuleBinding, PublicKey};
 
 /// How modules are pinned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum PinWord {
     /// To the digests in `handlers.lock`.
     Lock,
 }
 
-/// Reads public keys.
+/// Parses public keys.
 pub(super) fn keys<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<PublicKey>, D::Error> {
     let texts = Vec::<String>::deserialize(input)?;
     let keys = texts.iter().map(|text| {
@@ -33,16 +26,18 @@ pub(super) fn keys<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<PublicKey>
     keys.collect()
 }
 
-/// Reads what a name is bound to: one text, or a list of them.
-pub(super) fn bindings<'de, D: Deserializer<'de>>(
-    input: D,
-) -> Result<Option<Vec<ModuleBinding>>, D::Error> {
-    input.deserialize_any(Bindings).map(Some)
+/// What a name is bound to: one text, or a list of them.
+pub(super) struct Bindings(pub(super) Vec<ModuleBinding>);
+
+impl<'de> Deserialize<'de> for Bindings {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        input.deserialize_any(Texts).map(Self)
+    }
 }
 
-struct Bindings;
+struct Texts;
 
-impl<'de> Visitor<'de> for Bindings {
+impl<'de> Visitor<'de> for Texts {
     type Value = Vec<ModuleBinding>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -67,40 +62,17 @@ impl<'de> Visitor<'de> for Bindings {
     }
 }
 
-/// Reads a version.
-pub(super) fn version<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Version>, D::Error> {
-    let text = String::deserialize(input)?;
-    let version = text.parse().map_err(|error| {
-        serde::de::Error::custom(format!("{text:?} is no version like \"1.2.3\": {error}"))
-    });
-    version.map(Some)
-}
+/// A version, as semver writes it.
+pub(super) struct OldestVersion(pub(super) Version);
 
-impl File {
-    /// Where the digests of modules stand that may serve.
-    pub fn lock_file(folder: &Path) -> PathBuf {
-        folder.join("handlers.lock")
-    }
-
-    /// Whether only those may.
-    pub fn pins_to_lock(&self) -> bool {
-        self.pin == Some(PinWord::Lock)
-    }
-
-    /// What modules have to show.
-    pub(super) fn pin(&self, folder: &Path) -> Pin {
-        Pin {
-            lock: self.pins_to_lock().then(|| Self::lock_file(folder)),
-            trusted_keys: self.trusted_keys.clone(),
-        }
-    }
-
-    /// Where machine code is kept; a relative directory counts from `folder`.
-    pub(super) fn cache_dir(&self, folder: &Path) -> Option<PathBuf> {
-        match &self.cache_dir {
-            None => Environment.cache_dir(),
-            Some(dir) if dir == Path::new(OFF) => None,
-            Some(dir) => Some(folder.join(dir)),
-        }
+impl<'de> Deserialize<'de> for OldestVersion {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(input)?;
+        let version = text.parse().map_err(|error| {
+            serde::de::Error::custom(format!(
+                "{text:?} is not a version such as \"1.2.3\": {error}"
+            ))
+        });
+        version.map(Self)
     }
 }

@@ -1,17 +1,17 @@
-//! `[handlers."…".settings]` and `[handlers."…".env]`: what a handler is told.
+//! `[handlers."…".settings]` and `[handlers."…".env]`: values for the handler itself.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-/// Settings are read at each attempt; what is larger belongs in a file.
+/// Settings are read at each attempt; larger data belongs in a file.
 const SETTINGS_BYTES_MAX: usize = 64 << 10;
 
-/// Of all variables of a handler, names and values.
+/// Names and values of all variables of a handler together.
 const ENV_BYTES_MAX: usize = 64 << 10;
 
-/// The settings of a handler, as a JSON object. Dates and times are texts there.
+/// The settings of a handler as a JSON object. Dates and times become strings.
 #[derive(Debug, Clone)]
 pub(super) struct OwnSettings(pub(super) Value);
 
@@ -22,7 +22,7 @@ impl<'de> Deserialize<'de> for OwnSettings {
         match settings.to_string().len() {
             0..=SETTINGS_BYTES_MAX => Ok(Self(settings)),
             bytes => Err(serde::de::Error::custom(format!(
-                "settings of {bytes} bytes as JSON; {SETTINGS_BYTES_MAX} are allowed"
+                "settings have {bytes} bytes as JSON; at most {SETTINGS_BYTES_MAX} are allowed"
             ))),
         }
     }
@@ -34,7 +34,7 @@ fn json(value: toml::Value) -> Result<Value, String> {
         toml::Value::Integer(number) => number.into(),
         toml::Value::Float(number) => serde_json::Number::from_f64(number)
             .map(Value::Number)
-            .ok_or_else(|| format!("settings have no {number}: JSON cannot say it"))?,
+            .ok_or_else(|| format!("settings cannot contain {number}: JSON cannot express it"))?,
         toml::Value::Boolean(yes) => yes.into(),
         toml::Value::Datetime(at) => at.to_string().into(),
         toml::Value::Array(values) => {
@@ -49,11 +49,11 @@ fn json(value: toml::Value) -> Result<Value, String> {
     })
 }
 
-/// Says what is wrong with variables.
+/// Rejects invalid variables.
 pub(super) fn check_env(env: &BTreeMap<String, String>) -> Result<(), String> {
     let is_name = |name: &String| !name.is_empty() && !name.contains(['=', '\0']);
     if let Some(name) = env.keys().find(|name| !is_name(name)) {
-        return Err(format!("{name:?} is no name of a variable"));
+        return Err(format!("{name:?} is not the name of a variable"));
     }
     if let Some((name, _)) = env.iter().find(|(_, value)| value.contains('\0')) {
         return Err(format!("{name} has a NUL in its value"));
@@ -65,7 +65,7 @@ pub(super) fn check_env(env: &BTreeMap<String, String>) -> Result<(), String> {
     match bytes {
         0..=ENV_BYTES_MAX => Ok(()),
         _ => Err(format!(
-            "{bytes} bytes of variables; {ENV_BYTES_MAX} are allowed"
+            "the variables have {bytes} bytes; at most {ENV_BYTES_MAX} are allowed"
         )),
     }
 }

@@ -1,18 +1,16 @@
-//! `[secrets.…]`: where secrets are read from, and what handlers may have done with them.
+//! `[secrets.…]`: where secrets are read from. `[[handlers."…".secrets]]`: how handlers may use them.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use serde::Deserialize;
 
-use super::File;
 use super::http_table::hosts;
-use crate::config::Environment;
+use crate::config::env::Environment;
 use crate::config::token_file::read_text;
-use crate::job::pattern_covers;
-use crate::sandbox::{HostPattern, Secret, SecretGrant, Secrets};
+use crate::sandbox::{HostPattern, SecretGrant};
 
-/// Where a secret is read from: one of the two.
+/// Where a secret is read from: a variable or a file.
 #[derive(Debug, Deserialize)]
 #[serde(
     deny_unknown_fields,
@@ -25,7 +23,7 @@ pub(super) struct SecretTable {
     pub(super) file: Option<PathBuf>,
 }
 
-/// Where a handler may have a secret sent, and whether it may sign with it.
+/// Where the host sends a secret for a handler, and whether the handler may have it sign.
 #[derive(Debug, Deserialize)]
 #[serde(
     deny_unknown_fields,
@@ -43,7 +41,7 @@ pub(super) struct SecretUseTable {
     pub(super) sign: bool,
 }
 
-/// What to say of a file in which a secret stands itself, without saying what it is.
+/// The message for a file that contains a secret itself, which the message does not repeat.
 pub(super) fn written_out(text: &str) -> Option<String> {
     let file = text.parse::<toml::Table>().ok()?;
     let mut secrets = file.get("secrets")?.as_table()?.iter();
@@ -54,7 +52,7 @@ pub(super) fn written_out(text: &str) -> Option<String> {
     ))
 }
 
-/// An error where secrets stand, without the line that it is about; none where it is about something else.
+/// An error in a table of secrets, without the line that it points to; `None` if it points elsewhere.
 pub(super) fn redacted_error(error: &toml::de::Error, text: &str) -> Option<String> {
     let at = error.span()?.start.min(text.len());
     let start = text[..text.floor_char_boundary(at)]
@@ -67,26 +65,26 @@ pub(super) fn redacted_error(error: &toml::de::Error, text: &str) -> Option<Stri
         return None;
     }
     let number = text[..start].lines().count() + 1;
-    // A value of another kind is repeated there too.
+    // The message about a value of another type repeats the value.
     let message = match error.message().rsplit_once(", expected ") {
-        Some((found, expected)) if found.contains('"') => format!("it is to be {expected}"),
+        Some((found, expected)) if found.contains('"') => format!("expected {expected}"),
         Some(_) | None => error.message().into(),
     };
     Some(format!(
-        "at line {number}, which may have a secret in it and is not shown: {message}"
+        "at line {number}, which may contain a secret and is not shown: {message}"
     ))
 }
 
 impl SecretTable {
-    /// Says what is wrong.
+    /// Rejects an invalid table.
     pub(super) fn check(&self) -> Result<(), String> {
         match (&self.env, &self.file) {
             (Some(_), None) | (None, Some(_)) => Ok(()),
-            (Some(_), Some(_)) | (None, None) => Err("it has either env or file".into()),
+            (Some(_), Some(_)) | (None, None) => Err("needs either env or file".into()),
         }
     }
 
-    fn read(&self, folder: &Path, environment: Environment) -> anyhow::Result<String> {
+    pub(super) fn read(&self, folder: &Path, environment: Environment) -> anyhow::Result<String> {
         match (&self.env, &self.file) {
             (Some(name), _) => environment
                 .get(name)
@@ -98,7 +96,7 @@ impl SecretTable {
 }
 
 impl SecretUseTable {
-    /// Says what is wrong. `known`: there is such a secret.
+    /// Rejects an invalid table. `known`: there is such a secret.
     pub(super) fn check(&self, known: bool) -> Result<(), String> {
         let name = &self.name;
         if !known {
@@ -111,11 +109,13 @@ impl SecretUseTable {
         let only_signs = self.sign && goes_nowhere;
         if !is_sent && !only_signs {
             return Err(format!(
-                "{name} may go nowhere without hosts, and headers or body = true (or sign = true alone)"
+                "{name} is sent nowhere: it needs hosts, and headers or body = true (or sign = true alone)"
             ));
         }
         match self.headers.iter().find(|header| !is_header(header)) {
-            Some(header) => Err(format!("{header:?} is no header that a handler can send")),
+            Some(header) => Err(format!(
+                "{header:?} is not a header that a handler can send"
+            )),
             None => Ok(()),
         }
     }
@@ -136,61 +136,4 @@ impl SecretUseTable {
 fn is_header(name: &str) -> bool {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.!#$%&'*+^`|~".contains(&byte);
     !name.is_empty() && name.bytes().all(is_token) && !name.eq_ignore_ascii_case("host")
-}
-
-impl File {
-    /// Reads the secrets: all of them, or those that this handler is granted; then the others are not even looked for.
-    ///
-    /// # Errors
-    /// When one is missing, is readable by others, or is none, or no key where it is granted as one; with its name.
-    pub fn secrets(
-        &self,
-        folder: &Path,
-        environment: Environment,
-        handler: Option<&str>,
-    ) -> anyhow::Result<Secrets> {
-        let wanted = |name: &str| handler.is_none_or(|handler| self.has_granted(name, handler));
-        let secrets = self.secrets.iter().filter(|(name, _)| wanted(name));
-        let secrets = secrets.map(|(name, table)| {
-            let secret = self.read_secret(name, table, folder, environment);
-            secret.map(|secret| (name.clone(), secret))
-        });
-        Ok(Secrets(secrets.collect::<anyhow::Result<_>>()?))
-    }
-
-    /// What keeps a host from starting: one error for each secret that cannot be read.
-    pub fn secret_errors(&self, folder: &Path, environment: Environment) -> Vec<anyhow::Error> {
-        let secrets = self.secrets.iter();
-        let read = secrets.map(|(name, table)| self.read_secret(name, table, folder, environment));
-        read.filter_map(Result::err).collect()
-    }
-
-    fn has_granted(&self, name: &str, handler: &str) -> bool {
-        let mut tables = self.handlers.iter();
-        tables.any(|(pattern, table)| {
-            pattern_covers(pattern, handler) && table.secrets.iter().any(|grant| grant.name == name)
-        })
-    }
-
-    fn read_secret(
-        &self,
-        name: &str,
-        table: &SecretTable,
-        folder: &Path,
-        environment: Environment,
-    ) -> anyhow::Result<Secret> {
-        let text = table.read(folder, environment);
-        text.and_then(|text| self.secret(name, &text).map_err(|why| anyhow!(why)))
-            .with_context(|| format!("read the secret {name} (secrets.{name} in rouse.toml)"))
-    }
-
-    fn secret(&self, name: &str, text: &str) -> Result<Secret, String> {
-        let secret = Secret::new(text)?;
-        let mut uses = self.handlers.values().flat_map(|table| &table.secrets);
-        if uses.any(|grant| grant.sign && grant.name == name) {
-            // Said now, and not by the first job that signs.
-            secret.hmac_sha256(b"")?;
-        }
-        Ok(secret)
-    }
 }

@@ -1,4 +1,4 @@
-//! From what is written to the settings of worker and sandbox, with their defaults.
+//! Turns the file into the settings of the worker and the sandbox, with their defaults.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::sandbox::{self, Grants, HttpSettings, ModuleParts};
 use crate::worker::{self, Overrides};
 
 impl File {
-    /// The worker's settings, but for its key.
+    /// The worker's settings, without its key.
     pub fn worker(&self, hostname: String) -> worker::Settings {
         let default = worker::Settings::default();
         worker::Settings {
@@ -42,12 +42,12 @@ impl File {
         }
     }
 
-    /// What stands in the place of what modules say of their handlers.
+    /// The settings that override those of the modules.
     pub fn overrides(&self) -> Overrides {
-        Overrides(self.of_handlers(|table| Some(table.over())))
+        Overrides(self.of_handlers(|table| Some(table.policy.clone())))
     }
 
-    /// How long a slot waits after an attempt, whatever its handler.
+    /// How long a slot waits after an attempt of any handler.
     pub fn job_delay(&self) -> Duration {
         self.job_delay
             .unwrap_or(worker::Settings::default().job_delay)
@@ -63,7 +63,7 @@ impl File {
         &self.sources
     }
 
-    /// What all handlers have of a kind, with the handler's name or pattern.
+    /// The entries of a list of all handlers, each with the handler's name or pattern.
     fn by_handler<T, G>(
         &self,
         of: impl Fn(&HandlerTable) -> &Vec<T>,
@@ -72,28 +72,27 @@ impl File {
         let grant = &grant;
         self.handlers
             .iter()
-            .flat_map(|(handler, table)| of(table).iter().map(move |it| grant(it, handler)))
+            .flat_map(|(handler, table)| of(table).iter().map(move |entry| grant(entry, handler)))
             .collect()
     }
 
-    /// What some handlers have, by name or pattern.
+    /// A value that some handlers have, by name or pattern.
     fn of_handlers<T>(&self, of: impl Fn(&HandlerTable) -> Option<T>) -> BTreeMap<String, T> {
         let all = self.handlers.iter();
         all.filter_map(|(handler, table)| Some((handler.clone(), of(table)?)))
             .collect()
     }
 
-    /// The sandbox's settings, but for the secrets. `folder` is where relative directories start.
+    /// The sandbox's settings, without the secrets. Relative directories start at `folder`.
     pub fn sandbox(&self, folder: &Path, slots: usize) -> sandbox::Settings {
         let default = sandbox::Settings::default();
         let dir = |dir: &DirTable, handler: &str| dir.grant(handler, folder);
-        let set = self.limits.set();
         sandbox::Settings {
             config_file: self.path.clone(),
             config: self.text.clone(),
             attempts_max: slots,
-            limits: set.over(&default.limits),
-            limits_of: self.of_handlers(|table| Some(table.limits.set())),
+            limits: self.limits.over(&default.limits),
+            limits_of: self.of_handlers(|table| Some(table.limits.clone())),
             memory_bytes_total_max: self.memory_total_mb.map(|mb| mb << 20),
             grants: Grants(self.by_handler(|table| &table.dirs, dir)),
             env: self.of_handlers(|table| table.env.clone()),
@@ -109,7 +108,7 @@ impl File {
             state: self
                 .handlers
                 .keys()
-                .filter_map(|handler| Some((handler.clone(), self.state(handler)?.quota())))
+                .filter_map(|handler| Some((handler.clone(), self.state(handler)?)))
                 .collect(),
             instances: self.of_handlers(|table| table.instances),
             compile_cpu_max: self.compile_cpu.unwrap_or(default.compile_cpu_max),

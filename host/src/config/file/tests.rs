@@ -1,9 +1,10 @@
-//! What rouse.toml may say, and what it means.
+//! Tests of rouse.toml: which keys it may have, and what they mean.
 
 use super::*;
 use crate::config::Environment;
 use crate::job::narrowest;
-use crate::sandbox::{HttpScheme, Instances, Manifest};
+use crate::sandbox::{HttpScheme, Instances, Manifest, StateQuota};
+use crate::setting::{Settable, Setting};
 use crate::worker::Policy;
 
 fn read(text: &str) -> Result<File, String> {
@@ -26,7 +27,7 @@ fn every_key_may_be_left_out() {
 }
 
 #[test]
-fn every_key_of_the_page_is_one_that_is_read() {
+fn the_page_has_every_key_and_no_other() {
     let page = include_str!("../../../../docs/reference/configuration.md");
     let (_, block) = page.split_once("```toml\n").expect("the page has a block");
     let (block, _) = block.split_once("\n```").expect("which ends");
@@ -34,7 +35,6 @@ fn every_key_of_the_page_is_one_that_is_read() {
     let keys: toml::Table = block.parse().unwrap();
     assert!(keys.len() > 30, "the whole block was read: {}", keys.len());
     assert_eq!(file.worker("other".into()).worker_id, "mail-1");
-    // And every key that is read is on the page.
     for table in [
         "",
         "limits",
@@ -50,18 +50,108 @@ fn every_key_of_the_page_is_one_that_is_read() {
         let (_, known) = why.split_once("expected one of ").expect("it names all");
         let known: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
         assert!(known.len() > 2, "{why}");
-        // That one is refused, with what to do instead.
+        // `concurrency` is refused, with what to do instead.
         for key in known.into_iter().filter(|key| *key != "concurrency") {
-            let is_shown = block.lines().any(|line| {
+            let is_in_the_block = block.lines().any(|line| {
                 line.starts_with(&format!("{key} = "))
                     || line.contains(&format!("[{key}"))
                     || line.contains(&format!(".{key}]"))
             });
-            assert!(is_shown, "{key} of [{table}]");
+            let has_a_row = page.contains(&format!("\n| `{key}` |"));
+            assert!(is_in_the_block || has_a_row, "{key} of [{table}]");
         }
     }
     let misspelt = block.replacen("poll_min", "pol_min", 1);
     assert!(read(&misspelt).unwrap_err().contains("pol_min"));
+}
+
+/// `UPDATE_DOCS=1 cargo test -p rouse-host --lib` writes them.
+#[test]
+fn the_tables_of_the_page_are_those_of_the_code() {
+    fn table<T: Settable>() -> String {
+        let rows = T::SETTINGS.iter().map(Setting::row);
+        let head = "| Key | Default | Bounds | Meaning |\n|---|---|---|---|".to_owned();
+        [head]
+            .into_iter()
+            .chain(rows)
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/configuration.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let mut wanted = page.clone();
+    for (name, table) in [
+        ("handlers", table::<Policy>()),
+        ("limits", table::<Limits>()),
+        ("state", table::<StateQuota>()),
+    ] {
+        let (start, end) = (
+            format!("<!-- {name}: from the code -->\n"),
+            "\n<!-- end -->",
+        );
+        let (before, rest) = wanted.split_once(&start).expect("the table has a start");
+        let (_, after) = rest.split_once(end).expect("the table has an end");
+        wanted = format!("{before}{start}\n{table}\n{end}{after}");
+    }
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &wanted).unwrap();
+    } else {
+        assert!(
+            page == wanted,
+            "{} is not what the code says; write it with UPDATE_DOCS=1 cargo test -p rouse-host --lib",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn defaults_are_within_their_bounds() {
+    fn check<T: Settable>() {
+        for setting in T::SETTINGS {
+            let mut table = Overlay::<T>::default();
+            table.insert(setting, setting.default());
+            assert_eq!(table.check("default"), Ok(()));
+        }
+    }
+    check::<Policy>();
+    check::<Limits>();
+    check::<StateQuota>();
+}
+
+#[test]
+fn the_origin_of_a_value_is_the_narrowest_table_that_sets_it() {
+    let file = read(
+        "[limits]\nmemory_mb = 64\nsteps = 7\n[handlers.\"*\"]\nlease = \"5s\"\n[handlers.\"my.*\".limits]\nmemory_mb = 16\n\
+         [handlers.\"my.busy\".limits]\ncpu = \"2s\"\n[handlers.\"my.*\".state]\nkeys_max = 7",
+    )
+    .unwrap();
+    fn origin<T: Settable>(tables: &Overlays<'_, T>, key: &str) -> Option<String> {
+        let mut settings = T::SETTINGS.iter();
+        settings.find(|setting| setting.key == key)?.origin(tables)
+    }
+    let limits = file.limits_of("my.busy");
+    for (key, table) in [
+        ("cpu", Some("[handlers.\"my.busy\".limits]")),
+        ("memory_mb", Some("[handlers.\"my.*\".limits]")),
+        (
+            "memory_retry_mb",
+            Some("2 × memory_mb of [handlers.\"my.*\".limits]"),
+        ),
+        ("steps", Some("[limits]")),
+        ("handles", None),
+    ] {
+        assert_eq!(origin(&limits, key).as_deref(), table, "{key}");
+    }
+    let other = origin(&file.limits_of("other"), "memory_retry_mb");
+    assert_eq!(other.as_deref(), Some("2 × memory_mb of [limits]"));
+    let policy = file.policy_of("my.busy");
+    let lease = origin(&policy, "lease");
+    assert_eq!(lease.as_deref(), Some("[handlers.\"*\"]"));
+    assert_eq!(origin(&policy, "grace"), None);
+    let state = origin(&file.state_of("my.busy"), "keys_max");
+    assert_eq!(state.as_deref(), Some("[handlers.\"my.*\".state]"));
+    let state = file.table_of("my.busy", "state");
+    assert_eq!(state.as_deref(), Some("[handlers.\"my.*\".state]"));
 }
 
 #[test]
@@ -419,7 +509,10 @@ fn a_mistake_is_named_with_its_key() {
         ("[handlers.x]\nlease = \"1s\"", "lease"),
         ("memory_mb = 16", "memory_mb"),
         ("[limits]\nmemory_mb = 0", "limits.memory_mb"),
-        ("[limits]\nmemory_retry_mb = 64", "memory_mb is the least"),
+        (
+            "[limits]\nmemory_retry_mb = 64",
+            "limits.memory_retry_mb must be at least memory_mb, which is 128, not 64",
+        ),
         ("[handlers.x.limits]\nsteps = 100001", "limits.steps"),
         ("[handlers.x.limits]\ncpu = \"0s\"", "limits.cpu"),
         ("[handlers.x]\ninstances = \"keep\"", "keep"),
@@ -477,15 +570,15 @@ fn a_mistake_is_named_with_its_key() {
         ),
         (
             "[handlers.\"a.*\"]\nretry_max = \"1s\"\n[handlers.\"a.b\"]\nretry_initial = \"2s\"",
-            "handlers.\"a.b\": retry_initial, the first wait, is 2s, and retry_max, the longest one, only 1s",
+            "handlers.\"a.b\".retry_initial must be at most retry_max, which is 1s, not 2s",
         ),
         (
             "[handlers.\"a.*\".state]\nbytes_max = 10\n[handlers.\"a.b\".state]\nvalue_bytes_max = 11",
-            "handlers.\"a.b\".state: value_bytes_max, of one value, is 11",
+            "handlers.\"a.b\".state.value_bytes_max must be at most bytes_max, which is 10, not 11",
         ),
         (
             "[handlers.\"a.*\".limits]\nmemory_mb = 512\n[handlers.\"a.b\".limits]\nmemory_retry_mb = 256",
-            "memory_mb is the least",
+            "handlers.\"a.b\".limits.memory_retry_mb must be at least memory_mb, which is 512, not 256",
         ),
     ] {
         let message = read(text).unwrap_err();
@@ -597,7 +690,7 @@ fn a_table_binds_its_names_to_one_module_or_to_several() {
         ("module = []", "or a list of such"),
         ("module = 7", "or a list of such"),
         ("module = [\"mail.wasm\", \"sha256:0\"]", "is not a sha256"),
-        ("version_min = \"new\"", "is no version like"),
+        ("version_min = \"new\"", "is not a version such as"),
     ] {
         let error = read(&format!("[handlers.x]\n{line}\n")).expect_err("it is refused");
         assert!(error.to_string().contains(words), "{line}: {error}");

@@ -1,24 +1,24 @@
-//! `[handlers.mail.send]` where `[handlers."mail.send"]` was meant.
+//! Detects `[handlers.mail.send]`, which should be `[handlers."mail.send"]`.
 
 use toml::{Table, Value};
 
-/// Keys of a handler that are tables themselves.
+/// Keys of a handler that are tables.
 const TABLES: [&str; 7] = [
     "limits", "env", "settings", "state", "dirs", "http", "secrets",
 ];
 
-/// What to say beside the error of a file that cannot be read, if this seems to be the reason.
+/// A hint for a file that cannot be parsed, if a missing quote seems to be the reason.
 pub(super) fn hint(text: &str) -> Option<String> {
     let file = text.parse::<Table>().ok()?;
     let handlers = file.get("handlers")?.as_table()?;
     let (written, meant) = handlers.iter().find_map(|(name, table)| {
-        // Whoever has put one name into quotes knows about them.
+        // A quoted name with a dot was quoted on purpose.
         let unquoted = !name.contains(['.', '*']);
         let meant = whole_name(name, table.as_table()?).filter(|_| unquoted)?;
         Some((format!("handlers.{meant}"), meant))
     })?;
     Some(format!(
-        "where {meant} is a handler, its name has to stand in quotes: [handlers.\"{meant}\"], not [{written}]"
+        "if {meant} is a handler, write its name in quotes: [handlers.\"{meant}\"], not [{written}]"
     ))
 }
 

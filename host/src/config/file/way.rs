@@ -1,23 +1,23 @@
-//! Which names lead to a directory.
+//! The names through which a path leads to a directory.
 
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 
-/// As many links as Linux follows.
+/// Linux follows as many links.
 const LINKS_MAX: usize = 40;
 
-/// How a path leads to a directory.
+/// A resolved path, with the names on the way.
 pub(super) struct Way {
-    /// Where it leads, whatever links are on the way: one name for each directory, also where that is not there yet.
+    /// Its end, with all links resolved: one name for each directory, even if it does not exist yet.
     pub(super) end: PathBuf,
-    /// Each name on the way, in a directory without links: whoever can give one of these another meaning decides where the path leads.
+    /// Each name on the way, resolved. A process that can replace one of these decides where the path leads.
     names: Vec<PathBuf>,
 }
 
 impl Way {
-    /// Follows the path, which counts from the working directory, as far as there is something.
+    /// Resolves a path, relative to the working directory, as far as it exists.
     pub(super) fn of(path: &Path) -> Self {
-        // Without a working directory nothing relative can be opened either.
+        // Without a working directory, no relative path can be opened either.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
         let (mut end, mut names, mut links) = (PathBuf::from("/"), Vec::new(), 0);
         let mut todo = parts(&path);
@@ -44,7 +44,7 @@ impl Way {
         Self { end, names }
     }
 
-    /// True where it leads through something in this directory.
+    /// True if it leads through an entry of this directory.
     pub(super) fn is_beneath(&self, dir: &Path) -> bool {
         self.names
             .iter()
@@ -52,7 +52,7 @@ impl Way {
     }
 }
 
-/// The last one first.
+/// The components, the last one first.
 fn parts(path: &Path) -> Vec<OsString> {
     let parts = path.components().rev();
     parts.map(|part| part.as_os_str().to_owned()).collect()
@@ -81,7 +81,7 @@ mod tests {
             ("work/sub", "work/sub", true),
             ("work/not/yet", "work/not/yet", true),
             ("work/not/../../else", "else", true),
-            // Its end lies elsewhere, and who may write to `work` could give it another one.
+            // Its end is elsewhere, but a handler that may write to `work` could replace the link.
             ("work/link", "else", true),
             ("far", "else", true),
             ("far/../else", "else", true),

@@ -1,4 +1,4 @@
-//! What each connection is doing, and which of them gives way to others.
+//! What each connection is doing, and which one is closed to make room.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-/// Whoever has taken nothing of an answer for so long may give way.
+/// A connection that has not read from its response for this long may be closed.
 const STUCK_MIN: Duration = Duration::from_secs(1);
 
 /// The connections that are open.
@@ -17,20 +17,20 @@ pub(super) struct Open {
     numbers: Arc<AtomicU64>,
 }
 
-/// What one of them does.
+/// The state of one connection.
 struct Doing {
-    /// From a request's head until the server has nothing to add to its answer.
+    /// From the head of a request until the server has handed on the whole response.
     is_asking: bool,
-    /// There is more of an answer than it has taken.
+    /// The response is not read completely yet.
     is_behind: bool,
-    /// Its next request is awaited, or it has taken nothing of its answer, since then.
+    /// Since when its next request is awaited, or it has not read from its response.
     silent_since: Option<Instant>,
     give_way: CancellationToken,
 }
 
 impl Open {
-    /// Makes one give way: of those that ask nothing the one that has been silent for longest, else of those that do not take
-    /// their answer; none where there is neither.
+    /// Closes the connection without a request that has been silent for longest, else the one that has not read its
+    /// response for longest, if there is either.
     pub(super) fn one_gives_way(&self) {
         let mut known = self.lock();
         let now = Instant::now();
@@ -52,12 +52,12 @@ impl Open {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Doing>> {
-        // Nothing panics while it holds the lock but the allocator.
+        // Only the allocator can panic while the lock is held.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One of them, silent from its start.
+/// An open connection. It counts as silent from its start.
 pub(super) struct Connected {
     number: u64,
     open: Open,
@@ -81,12 +81,12 @@ impl Connected {
         connected
     }
 
-    /// Awaits the moment in which it has to go.
+    /// Completes when the connection must close.
     pub(super) async fn gives_way(&self) {
         self.give_way.cancelled().await;
     }
 
-    /// A request has come; false where it has to go instead of being answered.
+    /// Records a request. False if the connection must close instead of responding.
     pub(super) fn asks(&self) -> bool {
         self.now(|doing| {
             doing.is_asking = true;
@@ -95,7 +95,7 @@ impl Connected {
         })
     }
 
-    /// The server has nothing to add to its answer.
+    /// Records that the whole response was handed on.
     pub(super) fn is_answered(&self) {
         self.now(|doing| {
             doing.is_asking = false;
@@ -103,7 +103,7 @@ impl Connected {
         });
     }
 
-    /// It has taken something, or (false) there is no room for more until it does.
+    /// Records that the client has read something, or (false) that nothing more can be written until it does.
     pub(super) fn takes(&self, takes: bool) {
         self.now(|doing| {
             if takes || !doing.is_behind {
@@ -114,7 +114,7 @@ impl Connected {
         });
     }
 
-    /// Notes what it does now; false where it has given way.
+    /// Updates the state; false if the connection was closed.
     fn now(&self, note: impl FnOnce(&mut Doing)) -> bool {
         self.open.lock().get_mut(&self.number).map(note).is_some()
     }
@@ -131,11 +131,13 @@ mod tests {
     use super::*;
 
     fn gone(all: &[&Connected]) -> Vec<bool> {
-        all.iter().map(|one| one.give_way.is_cancelled()).collect()
+        all.iter()
+            .map(|connected| connected.give_way.is_cancelled())
+            .collect()
     }
 
     #[test]
-    fn of_those_that_ask_nothing_the_one_that_was_silent_for_longest_gives_way() {
+    fn the_connection_that_was_silent_for_longest_is_closed_first() {
         let open = Open::default();
         let all = [(); 3].map(|()| Connected::new(&open));
         let [first, second, third] = &all;
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_being_answered_stays_unless_nothing_of_the_answer_is_taken() {
+    fn a_connection_stays_open_while_it_reads_its_response() {
         let open = Open::default();
         let all = [(); 2].map(|()| Connected::new(&open));
         let [reads, stuck] = &all;
@@ -162,7 +164,7 @@ mod tests {
         assert_eq!(gone(&[reads, stuck]), [false, false], "it may yet");
         let long_ago = Instant::now().checked_sub(2 * STUCK_MIN).unwrap();
         open.lock().get_mut(&stuck.number).unwrap().silent_since = Some(long_ago);
-        // All is handed on, and not taken yet.
+        // The response is handed on, but not read yet.
         reads.takes(false);
         reads.is_answered();
         open.one_gives_way();

@@ -1,4 +1,4 @@
-//! A connection and its answers, whose ends and stops are noted.
+//! A connection and its responses, which record when they end and when they stall.
 
 use std::io;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 
 use super::open::Connected;
 
-/// An answer; when it has been handed on, or is given up, its connection asks nothing any more.
+/// A response. Dropping it records that it was handed on or given up.
 pub(super) struct Body {
     body: body::Body,
     connected: Arc<Connected>,
@@ -51,7 +51,7 @@ impl Drop for Body {
     }
 }
 
-/// A connection; it is noted when nothing more can be written to it.
+/// A connection that records when nothing more can be written to it.
 pub(super) struct Stream {
     stream: TcpStream,
     connected: Arc<Connected>,

@@ -1,4 +1,4 @@
-//! One line for an attempt that has ended.
+//! The line for an ended attempt.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use crate::cli::ago;
 use crate::cli::screen::Colour;
 use crate::cli::text::{as_json, plain};
 
-/// As much of an error as stands in a line; `rouse job ID` has all of it.
+/// How much of an error is in the line; `rouse job ID` prints all of it.
 const WHY_CHARS_MAX: usize = 200;
 
-/// An attempt that has ended, or a job that was ended from outside.
+/// An ended attempt, or a job that an admin action ended.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct JobEnd {
     id: String,
@@ -20,16 +20,16 @@ pub(super) struct JobEnd {
     pub(super) outcome: String,
     attempt: Option<u64>,
     elapsed_ms: Option<u64>,
-    /// When the next attempt is: so long from now, or then.
+    /// The next attempt: in this time, or at this time.
     next_ms: Option<u64>,
     next_at: Option<String>,
-    /// Who ended it from outside.
+    /// The login of an admin action.
     by: Option<String>,
     error: Option<Value>,
 }
 
 impl JobEnd {
-    /// Of the fields of an event (docs/reference/events.md lists them); none of one that is no end.
+    /// Reads the fields of an event (docs/reference/events.md lists them); `None` if it is not an end.
     pub(super) fn of(fields: &BTreeMap<&'static str, String>) -> Option<Self> {
         let text = |key: &str| fields.get(key).cloned();
         let number = |key: &str| fields.get(key)?.parse().ok();
@@ -40,13 +40,13 @@ impl JobEnd {
                 | "deleted",
                 _,
             ) => event.clone(),
-            // Somebody has ended the job while it ran here.
+            // An admin action ended the job while it ran here.
             ("dropped", Some("cancelled")) => "cancelled".to_owned(),
             ("dropped", Some("already_completed")) => "completed".to_owned(),
             ("lost" | "given_up" | "refused", _) => event.clone(),
             _ => return None,
         };
-        // A retry from outside is a new job, and an end of nothing.
+        // A retry by an admin is a new job, not an end.
         if outcome == "retried" && fields.contains_key("by") {
             return None;
         }
@@ -66,7 +66,7 @@ impl JobEnd {
     /// For people.
     pub(super) fn text(&self, colours: bool) -> String {
         let word = match self.outcome.as_str() {
-            // Its attempt has failed, and it goes on.
+            // The attempt failed, the job continues.
             "retried" => "failed",
             "timed_out" => "timed out",
             "given_up" => "outcome given up",
@@ -125,7 +125,7 @@ impl JobEnd {
         as_json(all)
     }
 
-    /// An attempt that did not succeed, and whose job nobody has ended from outside.
+    /// True for an attempt that failed, unless an admin action ended its job.
     fn is_error(&self) -> bool {
         self.by.is_none()
             && matches!(
@@ -171,7 +171,7 @@ impl JobEnd {
     }
 }
 
-/// How many had no line of their own.
+/// The line that counts the jobs without a line.
 pub(super) fn more_text(more: &BTreeMap<String, u64>) -> String {
     let each: Vec<String> = more
         .iter()
@@ -184,7 +184,7 @@ pub(super) fn more_text(more: &BTreeMap<String, u64>) -> String {
     )
 }
 
-/// The same for programs.
+/// The same line for programs.
 pub(super) fn more_json(more: &BTreeMap<String, u64>) -> String {
     as_json(json!({"event": "jobs", "more": more.values().sum::<u64>(), "outcomes": more}))
 }
@@ -246,7 +246,7 @@ mod tests {
                 "job 18  mail.send  cancelled after 3.0 s",
             ),
         ] {
-            let end = of(fields).expect("it is an end");
+            let end = of(fields).expect("an end");
             assert_eq!(end.text(false), line);
             let read: Value = serde_json::from_str(&end.json()).expect("JSON");
             assert_eq!((&read["event"], &read["id"]), (&json!("job"), &json!(18)));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_end_has_no_line() {
+    fn other_events_have_no_line() {
         for fields in [
             &[("event", "started")][..],
             &[("event", "claimed")],
@@ -269,9 +269,9 @@ mod tests {
     }
 
     #[test]
-    fn states_have_colours_and_guests_choose_none() {
+    fn states_have_colours_and_guests_cannot_set_any() {
         let error = "{\"kind\":\"guest_error\",\"message\":\"\\u001b[2J\"}";
-        let end = of(&[("event", "failed"), ("error", error)]).expect("it is an end");
+        let end = of(&[("event", "failed"), ("error", error)]).expect("an end");
         let text = end.text(true);
         assert!(text.contains("\x1b[31mfailed\x1b[0m"), "{text:?}");
         assert!(text.ends_with("guest_error: \\u{1b}[2J"), "{text:?}");
@@ -280,7 +280,7 @@ mod tests {
             "{{\"kind\":\"guest_error\",\"message\":\"{}\"}}",
             "x".repeat(1000)
         );
-        let end = of(&[("event", "failed"), ("error", &long)]).expect("it is an end");
+        let end = of(&[("event", "failed"), ("error", &long)]).expect("an end");
         assert!(end.text(false).len() < 300);
     }
 }

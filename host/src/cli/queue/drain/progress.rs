@@ -1,4 +1,4 @@
-//! How far a drain is: a bar on a terminal, a line now and then elsewhere.
+//! The progress of a drain: a bar on a terminal, a line every few seconds elsewhere.
 
 use std::cell::Cell;
 use std::io::IsTerminal as _;
@@ -9,14 +9,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::Summary;
 use crate::cli::text::plain;
 
-/// Where nobody watches, but a log is kept.
+/// How often a line is printed without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// How far a drain is, on standard error.
+/// The progress of a drain, on standard error.
 pub(super) enum Progress {
     /// On a terminal.
     Bar(ProgressBar),
-    /// Anywhere else: when the last line was written.
+    /// Elsewhere; holds the time of the last line.
     Lines(Cell<Instant>),
 }
 
@@ -26,7 +26,7 @@ impl Progress {
             return Self::Lines(Cell::new(Instant::now()));
         }
         let style = ProgressStyle::with_template("{prefix} {bar:30} {msg} {elapsed}")
-            .expect("the template is a constant that is good");
+            .expect("the template is a valid constant");
         let bar = ProgressBar::new(0).with_style(style);
         bar.set_prefix(plain(queue));
         Self::Bar(bar)

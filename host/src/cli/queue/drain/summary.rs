@@ -1,4 +1,4 @@
-//! What came of a drain.
+//! The result of a drain.
 
 use serde_json::{Value, json};
 
@@ -6,10 +6,10 @@ use crate::cli::text::plain;
 use crate::store::Remaining;
 use crate::worker::{OutcomeCounts, OutcomeLabel};
 
-/// So many waiting jobs of a lane are looked at: see `rouse.remaining`.
+/// How many waiting jobs of a lane are examined; see `rouse.remaining`.
 const COUNTED_MAX: i64 = 10_000;
 
-/// What came of a drain.
+/// The result of a drain.
 #[derive(Debug, Default)]
 pub(super) struct Summary {
     pub(super) queue: String,
@@ -17,14 +17,14 @@ pub(super) struct Summary {
     pub(super) succeeded: u64,
     /// Ended without success.
     pub(super) failed: u64,
-    /// Attempts after which the job was to be tried again.
+    /// Failed attempts whose job is retried.
     pub(super) retried: u64,
-    /// Ready or due, and for this worker.
+    /// Jobs that are ready or due and that this worker can run.
     pub(super) ready: i64,
     pub(super) left: Vec<Left>,
     /// A signal came before the queue was empty.
     pub(super) interrupted: bool,
-    /// It was paused meanwhile.
+    /// Since when the queue is paused, if it was paused meanwhile.
     pub(super) paused_at: Option<String>,
 }
 
@@ -36,27 +36,27 @@ pub(super) struct Left {
     /// Ready or due.
     ready: i64,
     scheduled: i64,
-    /// Those of them that wait for another try.
+    /// The scheduled jobs that wait for a retry.
     retries: i64,
     elsewhere: i64,
     at_least: bool,
-    /// Why this worker could not run them; none: it could.
+    /// Why this worker cannot run them; `None` if it can.
     why: Option<String>,
 }
 
 impl Left {
-    /// True for jobs that could run now, and not here.
-    pub(super) fn is_in_vain(&self) -> bool {
+    /// True for jobs that are ready and that this process cannot run.
+    pub(super) fn is_unrunnable(&self) -> bool {
         self.ready > 0 && self.why.is_some()
     }
 
-    /// True where more wait for their time than were looked at.
+    /// True if more jobs are scheduled than were examined.
     fn hides_some(&self) -> bool {
         self.at_least && self.scheduled >= COUNTED_MAX
     }
 }
 
-/// What of this is left: everything but what runs here.
+/// The jobs that are left: all except those that are running here.
 pub(super) fn left(now: &[Remaining], why_not: impl Fn(&Remaining) -> Option<String>) -> Vec<Left> {
     now.iter()
         .filter(|row| row.ready + row.due + row.scheduled + row.others > 0)
@@ -88,8 +88,8 @@ impl Summary {
         self.retried = outcomes.of(OutcomeLabel::Retried);
     }
 
-    /// True where jobs have failed, or wait for another try. What was tried again within the drain and then succeeded is
-    /// well. Where more jobs wait than were looked at, one that was to be tried again may be among them.
+    /// True if jobs failed or wait for a retry. A job that succeeded on a retry within the drain does not count. If more jobs are
+    /// scheduled than were examined, one that waits for a retry may be among them.
     pub(super) fn has_failures(&self) -> bool {
         let waits = |left: &Left| left.retries > 0 || (self.retried > 0 && left.hides_some());
         self.failed > 0 || self.left.iter().any(waits)
@@ -132,10 +132,7 @@ impl Summary {
             self.failed
         );
         if self.retried > 0 {
-            text.push_str(&format!(
-                ", {} attempts failed, but not for good",
-                self.retried
-            ));
+            text.push_str(&format!(", {} failed attempts were retried", self.retried));
         }
         for left in &self.left {
             text.push_str(&format!("\nleft: {}", line(left)));
@@ -149,7 +146,7 @@ fn line(left: &Left) -> String {
     let counts: Vec<String> = [
         (left.ready, "ready"),
         (left.scheduled - left.retries, "for later"),
-        (left.retries, "for another try"),
+        (left.retries, "waiting for a retry"),
         (left.elsewhere, "running elsewhere"),
     ]
     .into_iter()
@@ -183,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_says_why_only_where_it_could_run_now() {
+    fn only_ready_jobs_that_are_left_have_a_reason() {
         let now = [
             row("here", 0, 2, 0),
             row("nowhere", 3, 0, 0),
@@ -192,8 +189,8 @@ mod tests {
         let left = left(&now, |row| {
             (row.handler == "nowhere").then(|| "no such handler".into())
         });
-        let in_vain: Vec<_> = left.iter().map(Left::is_in_vain).collect();
-        assert_eq!(in_vain, [false, true]);
+        let unrunnable: Vec<_> = left.iter().map(Left::is_unrunnable).collect();
+        assert_eq!(unrunnable, [false, true]);
         let summary = Summary {
             left,
             succeeded: 5,
@@ -202,14 +199,14 @@ mod tests {
         };
         assert_eq!(
             summary.to_text(),
-            "queue mail: 5 succeeded, 0 failed, 1 attempts failed, but not for good\n\
+            "queue mail: 5 succeeded, 0 failed, 1 failed attempts were retried\n\
              left: here: 2 for later\nleft: nowhere: 3 ready; no such handler"
         );
-        assert!(!summary.has_failures(), "it was tried again");
+        assert!(!summary.has_failures(), "the retry succeeded");
     }
 
     #[test]
-    fn whoever_waits_for_another_try_has_failed_so_far() {
+    fn a_job_that_waits_for_a_retry_counts_as_a_failure() {
         let summary = |retried, rows: &[Remaining]| Summary {
             retried,
             left: left(rows, |_| None),
@@ -221,18 +218,21 @@ mod tests {
         };
         assert!(
             summary(0, std::slice::from_ref(&waits)).has_failures(),
-            "whoever tried it"
+            "whichever worker tried it"
         );
         assert_eq!(
             summary(1, &[waits]).to_text().lines().last(),
-            Some("left: here: 2 for later, 1 for another try")
+            Some("left: here: 2 for later, 1 waiting for a retry")
         );
         let many = Remaining {
             at_least: true,
             ..row("here", 0, COUNTED_MAX + 1, 0)
         };
         assert!(!summary(0, std::slice::from_ref(&many)).has_failures());
-        assert!(summary(1, &[many]).has_failures(), "nobody can tell");
+        assert!(
+            summary(1, &[many]).has_failures(),
+            "a retry may be among them"
+        );
         let failed = Summary {
             failed: 1,
             ..summary(0, &[])

@@ -22,6 +22,8 @@ mod open_files;
 mod payload;
 mod postgres;
 mod queue;
+#[cfg(test)]
+mod reference;
 mod screen;
 mod serve;
 mod served;
@@ -65,7 +67,7 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
 
-    /// How log lines look, on standard error. Filter them with ROUSE_LOG (for instance
+    /// The format of log lines, on standard error. Filter them with ROUSE_LOG (for instance
     /// `info,rouse=debug`).
     #[arg(
         long,
@@ -91,13 +93,13 @@ enum Command {
     Invoke(invoke::Args),
     /// Show, list and change jobs
     Job(job::Args),
-    /// Show what has happened, who did it, and when
+    /// Show what happened, when, and who did it
     Audit(audit::Args),
     /// List, drain, pause, resume and purge queues
     Queue(queue::Args),
-    /// List, read and change what handlers keep between their jobs
+    /// List, read and change the state that handlers keep between their jobs
     State(state::Args),
-    /// Show the attempts that run, and what they use
+    /// Show the running attempts and what they use
     Top(top::Args),
     /// List, show, forget and verify workers
     Workers(workers::Args),
@@ -109,19 +111,19 @@ enum Command {
     Wit(wit::Args),
     /// Run only the private Postgres, migrated, without a worker
     Postgres(postgres::Args),
-    /// What a host starts to have one module compiled
+    /// Compile one module for a host
     #[command(hide = true)]
     CompileModule(compile_module::Args),
 }
 
 impl Command {
-    /// What is logged where ROUSE_LOG says nothing. Who waits for one answer does not want to read how it came about.
+    /// The log filter if ROUSE_LOG is not set. Commands that print one result log errors only.
     fn log_filter(&self) -> &'static str {
         match self {
             Self::Serve(_) | Self::Postgres(_) => telemetry::USUAL,
-            // What jobs do it prints itself.
+            // It prints the ends of jobs itself.
             Self::Dev(_) => dev::LOG_FILTER,
-            // What the handler says is part of the answer.
+            // The handler's log is part of its output.
             Self::Invoke(_) => "error,rouse::guest=info",
             // It may work for hours.
             Self::Queue(args) if args.works() => "warn",
@@ -140,7 +142,7 @@ impl Command {
         }
     }
 
-    /// True where this process works until it is told to stop, or until nothing is left to do.
+    /// True for commands that run until a signal, or until no work is left.
     fn works(&self) -> bool {
         match self {
             Self::Dev(_) | Self::Serve(_) | Self::Postgres(_) => true,
@@ -161,12 +163,12 @@ impl Command {
     }
 }
 
-/// `rouse job 1 | head -1` ends when `head` has. Not for workers: a connection that the database has closed must not end
+/// Ends `rouse job 1 | head -1` when `head` ends. Not for workers: a connection that the database closes must not end
 /// them.
 fn end_quietly_with_the_reader() {
     #[expect(
         unsafe_code,
-        reason = "the standard library ignores SIGPIPE and cannot be told not to"
+        reason = "the standard library ignores SIGPIPE, and has no way to change that"
     )]
     // SAFETY: called before any thread is started; the default action needs no handler.
     unsafe {
@@ -179,12 +181,12 @@ pub fn main() -> ExitCode {
     main_with(Vec::new())
 }
 
-/// The same, with these middlewares around each attempt that `dev`, `serve` and `queue drain` run, the first one outermost
-/// (`examples/embed`). The process must be nothing but this command: it sets up logs and signals, and starts itself
-/// again to compile modules.
+/// Like [`main`], with middlewares around each attempt that `dev`, `serve` and `queue drain` run, the first one outermost
+/// (`examples/embed`). The process must be this command alone: it sets up logs and signals, and starts its own executable
+/// to compile modules.
 pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
     let cli = Cli::parse();
-    // Before anything else is done: it limits itself, and threads would count.
+    // First of all: the compiler limits itself, and threads would count.
     if let Command::CompileModule(args) = &cli.command {
         return compile_module::run(args);
     }
@@ -193,7 +195,7 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
         .unwrap_or_else(|| cli.command.log_filter().into());
     let jobs = dev::Jobs::new();
     let listener = matches!(cli.command, Command::Dev(_)).then(|| jobs.listener());
-    // Nothing here prints or starts anything: a command that stays handles signals from its first statement on.
+    // Nothing here prints or starts anything: long-running commands handle signals from their first statement on.
     if let Err(error) = telemetry::init(cli.log_format, &filter, listener) {
         eprintln!("rouse: {error}");
         return ExitCode::FAILURE;
@@ -229,11 +231,11 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
             Command::New(args) => new::run(&args),
             Command::Wit(args) => wit::run(&args),
             Command::Postgres(args) => postgres::run(args).await,
-            // Above.
+            // Handled above.
             Command::CompileModule(args) => Ok(compile_module::run(&args)),
         }
     });
-    // Guests that were stopped hold no thread for long; nothing else is waited for.
+    // Stopped guests release their threads soon; do not wait for anything else.
     runtime.shutdown_background();
     match done {
         Ok(code) => code,

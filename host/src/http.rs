@@ -1,10 +1,10 @@
 //! Health, metrics and invocations over HTTP.
 //!
-//! `GET /healthz` says that the process lives, `GET /readyz` whether it can run jobs, `GET /metrics`
-//! everything that is counted, as Prometheus text. There is no login for these, so the address is on
-//! loopback unless the operator says otherwise, and they change nothing; on loopback the last two look at the
-//! header `host`. `POST /invoke/{handler}` runs a handler for callers with the token; `rouse dev` also runs it
-//! for programs of this machine without one.
+//! `GET /healthz` shows that the process is alive, `GET /readyz` whether it can run jobs, and `GET /metrics`
+//! all counters as Prometheus text. They need no login and change nothing. The address is therefore on
+//! loopback unless the operator sets another; on loopback the last two check the `host` header.
+//! `POST /invoke/{handler}` runs a handler for callers with the token; `rouse dev` also runs it for programs on
+//! this machine without one.
 
 mod access;
 mod connections;
@@ -30,13 +30,13 @@ pub use invoke::Invocations;
 pub use metrics::{Metrics, install_metrics};
 pub use readiness::{Readiness, Report};
 
-/// How long requests may still take once the host is stopping.
+/// How long requests may continue once the host is stopping.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why health and metrics cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// Somebody else listens there.
+    /// Another process listens there.
     #[error(
         "{address} is taken, perhaps by another rouse: choose another with --http, or stop the other"
     )]
@@ -54,21 +54,21 @@ pub enum HttpError {
     },
 }
 
-/// What the pages are made of.
+/// What the pages are rendered from.
 #[derive(Debug, Clone)]
 pub struct Pages {
-    /// Asked by `/readyz`.
+    /// For `/readyz`.
     pub readiness: Readiness,
-    /// Read by `/metrics`.
+    /// For `/metrics`.
     pub metrics: Metrics,
-    /// Used by `/invoke`; none: that is off.
+    /// For `/invoke`; `None` if invocations are off.
     pub invocations: Option<Invocations>,
 }
 
-/// Takes the address, before anything else is started, so that a taken one is said at once.
+/// Binds the address before anything else starts, so that a conflict is reported at once.
 ///
 /// # Errors
-/// Where it is taken or cannot be had.
+/// If the address is taken or refused.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener, HttpError> {
     match TcpListener::bind(address).await {
         Ok(listener) => Ok(listener),
@@ -77,7 +77,7 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, HttpError> {
     }
 }
 
-/// Serves until `shutdown` is ready, and then at most 5 s more for requests that are under way.
+/// Serves until `shutdown` completes, then gives requests in progress up to 5 s.
 pub async fn serve(listener: TcpListener, pages: Pages, shutdown: impl Future<Output = ()>) {
     let on_loopback = listener.local_addr().is_ok_and(access::is_loopback);
     let invocations = pages.invocations.as_ref();
@@ -94,7 +94,7 @@ pub async fn serve(listener: TcpListener, pages: Pages, shutdown: impl Future<Ou
     }
 }
 
-/// `on_loopback`: only programs of this machine are to read what the host says of itself.
+/// With `on_loopback`, only programs on this machine may read the status pages.
 fn router(pages: Pages, on_loopback: bool) -> Router {
     let payload_bytes_max = match &pages.invocations {
         Some(invocations) => invocations.payload_bytes_max,

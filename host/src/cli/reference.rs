@@ -1,0 +1,103 @@
+//! docs/reference/cli.md, printed from the commands and options themselves.
+
+use std::path::Path;
+
+use clap::{Arg, Command, CommandFactory as _};
+
+use super::Cli;
+
+const HEAD: &str = "\
+<!-- From the code: UPDATE_DOCS=1 cargo test -p rouse-host --lib writes this page. -->
+
+# Command line
+
+`rouse COMMAND --help` prints the same. Exit codes that several commands share are in [errors and exit
+codes](errors.md#exit-codes).
+";
+
+/// `UPDATE_DOCS=1 cargo test -p rouse-host --lib` writes the page.
+#[test]
+fn the_page_is_that_of_the_commands() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/cli.md");
+    let mut command = Cli::command();
+    command.build();
+    let mut wanted = HEAD.to_owned();
+    print(&command, "rouse", &mut wanted);
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &wanted).unwrap();
+        return;
+    }
+    let page = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        page == wanted,
+        "{} is not what the commands say; write it with UPDATE_DOCS=1 cargo test -p rouse-host --lib",
+        path.display()
+    );
+}
+
+/// A section for the command, then one for each of its subcommands.
+fn print(command: &Command, name: &str, page: &mut String) {
+    let about = command.get_long_about().or(command.get_about());
+    let about = about.map(|text| text.to_string()).unwrap_or_default();
+    let usage = command.clone().bin_name(name).render_usage().to_string();
+    let usage = usage.trim().trim_start_matches("Usage: ").to_owned();
+    *page += &format!("\n## {name}\n\n```text\n{}\n\n{usage}\n", about.trim_end());
+    if let Some(more) = command.get_after_long_help().or(command.get_after_help()) {
+        *page += &format!("\n{}\n", more.to_string().trim_end());
+    }
+    *page += "```\n";
+    let aliases: Vec<String> = command
+        .get_visible_aliases()
+        .map(|alias| format!("`{alias}`"))
+        .collect();
+    if !aliases.is_empty() {
+        *page += &format!("\nAlso called {}.\n", aliases.join(", "));
+    }
+    let rows: Vec<String> = command
+        .get_arguments()
+        .filter(|arg| !arg.is_hide_set() && !["help", "version"].contains(&arg.get_id().as_str()))
+        // Global options are listed once, at the top.
+        .filter(|arg| !arg.is_global_set() || name == "rouse")
+        .map(row)
+        .collect();
+    if !rows.is_empty() {
+        *page += &format!(
+            "\n| Argument or option | Default | Meaning |\n|---|---|---|\n{}\n",
+            rows.join("\n")
+        );
+    }
+    for inner in command.get_subcommands() {
+        if !inner.is_hide_set() && inner.get_name() != "help" {
+            print(inner, &format!("{name} {}", inner.get_name()), page);
+        }
+    }
+}
+
+fn row(arg: &Arg) -> String {
+    let defaults = arg.get_default_values().iter();
+    let defaults: Vec<String> = defaults
+        .filter(|_| arg.get_action().takes_values())
+        .map(|value| format!("`{}`", value.to_string_lossy()))
+        .collect();
+    let help = arg.get_help().or(arg.get_long_help());
+    let mut help = help.map(|text| text.to_string()).unwrap_or_default();
+    let words = arg.get_possible_values();
+    if arg.get_action().takes_values() && !words.is_empty() {
+        let words: Vec<&str> = words.iter().map(|word| word.get_name()).collect();
+        help += &format!(" [{}]", words.join(", "));
+    }
+    format!(
+        "| `{}` | {} | {} |",
+        cell(&arg.to_string()),
+        cell(&defaults.join(" ")),
+        cell(&help)
+    )
+}
+
+/// A text in one cell of a table.
+fn cell(text: &str) -> String {
+    text.split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ")
+        .replace('|', "\\|")
+}

@@ -1,0 +1,89 @@
+//! Rejects `dirs` of one file that contradict each other.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::dir_table::DirTable;
+use super::handler_table::HandlerTable;
+use super::way::Way;
+use crate::job::pattern_covers;
+
+/// An entry with its handler and its resolved directory.
+struct Entry<'a> {
+    handler: &'a str,
+    table: &'a DirTable,
+    way: Way,
+}
+
+/// Rejects two entries that contradict each other. A handler sees one directory at a path, a directory has one quota for all who
+/// write to it, and no directory is inside another one that handlers may change.
+pub(super) fn check_together(
+    handlers: &BTreeMap<String, HandlerTable>,
+    folder: &Path,
+) -> Result<(), String> {
+    let mut before: Vec<Entry<'_>> = Vec::new();
+    for (handler, table) in handlers {
+        for dir in &table.dirs {
+            let entry = Entry {
+                handler,
+                table: dir,
+                way: Way::of(&folder.join(&dir.dir)),
+            };
+            for other in &before {
+                other.check_with(&entry)?;
+                other.check_above(&entry)?;
+                entry.check_above(other)?;
+            }
+            before.push(entry);
+        }
+    }
+    Ok(())
+}
+
+impl Entry<'_> {
+    /// Its name in messages.
+    fn name(&self) -> String {
+        format!("handlers.\"{}\".dirs at {}", self.handler, self.table.at)
+    }
+
+    fn check_with(&self, other: &Self) -> Result<(), String> {
+        let both = || format!("{} and {}", self.name(), other.name());
+        let one_handler = pattern_covers(self.handler, other.handler)
+            || pattern_covers(other.handler, self.handler);
+        // The same entry may occur twice, for a pattern and for a handler that matches it.
+        let same = self.table.mode == other.table.mode && self.way.end == other.way.end;
+        if one_handler && self.table.at == other.table.at && !same {
+            return Err(format!(
+                "{}: a handler can see one directory there; give one of them another path",
+                both()
+            ));
+        }
+        let both_write = self.table.writes() && other.table.writes();
+        if both_write && self.way.end == other.way.end && self.table.quota() != other.table.quota()
+        {
+            return Err(format!(
+                "{}: both are {}, with different quotas; a directory has one quota for all handlers that write to it, so give both the \
+                 same bytes_max and files_max",
+                both(),
+                other.table.dir.display()
+            ));
+        }
+        Ok(())
+    }
+
+    /// A handler that may change a directory could replace an entry in it by another directory or by a link.
+    fn check_above(&self, beneath: &Self) -> Result<(), String> {
+        if !self.table.writes() || !beneath.way.is_beneath(&self.way.end) {
+            return Ok(());
+        }
+        Err(format!(
+            "{} is {}, which is reached through {}, where {} lets handlers write: they could replace it, and \
+             write around a quota; grant directories that lie beside each other, or {} with mode = \"read\"",
+            beneath.name(),
+            beneath.table.dir.display(),
+            self.table.dir.display(),
+            self.name(),
+            self.table.dir.display()
+        ))
+    }
+}
