@@ -33,8 +33,8 @@ pub struct Override {
     pub job_delay: Option<Duration>,
 }
 
-/// The operator's settings by handler name or pattern (`image.*`). The most specific entry that has a setting decides it: the exact name before
-/// a pattern, a longer pattern before a shorter one.
+/// The operator's settings by handler name or pattern (`image.*`). The most specific entry that has a setting decides it: the exact name
+/// before a pattern, a longer pattern before a shorter one.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Overrides(pub BTreeMap<String, Override>);
 
@@ -98,8 +98,8 @@ impl Policy {
         }
     }
 
-    /// The policy with the lease and the run timeout of a job, if it has its own. The timeout may exceed the module's, which is only a proposal,
-    /// but never the one that the operator has set for the handler.
+    /// The policy with the lease and the run timeout of a job, if it has its own. The timeout may exceed the module's, which is only a
+    /// proposal, but never the one that the operator has set for the handler.
     pub(super) fn of_job(
         self,
         lease: Option<Duration>,
