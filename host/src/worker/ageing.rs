@@ -1,7 +1,7 @@
 //! Overdue jobs, which have waited too long, go ahead of newer jobs that would otherwise be first.
 //!
-//! By default they get all claims while there are any. An operator can limit their share, so that an overdue backlog does not delay new
-//! jobs of high priority. (`docs/decisions/what-waits-too-long-goes-first.md`)
+//! By default they get all claims while there are any. An operator can limit their share, so that an overdue backlog does not delay new jobs
+//! of high priority. (`docs/decisions/what-waits-too-long-goes-first.md`)
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
