@@ -1,4 +1,4 @@
-//! What a job is and how it may move: states, outcomes, abort reasons, retry arithmetic.
+//! The rules of jobs: states, outcomes, abort reasons, retry arithmetic.
 //!
 //! Everything here is pure: no async, no SQL, no WebAssembly, no clock. Decisions are functions over values and get randomness as an
 //! argument, so they can be tested exhaustively.

@@ -125,7 +125,7 @@ impl Stop {
     }
 }
 
-/// What the loops of one worker share. The file of each field's type uses the field most.
+/// What the loops of one worker share. Each field belongs to the file that defines its type.
 struct Shared {
     settings: Settings,
     store: Store,
@@ -161,8 +161,8 @@ struct Reports {
 }
 
 impl Shared {
-    /// True if the error says that this worker's incarnation is over. The heartbeat that is then sent at once registers it again, or finds out
-    /// why it cannot.
+    /// True if the error says that this worker's incarnation is over. If so, it also triggers a heartbeat, which registers the worker again
+    /// or finds out why it cannot.
     fn is_incarnation_over(&self, error: &StoreError) -> bool {
         let is_over = error.is_over() || error.is_superseded();
         if is_over {

@@ -1,5 +1,6 @@
--- Settlement ends attempts. rouse._settle is the only path by which a running job leaves its state (an adopted job stays running and changes
--- its owner). It is fenced: the caller has to show the random number of the claim. It returns which jobs were accepted.
+-- Settlement ends attempts. rouse._settle is the only path by which a running job leaves its state, apart from rouse.adopt, which gives a
+-- lost job to another worker or lets it wait. It is fenced: the caller has to show the random number of the claim. It returns which jobs
+-- were accepted.
 
 -- Settles attempts, and returns the ids of those that were accepted. The others had lost their lease, and nothing was changed for them.
 -- `p_worker`: only jobs that this worker has claimed; null: jobs of any worker.
@@ -81,18 +82,18 @@ BEGIN
         INSERT INTO rouse.record (at, job, event, attempt, worker, detail)
         SELECT clock_timestamp(), b.id, 'released', b.attempt, b.worker, jsonb_build_object('claimed_at', b.claimed_at) FROM back AS b)
     SELECT array_agg(b.id), array_agg(DISTINCT b.lane) INTO released, lanes FROM back AS b;
-    -- Commits avoid duplicate notifications by one lock per lane, and the server has room for only some thousands of locks. So for many lanes
-    -- no lock is taken.
+    -- Commits avoid duplicate notifications by one lock per lane, and the server has room for only some thousands of locks. So for many
+    -- lanes no lock is taken.
     PERFORM rouse._notify(l.lane, true, CASE WHEN cardinality(lanes) <= 32 THEN at ELSE '-infinity' END)
     FROM unnest(lanes) AS l(lane);
     RETURN QUERY SELECT r.id FROM unnest(released) AS r(id);
 END
 $$;
 
--- rouse._settle for workers, with the usage of each attempt. Returns the ids that were accepted, and those that are locked. A row that another
--- transaction has locked (a cancellation that is not committed yet) fails the call after 250 ms. The worker then calls again with
--- p_skip_locked, which skips locked rows and returns them as locked. An id that is not returned has lost its lease, or never belonged to this
--- worker; the worker's row counts these.
+-- rouse._settle for workers, with the usage of each attempt. Returns the ids that were accepted, and those that are locked. A row that
+-- another transaction has locked (a cancellation that is not committed yet) fails the call after 250 ms. The worker then calls again with
+-- p_skip_locked, which skips locked rows and returns them as locked. An id that is not returned has lost its lease, or never belonged to
+-- this worker; the worker's row counts these.
 CREATE OR REPLACE FUNCTION rouse.settle(p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_skip_locked boolean)
 RETURNS TABLE (id bigint, locked boolean)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
@@ -135,9 +136,9 @@ BEGIN
 END
 $$;
 
--- Extends leases, by at most a day. The answer for each job is null if its lease was extended, 'busy' if another transaction is changing the
--- job at this moment (call again), or else the reason why the job no longer belongs to this worker (a word of the abort reasons). It never
--- waits for a lock. Each renewal leaves a record.
+-- Extends leases, by at most a day. The answer for each job is null if its lease was extended, 'busy' if another transaction is changing
+-- the job at this moment (call again), or else the reason why the job no longer belongs to this worker (a word of the abort reasons). It
+-- never waits for a lock. Each renewal leaves a record.
 CREATE OR REPLACE FUNCTION rouse.renew(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_lease_ms bigint[])
 RETURNS TABLE (id bigint, refusal text)
 LANGUAGE plpgsql SECURITY DEFINER

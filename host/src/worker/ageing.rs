@@ -76,8 +76,8 @@ impl Overdue {
         self.lanes = lanes.iter().map(known).collect();
     }
 
-    /// The lanes with overdue jobs, in order, and their share of a claim of this many jobs: zero without such lanes. A job is overdue if it has
-    /// waited for `wait`.
+    /// The lanes with overdue jobs, in order, and their share of a claim of this many jobs: zero without such lanes. A job is overdue if it
+    /// has waited for `wait`.
     pub(super) fn claim(
         &mut self,
         wanted: usize,

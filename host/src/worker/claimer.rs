@@ -53,8 +53,8 @@ impl Claimer<'_> {
     async fn until_stopped(&mut self) {
         let stop = self.shared.stop.drain.clone();
         let mut trigger = Trigger::Poll;
-        // A stop interrupts only the waits. Postgres would still execute an interrupted claim, and its jobs would wait until their leases run
-        // out.
+        // A stop interrupts only the waits. Postgres would still execute an interrupted claim, and its jobs would wait until their leases
+        // run out.
         loop {
             let Some(wanted) = stop.run_until_cancelled(self.wait_for_room()).await else {
                 return;
@@ -145,6 +145,7 @@ impl Claimer<'_> {
             .health
             .database_answers
             .store(false, Ordering::Relaxed);
+        // Called for the heartbeat that it triggers.
         self.shared.is_incarnation_over(error);
         // The first failure may be due to one broken connection of the pool.
         if self.failures > 0 {
@@ -182,6 +183,7 @@ impl Claimer<'_> {
         if let Some(due) = self.looks.due_at() {
             wait = wait.min(due.saturating_duration_since(started));
         }
+        // It does no harm if the timer fires early: jobs become due by the database's clock.
         let woken = tokio::time::timeout(wait, async {
             loop {
                 self.shared.wakeups.notified().await;

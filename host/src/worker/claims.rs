@@ -109,8 +109,8 @@ impl<'a> Claims<'a> {
         self.orphans_left = false;
     }
 
-    /// Chooses the lanes to serve, by the loaded handlers and by the queues and tags of the settings. True if the handlers have changed since
-    /// the last choice.
+    /// Chooses the lanes to serve, by the loaded handlers and by the queues and tags of the settings. True if the handlers have changed
+    /// since the last choice.
     pub(super) fn serve(&mut self) -> bool {
         let handlers = self.shared.catalog.current();
         if self
@@ -173,8 +173,8 @@ impl<'a> Claims<'a> {
         Ok(news.new)
     }
 
-    /// How many jobs to claim beyond the free slots. Zero while there are orphans: queued jobs may not precede them, and orphans do not wait in
-    /// line ([`Self::adopt`]). Also zero if slots wait between jobs.
+    /// How many jobs to claim beyond the free slots. Zero while there are orphans: queued jobs may not precede them, and orphans do not
+    /// wait in line ([`Self::adopt`]). Also zero if slots wait between jobs.
     pub(super) fn ahead(&mut self) -> usize {
         let ended = self.shared.slots.ended();
         let ahead = self.prefetch.jobs(ended, Instant::now());
@@ -189,11 +189,11 @@ impl<'a> Claims<'a> {
         self.prefetch.claim_max()
     }
 
-    /// Adopts jobs whose lease has ended at `since` or later, by the database's clock. The leases were checked up to `until`; the next claims
-    /// check those that end later.
+    /// Adopts jobs whose lease has ended at `since` or later, by the database's clock. The leases were checked up to `until`; the next
+    /// claims check those that end later.
     ///
-    /// It adopts no more jobs than can run at once: if one of them kills this host too, all jobs in line behind it are lost once more, and a
-    /// job may be lost only a few times.
+    /// It adopts no more jobs than can run at once: if one of them kills this host too, all jobs in line behind it are lost once more, and
+    /// a job may be lost only a few times.
     pub(super) async fn adopt(
         &mut self,
         wanted: usize,
@@ -327,15 +327,16 @@ impl<'a> Claims<'a> {
             found += self.adopt(rest, Some(since), until).await?;
             let rest = wanted.saturating_sub(found.jobs);
             if !found.is_cut && rest > 0 {
-                // Without the check: if leases of lanes that only others may adopt from expire continually, this worker would otherwise never
-                // claim anything. Leases that have expired since are found by the next claim.
+                // Without the check: if leases of lanes that only others may adopt from expire continually, this worker would otherwise
+                // never claim anything. Leases that have expired since are found by the next claim.
                 found += self.claim_queued(rest, after, false).await?;
             }
         }
         Ok(found)
     }
 
-    /// Claims queued jobs: first the share of overdue jobs, then half of the rest by source. `check`: claims nothing if a lease has expired.
+    /// Claims queued jobs: first the share of overdue jobs, then half of the rest by source. `check`: claims nothing if a lease has
+    /// expired.
     async fn claim_queued(
         &mut self,
         wanted: usize,

@@ -19,9 +19,10 @@ pub type Running<'a> = Pin<Box<dyn Future<Output = Run> + Send + 'a>>;
 /// decided.
 ///
 /// Middlewares nest in the order of [`Parts::middlewares`](super::Parts::middlewares), the first one outermost. Rouse's own, for traces and
-/// metrics, are around all of them. The run timeout and the abort signal act on the sandbox, inside all middlewares. A middleware that calls
-/// [`Next::instead`] decides how the attempt ends, without a guest. If it panics, the attempt is lost, as if its host had died. Middlewares run
-/// on the guest threads, so they must not block. The lease is renewed while they run, so one that never ends keeps its slot for ever.
+/// metrics, are around all of them. The run timeout and the abort signal act on the sandbox, inside all middlewares. A middleware that
+/// calls [`Next::instead`] decides how the attempt ends, without a guest. If it panics, the attempt is lost, as if its host had died.
+/// Middlewares run on the guest threads, so they must not block. The lease is renewed while they run, so one that never ends keeps its slot
+/// for ever.
 ///
 /// ```
 /// use rouse::worker::{AttemptInfo, Middleware, Next, Running};

@@ -33,8 +33,8 @@ impl Poll {
         self.waited = Duration::ZERO;
     }
 
-    /// The wait after a look that found nothing: three quarters of the current step to the whole step, and never more than `max`. `random` is
-    /// uniform in `0.0..1.0`.
+    /// The wait after a look that found nothing: three quarters of the current step to the whole step, and never more than `max`. `random`
+    /// is uniform in `0.0..1.0`.
     pub(super) fn wait(&mut self, notified: bool, random: f64) -> Duration {
         let step = self.next;
         self.waited += step;

@@ -20,8 +20,8 @@ pub struct Intervals {
     pub look_back: Duration,
     /// The time between two short sweeps. Jobs that were committed late are found within about two of these.
     pub sweep: Duration,
-    /// The longest delay of a restart that has a reason, and the shortest interval of periodic restarts. A restart re-reads all lanes. Also the
-    /// interval at which the catalog of lanes is re-read.
+    /// The longest delay of a restart that has a reason, and the shortest interval of periodic restarts. A restart re-reads all lanes. Also
+    /// the interval at which the catalog of lanes is re-read.
     pub restart: Duration,
     /// The longest interval of periodic restarts, even if the last one was slow: the server may have been slow only once.
     pub restart_max: Duration,
@@ -152,8 +152,8 @@ impl Schedule {
         }
     }
 
-    /// Schedules the next sweeps after this one. `late`: a late transaction has ended, whose jobs short sweeps miss. `is_cut`: the sweep may have
-    /// left out lanes.
+    /// Schedules the next sweeps after this one. `late`: a late transaction has ended, whose jobs short sweeps miss. `is_cut`: the sweep
+    /// may have left out lanes.
     pub(super) fn swept(&mut self, now: Instant, sweep: Sweep, late: bool, is_cut: bool) {
         if late {
             self.needs_restart = true;
@@ -179,8 +179,8 @@ impl Schedule {
         }
     }
 
-    /// A notification announced a job that the look did not find: its producer may have committed it late, behind the cursors or after it was
-    /// due. True if the next look has to follow at once; it is a restart. At most once per short sweep.
+    /// A notification announced a job that the look did not find: its producer may have committed it late, behind the cursors or after it
+    /// was due. True if the next look has to follow at once; it is a restart. At most once per short sweep.
     pub(super) fn restart_after_empty_wakeup(&mut self, now: Instant) -> bool {
         if now < self.wakeup_restart_at {
             return false;
@@ -197,8 +197,8 @@ impl Schedule {
         self.restart_at = now;
     }
 
-    /// Called after a sweep whose claims were filled, and so may have left out lanes. Returns the turn after which to check for overdue jobs;
-    /// `None` if no check is due.
+    /// Called after a sweep whose claims were filled, and so may have left out lanes. Returns the turn after which to check for overdue
+    /// jobs; `None` if no check is due.
     pub(super) fn checks_overdue(&mut self, now: Instant, sweep: Sweep) -> Option<After> {
         if now < self.overdue_at {
             return None;
@@ -210,8 +210,8 @@ impl Schedule {
         Some(After::Reached)
     }
 
-    /// Schedules the next check for overdue jobs. While an open transaction keeps many dead rows, a check is as expensive as a restart, and is
-    /// limited to the same share of the time.
+    /// Schedules the next check for overdue jobs. While an open transaction keeps many dead rows, a check is as expensive as a restart, and
+    /// is limited to the same share of the time.
     pub(super) fn checked_overdue(&mut self, started: Instant, now: Instant) {
         let pause = now.saturating_duration_since(started) * RESTART_SHARE;
         self.overdue_at = now + pause.min(self.intervals.restart);

@@ -83,8 +83,8 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// All queues, 4 slots per core, notifications on, polls from 5 ms to 2 s, 100 % of each claim for jobs that have waited for 15 minutes,
-    /// 3 losses, 7 days, no delay between jobs, 300 s to drain.
+    /// All queues, 4 slots per core, notifications on, polls from 5 ms to 2 s, 100 % of each claim for jobs that have waited for 15
+    /// minutes, 3 losses, 7 days, no delay between jobs, 300 s to drain.
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         Self {

@@ -1,7 +1,7 @@
 //! The line of claims that wait for a slot, and the slots that take them.
 //!
-//! A slot is a task on the guest threads that takes claims from the line, one after another, until the line is empty. So a short job needs no
-//! hand-over between threads: the task that ended the last attempt starts the next one.
+//! A slot is a task on the guest threads that takes claims from the line, one after another, until the line is empty. So a short job needs
+//! no hand-over between threads: the task that ended the last attempt starts the next one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -176,8 +176,8 @@ pub(super) fn start(shared: &Arc<Shared>, claims: Vec<Claim>) {
 pub(super) async fn give_back_late_claims(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(LATE_EVERY).await;
-        // `give_back_all` does not see the claims that are taken out of the line here. The token keeps the settler running until their outcomes
-        // have been sent.
+        // `give_back_all` does not see the claims that are taken out of the line here. The token keeps the settler running until their
+        // outcomes have been sent.
         let _under_way = shared.attempts.tasks.token();
         if let Some(then) = Instant::now().checked_sub(START_WITHIN) {
             for claim in shared.slots.take_late(then) {

@@ -1,7 +1,7 @@
 //! Jobs whose source the operator has bound to a handler that this host does not have. They wait for it, without losing an attempt.
 //!
-//! A claim cannot leave them out, so each is given back and goes to the end of its lane. If the worker meets the same jobs again in a lane, and
-//! no others, it pauses the lane for a while.
+//! A claim cannot leave them out, so each is given back and goes to the end of its lane. If the worker meets the same jobs again in a lane,
+//! and no others, it pauses the lane for a while.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};

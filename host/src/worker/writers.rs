@@ -12,8 +12,8 @@ pub(super) struct Writers {
     sweeps: u8,
     /// All of them at the last sweep.
     last: HashSet<i64>,
-    /// The late ones: their jobs are missed by the short sweep, because they were in progress at the sweep before, too. Any other transaction
-    /// has taken its turns since that sweep, and the next sweep goes back to the cursors of that time.
+    /// The late ones: their jobs are missed by the short sweep, because they were in progress at the sweep before, too. Any other
+    /// transaction has taken its turns since that sweep, and the next sweep goes back to the cursors of that time.
     late: HashSet<i64>,
 }
 
