@@ -87,6 +87,12 @@ impl From<u64> for Number {
     }
 }
 
+impl From<usize> for Number {
+    fn from(count: usize) -> Self {
+        Self::Whole(count as u64)
+    }
+}
+
 impl From<Duration> for Number {
     fn from(time: Duration) -> Self {
         Self::Time(time)
@@ -110,7 +116,7 @@ impl fmt::Display for Number {
 }
 
 impl Number {
-    /// As it stands in `rouse.toml`.
+    /// As written in `rouse.toml`.
     pub fn written(self) -> String {
         match self {
             Self::Time(_) => format!("\"{self}\""),
@@ -125,6 +131,23 @@ impl Number {
             Self::Time(time) => json!(millis(time)),
             Self::Ratio(ratio) => json!(ratio),
         }
+    }
+
+    /// Rejects a number out of these bounds. `name` is that of the key.
+    pub(crate) fn check(self, name: &str, bounds: &RangeInclusive<u64>) -> Result<(), String> {
+        let (min, max) = (*bounds.start(), *bounds.end());
+        let fits = match self {
+            Self::Whole(count) => bounds.contains(&count),
+            Self::Time(time) => bounds.contains(&millis(time)),
+            Self::Ratio(ratio) => (min as f64..=max as f64).contains(&ratio),
+        };
+        if fits {
+            return Ok(());
+        }
+        let [min, max] = [min, max].map(|bound| self.bound(bound));
+        Err(format!(
+            "{name} must be between {min} and {max}, not {self}"
+        ))
     }
 
     /// A bound, in the unit of this number.
@@ -153,7 +176,7 @@ impl Field<'_> {
         }
     }
 
-    /// What is beyond the type was refused by the bounds.
+    /// The bounds refuse values that do not fit the type.
     fn set(self, number: Number) {
         match (self, number) {
             (Self::Usize(count), Number::Whole(number)) => {
@@ -228,44 +251,40 @@ impl<T: Settable> Setting<T> {
     }
 
     fn check(&self, table: &str, number: Number) -> Result<(), String> {
-        let (min, max) = (*self.bounds.start(), *self.bounds.end());
-        let fits = match number {
-            Number::Whole(count) => self.bounds.contains(&count),
-            Number::Time(time) => self.bounds.contains(&millis(time)),
-            Number::Ratio(ratio) => (min as f64..=max as f64).contains(&ratio),
-        };
-        if fits {
-            return Ok(());
-        }
-        let [min, max] = [min, max].map(|bound| number.bound(bound));
-        Err(format!(
-            "{table}.{} must be between {min} and {max}, not {number}",
-            self.key
-        ))
+        number.check(&format!("{table}.{}", self.key), &self.bounds)
     }
 
     /// Its row on the reference page.
     #[cfg(test)]
     pub(crate) fn row(&self) -> String {
-        let size = |number: Number| match number {
-            Number::Whole(bytes) if self.key.contains("bytes") => size(bytes),
-            Number::Whole(_) | Number::Time(_) | Number::Ratio(_) => None,
-        };
-        let default = self.default();
-        let default = match (self.twice, size(default)) {
-            (Some(key), _) => format!("2 × `{key}`"),
-            (None, Some(size)) => format!("`{}` ({size})", default.written()),
-            (None, None) => format!("`{}`", default.written()),
-        };
-        let [min, max] = [self.bounds.start(), self.bounds.end()].map(|bound| {
-            let bound = self.default().bound(*bound);
-            size(bound).unwrap_or_else(|| bound.to_string())
-        });
-        format!(
-            "| `{}` | {default} | {min} to {max} | {} |",
-            self.key, self.doc
-        )
+        let default = self.twice.map(|key| format!("2 × `{key}`"));
+        row(self.key, self.default(), default, &self.bounds, self.doc)
     }
+}
+
+/// The row of a key on the reference page. `text` describes a default that is not a fixed number.
+#[cfg(test)]
+pub(crate) fn row(
+    key: &str,
+    default: Number,
+    text: Option<String>,
+    bounds: &RangeInclusive<u64>,
+    doc: &str,
+) -> String {
+    let size = |number: Number| match number {
+        Number::Whole(bytes) if key.contains("bytes") => size(bytes),
+        Number::Whole(_) | Number::Time(_) | Number::Ratio(_) => None,
+    };
+    let written = || match size(default) {
+        Some(size) => format!("`{}` ({size})", default.written()),
+        None => format!("`{}`", default.written()),
+    };
+    let [min, max] = [bounds.start(), bounds.end()].map(|bound| {
+        let bound = default.bound(*bound);
+        size(bound).unwrap_or_else(|| bound.to_string())
+    });
+    let default = text.unwrap_or_else(written);
+    format!("| `{key}` | {default} | {min} to {max} | {doc} |")
 }
 
 /// Bytes in the largest unit that divides them; `None` for single bytes.
@@ -322,7 +341,7 @@ impl<T: Settable> Overlay<T> {
         self.insert(setting, number);
     }
 
-    /// What is set.
+    /// The value that is set.
     pub fn get(&self, key: &str) -> Option<Number> {
         debug_assert!(T::SETTINGS.iter().any(|setting| setting.key == key));
         self.numbers.get(key).copied()
@@ -519,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_are_named_bound_the_value() {
+    fn bounds_are_in_the_unit_of_the_value() {
         for (text, message) in [
             (
                 "memory_mb = 0",

@@ -40,7 +40,8 @@ fn print(command: &Command, name: &str, page: &mut String) {
     let about = command.get_long_about().or(command.get_about());
     let about = about.map(|text| text.to_string()).unwrap_or_default();
     let usage = command.clone().bin_name(name).render_usage().to_string();
-    let usage = usage.trim().trim_start_matches("Usage: ").to_owned();
+    let usage = usage.trim_start_matches("Usage: ").lines().map(str::trim);
+    let usage = usage.collect::<Vec<_>>().join("\n");
     *page += &format!("\n## {name}\n\n```text\n{}\n\n{usage}\n", about.trim_end());
     if let Some(more) = command.get_after_long_help().or(command.get_after_help()) {
         *page += &format!("\n{}\n", more.to_string().trim_end());
@@ -86,8 +87,10 @@ fn row(arg: &Arg) -> String {
         let words: Vec<&str> = words.iter().map(|word| word.get_name()).collect();
         help += &format!(" [{}]", words.join(", "));
     }
+    let short = arg.get_short().map(|short| format!("-{short}, "));
     format!(
-        "| `{}` | {} | {} |",
+        "| `{}{}` | {} | {} |",
+        short.unwrap_or_default(),
         cell(&arg.to_string()),
         cell(&defaults.join(" ")),
         cell(&help)

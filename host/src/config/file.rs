@@ -2,7 +2,6 @@
 //!
 //! The numbers of a handler are described in tables (see [`setting`](crate::setting)); this struct has the other keys.
 
-mod bounds;
 mod dir_table;
 mod handler_table;
 mod http_table;
@@ -16,6 +15,7 @@ mod way;
 mod checks;
 mod dirs_together;
 mod exposed;
+mod host_settings;
 mod in_force;
 mod origin;
 mod secrets;

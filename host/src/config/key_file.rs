@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_made_once_and_is_readable_by_its_owner_only() {
+    fn a_key_is_made_once_and_for_its_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         let key = read_or_make_key(&path).unwrap();

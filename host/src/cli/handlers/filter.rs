@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_condition_checks_its_own_column() {
+    fn each_condition_looks_at_its_own_column() {
         let row = json!({
             "handler": "image.crop", "version": "1.2.0", "worker_id": "a", "queues": ["mail"], "tags": ["gpu"],
             "grants": ["http", "state"],

@@ -49,7 +49,7 @@ pub(super) struct Args {
     #[command(flatten)]
     filter: Filter,
 
-    /// With filters: really do it
+    /// With filters: confirm the retries
     #[arg(long, visible_alias = "yes")]
     confirm: bool,
 

@@ -14,7 +14,7 @@ fn names_in(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_new_crate_tests_natively_and_builds_a_module_unchanged() {
+fn a_new_crate_tests_natively_and_builds_a_module_as_it_stands() {
     let parent = TempDir::new().unwrap();
     let folder = new("send-email", parent.path(), None).unwrap();
     assert_eq!(folder, parent.path().join("send-email"));

@@ -1,9 +1,7 @@
 //! Rules that neither the types of the file nor the tables of settings express.
 
 use std::path::Path;
-use std::time::Duration;
 
-use super::bounds::within;
 use super::dirs_together::check_together;
 use super::own_settings::check_env;
 use super::{File, check_worker_id};
@@ -34,12 +32,7 @@ impl File {
                 }
             }
         }
-        let ms = |duration: Option<Duration>| {
-            duration.map(|duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
-        };
-        within("slots", self.slots.map(|slots| slots as u64), 1, 10_000, "")?;
-        within("poll_min", ms(self.poll_min), 1, 60_000, " ms")?;
-        within("poll_max", ms(self.poll_max), 1, 60_000, " ms")?;
+        self.check_host_settings()?;
         let poll_max = self
             .poll_max
             .unwrap_or(worker::Settings::default().poll_max);
@@ -49,66 +42,7 @@ impl File {
                 humantime::format_duration(poll_max)
             ));
         }
-        within("job_delay", ms(self.job_delay), 0, 3_600_000, " ms")?;
-        within("keep_days", self.keep_days.map(u64::from), 1, 36_500, "")?;
-        within(
-            "promote_share",
-            self.promote_share.map(u64::from),
-            1,
-            100,
-            " percent",
-        )?;
-        within("lost_max", self.lost_max.map(u64::from), 1, 1000, "")?;
-        within(
-            "memory_total_mb",
-            self.memory_total_mb.map(|mb| mb as u64),
-            16,
-            1 << 24,
-            "",
-        )?;
         self.check_limits()?;
-        within(
-            "invoke_max",
-            self.invoke_max.map(|max| max as u64),
-            0,
-            10_000,
-            "",
-        )?;
-        within(
-            "invoke_payload_bytes_max",
-            self.invoke_payload_bytes_max.map(|bytes| bytes as u64),
-            2,
-            64 << 20,
-            "",
-        )?;
-        within(
-            "compilations_max",
-            self.compilations_max.map(|max| max as u64),
-            1,
-            64,
-            "",
-        )?;
-        within("compile_cpu", ms(self.compile_cpu), 1000, 3_600_000, " ms")?;
-        within(
-            "compile_memory_mb",
-            self.compile_memory_mb.map(|mb| mb as u64),
-            512,
-            65_536,
-            "",
-        )?;
-        for (key, max, least, most) in [
-            (
-                "module_core_instances_max",
-                self.module_core_instances_max,
-                4,
-                1000,
-            ),
-            ("module_memories_max", self.module_memories_max, 1, 64),
-            ("module_tables_max", self.module_tables_max, 2, 64),
-        ] {
-            within(key, max.map(u64::from), least, most, "")?;
-        }
-        within("http_timeout", ms(self.http_timeout), 1, 86_400_000, " ms")?;
         for (name, secret) in &self.secrets {
             secret
                 .check()

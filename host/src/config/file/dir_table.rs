@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::bounds::within;
 use crate::sandbox::{Grant, Mode, Quota};
+use crate::setting::Number;
 
 /// The default of `files_max` if `bytes_max` is set. Counting this many files takes a tenth of a second.
 const FILES_MAX: u64 = 100_000;
@@ -52,9 +52,15 @@ impl DirTable {
                 self.at
             ));
         }
-        let key = |key: &str| format!("{name}.{key}");
-        within(&key("bytes_max"), self.bytes_max, 1, 1 << 60, "")?;
-        within(&key("files_max"), self.files_max, 1, 1_000_000, "")
+        for (key, value, max) in [
+            ("bytes_max", self.bytes_max, 1 << 60),
+            ("files_max", self.files_max, 1_000_000),
+        ] {
+            if let Some(value) = value {
+                Number::from(value).check(&format!("{name}.{key}"), &(1..=max))?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn quota(&self) -> Option<Quota> {

@@ -152,10 +152,10 @@ mod tests {
                 "{what}: {all}"
             );
         }
-        let one = warnings(r#"{ dir = "keys", at = "/keys", mode = "read-write" }"#);
+        let secret = warnings(r#"{ dir = "keys", at = "/keys", mode = "read-write" }"#);
         assert!(
-            one.starts_with("x may change a secret (") && one.lines().count() == 1,
-            "{one}"
+            secret.starts_with("x may change a secret (") && secret.lines().count() == 1,
+            "{secret}"
         );
         let modules = warnings(r#"{ dir = "modules", at = "/out", mode = "read-write" }"#);
         assert!(

@@ -29,7 +29,7 @@ impl File {
         }
     }
 
-    /// Where machine code is kept; a relative directory counts from `folder`.
+    /// The folder of the code cache; a relative path starts at `folder`.
     pub(super) fn cache_dir(&self, folder: &Path) -> Option<PathBuf> {
         match &self.cache_dir {
             None => Environment.cache_dir(),
