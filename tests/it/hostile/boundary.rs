@@ -51,7 +51,7 @@ async fn no_size_claimed_by_a_guest_costs_the_host_more_than_its_limits() {
             Ends::Trap("too much in one call"),
         ),
         body(
-            "a string that ends behind the memory",
+            "a string that ends beyond the memory",
             "lengths are checked before anything is read",
             "(call $log (i32.const 2) (i32.const 4096) (i32.const -1)) unreachable",
             Ends::AnyTrap,
@@ -73,7 +73,7 @@ async fn no_size_claimed_by_a_guest_costs_the_host_more_than_its_limits() {
         ),
         body(
             "a result of 1.5 MB",
-            "it is measured, and refused above the limit",
+            "its size is measured, and it is refused above the limit",
             "(drop (memory.grow (i32.const 400)))
              (call $return_ok (i32.const 131072) (i32.const 1500000))",
             Ends::OutputTooLarge,
@@ -97,34 +97,34 @@ async fn no_size_claimed_by_a_guest_costs_the_host_more_than_its_limits() {
             Ends::AnyTrap,
         ),
         body(
-            "a result that is not aligned",
+            "a misaligned result",
             "alignment is checked",
             "(i32.const 65)",
             Ends::AnyTrap,
         ),
         with(
             "a request for 16 MiB of random numbers",
-            "a request has at most 1 MiB",
+            "a request may ask for at most 1 MiB",
             "(import \"wasi_snapshot_preview1\" \"random_get\" (func $random (param i32 i32) (result i32)))",
             "(drop (memory.grow (i32.const 400)))
              (drop (call $random (i32.const 200000) (i32.const 16777216))) unreachable",
             Ends::AnyTrap,
         ),
         body(
-            "a level that is none",
+            "an unknown level",
             "enumerations are checked",
             "(call $log (i32.const 77) (i32.const 4096) (i32.const 4)) unreachable",
             Ends::AnyTrap,
         ),
         body(
-            "a handle that is none",
+            "an unknown handle",
             "handles are checked",
             "(call $block (i32.const 12345)) unreachable",
             Ends::AnyTrap,
         ),
         body(
             "a handle of another kind",
-            "so is their type",
+            "types of handles are checked",
             "(call $block (call $abort)) unreachable",
             Ends::AnyTrap,
         ),
@@ -137,7 +137,7 @@ async fn no_text_of_a_guest_reaches_a_terminal_or_the_database_unescaped() {
     run(vec![
         text(
             "escapes in a log line",
-            "control characters are written out",
+            "control characters are escaped",
             NASTY,
             "(call $log (i32.const 4) $at $bytes) (call $return_ok (local.get $payload) (local.get $payload_len))",
             Ends::Returns("{}"),
@@ -157,22 +157,22 @@ async fn no_text_of_a_guest_reaches_a_terminal_or_the_database_unescaped() {
             Ends::Failed,
         ),
         text(
-            "escapes in a panic and its place",
+            "escapes in a panic and its location",
             "the same",
             NASTY,
             "(call $panicked $at $bytes $at $bytes) unreachable",
             Ends::Panics,
         ),
         body(
-            "a log line that is no UTF-8",
+            "a log line that is not UTF-8",
             "text is checked",
             "(i32.store (i32.const 200) (i32.const 0xfffefdfc))
              (call $log (i32.const 2) (i32.const 200) (i32.const 4)) unreachable",
             Ends::AnyTrap,
         ),
         body(
-            "a result that is no UTF-8",
-            "it is no result",
+            "a result that is not UTF-8",
+            "it is not a result",
             "(i32.store (i32.const 200) (i32.const 0xfffefdfc)) (call $return_ok (i32.const 200) (i32.const 4))",
             Ends::InvalidResult,
         ),
@@ -184,8 +184,8 @@ async fn no_text_of_a_guest_reaches_a_terminal_or_the_database_unescaped() {
             Ends::InvalidResult,
         ),
         text(
-            "a result with half a character",
-            "nor this",
+            "a result with half a surrogate pair",
+            "Postgres cannot store it either",
             "\"\\ud800\"",
             "(call $return_ok $at $bytes)",
             Ends::InvalidResult,
@@ -199,20 +199,20 @@ async fn no_text_of_a_guest_reaches_a_terminal_or_the_database_unescaped() {
         ),
         text(
             "a result that is nested 10,000 deep",
-            "it is carried as it is, unread; Postgres refuses what is too deep for it, and the job fails alone",
+            "it is passed on unparsed; Postgres refuses it if it is too deep, and only that job fails",
             &format!("{}{}", "[".repeat(10_000), "]".repeat(10_000)),
             "(call $return_ok $at $bytes)",
             Ends::Carried,
         ),
         body(
             "an empty result",
-            "it is no JSON",
+            "it is not JSON",
             "(call $return_ok (i32.const 200) (i32.const 0))",
             Ends::InvalidResult,
         ),
         text(
             "two results in one",
-            "it is no JSON either",
+            "it is not JSON either",
             "{} {}",
             "(call $return_ok $at $bytes)",
             Ends::InvalidResult,

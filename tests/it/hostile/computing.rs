@@ -22,7 +22,7 @@ async fn guests_that_compute_forever_are_stopped_in_every_phase() {
     run(vec![
         body(
             "endless loop",
-            "it gives way at each tick, and is stopped within one",
+            "it yields at each tick, and is stopped within one",
             "(loop $ever (br $ever)) unreachable",
             Ends::Stopped,
         ),
@@ -46,7 +46,7 @@ async fn guests_that_compute_forever_are_stopped_in_every_phase() {
         ),
         body(
             "a wait that never ends",
-            "a guest in a host call is dropped with it",
+            "the guest is dropped together with its host call",
             "(call $wait_for_abort) (loop $ever (br $ever)) unreachable",
             Ends::Stopped,
         ),
@@ -58,13 +58,13 @@ async fn guests_that_compute_forever_are_stopped_in_every_phase() {
         ),
         body(
             "log lines without end",
-            "what is too much is left out; the loop is stopped",
+            "lines above the limit are dropped; the loop is stopped",
             "(loop $ever (call $log (i32.const 2) (i32.const 4096) (i32.const 20)) (br $ever)) unreachable",
             Ends::Stopped,
         ),
         with(
             "empty lines without end",
-            "those of one write that are too many are counted together, and all of them have an end; the loop is stopped",
+            "excess lines of one write are counted together, up to a limit; the loop is stopped",
             "(import \"wasi_snapshot_preview1\" \"fd_write\" (func $fd_write (param i32 i32 i32 i32) (result i32)))",
             "(memory.fill (i32.const 200000) (i32.const 10) (i32.const 60000))
              (i32.store (i32.const 300) (i32.const 200000)) (i32.store (i32.const 304) (i32.const 60000))
@@ -73,7 +73,7 @@ async fn guests_that_compute_forever_are_stopped_in_every_phase() {
         ),
         with(
             "an allocator that never returns",
-            "it runs in the guest, and is stopped there, also before the handler was called",
+            "it runs in the guest and is stopped there, even before the handler is called",
             "(import \"wasi_snapshot_preview1\" \"random_get\" (func $random (param i32 i32) (result i32)))",
             "(loop $ever (drop (call $random (i32.const 200000) (i32.const 1000))) (br $ever)) unreachable",
             Ends::Stopped,
@@ -104,38 +104,38 @@ async fn each_trap_ends_only_its_own_attempt() {
             Ends::Trap("overflow"),
         ),
         body(
-            "no number made an integer",
+            "NaN converted to an integer",
             "a trap",
             "(i32.trunc_f32_s (f32.const nan))",
             Ends::Trap("conversion"),
         ),
         body(
-            "reading behind the memory",
-            "a trap, and not a fault of the process",
+            "reading beyond the memory",
+            "a trap, and not a segmentation fault",
             "(i32.load (i32.const -4))",
             Ends::Trap("out of bounds"),
         ),
         body(
-            "writing behind the memory",
+            "writing beyond the memory",
             "a trap",
             "(i32.store offset=4294967295 (i32.const -4) (i32.const 1)) unreachable",
             Ends::Trap("out of bounds"),
         ),
         body(
-            "copying behind the memory",
+            "copying beyond the memory",
             "a trap",
             "(memory.copy (i32.const 0) (i32.const 0) (i32.const -1)) unreachable",
             Ends::Trap("out of bounds"),
         ),
         with(
-            "a call through an empty place of a table",
+            "a call through an empty table entry",
             "a trap",
             "(table 4 funcref) (type $none (func))",
             "(call_indirect (type $none) (i32.const 2)) unreachable",
             Ends::Trap("uninitialized"),
         ),
         with(
-            "a call through a place behind the table",
+            "a call through an index beyond the table",
             "a trap",
             "(table 4 funcref) (type $none (func))",
             "(call_indirect (type $none) (i32.const 400)) unreachable",
@@ -157,7 +157,7 @@ async fn each_trap_ends_only_its_own_attempt() {
         ),
         body(
             "deep recursion",
-            "the stack of a guest is its own",
+            "each guest has its own stack",
             "(call $recurse) unreachable",
             Ends::StackOverflow,
         ),
@@ -170,19 +170,19 @@ async fn guests_that_grow_without_end_are_stopped_at_their_limit() {
     run(vec![
         body(
             "growing by 4 GiB at once",
-            "refused; nothing is reserved for it",
+            "refused; no memory is reserved for it",
             "(if (i32.ne (i32.const -1) (memory.grow (i32.const 65535))) (then (loop $ever (br $ever)))) unreachable",
             Ends::OutOfMemory,
         ),
         body(
             "growing page by page",
-            "all pages count together",
+            "all pages count",
             "(loop $ever (br_if $ever (i32.ne (i32.const -1) (memory.grow (i32.const 1))))) unreachable",
             Ends::OutOfMemory,
         ),
         with(
             "a table that grows",
-            "growing fails, and the guest goes on",
+            "growing fails, and the guest continues",
             "(table $t 1 funcref)",
             "(loop $ever (br_if $ever (i32.ne (i32.const -1) (table.grow $t (ref.null func) (i32.const 100000)))))
              (call $return_ok (local.get $payload) (local.get $payload_len))",
@@ -196,7 +196,7 @@ async fn guests_that_grow_without_end_are_stopped_at_their_limit() {
         ),
         body(
             "pollables without end",
-            "so is what stands behind them",
+            "the resources behind handles are bounded too",
             "(loop $ever (drop (call $subscribe (call $abort))) (br $ever)) unreachable",
             Ends::AnyTrap,
         ),

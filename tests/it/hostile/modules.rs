@@ -33,7 +33,7 @@ fn cases() -> Vec<Refused> {
     let with = |items: &str| guest_of_wasip1(items, &manifest("test.files", "1"), "unreachable");
     vec![
         (
-            "an import that nobody offers",
+            "an import that the host does not provide",
             "it is named",
             wat(r#"(module (import "env" "system" (func (param i32))) (func (export "go")))"#),
             "env",
@@ -47,19 +47,19 @@ fn cases() -> Vec<Refused> {
         ("64-bit memory", "off", wat("(module (memory i64 1))"), ""),
         (
             "a component with shared memory",
-            "off there too",
+            "disabled for components too",
             wat("(component (core module (memory 1 1 shared)))"),
             "it cannot be compiled",
         ),
         (
             "a component with 64-bit memory",
-            "off there too",
+            "disabled for components too",
             wat("(component (core module (memory i64 1)))"),
             "it cannot be compiled",
         ),
         (
             "a memory that starts with 2 GiB",
-            "it is refused for good, with its size",
+            "it is refused permanently, with its size",
             with_memory("32768"),
             "it needs more than this host allows for one module: memory has a minimum byte size of 2147483648",
         ),
@@ -89,7 +89,7 @@ fn cases() -> Vec<Refused> {
         ),
         (
             "a start function that loops",
-            "it gets 500 ms of CPU time",
+            "it may use 500 ms of CPU time",
             with("(func $spin (loop $ever (br $ever))) (start $spin)"),
             "more than 500 ms",
         ),
@@ -101,19 +101,19 @@ fn cases() -> Vec<Refused> {
         ),
         (
             "a table of a million elements",
-            "tables have 20,000 at most",
+            "tables have at most 20,000 elements",
             with("(table 1000000 funcref)"),
             "",
         ),
         (
             "a describe that loops",
-            "as a start function",
+            "the same limit applies",
             guest_that("(loop $ever (br $ever)) unreachable", "", "unreachable"),
             "more than 500 ms",
         ),
         (
-            "a describe that asks for all memory",
-            "it gets 32 MiB",
+            "a describe that allocates all memory",
+            "it may use 32 MiB",
             guest_that(
                 "(loop $ever (br_if $ever (i32.ne (i32.const -1) (memory.grow (i32.const 16))))) unreachable",
                 "",
@@ -122,20 +122,20 @@ fn cases() -> Vec<Refused> {
             "more than 32 MiB",
         ),
         (
-            "a describe that answers from behind its memory",
+            "a describe that returns a pointer beyond its memory",
             "pointers are checked",
             guest_that("(i32.const -16)", "", "unreachable"),
             "it fails when it describes itself",
         ),
         (
             "no manifest",
-            "it is read strictly",
+            "it is parsed strictly",
             described("no JSON"),
             "does not parse",
         ),
         (
             "a manifest that is nested 10,000 deep",
-            "to a bounded depth",
+            "the depth is bounded",
             described(&format!("{}{}", "[".repeat(10_000), "]".repeat(10_000))),
             "does not parse",
         ),
@@ -171,14 +171,14 @@ fn cases() -> Vec<Refused> {
         ),
         (
             "half a module",
-            "it is refused whole",
+            "it is refused as a whole",
             echo("test.echo", "1")[..500].to_vec(),
             // The library that parses it panics, in the child process where that does no harm.
             "",
         ),
         (
-            "a module with a byte changed",
-            "it is checked before it is compiled",
+            "a module with a changed byte",
+            "it is validated before it is compiled",
             {
                 let mut bytes = echo("test.echo", "1");
                 let middle = bytes.len() / 3;
