@@ -28,7 +28,7 @@ async fn expire(client: &Client, id: JobId) {
 
 async fn adopt(store: &Store) -> Adopted {
     let orders = orders(store, 60_000).await;
-    crate::support::claims::adopt(&store, Fence(rand()), &orders, 10, 3, None)
+    crate::support::claims::adopt(store, Fence(rand()), &orders, 10, 3, None)
         .await
         .unwrap()
 }

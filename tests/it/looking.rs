@@ -190,11 +190,11 @@ async fn a_peek_reports_an_expired_lease() {
     // A look within the last half minute has seen it.
     let within = Some(Duration::from_secs(30));
     assert!(!looker.peek_within(within).await.orphans);
-    let adopted = crate::support::claims::adopt(&store, Fence(2), lanes, 1, 3, since(within)).await;
+    let adopted = crate::support::claims::adopt(store, Fence(2), lanes, 1, 3, since(within)).await;
     assert!(adopted.unwrap().claimed.is_empty());
     let within = Some(Duration::from_secs(90));
     assert!(looker.peek_within(within).await.orphans);
-    let adopted = crate::support::claims::adopt(&store, Fence(2), lanes, 1, 3, since(within)).await;
+    let adopted = crate::support::claims::adopt(store, Fence(2), lanes, 1, 3, since(within)).await;
     assert_eq!(adopted.unwrap().claimed.len(), 1);
     assert_eq!(looker.peek().await, nothing());
 }
