@@ -1,15 +1,17 @@
 //! Admin actions on jobs and queues: complete, fail, retry, reschedule, delete, pause, purge.
 
-use std::time::{Duration, SystemTime};
+mod queues;
+
+use std::time::Duration;
 
 use rouse::job::{Fence, JobId, Outcome};
-use rouse::store::{ClaimOrder, JsonText, Locked, Looking, Renewal, Settlement, Store};
+use rouse::store::{ClaimOrder, JsonText, Locked, Renewal, Settlement, Store};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
 
-use crate::support::worker::{PATIENCE, TestWorker, enqueue, put, show, until, until_true};
+use crate::support::worker::{PATIENCE, TestWorker, enqueue, show, until, until_true};
 use crate::support::{Host, TestDb};
 
 /// A claim from every lane that exists.
@@ -63,9 +65,13 @@ async fn events(client: &Client, id: i64) -> Vec<String> {
 }
 
 const COMPLETE: &str = "SELECT rouse.complete($1, $2)";
+
 const FAIL: &str = "SELECT rouse.fail($1, $2)";
+
 const DELETE: &str = "SELECT rouse.delete($1)";
+
 const RETRY: &str = "SELECT rouse.retry($1)";
+
 const RESCHEDULE: &str = "SELECT rouse.reschedule($1, $2::text::timestamptz)";
 
 #[tokio::test]
@@ -335,224 +341,6 @@ async fn a_queued_job_can_be_rescheduled_later_and_earlier() {
 }
 
 #[tokio::test]
-async fn jobs_of_a_paused_queue_are_not_claimed_adopted_or_peeked_until_it_is_resumed() {
-    let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.worker().await);
-    let orphan = enqueue(&client, "x", json!({})).await;
-    assert_eq!(claim(&store, 7).await, [orphan]);
-    client
-        .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '10 min'")
-        .await
-        .unwrap();
-    let ready = enqueue(&client, "x", json!({})).await;
-    let other: i64 = client
-        .query_one("SELECT rouse.enqueue('x', queue => 'other')", &[])
-        .await
-        .unwrap()
-        .get(0);
-    for _ in 0..2 {
-        client
-            .query("SELECT rouse.pause_queue('default')", &[])
-            .await
-            .unwrap();
-    }
-    let orders = orders(&store).await;
-    let looking = Looking {
-        lanes: &orders,
-        catalog_after: 0,
-        catalog_rows: orders.len(),
-        orphaned_since: None,
-        due_within: None,
-        most: 10,
-        with_writers: false,
-    };
-    let peek = store.peek(&looking).await.unwrap();
-    assert!(peek.ready.len() == 1 && !peek.orphans, "{peek:?}");
-    let adopted = crate::support::claims::adopt(&store, Fence(8), &orders, 10, 3, None)
-        .await
-        .unwrap()
-        .claimed;
-    assert!(adopted.is_empty());
-    assert_eq!(claim(&store, 9).await, [other]);
-
-    assert!(is(&client, "SELECT rouse.resume_queue('default')", &[]).await);
-    assert!(!is(&client, "SELECT rouse.resume_queue('default')", &[]).await);
-    assert!(!is(&client, "SELECT rouse.resume_queue('never')", &[]).await);
-    // The same holds for a look that considers only leases that ended a moment ago.
-    let run_out =
-        format!("SELECT lease_until < clock_timestamp() FROM rouse.job WHERE id = {orphan}");
-    until_true(&client, &run_out).await;
-    let since = Some(SystemTime::now() - Duration::from_secs(5));
-    let recent = Looking {
-        orphaned_since: since,
-        ..looking
-    };
-    let peek = store.peek(&recent).await.unwrap();
-    assert!(peek.orphans && peek.ready.len() == 1, "{peek:?}");
-    let adopted = crate::support::claims::adopt(&store, Fence(8), &orders, 10, 3, since)
-        .await
-        .unwrap()
-        .claimed;
-    assert_eq!(adopted.len(), 1);
-    assert_eq!(claim(&store, 10).await, [ready]);
-    let records = client
-        .query(
-            "SELECT event FROM rouse.record WHERE queue = 'default' ORDER BY at",
-            &[],
-        )
-        .await
-        .unwrap();
-    let records: Vec<String> = records.iter().map(|row| row.get(0)).collect();
-    assert_eq!(records, ["paused", "resumed"]);
-}
-
-#[tokio::test]
-async fn a_pause_stops_new_claims_and_does_not_wait_for_a_claim_in_progress() {
-    let db = TestDb::new().await;
-    let (mut claimer, client, store) = (db.client().await, db.client().await, db.worker().await);
-    enqueue(&client, "x", json!({})).await;
-    // A claim that has its jobs but is not committed yet.
-    let transaction = claimer.transaction().await.unwrap();
-    transaction
-        .batch_execute(
-            "UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = 1, claimed_at = now(),
-                    lease_until = now() + interval '1 min'",
-        )
-        .await
-        .unwrap();
-    let left = enqueue(&client, "x", json!({})).await;
-    client
-        .query("SELECT rouse.pause_queue('default')", &[])
-        .await
-        .unwrap();
-    assert!(claim(&store, 7).await.is_empty());
-    transaction.commit().await.unwrap();
-    assert_eq!(show(&client, left).await.state, "queued");
-    assert!(claim(&store, 7).await.is_empty());
-}
-
-#[tokio::test]
-async fn resuming_a_queue_wakes_a_sleeping_worker() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    client
-        .query("SELECT rouse.pause_queue('default')", &[])
-        .await
-        .unwrap();
-    let id = enqueue(&client, "test.echo", json!({})).await;
-    let settings = Settings {
-        poll_max: Duration::from_secs(60),
-        ..Settings::default()
-    };
-    let worker = TestWorker::start(&db, settings).await;
-    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
-    assert_eq!(show(&client, id).await.state, "queued");
-    client
-        .query("SELECT rouse.resume_queue('default')", &[])
-        .await
-        .unwrap();
-    until(&client, id, |job| job.state == "succeeded").await;
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn a_purge_removes_only_ready_jobs_in_batches() {
-    let db = TestDb::new().await;
-    let (mut client, store) = (db.client().await, db.worker().await);
-    let running = enqueue(&client, "x", json!({})).await;
-    assert_eq!(claim(&store, 7).await, [running]);
-    client
-        .batch_execute(
-            "SELECT rouse.enqueue('x', run_at => now() + interval '1 h'), rouse.enqueue('x', queue => 'other');
-             SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[12]));
-             SELECT rouse.enqueue_many('y', array_fill('{}'::jsonb, ARRAY[12]))",
-        )
-        .await
-        .unwrap();
-    // A job that another transaction has locked is left alone.
-    let mut holder = db.client().await;
-    let held = holder.transaction().await.unwrap();
-    held.query(
-        "SELECT FROM rouse.job WHERE state = 'queued' AND turn IS NOT NULL ORDER BY id DESC LIMIT 1 FOR UPDATE",
-        &[],
-    )
-    .await
-    .unwrap();
-    let mut purged = Vec::new();
-    while purged.last() != Some(&0) {
-        let row = client
-            .query_one("SELECT rouse.purge_queue('default', 10)", &[])
-            .await
-            .unwrap();
-        purged.push(row.get::<_, i32>(0));
-    }
-    assert_eq!(purged, [10, 10, 3, 0]);
-    held.commit().await.unwrap();
-    let transaction = client.transaction().await.unwrap();
-    let row = transaction
-        .query_one(
-            "SELECT (SELECT count(*) FROM rouse.job), (SELECT count(*) FROM rouse.finished WHERE state = 'cancelled'),
-                    (SELECT array_agg((detail->>'jobs')::integer ORDER BY at) FROM rouse.record WHERE event = 'purged' AND job IS NULL)",
-            &[],
-        )
-        .await
-        .unwrap();
-    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (4, 23));
-    assert_eq!(row.get::<_, Vec<i32>>(2), [10, 10, 3]);
-}
-
-#[tokio::test]
-async fn queues_and_backlog_show_waiting_jobs_their_age_and_capable_workers() {
-    let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.worker().await);
-    client
-        .batch_execute(
-            "SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[10005]), queue => 'q', tags => '{gpu}');
-             SELECT rouse.enqueue('x', queue => 'q'), rouse.enqueue('y', queue => 'q', run_at => now() + interval '1 h');
-             UPDATE rouse.worker SET handlers = '{x}', slots = 4",
-        )
-        .await
-        .unwrap();
-    assert_eq!(claim(&store, 7).await.len(), 100);
-    let row = client
-        .query_one(
-            "SELECT ready, scheduled, running, at_least, oldest_wait > '0', paused_at IS NULL FROM rouse.queues WHERE name = 'q'",
-            &[],
-        )
-        .await
-        .unwrap();
-    let counts: (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
-    assert!(
-        counts == (9_906, 1, 100) || counts == (9_905, 1, 100),
-        "{counts:?}"
-    );
-    assert!(!row.get::<_, bool>(3) && row.get::<_, bool>(4) && row.get::<_, bool>(5));
-    client
-        .query("SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[200]), queue => 'q', tags => '{gpu}')", &[])
-        .await
-        .unwrap();
-    let rows = client
-        .query("SELECT handler, tags, ready, scheduled, at_least, workers, slots FROM rouse.backlog ORDER BY 1, 2", &[])
-        .await
-        .unwrap();
-    let rows: Vec<(String, Vec<String>, bool, i64, i64)> = rows
-        .iter()
-        .map(|row| (row.get(0), row.get(1), row.get(4), row.get(5), row.get(6)))
-        .collect();
-    let gpu = vec!["gpu".to_string()];
-    let expected = [
-        ("x".to_string(), vec![], false, 1, 4),
-        ("x".to_string(), gpu, true, 0, 0),
-        ("y".to_string(), vec![], false, 0, 0),
-    ];
-    // The lane without tags may have been emptied by a claim.
-    assert!(
-        rows.iter().all(|row| expected.contains(row)) && rows.len() >= 2,
-        "{rows:?}"
-    );
-}
-
-#[tokio::test]
 async fn the_commands_perform_admin_actions_and_report_them_by_exit_code() {
     let db = TestDb::new().await;
     let client = db.client().await;
@@ -712,43 +500,4 @@ async fn an_admin_end_that_waits_for_a_renewal_is_recorded_after_it() {
     let rises = "SELECT bool_and(at >= before) FROM (
         SELECT at, lag(at, 1, at) OVER (ORDER BY ordinality) AS before FROM rouse.history($1) WITH ORDINALITY) AS h";
     assert!(is(&client, rises, &[&id]).await);
-}
-
-/// The query that the page recommends to an autoscaler.
-const HOSTS: &str = "SELECT coalesce(ceil(sum(ready + running) / 8.0), 0) FROM rouse.backlog WHERE NOT paused AND known AND tags <@ '{gpu}';";
-
-#[tokio::test]
-async fn an_autoscaler_starts_no_host_for_handlers_that_no_worker_has_ever_run() {
-    let page = include_str!("../../docs/guides/autoscaling.md");
-    assert!(page.contains(HOSTS), "the page has another query");
-    let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.worker().await);
-    client
-        .batch_execute("UPDATE rouse.worker SET handlers = '{x}', tags = '{gpu}', queues = '{q}'")
-        .await
-        .unwrap();
-    let hosts = async || -> String {
-        let sql = format!("SELECT ({})::text", HOSTS.trim_end_matches(';'));
-        client.query_one(&sql, &[]).await.unwrap().get(0)
-    };
-    for args in [
-        "'misspelt', queue => 'q'",
-        "'x', queue => 'other'",
-        "'x', queue => 'q', tags => '{gpu,big}'",
-    ] {
-        put(&client, args).await;
-    }
-    assert_eq!(hosts().await, "0");
-    let shown = "SELECT sum(ready) = 3 AND NOT bool_or(known) FROM rouse.backlog";
-    assert!(is(&client, shown, &[]).await, "the jobs are shown");
-    put(&client, "'x', queue => 'q', tags => '{gpu}'").await;
-    assert_eq!(hosts().await, "1");
-    // The worker has stopped, so another one would help.
-    store.unregister().await.unwrap();
-    assert_eq!(hosts().await, "1");
-    client
-        .batch_execute("UPDATE rouse.worker SET stopped_at = now() - interval '8 days'")
-        .await
-        .unwrap();
-    assert_eq!(hosts().await, "0");
 }

@@ -1,16 +1,17 @@
 //! The first day with Rouse: lists without a verb, verbs for several jobs, pages whose examples work.
 
-use std::os::unix::process::CommandExt as _;
+mod dev;
+
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 
-use crate::support::worker::{PATIENCE, TestWorker, ended, enqueue, show, tries, until};
+use crate::support::worker::{TestWorker, ended, enqueue, show, tries, until};
 use crate::support::{
-    Host, Ran, TestDb, command, folder, on_terminal, on_terminal_until, rouse_in,
-    rouse_without_database, scratch,
+    Ran, TestDb, command, folder, on_terminal, on_terminal_until, rouse_in, rouse_without_database,
+    scratch,
 };
 
 /// The root of the repository.
@@ -205,49 +206,6 @@ async fn a_password_in_an_argument_raises_a_warning_that_does_not_repeat_it() {
     }
 }
 
-#[test]
-fn handlers_show_uses_the_handlers_folder_of_a_running_dev() {
-    let here = scratch("dev-here");
-    let elsewhere = folder("[handlers.noop]\nmax_attempts = 17\n", &["noop.wasm"]);
-    std::fs::rename(elsewhere.join("rouse.toml"), elsewhere.join("dev.toml")).unwrap();
-    let (config, handlers) = (elsewhere.join("dev.toml"), elsewhere.join("handlers-wasm"));
-    let rouse = |args: &[&str]| {
-        let mut command = crate::support::command_without_database(args, &here);
-        command.env_remove("ROUSE_DATA_DIR");
-        command
-    };
-    let mut dev = rouse(&["dev", "--config"]);
-    dev.arg(&config).arg("--handlers").arg(&handlers);
-    // In a process group of its own, as in another terminal.
-    dev.process_group(0);
-    let dev = Host::spawn(dev);
-    dev.line(PATIENCE, |line| line.contains("worker started"));
-
-    let shown = Ran::of(&mut rouse(&["handlers", "show", "noop"]));
-    shown
-        .exits(0)
-        .says("with which the `rouse dev` here was started")
-        .says(config.to_str().unwrap())
-        .says("17");
-    Ran::of(&mut rouse(&["handlers"]))
-        .exits(0)
-        .says("as the `rouse dev` here serves it")
-        .says("17");
-    // An explicit setting takes precedence.
-    std::fs::write(
-        here.join("own.toml"),
-        "[handlers.noop]\nmax_attempts = 23\n",
-    )
-    .unwrap();
-    let named = ["handlers", "show", "noop", "--config", "own.toml"];
-    Ran::of(&mut rouse(&named)).exits(0).says("23");
-    dev.signal(libc::SIGTERM);
-    assert!(dev.exit(PATIENCE).0.success());
-    // The folder is not served any more.
-    let gone = Ran::of(&mut rouse(&["handlers"]));
-    gone.exits(1).says("there is no folder handlers-wasm");
-}
-
 /// A terminal shows colours and relative times, and no line is longer than the terminal is wide.
 #[tokio::test]
 async fn a_terminal_gets_colours_and_relative_times_and_a_pipe_does_not() {
@@ -389,105 +347,6 @@ async fn a_failed_attempt_shows_its_number_the_limit_and_the_time_of_the_next_on
     let shown = rouse_in(&db, &["job", &own.to_string()], &anywhere).await;
     shown.says("1 of 2, next in ");
     worker.drain().await;
-}
-
-#[tokio::test]
-async fn dev_prints_the_progress_of_jobs() {
-    let folder = folder(
-        "[handlers.\"test.fail\"]\nmax_attempts = 2\nretry_initial = \"1ms\"\nretry_max = \"1ms\"\n",
-        &["noop.wasm", "test_guests.wasm"],
-    );
-    for json in [false, true] {
-        let mut args = vec!["dev", "--data-dir", "pg", "--http", "off"];
-        args.extend(json.then_some("--json"));
-        let mut command = crate::support::command_without_database(&args, &folder);
-        command.env("ROUSE_LOG", "info,rouse::job=off");
-        let dev = Host::spawn(command);
-        let url = match json {
-            true => {
-                let ready = dev.line(PATIENCE, |line| line.contains("\"ready\""));
-                let ready: Value = serde_json::from_str(&ready).unwrap();
-                ready["url"].as_str().unwrap().to_owned()
-            }
-            false => dev
-                .line(PATIENCE, |line| line.starts_with("postgres: "))
-                .trim_start_matches("postgres: ")
-                .to_owned(),
-        };
-        dev.line(PATIENCE, |line| line.contains("worker started"));
-        let client = crate::support::connect(&url).await;
-        let done = enqueue(&client, "noop", json!({"n": 1})).await;
-        let fails = enqueue(&client, "test.fail", json!({"as": "retryable"})).await;
-        for id in [done, fails] {
-            ended(&client, id).await;
-        }
-        let line = |id: i64, part: &str| {
-            let of = |line: &str| match json {
-                true => {
-                    let event: Value = serde_json::from_str(line).unwrap_or_default();
-                    event["event"] == "job" && event["id"] == id && line.contains(part)
-                }
-                false => line.starts_with(&format!("job {id}  ")) && line.contains(part),
-            };
-            dev.line(PATIENCE, of)
-        };
-        match json {
-            true => {
-                let event: Value = serde_json::from_str(&line(done, "succeeded")).unwrap();
-                assert_eq!(
-                    (&event["handler"], &event["attempt"]),
-                    (&json!("noop"), &json!(1))
-                );
-                assert!(event["duration_ms"].is_u64(), "{event}");
-                let retried: Value = serde_json::from_str(&line(fails, "\"retried\"")).unwrap();
-                assert!(retried["next_in_ms"].is_u64(), "{retried}");
-                let failed: Value = serde_json::from_str(&line(fails, "\"failed\"")).unwrap();
-                assert_eq!(failed["error"]["kind"], "guest_error", "{failed}");
-            }
-            false => {
-                assert!(line(done, "noop  succeeded after ").ends_with(" ms"));
-                line(fails, "test.fail  failed after");
-                line(fails, "attempt 1 of 2, next in ");
-                line(fails, "attempt 2 of 2: guest_error: ");
-            }
-        }
-        // A flood is reported by a few lines and by counts of the others.
-        let flood = "SELECT count(rouse.enqueue('noop')) FROM generate_series(1, 2000)";
-        client.query(flood, &[]).await.unwrap();
-        dev.line(PATIENCE, |line| match json {
-            true => line.contains("\"event\":\"jobs\"") && line.contains("\"succeeded\":"),
-            false => line.contains(" more jobs in the last second: ") && line.contains("succeeded"),
-        });
-        crate::support::worker::until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)")
-            .await;
-        dev.signal(libc::SIGTERM);
-        let (status, output) = dev.exit(PATIENCE);
-        assert!(status.success(), "{output}");
-        let is_line = |line: &&str| line.starts_with("job ") || line.contains("\"event\":\"job\"");
-        let lines = output.lines().filter(is_line).count();
-        assert!(lines < 1000, "{lines} lines for 2,003 jobs");
-        let more = |line: &str| {
-            let digits = line.trim_start_matches(|c: char| !c.is_ascii_digit());
-            digits
-                .split(|c: char| !c.is_ascii_digit())
-                .next()?
-                .parse::<usize>()
-                .ok()
-        };
-        let counted: usize = output
-            .lines()
-            .filter(|line| line.contains("more jobs in") || line.contains("\"event\":\"jobs\""))
-            .filter_map(|line| match json {
-                true => serde_json::from_str::<Value>(line).unwrap()["more"]
-                    .as_u64()?
-                    .try_into()
-                    .ok(),
-                false => more(line),
-            })
-            .sum();
-        // The job that was tried again ended twice.
-        assert_eq!(lines + counted, 2003, "{output}");
-    }
 }
 
 /// Runs `rouse invoke HANDLER PAYLOAD --json` in this folder.

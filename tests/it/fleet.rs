@@ -1,10 +1,11 @@
 //! The commands that show the fleet and challenge its workers.
 
-use std::sync::Arc;
+mod challenges;
+mod jobs;
+
 use std::time::Duration;
 
 use rouse::job::{ErrorKind, Fence, Outcome};
-use rouse::sandbox::{Catalog, Digest};
 use rouse::store::{Locked, Stats, Store, WorkerKey};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
@@ -12,7 +13,7 @@ use tokio_postgres::Client;
 
 use crate::support::claims::{claim, error, settlement};
 use crate::support::database::registration;
-use crate::support::worker::{TestWorker, enqueue, guests_dir, put, sandbox, until_true, watched};
+use crate::support::worker::{TestWorker, enqueue, until_true, watched};
 use crate::support::{Ran, TestDb, command, folder, rouse_in, scratch};
 
 /// Runs a command to its end, in an empty folder.
@@ -224,225 +225,6 @@ async fn a_forgotten_worker_is_removed_once_no_kept_row_refers_to_it() {
 }
 
 #[tokio::test]
-async fn a_worker_proves_the_handlers_it_has_and_reports_those_it_lacks() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let worker = TestWorker::start(&db, named("mail-1")).await;
-    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
-
-    let proven = rouse(&db, &["workers", "verify", "mail-1", "test.echo", "--json"]).await;
-    proven.exits(0);
-    let proven = proven.json();
-    let bytes = std::fs::read(guests_dir().join("test_guests.wasm")).unwrap();
-    let digest = Digest::of(&bytes).to_string();
-    assert_eq!(proven["answer"]["has"], true);
-    assert_eq!(proven["answer"]["version"], "9.8.7");
-    assert_eq!(proven["answer"]["sha256"], digest);
-    assert_eq!(proven["verdict"], "claims");
-    rouse(&db, &["workers", "verify", "mail-1", "noop"])
-        .await
-        .exits(0)
-        .says("worker mail-1 claims that it can run noop");
-    let module = guests_dir().join("test_guests.wasm");
-    let verify = |handler| {
-        let args = ["workers", "verify", "mail-1", handler, "--module"];
-        [args.as_slice(), &[module.to_str().unwrap()]].concat()
-    };
-    rouse(&db, &verify("test.echo"))
-        .await
-        .exits(0)
-        .says(&format!(
-            "worker mail-1 proves that it has the module of test.echo 9.8.7, sha256 {digest}"
-        ));
-    rouse(&db, &verify("noop"))
-        .await
-        .exits(4)
-        .says("worker mail-1 has another module: sha256 ");
-
-    let cannot = rouse(&db, &["workers", "verify", "mail-1", "no.such"]).await;
-    cannot
-        .exits(4)
-        .says("worker mail-1 cannot run the handler: the worker does not have this handler");
-    let cannot = rouse(&db, &["workers", "verify", "mail-1", "no.such", "--json"]).await;
-    cannot.exits(4);
-    let why = &cannot.json()["why"];
-    assert_eq!(
-        *why,
-        "cannot run the handler: the worker does not have this handler"
-    );
-    let nobody = rouse(&db, &["workers", "verify", "nobody", "noop"]).await;
-    nobody.exits(3).says("worker nobody is not alive");
-    worker.drain().await;
-}
-
-/// A worker made with SQL: it knows the digest of its module's file, and does not have the file.
-#[tokio::test]
-async fn a_worker_without_the_module_cannot_prove_that_it_has_it() {
-    let db = TestDb::new().await;
-    let fake = db.worker().await;
-    let module = guests_dir().join("test_guests.wasm");
-    let digest = Digest::of(&std::fs::read(&module).unwrap()).to_string();
-    let module = module.to_str().unwrap();
-    let args = ["workers", "verify", "w-1", "test.echo", "--module", module];
-    let known = json!({"has": true, "version": "9.8.7", "sha256": digest});
-    let of_another_nonce = Digest::proof("another nonce", &std::fs::read(module).unwrap());
-    for (more, says) in [
-        (
-            json!({}),
-            "does not prove that it has the module: no reason given",
-        ),
-        (
-            json!({"proof": of_another_nonce.to_string()}),
-            "its proof does not match the file",
-        ),
-        (
-            json!({"unproven": "its file is gone"}),
-            "does not prove that it has the module: its file is gone",
-        ),
-    ] {
-        let answer = async {
-            let asked = loop {
-                if let Some(asked) = fake.challenges().await.unwrap().pop() {
-                    break asked;
-                }
-            };
-            let mut answer = known.clone();
-            answer
-                .as_object_mut()
-                .unwrap()
-                .extend(more.as_object().unwrap().clone());
-            fake.answer_challenge(&asked.nonce, &answer).await.unwrap();
-        };
-        let (said, ()) = tokio::join!(rouse(&db, &args), answer);
-        said.exits(4).says(says);
-    }
-}
-
-#[tokio::test]
-async fn a_worker_whose_file_changed_or_vanished_reports_that_it_cannot_answer() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let folder = tempfile::tempdir().unwrap();
-    let (noop, served) = (
-        guests_dir().join("noop.wasm"),
-        folder.path().join("noop.wasm"),
-    );
-    std::fs::copy(&noop, &served).unwrap();
-    // The folder is not watched, so the handler stays as it is.
-    let catalog = Catalog::open(sandbox(), folder.path()).await.unwrap();
-    let worker = TestWorker::start_on(&db, named("mail-1"), Arc::new(catalog));
-    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
-    let args = [
-        "workers",
-        "verify",
-        "mail-1",
-        "noop",
-        "--module",
-        noop.to_str().unwrap(),
-    ];
-    rouse(&db, &args)
-        .await
-        .exits(0)
-        .says("proves that it has the module of noop");
-    std::fs::write(&served, "a newer file that is no module").unwrap();
-    let changed = "worker mail-1 does not prove that it has the module: its file has changed since it was loaded";
-    rouse(&db, &args).await.exits(4).says(changed);
-    std::fs::remove_file(&served).unwrap();
-    rouse(&db, &args).await.exits(4).says("its file is gone");
-    // A pipe that nothing writes to.
-    let made = std::process::Command::new("mkfifo").arg(&served).status();
-    assert!(made.expect("the system has mkfifo").success());
-    rouse(&db, &args).await.exits(4).says(changed);
-    let args = ["workers", "verify", "mail-1", "noop", "--module", "no.wasm"];
-    rouse(&db, &args)
-        .await
-        .exits(1)
-        .says("read the module no.wasm");
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn a_challenge_is_answered_once_by_its_worker_and_silence_is_reported() {
-    let db = TestDb::new().await;
-    let (mine, other) = (db.worker().await, db.worker().await);
-    let nonce = mine.challenge("w-1", "noop").await.unwrap();
-    assert_eq!(mine.challenges().await.unwrap()[0].handler, "noop");
-    assert!(other.challenges().await.unwrap().is_empty());
-    let answer = json!({"has": true});
-    assert!(!other.answer_challenge(&nonce, &answer).await.unwrap());
-    assert_eq!(mine.challenge_answer(&nonce).await.unwrap(), None);
-    assert!(mine.answer_challenge(&nonce, &answer).await.unwrap());
-    let again = json!({"has": false});
-    assert!(!mine.answer_challenge(&nonce, &again).await.unwrap());
-    assert_eq!(mine.challenge_answer(&nonce).await.unwrap(), Some(answer));
-
-    // The worker is registered, but does not respond.
-    let args = ["workers", "verify", "w-2", "noop", "--timeout", "300ms"];
-    let silent = rouse(&db, &args).await;
-    silent
-        .exits(5)
-        .says("worker w-2 did not answer within 300ms");
-}
-
-#[tokio::test]
-async fn a_worker_has_at_most_a_hundred_open_challenges() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let (worker, other) = (db.worker().await, db.worker().await);
-    let mut nonces = Vec::new();
-    for _ in 0..100 {
-        nonces.push(worker.challenge("w-1", "noop").await.unwrap());
-    }
-    let refused = worker.challenge("w-1", "noop").await.unwrap_err();
-    assert!(refused.is_refused_by_state(), "{refused}");
-    rouse(&db, &["workers", "verify", "w-1", "noop"])
-        .await
-        .exits(6)
-        .says("worker w-1 has 100 unanswered challenges of the last 10 minutes");
-    // Other workers can be challenged, and so can this one once it has answered.
-    other.challenge("w-2", "noop").await.unwrap();
-    let answer = json!({"has": true});
-    assert!(worker.answer_challenge(&nonces[0], &answer).await.unwrap());
-    worker.challenge("w-1", "noop").await.unwrap();
-    // Challenges that have expired for it do not count.
-    client
-        .batch_execute("UPDATE rouse.challenge SET asked_at = now() - interval '11 minutes'")
-        .await
-        .unwrap();
-    worker.challenge("w-1", "noop").await.unwrap();
-}
-
-#[tokio::test]
-async fn new_challenges_remove_old_ones_without_waiting_for_locked_rows() {
-    let db = TestDb::new().await;
-    let (client, mut holder) = (db.client().await, db.client().await);
-    let worker = db.worker().await;
-    client
-        .batch_execute(
-            "INSERT INTO rouse.challenge (worker, handler, asked_at)
-             SELECT 1, 'noop', now() - interval '1 day' - n * interval '1 second' FROM generate_series(1, 150) AS n",
-        )
-        .await
-        .unwrap();
-    let held = holder.transaction().await.unwrap();
-    held.execute(
-        "SELECT FROM rouse.challenge ORDER BY asked_at LIMIT 10 FOR UPDATE",
-        &[],
-    )
-    .await
-    .unwrap();
-    let left = async || {
-        worker.challenge("w-1", "noop").await.unwrap();
-        let sql = "SELECT count(*) FROM rouse.challenge WHERE asked_at < now() - interval '1 hour'";
-        client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0)
-    };
-    assert_eq!(left().await, 50);
-    assert_eq!(left().await, 10, "the locked ones remain");
-    held.rollback().await.unwrap();
-    assert_eq!(left().await, 0);
-}
-
-#[tokio::test]
 async fn each_workers_newest_incarnation_is_listed_unless_it_stopped_normally() {
     let db = TestDb::new().await;
     let client = db.client().await;
@@ -477,30 +259,6 @@ async fn each_workers_newest_incarnation_is_listed_unless_it_stopped_normally() 
     assert_eq!(shown["workers"][0]["state"], "unregistered");
     assert_eq!(shown["workers"].as_array().unwrap().len(), 2);
     assert_eq!(shown["workers"][1]["worker_id"], "c");
-}
-
-#[tokio::test]
-async fn a_worker_without_notifications_answers_with_its_next_heartbeat() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let (catalog, folder) = watched(&["noop.wasm"]).await;
-    let settings = Settings {
-        notify: false,
-        ..named("deaf")
-    };
-    let worker = TestWorker::start_on(&db, settings, catalog);
-    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
-    let store = db.store();
-    let nonce = store.challenge("deaf", "noop").await.unwrap();
-    // A change of its handlers is reported by a heartbeat at once.
-    std::fs::copy(
-        guests_dir().join("text_stats.wasm"),
-        folder.path().join("text_stats.wasm"),
-    )
-    .unwrap();
-    let answered = format!("SELECT rouse.challenge_answer('{nonce}') IS NOT NULL");
-    until_true(&client, &answered).await;
-    worker.drain().await;
 }
 
 #[tokio::test]
@@ -620,87 +378,6 @@ async fn a_broken_folder_or_settings_file_does_not_hide_the_fleet() {
     ran.exits(0)
         .says("waiting")
         .says("the manifest is not shown, because handlers-wasm cannot be opened: rouse.toml");
-}
-
-#[tokio::test]
-async fn showing_a_queued_job_explains_why_no_worker_takes_it() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let (catalog, _folder) = watched(&["noop.wasm"]).await;
-    let settings = Settings {
-        queues: vec!["mail".into()],
-        ..named("mail-1")
-    };
-    let worker = TestWorker::start_on(&db, settings, catalog);
-    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
-    client
-        .query_one("SELECT rouse.pause_queue('mail')", &[])
-        .await
-        .unwrap();
-    for (sql, says) in [
-        ("'no.such', queue => 'mail'", "has the handler no.such"),
-        (
-            "'noop', queue => 'other'",
-            "serves the queue other; start one with --queue other",
-        ),
-        (
-            "'noop', queue => 'mail', tags => '{gpu}'",
-            "has the tags that the job requires (gpu)",
-        ),
-        ("'noop', queue => 'mail'", "queue mail is paused since"),
-    ] {
-        let id = put(&client, sql).await.to_string();
-        rouse(&db, &["job", "show", &id]).await.exits(0).says(says);
-    }
-    let listed = rouse(&db, &["job", "ls"]).await;
-    listed
-        .exits(0)
-        .says("has the handler no.such")
-        .says("serves the queue other")
-        .says("requires (gpu)")
-        .says("queue mail is paused since");
-    assert_eq!(listed.stderr.lines().count(), 4, "{}", listed.stderr);
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn an_orphan_that_no_worker_can_adopt_is_shown_as_such() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let dead = db.worker().await;
-    let id = enqueue(&client, "video.cut", json!({})).await;
-    assert_eq!(claim(&dead, 1).await.len(), 1);
-    let running = rouse(&db, &["job", &id.to_string(), "--json"]).await;
-    running.exits(0);
-    assert_eq!(running.json()["orphaned_at"], Value::Null);
-
-    let end = "UPDATE rouse.job SET lease_until = clock_timestamp() - interval '1 minute' WHERE state = 'running'";
-    client.execute(end, &[]).await.unwrap();
-    let nobody = "no running worker has the handler video.cut";
-    rouse(&db, &["job", &id.to_string()])
-        .await
-        .exits(0)
-        .says("orphaned_at")
-        .says(nobody);
-    rouse(&db, &["job", "ls"])
-        .await
-        .exits(0)
-        .says("orphan")
-        .says(nobody);
-    let fleet = rouse(&db, &["handlers", "ls", "--json"]).await;
-    let waiting = &fleet.json()["waiting"][0];
-    assert_eq!(
-        (
-            &waiting["handler"],
-            &waiting["orphans"],
-            &waiting["running"]
-        ),
-        (&json!("video.cut"), &json!(1), &json!(1))
-    );
-    rouse(&db, &["handlers", "ls"])
-        .await
-        .says("no worker can run these:")
-        .says("orphans");
 }
 
 /// An attempt that is retried after its timeout flags its worker too; one whose outcome is refused does not.

@@ -1,6 +1,9 @@
 //! Ownership of handler names: a module that declares another module's name gets none of that name's grants, at any time.
 
-use std::collections::BTreeMap;
+mod commands;
+mod grants;
+mod starts;
+
 use std::fs;
 use std::path::PathBuf;
 
@@ -10,12 +13,9 @@ use rouse::sandbox::{
 };
 use serde_json::{Value, json};
 
-use crate::compiling::{compiler_that, compiler_that_waits};
 use crate::sandbox_guest::{bound, echo, guest, refusal, returns, version};
 use crate::support::worker::{PATIENCE, ended, enqueue};
-use crate::support::{
-    Host, TestDb, command, folder_of, rouse_binary, rouse_without_database, scratch,
-};
+use crate::support::{Host, TestDb, command, folder_of, rouse_binary, scratch};
 
 /// A folder of modules, and the state that a host keeps between starts.
 struct Machine {
@@ -247,58 +247,6 @@ async fn a_name_dropped_by_a_version_stays_with_its_file() {
     assert_eq!(server(&set, "mail.send").as_deref(), Some("0.wasm"));
 }
 
-/// A host whose kept names cannot be read does not start as if it had none.
-#[tokio::test]
-async fn a_start_is_refused_if_the_kept_names_are_unusable() {
-    let machine = Machine::new(Settings::default());
-    machine.put("mail.wasm", echo("mail.send", "1"));
-    drop(machine.start().await);
-    machine.put("0.wasm", echo("mail.send", "evil"));
-    let kept = machine.kept_names();
-    let text = fs::read(&kept).unwrap();
-    let elsewhere = kept.with_extension("elsewhere");
-    let mode = |mode: u32| {
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
-        fs::set_permissions(&kept, mode).unwrap();
-    };
-    let cases: [(&str, &dyn Fn()); 6] = [
-        ("EOF while parsing", &|| fs::write(&kept, "").unwrap()),
-        ("EOF while parsing", &|| {
-            fs::write(&kept, &text[..text.len() - 1]).unwrap();
-        }),
-        ("missing field", &|| fs::write(&kept, "{}").unwrap()),
-        ("others may write to it", &|| mode(0o666)),
-        ("it is a link", &|| {
-            fs::rename(&kept, &elsewhere).unwrap();
-            std::os::unix::fs::symlink(&elsewhere, &kept).unwrap();
-        }),
-        ("more than", &|| {
-            let file = fs::File::options().write(true).open(&kept).unwrap();
-            file.set_len((64 << 20) + 1).unwrap();
-        }),
-    ];
-    for (why, damage) in cases {
-        damage();
-        let sandbox = Sandbox::start(machine.settings.clone()).unwrap();
-        let started = Catalog::start(sandbox, &machine.folder).await;
-        let Err(error) = started else {
-            panic!(
-                "{why}: it starts, and has {:?}",
-                machine.start().await.current()
-            );
-        };
-        let printed = format!("{error:#}");
-        assert!(printed.contains(why), "{why}: {printed}");
-        assert!(printed.contains(&kept.display().to_string()), "{printed}");
-        assert!(printed.contains("remove it"), "{printed}");
-        fs::remove_file(&kept).unwrap();
-        fs::write(&kept, &text).unwrap();
-        mode(0o600);
-    }
-    let set = machine.start().await.current();
-    assert_eq!(server(&set, "mail.send").as_deref(), Some("mail.wasm"));
-}
-
 /// The handlers folder is a link to the present release.
 #[tokio::test]
 async fn a_new_release_behind_a_linked_folder_keeps_the_names() {
@@ -464,149 +412,6 @@ fn has(set: &HandlerSet, handler: &str) -> (Vec<&'static str>, Vec<&'static str>
 const ALL: [&str; 4] = ["files", "secrets", "sign", "state"];
 
 #[tokio::test]
-async fn a_pattern_grants_secrets_state_and_directories_only_to_bound_modules() {
-    let nothing: [&str; 0] = [];
-    for table in ["mail.*", "*"] {
-        // No name conflict is needed for this.
-        let machine = Machine::new(rich(table));
-        machine.put("evil.wasm", echo("mail.evil", "1"));
-        machine.put("mail.wasm", echo("mail.send", "1"));
-        let set = machine.start().await.current();
-        for name in ["mail.evil", "mail.send"] {
-            let (granted, withheld) = has(&set, name);
-            assert_eq!(granted, nothing, "{table} {name}");
-            assert_eq!(withheld, ["dirs", "secrets", "state"], "{table} {name}");
-        }
-        let withheld = &set.get("mail.send").unwrap().withheld;
-        assert_eq!(withheld[0].lines, lines(table, "mail.wasm"));
-
-        // When bound, the grants belong to the module, and so do the names.
-        let machine = Machine::new(Settings {
-            modules: bound(table, "mail.wasm"),
-            ..rich(table)
-        });
-        machine.put("evil.wasm", echo("mail.evil", "1"));
-        machine.put("mail.wasm", echo("mail.send", "1"));
-        let catalog = machine.start().await;
-        let set = catalog.current();
-        assert_eq!(has(&set, "mail.send"), (ALL.into(), vec![]), "{table}");
-        assert_eq!(set.names(), ["mail.send"], "{table}");
-        let printed = until_refused(&catalog, "evil.wasm", "binds to mail.wasm").await;
-        assert_eq!(printed, lines("mail.evil", "evil.wasm"));
-    }
-    // A wide table for one module grants nothing to another, even if the operator gives the other one a name.
-    let modules: BTreeMap<String, Vec<ModuleBinding>> =
-        [bound("*", "mail.wasm"), bound("guest.*", "guest.wasm")]
-            .into_iter()
-            .flatten()
-            .collect();
-    let machine = Machine::new(Settings {
-        modules,
-        ..rich("*")
-    });
-    machine.put("guest.wasm", echo("guest.run", "1"));
-    let set = machine.start().await.current();
-    assert_eq!(has(&set, "guest.run"), (vec![], vec![]));
-}
-
-#[tokio::test]
-async fn secrets_of_one_handler_need_a_binding_except_in_development() {
-    let machine = Machine::new(rich("mail.send"));
-    machine.put("mail.wasm", echo("mail.send", "1"));
-    let set = machine.start().await.current();
-    assert_eq!(
-        has(&set, "mail.send"),
-        (vec!["files", "state"], vec!["secrets"])
-    );
-    for settings in [
-        Settings {
-            is_dev: true,
-            ..rich("mail.send")
-        },
-        Settings {
-            modules: bound("mail.send", "mail.wasm"),
-            ..rich("mail.send")
-        },
-        Settings {
-            modules: bound("mail.*", "mail.wasm"),
-            ..rich("mail.send")
-        },
-    ] {
-        let machine = Machine::new(settings);
-        machine.put("mail.wasm", echo("mail.send", "1"));
-        let set = machine.start().await.current();
-        assert_eq!(has(&set, "mail.send"), (ALL.into(), vec![]));
-        assert!(set.get("mail.send").unwrap().bound_by.is_some() != machine.settings.is_dev);
-    }
-}
-
-#[tokio::test]
-async fn on_a_first_start_a_name_with_files_or_state_waits_until_all_modules_were_tried() {
-    let go_on = scratch("go-on").join("go-on");
-    let mut machine = Machine::new(rich("mail.send"));
-    machine.settings.compiler = Some(compiler_that_waits("slow-1", &go_on));
-    machine.settings.compilations_max = 2;
-    machine.put("0.wasm", echo("mail.send", "evil"));
-    machine.put("mail.wasm", echo("mail.send", "slow-1"));
-    machine.put("other.wasm", echo("test.other", "1"));
-    let sandbox = Sandbox::start(machine.settings.clone()).unwrap();
-    let catalog = Catalog::start(sandbox, &machine.folder).await.unwrap();
-    // The last of the three is loaded, and so is the first; the second may have the name too.
-    let set = catalog.until(|set| set.get("test.other").is_some()).await;
-    assert_eq!(set.loading, ["mail.wasm"]);
-    assert_eq!(set.names(), ["test.other"]);
-    fs::write(go_on, "").unwrap();
-    until_refused(&catalog, "mail.wasm", "as 0.wasm had").await;
-    assert_eq!(catalog.current().names(), ["test.other"]);
-}
-
-/// The last file that is still being compiled is removed: all others were tried.
-#[tokio::test]
-async fn a_start_ends_when_the_last_file_being_loaded_is_removed() {
-    let go_on = scratch("go-on").join("go-on");
-    let mut machine = Machine::new(rich("mail.send"));
-    machine.settings.compiler = Some(compiler_that_waits("slow-1", &go_on));
-    machine.settings.compilations_max = 2;
-    machine.put("0.wasm", echo("test.other", "slow-1"));
-    machine.put("mail.wasm", echo("mail.send", "1"));
-    machine.put("quick.wasm", echo("test.quick", "1"));
-    let sandbox = Sandbox::start(machine.settings.clone()).unwrap();
-    let catalog = Catalog::start(sandbox, &machine.folder).await.unwrap();
-    let set = catalog.until(|set| set.get("test.quick").is_some()).await;
-    assert_eq!(set.names(), ["test.quick"]);
-    machine.remove("0.wasm");
-    catalog.until(|set| set.loading.is_empty()).await;
-    fs::write(go_on, "").unwrap();
-    let serves = catalog.until(|set| set.get("mail.send").is_some());
-    let served = tokio::time::timeout(PATIENCE, serves).await;
-    served.expect("mail.send is served once loading is over");
-}
-
-/// A file that failed to load for a transient reason may have the name too.
-#[tokio::test]
-async fn a_start_is_not_over_while_a_file_awaits_a_retry() {
-    let mut machine = Machine::new(rich("mail.send"));
-    machine.settings.compiler = Some(compiler_that(&format!(
-        "head -c 16 > {at}.$$.head; head -c $(od -An -tu8 -N8 {at}.$$.head) > {at}.$$.module\n\
-         if grep -qa unlucky-1 {at}.$$.module; then exit 3; fi\n\
-         cat {at}.$$.head {at}.$$.module > {at}.$$; exec {rouse} \"$@\" < {at}.$$",
-        at = scratch("handed-on").join("at").display(),
-        rouse = rouse_binary().display(),
-    )));
-    machine.put("0.wasm", echo("mail.send", "evil"));
-    machine.put("mail.wasm", echo("mail.send", "unlucky-1"));
-    machine.put("other.wasm", echo("test.other", "1"));
-    let catalog = machine.start().await;
-    until_refused(&catalog, "mail.wasm", "it is tried again after 60 s").await;
-    catalog.until(|set| set.get("test.other").is_some()).await;
-    assert_eq!(catalog.current().names(), ["test.other"]);
-    // It is replaced by a file that compiles before the start is over.
-    machine.put("mail.wasm", echo("mail.send", "1"));
-    until_refused(&catalog, "mail.wasm", "as 0.wasm had").await;
-    assert_eq!(catalog.current().names(), ["test.other"]);
-}
-
-#[tokio::test]
 async fn an_older_signed_module_is_not_served_again() {
     let key: SigningKey = SigningKey::random().parse().unwrap();
     let machine = Machine::new(Settings {
@@ -676,100 +481,4 @@ async fn a_restarted_host_gives_no_job_to_a_module_that_declares_anothers_name()
     let job = enqueue(&client, "mail.send", json!({})).await;
     let _host = serve();
     assert_eq!(ended(&client, job).await.result, Some(json!("mail")));
-}
-
-#[test]
-fn the_commands_show_the_owner_of_a_name_and_the_lines_that_bind_it() {
-    let config = "[secrets.KEY]\nfile = \"key\"\n\
-                  [[handlers.\"mail.*\".secrets]]\nname = \"KEY\"\nsign = true\n";
-    let (mail, evil) = (echo("mail.send", "1"), echo("mail.send", "evil"));
-    let folder = folder_of(config, &[("mail.wasm", &mail), ("0.wasm", &evil)]);
-    fs::write(folder.join("key"), "correct horse battery").unwrap();
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-    fs::set_permissions(folder.join("key"), mode).unwrap();
-    let listed = rouse_without_database(&["handlers"], &folder);
-    listed.exits(1);
-    listed.says("refused 0.wasm: it has the handler `mail.send`, which mail.wasm had");
-    listed.says("    [handlers.\"mail.send\"]\n    module = \"mail.wasm\"\n");
-
-    // The lines as printed, appended to the file.
-    let pasted = format!("{config}{}\n", lines("mail.send", "mail.wasm"));
-    fs::write(folder.join("rouse.toml"), &pasted).unwrap();
-    let listed = rouse_without_database(&["handlers", "--json"], &folder);
-    let listed = listed.exits(1).json();
-    assert_eq!(listed["handlers"][0]["file"], "mail.wasm");
-    assert_eq!(
-        listed["handlers"][0]["bound_by"],
-        "[handlers.\"mail.send\"]"
-    );
-    assert_eq!(
-        listed["refused"][0]["lines"],
-        json!(lines("mail.send", "0.wasm"))
-    );
-    assert!(
-        listed["warnings"][0].as_str().is_some_and(
-            |said| said.contains("[handlers.\"mail.*\"] grants secrets without naming")
-        ),
-        "{listed}"
-    );
-
-    fs::remove_file(folder.join("handlers-wasm/0.wasm")).unwrap();
-    let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
-    let shown = rouse_without_database(&show, &folder);
-    shown.exits(0);
-    shown.says("withheld, because its table is not bound to a module");
-    shown.says("[handlers.\"mail.*\"]\nmodule = \"mail.wasm\"");
-    let text = shown.text();
-    let row = |key: &str| {
-        let mut rows = text
-            .lines()
-            .filter(|line| line.trim_start().starts_with(key));
-        rows.next().unwrap_or_default().to_owned()
-    };
-    assert!(row("owner").contains("mail.wasm"), "{text}");
-    assert!(
-        row("bound_by").contains("[handlers.\"mail.send\"]"),
-        "{text}"
-    );
-
-    // If the table exists, the remark says so; then the grant is added.
-    let bound = pasted.replace(
-        "[[handlers.\"mail.*\".secrets]]",
-        "[handlers.\"mail.*\"]\nmodule = \"mail.wasm\"\n[[handlers.\"mail.*\".secrets]]",
-    );
-    fs::write(folder.join("rouse.toml"), bound).unwrap();
-    let mut json_of = show.to_vec();
-    json_of.push("--json");
-    let shown = rouse_without_database(&json_of, &folder);
-    let manifest: Value = shown.exits(0).json()["manifest"].clone();
-    assert_eq!(manifest["withheld"], json!([]));
-    assert_eq!(manifest["granted"], json!(["sign:KEY"]));
-}
-
-#[tokio::test]
-async fn a_job_denied_a_withheld_secret_or_state_gets_the_lines_that_bind_it() {
-    let guests = fs::read(crate::http_out::guest_folder().join(crate::http_out::MODULE)).unwrap();
-    let config = "[secrets.KEY]\nenv = \"PATH\"\n\
-                  [[handlers.\"test.http.*\".secrets]]\nname = \"KEY\"\nsign = true\n\
-                  [handlers.\"test.state.*\".state]\n";
-    let folder = folder_of(config, &[("test_guests.wasm", guests)]);
-    for (handler, payload, table) in [
-        (
-            "test.http.secret",
-            r#"{"secrets": ["KEY"], "requests": []}"#,
-            "test.http.*",
-        ),
-        (
-            "test.state.one",
-            r#"{"calls": [{"get": "k"}]}"#,
-            "test.state.*",
-        ),
-    ] {
-        let ran = rouse_without_database(
-            &["invoke", handler, payload, "--handlers", "handlers-wasm"],
-            &folder,
-        );
-        ran.exits(1).says("therefore to none");
-        ran.says(&lines(table, "test_guests.wasm"));
-    }
 }

@@ -1,0 +1,348 @@
+//! `rouse serve`: how hosts share jobs, stop, and survive failures.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{config, serve};
+use crate::support::database::{connect, migrate};
+use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, show, until, until_true};
+use crate::support::{Host, TestDb, scratch};
+
+#[tokio::test]
+async fn two_hosts_share_five_thousand_jobs_and_each_job_runs_exactly_once() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let config = config("");
+    let hosts = [serve(&db, &config, &[]), serve(&db, &config, &[])];
+    client
+        .query(
+            "SELECT count(*) FROM (SELECT rouse.enqueue_many('noop', array_agg(jsonb_build_object('n', n))) FROM generate_series(1, 5000) AS n) AS q",
+            &[],
+        )
+        .await
+        .unwrap();
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    let row = client
+        .query_one(
+            "SELECT count(*), count(DISTINCT id), count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1 AND lost = 0
+                        AND result->'n' = payload->'n'),
+                    count(DISTINCT worker), (SELECT count(*) FROM rouse.attempt)
+             FROM rouse.finished",
+            &[],
+        )
+        .await
+        .unwrap();
+    let counts: Vec<i64> = (0..5).map(|n| row.get(n)).collect();
+    assert_eq!(
+        counts,
+        [5000, 5000, 5000, 2, 0],
+        "finished, jobs, first attempts, workers, failed attempts"
+    );
+    for host in hosts {
+        host.signal(libc::SIGTERM);
+        let (status, output) = host.exit(PATIENCE);
+        assert!(status.success(), "{output}");
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_is_stopped_during_its_start_exits_with_zero() {
+    // A server that accepts connections and never responds.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("postgres://a@{}/b", silent.local_addr().unwrap());
+    let guests = guests_dir();
+    let folder = guests.to_str().unwrap();
+    let host = Host::rouse(
+        &["serve", "--http", "off", "--handlers", folder],
+        &[("DATABASE_URL", &url), ("ROUSE_LOG", "info")],
+    );
+    let (_asks, _) = tokio::task::spawn_blocking(move || silent.accept())
+        .await
+        .unwrap()
+        .unwrap();
+    host.signal(libc::SIGTERM);
+    let (status, output) = host.exit(PATIENCE);
+    assert!(status.success(), "{status}: {output}");
+    assert!(output.contains("before anything was started"), "{output}");
+}
+
+#[tokio::test]
+async fn sigterm_stops_claiming_finishes_what_runs_and_exits_with_zero() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let host = serve(&db, &config(""), &["--slots", "1"]);
+    let running = enqueue(&client, "test.sleep", json!({"ms": 1000})).await;
+    // A claim that has not started yet would be released.
+    host.line(PATIENCE, |line| {
+        line.contains("started") && line.contains("rouse::job")
+    });
+    host.signal(libc::SIGTERM);
+    host.line(PATIENCE, |line| line.contains("stopping"));
+    let waiting = enqueue(&client, "noop", json!({"n": 1})).await;
+    let (status, output) = host.exit(PATIENCE);
+    assert!(status.success(), "{output}");
+    assert_eq!(show(&client, running).await.state, "succeeded");
+    assert_eq!(show(&client, waiting).await.state, "queued");
+}
+
+#[tokio::test]
+async fn a_job_whose_worker_is_killed_runs_again_elsewhere_after_its_lease() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let config = config("[handlers.\"test.*\"]\nlease = \"2s\"");
+    let victim = serve(&db, &config, &["--worker-id", "victim"]);
+    let id = enqueue(&client, "test.sleep", json!({"ms": 1500})).await;
+    until(&client, id, |job| job.state == "running").await;
+    victim.kill();
+    let heir = serve(&db, &config, &["--worker-id", "heir"]);
+    let job = ended(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
+    let rows = client
+        .query(
+            "SELECT event, worker FROM rouse.history($1) WHERE event <> 'renewed'",
+            &[&id],
+        )
+        .await
+        .unwrap();
+    let events: Vec<(String, Option<String>)> =
+        rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let event = |event: &str, worker: Option<&str>| (event.to_string(), worker.map(str::to_string));
+    assert_eq!(
+        events,
+        [
+            event("requested", None),
+            event("claimed", Some("victim")),
+            event("lost", Some("victim")),
+            event("started", Some("heir")),
+            event("succeeded", Some("heir")),
+        ]
+    );
+    drop(heir);
+}
+
+#[tokio::test]
+async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let config = config("[handlers.\"test.*\"]\nlease = \"2s\"");
+    let frozen = serve(&db, &config, &["--worker-id", "frozen"]);
+    let id = enqueue(&client, "test.race", json!({"ms": 3000})).await;
+    until(&client, id, |job| job.state == "running").await;
+    frozen.signal(libc::SIGSTOP);
+    let heir = serve(&db, &config, &["--worker-id", "heir"]);
+    until(&client, id, |job| job.attempt == 2).await;
+    frozen.signal(libc::SIGCONT);
+    // By its own clock its leases have ended while it was frozen, and so may have the guest's sleep: either it stops the attempt
+    // first, or the database refuses the outcome.
+    frozen.line(PATIENCE, |line| {
+        // The guest, the check of the leases or the database may notice it first.
+        [
+            "aborted",
+            "lease lost",
+            "outcome refused: the lease is lost",
+        ]
+        .iter()
+        .any(|noticed| line.contains(noticed))
+    });
+    let job = ended(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
+    assert_eq!(job.result, Some(json!({"slept_ms": 3000})));
+    let owner: String = client
+        .query_one(
+            "SELECT w.worker_id FROM rouse.finished AS f JOIN rouse.worker AS w ON w.incarnation = f.worker WHERE f.id = $1",
+            &[&id],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(owner, "heir");
+    drop(heir);
+}
+
+#[tokio::test]
+async fn serve_reports_its_health_and_its_metrics() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let port = crate::support::free_port();
+    let address = format!("127.0.0.1:{port}");
+    let guests = guests_dir();
+    let host = Host::rouse(
+        &[
+            "serve",
+            "--http",
+            &address,
+            "--handlers",
+            guests.to_str().unwrap(),
+        ],
+        &[("DATABASE_URL", &db.url())],
+    );
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    ended(&client, id).await;
+    let get = async |path: &str| crate::http::get(address.parse().unwrap(), path).await;
+    assert!(get("/healthz").await.0.contains("200"));
+    assert!(get("/readyz").await.0.contains("200"));
+    let metrics = get("/metrics").await.1;
+    assert!(metrics.contains("rouse_jobs_claimed_total 1"), "{metrics}");
+    assert!(
+        metrics.contains("rouse_attempts_total{handler=\"noop\",outcome=\"succeeded\"} 1"),
+        "{metrics}"
+    );
+    // The database is queried after the page was read once, for the next read.
+    for shown in [
+        "rouse_dead_rows ",
+        "rouse_xmin_age_transactions ",
+        "rouse_notification_queue_usage ",
+        "rouse_oldest_transaction_seconds ",
+    ] {
+        assert!(!metrics.contains(shown), "{shown}: {metrics}");
+        let started = std::time::Instant::now();
+        while !get("/metrics").await.1.contains(shown) {
+            assert!(started.elapsed() < PATIENCE, "{shown}");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+
+    let second = Host::rouse(
+        &[
+            "serve",
+            "--http",
+            &address,
+            "--handlers",
+            guests.to_str().unwrap(),
+        ],
+        &[("DATABASE_URL", &db.url())],
+    );
+    let (status, output) = second.exit(PATIENCE);
+    assert!(!status.success());
+    assert!(output.contains("choose another with --http"), "{output}");
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+}
+
+#[tokio::test]
+async fn a_host_whose_database_hangs_stops_at_the_second_signal() {
+    let dir = scratch("hangs");
+    let settings = crate::support::postgres_settings(dir.join("pg"));
+    let server = tokio::task::spawn_blocking(move || rouse::postgres::Server::start(&settings))
+        .await
+        .unwrap()
+        .expect("a server");
+    let url = server.url("postgres");
+    migrate(&url).await.unwrap();
+    let guests = guests_dir();
+    let host = Host::rouse(
+        &[
+            "serve",
+            "--http",
+            "off",
+            "--handlers",
+            guests.to_str().unwrap(),
+        ],
+        &[("DATABASE_URL", &url)],
+    );
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    let client = connect(&url).await;
+    // By then the connections that test for a pooler are closed.
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    let rows = client
+        .query(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'rouse'",
+            &[],
+        )
+        .await
+        .unwrap();
+    let backends: Vec<i32> = rows.iter().map(|row| row.get(0)).collect();
+    assert!(!backends.is_empty());
+    let signal = |signal: &str| {
+        for pid in &backends {
+            let sent = std::process::Command::new("kill")
+                .args([signal, &pid.to_string()])
+                .status();
+            assert!(sent.unwrap().success());
+        }
+    };
+    signal("-STOP");
+    host.signal(libc::SIGTERM);
+    host.line(PATIENCE, |line| line.contains("stopping"));
+    host.signal(libc::SIGTERM);
+    let (_, output) = host.exit(Duration::from_secs(60));
+    signal("-CONT");
+    assert!(output.contains("worker stopped"), "{output}");
+    tokio::task::spawn_blocking(move || server.stop())
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_host_whose_log_pipe_is_closed_keeps_working_and_stops_on_a_signal() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let guests = guests_dir();
+    let mut host = crate::support::rouse()
+        .args([
+            "serve",
+            "--http",
+            "off",
+            "--worker-id",
+            "unread",
+            "--handlers",
+        ])
+        .arg(&guests)
+        .env("DATABASE_URL", db.url())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop((host.stdout.take(), host.stderr.take()));
+    // Its attempts write to the log, and so does every step of stopping it.
+    let id = enqueue(&client, "test.print", json!({"line": "unread", "times": 3})).await;
+    let job = ended(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
+    let pid = libc::pid_t::try_from(host.id()).unwrap();
+    let sent = std::process::Command::new("kill")
+        .args(["-TERM", &pid.to_string()])
+        .status();
+    assert!(sent.unwrap().success());
+    let status = tokio::task::spawn_blocking(move || host.wait())
+        .await
+        .unwrap();
+    assert!(status.unwrap().success());
+    until_true(
+        &client,
+        "SELECT state = 'unregistered' FROM rouse.workers WHERE worker_id = 'unread'",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_host_that_cannot_claim_is_not_ready_even_if_it_renews_leases() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let address = format!("127.0.0.1:{}", crate::support::free_port());
+    let config = config("[handlers.\"test.sleep\"]\nlease = \"2s\"\n");
+    let host = serve(&db, &config, &["--http", &address]);
+    let running = enqueue(&client, "test.sleep", json!({"ms": 600_000})).await;
+    until(&client, running, |job| job.state == "running").await;
+    let ready = async || {
+        let (head, _) = crate::http::get(address.parse().unwrap(), "/readyz").await;
+        head.contains("200")
+    };
+    assert!(ready().await);
+    let broken = "ALTER FUNCTION rouse.peek RENAME TO peek_away";
+    client.batch_execute(broken).await.unwrap();
+    let started = std::time::Instant::now();
+    while ready().await {
+        assert!(started.elapsed() < PATIENCE, "the host cannot claim");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    for _ in 0..3 {
+        let lease = "SELECT lease_until::text FROM rouse.job";
+        let lease: String = client.query_one(lease, &[]).await.unwrap().get(0);
+        let renewed = format!("SELECT lease_until > '{lease}' FROM rouse.job");
+        until_true(&client, &renewed).await;
+        assert!(!ready().await);
+    }
+    host.signal(libc::SIGKILL);
+}

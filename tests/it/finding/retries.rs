@@ -1,0 +1,145 @@
+//! Bulk retries of the jobs that match a filter.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{RETRY, failed, kept};
+use crate::commands::run;
+use crate::support::worker::{PATIENCE, put, until_true};
+use crate::support::{Host, TestDb};
+
+#[tokio::test]
+async fn matching_jobs_are_retried_once_in_batches_with_a_record_for_each() {
+    let db = TestDb::new().await;
+    let (client, other) = (db.client().await, db.client().await);
+    let mut ids = Vec::new();
+    for n in 1..=5 {
+        ids.push(failed(&client, &format!("'x', '{n}', tenant => 't'"), "why").await);
+    }
+    let keyed = failed(&client, "'x', tenant => 't', unique_key => 'k'", "why").await;
+    put(&client, "'x', tenant => 't', unique_key => 'k'").await;
+    failed(&client, "'x', tenant => 'u'", "why").await;
+    let filter = json!({"state": "failed", "tenant": "t"});
+
+    let row = client
+        .query_one(RETRY, &[&filter, &None::<i64>, &2, &1000])
+        .await
+        .unwrap();
+    let (retried, made): (Vec<i64>, Vec<i64>) = (row.get(0), row.get(1));
+    assert_eq!(retried, [ids[4]], "newest first");
+    assert_eq!(row.get::<_, Vec<i64>>(2), [keyed]);
+    assert_eq!(row.get::<_, Option<i64>>(3), Some(ids[4]));
+    let row = client
+        .query_one(
+            "SELECT (a.payload, a.tenant, a.retried_from) = (b.payload, b.tenant, b.id)
+             FROM rouse.job($1) AS a, rouse.job($2) AS b",
+            &[&made[0], &retried[0]],
+        )
+        .await
+        .unwrap();
+    assert!(row.get::<_, bool>(0), "it is the same job anew");
+
+    // Two concurrent retries from the start: each job is retried once.
+    let args: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+        [&filter, &None::<i64>, &100, &1000];
+    let (mine, theirs) = tokio::join!(
+        client.query_one(RETRY, &args),
+        other.query_one(RETRY, &args)
+    );
+    let (mine, theirs): (Vec<i64>, Vec<i64>) = (mine.unwrap().get(0), theirs.unwrap().get(0));
+    assert_eq!(mine.len() + theirs.len(), 4, "{mine:?}, {theirs:?}");
+    let row = client
+        .query_one(
+            "SELECT count(*), count(DISTINCT retried_from),
+                    (SELECT count(*) FROM rouse.record WHERE event = 'retried' AND who = session_user AND job = ANY ($1))
+             FROM rouse.job WHERE retried_from IS NOT NULL",
+            &[&ids],
+        )
+        .await
+        .unwrap();
+    assert_eq!((row.get(0), row.get(1), row.get(2)), (5_i64, 5_i64, 5_i64));
+
+    // A retried job stays retried after its retry has ended; a retry that fails again is another job.
+    let fail = "SELECT rouse.fail($1, 'again')";
+    client.query(fail, &[&made[0]]).await.unwrap();
+    let row = client.query_one(RETRY, &args).await.unwrap();
+    assert_eq!(row.get::<_, Vec<i64>>(0), [made[0]]);
+    let row = client.query_one(RETRY, &args).await.unwrap();
+    assert_eq!(row.get::<_, Vec<i64>>(0), Vec::<i64>::new());
+    assert_eq!(row.get::<_, Option<i64>>(3), None);
+}
+
+#[tokio::test]
+async fn an_interrupted_bulk_retry_finishes_its_batch_and_the_same_command_resumes() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    kept(&client, 0, "timed_out", 1_000_001..=1_000_600).await;
+    // Another transaction is retrying the oldest job of the first batch.
+    let transaction = client.transaction().await.unwrap();
+    transaction
+        .query("SELECT rouse.retry(1000101)", &[])
+        .await
+        .unwrap();
+    let args = ["job", "retry", "--state", "timed_out", "--yes"];
+    let variables = [("DATABASE_URL", db.url()), ("ROUSE_LOG", "off".to_owned())];
+    let variables: Vec<(&str, &str)> = variables
+        .iter()
+        .map(|(key, value)| (*key, value.as_str()))
+        .collect();
+    let host = Host::rouse(&args, &variables);
+    until_true(
+        &watcher,
+        "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+    )
+    .await;
+    host.signal(libc::SIGINT);
+    // Nothing tells when the process has noticed it; without this pause both batches may be done before.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    transaction.rollback().await.unwrap();
+    let (status, said) = host.exit(PATIENCE);
+    assert_eq!(status.code(), Some(130), "{said}");
+    assert!(said.contains("the same command with --until 2"), "{said}");
+    let retried =
+        "SELECT count(DISTINCT retried_from) FROM rouse.job WHERE retried_from IS NOT NULL";
+    let row = watcher.query_one(retried, &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 500, "a whole batch");
+    let (code, said) = run(&db, &args);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("retried 100 of the 600 jobs"), "{said}");
+    let row = watcher.query_one(retried, &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 600);
+}
+
+#[tokio::test]
+async fn a_concurrent_batch_skips_jobs_that_another_retried_even_if_they_ended_again() {
+    let db = TestDb::new().await;
+    let (client, mut first, second) = (db.client().await, db.client().await, db.client().await);
+    let id = failed(&client, "'x'", "no").await;
+    let filter = json!({"state": "failed", "handler": "x"});
+    let transaction = first.transaction().await.unwrap();
+    let row = transaction
+        .query_one(RETRY, &[&filter, &None::<i64>, &10, &1000])
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, Vec<i64>>(0), [id]);
+    let made: Vec<i64> = row.get(1);
+    transaction
+        .query("SELECT rouse.cancel($1)", &[&made[0]])
+        .await
+        .unwrap();
+    let again = tokio::spawn(async move {
+        let row = second
+            .query_one(RETRY, &[&filter, &None::<i64>, &10, &1000])
+            .await
+            .unwrap();
+        row.get::<_, Vec<i64>>(0)
+    });
+    until_true(
+        &client,
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')",
+    )
+    .await;
+    transaction.commit().await.unwrap();
+    assert_eq!(again.await.unwrap(), Vec::<i64>::new());
+}

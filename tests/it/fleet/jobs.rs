@@ -1,0 +1,90 @@
+//! Jobs that no live worker takes, shown with the reason.
+
+use rouse::worker::Settings;
+use serde_json::{Value, json};
+
+use super::{named, rouse};
+use crate::support::TestDb;
+use crate::support::claims::claim;
+use crate::support::worker::{TestWorker, enqueue, put, until_true, watched};
+
+#[tokio::test]
+async fn showing_a_queued_job_explains_why_no_worker_takes_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (catalog, _folder) = watched(&["noop.wasm"]).await;
+    let settings = Settings {
+        queues: vec!["mail".into()],
+        ..named("mail-1")
+    };
+    let worker = TestWorker::start_on(&db, settings, catalog);
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
+    client
+        .query_one("SELECT rouse.pause_queue('mail')", &[])
+        .await
+        .unwrap();
+    for (sql, says) in [
+        ("'no.such', queue => 'mail'", "has the handler no.such"),
+        (
+            "'noop', queue => 'other'",
+            "serves the queue other; start one with --queue other",
+        ),
+        (
+            "'noop', queue => 'mail', tags => '{gpu}'",
+            "has the tags that the job requires (gpu)",
+        ),
+        ("'noop', queue => 'mail'", "queue mail is paused since"),
+    ] {
+        let id = put(&client, sql).await.to_string();
+        rouse(&db, &["job", "show", &id]).await.exits(0).says(says);
+    }
+    let listed = rouse(&db, &["job", "ls"]).await;
+    listed
+        .exits(0)
+        .says("has the handler no.such")
+        .says("serves the queue other")
+        .says("requires (gpu)")
+        .says("queue mail is paused since");
+    assert_eq!(listed.stderr.lines().count(), 4, "{}", listed.stderr);
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn an_orphan_that_no_worker_can_adopt_is_shown_as_such() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let dead = db.worker().await;
+    let id = enqueue(&client, "video.cut", json!({})).await;
+    assert_eq!(claim(&dead, 1).await.len(), 1);
+    let running = rouse(&db, &["job", &id.to_string(), "--json"]).await;
+    running.exits(0);
+    assert_eq!(running.json()["orphaned_at"], Value::Null);
+
+    let end = "UPDATE rouse.job SET lease_until = clock_timestamp() - interval '1 minute' WHERE state = 'running'";
+    client.execute(end, &[]).await.unwrap();
+    let nobody = "no running worker has the handler video.cut";
+    rouse(&db, &["job", &id.to_string()])
+        .await
+        .exits(0)
+        .says("orphaned_at")
+        .says(nobody);
+    rouse(&db, &["job", "ls"])
+        .await
+        .exits(0)
+        .says("orphan")
+        .says(nobody);
+    let fleet = rouse(&db, &["handlers", "ls", "--json"]).await;
+    let waiting = &fleet.json()["waiting"][0];
+    assert_eq!(
+        (
+            &waiting["handler"],
+            &waiting["orphans"],
+            &waiting["running"]
+        ),
+        (&json!("video.cut"), &json!(1), &json!(1))
+    );
+    rouse(&db, &["handlers", "ls"])
+        .await
+        .says("no worker can run these:")
+        .says("orphans");
+}

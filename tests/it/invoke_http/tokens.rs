@@ -1,0 +1,183 @@
+//! The token of invocations: where it is required, and what works without it.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+
+use serde_json::json;
+
+use super::{Call, JSON, NONE, TOKEN, command, loopback, post, serve, spawn_without_token};
+use crate::http::get;
+use crate::invoke::folder;
+use crate::support::worker::PATIENCE;
+use crate::support::{Host, TestDb, free_port, rouse};
+
+#[tokio::test]
+async fn dev_accepts_local_invocations_without_a_token_and_refuses_web_pages_and_other_names() {
+    let folder = folder("");
+    let address = loopback();
+    let data = folder.join("pg");
+    let mut dev = rouse();
+    dev.args([
+        "dev",
+        "--http",
+        &address,
+        "--handlers",
+        "handlers",
+        "--data-dir",
+    ])
+    .arg(&data)
+    .current_dir(&folder)
+    .env("ROUSE_LOG", "info");
+    let host = Host::spawn(dev);
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    let address = address.parse().unwrap();
+    let call = async |headers: &[(&str, &str)]| {
+        let headers: Vec<_> = headers.iter().copied().chain([NONE]).collect();
+        let call = Call::send(address, "noop", &headers, "{\"n\": 1}").await;
+        call.answer().await.status
+    };
+    assert_eq!(call(&[JSON]).await, 200);
+    assert_eq!(call(&[JSON, ("host", "localhost:1")]).await, 200);
+    assert_eq!(call(&[JSON, ("host", "evil.example")]).await, 403);
+    assert_eq!(call(&[JSON, ("origin", "http://evil.example")]).await, 403);
+    // A proxy on this machine, which may forward calls of anyone.
+    assert_eq!(call(&[JSON, ("x-forwarded-for", "192.0.2.1")]).await, 403);
+    assert_eq!(call(&[]).await, 415);
+    assert_eq!(call(&[("content-type", "text/plain")]).await, 415);
+    let (status, _) = get(address, "/invoke/noop").await;
+    assert!(status.contains("405"), "{status}");
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+}
+
+#[tokio::test]
+async fn serve_without_a_token_refuses_invocations_and_explains_how_to_set_one() {
+    let db = TestDb::new().await;
+    let (folder, address) = (folder(""), loopback());
+    let host = spawn_without_token(&folder, &[], &address, &db.url());
+    host.line(PATIENCE, |line| {
+        line.contains("invocations are off") && line.contains("ROUSE_INVOKE_TOKEN")
+    });
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    let refused = post(address.parse().unwrap(), "noop", "{\"n\": 1}").await;
+    assert_eq!(
+        (refused.status, &refused.body["error"]["kind"]),
+        (403, &json!("off"))
+    );
+    let message = refused.body["error"]["message"].as_str().unwrap();
+    for part in [
+        "ROUSE_INVOKE_TOKEN",
+        "invoke_token_file",
+        "authorization: Bearer TOKEN",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+
+    // Without a queue it would have nothing to do.
+    let (status, output) =
+        spawn_without_token(&folder, &["--no-queue"], &loopback(), "").exit(PATIENCE);
+    assert!(!status.success(), "{output}");
+    for part in ["nothing is left to do", "ROUSE_INVOKE_TOKEN"] {
+        assert!(output.contains(part), "{part}: {output}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
+    let folder = folder("");
+    let everywhere = format!("0.0.0.0:{}", free_port());
+    let (host, address) = serve(&folder, &everywhere, &[("ROUSE_INVOKE_TOKEN", TOKEN)]);
+    let call = async |headers: &[(&str, &str)]| {
+        let call = Call::send(address, "noop", headers, "{\"n\": 1}").await;
+        call.answer().await
+    };
+    host.line(PATIENCE, |line| line.contains("for callers with the token"));
+    let right = format!("Bearer {TOKEN}");
+    assert_eq!(call(&[JSON, ("authorization", &right)]).await.status, 200);
+    let without = call(&[JSON, NONE]).await;
+    assert_eq!(without.status, 401);
+    assert!(without.head.contains("www-authenticate: bearer"));
+    let wrong = format!("{right}0");
+    assert_eq!(call(&[JSON, ("authorization", &wrong)]).await.status, 401);
+    host.signal(libc::SIGTERM);
+    let (_, output) = host.exit(PATIENCE);
+    assert!(!output.contains(TOKEN), "{output}");
+
+    // From a file that only its owner may read.
+    let folder = crate::invoke::folder("invoke_token_file = \"token\"\n");
+    std::fs::write(folder.join("token"), format!("{TOKEN}\n")).unwrap();
+    let open = spawn_without_token(&folder, &["--no-queue"], &loopback(), "");
+    let (status, output) = open.exit(PATIENCE);
+    assert!(
+        !status.success() && output.contains("chmod 600"),
+        "{output}"
+    );
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(folder.join("token"), private).unwrap();
+    let address = loopback();
+    let host = spawn_without_token(&folder, &["--no-queue"], &address, "");
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    let address = address.parse().unwrap();
+    assert_eq!(post(address, "noop", "{}").await.status, 200);
+    let without = Call::send(address, "noop", &[JSON, NONE], "{}").await;
+    assert_eq!(without.answer().await.status, 401);
+}
+
+#[tokio::test]
+async fn a_host_with_invocations_enabled_but_no_token_warns_that_they_are_off() {
+    let folder = folder("invoke_max = 4\n");
+    let db = TestDb::new().await;
+    let everywhere = format!("0.0.0.0:{}", free_port());
+    let url = db.url();
+    let host = spawn_without_token(&folder, &[], &everywhere, &url);
+    host.line(PATIENCE, |line| {
+        line.contains("WARN") && line.contains("invocations are off")
+    });
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    let address = everywhere.replace("0.0.0.0", "127.0.0.1").parse().unwrap();
+    let answer = post(address, "noop", "{}").await;
+    assert_eq!(answer.status, 403);
+    assert_eq!(answer.body["error"]["kind"], "off");
+
+    for (args, config, says) in [
+        (&["--no-queue"][..], "", "nothing is left to do"),
+        (
+            &[],
+            "queue = \"off\"\ninvoke_max = 0\n",
+            "nothing is left to do",
+        ),
+        (
+            &["--no-queue", "--database-url", "x"],
+            "",
+            "cannot be used with",
+        ),
+    ] {
+        let folder = crate::invoke::folder(config);
+        let address = match config {
+            "" => format!("0.0.0.0:{}", free_port()),
+            _ => loopback(),
+        };
+        let (status, output) = spawn_without_token(&folder, args, &address, "").exit(PATIENCE);
+        assert!(
+            !status.success() && output.contains(says),
+            "{args:?}: {output}"
+        );
+    }
+    for (token, says) in [
+        (&b"guess me"[..], "at least 16 visible ASCII characters"),
+        (b"", "is set and empty"),
+        (b"\xff0123456789abcdef", "is not UTF-8"),
+    ] {
+        let mut bad = command(&folder, &["--no-queue"], &loopback());
+        bad.env("ROUSE_INVOKE_TOKEN", OsStr::from_bytes(token));
+        let (status, output) = Host::spawn(bad).exit(PATIENCE);
+        assert!(!status.success(), "{output}");
+        assert!(
+            output.contains("ROUSE_INVOKE_TOKEN") && output.contains(says),
+            "{output}"
+        );
+        assert!(!output.contains("guess me"), "{output}");
+    }
+}

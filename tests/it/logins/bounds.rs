@@ -1,0 +1,344 @@
+//! Bounds that hold for every worker's login, with limits or without.
+
+use std::time::Duration;
+
+use rouse::job::{Fence, Outcome};
+use rouse::store::{Heard, JsonText, Listener, Locked, WorkerKey};
+use serde_json::json;
+use tokio_postgres::Client;
+
+use super::{Login, claimed, ids, put, refusal};
+use crate::support::TestDb;
+use crate::support::claims::{claim, orders, settlement};
+use crate::support::database::{self, connect, registration};
+use crate::support::worker::{enqueue, show};
+
+#[tokio::test]
+async fn leases_of_years_are_capped_at_a_day() {
+    let db = TestDb::new().await;
+    let (client, worker) = (db.client().await, db.worker().await);
+    const YEARS_MS: i64 = i64::MAX;
+    const DAYS: &str = "SELECT count(*) FILTER (WHERE lease_until BETWEEN now() + interval '23 hours' AND now() + interval '25 hours'), count(*) \
+                        FROM rouse.job";
+    let all_of_a_day = async || {
+        let row = client.query_one(DAYS, &[]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0), row.get::<_, i64>(1));
+    };
+    enqueue(&client, "x", json!({})).await;
+    let years = orders(&worker, YEARS_MS).await;
+    let job = worker
+        .claim(Fence(7), &years, 1, None)
+        .await
+        .unwrap()
+        .jobs()
+        .remove(0);
+    all_of_a_day().await;
+    client
+        .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '1 s'")
+        .await
+        .unwrap();
+    let adopted = crate::support::claims::adopt(&worker, Fence(8), &years, 1, 3, None)
+        .await
+        .unwrap();
+    assert_eq!(ids(&adopted.claimed), [job.id.0]);
+    all_of_a_day().await;
+    let renewed = format!(
+        "SELECT rouse.renew(incarnation, NULL, '{{{}}}', '{{8}}', '{{{YEARS_MS}}}') FROM rouse.worker",
+        job.id.0
+    );
+    client
+        .batch_execute("UPDATE rouse.worker SET key_hash = sha256('k'); UPDATE rouse.job SET lease_until = now() + interval '1 min'")
+        .await
+        .unwrap();
+    client
+        .query(&renewed.replace("NULL", "'k'"), &[])
+        .await
+        .unwrap();
+    all_of_a_day().await;
+    put(&client, "'x', source => 's'").await;
+    worker_with(&client, "k").await;
+    let bound = format!(
+        "SELECT rouse.claim_bound(incarnation, 'k', 9, ARRAY(SELECT id FROM rouse.lane), '{{s}}', {YEARS_MS}, 1) FROM rouse.worker"
+    );
+    assert_eq!(client.query(&bound, &[]).await.unwrap().len(), 1);
+    all_of_a_day().await;
+}
+
+/// Gives the registered workers this key.
+async fn worker_with(client: &Client, key: &str) {
+    let sql = format!("UPDATE rouse.worker SET key_hash = sha256('{key}')");
+    client.batch_execute(&sql).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_that_asks_for_no_orphans_gets_none() {
+    let db = TestDb::new().await;
+    let (client, worker) = (db.client().await, db.worker().await);
+    let id = enqueue(&client, "x", json!({})).await;
+    claim(&worker, 1).await;
+    worker_with(&client, "k").await;
+    client
+        .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '1 s'")
+        .await
+        .unwrap();
+    for wanted in ["-1", "NULL"] {
+        let sql = format!(
+            "SELECT o.id FROM rouse.worker AS w, rouse.orphans(w.incarnation, 'k', ARRAY(SELECT id FROM rouse.lane), NULL, {wanted}, NULL) AS o"
+        );
+        let rows = client.query(&sql, &[]).await.unwrap();
+        assert_eq!(rows.len(), 0, "{wanted}");
+    }
+    assert_eq!(show(&client, id).await.state, "running");
+}
+
+#[tokio::test]
+async fn values_reported_by_a_worker_are_bounded() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let login = Login::create(&db, "logins_large").await;
+    let hostile = login.client().await;
+    let register = |hostname: &str,
+                    version: &str,
+                    capabilities: &str,
+                    slots: &str,
+                    queues: &str,
+                    tags: &str| {
+        format!(
+            "SELECT rouse.register('w', sha256('k'), {hostname}, 'p', {version}, {capabilities}, {slots}, {queues}, {tags})"
+        )
+    };
+    let many = "array_fill('q'::text, ARRAY[1001])";
+    for (sql, why) in [
+        (
+            register("repeat('x', 50000000)", "'v'", "'{}'", "1", "'{}'", "'{}'"),
+            "hostname",
+        ),
+        (
+            register("'h'", "repeat('x', 256)", "'{}'", "1", "'{}'", "'{}'"),
+            "version",
+        ),
+        (
+            register(
+                "'h'",
+                "'v'",
+                "jsonb_build_object('x', jsonb_build_object('version', repeat('x', 9000000)))",
+                "1",
+                "'{}'",
+                "'{}'",
+            ),
+            "bytes",
+        ),
+        (
+            register("'h'", "'v'", "'{}'", "2000000000", "'{}'", "'{}'"),
+            "slots",
+        ),
+        (
+            register("'h'", "'v'", "'{}'", "-1", "'{}'", "'{}'"),
+            "slots",
+        ),
+        (register("'h'", "'v'", "'{}'", "1", many, "'{}'"), "queues"),
+        (
+            register("'h'", "'v'", "'{}'", "1", "ARRAY[repeat('q', 129)]", "'{}'"),
+            "queues",
+        ),
+        (register("'h'", "'v'", "'{}'", "1", "'{}'", many), "tags"),
+        (register("'h'", "'v'", "'{}'", "1", "'{}'", "NULL"), "tags"),
+    ] {
+        let said = refusal(&hostile, &sql).await;
+        assert!(
+            said.starts_with("22023") || said.starts_with("54000"),
+            "{sql}: {said}"
+        );
+        assert!(said.contains(why), "{sql}: {said}");
+    }
+    let row = hostile
+        .query_one(&register("'h'", "'v'", "'{}'", "1", "'{}'", "'{}'"), &[])
+        .await;
+    row.unwrap();
+    let me: i64 = client
+        .query_one("SELECT incarnation FROM rouse.worker", &[])
+        .await
+        .unwrap()
+        .get(0);
+    put(&client, "'x'").await;
+    hostile
+        .query(&format!("SELECT rouse.claim({me}, sha256('k'), 5, ARRAY(SELECT ROW(id, -1, 1000, NULL, NULL)::rouse.claim_order FROM rouse.lane), 1)"), &[])
+        .await
+        .unwrap();
+    let id: i64 = client
+        .query_one("SELECT id FROM rouse.job WHERE state = 'running'", &[])
+        .await
+        .unwrap()
+        .get(0);
+    for sql in [
+        format!(
+            "SELECT rouse.heartbeat({me}, sha256('k'), '{{}}', jsonb_build_object('a', repeat('x', 100000)), false)"
+        ),
+        format!("SELECT rouse.sleep({me}, sha256('k'), {many}, 1000)"),
+        format!("SELECT rouse.sleep({me}, sha256('k'), ARRAY[repeat('q', 5000)], 1000)"),
+        format!(
+            "SELECT rouse.record_step({me}, sha256('k'), {id}, 5, 's', to_json(repeat('x', 9000000)))"
+        ),
+        format!(
+            "SELECT rouse.answer_challenge({me}, sha256('k'), gen_random_uuid(), to_jsonb(repeat('x', 100000)))"
+        ),
+        format!(
+            "SELECT rouse.settle({me}, sha256('k'), \
+             ARRAY[ROW({id}, 5, 'succeeded', 0, to_jsonb(repeat('x', 68000000)), NULL, 0, NULL, NULL, 1, 1, 1, 1, 1, NULL, NULL)::rouse.settlement], false)"
+        ),
+    ] {
+        let said = refusal(&hostile, &sql).await;
+        assert!(
+            said.starts_with("22023") || said.starts_with("54000"),
+            "{sql}: {said}"
+        );
+    }
+    // Values with a bound of their own are truncated to it.
+    hostile
+        .batch_execute(&format!(
+            "SELECT rouse.sleep({me}, sha256('k'), '{{*}}', 9223372036854775807);
+             SELECT rouse.append_log({me}, sha256('k'), ARRAY[ROW({id}, -1, -1, -9223372036854775807, 'info', repeat('x', 99999))::rouse.log_line]);
+             SELECT rouse.report_usage({me}, sha256('k'), ARRAY[ROW({id}, 5, -1, -2, -3, -4, -5)::rouse.attempt_usage]);
+             SELECT rouse.settle({me}, sha256('k'), ARRAY[ROW({id}, 5, 'queued', 9223372036854775807, NULL, '{{}}', 9223372036854775807, NULL,
+                                 9223372036854775807, -1, -1, -1, -1, -1, NULL, NULL)::rouse.settlement], false)"
+        ))
+        .await
+        .unwrap();
+    for fact in [
+        "SELECT until < now() + interval '61 min' FROM rouse.sleeper",
+        "SELECT length(text) = 16384 AND at <= now() AND attempt = 1 AND line = 1 FROM rouse.log",
+        "SELECT least(cpu_us, memory_bytes, host_calls, bytes_in, bytes_out) > 0 FROM rouse.running",
+        "SELECT least(cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out) > 0 AND started_at <= ended_at FROM rouse.attempt",
+        "SELECT available_at < now() + interval '367 days' AND memory_bytes = 1099511627776 FROM rouse.job",
+    ] {
+        assert!(
+            client.query_one(fact, &[]).await.unwrap().get::<_, bool>(0),
+            "{fact}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn another_login_can_neither_write_as_a_worker_nor_take_its_id_even_with_the_key() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (owner, thief) = (
+        Login::create(&db, "logins_owner").await,
+        Login::create(&db, "logins_thief").await,
+    );
+    let key = WorkerKey::new([7; 32]);
+    let (mine, theirs) = (owner.store(), thief.store());
+    mine.register(&registration("w", key.clone()))
+        .await
+        .unwrap();
+    enqueue(&client, "x", json!({})).await;
+    let job = claim(&mine, 1).await.remove(0);
+    let error = theirs
+        .register(&registration("w", key.clone()))
+        .await
+        .unwrap_err();
+    assert!(error.is_taken(), "{error}");
+    let hostile = thief.client().await;
+    let me = mine.incarnation().unwrap().0;
+    let sql = format!("SELECT rouse.unregister({me}, '\\x{}')", "07".repeat(32));
+    let said = refusal(&hostile, &sql).await;
+    assert!(said.starts_with("RW004"), "{said}");
+    let done = settlement(&job, Outcome::Succeeded(JsonText("1".into())));
+    let fates = mine.settle(&[done], Locked::Wait).await.unwrap();
+    assert!(fates.accepted.contains(&job.id));
+    // The owning login can take the id over at once.
+    owner
+        .store()
+        .register(&registration("w", key))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_workers_login_cannot_read_a_job_by_its_id() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let login = Login::create(&db, "logins_reader").await;
+    let id = put(&client, "'x', '{\"card\": 4711}'").await;
+    let hostile = login.client().await;
+    for call in ["job", "result", "history", "job_log"] {
+        let said = refusal(&hostile, &format!("SELECT * FROM rouse.{call}({id})")).await;
+        assert!(said.starts_with("42501"), "{said}");
+    }
+}
+
+/// The keys of the advisory locks that functions of Rouse once took: any login of the database can hold them.
+#[tokio::test]
+async fn advisory_locks_held_by_a_login_without_roles_block_nothing() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("CREATE ROLE logins_nobody LOGIN")
+        .await
+        .unwrap();
+    let nobody = connect(&db.url().replace("rouse@", "logins_nobody@")).await;
+    put(&client, "'x'").await;
+    nobody
+        .batch_execute(
+            "SELECT pg_advisory_lock(hashtextextended(key, 0))
+             FROM unnest(ARRAY['rouse.register w', 'rouse.state x/', 'rouse.partitions', 'rouse.migrate']) AS key",
+        )
+        .await
+        .unwrap();
+    for table in ["lock", "wake_salt", "worker", "worker_login"] {
+        let sql = format!("DO $$ BEGIN LOCK TABLE rouse.{table} IN ACCESS SHARE MODE; END $$");
+        let said = refusal(&nobody, &sql).await;
+        assert!(said.starts_with("42501"), "{said}");
+    }
+    client
+        .batch_execute("SET lock_timeout = '10s'; SELECT rouse.put_state('x', NULL, 'k', 'v')")
+        .await
+        .unwrap();
+    let store = db.store();
+    store
+        .register(&registration("w", WorkerKey::random()))
+        .await
+        .unwrap();
+    store.unregister().await.unwrap();
+    client
+        .batch_execute("SELECT rouse.forget_worker('w')")
+        .await
+        .unwrap();
+    database::migrate(&db.url()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_full_notification_queue_stops_notifications_and_nothing_else() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = db.worker().await;
+    let sleeper = worker.incarnation().unwrap();
+    let mut listener = Listener::start(&db.connector(), sleeper).await.unwrap();
+    client
+        .batch_execute("CREATE OR REPLACE FUNCTION rouse._may_notify() RETURNS boolean LANGUAGE sql AS 'SELECT false'")
+        .await
+        .unwrap();
+    worker
+        .sleep(&["*".to_string()], Duration::from_secs(60))
+        .await
+        .unwrap();
+    let id = put(&client, "'x'").await;
+    assert_eq!(claimed(&worker).await, [id]);
+    client
+        .batch_execute(&format!(
+            "SELECT rouse.cancel({id}); SELECT rouse.challenge('w-1', 'x'); SELECT rouse.pause_queue('q'); SELECT rouse.resume_queue('q');
+             SELECT pg_notify('rouse_wake', 'the-end')"
+        ))
+        .await
+        .unwrap();
+    let Some(Heard::Wakeup(first)) = listener.next().await else {
+        panic!("the first notification is the test's own");
+    };
+    assert_eq!(first.queue, "the-end");
+    let usage = worker
+        .database_metrics()
+        .await
+        .unwrap()
+        .notification_queue_usage;
+    assert!((0.0..0.5).contains(&usage), "{usage}");
+}

@@ -1,0 +1,202 @@
+//! Locks of migrations: what waits for what, and for how long.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rouse::store::migrate::MigrateError;
+use serde_json::json;
+
+use super::{all, and, catalog, with};
+use crate::support::TestDb;
+use crate::support::database::{connect, migrate as run, migrate_with};
+use crate::support::worker::{PATIENCE, enqueue, until_true};
+
+#[tokio::test]
+async fn a_host_that_waits_for_another_migration_continues_when_that_host_dies() {
+    let db = TestDb::unmigrated().await;
+    let holder = db.client().await;
+    holder
+        .batch_execute("BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('rouse.migrate', 0))")
+        .await
+        .unwrap();
+    let url = db.url();
+    let waiting = tokio::spawn(async move { run(&url).await });
+    let watch = db.client().await;
+    until_true(
+        &watch,
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory')",
+    )
+    .await;
+    drop(holder);
+    let report = tokio::time::timeout(Duration::from_secs(10), waiting)
+        .await
+        .expect("the host continues");
+    assert_eq!(report.unwrap().unwrap().applied, all());
+}
+
+/// Enqueues until it is stopped, and returns the count and the slowest duration.
+fn producer(url: String) -> (Arc<AtomicBool>, tokio::task::JoinHandle<(u32, Duration)>) {
+    let over = Arc::new(AtomicBool::new(false));
+    let stop = over.clone();
+    let producing = tokio::spawn(async move {
+        let client = connect(&url).await;
+        let (mut jobs, mut slowest) = (0, Duration::ZERO);
+        while !stop.load(Ordering::Relaxed) {
+            let started = Instant::now();
+            enqueue(&client, "x", json!({})).await;
+            slowest = slowest.max(started.elapsed());
+            jobs += 1;
+        }
+        (jobs, slowest)
+    });
+    (over, producing)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_migration_that_waits_for_a_reader_does_not_block_producers_and_names_the_reader() {
+    let db = TestDb::new().await;
+    let reader = db.client().await;
+    reader
+        .batch_execute(
+            "SET application_name = 'a slow report'; BEGIN; SELECT count(*) FROM rouse.job",
+        )
+        .await
+        .unwrap();
+    let pid: i32 = reader
+        .query_one("SELECT pg_backend_pid()", &[])
+        .await
+        .unwrap()
+        .get(0);
+    let (over, producing) = producer(db.url());
+    let url = db.url();
+    let migrating = tokio::spawn(async move {
+        let migrations = and(
+            "0099_adds_a_column",
+            "ALTER TABLE rouse.job ADD COLUMN more text",
+        );
+        migrate_with(&url, with(&migrations), PATIENCE).await
+    });
+    // It tries at least twice.
+    let watch = db.client().await;
+    let waits = "SELECT EXISTS (SELECT FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
+                 WHERE d.datname = current_database() AND NOT l.granted AND l.relation = 'rouse.job'::regclass AND l.mode = 'AccessExclusiveLock')";
+    for waiting in [
+        waits.to_string(),
+        format!("SELECT NOT ({waits})"),
+        waits.to_string(),
+    ] {
+        until_true(&watch, &waiting).await;
+    }
+    reader.batch_execute("COMMIT").await.unwrap();
+    let report = tokio::time::timeout(PATIENCE, migrating)
+        .await
+        .expect("the migration continues once the reader has ended")
+        .unwrap()
+        .unwrap();
+    over.store(true, Ordering::Relaxed);
+    let (jobs, slowest) = producing.await.unwrap();
+    assert_eq!(report.applied, ["0099_adds_a_column", "functions"]);
+    let named = format!("process {pid} (");
+    assert!(
+        report
+            .waited_for
+            .iter()
+            .any(|one| one.starts_with(&named) && one.contains("application a slow report")),
+        "{:?}",
+        report.waited_for
+    );
+    // A try blocks for 150 ms; then comes the time to apply the functions, on a machine with other load.
+    assert!(slowest < Duration::from_millis(1500), "{slowest:?}");
+    assert!(jobs > 10, "{jobs}");
+}
+
+#[tokio::test]
+async fn a_migration_without_its_locks_in_time_names_their_holders_and_changes_nothing() {
+    let db = TestDb::new().await;
+    let (reader, client) = (db.client().await, db.client().await);
+    reader
+        .batch_execute("SET application_name = 'left open'; BEGIN; SELECT count(*) FROM rouse.job")
+        .await
+        .unwrap();
+    let migrations = and(
+        "0099_adds_a_column",
+        "CREATE TABLE rouse.half (); ALTER TABLE rouse.job ADD COLUMN more text",
+    );
+    let before = catalog(&client).await;
+    let error = migrate_with(&db.url(), with(&migrations), Duration::from_millis(400))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, MigrateError::Blocked { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("0099_adds_a_column"), "{text}");
+    assert!(text.contains("application left open"), "{text}");
+    assert!(text.contains("--wait"), "{text}");
+    reader.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(catalog(&client).await, before);
+}
+
+#[tokio::test]
+async fn one_host_migrates_while_the_others_wait_up_to_their_timeout() {
+    let db = TestDb::new().await;
+    let holder = db.client().await;
+    holder
+        .batch_execute("SET application_name = 'another host'; BEGIN; LOCK TABLE rouse.migration IN SHARE UPDATE EXCLUSIVE MODE")
+        .await
+        .unwrap();
+    // The lock is not needed if there is nothing to apply.
+    assert_eq!(run(&db.url()).await.unwrap().applied, Vec::<String>::new());
+    let migrations = and("0099_adds_a_table", "CREATE TABLE rouse.more ()");
+    let error = migrate_with(&db.url(), with(&migrations), Duration::from_millis(300))
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("application another host"),
+        "{error}"
+    );
+    drop(holder);
+    let report = migrate_with(&db.url(), with(&migrations), PATIENCE)
+        .await
+        .unwrap();
+    assert_eq!(report.applied, ["0099_adds_a_table", "functions"]);
+}
+
+#[tokio::test]
+async fn a_login_without_rights_cannot_block_migrations() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("DO $$ BEGIN CREATE ROLE migrations_nobody; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+                        SET ROLE migrations_nobody; SELECT pg_advisory_lock(hashtextextended('rouse.migrate', 0))")
+        .await
+        .unwrap();
+    let refused = client
+        .batch_execute("LOCK TABLE rouse.migration IN SHARE UPDATE EXCLUSIVE MODE")
+        .await;
+    assert!(refused.is_err());
+    let migrations = and("0099_adds_a_table", "CREATE TABLE rouse.more ()");
+    migrate_with(&db.url(), with(&migrations), Duration::from_secs(5))
+        .await
+        .expect("the migration takes another lock");
+}
+
+#[tokio::test]
+async fn a_migration_outside_a_transaction_that_waits_too_long_names_the_blocker() {
+    let db = TestDb::new().await;
+    let writer = db.client().await;
+    writer
+        .batch_execute("SET application_name = 'left open'; BEGIN; SELECT rouse.enqueue('x')")
+        .await
+        .unwrap();
+    let migrations = and(
+        "0099_indexes_tenants",
+        "-- rouse: no transaction\nCREATE INDEX CONCURRENTLY job_tenant ON rouse.job (tenant);\n",
+    );
+    let error = migrate_with(&db.url(), with(&migrations), Duration::from_millis(300))
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("application left open"),
+        "{error}"
+    );
+}

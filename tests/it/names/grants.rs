@@ -1,0 +1,115 @@
+//! Grants that depend on the owner of a name: secrets, directories, state.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use rouse::sandbox::{ModuleBinding, Settings};
+
+use super::{ALL, Machine, has, lines, rich, until_refused};
+use crate::sandbox_guest::{bound, echo};
+use crate::support::{folder_of, rouse_without_database};
+
+#[tokio::test]
+async fn a_pattern_grants_secrets_state_and_directories_only_to_bound_modules() {
+    let nothing: [&str; 0] = [];
+    for table in ["mail.*", "*"] {
+        // No name conflict is needed for this.
+        let machine = Machine::new(rich(table));
+        machine.put("evil.wasm", echo("mail.evil", "1"));
+        machine.put("mail.wasm", echo("mail.send", "1"));
+        let set = machine.start().await.current();
+        for name in ["mail.evil", "mail.send"] {
+            let (granted, withheld) = has(&set, name);
+            assert_eq!(granted, nothing, "{table} {name}");
+            assert_eq!(withheld, ["dirs", "secrets", "state"], "{table} {name}");
+        }
+        let withheld = &set.get("mail.send").unwrap().withheld;
+        assert_eq!(withheld[0].lines, lines(table, "mail.wasm"));
+
+        // When bound, the grants belong to the module, and so do the names.
+        let machine = Machine::new(Settings {
+            modules: bound(table, "mail.wasm"),
+            ..rich(table)
+        });
+        machine.put("evil.wasm", echo("mail.evil", "1"));
+        machine.put("mail.wasm", echo("mail.send", "1"));
+        let catalog = machine.start().await;
+        let set = catalog.current();
+        assert_eq!(has(&set, "mail.send"), (ALL.into(), vec![]), "{table}");
+        assert_eq!(set.names(), ["mail.send"], "{table}");
+        let printed = until_refused(&catalog, "evil.wasm", "binds to mail.wasm").await;
+        assert_eq!(printed, lines("mail.evil", "evil.wasm"));
+    }
+    // A wide table for one module grants nothing to another, even if the operator gives the other one a name.
+    let modules: BTreeMap<String, Vec<ModuleBinding>> =
+        [bound("*", "mail.wasm"), bound("guest.*", "guest.wasm")]
+            .into_iter()
+            .flatten()
+            .collect();
+    let machine = Machine::new(Settings {
+        modules,
+        ..rich("*")
+    });
+    machine.put("guest.wasm", echo("guest.run", "1"));
+    let set = machine.start().await.current();
+    assert_eq!(has(&set, "guest.run"), (vec![], vec![]));
+}
+
+#[tokio::test]
+async fn secrets_of_one_handler_need_a_binding_except_in_development() {
+    let machine = Machine::new(rich("mail.send"));
+    machine.put("mail.wasm", echo("mail.send", "1"));
+    let set = machine.start().await.current();
+    assert_eq!(
+        has(&set, "mail.send"),
+        (vec!["files", "state"], vec!["secrets"])
+    );
+    for settings in [
+        Settings {
+            is_dev: true,
+            ..rich("mail.send")
+        },
+        Settings {
+            modules: bound("mail.send", "mail.wasm"),
+            ..rich("mail.send")
+        },
+        Settings {
+            modules: bound("mail.*", "mail.wasm"),
+            ..rich("mail.send")
+        },
+    ] {
+        let machine = Machine::new(settings);
+        machine.put("mail.wasm", echo("mail.send", "1"));
+        let set = machine.start().await.current();
+        assert_eq!(has(&set, "mail.send"), (ALL.into(), vec![]));
+        assert!(set.get("mail.send").unwrap().bound_by.is_some() != machine.settings.is_dev);
+    }
+}
+
+#[tokio::test]
+async fn a_job_denied_a_withheld_secret_or_state_gets_the_lines_that_bind_it() {
+    let guests = fs::read(crate::http_out::guest_folder().join(crate::http_out::MODULE)).unwrap();
+    let config = "[secrets.KEY]\nenv = \"PATH\"\n\
+                  [[handlers.\"test.http.*\".secrets]]\nname = \"KEY\"\nsign = true\n\
+                  [handlers.\"test.state.*\".state]\n";
+    let folder = folder_of(config, &[("test_guests.wasm", guests)]);
+    for (handler, payload, table) in [
+        (
+            "test.http.secret",
+            r#"{"secrets": ["KEY"], "requests": []}"#,
+            "test.http.*",
+        ),
+        (
+            "test.state.one",
+            r#"{"calls": [{"get": "k"}]}"#,
+            "test.state.*",
+        ),
+    ] {
+        let ran = rouse_without_database(
+            &["invoke", handler, payload, "--handlers", "handlers-wasm"],
+            &folder,
+        );
+        ran.exits(1).says("therefore to none");
+        ran.says(&lines(table, "test_guests.wasm"));
+    }
+}

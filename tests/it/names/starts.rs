@@ -1,0 +1,129 @@
+//! Names while a host starts and its modules are still being loaded.
+
+use std::fs;
+
+use rouse::sandbox::{Catalog, Sandbox, Settings};
+
+use super::{Machine, rich, server, until_refused};
+use crate::compiling::{compiler_that, compiler_that_waits};
+use crate::sandbox_guest::echo;
+use crate::support::worker::PATIENCE;
+use crate::support::{rouse_binary, scratch};
+
+/// A host whose kept names cannot be read does not start as if it had none.
+#[tokio::test]
+async fn a_start_is_refused_if_the_kept_names_are_unusable() {
+    let machine = Machine::new(Settings::default());
+    machine.put("mail.wasm", echo("mail.send", "1"));
+    drop(machine.start().await);
+    machine.put("0.wasm", echo("mail.send", "evil"));
+    let kept = machine.kept_names();
+    let text = fs::read(&kept).unwrap();
+    let elsewhere = kept.with_extension("elsewhere");
+    let mode = |mode: u32| {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        fs::set_permissions(&kept, mode).unwrap();
+    };
+    let cases: [(&str, &dyn Fn()); 6] = [
+        ("EOF while parsing", &|| fs::write(&kept, "").unwrap()),
+        ("EOF while parsing", &|| {
+            fs::write(&kept, &text[..text.len() - 1]).unwrap();
+        }),
+        ("missing field", &|| fs::write(&kept, "{}").unwrap()),
+        ("others may write to it", &|| mode(0o666)),
+        ("it is a link", &|| {
+            fs::rename(&kept, &elsewhere).unwrap();
+            std::os::unix::fs::symlink(&elsewhere, &kept).unwrap();
+        }),
+        ("more than", &|| {
+            let file = fs::File::options().write(true).open(&kept).unwrap();
+            file.set_len((64 << 20) + 1).unwrap();
+        }),
+    ];
+    for (why, damage) in cases {
+        damage();
+        let sandbox = Sandbox::start(machine.settings.clone()).unwrap();
+        let started = Catalog::start(sandbox, &machine.folder).await;
+        let Err(error) = started else {
+            panic!(
+                "{why}: it starts, and has {:?}",
+                machine.start().await.current()
+            );
+        };
+        let printed = format!("{error:#}");
+        assert!(printed.contains(why), "{why}: {printed}");
+        assert!(printed.contains(&kept.display().to_string()), "{printed}");
+        assert!(printed.contains("remove it"), "{printed}");
+        fs::remove_file(&kept).unwrap();
+        fs::write(&kept, &text).unwrap();
+        mode(0o600);
+    }
+    let set = machine.start().await.current();
+    assert_eq!(server(&set, "mail.send").as_deref(), Some("mail.wasm"));
+}
+
+#[tokio::test]
+async fn on_a_first_start_a_name_with_files_or_state_waits_until_all_modules_were_tried() {
+    let go_on = scratch("go-on").join("go-on");
+    let mut machine = Machine::new(rich("mail.send"));
+    machine.settings.compiler = Some(compiler_that_waits("slow-1", &go_on));
+    machine.settings.compilations_max = 2;
+    machine.put("0.wasm", echo("mail.send", "evil"));
+    machine.put("mail.wasm", echo("mail.send", "slow-1"));
+    machine.put("other.wasm", echo("test.other", "1"));
+    let sandbox = Sandbox::start(machine.settings.clone()).unwrap();
+    let catalog = Catalog::start(sandbox, &machine.folder).await.unwrap();
+    // The last of the three is loaded, and so is the first; the second may have the name too.
+    let set = catalog.until(|set| set.get("test.other").is_some()).await;
+    assert_eq!(set.loading, ["mail.wasm"]);
+    assert_eq!(set.names(), ["test.other"]);
+    fs::write(go_on, "").unwrap();
+    until_refused(&catalog, "mail.wasm", "as 0.wasm had").await;
+    assert_eq!(catalog.current().names(), ["test.other"]);
+}
+
+/// The last file that is still being compiled is removed: all others were tried.
+#[tokio::test]
+async fn a_start_ends_when_the_last_file_being_loaded_is_removed() {
+    let go_on = scratch("go-on").join("go-on");
+    let mut machine = Machine::new(rich("mail.send"));
+    machine.settings.compiler = Some(compiler_that_waits("slow-1", &go_on));
+    machine.settings.compilations_max = 2;
+    machine.put("0.wasm", echo("test.other", "slow-1"));
+    machine.put("mail.wasm", echo("mail.send", "1"));
+    machine.put("quick.wasm", echo("test.quick", "1"));
+    let sandbox = Sandbox::start(machine.settings.clone()).unwrap();
+    let catalog = Catalog::start(sandbox, &machine.folder).await.unwrap();
+    let set = catalog.until(|set| set.get("test.quick").is_some()).await;
+    assert_eq!(set.names(), ["test.quick"]);
+    machine.remove("0.wasm");
+    catalog.until(|set| set.loading.is_empty()).await;
+    fs::write(go_on, "").unwrap();
+    let serves = catalog.until(|set| set.get("mail.send").is_some());
+    let served = tokio::time::timeout(PATIENCE, serves).await;
+    served.expect("mail.send is served once loading is over");
+}
+
+/// A file that failed to load for a transient reason may have the name too.
+#[tokio::test]
+async fn a_start_is_not_over_while_a_file_awaits_a_retry() {
+    let mut machine = Machine::new(rich("mail.send"));
+    machine.settings.compiler = Some(compiler_that(&format!(
+        "head -c 16 > {at}.$$.head; head -c $(od -An -tu8 -N8 {at}.$$.head) > {at}.$$.module\n\
+         if grep -qa unlucky-1 {at}.$$.module; then exit 3; fi\n\
+         cat {at}.$$.head {at}.$$.module > {at}.$$; exec {rouse} \"$@\" < {at}.$$",
+        at = scratch("handed-on").join("at").display(),
+        rouse = rouse_binary().display(),
+    )));
+    machine.put("0.wasm", echo("mail.send", "evil"));
+    machine.put("mail.wasm", echo("mail.send", "unlucky-1"));
+    machine.put("other.wasm", echo("test.other", "1"));
+    let catalog = machine.start().await;
+    until_refused(&catalog, "mail.wasm", "it is tried again after 60 s").await;
+    catalog.until(|set| set.get("test.other").is_some()).await;
+    assert_eq!(catalog.current().names(), ["test.other"]);
+    // It is replaced by a file that compiles before the start is over.
+    machine.put("mail.wasm", echo("mail.send", "1"));
+    until_refused(&catalog, "mail.wasm", "as 0.wasm had").await;
+    assert_eq!(catalog.current().names(), ["test.other"]);
+}

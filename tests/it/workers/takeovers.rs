@@ -1,0 +1,114 @@
+//! Worker ids that change hands: expiry, restarts and shared ids, with running hosts.
+
+use rouse::store::WorkerKey;
+use rouse::worker::Settings;
+use serde_json::json;
+
+use super::{silent_for, states};
+use crate::support::TestDb;
+use crate::support::database::registration;
+use crate::support::worker::{TestWorker, cancel, ended, enqueue, show, until, until_true};
+
+#[tokio::test]
+async fn an_expired_worker_stops_its_attempts_and_starts_a_new_incarnation() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let id = enqueue(&client, "test.wait-abort", json!({})).await;
+    until(&client, id, |job| job.state == "running").await;
+    // The worker learns it from its heartbeat.
+    client
+        .batch_execute("SELECT rouse._expire_worker(incarnation) FROM rouse.worker")
+        .await
+        .unwrap();
+    until_true(
+        &client,
+        "SELECT count(*) = 2 AND count(*) FILTER (WHERE state = 'active') = 1 FROM rouse.workers",
+    )
+    .await;
+    // The new incarnation has adopted the job, and other jobs run.
+    until_true(
+        &client,
+        "SELECT count(*) = 1 FROM rouse.job AS j JOIN rouse.workers AS w ON w.incarnation = j.worker WHERE w.state = 'active'",
+    )
+    .await;
+    let other = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, other).await.state, "succeeded");
+    worker.stop_now().await;
+    assert_eq!(show(&client, id).await.state, "queued");
+}
+
+#[tokio::test]
+async fn a_worker_unknown_to_the_database_registers_again() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    // As after a restore; its next claim is refused.
+    client
+        .batch_execute("DELETE FROM rouse.worker; DELETE FROM rouse.sleeper")
+        .await
+        .unwrap();
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    let lives = states(&client).await;
+    assert_eq!(lives.len(), 1, "{lives:?}");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn the_first_of_two_hosts_with_the_same_id_and_key_stops_and_stays_stopped() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let same = Settings {
+        worker_id: "mail".into(),
+        key: WorkerKey::new([7; 32]),
+        ..Settings::default()
+    };
+    let first = TestWorker::start(&db, same.clone()).await;
+    until_true(&client, "SELECT count(*) = 1 FROM rouse.workers").await;
+    let running = enqueue(&client, "test.wait-abort", json!({})).await;
+    until(&client, running, |job| job.state == "running").await;
+    let second = TestWorker::start(&db, same.clone()).await;
+    let why = first.failed().await;
+    assert!(why.contains("taken worker id mail over"), "{why}");
+    // A supervisor would restart it like this: it does not take the id back, so that no job is lost in a tug-of-war.
+    for _ in 0..3 {
+        let why = TestWorker::start(&db, same.clone()).await.failed().await;
+        assert!(why.contains("two hosts share worker id mail"), "{why}");
+        assert!(why.contains("worker_key_file"), "{why}");
+    }
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    until(&client, running, |job| job.attempt == 2).await;
+    assert!(cancel(&client, running).await);
+    second.drain().await;
+    assert_eq!(show(&client, running).await.attempt, 2, "lost only once");
+}
+
+#[tokio::test]
+async fn a_shared_id_is_free_again_once_its_holder_is_silent() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mail = || registration("mail", WorkerKey::new([7; 32]));
+    let (first, second) = (db.store(), db.store());
+    first.register(&mail()).await.unwrap();
+    second.register(&mail()).await.unwrap();
+    // The first has not sent a heartbeat since: it may have crashed, and this may be its successor.
+    let third = db.store();
+    third.register(&mail()).await.unwrap();
+    second.outlived().await.unwrap();
+    let refused = second.register(&mail()).await.unwrap_err();
+    assert!(refused.is_taken(), "{refused}");
+    silent_for(&client, &third, 91).await;
+    second.register(&mail()).await.unwrap();
+    // After 10 minutes a takeover is possible again.
+    client
+        .execute(
+            "UPDATE rouse.worker SET outlived_at = outlived_at - interval '10 minutes'",
+            &[],
+        )
+        .await
+        .unwrap();
+    db.store().register(&mail()).await.unwrap();
+}
