@@ -4,7 +4,7 @@ use super::*;
 use crate::config::Environment;
 use crate::job::narrowest;
 use crate::sandbox::{HttpScheme, Instances, Manifest, StateQuota};
-use crate::setting::{Settable, Setting};
+use crate::setting::{Overlays, Settable, Setting};
 use crate::worker::Policy;
 
 fn read(text: &str) -> Result<File, String> {
