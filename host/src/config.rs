@@ -11,6 +11,6 @@ mod private_file;
 mod token_file;
 
 pub use env::Environment;
-pub use file::{ConfigError, File, Overlays, Queue, check_worker_id};
+pub use file::{ConfigError, File, Queue, check_worker_id};
 pub use key_file::read_or_make_key;
 pub use token_file::read_token;

@@ -319,6 +319,9 @@ pub struct Overlay<T> {
     of: PhantomData<T>,
 }
 
+/// The tables that count for a handler, the narrowest first, each with its name and what it sets.
+pub type Overlays<'a, T> = Vec<(String, &'a Overlay<T>)>;
+
 impl<T: Settable> Overlay<T> {
     /// With this setting too.
     ///

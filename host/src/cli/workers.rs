@@ -103,10 +103,10 @@ async fn forget(args: Workers) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&args.ids, "workers", args.json, async |id| {
         let refusal = match store.forget_worker(id).await {
-            Ok(lives) => {
+            Ok(incarnations) => {
                 return Ok(Ok(Done {
                     text: format!("worker {} is forgotten", plain(id)),
-                    json: json!({"worker_id": id, "incarnations": lives}),
+                    json: json!({"worker_id": id, "incarnations": incarnations}),
                 }));
             }
             Err(error) if error.is_unknown_worker() => Refusal {
@@ -128,12 +128,12 @@ async fn clear(args: Workers) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&args.ids, "workers", args.json, async |id| {
         match store.clear_timeouts(id).await {
-            Ok(lives) => {
-                let text = match lives {
+            Ok(incarnations) => {
+                let text = match incarnations {
                     0 => format!("worker {} has no timeout flag", plain(id)),
                     _ => format!("the timeout flag of worker {} is cleared", plain(id)),
                 };
-                let json = json!({"worker_id": id, "incarnations": lives});
+                let json = json!({"worker_id": id, "incarnations": incarnations});
                 Ok(Ok(Done { text, json }))
             }
             Err(error) if error.is_unknown_worker() => Ok(Err(Refusal {

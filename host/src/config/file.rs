@@ -34,7 +34,6 @@ use crate::setting::Overlay;
 use crate::worker::QueueOrder;
 use handler_table::HandlerTable;
 use modules::PinWord;
-pub use origin::Overlays;
 use secret_table::SecretTable;
 
 /// An error in the settings.

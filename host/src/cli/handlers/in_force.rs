@@ -3,9 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use crate::cli::list::List;
-use crate::config::{File, Overlays};
+use crate::config::File;
 use crate::sandbox::{Handler, Instances, Settings};
-use crate::setting::Settable;
+use crate::setting::{Overlays, Settable};
 use crate::worker::Policy;
 
 /// One setting.

@@ -14,7 +14,8 @@ use crate::cli::text::{as_json, plain, words};
 /// Options of `rouse workers ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer or rouse_worker. `running` is as of the worker's last heartbeat; `timed out` counts the attempts that timed out since the last `rouse workers clear ID`.\n\
+Needs the role rouse_observer or rouse_worker. `running` is as of the worker's last heartbeat; `timed out` counts the attempts that \
+timed out since the last `rouse workers clear ID`.\n\
 Exit code: 0, also if there is none")]
 pub(super) struct Args {
     #[command(flatten)]

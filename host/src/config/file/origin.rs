@@ -4,11 +4,8 @@ use super::File;
 use super::handler_table::HandlerTable;
 use crate::job::narrowest_first;
 use crate::sandbox::{Limits, StateQuota};
-use crate::setting::Overlay;
+use crate::setting::Overlays;
 use crate::worker::Policy;
-
-/// The tables that count for a handler, the narrowest first, each with its name and what it sets.
-pub type Overlays<'a, T> = Vec<(String, &'a Overlay<T>)>;
 
 impl File {
     /// The tables that set `lease` to `job_delay`.

@@ -4,7 +4,7 @@ use super::*;
 use crate::config::Environment;
 use crate::job::narrowest;
 use crate::sandbox::{HttpScheme, Instances, Manifest, StateQuota};
-use crate::setting::{Settable, Setting};
+use crate::setting::{Overlays, Settable, Setting};
 use crate::worker::Policy;
 
 fn read(text: &str) -> Result<File, String> {
@@ -61,8 +61,8 @@ fn the_page_has_every_key_and_no_other() {
             assert!(is_in_the_block || has_a_row, "{key} of [{table}]");
         }
     }
-    let misspelt = block.replacen("poll_min", "pol_min", 1);
-    assert!(read(&misspelt).unwrap_err().contains("pol_min"));
+    let misspelt = block.replacen("poll_max", "pol_max", 1);
+    assert!(read(&misspelt).unwrap_err().contains("pol_max"));
 }
 
 /// `UPDATE_DOCS=1 cargo test -p rouse-host --lib` writes them.
@@ -539,11 +539,11 @@ fn a_mistake_is_named_with_its_key() {
         ),
         (
             "[secrets.K]\nenv = \"A\"\n[handlers.x]\nsecrets = [{ name = \"K\", hosts = [\"a\"] }]",
-            "may go nowhere",
+            "K is sent nowhere",
         ),
         (
             "[secrets.K]\nenv = \"A\"\n[handlers.x]\nsecrets = [{ name = \"K\", headers = [\"a\"], sign = true }]",
-            "may go nowhere without hosts",
+            "K is sent nowhere: it needs hosts",
         ),
         ("http_timeout = \"0s\"", "http_timeout"),
         ("[limits]\nhttp_bytes = 1", "limits.http_bytes"),
@@ -562,7 +562,7 @@ fn a_mistake_is_named_with_its_key() {
         ),
         ("[handlers.x.env]\n\"A=B\" = \"c\"", "A=B"),
         ("[handlers.x.env]\nA = 1", "string"),
-        ("[handlers.x.settings]\na = nan", "JSON cannot say"),
+        ("[handlers.x.settings]\na = nan", "JSON cannot express it"),
         ("[handlers.x]\nsettings = 1", "settings"),
         (
             "poll_min = \"3s\"",
