@@ -63,6 +63,11 @@ impl Workspace {
         })
     }
 
+    /// The names of the clone's crates.
+    pub fn members(&self) -> impl Iterator<Item = &str> {
+        self.packages.iter().map(|package| package.name.as_str())
+    }
+
     /// The guests below one folder of the clone, in the order of their names.
     pub(crate) fn guests_in(&self, folder: &str) -> Vec<&Package> {
         let mut guests: Vec<_> = self
