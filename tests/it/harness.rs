@@ -2,7 +2,7 @@
 
 use std::{process::Command, time::Duration};
 
-use crate::support::{Host, TestDb, database::connect};
+use crate::support::{Host, TestDb, database::connect, postgres_major};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -14,6 +14,15 @@ async fn each_test_has_a_database_of_its_own() {
     let found = "SELECT count(*) FROM pg_tables WHERE tablename = 'mine'";
     let row = other.client().await.query_one(found, &[]).await.unwrap();
     assert_eq!(row.get::<_, i64>(0), 0);
+}
+
+#[tokio::test]
+async fn the_server_is_of_the_version_that_was_asked_for() {
+    let client = TestDb::unmigrated().await.client().await;
+    let row = client.query_one("SHOW server_version_num", &[]).await;
+    let version: u32 = row.unwrap().get::<_, &str>(0).parse().unwrap();
+    let major = (version / 10_000).to_string();
+    assert_eq!(postgres_major().unwrap_or(major.clone()), major);
 }
 
 #[tokio::test]

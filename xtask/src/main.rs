@@ -40,7 +40,8 @@ enum Command {
     #[command(after_help = "Examples:\n  \
         cargo xtask test                        all tests\n  \
         cargo xtask test rollback cursor        those with one of these words in their name\n  \
-        cargo xtask test rollback -- --nocapture\n\n\
+        cargo xtask test rollback -- --nocapture\n  \
+        cargo xtask test --postgres 18          what touches SQL, on Postgres 18 from the npm registry\n\n\
         The exit code is that of the test runner.")]
     Test(test::Options),
     /// What CI checks besides the tests: format, lints, docs, licences, the conformance table
