@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use rouse_workbench::guests;
 use rouse_workbench::workspace::Workspace;
 
-use crate::other_guests;
+use crate::{other_guests, package};
 
 /// Tests wait more than they compute, so that small machines may run more of them than they have cores.
 const TEST_THREADS_MIN: usize = 4;
@@ -111,10 +111,16 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
         other_guests::build(workspace, &rouse, &guests)?;
     }
 
+    let package = match options.wants("package") {
+        true => Some(package::prepare_for_tests(workspace, is_ci())?),
+        false => None,
+    };
+
     let mut tests = Tests {
         workspace,
         options,
         guests,
+        package,
         failed: Vec::new(),
         exit_code: 0,
     };
@@ -141,6 +147,7 @@ struct Tests<'a> {
     workspace: &'a Workspace,
     options: &'a Options,
     guests: PathBuf,
+    package: Option<PathBuf>,
     failed: Vec<String>,
     exit_code: i32,
 }
@@ -191,6 +198,9 @@ impl Tests<'_> {
             .arg("--")
             .env("ROUSE_TEST_GUESTS", &self.guests)
             .env_remove("ROUSE_TEST_POSTGRES");
+        if let Some(package) = &self.package {
+            command.env("ROUSE_TEST_PACKAGE", package);
+        }
         if std::env::var_os("RUST_TEST_THREADS").is_none() {
             command.env("RUST_TEST_THREADS", test_threads().to_string());
         }

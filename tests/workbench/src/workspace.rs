@@ -95,8 +95,13 @@ impl Workspace {
     ///
     /// The whole workspace is selected, so that its dependencies are those of the tests too.
     pub fn build_program(&self, name: &str) -> Result<PathBuf> {
+        self.build_program_as(name, "dev")
+    }
+
+    /// The same, with a profile of Cargo.toml.
+    pub fn build_program_as(&self, name: &str, profile: &str) -> Result<PathBuf> {
         let mut command = self.cargo("build");
-        command.args(["--workspace", "--bin", name]);
+        command.args(["--workspace", "--bin", name, "--profile", profile]);
         let artifacts = build(command)?;
         artifacts
             .into_iter()
