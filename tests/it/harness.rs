@@ -2,7 +2,7 @@
 
 use std::{process::Command, time::Duration};
 
-use crate::support::{Host, TestDb, database::connect};
+use crate::support::{Host, TestDb, database::connect, postgres_major};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -78,4 +78,13 @@ async fn a_connection_string_of_the_harness_works_with_psql() {
         "rouse\n",
         "{output:?}"
     );
+}
+
+#[tokio::test]
+async fn the_server_is_of_the_version_that_was_asked_for() {
+    let client = TestDb::unmigrated().await.client().await;
+    let row = client.query_one("SHOW server_version_num", &[]).await;
+    let version: u32 = row.unwrap().get::<_, &str>(0).parse().unwrap();
+    let major = (version / 10_000).to_string();
+    assert_eq!(postgres_major().unwrap_or(major.clone()), major);
 }

@@ -71,6 +71,7 @@ mod invoke;
 mod invoke_http;
 mod other_languages;
 mod outages;
+mod package;
 mod pooler;
 mod printed;
 mod private_postgres;

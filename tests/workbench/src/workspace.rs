@@ -63,6 +63,11 @@ impl Workspace {
         })
     }
 
+    /// The names of the clone's crates.
+    pub fn members(&self) -> impl Iterator<Item = &str> {
+        self.packages.iter().map(|package| package.name.as_str())
+    }
+
     /// The guests below one folder of the clone, sorted by path.
     pub(crate) fn guests_in(&self, folder: &str) -> Vec<&Package> {
         let mut guests: Vec<_> = self
@@ -90,8 +95,13 @@ impl Workspace {
     ///
     /// Selects the whole workspace, so that dependencies are built with the same features as for the tests.
     pub fn build_program(&self, name: &str) -> Result<PathBuf> {
+        self.build_program_as(name, "dev")
+    }
+
+    /// The same, with a profile of Cargo.toml.
+    pub fn build_program_as(&self, name: &str, profile: &str) -> Result<PathBuf> {
         let mut command = self.cargo("build");
-        command.args(["--workspace", "--bin", name]);
+        command.args(["--workspace", "--bin", name, "--profile", profile]);
         let artifacts = build(command)?;
         artifacts
             .into_iter()

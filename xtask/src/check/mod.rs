@@ -3,6 +3,7 @@
 mod book;
 mod conformance;
 mod dependencies;
+mod features;
 mod pages;
 mod reference;
 
@@ -46,6 +47,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
         step("reference pages", || {
             done(reference::check(&workspace.root))
         }),
+        step("one build for all", || done(features::check(workspace))),
         step("licences, bans, sources", || {
             done(dependencies::policy(workspace, install))
         }),
