@@ -388,13 +388,20 @@ fn describe(error: &tokio_postgres::Error) -> String {
         None => describe_chain(error),
         Some(db) => {
             let mut text = db.message().to_string();
+            // Details and hints are sentences.
+            let mut add = |sentence: &str| {
+                if !text.ends_with('.') {
+                    text.push('.');
+                }
+                text.push(' ');
+                text.push_str(sentence);
+            };
             for part in [db.detail(), db.hint()].into_iter().flatten() {
-                text.push_str("; ");
-                text.push_str(part);
+                add(part);
             }
             if *db.code() == SqlState::INSUFFICIENT_PRIVILEGE {
-                text.push_str(
-                    "; the login needs a role: GRANT rouse_worker to serve, rouse_enqueuer to enqueue, rouse_producer also to cancel and to read \
+                add(
+                    "The login needs a role: GRANT rouse_worker to serve, rouse_enqueuer to enqueue, rouse_producer also to cancel and to read \
                      single jobs, rouse_observer to read everything, rouse_operator also for admin actions",
                 );
             }

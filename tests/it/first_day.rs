@@ -41,7 +41,7 @@ async fn a_noun_without_a_verb_prints_a_list() {
         ("job", "noop"),
         ("queue", "default"),
         ("workers", "active"),
-        ("state", "tenant"),
+        ("state", "no handler has any state"),
     ] {
         let bare = rouse_in(&db, &[noun], &anywhere).await;
         bare.exits(0).says(shown);

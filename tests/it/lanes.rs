@@ -55,7 +55,10 @@ async fn lanes_are_limited_and_the_error_explains_what_makes_a_lane() {
         put(&client, args).await;
     }
     let (message, hint) = refused(&client, "'x', queue => 'other'").await;
-    assert!(message.contains("handler x has 3 lanes"), "{message}");
+    assert!(
+        message.contains("handler x already has 3 lanes"),
+        "{message}"
+    );
     for part in [
         "queue, priority and tags",
         "lanes_per_handler_max in rouse.limits",

@@ -112,14 +112,19 @@ async fn a_first_start_gives_a_name_declared_by_two_files_to_neither() {
     // The module's other handler is served.
     assert_eq!(set.names(), ["mail.read"]);
     for (file, other) in [("0.wasm", "mail.wasm"), ("mail.wasm", "0.wasm")] {
-        let printed = until_refused(&catalog, file, &format!("as {other} had")).await;
+        let printed = until_refused(
+            &catalog,
+            file,
+            &format!("which {other} had at the same start"),
+        )
+        .await;
         assert_eq!(printed, lines("mail.send", file));
     }
     // Neither file gets the name while the other is missing for a moment: it may be in an upgrade.
     machine.remove("mail.wasm");
     catalog.until(|set| set.names().is_empty()).await;
     machine.put("mail.wasm", echo("mail.send", "2"));
-    until_refused(&catalog, "mail.wasm", "as 0.wasm had").await;
+    until_refused(&catalog, "mail.wasm", "which 0.wasm had at the same start").await;
     assert!(catalog.current().names().is_empty());
 
     // The printed lines resolve the conflict.

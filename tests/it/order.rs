@@ -311,7 +311,7 @@ async fn a_worker_that_cannot_query_overdue_jobs_keeps_working() {
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     host.signal(libc::SIGTERM);
     let (_, output) = host.exit(PATIENCE);
-    let failures = output.matches("cannot ask which jobs").count();
+    let failures = output.matches("cannot find overdue jobs").count();
     assert!(failures > 1, "{output}");
     assert!(!output.contains("cannot claim"), "{output}");
 }

@@ -470,7 +470,7 @@ async fn a_second_signal_waits_five_seconds_for_an_unanswered_outcome_and_names_
     assert!(asked.elapsed() < Duration::from_secs(14), "{output}");
     let named = output
         .lines()
-        .find(|line| line.contains("outcomes could not be written before the end"));
+        .find(|line| line.contains("could not write the last outcomes in time"));
     assert!(
         named.is_some_and(|line| line.contains(&format!("job.ids=[{id}]"))),
         "{output}"

@@ -239,7 +239,7 @@ async fn a_job_with_a_removed_payload_fails_without_affecting_its_claim() {
         error["message"]
             .as_str()
             .unwrap()
-            .contains("removed it from rouse.payload"),
+            .contains("its row was deleted from rouse.payload"),
         "{error}"
     );
     assert_eq!(ended(&client, gone + 1).await.state, "succeeded");

@@ -153,7 +153,7 @@ async fn a_misspelt_name_suggests_the_nearest_one() {
     let misspelt = run(&["enqueue", "text.stats", r#"{"txt": "a"}"#]).await;
     misspelt
         .exits(0)
-        .says("no worker knows txt in a payload of text.stats; did you mean text?");
+        .says("no worker knows the key txt in a payload of text.stats; did you mean text?");
     let right = run(&["enqueue", "text.stats", r#"{"text": "a"}"#]).await;
     assert!(!right.exits(0).text().contains("no worker knows"));
     run(&["handlers", "show", "txet.stats"])
@@ -209,7 +209,7 @@ fn a_failed_connection_names_the_server_but_not_the_password() {
     ] {
         for args in [&["job"][..], &["queue", "ls"], &["enqueue", "x"]] {
             let ran = Ran::of(&mut command(url, args, &anywhere));
-            ran.exits(1).says(target).says("that the server runs");
+            ran.exits(1).says(target).says("that the server is running");
             assert!(!ran.text().contains("hunter2"), "{}", ran.text());
         }
     }
@@ -259,9 +259,9 @@ async fn a_refusal_advises_a_working_command() {
         .says(&format!("`rouse job reschedule {id}` makes it ready"));
     run(&["job", "cancel", &id]).await.exits(0);
     let ended = run(&["job", "complete", &id, "1"]).await;
-    ended
-        .exits(6)
-        .says(&format!("`rouse job retry {id}` makes a new one"));
+    ended.exits(6).says(&format!(
+        "`rouse job retry {id}` enqueues it again as a new job"
+    ));
     for ran in [queued, ended] {
         assert!(!ran.text().contains("SELECT"), "{}", ran.text());
     }

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::outages::serve;
 use crate::support::TestDb;
 use crate::support::proxy::{Proxy, Side};
-use crate::support::worker::{PATIENCE, TestWorker, catalog, ended, enqueue, until, until_true};
+use crate::support::worker::{PATIENCE, TestWorker, catalog, ended, enqueue, show, until_true};
 
 /// The first three waits of the backoff at their shortest: half of 1, 2 and 4 s.
 const THREE_WAITS: Duration = Duration::from_millis(3500);
@@ -142,8 +142,10 @@ async fn a_worker_that_stops_tries_every_five_seconds() {
     let connector = proxy.connector();
     let store = Store::new(&connector, 2);
     let worker = TestWorker::start_through(store, connector, Settings::default(), catalog().await);
-    let id = enqueue(&client, "test.sleep", json!({"ms": 1000})).await;
-    until(&client, id, |job| job.state == "running").await;
+    let id = enqueue(&client, "test.sleep", json!({"ms": 8000})).await;
+    // Started, not only claimed: a claim that has not started is released, and the job would wait for another worker.
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.running)").await;
+    assert_eq!(show(&client, id).await.state, "running");
     proxy.goes_away();
     // Half of 1, 2, 4 and 8 s: the next waits are 8 s at least.
     let before = proxy.tried_after(Duration::from_millis(7500)).await.len();

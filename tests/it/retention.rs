@@ -97,7 +97,10 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
             format!("TRUNCATE rouse.{table}"),
         ] {
             let why = refused(&client, &sql).await;
-            assert!(why.contains("is refused"), "{sql}: {why}");
+            assert!(
+                why.contains("is not allowed: history is immutable"),
+                "{sql}: {why}"
+            );
         }
     }
     let listed = rouse(&db, &["queue", "ls", "--json"]).await.json();
@@ -235,7 +238,7 @@ async fn an_impossible_retention_is_refused_and_changes_nothing() {
         client.batch_execute(&sql).await.unwrap();
     }
     let why = refused(&client, "SELECT rouse.set_retention('q', 9)").await;
-    assert!(why.contains("no more than 4 are allowed"), "{why}");
+    assert!(why.contains("at most 4 are allowed"), "{why}");
     assert!(
         why.contains("Use an existing one: 1, 2, 3, 4 days."),
         "{why}"
@@ -260,5 +263,5 @@ async fn an_impossible_retention_is_refused_and_changes_nothing() {
     rouse(&db, &["queue", "set", "q", "--keep-days", "10"])
         .await
         .exits(1)
-        .says("no more than 4 are allowed");
+        .says("at most 4 are allowed");
 }

@@ -316,7 +316,7 @@ async fn a_guest_that_exceeds_its_cpu_time_is_stopped_and_retried() {
     assert_eq!(error["kind"], "out_of_cpu");
     assert_eq!(
         error["message"],
-        "the handler computed for more than its 0.1 s of CPU time (`cpu` in rouse.toml)"
+        "the handler used more than its 0.1 s of CPU time (`cpu` in rouse.toml)"
     );
     let used = usage(&client, id).await;
     // Above 100 ms, whole microseconds are kept.

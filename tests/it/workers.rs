@@ -399,7 +399,7 @@ async fn a_job_that_requires_a_key_value_tag_runs_on_a_worker_that_has_it() {
             .as_db_error()
             .unwrap()
             .message()
-            .contains("tags is a list")
+            .contains("tags must be a list")
     );
     for worker in workers {
         worker.drain().await;

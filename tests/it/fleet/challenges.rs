@@ -58,7 +58,7 @@ async fn a_worker_proves_the_handlers_it_has_and_reports_those_it_lacks() {
         "cannot run the handler: the worker does not have this handler"
     );
     let nobody = rouse(&db, &["workers", "verify", "nobody", "noop"]).await;
-    nobody.exits(3).says("worker nobody is not alive");
+    nobody.exits(3).says("no worker nobody is alive");
     worker.drain().await;
 }
 

@@ -67,7 +67,7 @@ async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_refuse
     ] {
         assert_eq!(
             error.to_string(),
-            "the database serves hosts of protocol 2 and later, and this host has protocol 1; upgrade the host"
+            "the database serves hosts of protocol 2 and later, but this host has protocol 1; upgrade the host"
         );
     }
 }

@@ -122,7 +122,7 @@ async fn put_state_refuses_keys_that_no_handler_could_read_and_an_empty_tenant()
             "rouse.put_state('x', NULL, E'a\\x1b', '1')",
             "control characters",
         ),
-        ("rouse.put_state('x', NULL, 'k', NULL)", "is not null"),
+        ("rouse.put_state('x', NULL, 'k', NULL)", "must not be null"),
     ] {
         let error = client
             .batch_execute(&format!("SELECT {call}"))

@@ -71,7 +71,7 @@ async fn the_first_of_two_hosts_with_the_same_id_and_key_stops_and_stays_stopped
     until(&client, running, |job| job.state == "running").await;
     let second = TestWorker::start(&db, same.clone()).await;
     let why = first.failed().await;
-    assert!(why.contains("taken worker id mail over"), "{why}");
+    assert!(why.contains("taken over worker id mail"), "{why}");
     // A supervisor would restart it like this: it does not take the id back, so that no job is lost in a tug-of-war.
     for _ in 0..3 {
         let why = TestWorker::start(&db, same.clone()).await.failed().await;

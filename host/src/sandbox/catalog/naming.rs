@@ -161,7 +161,7 @@ impl Folder {
                     });
                 }
                 Ownership::Dropped(owner) => {
-                    let owner = format!("{owner}, a file ownership current version lacks it");
+                    let owner = format!("{owner}, a file whose current version lacks it");
                     return Decision::Refuse(Denied {
                         why: belongs_to(name, file, &owner),
                         lines: Some(lines::module(name, file)),

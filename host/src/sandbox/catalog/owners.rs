@@ -133,7 +133,7 @@ pub(super) struct Owners {
     is_dev: bool,
     /// Where it is saved, and under which name; `None` if it is not.
     kept: Option<(Arc<Sandbox>, String)>,
-    /// Names ownership current state is not saved yet.
+    /// Names whose current owner is not saved yet.
     changed: BTreeSet<String>,
     /// Why the last save failed.
     unkept: Option<String>,

@@ -217,7 +217,7 @@ mod tests {
             let list = "[handlers.\"mail.send\"]\nsecrets = []\n";
             let denial = deny("mail.send", "KEY", None, list);
             assert!(denial.contains("\n{ name = \"KEY\", "), "{denial}");
-            assert!(denial.contains("where the lines with # deny"), "{denial}");
+            assert!(denial.contains("where the lines with # say"), "{denial}");
         }
     }
 
