@@ -1,6 +1,6 @@
 //! Settings, read from `rouse.toml` and the environment, then checked.
 //!
-//! This is the only room that reads the environment. The command line wins over `rouse.toml`, and `rouse.toml` over the default. The
+//! This is the only module that reads the environment. The command line wins over `rouse.toml`, and `rouse.toml` over the default. The
 //! environment gives the address of the database (`DATABASE_URL`, `ROUSE_LISTEN_URL`, `PG*`), the folder of the private one
 //! (`ROUSE_DATA_DIR`), the token of invocations (`ROUSE_INVOKE_TOKEN`) and the log filter.
 

@@ -1,4 +1,4 @@
-//! The only room that uses wasmtime.
+//! The only module that uses wasmtime.
 //!
 //! It turns a folder of WebAssembly files into handlers ([`Catalog`]), runs one attempt of a job in an instance of
 //! its own ([`Sandbox::run`]), and reports how the run ended ([`RunEnd`](crate::job::RunEnd)). Nothing is granted

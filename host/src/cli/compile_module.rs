@@ -1,4 +1,4 @@
-//! `rouse compile-module`: the child process in which a host compiles one module. Not for people.
+//! `rouse compile-module`: the child process in which a host compiles one module. Internal: the host starts it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

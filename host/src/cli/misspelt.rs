@@ -1,4 +1,4 @@
-//! Warns of names in `rouse.toml` that no handler has. Most of them are misspelt, and their settings would be lost silently.
+//! Warns about names in `rouse.toml` that no handler has. Most of them are misspelt, and their settings would be lost silently.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

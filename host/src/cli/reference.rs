@@ -17,7 +17,7 @@ codes](errors.md#exit-codes).
 
 /// `UPDATE_DOCS=1 cargo test -p rouse-host --lib` writes the page.
 #[test]
-fn the_page_is_that_of_the_commands() {
+fn the_page_matches_the_commands() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/cli.md");
     let mut command = Cli::command();
     command.build();
@@ -30,7 +30,7 @@ fn the_page_is_that_of_the_commands() {
     let page = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         page == wanted,
-        "{} is not what the commands say; write it with UPDATE_DOCS=1 cargo test -p rouse-host --lib",
+        "{} does not match the commands; write it with UPDATE_DOCS=1 cargo test -p rouse-host --lib",
         path.display()
     );
 }

@@ -212,7 +212,7 @@ fn find_handler(shared: &Shared, claim: &Claim) -> Option<Arc<Handler>> {
     shared.catalog.current().get(name).cloned()
 }
 
-/// Every payload is JSON, so an empty one is missing.
+/// JSON is never empty, so an empty payload means that its row is gone.
 fn check_payload(job: &ClaimedJob) -> Result<(), RunEnd> {
     match job.payload.0.is_empty() {
         true => Err(RunEnd::PayloadRefused(

@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_single_call_is_in_the_singular() {
+    fn one_host_call_is_printed_in_the_singular() {
         let used = |calls| usage(&json!({"cpu_ms": 1.5, "memory_bytes": 0, "host_calls": calls}));
         assert!(used(1).ends_with(", 1 host call"), "{}", used(1));
         assert!(used(2).ends_with(", 2 host calls"), "{}", used(2));

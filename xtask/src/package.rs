@@ -174,10 +174,10 @@ mod tests {
 
     #[test]
     fn the_drain_fits_into_the_time_that_systemd_gives() {
-        let unit = include_str!("../../../host/package/rouse.service");
+        let unit = include_str!("../../host/package/rouse.service");
         let seconds = unit.split_once("TimeoutStopSec=").unwrap().1;
         let seconds: u32 = seconds.lines().next().unwrap().parse().unwrap();
-        let settings = include_str!("../../../host/package/rouse.toml");
+        let settings = include_str!("../../host/package/rouse.toml");
         let drain = settings.split_once("drain_timeout = \"").unwrap().1;
         let drain: u32 = drain.split_once("s\"").unwrap().0.parse().unwrap();
         assert!(
