@@ -99,7 +99,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 DECLARE
     at     timestamptz := clock_timestamp();
     lanes  bigint[] := rouse._adoptable(p_worker, p_key, ARRAY(
-        SELECT DISTINCT j.lane FROM unnest(p_adoptions) AS a
+        SELECT DISTINCT j.lane FROM unnest(p_adoptions[:20000]) AS a
         CROSS JOIN LATERAL (SELECT j.lane FROM rouse.job AS j WHERE j.id = ANY (ARRAY[a.id])) AS j));
     orphan record;
     why    jsonb;
@@ -117,14 +117,14 @@ BEGIN
         LEFT JOIN rouse.worker AS w ON w.incarnation = ANY (ARRAY[j.worker])
         ORDER BY a.n
     LOOP
-        -- Notifies the old owner, if it is still alive.
-        PERFORM rouse._hint('rouse_worker_' || orphan.worker, orphan.id::text);
         why := jsonb_build_object('kind', 'lost', 'message', format(
             'worker %s (incarnation %s) did not renew its lease', coalesce(orphan.worker_id, 'unknown'), orphan.worker),
             'lease_ended_at', orphan.lease_until);
+        -- The fence is compared once more, because a job can be in the list twice.
         IF orphan.next = 'failed' THEN
             CONTINUE WHEN rouse._crashes(orphan.id, orphan.worker, orphan.claimed_at, orphan.lease_until) < greatest(orphan.crashes, 1);
-            UPDATE rouse.job AS j SET lost = j.lost + 1 WHERE j.id = orphan.id;
+            UPDATE rouse.job AS j SET lost = j.lost + 1 WHERE j.id = orphan.id AND j.fence = orphan.fence;
+            CONTINUE WHEN NOT FOUND;
             ended.id := orphan.id;
             ended.fence := orphan.fence;
             ended.state := 'failed';
@@ -132,24 +132,28 @@ BEGIN
                 'the worker crashed in %s attempts of this job; the job probably kills its worker', orphan.crashes));
             PERFORM rouse._settle(NULL, ARRAY[ended]);
         ELSE
+            IF orphan.next = 'running' THEN
+                UPDATE rouse.job AS j
+                SET attempt = j.attempt + 1, lost = j.lost + 1, fence = p_fence, worker = p_worker, claimed_at = at,
+                    lease_until = at + coalesce(j.lease_ms, least(greatest(orphan.lease_ms, 1), 86400000)) * interval '1 millisecond', turn = nextval('rouse.turn_seq')
+                WHERE j.id = orphan.id AND j.fence = orphan.fence;
+                CONTINUE WHEN NOT FOUND;
+                taken := taken + orphan.bytes;
+            ELSE
+                UPDATE rouse.job AS j
+                SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, lost = j.lost + 1,
+                    available_at = at + least(greatest(orphan.delay_ms, 0), 31622400000) * interval '1 millisecond'
+                WHERE j.id = orphan.id AND j.fence = orphan.fence;
+                CONTINUE WHEN NOT FOUND;
+            END IF;
             IF orphan.worker_lived THEN
                 why := why || jsonb_build_object('worker_lived', true);
             END IF;
             INSERT INTO rouse.attempt (job, attempt, lost, worker, claimed_at, started_at, ended_at, error)
             VALUES (orphan.id, orphan.attempt, true, orphan.worker, orphan.claimed_at, NULL, at, why);
-            IF orphan.next = 'running' THEN
-                taken := taken + orphan.bytes;
-                UPDATE rouse.job AS j
-                SET attempt = j.attempt + 1, lost = j.lost + 1, fence = p_fence, worker = p_worker, claimed_at = at,
-                    lease_until = at + coalesce(j.lease_ms, least(greatest(orphan.lease_ms, 1), 86400000)) * interval '1 millisecond', turn = nextval('rouse.turn_seq')
-                WHERE j.id = orphan.id;
-            ELSE
-                UPDATE rouse.job AS j
-                SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, lost = j.lost + 1,
-                    available_at = at + least(greatest(orphan.delay_ms, 0), 31622400000) * interval '1 millisecond'
-                WHERE j.id = orphan.id;
-            END IF;
         END IF;
+        -- Notifies the old owner, if it is still alive.
+        PERFORM rouse._hint('rouse_worker_' || orphan.worker, orphan.id::text);
         RETURN NEXT orphan.id;
         EXIT WHEN taken >= 8388608;
     END LOOP;

@@ -370,7 +370,7 @@ async fn the_commands_perform_admin_actions_and_report_them_by_exit_code() {
         ),
         (&["job", "fail", c, "by hand"], 0, "is failed"),
         (&["job", "retry", c, "--json"], 0, "\"retried_from\""),
-        (&["job", "retry", "9999"], 3, "there is no job 9999"),
+        (&["job", "retry", "9999"], 3, "job 9999 does not exist"),
         (&["job", "reschedule", d, "--in", "2h"], 0, "is queued"),
         (
             &["job", "reschedule", d, "--at", "2999-01-01T00:00Z"],

@@ -279,6 +279,36 @@ async fn an_orphan_that_changes_after_it_was_listed_is_left_alone() {
     }
 }
 
+#[tokio::test]
+async fn a_job_that_is_listed_twice_is_adopted_once() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (owner, last) = (db.worker().await, db.worker().await);
+    let wait = AfterLoss::Wait(Duration::from_secs(1));
+    for (first, second, state) in [
+        (AfterLoss::Claim, AfterLoss::Claim, "running"),
+        (wait, AfterLoss::Claim, "queued"),
+        (AfterLoss::Fail, wait, "failed"),
+    ] {
+        let id = enqueue(&client, "x", json!({})).await;
+        let job = claim(&owner, 1).await.remove(0);
+        expire(&client, job.id).await;
+        let mut adoptions = decided(&last, first).await;
+        adoptions.extend(decided(&last, second).await);
+        assert_eq!(adoptions.len(), 2);
+        last.adopt(Fence(rand()), &adoptions).await.unwrap();
+        let shown = show(&client, id).await;
+        assert_eq!(shown.state, state);
+        let lost = "SELECT count(*) FROM rouse.attempt WHERE job = $1 AND lost";
+        let lost: i64 = client.query_one(lost, &[&id]).await.unwrap().get(0);
+        assert!(lost <= 1, "{state}: {lost}");
+        client
+            .execute("SELECT rouse.cancel($1)", &[&id])
+            .await
+            .unwrap();
+    }
+}
+
 /// Three crashes, as it seems; the last worker is heard of before the job is failed for it.
 #[tokio::test]
 async fn a_job_does_not_fail_for_a_crash_that_is_disproved_after_it_was_listed() {

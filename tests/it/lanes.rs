@@ -68,7 +68,7 @@ async fn lanes_are_limited_and_the_error_explains_what_makes_a_lane() {
     put(&client, "'x', tags => '{gpu}'").await;
     put(&client, "'y'").await;
     let (message, hint) = refused(&client, "'z'").await;
-    assert!(message.contains("there are 4 lanes"), "{message}");
+    assert!(message.contains("there are already 4 lanes"), "{message}");
     assert!(hint.contains("lanes_max"), "{hint}");
 
     // Closed lanes do not count.

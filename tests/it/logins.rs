@@ -117,7 +117,7 @@ async fn a_limited_login_registers_only_its_ids_queues_and_tags() {
     for (wrong, why) in [
         (
             serving("mai", &["mail"]),
-            "may not register worker id mai; Its worker ids are mail-*, post",
+            "may not register worker id mai. Its worker ids are mail-*, post",
         ),
         (
             serving("post-1", &["mail"]),
@@ -125,7 +125,7 @@ async fn a_limited_login_registers_only_its_ids_queues_and_tags() {
         ),
         (
             serving("mail-1", &[]),
-            "may not serve all queues; Its queues are mail, sms.*",
+            "may not serve all queues. Its queues are mail, sms.*",
         ),
         (
             serving("mail-1", &["mail", "billing"]),
@@ -140,7 +140,7 @@ async fn a_limited_login_registers_only_its_ids_queues_and_tags() {
                 tags: vec!["gpu".into(), "eu".into()],
                 ..serving("mail-1", &["mail"])
             },
-            "may not register tag eu; Its tags are gpu",
+            "may not register tag eu. Its tags are gpu",
         ),
     ] {
         let said = refused(&store, &wrong).await;

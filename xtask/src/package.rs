@@ -172,6 +172,18 @@ mod tests {
         assert_eq!(error.to_string(), "start `tar`");
     }
 
+    /// With systemd 252, no group of system calls has them, and without them compilers run without their file sandbox.
+    #[test]
+    fn the_unit_allows_the_system_calls_of_landlock() {
+        let unit = include_str!("../../host/package/rouse.service");
+        for call in ["create_ruleset", "add_rule", "restrict_self"] {
+            let allowed = unit.lines().any(|line| {
+                line.starts_with("SystemCallFilter=") && line.contains(&format!("landlock_{call}"))
+            });
+            assert!(allowed, "{call}");
+        }
+    }
+
     #[test]
     fn the_drain_fits_into_the_time_that_systemd_gives() {
         let unit = include_str!("../../host/package/rouse.service");

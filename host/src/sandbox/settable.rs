@@ -170,9 +170,11 @@ impl Settable for StateQuota {
         ),
     ];
 
-    fn check_together(&self, here: &Overlay<Self>, _: &Overlay<Self>) -> Result<(), String> {
+    fn check_together(&self, here: &Overlay<Self>, set: &Overlay<Self>) -> Result<(), String> {
         let (value, all) = (self.value_bytes_max, self.bytes_max);
-        if here.has("value_bytes_max") && value as u64 > all {
+        // The default of one of them is not the operator's mistake.
+        let is_set_here = here.has("value_bytes_max") || here.has("bytes_max");
+        if is_set_here && set.has("value_bytes_max") && value as u64 > all {
             return Err(format!(
                 "value_bytes_max must be at most bytes_max, which is {all}, not {value}"
             ));

@@ -331,12 +331,20 @@ impl Leases {
         }
     }
 
-    /// True if the lease of an attempt that has ended, or of a claim that is given back, can no longer be trusted. One that is no longer
-    /// held is trusted for the shortest lease after `claim_sent`.
-    pub(super) fn is_lost(&self, id: JobId, fence: Fence, claim_sent: BootTime) -> bool {
+    /// True if the lease of an attempt that has ended, or of a claim that is given back, can no longer be trusted. While the worker is
+    /// stopping, a claim is trusted only for the shortest lease after `claim_sent`, so that a stop in an outage does not wait for leases
+    /// of attempts that never started.
+    pub(super) fn is_lost(
+        &self,
+        id: JobId,
+        fence: Fence,
+        claim_sent: BootTime,
+        is_stopping: bool,
+    ) -> bool {
         let until = self
             .lock()
             .get(id, fence)
+            .filter(|lease| lease.attempt.is_some() || !is_stopping)
             .map_or(claim_sent.plus(LEASE_MIN), |lease| lease.trusted_until);
         until <= BootTime::now()
     }

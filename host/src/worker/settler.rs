@@ -402,11 +402,13 @@ fn refused(
 
 /// Gives up outcomes whose lease can no longer be trusted: another worker will run those jobs.
 fn keep_trying(shared: &Shared, part: &mut Vec<Unsettled>) {
+    let is_stopping = shared.stop.is_stopping();
     part.retain(|one| {
+        let Settlement { id, fence, .. } = one.settlement;
         let lost = shared.stop.now.is_cancelled()
             || shared
                 .leases
-                .is_lost(one.settlement.id, one.settlement.fence, one.claim_sent);
+                .is_lost(id, fence, one.claim_sent, is_stopping);
         if lost {
             one.meters.count(OutcomeLabel::GivenUp);
             events::given_up(one.event_context(shared));

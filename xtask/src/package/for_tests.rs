@@ -31,13 +31,13 @@ fn package(workspace: &Workspace, install: bool, folder: &Path) -> Result<()> {
 /// The smallest system that debootstrap makes, of the release of this machine, whose libraries the binary is linked with. Kept:
 /// it takes half a minute, and tests change a copy.
 fn debian(archive: &Path) -> Result<()> {
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "only root can run debootstrap and chroot"
+    );
     if archive.is_file() {
         return Ok(());
     }
-    ensure!(
-        rustix::process::geteuid().is_root(),
-        "only root can run debootstrap"
-    );
     let version = Command::new("debootstrap").arg("--version").output();
     ensure!(
         version.is_ok_and(|output| output.status.success()),

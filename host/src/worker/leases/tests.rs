@@ -246,11 +246,11 @@ fn an_attempt_knows_when_its_lease_can_no_longer_be_trusted() {
     let leases = Leases::default();
     let abort = leases.runs(JOB, FENCE, BootTime::now());
     assert_eq!(abort.reason(), None);
-    assert!(!leases.is_lost(JOB, FENCE, BootTime::now()));
+    assert!(!leases.is_lost(JOB, FENCE, BootTime::now(), false));
     // As if the renewal had been sent at the start of the clock: its ten seconds have long passed.
     assert!(leases.extend(&renewal(), BootTime::default()));
     assert_eq!(abort.reason(), Some(AbortReason::Error));
-    assert!(leases.is_lost(JOB, FENCE, BootTime::now()));
+    assert!(leases.is_lost(JOB, FENCE, BootTime::now(), false));
 }
 
 #[test]
@@ -270,6 +270,19 @@ fn a_late_renewal_does_not_revive_a_lease_that_is_no_longer_trusted() {
 }
 
 #[test]
+fn a_claim_that_is_given_back_is_trusted_for_its_lease_and_briefly_while_the_worker_stops() {
+    let leases = Leases::default();
+    let sent = ago(LEASE_MIN);
+    leases.arrives(JOB, FENCE, sent, LEASE);
+    leases.give_up(JOB, FENCE);
+    assert!(!leases.is_lost(JOB, FENCE, sent, false));
+    assert!(leases.is_lost(JOB, FENCE, sent, true));
+    // An attempt that has started keeps its lease.
+    leases.runs(JOB, Fence(8), sent);
+    assert!(!leases.is_lost(JOB, Fence(8), sent, true));
+}
+
+#[test]
 fn a_lease_that_is_given_up_runs_out_without_being_renewed() {
     let (now, leases) = (BootTime::now(), Leases::default());
     let abort = leases.runs(JOB, FENCE, now);
@@ -277,6 +290,9 @@ fn a_lease_that_is_given_up_runs_out_without_being_renewed() {
     assert_eq!(leases.due(late).len(), 1);
     leases.give_up(JOB, FENCE);
     assert!(leases.due(late).is_empty());
-    assert!(!leases.is_lost(JOB, FENCE, now), "it is trusted to its end");
+    assert!(
+        !leases.is_lost(JOB, FENCE, now, false),
+        "it is trusted to its end"
+    );
     assert_eq!(abort.reason(), None);
 }
