@@ -11,6 +11,7 @@ mod ageing;
 mod attempt;
 mod audit_outbox;
 mod challenges;
+mod claim;
 mod claimer;
 mod claims;
 mod database_metrics;

@@ -4,7 +4,8 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::ctx::{Host as _, World};
+use crate::World;
+use crate::host::Host as _;
 use crate::task::Wait;
 
 /// Why an attempt has to stop.

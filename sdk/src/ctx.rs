@@ -3,17 +3,15 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::http::{Request, Response};
+use crate::host::{Answer, Host as _};
+use crate::http::Request;
 use crate::state::State;
-use crate::task::Source;
-use crate::{AbortReason, AbortSignal, Error, Result};
+use crate::{AbortSignal, Error, Level, Result, World};
 
 /// One attempt at one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,62 +35,6 @@ pub struct JobInfo {
     /// When the job was enqueued: milliseconds since 1970-01-01 UTC, by the database's clock.
     pub requested_at_ms: i64,
 }
-
-/// The severity of a log line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Level {
-    /// Individual steps.
-    Trace,
-    /// Information for debugging.
-    Debug,
-    /// Normal events of interest.
-    Info,
-    /// Problems that may need attention.
-    Warn,
-    /// Failures.
-    Error,
-}
-
-// One implementation per target, and never behind a `dyn`: that way a module only has the imports of the host that it calls, and each
-// import costs each attempt about 0.4 µs.
-#[cfg(not(target_family = "wasm"))]
-pub(crate) use crate::testing::Recorder as World;
-#[cfg(target_family = "wasm")]
-pub(crate) use crate::wasm::Imports as World;
-
-/// The environment of an attempt: the host's imports in a module, a recorder in native tests.
-pub(crate) trait Host {
-    fn log(&self, level: Level, message: String);
-    fn progress(&self, percent: u8, step: &str);
-    fn abort_reason(&self) -> Option<AbortReason>;
-    fn grace_remaining(&self) -> Option<Duration>;
-    fn abort_source(&self) -> Source;
-    /// The recorded result of a step, JSON; `None` if it is not recorded.
-    fn start_step(&self, name: &str) -> Result<Option<Vec<u8>>>;
-    fn complete_step(&self, name: &str, output: Vec<u8>) -> Result<()>;
-    fn secret(&self, name: &str) -> Result<String>;
-    /// A JSON object.
-    fn settings(&self) -> Vec<u8>;
-    /// The value under a key, with its version.
-    fn state_get(&self, key: &str) -> Result<Option<(Vec<u8>, i64)>>;
-    /// A page of keys; an empty page ends the listing.
-    fn state_keys(&self, prefix: &str, after: Option<&str>) -> Result<Vec<String>>;
-    fn state_set(&self, key: &str, value: Vec<u8>) -> Result<()>;
-    /// False if the current version is another one; `None`, or 0: if any value exists.
-    fn state_compare_and_set(
-        &self,
-        key: &str,
-        version: Option<i64>,
-        value: Vec<u8>,
-    ) -> Result<bool>;
-    fn state_delete(&self, key: &str) -> Result<bool>;
-    fn hmac_sha256(&self, name: &str, message: &[u8]) -> Result<Vec<u8>>;
-    /// Sends one request; redirects, timeouts and the abort are handled by the caller.
-    fn http<'a>(&'a self, request: &'a Request) -> Answer<'a>;
-}
-
-/// A pending response.
-pub(crate) type Answer<'a> = Pin<Box<dyn Future<Output = Result<Response>> + 'a>>;
 
 /// The context of an attempt, as its handler sees it.
 ///

@@ -5,7 +5,8 @@ use std::fmt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::ctx::{Host as _, World};
+use crate::World;
+use crate::host::Host as _;
 use crate::{Error, Result};
 
 /// State that a handler keeps between its jobs, from [`Ctx::state`](crate::Ctx::state): small values under keys, in the database. Each

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::ctx::{Answer, Host};
+use crate::host::{Answer, Host};
 use crate::http::{Request, Response};
 use crate::native::Abort;
 use crate::task::Source;

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 use std::time::{Duration, SystemTime};
 
-use crate::ctx::{Answer, Host};
 use crate::handler::Entry;
+use crate::host::{Answer, Host};
 use crate::{AbortReason, Ctx, Error, Level};
 
 #[expect(missing_docs, reason = "generated from the contract")]

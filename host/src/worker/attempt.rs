@@ -10,14 +10,15 @@
 //! If step 1 fails, [`end_unstarted`] replaces step 2: the reason is a `RunEnd` too, and is decided and settled in the same way.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use metrics::counter;
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use super::Shared;
-use super::events::{self, EventContext, Since};
+use super::claim::Claim;
+use super::events;
 use super::journal::AttemptJournal;
 use super::leases::StartedAttempt;
 use super::meters::{HandlerMeters, Meters, OutcomeLabel};
@@ -28,8 +29,8 @@ use crate::job::{
     AbortReason, ErrorKind, Fence, JobId, JsonText, Outcome, OwnLimits, RetryPolicy, RunEnd, Tries,
     decide,
 };
-use crate::sandbox::{AbortHandle, Attenuation, BootTime, Handler, JobInput, Run};
-use crate::store::{ClaimedJob, Lane, Ran, Settlement};
+use crate::sandbox::{AbortHandle, Attenuation, Handler, JobInput, Run};
+use crate::store::{ClaimedJob, Ran, Settlement};
 
 /// What all attempts of one worker share.
 pub(super) struct Attempts {
@@ -40,35 +41,6 @@ pub(super) struct Attempts {
     pub(super) settlements: mpsc::Sender<Unsettled>,
     /// The running slots, and the claims that are being given back.
     pub(super) tasks: TaskTracker,
-}
-
-/// A claimed job.
-pub(super) struct Claim {
-    pub(super) job: ClaimedJob,
-    pub(super) lane: Arc<Lane>,
-    /// Just before the claim was sent.
-    pub(super) sent: BootTime,
-    /// When its answer arrived.
-    pub(super) received: Instant,
-    /// How long it is valid without a renewal, from `sent` on.
-    pub(super) lease: Duration,
-}
-
-impl Claim {
-    /// The context of its events. `handler`: the handler that runs it.
-    pub(super) fn event_context<'a>(
-        &self,
-        shared: &'a Shared,
-        handler: &'a str,
-    ) -> EventContext<'a> {
-        EventContext {
-            worker_id: &shared.settings.worker_id,
-            id: self.job.id,
-            handler,
-            attempt: self.job.attempt,
-            since: Since::ClaimSent(self.sent),
-        }
-    }
 }
 
 /// Runs one slot: takes claims through their attempts, one after another, until the line is empty.

@@ -12,9 +12,10 @@ use tracing::{debug, info};
 
 use super::Shared;
 use super::claims::Found;
-use super::look::{Looks, Trigger};
+use super::look::Looks;
 use super::poll::Poll;
 use super::reach::warn_unless_unreachable;
+use super::schedule::Trigger;
 use super::sleeper::{BUSY_AFTER, Sleeper};
 use crate::store::StoreError;
 use crate::store::connect::backoff;

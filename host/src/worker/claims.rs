@@ -9,7 +9,8 @@ use tracing::error;
 
 use super::Shared;
 use super::ageing::{KNOWN_AHEAD, KNOWN_MAX, Overdue, Share};
-use super::attempt::{self, Claim};
+use super::attempt;
+use super::claim::Claim;
 use super::events::{self, EventContext, Since};
 use super::lanes::{After, Lanes, Serving};
 use super::leases::UnderWay;

@@ -19,7 +19,7 @@ use tracing::{debug, info, warn};
 use self::lease::Lease;
 pub(super) use self::lease::StartedAttempt;
 pub(super) use self::renewal::renew_forever;
-use super::attempt::Claim;
+use super::claim::Claim;
 use super::policy::LEASE_MIN;
 use crate::job::{AbortReason, Fence, JobId, RunEnd};
 use crate::sandbox::{AbortHandle, BootTime};

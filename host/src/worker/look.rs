@@ -12,24 +12,13 @@ use super::Shared;
 use super::claims::{Claims, Found};
 use super::events;
 use super::lanes::After;
-use super::schedule::{Schedule, Step, Sweep, WINDOW_MARGIN};
+use super::schedule::{Schedule, Step, Sweep, Trigger, WINDOW_MARGIN};
 use super::writers::Writers;
 use crate::job::LaneId;
 use crate::store::{Looking, StoreError};
 
 /// The maximum number of lanes with jobs that one peek returns: as many as fit one claim.
 const PEEKED_MAX: usize = 256;
-
-/// What triggered a look.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Trigger {
-    /// The last look found as many jobs as it wanted.
-    More,
-    /// A notification, or an event in this host.
-    Wakeup,
-    /// The poll.
-    Poll,
-}
 
 /// Looks for jobs, with what is remembered from one look to the next.
 pub(super) struct Looks<'a> {

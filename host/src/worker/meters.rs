@@ -8,7 +8,7 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 use crate::job::{ErrorKind, Outcome};
 
-use super::middleware::{Metered, Middleware, Traced};
+use super::middleware::{AttemptInfo, Middleware, Next, Running, Traced};
 use super::waits::WaitHistograms;
 
 /// The values of the label `outcome` of `rouse_attempts_total`.
@@ -159,6 +159,32 @@ impl HandlerMeters {
     pub(super) fn count(&self, outcome: OutcomeLabel) {
         self.outcomes[outcome as usize].increment(1);
         self.all.0[outcome as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Counts running attempts, and records how long their jobs have waited.
+struct Metered {
+    running: Gauge,
+    waits: WaitHistograms,
+}
+
+impl Middleware for Metered {
+    fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
+        Box::pin(async move {
+            self.running.increment(1);
+            let _decrements = Decrement(&self.running);
+            self.waits.record(attempt);
+            next.run().await
+        })
+    }
+}
+
+/// Decrements the gauge even if the attempt panics.
+struct Decrement<'a>(&'a Gauge);
+
+impl Drop for Decrement<'_> {
+    fn drop(&mut self) {
+        self.0.decrement(1);
     }
 }
 

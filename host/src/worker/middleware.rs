@@ -5,10 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use metrics::Gauge;
 use tracing::Instrument as _;
 
-use super::waits::WaitHistograms;
 use crate::job::{Attempt, JobId, RunEnd};
 use crate::sandbox::Run;
 
@@ -126,31 +124,5 @@ impl Middleware for Traced {
             true => next.run(),
             false => Box::pin(next.run().instrument(span)),
         }
-    }
-}
-
-/// Counts running attempts, and records how long their jobs have waited.
-pub(super) struct Metered {
-    pub(super) running: Gauge,
-    pub(super) waits: WaitHistograms,
-}
-
-impl Middleware for Metered {
-    fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
-        Box::pin(async move {
-            self.running.increment(1);
-            let _decrements = Decrement(&self.running);
-            self.waits.record(attempt);
-            next.run().await
-        })
-    }
-}
-
-/// Decrements the gauge even if the attempt panics.
-struct Decrement<'a>(&'a Gauge);
-
-impl Drop for Decrement<'_> {
-    fn drop(&mut self) {
-        self.0.decrement(1);
     }
 }

@@ -3,7 +3,17 @@
 use std::time::{Duration, Instant};
 
 use super::lanes::After;
-use super::look::Trigger;
+
+/// What triggered a look.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Trigger {
+    /// The last look found as many jobs as it wanted.
+    More,
+    /// A notification, or an event in this host.
+    Wakeup,
+    /// The poll.
+    Poll,
+}
 
 /// Restarts take at most 1/20 of the time: re-reading is expensive while an open transaction keeps dead rows from being removed.
 const RESTART_SHARE: u32 = 20;

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::Shared;
-use super::attempt::{self, Claim};
+use super::attempt;
+use super::claim::Claim;
 use crate::job::RunEnd;
 
 /// A claim that has not started within this time is given back, so that other workers can claim the job.

@@ -1,0 +1,38 @@
+//! A claimed job, on its way to a slot.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::events::{EventContext, Since};
+use crate::sandbox::BootTime;
+use crate::store::{ClaimedJob, Lane};
+
+/// A claimed job.
+pub(super) struct Claim {
+    pub(super) job: ClaimedJob,
+    pub(super) lane: Arc<Lane>,
+    /// Just before the claim was sent.
+    pub(super) sent: BootTime,
+    /// When its answer arrived.
+    pub(super) received: Instant,
+    /// How long it is valid without a renewal, from `sent` on.
+    pub(super) lease: Duration,
+}
+
+impl Claim {
+    /// The context of its events. `handler`: the handler that runs it.
+    pub(super) fn event_context<'a>(
+        &self,
+        shared: &'a Shared,
+        handler: &'a str,
+    ) -> EventContext<'a> {
+        EventContext {
+            worker_id: &shared.settings.worker_id,
+            id: self.job.id,
+            handler,
+            attempt: self.job.attempt,
+            since: Since::ClaimSent(self.sent),
+        }
+    }
+}
