@@ -8,8 +8,10 @@ use anyhow::{Context as _, Result, bail};
 /// A program from crates.io.
 pub(crate) struct Tool {
     name: &'static str,
-    /// Pinned, so that a new release changes nothing until somebody has seen it.
+    /// Pinned, so that a new release changes nothing until someone has looked at it.
     version: &'static str,
+    /// Arguments of `cargo install`: features, for instance.
+    args: &'static [&'static str],
     /// The command that installs it with `--install`.
     command: &'static str,
 }
@@ -17,34 +19,46 @@ pub(crate) struct Tool {
 pub(crate) const CARGO_DENY: Tool = Tool {
     name: "cargo-deny",
     version: "0.20.2",
+    args: &[],
     command: "check",
 };
 
 pub(crate) const CARGO_DEB: Tool = Tool {
     name: "cargo-deb",
     version: "3.8.0",
+    args: &[],
     command: "package",
 };
 
+/// Without its web server and its search. 0.5.4 builds with Rust 1.88 and newer.
+pub(crate) const MDBOOK: Tool = Tool {
+    name: "mdbook",
+    version: "0.5.4",
+    args: &["--no-default-features"],
+    command: "check",
+};
+
 impl Tool {
-    /// The program: on PATH, else in our cache, else installed there if that is wanted.
+    /// The program in its pinned version: on PATH, else in our cache, else installed there if `install` is set.
     pub(crate) fn find(&self, install: bool) -> Result<PathBuf> {
         let cached = tools_dir()?.join("bin").join(self.name);
         for candidate in [PathBuf::from(self.name), cached.clone()] {
             let found = Command::new(&candidate).arg("--version").output();
-            if found.is_ok_and(|output| output.status.success()) {
+            if found.is_ok_and(|output| self.is_pinned(&String::from_utf8_lossy(&output.stdout))) {
                 return Ok(candidate);
             }
         }
         let Self {
             name,
             version,
+            args,
             command,
         } = self;
         if !install {
+            let args: String = args.iter().map(|arg| format!(" {arg}")).collect();
             bail!(
-                "{name} is missing: run `cargo xtask {command} --install`, \
-                 or `cargo install {name} --locked --version {version}`"
+                "{name} {version} is missing: run `cargo xtask {command} --install`, \
+                 or `cargo install {name} --locked{args} --version {version}`"
             );
         }
         eprintln!(
@@ -53,8 +67,9 @@ impl Tool {
         );
         // Unoptimised: it is built in a minute instead of five, and runs for seconds.
         let status = Command::new("cargo")
-            .args(["install", name, "--locked", "--debug", "--version", version])
-            .arg("--root")
+            .args(["install", name, "--locked", "--debug", "--force"])
+            .args(*args)
+            .args(["--version", version, "--root"])
             .arg(tools_dir()?)
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
             // Its build is not ours: neither our target folder nor our lint flags.
@@ -66,6 +81,12 @@ impl Tool {
             bail!("{name} could not be installed: see above");
         }
         Ok(cached)
+    }
+
+    /// True if the output of `--version` names the pinned version: `cargo-deny 0.20.2`, `3.8.0`, `mdbook v0.5.4`.
+    fn is_pinned(&self, output: &str) -> bool {
+        let mut words = output.split_whitespace();
+        words.any(|word| word.strip_prefix('v').unwrap_or(word) == self.version)
     }
 }
 
@@ -88,13 +109,24 @@ mod tests {
         let tool = Tool {
             name: "cargo-that-nobody-has",
             version: "1.2.3",
+            args: &["--no-default-features"],
             command: "check",
         };
         let error = tool.find(false).unwrap_err().to_string();
         assert_eq!(
             error,
-            "cargo-that-nobody-has is missing: run `cargo xtask check --install`, \
-             or `cargo install cargo-that-nobody-has --locked --version 1.2.3`"
+            "cargo-that-nobody-has 1.2.3 is missing: run `cargo xtask check --install`, \
+             or `cargo install cargo-that-nobody-has --locked --no-default-features --version 1.2.3`"
         );
+    }
+
+    #[test]
+    fn only_the_pinned_version_is_used() {
+        for output in ["mdbook v0.5.4\n", "cargo-thing 0.5.4", "0.5.4"] {
+            assert!(MDBOOK.is_pinned(output), "{output}");
+        }
+        for output in ["", "mdbook v0.5.40", "mdbook v0.5.3"] {
+            assert!(!MDBOOK.is_pinned(output), "{output}");
+        }
     }
 }

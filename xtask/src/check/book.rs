@@ -1,19 +1,18 @@
 //! Builds the book of docs/ with mdBook. A page that SUMMARY.md lists and that does not exist, or a page that mdBook cannot read,
 //! fails.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rouse_workbench::workspace::Workspace;
 
-/// Pinned, so that a new release changes nothing until its pages were looked at. 0.5.4 builds with Rust 1.88 and newer.
-const MDBOOK_VERSION: &str = "0.5.4";
+use crate::tool::MDBOOK;
 
 /// Builds the book into cargo's output folder, where it can be read.
 pub(crate) fn check(workspace: &Workspace, install: bool) -> Result<()> {
     let docs = workspace.root.join("docs");
-    let mdbook = mdbook(install)?;
+    let mdbook = MDBOOK.find(install)?;
     let book = workspace.target_dir.join("book");
     let output = Command::new(mdbook)
         .arg("build")
@@ -59,57 +58,6 @@ fn has_every_page(docs: &Path, book: &Path) -> Result<()> {
         missing.join(", ")
     );
     Ok(())
-}
-
-/// The program: on PATH in the pinned version, else in our cache, else installed there if `install` is set.
-fn mdbook(install: bool) -> Result<PathBuf> {
-    let tools = tools_dir()?;
-    let cached = tools.join("bin/mdbook");
-    let expected = format!("mdbook v{MDBOOK_VERSION}");
-    for candidate in [PathBuf::from("mdbook"), cached.clone()] {
-        let found = Command::new(&candidate).arg("--version").output();
-        if found.is_ok_and(|output| output.stdout.trim_ascii() == expected.as_bytes()) {
-            return Ok(candidate);
-        }
-    }
-    ensure!(
-        install,
-        "mdbook {MDBOOK_VERSION} is missing: run `cargo xtask check --install`, \
-         or `cargo install mdbook --locked --no-default-features --version {MDBOOK_VERSION}`"
-    );
-    eprintln!(
-        "installing mdbook {MDBOOK_VERSION} into {}",
-        tools.display()
-    );
-    // Unoptimised, and without its web server and its search: about 45 s of CPU time. It then builds the book in 0.3 s.
-    let status = Command::new("cargo")
-        .args([
-            "install",
-            "mdbook",
-            "--locked",
-            "--debug",
-            "--no-default-features",
-        ])
-        .args(["--force", "--version", MDBOOK_VERSION, "--root"])
-        .arg(&tools)
-        .env("CARGO_PROFILE_DEV_DEBUG", "0")
-        // Its build uses neither our target folder nor our lint flags.
-        .env_remove("CARGO_TARGET_DIR")
-        .env_remove("RUSTFLAGS")
-        .status()
-        .context("start cargo install")?;
-    ensure!(status.success(), "mdbook could not be installed: see above");
-    Ok(cached)
-}
-
-fn tools_dir() -> Result<PathBuf> {
-    let cache = match std::env::var_os("XDG_CACHE_HOME") {
-        Some(cache) => PathBuf::from(cache),
-        None => std::env::home_dir()
-            .context("there is no home directory: set XDG_CACHE_HOME")?
-            .join(".cache"),
-    };
-    Ok(cache.join("rouse/tools"))
 }
 
 #[cfg(test)]
