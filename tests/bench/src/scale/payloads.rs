@@ -9,17 +9,13 @@ use crate::probe;
 use crate::report::Unit;
 
 /// All payloads of a drain together. More would measure the disk.
-const BYTES_MAX: i64 = 512 << 20;
-/// Drains of `--jobs` jobs, times this. With 128 MiB, a drain of 4 KiB payloads took 1.2 s and measured the start of the worker: its ratio
-/// was 0.41 instead of 0.61.
-const LONGER: i64 = 4;
+const BYTES_MAX: i64 = 128 << 20;
 /// Up to this size the standard payload is used.
 const SMALL_BYTES: i64 = 100;
 
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     for bytes in scale.options.payloads.clone() {
-        let jobs = (scale.options.jobs * LONGER).min(BYTES_MAX / bytes.max(SMALL_BYTES));
-        let mut work = Work::noop(jobs);
+        let mut work = Work::noop(scale.options.jobs.min(BYTES_MAX / bytes.max(SMALL_BYTES)));
         work.payload = payload(bytes);
         let mut probes = probe::run(scale.bench, scale.server, work.jobs, &work.payload).await?;
         let drains = scale.drains(1, &work).await?;
