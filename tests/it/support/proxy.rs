@@ -1,6 +1,7 @@
 //! A proxy between a worker and its database that can hold a message.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ pub(crate) struct Proxy {
     is_away: Arc<watch::Sender<bool>>,
     /// The times of refused connections.
     tries: Arc<watch::Sender<Vec<Instant>>>,
+    /// How many messages, or groups of them, clients have sent.
+    sent: Arc<AtomicUsize>,
 }
 
 /// What to hold.
@@ -86,6 +89,8 @@ impl Proxy {
         let port = listener.local_addr().expect("its number").port();
         let next = Arc::new(Mutex::new(None));
         let (socket, holds) = (at.directory.join(".s.PGSQL.5432"), next.clone());
+        let sent = Arc::new(AtomicUsize::new(0));
+        let sending = sent.clone();
         let is_away = Arc::new(watch::Sender::new(false));
         let tries = Arc::new(watch::Sender::<Vec<Instant>>::default());
         let (away, tried) = (is_away.clone(), tries.clone());
@@ -99,9 +104,10 @@ impl Proxy {
                     continue;
                 };
                 let (socket, holds) = (socket.clone(), Holds(holds.clone()));
+                let sending = sending.clone();
                 tokio::spawn(async move {
                     tokio::select! {
-                        () = pass_on(client, socket, holds) => {}
+                        () = pass_on(client, socket, holds, &sending) => {}
                         _ = away.wait_for(|away| *away) => {}
                     }
                     drop(place);
@@ -117,7 +123,13 @@ impl Proxy {
             next,
             is_away,
             tries,
+            sent,
         }
+    }
+
+    /// How often clients have sent something: once per statement, since each is sent as a whole and its answer awaited.
+    pub(crate) fn sent(&self) -> usize {
+        self.sent.load(Ordering::Relaxed)
     }
 
     /// Cuts all connections, and each new one.
@@ -207,7 +219,7 @@ async fn wait_for(hold: &Hold) {
 }
 
 /// One connection. It ends with either side.
-async fn pass_on(client: TcpStream, socket: PathBuf, holds: Holds) {
+async fn pass_on(client: TcpStream, socket: PathBuf, holds: Holds, sent: &AtomicUsize) {
     // A delay in the kernel would look like a delay of the worker.
     let _ = client.set_nodelay(true);
     let Ok(server) = UnixStream::connect(socket).await else {
@@ -218,7 +230,7 @@ async fn pass_on(client: TcpStream, socket: PathBuf, holds: Holds) {
     let answers = watch::Sender::new(None);
     let held = answers.subscribe();
     tokio::select! {
-        () = statements(from_client, to_server, holds, answers) => {}
+        () = statements(from_client, to_server, holds, answers, sent) => {}
         () = pass_answers(from_server, to_client, held) => {}
     }
 }
@@ -228,9 +240,11 @@ async fn statements(
     mut to: impl AsyncWrite + Unpin,
     holds: Holds,
     answers: watch::Sender<Option<Arc<Hold>>>,
+    sent: &AtomicUsize,
 ) {
     let mut bytes = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut bytes).await {
+        sent.fetch_add(1, Ordering::Relaxed);
         if let Some(hold) = holds.catch(&bytes[..count]) {
             match hold.side {
                 Side::Statement => wait_for(&hold).await,
