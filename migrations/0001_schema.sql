@@ -157,6 +157,8 @@ CREATE TABLE rouse.job (
     fence        bigint,
     worker       bigint,
     retried_from bigint,
+    -- The first job of its chain; null: it is the first one itself.
+    chain        bigint,
     requested_at timestamptz NOT NULL,
     available_at timestamptz NOT NULL,
     claimed_at   timestamptz,
@@ -167,6 +169,8 @@ CREATE TABLE rouse.job (
     lost         integer NOT NULL DEFAULT 0,
     -- Null means the handler's own.
     max_attempts integer,
+    -- How many chains it waits for; null: none. While it waits, it has no turn.
+    blockers     integer,
     state        rouse.state NOT NULL DEFAULT 'queued',
     -- The size of the job in a claim's answer apart from the columns that every row has, bytes: payload, tenant, source and grants as text.
     -- Stored, because computing it would mean reading the payload, and the size in the table is no guide: a number such as 1e100000 is
@@ -189,6 +193,8 @@ CREATE TABLE rouse.job (
     -- The lease of its claims and the run timeout of its attempts; null means the handler's own. rouse._time_ms has their bounds.
     lease_ms     bigint,
     timeout_ms   bigint,
+    -- The chains that it waits or waited for, by name: {"charge": 17, "reserve": {"job": 18, "on_failure": "run"}}.
+    after        jsonb,
     -- Postgres parses the text of each CHECK again for every statement that writes, which was more than half the cost of an insert, so one
     -- short constraint replaces six long ones. Two rules are left out, because only the functions can write: that max_attempts is at most
     -- 1000 (rouse._lane), and that a running job has a turn and an attempt (rouse.claim).
@@ -200,7 +206,8 @@ CREATE TABLE rouse.job (
         AND lost BETWEEN 0 AND attempt
         AND max_attempts > 0
         AND isfinite(available_at)
-        AND num_nulls(payload, payload_at) = 1)
+        AND num_nulls(payload, payload_at) = 1
+        AND num_nulls(blockers, turn) > 0)
 ) WITH (
     -- Each page has room for a second version of every row on it, so that the claim's version is on the same page, and its WAL contains
     -- only the changes instead of the whole row: 345 bytes per claim instead of 442. The table is larger by two fifths.
@@ -214,9 +221,9 @@ CREATE TABLE rouse.job (
 CREATE INDEX job_ready ON rouse.job (lane, turn) WHERE state = 'queued' AND turn IS NOT NULL;
 -- Serves claims by source: the next turns of a lane that come from it.
 CREATE INDEX job_source ON rouse.job (lane, source, turn) WHERE state = 'queued' AND turn IS NOT NULL AND source IS NOT NULL;
--- Serves promotion: the next due jobs.
-CREATE INDEX job_due ON rouse.job (available_at) WHERE state = 'queued' AND turn IS NULL;
--- Serves the count of scheduled jobs, for each lane.
+-- Serves promotion: the next due jobs, without those that wait for others.
+CREATE INDEX job_due ON rouse.job (available_at) WHERE state = 'queued' AND turn IS NULL AND blockers IS NULL;
+-- Serves the count of scheduled and waiting jobs, for each lane.
 CREATE INDEX job_waiting ON rouse.job (lane) WHERE state = 'queued' AND turn IS NULL;
 -- Serves adoption: leases that have ended.
 CREATE INDEX job_lease ON rouse.job (lease_until) WHERE state = 'running';
@@ -224,9 +231,29 @@ CREATE INDEX job_lease ON rouse.job (lease_until) WHERE state = 'running';
 CREATE UNIQUE INDEX job_unique_key ON rouse.job (unique_key, coalesce(tenant, '')) WHERE unique_key IS NOT NULL;
 -- At most one retry of each finished job is live.
 CREATE UNIQUE INDEX job_retry ON rouse.job (retried_from) WHERE retried_from IS NOT NULL;
+-- A chain has one live job at a time.
+CREATE UNIQUE INDEX job_chain ON rouse.job (chain) WHERE chain IS NOT NULL;
 
 -- Serves the removal of old payloads.
 CREATE INDEX job_payload ON rouse.job (payload_at) WHERE payload_at IS NOT NULL;
+
+-- Chains that live jobs wait for, a row each (functions/dependencies.sql). Deleted when the chain has ended, or the job.
+CREATE TABLE rouse.dependency (
+    chain      bigint NOT NULL,
+    -- If the chain fails: cancel the job, run it nevertheless, or wait until the chain was retried and has succeeded.
+    on_failure text NOT NULL CHECK (on_failure IN ('cancel', 'run', 'wait')),
+    job        bigint NOT NULL,
+    PRIMARY KEY (chain, on_failure, job)
+);
+CREATE INDEX dependency_job ON rouse.dependency (job);
+
+-- Chains that have ended while some of their dependencies remain: they are too many for one transaction, or their jobs are locked.
+CREATE TABLE rouse.pending_release (
+    chain     bigint PRIMARY KEY,
+    succeeded boolean NOT NULL,
+    tried_at  timestamptz NOT NULL
+);
+CREATE INDEX pending_release_tried ON rouse.pending_release (tried_at);
 
 -- Large payloads (functions/payloads.sql): written once, by the enqueue; rows of rouse.job and rouse.finished refer to them. Insert-only,
 -- one partition a day.
@@ -256,6 +283,8 @@ CREATE TABLE rouse.finished (
     lane              bigint NOT NULL,
     worker            bigint,
     retried_from      bigint,
+    -- As in rouse.job.
+    chain             bigint,
     requested_at      timestamptz NOT NULL,
     available_at      timestamptz NOT NULL,
     claimed_at        timestamptz,
@@ -288,6 +317,8 @@ CREATE TABLE rouse.finished (
     handler           text,
     lease_ms          bigint,
     timeout_ms        bigint,
+    -- As in rouse.job.
+    after             jsonb,
     -- For how many days it is kept; 0 means the general retention.
     keep_days         smallint NOT NULL DEFAULT 0,
     CHECK ((state = 'succeeded') = (result IS NOT NULL)),
@@ -296,6 +327,8 @@ CREATE TABLE rouse.finished (
 ) PARTITION BY LIST (keep_days);
 CREATE TABLE rouse.finished_default PARTITION OF rouse.finished FOR VALUES IN (0) PARTITION BY RANGE (finished_at);
 CREATE INDEX finished_id ON rouse.finished (id);
+-- Serves the search for the jobs of a chain, apart from the first.
+CREATE INDEX finished_chain ON rouse.finished (chain, id) WHERE chain IS NOT NULL;
 -- Serves rouse.audit: jobs that ended since a time. It indexes ranges of pages, so inserts do not pay for it.
 CREATE INDEX finished_at ON rouse.finished USING brin (finished_at) WITH (pages_per_range = 32, autosummarize = on);
 -- Serves the removal of old payloads: those that are still referred to by jobs that are kept longer than others, or that ended more than a

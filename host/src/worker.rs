@@ -30,6 +30,7 @@ mod poll;
 mod prefetch;
 mod progress;
 mod reach;
+mod releases;
 mod schedule;
 mod settings;
 mod settler;
@@ -140,6 +141,8 @@ struct Shared {
     presence: heartbeat::Presence,
     calls: Calls,
     reports: Reports,
+    /// Notified when there are releases to continue.
+    releases: Notify,
     health: Health,
     stop: Stop,
 }
@@ -235,6 +238,7 @@ pub async fn run(
             patient: Semaphore::new(1),
         },
         reports: Reports::default(),
+        releases: Notify::new(),
         settings,
         store,
         sandbox,
@@ -252,6 +256,7 @@ pub async fn run(
     spawn(Box::pin(leases::renew_forever(shared.clone())));
     spawn(Box::pin(reach::report_forever(shared.clone())));
     spawn(Box::pin(reach::hurry_when_stopping(shared.clone())));
+    spawn(Box::pin(releases::run_forever(shared.clone())));
     spawn(Box::pin(progress::run_forever(shared.clone())));
     background.spawn(logs::run_until(shared.clone(), background_stop.clone()));
     spawn(Box::pin(usage::run_forever(shared.clone())));

@@ -20,9 +20,10 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._end(p_id bigint, p_state rouse.state, p_result jsonb, p_error jsonb, p_event text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    at    timestamptz;
-    live  record;
-    ended rouse.settlement;
+    at     timestamptz;
+    live   record;
+    ended  rouse.settlement;
+    chains bigint[];
 BEGIN
     SELECT j.state, j.fence, j.worker, j.attempt INTO live FROM rouse.job AS j WHERE j.id = p_id FOR UPDATE;
     IF NOT FOUND THEN
@@ -40,14 +41,8 @@ BEGIN
         PERFORM rouse._settle(NULL, ARRAY[ended]);
         PERFORM rouse._hint('rouse_worker_' || live.worker, p_id::text);
     ELSE
-        WITH gone AS (DELETE FROM rouse.job AS j WHERE j.id = p_id RETURNING j.*)
-        INSERT INTO rouse.finished (id, lane, retried_from, requested_at, available_at, finished_at,
-                                    attempt, lost, max_attempts, state, tenant, source, unique_key, payload, payload_at, result, error, grants,
-                                    lease_ms, timeout_ms, keep_days)
-        SELECT g.id, g.lane, g.retried_from, g.requested_at, g.available_at, at,
-               g.attempt, g.lost, g.max_attempts, p_state, g.tenant, g.source, g.unique_key, g.payload, g.payload_at, p_result, p_error, g.grants,
-               g.lease_ms, g.timeout_ms, rouse._keep_days(g.lane, p_state, at)
-        FROM gone AS g;
+        chains := rouse._end_queued(ARRAY[p_id], p_state, p_result, p_error, at);
+        PERFORM rouse._chains_ended(chains, ARRAY[p_state = 'succeeded']);
     END IF;
     INSERT INTO rouse.record (at, job, event, attempt, who) VALUES (at, p_id, p_event, live.attempt, session_user);
     RETURN true;
@@ -180,27 +175,52 @@ $$;
 -- Creates a new job from an ended one, `p_was`, with the same lane, payload, tenant, source, max_attempts, grants, lease, timeout and
 -- unique key. Returns its id; or, if a live job prevents that, the id of that job, with `is_retry`: true if it is a retry of the job, false
 -- if it only has its unique key. All are null if the payload was removed. Served by job_retry and job_unique_key; wakes like an enqueue.
-CREATE OR REPLACE FUNCTION rouse._retry(p_was rouse.finished, p_at timestamptz, OUT made bigint, OUT live bigint, OUT is_retry boolean)
+--
+-- If its chain has failed with this job, the retry goes on with the chain. If the job never ran, the retry waits for what it had waited for:
+-- `failed` is a chain that has failed, and prevents the retry.
+CREATE OR REPLACE FUNCTION rouse._retry(
+    p_was rouse.finished, p_at timestamptz, OUT made bigint, OUT live bigint, OUT is_retry boolean, OUT failed bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
     fresh     bigint := nextval('rouse.turn_seq');
     payload   jsonb := rouse._payload(p_was.id, p_was.payload, p_was.payload_at);
     bytes     integer := octet_length(payload::text);
     stored_at timestamptz := rouse._payload_at(bytes, p_at);
+    continued bigint := coalesce(p_was.chain, p_was.id);
+    parents   record;
+    blockers  integer;
 BEGIN
     IF payload IS NULL THEN
         RETURN;
     END IF;
     PERFORM rouse._open_lane(p_was.lane);
+    -- An enqueue that waits for a retry of this chain locks the row too (rouse._find_parents).
+    PERFORM FROM rouse.finished AS f WHERE f.id = p_was.id FOR UPDATE;
+    IF p_was.state = 'succeeded' OR rouse._live_job(continued) IS NOT NULL OR (rouse._last_ended(continued)).id <> p_was.id THEN
+        continued := NULL;
+    END IF;
+    IF p_was.after IS NOT NULL AND p_was.attempt = 0 THEN
+        parents := rouse._find_parents(p_was.after);
+        IF parents.failed IS NOT NULL THEN
+            failed := parents.failed;
+            RETURN;
+        END IF;
+        blockers := nullif(cardinality(parents.chains), 0);
+    END IF;
     FOR try IN 1 .. 10 LOOP
-        INSERT INTO rouse.job AS j (id, lane, turn, retried_from, requested_at, available_at, max_attempts, bytes, tenant, source,
-                                    unique_key, payload, payload_at, wake, grants, lease_ms, timeout_ms)
-        VALUES (fresh, p_was.lane, fresh, p_was.id, p_at, p_at, p_was.max_attempts,
+        INSERT INTO rouse.job AS j (id, lane, turn, retried_from, chain, requested_at, available_at, max_attempts, blockers, bytes, tenant, source,
+                                    unique_key, payload, payload_at, wake, grants, lease_ms, timeout_ms, after)
+        VALUES (fresh, p_was.lane, CASE WHEN blockers IS NULL THEN fresh END, p_was.id, continued, p_at, p_at, p_was.max_attempts, blockers,
                 bytes + rouse._other_bytes(p_was.tenant, p_was.source, p_was.grants),
                 p_was.tenant, p_was.source, p_was.unique_key, CASE WHEN stored_at IS NULL THEN payload END, stored_at, true,
-                p_was.grants, p_was.lease_ms, p_was.timeout_ms)
+                p_was.grants, p_was.lease_ms, p_was.timeout_ms, p_was.after)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
+            IF blockers IS NOT NULL THEN
+                PERFORM rouse._add_dependencies(fresh, parents.chains, parents.on_failures, NULL);
+            END IF;
+            -- Jobs that its failure has not cancelled yet wait for the retry.
+            DELETE FROM rouse.pending_release AS p WHERE p.chain = continued;
             IF stored_at IS NOT NULL THEN
                 INSERT INTO rouse.payload (job, payload, kept_at) VALUES (fresh, payload::text, stored_at);
             END IF;
@@ -253,6 +273,10 @@ BEGIN
             was.id, done.live, quote_literal(substr(was.unique_key, strpos(was.unique_key, '/') + 1))
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Wait for the end of that job, or cancel it first.';
     END IF;
+    IF done.failed IS NOT NULL THEN
+        RAISE EXCEPTION 'rouse: job % cannot be retried: it waits for job %, which has failed', was.id, done.failed
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Retry that job first.';
+    END IF;
     IF done.made IS NULL AND done.live IS NULL THEN
         RAISE EXCEPTION 'rouse: job % cannot be retried: its payload was removed', was.id
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It is missing from rouse.payload.';
@@ -277,7 +301,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.reschedule: run_at must be a time, not %', reschedule.run_at
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Omit it to run the job at once.';
     END IF;
-    SELECT j.state, j.lane, j.turn, j.available_at, j.attempt INTO live FROM rouse.job AS j WHERE j.id = reschedule.id FOR UPDATE;
+    SELECT j.state, j.lane, j.turn, j.available_at, j.attempt, j.blockers INTO live FROM rouse.job AS j WHERE j.id = reschedule.id FOR UPDATE;
     IF NOT FOUND THEN
         was := rouse._ended_job(reschedule.id);
         PERFORM rouse._refuse_ended(reschedule.id, 'rescheduled', was.state, '');
@@ -287,7 +311,10 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('Wait for its end, or stop it with SELECT rouse.cancel(%s).', reschedule.id);
     END IF;
-    IF reschedule.run_at > at THEN
+    IF live.blockers IS NOT NULL THEN
+        -- It gets its turn when it is released, at run_at at the earliest.
+        UPDATE rouse.job AS j SET available_at = coalesce(reschedule.run_at, at) WHERE j.id = reschedule.id;
+    ELSIF reschedule.run_at > at THEN
         IF live.turn IS NULL AND live.available_at = reschedule.run_at THEN
             RETURN true;
         END IF;
@@ -415,8 +442,8 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 DECLARE
     at      timestamptz := clock_timestamp();
     lane_id bigint;
-    days    smallint;
-    taken   integer;
+    ids     bigint[];
+    chains  bigint[];
     purged  integer := 0;
 BEGIN
     PERFORM rouse._check_queue('purge_queue', purge_queue.queue);
@@ -426,25 +453,14 @@ BEGIN
     END IF;
     PERFORM rouse._ensure_partitions(at);
     FOR lane_id IN SELECT DISTINCT l.id FROM rouse.lane AS l WHERE l.queue = purge_queue.queue LOOP
-        days := rouse._keep_days(lane_id, 'cancelled', at);
-        WITH ready AS MATERIALIZED (
+        ids := ARRAY(
             SELECT j.id FROM rouse.job AS j
             WHERE j.lane = lane_id AND j.state = 'queued' AND j.turn IS NOT NULL
-            ORDER BY j.turn LIMIT most - purged FOR UPDATE SKIP LOCKED),
-        gone AS (
-            DELETE FROM rouse.job AS j USING ready WHERE j.id = ANY (ARRAY[ready.id]) RETURNING j.*),
-        kept AS (
-            INSERT INTO rouse.finished (id, lane, retried_from, requested_at, available_at, finished_at,
-                                        attempt, lost, max_attempts, state, tenant, source, unique_key, payload, payload_at, grants,
-                                        lease_ms, timeout_ms, keep_days)
-            SELECT g.id, g.lane, g.retried_from, g.requested_at, g.available_at, at,
-                   g.attempt, g.lost, g.max_attempts, 'cancelled', g.tenant, g.source, g.unique_key, g.payload, g.payload_at, g.grants,
-                   g.lease_ms, g.timeout_ms, days
-            FROM gone AS g RETURNING id),
-        recorded AS (
-            INSERT INTO rouse.record (at, job, event, who) SELECT at, k.id, 'purged', session_user FROM kept AS k)
-        SELECT count(*) INTO taken FROM kept;
-        purged := purged + taken;
+            ORDER BY j.turn LIMIT most - purged FOR UPDATE SKIP LOCKED);
+        chains := rouse._end_queued(ids, 'cancelled', NULL, NULL, at);
+        INSERT INTO rouse.record (at, job, event, who) SELECT at, ended.id, 'purged', session_user FROM unnest(ids) AS ended(id);
+        PERFORM rouse._chains_ended(chains, array_fill(false, ARRAY[cardinality(chains)]));
+        purged := purged + cardinality(ids);
         EXIT WHEN purged >= most;
     END LOOP;
     IF purged > 0 THEN

@@ -13,6 +13,10 @@ COMMENT ON FUNCTION rouse.job IS
     'Returns one job, live or finished; no row if it does not exist or is no longer kept.';
 COMMENT ON FUNCTION rouse.result IS
     'Returns the result of a job that has succeeded, otherwise null.';
+COMMENT ON FUNCTION rouse.chain IS
+    'Returns the jobs of a chain in order, given any of them.';
+COMMENT ON FUNCTION rouse.chain_result IS
+    'Returns the result of the last job of a chain that has succeeded, otherwise null.';
 COMMENT ON FUNCTION rouse.history IS
     'Returns the history of one job, oldest event first.';
 COMMENT ON FUNCTION rouse.job_log IS
@@ -21,6 +25,12 @@ COMMENT ON FUNCTION rouse.job_log IS
 -- Admin actions.
 COMMENT ON FUNCTION rouse.cancel IS
     'Cancels a queued or running job; true if it is cancelled now, false if it had ended otherwise or does not exist.';
+COMMENT ON FUNCTION rouse.cancel_chain IS
+    'Cancels the live job of a chain; true if the chain is cancelled now, false if it had ended otherwise.';
+COMMENT ON FUNCTION rouse.complete_chain IS
+    'Ends the live job of a chain as succeeded, with this result, and with it the chain.';
+COMMENT ON FUNCTION rouse.delete_chain IS
+    'Removes the queued job of a chain; refused while other jobs wait for the chain, unless cascade is true: then they are cancelled too.';
 COMMENT ON FUNCTION rouse.complete IS
     'Ends a queued or running job as succeeded, with this result.';
 COMMENT ON FUNCTION rouse.fail IS
@@ -74,6 +84,8 @@ COMMENT ON FUNCTION rouse.awake IS
     'Ends the request for notifications.';
 COMMENT ON FUNCTION rouse.peek IS
     'Reads whether there is work: ready lanes, due jobs, orphans, new lanes.';
+COMMENT ON FUNCTION rouse.continue_releases IS
+    'Releases more of the jobs that wait for chains that have ended; true if there is more to do at once.';
 COMMENT ON FUNCTION rouse.promote IS
     'Gives due jobs their turn and returns when the next job is due.';
 COMMENT ON FUNCTION rouse.overdue IS

@@ -138,6 +138,9 @@ $$;
 --   lease         the duration of a claim without renewal, 2 seconds to 1 day; null: the handler's own
 --   timeout       the run timeout of an attempt, 1 millisecond to 30 days; null: the handler's own. If rouse.toml sets one for the
 --                 handler, the shorter of the two counts
+--   after         the jobs that it waits for, at most 10,000: a list of ids, or an object with a name for each, {"charge": 17} or
+--                 {"charge": {"job": 17, "on_failure": "cancel"}}. It waits for the end of their chains. `on_failure`: a failed chain
+--                 cancels the job (cancel, the default), counts as ended (run), or the job waits until it was retried and has succeeded (wait)
 CREATE OR REPLACE FUNCTION rouse.enqueue(
     handler      text,
     payload      jsonb       DEFAULT '{}',
@@ -151,7 +154,8 @@ CREATE OR REPLACE FUNCTION rouse.enqueue(
     tags         text[]      DEFAULT '{}',
     grants       jsonb       DEFAULT NULL,
     lease        interval    DEFAULT NULL,
-    timeout      interval    DEFAULT NULL
+    timeout      interval    DEFAULT NULL,
+    after        jsonb       DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_variable
@@ -166,13 +170,15 @@ DECLARE
     stored_at      timestamptz;
     lane_id        bigint;
     job_id         bigint := nextval('rouse.turn_seq');
+    parents        record;
+    blockers       integer;
 BEGIN
     -- A condition is prepared again in each transaction that reaches it, whether or not its parts are needed. So conditions that most calls
     -- do not need are in a branch that they do not enter.
     IF unique_key IS NOT NULL THEN
         RETURN (SELECT u.id FROM rouse._enqueue_unique(
             job_id, handler, payload, bytes, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants,
-            lease, timeout) AS u);
+            lease, timeout, after) AS u);
     END IF;
     IF bytes > bytes_max THEN
         bytes_max := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = queue), 262144);
@@ -195,7 +201,7 @@ BEGIN
             AND (source IS NULL OR length(source) BETWEEN 1 AND 200);
     END IF;
     -- Rare: the statement below leaves them out, so that it costs other jobs nothing.
-    IF coalesce(lease, timeout) IS NOT NULL THEN
+    IF coalesce(lease, timeout) IS NOT NULL OR after IS NOT NULL THEN
         valid := false;
     END IF;
     -- Entries of the catalog are valid: if the lane is found, its parts need no checks of their own. Null parts find no lane.
@@ -219,11 +225,19 @@ BEGIN
     IF stored_at IS NULL THEN
         inline_payload := coalesce(payload, '{}');
     END IF;
-    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants,
-                                lease_ms, timeout_ms)
-    VALUES (job_id, lane_id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
-            max_attempts, bytes + rouse._other_bytes(tenant, source, grants), tenant, source, inline_payload, stored_at, true, grants,
-            rouse._time_ms('lease', lease), rouse._time_ms('timeout', timeout));
+    IF after IS NOT NULL THEN
+        parents := rouse._find_parents(after);
+        after := parents.after;
+        blockers := nullif(cardinality(parents.chains), 0);
+    END IF;
+    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, blockers, bytes, tenant, source, payload, payload_at, wake, grants,
+                                lease_ms, timeout_ms, after)
+    VALUES (job_id, lane_id, CASE WHEN run_at > at OR blockers > 0 THEN NULL ELSE job_id END, at, coalesce(run_at, at),
+            max_attempts, blockers, bytes + rouse._other_bytes(tenant, source, grants), tenant, source, inline_payload, stored_at,
+            CASE WHEN blockers IS NULL THEN true END, grants, rouse._time_ms('lease', lease), rouse._time_ms('timeout', timeout), after);
+    IF after IS NOT NULL THEN
+        PERFORM rouse._add_dependencies(job_id, parents.chains, parents.on_failures, parents.failed);
+    END IF;
     RETURN job_id;
 END
 $$;
@@ -232,7 +246,7 @@ $$;
 -- settings; p_bytes is the size of the payload's text. Waits for a transaction that is enqueuing the same key. Served by job_unique_key.
 CREATE OR REPLACE FUNCTION rouse._enqueue_unique(
     p_id bigint, p_handler text, p_payload jsonb, p_bytes integer, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
-    p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb, p_lease interval, p_timeout interval,
+    p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb, p_lease interval, p_timeout interval, p_after jsonb,
     OUT id bigint, OUT created boolean, OUT differs text[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -243,7 +257,14 @@ DECLARE
     stored_at timestamptz;
     lease     bigint;
     timeout   bigint;
+    parents   record;
+    blockers  integer;
 BEGIN
+    IF p_after IS NOT NULL THEN
+        parents := rouse._find_parents(p_after);
+        p_after := parents.after;
+        blockers := nullif(cardinality(parents.chains), 0);
+    END IF;
     IF coalesce(p_lease, p_timeout) IS NOT NULL THEN
         lease := rouse._time_ms('lease', p_lease);
         timeout := rouse._time_ms('timeout', p_timeout);
@@ -265,13 +286,16 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     FOR try IN 1 .. 10 LOOP
-        INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, unique_key,
-                                    payload, payload_at, wake, grants, lease_ms, timeout_ms)
-        VALUES (p_id, lane_id, CASE WHEN p_run_at > at THEN NULL ELSE p_id END, at, coalesce(p_run_at, at),
-                p_max_attempts, p_bytes + rouse._other_bytes(p_tenant, p_source, p_grants), p_tenant, p_source, key,
-                CASE WHEN stored_at IS NULL THEN p_payload END, stored_at, true, p_grants, lease, timeout)
+        INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, blockers, bytes, tenant, source, unique_key,
+                                    payload, payload_at, wake, grants, lease_ms, timeout_ms, after)
+        VALUES (p_id, lane_id, CASE WHEN p_run_at > at OR blockers > 0 THEN NULL ELSE p_id END, at, coalesce(p_run_at, at),
+                p_max_attempts, blockers, p_bytes + rouse._other_bytes(p_tenant, p_source, p_grants), p_tenant, p_source, key,
+                CASE WHEN stored_at IS NULL THEN p_payload END, stored_at, CASE WHEN blockers IS NULL THEN true END, p_grants, lease, timeout, p_after)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
+            IF p_after IS NOT NULL THEN
+                PERFORM rouse._add_dependencies(p_id, parents.chains, parents.on_failures, parents.failed);
+            END IF;
             IF stored_at IS NOT NULL THEN
                 INSERT INTO rouse.payload (job, payload, kept_at) VALUES (p_id, p_payload::text, stored_at);
             END IF;
@@ -289,7 +313,8 @@ BEGIN
                    CASE WHEN live_lane.tags <> new_lane.tags THEN 'tags' END,
                    CASE WHEN j.grants IS DISTINCT FROM p_grants THEN 'grants' END,
                    CASE WHEN j.lease_ms IS DISTINCT FROM lease THEN 'lease' END,
-                   CASE WHEN j.timeout_ms IS DISTINCT FROM timeout THEN 'timeout' END], NULL)
+                   CASE WHEN j.timeout_ms IS DISTINCT FROM timeout THEN 'timeout' END,
+                   CASE WHEN j.after IS DISTINCT FROM p_after THEN 'after' END], NULL)
         INTO _enqueue_unique.id, created, differs
         FROM rouse.job AS j
         CROSS JOIN LATERAL (SELECT l.queue, l.priority, l.tags FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS live_lane
@@ -310,7 +335,7 @@ $$;
 --   id       the job that has the key now
 --   created  true: this call has enqueued it; false: it was live before, and nothing was added or changed
 --   differs  the arguments of this call in which the live job differs: payload, queue, source, priority, max_attempts, tags,
---            grants, lease and timeout; not run_at, which each retry changes
+--            grants, lease, timeout and after; not run_at, which each retry changes
 CREATE OR REPLACE FUNCTION rouse.enqueue_unique(
     handler      text,
     unique_key   text,
@@ -325,6 +350,7 @@ CREATE OR REPLACE FUNCTION rouse.enqueue_unique(
     grants       jsonb       DEFAULT NULL,
     lease        interval    DEFAULT NULL,
     timeout      interval    DEFAULT NULL,
+    after        jsonb       DEFAULT NULL,
     OUT id       bigint,
     OUT created  boolean,
     OUT differs  text[]
@@ -338,7 +364,7 @@ BEGIN
     END IF;
     SELECT u.id, u.created, u.differs INTO id, created, differs
     FROM rouse._enqueue_unique(nextval('rouse.turn_seq'), handler, payload, octet_length(payload::text), queue, tenant, source, priority,
-                               run_at, max_attempts, unique_key, tags, grants, lease, timeout) AS u;
+                               run_at, max_attempts, unique_key, tags, grants, lease, timeout, after) AS u;
 END
 $$;
 

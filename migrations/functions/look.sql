@@ -24,11 +24,13 @@ $$;
 --   turn                the last assigned turn; null while a queue is paused, because a lane that seems empty may have jobs then
 --   writers             transactions of this database that have written and are in progress, or prepared: their jobs are not visible yet;
 --                       null unless requested (`with_writers`), because it reads all sessions of the server
+--   releases            jobs that wait for chains that have ended are left to rouse.continue_releases, since a second (served by
+--                       pending_release_tried)
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_rows bigint,
     p_orphaned_since timestamptz, p_due_within_ms bigint, p_most integer, p_with_writers boolean,
     OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint, OUT looked_at timestamptz,
-    OUT turn bigint, OUT writers bigint[])
+    OUT turn bigint, OUT writers bigint[], OUT releases boolean)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -80,9 +82,10 @@ BEGIN
     END IF;
     SELECT j.available_at INTO next_at
     FROM rouse.job AS j
-    WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at > due_since
+    WHERE j.state = 'queued' AND j.turn IS NULL AND j.blockers IS NULL AND j.available_at > due_since
     ORDER BY j.available_at LIMIT 1;
     due := coalesce(next_at <= at, false);
+    releases := EXISTS (SELECT FROM rouse.pending_release AS p WHERE p.tried_at < at - interval '1 second' ORDER BY p.tried_at LIMIT 1);
     -- GREATEST would turn null into 0, and the worker would never wait.
     IF next_at IS NOT NULL THEN
         next_due_ms := greatest(0, ceil(extract(epoch FROM next_at - clock_timestamp()) * 1000))::bigint;
@@ -109,7 +112,7 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     WITH due AS MATERIALIZED (
         SELECT j.id FROM rouse.job AS j
-        WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at > since AND j.available_at <= at
+        WHERE j.state = 'queued' AND j.turn IS NULL AND j.blockers IS NULL AND j.available_at > since AND j.available_at <= at
         ORDER BY j.available_at LIMIT p_most FOR NO KEY UPDATE SKIP LOCKED),
     moved AS (
         UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq') FROM due
@@ -121,7 +124,7 @@ BEGIN
     END IF;
     SELECT greatest(0, ceil(extract(epoch FROM j.available_at - clock_timestamp()) * 1000))::bigint INTO next_due_ms
     FROM rouse.job AS j
-    WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at > at
+    WHERE j.state = 'queued' AND j.turn IS NULL AND j.blockers IS NULL AND j.available_at > at
     ORDER BY j.available_at LIMIT 1;
 END
 $$;
@@ -157,7 +160,7 @@ END
 $$;
 
 -- The jobs that remain in a queue, for each handler and list of required tags: ready; due (scheduled jobs that are due, and orphans);
--- scheduled for later, and how many of those (`retries`) have been tried before; running here (`mine`) and elsewhere. The last two are
+-- scheduled for later or waiting for other jobs, and how many of those (`retries`) have been tried before; running here (`mine`) and elsewhere. The last two are
 -- computed if `p_running` is true, and require reading all running jobs, of all queues. Ready and waiting jobs are counted up to 10,000 for
 -- each lane; if there are more, `at_least` is true. Due jobs are all counted, because the caller continues until there are none: they are
 -- read for all queues, because any worker promotes them at its next peek. Served by job_ready, job_waiting, job_due and job_lease, after
@@ -187,7 +190,7 @@ BEGIN
         -- In this order and without sorting: only job_due provides that, and it contains nothing that is scheduled for later.
         SELECT d.lane, count(*) AS jobs
         FROM (SELECT j.lane FROM rouse.job AS j
-              WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at <= at
+              WHERE j.state = 'queued' AND j.turn IS NULL AND j.blockers IS NULL AND j.available_at <= at
               ORDER BY j.available_at) AS d
         GROUP BY d.lane)
     SELECT l.handler, l.tags, sum(least(ready.jobs, 10000))::bigint,
@@ -200,11 +203,11 @@ BEGIN
             SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT 10001) AS j) AS ready
     CROSS JOIN LATERAL (
-        SELECT count(*) AS jobs, count(*) FILTER (WHERE j.available_at > at) AS later,
+        SELECT count(*) AS jobs, count(*) FILTER (WHERE j.available_at > at OR j.blockers IS NOT NULL) AS later,
                count(*) FILTER (WHERE j.available_at > at AND j.attempt > 0) AS retries
         -- A range of one lane, in the order of lanes and without sorting: only job_waiting provides that. `=` implies no order, and job_due
         -- would do as well while the plan is made on a small table.
-        FROM (SELECT j.available_at, j.attempt FROM rouse.job AS j
+        FROM (SELECT j.available_at, j.attempt, j.blockers FROM rouse.job AS j
               WHERE j.lane >= l.id AND j.lane <= l.id AND j.state = 'queued' AND j.turn IS NULL
               ORDER BY j.lane LIMIT 10001) AS j) AS waiting
     LEFT JOIN due ON due.lane = l.id
@@ -231,7 +234,7 @@ BEGIN
         SELECT s.lane, count(*) AS jobs
         FROM (
             (SELECT j.lane, j.source FROM rouse.job AS j
-             WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at <= at
+             WHERE j.state = 'queued' AND j.turn IS NULL AND j.blockers IS NULL AND j.available_at <= at
              ORDER BY j.available_at)
             UNION ALL
             (SELECT j.lane, j.source FROM rouse.job AS j

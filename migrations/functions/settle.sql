@@ -7,6 +7,9 @@
 --
 -- The time of each end is read after its row was locked, so it is later than a renewal that the lock waited for.
 --
+-- Jobs that wait for these are released in the same transaction (dependencies.sql); a null id is returned if some of them are left to
+-- rouse.continue_releases.
+--
 -- Served by the primary key of rouse.job. The insert into rouse.finished goes to a partition of today, chosen by the queue's retention
 -- (partitions.sql).
 CREATE OR REPLACE FUNCTION rouse._settle(p_worker bigint, p_settlements rouse.settlement[]) RETURNS SETOF bigint
@@ -14,32 +17,40 @@ LANGUAGE plpgsql ROWS 100 AS $$
 DECLARE
     at          timestamptz := clock_timestamp();
     some_differ boolean;
+    ended       bigint[];
+    chains      bigint[];
+    succeeded   boolean[];
     released    bigint[];
     lanes       bigint[];
 BEGIN
     PERFORM FROM rouse.queue AS q WHERE q.keep_days IS NOT NULL OR q.keep_failed_days IS NOT NULL;
     some_differ := FOUND;
-    RETURN QUERY
     WITH gone AS (
         DELETE FROM rouse.job AS j
         USING unnest(p_settlements) AS s
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state <> 'queued' AND (p_worker IS NULL OR j.worker = p_worker)
-        RETURNING j.id, j.lane, j.worker, j.retried_from, j.requested_at, j.available_at, j.claimed_at,
+        RETURNING j.id, j.lane, j.worker, j.retried_from, j.chain, j.requested_at, j.available_at, j.claimed_at,
                   CASE WHEN s.started_us IS NOT NULL THEN least(at, j.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at,
                   j.attempt, j.lost, j.max_attempts, s.state::rouse.state AS state, j.tenant, j.source, j.unique_key, j.payload, j.payload_at, s.result, s.error,
                   abs(s.cpu_us) AS cpu_us, abs(s.memory_peak_bytes) AS memory_peak, abs(s.host_calls) AS host_calls,
                   abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest, j.grants, left(s.handler, 128) AS handler,
-                  j.lease_ms, j.timeout_ms)
-    INSERT INTO rouse.finished AS f (id, lane, worker, retried_from, requested_at, available_at, claimed_at, started_at, finished_at,
-                                attempt, lost, max_attempts, state, tenant, source, unique_key, payload, payload_at, result, error,
-                                cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants, handler,
-                                lease_ms, timeout_ms, keep_days)
-    SELECT g.id, g.lane, g.worker, g.retried_from, g.requested_at, g.available_at, g.claimed_at, g.started_at, clock_timestamp(),
-           g.attempt, g.lost, g.max_attempts, g.state, g.tenant, g.source, g.unique_key, g.payload, g.payload_at, g.result, g.error,
-           g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants, g.handler,
-           g.lease_ms, g.timeout_ms, CASE WHEN some_differ THEN rouse._keep_days(g.lane, g.state, at) ELSE 0 END
-    FROM gone AS g
-    RETURNING f.id;
+                  j.lease_ms, j.timeout_ms, j.after),
+    kept AS (
+        INSERT INTO rouse.finished AS f (id, lane, worker, retried_from, chain, requested_at, available_at, claimed_at, started_at, finished_at,
+                                    attempt, lost, max_attempts, state, tenant, source, unique_key, payload, payload_at, result, error,
+                                    cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants, handler,
+                                    lease_ms, timeout_ms, after, keep_days)
+        SELECT g.id, g.lane, g.worker, g.retried_from, g.chain, g.requested_at, g.available_at, g.claimed_at, g.started_at, clock_timestamp(),
+               g.attempt, g.lost, g.max_attempts, g.state, g.tenant, g.source, g.unique_key, g.payload, g.payload_at, g.result, g.error,
+               g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants, g.handler,
+               g.lease_ms, g.timeout_ms, g.after, CASE WHEN some_differ THEN rouse._keep_days(g.lane, g.state, at) ELSE 0 END
+        FROM gone AS g
+        RETURNING f.id, coalesce(f.chain, f.id) AS chain, f.state = 'succeeded' AS succeeded)
+    SELECT array_agg(k.id), array_agg(k.chain), array_agg(k.succeeded) INTO ended, chains, succeeded FROM kept AS k;
+    IF rouse._chains_ended(chains, succeeded) THEN
+        RETURN NEXT NULL;
+    END IF;
+    RETURN QUERY SELECT e.id FROM unnest(ended) AS e(id);
 
     PERFORM FROM unnest(p_settlements) AS s WHERE s.state = 'queued' LIMIT 1;
     IF NOT FOUND THEN
@@ -93,7 +104,7 @@ $$;
 -- rouse._settle for workers, with the usage of each attempt. Returns the ids that were accepted, and those that are locked. A row that
 -- another transaction has locked (a cancellation that is not committed yet) fails the call after 250 ms. The worker then calls again with
 -- p_skip_locked, which skips locked rows and returns them as locked. An id that is not returned has lost its lease, or never belonged to
--- this worker; the worker's row counts these.
+-- this worker; the worker's row counts these. A null id asks the worker to call rouse.continue_releases.
 CREATE OR REPLACE FUNCTION rouse.settle(p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_skip_locked boolean)
 RETURNS TABLE (id bigint, locked boolean)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
@@ -124,6 +135,10 @@ BEGIN
         done := ARRAY(SELECT d.id FROM rouse._settle(p_worker, ARRAY(SELECT s FROM unnest(p_settlements) AS s WHERE s.id = ANY (free))) AS d(id));
     ELSE
         done := ARRAY(SELECT d.id FROM rouse._settle(p_worker, p_settlements) AS d(id));
+    END IF;
+    IF array_position(done, NULL) IS NOT NULL THEN
+        done := array_remove(done, NULL);
+        RETURN QUERY SELECT NULL::bigint, false;
     END IF;
     IF cardinality(done) < cardinality(p_settlements) THEN
         PERFORM rouse._count_refused(p_worker, ARRAY(SELECT s.id FROM unnest(p_settlements) AS s WHERE NOT s.id = ANY (done)));

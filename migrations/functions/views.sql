@@ -12,7 +12,8 @@ $$;
 -- Every job that is kept, live or finished. `error` is that of the last failed attempt; `progress` is the latest report of the running
 -- attempt; `usage` is that of the last attempt, or of the running one so far; `grants` are the job's attenuated grants; `lease_ms` and
 -- `timeout_ms` are the job's own, null: the handler's. `orphaned_at` is when the lease of a running job ended: its worker is gone, and no
--- other has adopted it yet. `ran` is the handler that ran, if its worker has bound the job's source to another handler.
+-- other has adopted it yet. `after` are the chains that it waits or waited for, by name; `waits_for` are those that have not ended, at most
+-- 100. `ran` is the handler that ran, if its worker has bound the job's source to another handler.
 CREATE OR REPLACE VIEW rouse.jobs AS
 SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source, substr(j.unique_key, strpos(j.unique_key, '/') + 1) AS unique_key,
        j.attempt, j.lost, j.max_attempts, j.retried_from, j.worker,
@@ -24,7 +25,9 @@ SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source
        (SELECT rouse._usage(r.cpu_us, r.memory_bytes, r.host_calls, r.bytes_in, r.bytes_out, NULL)
         FROM rouse.running AS r WHERE r.job = j.id AND r.fence = j.fence) AS usage,
        j.grants, CASE WHEN j.lease_until < clock_timestamp() THEN j.lease_until END AS orphaned_at,
-       NULL::text AS ran, j.lease_ms, j.timeout_ms
+       NULL::text AS ran, j.lease_ms, j.timeout_ms, coalesce(j.chain, j.id) AS chain, j.after,
+       CASE WHEN j.blockers IS NOT NULL THEN
+           ARRAY(SELECT d.chain FROM rouse.dependency AS d WHERE d.job = j.id ORDER BY d.chain LIMIT 100) END AS waits_for
 FROM rouse.job AS j
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l
 UNION ALL
@@ -32,7 +35,8 @@ SELECT f.id, l.handler, l.queue, l.priority, l.tags, f.state, f.tenant, f.source
        f.attempt, f.lost, f.max_attempts, f.retried_from, f.worker,
        f.requested_at, f.available_at, f.claimed_at, f.started_at, f.finished_at,
        rouse._payload(f.id, f.payload, f.payload_at), f.result, f.error, NULL,
-       rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest), f.grants, NULL, f.handler, f.lease_ms, f.timeout_ms
+       rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest), f.grants, NULL, f.handler, f.lease_ms, f.timeout_ms,
+       coalesce(f.chain, f.id), f.after, NULL
 FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
 
@@ -186,7 +190,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- The events of one job, oldest first. They are immutable once it has ended. The login of an admin action that ended a job is `by` in the
--- detail of its end.
+-- detail of its end; `after` is the chain whose failure cancelled it.
 --
 -- The order is that of the attempts, even if the clock of the server was changed: `place` is 0 for the request, twice the attempt number
 -- for its start and its events, and one more for its end. Released claims, and changes while the job was queued, count with the next
@@ -199,7 +203,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     FROM (
         SELECT 0 AS place, j.requested_at AS at, 'requested' AS event, NULL::integer AS attempt, NULL::bigint AS worker,
                jsonb_strip_nulls(jsonb_build_object('handler', j.handler, 'queue', j.queue, 'tenant', j.tenant, 'source', j.source,
-                                                    'retried_from', j.retried_from, 'grants', j.grants)) AS detail
+                                                    'retried_from', j.retried_from, 'grants', j.grants, 'after', j.after)) AS detail
         FROM rouse.jobs AS j WHERE j.id = history.id
         UNION ALL
         SELECT 2 * a.attempt, coalesce(a.started_at, a.claimed_at), CASE WHEN a.lost THEN 'claimed' ELSE 'started' END, a.attempt, a.worker,
@@ -222,7 +226,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
                nullif(coalesce(f.error, '{}')
                       || jsonb_strip_nulls(jsonb_build_object('usage', rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest)))
                       || coalesce((
-                   SELECT jsonb_build_object('by', r.who) FROM rouse.record AS r
+                   SELECT jsonb_strip_nulls(jsonb_build_object('by', r.who) || coalesce(r.detail, '{}')) FROM rouse.record AS r
                    WHERE r.job = f.id AND r.event IN ('cancelled', 'completed', 'failed', 'deleted', 'purged') LIMIT 1), '{}'), '{}')
         FROM rouse.finished AS f WHERE f.id = history.id
         UNION ALL

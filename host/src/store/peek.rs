@@ -45,6 +45,8 @@ pub struct Peek {
     pub turn: Option<i64>,
     /// The ids of the transactions in progress that have written: their jobs are not visible yet. `None` if they were not requested.
     pub writers: Option<Vec<i64>>,
+    /// A worker has left releases to continue for a second.
+    pub releases: bool,
 }
 
 impl Store {
@@ -85,6 +87,7 @@ impl Store {
             looked_at: row.get(5),
             turn: row.get(6),
             writers: row.get(7),
+            releases: row.get(8),
         })
     }
 }

@@ -52,6 +52,8 @@ pub struct Settled {
     pub accepted: HashSet<JobId>,
     /// Skipped because another transaction has locked the job.
     pub locked: HashSet<JobId>,
+    /// Some jobs that wait for these are not released yet: [`Store::continue_releases`] goes on.
+    pub has_releases: bool,
 }
 
 impl Store {
@@ -77,7 +79,10 @@ impl Store {
             .await?;
         let mut settled = Settled::default();
         for row in &rows {
-            let id = JobId(row.get(0));
+            let Some(id) = row.get::<_, Option<i64>>(0).map(JobId) else {
+                settled.has_releases = true;
+                continue;
+            };
             if row.get(1) {
                 settled.locked.insert(id);
             } else {

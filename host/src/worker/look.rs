@@ -215,6 +215,9 @@ impl<'a> Looks<'a> {
             .await?;
         let is_cut = peek.ready.len() >= PEEKED_MAX;
         self.schedule.next_due(Instant::now(), peek.next_due);
+        if peek.releases {
+            self.shared.releases.notify_one();
+        }
         let mut ready = known || !peek.ready.is_empty();
         if !known {
             self.claims.lanes.mark_all_empty();

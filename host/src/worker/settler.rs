@@ -203,6 +203,9 @@ impl Settler<'_> {
             let settlements: Vec<&Settlement> = part.iter().map(|one| &one.settlement).collect();
             match shared.store.settle(&settlements, how).await {
                 Ok(settled) => {
+                    if settled.has_releases {
+                        shared.releases.notify_one();
+                    }
                     // If all rows were locked, nothing was written.
                     if settled.locked.len() < part.len() {
                         (self.has_room, self.failures) = (true, 0);
@@ -341,6 +344,9 @@ async fn settle_alone(
         match answer {
             Ok(settled) if settled.locked.contains(&id) => {}
             Ok(settled) => {
+                if settled.has_releases {
+                    shared.releases.notify_one();
+                }
                 report(&shared, one, settled.accepted.contains(&id));
                 return None;
             }

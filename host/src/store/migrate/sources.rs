@@ -104,6 +104,7 @@ pub const ALL: Sources<'static> = Sources {
         "wake",
         "lanes",
         "payloads",
+        "dependencies",
         "enqueue",
         "look",
         "claim",
@@ -112,6 +113,7 @@ pub const ALL: Sources<'static> = Sources {
         "steps",
         "state",
         "admin",
+        "chains",
         "views",
         "find"
     ),

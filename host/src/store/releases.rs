@@ -1,0 +1,26 @@
+//! Releases jobs that wait for chains that have ended.
+
+use tokio_postgres::types::Type;
+
+use super::{Store, StoreError};
+
+/// How many dependencies one call resolves at most: enough for a wide graph, and short enough to hold no lock for long.
+const RELEASED_MAX: i32 = 1000;
+
+impl Store {
+    /// Releases more of the jobs whose release a settlement has left over. Returns whether there is more to do at once.
+    pub async fn continue_releases(&self) -> Result<bool, StoreError> {
+        let me = self.me()?;
+        let rows = self
+            .query(
+                include_str!("continue_releases.sql"),
+                &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
+                    (&RELEASED_MAX, Type::INT4),
+                ],
+            )
+            .await?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
+    }
+}

@@ -1,0 +1,111 @@
+-- Chains: a job and those that continue it. Each function takes the id of any job of the chain. The id of a chain is that of its first job.
+
+-- The jobs of a chain, in order; no row if the job does not exist or is no longer kept.
+CREATE OR REPLACE FUNCTION rouse.chain(id bigint)
+RETURNS TABLE (job bigint, handler text, queue text, state rouse.state, attempt integer, retried_from bigint, requested_at timestamptz,
+               finished_at timestamptz)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    first bigint := rouse._chain_of(chain.id);
+BEGIN
+    RETURN QUERY
+    SELECT e.id, l.handler, l.queue, e.state, e.attempt, e.retried_from, e.requested_at, e.finished_at
+    FROM (
+        SELECT f.id, f.lane, f.state, f.attempt, f.retried_from, f.requested_at, f.finished_at FROM rouse.finished AS f WHERE f.id = first
+        UNION ALL
+        SELECT f.id, f.lane, f.state, f.attempt, f.retried_from, f.requested_at, f.finished_at FROM rouse.finished AS f WHERE f.chain = first
+        UNION ALL
+        SELECT j.id, j.lane, j.state, j.attempt, j.retried_from, j.requested_at, NULL FROM rouse.job AS j WHERE j.id = rouse._live_job(first)) AS e
+    CROSS JOIN LATERAL (SELECT l.handler, l.queue FROM rouse.lane AS l WHERE l.id = e.lane LIMIT 1) AS l
+    ORDER BY e.id;
+END
+$$;
+
+-- The result of a chain, which is that of its last job; null while it is live, if it has not succeeded, and if it is unknown.
+CREATE OR REPLACE FUNCTION rouse.chain_result(id bigint) RETURNS jsonb
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    first bigint := rouse._chain_of(chain_result.id);
+BEGIN
+    IF rouse._live_job(first) IS NOT NULL THEN
+        RETURN NULL;
+    END IF;
+    RETURN (rouse._last_ended(first)).result;
+END
+$$;
+
+-- Locks the live job of a chain and returns it, or the job that ended last. An error if the chain does not exist or is no longer kept. Waits
+-- for a concurrent change of the job, and then for the job that continues the chain.
+CREATE OR REPLACE FUNCTION rouse._lock_chain(p_name text, p_id bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    first bigint;
+    live  bigint;
+BEGIN
+    PERFORM rouse._check_id(p_name, p_id);
+    first := rouse._chain_of(p_id);
+    IF first IS NULL THEN
+        PERFORM rouse._ended_job(p_id);
+    END IF;
+    LOOP
+        live := rouse._live_job(first);
+        IF live IS NULL THEN
+            RETURN (rouse._last_ended(first)).id;
+        END IF;
+        PERFORM FROM rouse.job AS j WHERE j.id = live FOR UPDATE;
+        IF FOUND THEN
+            RETURN live;
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- Completes a chain without a worker: its live job. True: the chain has succeeded with this result, by this call or by an earlier one.
+CREATE OR REPLACE FUNCTION rouse.complete_chain(id bigint, result jsonb DEFAULT 'null') RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    last bigint := rouse._lock_chain('complete_chain', complete_chain.id);
+BEGIN
+    RETURN rouse.complete(last, complete_chain.result);
+END
+$$;
+
+-- Cancels a chain: its live job. True: it is cancelled now, by this call or by an earlier one. False: it has ended in another way.
+CREATE OR REPLACE FUNCTION rouse.cancel_chain(id bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    last bigint := rouse._lock_chain('cancel_chain', cancel_chain.id);
+BEGIN
+    RETURN rouse.cancel(last);
+END
+$$;
+
+-- Deletes a chain: its queued job is cancelled, and a record shows that it was deleted. Refused while its job runs. Refused while other jobs
+-- wait for it, unless `cascade` is true: then they are cancelled too, and what waits for them, whatever their on_failure is. Up to 1,000 of
+-- them in this transaction, and the others by a host.
+CREATE OR REPLACE FUNCTION rouse.delete_chain(id bigint, cascade boolean DEFAULT false) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    last    bigint := rouse._lock_chain('delete_chain', delete_chain.id);
+    first   bigint := rouse._chain_of(last);
+    waiting bigint[] := ARRAY(SELECT d.job FROM rouse.dependency AS d WHERE d.chain = first ORDER BY d.job LIMIT 11);
+BEGIN
+    IF waiting <> '{}' AND cascade IS NOT TRUE THEN
+        RAISE EXCEPTION 'rouse: chain % cannot be deleted: % for it', first,
+            CASE WHEN cardinality(waiting) = 1 THEN 'job ' || waiting[1] || ' waits'
+                 ELSE 'jobs ' || array_to_string(waiting[:10], ', ') || CASE WHEN cardinality(waiting) > 10 THEN ' and others wait' ELSE ' wait' END END
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = format('SELECT rouse.delete_chain(%s, cascade => true) cancels them too.', first);
+    END IF;
+    UPDATE rouse.dependency AS d SET on_failure = 'cancel' WHERE d.chain = first AND d.on_failure <> 'cancel';
+    RETURN rouse.delete(last);
+END
+$$;

@@ -1,0 +1,219 @@
+//! Releases that meet other transactions, forced by transactions that stay open.
+
+use rouse::store::{ClaimedJob, Locked};
+use serde_json::json;
+use tokio_postgres::{Client, Transaction};
+
+use super::{enqueue_after, failed, ok, settle_ready, waits_for};
+use crate::support::TestDb;
+use crate::support::claims::{claim, settlement};
+use crate::support::worker::{enqueue, show, until_true};
+
+const SOMEBODY_WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+
+/// Settles a claimed job as succeeded in this transaction, as the settlement of another host does.
+async fn settle_in(transaction: &Transaction<'_>, job: &ClaimedJob) {
+    let sql = "SELECT count(*) FROM rouse._settle(NULL, ARRAY[jsonb_populate_record(
+                   NULL::rouse.settlement, jsonb_build_object('id', $1::bigint, 'fence', $2::bigint, 'state', 'succeeded', 'result', 1))])";
+    let row = transaction
+        .query_one(sql, &[&job.id.0, &job.fence.0])
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, i64>(0), 1, "settled, and nothing is left");
+}
+
+/// Enqueues a job after another one, in this transaction.
+async fn enqueue_in(transaction: &Transaction<'_>, parent: i64) -> i64 {
+    let sql = "SELECT rouse.enqueue('x', after => jsonb_build_array($1::bigint))";
+    transaction.query_one(sql, &[&parent]).await.unwrap().get(0)
+}
+
+async fn end(transaction: Transaction<'_>, commits: bool) {
+    match commits {
+        true => transaction.commit().await.unwrap(),
+        false => transaction.rollback().await.unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn two_last_parents_that_settle_at_once_release_their_child() {
+    for commits in [true, false] {
+        let db = TestDb::new().await;
+        let (mut client, store) = (db.client().await, db.worker().await);
+        let first = enqueue(&client, "x", json!(1)).await;
+        let second = enqueue(&client, "x", json!(2)).await;
+        let child = enqueue_after(&client, "x", json!([first, second])).await;
+        let jobs = claim(&store, 2).await;
+        let other = client.transaction().await.unwrap();
+        settle_in(&other, &jobs[0]).await;
+
+        let settled = store
+            .settle(&[settlement(&jobs[1], ok())], Locked::Wait)
+            .await
+            .unwrap();
+        assert_eq!(settled.accepted.len(), 1, "it does not wait for the other");
+        assert!(settled.has_releases);
+        assert!(!store.continue_releases().await.unwrap(), "still locked");
+        end(other, commits).await;
+        assert!(!store.continue_releases().await.unwrap());
+        let left = if commits { None } else { Some(vec![first]) };
+        assert_eq!(waits_for(&client, child).await, left);
+        until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.pending_release)").await;
+        if commits {
+            assert_eq!(settle_ready(&store, &[ok()]).await.0, [child]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_parent_settles_after_the_producer_that_names_it_and_releases_its_child() {
+    for commits in [true, false] {
+        let db = TestDb::new().await;
+        let (mut client, store) = (db.client().await, db.worker().await);
+        let parent = enqueue(&client, "x", json!(1)).await;
+        let bystander = enqueue(&client, "x", json!(2)).await;
+        let jobs = claim(&store, 2).await;
+        let batch = [settlement(&jobs[0], ok()), settlement(&jobs[1], ok())];
+        let producer = client.transaction().await.unwrap();
+        let child = enqueue_in(&producer, parent).await;
+
+        let error = store.settle(&batch, Locked::Wait).await.unwrap_err();
+        assert!(error.is_locked(), "{error}");
+        let settled = store.settle(&batch, Locked::Skip).await.unwrap();
+        assert_eq!(settled.locked.iter().map(|id| id.0).collect::<Vec<_>>(), [parent]);
+        assert_eq!(settled.accepted.iter().map(|id| id.0).collect::<Vec<_>>(), [bystander]);
+        end(producer, commits).await;
+        store.settle(&batch[..1], Locked::Wait).await.unwrap();
+        match commits {
+            true => assert_eq!(settle_ready(&store, &[ok()]).await.0, [child]),
+            false => assert!(claim(&store, 1).await.is_empty()),
+        }
+        until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.dependency)").await;
+    }
+}
+
+#[tokio::test]
+async fn a_producer_that_names_a_parent_which_is_being_settled_sees_how_it_ends() {
+    for commits in [true, false] {
+        let db = TestDb::new().await;
+        let (mut client, watcher, store) =
+            (db.client().await, db.client().await, db.worker().await);
+        let parent = enqueue(&client, "x", json!(1)).await;
+        let job = claim(&store, 1).await.remove(0);
+        let settling = client.transaction().await.unwrap();
+        settle_in(&settling, &job).await;
+        let producer = db.client().await;
+        let child = tokio::spawn(async move { enqueue_after(&producer, "x", json!([parent])).await });
+        until_true(&watcher, SOMEBODY_WAITS).await;
+        end(settling, commits).await;
+        let child = child.await.unwrap();
+        let left = if commits { None } else { Some(vec![parent]) };
+        assert_eq!(waits_for(&watcher, child).await, left);
+        if !commits {
+            store
+                .settle(&[settlement(&job, ok())], Locked::Wait)
+                .await
+                .unwrap();
+        }
+        assert_eq!(settle_ready(&store, &[ok()]).await.0, [child]);
+    }
+}
+
+async fn retry(client: &Client, id: i64) -> i64 {
+    let sql = "SELECT rouse.retry($1)";
+    client.query_one(sql, &[&id]).await.unwrap().get(0)
+}
+
+#[tokio::test]
+async fn a_retry_waits_for_a_producer_whose_job_waits_for_it() {
+    let db = TestDb::new().await;
+    let (mut client, watcher, store) = (db.client().await, db.client().await, db.worker().await);
+    let parent = enqueue(&client, "x", json!(1)).await;
+    settle_ready(&store, &[failed()]).await;
+    let producer = client.transaction().await.unwrap();
+    let sql = "SELECT rouse.enqueue('x', after => jsonb_build_object('p', jsonb_build_object('job', $1::bigint, 'on_failure', 'wait')))";
+    let child: i64 = producer.query_one(sql, &[&parent]).await.unwrap().get(0);
+    let operator = db.client().await;
+    let retried = tokio::spawn(async move { retry(&operator, parent).await });
+    until_true(&watcher, SOMEBODY_WAITS).await;
+    producer.commit().await.unwrap();
+    let retried = retried.await.unwrap();
+    assert_eq!(settle_ready(&store, &[ok()]).await.0, [retried]);
+    assert_eq!(settle_ready(&store, &[ok()]).await.0, [child]);
+}
+
+#[tokio::test]
+async fn a_producer_whose_job_waits_for_a_retry_sees_the_one_that_is_being_made() {
+    for commits in [true, false] {
+        let db = TestDb::new().await;
+        let (mut client, watcher, store) =
+            (db.client().await, db.client().await, db.worker().await);
+        let parent = enqueue(&client, "x", json!(1)).await;
+        settle_ready(&store, &[failed()]).await;
+        let operator = client.transaction().await.unwrap();
+        let retried: i64 = operator
+            .query_one("SELECT rouse.retry($1)", &[&parent])
+            .await
+            .unwrap()
+            .get(0);
+        let producer = db.client().await;
+        let after = json!({"p": {"job": parent, "on_failure": "wait"}});
+        let child = tokio::spawn(async move { enqueue_after(&producer, "x", after).await });
+        until_true(&watcher, SOMEBODY_WAITS).await;
+        end(operator, commits).await;
+        let child = child.await.unwrap();
+        assert_eq!(waits_for(&watcher, child).await, Some(vec![parent]));
+        let retried = if commits { retried } else { retry(&watcher, parent).await };
+        assert_eq!(settle_ready(&store, &[ok()]).await.0, [retried]);
+        assert_eq!(settle_ready(&store, &[ok()]).await.0, [child]);
+    }
+}
+
+#[tokio::test]
+async fn a_cancellation_that_meets_a_release_wins_if_it_commits() {
+    for commits in [true, false] {
+        let db = TestDb::new().await;
+        let (mut client, store) = (db.client().await, db.worker().await);
+        let parent = enqueue(&client, "x", json!(1)).await;
+        let child = enqueue_after(&client, "x", json!([parent])).await;
+        let operator = client.transaction().await.unwrap();
+        operator
+            .execute("SELECT rouse.cancel($1)", &[&child])
+            .await
+            .unwrap();
+        let (_, has_releases) = settle_ready(&store, &[ok()]).await;
+        assert!(has_releases);
+        end(operator, commits).await;
+        assert!(!store.continue_releases().await.unwrap());
+        match commits {
+            true => assert_eq!(show(&client, child).await.state, "cancelled"),
+            false => assert_eq!(settle_ready(&store, &[ok()]).await.0, [child]),
+        }
+        until_true(
+            &client,
+            "SELECT NOT EXISTS (SELECT FROM rouse.pending_release) AND NOT EXISTS (SELECT FROM rouse.dependency)",
+        )
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_child_locked_for_long_does_not_hold_up_the_release_of_others() {
+    let db = TestDb::new().await;
+    let (mut client, store) = (db.client().await, db.worker().await);
+    let parent = enqueue(&client, "x", json!(1)).await;
+    let locked = enqueue_after(&client, "x", json!([parent])).await;
+    let free = enqueue_after(&client, "x", json!([parent])).await;
+    let other = client.transaction().await.unwrap();
+    other
+        .execute("SELECT FROM rouse.job WHERE id = $1 FOR UPDATE", &[&locked])
+        .await
+        .unwrap();
+    settle_ready(&store, &[ok()]).await;
+    assert_eq!(settle_ready(&store, &[ok()]).await.0, [free]);
+    // A host asks again after a second, and not in a loop.
+    assert!(!store.continue_releases().await.unwrap());
+    other.rollback().await.unwrap();
+    assert!(!store.continue_releases().await.unwrap());
+    assert_eq!(settle_ready(&store, &[ok()]).await.0, [locked]);
+}
