@@ -1,6 +1,7 @@
 //! Jobs that wait for the end of other jobs.
 
 mod interleavings;
+mod page;
 
 use rouse::job::{ErrorKind, JobId, Outcome};
 use rouse::store::{Locked, Store};

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::number::between;
 use super::payload;
@@ -64,6 +64,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     timeout: Option<Duration>,
 
+    /// Run it after the end of this job (repeat for several). If that job fails, this one is cancelled; `:run` runs it nevertheless,
+    /// and `:wait` waits until the job was retried and has succeeded. The name is for the handler; default: the id
+    #[arg(long = "after", value_name = "[NAME=]ID[:ON_FAILURE]", value_parser = dependency)]
+    after: Vec<(String, Value)>,
+
     /// A tag that the worker must have (repeat for several)
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
@@ -86,6 +91,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let queue = args.queue.clone().unwrap_or_else(|| "default".into());
     // A worker may have bound a source to another handler.
     let is_bound = args.source.is_some();
+    let after = after(args.after)?;
     let Enqueued {
         id,
         created,
@@ -105,6 +111,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             grants: args.grants,
             lease_secs: args.lease.map(|lease| lease.as_secs_f64()),
             timeout_secs: args.timeout.map(|timeout| timeout.as_secs_f64()),
+            after,
         })
         .await?;
     if created && !is_bound {
@@ -131,4 +138,73 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         eprintln!("rouse: already queued as {id}{differs}; nothing was added");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Parses `[NAME=]ID[:ON_FAILURE]` into an entry of `after`.
+fn dependency(text: &str) -> Result<(String, Value), String> {
+    let (name, job) = match text.rsplit_once('=') {
+        Some((name, job)) => (Some(name), job),
+        None => (None, text),
+    };
+    let (id, on_failure) = match job.split_once(':') {
+        Some((id, on_failure)) => (id, Some(on_failure)),
+        None => (job, None),
+    };
+    let number: i64 = id
+        .parse()
+        .map_err(|_| format!("{id:?} is not a job id; for instance 17, charge=17 or charge=17:run"))?;
+    let entry = match on_failure {
+        None => json!(number),
+        Some("cancel" | "run" | "wait") => json!({"job": number, "on_failure": on_failure}),
+        Some(other) => return Err(format!("{other:?} is not cancel, run or wait")),
+    };
+    Ok((name.unwrap_or(id).to_owned(), entry))
+}
+
+/// The argument `after`: all entries by name. `None` if there are none.
+fn after(entries: Vec<(String, Value)>) -> anyhow::Result<Option<String>> {
+    let mut after = Map::new();
+    for (name, entry) in entries {
+        if after.contains_key(&name) {
+            anyhow::bail!("--after has two jobs with the name {name}");
+        }
+        after.insert(name, entry);
+    }
+    Ok((!after.is_empty()).then(|| Value::Object(after).to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dependency_has_an_id_and_maybe_a_name_and_what_a_failure_does() {
+        let parsed = |text: &str| dependency(text).map(|(name, job)| format!("{name}: {job}"));
+        assert_eq!(parsed("17").unwrap(), "17: 17");
+        assert_eq!(parsed("charge=17").unwrap(), "charge: 17");
+        assert_eq!(
+            parsed("a=b=17:run").unwrap(),
+            r#"a=b: {"job":17,"on_failure":"run"}"#
+        );
+        assert_eq!(
+            parsed("charge").unwrap_err(),
+            "\"charge\" is not a job id; for instance 17, charge=17 or charge=17:run"
+        );
+        assert_eq!(
+            parsed("17:stop").unwrap_err(),
+            "\"stop\" is not cancel, run or wait"
+        );
+    }
+
+    #[test]
+    fn two_dependencies_with_one_name_are_refused() {
+        let entry = |text: &str| dependency(text).unwrap();
+        assert_eq!(after(Vec::new()).unwrap(), None);
+        assert_eq!(
+            after(vec![entry("1"), entry("b=2")]).unwrap().as_deref(),
+            Some(r#"{"1":1,"b":2}"#)
+        );
+        let error = after(vec![entry("a=1"), entry("a=2")]).unwrap_err();
+        assert_eq!(error.to_string(), "--after has two jobs with the name a");
+    }
 }

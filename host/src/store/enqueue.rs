@@ -34,6 +34,8 @@ pub struct Enqueue {
     pub lease_secs: Option<f64>,
     /// The run timeout of its attempts, seconds; `None` means the handler's own.
     pub timeout_secs: Option<f64>,
+    /// The jobs that it waits for, JSON; `None` means none.
+    pub after: Option<String>,
 }
 
 /// The result of an enqueue.
@@ -50,11 +52,12 @@ pub struct Enqueued {
 impl Store {
     /// Enqueues one job, unless a live one has its unique key.
     pub async fn enqueue(&self, job: &Enqueue) -> Result<Enqueued, StoreError> {
-        let (payload, grants) = (
+        let (payload, grants, after) = (
             JsonText(job.payload.clone()),
             job.grants.clone().map(JsonText),
+            job.after.clone().map(JsonText),
         );
-        let args: [(&(dyn ToSql + Sync), Type); 13] = [
+        let args: [(&(dyn ToSql + Sync), Type); 14] = [
             (&job.handler, Type::TEXT),
             (&payload, Type::JSONB),
             (&job.queue, Type::TEXT),
@@ -67,10 +70,11 @@ impl Store {
             (&grants, Type::JSONB),
             (&job.lease_secs, Type::FLOAT8),
             (&job.timeout_secs, Type::FLOAT8),
+            (&after, Type::JSONB),
             (&job.unique_key, Type::TEXT),
         ];
         let rows = match job.unique_key {
-            None => self.query(include_str!("enqueue.sql"), &args[..12]).await?,
+            None => self.query(include_str!("enqueue.sql"), &args[..13]).await?,
             Some(_) => {
                 self.query(include_str!("enqueue_unique.sql"), &args)
                     .await?

@@ -123,6 +123,9 @@ fn show(job: &JobView, now: f64) -> String {
         "state",
         "tenant",
         "source",
+        "chain",
+        "after",
+        "waits_for",
         "attempt",
         "lost",
         "max_attempts",
@@ -140,6 +143,7 @@ fn show(job: &JobView, now: f64) -> String {
             value.is_null()
                 || (key == "tags" && *value == json!([]))
                 || (key == "lost" && *value == json!(0))
+                || (key == "chain" && *value == record["id"])
         };
         let Some(value) = record.get(key).filter(|value| !is_usual(value)) else {
             continue;
