@@ -159,6 +159,9 @@ CREATE TABLE rouse.job (
     retried_from bigint,
     -- The first job of its chain; null: it is the first one itself.
     chain        bigint,
+    -- Its flow, and its name there; null: none.
+    flow         bigint,
+    flow_name    text,
     requested_at timestamptz NOT NULL,
     available_at timestamptz NOT NULL,
     claimed_at   timestamptz,
@@ -231,6 +234,8 @@ CREATE INDEX job_lease ON rouse.job (lease_until) WHERE state = 'running';
 CREATE UNIQUE INDEX job_unique_key ON rouse.job (unique_key, coalesce(tenant, '')) WHERE unique_key IS NOT NULL;
 -- At most one retry of each finished job is live.
 CREATE UNIQUE INDEX job_retry ON rouse.job (retried_from) WHERE retried_from IS NOT NULL;
+-- Serves flows: their live jobs.
+CREATE INDEX job_flow ON rouse.job (flow) WHERE flow IS NOT NULL;
 -- A chain has one live job at a time.
 CREATE UNIQUE INDEX job_chain ON rouse.job (chain) WHERE chain IS NOT NULL;
 
@@ -246,6 +251,15 @@ CREATE TABLE rouse.dependency (
     PRIMARY KEY (chain, on_failure, job)
 );
 CREATE INDEX dependency_job ON rouse.dependency (job);
+
+-- Flows: graphs of jobs that were enqueued in one call (functions/flows.sql). Their jobs refer to them. A row is deleted when none of its
+-- jobs is kept any more.
+CREATE TABLE rouse.flow (
+    id           bigint PRIMARY KEY DEFAULT nextval('rouse.turn_seq'),
+    name         text CHECK (length(name) BETWEEN 1 AND 200),
+    tenant       text,
+    requested_at timestamptz NOT NULL
+);
 
 -- Chains that have ended while some of their dependencies remain: they are too many for one transaction, or their jobs are locked.
 CREATE TABLE rouse.pending_release (
@@ -285,6 +299,8 @@ CREATE TABLE rouse.finished (
     retried_from      bigint,
     -- As in rouse.job.
     chain             bigint,
+    flow              bigint,
+    flow_name         text,
     requested_at      timestamptz NOT NULL,
     available_at      timestamptz NOT NULL,
     claimed_at        timestamptz,
@@ -329,6 +345,8 @@ CREATE TABLE rouse.finished_default PARTITION OF rouse.finished FOR VALUES IN (0
 CREATE INDEX finished_id ON rouse.finished (id);
 -- Serves the search for the jobs of a chain, apart from the first.
 CREATE INDEX finished_chain ON rouse.finished (chain, id) WHERE chain IS NOT NULL;
+-- Serves flows: their ended jobs.
+CREATE INDEX finished_flow ON rouse.finished (flow) WHERE flow IS NOT NULL;
 -- Serves rouse.audit: jobs that ended since a time. It indexes ranges of pages, so inserts do not pay for it.
 CREATE INDEX finished_at ON rouse.finished USING brin (finished_at) WITH (pages_per_range = 32, autosummarize = on);
 -- Serves the removal of old payloads: those that are still referred to by jobs that are kept longer than others, or that ended more than a

@@ -86,6 +86,13 @@ BEGIN
 END
 $$;
 
+-- 'job 7 waits', 'jobs 7, 8 wait', or, for more than ten, 'jobs 7, 8, … and others wait'.
+CREATE OR REPLACE FUNCTION rouse._those_that_wait(p_ids bigint[]) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN cardinality(p_ids) = 1 THEN 'job ' || p_ids[1] || ' waits'
+                ELSE 'jobs ' || array_to_string(p_ids[:10], ', ') || CASE WHEN cardinality(p_ids) > 10 THEN ' and others wait' ELSE ' wait' END END
+$$;
+
 -- Deletes a chain: its queued job is cancelled, and a record shows that it was deleted. Refused while its job runs. Refused while other jobs
 -- wait for it, unless `cascade` is true: then they are cancelled too, and what waits for them, whatever their on_failure is. Up to 1,000 of
 -- them in this transaction, and the others by a host.
@@ -100,8 +107,7 @@ DECLARE
 BEGIN
     IF waiting <> '{}' AND cascade IS NOT TRUE THEN
         RAISE EXCEPTION 'rouse: chain % cannot be deleted: % for it', first,
-            CASE WHEN cardinality(waiting) = 1 THEN 'job ' || waiting[1] || ' waits'
-                 ELSE 'jobs ' || array_to_string(waiting[:10], ', ') || CASE WHEN cardinality(waiting) > 10 THEN ' and others wait' ELSE ' wait' END END
+            rouse._those_that_wait(waiting)
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('SELECT rouse.delete_chain(%s, cascade => true) cancels them too.', first);
     END IF;

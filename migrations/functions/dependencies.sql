@@ -166,10 +166,10 @@ BEGIN
     WITH gone AS (
         DELETE FROM rouse.job AS j USING unnest(p_ids) AS ended(id) WHERE j.id = ANY (ARRAY[ended.id]) AND j.state = 'queued' RETURNING j.*),
     kept AS (
-        INSERT INTO rouse.finished AS f (id, lane, retried_from, chain, requested_at, available_at, finished_at,
+        INSERT INTO rouse.finished AS f (id, lane, retried_from, chain, flow, flow_name, requested_at, available_at, finished_at,
                                     attempt, lost, max_attempts, state, tenant, source, unique_key, payload, payload_at, result, error, grants,
                                     lease_ms, timeout_ms, after, keep_days)
-        SELECT g.id, g.lane, g.retried_from, g.chain, g.requested_at, g.available_at, p_at,
+        SELECT g.id, g.lane, g.retried_from, g.chain, g.flow, g.flow_name, g.requested_at, g.available_at, p_at,
                g.attempt, g.lost, g.max_attempts, p_state, g.tenant, g.source, g.unique_key, g.payload, g.payload_at, p_result, p_error, g.grants,
                g.lease_ms, g.timeout_ms, g.after, CASE WHEN some_differ THEN rouse._keep_days(g.lane, p_state, p_at) ELSE 0 END
         FROM gone AS g
@@ -193,7 +193,7 @@ BEGIN
     chains := rouse._end_queued(p_ids, 'cancelled', NULL, NULL, at);
     INSERT INTO rouse.pending_release (chain, succeeded, tried_at)
     SELECT ended.chain, false, at FROM unnest(chains) AS ended(chain)
-    WHERE EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain = ended.chain AND d.on_failure IN ('cancel', 'run'))
+    WHERE EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain = ANY (ARRAY[ended.chain]) AND d.on_failure IN ('cancel', 'run'))
     ON CONFLICT (chain) DO UPDATE SET succeeded = false, tried_at = at;
 END
 $$;
@@ -203,7 +203,8 @@ $$;
 -- that wait for nothing else become ready, or wait for their run_at. Never waits for a lock. Returns how many dependencies were resolved,
 -- and the chains that have some left. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse._release(p_chains bigint[], p_succeeded boolean[], p_most integer, OUT resolved integer, OUT remaining bigint[])
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = on SET jit = off AS $$
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at        timestamptz := clock_timestamp();
     cancelled bigint[];
@@ -227,21 +228,22 @@ BEGIN
             resolved := cardinality(cancelled);
         END IF;
     END IF;
-    WITH dependency AS MATERIALIZED (
+    WITH locked AS MATERIALIZED (
         SELECT d.chain, d.on_failure, d.job
-        FROM unnest(p_chains, p_succeeded) AS ended(chain, succeeded)
-        CROSS JOIN LATERAL unnest(CASE WHEN ended.succeeded THEN '{cancel,run,wait}' ELSE '{run}' END::text[]) AS kind(name)
-        CROSS JOIN LATERAL (
-            SELECT d.chain, d.on_failure, d.job FROM rouse.dependency AS d
-            WHERE d.chain = ended.chain AND d.on_failure = kind.name LIMIT p_most) AS d
-        LIMIT p_most - resolved),
-    waiting AS MATERIALIZED (
-        SELECT j.id FROM (SELECT DISTINCT d.job FROM dependency AS d ORDER BY d.job) AS d
-        CROSS JOIN LATERAL (SELECT j.id FROM rouse.job AS j WHERE j.id = ANY (ARRAY[d.job]) FOR NO KEY UPDATE SKIP LOCKED) AS j),
+        FROM (
+            SELECT d.chain, d.on_failure, d.job
+            FROM unnest(p_chains, p_succeeded) AS ended(chain, succeeded)
+            CROSS JOIN LATERAL unnest(CASE WHEN ended.succeeded THEN '{cancel,run,wait}' ELSE '{run}' END::text[]) AS kind(name)
+            CROSS JOIN LATERAL (
+                SELECT d.chain, d.on_failure, d.job FROM rouse.dependency AS d
+                WHERE d.chain = ended.chain AND d.on_failure = kind.name LIMIT p_most) AS d
+            LIMIT p_most - resolved) AS d
+        -- Once for each dependency: it is the same lock.
+        CROSS JOIN LATERAL (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[d.job]) FOR NO KEY UPDATE SKIP LOCKED) AS j),
     gone AS (
-        DELETE FROM rouse.dependency AS d USING dependency AS its
-        WHERE d.chain = its.chain AND d.on_failure = its.on_failure AND d.job = ANY (ARRAY[its.job])
-          AND EXISTS (SELECT FROM waiting AS w WHERE w.id = its.job)
+        DELETE FROM rouse.dependency AS d USING locked AS l
+        -- Only lookups can serve these conditions (claim.sql).
+        WHERE d.chain = ANY (ARRAY[l.chain]) AND d.on_failure = ANY (ARRAY[l.on_failure]) AND d.job = ANY (ARRAY[l.job])
         RETURNING d.job),
     -- In the order of their ids, which becomes that of their turns.
     counted AS MATERIALIZED (SELECT g.job, count(*)::integer AS chains FROM gone AS g GROUP BY g.job ORDER BY g.job),
@@ -308,5 +310,33 @@ BEGIN
     DELETE FROM rouse.pending_release AS p WHERE p.chain = ANY (chains) AND NOT p.chain = ANY (released.remaining);
     UPDATE rouse.pending_release AS p SET tried_at = clock_timestamp() WHERE p.chain = ANY (released.remaining);
     RETURN released.resolved > 0 AND EXISTS (SELECT FROM rouse.pending_release);
+END
+$$;
+
+-- The net below all of this, for maintenance: notes chains that have ended although jobs still wait for them, which no known interleaving
+-- leaves behind. A chain that is no longer kept counts as failed, and cancels also the jobs that wait for a retry of it, which can never
+-- come. Looks at `p_most` chains from a random one on. Served by the primary keys.
+CREATE OR REPLACE FUNCTION rouse._sweep_dependencies(p_most integer) RETURNS integer
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    next  bigint := (SELECT max(d.chain) FROM rouse.dependency AS d) * random();
+    ended rouse.finished;
+    found integer := 0;
+BEGIN
+    FOR n IN 1 .. p_most LOOP
+        next := (SELECT min(d.chain) FROM rouse.dependency AS d WHERE d.chain > next);
+        EXIT WHEN next IS NULL;
+        CONTINUE WHEN rouse._live_job(next) IS NOT NULL;
+        ended := rouse._last_ended(next);
+        IF ended.id IS NULL THEN
+            UPDATE rouse.dependency AS d SET on_failure = 'cancel' WHERE d.chain = next AND d.on_failure = 'wait';
+        END IF;
+        INSERT INTO rouse.pending_release (chain, succeeded, tried_at)
+        SELECT next, coalesce(ended.state = 'succeeded', false), clock_timestamp()
+        WHERE ended.state = 'succeeded' OR EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain = next AND d.on_failure IN ('cancel', 'run'))
+        ON CONFLICT DO NOTHING;
+        found := found + CASE WHEN FOUND THEN 1 ELSE 0 END;
+    END LOOP;
+    RETURN found;
 END
 $$;

@@ -168,17 +168,14 @@ DECLARE
     valid          boolean := true;
     inline_payload jsonb := payload;
     stored_at      timestamptz;
-    lane_id        bigint;
     job_id         bigint := nextval('rouse.turn_seq');
-    parents        record;
-    blockers       integer;
 BEGIN
     -- A condition is prepared again in each transaction that reaches it, whether or not its parts are needed. So conditions that most calls
     -- do not need are in a branch that they do not enter.
     IF unique_key IS NOT NULL THEN
-        RETURN (SELECT u.id FROM rouse._enqueue_unique(
-            job_id, handler, payload, bytes, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants,
-            lease, timeout, after) AS u);
+        RETURN (SELECT e.id FROM rouse._enqueue(
+            job_id, handler, payload, bytes, NULL, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants, lease, timeout,
+            after, NULL, NULL) AS e);
     END IF;
     IF bytes > bytes_max THEN
         bytes_max := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = queue), 262144);
@@ -219,34 +216,19 @@ BEGIN
     END IF;
 
     -- Something is new, null, rare, or wrong: all checks, in order.
-    lane_id := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags, payload);
-    bytes := coalesce(bytes, octet_length('{}'));
-    PERFORM rouse._check_payload(bytes, coalesce(queue, 'default'));
-    IF stored_at IS NULL THEN
-        inline_payload := coalesce(payload, '{}');
-    END IF;
-    IF after IS NOT NULL THEN
-        parents := rouse._find_parents(after);
-        after := parents.after;
-        blockers := nullif(cardinality(parents.chains), 0);
-    END IF;
-    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, blockers, bytes, tenant, source, payload, payload_at, wake, grants,
-                                lease_ms, timeout_ms, after)
-    VALUES (job_id, lane_id, CASE WHEN run_at > at OR blockers > 0 THEN NULL ELSE job_id END, at, coalesce(run_at, at),
-            max_attempts, blockers, bytes + rouse._other_bytes(tenant, source, grants), tenant, source, inline_payload, stored_at,
-            CASE WHEN blockers IS NULL THEN true END, grants, rouse._time_ms('lease', lease), rouse._time_ms('timeout', timeout), after);
-    IF after IS NOT NULL THEN
-        PERFORM rouse._add_dependencies(job_id, parents.chains, parents.on_failures, parents.failed);
-    END IF;
-    RETURN job_id;
+    RETURN (SELECT e.id FROM rouse._enqueue(
+        job_id, handler, payload, bytes, stored_at, queue, tenant, source, priority, run_at, max_attempts, NULL, tags, grants, lease, timeout,
+        after, NULL, NULL) AS e);
 END
 $$;
 
--- Enqueues a job with a unique key, as `p_id`, unless a live job has the key. For rouse.enqueue and rouse.enqueue_unique, under their
--- settings; p_bytes is the size of the payload's text. Waits for a transaction that is enqueuing the same key. Served by job_unique_key.
-CREATE OR REPLACE FUNCTION rouse._enqueue_unique(
-    p_id bigint, p_handler text, p_payload jsonb, p_bytes integer, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
-    p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb, p_lease interval, p_timeout interval, p_after jsonb,
+-- Checks all arguments of an enqueue, and enqueues the job as `p_id`, unless a live job has its unique key. For the functions of producers,
+-- under their settings; p_bytes is the size of the payload's text, and p_stored_at is the key of the payload if it is in rouse.payload
+-- already. Waits for a transaction that is enqueuing the same key. Served by job_unique_key.
+CREATE OR REPLACE FUNCTION rouse._enqueue(
+    p_id bigint, p_handler text, p_payload jsonb, p_bytes integer, p_stored_at timestamptz, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
+    p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb, p_lease interval, p_timeout interval,
+    p_after jsonb, p_flow bigint, p_flow_name text,
     OUT id bigint, OUT created boolean, OUT differs text[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -260,11 +242,6 @@ DECLARE
     parents   record;
     blockers  integer;
 BEGIN
-    IF p_after IS NOT NULL THEN
-        parents := rouse._find_parents(p_after);
-        p_after := parents.after;
-        blockers := nullif(cardinality(parents.chains), 0);
-    END IF;
     IF coalesce(p_lease, p_timeout) IS NOT NULL THEN
         lease := rouse._time_ms('lease', p_lease);
         timeout := rouse._time_ms('timeout', p_timeout);
@@ -275,7 +252,7 @@ BEGIN
     END IF;
     IF p_bytes > 1024 THEN
         PERFORM rouse._check_payload(p_bytes, coalesce(p_queue, 'default'));
-        stored_at := rouse._payload_at(p_bytes, at);
+        stored_at := coalesce(p_stored_at, rouse._payload_at(p_bytes, at));
     END IF;
     IF p_grants IS NOT NULL THEN
         PERFORM rouse._check_grants(p_grants);
@@ -285,10 +262,15 @@ BEGIN
         RAISE EXCEPTION 'rouse.enqueue: unique_key must have 1 to 512 characters and at most 1024 bytes, or be left out'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    IF p_after IS NOT NULL THEN
+        parents := rouse._find_parents(p_after);
+        p_after := parents.after;
+        blockers := nullif(cardinality(parents.chains), 0);
+    END IF;
     FOR try IN 1 .. 10 LOOP
-        INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, blockers, bytes, tenant, source, unique_key,
+        INSERT INTO rouse.job AS j (id, lane, turn, flow, flow_name, requested_at, available_at, max_attempts, blockers, bytes, tenant, source, unique_key,
                                     payload, payload_at, wake, grants, lease_ms, timeout_ms, after)
-        VALUES (p_id, lane_id, CASE WHEN p_run_at > at OR blockers > 0 THEN NULL ELSE p_id END, at, coalesce(p_run_at, at),
+        VALUES (p_id, lane_id, CASE WHEN p_run_at > at OR blockers > 0 THEN NULL ELSE p_id END, p_flow, p_flow_name, at, coalesce(p_run_at, at),
                 p_max_attempts, blockers, p_bytes + rouse._other_bytes(p_tenant, p_source, p_grants), p_tenant, p_source, key,
                 CASE WHEN stored_at IS NULL THEN p_payload END, stored_at, CASE WHEN blockers IS NULL THEN true END, p_grants, lease, timeout, p_after)
         ON CONFLICT DO NOTHING;
@@ -296,10 +278,10 @@ BEGIN
             IF p_after IS NOT NULL THEN
                 PERFORM rouse._add_dependencies(p_id, parents.chains, parents.on_failures, parents.failed);
             END IF;
-            IF stored_at IS NOT NULL THEN
+            IF stored_at IS NOT NULL AND p_stored_at IS NULL THEN
                 INSERT INTO rouse.payload (job, payload, kept_at) VALUES (p_id, p_payload::text, stored_at);
             END IF;
-            _enqueue_unique.id := p_id;
+            _enqueue.id := p_id;
             created := true;
             differs := '{}';
             RETURN;
@@ -315,7 +297,7 @@ BEGIN
                    CASE WHEN j.lease_ms IS DISTINCT FROM lease THEN 'lease' END,
                    CASE WHEN j.timeout_ms IS DISTINCT FROM timeout THEN 'timeout' END,
                    CASE WHEN j.after IS DISTINCT FROM p_after THEN 'after' END], NULL)
-        INTO _enqueue_unique.id, created, differs
+        INTO _enqueue.id, created, differs
         FROM rouse.job AS j
         CROSS JOIN LATERAL (SELECT l.queue, l.priority, l.tags FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS live_lane
         CROSS JOIN (SELECT l.queue, l.priority, l.tags FROM rouse.lane AS l WHERE l.id = lane_id LIMIT 1) AS new_lane
@@ -363,8 +345,8 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'rouse.enqueue enqueues a job without a key.';
     END IF;
     SELECT u.id, u.created, u.differs INTO id, created, differs
-    FROM rouse._enqueue_unique(nextval('rouse.turn_seq'), handler, payload, octet_length(payload::text), queue, tenant, source, priority,
-                               run_at, max_attempts, unique_key, tags, grants, lease, timeout, after) AS u;
+    FROM rouse._enqueue(nextval('rouse.turn_seq'), handler, payload, octet_length(payload::text), NULL, queue, tenant, source, priority,
+                        run_at, max_attempts, unique_key, tags, grants, lease, timeout, after, NULL, NULL) AS u;
 END
 $$;
 

@@ -29,18 +29,18 @@ BEGIN
         DELETE FROM rouse.job AS j
         USING unnest(p_settlements) AS s
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state <> 'queued' AND (p_worker IS NULL OR j.worker = p_worker)
-        RETURNING j.id, j.lane, j.worker, j.retried_from, j.chain, j.requested_at, j.available_at, j.claimed_at,
+        RETURNING j.id, j.lane, j.worker, j.retried_from, j.chain, j.flow, j.flow_name, j.requested_at, j.available_at, j.claimed_at,
                   CASE WHEN s.started_us IS NOT NULL THEN least(at, j.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at,
                   j.attempt, j.lost, j.max_attempts, s.state::rouse.state AS state, j.tenant, j.source, j.unique_key, j.payload, j.payload_at, s.result, s.error,
                   abs(s.cpu_us) AS cpu_us, abs(s.memory_peak_bytes) AS memory_peak, abs(s.host_calls) AS host_calls,
                   abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest, j.grants, left(s.handler, 128) AS handler,
                   j.lease_ms, j.timeout_ms, j.after),
     kept AS (
-        INSERT INTO rouse.finished AS f (id, lane, worker, retried_from, chain, requested_at, available_at, claimed_at, started_at, finished_at,
+        INSERT INTO rouse.finished AS f (id, lane, worker, retried_from, chain, flow, flow_name, requested_at, available_at, claimed_at, started_at, finished_at,
                                     attempt, lost, max_attempts, state, tenant, source, unique_key, payload, payload_at, result, error,
                                     cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants, handler,
                                     lease_ms, timeout_ms, after, keep_days)
-        SELECT g.id, g.lane, g.worker, g.retried_from, g.chain, g.requested_at, g.available_at, g.claimed_at, g.started_at, clock_timestamp(),
+        SELECT g.id, g.lane, g.worker, g.retried_from, g.chain, g.flow, g.flow_name, g.requested_at, g.available_at, g.claimed_at, g.started_at, clock_timestamp(),
                g.attempt, g.lost, g.max_attempts, g.state, g.tenant, g.source, g.unique_key, g.payload, g.payload_at, g.result, g.error,
                g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants, g.handler,
                g.lease_ms, g.timeout_ms, g.after, CASE WHEN some_differ THEN rouse._keep_days(g.lane, g.state, at) ELSE 0 END

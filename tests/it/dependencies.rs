@@ -487,3 +487,30 @@ async fn an_accepted_settlement_names_its_job_even_if_releases_are_left() {
     let row = client.query_one(refused, &[]).await.unwrap();
     assert_eq!(row.get::<_, i64>(0), 0);
 }
+
+#[tokio::test]
+async fn maintenance_finds_dependencies_on_chains_that_have_ended_or_are_no_longer_kept() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let parent = enqueue(&client, "x", json!(1)).await;
+    let child = enqueue_after(&client, "x", json!([parent])).await;
+    let gone = enqueue(&client, "x", json!(2)).await;
+    let after = json!({"p": {"job": gone, "on_failure": "wait"}});
+    let orphan = enqueue_after(&client, "x", after).await;
+    // As if a release had been lost, and the history of a failed chain had been dropped.
+    let lose = "INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, lost, state, payload, result)
+                SELECT id, lane, requested_at, available_at, clock_timestamp(), 1, 0, 'succeeded', payload, '1' FROM rouse.job WHERE id = $1";
+    client.execute(lose, &[&parent]).await.unwrap();
+    let delete = "DELETE FROM rouse.job WHERE id = ANY ($1)";
+    client.execute(delete, &[&vec![parent, gone]]).await.unwrap();
+    let sweeps = "SELECT max(rouse._sweep_dependencies(10)) FROM generate_series(1, 50)";
+    until_true(&client, &format!("SELECT ({sweeps}) >= 0 AND (SELECT count(*) FROM rouse.pending_release) = 2")).await;
+    assert!(!store.continue_releases().await.unwrap());
+    assert_eq!(show(&client, orphan).await.state, "cancelled");
+    assert_eq!(settle_ready(&store, &[ok()]).await.0, [child]);
+    let row = client
+        .query_one("SELECT rouse._sweep_dependencies(10)", &[])
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, i32>(0), 0);
+}

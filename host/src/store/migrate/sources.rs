@@ -114,6 +114,7 @@ pub const ALL: Sources<'static> = Sources {
         "state",
         "admin",
         "chains",
+        "flows",
         "views",
         "find"
     ),

@@ -1,0 +1,340 @@
+-- Flows: graphs of jobs that are enqueued in one call. A flow has no state of its own: it is counted from its jobs when somebody asks.
+
+-- Rejects a graph, with the name of the job at fault.
+CREATE OR REPLACE FUNCTION rouse._refuse_flow(p_message text, p_hint text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'rouse.enqueue_flow: %', p_message
+        USING ERRCODE = 'invalid_parameter_value',
+              HINT = coalesce(p_hint, 'A job is, for instance, {"name": "ship", "handler": "shop.ship", "payload": {"order": 17}, "after": ["charge"]}.');
+END
+$$;
+
+-- The entries of an `after`: the name, the job that it names, and the entry itself. None if it is null.
+CREATE OR REPLACE FUNCTION rouse._dependencies_of(p_after jsonb) RETURNS TABLE (name text, job jsonb, entry jsonb)
+LANGUAGE sql IMMUTABLE ROWS 10 AS $$
+    SELECT e.key, CASE jsonb_typeof(e.value) WHEN 'object' THEN coalesce(e.value -> 'job', 'null') ELSE e.value END, e.value
+    FROM jsonb_each(CASE WHEN jsonb_typeof(p_after) = 'object' THEN p_after END) AS e
+    UNION ALL
+    SELECT coalesce(e.value #>> '{}', 'null'), e.value, e.value
+    FROM jsonb_array_elements(CASE WHEN jsonb_typeof(p_after) = 'array' THEN p_after END) AS e
+$$;
+
+-- The jobs of a graph in an order in which each comes after those that it waits for: their places in `p_names`. `p_children` wait for
+-- `p_parents`, also places. Raises an error with the names of a circle.
+CREATE OR REPLACE FUNCTION rouse._in_order(p_names text[], p_parents integer[], p_children integer[]) RETURNS integer[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    -- The edges by parent: those of n are starts[n] to starts[n + 1] - 1 in `children`.
+    starts   integer[];
+    children integer[];
+    missing  integer[];
+    ready    integer[];
+    place    integer;
+    child    integer;
+    next     integer := 1;
+    path     integer[] := '{}';
+BEGIN
+    SELECT array_agg(e.child ORDER BY e.parent) INTO children FROM unnest(p_parents, p_children) AS e(parent, child);
+    SELECT array_agg(1 + coalesce(e.before, 0) ORDER BY n) INTO starts
+    FROM (
+        SELECT n, sum(count(e.parent)) OVER (ORDER BY n) - count(e.parent) AS before
+        FROM generate_series(1, cardinality(p_names) + 1) AS n LEFT JOIN unnest(p_parents) AS e(parent) ON e.parent = n
+        GROUP BY n) AS e;
+    SELECT array_agg(e.count ORDER BY n) INTO missing
+    FROM (
+        SELECT n, count(e.child)::integer AS count
+        FROM generate_series(1, cardinality(p_names)) AS n LEFT JOIN unnest(p_children) AS e(child) ON e.child = n
+        GROUP BY n) AS e;
+    ready := ARRAY(SELECT m.n FROM unnest(missing) WITH ORDINALITY AS m(count, n) WHERE m.count = 0 ORDER BY m.n);
+    WHILE next <= cardinality(ready) LOOP
+        place := ready[next];
+        next := next + 1;
+        FOR edge IN starts[place] .. starts[place + 1] - 1 LOOP
+            child := children[edge];
+            missing[child] := missing[child] - 1;
+            IF missing[child] = 0 THEN
+                ready := ready || child;
+            END IF;
+        END LOOP;
+    END LOOP;
+    IF cardinality(ready) = cardinality(p_names) THEN
+        RETURN ready;
+    END IF;
+    -- Each of the others waits for another one of them: going back from any leads into a circle.
+    SELECT m.n INTO place FROM unnest(missing) WITH ORDINALITY AS m(count, n) WHERE m.count > 0 ORDER BY m.n LIMIT 1;
+    WHILE NOT place = ANY (path) LOOP
+        path := place || path;
+        SELECT e.parent INTO place FROM unnest(p_parents, p_children) AS e(parent, child)
+        WHERE e.child = path[1] AND missing[e.parent] > 0 LIMIT 1;
+    END LOOP;
+    path := place || path[:array_position(path, place)];
+    PERFORM rouse._refuse_flow('its jobs wait for each other in a circle: ' || (
+        SELECT string_agg(quote_literal(p_names[p.place]), ' → ' ORDER BY p.n)
+               || CASE WHEN cardinality(path) > 11 THEN ' → …' ELSE '' END
+        FROM unnest(path) WITH ORDINALITY AS p(place, n) WHERE p.n <= 11), 'An arrow goes from a job to one that waits for it.');
+END
+$$;
+
+-- Enqueues a graph of jobs, and returns the id of the flow. `jobs` is a list of 1 to 10,000 objects:
+--
+--   name, handler   required; names have 1 to 200 characters and are unique in the flow
+--   payload, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants, lease, timeout
+--                   as in rouse.enqueue
+--   after           as in rouse.enqueue, with names of this flow as strings, and ids of other jobs as numbers: ["charge", 17], or
+--                   {"paid": "charge", "stock": {"job": "reserve", "on_failure": "run"}}
+--
+-- `name` describes the flow; `queue`, `tenant`, `source` and `priority` apply to jobs that have none. All or nothing is enqueued, in the
+-- transaction of the caller. If a live job has the unique key of one of them, the others wait for that job.
+CREATE OR REPLACE FUNCTION rouse.enqueue_flow(
+    jobs     jsonb,
+    name     text DEFAULT NULL,
+    queue    text DEFAULT 'default',
+    tenant   text DEFAULT NULL,
+    source   text DEFAULT NULL,
+    priority text DEFAULT 'normal'
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_variable
+DECLARE
+    flow_id  bigint := nextval('rouse.turn_seq');
+    names    text[];
+    places   jsonb;
+    wrong    record;
+    message  text;
+    hint     text;
+    parents  integer[];
+    children integer[];
+    ids      bigint[];
+    place    integer;
+    job      jsonb;
+    after    jsonb;
+BEGIN
+    IF jsonb_typeof(jobs) IS DISTINCT FROM 'array' OR jsonb_array_length(jobs) NOT BETWEEN 1 AND 10000 THEN
+        PERFORM rouse._refuse_flow('jobs must be a list of 1 to 10000 objects, not ' || CASE jsonb_typeof(jobs)
+            WHEN 'array' THEN jsonb_array_length(jobs) || ' of them' ELSE coalesce(left(jobs::text, 140), 'null') END);
+    END IF;
+    SELECT e.n, e.job INTO wrong FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n)
+    WHERE jsonb_typeof(e.job) <> 'object' OR jsonb_typeof(e.job -> 'name') IS DISTINCT FROM 'string' OR length(e.job ->> 'name') NOT BETWEEN 1 AND 200
+    LIMIT 1;
+    IF FOUND THEN
+        PERFORM rouse._refuse_flow(format('job %s must be an object with a name of 1 to 200 characters, not %s', wrong.n, left(wrong.job::text, 140)));
+    END IF;
+    SELECT e.job ->> 'name' AS name INTO wrong FROM jsonb_array_elements(jobs) AS e(job) GROUP BY 1 HAVING count(*) > 1 LIMIT 1;
+    IF FOUND THEN
+        PERFORM rouse._refuse_flow(format('two jobs have the name %L', wrong.name), 'Names are unique in a flow.');
+    END IF;
+    SELECT e.job ->> 'name' AS name, key INTO wrong FROM jsonb_array_elements(jobs) AS e(job), jsonb_object_keys(e.job) AS key
+    WHERE key NOT IN ('name', 'handler', 'payload', 'queue', 'tenant', 'source', 'priority', 'run_at', 'max_attempts', 'unique_key', 'tags', 'grants',
+                      'lease', 'timeout', 'after')
+    LIMIT 1;
+    IF FOUND THEN
+        PERFORM rouse._refuse_flow(format('job %L has the unknown key %L', wrong.name, wrong.key),
+            'The keys are name, and the arguments of rouse.enqueue.');
+    END IF;
+    SELECT e.job ->> 'name' AS name, e.job -> 'after' AS after INTO wrong FROM jsonb_array_elements(jobs) AS e(job)
+    WHERE coalesce(jsonb_typeof(e.job -> 'after'), 'null') NOT IN ('array', 'object', 'null') LIMIT 1;
+    IF FOUND THEN
+        PERFORM rouse._refuse_flow(format('after of job %L must be a list or an object, not %s', wrong.name, left(wrong.after::text, 140)));
+    END IF;
+    SELECT array_agg(e.job ->> 'name' ORDER BY e.n) INTO names FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n);
+
+    SELECT jsonb_object_agg(n.name, n.place) INTO places FROM unnest(names) WITH ORDINALITY AS n(name, place);
+
+    -- The dependencies within the flow.
+    SELECT e.job ->> 'name' AS name, d.job #>> '{}' AS parent INTO wrong
+    FROM jsonb_array_elements(jobs) AS e(job) CROSS JOIN LATERAL rouse._dependencies_of(e.job -> 'after') AS d
+    WHERE jsonb_typeof(d.job) = 'string' AND NOT places ? (d.job #>> '{}')
+    LIMIT 1;
+    IF FOUND THEN
+        PERFORM rouse._refuse_flow(format('job %L waits for %L, which is not in the flow', wrong.name, wrong.parent),
+            'Jobs of the flow are named by strings; other jobs are named by their ids, as numbers.');
+    END IF;
+    SELECT coalesce(array_agg((places ->> (d.job #>> '{}'))::integer), '{}'), coalesce(array_agg(e.n::integer), '{}') INTO parents, children
+    FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n) CROSS JOIN LATERAL rouse._dependencies_of(e.job -> 'after') AS d
+    WHERE jsonb_typeof(d.job) = 'string';
+
+    INSERT INTO rouse.flow (id, name, tenant, requested_at) VALUES (flow_id, name, tenant, clock_timestamp());
+    ids := array_fill(NULL::bigint, ARRAY[cardinality(names)]);
+    FOREACH place IN ARRAY rouse._in_order(names, parents, children) LOOP
+        job := jobs -> place - 1;
+        SELECT jsonb_object_agg(d.name, CASE
+                   WHEN jsonb_typeof(d.job) <> 'string' THEN d.entry
+                   WHEN jsonb_typeof(d.entry) = 'object' THEN d.entry || jsonb_build_object('job', ids[(places ->> (d.job #>> '{}'))::integer])
+                   ELSE to_jsonb(ids[(places ->> (d.job #>> '{}'))::integer]) END)
+        INTO after FROM rouse._dependencies_of(job -> 'after') AS d;
+        ids[place] := (SELECT e.id FROM rouse._enqueue(
+            nextval('rouse.turn_seq'), job ->> 'handler', job -> 'payload', octet_length((job -> 'payload')::text), NULL,
+            coalesce(job ->> 'queue', queue), coalesce(job ->> 'tenant', tenant), coalesce(job ->> 'source', source),
+            coalesce(job ->> 'priority', priority), (job ->> 'run_at')::timestamptz, (job ->> 'max_attempts')::integer, job ->> 'unique_key',
+            ARRAY(SELECT jsonb_array_elements_text(job -> 'tags')), nullif(job -> 'grants', 'null'),
+            (job ->> 'lease')::interval, (job ->> 'timeout')::interval, after, flow_id, names[place]) AS e);
+    END LOOP;
+    RETURN flow_id;
+EXCEPTION
+    WHEN OTHERS THEN
+        IF place IS NULL THEN
+            RAISE;
+        END IF;
+        -- The name of the job at fault.
+        GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, hint = PG_EXCEPTION_HINT;
+        RAISE EXCEPTION 'rouse.enqueue_flow: job %: %', quote_literal(names[place]), regexp_replace(message, '^rouse[.]enqueue: ', '')
+            USING ERRCODE = SQLSTATE, HINT = hint;
+END
+$$;
+
+-- The jobs of a flow: of each name the latest one, in the order in which they were enqueued. `job` is its id, `chain` the id of its chain:
+-- `after` and `waits_for` name chains.
+CREATE OR REPLACE FUNCTION rouse.flow(id bigint)
+RETURNS TABLE (name text, job bigint, chain bigint, handler text, queue text, state rouse.state, attempt integer, after jsonb, waits_for bigint[],
+               requested_at timestamptz, available_at timestamptz, started_at timestamptz, finished_at timestamptz, error jsonb)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    SELECT e.name, e.job, e.chain, l.handler, l.queue, e.state, e.attempt, e.after,
+           CASE WHEN e.blockers IS NOT NULL THEN ARRAY(SELECT d.chain FROM rouse.dependency AS d WHERE d.job = e.job ORDER BY d.chain LIMIT 100) END,
+           e.requested_at, e.available_at, e.started_at, e.finished_at, e.error
+    FROM (
+        SELECT DISTINCT ON (e.name) e.* FROM (
+            SELECT j.flow_name AS name, j.id AS job, coalesce(j.chain, j.id) AS chain, j.lane, j.state, j.attempt, j.after, j.blockers,
+                   j.requested_at, j.available_at, NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::jsonb AS error
+            FROM rouse.job AS j WHERE j.flow = flow.id
+            UNION ALL
+            SELECT f.flow_name, f.id, coalesce(f.chain, f.id), f.lane, f.state, f.attempt, f.after, NULL,
+                   f.requested_at, f.available_at, f.started_at, f.finished_at, f.error
+            FROM rouse.finished AS f WHERE f.flow = flow.id) AS e
+        ORDER BY e.name, e.job DESC) AS e
+    CROSS JOIN LATERAL (SELECT l.handler, l.queue FROM rouse.lane AS l WHERE l.id = e.lane LIMIT 1) AS l
+    ORDER BY e.chain
+$$;
+
+-- Every flow that is kept, with its jobs by what they do, counted when it is read. `waiting`: for other jobs; `scheduled`: for their time;
+-- `stuck`: those that wait for a chain that has failed, until somebody retries it. `finished_at`: when the last job ended; null while one
+-- is live.
+CREATE OR REPLACE VIEW rouse.flows AS
+SELECT w.id, w.name, w.tenant, w.requested_at, c.finished_at, coalesce(c.finished_at, clock_timestamp()) - w.requested_at AS age,
+       CASE WHEN c.waiting + c.scheduled + c.ready + c.running > 0 THEN 'live' WHEN c.failed + c.cancelled > 0 THEN 'failed' ELSE 'succeeded' END AS state,
+       c.jobs, c.waiting, c.scheduled, c.ready, c.running, c.succeeded, c.failed, c.cancelled, c.stuck
+FROM rouse.flow AS w
+CROSS JOIN LATERAL (
+    SELECT count(*) AS jobs,
+           count(*) FILTER (WHERE j.waits_for IS NOT NULL) AS waiting,
+           count(*) FILTER (WHERE j.state = 'queued' AND j.waits_for IS NULL AND j.available_at > clock_timestamp()) AS scheduled,
+           count(*) FILTER (WHERE j.state = 'queued' AND j.waits_for IS NULL AND j.available_at <= clock_timestamp()) AS ready,
+           count(*) FILTER (WHERE j.state = 'running') AS running,
+           count(*) FILTER (WHERE j.state = 'succeeded') AS succeeded,
+           count(*) FILTER (WHERE j.state IN ('failed', 'timed_out')) AS failed,
+           count(*) FILTER (WHERE j.state = 'cancelled') AS cancelled,
+           count(*) FILTER (WHERE EXISTS (SELECT FROM unnest(j.waits_for) AS w(chain) WHERE rouse._live_job(w.chain) IS NULL)) AS stuck,
+           CASE WHEN bool_and(j.state > 'running') THEN max(j.finished_at) END AS finished_at
+    FROM rouse.flow(w.id) AS j) AS c;
+
+-- Rejects an unknown flow.
+CREATE OR REPLACE FUNCTION rouse._check_flow(p_name text, p_id bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM rouse._check_id(p_name, p_id);
+    PERFORM FROM rouse.flow AS f WHERE f.id = p_id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'rouse: flow % does not exist, or is no longer kept', p_id
+            USING ERRCODE = 'no_data_found', HINT = 'SELECT id, name, state FROM rouse.flows lists the flows.';
+    END IF;
+END
+$$;
+
+-- Cancels up to `most` live jobs of a flow, and returns how many. Call it until it returns 0: each call is a transaction of its own, so that a
+-- large flow holds up nothing else. Jobs that another transaction has locked at this moment are left to the next call. Served by job_flow.
+CREATE OR REPLACE FUNCTION rouse.cancel_flow(id bigint, most integer DEFAULT 1000) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at      timestamptz := clock_timestamp();
+    queued  bigint[];
+    running bigint[];
+    chains  bigint[];
+    one     bigint;
+BEGIN
+    PERFORM rouse._check_flow('cancel_flow', cancel_flow.id);
+    IF most IS NULL OR most < 1 THEN
+        RAISE EXCEPTION 'rouse.cancel_flow: most must be at least 1, not %', coalesce(most::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM rouse._ensure_partitions(at);
+    queued := ARRAY(
+        SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'queued' ORDER BY j.id DESC LIMIT most FOR UPDATE SKIP LOCKED);
+    INSERT INTO rouse.record (at, job, event, detail)
+    SELECT at, q.id, 'cancelled', jsonb_build_object('by', session_user, 'flow', cancel_flow.id) FROM unnest(queued) AS q(id);
+    chains := rouse._end_queued(queued, 'cancelled', NULL, NULL, at);
+    PERFORM rouse._chains_ended(chains, array_fill(false, ARRAY[cardinality(chains)]));
+    running := ARRAY(
+        SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'running' LIMIT most - cardinality(queued) FOR UPDATE SKIP LOCKED);
+    FOREACH one IN ARRAY running LOOP
+        PERFORM rouse._end(one, 'cancelled', NULL, NULL, 'cancelled');
+    END LOOP;
+    IF cardinality(queued) + cardinality(running) > 0 THEN
+        INSERT INTO rouse.record (at, event, who, detail)
+        VALUES (at, 'flow_cancelled', session_user,
+                jsonb_build_object('flow', cancel_flow.id, 'jobs', cardinality(queued) + cardinality(running)));
+    END IF;
+    RETURN cardinality(queued) + cardinality(running);
+END
+$$;
+
+-- Retries the jobs of a flow that did not succeed, failed ones and those that were cancelled because of them, and returns how many. The
+-- others keep their results. Jobs whose payload was removed, or whose unique key a live job has, are left out.
+CREATE OR REPLACE FUNCTION rouse.retry_flow(id bigint) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at    timestamptz := clock_timestamp();
+    job   bigint;
+    done  record;
+    count integer := 0;
+BEGIN
+    PERFORM rouse._check_flow('retry_flow', retry_flow.id);
+    PERFORM rouse._ensure_partitions(at);
+    -- In the order of chains: jobs after those that they wait for.
+    FOR job IN SELECT j.job FROM rouse.flow(retry_flow.id) AS j WHERE j.state IN ('failed', 'timed_out', 'cancelled') ORDER BY j.chain LOOP
+        SELECT * INTO done FROM rouse._retry(rouse._ended_job(job), at);
+        count := count + CASE WHEN done.made IS NOT NULL THEN 1 ELSE 0 END;
+    END LOOP;
+    RETURN count;
+END
+$$;
+
+-- Deletes a flow: its queued jobs are cancelled, and records show that they were deleted. Returns how many. Refused while one of its jobs
+-- runs, and while jobs outside of the flow wait for it.
+CREATE OR REPLACE FUNCTION rouse.delete_flow(id bigint) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at      timestamptz := clock_timestamp();
+    queued  bigint[];
+    running bigint[];
+    waiting bigint[];
+BEGIN
+    PERFORM rouse._check_flow('delete_flow', delete_flow.id);
+    SELECT array_agg(j.id) FILTER (WHERE j.state = 'running'), coalesce(array_agg(j.id) FILTER (WHERE j.state = 'queued'), '{}') INTO running, queued
+    FROM (SELECT j.id, j.state FROM rouse.job AS j WHERE j.flow = delete_flow.id ORDER BY j.id FOR UPDATE) AS j;
+    IF running IS NOT NULL THEN
+        RAISE EXCEPTION 'rouse: flow % cannot be deleted: job % is running', delete_flow.id, running[1]
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('SELECT rouse.cancel_flow(%s) stops it.', delete_flow.id);
+    END IF;
+    waiting := ARRAY(
+        SELECT DISTINCT d.job FROM rouse.flow(delete_flow.id) AS j JOIN rouse.dependency AS d ON d.chain = j.chain
+        WHERE NOT d.job = ANY (queued) ORDER BY d.job LIMIT 11);
+    IF waiting <> '{}' THEN
+        RAISE EXCEPTION 'rouse: flow % cannot be deleted: % for it', delete_flow.id, rouse._those_that_wait(waiting)
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Cancel or delete them first.';
+    END IF;
+    PERFORM rouse._ensure_partitions(at);
+    INSERT INTO rouse.record (at, job, event, detail)
+    SELECT at, q.id, 'deleted', jsonb_build_object('by', session_user, 'flow', delete_flow.id) FROM unnest(queued) AS q(id);
+    PERFORM rouse._end_queued(queued, 'cancelled', NULL, NULL, at);
+    IF queued <> '{}' THEN
+        INSERT INTO rouse.record (at, event, who, detail)
+        VALUES (at, 'flow_deleted', session_user, jsonb_build_object('flow', delete_flow.id, 'jobs', cardinality(queued)));
+    END IF;
+    RETURN cardinality(queued);
+END
+$$;
