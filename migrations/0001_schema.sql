@@ -388,7 +388,7 @@ CREATE TABLE rouse.record (
     job     bigint,
     queue   text,
     -- released, renewed, cancelled, completed, failed, retried, rescheduled, deleted, purged (of a job, and of a queue); paused, resumed,
-    -- retention_set; forgotten, timeouts_cleared; state_put, state_removed; history_unlocked.
+    -- retention_set; flow_cancelled, flow_deleted; forgotten, timeouts_cleared; state_put, state_removed; history_unlocked.
     event   text NOT NULL,
     attempt integer,
     worker  bigint,

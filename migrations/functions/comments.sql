@@ -7,12 +7,16 @@ COMMENT ON FUNCTION rouse.enqueue_unique IS
     'Enqueues a job with a unique key; returns the id of the job that has the key, whether this call created it, and how it differs.';
 COMMENT ON FUNCTION rouse.enqueue_many IS
     'Enqueues one job for each payload and returns their ids in the same order.';
+COMMENT ON FUNCTION rouse.enqueue_flow IS
+    'Enqueues a graph of jobs that wait for each other, and returns the id of the flow.';
 COMMENT ON FUNCTION rouse.receipt IS
     'Returns the state of one job and when it was enqueued and ended; no row if it does not exist or is no longer kept.';
 COMMENT ON FUNCTION rouse.job IS
     'Returns one job, live or finished; no row if it does not exist or is no longer kept.';
 COMMENT ON FUNCTION rouse.result IS
     'Returns the result of a job that has succeeded, otherwise null.';
+COMMENT ON FUNCTION rouse.flow IS
+    'Returns the jobs of a flow, of each name the latest one, each after those that it waits for.';
 COMMENT ON FUNCTION rouse.chain IS
     'Returns the jobs of a chain in order, given any of them.';
 COMMENT ON FUNCTION rouse.chain_result IS
@@ -25,6 +29,12 @@ COMMENT ON FUNCTION rouse.job_log IS
 -- Admin actions.
 COMMENT ON FUNCTION rouse.cancel IS
     'Cancels a queued or running job; true if it is cancelled now, false if it had ended otherwise or does not exist.';
+COMMENT ON FUNCTION rouse.cancel_flow IS
+    'Cancels live jobs of a flow, at most a given number, and returns how many; call it until it returns 0.';
+COMMENT ON FUNCTION rouse.retry_flow IS
+    'Retries the jobs of a flow that did not succeed and returns how many; the others keep their results.';
+COMMENT ON FUNCTION rouse.delete_flow IS
+    'Removes the queued jobs of a flow and returns how many; refused while one runs, or while other jobs wait for the flow.';
 COMMENT ON FUNCTION rouse.cancel_chain IS
     'Cancels the live job of a chain; true if the chain is cancelled now, false if it had ended otherwise.';
 COMMENT ON FUNCTION rouse.complete_chain IS

@@ -20,14 +20,16 @@ GRANT USAGE ON SCHEMA rouse TO rouse_enqueuer, rouse_producer, rouse_operator, r
 GRANT SELECT ON rouse.migration, rouse.definitions TO PUBLIC;
 
 -- Enqueuers.
-GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_many, rouse.receipt TO rouse_enqueuer, rouse_producer, rouse_operator;
+GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_many, rouse.enqueue_flow, rouse.receipt TO rouse_enqueuer, rouse_producer, rouse_operator;
 
 -- Producers.
-GRANT EXECUTE ON FUNCTION rouse.cancel, rouse.cancel_chain, rouse.job, rouse.result, rouse.chain, rouse.chain_result, rouse.history, rouse.job_log TO rouse_producer, rouse_operator;
+GRANT EXECUTE ON FUNCTION
+    rouse.cancel, rouse.cancel_chain, rouse.cancel_flow, rouse.job, rouse.result, rouse.chain, rouse.chain_result, rouse.flow, rouse.history, rouse.job_log
+    TO rouse_producer, rouse_operator;
 
 -- Operators.
 GRANT EXECUTE ON FUNCTION
-    rouse.complete, rouse.complete_chain, rouse.fail, rouse.delete, rouse.delete_chain, rouse.retry, rouse.retry_jobs, rouse.reschedule,
+    rouse.complete, rouse.complete_chain, rouse.fail, rouse.delete, rouse.delete_chain, rouse.delete_flow, rouse.retry, rouse.retry_flow, rouse.retry_jobs, rouse.reschedule,
     rouse.pause_queue, rouse.resume_queue, rouse.purge_queue, rouse.set_retention,
     rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.clear_timeouts, rouse.put_state, rouse.remove_state
     TO rouse_operator;
@@ -45,15 +47,15 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
 
 -- Observers, and operators.
-GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_result, rouse.history, rouse.audit, rouse.job_log, rouse.search_jobs, rouse.find_jobs,
+GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_result, rouse.flow, rouse.history, rouse.audit, rouse.job_log, rouse.search_jobs, rouse.find_jobs,
     rouse.depth, rouse.remaining, rouse.remaining_bound
     TO rouse_observer, rouse_operator;
 -- Views run with the rights of their owner; these functions run with those of the reader.
-GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload TO rouse_observer, rouse_operator;
+GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload, rouse._live_job TO rouse_observer, rouse_operator;
 GRANT SELECT ON
-    rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.dependency, rouse.pending_release, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.log, rouse.sleeper,
+    rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.dependency, rouse.pending_release, rouse.flow, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.log, rouse.sleeper,
     rouse.handler_state, rouse.challenge, rouse.audit_outbox, rouse.worker_login,
-    rouse.jobs, rouse.queues, rouse.backlog, rouse.workers, rouse.handlers, rouse.usage, rouse.top
+    rouse.jobs, rouse.flows, rouse.queues, rouse.backlog, rouse.workers, rouse.handlers, rouse.usage, rouse.top
     TO rouse_observer, rouse_operator;
 -- Not the fences.
 GRANT SELECT (job, percent, step, at) ON rouse.progress TO rouse_observer, rouse_operator;

@@ -8,6 +8,7 @@ mod database_metrics;
 mod dependencies;
 mod enqueue;
 mod finding;
+mod flows;
 mod lanes;
 mod logins;
 mod looking;
