@@ -8,6 +8,7 @@ mod dev;
 mod each;
 mod enqueue;
 mod example;
+mod flow;
 mod handlers;
 mod host;
 mod invoke;
@@ -93,6 +94,8 @@ enum Command {
     Invoke(invoke::Args),
     /// Show, list and change jobs
     Job(job::Args),
+    /// Show, list, cancel and retry flows: graphs of jobs
+    Flow(flow::Args),
     /// Show what happened, when, and who did it
     Audit(audit::Args),
     /// List, drain, pause, resume and purge queues
@@ -130,6 +133,7 @@ impl Command {
             Self::Migrate(_)
             | Self::Enqueue(_)
             | Self::Job(_)
+            | Self::Flow(_)
             | Self::Audit(_)
             | Self::Queue(_)
             | Self::State(_)
@@ -151,6 +155,7 @@ impl Command {
             | Self::Migrate(_)
             | Self::Enqueue(_)
             | Self::Job(_)
+            | Self::Flow(_)
             | Self::Audit(_)
             | Self::State(_)
             | Self::Top(_)
@@ -222,6 +227,7 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
             Command::Enqueue(args) => enqueue::run(args).await,
             Command::Invoke(args) => invoke::run(args).await,
             Command::Job(args) => job::run(args).await,
+            Command::Flow(args) => flow::run(args).await,
             Command::Audit(args) => audit::run(args).await,
             Command::Queue(args) => queue::run(args, middlewares).await,
             Command::State(args) => state::run(args).await,

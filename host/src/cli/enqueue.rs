@@ -150,9 +150,9 @@ fn dependency(text: &str) -> Result<(String, Value), String> {
         Some((id, on_failure)) => (id, Some(on_failure)),
         None => (job, None),
     };
-    let number: i64 = id
-        .parse()
-        .map_err(|_| format!("{id:?} is not a job id; for instance 17, charge=17 or charge=17:run"))?;
+    let number: i64 = id.parse().map_err(|_| {
+        format!("{id:?} is not a job id; for instance 17, charge=17 or charge=17:run")
+    })?;
     let entry = match on_failure {
         None => json!(number),
         Some("cancel" | "run" | "wait") => json!({"job": number, "on_failure": on_failure}),

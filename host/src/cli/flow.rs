@@ -1,0 +1,306 @@
+//! `rouse flow`: lists and shows flows, and cancels, retries and deletes them.
+
+mod graph;
+
+use std::io::{IsTerminal as _, Write as _};
+use std::process::ExitCode;
+
+use clap::{Args as ClapArgs, Subcommand};
+use serde_json::{Value, json};
+
+use self::graph::draw;
+use super::ago;
+use super::attempt_error::cell;
+use super::list::{List, Shown};
+use super::number::{between, job_id};
+use super::screen::{Colour, Screen};
+use super::target::Target;
+use super::text::{as_json, plain};
+use crate::store::StoreError;
+
+/// Jobs in one statement of a cancellation, which takes some ten milliseconds.
+const CANCEL_BATCH: i32 = 1_000;
+
+/// There is no such flow, or it is no longer kept.
+const EXIT_UNKNOWN: u8 = 3;
+/// The flow is not in a state for that.
+const EXIT_REFUSED: u8 = 6;
+
+const EXIT_CODES: &str =
+    "Exit codes: 0 done · 3 no such flow · 6 the flow is not in a state for that";
+
+/// Options of `rouse flow`.
+#[derive(Debug, ClapArgs)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+With an id: shows that flow. Without one: lists the newest flows, like `rouse flow ls`. \
+Flows are enqueued with SELECT rouse.enqueue_flow(…)."
+)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+
+    #[command(flatten)]
+    target: Target,
+
+    /// The flow's id
+    #[arg(value_parser = job_id)]
+    id: Option<i64>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List flows, newest first, with their jobs by state
+    #[command(visible_alias = "list")]
+    Ls(Ls),
+    /// Draw the graph of a flow with the states of its jobs
+    Show(Show),
+    /// Cancel all live jobs of a flow; running attempts are stopped
+    Cancel(Named),
+    /// Retry the jobs of a flow that failed, and those that were cancelled; the others keep their results
+    Retry(Named),
+    /// Delete the queued jobs of a flow; refused while one runs, or while other jobs wait for the flow
+    Delete(Named),
+}
+
+/// Options of `rouse flow ls`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Needs the role rouse_observer. Each flow is counted job by job.")]
+struct Ls {
+    #[command(flatten)]
+    target: Target,
+
+    /// Only flows with a smaller id: continues where a listing ended
+    #[arg(long, value_name = "ID", value_parser = job_id)]
+    before: Option<i64>,
+
+    /// The maximum number of flows
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = between(1_i32, 1_000))]
+    limit: i32,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `rouse flow show`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Each job is drawn below one of the jobs that it waits for; the last column names all of them.\n\
+Exit codes: 0 found · 3 no such flow")]
+struct Show {
+    #[command(flatten)]
+    target: Target,
+
+    /// The flow's id
+    #[arg(value_parser = job_id)]
+    id: i64,
+
+    /// Draw all jobs, instead of at most ten below each other one
+    #[arg(long)]
+    all: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options that name a flow.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = EXIT_CODES)]
+struct Named {
+    #[command(flatten)]
+    target: Target,
+
+    /// The flow's id
+    #[arg(value_parser = job_id)]
+    id: i64,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the subcommand.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let (target, json) = (args.target, args.json);
+    match args.verb {
+        None => match args.id {
+            Some(id) => {
+                let all = false;
+                show(Show {
+                    target,
+                    id,
+                    all,
+                    json,
+                })
+                .await
+            }
+            None => {
+                let (before, limit) = (None, 20);
+                ls(Ls {
+                    target,
+                    before,
+                    limit,
+                    json,
+                })
+                .await
+            }
+        },
+        Some(Verb::Ls(args)) => ls(args).await,
+        Some(Verb::Show(args)) => show(args).await,
+        Some(Verb::Cancel(args)) => cancel(args).await,
+        Some(Verb::Retry(args)) => {
+            let store = args.target.checked_store().await?;
+            let done = store.retry_flow(args.id).await;
+            report(&args, "retried", done)
+        }
+        Some(Verb::Delete(args)) => {
+            let store = args.target.checked_store().await?;
+            let done = store.delete_flow(args.id).await;
+            report(&args, "deleted", done)
+        }
+    }
+}
+
+async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
+    let store = args.target.checked_store().await?;
+    let before = args.before.unwrap_or(i64::MAX);
+    // One flow more shows whether there are more.
+    let mut flows = store.flows(before, args.limit + 1).await?;
+    let max = usize::try_from(args.limit).unwrap_or(usize::MAX);
+    let more = flows.len() > max;
+    flows.truncate(max);
+    if args.json {
+        println!("{}", as_json(json!({"flows": flows, "more": more})));
+        return Ok(ExitCode::SUCCESS);
+    }
+    table(&flows, store.now().await?).print("no flows");
+    if more {
+        eprintln!("rouse: there are more; --limit N lists more");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(flows: &[Value], now: f64) -> List {
+    let screen = Screen::of_stdout();
+    let counts = [
+        "waiting",
+        "scheduled",
+        "ready",
+        "running",
+        "succeeded",
+        "failed",
+        "cancelled",
+        "stuck",
+    ];
+    let mut columns = vec!["id", "name", "state", "jobs"];
+    columns.extend(counts);
+    columns.push("requested_at");
+    let mut list = List::new(columns);
+    list.align_right(&["jobs"]);
+    for flow in flows {
+        let state = flow["state"].as_str().unwrap_or_default();
+        let mut row: Vec<Shown> = vec![
+            cell(&flow["id"]).into(),
+            plain(flow["name"].as_str().unwrap_or_default()).into(),
+            Shown::in_colour(plain(state), Colour::of_state(state)),
+            cell(&flow["jobs"]).into(),
+        ];
+        row.extend(counts.map(|key| match flow[key].as_u64() {
+            Some(0) | None => Shown::nothing("0"),
+            Some(count) => count.to_string().into(),
+        }));
+        row.push(ago::listed(&flow["requested_at"], now, screen).into());
+        list.row(row);
+    }
+    list
+}
+
+async fn show(args: Show) -> anyhow::Result<ExitCode> {
+    let store = args.target.checked_store().await?;
+    let Some(flow) = store.flow(args.id).await? else {
+        return Ok(unknown(args.id));
+    };
+    if args.json {
+        println!("{}", as_json(flow));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let jobs = flow["jobs"].as_array().map_or(&[][..], Vec::as_slice);
+    let name = flow["name"]
+        .as_str()
+        .map(|name| format!(", {}", plain(name)));
+    let done = jobs
+        .iter()
+        .filter(|job| !job["finished_at"].is_null())
+        .count();
+    println!(
+        "flow {}{}: {done} of {} jobs have ended\n",
+        args.id,
+        name.unwrap_or_default(),
+        jobs.len()
+    );
+    let mut list = List::plain();
+    for line in draw(jobs, if args.all { usize::MAX } else { 10 }) {
+        let state = Shown::in_colour(plain(&line.state), Colour::of_state(&line.state));
+        list.row([
+            plain(&line.drawn).into(),
+            state,
+            plain(&line.handler).into(),
+            line.job.into(),
+            plain(&line.after).into(),
+        ]);
+    }
+    println!("{}", list.text());
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn cancel(args: Named) -> anyhow::Result<ExitCode> {
+    let store = args.target.checked_store().await?;
+    let shown = std::io::stderr().is_terminal();
+    let mut cancelled = 0;
+    let done = loop {
+        match store.cancel_flow(args.id, CANCEL_BATCH).await {
+            Ok(0) => break Ok(cancelled),
+            Ok(batch) => cancelled += batch,
+            Err(error) => break Err(error),
+        }
+        if shown {
+            eprint!("\rcancelled {cancelled}");
+            // Progress is only a hint.
+            let _ = std::io::stderr().flush();
+        }
+    };
+    if shown && cancelled > 0 {
+        eprintln!();
+    }
+    report(&args, "cancelled", done)
+}
+
+/// Prints how many jobs a verb has changed, or why it is refused.
+fn report(args: &Named, verb: &str, done: Result<i32, StoreError>) -> anyhow::Result<ExitCode> {
+    match done {
+        Ok(jobs) if args.json => println!("{}", as_json(json!({"flow": args.id, verb: jobs}))),
+        Ok(1) => println!("1 job of flow {} is {verb}", args.id),
+        Ok(jobs) => println!("{jobs} jobs of flow {} are {verb}", args.id),
+        Err(error) if error.is_unknown_flow() => return Ok(unknown(args.id)),
+        Err(error) if error.is_refused_by_state() => {
+            eprintln!("rouse: {error}");
+            return Ok(ExitCode::from(EXIT_REFUSED));
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn unknown(id: i64) -> ExitCode {
+    eprintln!(
+        "rouse: no flow {id}: it was never enqueued, its transaction is not committed, or it is no longer kept"
+    );
+    ExitCode::from(EXIT_UNKNOWN)
+}
