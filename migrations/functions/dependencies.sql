@@ -321,7 +321,7 @@ LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     next  bigint := (SELECT max(d.chain) FROM rouse.dependency AS d) * random();
     ended rouse.finished;
-    found integer := 0;
+    noted integer := 0;
 BEGIN
     FOR n IN 1 .. p_most LOOP
         next := (SELECT min(d.chain) FROM rouse.dependency AS d WHERE d.chain > next);
@@ -335,8 +335,8 @@ BEGIN
         SELECT next, coalesce(ended.state = 'succeeded', false), clock_timestamp()
         WHERE ended.state = 'succeeded' OR EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain = next AND d.on_failure IN ('cancel', 'run'))
         ON CONFLICT DO NOTHING;
-        found := found + CASE WHEN FOUND THEN 1 ELSE 0 END;
+        noted := noted + CASE WHEN FOUND THEN 1 ELSE 0 END;
     END LOOP;
-    RETURN found;
+    RETURN noted;
 END
 $$;

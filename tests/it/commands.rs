@@ -1,6 +1,7 @@
 //! The `rouse` command as a child process: its output, its exit, and the failures that it survives.
 
 mod dev;
+mod flows;
 mod hosts;
 
 use std::path::Path;

@@ -9,9 +9,9 @@ use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
+use crate::support::TestDb;
 use crate::support::claims::{claim, error, result, settlement};
 use crate::support::worker::{TestWorker, cancel, ended, enqueue, events, show, until_true};
-use crate::support::TestDb;
 
 /// Enqueues a job that waits for others.
 async fn enqueue_after(client: &Client, handler: &str, after: Value) -> i64 {
@@ -58,7 +58,7 @@ fn ok() -> Outcome {
 }
 
 fn failed() -> Outcome {
-    Outcome::Failed(error(ErrorKind::Permanent))
+    Outcome::Failed(error(ErrorKind::GuestError))
 }
 
 #[tokio::test]
@@ -150,10 +150,7 @@ async fn a_failed_parent_cancels_runs_or_keeps_its_children_as_they_ask() {
     let waits = enqueue_after(&client, "x", after("wait")).await;
     settle_ready(&store, &[failed()]).await;
     assert_eq!(show(&client, cancelled).await.state, "cancelled");
-    assert_eq!(
-        events(&client, cancelled).await,
-        ["requested", "cancelled"]
-    );
+    assert_eq!(events(&client, cancelled).await, ["requested", "cancelled"]);
     assert_eq!(waits_for(&client, waits).await, Some(vec![parent]));
     assert_eq!(settle_ready(&store, &[ok()]).await.0, [runs]);
 
@@ -228,7 +225,13 @@ async fn a_worker_runs_a_fan_out_and_a_fan_in() {
     let order = "SELECT bool_and(child.started_at >= parent.finished_at)
                  FROM rouse.finished AS child, jsonb_each(child.after) AS e
                  JOIN rouse.finished AS parent ON parent.id = (e.value)::bigint";
-    assert!(client.query_one(order, &[]).await.unwrap().get::<_, bool>(0));
+    assert!(
+        client
+            .query_one(order, &[])
+            .await
+            .unwrap()
+            .get::<_, bool>(0)
+    );
     worker.drain().await;
 }
 
@@ -246,9 +249,20 @@ async fn more_dependents_than_one_transaction_releases_are_released_by_the_next_
         let count: i64 = client.query_one(ready, &[]).await.unwrap().get(0);
         assert_eq!(count, released);
     }
-    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.pending_release)").await;
+    until_true(
+        &client,
+        "SELECT NOT EXISTS (SELECT FROM rouse.pending_release)",
+    )
+    .await;
     let order = "SELECT bool_and(turn > before) FROM (SELECT turn, lag(turn) OVER (ORDER BY id) AS before FROM rouse.job) AS j";
-    assert!(client.query_one(order, &[]).await.unwrap().get::<_, bool>(0), "turns follow the ids");
+    assert!(
+        client
+            .query_one(order, &[])
+            .await
+            .unwrap()
+            .get::<_, bool>(0),
+        "turns follow the ids"
+    );
 }
 
 #[tokio::test]
@@ -262,12 +276,22 @@ async fn a_waiting_job_can_be_cancelled_completed_deleted_and_rescheduled() {
     }
     let after_second = enqueue_after(&client, "x", json!([waiting[1]])).await;
     client
-        .execute("SELECT rouse.cancel($1), rouse.complete($2), rouse.delete($3), rouse.reschedule($4)",
-            &[&waiting[0], &waiting[1], &waiting[2], &waiting[3]])
+        .execute(
+            "SELECT rouse.cancel($1), rouse.complete($2), rouse.delete($3), rouse.reschedule($4)",
+            &[&waiting[0], &waiting[1], &waiting[2], &waiting[3]],
+        )
         .await
         .unwrap();
-    assert_eq!(waits_for(&client, after_second).await, None, "a completed job releases its children");
-    assert_eq!(waits_for(&client, waiting[3]).await, Some(vec![parent]), "rescheduling does not release");
+    assert_eq!(
+        waits_for(&client, after_second).await,
+        None,
+        "a completed job releases its children"
+    );
+    assert_eq!(
+        waits_for(&client, waiting[3]).await,
+        Some(vec![parent]),
+        "rescheduling does not release"
+    );
     let states: Vec<String> = vec![
         show(&client, waiting[0]).await.state,
         show(&client, waiting[1]).await.state,
@@ -280,7 +304,10 @@ async fn a_waiting_job_can_be_cancelled_completed_deleted_and_rescheduled() {
         .unwrap()
         .get(0);
     assert_eq!(left, 1, "only the rescheduled job still waits");
-    assert_eq!(settle_ready(&store, &[ok(), ok()]).await.0, [parent, after_second]);
+    assert_eq!(
+        settle_ready(&store, &[ok(), ok()]).await.0,
+        [parent, after_second]
+    );
     assert_eq!(settle_ready(&store, &[ok()]).await.0, [waiting[3]]);
 }
 
@@ -297,10 +324,15 @@ async fn a_retry_of_a_job_that_never_ran_waits_again_and_refuses_while_its_paren
         .unwrap_err();
     assert_eq!(
         refusal(&error),
-        format!("rouse: job {child} cannot be retried: it waits for job {parent}, which has failed\nRetry that job first.")
+        format!(
+            "rouse: job {child} cannot be retried: it waits for job {parent}, which has failed\nRetry that job first."
+        )
     );
     let row = client
-        .query_one("SELECT rouse.retry($1), rouse.retry($2)", &[&parent, &child])
+        .query_one(
+            "SELECT rouse.retry($1), rouse.retry($2)",
+            &[&parent, &child],
+        )
         .await
         .unwrap();
     let (parent_again, child_again): (i64, i64) = (row.get(0), row.get(1));
@@ -355,7 +387,10 @@ async fn wrong_dependencies_are_refused_with_their_name_and_nothing_is_enqueued(
         .query_one("SELECT rouse.enqueue('x', after => $1)", &[&json!(many)])
         .await
         .unwrap_err();
-    assert_eq!(refusal(&error), "rouse.enqueue: after names more than 10000 jobs, the maximum");
+    assert_eq!(
+        refusal(&error),
+        "rouse.enqueue: after names more than 10000 jobs, the maximum"
+    );
     let jobs: i64 = client
         .query_one("SELECT count(*) FROM rouse.job", &[])
         .await
@@ -376,7 +411,11 @@ async fn a_chain_goes_on_with_the_retry_of_its_last_job() {
         .unwrap()
         .get(0);
     let child = enqueue_after(&client, "x", json!([first])).await;
-    assert_eq!(waits_for(&client, child).await, Some(vec![first]), "the chain is live again");
+    assert_eq!(
+        waits_for(&client, child).await,
+        Some(vec![first]),
+        "the chain is live again"
+    );
     let chain_result = "SELECT rouse.chain_result($1)";
     let row = client.query_one(chain_result, &[&first]).await.unwrap();
     assert_eq!(row.get::<_, Option<Value>>(0), None);
@@ -389,7 +428,10 @@ async fn a_chain_goes_on_with_the_retry_of_its_last_job() {
             .await
             .unwrap();
         let jobs: Vec<(i64, String)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-        assert_eq!(jobs, [(first, "failed".into()), (again, "succeeded".into())]);
+        assert_eq!(
+            jobs,
+            [(first, "failed".into()), (again, "succeeded".into())]
+        );
     }
     let fresh: i64 = client
         .query_one("SELECT rouse.retry($1)", &[&again])
@@ -398,7 +440,11 @@ async fn a_chain_goes_on_with_the_retry_of_its_last_job() {
         .get(0);
     let sql = "SELECT chain FROM rouse.jobs WHERE id = $1";
     let row = client.query_one(sql, &[&fresh]).await.unwrap();
-    assert_eq!(row.get::<_, i64>(0), fresh, "a chain that has succeeded is final");
+    assert_eq!(
+        row.get::<_, i64>(0),
+        fresh,
+        "a chain that has succeeded is final"
+    );
 }
 
 #[tokio::test]
@@ -418,7 +464,10 @@ async fn a_chain_is_completed_and_cancelled_through_any_of_its_jobs() {
         retries.push((id, again));
     }
     client
-        .execute("SELECT rouse.complete_chain($1, '7'), rouse.cancel_chain($2)", &[&retries[0].0, &retries[1].0])
+        .execute(
+            "SELECT rouse.complete_chain($1, '7'), rouse.cancel_chain($2)",
+            &[&retries[0].0, &retries[1].0],
+        )
         .await
         .unwrap();
     assert_eq!(show(&client, retries[0].1).await.result, Some(json!(7)));
@@ -427,7 +476,9 @@ async fn a_chain_is_completed_and_cancelled_through_any_of_its_jobs() {
         .query_one("SELECT rouse.cancel_chain(99999999)", &[])
         .await
         .unwrap_err();
-    assert!(refusal(&error).starts_with("rouse: job 99999999 does not exist, or is no longer kept"));
+    assert!(
+        refusal(&error).starts_with("rouse: job 99999999 does not exist, or is no longer kept")
+    );
 }
 
 #[tokio::test]
@@ -443,7 +494,9 @@ async fn a_chain_is_deleted_only_with_the_jobs_that_wait_for_it() {
         .unwrap_err();
     assert_eq!(
         refusal(&error),
-        format!("rouse: chain {first} cannot be deleted: job {child} waits for it\nSELECT rouse.delete_chain({first}, cascade => true) cancels them too.")
+        format!(
+            "rouse: chain {first} cannot be deleted: job {child} waits for it\nSELECT rouse.delete_chain({first}, cascade => true) cancels them too."
+        )
     );
     let many = "SELECT rouse.enqueue('x', after => jsonb_build_array($1::bigint)) FROM generate_series(1, 12)";
     client.execute(many, &[&first]).await.unwrap();
@@ -451,14 +504,23 @@ async fn a_chain_is_deleted_only_with_the_jobs_that_wait_for_it() {
         .query_one("SELECT rouse.delete_chain($1)", &[&first])
         .await
         .unwrap_err();
-    assert!(refusal(&error).contains("and others wait for it"), "{error:?}");
+    assert!(
+        refusal(&error).contains("and others wait for it"),
+        "{error:?}"
+    );
     client
         .execute("SELECT rouse.delete_chain($1, cascade => true)", &[&first])
         .await
         .unwrap();
-    assert_eq!(events(&client, first).await, ["requested", "deleted", "cancelled"]);
+    assert_eq!(
+        events(&client, first).await,
+        ["requested", "deleted", "cancelled"]
+    );
     let sql = "SELECT count(*) FROM rouse.job";
-    assert_eq!(client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0), 0);
+    assert_eq!(
+        client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0),
+        0
+    );
 
     let running = enqueue(&client, "x", json!(1)).await;
     claim(&store, 1).await;
@@ -502,9 +564,16 @@ async fn maintenance_finds_dependencies_on_chains_that_have_ended_or_are_no_long
                 SELECT id, lane, requested_at, available_at, clock_timestamp(), 1, 0, 'succeeded', payload, '1' FROM rouse.job WHERE id = $1";
     client.execute(lose, &[&parent]).await.unwrap();
     let delete = "DELETE FROM rouse.job WHERE id = ANY ($1)";
-    client.execute(delete, &[&vec![parent, gone]]).await.unwrap();
+    client
+        .execute(delete, &[&vec![parent, gone]])
+        .await
+        .unwrap();
     let sweeps = "SELECT max(rouse._sweep_dependencies(10)) FROM generate_series(1, 50)";
-    until_true(&client, &format!("SELECT ({sweeps}) >= 0 AND (SELECT count(*) FROM rouse.pending_release) = 2")).await;
+    until_true(
+        &client,
+        &format!("SELECT ({sweeps}) >= 0 AND (SELECT count(*) FROM rouse.pending_release) = 2"),
+    )
+    .await;
     assert!(!store.continue_releases().await.unwrap());
     assert_eq!(show(&client, orphan).await.state, "cancelled");
     assert_eq!(settle_ready(&store, &[ok()]).await.0, [child]);

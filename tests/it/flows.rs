@@ -51,18 +51,14 @@ async fn act(client: &Client, function: &str, flow: i64) -> i32 {
 /// The ids of the jobs of a flow, by name.
 async fn job_of(client: &Client, flow: i64, name: &str) -> i64 {
     let sql = "SELECT job FROM rouse.flow($1) WHERE name = $2";
-    client
-        .query_one(sql, &[&flow, &name])
-        .await
-        .unwrap()
-        .get(0)
+    client.query_one(sql, &[&flow, &name]).await.unwrap().get(0)
 }
 
 /// Claims the ready jobs and settles those whose id is in `failing` as failed, the others as succeeded.
 async fn settle_ready(store: &Store, failing: &[i64]) {
     let jobs = claim(store, 100).await;
     let outcome = |id: i64| match failing.contains(&id) {
-        true => Outcome::Failed(error(ErrorKind::Permanent)),
+        true => Outcome::Failed(error(ErrorKind::GuestError)),
         false => result("1"),
     };
     let batch: Vec<_> = jobs
@@ -88,7 +84,12 @@ async fn a_flow_runs_in_the_order_of_its_graph() {
     let flow = enqueue_flow(&client, order()).await;
     assert_eq!(
         states(&client, flow).await,
-        ["charge queued", "reserve queued", "ship queued", "refund queued"]
+        [
+            "charge queued",
+            "reserve queued",
+            "ship queued",
+            "refund queued"
+        ]
     );
     for expected in ["1 2", "0 3", "0 4"] {
         settle_ready(&store, &[]).await;
@@ -130,7 +131,10 @@ async fn the_arguments_of_the_flow_apply_to_jobs_that_have_none() {
         .await
         .unwrap();
     let a: String = rows[0].get(0);
-    assert_eq!(a, "q t s low {gpu} 3 60000 120000 {\"memory_mb\": 8} 2999 k");
+    assert_eq!(
+        a,
+        "q t s low {gpu} 3 60000 120000 {\"memory_mb\": 8} 2999 k"
+    );
     let b: String = rows[1].get(0);
     assert!(b.starts_with("other u v high {} "), "{b}");
     let row = client
@@ -185,28 +189,89 @@ async fn wrong_graphs_are_refused_with_the_job_at_fault_and_leave_nothing() {
         .map(|n| json!({"name": n.to_string(), "handler": "x"}))
         .collect();
     for (jobs, message) in [
-        (json!({}), "jobs must be a list of 1 to 10000 objects, not {}"),
-        (json!([]), "jobs must be a list of 1 to 10000 objects, not 0 of them"),
-        (json!(many), "jobs must be a list of 1 to 10000 objects, not 10001 of them"),
-        (json!([7]), "job 1 must be an object with a name of 1 to 200 characters, not 7"),
-        (json!([{"handler": "x"}]), "job 1 must be an object with a name of 1 to 200 characters, not {\"handler\": \"x\"}"),
-        (json!([{"name": "a", "handler": "x"}, {"name": "a", "handler": "x"}]), "two jobs have the name 'a'"),
-        (a(json!({"retries": 3})), "job 'a' has the unknown key 'retries'"),
-        (a(json!({"after": "b"})), "after of job 'a' must be a list or an object, not \"b\""),
-        (a(json!({"after": ["b"]})), "job 'a' waits for 'b', which is not in the flow"),
-        (a(json!({"after": [99_999_999]})), "job 'a': after names job 99999999 (as '99999999'), which does not exist or is no longer kept"),
-        (a(json!({"after": [true]})), "job 'a': entry 'true' of after must be a job id, not true"),
-        (a(json!({"handler": null})), "job 'a': null is not a handler name"),
-        (a(json!({"max_attempts": "many"})), "job 'a': invalid input syntax for type integer: \"many\""),
-        (a(json!({"lease": "1 second"})), "job 'a': lease must be between 2 seconds and 1 day, not 00:00:01"),
-        (a(json!({"after": ["a"]})), "its jobs wait for each other in a circle: 'a' → 'a'"),
-        (circle, "its jobs wait for each other in a circle: 'a' → 'b' → 'c' → 'a'"),
-        (json!(large), "its jobs wait for each other in a circle: '0' → '1' → '2' → '3' → '4' → '5' → '6' → '7' → '8' → '9' → '10' → …"),
+        (
+            json!({}),
+            "jobs must be a list of 1 to 10000 objects, not {}",
+        ),
+        (
+            json!([]),
+            "jobs must be a list of 1 to 10000 objects, not 0 of them",
+        ),
+        (
+            json!(many),
+            "jobs must be a list of 1 to 10000 objects, not 10001 of them",
+        ),
+        (
+            json!([7]),
+            "job 1 must be an object with a name of 1 to 200 characters, not 7",
+        ),
+        (
+            json!([{"handler": "x"}]),
+            "job 1 must be an object with a name of 1 to 200 characters, not {\"handler\": \"x\"}",
+        ),
+        (
+            json!([{"name": "a", "handler": "x"}, {"name": "a", "handler": "x"}]),
+            "two jobs have the name 'a'",
+        ),
+        (
+            a(json!({"retries": 3})),
+            "job 'a' has the unknown key 'retries'",
+        ),
+        (
+            a(json!({"after": "b"})),
+            "after of job 'a' must be a list or an object, not \"b\"",
+        ),
+        (
+            a(json!({"after": ["b"]})),
+            "job 'a' waits for 'b', which is not in the flow",
+        ),
+        (
+            a(json!({"after": [99_999_999]})),
+            "job 'a': after names job 99999999 (as '99999999'), which does not exist or is no longer kept",
+        ),
+        (
+            a(json!({"after": [true]})),
+            "job 'a': entry 'true' of after must be a job id, not true",
+        ),
+        (
+            a(json!({"handler": null})),
+            "job 'a': null is not a handler name",
+        ),
+        (
+            a(json!({"max_attempts": "many"})),
+            "job 'a': invalid input syntax for type integer: \"many\"",
+        ),
+        (
+            a(json!({"lease": "1 second"})),
+            "job 'a': lease must be between 2 seconds and 1 day, not 00:00:01",
+        ),
+        (
+            a(json!({"after": ["a"]})),
+            "its jobs wait for each other in a circle: 'a' → 'a'",
+        ),
+        (
+            circle,
+            "its jobs wait for each other in a circle: 'a' → 'b' → 'c' → 'a'",
+        ),
+        (
+            json!(large),
+            "its jobs wait for each other in a circle: '0' → '1' → '2' → '3' → '4' → '5' → '6' → '7' → '8' → '9' → '10' → …",
+        ),
     ] {
-        assert_eq!(refused(&client, jobs).await, format!("rouse.enqueue_flow: {message}"));
+        assert_eq!(
+            refused(&client, jobs).await,
+            format!("rouse.enqueue_flow: {message}")
+        );
     }
     let nothing = "SELECT count(*) FROM (SELECT id FROM rouse.flow UNION ALL SELECT id FROM rouse.job UNION ALL SELECT job FROM rouse.dependency) AS x";
-    assert_eq!(client.query_one(nothing, &[]).await.unwrap().get::<_, i64>(0), 0);
+    assert_eq!(
+        client
+            .query_one(nothing, &[])
+            .await
+            .unwrap()
+            .get::<_, i64>(0),
+        0
+    );
 }
 
 #[tokio::test]
@@ -218,7 +283,12 @@ async fn a_retry_of_a_flow_repeats_what_failed_and_what_was_cancelled_because_of
     settle_ready(&store, &[charge]).await;
     assert_eq!(
         states(&client, flow).await,
-        ["charge failed", "reserve succeeded", "ship cancelled", "refund queued"]
+        [
+            "charge failed",
+            "reserve succeeded",
+            "ship cancelled",
+            "refund queued"
+        ]
     );
     let sql = "SELECT state, stuck FROM rouse.flows WHERE id = $1";
     let row = client.query_one(sql, &[&flow]).await.unwrap();
@@ -230,10 +300,22 @@ async fn a_retry_of_a_flow_repeats_what_failed_and_what_was_cancelled_because_of
     }
     assert_eq!(
         states(&client, flow).await,
-        ["charge succeeded", "reserve succeeded", "ship succeeded", "refund succeeded"]
+        [
+            "charge succeeded",
+            "reserve succeeded",
+            "ship succeeded",
+            "refund succeeded"
+        ]
     );
     let reserved = "SELECT count(*) FROM rouse.finished WHERE flow_name = 'reserve'";
-    assert_eq!(client.query_one(reserved, &[]).await.unwrap().get::<_, i64>(0), 1);
+    assert_eq!(
+        client
+            .query_one(reserved, &[])
+            .await
+            .unwrap()
+            .get::<_, i64>(0),
+        1
+    );
 }
 
 #[tokio::test]
@@ -249,7 +331,12 @@ async fn a_flow_is_cancelled_in_batches_that_leave_records() {
     }
     assert_eq!(
         states(&client, flow).await,
-        ["charge cancelled", "reserve cancelled", "ship cancelled", "refund cancelled"]
+        [
+            "charge cancelled",
+            "reserve cancelled",
+            "ship cancelled",
+            "refund cancelled"
+        ]
     );
     let settled = store
         .settle(&[settlement(&running, result("1"))], Locked::Wait)
@@ -263,15 +350,25 @@ async fn a_flow_is_cancelled_in_batches_that_leave_records() {
     assert_eq!(row.get::<_, Vec<String>>(0), ["2", "2"]);
     let left = "SELECT NOT EXISTS (SELECT FROM rouse.dependency) AND NOT EXISTS (SELECT FROM rouse.pending_release)";
     until_true(&client, left).await;
-    let error = client.query_one("SELECT rouse.cancel_flow($1, 0)", &[&flow]).await.unwrap_err();
-    assert_eq!(error.as_db_error().unwrap().message(), "rouse.cancel_flow: most must be at least 1, not 0");
+    let error = client
+        .query_one("SELECT rouse.cancel_flow($1, 0)", &[&flow])
+        .await
+        .unwrap_err();
+    assert_eq!(
+        error.as_db_error().unwrap().message(),
+        "rouse.cancel_flow: most must be at least 1, not 0"
+    );
 }
 
 #[tokio::test]
 async fn a_flow_is_deleted_unless_one_of_its_jobs_runs_or_others_wait_for_it() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
-    let flow = enqueue_flow(&client, json!([{"name": "a", "handler": "x"}, {"name": "b", "handler": "x", "after": ["a"]}])).await;
+    let flow = enqueue_flow(
+        &client,
+        json!([{"name": "a", "handler": "x"}, {"name": "b", "handler": "x", "after": ["a"]}]),
+    )
+    .await;
     let b = job_of(&client, flow, "b").await;
     let sql = "SELECT rouse.enqueue('x', after => jsonb_build_array($1::bigint))";
     let outside: i64 = client.query_one(sql, &[&b]).await.unwrap().get(0);
@@ -281,12 +378,18 @@ async fn a_flow_is_deleted_unless_one_of_its_jobs_runs_or_others_wait_for_it() {
         error.as_db_error().unwrap().message(),
         format!("rouse: flow {flow} cannot be deleted: job {outside} waits for it")
     );
-    client.execute("SELECT rouse.delete($1)", &[&outside]).await.unwrap();
+    client
+        .execute("SELECT rouse.delete($1)", &[&outside])
+        .await
+        .unwrap();
     let job = claim(&store, 1).await.remove(0);
     let error = client.query_one(delete, &[&flow]).await.unwrap_err();
     assert_eq!(
         error.as_db_error().unwrap().message(),
-        format!("rouse: flow {flow} cannot be deleted: job {} is running", job.id.0)
+        format!(
+            "rouse: flow {flow} cannot be deleted: job {} is running",
+            job.id.0
+        )
     );
     store
         .settle(&[settlement(&job, Outcome::Released)], Locked::Wait)
@@ -294,16 +397,26 @@ async fn a_flow_is_deleted_unless_one_of_its_jobs_runs_or_others_wait_for_it() {
         .unwrap();
     assert_eq!(act(&client, "delete_flow", flow).await, 2);
     assert_eq!(states(&client, flow).await, ["a cancelled", "b cancelled"]);
-    assert_eq!(events(&client, b).await, ["requested", "deleted", "cancelled"]);
-    let error = client.query_one(delete, &[&99_999_999_i64]).await.unwrap_err();
-    assert_eq!(error.as_db_error().unwrap().message(), "rouse: flow 99999999 does not exist, or is no longer kept");
+    assert_eq!(
+        events(&client, b).await,
+        ["requested", "deleted", "cancelled"]
+    );
+    let error = client
+        .query_one(delete, &[&99_999_999_i64])
+        .await
+        .unwrap_err();
+    assert_eq!(
+        error.as_db_error().unwrap().message(),
+        "rouse: flow 99999999 does not exist, or is no longer kept"
+    );
 }
 
 #[tokio::test]
 async fn a_worker_runs_a_flow_of_ten_thousand_jobs() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let mut jobs = vec![json!({"name": "first", "handler": "test.echo", "payload": {"text": "first"}})];
+    let mut jobs =
+        vec![json!({"name": "first", "handler": "test.echo", "payload": {"text": "first"}})];
     let names: Vec<String> = (1..9_999).map(|n| format!("n{n}")).collect();
     for name in &names {
         jobs.push(json!({"name": name, "handler": "test.echo", "payload": {"text": name}, "after": ["first"]}));
@@ -311,11 +424,21 @@ async fn a_worker_runs_a_flow_of_ten_thousand_jobs() {
     jobs.push(json!({"name": "last", "handler": "test.echo", "payload": {"text": "last"}, "after": names}));
     let flow = enqueue_flow(&client, json!(jobs)).await;
     let worker = TestWorker::start(&db, Settings::default()).await;
-    until_true(&client, &format!("SELECT state = 'succeeded' FROM rouse.flows WHERE id = {flow}")).await;
+    until_true(
+        &client,
+        &format!("SELECT state = 'succeeded' FROM rouse.flows WHERE id = {flow}"),
+    )
+    .await;
     let row = client
-        .query_one("SELECT jobs, succeeded FROM rouse.flows WHERE id = $1", &[&flow])
+        .query_one(
+            "SELECT jobs, succeeded FROM rouse.flows WHERE id = $1",
+            &[&flow],
+        )
         .await
         .unwrap();
-    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (10_000, 10_000));
+    assert_eq!(
+        (row.get::<_, i64>(0), row.get::<_, i64>(1)),
+        (10_000, 10_000)
+    );
     worker.drain().await;
 }

@@ -74,6 +74,7 @@ fn nothing() -> Peek {
         looked_at: SystemTime::UNIX_EPOCH,
         turn: None,
         writers: None,
+        releases: false,
     }
 }
 

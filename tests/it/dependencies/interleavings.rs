@@ -58,7 +58,11 @@ async fn two_last_parents_that_settle_at_once_release_their_child() {
         assert!(!store.continue_releases().await.unwrap());
         let left = if commits { None } else { Some(vec![first]) };
         assert_eq!(waits_for(&client, child).await, left);
-        until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.pending_release)").await;
+        until_true(
+            &client,
+            "SELECT NOT EXISTS (SELECT FROM rouse.pending_release)",
+        )
+        .await;
         if commits {
             assert_eq!(settle_ready(&store, &[ok()]).await.0, [child]);
         }
@@ -80,8 +84,14 @@ async fn a_parent_settles_after_the_producer_that_names_it_and_releases_its_chil
         let error = store.settle(&batch, Locked::Wait).await.unwrap_err();
         assert!(error.is_locked(), "{error}");
         let settled = store.settle(&batch, Locked::Skip).await.unwrap();
-        assert_eq!(settled.locked.iter().map(|id| id.0).collect::<Vec<_>>(), [parent]);
-        assert_eq!(settled.accepted.iter().map(|id| id.0).collect::<Vec<_>>(), [bystander]);
+        assert_eq!(
+            settled.locked.iter().map(|id| id.0).collect::<Vec<_>>(),
+            [parent]
+        );
+        assert_eq!(
+            settled.accepted.iter().map(|id| id.0).collect::<Vec<_>>(),
+            [bystander]
+        );
         end(producer, commits).await;
         store.settle(&batch[..1], Locked::Wait).await.unwrap();
         match commits {
@@ -103,7 +113,8 @@ async fn a_producer_that_names_a_parent_which_is_being_settled_sees_how_it_ends(
         let settling = client.transaction().await.unwrap();
         settle_in(&settling, &job).await;
         let producer = db.client().await;
-        let child = tokio::spawn(async move { enqueue_after(&producer, "x", json!([parent])).await });
+        let child =
+            tokio::spawn(async move { enqueue_after(&producer, "x", json!([parent])).await });
         until_true(&watcher, SOMEBODY_WAITS).await;
         end(settling, commits).await;
         let child = child.await.unwrap();
@@ -163,7 +174,11 @@ async fn a_producer_whose_job_waits_for_a_retry_sees_the_one_that_is_being_made(
         end(operator, commits).await;
         let child = child.await.unwrap();
         assert_eq!(waits_for(&watcher, child).await, Some(vec![parent]));
-        let retried = if commits { retried } else { retry(&watcher, parent).await };
+        let retried = if commits {
+            retried
+        } else {
+            retry(&watcher, parent).await
+        };
         assert_eq!(settle_ready(&store, &[ok()]).await.0, [retried]);
         assert_eq!(settle_ready(&store, &[ok()]).await.0, [child]);
     }
