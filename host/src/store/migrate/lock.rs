@@ -8,11 +8,12 @@ use tokio_postgres::{
     Client, GenericClient, IsolationLevel, SimpleQueryMessage, SimpleQueryRow, Transaction,
 };
 
-use super::{MigrateError, allowed, sql};
+use super::MigrateError;
+use super::error::{allowed, sql};
 use crate::harmless::printable;
 
 /// The interval of checks for sessions that block a running statement.
-const LOOK_EVERY: Duration = Duration::from_millis(30);
+const CHECK_INTERVAL: Duration = Duration::from_millis(30);
 
 /// The lock that a migrating host holds while it works.
 ///
@@ -47,7 +48,7 @@ impl<'a> Lock<'a> {
                 if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) =>
             {
                 Err(MigrateError::Blocked {
-                    what: "the migration".to_string(),
+                    operation: "the migration".to_string(),
                     waited: wait,
                     by: blockers.latest(),
                 })
@@ -106,7 +107,7 @@ async fn lock(transaction: &Transaction<'_>, wait: Duration) -> Result<(), Migra
 
 async fn has_ledger(client: &impl GenericClient) -> Result<bool, MigrateError> {
     let rows = rows(client, "SELECT to_regclass('rouse.migration')").await;
-    let rows = rows.map_err(sql("look for the ledger"))?;
+    let rows = rows.map_err(sql("find the ledger"))?;
     Ok(rows.first().is_some_and(|row| row.get(0).is_some()))
 }
 
@@ -148,7 +149,7 @@ pub(super) async fn watched<T>(
     loop {
         tokio::select! {
             done = &mut work => return done,
-            () = tokio::time::sleep(LOOK_EVERY) => {
+            () = tokio::time::sleep(CHECK_INTERVAL) => {
                 let query = include_str!("blockers.sql").replace("$1", &pid.to_string());
                 // If the check fails, the work continues, and its own error is reported.
                 if let Ok(rows) = rows(watcher, &query).await

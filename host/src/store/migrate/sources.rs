@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use sha2::{Digest, Sha256};
+
 /// One migration: a change of tables.
 #[derive(Debug, Clone, Copy)]
 pub struct Migration {
@@ -67,8 +69,13 @@ impl Sources<'_> {
             // Writing to a String cannot fail.
             let _ = write!(all, "{}\n{}\n", source.name, source.sql);
         }
-        super::digest(&all)
+        digest(&all)
     }
+}
+
+/// The sha256 of a text, as the ledger records it.
+pub(super) fn digest(text: &str) -> String {
+    format!("{:x}", Sha256::digest(text))
 }
 
 macro_rules! migration {
