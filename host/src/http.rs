@@ -81,7 +81,7 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, HttpError> {
 pub async fn serve(listener: TcpListener, pages: Pages, shutdown: impl Future<Output = ()>) {
     let on_loopback = listener.local_addr().is_ok_and(access::is_loopback);
     let invocations = pages.invocations.as_ref();
-    let max = connections::BESIDE_INVOCATIONS_MAX + invocations.map_or(0, |it| it.invoker.max());
+    let max = connections::OTHER_CONNECTIONS_MAX + invocations.map_or(0, |it| it.invoker.max());
     let stop = CancellationToken::new();
     let patience = async {
         shutdown.await;

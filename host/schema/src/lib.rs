@@ -209,7 +209,7 @@ enum Misfit {
 impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unread(json::Unread::NoJson(error)) => write!(f, "is not JSON: {error}"),
+            Self::Unread(json::Unread::NotJson(error)) => write!(f, "is not JSON: {error}"),
             Self::Unread(json::Unread::TooManyParts) => write!(
                 f,
                 "cannot be checked against the schema: it has more than {} values",

@@ -225,7 +225,7 @@ impl Host {
         for why in file.exposed(&folder, &args.handlers) {
             warn!("{why}");
         }
-        open_files::take_as_many_as_allowed();
+        open_files::raise_limit();
         debug!(folder = %args.handlers.display(), "loading the handlers");
         let sandbox = Sandbox::start(limits)?;
         let catalog = Catalog::start(sandbox.clone(), &args.handlers).await?;
@@ -296,9 +296,9 @@ impl Host {
         tokio::spawn(signals.stop(stop.clone()));
         // Even without an HTTP port: samples pile up otherwise.
         let metrics = self.metrics.clone();
-        tokio::spawn(async move { metrics.keep_up().await });
+        tokio::spawn(async move { metrics.run_upkeep().await });
         let health = databases.is_some().then(|| Health {
-            metrics_read: self.metrics.asked(),
+            metrics_read: self.metrics.scraped(),
             ..Health::default()
         });
         let readiness = readiness(health.as_ref(), &self.catalog, &stop);

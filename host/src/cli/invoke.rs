@@ -116,7 +116,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     if profile.is_some() {
         settings.tick = Profile::EVERY;
     }
-    open_files::take_as_many_as_allowed();
+    open_files::raise_limit();
     let sandbox = Sandbox::start(settings)?;
     let loading = Catalog::open(sandbox.clone(), &args.handlers);
     let Some(catalog) = signals.unless(loading).await else {

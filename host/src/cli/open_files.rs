@@ -5,7 +5,7 @@ use tracing::{debug, warn};
 
 /// Raises the limit to its maximum. The attempts of one host may need more than the usual 1,024, and a process without free
 /// descriptors can neither accept a connection nor read its handlers folder.
-pub(super) fn take_as_many_as_allowed() {
+pub(super) fn raise_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: maximum,

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{StartError, account::Account, archive};
 
 /// Directories in which packages install Postgres; a `*` stands for any text within one name.
-const USUAL_PLACES: [&str; 7] = [
+const USUAL_DIRECTORIES: [&str; 7] = [
     "/usr/lib/postgresql/*/bin",
     "/usr/pgsql-*/bin",
     "/usr/lib/postgresql*/bin",
@@ -44,7 +44,7 @@ impl Default for Search {
         Self {
             pinned: None,
             path: None,
-            places: USUAL_PLACES.iter().map(PathBuf::from).collect(),
+            places: USUAL_DIRECTORIES.iter().map(PathBuf::from).collect(),
             download: false,
         }
     }

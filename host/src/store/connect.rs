@@ -48,7 +48,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// … and this many times, so that a dead server is detected within a minute.
 const KEEPALIVE_RETRIES: u32 = 3;
 /// How often two connections query which session they are using. A pooler usually hands out the session that was used last.
-const SESSIONS_LOOKED_AT: usize = 4;
+const SESSION_CHECKS: usize = 4;
 /// Data that has not been acknowledged for this long counts as lost.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
 
@@ -210,7 +210,7 @@ impl Connector {
         let (second, driving_second) = self.another().await?;
         let looking = async {
             let mut sessions = [HashSet::new(), HashSet::new()];
-            for _ in 0..SESSIONS_LOOKED_AT {
+            for _ in 0..SESSION_CHECKS {
                 for (client, seen) in [&first, &second].into_iter().zip(&mut sessions) {
                     let rows = client.query_typed("SELECT pg_backend_pid()", &[]).await?;
                     seen.extend(rows.iter().map(|row| row.get::<_, i32>(0)));

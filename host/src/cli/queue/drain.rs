@@ -156,7 +156,7 @@ async fn prepare(args: &Args) -> anyhow::Result<Option<(Summary, Option<Work>)>>
         summary.left = left(&now, |_| Some("no job is due yet".into()));
         return Ok(Some((summary, None)));
     }
-    open_files::take_as_many_as_allowed();
+    open_files::raise_limit();
     let sandbox = Sandbox::start(sandbox_settings(&file, &folder, settings.slots, None)?)?;
     let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
     check_sources(&settings, &catalog, args)?;

@@ -13,7 +13,7 @@ use super::error::{allowed, sql};
 use crate::harmless::printable;
 
 /// The interval of checks for sessions that block a running statement.
-const CHECK_INTERVAL: Duration = Duration::from_millis(30);
+const CHECK_EVERY: Duration = Duration::from_millis(30);
 
 /// The lock that a migrating host holds while it works.
 ///
@@ -149,7 +149,7 @@ pub(super) async fn watched<T>(
     loop {
         tokio::select! {
             done = &mut work => return done,
-            () = tokio::time::sleep(CHECK_INTERVAL) => {
+            () = tokio::time::sleep(CHECK_EVERY) => {
                 let query = include_str!("blockers.sql").replace("$1", &pid.to_string());
                 // If the check fails, the work continues, and its own error is reported.
                 if let Ok(rows) = rows(watcher, &query).await
