@@ -243,10 +243,13 @@ impl Store {
 
     /// The incarnation of the worker that registered last; `None` if none has.
     pub fn incarnation(&self) -> Option<Incarnation> {
-        self.identity.load().as_ref().map(|me| me.incarnation)
+        self.identity
+            .load()
+            .as_ref()
+            .map(|identity| identity.incarnation)
     }
 
-    fn me(&self) -> Result<Arc<registration::Identity>, StoreError> {
+    fn identity(&self) -> Result<Arc<registration::Identity>, StoreError> {
         self.identity.load_full().ok_or(StoreError::NotRegistered)
     }
 

@@ -54,7 +54,7 @@ impl<'a> State<'a> {
         Self { world }
     }
 
-    /// The value under a key, read as JSON; `None` if current is none.
+    /// The value under a key, read as JSON; `None` if there is none.
     ///
     /// # Errors
     /// Also if it does not match `T` (kind `state-changed`).

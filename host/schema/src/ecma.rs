@@ -439,6 +439,6 @@ fn one_of(set: ClassUnicode) -> Hir {
     Hir::class(Class::Unicode(set))
 }
 
-fn wrong(what: &str) -> String {
-    format!("ECMA-262 with the flag u does not allow {what}")
+fn wrong(syntax: &str) -> String {
+    format!("ECMA-262 with the flag u does not allow {syntax}")
 }

@@ -45,7 +45,7 @@ const PATTERNS_BYTES_MAX: usize = 16 << 20;
 /// The steps that any value may take. A step is one keyword, or 32 bytes: 50 to 100 ns.
 const STEPS_BASE: u64 = 2_000_000;
 
-/// Additional steps for each byte of the value: dozens of alternatives for each small object of a long list.
+/// Additional steps for each byte of the value: enough for dozens of alternatives for each small object of a long list.
 const STEPS_PER_BYTE: u64 = 8;
 
 /// This many steps take less than a millisecond, for which it is acceptable to block the thread.
@@ -88,7 +88,7 @@ impl Schema {
         let anything = Document::read(b"true").expect("it is JSON");
         Self {
             written: Arc::new(anything),
-            // There are never any messages.
+            // Nothing is ever quoted, because everything matches.
             excerpt: Excerpt(|_, _| String::new()),
             compiled: None,
         }
@@ -145,7 +145,7 @@ impl Schema {
     /// Checks a JSON text. Blocks, for seconds at most.
     ///
     /// # Errors
-    /// If it does not match, or cannot be checked: the rest of a sentence, like "does not match …".
+    /// If it does not match, or cannot be checked: the rest of a sentence, such as "does not match …".
     pub fn check(&self, text: &[u8]) -> Result<(), String> {
         self.check_while(text, &|| false)
     }
@@ -185,7 +185,7 @@ impl Schema {
     }
 }
 
-/// The same schema is written the same.
+/// Schemas are equal if their texts are equal.
 impl PartialEq for Schema {
     fn eq(&self, other: &Self) -> bool {
         self.written() == other.written()
@@ -245,7 +245,7 @@ fn compact(text: &str) -> String {
     text.chars().filter(keeps).collect()
 }
 
-/// Quotes texts of strangers in messages, as far as people read them.
+/// Quotes untrusted text in messages, cut to a readable length.
 #[derive(Clone, Copy)]
 struct Excerpt(Quote);
 

@@ -29,7 +29,7 @@ pub(super) enum Detail<'s> {
 }
 
 impl Mismatch<'_> {
-    /// How much this mismatch of one alternative explains about the value at `at`: 0 if it only tells alternatives apart, 2 if the
+    /// How much this mismatch of one alternative explains about the value at `at`: 0 if it only distinguishes alternatives, 2 if the
     /// mismatch is further inside the value.
     pub(super) fn relevance(&self, at: Location) -> u8 {
         match self.keyword {

@@ -1,12 +1,12 @@
-//! Why an attempt did not succeed, as it is stored and shown.
+//! The error of an attempt, as it is stored and shown.
 
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::harmless::{line, lines};
 
-/// Why an attempt did not succeed, as it is stored with the attempt and shown to people. The details are data for programs. All other text
-/// is free of terminal control sequences. A message may have several lines.
+/// The error of an attempt, as it is stored with the attempt and shown to people. The details are data for programs. All
+/// other text is free of terminal control sequences. A message may have several lines.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AttemptError {
     /// The class.
@@ -45,7 +45,7 @@ pub enum ErrorKind {
     Trap,
     /// Calls went deeper than the stack.
     StackOverflow,
-    /// The handler used something that it is not granted.
+    /// The handler used a capability that it is not granted.
     Denied,
     /// The handler reached its memory limit.
     OutOfMemory,

@@ -1,4 +1,4 @@
-//! When to try again.
+//! The time of the next attempt: backoff, and times that a handler sets.
 
 use std::time::{Duration, SystemTime};
 

@@ -255,7 +255,7 @@ fn a_result_that_is_too_large_names_the_setting() {
     };
     assert_eq!(
         error.message,
-        "the result has 25 bytes; 2 are allowed (`result_bytes` in rouse.toml)"
+        "the result has 25 bytes; at most 2 are allowed (`result_bytes` in rouse.toml)"
     );
 }
 
@@ -315,7 +315,7 @@ fn errors_attribute_a_limit_to_the_job_that_set_it_and_any_other_limit_to_the_op
         (RunEnd::Aborted(AbortReason::TimedOut), timeout, "timeout"),
     ] {
         let by_job = message(end.clone(), own);
-        assert!(by_job.contains("the grants of this job leave"), "{by_job}");
+        assert!(by_job.contains("the grants of this job set"), "{by_job}");
         assert!(by_job.contains(&format!("under \"{key}\"")), "{by_job}");
         assert!(!by_job.contains("rouse.toml"), "{by_job}");
         for other in [none, memory, cpu, timeout]

@@ -60,15 +60,15 @@ impl Store {
         wanted: usize,
         since: Option<SystemTime>,
     ) -> Result<Vec<Orphan>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let lanes: Vec<i64> = lanes.iter().map(|lane| lane.0).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
             .query(
                 include_str!("orphans.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&lanes, Type::INT8_ARRAY),
                     (&sources, Type::TEXT_ARRAY),
                     (&wanted, Type::INT4),
@@ -93,14 +93,14 @@ impl Store {
         if adoptions.is_empty() {
             return Ok(Adopted::default());
         }
-        let (me, lists) = (self.me()?, self.lists().await?);
+        let (worker, lists) = (self.identity()?, self.lists().await?);
         let records: Vec<AdoptionRecord> = adoptions.iter().map(AdoptionRecord::from).collect();
         let rows = self
             .query_with_records(
                 include_str!("adopt.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&fence.0, Type::INT8),
                     (&records, lists.of("adoption")),
                 ],

@@ -94,7 +94,7 @@ pub struct ClaimedJob {
     pub fence: Fence,
     /// Its lane: handler, queue, priority, tags.
     pub lane: LaneId,
-    /// Its place in the lane.
+    /// Its turn in the lane.
     pub turn: i64,
     /// Which attempt this is; 1 for the first.
     pub attempt: Attempt,
@@ -175,15 +175,15 @@ impl Store {
         wanted: usize,
         checked_at: Option<SystemTime>,
     ) -> Result<Claimed, StoreError> {
-        let (me, lists) = (self.me()?, self.lists().await?);
+        let (worker, lists) = (self.identity()?, self.lists().await?);
         let orders: Vec<OrderRecord> = orders.iter().map(OrderRecord::from).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
             .query_with_records(
                 include_str!("claim.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&fence.0, Type::INT8),
                     (&orders, lists.of("claim_order")),
                     (&wanted, Type::INT4),
@@ -212,15 +212,15 @@ impl Store {
         lease: Duration,
         wanted: usize,
     ) -> Result<Vec<ClaimedJob>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let lanes: Vec<i64> = lanes.iter().map(|lane| lane.0).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
             .query(
                 include_str!("claim_bound.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&fence.0, Type::INT8),
                     (&lanes, Type::INT8_ARRAY),
                     (&sources, Type::TEXT_ARRAY),
@@ -251,12 +251,12 @@ impl Store {
     }
 
     async fn read_claimed(&self, fence: Fence, ids: &[i64]) -> Result<Vec<Row>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         self.query(
             include_str!("claimed.sql"),
             &[
-                (&me.incarnation.0, Type::INT8),
-                (&me.key(), Type::BYTEA),
+                (&worker.incarnation.0, Type::INT8),
+                (&worker.key(), Type::BYTEA),
                 (&fence.0, Type::INT8),
                 (&ids, Type::INT8_ARRAY),
             ],

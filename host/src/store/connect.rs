@@ -1,4 +1,4 @@
-//! From connection settings to connections.
+//! Turns connection settings into connections.
 //!
 //! Supports everything that libpq users expect: URLs and key-value strings, `PG*` variables, password files, and every `sslmode`. An
 //! invalid setting is reported before anything connects, by an error that names it. Passwords appear in no error and no debug text.
@@ -47,7 +47,7 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// … and this many times, so that a dead server is detected within a minute.
 const KEEPALIVE_RETRIES: u32 = 3;
-/// How often two connections query which session they are using. A pooler usually hands out the session that was used last.
+/// How many times two connections compare their sessions. A pooler usually hands out the session that was used last.
 const SESSION_CHECKS: usize = 4;
 /// Data that has not been acknowledged for this long counts as lost.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);

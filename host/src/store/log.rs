@@ -68,14 +68,14 @@ impl<'a> From<&'a LogLine> for LineRecord<'a> {
 impl Store {
     /// Stores these lines; returns how many were accepted: those of jobs that this worker has claimed, or has ended an attempt of.
     pub async fn append_log(&self, lines: &[LogLine]) -> Result<usize, StoreError> {
-        let (me, lists) = (self.me()?, self.lists().await?);
+        let (worker, lists) = (self.identity()?, self.lists().await?);
         let lines: Vec<LineRecord<'_>> = lines.iter().map(LineRecord::from).collect();
         let rows = self
             .query_with_records(
                 include_str!("append_log.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&lines, lists.of("log_line")),
                 ],
             )

@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 use super::{ClaimOrder, Store, StoreError, millis};
 use crate::job::LaneId;
 
-/// What a worker looks for.
+/// The parameters of a peek.
 #[derive(Debug, Clone, Copy)]
 pub struct Looking<'a> {
     /// Lanes that may have jobs after their cursors.

@@ -29,14 +29,14 @@ impl Store {
         within: Option<Duration>,
         with_ids: bool,
     ) -> Result<Promotion, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let within_ms = within.map(millis);
         let row = self
             .query(
                 include_str!("promote.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&PROMOTED_MAX, Type::INT4),
                     (&within_ms, Type::INT8),
                     (&with_ids, Type::BOOL),

@@ -187,13 +187,13 @@ impl Store {
         stats: &Stats,
         draining: bool,
     ) -> Result<Heartbeat, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let rows = self
             .query(
                 "SELECT expired, timeouts FROM rouse.heartbeat($1, $2, $3, $4, $5)",
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&capabilities.map(Json), Type::JSONB),
                     (&Json(stats), Type::JSONB),
                     (&draining, Type::BOOL),
@@ -212,10 +212,13 @@ impl Store {
     /// Reports that this host is alive although the incarnation of its worker is over, so that the attempts that it lost do not count as
     /// crashes.
     pub async fn outlived(&self) -> Result<(), StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         self.query(
             "SELECT rouse.outlived($1, $2)",
-            &[(&me.incarnation.0, Type::INT8), (&me.key(), Type::BYTEA)],
+            &[
+                (&worker.incarnation.0, Type::INT8),
+                (&worker.key(), Type::BYTEA),
+            ],
         )
         .await?;
         Ok(())
@@ -223,10 +226,13 @@ impl Store {
 
     /// Reports that the worker has stopped. Its remaining claims are free at once.
     pub async fn unregister(&self) -> Result<(), StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         self.query(
             "SELECT rouse.unregister($1, $2)",
-            &[(&me.incarnation.0, Type::INT8), (&me.key(), Type::BYTEA)],
+            &[
+                (&worker.incarnation.0, Type::INT8),
+                (&worker.key(), Type::BYTEA),
+            ],
         )
         .await?;
         Ok(())

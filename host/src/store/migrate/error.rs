@@ -19,7 +19,7 @@ pub enum MigrateError {
     },
     /// Functions, views or rights have been changed since they were applied.
     #[error(
-        "the database differs from operation `rouse migrate` applied: {}; run `rouse migrate` to restore it",
+        "the database differs from what `rouse migrate` applied: {}; run `rouse migrate` to restore it",
         in_force::listed(.differences)
     )]
     NotInForce {
