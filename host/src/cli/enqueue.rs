@@ -47,7 +47,7 @@ pub(super) struct Args {
     #[arg(long = "in", value_name = "TIME", value_parser = duration::argument)]
     delay: Option<Duration>,
 
-    /// Attempts in all; default: the handler's own
+    /// The maximum number of attempts; default: the handler's own
     #[arg(long, value_name = "N", value_parser = between(1_i32, 1_000))]
     max_attempts: Option<i32>,
 
@@ -55,7 +55,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "KEY")]
     unique_key: Option<String>,
 
-    /// How long a claim of it is good for without renewal, 2s to 1d; default: the handler's own
+    /// How long a claim is valid without renewal, 2s to 1d; default: the handler's own
     #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     lease: Option<Duration>,
 

@@ -206,7 +206,7 @@ impl Host {
         let offer = invocations::offer(&file, &folder, address, settings.slots, tokenless)?;
         if queue == Queue::Off && offer.is_none() {
             anyhow::bail!(
-                "the queue is off (queue = \"off\" in rouse.toml, or --no-queue), and so are invocations: nothing is left to do; \
+                "the queue is off (queue = \"off\" in rouse.toml, or --no-queue) and invocations are off, so this host has nothing to do; \
                  invocations need --http, an invoke_max above 0, and a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml)"
             );
         }
@@ -264,7 +264,7 @@ impl Host {
         self.http.as_ref()?.local_addr().ok()
     }
 
-    /// Logs who may invoke.
+    /// Logs which callers may invoke.
     pub(super) fn log_invocations(&self) {
         let Some(invocations) = &self.invocations else {
             return info!(

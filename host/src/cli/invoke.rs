@@ -35,7 +35,7 @@ const EXIT_FAILED: u8 = 1;
 const EXIT_USAGE: u8 = 2;
 /// There is no such handler.
 const EXIT_UNKNOWN: u8 = 3;
-/// It ran longer than it may.
+/// It ran longer than its run timeout.
 const EXIT_TIMEOUT: u8 = 5;
 /// The host could not run it.
 const EXIT_UNRUNNABLE: u8 = 6;
@@ -214,9 +214,9 @@ pub(super) fn unknown(wanted: &str, folder: &std::path::Path, handlers: &Handler
 
 fn print(handler: &Handler, invoked: &Invoked) -> anyhow::Result<()> {
     let name = plain(&handler.manifest.name);
-    let report = |what: &str, error: &AttemptError| -> anyhow::Result<()> {
+    let report = |ending: &str, error: &AttemptError| -> anyhow::Result<()> {
         let error = serde_json::to_value(error).context("print the error")?;
-        eprint!("rouse: {name} {what}\n{}", attempt_error::lines(&error));
+        eprint!("rouse: {name} {ending}\n{}", attempt_error::lines(&error));
         Ok(())
     };
     match &invoked.answer {

@@ -19,7 +19,7 @@ pub(super) fn raise_limit() {
         ),
         Err(error) => warn!(
             limit = current,
-            "cannot raise the limit of open files; attempts that open many could leave none for the host: {error}"
+            "cannot raise the limit of open files; attempts that open many files could leave none for the host: {error}"
         ),
     }
 }

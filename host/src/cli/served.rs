@@ -28,7 +28,8 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// Warns on standard error if no worker takes the job, with the reason. A misspelt handler and a missing worker look the same here.
+    /// Warns on standard error if no worker takes the job, with the reason. A misspelt handler and a missing worker cannot be
+    /// distinguished here.
     ///
     /// # Errors
     /// If a query fails.

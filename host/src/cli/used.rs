@@ -1,4 +1,5 @@
-//! Warns of queues and handlers that no lane has, which are probably misspelt. Lanes are removed a day after their last job.
+//! Warns of queues and handlers that no lane has, which are probably misspelt. Lanes are removed a day after their last
+//! job.
 
 use super::nearest::{did_you_mean, nearest};
 use super::text::plain;
@@ -28,7 +29,7 @@ fn warn(of: &str, name: &str, used: Option<Vec<String>>) {
         return;
     };
     let hint = match nearest(name, used.iter().map(String::as_str)) {
-        None => "; is its name right?".to_owned(),
+        None => "; check the name".to_owned(),
         name => did_you_mean(name),
     };
     eprintln!(

@@ -242,7 +242,7 @@ fn out_of_memory(limit_bytes: usize, tries: Tries) -> (AttemptError, Next) {
 /// The end of a message about a limit that the job itself has set.
 fn set_by_the_job(key: &str) -> String {
     format!(
-        ", a limit that the grants of this job set; enqueue it with a higher \"{key}\" in its grants, or without that key"
+        ", a limit that the grants of this job set; enqueue it with a higher value under \"{key}\" of its grants, or without that key"
     )
 }
 

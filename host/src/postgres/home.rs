@@ -32,8 +32,8 @@ impl Home {
     pub(super) fn open(wanted: &Path) -> Result<Self, StartError> {
         let wanted = std::path::absolute(wanted).trying(|| "find the current directory".into())?;
         make_dir(&wanted)?;
-        let wanted =
-            fs::canonicalize(&wanted).trying(|| format!("look at {}", wanted.display()))?;
+        let wanted = fs::canonicalize(&wanted)
+            .trying(|| format!("resolve the path {}", wanted.display()))?;
         let account = Account::choose(&wanted.join("cluster"))?;
         if account.can_enter(&wanted) {
             return Self::lock(wanted, account);

@@ -35,7 +35,8 @@ pub(super) fn directory(home: &Home) -> Result<PathBuf, StartError> {
 
 /// Any user can create a directory in /tmp, so an existing one is used only if no other user can access it.
 fn take_over(path: &PathBuf, account: &Account) -> Result<(), StartError> {
-    let found = fs::symlink_metadata(path).trying(|| format!("look at {}", path.display()))?;
+    let found = fs::symlink_metadata(path)
+        .trying(|| format!("read the owner and mode of {}", path.display()))?;
     if !found.is_dir() || found.mode() & 0o077 != 0 {
         let error = io::Error::other("it is not a directory of mode 0700: remove it");
         return Err(error).trying(|| format!("use {} for the socket", path.display()));

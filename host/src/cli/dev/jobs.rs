@@ -33,7 +33,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// How long the last lines may take at the end of a `rouse dev`.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The ends of jobs, on their way to standard output.
+/// Passes the ends of jobs to the thread that prints them.
 #[derive(Debug, Clone)]
 pub(in crate::cli) struct Jobs {
     window: Arc<Mutex<Window>>,

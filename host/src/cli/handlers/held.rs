@@ -24,8 +24,8 @@ pub(super) struct Held<'a> {
 impl<'a> Held<'a> {
     pub(super) fn of(handler: &Handler, settings: &'a Settings, file: &File) -> Self {
         let name = &handler.manifest.name;
-        let others = handler.held().into_iter().filter_map(|what| {
-            let from = match &what {
+        let others = handler.held().into_iter().filter_map(|capability| {
+            let from = match &capability {
                 Capability::Env(Some(_)) => file.table_of(name, "env"),
                 Capability::Settings(Some(_)) => file.table_of(name, "settings"),
                 Capability::State => file.table_of(name, "state"),
@@ -40,7 +40,7 @@ impl<'a> Held<'a> {
                     return None;
                 }
             };
-            Some((what.to_string(), from.unwrap_or_default()))
+            Some((capability.to_string(), from.unwrap_or_default()))
         });
         let fits = |pattern: &str| pattern_covers(pattern, name);
         let module = handler.module.origin();
@@ -103,23 +103,23 @@ impl<'a> Held<'a> {
         let mut lines: Vec<(String, String)> = Vec::new();
         for grant in &self.http {
             let from = list(&grant.handler, "http");
-            lines.extend(requests(grant).map(|what| (what, from.clone())));
+            lines.extend(requests(grant).map(|text| (text, from.clone())));
         }
         for grant in &self.secrets {
             lines.push((secret(grant), list(&grant.handler, "secrets")));
         }
         for grant in &self.dirs {
             let (at, mode, dir) = (&grant.at, grant.mode.as_str(), grant.dir.display());
-            let what = format!("dirs:{at}:{mode}, which is {dir}");
-            lines.push((what, list(&grant.handler, "dirs")));
+            let text = format!("dirs:{at}:{mode}, which is {dir}");
+            lines.push((text, list(&grant.handler, "dirs")));
         }
         lines.extend(self.others.iter().cloned());
         if lines.is_empty() {
             return "nothing".into();
         }
         let mut table = List::plain();
-        for (what, from) in lines {
-            table.row([plain(&what), from]);
+        for (text, from) in lines {
+            table.row([plain(&text), from]);
         }
         table.text()
     }

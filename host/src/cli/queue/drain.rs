@@ -79,7 +79,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "ID", value_parser = worker_id)]
     worker_id: Option<String>,
 
-    /// How long a claim is good for without renewal; overrides modules and rouse.toml
+    /// How long a claim is valid without renewal; overrides modules and rouse.toml
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = lease)]
     lease: Duration,
 

@@ -151,7 +151,7 @@ fn line(left: &Left) -> String {
     ]
     .into_iter()
     .filter(|(jobs, _)| *jobs > 0)
-    .map(|(jobs, what)| format!("{jobs}{more} {what}"))
+    .map(|(jobs, kind)| format!("{jobs}{more} {kind}"))
     .collect();
     let mut text = format!("{}: {}", plain(&left.handler), counts.join(", "));
     if let Some(why) = left.why.as_ref().filter(|_| left.ready > 0) {
