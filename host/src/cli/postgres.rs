@@ -91,10 +91,10 @@ impl PrivateArgs {
 async fn migrated(server: &Server) -> anyhow::Result<()> {
     let admin = Connector::from_url(&server.url("postgres"), &|_| None)?;
     let client = admin.client().await?;
-    let there = client
+    let existing = client
         .query_opt("SELECT FROM pg_database WHERE datname = $1", &[&DATABASE])
         .await?;
-    if there.is_none() {
+    if existing.is_none() {
         debug!("creating the database {DATABASE}");
         client
             .batch_execute(&format!("CREATE DATABASE {DATABASE}"))

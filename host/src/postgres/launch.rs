@@ -129,7 +129,7 @@ fn command(settings: &Settings, home: &Home, binaries: &Binaries, socket_dir: &P
     command
 }
 
-/// Why a started server is not ready.
+/// The reason why a started server is not ready.
 enum Unready {
     Ended(ExitStatus),
     Cancelled,
