@@ -53,8 +53,8 @@ pub const USUAL: &str = "info,wasmtime_wasi_http=error";
 /// Another consumer of events, with its own filter.
 pub type Listener = Box<dyn Layer<Registry> + Send + Sync>;
 
-/// Sends the events that pass `filter`, the value of `ROUSE_LOG`, to stderr, and all events to `listener`. Does nothing if
-/// logging is already set up, as in a test.
+/// Sends the events that pass `filter`, the value of `ROUSE_LOG`, to stderr, and all events to `listener`. Does nothing
+/// if logging is already set up, as in a test.
 ///
 /// # Errors
 /// If the filter is invalid. Then nothing is set up.
@@ -66,7 +66,8 @@ pub fn init(
     let filter = parse(filter)?;
     let lines = fmt::layer()
         .with_writer(std::io::stderr)
-        // The reader may be gone. An error about that would go to the same stream, and would panic in the task that logs.
+        // The reader may be gone. An error about that would go to the same stream, and would panic in the task that
+        // logs.
         .log_internal_errors(false)
         .with_ansi(AutoStream::choice(&std::io::stderr()) != ColorChoice::Never);
     let lines = match format {

@@ -11,8 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The error of an attempt, as the handler describes it.
 ///
-/// `?` turns any [`std::error::Error`] into a retryable one, with its whole chain of causes as the message. (That is why `Error` itself is
-/// not a `std::error::Error`.)
+/// `?` turns any [`std::error::Error`] into a retryable one, with its whole chain of causes as the message. (That is
+/// why `Error` itself is not a `std::error::Error`.)
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
@@ -87,8 +87,8 @@ impl Error {
         self
     }
 
-    /// Requests the next attempt at this time, by the database's clock; makes the error retryable. A time in the past means at once; more
-    /// than a year ahead means a year.
+    /// Requests the next attempt at this time, by the database's clock; makes the error retryable. A time in the past
+    /// means at once; more than a year ahead means a year.
     #[must_use]
     pub fn retry_at(mut self, time: SystemTime) -> Self {
         self.permanent = false;
@@ -97,7 +97,8 @@ impl Error {
         self
     }
 
-    /// If a next attempt was requested, limits its delay to this time from now. Use it for delays that a server asks for.
+    /// If a next attempt was requested, limits its delay to this time from now. Use it for delays that a server asks
+    /// for.
     #[must_use]
     pub fn retry_within(mut self, longest: Duration) -> Self {
         self.retry_after = self.retry_after.map(|wait| wait.min(longest));

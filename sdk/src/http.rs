@@ -20,8 +20,8 @@
 //! assert_eq!(rouse_sdk::block_on(rate(&ctx, "chf".into())).unwrap(), 1.07);
 //! ```
 //!
-//! Requests that `rouse.toml` does not allow are never sent; they fail permanently, and the job's error contains the lines that would allow
-//! them.
+//! Requests that `rouse.toml` does not allow are never sent; they fail permanently, and the job's error contains the
+//! lines that would allow them.
 
 mod response;
 mod url;
@@ -133,8 +133,8 @@ impl Request {
         self
     }
 
-    /// Follows up to `redirects` redirects. Each is a separate request, which has to be granted; credentials (`authorization`, `cookie`)
-    /// are not sent to another server.
+    /// Follows up to `redirects` redirects. Each is a separate request, which has to be granted; credentials
+    /// (`authorization`, `cookie`) are not sent to another server.
     #[must_use]
     pub fn redirects(mut self, redirects: u32) -> Self {
         self.redirects = redirects;
@@ -159,9 +159,9 @@ impl Request {
     /// Sends the request and waits for the whole response, whatever its status.
     ///
     /// # Errors
-    /// Permanent: if it is not granted (kind `denied`), if the URL is invalid (kind `bad-request`), and if the response is too large (kind
-    /// `too-large`). Retryable: if there is no response (kind `http`), or not in time (kind `http-timeout`), or if the attempt has to stop
-    /// (kind `aborted`).
+    /// Permanent: if it is not granted (kind `denied`), if the URL is invalid (kind `bad-request`), and if the response
+    /// is too large (kind `too-large`). Retryable: if there is no response (kind `http`), or not in time (kind
+    /// `http-timeout`), or if the attempt has to stop (kind `aborted`).
     pub async fn send(self, ctx: &Ctx) -> Result<Response> {
         let timeout = self.timeout;
         let answered = async {

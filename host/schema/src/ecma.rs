@@ -1,7 +1,8 @@
-//! Parses regular expressions of ECMA-262 with the flag `u`, the dialect of JSON Schema, for an engine with linear run time.
+//! Parses regular expressions of ECMA-262 with the flag `u`, the dialect of JSON Schema, for an engine with linear run
+//! time.
 //!
-//! Texts contain no lone surrogates, so a pattern that requires one matches nothing. Syntax that the standard does not allow is rejected,
-//! even if other dialects define a (different) meaning for it.
+//! Texts contain no lone surrogates, so a pattern that requires one matches nothing. Syntax that the standard does not
+//! allow is rejected, even if other dialects define a (different) meaning for it.
 
 use std::collections::HashMap;
 

@@ -16,8 +16,8 @@ use super::number::Decimal;
 use super::remembered::Remembered;
 use violation::fails;
 
-/// The maximum nesting of schemas, not counting those that are only a reference. Guests in Rust read JSON down to 128 levels, and each
-/// level takes up to four: the property, an alternative for `null`, one for the variant, its object.
+/// The maximum nesting of schemas, not counting those that are only a reference. Guests in Rust read JSON down to 128
+/// levels, and each level takes up to four: the property, an alternative for `null`, one for the variant, its object.
 pub(super) const DEPTH_MAX: u32 = 512;
 
 /// Why a value is not accepted.
@@ -50,7 +50,8 @@ pub(super) struct Check<'s, 'j, 'u> {
     /// The number of object parts that are kept.
     pub(super) held: u64,
     pub(super) depth: u32,
-    /// Properties whose check is deferred until the other properties of their object match; those of outer objects first.
+    /// Properties whose check is deferred until the other properties of their object match; those of outer objects
+    /// first.
     pub(super) deferred: Vec<(NodeId, Location)>,
     pub(super) remembered: Remembered<'s>,
     pub(super) is_cancelled: &'u dyn Fn() -> bool,

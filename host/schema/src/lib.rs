@@ -1,15 +1,16 @@
 //! Checks JSON against JSON Schemas (2020-12), neither of which is trusted.
 //!
-//! Rouse gets the schema from a WebAssembly module, and the JSON from a producer or a guest. Other evaluators trust the schema, but a
-//! schema can demand unbounded work; `docs/decisions/own-schema-evaluator.md` has the reasons for this evaluator.
+//! Rouse gets the schema from a WebAssembly module, and the JSON from a producer or a guest. Other evaluators trust the
+//! schema, but a schema can demand unbounded work; `docs/decisions/own-schema-evaluator.md` has the reasons for this
+//! evaluator.
 //!
-//! Every check ends: work is counted in steps, nesting is limited, and patterns match in linear time. Numbers are compared by their digits,
-//! so nothing is rounded. JSON that cannot be checked within these limits does not match. Messages quote schemas and JSON with the caller's
-//! [`Quote`].
+//! Every check ends: work is counted in steps, nesting is limited, and patterns match in linear time. Numbers are
+//! compared by their digits, so nothing is rounded. JSON that cannot be checked within these limits does not match.
+//! Messages quote schemas and JSON with the caller's [`Quote`].
 //!
-//! No rule that decides whether JSON matches is skipped: [`Schema::parse`] rejects a schema with a rule that it does not evaluate. This
-//! crate never reads another document, starts a thread or writes a log, and it knows neither the host nor wasmtime.
-//! `docs/explanation/attempts.md` lists what is evaluated and what is not.
+//! No rule that decides whether JSON matches is skipped: [`Schema::parse`] rejects a schema with a rule that it does
+//! not evaluate. This crate never reads another document, starts a thread or writes a log, and it knows neither the
+//! host nor wasmtime. `docs/explanation/attempts.md` lists what is evaluated and what is not.
 
 mod ecma;
 mod json;
@@ -60,7 +61,8 @@ const LEVELS_MAX: usize = 128;
 /// The quoted length of a part of a schema in a message.
 const EXCERPT_BYTES_MAX: usize = 200;
 
-/// Writes text from a schema or from JSON into a message: safe to show in a terminal, and cut after about `bytes_max` bytes.
+/// Writes text from a schema or from JSON into a message: safe to show in a terminal, and cut after about `bytes_max`
+/// bytes.
 pub type Quote = fn(text: &str, bytes_max: usize) -> String;
 
 /// A JSON Schema as a module wrote it, ready to be checked against.
@@ -94,8 +96,8 @@ impl Schema {
         }
     }
 
-    /// Parses a schema. Numbers keep their exact digits. `patterns` is the budget for its patterns; `quote` quotes the schema in messages,
-    /// and later the JSON that does not match it.
+    /// Parses a schema. Numbers keep their exact digits. `patterns` is the budget for its patterns; `quote` quotes the
+    /// schema in messages, and later the JSON that does not match it.
     ///
     /// # Errors
     /// The problem and its location, for the author of the module.
@@ -119,12 +121,14 @@ impl Schema {
         })
     }
 
-    /// The schema as the module wrote it, on one line: JSON, whose numbers may exceed what a `serde_json::Value` can hold.
+    /// The schema as the module wrote it, on one line: JSON, whose numbers may exceed what a `serde_json::Value` can
+    /// hold.
     pub fn written(&self) -> &str {
         self.written.text()
     }
 
-    /// Checks a JSON text. `None` if that takes longer than a millisecond: then call [`check`](Self::check) from a thread that may block.
+    /// Checks a JSON text. `None` if that takes longer than a millisecond: then call [`check`](Self::check) from a
+    /// thread that may block.
     ///
     /// # Errors
     /// As [`check`](Self::check).

@@ -42,7 +42,8 @@ pub(super) struct Node {
     pub(super) unevaluated_properties: Option<NodeId>,
     /// The target, if it is only a reference.
     pub(super) leads_to: Option<NodeId>,
-    /// True if more than one subschema refers to it, so that it may be applied to the same part of a value more than once.
+    /// True if more than one subschema refers to it, so that it may be applied to the same part of a value more than
+    /// once.
     pub(super) is_shared: bool,
     /// True if it has subschemas for nested values, directly or through references and alternatives.
     pub(super) is_deep: bool,

@@ -1,6 +1,7 @@
 //! Caches the results of subschemas that are reached on more than one path for the same part of the value.
 //!
-//! The alternatives of a recursive type each evaluate the contents, so without this the work would double with each level of the value.
+//! The alternatives of a recursive type each evaluate the contents, so without this the work would double with each
+//! level of the value.
 
 use std::collections::HashMap;
 
@@ -49,8 +50,8 @@ impl<'s> Remembered<'s> {
         self.results.get(&(node, at)).map(|result| result.mismatch)
     }
 
-    /// Caches a result that took this many steps. If the cache is full, the cheapest results are dropped, and results as cheap are no
-    /// longer cached.
+    /// Caches a result that took this many steps. If the cache is full, the cheapest results are dropped, and results
+    /// as cheap are no longer cached.
     pub(super) fn note(
         &mut self,
         node: NodeId,

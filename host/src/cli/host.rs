@@ -29,8 +29,8 @@ use crate::store::connect::Connector;
 use crate::store::{Store, WorkerKey};
 use crate::worker::{self, Health, Middleware, Parts, QueueOrder, Stop};
 
-/// Connections of the pool: one each for claims, settlements and renewals, two for steps, two for state, and one for work that can
-/// wait. Heartbeats and other short statements use any free one. The number does not depend on the slots.
+/// Connections of the pool: one each for claims, settlements and renewals, two for steps, two for state, and one for
+/// work that can wait. Heartbeats and other short statements use any free one. The number does not depend on the slots.
 const POOL_SIZE: usize = 8;
 
 /// The default folder of modules.
@@ -51,7 +51,8 @@ pub(super) struct HostArgs {
     #[arg(long = "queue", value_name = "NAME")]
     queues: Vec<String>,
 
-    /// `priority`: the order of queues counts within a priority; `strict`: an earlier queue goes first, regardless of priorities
+    /// `priority`: the order of queues counts within a priority; `strict`: an earlier queue goes first, regardless of
+    /// priorities
     #[arg(long, value_name = "ORDER", hide_possible_values = true)]
     queue_order: Option<QueueOrder>,
 
@@ -410,8 +411,8 @@ fn log_missing_grants(handlers: &HandlerSet, config: Option<&Path>) {
     );
 }
 
-/// Waits until each handler to which a source is bound is loaded, or all modules were tried. Otherwise the worker would claim
-/// jobs of such a source that name another handler, and could not run them.
+/// Waits until each handler to which a source is bound is loaded, or all modules were tried. Otherwise the worker would
+/// claim jobs of such a source that name another handler, and could not run them.
 async fn wait_for_bound(settings: &worker::Settings, catalog: &Catalog, stop: &Stop) {
     let are_there = |handlers: &HandlerSet| {
         let mut bound = settings.sources.values();

@@ -1,5 +1,5 @@
-//! Lists and tables for people. On a terminal they fit its width, keep names whole and colour what matters; on a pipe each row is
-//! one line.
+//! Lists and tables for people. On a terminal they fit its width, keep names whole and colour what matters; on a pipe
+//! each row is one line.
 
 mod widths;
 
@@ -8,8 +8,8 @@ use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Wi
 use self::widths::{Need, cut, widths};
 use super::screen::{Colour, Screen};
 
-/// Marks for the starts of colours, in the order of [`Colour::ALL`], and for their end, while the table is laid out. They
-/// have no width, and no other text contains them: [`harmless`](crate::harmless) escapes them.
+/// Marks for the starts of colours, in the order of [`Colour::ALL`], and for their end, while the table is laid out.
+/// They have no width, and no other text contains them: [`harmless`](crate::harmless) escapes them.
 const START: [char; 4] = ['\u{2066}', '\u{2067}', '\u{2068}', '\u{61c}'];
 const END: char = '\u{2069}';
 

@@ -3,8 +3,8 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, warn};
 
-/// Raises the limit to its maximum. The attempts of one host may need more than the usual 1,024, and a process without free
-/// descriptors can neither accept a connection nor read its handlers folder.
+/// Raises the limit to its maximum. The attempts of one host may need more than the usual 1,024, and a process without
+/// free descriptors can neither accept a connection nor read its handlers folder.
 pub(super) fn raise_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -53,7 +53,8 @@ pub(super) struct Private {
 }
 
 impl PrivateArgs {
-    /// Starts the server, creates its database and migrates it. `None` if a signal came first; then the server is stopped.
+    /// Starts the server, creates its database and migrates it. `None` if a signal came first; then the server is
+    /// stopped.
     pub(super) async fn start(&self, signals: &mut Signals) -> anyhow::Result<Option<Private>> {
         let mut settings = Settings::new(data_dir(self.data_dir.as_deref()));
         settings.port = self.pg_port;

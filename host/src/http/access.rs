@@ -1,12 +1,12 @@
 //! Access control for invocations and for the status pages.
 //!
-//! A loopback port is reachable only from this machine, with three exceptions. Two are browsers: any page can make
-//! a browser send requests to `http://127.0.0.1` (cross-site request forgery), and its owner can point the page's own name
-//! there and read the responses too (DNS rebinding). The first cannot set `content-type: application/json` without a
-//! preflight request, which nothing here answers, and it sends its `Origin`; the second sends another name in `Host`. All
-//! three headers are therefore checked. The third exception is a proxy or tunnel on this machine, through which anyone may
-//! come who reaches it. Requests that carry a proxy's header are refused too, but not every proxy adds one, so the guide
-//! asks for a token behind a proxy. No such page has the token; with it, the other checks are skipped.
+//! A loopback port is reachable only from this machine, with three exceptions. Two are browsers: any page can make a
+//! browser send requests to `http://127.0.0.1` (cross-site request forgery), and its owner can point the page's own
+//! name there and read the responses too (DNS rebinding). The first cannot set `content-type: application/json` without
+//! a preflight request, which nothing here answers, and it sends its `Origin`; the second sends another name in `Host`.
+//! All three headers are therefore checked. The third exception is a proxy or tunnel on this machine, through which
+//! anyone may come who reaches it. Requests that carry a proxy's header are refused too, but not every proxy adds one,
+//! so the guide asks for a token behind a proxy. No such page has the token; with it, the other checks are skipped.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,8 +1,8 @@
 //! Accepts connections, and bounds how many are open at once and how long each may be silent.
 //!
 //! `axum::serve` bounds neither, so a client that reaches the port could exhaust the file descriptors of the process
-//! without sending a single request. If all slots are taken, a connection without a request, or one that does not read its
-//! response, is closed ([`open`]). Requests are therefore served however many clients only connect.
+//! without sending a single request. If all slots are taken, a connection without a request, or one that does not read
+//! its response, is closed ([`open`]). Requests are therefore served however many clients only connect.
 
 mod open;
 mod watched;
@@ -32,8 +32,8 @@ use self::watched::{Body, Stream};
 /// in milliseconds. More of them wait in the listen backlog unless one of these is silent.
 pub(super) const OTHER_CONNECTIONS_MAX: usize = 128;
 
-/// How long a connection may take to send the head of a request, also when it is kept alive after a response. Callers send
-/// theirs at once, and a caller that returns later can reconnect.
+/// How long a connection may take to send the head of a request, also when it is kept alive after a response. Callers
+/// send theirs at once, and a caller that returns later can reconnect.
 const HEAD_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The wait before the next search for a silent connection.

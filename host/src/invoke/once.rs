@@ -124,8 +124,8 @@ fn answer(end: RunEnd, policy: &Policy) -> Answer {
     }
 }
 
-/// A random id below 0. There is no job, but handlers derive idempotency keys from its id, so each call has an id of its
-/// own. The database assigns positive ids only.
+/// A random id below 0. There is no job, but handlers derive idempotency keys from its id, so each call has an id of
+/// its own. The database assigns positive ids only.
 fn call_id() -> JobId {
     JobId(rand::random_range(i64::MIN..0))
 }

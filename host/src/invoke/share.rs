@@ -10,8 +10,8 @@ pub struct Share {
 }
 
 impl Share {
-    /// Fits both into `capacity` attempts. The queue comes first, but each side that wants any attempts gets at least one.
-    /// If there is only one, they take turns.
+    /// Fits both into `capacity` attempts. The queue comes first, but each side that wants any attempts gets at least
+    /// one. If there is only one, they take turns.
     #[must_use]
     pub fn fit(self, capacity: usize) -> Self {
         let least = |wanted: usize| wanted.min(1);

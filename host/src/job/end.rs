@@ -4,7 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use super::AbortReason;
 
-/// How a run in the sandbox ended. This is a fact; [`decide`](super::decide) turns it into an [`Outcome`](super::Outcome).
+/// How a run in the sandbox ended. This is a fact; [`decide`](super::decide) turns it into an
+/// [`Outcome`](super::Outcome).
 #[derive(Debug, Clone, PartialEq)]
 pub enum RunEnd {
     /// The handler returned these bytes: supposedly UTF-8 JSON, not checked yet.

@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use crate::harmless::{line, lines};
 
-/// The error of an attempt, as it is stored with the attempt and shown to people. The details are data for programs. All
-/// other text is free of terminal control sequences. A message may have several lines.
+/// The error of an attempt, as it is stored with the attempt and shown to people. The details are data for programs.
+/// All other text is free of terminal control sequences. A message may have several lines.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AttemptError {
     /// The class.
@@ -28,7 +28,8 @@ pub struct AttemptError {
     /// The details that the handler gave.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<Value>,
-    /// The maximum number of attempts, not counting lost ones. `None` if attempts are not counted, as for an invocation.
+    /// The maximum number of attempts, not counting lost ones. `None` if attempts are not counted, as for an
+    /// invocation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_attempts: Option<u32>,
 }

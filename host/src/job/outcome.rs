@@ -42,8 +42,8 @@ pub struct Tries {
     pub own: OwnLimits,
 }
 
-/// The limits of an attempt that the job has set itself, by its grants or at its enqueue. Errors then name the job instead
-/// of rouse.toml.
+/// The limits of an attempt that the job has set itself, by its grants or at its enqueue. Errors then name the job
+/// instead of rouse.toml.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OwnLimits {
     /// Its grants lower the memory.
@@ -74,8 +74,8 @@ pub struct OwnLimits {
 /// | a shutdown, or it never started (no slot in time, no handler) | immediately; this attempt does not count |
 ///
 /// # Errors
-/// The reason why the attempt has lost its job: another worker has it, or it has ended. Nothing may be written about the
-/// job any more.
+/// The reason why the attempt has lost its job: another worker has it, or it has ended. Nothing may be written about
+/// the job any more.
 pub fn decide(
     end: RunEnd,
     tries: Tries,
@@ -264,8 +264,8 @@ impl Outcome {
         }
     }
 
-    /// The outcome of an attempt that was denied a capability: an error becomes final, of kind `denied`, and its message
-    /// starts with the denial. A handler that succeeded in spite of the denial has succeeded.
+    /// The outcome of an attempt that was denied a capability: an error becomes final, of kind `denied`, and its
+    /// message starts with the denial. A handler that succeeded in spite of the denial has succeeded.
     fn denied(self, denial: &str) -> Self {
         match self {
             Self::Retry { error, .. } | Self::Failed(error) | Self::TimedOut(error) => {

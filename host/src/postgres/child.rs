@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 /// The interval of checks for cancellation.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 
-/// Runs a command to its end and returns its output. If `cancel` is cancelled, the child gets SIGTERM, and its exit status shows that.
-/// Blocks.
+/// Runs a command to its end and returns its output. If `cancel` is cancelled, the child gets SIGTERM, and its exit
+/// status shows that. Blocks.
 ///
 /// # Errors
 /// If the command cannot be started or waited for.

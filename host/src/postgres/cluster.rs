@@ -10,8 +10,8 @@ use std::{
 
 use super::{Settings, StartError, USER, binaries::Binaries, child, error::Trying, home::Home};
 
-/// Creates the cluster if it does not exist. It is created under a temporary name and then renamed, so that a crash in between leaves
-/// nothing that looks like a cluster.
+/// Creates the cluster if it does not exist. It is created under a temporary name and then renamed, so that a crash in
+/// between leaves nothing that looks like a cluster.
 pub(super) fn ensure(
     home: &Home,
     binaries: &Binaries,

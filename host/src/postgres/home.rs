@@ -1,7 +1,8 @@
 //! The data directory: its layout, its permissions, and its lock.
 //!
-//! `cluster/` belongs to the server. Next to it are files of the host: `lock`, `password`, `server.log`, `binaries/`. When running as root,
-//! the directory itself stays owned by root, so that the server's user cannot replace these files with links.
+//! `cluster/` belongs to the server. Next to it are files of the host: `lock`, `password`, `server.log`, `binaries/`.
+//! When running as root, the directory itself stays owned by root, so that the server's user cannot replace these files
+//! with links.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -107,8 +108,8 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        // Closing the file is not enough: a child that another thread has just forked holds it open, and with it the lock, until exec.
-        // Unlocking fails only if there is no lock.
+        // Closing the file is not enough: a child that another thread has just forked holds it open, and with it the
+        // lock, until exec. Unlocking fails only if there is no lock.
         let _ = self.lock.unlock();
     }
 }
@@ -119,7 +120,8 @@ pub(super) fn fallback(wanted: &Path) -> PathBuf {
 }
 
 impl Account {
-    /// True if this account can enter a directory. This is tried, not computed, so that access lists and mount options count too.
+    /// True if this account can enter a directory. This is tried, not computed, so that access lists and mount options
+    /// count too.
     fn can_enter(&self, dir: &Path) -> bool {
         let mut command = Command::new("/bin/sh");
         command
@@ -133,8 +135,8 @@ impl Account {
     }
 }
 
-/// Creates a directory and its missing parents. They get mode 0711 as root, because the server's user has to get through to `cluster/`, and
-/// are private otherwise.
+/// Creates a directory and its missing parents. They get mode 0711 as root, because the server's user has to get
+/// through to `cluster/`, and are private otherwise.
 fn make_dir(dir: &Path) -> Result<(), StartError> {
     if dir.is_dir() {
         return Ok(());

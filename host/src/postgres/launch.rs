@@ -155,7 +155,8 @@ fn watch(process: &Process, cluster: &Path, cancel: &CancellationToken) -> Optio
     }
 }
 
-/// `postmaster.pid` has the process id in its first line and the state in its eighth; `pg_ctl -w` waits for the same state.
+/// `postmaster.pid` has the process id in its first line and the state in its eighth; `pg_ctl -w` waits for the same
+/// state.
 fn is_ready(cluster: &Path, pid: u32) -> bool {
     let Ok(text) = fs::read_to_string(cluster.join("postmaster.pid")) else {
         return false;

@@ -19,7 +19,8 @@ const STOP_PATIENCE: Duration = Duration::from_secs(30);
 pub(super) struct Process {
     pid: Pid,
     exit: Arc<Exit>,
-    /// The kernel sends the signal when the *thread* that created the child ends, so this thread lives exactly as long as the child.
+    /// The kernel sends the signal when the *thread* that created the child ends, so this thread lives exactly as long
+    /// as the child.
     keeper: Option<JoinHandle<()>>,
 }
 

@@ -1,4 +1,5 @@
-//! Takes over jobs whose worker is gone. The caller decides what happens to each ([`after_loss`](crate::job::after_loss)).
+//! Takes over jobs whose worker is gone. The caller decides what happens to each
+//! ([`after_loss`](crate::job::after_loss)).
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
@@ -51,8 +52,8 @@ pub struct Adopted {
 impl Store {
     /// Lists up to `wanted` jobs of these lanes whose lease has ended, by priority, then by id.
     ///
-    /// `sources`: only jobs of these sources; `None` for all. `since`: only leases that ended at this time or later, by the database's
-    /// clock; `None` for all.
+    /// `sources`: only jobs of these sources; `None` for all. `since`: only leases that ended at this time or later, by
+    /// the database's clock; `None` for all.
     pub async fn orphans(
         &self,
         lanes: &[LaneId],

@@ -45,7 +45,8 @@ impl Store {
         Ok(allowed(asked)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
-    /// The events of one job, the oldest first; empty if the job does not exist or is no longer kept. `None` if the login may not read it.
+    /// The events of one job, the oldest first; empty if the job does not exist or is no longer kept. `None` if the
+    /// login may not read it.
     pub async fn audit_job(&self, id: JobId) -> Result<Option<Vec<Value>>, StoreError> {
         let asked = self
             .query(include_str!("audit_job.sql"), &[(&id.0, Type::INT8)])

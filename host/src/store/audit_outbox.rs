@@ -27,7 +27,8 @@ pub struct AdminAction {
 }
 
 impl Store {
-    /// Takes up to `rows_max` admin actions from the outbox, in order. No other host receives them, so the caller has to log them.
+    /// Takes up to `rows_max` admin actions from the outbox, in order. No other host receives them, so the caller has
+    /// to log them.
     pub async fn take_audit_outbox(&self, rows_max: usize) -> Result<Vec<AdminAction>, StoreError> {
         let worker = self.identity()?;
         let rows = self

@@ -15,7 +15,8 @@ pub const CLAIM_BYTES_MAX: usize = 8 << 20;
 /// The size of each row apart from `rouse.job.bytes`.
 pub const COLUMNS_BYTES: usize = 120;
 
-/// True if a claim or an adoption of this many jobs, with this many bytes in all ([`ClaimedJob::bytes`]), ended because of its size.
+/// True if a claim or an adoption of this many jobs, with this many bytes in all ([`ClaimedJob::bytes`]), ended because
+/// of its size.
 pub fn fills_an_answer(jobs: usize, bytes: usize) -> bool {
     jobs * COLUMNS_BYTES + bytes >= CLAIM_BYTES_MAX
 }
@@ -25,7 +26,8 @@ pub fn fills_an_answer(jobs: usize, bytes: usize) -> bool {
 pub struct ClaimOrder {
     /// The lane.
     pub lane: LaneId,
-    /// Only turns after this one are read. It is a hint: a wrong value delays a job until the next sweep, and never loses it.
+    /// Only turns after this one are read. It is a hint: a wrong value delays a job until the next sweep, and never
+    /// loses it.
     pub after: i64,
     /// The lease, milliseconds.
     pub lease_ms: i64,
@@ -71,7 +73,8 @@ impl From<&ClaimOrder> for OrderRecord {
 pub enum Claimed {
     /// The claimed jobs; fewer than wanted if the lanes have no more, or if the answer reached its maximum size.
     Jobs(Vec<ClaimedJob>),
-    /// No jobs, because a lease has ended, and orphans are adopted first. Leases were checked up to this time, by the database's clock.
+    /// No jobs, because a lease has ended, and orphans are adopted first. Leases were checked up to this time, by the
+    /// database's clock.
     Orphans(SystemTime),
 }
 
@@ -114,7 +117,8 @@ pub struct ClaimedJob {
     pub claimed_at: SystemTime,
     /// JSON; empty if the row in `rouse.payload` was removed.
     pub payload: JsonText,
-    /// The memory limit of this attempt in bytes, instead of the handler's own, because an earlier attempt ran out of memory.
+    /// The memory limit of this attempt in bytes, instead of the handler's own, because an earlier attempt ran out of
+    /// memory.
     pub memory_bytes: Option<u64>,
     /// The job's attenuated grants, JSON; `None` means all grants of its handler.
     pub grants: Option<JsonText>,
@@ -166,8 +170,8 @@ impl ClaimedJob {
 }
 
 impl Store {
-    /// Claims up to `wanted` jobs, from the lanes in the order given, unless a lease has ended at `checked_at` or later (`None`: leases are
-    /// not checked). One round trip, or two if the jobs are large.
+    /// Claims up to `wanted` jobs, from the lanes in the order given, unless a lease has ended at `checked_at` or later
+    /// (`None`: leases are not checked). One round trip, or two if the jobs are large.
     pub async fn claim(
         &self,
         fence: Fence,
@@ -233,8 +237,8 @@ impl Store {
         self.claimed(fence, &ids).await
     }
 
-    /// Reads the jobs of this claim, except those that the worker has lost in the meantime. If the connection breaks, the read is repeated
-    /// once: the jobs stay claimed, and would otherwise be stuck until their leases end.
+    /// Reads the jobs of this claim, except those that the worker has lost in the meantime. If the connection breaks,
+    /// the read is repeated once: the jobs stay claimed, and would otherwise be stuck until their leases end.
     pub(super) async fn claimed(
         &self,
         fence: Fence,

@@ -1,7 +1,8 @@
 //! Turns connection settings into connections.
 //!
-//! Supports everything that libpq users expect: URLs and key-value strings, `PG*` variables, password files, and every `sslmode`. An
-//! invalid setting is reported before anything connects, by an error that names it. Passwords appear in no error and no debug text.
+//! Supports everything that libpq users expect: URLs and key-value strings, `PG*` variables, password files, and every
+//! `sslmode`. An invalid setting is reported before anything connects, by an error that names it. Passwords appear in
+//! no error and no debug text.
 
 mod backoff;
 mod conninfo;
@@ -134,8 +135,8 @@ impl Connector {
     /// Opens one connection; for LISTEN, for migrations, for commands.
     ///
     /// # Errors
-    /// If the server cannot be reached, is not trusted, or refuses the user. [`ConnectError::Away`]: an earlier try has failed, and
-    /// the backoff has not passed.
+    /// If the server cannot be reached, is not trusted, or refuses the user. [`ConnectError::Away`]: an earlier try has
+    /// failed, and the backoff has not passed.
     pub async fn connect(&self) -> Result<(Client, Connection), ConnectError> {
         let opened = self.backoff.open(self.patience(), self.opening(), why);
         opened.await.map_err(|not| match not {
@@ -198,8 +199,9 @@ impl Connector {
         Ok(self.driven(self.answered(self.opening()).await?))
     }
 
-    /// True if connections share their sessions, as behind a pooler in transaction mode: state that one of them leaves in a session
-    /// (LISTEN, for instance) is visible to all others. Two connections query alternately which session they are using.
+    /// True if connections share their sessions, as behind a pooler in transaction mode: state that one of them leaves
+    /// in a session (LISTEN, for instance) is visible to all others. Two connections query alternately which session
+    /// they are using.
     ///
     /// A pooler that gives each connection its own session shares none. A very busy pooler may escape detection.
     ///

@@ -61,7 +61,8 @@ impl Store {
         })
     }
 
-    /// Retries up to `limit` jobs that match the filter, have ids below `before` and were never retried, in one transaction.
+    /// Retries up to `limit` jobs that match the filter, have ids below `before` and were never retried, in one
+    /// transaction.
     pub async fn retry_jobs(
         &self,
         filter: &Value,

@@ -47,8 +47,8 @@ impl Store {
             .collect())
     }
 
-    /// Closes lanes that have had no job for a day, and removes unreferenced rows of the catalog; see rouse.maintain_lanes
-    /// (migrations/functions/lanes.sql). Returns how many rows were closed, reopened, and removed.
+    /// Closes lanes that have had no job for a day, and removes unreferenced rows of the catalog; see
+    /// rouse.maintain_lanes (migrations/functions/lanes.sql). Returns how many rows were closed, reopened, and removed.
     pub async fn maintain_lanes(&self) -> Result<(i32, i32, i32), StoreError> {
         let worker = self.identity()?;
         let rows = self

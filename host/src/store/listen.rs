@@ -88,7 +88,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Connects and listens on [`WAKE_CHANNEL`] and on the worker's own channel. The answer may take as long as a connection.
+    /// Connects and listens on [`WAKE_CHANNEL`] and on the worker's own channel. The answer may take as long as a
+    /// connection.
     pub async fn start(connector: &Connector, worker: Incarnation) -> Result<Self, ConnectError> {
         let (client, mut connection) = connector.connect().await?;
         let (sender, notifications) = mpsc::unbounded_channel();
@@ -119,8 +120,8 @@ impl Listener {
         })
     }
 
-    /// True once the echo arrives; false if it does not within this time, or if the connection ends. Wakeups that arrive before it are
-    /// dropped.
+    /// True once the echo arrives; false if it does not within this time, or if the connection ends. Wakeups that
+    /// arrive before it are dropped.
     pub async fn receives_echo(&mut self, within: Duration) -> bool {
         let echo = async {
             while let Some(notification) = self.notifications.recv().await {
@@ -147,8 +148,8 @@ impl Listener {
 }
 
 impl Store {
-    /// Notifies this worker itself. Its listening connection has to receive that, unless it leads to another database, or through a pooler
-    /// that shares its sessions.
+    /// Notifies this worker itself. Its listening connection has to receive that, unless it leads to another database,
+    /// or through a pooler that shares its sessions.
     pub async fn echo(&self, worker: Incarnation) -> Result<(), StoreError> {
         self.query(
             "SELECT pg_notify($1, $2)",

@@ -1,15 +1,15 @@
 //! Brings schema `rouse` up to date.
 //!
-//! Each migration is applied once. The definitions (functions, views, triggers, rights) are applied whenever they differ
-//! from this host's. Both are recorded in a ledger.
+//! Each migration is applied once. The definitions (functions, views, triggers, rights) are applied whenever they
+//! differ from this host's. Both are recorded in a ledger.
 //!
-//! Any number of hosts may migrate at the same time: one works, the others wait. Migrations change tables and are recorded
-//! with their sha256; a database with a different record is refused. The definitions are applied as a whole, in one
-//! transaction, which also drops what they no longer define, and restores what was dropped or revoked.
+//! Any number of hosts may migrate at the same time: one works, the others wait. Migrations change tables and are
+//! recorded with their sha256; a database with a different record is refused. The definitions are applied as a whole,
+//! in one transaction, which also drops what they no longer define, and restores what was dropped or revoked.
 //!
 //! Producers continue in the meantime. A statement that needs an exclusive lock on a table waits for its users, and all
-//! later statements queue behind that wait. So it waits for [`LOCK_WAIT`] only; then the transaction is rolled back, and
-//! tried again later.
+//! later statements queue behind that wait. So it waits for [`LOCK_WAIT`] only; then the transaction is rolled back,
+//! and tried again later.
 
 mod apply;
 mod error;
@@ -33,8 +33,8 @@ use plan::Plan;
 pub use sources::{ALL, Migration, PROTOCOL, ROLES_SQL, Source, Sources};
 use work::Work;
 
-/// How long a statement may wait for a lock, and block every enqueue, claim and settlement meanwhile. Long enough for the transactions of
-/// producers and workers, which end within milliseconds.
+/// How long a statement may wait for a lock, and block every enqueue, claim and settlement meanwhile. Long enough for
+/// the transactions of producers and workers, which end within milliseconds.
 pub const LOCK_WAIT: Duration = Duration::from_millis(150);
 /// How long [`run`] keeps trying by default.
 pub const WAIT: Duration = Duration::from_secs(60);
@@ -63,12 +63,12 @@ pub struct Report {
     pub waited_for: Vec<String>,
 }
 
-/// Applies what is missing, and restores what was changed. `keeper` is a second connection to the same database: it holds the migration
-/// lock, and checks which sessions block. Keeps trying for `wait`.
+/// Applies what is missing, and restores what was changed. `keeper` is a second connection to the same database: it
+/// holds the migration lock, and checks which sessions block. Keeps trying for `wait`.
 ///
 /// # Errors
-/// If the database cannot be migrated. Migrations that ran outside a transaction, and those before them, remain applied; all others are
-/// undone.
+/// If the database cannot be migrated. Migrations that ran outside a transaction, and those before them, remain
+/// applied; all others are undone.
 pub async fn run(
     client: &mut Client,
     keeper: &mut Client,

@@ -43,7 +43,8 @@ pub struct Peek {
     pub looked_at: SystemTime,
     /// The last turn that was assigned; `None` while a queue is paused.
     pub turn: Option<i64>,
-    /// The ids of the transactions in progress that have written: their jobs are not visible yet. `None` if they were not requested.
+    /// The ids of the transactions in progress that have written: their jobs are not visible yet. `None` if they were
+    /// not requested.
     pub writers: Option<Vec<i64>>,
 }
 

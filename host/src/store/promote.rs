@@ -22,8 +22,8 @@ pub struct Promotion {
 }
 
 impl Store {
-    /// Promotes due jobs. `within` restricts it to jobs that became due within this time, by the database's clock (`None`: all); `with_ids`
-    /// requests their ids.
+    /// Promotes due jobs. `within` restricts it to jobs that became due within this time, by the database's clock
+    /// (`None`: all); `with_ids` requests their ids.
     pub async fn promote(
         &self,
         within: Option<Duration>,

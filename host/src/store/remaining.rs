@@ -32,8 +32,8 @@ pub struct Remaining {
 }
 
 impl Store {
-    /// The jobs that remain in this queue. `mine` counts the jobs of the worker that has registered through this store, if any. Reads all
-    /// running jobs, of all queues.
+    /// The jobs that remain in this queue. `mine` counts the jobs of the worker that has registered through this store,
+    /// if any. Reads all running jobs, of all queues.
     pub async fn remaining(
         &self,
         queue: &str,

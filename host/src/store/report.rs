@@ -43,8 +43,8 @@ impl<'a> From<&'a Report> for ReportRecord<'a> {
 }
 
 impl Store {
-    /// Stores the reports, and deletes those of attempts that have ended. Returns the jobs that this worker has claimed; reports about
-    /// others are dropped.
+    /// Stores the reports, and deletes those of attempts that have ended. Returns the jobs that this worker has
+    /// claimed; reports about others are dropped.
     pub async fn report(
         &self,
         reports: &[Report],

@@ -77,8 +77,8 @@ impl Store {
         })
     }
 
-    /// Records the result of a step, JSON, for a job that this worker has claimed. It is committed when this returns. Recording the same
-    /// step again changes nothing.
+    /// Records the result of a step, JSON, for a job that this worker has claimed. It is committed when this returns.
+    /// Recording the same step again changes nothing.
     pub async fn record_step(
         &self,
         id: JobId,

@@ -68,8 +68,9 @@ impl Response {
         Ok(serde_json::from_slice(&self.body)?)
     }
 
-    /// Returns an error for a status of 400 and above, with the kind `http-404`. Errors that may be temporary are retryable (408, 425, 429,
-    /// 500 and above), after the time or at the date in `retry-after`; all others are permanent.
+    /// Returns an error for a status of 400 and above, with the kind `http-404`. Errors that may be temporary are
+    /// retryable (408, 425, 429, 500 and above), after the time or at the date in `retry-after`; all others are
+    /// permanent.
     ///
     /// # Errors
     /// For these statuses.

@@ -19,8 +19,8 @@ pub(super) async fn send(request: &Request) -> Result<Response> {
     let (outgoing, body) = outgoing(request)?;
     let answer =
         outgoing_handler::handle(outgoing, None).map_err(|code| failed(&request.what(), code))?;
-    // A server may answer before it has read the whole body. The rest is kept until the answer has arrived, because dropping it would end
-    // the connection.
+    // A server may answer before it has read the whole body. The rest is kept until the answer has arrived, because
+    // dropping it would end the connection.
     let mut rest = None;
     if let Some(body) = body {
         match race(write(&body, &request.body), ready(answer.subscribe())).await {

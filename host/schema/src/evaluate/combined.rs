@@ -105,7 +105,8 @@ impl<'s> Check<'s, '_, '_> {
         }
     }
 
-    /// [`fits`](Self::fits), except that a mismatch does not end the check. An alternative that does not match has evaluated nothing.
+    /// [`fits`](Self::fits), except that a mismatch does not end the check. An alternative that does not match has
+    /// evaluated nothing.
     fn try_match(
         &mut self,
         id: NodeId,

@@ -8,8 +8,8 @@ use super::super::json::Document;
 use super::super::remembered::Remembered;
 use super::*;
 
-/// `#[serde(tag = "type")] enum Expr { Add { left, right }, Sub, Mul, Div, Neg { of }, Num { value } }`; `tag` maps the name of a variant
-/// to its tag.
+/// `#[serde(tag = "type")] enum Expr { Add { left, right }, Sub, Mul, Div, Neg { of }, Num { value } }`; `tag` maps the
+/// name of a variant to its tag.
 fn expressions(keyword: &str, tag: impl Fn(&str) -> Value) -> String {
     let expr = json!({ "$ref": "#" });
     let two = |name: &str| {

@@ -1,5 +1,5 @@
-//! Prints a line for each ended attempt of a `rouse dev`, from the events of [`rouse::job`](crate::worker). Under load, only the
-//! first attempts of each second get a line, and one more line counts the others.
+//! Prints a line for each ended attempt of a `rouse dev`, from the events of [`rouse::job`](crate::worker). Under load,
+//! only the first attempts of each second get a line, and one more line counts the others.
 //!
 //! It never blocks a worker: a thread of its own prints the lines, and lines that it cannot print in time are counted.
 

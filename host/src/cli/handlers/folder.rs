@@ -60,8 +60,8 @@ pub(super) struct FolderLocation {
 }
 
 impl FolderLocation {
-    /// The named folder and settings. If one is not named, it is that of the `rouse dev` that runs here, else the usual one. `dev`
-    /// is called only if needed.
+    /// The named folder and settings. If one is not named, it is that of the `rouse dev` that runs here, else the usual
+    /// one. `dev` is called only if needed.
     pub(super) fn of(
         folder: Option<&Path>,
         config: Option<&Path>,

@@ -35,13 +35,13 @@ pub(super) struct Args {
     /// The handler, for instance text.stats
     name: String,
 
-    /// Show only the manifest in this folder, without a database; default: the fleet, and the manifest in the folder of a
-    /// `rouse dev` that runs here, else in ./handlers-wasm if that exists
+    /// Show only the manifest in this folder, without a database; default: the fleet, and the manifest in the folder of
+    /// a `rouse dev` that runs here, else in ./handlers-wasm if that exists
     #[arg(long, value_name = "DIR", conflicts_with = "database_url")]
     folder: Option<PathBuf>,
 
-    /// Settings for the manifest; default: those of a `rouse dev` that serves the folder from here, else ./rouse.toml if it
-    /// exists
+    /// Settings for the manifest; default: those of a `rouse dev` that serves the folder from here, else ./rouse.toml
+    /// if it exists
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -256,8 +256,8 @@ impl Fleet {
     }
 }
 
-/// The handler in the usual folder; `None` if there is no such folder, if it does not have the handler, or if it cannot be
-/// opened. The last is reported, and the fleet is still shown.
+/// The handler in the usual folder; `None` if there is no such folder, if it does not have the handler, or if it cannot
+/// be opened. The last is reported, and the fleet is still shown.
 async fn in_the_usual_folder(args: &Args) -> Option<Here> {
     // Another database has other hosts, with settings of their own.
     let dev = || args.target.is_implicit().then(Serves::here).flatten();

@@ -173,7 +173,8 @@ async fn prepare(args: &Args) -> anyhow::Result<Option<(Summary, Option<Work>)>>
     Ok(Some((summary, Some(work))))
 }
 
-/// Rejects sources that are bound to missing handlers. A host leaves their jobs waiting, and this process would never end.
+/// Rejects sources that are bound to missing handlers. A host leaves their jobs waiting, and this process would never
+/// end.
 fn check_sources(settings: &Settings, catalog: &Catalog, args: &Args) -> anyhow::Result<()> {
     let handlers = catalog.current();
     let mut missing: Vec<String> = settings
@@ -308,8 +309,8 @@ impl Work {
         Ok(())
     }
 
-    /// True if no job is left that this worker could run, and none is running here. Notes if the queue was paused, since there
-    /// is nothing to wait for then.
+    /// True if no job is left that this worker could run, and none is running here. Notes if the queue was paused,
+    /// since there is nothing to wait for then.
     async fn is_empty(
         &self,
         summary: &mut Summary,

@@ -1,8 +1,8 @@
 //! One backoff for all connections to one address.
 //!
-//! As long as connections open, it has no effect. After the first failure, all callers get an error at once, without a try, until 1, 2, 4 …
-//! 60 s have passed; then the next caller makes one try. Callers that retry on their own (settlements, renewals, steps) therefore need no
-//! backoff of their own.
+//! As long as connections open, it has no effect. After the first failure, all callers get an error at once, without a
+//! try, until 1, 2, 4 … 60 s have passed; then the next caller makes one try. Callers that retry on their own
+//! (settlements, renewals, steps) therefore need no backoff of their own.
 
 use std::fmt;
 use std::future::Future;
@@ -124,8 +124,8 @@ impl Backoff {
         self.start(patience, opening, describe)?.end().await
     }
 
-    /// Starts to open a connection, unless the backoff has not passed. The try continues even if no caller waits for its end: whether the
-    /// server is reached does not depend on the patience of one task.
+    /// Starts to open a connection, unless the backoff has not passed. The try continues even if no caller waits for
+    /// its end: whether the server is reached does not depend on the patience of one task.
     pub(super) fn start<T, E>(
         self: &Arc<Self>,
         patience: Duration,
@@ -177,7 +177,8 @@ impl Backoff {
         self.reach.borrow().away().is_some()
     }
 
-    /// Ends the wait for the next try. Also ends the wait for a try in progress: a server that does not answer it may be back.
+    /// Ends the wait for the next try. Also ends the wait for a try in progress: a server that does not answer it may
+    /// be back.
     pub(super) fn try_now(&self) {
         self.reach.send_if_modified(|reach| {
             let away = reach.away.as_mut();
@@ -267,8 +268,8 @@ impl Drop for Turn {
     }
 }
 
-/// The wait after this many failures in a row: 1, 2, 4 … 60 s, with jitter of up to one half. `random` is uniform in `0.0..1.0`. The jitter
-/// keeps hosts that lose a server together from reconnecting together.
+/// The wait after this many failures in a row: 1, 2, 4 … 60 s, with jitter of up to one half. `random` is uniform in
+/// `0.0..1.0`. The jitter keeps hosts that lose a server together from reconnecting together.
 pub fn backoff(failures: u32, random: f64) -> Duration {
     Duration::from_secs(1 << failures.min(6))
         .min(WAIT_MAX)

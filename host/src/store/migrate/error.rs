@@ -71,7 +71,8 @@ pub enum MigrateError {
     /// The database does not answer.
     #[error("{0}")]
     Unreachable(String),
-    /// Other sessions hold locks that the migration needs, and did not release them in time. Everything not yet committed is undone.
+    /// Other sessions hold locks that the migration needs, and did not release them in time. Everything not yet
+    /// committed is undone.
     #[error(
         "{operation} waited {:?} for locks that other sessions hold: {}; end those sessions (SELECT pg_terminate_backend(PID)) or their transactions, and run \
          `rouse migrate` again, or allow a longer wait with --wait",

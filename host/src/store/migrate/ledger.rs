@@ -97,8 +97,8 @@ impl Record {
             .is_none_or(|theirs| theirs.sha256 != sources.digest() && theirs.release <= release())
     }
 
-    /// Rejects a recorded migration whose text differs from ours, and definitions that no longer serve this host's protocol. Migrations of
-    /// later releases are accepted.
+    /// Rejects a recorded migration whose text differs from ours, and definitions that no longer serve this host's
+    /// protocol. Migrations of later releases are accepted.
     pub(super) fn compare(&self, sources: Sources<'_>) -> Result<(), MigrateError> {
         let migrations = sources.migrations;
         for theirs in &self.migrations {

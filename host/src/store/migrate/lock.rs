@@ -17,8 +17,8 @@ const CHECK_EVERY: Duration = Duration::from_millis(30);
 
 /// The lock that a migrating host holds while it works.
 ///
-/// It is a lock on the ledger that only its owner can take, because any login of the database can hold an advisory lock. Until the ledger
-/// exists, it is an advisory lock with a limited wait.
+/// It is a lock on the ledger that only its owner can take, because any login of the database can hold an advisory
+/// lock. Until the ledger exists, it is an advisory lock with a limited wait.
 pub(super) struct Lock<'a> {
     transaction: Transaction<'a>,
 }
@@ -34,8 +34,8 @@ impl<'a> Lock<'a> {
         let pid = pid(keeper).await?;
         let transaction = keeper
             .build_transaction()
-            // The isolation level is explicit, because a stricter default of the database would keep a snapshot, and a concurrent index
-            // would wait for that.
+            // The isolation level is explicit, because a stricter default of the database would keep a snapshot, and a
+            // concurrent index would wait for that.
             .isolation_level(IsolationLevel::ReadCommitted)
             .read_only(false)
             .start()
@@ -111,8 +111,8 @@ async fn has_ledger(client: &impl GenericClient) -> Result<bool, MigrateError> {
     Ok(rows.first().is_some_and(|row| row.get(0).is_some()))
 }
 
-/// The rows of a query, as text. Uses the simple protocol, because the extended one keeps the last query of a transaction open, with its
-/// snapshot, for which a concurrent index would wait.
+/// The rows of a query, as text. Uses the simple protocol, because the extended one keeps the last query of a
+/// transaction open, with its snapshot, for which a concurrent index would wait.
 async fn rows(
     client: &impl GenericClient,
     query: &str,

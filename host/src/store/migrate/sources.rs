@@ -11,9 +11,9 @@ pub struct Migration {
     pub version: i32,
     /// The change, from its name.
     pub name: &'static str,
-    /// The SQL text. If its first line is `-- rouse: no transaction`, it runs outside a transaction, statement by statement (each ends with
-    /// a semicolon at the end of a line): for `CREATE INDEX CONCURRENTLY` and the like only. It runs again after it failed half way, and
-    /// has to allow for that (`DROP INDEX CONCURRENTLY IF EXISTS` first).
+    /// The SQL text. If its first line is `-- rouse: no transaction`, it runs outside a transaction, statement by
+    /// statement (each ends with a semicolon at the end of a line): for `CREATE INDEX CONCURRENTLY` and the like only.
+    /// It runs again after it failed half way, and has to allow for that (`DROP INDEX CONCURRENTLY IF EXISTS` first).
     pub sql: &'static str,
 }
 
@@ -43,8 +43,8 @@ pub struct Source {
     pub sql: &'static str,
 }
 
-/// The protocol between this host and the functions for workers. Incremented by each change that older hosts would not survive. Reasons and
-/// consequences: docs/decisions/two-protocols-are-served.md.
+/// The protocol between this host and the functions for workers. Incremented by each change that older hosts would not
+/// survive. Reasons and consequences: docs/decisions/two-protocols-are-served.md.
 pub const PROTOCOL: i32 = 1;
 
 /// All sources of schema `rouse`.

@@ -27,7 +27,8 @@ pub(super) struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Carries out one part of the plan: one migration outside a transaction, or everything that fits into one transaction.
+    /// Carries out one part of the plan: one migration outside a transaction, or everything that fits into one
+    /// transaction.
     pub(super) async fn advance(
         &mut self,
         client: &mut Client,
@@ -75,7 +76,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Waits before the next try, without holding any lock that producers or workers need; fails if there is no time left.
+    /// Waits before the next try, without holding any lock that producers or workers need; fails if there is no time
+    /// left.
     async fn pause(&mut self, name: &str, pause: &mut Duration) -> Result<(), MigrateError> {
         let by = self.blockers.latest();
         let left = self.wait.saturating_sub(self.started.elapsed());
