@@ -200,8 +200,8 @@ mod tests {
         let now = SystemTime::now();
         let at = |time| Error::retryable("busy").retry_at(time).retry_within(hour);
         assert_eq!(at(now + hour / 2).retry_at, Some(now + hour / 2));
-        let brought = at(now + hour * 9).retry_at.expect("it is still requested");
-        assert!((now + hour..now + hour * 2).contains(&brought));
+        let limited = at(now + hour * 9).retry_at.expect("it is still requested");
+        assert!((now + hour..now + hour * 2).contains(&limited));
 
         let error = Error::permanent("no").retry_within(hour);
         assert!(error.permanent && error.retry_after.is_none() && error.retry_at.is_none());

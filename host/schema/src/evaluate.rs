@@ -111,8 +111,8 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
             Err(Stop::Mismatch(mismatch)) => Some(mismatch),
             Err(Stop::TooManySteps | Stop::TooDeep) => return fits,
         };
-        let took = steps - self.steps;
-        self.remembered.note(id, at, mismatch, took);
+        let used = steps - self.steps;
+        self.remembered.note(id, at, mismatch, used);
         fits
     }
 

@@ -261,12 +261,12 @@ fn a_result_that_is_too_large_names_the_setting() {
 
 #[test]
 fn control_characters_are_escaped_in_errors_and_line_breaks_of_messages_are_kept() {
-    let nasty = "one\ntwo\u{1b}[2J\u{9b}\u{202e}\0";
+    let harmful = "one\ntwo\u{1b}[2J\u{9b}\u{202e}\0";
     let shown = "two\\u{1b}[2J\\u{9b}\\u{202e}\\u{0}";
     let end = RunEnd::Panicked {
-        message: nasty.into(),
-        location: nasty.into(),
-        backtrace: vec![nasty.into()],
+        message: harmful.into(),
+        location: harmful.into(),
+        backtrace: vec![harmful.into()],
     };
     let Ok(Outcome::Failed(error)) = decide(end, tries(1, 1), &RetryPolicy::default(), 0.0) else {
         panic!("no try is left");
@@ -275,8 +275,8 @@ fn control_characters_are_escaped_in_errors_and_line_breaks_of_messages_are_kept
     assert_eq!(error.location, Some(format!("one {shown}")));
     assert_eq!(error.backtrace, [format!("one {shown}")]);
     let end = RunEnd::Failed(Failure {
-        kind: nasty.into(),
-        message: nasty.into(),
+        kind: harmful.into(),
+        message: harmful.into(),
         details: None,
         permanent: true,
         retry_after: None,

@@ -186,12 +186,12 @@ impl Connector {
 
     fn driven(&self, (client, connection): (Client, Connection)) -> (Client, JoinHandle<()>) {
         let target = self.target();
-        let going = tokio::spawn(async move {
+        let driver = tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::warn!(%target, %error, "a database connection ended");
             }
         });
-        (client, going)
+        (client, driver)
     }
 
     /// Opens one more connection next to an open one. If it fails, the server still counts as reached.

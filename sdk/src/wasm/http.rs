@@ -103,15 +103,16 @@ async fn write(body: &OutgoingBody, bytes: &[u8]) -> std::result::Result<(), Str
     let stream = body.write().expect("the body is written once");
     let mut left = bytes;
     while !left.is_empty() {
-        let room = room(&stream).await?;
-        let (now, later) = left.split_at(room.min(left.len()));
+        let capacity = capacity(&stream).await?;
+        let (now, later) = left.split_at(capacity.min(left.len()));
         stream.write(now)?;
         left = later;
     }
     stream.flush()
 }
 
-async fn room(stream: &OutputStream) -> std::result::Result<usize, StreamError> {
+/// Waits until the server accepts more of the body, and returns how many bytes.
+async fn capacity(stream: &OutputStream) -> std::result::Result<usize, StreamError> {
     loop {
         match stream.check_write()? {
             0 => ready(stream.subscribe()).await,

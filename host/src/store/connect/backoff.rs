@@ -73,12 +73,12 @@ pub enum NotOpened<E> {
 #[derive(Debug)]
 pub(super) struct Try<T, E> {
     started: Instant,
-    going: JoinHandle<Result<T, NotOpened<E>>>,
+    task: JoinHandle<Result<T, NotOpened<E>>>,
 }
 
 impl<T, E> Try<T, E> {
     pub(super) fn has_ended(&self) -> bool {
-        self.going.is_finished()
+        self.task.is_finished()
     }
 
     pub(super) fn age(&self) -> Duration {
@@ -87,7 +87,7 @@ impl<T, E> Try<T, E> {
 
     /// Its result. Must not be called again after it has returned.
     pub(super) async fn end(&mut self) -> Result<T, NotOpened<E>> {
-        match (&mut self.going).await {
+        match (&mut self.task).await {
             Ok(opened) => opened,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
@@ -138,19 +138,19 @@ impl Backoff {
     {
         let turn = self.turn().map_err(NotOpened::Away)?;
         let started = Instant::now();
-        let going = tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let opened = match tokio::time::timeout(patience, opening).await {
                 Ok(opened) => opened.map_err(NotOpened::Failed),
                 Err(_) => Err(NotOpened::Silent(patience)),
             };
             match &opened {
-                Ok(_) => turn.worked(),
+                Ok(_) => turn.succeeded(),
                 Err(NotOpened::Failed(error)) => turn.failed(describe(error)),
                 Err(not) => turn.failed(not.to_string()),
             }
             opened
         });
-        Ok(Try { started, going })
+        Ok(Try { started, task })
     }
 
     /// Waits until the server is reached or the backoff has passed.
@@ -205,7 +205,7 @@ impl Backoff {
         Ok(Turn {
             backoff: self.clone(),
             failures: turn?,
-            worked: false,
+            succeeded: false,
             why: "the try was cancelled".into(),
         })
     }
@@ -216,13 +216,13 @@ struct Turn {
     backoff: Arc<Backoff>,
     /// Failed tries in a row, before this one.
     failures: u32,
-    worked: bool,
+    succeeded: bool,
     why: String,
 }
 
 impl Turn {
-    fn worked(mut self) {
-        self.worked = true;
+    fn succeeded(mut self) {
+        self.succeeded = true;
     }
 
     fn failed(mut self, why: String) {
@@ -234,7 +234,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         self.backoff.reach.send_if_modified(|reach| {
             let failures = reach.away().map_or(0, |away| away.failures);
-            match self.worked {
+            match self.succeeded {
                 true => reach.away.take().is_some(),
                 // Of several concurrent failures, count one.
                 false if failures != self.failures => {
@@ -398,19 +398,19 @@ mod tests {
         let backoff = Arc::new(Backoff::new());
         let early = backoff.turn();
         let _ = fails(&backoff).await;
-        let far = away(&backoff).map(|away| Away {
+        let later = away(&backoff).map(|away| Away {
             next_at: Some(Instant::now() + Duration::from_secs(3600)),
             ..away
         });
-        backoff.reach.send_modify(|reach| reach.away = far);
+        backoff.reach.send_modify(|reach| reach.away = later);
         let waits = tokio::spawn({
             let mut reach = backoff.reach();
             async move { reach.wait_for(|reach| reach.away().is_none()).await.is_ok() }
         });
-        let goes_on = async {
-            let _ = tokio::join!(backoff.ready(), async { early.map(Turn::worked) });
+        let recovery = async {
+            let _ = tokio::join!(backoff.ready(), async { early.map(Turn::succeeded) });
         };
-        tokio::time::timeout(Duration::from_secs(20), goes_on)
+        tokio::time::timeout(Duration::from_secs(20), recovery)
             .await
             .expect("the waiters wake up");
         assert!(waits.await.unwrap());

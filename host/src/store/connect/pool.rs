@@ -146,12 +146,12 @@ impl Connect for QuietConnect {
         let (config, tls) = (config.clone(), self.0.clone());
         Box::pin(async move {
             let (client, connection) = config.connect(tls).await?;
-            let going = tokio::spawn(async move {
+            let driver = tokio::spawn(async move {
                 if let Err(error) = connection.await {
                     tracing::debug!(%error, "a connection of the pool ended");
                 }
             });
-            Ok((client, going))
+            Ok((client, driver))
         })
     }
 }
