@@ -1,7 +1,7 @@
 -- Workers: registration, heartbeats, challenges.
 --
--- Each incarnation of a worker has a key of 32 random bytes, of which the database stores a hash. Each of its writes requires the key: it is
--- not enough to know a fence or to guess an incarnation. A worker without a heartbeat for 90 s is dead, and its claims are free at once,
+-- Each incarnation of a worker has a key of 32 random bytes, of which the database stores a hash. Each of its writes requires the key: it
+-- is not enough to know a fence or to guess an incarnation. A worker without a heartbeat for 90 s is dead, and its claims are free at once,
 -- however long the leases.
 --
 -- Errors that a host handles have their own codes:
