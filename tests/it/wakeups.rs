@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use rouse::job::{Fence, Incarnation, LaneId, Outcome};
-use rouse::store::{ClaimOrder, ECHO_WITHIN, Notification, Listener, Locked, Settlement, Store, Wakeup};
+use rouse::store::{
+    ClaimOrder, ECHO_WITHIN, Listener, Locked, Notification, Settlement, Store, Wakeup,
+};
 use serde_json::json;
 use tokio_postgres::Client;
 
@@ -36,7 +38,8 @@ async fn heard(listener: &mut Listener, client: &Client) -> Vec<Wakeup> {
         .unwrap();
     let mut heard = Vec::new();
     loop {
-        let Notification::Wakeup(wakeup) = listener.next().await.expect("the connection stands") else {
+        let Notification::Wakeup(wakeup) = listener.next().await.expect("the connection stands")
+        else {
             continue;
         };
         if wakeup.queue == "the-end" {

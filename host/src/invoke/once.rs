@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn each_call_has_a_unique_id_that_differs_from_every_jobs() {
+    fn each_call_has_a_unique_id_that_no_job_has() {
         let ids: HashSet<JobId> = (0..1000).map(|_| call_id()).collect();
         assert_eq!(ids.len(), 1000);
         assert!(ids.iter().all(|id| id.0 < 0));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rouse::job::{Fence, Outcome};
-use rouse::store::{Notification, JsonText, Listener, Locked, WorkerKey};
+use rouse::store::{JsonText, Listener, Locked, Notification, WorkerKey};
 use serde_json::json;
 use tokio_postgres::Client;
 
