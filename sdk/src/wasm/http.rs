@@ -103,8 +103,8 @@ async fn write(body: &OutgoingBody, bytes: &[u8]) -> std::result::Result<(), Str
     let stream = body.write().expect("the body is written once");
     let mut left = bytes;
     while !left.is_empty() {
-        let capacity = capacity(&stream).await?;
-        let (now, later) = left.split_at(capacity.min(left.len()));
+        let accepted = capacity(&stream).await?;
+        let (now, later) = left.split_at(accepted.min(left.len()));
         stream.write(now)?;
         left = later;
     }
