@@ -9,11 +9,11 @@ mod violation;
 
 use std::collections::HashSet;
 
+use super::cache::Cache;
 use super::json::{Json, Kind, Location};
 use super::mismatch::Mismatch;
 use super::node::{Compiled, Node, NodeId};
 use super::number::Decimal;
-use super::remembered::Remembered;
 use violation::fails;
 
 /// The maximum nesting of schemas, not counting those that are only a reference. Guests in Rust read JSON down to 128
@@ -53,7 +53,7 @@ pub(super) struct Check<'s, 'j, 'u> {
     /// Properties whose check is deferred until the other properties of their object match; those of outer objects
     /// first.
     pub(super) deferred: Vec<(NodeId, Location)>,
-    pub(super) remembered: Remembered<'s>,
+    pub(super) cache: Cache<'s>,
     pub(super) is_cancelled: &'u dyn Fn() -> bool,
 }
 
@@ -72,7 +72,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
             held: 0,
             depth: 0,
             deferred: Vec::new(),
-            remembered: Remembered::new(),
+            cache: Cache::new(),
             is_cancelled,
         }
     }
@@ -98,7 +98,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         if !node.is_shared {
             return self.evaluate_node(id, node, at, evaluated);
         }
-        match self.remembered.find(id, at) {
+        match self.cache.get(id, at) {
             Some(Some(mismatch)) => return Err(Stop::Mismatch(mismatch)),
             // The cache does not contain the evaluated properties.
             Some(None) if evaluated.is_none() => return Ok(()),
@@ -112,7 +112,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
             Err(Stop::TooManySteps | Stop::TooDeep) => return fits,
         };
         let used = steps - self.steps;
-        self.remembered.note(id, at, mismatch, used);
+        self.cache.insert(id, at, mismatch, used);
         fits
     }
 

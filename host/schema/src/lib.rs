@@ -21,9 +21,9 @@ mod pointer;
 mod node;
 mod references;
 
+mod cache;
 mod compile;
 mod evaluate;
-mod remembered;
 
 mod canonical;
 mod mismatch;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::result::result_from;
 use super::{
-    AbortReason, Again, AttemptError, ErrorKind, Failure, JsonText, RetryAt, RetryPolicy, RunEnd,
+    AbortReason, AttemptError, ErrorKind, Failure, JsonText, NextAttempt, RetryAt, RetryPolicy,
+    RunEnd,
 };
 use crate::harmless::{line, lines};
 
@@ -16,7 +17,7 @@ pub enum Outcome {
     /// Back to `queued`, for another attempt.
     Retry {
         /// When, and with how much memory.
-        again: Again,
+        again: NextAttempt,
         /// Why this attempt did not succeed.
         error: AttemptError,
     },
@@ -159,11 +160,11 @@ pub fn decide(
         _ if tries.failed >= tries.max => None,
         Next::Never => None,
         Next::Backoff => Some(policy.delay(tries.failed, random).into()),
-        Next::At(at) => Some(Again {
+        Next::At(at) => Some(NextAttempt {
             at,
             memory_bytes: None,
         }),
-        Next::WithMemory(bytes) => Some(Again {
+        Next::WithMemory(bytes) => Some(NextAttempt {
             at: RetryAt::After(Duration::ZERO),
             memory_bytes: Some(bytes),
         }),

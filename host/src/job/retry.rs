@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 /// The next attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Again {
+pub struct NextAttempt {
     /// The earliest time.
     pub at: RetryAt,
     /// Its memory limit, bytes. `None` means the same as before.
@@ -20,7 +20,7 @@ pub enum RetryAt {
     Time(SystemTime),
 }
 
-impl From<Duration> for Again {
+impl From<Duration> for NextAttempt {
     fn from(delay: Duration) -> Self {
         Self {
             at: RetryAt::After(delay),

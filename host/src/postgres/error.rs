@@ -155,10 +155,10 @@ pub enum StartError {
     #[error("the start of the private Postgres was cancelled")]
     Cancelled,
     /// A system call failed.
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {operation}: {source}")]
     Io {
         /// The operation.
-        what: String,
+        operation: String,
         /// The error of the system.
         source: io::Error,
     },
@@ -166,13 +166,13 @@ pub enum StartError {
 
 /// Adds the operation to the errors of the many small steps.
 pub(super) trait Trying<T> {
-    fn trying(self, what: impl FnOnce() -> String) -> Result<T, StartError>;
+    fn trying(self, operation: impl FnOnce() -> String) -> Result<T, StartError>;
 }
 
 impl<T, E: Into<io::Error>> Trying<T> for Result<T, E> {
-    fn trying(self, what: impl FnOnce() -> String) -> Result<T, StartError> {
+    fn trying(self, operation: impl FnOnce() -> String) -> Result<T, StartError> {
         self.map_err(|error| StartError::Io {
-            what: what(),
+            operation: operation(),
             source: error.into(),
         })
     }

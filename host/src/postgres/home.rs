@@ -141,14 +141,14 @@ fn make_dir(dir: &Path) -> Result<(), StartError> {
     if dir.is_dir() {
         return Ok(());
     }
-    let what = || format!("create the directory {}", dir.display());
+    let operation = || format!("create the directory {}", dir.display());
     let root = rustix::process::geteuid().is_root();
     if let Some(parent) = dir.parent() {
         DirBuilder::new()
             .recursive(true)
             .mode(0o755)
             .create(parent)
-            .trying(what)?;
+            .trying(operation)?;
     }
     DirBuilder::new()
         .recursive(true)
@@ -158,7 +158,7 @@ fn make_dir(dir: &Path) -> Result<(), StartError> {
             let mode = if root { 0o711 } else { 0o700 };
             fs::set_permissions(dir, fs::Permissions::from_mode(mode))
         })
-        .trying(what)
+        .trying(operation)
 }
 
 /// Twelve hexadecimal digits of a path's hash.

@@ -16,7 +16,7 @@ const RESULTS_MAX: usize = 1 << 16;
 const STEPS_MIN: u64 = 32;
 
 /// Results of one check.
-pub(super) struct Remembered<'s> {
+pub(super) struct Cache<'s> {
     results: HashMap<(NodeId, Location), Result<'s>>,
     results_max: usize,
     steps_min: u64,
@@ -29,7 +29,7 @@ struct Result<'s> {
     steps: u64,
 }
 
-impl<'s> Remembered<'s> {
+impl<'s> Cache<'s> {
     pub(super) fn new() -> Self {
         Self::bounded(RESULTS_MAX, STEPS_MIN)
     }
@@ -43,7 +43,7 @@ impl<'s> Remembered<'s> {
     }
 
     /// The cached result: unknown, a match, or the mismatch.
-    pub(super) fn find(&self, node: NodeId, at: Location) -> Option<Option<Mismatch<'s>>> {
+    pub(super) fn get(&self, node: NodeId, at: Location) -> Option<Option<Mismatch<'s>>> {
         if self.results.is_empty() {
             return None;
         }
@@ -52,7 +52,7 @@ impl<'s> Remembered<'s> {
 
     /// Caches a result that took this many steps. If the cache is full, the cheapest results are dropped, and results
     /// as cheap are no longer cached.
-    pub(super) fn note(
+    pub(super) fn insert(
         &mut self,
         node: NodeId,
         at: Location,
