@@ -168,11 +168,11 @@ impl Request {
             let Some(timeout) = timeout else {
                 return self.follow(ctx).await;
             };
-            let what = self.what();
+            let label = self.label();
             match race(self.follow(ctx), sleep(timeout)).await {
                 Either::First(answered) => answered,
                 Either::Second(()) => Err(Error::retryable(format_args!(
-                    "{what}: no response within {timeout:?}"
+                    "{label}: no response within {timeout:?}"
                 ))
                 .kind("http-timeout")),
             }
@@ -186,7 +186,7 @@ impl Request {
     }
 
     /// Method and URL, for messages.
-    pub(crate) fn what(&self) -> String {
+    pub(crate) fn label(&self) -> String {
         format!("{} {}", self.method, without_user(&self.url))
     }
 
@@ -197,9 +197,9 @@ impl Request {
             return Ok(false);
         }
         if !self.cuts_response {
-            let what = self.what();
+            let label = self.label();
             return Err(Error::permanent(format_args!(
-                "{what}: the response has more than {max} bytes"
+                "{label}: the response has more than {max} bytes"
             ))
             .kind("too-large"));
         }
@@ -228,9 +228,9 @@ impl Request {
     /// Turns this into the request for a redirect.
     fn redirect(&mut self, from: &Url, to: &Url, status: u16) {
         // As in browsers: a POST is not repeated, unless the status requires it.
-        let asks_for_get = status == 303 && self.method != "HEAD"
+        let becomes_get = status == 303 && self.method != "HEAD"
             || matches!(status, 301 | 302) && self.method == "POST";
-        if asks_for_get {
+        if becomes_get {
             "GET".clone_into(&mut self.method);
             self.body.clear();
         }
@@ -239,8 +239,7 @@ impl Request {
             let is = |other: &&str| name.eq_ignore_ascii_case(other);
             let of_body = ["content-type", "content-length", "content-encoding"];
             let credentials = ["authorization", "cookie", "proxy-authorization"];
-            !(asks_for_get && of_body.iter().any(is))
-                && (same_server || !credentials.iter().any(is))
+            !(becomes_get && of_body.iter().any(is)) && (same_server || !credentials.iter().any(is))
         });
         self.url = to.to_string();
     }

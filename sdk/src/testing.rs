@@ -368,9 +368,9 @@ impl Host for Recorder {
                     Ok(response)
                 }
                 None => {
-                    let what = request.what();
+                    let label = request.label();
                     let why = format_args!(
-                        "{what}: this test answers no requests; set an answer with TestCtx::on_http"
+                        "{label}: this test answers no requests; set an answer with TestCtx::on_http"
                     );
                     Err(Error::permanent(why).kind("denied"))
                 }
