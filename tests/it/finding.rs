@@ -333,7 +333,7 @@ async fn the_command_line_finds_counts_and_retries_jobs() {
     let (code, said) = run(&db, &retry);
     assert_eq!(code, 2, "{said}");
     assert!(
-        said.contains("found 1 of the 2 jobs that were examined") && said.contains("--confirm"),
+        said.contains("found 1 of the 2 jobs that were looked at") && said.contains("--confirm"),
         "{said}"
     );
     let live = "SELECT count(*) = 1 FROM rouse.job WHERE retried_from = ";

@@ -79,7 +79,7 @@ async fn serve_without_a_token_refuses_invocations_and_explains_how_to_set_one()
     let (status, output) =
         spawn_without_token(&folder, &["--no-queue"], &loopback(), "").exit(PATIENCE);
     assert!(!status.success(), "{output}");
-    for part in ["this host has nothing to do", "ROUSE_INVOKE_TOKEN"] {
+    for part in ["nothing is left to do", "ROUSE_INVOKE_TOKEN"] {
         assert!(output.contains(part), "{part}: {output}");
     }
 }
@@ -142,11 +142,11 @@ async fn a_host_with_invocations_enabled_but_no_token_warns_that_they_are_off() 
     assert_eq!(answer.body["error"]["kind"], "off");
 
     for (args, config, says) in [
-        (&["--no-queue"][..], "", "this host has nothing to do"),
+        (&["--no-queue"][..], "", "nothing is left to do"),
         (
             &[],
             "queue = \"off\"\ninvoke_max = 0\n",
-            "this host has nothing to do",
+            "nothing is left to do",
         ),
         (
             &["--no-queue", "--database-url", "x"],
