@@ -51,12 +51,11 @@ pub(super) struct HostArgs {
     #[arg(long = "queue", value_name = "NAME")]
     queues: Vec<String>,
 
-    /// `priority`: the order of queues counts within a priority; `strict`: an earlier queue goes first, regardless of
-    /// priorities
+    /// `priority`: the order of queues counts within a priority; `strict`: an earlier queue goes first, regardless of priorities
     #[arg(long, value_name = "ORDER", hide_possible_values = true)]
     queue_order: Option<QueueOrder>,
 
-    /// The maximum number of concurrent attempts; default: 4 for each core
+    /// Attempts at the same time; default: 4 for each core
     #[arg(long, value_name = "N", value_parser = between(1_u16, 10_000))]
     slots: Option<u16>,
 
@@ -207,7 +206,7 @@ impl Host {
         let offer = invocations::offer(&file, &folder, address, settings.slots, tokenless)?;
         if queue == Queue::Off && offer.is_none() {
             anyhow::bail!(
-                "the queue is off (queue = \"off\" in rouse.toml, or --no-queue) and invocations are off, so this host has nothing to do; \
+                "the queue is off (queue = \"off\" in rouse.toml, or --no-queue) and invocations are off, so nothing is left to do; \
                  invocations need --http, an invoke_max above 0, and a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml)"
             );
         }

@@ -24,8 +24,8 @@ pub(super) struct Held<'a> {
 impl<'a> Held<'a> {
     pub(super) fn of(handler: &Handler, settings: &'a Settings, file: &File) -> Self {
         let name = &handler.manifest.name;
-        let others = handler.held().into_iter().filter_map(|capability| {
-            let from = match &capability {
+        let others = handler.held().into_iter().filter_map(|what| {
+            let from = match &what {
                 Capability::Env(Some(_)) => file.table_of(name, "env"),
                 Capability::Settings(Some(_)) => file.table_of(name, "settings"),
                 Capability::State => file.table_of(name, "state"),
@@ -40,7 +40,7 @@ impl<'a> Held<'a> {
                     return None;
                 }
             };
-            Some((capability.to_string(), from.unwrap_or_default()))
+            Some((what.to_string(), from.unwrap_or_default()))
         });
         let fits = |pattern: &str| pattern_covers(pattern, name);
         let module = handler.module.origin();

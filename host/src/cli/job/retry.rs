@@ -127,7 +127,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         );
     } else {
         println!(
-            "{verb} {} of the {} jobs that were examined",
+            "{verb} {} of the {} jobs that were looked at",
             work.done, work.looked_at
         );
     }
