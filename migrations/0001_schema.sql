@@ -152,7 +152,7 @@ CREATE INDEX challenge_asked ON rouse.challenge (asked_at);
 CREATE TABLE rouse.job (
     id           bigint PRIMARY KEY,
     lane         bigint NOT NULL,
-    -- The place in the lane; null while the job waits for available_at.
+    -- The job's position in its lane; null while the job waits for available_at.
     turn         bigint,
     fence        bigint,
     worker       bigint,
@@ -212,7 +212,7 @@ CREATE TABLE rouse.job (
         AND num_nulls(payload, payload_at) = 1
         AND num_nulls(blockers, turn) > 0)
 ) WITH (
-    -- Each page has room for a second version of every row on it, so that the claim's version is on the same page, and its WAL contains
+    -- Each page has space for a second version of every row on it, so that the claim's version is on the same page, and its WAL contains
     -- only the changes instead of the whole row: 345 bytes per claim instead of 442. The table is larger by two fifths.
     fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000,
@@ -477,7 +477,7 @@ CREATE TABLE rouse.handler_state (
     set_at  timestamptz NOT NULL,
     -- The quota is summed from the index, without the values.
     PRIMARY KEY (handler, tenant, key) INCLUDE (bytes)
-    -- Room for a new version of a row on the same page: if its size is unchanged, so is the index.
+    -- Space for a new version of a row on the same page: if its size is unchanged, the index is unchanged too.
 ) WITH (fillfactor = 70);
 
 -- Locks between functions: rows that only the owner can lock, because any login of the database can hold an advisory lock. A name maps to

@@ -27,7 +27,7 @@ BEGIN
         BEGIN
             EXECUTE pg_catalog.format('GRANT rouse_owner TO %I', CURRENT_USER);
         EXCEPTION
-            -- An administrator has granted it, or has to; otherwise the next statement fails.
+            -- An administrator may have granted it already; otherwise the next statement fails.
             WHEN insufficient_privilege THEN NULL;
         END;
     END IF;

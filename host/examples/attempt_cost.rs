@@ -1,4 +1,5 @@
-//! What one attempt costs the guest side, without a database: CPU time, or, `held`, memory mappings and memory.
+//! Measures what an attempt costs on the guest side, without a database: CPU time, or, with `held`, memory mappings and
+//! memory.
 //!
 //! ```text
 //! cargo xtask handlers
@@ -7,7 +8,7 @@
 //! perf stat -e instructions:u,instructions:k target/debug/examples/attempt_cost
 //! ```
 //!
-//! `held` runs the attempts all at once; their handler has to wait until it is aborted.
+//! `held` runs all attempts at once; their handler has to wait until it is aborted.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use anyhow::{Context as _, ensure};
 use rouse::job::{AbortReason, Attempt, JobId, RunEnd};
 use rouse::sandbox::{AbortHandle, Catalog, Handler, Instances, JobInput, Sandbox, Settings};
 
-/// Attempts that are not measured: until memory has been touched once, and code is in the caches.
+/// Attempts that are not measured: they touch memory for the first time, and bring code into the caches.
 const WARM_UP: usize = 2_000;
 
 #[tokio::main(flavor = "current_thread")]
@@ -47,7 +48,7 @@ async fn main() -> anyhow::Result<()> {
     let set = catalog.current();
     let handler = set.get(&name).with_context(|| {
         let names = set.names().join(", ");
-        format!("there is no handler {name} in the folder, only {names}; build it first")
+        format!("the folder has no handler {name}, only {names}; build it first")
     })?;
 
     if held {
@@ -70,7 +71,7 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs that many attempts at once, and says what they occupy while all of them wait for their abort.
+/// Runs that many attempts at once, and prints the memory that they occupy while all of them wait for their abort.
 async fn hold(
     sandbox: &Arc<Sandbox>,
     handler: &Arc<Handler>,
@@ -90,7 +91,7 @@ async fn hold(
             sandbox.guests().spawn(run)
         })
         .collect();
-    // They wait where nothing is added any more.
+    // All of them wait once the counts stop growing.
     let mut held = Space::now()?;
     loop {
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -119,7 +120,7 @@ async fn hold(
     Ok(())
 }
 
-/// What the kernel counts of this process.
+/// The memory of this process, as the kernel counts it.
 #[derive(PartialEq)]
 struct Space {
     mappings: usize,
@@ -184,7 +185,7 @@ async fn run_tasks(
             sandbox.clone().guests().spawn(async move {
                 for attempt in 0..attempts {
                     if attempt % 100 == 0 {
-                        // Tasks that start on the same thread part here.
+                        // Lets another thread take over a task that started on the same thread.
                         tokio::task::yield_now().await;
                     }
                     let job = job(payload.clone());
@@ -212,10 +213,10 @@ struct Cpu {
 }
 
 impl Cpu {
-    /// From the counts of 10 ms that the kernel keeps: a run takes seconds.
+    /// The kernel counts in units of 10 ms, which is exact enough for a run of seconds.
     fn now() -> anyhow::Result<Self> {
         let stat = std::fs::read_to_string("/proc/self/stat")?;
-        // The name of the process, in parentheses, may hold spaces.
+        // The name of the process, in parentheses, may contain spaces.
         let (_, fields) = stat.rsplit_once(')').context("read /proc/self/stat")?;
         let mut times = fields.split_whitespace().skip(11);
         let mut time = || -> anyhow::Result<Duration> {

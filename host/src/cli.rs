@@ -186,9 +186,9 @@ pub fn main() -> ExitCode {
     main_with(Vec::new())
 }
 
-/// Like [`main`], with middlewares around each attempt that `dev`, `serve` and `queue drain` run, the first one outermost
-/// (`examples/embed`). The process must be this command alone: it sets up logs and signals, and starts its own executable
-/// to compile modules.
+/// Like [`main`], with middlewares around each attempt that `dev`, `serve` and `queue drain` run, the first one
+/// outermost (`examples/embed`). The process must be this command alone: it sets up logs and signals, and starts its
+/// own executable to compile modules.
 pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
     let cli = Cli::parse();
     // First of all: the compiler limits itself, and threads would count.

@@ -1,4 +1,4 @@
-//! Durations such as `90s` or `2h`, on the command line, in `rouse.toml` and in the grants of a job.
+//! Parses durations such as `90s` or `2h`: on the command line, in `rouse.toml` and in the grants of a job.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,16 +6,16 @@ use std::time::Duration;
 use serde::Deserializer;
 use serde::de::{Error, Visitor};
 
-/// Reads a duration.
+/// Parses a duration.
 ///
 /// # Errors
-/// What is wrong, as a sentence without its subject, with an example.
+/// The problem, as a sentence without its subject, with an example.
 fn parse(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|error| format!("is not a duration such as 90s or 2h: {error}"))
 }
 
-/// For clap, which names the argument and its value first.
+/// Parses an argument for clap, which names the argument and its value before this error.
 pub(crate) fn argument(text: &str) -> Result<Duration, String> {
     parse(text).map_err(|why| format!("it {why}"))
 }
@@ -28,19 +28,19 @@ pub(crate) fn argument_above_zero(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// For serde: a field that may be left out.
+/// Deserializes a field that may be left out.
 pub(crate) fn optional<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Duration>, D::Error> {
     read(input).map(Some)
 }
 
-/// For serde: a value.
+/// Deserializes a duration.
 pub(crate) fn read<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
-    input.deserialize_str(Written)
+    input.deserialize_str(Text)
 }
 
-struct Written;
+struct Text;
 
-impl Visitor<'_> for Written {
+impl Visitor<'_> for Text {
     type Value = Duration;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -33,12 +33,12 @@ pub use readiness::{Readiness, Report};
 /// How long requests may continue once the host is stopping.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why health and metrics cannot be served.
+/// The reason why health and metrics cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// Another process listens there.
+    /// Another process listens at this address.
     #[error(
-        "{address} is taken, perhaps by another rouse: choose another with --http, or stop the other"
+        "the address {address} is in use, perhaps by another rouse: choose another with --http, or stop that process"
     )]
     Taken {
         /// The address.
@@ -49,12 +49,12 @@ pub enum HttpError {
     Refused {
         /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
-/// What the pages are rendered from.
+/// The sources of the pages.
 #[derive(Debug, Clone)]
 pub struct Pages {
     /// For `/readyz`.
@@ -81,7 +81,7 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, HttpError> {
 pub async fn serve(listener: TcpListener, pages: Pages, shutdown: impl Future<Output = ()>) {
     let on_loopback = listener.local_addr().is_ok_and(access::is_loopback);
     let invocations = pages.invocations.as_ref();
-    let max = connections::BESIDE_INVOCATIONS_MAX + invocations.map_or(0, |it| it.invoker.max());
+    let max = connections::OTHER_CONNECTIONS_MAX + invocations.map_or(0, |it| it.invoker.max());
     let stop = CancellationToken::new();
     let patience = async {
         shutdown.await;

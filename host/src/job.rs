@@ -1,7 +1,7 @@
 //! The rules of jobs: states, outcomes, abort reasons, retry arithmetic.
 //!
-//! Everything here is pure: no async, no SQL, no WebAssembly, no clock. Decisions are functions over values and get randomness as an
-//! argument, so they can be tested exhaustively.
+//! Everything here is pure: no async, no SQL, no WebAssembly, no clock. Decisions are functions over values and get
+//! randomness as an argument, so they can be tested exhaustively.
 
 mod abort;
 mod end;
@@ -24,7 +24,7 @@ pub use json::JsonText;
 pub use loss::{AfterLoss, after_loss};
 pub use outcome::{Outcome, OwnLimits, Tries, decide};
 pub use pattern::{is_pattern, narrowest, narrowest_first, pattern_covers};
-pub use retry::{Again, RetryAt, RetryPolicy};
+pub use retry::{NextAttempt, RetryAt, RetryPolicy};
 pub use state::{Priority, State};
 pub use usage::Usage;
 

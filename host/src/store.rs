@@ -1,7 +1,8 @@
 //! The only module that contains SQL: one file per verb, one `.sql` file per query.
 //!
-//! Writes go through the functions of schema `rouse`, so that the layout of the tables can change under a running host. Every statement is
-//! sent unnamed, in one round trip, and nothing is kept in a session, so this module works behind a transaction pooler.
+//! Writes go through the functions of schema `rouse`, so that the layout of the tables can change under a running host.
+//! Every statement is sent unnamed, in one round trip, and nothing is kept in a session, so this module works behind a
+//! transaction pooler.
 
 pub mod connect;
 pub mod migrate;
@@ -70,9 +71,9 @@ pub use database_metrics::{COUNTED_WITHIN, DatabaseMetrics, Depth};
 pub use enqueue::{Enqueue, Enqueued};
 pub use find::{FoundJobs, RetriedJobs};
 pub use handler_state::{StateOf, StateSet, StateWrite};
-pub use jobs::{LOOKED_AT_MAX, Listed, Listing};
+pub use jobs::{EXAMINED_MAX, Listed, Listing};
 pub use lanes::Lane;
-pub use listen::{ECHO_WITHIN, Heard, Listener, WAKE_CHANNEL, Wakeup};
+pub use listen::{ECHO_WITHIN, Listener, Notification, WAKE_CHANNEL, Wakeup};
 pub use log::{LogLine, LoggedLine};
 pub use overdue::OverdueLane;
 pub use peek::{Looking, Peek};
@@ -86,13 +87,15 @@ pub use running::RunningUsage;
 pub use settle::{Locked, Ran, Settled, Settlement};
 pub use steps::NotMine;
 
-/// How long Postgres may take to answer. None of the host's statements takes long; a connection that is silent for this long is dead.
+/// How long Postgres may take to answer. None of the host's statements takes long; a connection that is silent for this
+/// long is dead.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
 /// The longest error text that is kept. An error message of Postgres is a sentence or two, and may quote a row.
 const ERROR_BYTES_MAX: usize = 4 << 10;
 
-/// The database, as the worker and the commands see it. Cheap to clone; every verb borrows a connection for one round trip.
+/// The database, as the worker and the commands see it. Cheap to clone; every verb borrows a connection for one round
+/// trip.
 #[derive(Clone)]
 pub struct Store {
     pool: Pool,
@@ -159,8 +162,8 @@ impl StoreError {
         matches!(self, Self::Unreachable { .. })
     }
 
-    /// True if the connection broke under the statement. In an outage, one statement of each task may end so before the first try to
-    /// connect has failed.
+    /// True if the connection broke under the statement. In an outage, one statement of each task may end so before the
+    /// first try to connect has failed.
     pub fn is_cut_off(&self) -> bool {
         let Self::Refused(error) = self else {
             return false;
@@ -190,8 +193,8 @@ impl StoreError {
         })
     }
 
-    /// True if the day's partition does not exist because no worker was running to create it. Postgres uses the code of a CHECK violation
-    /// for this too, but a CHECK has a name.
+    /// True if the day's partition does not exist because no worker was running to create it. Postgres uses the code of
+    /// a CHECK violation for this too, but a CHECK has a name.
     pub fn is_partition_missing(&self) -> bool {
         let Self::Refused(error) = self else {
             return false;
@@ -201,8 +204,8 @@ impl StoreError {
             .is_some_and(|db| *db.code() == SqlState::CHECK_VIOLATION && db.constraint().is_none())
     }
 
-    /// True if the cause may be a single row or the size of the call: no space on disk or in memory, a timeout, an unreadable page. A
-    /// smaller call may work.
+    /// True if the cause may be a single row or the size of the call: no space on disk or in memory, a timeout, an
+    /// unreadable page. A smaller call may work.
     pub fn may_be_one_rows_fault(&self) -> bool {
         // 58 system.
         self.code().is_some_and(|code| {
@@ -216,8 +219,8 @@ impl StoreError {
         })
     }
 
-    /// True if the same call may work later: the server is unreachable, restarting, in recovery, out of connections, or rolled the
-    /// transaction back.
+    /// True if the same call may work later: the server is unreachable, restarting, in recovery, out of connections, or
+    /// rolled the transaction back.
     pub fn is_transient(&self) -> bool {
         match self.code() {
             None => !matches!(self, Self::NotRegistered | Self::NotMigrated(_)),
@@ -245,10 +248,13 @@ impl Store {
 
     /// The incarnation of the worker that registered last; `None` if none has.
     pub fn incarnation(&self) -> Option<Incarnation> {
-        self.identity.load().as_ref().map(|me| me.incarnation)
+        self.identity
+            .load()
+            .as_ref()
+            .map(|identity| identity.incarnation)
     }
 
-    fn me(&self) -> Result<Arc<registration::Identity>, StoreError> {
+    fn identity(&self) -> Result<Arc<registration::Identity>, StoreError> {
         self.identity.load_full().ok_or(StoreError::NotRegistered)
     }
 
@@ -304,8 +310,8 @@ impl Store {
         self.query_within(ANSWER_WITHIN, sql, params).await
     }
 
-    /// [`query`](Self::query) with its own timeout. A connection that got no answer is closed: its next user would wait for the same
-    /// silence.
+    /// [`query`](Self::query) with its own timeout. A connection that got no answer is closed: its next user would wait
+    /// for the same silence.
     async fn query_within(
         &self,
         patience: Duration,
@@ -323,8 +329,8 @@ impl Store {
         }
     }
 
-    /// A read that Postgres cancels after `limit` (`query_canceled`). It runs in a transaction, so that the limit ends with it, even behind
-    /// a transaction pooler.
+    /// A read that Postgres cancels after `limit` (`query_canceled`). It runs in a transaction, so that the limit ends
+    /// with it, even behind a transaction pooler.
     async fn query_limited(&self, limit: Duration, sql: &str) -> Result<Vec<Row>, StoreError> {
         let mut client = self.client_within(ANSWER_WITHIN).await?;
         let reading = async {

@@ -10,7 +10,7 @@ use tracing_subscriber::{EnvFilter, Registry, fmt};
 /// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
-    /// One readable line per event, in colour on a terminal, unless `NO_COLOR` or `CLICOLOR=0` say otherwise.
+    /// One readable line per event, in colour on a terminal, unless `NO_COLOR` or `CLICOLOR=0` is set.
     #[default]
     Text,
     /// One JSON object per event.
@@ -34,27 +34,27 @@ impl FromStr for LogFormat {
 pub enum TelemetryError {
     /// The filter cannot be read.
     #[error(
-        "ROUSE_LOG is {filter:?}, which is not a filter ({why}): write for instance info, or rouse=debug,warn"
+        "ROUSE_LOG is {filter:?}, which is not a valid filter ({why}): set, for instance, info or rouse=debug,warn"
     )]
     Filter {
         /// The value.
         filter: String,
-        /// What is wrong with it.
+        /// The problem with it.
         why: String,
     },
-    /// There is no such format.
-    #[error("there is no log format {0:?}: choose text or json")]
+    /// The format is unknown.
+    #[error("unknown log format {0:?}: choose text or json")]
     Format(String),
 }
 
-/// The default filter: `info`, without the messages that guests can make wasmtime-wasi-http log at any rate.
+/// The default filter: `info`, without the messages that guests can make wasmtime-wasi-http log as often as they like.
 pub const USUAL: &str = "info,wasmtime_wasi_http=error";
 
 /// Another consumer of events, with its own filter.
 pub type Listener = Box<dyn Layer<Registry> + Send + Sync>;
 
-/// Sends the events that pass `filter`, the value of `ROUSE_LOG`, to stderr, and all events to `listener`. Does nothing if logging
-/// is set up already, as in a test.
+/// Sends the events that pass `filter`, the value of `ROUSE_LOG`, to stderr, and all events to `listener`. Does nothing
+/// if logging is already set up, as in a test.
 ///
 /// # Errors
 /// If the filter is invalid. Then nothing is set up.
@@ -66,17 +66,17 @@ pub fn init(
     let filter = parse(filter)?;
     let lines = fmt::layer()
         .with_writer(std::io::stderr)
-        // The reader may be gone. An error about that would be written to the same place, and would panic in the task
-        // that logs.
+        // The reader may be gone. An error about that would go to the same stream, and would panic in the task that
+        // logs.
         .log_internal_errors(false)
         .with_ansi(AutoStream::choice(&std::io::stderr()) != ColorChoice::Never);
     let lines = match format {
         LogFormat::Text => lines.compact().with_filter(filter).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).with_filter(filter).boxed(),
     };
-    let set = Registry::default().with(listener).with(lines).try_init();
-    // It fails only if logging is set up already, and then that setup stays.
-    drop::<Result<(), _>>(set);
+    let result = Registry::default().with(listener).with(lines).try_init();
+    // It fails only if logging is already set up, and then that setup stays.
+    drop::<Result<(), _>>(result);
     Ok(())
 }
 

@@ -1,9 +1,9 @@
--- Admin actions: an operator's actions on a job or a queue, and the one that a producer may use: cancel. Every function leaves a record
--- with the calling login, is idempotent, and rejects actions that the job's state does not allow, with an error that includes the state.
--- Hosts log these actions.
+-- Admin actions of operators on a job or a queue; producers may use one of them, cancel. Every function is idempotent and leaves a record
+-- with the calling login. It rejects an action that the job's state does not allow, with an error that includes the state. Hosts log these
+-- actions.
 --
 --   P0002  the job does not exist, or is no longer kept
---   55000  the state of the job does not allow that
+--   55000  the state of the job does not allow the action
 
 -- Rejects a null id, for function `p_name`.
 CREATE OR REPLACE FUNCTION rouse._check_id(p_name text, p_id bigint) RETURNS void
@@ -29,7 +29,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    -- Not before the row is locked: the change that was waited for came first.
+    -- Read after the row is locked: a change that this waited for came first.
     at := clock_timestamp();
     PERFORM rouse._ensure_partitions(at);
     IF live.state = 'running' THEN
@@ -132,7 +132,7 @@ BEGIN
     PERFORM rouse._check_id('fail', fail.id);
     IF coalesce(fail.message, '') = '' OR octet_length(fail.message) > 16384 THEN
         RAISE EXCEPTION 'rouse.fail: message must have 1 to 16384 bytes' USING ERRCODE = 'invalid_parameter_value',
-            HINT = 'The message tells readers of the job why it failed.';
+            HINT = 'The message is shown as the reason why the job failed.';
     END IF;
     IF NOT rouse._end(fail.id, 'failed', NULL, jsonb_build_object('kind', 'admin', 'message', fail.message), 'failed') THEN
         was := rouse._ended_job(fail.id);
@@ -346,8 +346,8 @@ BEGIN
 END
 $$;
 
--- Pauses a queue, and returns since when it is paused. Every claim that starts after the commit skips its jobs; claimed jobs continue. So
--- do enqueues.
+-- Pauses a queue, and returns since when it is paused. Every claim that starts after the commit skips its jobs. Claimed jobs continue, and
+-- jobs can still be enqueued.
 CREATE OR REPLACE FUNCTION rouse.pause_queue(queue text) RETURNS timestamptz
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column

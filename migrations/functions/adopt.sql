@@ -88,7 +88,7 @@ $$;
 
 -- Takes over orphans as the calling worker has decided, in the order given, and returns the ids of those that were taken over. It leaves
 -- out a job if its fence has changed, its lease was renewed, another transaction has locked it, it may not be adopted (as in
--- rouse.orphans), or it was to fail for a crash that turned out not to be one, because its worker has sent something meanwhile.
+-- rouse.orphans), or it was to fail for a loss that proved not to be a crash, because its worker has sent something meanwhile.
 --
 -- The old attempt is recorded as lost. Like a claim, the call ends with the job whose row makes the total reach 8 MiB (rouse.job.bytes and
 -- 120 bytes each); rouse.claimed reads the claimed jobs.

@@ -178,7 +178,7 @@ $$;
 
 -- Closes lanes in which the calls of this function have found no job for a day, reopens closed lanes in which a job has appeared, and
 -- removes unreferenced rows; returns how many rows of each. The queues of removed lanes stay in rouse.queue, with their last use. Neither
--- producers nor workers wait for it. One call at a time: another one returns at once, and so does each call while the table is being
+-- producers nor workers wait for it. Only one call runs at a time: another call returns at once, as does any call while the table is being
 -- vacuumed. Reads the whole catalog, and whether each lane has jobs: served by job_ready, job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.maintain_lanes(p_worker bigint, p_key bytea, OUT closed integer, OUT reopened integer, OUT removed integer)
 LANGUAGE plpgsql SECURITY DEFINER

@@ -3,7 +3,7 @@
 -- The login is session_user: SET ROLE and SECURITY DEFINER do not change it. A worker belongs to the login that registered it, and
 -- rouse._known, which every function for workers calls, returns whether that login is limited. Unlimited logins cost a claim nothing.
 --
---   RW006  the login may not do that
+--   RW006  the login has no right to the call
 
 -- True if one of these patterns matches: a name, or a prefix that ends in *.
 CREATE OR REPLACE FUNCTION rouse._matches_any(p_name text, p_patterns text[]) RETURNS boolean

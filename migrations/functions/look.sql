@@ -1,4 +1,4 @@
--- How a worker finds work. Each function is one statement's worth of reads, through indexes, whatever the statistics say.
+-- How a worker finds work. Each function reads through indexes, whatever the statistics say.
 
 -- The lanes in the same order, with null instead of those whose queue is paused. Served by lane_id and queue_paused.
 CREATE OR REPLACE FUNCTION rouse._not_paused(p_lanes bigint[]) RETURNS bigint[]

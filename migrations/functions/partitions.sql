@@ -146,15 +146,15 @@ $$;
 CREATE OR REPLACE TRIGGER queue_has_partitions AFTER INSERT OR UPDATE OF keep_days, keep_failed_days ON rouse.queue
     FOR EACH ROW WHEN (NEW.keep_days IS NOT NULL OR NEW.keep_failed_days IS NOT NULL) EXECUTE FUNCTION rouse._ensure_retention_partitions();
 
--- Drops the partitions whose last day is more than `keep` ago, or, for finished jobs with their own retention, more than that. Partitions
--- of attempts and records are dropped once no older finished job is left, and those of payloads two days after the finished jobs that were
--- enqueued with them, by a later call. Returns how many were dropped, and how many were in use: a later call drops those. Dropping waits
--- for a lock for at most 50 ms, because settlements queue behind it.
+-- Drops the partitions whose last day is more than `keep` ago, or, for finished jobs with their own retention, more than that retention.
+-- Partitions of attempts and records are dropped once no older finished job is left, and those of payloads two days after the finished jobs
+-- that were enqueued with them, by a later call. Returns how many were dropped, and how many were in use: a later call drops those.
+-- Dropping waits for a lock for at most 50 ms, because settlements queue behind it.
 --
--- Each drop is tried first, and rolled back: so partitions in use are known before steps are copied in vain, and before anything is locked
--- for long. The locks of a drop are held until the commit, and settlements queue behind everything that it waits for afterwards. If a
--- partition comes into use in between, that wait happens at most once, and the rest is left to a later call. Steps of live jobs are copied
--- to today's partition. So are payloads of live jobs, and of finished jobs with a longer retention.
+-- Each drop is first tried and rolled back, so that partitions in use are known before steps are copied in vain, and before anything is
+-- locked for long. The locks of a drop are held until the commit, and settlements queue behind everything that it waits for afterwards. If
+-- a partition comes into use in between, that wait happens at most once, and the rest is left to a later call. Steps of live jobs are
+-- copied to today's partition, as are payloads of live jobs, and of finished jobs with a longer retention.
 CREATE OR REPLACE FUNCTION rouse.drop_partitions(keep interval, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '50ms' AS $$
 DECLARE

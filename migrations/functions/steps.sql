@@ -85,8 +85,8 @@ BEGIN
 END
 $$;
 
--- Stores the progress of attempts, and returns the ids of those that are this worker's; `p_ended` are jobs whose attempts have ended: their
--- progress is deleted.
+-- Stores the progress of attempts, and returns the ids of the jobs that this worker has claimed. `p_ended` are jobs whose attempts have
+-- ended: their progress is deleted.
 --
 -- Existing rows of both lists are first locked in one order, so that two workers that disagree about jobs do not deadlock.
 CREATE OR REPLACE FUNCTION rouse.report(

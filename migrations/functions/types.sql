@@ -2,7 +2,7 @@
 -- in host/src/store/.
 --
 -- A type never changes after its release, because a record with another number of fields is rejected: a new field requires a new type
--- (settlement_2), a new signature of the function, and a new protocol number (protocol.sql).
+-- (settlement_2), a new signature of the function, and a new protocol number (PROTOCOL in host/src/store/migrate/sources.rs).
 DO $$
 BEGIN
     -- A lane to claim from: turns after `after`, with this lease.
@@ -11,10 +11,10 @@ BEGIN
     IF to_regtype('rouse.claim_order') IS NULL THEN
         CREATE TYPE rouse.claim_order AS (lane bigint, after bigint, lease_ms bigint, most integer, waited_ms bigint);
     END IF;
-    -- What becomes of an orphan.
+    -- The decision about an orphan.
     --   fence     that of the lost attempt
     --   next      running: this worker claims it, with lease_ms; queued: it waits for delay_ms; failed
-    --   crashes   with how many crashes this was decided
+    --   crashes   the number of crashes on which the decision is based
     IF to_regtype('rouse.adoption') IS NULL THEN
         CREATE TYPE rouse.adoption AS (id bigint, fence bigint, next text, crashes bigint, delay_ms bigint, lease_ms bigint);
     END IF;

@@ -1,8 +1,8 @@
 -- Workers: registration, heartbeats, challenges.
 --
--- Each incarnation of a worker has a key of 32 random bytes, of which the database stores a hash. Each of its writes requires the key:
--- knowing a fence is not enough, nor guessing an incarnation. A worker without a heartbeat for 90 s is dead, and its claims are free at
--- once, however long the leases.
+-- Each incarnation of a worker has a key of 32 random bytes, of which the database stores a hash. Each of its writes requires the key: it
+-- is not enough to know a fence or to guess an incarnation. A worker without a heartbeat for 90 s is dead, and its claims are free at once,
+-- however long the leases.
 --
 -- Errors that a host handles have their own codes:
 --   RW001  this incarnation of the worker is over (dead, or unregistered): register again
@@ -10,10 +10,10 @@
 --   RW003  a live host has the worker id
 --   RW004  the worker does not exist, or this is not its key, or another login registered it
 --   RW005  two hosts share this worker id and its key: configure them apart
---   RW006  the login may not do that (logins.sql)
+--   RW006  the login has no right to the call (logins.sql)
 -- Errors for operators:
 --   P0002  the worker does not exist
---   55000  the state of the worker does not allow that
+--   55000  the state of the worker does not allow the action
 
 -- Authenticates a live worker by its key and login; rejects all other calls. Returns whether the login is limited (rouse.worker_login).
 -- Served by the primary key.
@@ -43,7 +43,7 @@ BEGIN
 END
 $$;
 
--- Counts attempts of a worker to write to jobs that another worker has claimed, except those that it has itself lost to a later claim.
+-- Counts attempts of a worker to write to jobs that another worker has claimed, except jobs that it has lost to a later claim.
 CREATE OR REPLACE FUNCTION rouse._count_refused(p_worker bigint, p_ids bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

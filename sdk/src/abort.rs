@@ -50,8 +50,8 @@ impl fmt::Display for AbortReason {
 
 /// Fires once, when the attempt has to stop, and is never reset.
 ///
-/// From that moment the host drops the attempt's result and refuses further effects. The rest of the grace period is for cleaning up; then
-/// the attempt is stopped by force.
+/// From that moment the host drops the attempt's result and refuses further effects. The rest of the grace period is
+/// for cleaning up; then the attempt is stopped by force.
 #[derive(Clone)]
 pub struct AbortSignal {
     world: Rc<World>,

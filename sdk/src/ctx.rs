@@ -17,8 +17,8 @@ use crate::{AbortSignal, Error, Level, Result, World};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JobInfo {
-    /// The job's id, the same for all its attempts. Negative if the handler was invoked without the queue; each such call has its own
-    /// number.
+    /// The job's id, the same for all its attempts. Negative if the handler was invoked without the queue; each such
+    /// call has its own number.
     pub id: i64,
     /// The name under which the job was enqueued.
     pub handler: String,
@@ -42,8 +42,8 @@ pub struct JobInfo {
 pub struct Ctx {
     job: JobInfo,
     world: Rc<World>,
-    /// The numbers of the steps of each name that are running or done in this attempt. Ordered, because the first hash table of an attempt
-    /// would ask the host for a random seed.
+    /// The numbers of the steps of each name that are running or done in this attempt. Ordered, because the first hash
+    /// table of an attempt would ask the host for a random seed.
     started: RefCell<BTreeMap<String, BTreeSet<u32>>>,
 }
 
@@ -96,8 +96,8 @@ impl Ctx {
         self.world.progress(percent.min(100), step.as_ref());
     }
 
-    /// Does a piece of work once per job: its result is committed at once, and a later attempt gets the result instead of doing the work
-    /// again.
+    /// Does a piece of work once per job: its result is committed at once, and a later attempt gets the result instead
+    /// of doing the work again.
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Error, TestCtx};
@@ -118,16 +118,19 @@ impl Ctx {
     /// assert_eq!(second.steps_done(), ["ship"]);
     /// ```
     ///
-    /// The name has 1 to 200 characters without `#`. The second step of the same name within an attempt is a different step (unless the
-    /// first has failed or was dropped: then it is the same one). So a step may be in a loop, as long as each attempt goes through the loop
-    /// in the same order. A job has up to 1,000 steps, each with a result of at most 256 KiB, 8 MiB in total.
+    /// The name has 1 to 200 characters without `#`. The second step of the same name within an attempt is a different
+    /// step (unless the first has failed or was dropped: then it is the same one). So a step may be in a loop, as long
+    /// as each attempt goes through the loop in the same order. A job has up to 1,000 steps, each with a result of at
+    /// most 256 KiB, 8 MiB in total.
     ///
-    /// The work may still be done twice, because an attempt can be lost between the work and its record. External effects of the work
-    /// should be idempotent (with an idempotency key, for instance `format!("{}-charge", ctx.job().id)`).
+    /// The work may still be done twice, because an attempt can be lost between the work and its record. External
+    /// effects of the work should be idempotent (with an idempotency key, for instance `format!("{}-charge",
+    /// ctx.job().id)`).
     ///
     /// # Errors
-    /// Those of the work, of which nothing is recorded; if a recorded result no longer matches `T` (kind `step-changed`); if the host
-    /// refuses the step (kind `step-refused`); and if the attempt has to stop (kind `aborted`).
+    /// Those of the work, of which nothing is recorded; if a recorded result no longer matches `T` (kind
+    /// `step-changed`); if the host refuses the step (kind `step-refused`); and if the attempt has to stop (kind
+    /// `aborted`).
     pub fn step<T: Serialize + DeserializeOwned>(
         &self,
         name: impl AsRef<str>,
@@ -160,8 +163,8 @@ impl Ctx {
         Ok(output)
     }
 
-    /// A placeholder for a secret, for a header or body of a request. The host replaces it with the secret, if `rouse.toml` grants that for
-    /// the server. The handler never holds the secret itself, so it cannot leak it.
+    /// A placeholder for a secret, for a header or body of a request. The host replaces it with the secret, if
+    /// `rouse.toml` grants that for the server. The handler never holds the secret itself, so it cannot leak it.
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Error, http};
@@ -180,8 +183,8 @@ impl Ctx {
         self.world.secret(name.as_ref())
     }
 
-    /// The operator's settings for this handler, from `[handlers.NAME.settings]` in `rouse.toml`. Optional fields need a default
-    /// (`#[serde(default)]`).
+    /// The operator's settings for this handler, from `[handlers.NAME.settings]` in `rouse.toml`. Optional fields need
+    /// a default (`#[serde(default)]`).
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Error, TestCtx, serde_json::json};
@@ -225,9 +228,9 @@ impl Ctx {
         State::new(&self.world)
     }
 
-    /// HMAC-SHA256 of a message, with a secret as the key that `rouse.toml` grants for signing (`sign = true`): 32 bytes. The host computes
-    /// it, so that the handler never holds the key. A secret that starts with `whsec_` contains the key in base64, as in [Standard
-    /// Webhooks](https://www.standardwebhooks.com).
+    /// HMAC-SHA256 of a message, with a secret as the key that `rouse.toml` grants for signing (`sign = true`): 32
+    /// bytes. The host computes it, so that the handler never holds the key. A secret that starts with `whsec_`
+    /// contains the key in base64, as in [Standard Webhooks](https://www.standardwebhooks.com).
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Error};
@@ -295,7 +298,8 @@ impl Ctx {
     }
 }
 
-/// A running step. If it is dropped before it is done, it releases its name: starting it again in this attempt starts the same step.
+/// A running step. If it is dropped before it is done, it releases its name: starting it again in this attempt starts
+/// the same step.
 struct StartedStep<'a> {
     ctx: &'a Ctx,
     base: String,

@@ -11,8 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The error of an attempt, as the handler describes it.
 ///
-/// `?` turns any [`std::error::Error`] into a retryable one, with its whole chain of causes as the message. (That is why `Error` itself is
-/// not a `std::error::Error`.)
+/// `?` turns any [`std::error::Error`] into a retryable one, with its whole chain of causes as the message. (That is
+/// why `Error` itself is not a `std::error::Error`.)
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
@@ -87,8 +87,8 @@ impl Error {
         self
     }
 
-    /// Requests the next attempt at this time, by the database's clock; makes the error retryable. A time in the past means at once; more
-    /// than a year ahead means a year.
+    /// Requests the next attempt at this time, by the database's clock; makes the error retryable. A time in the past
+    /// means at once; more than a year ahead means a year.
     #[must_use]
     pub fn retry_at(mut self, time: SystemTime) -> Self {
         self.permanent = false;
@@ -97,7 +97,8 @@ impl Error {
         self
     }
 
-    /// If a next attempt was requested, limits its delay to this time from now. Use it for delays that a server asks for.
+    /// If a next attempt was requested, limits its delay to this time from now. Use it for delays that a server asks
+    /// for.
     #[must_use]
     pub fn retry_within(mut self, longest: Duration) -> Self {
         self.retry_after = self.retry_after.map(|wait| wait.min(longest));
@@ -199,8 +200,8 @@ mod tests {
         let now = SystemTime::now();
         let at = |time| Error::retryable("busy").retry_at(time).retry_within(hour);
         assert_eq!(at(now + hour / 2).retry_at, Some(now + hour / 2));
-        let brought = at(now + hour * 9).retry_at.expect("it is still requested");
-        assert!((now + hour..now + hour * 2).contains(&brought));
+        let limited = at(now + hour * 9).retry_at.expect("it is still requested");
+        assert!((now + hour..now + hour * 2).contains(&limited));
 
         let error = Error::permanent("no").retry_within(hour);
         assert!(error.permanent && error.retry_after.is_none() && error.retry_at.is_none());

@@ -11,7 +11,8 @@ use crate::{Ctx, Error};
 pub enum Instances {
     /// One: no state of an earlier job remains.
     Fresh,
-    /// Many, of one tenant, one after the other, if the operator allows it. Statics keep the values that the last job left in them.
+    /// Many, of one tenant, one after the other, if the operator allows it. Statics keep the values that the last job
+    /// left in them.
     Reuse,
 }
 
@@ -46,7 +47,8 @@ pub struct Definition {
     pub capabilities: &'static [&'static str],
 }
 
-/// A function with [`#[handler]`](macro@crate::handler). The attribute implements it for a type with the name of the function.
+/// A function with [`#[handler]`](macro@crate::handler). The attribute implements it for a type with the name of the
+/// function.
 pub trait Handler {
     /// The options that the handler declares.
     const DEFINITION: Definition;
@@ -60,8 +62,8 @@ pub trait Handler {
     /// Runs one attempt, from JSON to JSON.
     ///
     /// # Errors
-    /// Those of the handler. A payload that does not match the input type is a permanent error of kind `bad-payload`; a result that cannot
-    /// be written as JSON is a permanent one of kind `bad-result`.
+    /// Those of the handler. A payload that does not match the input type is a permanent error of kind `bad-payload`; a
+    /// result that cannot be written as JSON is a permanent one of kind `bad-result`.
     fn run(ctx: &Ctx, payload: &[u8]) -> Result<Vec<u8>, Error>;
 }
 
@@ -92,7 +94,8 @@ impl Entry {
 
 /// Reads a payload. An error contains the location in the payload.
 pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {
-    // Tracking the location costs several times as much as reading, so after an error the payload is read again for that.
+    // Tracking the location costs several times as much as reading, so after an error the payload is read again for
+    // that.
     serde_json::from_slice(payload)
         .or_else(|error| decode_missing(payload).ok_or(error))
         .or_else(|_| decode_with_path(payload))

@@ -1,4 +1,4 @@
-//! What an attempt asks of its host.
+//! The functions of the host that an attempt calls.
 
 use std::pin::Pin;
 use std::time::Duration;

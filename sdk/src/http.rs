@@ -20,8 +20,8 @@
 //! assert_eq!(rouse_sdk::block_on(rate(&ctx, "chf".into())).unwrap(), 1.07);
 //! ```
 //!
-//! Requests that `rouse.toml` does not allow are never sent; they fail permanently, and the job's error contains the lines that would allow
-//! them.
+//! Requests that `rouse.toml` does not allow are never sent; they fail permanently, and the job's error contains the
+//! lines that would allow them.
 
 mod response;
 mod url;
@@ -133,8 +133,8 @@ impl Request {
         self
     }
 
-    /// Follows up to `redirects` redirects. Each is a separate request, which has to be granted; credentials (`authorization`, `cookie`)
-    /// are not sent to another server.
+    /// Follows up to `redirects` redirects. Each is a separate request, which has to be granted; credentials
+    /// (`authorization`, `cookie`) are not sent to another server.
     #[must_use]
     pub fn redirects(mut self, redirects: u32) -> Self {
         self.redirects = redirects;
@@ -148,7 +148,7 @@ impl Request {
         self
     }
 
-    /// Reads at max this much of a response and drops the rest; then [`Response::cut`] is true.
+    /// Reads at most this much of a response and drops the rest; then [`Response::cut`] is true.
     #[must_use]
     pub fn cut_response(mut self, bytes: usize) -> Self {
         self.response_bytes_max = bytes;
@@ -159,20 +159,20 @@ impl Request {
     /// Sends the request and waits for the whole response, whatever its status.
     ///
     /// # Errors
-    /// Permanent: if it is not granted (kind `denied`), if the URL is invalid (kind `bad-request`), and if the response is too large (kind
-    /// `too-large`). Retryable: if there is no response (kind `http`), or not in time (kind `http-timeout`), or if the attempt has to stop
-    /// (kind `aborted`).
+    /// Permanent: if it is not granted (kind `denied`), if the URL is invalid (kind `bad-request`), and if the response
+    /// is too large (kind `too-large`). Retryable: if there is no response (kind `http`), or not in time (kind
+    /// `http-timeout`), or if the attempt has to stop (kind `aborted`).
     pub async fn send(self, ctx: &Ctx) -> Result<Response> {
         let timeout = self.timeout;
         let answered = async {
             let Some(timeout) = timeout else {
                 return self.follow(ctx).await;
             };
-            let what = self.what();
+            let label = self.label();
             match race(self.follow(ctx), sleep(timeout)).await {
                 Either::First(answered) => answered,
                 Either::Second(()) => Err(Error::retryable(format_args!(
-                    "{what}: no response within {timeout:?}"
+                    "{label}: no response within {timeout:?}"
                 ))
                 .kind("http-timeout")),
             }
@@ -186,7 +186,7 @@ impl Request {
     }
 
     /// Method and URL, for messages.
-    pub(crate) fn what(&self) -> String {
+    pub(crate) fn label(&self) -> String {
         format!("{} {}", self.method, without_user(&self.url))
     }
 
@@ -197,9 +197,9 @@ impl Request {
             return Ok(false);
         }
         if !self.cuts_response {
-            let what = self.what();
+            let label = self.label();
             return Err(Error::permanent(format_args!(
-                "{what}: the response has more than {max} bytes"
+                "{label}: the response has more than {max} bytes"
             ))
             .kind("too-large"));
         }
@@ -228,9 +228,9 @@ impl Request {
     /// Turns this into the request for a redirect.
     fn redirect(&mut self, from: &Url, to: &Url, status: u16) {
         // As in browsers: a POST is not repeated, unless the status requires it.
-        let asks_for_get = status == 303 && self.method != "HEAD"
+        let becomes_get = status == 303 && self.method != "HEAD"
             || matches!(status, 301 | 302) && self.method == "POST";
-        if asks_for_get {
+        if becomes_get {
             "GET".clone_into(&mut self.method);
             self.body.clear();
         }
@@ -239,8 +239,7 @@ impl Request {
             let is = |other: &&str| name.eq_ignore_ascii_case(other);
             let of_body = ["content-type", "content-length", "content-encoding"];
             let credentials = ["authorization", "cookie", "proxy-authorization"];
-            !(asks_for_get && of_body.iter().any(is))
-                && (same_server || !credentials.iter().any(is))
+            !(becomes_get && of_body.iter().any(is)) && (same_server || !credentials.iter().any(is))
         });
         self.url = to.to_string();
     }

@@ -1,7 +1,7 @@
 //! Write [Rouse](https://github.com/rouse-jobs/rouse) job handlers in Rust.
 //!
-//! A handler is a function from a payload to a result. Annotate it, export it, and compile the crate (a `cdylib`) for `wasm32-wasip2`: the
-//! host needs nothing but the wasm file.
+//! A handler is a function from a payload to a result. Annotate it, export it, and compile the crate (a `cdylib`) for
+//! `wasm32-wasip2`: the host needs nothing but the wasm file.
 //!
 //! ```
 //! use rouse_sdk::{Ctx, Error, export, handler};
@@ -66,9 +66,10 @@
 //! - `TestCtx`: the native replacement of `Ctx`.
 //!
 //! # Capabilities
-//! A module can only compute, until the operator grants it something in `rouse.toml`. Use a granted directory through `std::fs`, a granted
-//! server through [`http`], a secret through [`Ctx::secret`], state through [`Ctx::state`], settings through [`Ctx::settings`], and
-//! environment variables through `std::env`. Each attempt runs in a fresh instance: statics do not outlive the attempt.
+//! A module can only compute, until the operator grants it something in `rouse.toml`. Use a granted directory through
+//! `std::fs`, a granted server through [`http`], a secret through [`Ctx::secret`], state through [`Ctx::state`],
+//! settings through [`Ctx::settings`], and environment variables through `std::env`. Each attempt runs in a fresh
+//! instance: statics do not outlive the attempt.
 
 // The generated bindings refer to this crate by its external name.
 #[cfg(target_family = "wasm")]
@@ -91,8 +92,8 @@ mod testing;
 #[cfg(target_family = "wasm")]
 mod wasm;
 
-// One implementation per target, and never behind a `dyn`: that way a module only has the imports of the host that it calls, and each
-// import costs each attempt about 0.4 µs.
+// One implementation per target, and never behind a `dyn`: that way a module only has the imports of the host that it
+// calls, and each import costs each attempt about 0.4 µs.
 #[cfg(not(target_family = "wasm"))]
 pub(crate) use testing::Recorder as World;
 #[cfg(target_family = "wasm")]
@@ -126,8 +127,8 @@ pub mod __private {
 
 /// Makes a module of handlers: `export!(first, second)`, once, at the end of the crate.
 ///
-/// Each argument is the path of a function with [`#[handler]`](macro@handler). On native targets only the names are checked. Two handlers
-/// with the same name do not compile:
+/// Each argument is the path of a function with [`#[handler]`](macro@handler). On native targets only the names are
+/// checked. Two handlers with the same name do not compile:
 ///
 /// ```compile_fail,E0080
 /// # use rouse_sdk::{export, handler};

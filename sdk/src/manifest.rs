@@ -4,7 +4,8 @@ use serde_json::{Map, Value, json};
 
 use crate::handler::{Definition, Entry, Instances};
 
-/// The manifest of a module with these handlers. Options that a handler does not declare are omitted, so that the host's defaults apply.
+/// The manifest of a module with these handlers. Options that a handler does not declare are omitted, so that the
+/// host's defaults apply.
 pub fn manifest(entries: &[Entry]) -> Value {
     json!({
         "sdk": concat!("rouse-sdk ", env!("CARGO_PKG_VERSION")),

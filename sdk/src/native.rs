@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::AbortReason;
 
-/// Something to wait for.
+/// An event to wait for.
 pub(crate) enum Source {
     /// Ready at this time; `None` is beyond the range of the clock.
     Time(Option<Instant>),

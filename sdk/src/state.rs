@@ -9,8 +9,9 @@ use crate::World;
 use crate::host::Host as _;
 use crate::{Error, Result};
 
-/// State that a handler keeps between its jobs, from [`Ctx::state`](crate::Ctx::state): small values under keys, in the database. Each
-/// handler has a namespace for each tenant, and one for jobs without a tenant; other handlers cannot read it.
+/// State that a handler keeps between its jobs, from [`Ctx::state`](crate::Ctx::state): small values under keys, in the
+/// database. Each handler has a namespace for each tenant, and one for jobs without a tenant; other handlers cannot
+/// read it.
 ///
 /// ```
 /// use rouse_sdk::{Ctx, Error, TestCtx};
@@ -31,13 +32,13 @@ use crate::{Error, Result};
 ///
 /// A key has 1 to 200 printable characters. The operator grants state and sets its quota.
 ///
-/// Each write is committed at once. It remains if the attempt fails afterwards, so the next attempt finds it: write a cursor *after* the
-/// work that it stands for, and use [`update`](Self::update) for values that concurrent attempts may change. An attempt may be retried
-/// after it has written, so a counter may count one job twice.
+/// Each write is committed at once. It remains if the attempt fails afterwards, so the next attempt finds it: write a
+/// cursor *after* the work that it stands for, and use [`update`](Self::update) for values that concurrent attempts may
+/// change. An attempt may be retried after it has written, so a counter may count one job twice.
 ///
 /// # Errors
-/// For all methods: permanent ones, if the operator has not granted state (kind `denied`), and if a key or a value is refused, or the quota
-/// is exceeded (kind `state-refused`); and one of kind `aborted` if the attempt has to stop.
+/// For all methods: permanent ones, if the operator has not granted state (kind `denied`), and if a key or a value is
+/// refused, or the quota is exceeded (kind `state-refused`); and one of kind `aborted` if the attempt has to stop.
 #[derive(Clone, Copy)]
 pub struct State<'a> {
     world: &'a World,
@@ -54,7 +55,7 @@ impl<'a> State<'a> {
         Self { world }
     }
 
-    /// The value under a key, read as JSON; `None` if current is none.
+    /// The value under a key, read as JSON; `None` if there is none.
     ///
     /// # Errors
     /// Also if it does not match `T` (kind `state-changed`).
@@ -99,8 +100,8 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Changes a value without losing concurrent changes: `change` gets the current value, and its result is stored only if that value is
-    /// still current; otherwise it is called again. Returns the stored value.
+    /// Changes a value without losing concurrent changes: `change` gets the current value, and its result is stored
+    /// only if that value is still current; otherwise it is called again. Returns the stored value.
     ///
     /// # Errors
     /// Also those of `change`, after which nothing is changed.

@@ -106,7 +106,8 @@ impl TestCtx {
         self.recorder.progress.borrow().clone()
     }
 
-    /// The next attempt at the same job: with the steps that are recorded so far, the handler's state, and nothing else.
+    /// The next attempt at the same job: with the steps that are recorded so far, the handler's state, and nothing
+    /// else.
     #[must_use]
     pub fn next_attempt(&self) -> Self {
         let job = self.ctx.job().clone();
@@ -122,8 +123,8 @@ impl TestCtx {
         })
     }
 
-    /// The first attempt at the next job for the same handler and tenant. It shares the handler's state with this one: both may run
-    /// concurrently.
+    /// The first attempt at the next job for the same handler and tenant. It shares the handler's state with this one:
+    /// both may run concurrently.
     #[must_use]
     pub fn next_job(&self) -> Self {
         let job = self.ctx.job().clone();
@@ -367,9 +368,9 @@ impl Host for Recorder {
                     Ok(response)
                 }
                 None => {
-                    let what = request.what();
+                    let label = request.label();
                     let why = format_args!(
-                        "{what}: this test answers no requests; set an answer with TestCtx::on_http"
+                        "{label}: this test answers no requests; set an answer with TestCtx::on_http"
                     );
                     Err(Error::permanent(why).kind("denied"))
                 }

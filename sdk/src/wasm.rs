@@ -229,7 +229,7 @@ impl Host for Imports {
     }
 }
 
-/// Something to wait for.
+/// An event to wait for.
 pub(crate) struct Source {
     pollable: Pollable,
     /// Dropped after the pollable: a resource must not be dropped before its pollables.

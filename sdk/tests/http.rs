@@ -119,8 +119,8 @@ fn a_post_is_repeated_only_if_the_status_requires_it() {
 #[test]
 fn a_request_ends_with_its_timeout_and_with_the_abort() {
     let ctx = TestCtx::new();
-    let asked = Rc::new(Cell::new(0));
-    let count = Rc::clone(&asked);
+    let requests_made = Rc::new(Cell::new(0));
+    let count = Rc::clone(&requests_made);
     ctx.on_http(move |_| {
         count.set(count.get() + 1);
         Ok(Response::new(200, ""))
@@ -131,7 +131,7 @@ fn a_request_ends_with_its_timeout_and_with_the_abort() {
     ctx.fire_abort(AbortReason::Cancelled);
     let error = send(&ctx, http::get("https://a.example/")).unwrap_err();
     assert_eq!((error.kind.as_ref(), error.permanent), ("aborted", false));
-    assert_eq!(asked.get(), 1, "nothing is sent after the abort");
+    assert_eq!(requests_made.get(), 1, "nothing is sent after the abort");
 }
 
 #[test]

@@ -211,7 +211,7 @@ fn error_of(job: &Shown) -> &str {
 /// Whether the error says that the job set this limit, and not rouse.toml.
 fn by_the_job(job: &Shown, key: &str) -> bool {
     let message = error_of(job);
-    message.contains("the grants of this job leave")
+    message.contains("the grants of this job set")
         && message.contains(&format!("under \"{key}\""))
         && !message.contains("rouse.toml")
 }

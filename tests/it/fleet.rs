@@ -362,7 +362,7 @@ fn a_folder_is_shown_without_a_database() {
     let (code, text) = run(&["handlers", "show", "no.such", "--folder", "handlers-wasm"]);
     assert_eq!(code, 3);
     assert!(
-        text.contains("no handler no.such in handlers-wasm; there are: noop")
+        text.contains("no handler no.such in handlers-wasm; its handlers are noop")
             && text.contains("refused broken.wasm"),
         "{text}"
     );

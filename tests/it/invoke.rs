@@ -125,7 +125,7 @@ fn each_end_of_an_invocation_has_its_exit_code() {
             1,
             "out_of_memory",
         ),
-        (&["no.such"], 3, "there are: noop, test.alloc"),
+        (&["no.such"], 3, "its handlers are noop, test.alloc"),
         (
             &["test.spin", "--timeout", "100ms"],
             5,

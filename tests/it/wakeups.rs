@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use rouse::job::{Fence, Incarnation, LaneId, Outcome};
-use rouse::store::{ClaimOrder, ECHO_WITHIN, Heard, Listener, Locked, Settlement, Store, Wakeup};
+use rouse::store::{
+    ClaimOrder, ECHO_WITHIN, Listener, Locked, Notification, Settlement, Store, Wakeup,
+};
 use serde_json::json;
 use tokio_postgres::Client;
 
@@ -36,7 +38,8 @@ async fn heard(listener: &mut Listener, client: &Client) -> Vec<Wakeup> {
         .unwrap();
     let mut heard = Vec::new();
     loop {
-        let Heard::Wakeup(wakeup) = listener.next().await.expect("the connection stands") else {
+        let Notification::Wakeup(wakeup) = listener.next().await.expect("the connection stands")
+        else {
             continue;
         };
         if wakeup.queue == "the-end" {
@@ -415,8 +418,8 @@ async fn a_worker_hears_its_echo_only_if_its_notifications_arrive() {
         .await
         .unwrap();
     db.store().echo(WORKER).await.unwrap();
-    assert!(here.hears_the_echo(ECHO_WITHIN).await);
+    assert!(here.receives_echo(ECHO_WITHIN).await);
     let soon = Duration::from_millis(100);
-    assert!(!elsewhere.hears_the_echo(soon).await);
-    assert!(!somebody_else.hears_the_echo(soon).await);
+    assert!(!elsewhere.receives_echo(soon).await);
+    assert!(!somebody_else.receives_echo(soon).await);
 }

@@ -61,8 +61,8 @@ pub(crate) struct Tally {
     kind: Kind,
     count: u64,
     empty: u64,
-    /// Hashes of the values, so that long texts cost no more memory than short ones. Two different values collide with a probability of
-    /// 2⁻⁶⁴.
+    /// Hashes of the values, so that long texts cost no more memory than short ones. Two different values collide with
+    /// a probability of 2⁻⁶⁴.
     seen: HashSet<u64>,
     integers: Option<(i64, i64)>,
     numbers: Option<(f64, f64)>,

@@ -9,7 +9,8 @@ use serde_json::value::RawValue;
 
 /// The largest power of ten that a host accepts in a result: Postgres writes numbers out in full.
 const EXPONENT_MAX: u32 = 400;
-/// The maximum number of digits in a row: Postgres stores 16,383 after the decimal point, including those that an exponent adds.
+/// The maximum number of digits in a row: Postgres stores 16,383 after the decimal point, including those that an
+/// exponent adds.
 const DIGITS_MAX: usize = 15_900;
 
 /// The fetched content, as is or encoded.

@@ -198,12 +198,14 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The temporary file of an attempt. Each attempt has its own, so that an attempt that was wrongly declared lost writes to no other's file.
+/// The temporary file of an attempt. Each attempt has its own, so that an attempt that was wrongly declared lost writes
+/// to no other's file.
 fn part(ctx: &Ctx, to: &str, attempt: u32) -> String {
     format!("{to}.{}-{attempt}.part", ctx.job().id)
 }
 
-/// Removes the temporary files of earlier attempts that were stopped while they wrote: after the abort they could not remove them.
+/// Removes the temporary files of earlier attempts that were stopped while they wrote: after the abort they could not
+/// remove them.
 fn remove_parts(ctx: &Ctx, to: &str) {
     for attempt in 1..ctx.job().attempt {
         // Most attempts have left none. If a file cannot be removed, it does no harm, and the job has other work to do.
@@ -228,7 +230,8 @@ fn write_whole(ctx: &Ctx, to: &str, bytes: &[u8]) -> io::Result<()> {
     written
 }
 
-/// A directory that is not granted will not be granted at the next attempt either; a full disk may have been cleaned up.
+/// A directory that is not granted will not be granted at the next attempt either; a full disk may have been cleaned
+/// up.
 fn unwritable(to: &str, error: &io::Error) -> Error {
     let message = format!("cannot write {to}: {error}");
     match error.kind() {

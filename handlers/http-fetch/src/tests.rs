@@ -73,8 +73,8 @@ fn json_is_in_the_result_with_every_digit() {
 #[test]
 fn unchanged_content_is_not_fetched_again() {
     let ctx = server(|request| {
-        let asked = ("if-none-match".to_owned(), "\"v1\"".to_owned());
-        assert!(request.headers.contains(&asked));
+        let header = ("if-none-match".to_owned(), "\"v1\"".to_owned());
+        assert!(request.headers.contains(&header));
         Ok(Response::new(304, "").with_header("etag", "\"v1\""))
     });
     assert_eq!(

@@ -153,7 +153,8 @@ fn write_whole(ctx: &Ctx, out: &str, bytes: &[u8]) -> io::Result<()> {
     written
 }
 
-/// A file that is missing, or not granted, will not be available at the next attempt either; a full disk may have been cleaned up.
+/// A file that is missing, or not granted, will not be available at the next attempt either; a full disk may have been
+/// cleaned up.
 fn denied(verb: &str, path: &str, error: io::Error) -> Error {
     let message = format!("cannot {verb} {path}: {error}");
     match error.kind() {

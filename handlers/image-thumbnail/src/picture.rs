@@ -13,8 +13,8 @@ use rouse_sdk::Error;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// The size limit of a decoded picture: 80 MiB are 28 megapixels in colour, and leave room for the rest within the host's default limit of
-/// 128 MiB of memory.
+/// The size limit of a decoded picture: 80 MiB are 28 megapixels in colour, and leave room for the rest within the
+/// host's default limit of 128 MiB of memory.
 const DECODED_BYTES_MAX: u64 = 80 << 20;
 
 /// A file format.

@@ -48,7 +48,7 @@ pub(super) fn compile(
     match compiled.relate() {
         Ok(()) => Ok(compiled),
         Err(id) => {
-            let why = "refers to itself without an end".into();
+            let why = "refers to itself endlessly".into();
             Err(mistake(compiled.node(id).location, why))
         }
     }
@@ -147,8 +147,9 @@ impl<'a> Reader<'_, 'a, '_> {
             let uri = self.text(at).unwrap_or_default();
             let official = ["https://json-schema.org/", "http://json-schema.org/"];
             if !official.iter().any(|official| uri.starts_with(official)) {
-                let what = "a dialect of https://json-schema.org/: others may turn keywords off";
-                return Err(self.wrong("$schema", at, what));
+                let expected =
+                    "a dialect of https://json-schema.org/: others may turn keywords off";
+                return Err(self.wrong("$schema", at, expected));
             }
         }
         match self.get("$recursiveRef") {
@@ -208,8 +209,8 @@ impl<'a> Reader<'_, 'a, '_> {
         if let Some(at) = self.get("multipleOf")
             && !rules.multiple_of.as_ref().is_some_and(Decimal::is_unit)
         {
-            let what = "a number above 0 with at most 19 digits";
-            return Err(self.wrong("multipleOf", at, what));
+            let expected = "a number above 0 with at most 19 digits";
+            return Err(self.wrong("multipleOf", at, expected));
         }
         let keywords = [
             "minimum",
@@ -391,8 +392,8 @@ impl<'a> Reader<'_, 'a, '_> {
         match self.written.kind(at) {
             Kind::Object | Kind::Boolean => Ok(Some(self.compiler.add(at))),
             Kind::Array if keyword == "items" => {
-                let what = "a schema (a list of them is \"prefixItems\")";
-                Err(self.wrong(keyword, at, what))
+                let expected = "a schema (a list of them is \"prefixItems\")";
+                Err(self.wrong(keyword, at, expected))
             }
             Kind::Null | Kind::Number | Kind::String | Kind::Array => {
                 Err(self.wrong(keyword, at, "a schema"))
@@ -467,11 +468,11 @@ impl<'a> Reader<'_, 'a, '_> {
         (self.written.kind(at) == Kind::String).then(|| self.written.string(at))
     }
 
-    fn listed(&self, keyword: &str, at: Location, what: &str) -> Result<Vec<Location>, String> {
+    fn listed(&self, keyword: &str, at: Location, expected: &str) -> Result<Vec<Location>, String> {
         match self.written.kind(at) {
             Kind::Array => Ok(self.written.items(at).collect()),
             Kind::Null | Kind::Boolean | Kind::Number | Kind::String | Kind::Object => {
-                Err(self.wrong(keyword, at, what))
+                Err(self.wrong(keyword, at, expected))
             }
         }
     }
@@ -480,19 +481,19 @@ impl<'a> Reader<'_, 'a, '_> {
         &self,
         keyword: &str,
         at: Location,
-        what: &str,
+        expected: &str,
     ) -> Result<Vec<Member<'a>>, String> {
         match self.written.kind(at) {
             Kind::Object => Ok(self.written.members(at)),
             Kind::Null | Kind::Boolean | Kind::Number | Kind::String | Kind::Array => {
-                Err(self.wrong(keyword, at, what))
+                Err(self.wrong(keyword, at, expected))
             }
         }
     }
 
-    fn wrong(&self, keyword: &str, at: Location, what: &str) -> String {
+    fn wrong(&self, keyword: &str, at: Location, expected: &str) -> String {
         format!(
-            "\"{keyword}\" is {}, expected {what}",
+            "\"{keyword}\" is {}, expected {expected}",
             self.compiler.excerpt.of(self.written.raw(at))
         )
     }

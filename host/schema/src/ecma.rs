@@ -1,7 +1,8 @@
-//! Parses regular expressions of ECMA-262 with the flag `u`, the dialect of JSON Schema, for an engine with linear run time.
+//! Parses regular expressions of ECMA-262 with the flag `u`, the dialect of JSON Schema, for an engine with linear run
+//! time.
 //!
-//! Texts contain no lone surrogates, so a pattern that requires one matches nothing. Syntax that the standard does not allow is rejected,
-//! even if other dialects define a (different) meaning for it.
+//! Texts contain no lone surrogates, so a pattern that requires one matches nothing. Syntax that the standard does not
+//! allow is rejected, even if other dialects define a (different) meaning for it.
 
 use std::collections::HashMap;
 
@@ -87,20 +88,21 @@ impl Parser {
         next
     }
 
-    fn goes_on_with(&mut self, text: &str) -> bool {
+    /// Skips this text if it comes next; false if it does not.
+    fn skip(&mut self, text: &str) -> bool {
         let rest = &self.written[self.at..];
         let length = text.chars().count();
-        let goes_on = rest.len() >= length && text.chars().eq(rest[..length].iter().copied());
-        if goes_on {
+        let is_next = rest.len() >= length && text.chars().eq(rest[..length].iter().copied());
+        if is_next {
             self.at += length;
         }
-        goes_on
+        is_next
     }
 
     /// Parses up to a closing bracket, or the end.
     fn alternatives(&mut self) -> Result<Hir, String> {
         let mut alternatives = vec![self.sequence()?];
-        while self.goes_on_with("|") {
+        while self.skip("|") {
             alternatives.push(self.sequence()?);
         }
         Ok(Hir::alternation(alternatives))
@@ -116,8 +118,8 @@ impl Parser {
             let look = match next {
                 '^' => Some(Look::Start),
                 '$' => Some(Look::End),
-                '\\' if self.goes_on_with("b") => Some(Look::WordAscii),
-                '\\' if self.goes_on_with("B") => Some(Look::WordAsciiNegate),
+                '\\' if self.skip("b") => Some(Look::WordAscii),
+                '\\' if self.skip("B") => Some(Look::WordAsciiNegate),
                 _ => None,
             };
             terms.push(match look {
@@ -146,16 +148,16 @@ impl Parser {
 
     fn group(&mut self) -> Result<Hir, String> {
         for look in ["?=", "?!", "?<=", "?<!"] {
-            if self.goes_on_with(look) {
+            if self.skip(look) {
                 return Err(format!(
                     "patterns are matched in linear time, without lookaround like ({look}"
                 ));
             }
         }
-        if self.goes_on_with("?<") {
+        if self.skip("?<") {
             self.name()?;
-        } else if !self.goes_on_with("?:") && self.peek() == Some('?') {
-            return Err(wrong("a group that begins with (? and not with (?: or (?<"));
+        } else if !self.skip("?:") && self.peek() == Some('?') {
+            return Err(wrong("a group that starts with (? and not with (?: or (?<"));
         }
         self.nest += 1;
         if self.nest > NEST_MAX {
@@ -163,7 +165,7 @@ impl Parser {
         }
         let within = self.alternatives()?;
         self.nest -= 1;
-        match self.goes_on_with(")") {
+        match self.skip(")") {
             true => Ok(within),
             false => Err(wrong("a ( that is not closed")),
         }
@@ -193,7 +195,7 @@ impl Parser {
             Some('{') => {
                 self.at += 1;
                 let min = self.count()?;
-                let max = match self.goes_on_with(",") {
+                let max = match self.skip(",") {
                     false => Some(min),
                     true if self.peek() == Some('}') => None,
                     true => Some(self.count()?),
@@ -210,7 +212,7 @@ impl Parser {
         };
         self.at += 1;
         // Greediness makes no difference to whether a pattern matches.
-        self.goes_on_with("?");
+        self.skip("?");
         Ok(Hir::repetition(Repetition {
             min,
             max,
@@ -235,11 +237,11 @@ impl Parser {
 
     /// Parses a class, after the opening bracket.
     fn class(&mut self) -> Result<ClassUnicode, String> {
-        let negative = self.goes_on_with("^");
+        let negative = self.skip("^");
         let mut all: Vec<ClassUnicodeRange> = Vec::new();
         // Each set once: letters have hundreds of ranges.
         let mut sets: Vec<ClassUnicode> = Vec::new();
-        while !self.goes_on_with("]") {
+        while !self.skip("]") {
             let from = self.member()?;
             let hyphen = self.peek() == Some('-');
             if !hyphen || matches!(self.written.get(self.at + 1), None | Some(']')) {
@@ -256,7 +258,7 @@ impl Parser {
                     all.extend(set(&[(from, to)]).ranges());
                 }
                 (Escaped::One(_), Escaped::One(_)) => {
-                    return Err(wrong("a range in brackets that ends before it begins"));
+                    return Err(wrong("a range in brackets that ends before it starts"));
                 }
                 (Escaped::Set(_), _) | (_, Escaped::Set(_)) => {
                     return Err(wrong(
@@ -340,7 +342,7 @@ impl Parser {
     /// Parses the rest of `\u`: four digits, a surrogate pair, or digits in braces.
     fn unicode(&mut self) -> Result<u32, String> {
         let wrong = || wrong("a \\u without four hexadecimal digits, or a code point in braces");
-        if self.goes_on_with("{") {
+        if self.skip("{") {
             let mut number: u32 = 0;
             let start = self.at;
             while let Some(digit) = self.peek().and_then(|next| next.to_digit(16)) {
@@ -348,14 +350,14 @@ impl Parser {
                 number = number.saturating_mul(16).saturating_add(digit);
             }
             let any = self.at > start;
-            return match any && number <= LAST && self.goes_on_with("}") {
+            return match any && number <= LAST && self.skip("}") {
                 true => Ok(number),
                 false => Err(wrong()),
             };
         }
         let first = self.hexadecimal(4).ok_or_else(wrong)?;
         let behind = self.at;
-        if (0xD800..0xDC00).contains(&first) && self.goes_on_with("\\u") {
+        if (0xD800..0xDC00).contains(&first) && self.skip("\\u") {
             match self.hexadecimal(4) {
                 Some(second @ 0xDC00..0xE000) => {
                     return Ok(0x1_0000 + ((first - 0xD800) << 10) + (second - 0xDC00));
@@ -371,12 +373,12 @@ impl Parser {
         let start = self.at;
         let is_name = |next: char| next.is_ascii_alphanumeric() || matches!(next, '_' | '=');
         let mut name = String::new();
-        if self.goes_on_with("{") {
+        if self.skip("{") {
             while let Some(next) = self.peek().filter(|next| is_name(*next)) {
                 self.at += 1;
                 name.push(next);
             }
-            if self.goes_on_with("}") {
+            if self.skip("}") {
                 if let Some(known) = self.properties.get(&name) {
                     return Ok(known.clone());
                 }
@@ -438,6 +440,6 @@ fn one_of(set: ClassUnicode) -> Hir {
     Hir::class(Class::Unicode(set))
 }
 
-fn wrong(what: &str) -> String {
-    format!("ECMA-262 with the flag u does not allow {what}")
+fn wrong(syntax: &str) -> String {
+    format!("ECMA-262 with the flag u does not allow {syntax}")
 }

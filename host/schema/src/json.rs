@@ -1,7 +1,7 @@
 //! A JSON text as a list of its parts, each with its location in the text.
 //!
-//! Numbers keep all their digits, nesting uses no stack, and each part takes 16 bytes, whereas a `Value` can take hundreds for one byte of
-//! text.
+//! Numbers keep all their digits, nesting uses no stack, and each part takes 16 bytes, whereas a `Value` can take
+//! hundreds for one byte of text.
 
 use std::borrow::Cow;
 
@@ -56,7 +56,7 @@ pub(super) struct Member<'a> {
 
 #[derive(Debug)]
 pub(super) enum Unread {
-    NoJson(String),
+    NotJson(String),
     TooManyParts,
 }
 
@@ -68,7 +68,7 @@ impl<'a> Document<'a> {
     pub(super) fn read(text: &'a [u8]) -> Result<Self, Unread> {
         // Validates the text without recursion, and without allocating.
         let raw: &RawValue =
-            serde_json::from_slice(text).map_err(|error| Unread::NoJson(error.to_string()))?;
+            serde_json::from_slice(text).map_err(|error| Unread::NotJson(error.to_string()))?;
         let text = raw.get();
         if u32::try_from(text.len()).is_err() {
             return Err(Unread::TooManyParts);

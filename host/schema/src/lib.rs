@@ -1,15 +1,16 @@
 //! Checks JSON against JSON Schemas (2020-12), neither of which is trusted.
 //!
-//! Rouse gets the schema from a WebAssembly module, and the JSON from a producer or a guest. Other evaluators trust the schema, but a
-//! schema can demand unbounded work; `docs/decisions/own-schema-evaluator.md` has the reasons for this evaluator.
+//! Rouse gets the schema from a WebAssembly module, and the JSON from a producer or a guest. Other evaluators trust the
+//! schema, but a schema can demand unbounded work; `docs/decisions/own-schema-evaluator.md` has the reasons for this
+//! evaluator.
 //!
-//! Every check ends: work is counted in steps, nesting is limited, and patterns match in linear time. Numbers are compared by their digits,
-//! so nothing is rounded. JSON that cannot be checked within these limits does not match. Messages quote schemas and JSON with the caller's
-//! [`Quote`].
+//! Every check ends: work is counted in steps, nesting is limited, and patterns match in linear time. Numbers are
+//! compared by their digits, so nothing is rounded. JSON that cannot be checked within these limits does not match.
+//! Messages quote schemas and JSON with the caller's [`Quote`].
 //!
-//! No rule that decides whether JSON matches is skipped: [`Schema::parse`] rejects a schema with a rule that it does not evaluate. This
-//! crate never reads another document, starts a thread or writes a log, and it knows neither the host nor wasmtime.
-//! `docs/explanation/attempts.md` lists what is evaluated and what is not.
+//! No rule that decides whether JSON matches is skipped: [`Schema::parse`] rejects a schema with a rule that it does
+//! not evaluate. This crate never reads another document, starts a thread or writes a log, and it knows neither the
+//! host nor wasmtime. `docs/explanation/attempts.md` lists what is evaluated and what is not.
 
 mod ecma;
 mod json;
@@ -20,9 +21,9 @@ mod pointer;
 mod node;
 mod references;
 
+mod cache;
 mod compile;
 mod evaluate;
-mod remembered;
 
 mod canonical;
 mod mismatch;
@@ -45,7 +46,7 @@ const PATTERNS_BYTES_MAX: usize = 16 << 20;
 /// The steps that any value may take. A step is one keyword, or 32 bytes: 50 to 100 ns.
 const STEPS_BASE: u64 = 2_000_000;
 
-/// Additional steps for each byte of the value: dozens of alternatives for each small object of a long list.
+/// Additional steps for each byte of the value: enough for dozens of alternatives for each small object of a long list.
 const STEPS_PER_BYTE: u64 = 8;
 
 /// This many steps take less than a millisecond, for which it is acceptable to block the thread.
@@ -60,7 +61,8 @@ const LEVELS_MAX: usize = 128;
 /// The quoted length of a part of a schema in a message.
 const EXCERPT_BYTES_MAX: usize = 200;
 
-/// Writes text from a schema or from JSON into a message: safe to show in a terminal, and cut after about `bytes_max` bytes.
+/// Writes text from a schema or from JSON into a message: safe to show in a terminal, and cut after about `bytes_max`
+/// bytes.
 pub type Quote = fn(text: &str, bytes_max: usize) -> String;
 
 /// A JSON Schema as a module wrote it, ready to be checked against.
@@ -88,14 +90,14 @@ impl Schema {
         let anything = Document::read(b"true").expect("it is JSON");
         Self {
             written: Arc::new(anything),
-            // There are never any messages.
+            // Nothing is ever quoted, because everything matches.
             excerpt: Excerpt(|_, _| String::new()),
             compiled: None,
         }
     }
 
-    /// Parses a schema. Numbers keep their exact digits. `patterns` is the budget for its patterns; `quote` quotes the schema in messages,
-    /// and later the JSON that does not match it.
+    /// Parses a schema. Numbers keep their exact digits. `patterns` is the budget for its patterns; `quote` quotes the
+    /// schema in messages, and later the JSON that does not match it.
     ///
     /// # Errors
     /// The problem and its location, for the author of the module.
@@ -119,12 +121,14 @@ impl Schema {
         })
     }
 
-    /// The schema as the module wrote it, on one line: JSON, whose numbers may exceed what a `serde_json::Value` can hold.
+    /// The schema as the module wrote it, on one line: JSON, whose numbers may exceed what a `serde_json::Value` can
+    /// hold.
     pub fn written(&self) -> &str {
         self.written.text()
     }
 
-    /// Checks a JSON text. `None` if that takes longer than a millisecond: then call [`check`](Self::check) from a thread that may block.
+    /// Checks a JSON text. `None` if that takes longer than a millisecond: then call [`check`](Self::check) from a
+    /// thread that may block.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -145,7 +149,7 @@ impl Schema {
     /// Checks a JSON text. Blocks, for seconds at most.
     ///
     /// # Errors
-    /// If it does not match, or cannot be checked: the rest of a sentence, like "does not match …".
+    /// If it does not match, or cannot be checked: the rest of a sentence, such as "does not match …".
     pub fn check(&self, text: &[u8]) -> Result<(), String> {
         self.check_while(text, &|| false)
     }
@@ -185,7 +189,7 @@ impl Schema {
     }
 }
 
-/// The same schema is written the same.
+/// Schemas are equal if their texts are equal.
 impl PartialEq for Schema {
     fn eq(&self, other: &Self) -> bool {
         self.written() == other.written()
@@ -209,7 +213,7 @@ enum Misfit {
 impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unread(json::Unread::NoJson(error)) => write!(f, "is not JSON: {error}"),
+            Self::Unread(json::Unread::NotJson(error)) => write!(f, "is not JSON: {error}"),
             Self::Unread(json::Unread::TooManyParts) => write!(
                 f,
                 "cannot be checked against the schema: it has more than {} values",
@@ -245,7 +249,7 @@ fn compact(text: &str) -> String {
     text.chars().filter(keeps).collect()
 }
 
-/// Quotes texts of strangers in messages, as far as people read them.
+/// Quotes untrusted text in messages, cut to a readable length.
 #[derive(Clone, Copy)]
 struct Excerpt(Quote);
 

@@ -42,7 +42,8 @@ pub(super) struct Node {
     pub(super) unevaluated_properties: Option<NodeId>,
     /// The target, if it is only a reference.
     pub(super) leads_to: Option<NodeId>,
-    /// True if more than one subschema refers to it, so that it may be applied to the same part of a value more than once.
+    /// True if more than one subschema refers to it, so that it may be applied to the same part of a value more than
+    /// once.
     pub(super) is_shared: bool,
     /// True if it has subschemas for nested values, directly or through references and alternatives.
     pub(super) is_deep: bool,
@@ -175,28 +176,28 @@ impl Compiled {
     /// All subschemas, each after the subschemas for the same value that it refers to; or one that refers to itself.
     fn inner_first(&self) -> Result<Vec<NodeId>, NodeId> {
         let mut done = vec![false; self.nodes.len()];
-        let mut on_the_way = vec![false; self.nodes.len()];
+        let mut in_progress = vec![false; self.nodes.len()];
         let mut order = Vec::with_capacity(self.nodes.len());
         for start in 0..self.nodes.len() {
             if done[start] {
                 continue;
             }
-            let mut way = vec![(start, self.nodes[start].in_place())];
-            on_the_way[start] = true;
-            while let Some((at, left)) = way.last_mut() {
+            let mut path = vec![(start, self.nodes[start].in_place())];
+            in_progress[start] = true;
+            while let Some((at, left)) = path.last_mut() {
                 match left.pop() {
-                    Some(next) if on_the_way[next.0 as usize] => return Err(next),
+                    Some(next) if in_progress[next.0 as usize] => return Err(next),
                     Some(next) if done[next.0 as usize] => {}
                     Some(next) => {
                         let next = next.0 as usize;
-                        on_the_way[next] = true;
-                        way.push((next, self.nodes[next].in_place()));
+                        in_progress[next] = true;
+                        path.push((next, self.nodes[next].in_place()));
                     }
                     None => {
                         done[*at] = true;
-                        on_the_way[*at] = false;
+                        in_progress[*at] = false;
                         order.push(NodeId(*at as u32));
-                        way.pop();
+                        path.pop();
                     }
                 }
             }

@@ -42,13 +42,13 @@ impl<'a> Decimal<'a> {
             };
         }
         // Larger exponents cannot be distinguished by any texts that fit into memory.
-        let far = match power.starts_with('-') {
+        let extreme = match power.starts_with('-') {
             true => i64::MIN / 4,
             false => i64::MAX / 4,
         };
         let power = power
             .parse()
-            .unwrap_or(far)
+            .unwrap_or(extreme)
             .clamp(i64::MIN / 4, i64::MAX / 4);
         Self {
             negative,

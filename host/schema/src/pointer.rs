@@ -1,5 +1,5 @@
-//! Resolves JSON pointers in a schema (RFC 6901). Thousands of pointers may lead through one large object, so each container is indexed
-//! once.
+//! Resolves JSON pointers in a schema (RFC 6901). Thousands of pointers may lead through one large object, so each
+//! container is indexed once.
 
 use std::collections::HashMap;
 

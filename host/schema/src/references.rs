@@ -1,4 +1,5 @@
-//! Resolves `$ref` and `$dynamicRef` to locations, by pointer or anchor, in the whole schema or in an embedded one with its own `$id`.
+//! Resolves `$ref` and `$dynamicRef` to locations, by pointer or anchor, in the whole schema or in an embedded one with
+//! its own `$id`.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -177,8 +178,8 @@ impl<'a> References<'a> {
         location.ok_or("which leads to nothing in the schema")
     }
 
-    /// True if a `$dynamicRef` that [resolves](Self::find) to this location could resolve to others too, depending on the path that led to
-    /// it.
+    /// True if a `$dynamicRef` that [resolves](Self::find) to this location could resolve to others too, depending on
+    /// the path that led to it.
     pub(super) fn is_dynamic(&self, target: Location) -> bool {
         let mut named = self.dynamic.values();
         named.any(|locations| locations.len() > 1 && locations.contains(&target))

@@ -235,12 +235,12 @@ fn each_keyword_has_its_message() {
 #[test]
 fn a_message_quotes_little_of_the_value_and_no_control_characters() {
     let long = "x".repeat(100_000);
-    let nasty = "\\u001b[2J\u{202e}";
+    let harmful = "\\u001b[2J\u{202e}";
     for value in [
         format!(r#"{{"a": "{long}"}}"#),
         format!(r#"{{"a": {{"{long}": 1}}}}"#),
-        format!(r#"{{"{nasty}{long}": {{}}}}"#),
-        format!(r#"{{"a": "{nasty}"}}"#),
+        format!(r#"{{"{harmful}{long}": {{}}}}"#),
+        format!(r#"{{"a": "{harmful}"}}"#),
         format!(r#"{{"a": {}}}"#, "7".repeat(100_000)),
     ] {
         let written = r#"{"additionalProperties": {"additionalProperties": false, "type": "object", "minProperties": 1}}"#;
@@ -248,7 +248,7 @@ fn a_message_quotes_little_of_the_value_and_no_control_characters() {
         assert!(message.len() < 700, "{message}");
         assert!(!message.contains(['\u{1b}', '\u{202e}']), "{message}");
     }
-    let hostile = format!(r#"{{"enum": ["{nasty}{long}"], "description": "{long}"}}"#);
+    let hostile = format!(r#"{{"enum": ["{harmful}{long}"], "description": "{long}"}}"#);
     let message = mismatch(&hostile, "1").expect("it does not match");
     assert!(
         message.len() < 700 && !message.contains('\u{202e}'),
@@ -414,9 +414,9 @@ fn an_error_in_a_schema_is_reported_with_its_location() {
         ),
         (
             r##"{"$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"not": {"$ref": "#/$defs/a"}}}}"##,
-            "refers to itself without an end",
+            "refers to itself endlessly",
         ),
-        (r##"{"$ref": "#"}"##, "#: refers to itself without an end"),
+        (r##"{"$ref": "#"}"##, "#: refers to itself endlessly"),
         (
             r#"{"properties": {"a": {"pattern": "(?=a)"}}}"#,
             r#"#/properties/a: "(?=a)": patterns are matched in linear time"#,

@@ -77,8 +77,8 @@ pub(super) fn waited(secs: f64, now: f64, screen: Screen) -> String {
     }
 }
 
-/// Seconds since 1970 of a time as Postgres writes it into JSON (ISO 8601 with an offset); `None` for other texts, such as
-/// `infinity`.
+/// Seconds since 1970 of a time as Postgres writes it into JSON (ISO 8601 with an offset); `None` for other texts, such
+/// as `infinity`.
 pub(super) fn epoch(time: &str) -> Option<f64> {
     let (date, clock) = time.split_once('T')?;
     let zone = clock.find(['+', '-', 'Z'])?;

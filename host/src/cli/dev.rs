@@ -103,7 +103,7 @@ async fn serve(
     let (catalog, http) = (host.catalog.clone(), host.http_address());
     let ready = async {
         let handlers = catalog.tried().await;
-        say_ready(
+        print_ready(
             args,
             &private.url,
             private.tcp_url.as_deref(),
@@ -121,7 +121,7 @@ async fn serve(
     working.await
 }
 
-fn say_ready(
+fn print_ready(
     args: &Args,
     url: &str,
     tcp_url: Option<&str>,

@@ -23,8 +23,8 @@ pub(super) struct Refusal {
     pub(super) why: String,
 }
 
-/// Applies `act` to each item in order. `plural` names the items in the summary. The exit code is 0, or the highest code of a
-/// refusal.
+/// Applies `act` to each item in order. `plural` names the items in the summary. The exit code is 0, or the highest
+/// code of a refusal.
 ///
 /// # Errors
 /// The first error that is not a refusal; later items are not tried.

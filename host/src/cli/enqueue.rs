@@ -47,20 +47,21 @@ pub(super) struct Args {
     #[arg(long = "in", value_name = "TIME", value_parser = duration::argument)]
     delay: Option<Duration>,
 
-    /// Attempts in all; default: the handler's own
+    /// The maximum number of attempts; default: the handler's own
     #[arg(long, value_name = "N", value_parser = between(1_i32, 1_000))]
     max_attempts: Option<i32>,
 
-    /// Unique among the live jobs of the handler and tenant: if such a job exists, its id is printed and nothing is added
+    /// Unique among the live jobs of the handler and tenant: if such a job exists, its id is printed and nothing is
+    /// added
     #[arg(long, value_name = "KEY")]
     unique_key: Option<String>,
 
-    /// How long a claim of it is good for without renewal, 2s to 1d; default: the handler's own
+    /// How long a claim is valid without renewal, 2s to 1d; default: the handler's own
     #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     lease: Option<Duration>,
 
-    /// How long an attempt may run, at most 30d; default: the handler's own. If rouse.toml sets a timeout for the handler, the
-    /// shorter of the two counts
+    /// How long an attempt may run, at most 30d; default: the handler's own. If rouse.toml sets a timeout for the
+    /// handler, the shorter of the two counts
     #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     timeout: Option<Duration>,
 
@@ -73,7 +74,8 @@ pub(super) struct Args {
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
 
-    /// Grants of this job, fewer than the handler's, for instance {"http": ["api.example.com"], "memory_mb": 32}; default: all
+    /// Grants of this job, fewer than the handler's, for instance {"http": ["api.example.com"], "memory_mb": 32};
+    /// default: all
     #[arg(long, value_name = "JSON")]
     grants: Option<String>,
 

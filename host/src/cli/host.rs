@@ -29,8 +29,8 @@ use crate::store::connect::Connector;
 use crate::store::{Store, WorkerKey};
 use crate::worker::{self, Health, Middleware, Parts, QueueOrder, Stop};
 
-/// Connections of the pool: one each for claims, settlements and renewals, two for steps, two for state, and one for work that can
-/// wait. Heartbeats and other short statements use any free one. The number does not depend on the slots.
+/// Connections of the pool: one each for claims, settlements and renewals, two for steps, two for state, and one for
+/// work that can wait. Heartbeats and other short statements use any free one. The number does not depend on the slots.
 const POOL_SIZE: usize = 8;
 
 /// The default folder of modules.
@@ -85,8 +85,8 @@ impl HostArgs {
     /// The settings file, if there is one.
     pub(super) fn config_file(&self) -> Option<&Path> {
         let usual = Path::new(File::USUAL);
-        let there = usual.is_file().then_some(usual);
-        self.config.as_deref().or(there)
+        let existing = usual.is_file().then_some(usual);
+        self.config.as_deref().or(existing)
     }
 
     /// Reads `rouse.toml`.
@@ -106,7 +106,7 @@ impl HostArgs {
 pub(super) struct Written {
     file: File,
     folder: PathBuf,
-    /// Whether the host works for the queue.
+    /// Whether the host takes jobs from the queue.
     pub(super) queue: Queue,
     /// True for `rouse dev`, which trusts the modules of its folder.
     pub(super) is_dev: bool,
@@ -206,7 +206,7 @@ impl Host {
         let offer = invocations::offer(&file, &folder, address, settings.slots, tokenless)?;
         if queue == Queue::Off && offer.is_none() {
             anyhow::bail!(
-                "the queue is off (queue = \"off\" in rouse.toml, or --no-queue), and so are invocations: nothing is left to do; \
+                "the queue is off (queue = \"off\" in rouse.toml, or --no-queue) and invocations are off, so nothing is left to do; \
                  invocations need --http, an invoke_max above 0, and a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml)"
             );
         }
@@ -225,7 +225,7 @@ impl Host {
         for why in file.exposed(&folder, &args.handlers) {
             warn!("{why}");
         }
-        open_files::take_as_many_as_allowed();
+        open_files::raise_limit();
         debug!(folder = %args.handlers.display(), "loading the handlers");
         let sandbox = Sandbox::start(limits)?;
         let catalog = Catalog::start(sandbox.clone(), &args.handlers).await?;
@@ -264,7 +264,7 @@ impl Host {
         self.http.as_ref()?.local_addr().ok()
     }
 
-    /// Logs who may invoke.
+    /// Logs which callers may invoke.
     pub(super) fn log_invocations(&self) {
         let Some(invocations) = &self.invocations else {
             return info!(
@@ -296,9 +296,9 @@ impl Host {
         tokio::spawn(signals.stop(stop.clone()));
         // Even without an HTTP port: samples pile up otherwise.
         let metrics = self.metrics.clone();
-        tokio::spawn(async move { metrics.keep_up().await });
+        tokio::spawn(async move { metrics.run_upkeep().await });
         let health = databases.is_some().then(|| Health {
-            metrics_read: self.metrics.asked(),
+            metrics_read: self.metrics.scraped(),
             ..Health::default()
         });
         let readiness = readiness(health.as_ref(), &self.catalog, &stop);
@@ -392,7 +392,7 @@ fn log_loaded(catalog: &Arc<Catalog>, config: Option<PathBuf>) -> impl Future<Ou
     }
 }
 
-/// Logs the handlers that lack grants for which they ask.
+/// Logs the handlers that lack grants that they ask for.
 fn log_missing_grants(handlers: &HandlerSet, config: Option<&Path>) {
     let lacking = handlers.handlers.values();
     let lacking = lacking.filter(|handler| !handler.missing().is_empty());
@@ -410,8 +410,8 @@ fn log_missing_grants(handlers: &HandlerSet, config: Option<&Path>) {
     );
 }
 
-/// Waits until each handler to which a source is bound is loaded, or all modules were tried. Otherwise the worker would claim
-/// jobs of such a source that name another handler, and could not run them.
+/// Waits until each handler to which a source is bound is loaded, or all modules were tried. Otherwise the worker would
+/// claim jobs of such a source that name another handler, and could not run them.
 async fn wait_for_bound(settings: &worker::Settings, catalog: &Catalog, stop: &Stop) {
     let are_there = |handlers: &HandlerSet| {
         let mut bound = settings.sources.values();

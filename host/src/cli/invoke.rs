@@ -35,7 +35,7 @@ const EXIT_FAILED: u8 = 1;
 const EXIT_USAGE: u8 = 2;
 /// There is no such handler.
 const EXIT_UNKNOWN: u8 = 3;
-/// It ran longer than it may.
+/// It ran longer than its run timeout.
 const EXIT_TIMEOUT: u8 = 5;
 /// The host could not run it.
 const EXIT_UNRUNNABLE: u8 = 6;
@@ -116,7 +116,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     if profile.is_some() {
         settings.tick = Profile::EVERY;
     }
-    open_files::take_as_many_as_allowed();
+    open_files::raise_limit();
     let sandbox = Sandbox::start(settings)?;
     let loading = Catalog::open(sandbox.clone(), &args.handlers);
     let Some(catalog) = signals.unless(loading).await else {
@@ -136,7 +136,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
         tenant: args.tenant,
         profile: profile.as_ref().map(|_| Arc::new(Profile::start())),
     };
-    let noted = call.profile.clone();
+    let recorded = call.profile.clone();
     let mut invoked = run_until_a_signal(&sandbox, &handler, policy, call, &mut signals).await?;
     if let (Answer::TimedOut(error), Some(timeout)) = (&mut invoked.answer, args.timeout) {
         let timeout = humantime::format_duration(timeout);
@@ -146,8 +146,8 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
         true => println!("{}", as_json(record(&handler, &invoked)?)),
         false => print(&handler, &invoked)?,
     }
-    if let (Some(file), Some(noted)) = (profile, noted) {
-        file.write(&noted, &handler.manifest.name)?;
+    if let (Some(file), Some(recorded)) = (profile, recorded) {
+        file.write(&recorded, &handler.manifest.name)?;
     }
     Ok(exit_code(&invoked.answer))
 }
@@ -196,7 +196,7 @@ pub(super) fn unknown(wanted: &str, folder: &std::path::Path, handlers: &Handler
     );
     text.push_str(&match names.is_empty() {
         true => "the folder has no handler".to_string(),
-        false => format!("there are: {}", plain(&names.join(", "))),
+        false => format!("its handlers are {}", plain(&names.join(", "))),
     });
     text.push_str(&did_you_mean(nearest(
         wanted,
@@ -214,15 +214,15 @@ pub(super) fn unknown(wanted: &str, folder: &std::path::Path, handlers: &Handler
 
 fn print(handler: &Handler, invoked: &Invoked) -> anyhow::Result<()> {
     let name = plain(&handler.manifest.name);
-    let report = |what: &str, error: &AttemptError| -> anyhow::Result<()> {
+    let report = |ending: &str, error: &AttemptError| -> anyhow::Result<()> {
         let error = serde_json::to_value(error).context("print the error")?;
-        eprint!("rouse: {name} {what}\n{}", attempt_error::lines(&error));
+        eprint!("rouse: {name} {ending}\n{}", attempt_error::lines(&error));
         Ok(())
     };
     match &invoked.answer {
         Answer::Succeeded(result) => println!("{}", as_json(result.get())),
         Answer::Failed(error) => report("failed", error)?,
-        Answer::TimedOut(error) => report("ran too long", error)?,
+        Answer::TimedOut(error) => report("ran longer than its run timeout", error)?,
         Answer::Stopped(reason) => eprintln!("rouse: {name} was stopped ({})", reason.as_str()),
     }
     Ok(())

@@ -14,7 +14,7 @@ use clap::{Args as ClapArgs, Subcommand};
 
 use super::attempt_error::cell;
 
-/// There is no such job, or it is not kept any more.
+/// There is no such job, or it is no longer kept.
 const EXIT_UNKNOWN: u8 = 3;
 
 /// Options of `rouse job`.

@@ -1,5 +1,5 @@
-//! Lists and tables for people. On a terminal they fit its width, keep names whole and colour what matters; on a pipe each row is
-//! one line.
+//! Lists and tables for people. On a terminal they fit its width, keep names whole and colour what matters; on a pipe
+//! each row is one line.
 
 mod widths;
 
@@ -8,9 +8,9 @@ use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Wi
 use self::widths::{Need, cut, widths};
 use super::screen::{Colour, Screen};
 
-/// Marks for the starts of colours, in the order of [`Colour::ALL`], and for their end, while the table is laid out. They have no
-/// width, and no other text contains them: [`harmless`](crate::harmless) escapes them.
-const BEGIN: [char; 4] = ['\u{2066}', '\u{2067}', '\u{2068}', '\u{61c}'];
+/// Marks for the starts of colours, in the order of [`Colour::ALL`], and for their end, while the table is laid out.
+/// They have no width, and no other text contains them: [`harmless`](crate::harmless) escapes them.
+const START: [char; 4] = ['\u{2066}', '\u{2067}', '\u{2068}', '\u{61c}'];
 const END: char = '\u{2069}';
 
 /// A cell of a list.
@@ -120,7 +120,7 @@ impl List {
                 let needs: Vec<Need> = shown.iter().map(|at| self.need(*at)).collect();
                 table.set_content_arrangement(ContentArrangement::Dynamic);
                 table.set_width(u16::try_from(columns).unwrap_or(u16::MAX));
-                widths(&needs, room(columns, shown.len()))
+                widths(&needs, available(columns, shown.len()))
             }
             None => {
                 table.set_content_arrangement(ContentArrangement::Disabled);
@@ -162,7 +162,7 @@ impl List {
     fn leave_out(&self, shown: &mut Vec<usize>, columns: usize) {
         for name in &self.expendable {
             let needed: usize = shown.iter().map(|at| self.need(*at).comfortable()).sum();
-            if needed <= room(columns, shown.len()) {
+            if needed <= available(columns, shown.len()) {
                 return;
             }
             shown.retain(|at| self.header.get(*at) != Some(name));
@@ -197,14 +197,14 @@ impl List {
         let colour = shown.colour.filter(|_| self.screen.colours);
         let place = colour.and_then(|colour| Colour::ALL.iter().position(|known| *known == colour));
         match place {
-            Some(place) => format!("{}{text}{END}", BEGIN[place]),
+            Some(number) => format!("{}{text}{END}", START[number]),
             None => text,
         }
     }
 }
 
-/// The columns of a terminal that are left for cells.
-fn room(columns: usize, cells: usize) -> usize {
+/// The width of a terminal that is available for cells.
+fn available(columns: usize, cells: usize) -> usize {
     columns.saturating_sub(cells * PADDING)
 }
 
@@ -215,7 +215,7 @@ fn in_colours(text: &str) -> String {
         let mut coloured = String::with_capacity(line.len());
         let mut open = false;
         for character in line.chars() {
-            match BEGIN.iter().position(|mark| *mark == character) {
+            match START.iter().position(|mark| *mark == character) {
                 Some(place) => {
                     coloured += Colour::ALL[place].start();
                     open = true;

@@ -71,8 +71,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         for name in &report.applied {
             println!("applied {name}");
         }
-        for what in &report.restored {
-            println!("restored: {what}");
+        for difference in &report.restored {
+            println!("restored: {difference}");
         }
         println!("the database is at version {}", report.version);
     }

@@ -1,4 +1,5 @@
-//! Warns about names in `rouse.toml` that no handler has. Most of them are misspelt, and their settings would be lost silently.
+//! Warns about names in `rouse.toml` that no handler has. Most of them are misspelt, and their settings would be lost
+//! silently.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -56,7 +57,8 @@ impl Named {
         unmatched
     }
 
-    /// Warns of unmatched names once all modules were tried, and after each change of the folder, until the catalog is dropped.
+    /// Warns of unmatched names once all modules were tried, and after each change of the folder, until the catalog is
+    /// dropped.
     pub(super) fn follow(self, catalog: &Arc<Catalog>) -> impl Future<Output = ()> + use<> {
         let mut changed = catalog.changed();
         let catalog = Arc::downgrade(catalog);

@@ -25,7 +25,7 @@ const SDK_IN_REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sdk");
 /// Longer names make paths that some tools cannot follow.
 const NAME_CHARS_MAX: usize = 64;
 
-/// Names that Cargo or the compiler refuse for a library, or that a dependency has.
+/// Names that Cargo or the compiler rejects for a library, and names of dependencies.
 const TAKEN: &[&str] = &[
     "abstract",
     "alloc",
@@ -137,7 +137,7 @@ pub fn new(name: &str, parent: &Path, sdk_path: Option<&Path>) -> Result<PathBuf
             .replace("{sdk}", &sdk)
     };
 
-    // Written to a temporary folder and renamed, so that nobody sees half of it.
+    // Written to a temporary folder and renamed, so that the crate appears complete or not at all.
     let part = parent.join(format!(".{name}.{}.part", std::process::id()));
     let written = write_all(&part, fill).and_then(|()| {
         fs::rename(&part, &folder).with_context(|| format!("move it to {}", folder.display()))

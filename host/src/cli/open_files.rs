@@ -3,9 +3,9 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, warn};
 
-/// Raises the limit to its maximum. The attempts of one host may need more than the usual 1,024, and a process without free
-/// descriptors can neither accept a connection nor read its handlers folder.
-pub(super) fn take_as_many_as_allowed() {
+/// Raises the limit to its maximum. The attempts of one host may need more than the usual 1,024, and a process without
+/// free descriptors can neither accept a connection nor read its handlers folder.
+pub(super) fn raise_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: maximum,
@@ -19,7 +19,7 @@ pub(super) fn take_as_many_as_allowed() {
         ),
         Err(error) => warn!(
             limit = current,
-            "cannot raise the limit of open files; attempts that open many could leave none for the host: {error}"
+            "cannot raise the limit of open files; attempts that open many files could leave none for the host: {error}"
         ),
     }
 }

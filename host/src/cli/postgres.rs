@@ -53,7 +53,8 @@ pub(super) struct Private {
 }
 
 impl PrivateArgs {
-    /// Starts the server, creates its database and migrates it. `None` if a signal came first; then the server is stopped.
+    /// Starts the server, creates its database and migrates it. `None` if a signal came first; then the server is
+    /// stopped.
     pub(super) async fn start(&self, signals: &mut Signals) -> anyhow::Result<Option<Private>> {
         let mut settings = Settings::new(data_dir(self.data_dir.as_deref()));
         settings.port = self.pg_port;
@@ -91,10 +92,10 @@ impl PrivateArgs {
 async fn migrated(server: &Server) -> anyhow::Result<()> {
     let admin = Connector::from_url(&server.url("postgres"), &|_| None)?;
     let client = admin.client().await?;
-    let there = client
+    let existing = client
         .query_opt("SELECT FROM pg_database WHERE datname = $1", &[&DATABASE])
         .await?;
-    if there.is_none() {
+    if existing.is_none() {
         debug!("creating the database {DATABASE}");
         client
             .batch_execute(&format!("CREATE DATABASE {DATABASE}"))

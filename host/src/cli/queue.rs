@@ -125,11 +125,11 @@ struct Set {
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
 
-    /// How many days finished jobs are kept, 1 to 3650; 0: as those of all queues
+    /// How many days finished jobs are kept, 1 to 3650; 0: the default of all queues
     #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i32).range(0..=3650), required_unless_present = "keep_failed_days")]
     keep_days: Option<i32>,
 
-    /// How many days jobs that failed or timed out are kept; 0: as the other jobs of the queue
+    /// How many days jobs that failed or timed out are kept; 0: as long as the queue's other jobs
     #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i32).range(0..=3650))]
     keep_failed_days: Option<i32>,
 

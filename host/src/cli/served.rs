@@ -28,7 +28,8 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// Warns on standard error if no worker takes the job, with the reason. A misspelt handler and a missing worker look the same here.
+    /// Warns on standard error if no worker takes the job, with the reason. A misspelt handler and a missing worker
+    /// cannot be distinguished here.
     ///
     /// # Errors
     /// If a query fails.
@@ -48,7 +49,8 @@ impl<'a> Wanted<'a> {
         Ok(())
     }
 
-    /// Warns on standard error of payload keys that the handler does not know on any worker. They are probably misspelt.
+    /// Warns on standard error of payload keys that the handler does not know on any worker. They are probably
+    /// misspelt.
     ///
     /// # Errors
     /// If a query fails.
@@ -87,8 +89,8 @@ impl<'a> Wanted<'a> {
         Ok(())
     }
 
-    /// Why none of these active workers takes the job, and what to do; `None` if one does. Follows the same rule as the view
-    /// `rouse.backlog`.
+    /// Why none of these active workers takes the job, and what to do; `None` if one does. Follows the same rule as the
+    /// view `rouse.backlog`.
     pub(super) fn why_unserved(&self, workers: &[Value]) -> Option<String> {
         let handler = plain(self.handler);
         let having = |worker: &&Value| has(&worker["handlers"], self.handler);

@@ -6,8 +6,8 @@ use super::compile_module::with_compiler;
 use crate::config::{Environment, File};
 use crate::sandbox::{self, Grant};
 
-/// The settings of the file, with the secrets that it names, and with this program as the compiler. Relative paths start at
-/// `folder`. `handler` is the only handler that will run, if there is only one: other secrets are not read.
+/// The settings of the file, with the secrets that it names, and with this program as the compiler. Relative paths
+/// start at `folder`. `handler` is the only handler that will run, if there is only one: other secrets are not read.
 pub(super) fn sandbox_settings(
     file: &File,
     folder: &Path,

@@ -186,7 +186,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    let (rows, what, columns) = match &args.handler {
+    let (rows, key, columns) = match &args.handler {
         None => (
             store.state_spaces().await?,
             "states",
@@ -199,7 +199,7 @@ async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
         ),
     };
     match args.json {
-        true => println!("{}", as_json(json!({ what: rows }))),
+        true => println!("{}", as_json(json!({ key: rows }))),
         false => table(&rows, columns, store.now().await?).print(match &args.handler {
             None => "no handler has any state",
             Some(_) => "the handler has no state for this tenant",
@@ -272,7 +272,7 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
                 json!({"handler": args.handler, "tenant": tenant, "key": args.key, "set": true})
             )
         ),
-        false => println!("set {}", place(&args.handler, tenant, Some(&args.key))),
+        false => println!("set {}", described(&args.handler, tenant, Some(&args.key))),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -280,10 +280,10 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
 async fn rm(args: Rm) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let (tenant, key) = (args.tenant.as_deref(), args.key.as_deref());
-    let place = place(&args.handler, tenant, key);
+    let selection = described(&args.handler, tenant, key);
     if !args.confirm {
         eprintln!(
-            "rouse: nothing was done: this removes {place} for good; confirm it with --confirm"
+            "rouse: nothing was done: this removes {selection} for good; confirm it with --confirm"
         );
         return Ok(ExitCode::from(EXIT_UNCONFIRMED));
     }
@@ -296,7 +296,7 @@ async fn rm(args: Rm) -> anyhow::Result<ExitCode> {
             )
         );
     } else if removed > 0 {
-        println!("removed {place}: {removed} keys");
+        println!("removed {selection}: {removed} keys");
     }
     match removed {
         0 => Ok(nothing(&args.handler, tenant, key)),
@@ -305,18 +305,18 @@ async fn rm(args: Rm) -> anyhow::Result<ExitCode> {
 }
 
 /// The state that a command refers to, in words.
-fn place(handler: &str, tenant: Option<&str>, key: Option<&str>) -> String {
-    let what = key.map_or("all keys".to_owned(), |key| format!("key {}", plain(key)));
-    let whose = tenant.map_or("jobs without a tenant".to_owned(), |tenant| {
+fn described(handler: &str, tenant: Option<&str>, key: Option<&str>) -> String {
+    let keys = key.map_or("all keys".to_owned(), |key| format!("key {}", plain(key)));
+    let tenant = tenant.map_or("jobs without a tenant".to_owned(), |tenant| {
         format!("tenant {}", plain(tenant))
     });
-    format!("{what} of handler {} for {whose}", plain(handler))
+    format!("{keys} of handler {} for {tenant}", plain(handler))
 }
 
 fn nothing(handler: &str, tenant: Option<&str>, key: Option<&str>) -> ExitCode {
     eprintln!(
         "rouse: no such state: {}; `rouse state ls` lists the existing state",
-        place(handler, tenant, key)
+        described(handler, tenant, key)
     );
     ExitCode::from(EXIT_UNKNOWN)
 }

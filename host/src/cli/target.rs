@@ -83,7 +83,7 @@ pub(super) fn warn_of_a_password(option: &str, variable: &str, url: &str) {
     }
 }
 
-/// The result of a query of the fleet; an error if this login may not see it.
+/// The result of a query of the fleet, or an error if this login may not see it.
 pub(super) fn seen<T>(fleet: Option<T>) -> anyhow::Result<T> {
     fleet.context(
         "this login may not see the workers; it needs the role rouse_observer or rouse_worker",

@@ -17,10 +17,10 @@ use super::text::{as_json, plain};
 use crate::store::Store;
 
 /// How often the listing is refreshed; workers report usage every 5 s.
-const EVERY: Duration = Duration::from_secs(2);
+const REFRESH_EVERY: Duration = Duration::from_secs(2);
 
 /// The default number of attempts, about a screen.
-const LINES: i64 = 50;
+const ATTEMPTS: i64 = 50;
 
 /// Printed if no attempt is running.
 const NOTHING: &str = "no attempt is running";
@@ -42,7 +42,7 @@ pub(super) struct Args {
     once: bool,
 
     /// The maximum number of attempts
-    #[arg(long, value_name = "N", default_value_t = LINES, value_parser = between(1_i64, 100_000))]
+    #[arg(long, value_name = "N", default_value_t = ATTEMPTS, value_parser = between(1_i64, 100_000))]
     limit: i64,
 
     /// Print one JSON object and end
@@ -69,7 +69,7 @@ async fn follow(args: &Args) -> anyhow::Result<ExitCode> {
         print!("{CLEAR}");
         std::io::stdout().flush().context("clear the screen")?;
         table(&running).print(NOTHING);
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(REFRESH_EVERY).await;
     }
 }
 

@@ -1,4 +1,5 @@
-//! Warns of queues and handlers that no lane has, which are probably misspelt. Lanes are removed a day after their last job.
+//! Warns of queues and handlers that no lane has, which are probably misspelt. Lanes are removed a day after their last
+//! job.
 
 use super::nearest::{did_you_mean, nearest};
 use super::text::plain;

@@ -88,12 +88,12 @@ async fn unknown(store: &Store, id: &str) -> String {
     unlisted(store, id, "is listed").await
 }
 
-/// The message for a worker that `is` not so.
-async fn unlisted(store: &Store, id: &str, is: &str) -> String {
+/// The message if there is no such worker; `state` names the state that was required, such as `is alive`.
+async fn unlisted(store: &Store, id: &str, state: &str) -> String {
     // A failure only loses the suggestion.
     let ids = store.worker_ids().await.ok().flatten().unwrap_or_default();
     format!(
-        "no worker {} {is} (`rouse workers ls --all`){}",
+        "no worker {} {state} (`rouse workers ls --all`){}",
         plain(id),
         did_you_mean(nearest(id, ids.iter().map(String::as_str)))
     )

@@ -1,12 +1,12 @@
-//! Who may invoke, and who may read the status pages.
+//! Access control for invocations and for the status pages.
 //!
-//! A loopback port is reachable only from this machine, with three exceptions. Two are browsers: any page can make
-//! a browser send requests to `http://127.0.0.1` (cross-site request forgery), and its owner can point the page's own name
-//! there and read the responses too (DNS rebinding). The first cannot set `content-type: application/json` without a
-//! preflight request, which nothing here answers, and it sends its `Origin`; the second sends another name in `Host`. All
-//! three headers are therefore checked. The third exception is a proxy or tunnel on this machine, through which anyone may
-//! come who reaches it. Requests that carry a proxy's header are refused too, but not every proxy adds one, so the guide
-//! asks for a token behind a proxy. No such page has the token; with it, the other checks are skipped.
+//! A loopback port is reachable only from this machine, with three exceptions. Two are browsers: any page can make a
+//! browser send requests to `http://127.0.0.1` (cross-site request forgery), and its owner can point the page's own
+//! name there and read the responses too (DNS rebinding). The first cannot set `content-type: application/json` without
+//! a preflight request, which nothing here answers, and it sends its `Origin`; the second sends another name in `Host`.
+//! All three headers are therefore checked. The third exception is a proxy or tunnel on this machine, through which
+//! anyone may come who reaches it. Requests that carry a proxy's header are refused too, but not every proxy adds one,
+//! so the guide asks for a token behind a proxy. No such page has the token; with it, the other checks are skipped.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -23,7 +23,7 @@ use super::invoke::Problem;
 /// Shorter tokens could be guessed.
 const TOKEN_CHARS_MIN: usize = 16;
 
-/// Who may invoke.
+/// The callers that may invoke.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
     /// Programs on this machine, without a token.
@@ -55,7 +55,7 @@ impl Token {
 }
 
 impl Access {
-    /// Who may invoke without a token on a port of this address, for `rouse dev`; `None` if nobody may.
+    /// The access without a token to a port of this address, for `rouse dev`; `None` if there is none.
     pub fn without_token(address: SocketAddr) -> Option<Self> {
         is_loopback(address).then_some(Self::Loopback)
     }
@@ -113,7 +113,7 @@ pub(super) fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// Admits a request whose `host` no stranger can point to this machine. Otherwise a page whose own name leads here (DNS
+/// Admits a request whose `host` nobody else can point to this machine. Otherwise a page whose own name leads here (DNS
 /// rebinding) could read the response.
 pub(super) async fn only_from_this_machine(request: Request, next: Next) -> Response {
     let host = text(request.headers(), header::HOST).unwrap_or_default();
@@ -152,7 +152,7 @@ fn bearer(authorization: &str) -> Option<&str> {
         .then_some(token.trim_start())
 }
 
-/// True for a name that no stranger can point to this machine.
+/// True for a name that nobody else can point to this machine.
 fn is_this_machine(host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else {
         return false;
@@ -204,7 +204,7 @@ mod tests {
                 "{host}"
             );
         }
-        assert_eq!(status(&access, &[JSON]), 403, "no host at all");
+        assert_eq!(status(&access, &[JSON]), 403, "no host");
         let here = (header::HOST, "localhost:8420");
         for (origin, code) in [
             ("http://localhost:8420", 200),

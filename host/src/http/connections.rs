@@ -1,8 +1,8 @@
 //! Accepts connections, and bounds how many are open at once and how long each may be silent.
 //!
 //! `axum::serve` bounds neither, so a client that reaches the port could exhaust the file descriptors of the process
-//! without sending a single request. If all places are taken, a connection without a request, or one that does not read its
-//! response, is closed ([`open`]). Requests are therefore served however many clients only connect.
+//! without sending a single request. If all slots are taken, a connection without a request, or one that does not read
+//! its response, is closed ([`open`]). Requests are therefore served however many clients only connect.
 
 mod open;
 mod watched;
@@ -30,13 +30,13 @@ use self::watched::{Body, Stream};
 
 /// Connections besides those of running invocations: probes, scrapers and refused callers, all of which are served
 /// in milliseconds. More of them wait in the listen backlog unless one of these is silent.
-pub(super) const BESIDE_INVOCATIONS_MAX: usize = 128;
+pub(super) const OTHER_CONNECTIONS_MAX: usize = 128;
 
-/// How long a connection may take to send the head of a request, also when it is kept alive after a response. Callers send
-/// theirs at once, and a caller that returns later can reconnect.
+/// How long a connection may take to send the head of a request, also when it is kept alive after a response. Callers
+/// send theirs at once, and a caller that returns later can reconnect.
 const HEAD_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long to wait before looking for a silent connection again.
+/// The wait before the next search for a silent connection.
 const FULL_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves at most `max` connections at once until `stop`, then finishes the requests in progress.
@@ -46,23 +46,23 @@ pub(super) async fn serve(
     max: usize,
     stop: CancellationToken,
 ) {
-    let places = Arc::new(Semaphore::new(max));
+    let slots = Arc::new(Semaphore::new(max));
     let tasks = TaskTracker::new();
     let open = Open::default();
     loop {
         let next = async {
             // If the system refuses one (too many open files), this waits a second and retries.
             let (stream, _) = Listener::accept(&mut listener).await;
-            (stream, place(&places, &open).await)
+            (stream, acquire_slot(&slots, &open).await)
         };
-        let Some((stream, place)) = stop.run_until_cancelled(next).await else {
+        let Some((stream, slot)) = stop.run_until_cancelled(next).await else {
             break;
         };
         let (pages, stop) = (pages.clone(), stop.clone());
         let connected = Arc::new(Connected::new(&open));
         tasks.spawn(async move {
             connection(stream, pages, connected, stop).await;
-            drop(place);
+            drop(slot);
         });
     }
     drop(listener);
@@ -70,15 +70,15 @@ pub(super) async fn serve(
     tasks.wait().await;
 }
 
-/// A free place, or that of a connection which is closed for it.
-async fn place(places: &Arc<Semaphore>, open: &Open) -> OwnedSemaphorePermit {
+/// Waits for a free slot; if there is none, closes a connection to free one.
+async fn acquire_slot(slots: &Arc<Semaphore>, open: &Open) -> OwnedSemaphorePermit {
     loop {
-        if places.available_permits() == 0 {
-            open.one_gives_way();
+        if slots.available_permits() == 0 {
+            open.close_one();
         }
-        let place = timeout(FULL_PAUSE, places.clone().acquire_owned());
-        if let Ok(place) = place.await {
-            return place.expect("nobody closes the semaphore");
+        let slot = timeout(FULL_PAUSE, slots.clone().acquire_owned());
+        if let Ok(slot) = slot.await {
+            return slot.expect("the semaphore is never closed");
         }
     }
 }
@@ -96,7 +96,7 @@ async fn connection(
     let service = service_fn(|request| {
         let (pages, connected) = (pages.clone(), connected.clone());
         async move {
-            if !connected.asks() {
+            if !connected.start_request() {
                 // It was chosen for closing just now, and is about to be dropped.
                 std::future::pending::<()>().await;
             }
@@ -108,7 +108,7 @@ async fn connection(
     let mut served = pin!(http.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {
         biased;
-        () = connected.gives_way() => return,
+        () = connected.must_close() => return,
         ended = served.as_mut() => ended,
         () = stop.cancelled() => {
             served.as_mut().graceful_shutdown();

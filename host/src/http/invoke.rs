@@ -17,18 +17,18 @@ use crate::job::ErrorKind;
 /// How long a caller may take to send the body.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
-/// When to retry if too many invocations run. A guess: nobody knows how long they take.
+/// The delay before a retry if too many invocations run. A guess, because their durations are unknown.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// The queue that guests see.
 const QUEUE: &str = "default";
 
-/// What invocations over HTTP need.
+/// The parts that invocations over HTTP need.
 #[derive(Clone)]
 pub struct Invocations {
     /// Runs them.
     pub invoker: Arc<Invoker>,
-    /// Who may invoke.
+    /// The callers that may invoke.
     pub access: Access,
     /// The largest body, bytes.
     pub payload_bytes_max: usize,
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Invocations {
     }
 }
 
-/// Why there is no result.
+/// The reason why there is no result.
 #[derive(Debug)]
 pub(super) struct Problem {
     status: StatusCode,
@@ -110,7 +110,9 @@ impl From<Refusal> for Problem {
             Refusal::Full(max) => Self::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "full",
-                format!("{max} invocations are running already, which is the limit (`invoke_max`)"),
+                format!(
+                    "{max} invocations are running, which is the limit (`invoke_max`); retry later"
+                ),
             ),
             Refusal::Stopping => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -149,7 +151,7 @@ async fn answer(
 ) -> Result<Response, Problem> {
     invocations.access.admit(request.headers())?;
     // Do not read the body of a call that cannot run. `start` decides once the payload is there.
-    invocations.invoker.look(handler)?;
+    invocations.invoker.check(handler)?;
     let payload = payload(request, invocations.payload_bytes_max, BODY_PATIENCE).await?;
     let call = Call {
         payload,

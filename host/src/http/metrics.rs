@@ -23,7 +23,7 @@ const UPKEEP_EVERY: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Metrics {
     handle: PrometheusHandle,
-    asked: Arc<Notify>,
+    scraped: Arc<Notify>,
 }
 
 /// Installs the recorder of this process. A second call returns the same metrics.
@@ -41,7 +41,7 @@ pub fn install_metrics() -> Result<Metrics, BuildError> {
         .install_recorder()?;
     let metrics = Metrics {
         handle,
-        asked: Arc::default(),
+        scraped: Arc::default(),
     };
     Ok(installed.insert(metrics).clone())
 }
@@ -49,17 +49,17 @@ pub fn install_metrics() -> Result<Metrics, BuildError> {
 impl Metrics {
     /// All metrics in Prometheus' text format.
     pub fn render(&self) -> String {
-        self.asked.notify_one();
+        self.scraped.notify_one();
         self.handle.render()
     }
 
     /// Notified at each scrape. Expensive metrics are computed then, for the next scrape.
-    pub fn asked(&self) -> Arc<Notify> {
-        self.asked.clone()
+    pub fn scraped(&self) -> Arc<Notify> {
+        self.scraped.clone()
     }
 
     /// Keeps memory bounded if nobody scrapes: histograms hold every sample until they are folded.
-    pub async fn keep_up(&self) -> Infallible {
+    pub async fn run_upkeep(&self) -> Infallible {
         let mut ticks = time::interval(UPKEEP_EVERY);
         loop {
             ticks.tick().await;

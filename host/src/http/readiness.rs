@@ -43,9 +43,9 @@ impl Report {
 }
 
 impl Readiness {
-    /// `ask` must return at once, without a query to the database.
-    pub fn new(ask: impl Fn() -> Report + Send + Sync + 'static) -> Self {
-        Self(Arc::new(ask))
+    /// `report` must return at once, without a query to the database.
+    pub fn new(report: impl Fn() -> Report + Send + Sync + 'static) -> Self {
+        Self(Arc::new(report))
     }
 
     /// The current report.

@@ -14,8 +14,8 @@ use crate::job::{AbortReason, AttemptError, ErrorKind};
 use crate::sandbox::{AbortHandle, Catalog, Handler, Sandbox};
 use crate::worker::{Overrides, Policy, Stop};
 
-/// Runs up to `max` invocations at once. There is no queue: what exceeds the cap is refused at once, so that the
-/// caller can go elsewhere in time.
+/// Runs up to `max` invocations at once. There is no queue: a call above the cap is refused immediately, so that the
+/// caller can try another host in time.
 pub struct Invoker {
     sandbox: Arc<Sandbox>,
     catalog: Arc<Catalog>,
@@ -26,14 +26,14 @@ pub struct Invoker {
     stop: Stop,
 }
 
-/// Why nothing was run.
+/// The reason why nothing was run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// There is no such handler; these exist.
+    /// There is no such handler; the host has these.
     UnknownHandler(Vec<String>),
     /// There is no such handler yet, but modules are still being loaded.
     Loading,
-    /// This many run already, which is the cap.
+    /// This many are running, which is the cap.
     Full(usize),
     /// The host is stopping.
     Stopping,
@@ -75,11 +75,11 @@ impl Invoker {
         self.max
     }
 
-    /// Reports early that a call would be refused, without starting it.
+    /// Checks early whether a call would be refused, without starting it.
     ///
     /// # Errors
     /// Those of [`start`](Self::start).
-    pub fn look(&self, handler: &str) -> Result<(), Refusal> {
+    pub fn check(&self, handler: &str) -> Result<(), Refusal> {
         self.find(handler)?;
         match self.free.available_permits() {
             0 => Err(Refusal::Full(self.max)),
@@ -101,21 +101,21 @@ impl Invoker {
         )
     }
 
-    /// Starts a handler, now or not at all.
+    /// Starts a handler at once, or refuses the call.
     ///
     /// # Errors
     /// If there is no such handler, too many invocations run, or the host is stopping.
     pub fn start(&self, handler: &str, call: Call) -> Result<Invocation, Refusal> {
         // Taken before the lookup, so that `end` does not miss an invocation that starts at this moment.
-        let _starts = self.running.token();
+        let _token = self.running.token();
         let handler = self.find(handler)?;
-        let Ok(place) = self.free.clone().try_acquire_owned() else {
+        let Ok(permit) = self.free.clone().try_acquire_owned() else {
             return Err(Refusal::Full(self.max));
         };
         let policy = Policy::resolve(&handler.manifest, &self.overrides);
         let abort = AbortHandle::new();
         let invocation = Running {
-            _place: place,
+            _permit: permit,
             gauge: gauge!("rouse_invocations_running"),
         };
         invocation.gauge.increment(1);
@@ -186,9 +186,9 @@ impl Drop for Invocation {
     }
 }
 
-/// What a running invocation occupies.
+/// The resources that a running invocation occupies.
 struct Running {
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
     gauge: Gauge,
 }
 

@@ -15,27 +15,27 @@ use crate::worker::Policy;
 /// An invocation is not retried.
 const TRIES: u32 = 1;
 
-/// What a handler is called with.
+/// The input of a call.
 #[derive(Debug, Clone)]
 pub struct Call {
     /// UTF-8 JSON.
     pub payload: Vec<u8>,
     /// The queue name that the guest sees.
     pub queue: String,
-    /// The tenant that the call is for.
+    /// The tenant on whose behalf the handler runs.
     pub tenant: Option<String>,
-    /// Where to record what the handler spends its time on.
+    /// The profile to record the handler's CPU use in.
     pub profile: Option<Arc<Profile>>,
 }
 
-/// What a call came to.
+/// The result of a call.
 #[derive(Debug)]
 pub struct Invoked {
     /// The answer.
     pub answer: Answer,
     /// Time from the call to the end.
     pub wall: Duration,
-    /// What it used; `None` if no guest ran.
+    /// The resources that it used; `None` if no guest ran.
     pub used: Option<Usage>,
 }
 
@@ -71,7 +71,7 @@ impl From<Outcome> for Answer {
                 let result = RawValue::from_string(result.0);
                 Self::Succeeded(result.expect("a result is JSON"))
             }
-            // There is no second try; the caller may call again.
+            // There is no second attempt; the caller may call again.
             Outcome::Retry { error, .. } => Self::Failed(error),
             Outcome::Failed(error) => Self::Failed(error),
             Outcome::TimedOut(error) => Self::TimedOut(error),
@@ -124,13 +124,13 @@ fn answer(end: RunEnd, policy: &Policy) -> Answer {
     }
 }
 
-/// There is no job, but handlers derive idempotency keys from its id, so each call has an id of its own. The database
-/// assigns positive ids only.
+/// A random id below 0. There is no job, but handlers derive idempotency keys from its id, so each call has an id of
+/// its own. The database assigns positive ids only.
 fn call_id() -> JobId {
     JobId(rand::random_range(i64::MIN..0))
 }
 
-/// By this machine's clock: there is no database to ask, and no decision depends on it.
+/// Milliseconds since 1970 by this machine's clock: there is no database to query, and no decision depends on the time.
 fn now_ms() -> i64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn judge_an_invocation_like_the_last_attempt_of_a_job() {
+    fn the_outcome_of_an_invocation_is_that_of_the_last_attempt_of_a_job() {
         assert_eq!(word(RunEnd::Returned(b"{}".to_vec())), "succeeded");
         assert_eq!(word(RunEnd::Returned(b"{".to_vec())), "failed");
         let retryable = Failure {

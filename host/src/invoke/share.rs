@@ -1,4 +1,4 @@
-//! How the capacity of the sandbox is divided between the queue and invocations.
+//! Divides the capacity of the sandbox between the queue and invocations.
 
 /// How many attempts of each kind may run at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,18 +10,18 @@ pub struct Share {
 }
 
 impl Share {
-    /// Fits both into `places` attempts. The queue comes first, but each side that wants any gets at least one place.
-    /// If there is only one, they take turns.
+    /// Fits both into `capacity` attempts. The queue comes first, but each side that wants any attempts gets at least
+    /// one. If there is only one, they take turns.
     #[must_use]
-    pub fn fit(self, places: usize) -> Self {
+    pub fn fit(self, capacity: usize) -> Self {
         let least = |wanted: usize| wanted.min(1);
         let slots = self
             .slots
-            .min(places.saturating_sub(least(self.invocations)))
+            .min(capacity.saturating_sub(least(self.invocations)))
             .max(least(self.slots));
         let invocations = self
             .invocations
-            .min(places.saturating_sub(slots))
+            .min(capacity.saturating_sub(slots))
             .max(least(self.invocations));
         Self { slots, invocations }
     }
@@ -32,9 +32,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_queue_comes_first_and_each_side_gets_at_least_one_place() {
-        let fit = |slots, invocations, places| {
-            let share = Share { slots, invocations }.fit(places);
+    fn the_queue_comes_first_and_each_side_gets_at_least_one_attempt() {
+        let fit = |slots, invocations, capacity| {
+            let share = Share { slots, invocations }.fit(capacity);
             (share.slots, share.invocations)
         };
         assert_eq!(fit(8, 8, 16), (8, 8));

@@ -4,7 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use super::AbortReason;
 
-/// How a run in the sandbox ended. This is a fact; [`decide`](super::decide) turns it into an [`Outcome`](super::Outcome).
+/// How a run in the sandbox ended. This is a fact; [`decide`](super::decide) turns it into an
+/// [`Outcome`](super::Outcome).
 #[derive(Debug, Clone, PartialEq)]
 pub enum RunEnd {
     /// The handler returned these bytes: supposedly UTF-8 JSON, not checked yet.
@@ -34,9 +35,9 @@ pub enum RunEnd {
         /// One frame a line, innermost first.
         backtrace: Vec<String>,
     },
-    /// The guest used something that it is not granted, and failed afterwards.
+    /// The guest used a capability that it is not granted, and failed afterwards.
     Denied {
-        /// What was denied, and how the operator can grant it.
+        /// The denial, and how the operator can grant the capability.
         denial: String,
         /// How the run ended then.
         then: Box<Self>,
@@ -66,7 +67,8 @@ pub enum RunEnd {
     Aborted(AbortReason),
     /// The attempt never started: no slot became free in time, or its claim is too old.
     NotStarted,
-    /// The attempt never started: this host does not have the handler that the job names, or that the operator bound to its source.
+    /// The attempt never started: this host does not have the handler that the job names, or that the operator bound to
+    /// its source.
     NoHandler,
     /// The attempt never started: this host does not understand the attenuation of the job's grants.
     GrantsRefused(String),

@@ -1,12 +1,12 @@
-//! Why an attempt did not succeed, as it is stored and shown.
+//! The error of an attempt, as it is stored and shown.
 
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::harmless::{line, lines};
 
-/// Why an attempt did not succeed, as it is stored with the attempt and shown to people. The details are data for programs. All other text
-/// is free of terminal control sequences. A message may have several lines.
+/// The error of an attempt, as it is stored with the attempt and shown to people. The details are data for programs.
+/// All other text is free of terminal control sequences. A message may have several lines.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AttemptError {
     /// The class.
@@ -28,7 +28,8 @@ pub struct AttemptError {
     /// The details that the handler gave.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<Value>,
-    /// The maximum number of attempts, not counting lost ones. `None` if attempts are not counted, as for an invocation.
+    /// The maximum number of attempts, not counting lost ones. `None` if attempts are not counted, as for an
+    /// invocation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_attempts: Option<u32>,
 }
@@ -45,7 +46,7 @@ pub enum ErrorKind {
     Trap,
     /// Calls went deeper than the stack.
     StackOverflow,
-    /// The handler used something that it is not granted.
+    /// The handler used a capability that it is not granted.
     Denied,
     /// The handler reached its memory limit.
     OutOfMemory,

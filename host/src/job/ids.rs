@@ -25,8 +25,8 @@ number! {
     Attempt(i32)
 }
 number! {
-    /// A random 64-bit number drawn for each claim. Settling the job requires it. It does not come from a sequence, because a server crash
-    /// can make a sequence return the same value twice.
+    /// A random 64-bit number drawn for each claim. Settling the job requires it. It does not come from a sequence,
+    /// because a server crash can make a sequence return the same value twice.
     Fence(i64)
 }
 number! {

@@ -1,4 +1,4 @@
-//! What becomes of a job whose worker is gone.
+//! Decides what happens to a job whose worker is gone.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ const WAIT_FIRST: Duration = Duration::from_secs(10);
 /// The longest wait.
 const WAIT_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// What becomes of a job that was lost with its worker.
+/// What happens to a job that was lost with its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterLoss {
     /// Another worker claims it at once.
@@ -18,12 +18,12 @@ pub enum AfterLoss {
     Fail,
 }
 
-/// Decides what becomes of a job that was lost with its worker.
+/// Decides what happens to a job that was lost with its worker.
 ///
-/// `crashes`: how many of its lost attempts crashed their worker, this one included. A loss that the worker survived (an outage of the
-/// server, a freeze) is not a crash. `crashes_max`: the number of crashes that fails the job.
+/// `crashes`: how many of its lost attempts crashed their worker, this one included. A loss that the worker survived
+/// (an outage of the server, a freeze) is not a crash. `crashes_max`: the number of crashes that fails the job.
 ///
-/// | Crashes | What becomes of the job |
+/// | Crashes | What happens to the job |
 /// |---|---|
 /// | `crashes_max` or more | it fails |
 /// | none or one | it is claimed at once |

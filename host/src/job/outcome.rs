@@ -1,14 +1,15 @@
-//! From how a run ended to what becomes of the job.
+//! Decides the outcome of an attempt from how its run ended.
 
 use std::time::Duration;
 
 use super::result::result_from;
 use super::{
-    AbortReason, Again, AttemptError, ErrorKind, Failure, JsonText, RetryAt, RetryPolicy, RunEnd,
+    AbortReason, AttemptError, ErrorKind, Failure, JsonText, NextAttempt, RetryAt, RetryPolicy,
+    RunEnd,
 };
 use crate::harmless::{line, lines};
 
-/// What becomes of the job after an attempt. The settler writes it behind the fence.
+/// What happens to a job after an attempt. The settler writes it behind the fence.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// `succeeded`, with this result.
@@ -16,7 +17,7 @@ pub enum Outcome {
     /// Back to `queued`, for another attempt.
     Retry {
         /// When, and with how much memory.
-        again: Again,
+        again: NextAttempt,
         /// Why this attempt did not succeed.
         error: AttemptError,
     },
@@ -42,7 +43,8 @@ pub struct Tries {
     pub own: OwnLimits,
 }
 
-/// Which limits of an attempt the job has set itself, by its grants or at its enqueue. Errors then name the job instead of rouse.toml.
+/// The limits of an attempt that the job has set itself, by its grants or at its enqueue. Errors then name the job
+/// instead of rouse.toml.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OwnLimits {
     /// Its grants lower the memory.
@@ -55,7 +57,7 @@ pub struct OwnLimits {
     pub enqueued_timeout: bool,
 }
 
-/// Decides what becomes of a job whose attempt ended like this. `random` is uniform in `0.0..1.0` and is used for the
+/// Decides what happens to a job whose attempt ended like this. `random` is uniform in `0.0..1.0` and is used for the
 /// jitter of the backoff.
 ///
 /// | How the attempt ended | Next attempt, while tries are left |
@@ -73,7 +75,8 @@ pub struct OwnLimits {
 /// | a shutdown, or it never started (no slot in time, no handler) | immediately; this attempt does not count |
 ///
 /// # Errors
-/// Why the attempt has lost its job. Nothing may be written about the job any more: another worker has it, or it has ended.
+/// The reason why the attempt has lost its job: another worker has it, or it has ended. Nothing may be written about
+/// the job any more.
 pub fn decide(
     end: RunEnd,
     tries: Tries,
@@ -144,7 +147,7 @@ pub fn decide(
         RunEnd::OutputTooLarge { bytes, limit_bytes } => retried(
             ErrorKind::OutputTooLarge,
             format!(
-                "the result has {bytes} bytes; {limit_bytes} are allowed (`result_bytes` in rouse.toml)"
+                "the result has {bytes} bytes; at most {limit_bytes} are allowed (`result_bytes` in rouse.toml)"
             ),
         ),
         RunEnd::PayloadRefused(why) => last(ErrorKind::InvalidPayload, why),
@@ -157,11 +160,11 @@ pub fn decide(
         _ if tries.failed >= tries.max => None,
         Next::Never => None,
         Next::Backoff => Some(policy.delay(tries.failed, random).into()),
-        Next::At(at) => Some(Again {
+        Next::At(at) => Some(NextAttempt {
             at,
             memory_bytes: None,
         }),
-        Next::WithMemory(bytes) => Some(Again {
+        Next::WithMemory(bytes) => Some(NextAttempt {
             at: RetryAt::After(Duration::ZERO),
             memory_bytes: Some(bytes),
         }),
@@ -187,7 +190,7 @@ fn retried(kind: ErrorKind, message: impl AsRef<str>) -> (AttemptError, Next) {
     (AttemptError::new(kind, message), Next::Backoff)
 }
 
-/// An error that no further attempt can cure.
+/// An error that every further attempt would repeat.
 fn last(kind: ErrorKind, message: impl AsRef<str>) -> (AttemptError, Next) {
     (AttemptError::new(kind, message), Next::Never)
 }
@@ -240,7 +243,7 @@ fn out_of_memory(limit_bytes: usize, tries: Tries) -> (AttemptError, Next) {
 /// The end of a message about a limit that the job itself has set.
 fn set_by_the_job(key: &str) -> String {
     format!(
-        ", which is what the grants of this job leave of it; enqueue it with more under \"{key}\" of its grants, or without"
+        ", a limit that the grants of this job set; enqueue it with a higher value under \"{key}\" of its grants, or without that key"
     )
 }
 
@@ -262,8 +265,8 @@ impl Outcome {
         }
     }
 
-    /// The outcome of an attempt that was denied something: an error becomes final, of kind `denied`, and its message starts with the
-    /// denial. A handler that succeeded in spite of the denial has succeeded.
+    /// The outcome of an attempt that was denied a capability: an error becomes final, of kind `denied`, and its
+    /// message starts with the denial. A handler that succeeded in spite of the denial has succeeded.
     fn denied(self, denial: &str) -> Self {
         match self {
             Self::Retry { error, .. } | Self::Failed(error) | Self::TimedOut(error) => {
@@ -278,7 +281,8 @@ impl Outcome {
     }
 }
 
-/// The denial and the handler's own message. The handler got the first line of the denial; if it repeats that line, it is left out.
+/// The denial and the handler's own message. The handler got the first line of the denial; if its message repeats that
+/// line, the repetition is left out.
 fn denied(denial: &str, message: &str) -> String {
     let first = denial.lines().next().filter(|line| !line.is_empty());
     let message = match first.and_then(|first| message.strip_suffix(first)) {

@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// True if the pattern is this handler's name or covers it: `image.*` covers every handler whose name starts with `image.`, and `*` covers
-/// every handler.
+/// True if the pattern is this handler's name or covers it: `image.*` covers every handler whose name starts with
+/// `image.`, and `*` covers every handler.
 pub fn pattern_covers(pattern: &str, handler: &str) -> bool {
     match pattern.strip_suffix('*') {
         // `image.*` covers `image.thumbnail`, but neither `image.` nor `imagery.x`.
@@ -15,8 +15,9 @@ pub fn pattern_covers(pattern: &str, handler: &str) -> bool {
     }
 }
 
-/// The entries that apply to this handler, the most specific first: its exact name before a pattern, a longer pattern before a shorter one.
-/// Given a pattern instead of a name, returns the entries that apply to every handler that the pattern covers.
+/// The entries that apply to this handler, the most specific first: its exact name before a pattern, a longer pattern
+/// before a shorter one. Given a pattern instead of a name, returns the entries that apply to every handler that the
+/// pattern covers.
 pub fn narrowest_first<'a, T>(
     patterns: &'a BTreeMap<String, T>,
     handler: &str,

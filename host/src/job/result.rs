@@ -5,15 +5,15 @@ use serde_json::value::RawValue;
 
 use super::JsonText;
 
-/// The largest power of ten in a result. `jsonb` stores numbers exactly and prints them without an exponent: `1e131071`, a few bytes,
-/// becomes 128 KiB each time it is read.
+/// The largest power of ten in a result. `jsonb` stores numbers exactly and prints them without an exponent: the few
+/// bytes of `1e131071` become 128 KiB each time they are read.
 const EXPONENT_MAX: u32 = 400;
 
-/// The result as JSON that `jsonb` can hold. Postgres refuses `\u0000` in text; without this check, one such result would make it refuse a
-/// whole batch of settlements.
+/// The result as JSON that `jsonb` can hold. Postgres refuses `\u0000` in text; without this check, one such result
+/// would make it refuse a whole batch of settlements.
 ///
 /// # Errors
-/// What is wrong with the result, as a message for people.
+/// The problem with the result, as a message for people.
 pub(super) fn result_from(bytes: Vec<u8>) -> Result<JsonText, String> {
     let text =
         String::from_utf8(bytes).map_err(|error| format!("the result is not UTF-8: {error}"))?;
@@ -24,7 +24,8 @@ pub(super) fn result_from(bytes: Vec<u8>) -> Result<JsonText, String> {
             "the result has a number with the exponent {exponent}, which Postgres would write out in full; the maximum is {EXPONENT_MAX}"
         ));
     }
-    // Only an escape can put a NUL or a lone surrogate into a string. Results without escapes, the usual case, are not parsed further.
+    // Only an escape can put a NUL or a lone surrogate into a string. Results without escapes, the usual case, are not
+    // parsed further.
     if text.contains("\\u") {
         let value: Value = serde_json::from_str(&text)
             .map_err(|error| format!("the result has a string that is not Unicode: {error}"))?;

@@ -1,10 +1,10 @@
-//! When to try again.
+//! The time of the next attempt: backoff, and times that a handler sets.
 
 use std::time::{Duration, SystemTime};
 
 /// The next attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Again {
+pub struct NextAttempt {
     /// The earliest time.
     pub at: RetryAt,
     /// Its memory limit, bytes. `None` means the same as before.
@@ -20,7 +20,7 @@ pub enum RetryAt {
     Time(SystemTime),
 }
 
-impl From<Duration> for Again {
+impl From<Duration> for NextAttempt {
     fn from(delay: Duration) -> Self {
         Self {
             at: RetryAt::After(delay),
@@ -29,8 +29,8 @@ impl From<Duration> for Again {
     }
 }
 
-/// Exponential backoff: `initial × multiplier^(attempt − 1)` with jitter, at most `max`. Each handler declares its own in its manifest; the
-/// operator may override it.
+/// Exponential backoff: `initial × multiplier^(attempt − 1)` with jitter, at most `max`. Each handler declares its own
+/// in its manifest; the operator may override it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RetryPolicy {
     /// The maximum number of attempts, including the first. Lost attempts do not count.
@@ -41,8 +41,8 @@ pub struct RetryPolicy {
     pub multiplier: f64,
     /// The longest wait, including jitter.
     pub max: Duration,
-    /// The random share of the wait, 0 to 1: 0.2 gives 80 % to 120 % of it. Near the cap the wait is shortened so that the longest is
-    /// `max`: jitter spreads waits at the cap, too.
+    /// The random share of the wait, 0 to 1: 0.2 gives 80 % to 120 % of it. Near the cap the wait is shortened so that
+    /// the longest is `max`: jitter spreads waits at the cap, too.
     pub jitter: f64,
 }
 

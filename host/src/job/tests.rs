@@ -255,18 +255,18 @@ fn a_result_that_is_too_large_names_the_setting() {
     };
     assert_eq!(
         error.message,
-        "the result has 25 bytes; 2 are allowed (`result_bytes` in rouse.toml)"
+        "the result has 25 bytes; at most 2 are allowed (`result_bytes` in rouse.toml)"
     );
 }
 
 #[test]
 fn control_characters_are_escaped_in_errors_and_line_breaks_of_messages_are_kept() {
-    let nasty = "one\ntwo\u{1b}[2J\u{9b}\u{202e}\0";
+    let harmful = "one\ntwo\u{1b}[2J\u{9b}\u{202e}\0";
     let shown = "two\\u{1b}[2J\\u{9b}\\u{202e}\\u{0}";
     let end = RunEnd::Panicked {
-        message: nasty.into(),
-        location: nasty.into(),
-        backtrace: vec![nasty.into()],
+        message: harmful.into(),
+        location: harmful.into(),
+        backtrace: vec![harmful.into()],
     };
     let Ok(Outcome::Failed(error)) = decide(end, tries(1, 1), &RetryPolicy::default(), 0.0) else {
         panic!("no try is left");
@@ -275,8 +275,8 @@ fn control_characters_are_escaped_in_errors_and_line_breaks_of_messages_are_kept
     assert_eq!(error.location, Some(format!("one {shown}")));
     assert_eq!(error.backtrace, [format!("one {shown}")]);
     let end = RunEnd::Failed(Failure {
-        kind: nasty.into(),
-        message: nasty.into(),
+        kind: harmful.into(),
+        message: harmful.into(),
         details: None,
         permanent: true,
         retry_after: None,
@@ -315,7 +315,7 @@ fn errors_attribute_a_limit_to_the_job_that_set_it_and_any_other_limit_to_the_op
         (RunEnd::Aborted(AbortReason::TimedOut), timeout, "timeout"),
     ] {
         let by_job = message(end.clone(), own);
-        assert!(by_job.contains("the grants of this job leave"), "{by_job}");
+        assert!(by_job.contains("the grants of this job set"), "{by_job}");
         assert!(by_job.contains(&format!("under \"{key}\"")), "{by_job}");
         assert!(!by_job.contains("rouse.toml"), "{by_job}");
         for other in [none, memory, cpu, timeout]

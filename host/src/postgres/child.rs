@@ -12,10 +12,10 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio_util::sync::CancellationToken;
 
 /// The interval of checks for cancellation.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const CHECK_EVERY: Duration = Duration::from_millis(10);
 
-/// Runs a command to its end and returns its output. If `cancel` is cancelled, the child gets SIGTERM, and its exit status shows that.
-/// Blocks.
+/// Runs a command to its end and returns its output. If `cancel` is cancelled, the child gets SIGTERM, and its exit
+/// status shows that. Blocks.
 ///
 /// # Errors
 /// If the command cannot be started or waited for.
@@ -32,7 +32,7 @@ pub(super) fn output(command: &mut Command, cancel: &CancellationToken) -> io::R
     thread::scope(|scope| {
         let (done, ended) = mpsc::channel::<()>();
         scope.spawn(move || {
-            while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(LOOK_EVERY) {
+            while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(CHECK_EVERY) {
                 if cancel.is_cancelled() {
                     // It fails only if the child has just ended.
                     let _ = pidfd_send_signal(&handle, Signal::TERM);

@@ -10,8 +10,8 @@ use std::{
 
 use super::{Settings, StartError, USER, binaries::Binaries, child, error::Trying, home::Home};
 
-/// Creates the cluster if it does not exist. It is created under a temporary name and then renamed, so that a crash in between leaves
-/// nothing that looks like a cluster.
+/// Creates the cluster if it does not exist. It is created under a temporary name and then renamed, so that a crash in
+/// between leaves nothing that looks like a cluster.
 pub(super) fn ensure(
     home: &Home,
     binaries: &Binaries,
@@ -74,11 +74,11 @@ pub(super) fn ensure(
 /// The password of the cluster's superuser, for TCP. initdb sets it, so it exists from the start;
 /// the file belongs to the server's user, because initdb reads it as that user.
 fn write_new_password(home: &Home, path: &Path) -> Result<(), StartError> {
-    let what = || format!("write {}", path.display());
+    let operation = || format!("write {}", path.display());
     match fs::remove_file(path) {
         Ok(()) => {}
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error).trying(what),
+        Err(error) => return Err(error).trying(operation),
     }
     let text = format!("{:032x}\n", rand::random::<u128>());
     OpenOptions::new()
@@ -87,7 +87,7 @@ fn write_new_password(home: &Home, path: &Path) -> Result<(), StartError> {
         .mode(0o600)
         .open(path)
         .and_then(|mut file| file.write_all(text.as_bytes()))
-        .trying(what)?;
+        .trying(operation)?;
     home.account.own(path)
 }
 

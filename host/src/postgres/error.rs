@@ -1,8 +1,8 @@
-//! Why the private Postgres did not start.
+//! Errors of starting the private Postgres.
 
 use std::{io, path::PathBuf};
 
-/// Why the private Postgres did not start, with what to do next.
+/// The reason why the private Postgres did not start, and what to do next.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// No directory contains `postgres` and `initdb`.
@@ -27,9 +27,9 @@ pub enum StartError {
         /// The missing program.
         missing: &'static str,
     },
-    /// The data belong to a major version of which no binaries were found.
+    /// The data was created by a major version whose binaries were not found.
     #[error(
-        "the data in {cluster} were created by Postgres {wanted}, but only other versions were found \
+        "the data in {cluster} was created by Postgres {wanted}, but only other versions were found \
          ({found}): install Postgres {wanted} or set ROUSE_PG_BIN to its directory, or move the data away"
     )]
     OtherVersion {
@@ -155,10 +155,10 @@ pub enum StartError {
     #[error("the start of the private Postgres was cancelled")]
     Cancelled,
     /// A system call failed.
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {operation}: {source}")]
     Io {
         /// The operation.
-        what: String,
+        operation: String,
         /// The error of the system.
         source: io::Error,
     },
@@ -166,13 +166,13 @@ pub enum StartError {
 
 /// Adds the operation to the errors of the many small steps.
 pub(super) trait Trying<T> {
-    fn trying(self, what: impl FnOnce() -> String) -> Result<T, StartError>;
+    fn trying(self, operation: impl FnOnce() -> String) -> Result<T, StartError>;
 }
 
 impl<T, E: Into<io::Error>> Trying<T> for Result<T, E> {
-    fn trying(self, what: impl FnOnce() -> String) -> Result<T, StartError> {
+    fn trying(self, operation: impl FnOnce() -> String) -> Result<T, StartError> {
         self.map_err(|error| StartError::Io {
-            what: what(),
+            operation: operation(),
             source: error.into(),
         })
     }

@@ -1,7 +1,8 @@
 //! The data directory: its layout, its permissions, and its lock.
 //!
-//! `cluster/` belongs to the server. Next to it are files of the host: `lock`, `password`, `server.log`, `binaries/`. When running as root,
-//! the directory itself stays owned by root, so that the server's user cannot replace these files with links.
+//! `cluster/` belongs to the server. Next to it are files of the host: `lock`, `password`, `server.log`, `binaries/`.
+//! When running as root, the directory itself stays owned by root, so that the server's user cannot replace these files
+//! with links.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -32,8 +33,8 @@ impl Home {
     pub(super) fn open(wanted: &Path) -> Result<Self, StartError> {
         let wanted = std::path::absolute(wanted).trying(|| "find the current directory".into())?;
         make_dir(&wanted)?;
-        let wanted =
-            fs::canonicalize(&wanted).trying(|| format!("look at {}", wanted.display()))?;
+        let wanted = fs::canonicalize(&wanted)
+            .trying(|| format!("resolve the path {}", wanted.display()))?;
         let account = Account::choose(&wanted.join("cluster"))?;
         if account.can_enter(&wanted) {
             return Self::lock(wanted, account);
@@ -107,8 +108,8 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        // Closing the file is not enough: a child that another thread has just forked holds it open, and with it the lock, until exec.
-        // Unlocking fails only if there is no lock.
+        // Closing the file is not enough: a child that another thread has just forked holds it open, and with it the
+        // lock, until exec. Unlocking fails only if there is no lock.
         let _ = self.lock.unlock();
     }
 }
@@ -119,7 +120,8 @@ pub(super) fn fallback(wanted: &Path) -> PathBuf {
 }
 
 impl Account {
-    /// True if this account can enter a directory. This is tried, not computed, so that access lists and mount options count too.
+    /// True if this account can enter a directory. This is tried, not computed, so that access lists and mount options
+    /// count too.
     fn can_enter(&self, dir: &Path) -> bool {
         let mut command = Command::new("/bin/sh");
         command
@@ -133,20 +135,20 @@ impl Account {
     }
 }
 
-/// Creates a directory and its missing parents. They get mode 0711 as root, because the server's user has to get through to `cluster/`, and
-/// are private otherwise.
+/// Creates a directory and its missing parents. They get mode 0711 as root, because the server's user has to get
+/// through to `cluster/`, and are private otherwise.
 fn make_dir(dir: &Path) -> Result<(), StartError> {
     if dir.is_dir() {
         return Ok(());
     }
-    let what = || format!("create the directory {}", dir.display());
+    let operation = || format!("create the directory {}", dir.display());
     let root = rustix::process::geteuid().is_root();
     if let Some(parent) = dir.parent() {
         DirBuilder::new()
             .recursive(true)
             .mode(0o755)
             .create(parent)
-            .trying(what)?;
+            .trying(operation)?;
     }
     DirBuilder::new()
         .recursive(true)
@@ -156,7 +158,7 @@ fn make_dir(dir: &Path) -> Result<(), StartError> {
             let mode = if root { 0o711 } else { 0o700 };
             fs::set_permissions(dir, fs::Permissions::from_mode(mode))
         })
-        .trying(what)
+        .trying(operation)
 }
 
 /// Twelve hexadecimal digits of a path's hash.

@@ -20,7 +20,7 @@ use super::{
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(15);
 /// The time limit for crash recovery.
 const READY_PATIENCE: Duration = Duration::from_secs(120);
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const CHECK_EVERY: Duration = Duration::from_millis(5);
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 /// The maximum length of the log excerpt in an error, bytes.
 const TAIL_BYTES_MAX: usize = 4096;
@@ -129,7 +129,7 @@ fn command(settings: &Settings, home: &Home, binaries: &Binaries, socket_dir: &P
     command
 }
 
-/// Why a started server is not ready.
+/// The reason why a started server is not ready.
 enum Unready {
     Ended(ExitStatus),
     Cancelled,
@@ -140,7 +140,7 @@ enum Unready {
 fn watch(process: &Process, cluster: &Path, cancel: &CancellationToken) -> Option<Unready> {
     let started = Instant::now();
     loop {
-        if let Some(status) = process.wait(LOOK_EVERY) {
+        if let Some(status) = process.wait(CHECK_EVERY) {
             return Some(Unready::Ended(status));
         }
         if is_ready(cluster, process.pid()) {
@@ -155,7 +155,8 @@ fn watch(process: &Process, cluster: &Path, cancel: &CancellationToken) -> Optio
     }
 }
 
-/// `postmaster.pid` has the process id in its first line and the state in its eighth; `pg_ctl -w` waits for the same state.
+/// `postmaster.pid` has the process id in its first line and the state in its eighth; `pg_ctl -w` waits for the same
+/// state.
 fn is_ready(cluster: &Path, pid: u32) -> bool {
     let Ok(text) = fs::read_to_string(cluster.join("postmaster.pid")) else {
         return false;

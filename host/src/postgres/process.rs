@@ -19,7 +19,8 @@ const STOP_PATIENCE: Duration = Duration::from_secs(30);
 pub(super) struct Process {
     pid: Pid,
     exit: Arc<Exit>,
-    /// The kernel sends the signal when the *thread* that created the child ends, so this thread lives exactly as long as the child.
+    /// The kernel sends the signal when the *thread* that created the child ends, so this thread lives exactly as long
+    /// as the child.
     keeper: Option<JoinHandle<()>>,
 }
 
@@ -33,7 +34,7 @@ impl Process {
     pub(super) fn spawn(mut command: Command) -> io::Result<Self> {
         let host = rustix::process::getpid();
         let prepare = move || {
-            // A separate session: Ctrl-C at the terminal is for the host, which stops the child in order.
+            // A separate session: Ctrl-C at the terminal reaches only the host, which stops the child in order.
             rustix::process::setsid()?;
             rustix::process::set_parent_process_death_signal(Some(Signal::INT))?;
             // The host may have died before the death signal was set; then it would never come.

@@ -24,8 +24,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the server and returns when it accepts connections. Blocks: about a second the first time, 0.1 s later, and up to 15 s while
-    /// the server of a crashed host is still ending.
+    /// Starts the server and returns when it accepts connections. Blocks: about a second the first time, 0.1 s later,
+    /// and up to 15 s while the server of a crashed host is still ending.
     ///
     /// # Errors
     /// See [`StartError`]; each says what to do next.
@@ -50,8 +50,8 @@ impl Server {
         })
     }
 
-    /// A connection string for a database over the Unix socket, for libpq and tokio-postgres. The databases `postgres` and `template1`
-    /// always exist.
+    /// A connection string for a database over the Unix socket, for libpq and tokio-postgres. The databases `postgres`
+    /// and `template1` always exist.
     pub fn url(&self, database: &str) -> String {
         let directory = self.socket_dir.to_string_lossy().replace('/', "%2F");
         let port = self.port.map(|port| format!(":{port}"));
@@ -101,8 +101,8 @@ impl Server {
         self.process.wait(Duration::ZERO).is_none()
     }
 
-    /// Stops the server: connections are cut, committed data is written. Blocks until it has ended; after 30 s it is stopped without the
-    /// checkpoint.
+    /// Stops the server: connections are cut, committed data is written. Blocks until it has ended; after 30 s it is
+    /// stopped without the checkpoint.
     pub fn stop(self) {
         drop(self);
     }

@@ -1,5 +1,5 @@
-//! Admin actions on a job, for the command line. Programs call the SQL functions themselves (`migrations/functions/admin.sql`); when those
-//! refuse, the error includes the job's state.
+//! Admin actions on a job, for the command line. Programs call the SQL functions themselves
+//! (`migrations/functions/admin.sql`); when those refuse, the error includes the job's state.
 
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;

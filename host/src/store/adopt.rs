@@ -1,4 +1,5 @@
-//! Takes over jobs whose worker is gone. The caller decides what happens to each ([`after_loss`](crate::job::after_loss)).
+//! Takes over jobs whose worker is gone. The caller decides what happens to each
+//! ([`after_loss`](crate::job::after_loss)).
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
@@ -51,8 +52,8 @@ pub struct Adopted {
 impl Store {
     /// Lists up to `wanted` jobs of these lanes whose lease has ended, by priority, then by id.
     ///
-    /// `sources`: only jobs of these sources; `None` for all. `since`: only leases that ended at this time or later, by the database's
-    /// clock; `None` for all.
+    /// `sources`: only jobs of these sources; `None` for all. `since`: only leases that ended at this time or later, by
+    /// the database's clock; `None` for all.
     pub async fn orphans(
         &self,
         lanes: &[LaneId],
@@ -60,15 +61,15 @@ impl Store {
         wanted: usize,
         since: Option<SystemTime>,
     ) -> Result<Vec<Orphan>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let lanes: Vec<i64> = lanes.iter().map(|lane| lane.0).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
             .query(
                 include_str!("orphans.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&lanes, Type::INT8_ARRAY),
                     (&sources, Type::TEXT_ARRAY),
                     (&wanted, Type::INT4),
@@ -93,14 +94,14 @@ impl Store {
         if adoptions.is_empty() {
             return Ok(Adopted::default());
         }
-        let (me, lists) = (self.me()?, self.lists().await?);
+        let (worker, lists) = (self.identity()?, self.lists().await?);
         let records: Vec<AdoptionRecord> = adoptions.iter().map(AdoptionRecord::from).collect();
         let rows = self
             .query_with_records(
                 include_str!("adopt.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&fence.0, Type::INT8),
                     (&records, lists.of("adoption")),
                 ],

@@ -29,7 +29,7 @@ pub struct Audit {
 impl Store {
     /// Events, the newest first: rows of `rouse.audit`. `None` if the login may not read it.
     pub async fn audit(&self, audit: &Audit) -> Result<Option<Vec<Value>>, StoreError> {
-        let asked = self
+        let result = self
             .query(
                 include_str!("audit.sql"),
                 &[
@@ -42,14 +42,15 @@ impl Store {
                 ],
             )
             .await;
-        Ok(allowed(asked)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
+        Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
-    /// The events of one job, the oldest first; empty if the job does not exist or is no longer kept. `None` if the login may not read it.
+    /// The events of one job, the oldest first; empty if the job does not exist or is no longer kept. `None` if the
+    /// login may not read it.
     pub async fn audit_job(&self, id: JobId) -> Result<Option<Vec<Value>>, StoreError> {
-        let asked = self
+        let result = self
             .query(include_str!("audit_job.sql"), &[(&id.0, Type::INT8)])
             .await;
-        Ok(allowed(asked)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
+        Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 }

@@ -27,15 +27,16 @@ pub struct AdminAction {
 }
 
 impl Store {
-    /// Takes up to `rows_max` admin actions from the outbox, in order. No other host receives them, so the caller has to log them.
+    /// Takes up to `rows_max` admin actions from the outbox, in order. No other host receives them, so the caller has
+    /// to log them.
     pub async fn take_audit_outbox(&self, rows_max: usize) -> Result<Vec<AdminAction>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let rows = self
             .query(
                 include_str!("audit_outbox.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&i32::try_from(rows_max).unwrap_or(i32::MAX), Type::INT4),
                 ],
             )

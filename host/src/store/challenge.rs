@@ -41,11 +41,14 @@ impl Store {
 
     /// The open challenges of this worker.
     pub async fn challenges(&self) -> Result<Vec<Challenge>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let rows = self
             .query(
                 "SELECT nonce::text, handler FROM rouse.challenges($1, $2)",
-                &[(&me.incarnation.0, Type::INT8), (&me.key(), Type::BYTEA)],
+                &[
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
+                ],
             )
             .await?;
         let challenge = |row: &tokio_postgres::Row| Challenge {
@@ -57,13 +60,13 @@ impl Store {
 
     /// Answers a challenge. Returns false if it was answered already, or is not for this worker.
     pub async fn answer_challenge(&self, nonce: &str, answer: &Value) -> Result<bool, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let rows = self
             .query(
                 "SELECT rouse.answer_challenge($1, $2, $3::text::uuid, $4)",
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&nonce, Type::TEXT),
                     (&Json(answer), Type::JSONB),
                 ],

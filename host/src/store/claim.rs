@@ -15,7 +15,8 @@ pub const CLAIM_BYTES_MAX: usize = 8 << 20;
 /// The size of each row apart from `rouse.job.bytes`.
 pub const COLUMNS_BYTES: usize = 120;
 
-/// True if a claim or an adoption of this many jobs, with this many bytes in all ([`ClaimedJob::bytes`]), ended because of its size.
+/// True if a claim or an adoption of this many jobs, with this many bytes in all ([`ClaimedJob::bytes`]), ended because
+/// of its size.
 pub fn fills_an_answer(jobs: usize, bytes: usize) -> bool {
     jobs * COLUMNS_BYTES + bytes >= CLAIM_BYTES_MAX
 }
@@ -25,7 +26,8 @@ pub fn fills_an_answer(jobs: usize, bytes: usize) -> bool {
 pub struct ClaimOrder {
     /// The lane.
     pub lane: LaneId,
-    /// Only turns after this one are read. It is a hint: a wrong value delays a job until the next sweep, and never loses it.
+    /// Only turns after this one are read. It is a hint: a wrong value delays a job until the next sweep, and never
+    /// loses it.
     pub after: i64,
     /// The lease, milliseconds.
     pub lease_ms: i64,
@@ -71,7 +73,8 @@ impl From<&ClaimOrder> for OrderRecord {
 pub enum Claimed {
     /// The claimed jobs; fewer than wanted if the lanes have no more, or if the answer reached its maximum size.
     Jobs(Vec<ClaimedJob>),
-    /// No jobs, because a lease has ended, and orphans are adopted first. Leases were checked up to this time, by the database's clock.
+    /// No jobs, because a lease has ended, and orphans are adopted first. Leases were checked up to this time, by the
+    /// database's clock.
     Orphans(SystemTime),
 }
 
@@ -94,7 +97,7 @@ pub struct ClaimedJob {
     pub fence: Fence,
     /// Its lane: handler, queue, priority, tags.
     pub lane: LaneId,
-    /// Its place in the lane.
+    /// Its turn in the lane.
     pub turn: i64,
     /// Which attempt this is; 1 for the first.
     pub attempt: Attempt,
@@ -114,7 +117,8 @@ pub struct ClaimedJob {
     pub claimed_at: SystemTime,
     /// JSON; empty if the row in `rouse.payload` was removed.
     pub payload: JsonText,
-    /// The memory limit of this attempt in bytes, instead of the handler's own, because an earlier attempt ran out of memory.
+    /// The memory limit of this attempt in bytes, instead of the handler's own, because an earlier attempt ran out of
+    /// memory.
     pub memory_bytes: Option<u64>,
     /// The job's attenuated grants, JSON; `None` means all grants of its handler.
     pub grants: Option<JsonText>,
@@ -166,8 +170,8 @@ impl ClaimedJob {
 }
 
 impl Store {
-    /// Claims up to `wanted` jobs, from the lanes in the order given, unless a lease has ended at `checked_at` or later (`None`: leases are
-    /// not checked). One round trip, or two if the jobs are large.
+    /// Claims up to `wanted` jobs, from the lanes in the order given, unless a lease has ended at `checked_at` or later
+    /// (`None`: leases are not checked). One round trip, or two if the jobs are large.
     pub async fn claim(
         &self,
         fence: Fence,
@@ -175,15 +179,15 @@ impl Store {
         wanted: usize,
         checked_at: Option<SystemTime>,
     ) -> Result<Claimed, StoreError> {
-        let (me, lists) = (self.me()?, self.lists().await?);
+        let (worker, lists) = (self.identity()?, self.lists().await?);
         let orders: Vec<OrderRecord> = orders.iter().map(OrderRecord::from).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
             .query_with_records(
                 include_str!("claim.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&fence.0, Type::INT8),
                     (&orders, lists.of("claim_order")),
                     (&wanted, Type::INT4),
@@ -212,15 +216,15 @@ impl Store {
         lease: Duration,
         wanted: usize,
     ) -> Result<Vec<ClaimedJob>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let lanes: Vec<i64> = lanes.iter().map(|lane| lane.0).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
             .query(
                 include_str!("claim_bound.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&fence.0, Type::INT8),
                     (&lanes, Type::INT8_ARRAY),
                     (&sources, Type::TEXT_ARRAY),
@@ -233,8 +237,8 @@ impl Store {
         self.claimed(fence, &ids).await
     }
 
-    /// Reads the jobs of this claim, except those that the worker has lost in the meantime. If the connection breaks, the read is repeated
-    /// once: the jobs stay claimed, and would otherwise be stuck until their leases end.
+    /// Reads the jobs of this claim, except those that the worker has lost in the meantime. If the connection breaks,
+    /// the read is repeated once: the jobs stay claimed, and would otherwise be stuck until their leases end.
     pub(super) async fn claimed(
         &self,
         fence: Fence,
@@ -251,12 +255,12 @@ impl Store {
     }
 
     async fn read_claimed(&self, fence: Fence, ids: &[i64]) -> Result<Vec<Row>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         self.query(
             include_str!("claimed.sql"),
             &[
-                (&me.incarnation.0, Type::INT8),
-                (&me.key(), Type::BYTEA),
+                (&worker.incarnation.0, Type::INT8),
+                (&worker.key(), Type::BYTEA),
                 (&fence.0, Type::INT8),
                 (&ids, Type::INT8_ARRAY),
             ],

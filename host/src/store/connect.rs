@@ -1,7 +1,8 @@
-//! From connection settings to connections.
+//! Turns connection settings into connections.
 //!
-//! Supports everything that libpq users expect: URLs and key-value strings, `PG*` variables, password files, and every `sslmode`. An
-//! invalid setting is reported before anything connects, by an error that names it. Passwords appear in no error and no debug text.
+//! Supports everything that libpq users expect: URLs and key-value strings, `PG*` variables, password files, and every
+//! `sslmode`. An invalid setting is reported before anything connects, by an error that names it. Passwords appear in
+//! no error and no debug text.
 
 mod backoff;
 mod conninfo;
@@ -47,8 +48,8 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// … and this many times, so that a dead server is detected within a minute.
 const KEEPALIVE_RETRIES: u32 = 3;
-/// How often two connections query which session they are using. A pooler usually hands out the session that was used last.
-const SESSIONS_LOOKED_AT: usize = 4;
+/// How many times two connections compare their sessions. A pooler usually hands out the session that was used last.
+const SESSION_CHECKS: usize = 4;
 /// Data that has not been acknowledged for this long counts as lost.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
 
@@ -134,8 +135,8 @@ impl Connector {
     /// Opens one connection; for LISTEN, for migrations, for commands.
     ///
     /// # Errors
-    /// If the server cannot be reached, is not trusted, or refuses the user. [`ConnectError::Away`]: an earlier try has failed, and
-    /// the backoff has not passed.
+    /// If the server cannot be reached, is not trusted, or refuses the user. [`ConnectError::Away`]: an earlier try has
+    /// failed, and the backoff has not passed.
     pub async fn connect(&self) -> Result<(Client, Connection), ConnectError> {
         let opened = self.backoff.open(self.patience(), self.opening(), why);
         opened.await.map_err(|not| match not {
@@ -185,12 +186,12 @@ impl Connector {
 
     fn driven(&self, (client, connection): (Client, Connection)) -> (Client, JoinHandle<()>) {
         let target = self.target();
-        let going = tokio::spawn(async move {
+        let driver = tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::warn!(%target, %error, "a database connection ended");
             }
         });
-        (client, going)
+        (client, driver)
     }
 
     /// Opens one more connection next to an open one. If it fails, the server still counts as reached.
@@ -198,8 +199,9 @@ impl Connector {
         Ok(self.driven(self.answered(self.opening()).await?))
     }
 
-    /// True if connections share their sessions, as behind a pooler in transaction mode: state that one of them leaves in a session
-    /// (LISTEN, for instance) is visible to all others. Two connections query alternately which session they are using.
+    /// True if connections share their sessions, as behind a pooler in transaction mode: state that one of them leaves
+    /// in a session (LISTEN, for instance) is visible to all others. Two connections query alternately which session
+    /// they are using.
     ///
     /// A pooler that gives each connection its own session shares none. A very busy pooler may escape detection.
     ///
@@ -210,7 +212,7 @@ impl Connector {
         let (second, driving_second) = self.another().await?;
         let looking = async {
             let mut sessions = [HashSet::new(), HashSet::new()];
-            for _ in 0..SESSIONS_LOOKED_AT {
+            for _ in 0..SESSION_CHECKS {
                 for (client, seen) in [&first, &second].into_iter().zip(&mut sessions) {
                     let rows = client.query_typed("SELECT pg_backend_pid()", &[]).await?;
                     seen.extend(rows.iter().map(|row| row.get::<_, i32>(0)));

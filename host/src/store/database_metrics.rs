@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::{Store, StoreError};
 
-/// The time limit of counting, enforced by Postgres. Otherwise an abandoned count would keep running there, in parallel with the next one.
+/// The time limit of counting, enforced by Postgres. Otherwise an abandoned count would keep running there, in parallel
+/// with the next one.
 pub const COUNTED_WITHIN: Duration = Duration::from_secs(5);
 
 /// The number of jobs of one queue for one handler. Counted up to 10,000 for each lane.
@@ -29,7 +30,8 @@ pub struct Depth {
 pub struct DatabaseMetrics {
     /// Dead rows of `rouse.job` that are not cleaned up, according to the statistics.
     pub dead_rows: i64,
-    /// The age of the oldest transaction that keeps dead rows, seconds; `None` if this login can see no such transaction.
+    /// The age of the oldest transaction that keeps dead rows, seconds; `None` if this login can see no such
+    /// transaction.
     pub oldest_transaction_s: Option<f64>,
     /// The age, in transactions, of the oldest snapshot, prepared transaction or replication slot; `None` as above.
     pub xmin_age: Option<i64>,
@@ -38,8 +40,8 @@ pub struct DatabaseMetrics {
 }
 
 impl Store {
-    /// The depths of all queues and handlers that have jobs. Reads up to 10,000 index entries for each lane; Postgres cancels it after
-    /// [`COUNTED_WITHIN`].
+    /// The depths of all queues and handlers that have jobs. Reads up to 10,000 index entries for each lane; Postgres
+    /// cancels it after [`COUNTED_WITHIN`].
     pub async fn depths(&self) -> Result<Vec<Depth>, StoreError> {
         let sql = include_str!("depths.sql");
         let rows = self.query_limited(COUNTED_WITHIN, sql).await?;

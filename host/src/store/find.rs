@@ -3,7 +3,7 @@
 use serde_json::Value;
 use tokio_postgres::types::Type;
 
-use super::{JsonText, LOOKED_AT_MAX, Store, StoreError};
+use super::{EXAMINED_MAX, JsonText, Store, StoreError};
 
 /// The result of one search call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct FoundJobs {
     pub looked_at: i32,
     /// The id with which to continue; `None` if there are no more jobs.
     pub next_before: Option<i64>,
-    /// The id with which to continue, if the search stopped because it had examined [`LOOKED_AT_MAX`] jobs.
+    /// The id with which to continue, if the search stopped because it had examined [`EXAMINED_MAX`] jobs.
     pub looked_back_to: Option<i64>,
 }
 
@@ -48,7 +48,7 @@ impl Store {
                     (&JsonText(filter.to_string()), Type::JSONB),
                     (&before, Type::INT8),
                     (&limit, Type::INT4),
-                    (&LOOKED_AT_MAX, Type::INT4),
+                    (&EXAMINED_MAX, Type::INT4),
                 ],
             )
             .await?;
@@ -61,7 +61,8 @@ impl Store {
         })
     }
 
-    /// Retries up to `limit` jobs that match the filter, have ids below `before` and were never retried, in one transaction.
+    /// Retries up to `limit` jobs that match the filter, have ids below `before` and were never retried, in one
+    /// transaction.
     pub async fn retry_jobs(
         &self,
         filter: &Value,
@@ -75,7 +76,7 @@ impl Store {
                     (&JsonText(filter.to_string()), Type::JSONB),
                     (&before, Type::INT8),
                     (&limit, Type::INT4),
-                    (&LOOKED_AT_MAX, Type::INT4),
+                    (&EXAMINED_MAX, Type::INT4),
                 ],
             )
             .await?;

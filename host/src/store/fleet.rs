@@ -14,14 +14,14 @@ impl StoreError {
 }
 
 impl Store {
-    /// The newest incarnation of each worker, unless it has unregistered: a row of the view `rouse.workers`. `None` if this login may not
-    /// read it.
+    /// The newest incarnation of each worker, unless it has unregistered: a row of the view `rouse.workers`. `None` if
+    /// this login may not read it.
     pub async fn workers(&self) -> Result<Option<Vec<Value>>, StoreError> {
         self.read_view(include_str!("workers.sql"), &[]).await
     }
 
-    /// All incarnations of the worker with this id, or of every worker: rows of the view `rouse.workers`, by id, the newest incarnation
-    /// first. `None` if this login may not read it.
+    /// All incarnations of the worker with this id, or of every worker: rows of the view `rouse.workers`, by id, the
+    /// newest incarnation first. `None` if this login may not read it.
     pub async fn incarnations(
         &self,
         worker_id: Option<&str>,
@@ -44,8 +44,8 @@ impl Store {
         self.read_view(include_str!("serving.sql"), &[]).await
     }
 
-    /// The rows of the view `rouse.handlers`, for this handler or for all: one for each live worker that has it. `None` if this login may
-    /// not read it.
+    /// The rows of the view `rouse.handlers`, for this handler or for all: one for each live worker that has it. `None`
+    /// if this login may not read it.
     pub async fn fleet_handlers(
         &self,
         handler: Option<&str>,

@@ -81,13 +81,13 @@ impl Store {
         of: StateOf<'_>,
         key: &str,
     ) -> Result<Result<Option<(Vec<u8>, i64)>, NotMine>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let rows = self
             .query(
                 include_str!("get_state.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&of.id.0, Type::INT8),
                     (&of.fence.0, Type::INT8),
                     (&of.handler, Type::TEXT),
@@ -107,14 +107,14 @@ impl Store {
         after: Option<&str>,
         max: u32,
     ) -> Result<Result<Vec<String>, NotMine>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let max = i32::try_from(max).unwrap_or(i32::MAX);
         let rows = self
             .query(
                 include_str!("state_keys.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&of.id.0, Type::INT8),
                     (&of.fence.0, Type::INT8),
                     (&of.handler, Type::TEXT),
@@ -134,14 +134,14 @@ impl Store {
         of: StateOf<'_>,
         set: StateSet<'_>,
     ) -> Result<Result<StateWrite, NotMine>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let bytes_max = i64::try_from(set.bytes_max).unwrap_or(i64::MAX);
         let rows = self
             .query(
                 include_str!("set_state.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&of.id.0, Type::INT8),
                     (&of.fence.0, Type::INT8),
                     (&of.handler, Type::TEXT),
@@ -163,13 +163,13 @@ impl Store {
         of: StateOf<'_>,
         key: &str,
     ) -> Result<Result<bool, NotMine>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let rows = self
             .query(
                 include_str!("delete_state.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&of.id.0, Type::INT8),
                     (&of.fence.0, Type::INT8),
                     (&of.handler, Type::TEXT),

@@ -6,7 +6,7 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError};
 
 /// How many jobs one search examines at most: a filter with few matches would otherwise read the whole history.
-pub const LOOKED_AT_MAX: i32 = 100_000;
+pub const EXAMINED_MAX: i32 = 100_000;
 
 /// The selection of a listing.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ pub struct Listed {
 }
 
 impl Store {
-    /// The newest jobs that match, live or finished, of the [`LOOKED_AT_MAX`] newest.
+    /// The newest jobs that match, live or finished, of the [`EXAMINED_MAX`] newest.
     pub async fn jobs(&self, listing: &Listing) -> Result<Listed, StoreError> {
         let found = self
             .search_jobs(&listing.filter, listing.before, listing.limit)

@@ -12,7 +12,7 @@ impl<'a> FromSql<'a> for JsonText {
             (&Type::TEXT, _) => raw,
             // jsonb is sent as its version, 1, and the text.
             (_, Some((1, text))) => text,
-            _ => return Err("jsonb of an unknown version".into()),
+            _ => return Err("the version of this jsonb is unknown".into()),
         };
         Ok(Self(std::str::from_utf8(text)?.to_string()))
     }

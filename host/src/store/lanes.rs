@@ -47,14 +47,17 @@ impl Store {
             .collect())
     }
 
-    /// Closes lanes that have had no job for a day, and removes unreferenced rows of the catalog; see rouse.maintain_lanes
-    /// (migrations/functions/lanes.sql). Returns how many rows were closed, reopened, and removed.
+    /// Closes lanes that have had no job for a day, and removes unreferenced rows of the catalog; see
+    /// rouse.maintain_lanes (migrations/functions/lanes.sql). Returns how many rows were closed, reopened, and removed.
     pub async fn maintain_lanes(&self) -> Result<(i32, i32, i32), StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let rows = self
             .query(
                 "SELECT closed, reopened, removed FROM rouse.maintain_lanes($1, $2)",
-                &[(&me.incarnation.0, Type::INT8), (&me.key(), Type::BYTEA)],
+                &[
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
+                ],
             )
             .await?;
         let row = rows

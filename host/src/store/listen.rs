@@ -14,7 +14,7 @@ use crate::job::{Incarnation, JobId, LaneId};
 /// The channel that wakes sleeping workers; see `rouse._notify` (`migrations/functions/wake.sql`).
 pub const WAKE_CHANNEL: &str = "rouse_wake";
 
-/// The content of a notification: where there is work.
+/// The content of a wakeup: the queue and the lane that have work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wakeup {
     /// The queue of the job.
@@ -39,9 +39,9 @@ impl Wakeup {
     }
 }
 
-/// A message on the listening connection.
+/// A notification that the listening connection has received.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Heard {
+pub enum Notification {
     /// There is something to do.
     Wakeup(Wakeup),
     /// Another session has changed this job, which the worker had claimed; `None` means any of its jobs.
@@ -52,7 +52,7 @@ pub enum Heard {
     Echo,
 }
 
-impl Heard {
+impl Notification {
     /// Parses a notification on the worker's own channel.
     fn own(note: &str) -> Self {
         match note {
@@ -72,7 +72,7 @@ const CHALLENGE: &str = "challenge";
 pub const ECHO_WITHIN: Duration = Duration::from_secs(5);
 
 /// The time limit of closing the connection.
-const LEAVES_WITHIN: Duration = Duration::from_secs(1);
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 
 /// The channel of one incarnation of a worker; see `rouse._expire_worker`, `rouse.adopt` and `rouse.cancel`
 /// (`migrations/functions/workers.sql`).
@@ -82,25 +82,26 @@ fn own_channel(worker: Incarnation) -> String {
 
 /// One connection that listens.
 pub struct Listener {
-    heard: mpsc::UnboundedReceiver<Heard>,
+    notifications: mpsc::UnboundedReceiver<Notification>,
     // Dropping the client would end the connection.
     client: tokio_postgres::Client,
 }
 
 impl Listener {
-    /// Connects and listens on [`WAKE_CHANNEL`] and on the worker's own channel. The answer may take as long as a connection.
+    /// Connects and listens on [`WAKE_CHANNEL`] and on the worker's own channel. The answer may take as long as a
+    /// connection.
     pub async fn start(connector: &Connector, worker: Incarnation) -> Result<Self, ConnectError> {
         let (client, mut connection) = connector.connect().await?;
-        let (sender, heard) = mpsc::unbounded_channel();
-        let going = tokio::spawn(async move {
+        let (sender, notifications) = mpsc::unbounded_channel();
+        let driver = tokio::spawn(async move {
             // Ends with the connection; dropping the sender signals the end to the listener.
             while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
                 if let AsyncMessage::Notification(note) = message {
-                    let heard = match note.channel() {
-                        WAKE_CHANNEL => Heard::Wakeup(Wakeup::parse(note.payload())),
-                        _ => Heard::own(note.payload()),
+                    let notification = match note.channel() {
+                        WAKE_CHANNEL => Notification::Wakeup(Wakeup::parse(note.payload())),
+                        _ => Notification::own(note.payload()),
                     };
-                    if sender.send(heard).is_err() {
+                    if sender.send(notification).is_err() {
                         break;
                     }
                 }
@@ -110,18 +111,21 @@ impl Listener {
         let answered = connector.answered(client.batch_execute(&listen)).await;
         if answered.is_err() {
             // Without an answer it would stay open until one arrives.
-            going.abort();
+            driver.abort();
         }
         answered?;
-        Ok(Self { heard, client })
+        Ok(Self {
+            notifications,
+            client,
+        })
     }
 
-    /// True once the echo arrives; false if it does not within this time, or if the connection ends. Wakeups that arrive before it are
-    /// dropped.
-    pub async fn hears_the_echo(&mut self, within: Duration) -> bool {
+    /// True once the echo arrives; false if it does not within this time, or if the connection ends. Wakeups that
+    /// arrive before it are dropped.
+    pub async fn receives_echo(&mut self, within: Duration) -> bool {
         let echo = async {
-            while let Some(heard) = self.heard.recv().await {
-                if matches!(heard, Heard::Echo) {
+            while let Some(notification) = self.notifications.recv().await {
+                if matches!(notification, Notification::Echo) {
                     return true;
                 }
             }
@@ -131,21 +135,21 @@ impl Listener {
     }
 
     /// Stops listening and ends the connection. A pooler may keep its session open; UNLISTEN cleans that up.
-    pub async fn leave(self) {
+    pub async fn close(self) {
         let unlisten = self.client.batch_execute("UNLISTEN *");
         // If the connection is broken, its session is gone too.
-        let _ = tokio::time::timeout(LEAVES_WITHIN, unlisten).await;
+        let _ = tokio::time::timeout(CLOSE_WITHIN, unlisten).await;
     }
 
     /// The next notification; `None` if the connection has ended.
-    pub async fn next(&mut self) -> Option<Heard> {
-        self.heard.recv().await
+    pub async fn next(&mut self) -> Option<Notification> {
+        self.notifications.recv().await
     }
 }
 
 impl Store {
-    /// Notifies this worker itself. Its listening connection has to receive that, unless it leads to another database, or through a pooler
-    /// that shares its sessions.
+    /// Notifies this worker itself. Its listening connection has to receive that, unless it leads to another database,
+    /// or through a pooler that shares its sessions.
     pub async fn echo(&self, worker: Incarnation) -> Result<(), StoreError> {
         self.query(
             "SELECT pg_notify($1, $2)",

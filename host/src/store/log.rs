@@ -66,16 +66,17 @@ impl<'a> From<&'a LogLine> for LineRecord<'a> {
 }
 
 impl Store {
-    /// Stores these lines; returns how many were accepted: those of jobs that this worker has claimed, or has ended an attempt of.
+    /// Stores these lines; returns how many were accepted: those of jobs that this worker has claimed, or has ended an
+    /// attempt of.
     pub async fn append_log(&self, lines: &[LogLine]) -> Result<usize, StoreError> {
-        let (me, lists) = (self.me()?, self.lists().await?);
+        let (worker, lists) = (self.identity()?, self.lists().await?);
         let lines: Vec<LineRecord<'_>> = lines.iter().map(LineRecord::from).collect();
         let rows = self
             .query_with_records(
                 include_str!("append_log.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&lines, lists.of("log_line")),
                 ],
             )
@@ -84,7 +85,8 @@ impl Store {
         Ok(usize::try_from(kept).unwrap_or(0))
     }
 
-    /// The lines of all attempts at a job, in order, after this line of this attempt (0, 0: from the start), at most 1,000 lines.
+    /// The lines of all attempts at a job, in order, after this line of this attempt (0, 0: from the start), at most
+    /// 1,000 lines.
     pub async fn job_log(
         &self,
         id: JobId,

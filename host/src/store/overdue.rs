@@ -19,8 +19,8 @@ pub struct OverdueLane {
 }
 
 impl Store {
-    /// The lanes whose next job has waited for `wait`, or will have within `ahead`, the longest wait first. At max `max` jobs of each lane
-    /// are counted. One read.
+    /// The lanes whose next job has waited for `wait`, or will have within `ahead`, the longest wait first. Counts at
+    /// most `max` jobs of each lane. One read.
     pub async fn overdue(
         &self,
         lanes: &[ClaimOrder],

@@ -12,17 +12,17 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Drops the partitions that are older than `keep_days`; returns how many were dropped, and how many were in use and are left for a
-    /// later call.
+    /// Drops the partitions that are older than `keep_days`. Returns how many were dropped, and how many were in use: a
+    /// later call drops those.
     pub async fn maintain_partitions(&self, keep_days: u32) -> Result<(i32, i32), StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let days = i32::try_from(keep_days).unwrap_or(i32::MAX);
         let rows = self
             .query(
                 "SELECT dropped, in_use FROM rouse.maintain_partitions($1, $2, make_interval(days => $3))",
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&days, Type::INT4),
                 ],
             )

@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 use super::{ClaimOrder, Store, StoreError, millis};
 use crate::job::LaneId;
 
-/// What a worker looks for.
+/// The parameters of a peek.
 #[derive(Debug, Clone, Copy)]
 pub struct Looking<'a> {
     /// Lanes that may have jobs after their cursors.
@@ -43,7 +43,8 @@ pub struct Peek {
     pub looked_at: SystemTime,
     /// The last turn that was assigned; `None` while a queue is paused.
     pub turn: Option<i64>,
-    /// The ids of the transactions in progress that have written: their jobs are not visible yet. `None` if they were not requested.
+    /// The ids of the transactions in progress that have written: their jobs are not visible yet. `None` if they were
+    /// not requested.
     pub writers: Option<Vec<i64>>,
     /// A worker has left releases to continue for a second.
     pub releases: bool,

@@ -22,21 +22,21 @@ pub struct Promotion {
 }
 
 impl Store {
-    /// Promotes due jobs. `within` restricts it to jobs that became due within this time, by the database's clock (`None`: all); `with_ids`
-    /// requests their ids.
+    /// Promotes due jobs. `within` restricts it to jobs that became due within this time, by the database's clock
+    /// (`None`: all); `with_ids` requests their ids.
     pub async fn promote(
         &self,
         within: Option<Duration>,
         with_ids: bool,
     ) -> Result<Promotion, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let within_ms = within.map(millis);
         let row = self
             .query(
                 include_str!("promote.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&PROMOTED_MAX, Type::INT4),
                     (&within_ms, Type::INT8),
                     (&with_ids, Type::BOOL),

@@ -50,8 +50,9 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Sets for how many days finished jobs of a queue are kept, and those that failed or timed out: `None` leaves the setting unchanged, 0
-    /// resets it to the general retention. Returns the current settings; `None` means the general retention.
+    /// Sets for how many days finished jobs of a queue are kept, and those that failed or timed out: `None` leaves the
+    /// setting unchanged, 0 resets it to the general retention. Returns the current settings; `None` means the general
+    /// retention.
     pub async fn set_retention(
         &self,
         queue: &str,

@@ -14,8 +14,8 @@ use crate::job::JobId;
 pub struct JobView {
     /// Its state.
     pub state: String,
-    /// The columns of the view `rouse.jobs`, and `history`, as Postgres wrote them. Postgres accepts numbers and nesting depths that
-    /// [`Value`] cannot hold.
+    /// The columns of the view `rouse.jobs`, and `history`, as Postgres wrote them. Postgres accepts numbers and
+    /// nesting depths that [`Value`] cannot hold.
     pub text: String,
     /// The payload, as Postgres wrote it.
     pub payload: Option<String>,

@@ -1,7 +1,7 @@
 //! The records that the functions for workers take: composite types of schema `rouse` (migrations/functions/types.sql).
 //!
-//! Each has a struct next to its verb, with `#[derive(ToSql)]`; the fields are matched by name. To add a field, extend the struct and the
-//! type; nothing in between has to change.
+//! Each has a struct next to its verb, with `#[derive(ToSql)]`; the fields are matched by name. To add a field, extend
+//! the struct and the type; nothing in between has to change.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -50,8 +50,8 @@ impl Store {
         Ok(lists)
     }
 
-    /// [`query`](Store::query) with arrays of records. If the server does not know their types, because the schema was recreated, they are
-    /// read again for the next call.
+    /// [`query`](Store::query) with arrays of records. If the server does not know their types, because the schema was
+    /// recreated, they are read again for the next call.
     pub(super) async fn query_with_records(
         &self,
         sql: &str,

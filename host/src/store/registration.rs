@@ -11,8 +11,8 @@ use tokio_postgres::types::{Json, Type};
 use super::{Store, StoreError};
 use crate::job::Incarnation;
 
-/// The secret that a worker shows with each write: 32 bytes, random for each incarnation or pinned by the operator. The database keeps
-/// their SHA-256; they are never logged, nor printed by `{:?}`.
+/// The secret that a worker shows with each write: 32 bytes, random for each incarnation or pinned by the operator. The
+/// database keeps their SHA-256; they are never logged, nor printed by `{:?}`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WorkerKey([u8; 32]);
 
@@ -70,7 +70,8 @@ pub struct Stats {
     pub failed: u64,
     /// Attempts that have failed in this incarnation, including the last attempt of each failed job.
     pub attempts_failed: u64,
-    /// Attempts that reached their run timeout in this incarnation. Many of them may mean that the worker itself is slow.
+    /// Attempts that reached their run timeout in this incarnation. Many of them may mean that the worker itself is
+    /// slow.
     pub timed_out: u64,
     /// The average duration of an attempt in this incarnation, milliseconds; `None` before the first.
     pub average_ms: Option<f64>,
@@ -82,7 +83,8 @@ pub struct Stats {
     pub disk_free_bytes: Option<u64>,
     /// The age of this incarnation, seconds.
     pub uptime_s: u64,
-    /// Some of the modules that were present at its start are not loaded yet: it may soon have handlers that it does not list.
+    /// Some of the modules that were present at its start are not loaded yet: it may soon have handlers that it does
+    /// not list.
     pub loading: bool,
 }
 
@@ -111,8 +113,8 @@ impl StoreError {
         self.code().is_some_and(|code| codes.contains(&code.code()))
     }
 
-    /// True if this incarnation of the worker is over: its heartbeats stopped for too long, or the database no longer knows it (after a
-    /// restore, for instance). It has to register again, and all its claims are lost.
+    /// True if this incarnation of the worker is over: its heartbeats stopped for too long, or the database no longer
+    /// knows it (after a restore, for instance). It has to register again, and all its claims are lost.
     pub fn is_over(&self) -> bool {
         self.is(&[OVER, UNKNOWN])
     }
@@ -138,8 +140,8 @@ pub struct Heartbeat {
 }
 
 impl Store {
-    /// Registers an incarnation of a worker; returns its number and the heartbeat interval. From then on the store and its clones show this
-    /// identity with each write.
+    /// Registers an incarnation of a worker; returns its number and the heartbeat interval. From then on the store and
+    /// its clones show this identity with each write.
     pub async fn register(
         &self,
         worker: &Registration,
@@ -176,8 +178,9 @@ impl Store {
         Ok((incarnation, Duration::from_millis(every)))
     }
 
-    /// Reports that the worker is alive, which handlers it can run (`None`: unchanged), its statistics, and whether it is draining. Returns
-    /// how many workers were found dead, and for how many attempts the worker has its timeout flag.
+    /// Reports that the worker is alive, which handlers it can run (`None`: unchanged), its statistics, and whether it
+    /// is draining. Returns how many workers were found dead, and for how many attempts the worker has its timeout
+    /// flag.
     ///
     /// # Errors
     /// [`StoreError::is_about_data`] if the database rejects what the worker reports; nothing of it is stored then.
@@ -187,13 +190,13 @@ impl Store {
         stats: &Stats,
         draining: bool,
     ) -> Result<Heartbeat, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let rows = self
             .query(
                 "SELECT expired, timeouts FROM rouse.heartbeat($1, $2, $3, $4, $5)",
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&capabilities.map(Json), Type::JSONB),
                     (&Json(stats), Type::JSONB),
                     (&draining, Type::BOOL),
@@ -209,13 +212,16 @@ impl Store {
         })
     }
 
-    /// Reports that this host is alive although the incarnation of its worker is over, so that the attempts that it lost do not count as
-    /// crashes.
+    /// Reports that this host is alive although the incarnation of its worker is over, so that the attempts that it
+    /// lost do not count as crashes.
     pub async fn outlived(&self) -> Result<(), StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         self.query(
             "SELECT rouse.outlived($1, $2)",
-            &[(&me.incarnation.0, Type::INT8), (&me.key(), Type::BYTEA)],
+            &[
+                (&worker.incarnation.0, Type::INT8),
+                (&worker.key(), Type::BYTEA),
+            ],
         )
         .await?;
         Ok(())
@@ -223,10 +229,13 @@ impl Store {
 
     /// Reports that the worker has stopped. Its remaining claims are free at once.
     pub async fn unregister(&self) -> Result<(), StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         self.query(
             "SELECT rouse.unregister($1, $2)",
-            &[(&me.incarnation.0, Type::INT8), (&me.key(), Type::BYTEA)],
+            &[
+                (&worker.incarnation.0, Type::INT8),
+                (&worker.key(), Type::BYTEA),
+            ],
         )
         .await?;
         Ok(())

@@ -32,8 +32,8 @@ pub struct Remaining {
 }
 
 impl Store {
-    /// The jobs that remain in this queue. `mine` counts the jobs of the worker that has registered through this store, if any. Reads all
-    /// running jobs, of all queues.
+    /// The jobs that remain in this queue. `mine` counts the jobs of the worker that has registered through this store,
+    /// if any. Reads all running jobs, of all queues.
     pub async fn remaining(
         &self,
         queue: &str,
@@ -57,13 +57,13 @@ impl Store {
         sources: &[String],
         running: bool,
     ) -> Result<Vec<Remaining>, StoreError> {
-        let me = self.incarnation().map(|incarnation| incarnation.0);
+        let worker = self.incarnation().map(|incarnation| incarnation.0);
         let rows = self
             .query(
                 include_str!("remaining.sql"),
                 &[
                     (&queue, Type::TEXT),
-                    (&me, Type::INT8),
+                    (&worker, Type::INT8),
                     (&running, Type::BOOL),
                 ],
             )

@@ -36,7 +36,7 @@ impl Store {
         &self,
         renewals: &[Renewal],
     ) -> Result<Vec<(JobId, Option<Refusal>)>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let ids: Vec<i64> = renewals.iter().map(|renewal| renewal.id.0).collect();
         let fences: Vec<i64> = renewals.iter().map(|renewal| renewal.fence.0).collect();
         let leases: Vec<i64> = renewals.iter().map(|renewal| renewal.lease_ms).collect();
@@ -45,8 +45,8 @@ impl Store {
                 RENEW_WITHIN,
                 include_str!("renew.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&ids, Type::INT8_ARRAY),
                     (&fences, Type::INT8_ARRAY),
                     (&leases, Type::INT8_ARRAY),

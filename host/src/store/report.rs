@@ -1,4 +1,4 @@
-//! Reports the progress of attempts, many in report statement.
+//! Reports the progress of attempts, many in one statement.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError};
 use crate::job::{Fence, JobId};
 
-/// The progress of report attempt.
+/// The progress of one attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// The job.
@@ -43,14 +43,14 @@ impl<'a> From<&'a Report> for ReportRecord<'a> {
 }
 
 impl Store {
-    /// Stores the reports, and deletes those of attempts that have ended. Returns the jobs that this worker has claimed; reports about
-    /// others are dropped.
+    /// Stores the reports, and deletes those of attempts that have ended. Returns the jobs that this worker has
+    /// claimed; reports about others are dropped.
     pub async fn report(
         &self,
         reports: &[Report],
         ended: &[(JobId, Fence)],
     ) -> Result<HashSet<JobId>, StoreError> {
-        let (me, lists) = (self.me()?, self.lists().await?);
+        let (worker, lists) = (self.identity()?, self.lists().await?);
         let reports: Vec<ReportRecord<'_>> = reports.iter().map(ReportRecord::from).collect();
         let ended_ids: Vec<i64> = ended.iter().map(|(id, _)| id.0).collect();
         let ended_fences: Vec<i64> = ended.iter().map(|(_, fence)| fence.0).collect();
@@ -58,8 +58,8 @@ impl Store {
             .query_with_records(
                 include_str!("report.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&reports, lists.of("progress_report")),
                     (&ended_ids, Type::INT8_ARRAY),
                     (&ended_fences, Type::INT8_ARRAY),

@@ -8,7 +8,7 @@ use super::fleet::allowed;
 use super::{Store, StoreError, count, micros};
 use crate::job::{Fence, JobId, Usage};
 
-/// The resources that running running attempt has used so far.
+/// The resources that a running attempt has used so far.
 #[derive(Debug, Clone, Copy)]
 pub struct RunningUsage {
     /// The job.
@@ -49,13 +49,13 @@ impl From<&RunningUsage> for UsageRecord {
 impl Store {
     /// Stores the usage of these attempts, and deletes this worker's other rows.
     pub async fn report_usage(&self, running: &[RunningUsage]) -> Result<(), StoreError> {
-        let (me, lists) = (self.me()?, self.lists().await?);
+        let (worker, lists) = (self.identity()?, self.lists().await?);
         let usages: Vec<UsageRecord> = running.iter().map(UsageRecord::from).collect();
         self.query_with_records(
             include_str!("report_usage.sql"),
             &[
-                (&me.incarnation.0, Type::INT8),
-                (&me.key(), Type::BYTEA),
+                (&worker.incarnation.0, Type::INT8),
+                (&worker.key(), Type::BYTEA),
                 (&usages, lists.of("attempt_usage")),
             ],
         )
@@ -63,7 +63,8 @@ impl Store {
         Ok(())
     }
 
-    /// The running attempts, the longest first: the columns of the view `rouse.top`, and `running_s`. `None` if the login may not read it.
+    /// The running attempts, the longest first: the columns of the view `rouse.top`, and `running_s`. `None` if the
+    /// login may not read it.
     pub async fn top(&self, limit: i64) -> Result<Option<Vec<Value>>, StoreError> {
         let answer = self
             .query(include_str!("top.sql"), &[(&limit, Type::INT8)])

@@ -63,15 +63,15 @@ impl Store {
         batch: &[S],
         locked: Locked,
     ) -> Result<Settled, StoreError> {
-        let (me, lists) = (self.me()?, self.lists().await?);
+        let (worker, lists) = (self.identity()?, self.lists().await?);
         let batch: Vec<SettlementRecord<'_>> =
             batch.iter().map(|item| item.borrow().into()).collect();
         let rows = self
             .query_with_records(
                 include_str!("settle.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&batch, lists.of("settlement")),
                     (&(locked == Locked::Skip), Type::BOOL),
                 ],

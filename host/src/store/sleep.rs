@@ -9,13 +9,13 @@ use super::{Store, StoreError};
 impl Store {
     /// For this long from now, the worker wants a NOTIFY for these queues (`*`: for any).
     pub async fn sleep(&self, queues: &[String], how_long: Duration) -> Result<(), StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let ms = i64::try_from(how_long.as_millis()).unwrap_or(i64::MAX);
         self.query(
             "SELECT rouse.sleep($1, $2, $3, $4)",
             &[
-                (&me.incarnation.0, Type::INT8),
-                (&me.key(), Type::BYTEA),
+                (&worker.incarnation.0, Type::INT8),
+                (&worker.key(), Type::BYTEA),
                 (&queues, Type::TEXT_ARRAY),
                 (&ms, Type::INT8),
             ],
@@ -26,10 +26,13 @@ impl Store {
 
     /// The worker is busy and needs no notifications.
     pub async fn awake(&self) -> Result<(), StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         self.query(
             "SELECT rouse.awake($1, $2)",
-            &[(&me.incarnation.0, Type::INT8), (&me.key(), Type::BYTEA)],
+            &[
+                (&worker.incarnation.0, Type::INT8),
+                (&worker.key(), Type::BYTEA),
+            ],
         )
         .await?;
         Ok(())

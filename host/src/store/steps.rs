@@ -24,13 +24,13 @@ impl Store {
         id: JobId,
         fence: Fence,
     ) -> Result<Result<HashMap<String, usize>, NotMine>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let rows = self
             .query(
                 include_str!("recorded_steps.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&id.0, Type::INT8),
                     (&fence.0, Type::INT8),
                 ],
@@ -55,13 +55,13 @@ impl Store {
         fence: Fence,
         step: &str,
     ) -> Result<Result<Option<Vec<u8>>, NotMine>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let rows = self
             .query(
                 include_str!("recorded_step.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&id.0, Type::INT8),
                     (&fence.0, Type::INT8),
                     (&step, Type::TEXT),
@@ -77,8 +77,8 @@ impl Store {
         })
     }
 
-    /// Records the result of a step, JSON, for a job that this worker has claimed. It is committed when this returns. Recording the same
-    /// step again changes nothing.
+    /// Records the result of a step, JSON, for a job that this worker has claimed. It is committed when this returns.
+    /// Recording the same step again changes nothing.
     pub async fn record_step(
         &self,
         id: JobId,
@@ -86,13 +86,13 @@ impl Store {
         step: &str,
         output: &str,
     ) -> Result<Result<(), NotMine>, StoreError> {
-        let me = self.me()?;
+        let worker = self.identity()?;
         let rows = self
             .query(
                 include_str!("record_step.sql"),
                 &[
-                    (&me.incarnation.0, Type::INT8),
-                    (&me.key(), Type::BYTEA),
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
                     (&id.0, Type::INT8),
                     (&fence.0, Type::INT8),
                     (&step, Type::TEXT),

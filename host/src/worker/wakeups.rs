@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 use super::Shared;
 use crate::job::{Incarnation, LaneId};
 use crate::store::connect::{Connector, backoff};
-use crate::store::{ECHO_WITHIN, Heard, Listener, Wakeup};
+use crate::store::{ECHO_WITHIN, Listener, Notification, Wakeup};
 
 /// Wakeups for the claimer.
 #[derive(Default)]
@@ -127,7 +127,7 @@ async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
         .await
         .context("cannot listen for notifications")?;
     if let Err(why) = test_delivery(shared, connector, &mut listener, incarnation).await {
-        listener.leave().await;
+        listener.close().await;
         return Err(why);
     }
     shared.listener.connected.store(true, Ordering::Relaxed);
@@ -143,23 +143,23 @@ async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
             _ = incarnations.changed() => None,
         };
         match received {
-            Some(Heard::Wakeup(Wakeup { queue, lane })) => {
+            Some(Notification::Wakeup(Wakeup { queue, lane })) => {
                 let queues = &shared.settings.queues;
                 if queues.is_empty() || queues.contains(&queue) {
                     shared.wakeups.notify(lane);
                 }
             }
             // Only a hint: the renewal of the lease returns what has happened to the job.
-            Some(Heard::Changed(job)) => {
+            Some(Notification::Changed(job)) => {
                 shared.leases.doubt(job);
                 if job.is_none() {
                     // This incarnation may be over.
                     shared.presence.heartbeat_now.notify_one();
                 }
             }
-            Some(Heard::Challenged) => shared.presence.challenges.notify(),
+            Some(Notification::Challenged) => shared.presence.challenges.notify(),
             // A late echo.
-            Some(Heard::Echo) => {}
+            Some(Notification::Echo) => {}
             None => break,
         }
     }
@@ -179,7 +179,7 @@ async fn test_delivery(
         .echo(incarnation)
         .await
         .context("cannot test whether notifications arrive")?;
-    if !listener.hears_the_echo(ECHO_WITHIN).await {
+    if !listener.receives_echo(ECHO_WITHIN).await {
         bail!(
             "notifications do not arrive through {}: it is another database, or a pooler; set ROUSE_LISTEN_URL to a direct address of the \
              same database, or set notify = false",

@@ -1,4 +1,4 @@
-//! Durations as people write them.
+//! Parses durations such as `"30s"`.
 
 use syn::LitStr;
 

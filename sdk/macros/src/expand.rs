@@ -7,7 +7,8 @@ use syn::{Attribute, Expr, FnArg, GenericArgument, ItemFn, Lit, PathArguments, R
 
 use crate::options::Options;
 
-/// Expands `#[handler(…)]`. On an error the function itself is still emitted, so that no "cannot find function" errors follow.
+/// Expands `#[handler(…)]`. On an error the function itself is still emitted, so that no "cannot find function" errors
+/// follow.
 pub(crate) fn handler(options: TokenStream, item: TokenStream) -> TokenStream {
     let function = match syn::parse2::<ItemFn>(item.clone()) {
         Ok(function) => function,
@@ -121,7 +122,8 @@ fn implementation(function: &ItemFn, options: &Options, shape: &Shape<'_>) -> To
     let definition = definition(options, &function.attrs);
     let Shape { input, output, .. } = shape;
 
-    // The spans are those of the author's types, so that "the trait bound `Input: Deserialize` is not satisfied" points at them.
+    // The spans are those of the author's types, so that "the trait bound `Input: Deserialize` is not satisfied" points
+    // at them.
     let decode = quote_spanned!(input.span()=> ::rouse_sdk::__private::decode::<#input>(payload)?);
     let encode = quote_spanned!(output.span()=> ::rouse_sdk::__private::encode::<#output>(&output));
     let input_schema =
@@ -145,7 +147,8 @@ fn implementation(function: &ItemFn, options: &Options, shape: &Shape<'_>) -> To
         call
     };
 
-    // The type has the function's name: types and functions have separate namespaces, and `export!(name)` refers to both.
+    // The type has the function's name: types and functions have separate namespaces, and `export!(name)` refers to
+    // both.
     quote! {
         #[doc(hidden)]
         #[allow(non_camel_case_types, reason = "named after its function")]

@@ -8,9 +8,10 @@ use proc_macro::TokenStream;
 
 /// Makes a handler of a function.
 ///
-/// The function takes the context and an input, or only an input, and is plain or `async`: `fn(&Ctx, Input) -> Result<Output, E>`,
-/// `fn(Input) -> Output`. The input is `serde::Deserialize + schemars::JsonSchema`, the output `serde::Serialize + schemars::JsonSchema`,
-/// the error any type that `?` turns into a `rouse_sdk::Error`. The function itself is left unchanged.
+/// The function takes the context and an input, or only an input, and is plain or `async`: `fn(&Ctx, Input) ->
+/// Result<Output, E>`, `fn(Input) -> Output`. The input is `serde::Deserialize + schemars::JsonSchema`, the output
+/// `serde::Serialize + schemars::JsonSchema`, the error any type that `?` turns into a `rouse_sdk::Error`. The function
+/// itself is left unchanged.
 ///
 /// | option | value | default |
 /// |---|---|---|
@@ -28,8 +29,8 @@ use proc_macro::TokenStream;
 /// | `instances` | `"reuse"`: an instance may serve many jobs, see the README | `"fresh"` |
 /// | `capabilities` | what the handler needs, in the words of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "sign:HOOK_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "fine_clocks"]`; without the part after the colon, any | nothing |
 ///
-/// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. All values are checked at compile time. The operator's settings
-/// take precedence over them.
+/// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. All values are checked at compile time. The
+/// operator's settings take precedence over them.
 ///
 /// See the documentation of `rouse_sdk` for a whole handler.
 #[proc_macro_attribute]

@@ -68,8 +68,9 @@ impl Response {
         Ok(serde_json::from_slice(&self.body)?)
     }
 
-    /// Returns an error for a status of 400 and above, with the kind `http-404`. Errors that may be temporary are retryable (408, 425, 429,
-    /// 500 and above), after the time or at the date in `retry-after`; all others are permanent.
+    /// Returns an error for a status of 400 and above, with the kind `http-404`. Errors that may be temporary are
+    /// retryable (408, 425, 429, 500 and above), after the time or at the date in `retry-after`; all others are
+    /// permanent.
     ///
     /// # Errors
     /// For these statuses.
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_date_of_retry_after_is_a_time_and_nonsense_is_ignored() {
-        let asked = |when: &str| {
+        let with_header = |when: &str| {
             let busy = Response::new(429, "busy").with_header("retry-after", when);
             let error = busy.error_for_status().unwrap_err();
             (error.retry_after, error.retry_at)
@@ -136,10 +137,10 @@ mod tests {
             "Sunday, 06-Nov-94 08:49:37 GMT",
             "Sun Nov  6 08:49:37 1994",
         ] {
-            assert_eq!(asked(date), (None, Some(at)), "{date}");
+            assert_eq!(with_header(date), (None, Some(at)), "{date}");
         }
-        assert_eq!(asked("soon"), (None, None));
-        assert_eq!(asked("-1"), (None, None));
+        assert_eq!(with_header("soon"), (None, None));
+        assert_eq!(with_header("-1"), (None, None));
         let gone = Response::new(404, "").with_header("retry-after", "7");
         let error = gone.error_for_status().unwrap_err();
         assert!(error.permanent && error.retry_after.is_none());

@@ -94,8 +94,8 @@ impl fmt::Display for Url {
     }
 }
 
-/// Removes the user info before an `@` from a URL, or from a malformed one: for messages, because it may contain a password, and messages
-/// are stored.
+/// Removes the user info before an `@` from a URL, or from a malformed one: for messages, because it may contain a
+/// password, and messages are stored.
 ///
 /// ```
 /// use rouse_sdk::http::without_user;
@@ -143,7 +143,8 @@ fn without_dots(path_with_query: &str) -> String {
     format!("/{}{query}", kept.join("/"))
 }
 
-/// A path with a leading slash, in which characters that a request line cannot contain (spaces, non-ASCII letters) are percent-encoded.
+/// A path with a leading slash, in which characters that a request line cannot contain (spaces, non-ASCII letters) are
+/// percent-encoded.
 fn encoded(path: &str) -> String {
     let mut text = String::with_capacity(path.len() + 1);
     if !path.starts_with('/') {

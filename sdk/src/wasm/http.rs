@@ -18,9 +18,9 @@ const READ_BYTES: u64 = 64 << 10;
 pub(super) async fn send(request: &Request) -> Result<Response> {
     let (outgoing, body) = outgoing(request)?;
     let answer =
-        outgoing_handler::handle(outgoing, None).map_err(|code| failed(&request.what(), code))?;
-    // A server may answer before it has read the whole body. The rest is kept until the answer has arrived, because dropping it would end
-    // the connection.
+        outgoing_handler::handle(outgoing, None).map_err(|code| failed(&request.label(), code))?;
+    // A server may answer before it has read the whole body. The rest is kept until the answer has arrived, because
+    // dropping it would end the connection.
     let mut rest = None;
     if let Some(body) = body {
         match race(write(&body, &request.body), ready(answer.subscribe())).await {
@@ -34,7 +34,7 @@ pub(super) async fn send(request: &Request) -> Result<Response> {
         .get()
         .expect("the pollable is ready")
         .expect("the response is taken once")
-        .map_err(|code| failed(&request.what(), code))?;
+        .map_err(|code| failed(&request.label(), code))?;
     let fields = response.headers().entries();
     let headers = fields.into_iter().map(|(name, value)| {
         (
@@ -51,8 +51,9 @@ pub(super) async fn send(request: &Request) -> Result<Response> {
 }
 
 fn outgoing(request: &Request) -> Result<(OutgoingRequest, Option<OutgoingBody>)> {
-    let bad =
-        |why: &str| Error::permanent(format_args!("{}: {why}", request.what())).kind("bad-request");
+    let bad = |why: &str| {
+        Error::permanent(format_args!("{}: {why}", request.label())).kind("bad-request")
+    };
     let url = Url::parse(&request.url)?;
     let mut entries: Vec<(String, Vec<u8>)> = request
         .headers
@@ -103,15 +104,16 @@ async fn write(body: &OutgoingBody, bytes: &[u8]) -> std::result::Result<(), Str
     let stream = body.write().expect("the body is written once");
     let mut left = bytes;
     while !left.is_empty() {
-        let room = room(&stream).await?;
-        let (now, later) = left.split_at(room.min(left.len()));
+        let accepted = capacity(&stream).await?;
+        let (now, later) = left.split_at(accepted.min(left.len()));
         stream.write(now)?;
         left = later;
     }
     stream.flush()
 }
 
-async fn room(stream: &OutputStream) -> std::result::Result<usize, StreamError> {
+/// Waits until the server accepts more of the body, and returns how many bytes.
+async fn capacity(stream: &OutputStream) -> std::result::Result<usize, StreamError> {
     loop {
         match stream.check_write()? {
             0 => ready(stream.subscribe()).await,
@@ -135,8 +137,8 @@ async fn read(body: &IncomingBody, request: &Request) -> Result<(Vec<u8>, bool)>
             }
             Err(StreamError::Closed) => return Ok((bytes, false)),
             Err(StreamError::LastOperationFailed(error)) => {
-                let (what, why) = (request.what(), error.to_debug_string());
-                return Err(Error::retryable(format_args!("{what}: {why}")).kind("http"));
+                let (label, why) = (request.label(), error.to_debug_string());
+                return Err(Error::retryable(format_args!("{label}: {why}")).kind("http"));
             }
         }
     }
@@ -151,33 +153,33 @@ async fn ready(pollable: Pollable) {
     .await;
 }
 
-fn failed(what: &str, code: ErrorCode) -> Error {
+fn failed(label: &str, code: ErrorCode) -> Error {
     match code {
         ErrorCode::HttpRequestDenied | ErrorCode::DestinationIpProhibited => {
-            Error::permanent(format_args!("{what}: not granted")).kind("denied")
+            Error::permanent(format_args!("{label}: not granted")).kind("denied")
         }
         ErrorCode::InternalError(Some(why)) => {
-            Error::retryable(format_args!("{what}: {why}")).kind("http")
+            Error::retryable(format_args!("{label}: {why}")).kind("http")
         }
         ErrorCode::ConnectionTimeout
         | ErrorCode::ConnectionReadTimeout
         | ErrorCode::HttpResponseTimeout => {
-            Error::retryable(format_args!("{what}: no response in time")).kind("http-timeout")
+            Error::retryable(format_args!("{label}: no response in time")).kind("http-timeout")
         }
         ErrorCode::HttpRequestBodySize(bytes) => {
             let limit = bytes.map_or(String::new(), |bytes| format!(" ({bytes} bytes)"));
             Error::permanent(format_args!(
-                "{what}: the body is larger than the host allows{limit}"
+                "{label}: the body is larger than the host allows{limit}"
             ))
             .kind("too-large")
         }
         ErrorCode::DnsError(error) => {
             let why = error.rcode.unwrap_or_default();
             Error::retryable(format_args!(
-                "{what}: the address of the host cannot be resolved: {why}"
+                "{label}: the address of the host cannot be resolved: {why}"
             ))
             .kind("http")
         }
-        code => Error::retryable(format_args!("{what}: {code:?}")).kind("http"),
+        code => Error::retryable(format_args!("{label}: {code:?}")).kind("http"),
     }
 }

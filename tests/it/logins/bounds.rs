@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rouse::job::{Fence, Outcome};
-use rouse::store::{Heard, JsonText, Listener, Locked, WorkerKey};
+use rouse::store::{JsonText, Listener, Locked, Notification, WorkerKey};
 use serde_json::json;
 use tokio_postgres::Client;
 
@@ -331,7 +331,7 @@ async fn a_full_notification_queue_stops_notifications_and_nothing_else() {
         ))
         .await
         .unwrap();
-    let Some(Heard::Wakeup(first)) = listener.next().await else {
+    let Some(Notification::Wakeup(first)) = listener.next().await else {
         panic!("the first notification is the test's own");
     };
     assert_eq!(first.queue, "the-end");

@@ -164,7 +164,7 @@ fn an_unsupported_pattern_is_rejected_with_the_reason() {
             r"[\w-.]",
             r"a range in brackets with a class like \w at one end",
         ),
-        ("[b-a]", "a range in brackets that ends before it begins"),
+        ("[b-a]", "a range in brackets that ends before it starts"),
         ("[a", "a [ that is not closed"),
         ("(a", "a ( that is not closed"),
         ("a)", "a ) that closes nothing"),
@@ -181,11 +181,11 @@ fn an_unsupported_pattern_is_rejected_with_the_reason() {
         ("a{2,1}", "a {n,m} whose m is less than n"),
         (
             "(?i)a",
-            "a group that begins with (? and not with (?: or (?<",
+            "a group that starts with (? and not with (?: or (?<",
         ),
         (
             "(?P<a>b)",
-            "a group that begins with (? and not with (?: or (?<",
+            "a group that starts with (? and not with (?: or (?<",
         ),
         ("(?<1>a)", "a (?< without a name"),
         ("(?<>a)", "a (?< without a name"),

@@ -3,13 +3,13 @@
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::super::cache::Cache;
 use super::super::evaluate::{Check, Stop};
 use super::super::json::Document;
-use super::super::remembered::Remembered;
 use super::*;
 
-/// `#[serde(tag = "type")] enum Expr { Add { left, right }, Sub, Mul, Div, Neg { of }, Num { value } }`; `tag` maps the name of a variant
-/// to its tag.
+/// `#[serde(tag = "type")] enum Expr { Add { left, right }, Sub, Mul, Div, Neg { of }, Num { value } }`; `tag` maps the
+/// name of a variant to its tag.
 fn expressions(keyword: &str, tag: impl Fn(&str) -> Value) -> String {
     let expr = json!({ "$ref": "#" });
     let two = |name: &str| {
@@ -107,7 +107,7 @@ fn a_payload_of_a_recursive_type_matches_at_any_depth() {
 fn a_tag_decides_before_other_properties_are_checked() {
     let tagged = schema(&expressions("oneOf", constant)).unwrap();
     let value = nested(100, "left", NUM);
-    let forgetful = Remembered::bounded(1, u64::MAX);
+    let forgetful = Cache::bounded(1, u64::MAX);
     assert_eq!(ends(&tagged, &value, forgetful).unwrap(), "fits");
     let wrong = nested(10, "left", r#"{"type":"Num","value":"7"}"#);
     let why = tagged.check_quickly(wrong.as_bytes()).unwrap().unwrap_err();
@@ -118,11 +118,11 @@ fn a_tag_decides_before_other_properties_are_checked() {
 }
 
 /// The result of a check with this cache.
-fn ends(schema: &Schema, value: &str, remembered: Remembered<'static>) -> Option<String> {
+fn ends(schema: &Schema, value: &str, cache: Cache<'static>) -> Option<String> {
     let compiled = schema.compiled.as_ref()?;
     let document = Document::read(value.as_bytes()).unwrap_or_else(|_| panic!("it is JSON"));
     let mut check = Check::new(compiled, document.json(), 1 << 20, &|| false);
-    check.remembered = remembered;
+    check.cache = cache;
     Some(match check.whole() {
         Ok(()) => "fits".into(),
         Err(Stop::Mismatch(mismatch)) => mismatch.describe(
@@ -142,11 +142,11 @@ fn a_full_cache_keeps_the_most_expensive_results() {
     let schema = schema(&written).unwrap();
     let value = balanced(9);
     assert_eq!(
-        ends(&schema, &value, Remembered::bounded(1, u64::MAX)).unwrap(),
+        ends(&schema, &value, Cache::bounded(1, u64::MAX)).unwrap(),
         "too many steps"
     );
     assert_eq!(
-        ends(&schema, &value, Remembered::bounded(64, 8)).unwrap(),
+        ends(&schema, &value, Cache::bounded(64, 8)).unwrap(),
         "fits"
     );
 }
@@ -183,9 +183,9 @@ proptest! {
     fn cached_results_equal_computed_results(written in definitions(), value in super::laws::value()) {
         if let Ok(schema) = schema(&written.to_string()) {
             let value = value.to_string();
-            let uncached = ends(&schema, &value, Remembered::bounded(1, u64::MAX));
-            prop_assert_eq!(&ends(&schema, &value, Remembered::bounded(1 << 16, 1)), &uncached);
-            prop_assert_eq!(&ends(&schema, &value, Remembered::bounded(3, 1)), &uncached);
+            let uncached = ends(&schema, &value, Cache::bounded(1, u64::MAX));
+            prop_assert_eq!(&ends(&schema, &value, Cache::bounded(1 << 16, 1)), &uncached);
+            prop_assert_eq!(&ends(&schema, &value, Cache::bounded(3, 1)), &uncached);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The official test suite, as far as this crate evaluates the standard: schemas with other keywords are rejected when they are loaded, and
-//! no check gives a wrong answer.
+//! The official test suite, as far as this crate evaluates the standard: schemas with other keywords are rejected when
+//! they are loaded, and no check gives a wrong answer.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -80,8 +80,8 @@ fn the_official_suite_gets_no_wrong_answer() {
     let required = counts(Path::new(SUITE), &mut report);
     let optional = counts(&Path::new(SUITE).join("optional"), &mut report);
     println!("{report}required: {required:?}\noptional: {optional:?}");
-    // Rejected schemas refer to other documents, have another meta-schema, or use "$dynamicRef" with a name that more than one
-    // "$dynamicAnchor" has.
+    // Rejected schemas refer to other documents, have another meta-schema, or use "$dynamicRef" with a name that more
+    // than one "$dynamicAnchor" has.
     for (counted, agrees, refused) in [(required, 1_183, 74), (optional, 151, 7)] {
         let expected = Counts {
             agrees,

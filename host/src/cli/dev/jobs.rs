@@ -1,5 +1,5 @@
-//! Prints a line for each ended attempt of a `rouse dev`, from the events of [`rouse::job`](crate::worker). Under load, only the
-//! first attempts of each second get a line, and one more line counts the others.
+//! Prints a line for each ended attempt of a `rouse dev`, from the events of [`rouse::job`](crate::worker). Under load,
+//! only the first attempts of each second get a line, and one more line counts the others.
 //!
 //! It never blocks a worker: a thread of its own prints the lines, and lines that it cannot print in time are counted.
 
@@ -33,7 +33,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// How long the last lines may take at the end of a `rouse dev`.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The ends of jobs, on their way to standard output.
+/// Passes the ends of jobs to the thread that prints them.
 #[derive(Debug, Clone)]
 pub(in crate::cli) struct Jobs {
     window: Arc<Mutex<Window>>,

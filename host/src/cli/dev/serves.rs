@@ -1,4 +1,4 @@
-//! Tells other commands in the folder what a running `rouse dev` serves, through a file next to its data.
+//! A file next to the data of a `rouse dev`, from which other commands in the folder read what it serves.
 
 use std::fs;
 use std::io;
@@ -27,7 +27,7 @@ impl Serves {
     /// If the folder does not exist.
     pub(super) fn new(handlers: &Path, config: Option<&Path>) -> anyhow::Result<Self> {
         let handlers = fs::canonicalize(handlers)
-            .with_context(|| format!("look at {}", handlers.display()))?;
+            .with_context(|| format!("resolve the path {}", handlers.display()))?;
         let config = config.and_then(|config| fs::canonicalize(config).ok());
         Ok(Self { handlers, config })
     }

@@ -27,8 +27,8 @@ pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
-    /// Only handlers that match (repeat for several conditions, which must all match): handler=image.*, version=1.2.0, queue=mail,
-    /// tag=gpu, worker=mail-1, grant=http
+    /// Only handlers that match (repeat for several conditions, which must all match): handler=image.*, version=1.2.0,
+    /// queue=mail, tag=gpu, worker=mail-1, grant=http
     #[arg(long = "where", value_name = "KEY=VALUE")]
     filters: Vec<Filter>,
 

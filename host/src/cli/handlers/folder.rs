@@ -60,8 +60,8 @@ pub(super) struct FolderLocation {
 }
 
 impl FolderLocation {
-    /// The named folder and settings. If one is not named, it is that of the `rouse dev` that runs here, else the usual one. `dev`
-    /// is called only if needed.
+    /// The named folder and settings. If one is not named, it is that of the `rouse dev` that runs here, else the usual
+    /// one. `dev` is called only if needed.
     pub(super) fn of(
         folder: Option<&Path>,
         config: Option<&Path>,
@@ -77,12 +77,12 @@ impl FolderLocation {
             (None, Some(dev)) => dev.handlers.clone(),
             (None, None) => usual(),
         };
-        let serves_it = |dev: &Serves| {
+        let serves_folder = |dev: &Serves| {
             folder
                 .canonicalize()
                 .is_ok_and(|folder| folder == dev.handlers)
         };
-        let of_dev = config.is_none() && dev.as_ref().is_some_and(serves_it);
+        let of_dev = config.is_none() && dev.as_ref().is_some_and(serves_folder);
         Self {
             config: match of_dev {
                 true => dev.and_then(|dev| dev.config),

@@ -103,23 +103,23 @@ impl<'a> Held<'a> {
         let mut lines: Vec<(String, String)> = Vec::new();
         for grant in &self.http {
             let from = list(&grant.handler, "http");
-            lines.extend(requests(grant).map(|what| (what, from.clone())));
+            lines.extend(requests(grant).map(|text| (text, from.clone())));
         }
         for grant in &self.secrets {
             lines.push((secret(grant), list(&grant.handler, "secrets")));
         }
         for grant in &self.dirs {
             let (at, mode, dir) = (&grant.at, grant.mode.as_str(), grant.dir.display());
-            let what = format!("dirs:{at}:{mode}, which is {dir}");
-            lines.push((what, list(&grant.handler, "dirs")));
+            let text = format!("dirs:{at}:{mode}, which is {dir}");
+            lines.push((text, list(&grant.handler, "dirs")));
         }
         lines.extend(self.others.iter().cloned());
         if lines.is_empty() {
             return "nothing".into();
         }
         let mut table = List::plain();
-        for (what, from) in lines {
-            table.row([plain(&what), from]);
+        for (text, from) in lines {
+            table.row([plain(&text), from]);
         }
         table.text()
     }

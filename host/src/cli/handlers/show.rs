@@ -35,13 +35,13 @@ pub(super) struct Args {
     /// The handler, for instance text.stats
     name: String,
 
-    /// Show only the manifest in this folder, without a database; default: the fleet, and the manifest in the folder of a
-    /// `rouse dev` that runs here, else in ./handlers-wasm if that exists
+    /// Show only the manifest in this folder, without a database; default: the fleet, and the manifest in the folder of
+    /// a `rouse dev` that runs here, else in ./handlers-wasm if that exists
     #[arg(long, value_name = "DIR", conflicts_with = "database_url")]
     folder: Option<PathBuf>,
 
-    /// Settings for the manifest; default: those of a `rouse dev` that serves the folder from here, else ./rouse.toml if it
-    /// exists
+    /// Settings for the manifest; default: those of a `rouse dev` that serves the folder from here, else ./rouse.toml
+    /// if it exists
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -63,7 +63,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut fleet = Fleet::default();
     let here = match &args.folder {
         None => {
-            fleet = Fleet::look(&args).await?;
+            fleet = Fleet::query(&args).await?;
             in_the_usual_folder(&args).await
         }
         Some(dir) => {
@@ -230,12 +230,12 @@ struct Fleet {
     waiting: Vec<Value>,
     /// The time of the database.
     now: f64,
-    /// If there is neither: the handler with the most similar name.
+    /// The handler with the most similar name, if no worker has this one and no job waits for it.
     nearest: Option<String>,
 }
 
 impl Fleet {
-    async fn look(args: &Args) -> anyhow::Result<Self> {
+    async fn query(args: &Args) -> anyhow::Result<Self> {
         let store = args.target.checked_store().await?;
         let on = seen(store.fleet_handlers(Some(&args.name)).await?)?;
         let waiting = store.backlog(Some(&args.name)).await?.unwrap_or_default();
@@ -256,8 +256,8 @@ impl Fleet {
     }
 }
 
-/// The handler in the usual folder; `None` if there is no such folder, it does not have the handler, or it cannot be opened. The
-/// last is reported, and the fleet is shown all the same.
+/// The handler in the usual folder; `None` if there is no such folder, if it does not have the handler, or if it cannot
+/// be opened. The last is reported, and the fleet is still shown.
 async fn in_the_usual_folder(args: &Args) -> Option<Here> {
     // Another database has other hosts, with settings of their own.
     let dev = || args.target.is_implicit().then(Serves::here).flatten();

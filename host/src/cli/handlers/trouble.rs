@@ -15,8 +15,8 @@ pub(super) struct Trouble {
 }
 
 impl Trouble {
-    /// Checks the files and variables that `rouse.toml` names, as a starting host does. Relative paths start at `folder`;
-    /// `handlers` is the folder with the modules.
+    /// Checks the files and variables that `rouse.toml` names, as a starting host does. Relative paths start at
+    /// `folder`; `handlers` is the folder with the modules.
     pub(super) fn of(file: &File, folder: &Path, handlers: &Path) -> Self {
         let mut errors = file.secret_errors(folder, Environment);
         if file.invoke_max() != Some(0) {

@@ -1,4 +1,4 @@
-//! Direct invocations: whether they are on, who may call, and how many run at once.
+//! The settings of direct invocations: whether they are on, which callers are admitted, and how many run at once.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub(super) struct Offer {
     pub(super) payload_bytes_max: usize,
 }
 
-/// Who may call if no token is set.
+/// The callers that are admitted if no token is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cli) enum Tokenless {
     /// Programs on this machine, if the port is on loopback: `rouse dev`.

@@ -45,8 +45,8 @@ pub(super) struct Filter {
     #[arg(long, value_name = "POINTER=VALUE", value_parser = pointer)]
     payload: Vec<(String, Value)>,
 
-    /// Only jobs that ended since then (live jobs: were enqueued since then): a time such as 2027-01-31T08:00Z, or an age
-    /// such as 2h
+    /// Only jobs that ended since then (live jobs: were enqueued since then): a time such as 2027-01-31T08:00Z, or an
+    /// age such as 2h
     #[arg(long, value_name = "TIME", value_parser = Since::read)]
     since: Option<Since>,
 

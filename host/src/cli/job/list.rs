@@ -16,7 +16,7 @@ use crate::cli::screen::{Colour, Screen};
 use crate::cli::served::{Wanted, waits};
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
-use crate::store::{LOOKED_AT_MAX, Listed, Listing, Store};
+use crate::store::{EXAMINED_MAX, Listed, Listing, Store};
 
 /// The default number of jobs in a listing.
 const NEWEST: i32 = 20;
@@ -95,7 +95,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(id) = looked_back_to {
         let at = store.requested_at(id).await?.unwrap_or_default();
         eprintln!(
-            "rouse: there may be more: only the newest {LOOKED_AT_MAX} jobs were examined, back to {id}, requested at {at}; --before {id} continues from there"
+            "rouse: there may be more: only the newest {EXAMINED_MAX} jobs were examined, back to {id}, requested at {at}; --before {id} continues from there"
         );
     }
     Ok(ExitCode::SUCCESS)

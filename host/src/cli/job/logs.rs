@@ -84,10 +84,10 @@ async fn print_all(args: Args) -> anyhow::Result<ExitCode> {
         }
         let printed = print(&store, id, &mut after, &args).await?;
         let ended = !matches!(job.state.as_str(), "queued" | "running");
-        let past_it = args
+        let is_past_attempt = args
             .attempt
             .is_some_and(|attempt| job.record["attempt"].as_i64() > Some(attempt.into()));
-        match (args.follow, ended || past_it) {
+        match (args.follow, ended || is_past_attempt) {
             (false, _) => {
                 report_error(&job, &args);
                 return Ok(ExitCode::SUCCESS);

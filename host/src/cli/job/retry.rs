@@ -134,9 +134,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !complete {
         match args.confirm {
             true => eprintln!(
-                "rouse: stopped by a signal before the end; the same command with --until {until} goes on"
+                "rouse: stopped by a signal before the end; the same command with --until {until} continues"
             ),
-            false => eprintln!("rouse: stopped by a signal before the end; a count starts over"),
+            false => eprintln!(
+                "rouse: stopped by a signal before the end; the count starts over at the next call"
+            ),
         }
         return Ok(ExitCode::from(EXIT_STOPPED));
     }

@@ -44,19 +44,19 @@ impl Need {
     }
 }
 
-/// The widths of columns with these needs, together at most `room` if possible. Each column gets its longest word, and the rest goes
-/// to the column that lacks most. If words must break, the widest column is narrowed first.
-pub(super) fn widths(needs: &[Need], room: usize) -> Vec<usize> {
+/// The widths of columns with these needs, together at most `available` if possible. Each column gets its longest word,
+/// and the rest goes to the column that lacks most. If words must break, the widest column is narrowed first.
+pub(super) fn widths(needs: &[Need], available: usize) -> Vec<usize> {
     let mut widths: Vec<usize> = needs.iter().map(|need| need.least()).collect();
     let mut used: usize = widths.iter().sum();
-    while used > room
+    while used > available
         && let Some(widest) = widths.iter_mut().max()
         && *widest > CUT_MIN
     {
         *widest -= 1;
         used -= 1;
     }
-    while used < room
+    while used < available
         && let Some((width, lacking)) = widths
             .iter_mut()
             .zip(needs)

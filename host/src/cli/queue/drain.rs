@@ -79,7 +79,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "ID", value_parser = worker_id)]
     worker_id: Option<String>,
 
-    /// How long a claim is good for without renewal; overrides modules and rouse.toml
+    /// How long a claim is valid without renewal; overrides modules and rouse.toml
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = lease)]
     lease: Duration,
 
@@ -156,7 +156,7 @@ async fn prepare(args: &Args) -> anyhow::Result<Option<(Summary, Option<Work>)>>
         summary.left = left(&now, |_| Some("no job is due yet".into()));
         return Ok(Some((summary, None)));
     }
-    open_files::take_as_many_as_allowed();
+    open_files::raise_limit();
     let sandbox = Sandbox::start(sandbox_settings(&file, &folder, settings.slots, None)?)?;
     let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
     check_sources(&settings, &catalog, args)?;
@@ -173,7 +173,8 @@ async fn prepare(args: &Args) -> anyhow::Result<Option<(Summary, Option<Work>)>>
     Ok(Some((summary, Some(work))))
 }
 
-/// Rejects sources that are bound to missing handlers. A host leaves their jobs waiting, and this process would never end.
+/// Rejects sources that are bound to missing handlers. A host leaves their jobs waiting, and this process would never
+/// end.
 fn check_sources(settings: &Settings, catalog: &Catalog, args: &Args) -> anyhow::Result<()> {
     let handlers = catalog.current();
     let mut missing: Vec<String> = settings
@@ -308,8 +309,8 @@ impl Work {
         Ok(())
     }
 
-    /// True if no job is left that this worker could run, and none is running here. Notes if the queue was paused, since there
-    /// is nothing to wait for then.
+    /// True if no job is left that this worker could run, and none is running here. Notes if the queue was paused,
+    /// since there is nothing to wait for then.
     async fn is_empty(
         &self,
         summary: &mut Summary,

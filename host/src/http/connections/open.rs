@@ -1,4 +1,4 @@
-//! What each connection is doing, and which one is closed to make room.
+//! Records what each connection is doing, and closes one to make room for another.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,45 +13,43 @@ const STUCK_MIN: Duration = Duration::from_secs(1);
 /// The connections that are open.
 #[derive(Clone, Default)]
 pub(super) struct Open {
-    known: Arc<Mutex<HashMap<u64, Doing>>>,
+    known: Arc<Mutex<HashMap<u64, Activity>>>,
     numbers: Arc<AtomicU64>,
 }
 
 /// The state of one connection.
-struct Doing {
+struct Activity {
     /// From the head of a request until the server has handed on the whole response.
-    is_asking: bool,
+    has_request: bool,
     /// The response is not read completely yet.
     is_behind: bool,
     /// Since when its next request is awaited, or it has not read from its response.
     silent_since: Option<Instant>,
-    give_way: CancellationToken,
+    close: CancellationToken,
 }
 
 impl Open {
     /// Closes the connection without a request that has been silent for longest, else the one that has not read its
     /// response for longest, if there is either.
-    pub(super) fn one_gives_way(&self) {
+    pub(super) fn close_one(&self) {
         let mut known = self.lock();
         let now = Instant::now();
         let longest = known
             .iter()
-            .filter_map(|(number, doing)| {
-                let is_answered = doing.is_asking || doing.is_behind;
-                Some((is_answered, doing.silent_since?, *number))
+            .filter_map(|(number, activity)| {
+                let is_busy = activity.has_request || activity.is_behind;
+                Some((is_busy, activity.silent_since?, *number))
             })
-            .filter(|(is_answered, since, _)| {
-                !is_answered || now.duration_since(*since) >= STUCK_MIN
-            })
+            .filter(|(is_busy, since, _)| !is_busy || now.duration_since(*since) >= STUCK_MIN)
             .min();
         if let Some((.., number)) = longest
-            && let Some(doing) = known.remove(&number)
+            && let Some(activity) = known.remove(&number)
         {
-            doing.give_way.cancel();
+            activity.close.cancel();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Doing>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Activity>> {
         // Only the allocator can panic while the lock is held.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -61,7 +59,7 @@ impl Open {
 pub(super) struct Connected {
     number: u64,
     open: Open,
-    give_way: CancellationToken,
+    close: CancellationToken,
 }
 
 impl Connected {
@@ -69,54 +67,54 @@ impl Connected {
         let connected = Self {
             number: open.numbers.fetch_add(1, Ordering::Relaxed),
             open: open.clone(),
-            give_way: CancellationToken::new(),
+            close: CancellationToken::new(),
         };
-        let doing = Doing {
-            is_asking: false,
+        let activity = Activity {
+            has_request: false,
             is_behind: false,
             silent_since: Some(Instant::now()),
-            give_way: connected.give_way.clone(),
+            close: connected.close.clone(),
         };
-        open.lock().insert(connected.number, doing);
+        open.lock().insert(connected.number, activity);
         connected
     }
 
     /// Completes when the connection must close.
-    pub(super) async fn gives_way(&self) {
-        self.give_way.cancelled().await;
+    pub(super) async fn must_close(&self) {
+        self.close.cancelled().await;
     }
 
     /// Records a request. False if the connection must close instead of responding.
-    pub(super) fn asks(&self) -> bool {
-        self.now(|doing| {
-            doing.is_asking = true;
-            doing.is_behind = false;
-            doing.silent_since = None;
+    pub(super) fn start_request(&self) -> bool {
+        self.update(|activity| {
+            activity.has_request = true;
+            activity.is_behind = false;
+            activity.silent_since = None;
         })
     }
 
     /// Records that the whole response was handed on.
-    pub(super) fn is_answered(&self) {
-        self.now(|doing| {
-            doing.is_asking = false;
-            doing.silent_since.get_or_insert_with(Instant::now);
+    pub(super) fn finish_response(&self) {
+        self.update(|activity| {
+            activity.has_request = false;
+            activity.silent_since.get_or_insert_with(Instant::now);
         });
     }
 
-    /// Records that the client has read something, or (false) that nothing more can be written until it does.
-    pub(super) fn takes(&self, takes: bool) {
-        self.now(|doing| {
-            if takes || !doing.is_behind {
-                let is_silent = !takes || !doing.is_asking;
-                doing.silent_since = is_silent.then(Instant::now);
+    /// Records whether the client could be sent more; if not, nothing more can be written until it reads.
+    pub(super) fn record_write(&self, is_accepted: bool) {
+        self.update(|activity| {
+            if is_accepted || !activity.is_behind {
+                let is_silent = !is_accepted || !activity.has_request;
+                activity.silent_since = is_silent.then(Instant::now);
             }
-            doing.is_behind = !takes;
+            activity.is_behind = !is_accepted;
         });
     }
 
     /// Updates the state; false if the connection was closed.
-    fn now(&self, note: impl FnOnce(&mut Doing)) -> bool {
-        self.open.lock().get_mut(&self.number).map(note).is_some()
+    fn update(&self, change: impl FnOnce(&mut Activity)) -> bool {
+        self.open.lock().get_mut(&self.number).map(change).is_some()
     }
 }
 
@@ -132,7 +130,7 @@ mod tests {
 
     fn gone(all: &[&Connected]) -> Vec<bool> {
         all.iter()
-            .map(|connected| connected.give_way.is_cancelled())
+            .map(|connected| connected.close.is_cancelled())
             .collect()
     }
 
@@ -141,16 +139,16 @@ mod tests {
         let open = Open::default();
         let all = [(); 3].map(|()| Connected::new(&open));
         let [first, second, third] = &all;
-        assert!(first.asks());
-        open.one_gives_way();
+        assert!(first.start_request());
+        open.close_one();
         assert_eq!(gone(&[first, second, third]), [false, true, false]);
-        assert!(!second.asks(), "it is too late");
-        first.is_answered();
-        open.one_gives_way();
+        assert!(!second.start_request(), "it is too late");
+        first.finish_response();
+        open.close_one();
         assert_eq!(gone(&[first, second, third]), [false, true, true]);
-        open.one_gives_way();
+        open.close_one();
         assert_eq!(gone(&[first, second, third]), [true, true, true]);
-        open.one_gives_way();
+        open.close_one();
     }
 
     #[test]
@@ -158,20 +156,20 @@ mod tests {
         let open = Open::default();
         let all = [(); 2].map(|()| Connected::new(&open));
         let [reads, stuck] = &all;
-        assert!(reads.asks() && stuck.asks());
-        stuck.takes(false);
-        open.one_gives_way();
-        assert_eq!(gone(&[reads, stuck]), [false, false], "it may yet");
+        assert!(reads.start_request() && stuck.start_request());
+        stuck.record_write(false);
+        open.close_one();
+        assert_eq!(gone(&[reads, stuck]), [false, false], "it may still read");
         let long_ago = Instant::now().checked_sub(2 * STUCK_MIN).unwrap();
         open.lock().get_mut(&stuck.number).unwrap().silent_since = Some(long_ago);
         // The response is handed on, but not read yet.
-        reads.takes(false);
-        reads.is_answered();
-        open.one_gives_way();
-        open.one_gives_way();
+        reads.record_write(false);
+        reads.finish_response();
+        open.close_one();
+        open.close_one();
         assert_eq!(gone(&[reads, stuck]), [false, true]);
-        reads.takes(true);
-        open.one_gives_way();
+        reads.record_write(true);
+        open.close_one();
         assert_eq!(gone(&[reads, stuck]), [true, true]);
         drop(all);
         assert!(open.lock().is_empty());

@@ -47,7 +47,7 @@ impl http_body::Body for Body {
 
 impl Drop for Body {
     fn drop(&mut self) {
-        self.connected.is_answered();
+        self.connected.finish_response();
     }
 }
 
@@ -62,8 +62,8 @@ impl Stream {
         Self { stream, connected }
     }
 
-    fn noted(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        self.connected.takes(written.is_ready());
+    fn record(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        self.connected.record_write(written.is_ready());
         written
     }
 }
@@ -85,7 +85,7 @@ impl AsyncWrite for Stream {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.noted(written)
+        self.record(written)
     }
 
     fn poll_write_vectored(
@@ -94,7 +94,7 @@ impl AsyncWrite for Stream {
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
-        self.noted(written)
+        self.record(written)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -1,8 +1,8 @@
 //! One backoff for all connections to one address.
 //!
-//! As long as connections open, it has no effect. After the first failure, all callers get an error at once, without a try, until 1, 2, 4 …
-//! 60 s have passed; then the next caller makes one try. Callers that retry on their own (settlements, renewals, steps) therefore need no
-//! backoff of their own.
+//! As long as connections open, it has no effect. After the first failure, all callers get an error at once, without a
+//! try, until 1, 2, 4 … 60 s have passed; then the next caller makes one try. Callers that retry on their own
+//! (settlements, renewals, steps) therefore need no backoff of their own.
 
 use std::fmt;
 use std::future::Future;
@@ -73,12 +73,12 @@ pub enum NotOpened<E> {
 #[derive(Debug)]
 pub(super) struct Try<T, E> {
     started: Instant,
-    going: JoinHandle<Result<T, NotOpened<E>>>,
+    task: JoinHandle<Result<T, NotOpened<E>>>,
 }
 
 impl<T, E> Try<T, E> {
     pub(super) fn has_ended(&self) -> bool {
-        self.going.is_finished()
+        self.task.is_finished()
     }
 
     pub(super) fn age(&self) -> Duration {
@@ -87,7 +87,7 @@ impl<T, E> Try<T, E> {
 
     /// Its result. Must not be called again after it has returned.
     pub(super) async fn end(&mut self) -> Result<T, NotOpened<E>> {
-        match (&mut self.going).await {
+        match (&mut self.task).await {
             Ok(opened) => opened,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
@@ -124,8 +124,8 @@ impl Backoff {
         self.start(patience, opening, describe)?.end().await
     }
 
-    /// Starts to open a connection, unless the backoff has not passed. The try continues even if no caller waits for its end: whether the
-    /// server is reached does not depend on the patience of one task.
+    /// Starts to open a connection, unless the backoff has not passed. The try continues even if no caller waits for
+    /// its end: whether the server is reached does not depend on the patience of one task.
     pub(super) fn start<T, E>(
         self: &Arc<Self>,
         patience: Duration,
@@ -138,19 +138,19 @@ impl Backoff {
     {
         let turn = self.turn().map_err(NotOpened::Away)?;
         let started = Instant::now();
-        let going = tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let opened = match tokio::time::timeout(patience, opening).await {
                 Ok(opened) => opened.map_err(NotOpened::Failed),
                 Err(_) => Err(NotOpened::Silent(patience)),
             };
             match &opened {
-                Ok(_) => turn.worked(),
+                Ok(_) => turn.succeeded(),
                 Err(NotOpened::Failed(error)) => turn.failed(describe(error)),
                 Err(not) => turn.failed(not.to_string()),
             }
             opened
         });
-        Ok(Try { started, going })
+        Ok(Try { started, task })
     }
 
     /// Waits until the server is reached or the backoff has passed.
@@ -177,7 +177,8 @@ impl Backoff {
         self.reach.borrow().away().is_some()
     }
 
-    /// Ends the wait for the next try. Also ends the wait for a try in progress: a server that does not answer it may be back.
+    /// Ends the wait for the next try. Also ends the wait for a try in progress: a server that does not answer it may
+    /// be back.
     pub(super) fn try_now(&self) {
         self.reach.send_if_modified(|reach| {
             let away = reach.away.as_mut();
@@ -204,7 +205,7 @@ impl Backoff {
         Ok(Turn {
             backoff: self.clone(),
             failures: turn?,
-            worked: false,
+            succeeded: false,
             why: "the try was cancelled".into(),
         })
     }
@@ -215,13 +216,13 @@ struct Turn {
     backoff: Arc<Backoff>,
     /// Failed tries in a row, before this one.
     failures: u32,
-    worked: bool,
+    succeeded: bool,
     why: String,
 }
 
 impl Turn {
-    fn worked(mut self) {
-        self.worked = true;
+    fn succeeded(mut self) {
+        self.succeeded = true;
     }
 
     fn failed(mut self, why: String) {
@@ -233,7 +234,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         self.backoff.reach.send_if_modified(|reach| {
             let failures = reach.away().map_or(0, |away| away.failures);
-            match self.worked {
+            match self.succeeded {
                 true => reach.away.take().is_some(),
                 // Of several concurrent failures, count one.
                 false if failures != self.failures => {
@@ -267,8 +268,8 @@ impl Drop for Turn {
     }
 }
 
-/// The wait after this many failures in a row: 1, 2, 4 … 60 s, with jitter of up to one half. `random` is uniform in `0.0..1.0`. The jitter
-/// keeps hosts that lose a server together from reconnecting together.
+/// The wait after this many failures in a row: 1, 2, 4 … 60 s, with jitter of up to one half. `random` is uniform in
+/// `0.0..1.0`. The jitter keeps hosts that lose a server together from reconnecting together.
 pub fn backoff(failures: u32, random: f64) -> Duration {
     Duration::from_secs(1 << failures.min(6))
         .min(WAIT_MAX)
@@ -397,19 +398,19 @@ mod tests {
         let backoff = Arc::new(Backoff::new());
         let early = backoff.turn();
         let _ = fails(&backoff).await;
-        let far = away(&backoff).map(|away| Away {
+        let later = away(&backoff).map(|away| Away {
             next_at: Some(Instant::now() + Duration::from_secs(3600)),
             ..away
         });
-        backoff.reach.send_modify(|reach| reach.away = far);
+        backoff.reach.send_modify(|reach| reach.away = later);
         let waits = tokio::spawn({
             let mut reach = backoff.reach();
             async move { reach.wait_for(|reach| reach.away().is_none()).await.is_ok() }
         });
-        let goes_on = async {
-            let _ = tokio::join!(backoff.ready(), async { early.map(Turn::worked) });
+        let recovery = async {
+            let _ = tokio::join!(backoff.ready(), async { early.map(Turn::succeeded) });
         };
-        tokio::time::timeout(Duration::from_secs(20), goes_on)
+        tokio::time::timeout(Duration::from_secs(20), recovery)
             .await
             .expect("the waiters wake up");
         assert!(waits.await.unwrap());

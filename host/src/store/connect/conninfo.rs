@@ -1,7 +1,7 @@
 //! Parses connection strings and `PG*` variables.
 //!
-//! tokio-postgres parses both kinds of string too, but rejects settings that it does not know, `sslmode=verify-full` among them. So they
-//! are parsed here, our settings are removed, and the rest is passed on to it.
+//! tokio-postgres parses both kinds of string too, but rejects settings that it does not know, `sslmode=verify-full`
+//! among them. So they are parsed here, our settings are removed, and the rest is passed on to it.
 
 use std::collections::BTreeMap;
 

@@ -4,7 +4,7 @@ use std::{error::Error, io, path::PathBuf};
 
 use crate::store::describe_chain;
 
-/// Why there is no connection. Never contains a password.
+/// The reason why there is no connection. Never contains a password.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// No setting names a database.
@@ -40,7 +40,7 @@ pub enum ConnectError {
     },
     /// An unknown `sslmode`.
     #[error(
-        "sslmode is {value:?} (in DATABASE_URL or PGSSLMODE): it is one of disable, allow, prefer, \
+        "sslmode is {value:?} (in DATABASE_URL or PGSSLMODE): expected disable, allow, prefer, \
          require, verify-ca, verify-full"
     )]
     SslMode {
@@ -49,7 +49,7 @@ pub enum ConnectError {
     },
     /// The system's roots with a mode that does not check the host name.
     #[error(
-        "sslmode={mode} is too weak for sslrootcert=system, whose authorities sign for everybody: \
+        "sslmode={mode} is too weak for sslrootcert=system, whose authorities sign certificates for any host: \
          use sslmode=verify-full"
     )]
     WeakSslMode {

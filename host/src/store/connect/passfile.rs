@@ -6,8 +6,9 @@ use tokio_postgres::{Config, config::Host};
 
 use super::ConnectError;
 
-/// The password for a connection, from the first line of the file that matches it (`host:port:database:user:password`, `*` matches all).
-/// `None` if the file does not exist, or if other users can read it: then it is ignored with a warning, as in libpq.
+/// The password for a connection, from the first line of the file that matches it (`host:port:database:user:password`,
+/// `*` matches all). `None` if the file does not exist, or if other users can read it: then it is ignored with a
+/// warning, as in libpq.
 pub(super) fn look_up(path: &Path, config: &Config) -> Result<Option<String>, ConnectError> {
     let failed = |error| ConnectError::PassFile {
         path: path.to_owned(),
@@ -19,13 +20,13 @@ pub(super) fn look_up(path: &Path, config: &Config) -> Result<Option<String>, Co
         Err(error) => return Err(failed(error)),
     };
     if !found.is_file() {
-        tracing::warn!(path = %path.display(), "the password file is not a plain file, and is ignored");
+        tracing::warn!(path = %path.display(), "the password file is ignored, because it is not a regular file");
         return Ok(None);
     }
     if found.mode() & 0o077 != 0 {
         tracing::warn!(
             path = %path.display(),
-            "the password file is open to others, and is ignored: chmod 0600 makes it good"
+            "the password file is ignored, because other users can read it: run chmod 0600 on it"
         );
         return Ok(None);
     }

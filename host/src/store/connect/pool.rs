@@ -21,8 +21,9 @@ pub type PooledClient = managed::Object<Opener>;
 
 /// Opens connections for a pool, subject to the backoff.
 ///
-/// A try continues if its caller gives up; the next caller gets it, and the connection that results. So even callers with little patience
-/// are served by a server that is slow to accept connections, and the server does not get a new try from each of them.
+/// A try continues if its caller gives up; the next caller gets it, and the connection that results. So even callers
+/// with little patience are served by a server that is slow to accept connections, and the server does not get a new
+/// try from each of them.
 #[derive(Debug)]
 pub struct Opener {
     manager: Arc<Manager>,
@@ -131,7 +132,8 @@ impl managed::Manager for Opener {
     }
 }
 
-/// Connects like deadpool's default, but logs the end of a connection at debug level: the worker reports an outage once.
+/// Connects like deadpool's default, but logs the end of a connection at debug level: the worker reports an outage
+/// once.
 pub(super) struct QuietConnect(pub(super) Tls);
 
 type Connected = (Client, JoinHandle<()>);
@@ -144,12 +146,12 @@ impl Connect for QuietConnect {
         let (config, tls) = (config.clone(), self.0.clone());
         Box::pin(async move {
             let (client, connection) = config.connect(tls).await?;
-            let going = tokio::spawn(async move {
+            let driver = tokio::spawn(async move {
                 if let Err(error) = connection.await {
                     tracing::debug!(%error, "a connection of the pool ended");
                 }
             });
-            Ok((client, going))
+            Ok((client, driver))
         })
     }
 }

@@ -65,7 +65,8 @@ pub(super) enum Roots {
     File(PathBuf),
 }
 
-/// The check and the roots for a mode, with the certificate file that was configured or the one at libpq's default path.
+/// The check and the roots for a mode, with the certificate file that was configured or the one at libpq's default
+/// path.
 pub(super) fn roots(
     mode: SslMode,
     root_cert: Option<&str>,

@@ -53,8 +53,9 @@ impl ServerCertVerifier for Verifier {
             algorithms,
         ) {
             Ok(()) => {}
-            // A self-signed certificate that is marked as an authority, as `openssl req -x509` creates it, is rejected as a server
-            // certificate. But the operator configured exactly this one, and its dates have been checked by now.
+            // A self-signed certificate that is marked as an authority, as `openssl req -x509` creates it, is rejected
+            // as a server certificate. But the operator configured exactly this one, and its dates have been checked by
+            // now.
             Err(Error::InvalidCertificate(CertificateError::Other(_)))
                 if self.named.iter().any(|named| named == end_entity) => {}
             Err(error) => return Err(error),
@@ -72,7 +73,8 @@ impl ServerCertVerifier for Verifier {
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         if self.check == Check::Nothing {
-            // Without a trusted chain a signature proves nothing, and checking it would reject old certificates that cannot be parsed.
+            // Without a trusted chain a signature proves nothing, and checking it would reject old certificates that
+            // cannot be parsed.
             return Ok(HandshakeSignatureValid::assertion());
         }
         let algorithms = &self.provider.signature_verification_algorithms;

@@ -5,7 +5,9 @@ use std::fmt;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Transaction};
 
-use super::{MigrateError, ROLES, Sources, release, sql};
+use super::error::sql;
+use super::ledger::release;
+use super::{MigrateError, ROLES, Sources};
 
 /// How many differences a message lists.
 const LISTED_MAX: usize = 5;
@@ -13,7 +15,7 @@ const LISTED_MAX: usize = 5;
 /// An object that differs from what was applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Difference {
-    what: String,
+    object: String,
     kind: Kind,
 }
 
@@ -27,9 +29,9 @@ enum Kind {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            Kind::Missing => write!(f, "{} is missing", self.what),
-            Kind::Changed => write!(f, "{} was changed", self.what),
-            Kind::Unknown => write!(f, "{} was added", self.what),
+            Kind::Missing => write!(f, "{} is missing", self.object),
+            Kind::Changed => write!(f, "{} was changed", self.object),
+            Kind::Unknown => write!(f, "{} was added", self.object),
         }
     }
 }
@@ -82,11 +84,11 @@ pub(super) async fn differences(client: &mut Client) -> Result<Vec<Difference>, 
     let rows = transaction
         .query_typed(&query, &[(&&ROLES[..], Type::TEXT_ARRAY)])
         .await
-        .map_err(sql("look which functions and rights are in force"))?;
+        .map_err(sql("read which functions and rights are in force"))?;
     Ok(rows
         .iter()
         .map(|row| Difference {
-            what: row.get(0),
+            object: row.get(0),
             kind: match (row.get(1), row.get(2)) {
                 (true, _) => Kind::Unknown,
                 (false, true) => Kind::Missing,
@@ -109,7 +111,7 @@ pub(super) async fn record(
     transaction
         .batch_execute("DELETE FROM rouse.definitions")
         .await
-        .map_err(sql("write what was applied"))?;
+        .map_err(sql("record what was applied"))?;
     transaction
         .execute_typed(
             &query,
@@ -123,7 +125,7 @@ pub(super) async fn record(
         )
         .await
         .map(|_| ())
-        .map_err(sql("write what was applied"))
+        .map_err(sql("record what was applied"))
 }
 
 #[cfg(test)]

@@ -8,16 +8,17 @@ use tokio_postgres::{
     Client, GenericClient, IsolationLevel, SimpleQueryMessage, SimpleQueryRow, Transaction,
 };
 
-use super::{MigrateError, allowed, sql};
+use super::MigrateError;
+use super::error::{allowed, sql};
 use crate::harmless::printable;
 
 /// The interval of checks for sessions that block a running statement.
-const LOOK_EVERY: Duration = Duration::from_millis(30);
+const CHECK_EVERY: Duration = Duration::from_millis(30);
 
 /// The lock that a migrating host holds while it works.
 ///
-/// It is a lock on the ledger that only its owner can take, because any login of the database can hold an advisory lock. Until the ledger
-/// exists, it is an advisory lock with a limited wait.
+/// It is a lock on the ledger that only its owner can take, because any login of the database can hold an advisory
+/// lock. Until the ledger exists, it is an advisory lock with a limited wait.
 pub(super) struct Lock<'a> {
     transaction: Transaction<'a>,
 }
@@ -33,8 +34,8 @@ impl<'a> Lock<'a> {
         let pid = pid(keeper).await?;
         let transaction = keeper
             .build_transaction()
-            // The isolation level is explicit, because a stricter default of the database would keep a snapshot, and a concurrent index
-            // would wait for that.
+            // The isolation level is explicit, because a stricter default of the database would keep a snapshot, and a
+            // concurrent index would wait for that.
             .isolation_level(IsolationLevel::ReadCommitted)
             .read_only(false)
             .start()
@@ -47,7 +48,7 @@ impl<'a> Lock<'a> {
                 if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) =>
             {
                 Err(MigrateError::Blocked {
-                    what: "the migration".to_string(),
+                    operation: "the migration".to_string(),
                     waited: wait,
                     by: blockers.latest(),
                 })
@@ -106,12 +107,12 @@ async fn lock(transaction: &Transaction<'_>, wait: Duration) -> Result<(), Migra
 
 async fn has_ledger(client: &impl GenericClient) -> Result<bool, MigrateError> {
     let rows = rows(client, "SELECT to_regclass('rouse.migration')").await;
-    let rows = rows.map_err(sql("look for the ledger"))?;
+    let rows = rows.map_err(sql("find the ledger"))?;
     Ok(rows.first().is_some_and(|row| row.get(0).is_some()))
 }
 
-/// The rows of a query, as text. Uses the simple protocol, because the extended one keeps the last query of a transaction open, with its
-/// snapshot, for which a concurrent index would wait.
+/// The rows of a query, as text. Uses the simple protocol, because the extended one keeps the last query of a
+/// transaction open, with its snapshot, for which a concurrent index would wait.
 async fn rows(
     client: &impl GenericClient,
     query: &str,
@@ -148,7 +149,7 @@ pub(super) async fn watched<T>(
     loop {
         tokio::select! {
             done = &mut work => return done,
-            () = tokio::time::sleep(LOOK_EVERY) => {
+            () = tokio::time::sleep(CHECK_EVERY) => {
                 let query = include_str!("blockers.sql").replace("$1", &pid.to_string());
                 // If the check fails, the work continues, and its own error is reported.
                 if let Ok(rows) = rows(watcher, &query).await

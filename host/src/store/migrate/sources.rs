@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use sha2::{Digest, Sha256};
+
 /// One migration: a change of tables.
 #[derive(Debug, Clone, Copy)]
 pub struct Migration {
@@ -9,9 +11,9 @@ pub struct Migration {
     pub version: i32,
     /// The change, from its name.
     pub name: &'static str,
-    /// The SQL text. If its first line is `-- rouse: no transaction`, it runs outside a transaction, statement by statement (each ends with
-    /// a semicolon at the end of a line): for `CREATE INDEX CONCURRENTLY` and the like only. It runs again after it failed half way, and
-    /// has to allow for that (`DROP INDEX CONCURRENTLY IF EXISTS` first).
+    /// The SQL text. If its first line is `-- rouse: no transaction`, it runs outside a transaction, statement by
+    /// statement (each ends with a semicolon at the end of a line): for `CREATE INDEX CONCURRENTLY` and the like only.
+    /// It runs again after it failed half way, and has to allow for that (`DROP INDEX CONCURRENTLY IF EXISTS` first).
     pub sql: &'static str,
 }
 
@@ -41,8 +43,8 @@ pub struct Source {
     pub sql: &'static str,
 }
 
-/// The protocol between this host and the functions for workers. Incremented by each change that older hosts would not survive. Reasons and
-/// consequences: docs/decisions/two-protocols-are-served.md.
+/// The protocol between this host and the functions for workers. Incremented by each change that older hosts would not
+/// survive. Reasons and consequences: docs/decisions/two-protocols-are-served.md.
 pub const PROTOCOL: i32 = 1;
 
 /// All sources of schema `rouse`.
@@ -67,8 +69,13 @@ impl Sources<'_> {
             // Writing to a String cannot fail.
             let _ = write!(all, "{}\n{}\n", source.name, source.sql);
         }
-        super::digest(&all)
+        digest(&all)
     }
+}
+
+/// The sha256 of a text, as the ledger records it.
+pub(super) fn digest(text: &str) -> String {
+    format!("{:x}", Sha256::digest(text))
 }
 
 macro_rules! migration {

@@ -88,8 +88,8 @@ impl Summary {
         self.retried = outcomes.of(OutcomeLabel::Retried);
     }
 
-    /// True if jobs failed or wait for a retry. A job that succeeded on a retry within the drain does not count. If more jobs are
-    /// scheduled than were examined, one that waits for a retry may be among them.
+    /// True if jobs failed or wait for a retry. A job that succeeded on a retry within the drain does not count. If
+    /// more jobs are scheduled than were examined, one that waits for a retry may be among them.
     pub(super) fn has_failures(&self) -> bool {
         let waits = |left: &Left| left.retries > 0 || (self.retried > 0 && left.hides_some());
         self.failed > 0 || self.left.iter().any(waits)
@@ -151,7 +151,7 @@ fn line(left: &Left) -> String {
     ]
     .into_iter()
     .filter(|(jobs, _)| *jobs > 0)
-    .map(|(jobs, what)| format!("{jobs}{more} {what}"))
+    .map(|(jobs, kind)| format!("{jobs}{more} {kind}"))
     .collect();
     let mut text = format!("{}: {}", plain(&left.handler), counts.join(", "));
     if let Some(why) = left.why.as_ref().filter(|_| left.ready > 0) {

@@ -1,6 +1,7 @@
 //! Caches the results of subschemas that are reached on more than one path for the same part of the value.
 //!
-//! The alternatives of a recursive type each evaluate the contents, so without this the work would double with each level of the value.
+//! The alternatives of a recursive type each evaluate the contents, so without this the work would double with each
+//! level of the value.
 
 use std::collections::HashMap;
 
@@ -15,7 +16,7 @@ const RESULTS_MAX: usize = 1 << 16;
 const STEPS_MIN: u64 = 32;
 
 /// Results of one check.
-pub(super) struct Remembered<'s> {
+pub(super) struct Cache<'s> {
     results: HashMap<(NodeId, Location), Result<'s>>,
     results_max: usize,
     steps_min: u64,
@@ -28,7 +29,7 @@ struct Result<'s> {
     steps: u64,
 }
 
-impl<'s> Remembered<'s> {
+impl<'s> Cache<'s> {
     pub(super) fn new() -> Self {
         Self::bounded(RESULTS_MAX, STEPS_MIN)
     }
@@ -42,16 +43,16 @@ impl<'s> Remembered<'s> {
     }
 
     /// The cached result: unknown, a match, or the mismatch.
-    pub(super) fn find(&self, node: NodeId, at: Location) -> Option<Option<Mismatch<'s>>> {
+    pub(super) fn get(&self, node: NodeId, at: Location) -> Option<Option<Mismatch<'s>>> {
         if self.results.is_empty() {
             return None;
         }
         self.results.get(&(node, at)).map(|result| result.mismatch)
     }
 
-    /// Caches a result that took this many steps. If the cache is full, the cheapest results are dropped, and results as cheap are no
-    /// longer cached.
-    pub(super) fn note(
+    /// Caches a result that took this many steps. If the cache is full, the cheapest results are dropped, and results
+    /// as cheap are no longer cached.
+    pub(super) fn insert(
         &mut self,
         node: NodeId,
         at: Location,

@@ -1,0 +1,76 @@
+//! Applies roles, the ledger, migrations and definitions within one transaction.
+
+use tokio_postgres::Transaction;
+
+use super::error::{Login, allowed, owned, sql};
+use super::ledger::record;
+use super::{LOCK_WAIT, MigrateError, Migration, ROLES, ROLES_SQL, Sources, in_force};
+
+/// Applies `migrations`, and the definitions if they are needed; on the `first` run also the roles and the ledger.
+pub(super) async fn apply(
+    transaction: &Transaction<'_>,
+    sources: Sources<'_>,
+    first: bool,
+    migrations: &[&Migration],
+    definitions: bool,
+) -> Result<(), MigrateError> {
+    transaction
+        .batch_execute(&format!(
+            "SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {}",
+            LOCK_WAIT.as_millis()
+        ))
+        .await
+        .map_err(sql("set the lock timeout"))?;
+    let login = Login::read(transaction).await?;
+    let roles = transaction
+        .query_typed(
+            "SELECT count(*) FROM pg_roles WHERE rolname = ANY ($1)",
+            &[(&&ROLES[..], tokio_postgres::types::Type::TEXT_ARRAY)],
+        )
+        .await
+        .map_err(sql("find the roles"))?;
+    let existing: i64 = roles.first().expect("a count is one row").get(0);
+    if first || existing < ROLES.len() as i64 {
+        transaction
+            .batch_execute(ROLES_SQL)
+            .await
+            .map_err(allowed("create the roles"))?;
+    }
+    if first {
+        transaction
+            .batch_execute(include_str!("ledger.sql"))
+            .await
+            .map_err(owned("create schema rouse", &login))?;
+    }
+    transaction
+        .batch_execute("SET LOCAL ROLE rouse_owner")
+        .await
+        .map_err(owned("act as rouse_owner", &login))?;
+    for migration in migrations {
+        transaction
+            .batch_execute(migration.sql)
+            .await
+            .map_err(sql(migration.name))?;
+        record(transaction, migration).await?;
+    }
+    if definitions {
+        for source in sources.functions {
+            transaction
+                .batch_execute(source.sql)
+                .await
+                .map_err(sql(source.name))?;
+        }
+        transaction
+            .batch_execute(include_str!("drop_vanished.sql"))
+            .await
+            .map_err(sql("drop vanished functions"))?;
+        for source in sources.rights {
+            transaction
+                .batch_execute(source.sql)
+                .await
+                .map_err(sql(source.name))?;
+        }
+        in_force::record(transaction, sources).await?;
+    }
+    Ok(())
+}
