@@ -1,4 +1,4 @@
-//! `cargo xtask check`: everything that CI asks of the source besides the tests.
+//! `cargo xtask check`: everything that CI checks besides the tests.
 
 mod book;
 mod conformance;
@@ -17,7 +17,7 @@ use rouse_workbench::workspace::{self, Workspace};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Install missing tools (cargo-deny, mdBook) into ~/.cache/rouse/tools; always done when CI is set
+    /// Install missing tools (cargo-deny, mdBook) into ~/.cache/rouse/tools; implied if CI is set
     #[arg(long)]
     install: bool,
 }
@@ -25,13 +25,14 @@ pub(crate) struct Options {
 /// How one step ended.
 enum End {
     Passed,
-    /// Could not be done here; the sentence says why.
+    /// Not possible on this machine, with the reason.
     Skipped(String),
     Failed(anyhow::Error),
 }
 
 struct Step<'a> {
     name: &'static str,
+    /// Returns the reason if it skips the step.
     run: Box<dyn FnOnce() -> Result<Option<String>> + 'a>,
 }
 
@@ -72,7 +73,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
             "[{}/{count}] {}: {end}{}",
             index + 1,
             step.name,
-            took(started.elapsed())
+            duration(started.elapsed())
         );
         ends.push((step.name, end));
     }
@@ -113,7 +114,7 @@ fn format(workspace: &Workspace) -> Result<Option<String>> {
 fn lints(workspace: &Workspace) -> Result<Option<String>> {
     let mut command = workspace.cargo("clippy");
     command.args(["--workspace", "--all-targets", "--", "-D", "warnings"]);
-    succeed(command, "mend what clippy says above")
+    succeed(command, "fix the warnings of clippy above")
 }
 
 fn documentation(workspace: &Workspace) -> Result<Option<String>> {
@@ -121,7 +122,7 @@ fn documentation(workspace: &Workspace) -> Result<Option<String>> {
     command
         .args(["--workspace", "--no-deps"])
         .env("RUSTDOCFLAGS", "-D warnings");
-    succeed(command, "mend what rustdoc says above")
+    succeed(command, "fix the warnings of rustdoc above")
 }
 
 fn succeed(mut command: std::process::Command, remedy: &str) -> Result<Option<String>> {
@@ -135,8 +136,8 @@ fn succeed(mut command: std::process::Command, remedy: &str) -> Result<Option<St
     Ok(None)
 }
 
-/// Only for steps that one waits for.
-fn took(elapsed: Duration) -> String {
+/// The duration of a step; empty if it took less than a second.
+fn duration(elapsed: Duration) -> String {
     match elapsed.as_secs() {
         0 => String::new(),
         seconds => format!(" ({seconds} s)"),
