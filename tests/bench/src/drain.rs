@@ -57,8 +57,8 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         // Waiting attempts have their own instances, reused or not.
         if options.attempts > 0 && !options.reuse {
             let resident = resident(bench, server, options.attempts).await?;
-            let what = format!("memory of the host, {} attempts running", options.attempts);
-            report.add("drain.rss_running", what, resident, Unit::Bytes);
+            let label = format!("memory of the host, {} attempts running", options.attempts);
+            report.add("drain.rss_running", label, resident, Unit::Bytes);
         }
         Ok(report)
     })
@@ -76,8 +76,8 @@ fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Resul
     let middle = |value: fn(&Drained) -> f64| median(runs.iter().map(value).collect());
     let jobs_per_s = middle(Drained::jobs_per_s)?;
     let growths: Vec<f64> = runs.iter().filter_map(|run| run.rss_growth).collect();
-    let mut figure = |name: &str, what: &str, value: f64, unit: Unit| {
-        report.add(format!("{prefix}.{name}"), what, value, unit);
+    let mut figure = |name: &str, label: &str, value: f64, unit: Unit| {
+        report.add(format!("{prefix}.{name}"), label, value, unit);
     };
     figure(
         "jobs",
@@ -148,8 +148,8 @@ fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Resul
         Unit::Bytes,
     );
     if !growths.is_empty() {
-        let what = "its growth from a tenth of the jobs to the end";
-        figure("rss_growth", what, median(growths)?, Unit::Bytes);
+        let label = "its growth from a tenth of the jobs to the end";
+        figure("rss_growth", label, median(growths)?, Unit::Bytes);
     }
     Ok(())
 }

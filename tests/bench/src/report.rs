@@ -26,7 +26,7 @@ pub(super) struct Figure {
     /// Words joined by dots, such as `drain.ratio`: stable, for scripts and targets.
     pub(super) key: String,
     /// Description for people.
-    pub(super) what: String,
+    pub(super) label: String,
     pub(super) value: f64,
     pub(super) unit: Unit,
 }
@@ -53,13 +53,13 @@ impl Report {
     pub(super) fn add(
         &mut self,
         key: impl Into<String>,
-        what: impl Into<String>,
+        label: impl Into<String>,
         value: f64,
         unit: Unit,
     ) {
         self.figures.push(Figure {
             key: key.into(),
-            what: what.into(),
+            label: label.into(),
             value,
             unit,
         });
@@ -151,7 +151,7 @@ impl Figure {
         };
         [
             self.key.clone(),
-            self.what.clone(),
+            self.label.clone(),
             self.unit.shown(self.value),
             bound(|target| target.at_least),
             bound(|target| target.aim),
@@ -167,7 +167,7 @@ impl Figure {
         let mut json = json!({
             "value": rounded(self.value),
             "unit": self.unit.name(),
-            "what": self.what,
+            "label": self.label,
         });
         if let (Some(target), Some(verdict)) = (Target::of(&self.key), self.verdict()) {
             json["at_least"] = target.at_least.into();

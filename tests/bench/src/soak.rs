@@ -110,8 +110,8 @@ type Resource = fn(&Sample) -> f64;
 
 impl Sample {
     fn of(pid: u32, jobs: i64) -> Result<Self> {
-        let count = |what: &str| -> Result<f64> {
-            let path = format!("/proc/{pid}/{what}");
+        let count = |folder: &str| -> Result<f64> {
+            let path = format!("/proc/{pid}/{folder}");
             let entries = std::fs::read_dir(&path).with_context(|| format!("list {path}"))?;
             Ok(entries.count() as f64)
         };
@@ -262,23 +262,23 @@ fn growth(samples: &[Sample], jobs: i64, report: &mut Report) -> Result<()> {
         ("maps", "mappings", Unit::Count, 50.0),
         ("threads", "threads", Unit::Count, 4.0),
     ];
-    for ((key, what, unit, slack), value) in names.into_iter().zip(resources) {
+    for ((key, label, unit, slack), value) in names.into_iter().zip(resources) {
         let (early, late) = (within(1, 2, value)?, within(9, 10, value)?);
         report.add(
             format!("soak.{key}_early"),
-            format!("{what}, second tenth"),
+            format!("{label}, second tenth"),
             early,
             unit,
         );
         report.add(
             format!("soak.{key}_late"),
-            format!("{what}, last tenth"),
+            format!("{label}, last tenth"),
             late,
             unit,
         );
         if late > early * 1.1 + slack {
             report.failures.push(format!(
-                "{what} grew from {early:.0} to {late:.0}: the host leaks"
+                "{label} grew from {early:.0} to {late:.0}: the host leaks"
             ));
         }
     }

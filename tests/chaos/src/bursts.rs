@@ -10,7 +10,7 @@ use tokio_postgres::types::Json;
 
 use super::calls::Caller;
 use super::faults::Faults;
-use super::ledger::{Answer, Request, What, now_us};
+use super::ledger::{Answer, Event, Request, now_us};
 use super::load::{FAULT_JOBS_START, JobSpec, Kind, LINE, PATIENT, QUEUES, WORK};
 use super::plan::Fault;
 use super::random::Random;
@@ -135,7 +135,8 @@ impl Faults {
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
-        self.ledger.happened(from_us, What::LineCancelled { count })
+        self.ledger
+            .happened(from_us, Event::LineCancelled { count })
     }
 
     /// Cuts all listening connections, and cancels running jobs before and after hosts listen again.
@@ -169,7 +170,7 @@ impl Faults {
             Ok(ended) => {
                 let count = ended.len() as u64;
                 self.ledger
-                    .happened(from_us, What::ListenersCut { count })?;
+                    .happened(from_us, Event::ListenersCut { count })?;
             }
             Err(error) => return self.skipped(Fault::CutListeners, &format!("{error:#}")),
         }

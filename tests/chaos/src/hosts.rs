@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::folder::Folder;
-use super::ledger::{Ledger, What, now_us};
+use super::ledger::{Event, Ledger, now_us};
 use super::settings::{self, Role};
 
 /// Faults leave a host alone for this long after its start.
@@ -160,7 +160,8 @@ impl Hosts {
         let from_us = now_us();
         process.child.kill().await.context("kill a host")?;
         let worker = process.worker.clone();
-        self.ledger.happened(from_us, What::HostKilled { worker })?;
+        self.ledger
+            .happened(from_us, Event::HostKilled { worker })?;
         self.replace(seat)?;
         Ok(true)
     }
@@ -213,7 +214,7 @@ impl Hosts {
         let worker = process.worker.clone();
         self.ledger.happened(
             from_us,
-            What::HostStopped {
+            Event::HostStopped {
                 worker,
                 status,
                 clean,
@@ -252,12 +253,12 @@ impl Hosts {
         };
         let up_us = process.started_at.elapsed().as_micros() as i64;
         let from_us = now_us() - up_us;
-        let what = What::HostEnded {
+        let event = Event::HostEnded {
             worker: process.worker.clone(),
             status: status.to_string(),
             up_us,
         };
-        self.ledger.happened(from_us, what)?;
+        self.ledger.happened(from_us, event)?;
         Ok(Some(from_us))
     }
 
@@ -356,7 +357,7 @@ impl Frozen {
         let worker = process.worker.clone();
         hosts
             .ledger
-            .happened(self.from_us, What::HostFrozen { worker, jobs })?;
+            .happened(self.from_us, Event::HostFrozen { worker, jobs })?;
         hosts.lock()[seat].process = Some(process);
         Ok(())
     }

@@ -217,7 +217,7 @@ mod tests {
             assert!((share..=share * 8).contains(&there), "{kind:?}: {there}");
         }
         assert_eq!(Kind::ALL.iter().map(|(_, share)| share).sum::<u64>(), 1000);
-        let has = |what: fn(&JobSpec) -> bool| specs.iter().any(what);
+        let has = |test: fn(&JobSpec) -> bool| specs.iter().any(test);
         assert!(has(|w| w.sleep_ms > 5_000));
         assert!(has(|w| w.steps && w.fail_attempts > 0));
         assert!(has(|w| w.fail_attempts > 3));

@@ -16,7 +16,7 @@ use super::dump;
 use super::faults::Faults;
 use super::folder::Folder;
 use super::hosts::Hosts;
-use super::ledger::{Ledger, Line, Run, What, now_us};
+use super::ledger::{Event, Ledger, Line, Run, now_us};
 use super::load::QUEUES;
 use super::module::Module;
 use super::plan::{self, Planned};
@@ -132,7 +132,7 @@ async fn scene(
         while let Some(done) = tasks.join_next().await {
             done??;
         }
-        ledger.happened(now_us(), What::LoadEnded)?;
+        ledger.happened(now_us(), Event::LoadEnded)?;
         server.answers().await?;
         for queue in QUEUES {
             faults.resume(queue).await?;

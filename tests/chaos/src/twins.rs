@@ -6,7 +6,7 @@ use anyhow::Result;
 use rouse_workbench::database;
 
 use super::hosts::{Hosts, LOOK_EVERY, Process, RESTART_AFTER};
-use super::ledger::{Exit, What, now_us};
+use super::ledger::{Event, Exit, now_us};
 use super::settings::Role;
 
 /// Compiling the module takes seconds on a busy machine.
@@ -81,7 +81,7 @@ impl Hosts {
             self.stop_process(process).await?;
         }
         self.ledger
-            .happened(from_us, What::IdShared { worker, exits })?;
+            .happened(from_us, Event::IdShared { worker, exits })?;
         Ok(true)
     }
 

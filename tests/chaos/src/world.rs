@@ -268,12 +268,12 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
         for file in fs::read_dir(host.path())? {
             let name = file?.file_name().to_string_lossy().into_owned();
             let parts: Vec<&str> = name.split('.').collect();
-            let [job, attempt, nonce, at_us, what] = parts[..] else {
+            let [job, attempt, nonce, at_us, kind] = parts[..] else {
                 bail!("{worker}/{name} is not a file of evidence");
             };
             let at_us: i64 = at_us.parse()?;
             let key = (worker.clone(), nonce.to_owned());
-            match what {
+            match kind {
                 "begin" => {
                     let evidence = Evidence {
                         worker: worker.clone(),
@@ -287,11 +287,11 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
                         bail!("two attempts on {worker} have the nonce {nonce}");
                     }
                 }
-                _ => later.push((key, at_us, what.to_owned())),
+                _ => later.push((key, at_us, kind.to_owned())),
             }
         }
     }
-    for (key, at_us, what) in later {
+    for (key, at_us, kind) in later {
         let Some(evidence) = found.get_mut(&key) else {
             bail!(
                 "the attempt {} on {} has evidence but no start",
@@ -299,11 +299,11 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
                 key.0
             );
         };
-        match what.as_str() {
+        match kind.as_str() {
             "step" => evidence.stepped_us = Some(at_us),
             "tick" => evidence.ticked_us = evidence.ticked_us.max(Some(at_us)),
             "end" => evidence.ended_us = Some(at_us),
-            _ => bail!("{what} is not a kind of evidence"),
+            _ => bail!("{kind} is not a kind of evidence"),
         }
     }
     let mut all: Vec<_> = found.into_values().collect();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::super::ledger::What;
+use super::super::ledger::Event;
 use super::super::world::Try;
 use super::{Found, Known};
 
@@ -63,7 +63,7 @@ pub(super) fn one_backoff(known: &Known<'_>) -> Found {
 fn stops(known: &Known<'_>, worker: &str) -> Vec<i64> {
     let happened = known.world.happened.iter();
     let stopped = happened.filter(
-        |h| matches!(&h.what, What::HostStopped { worker: stopped, .. } if stopped == worker),
+        |h| matches!(&h.event, Event::HostStopped { worker: stopped, .. } if stopped == worker),
     );
     stopped.map(|h| h.from_us).collect()
 }

@@ -102,7 +102,7 @@ fn written<'a>(known: &Known<'a>) -> Vec<Written<'a>> {
 
 /// No attempt starts after the end of its job: its worker would have claimed an ended job, or another worker would have settled
 /// it. Left out are ends by admin actions (the claim may have been in line), and claims that the server has forgotten.
-pub(super) fn over_at_its_end(known: &Known<'_>) -> Found {
+pub(super) fn no_start_after_end(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
         let Some(finished_us) = job.finished_us.filter(|_| !ended_by_an_admin(job)) else {
