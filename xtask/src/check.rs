@@ -126,12 +126,12 @@ fn documentation(workspace: &Workspace) -> Result<Option<String>> {
 }
 
 fn succeed(mut command: std::process::Command, remedy: &str) -> Result<Option<String>> {
-    let shown = workspace::shown(&command);
+    let command_line = workspace::command_line(&command);
     let status = command
         .status()
-        .with_context(|| format!("start `{shown}`"))?;
+        .with_context(|| format!("start `{command_line}`"))?;
     if !status.success() {
-        bail!("`{shown}` failed: {remedy}");
+        bail!("`{command_line}` failed: {remedy}");
     }
     Ok(None)
 }

@@ -147,15 +147,19 @@ fn committed_at(workspace: &Workspace) -> String {
 
 /// Runs a command and returns its output. The error has its stderr.
 fn succeed(command: &mut Command) -> Result<String> {
-    let shown = workspace::shown(command);
+    let command_line = workspace::command_line(command);
     let output = command
         .output()
-        .with_context(|| format!("start `{shown}`"))?;
+        .with_context(|| format!("start `{command_line}`"))?;
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
-        bail!("`{shown}` failed ({}):\n{}", output.status, stderr.trim());
+        bail!(
+            "`{command_line}` failed ({}):\n{}",
+            output.status,
+            stderr.trim()
+        );
     }
-    String::from_utf8(output.stdout).with_context(|| format!("read the output of `{shown}`"))
+    String::from_utf8(output.stdout).with_context(|| format!("read the output of `{command_line}`"))
 }
 
 #[cfg(test)]

@@ -62,8 +62,8 @@ pub(super) enum State {
     Held,
     /// Partitions are created and dropped during the drain
     Partitions,
-    /// All at once: jobs are pending in a queue that the host does not serve, many jobs have finished, and a transaction is open
-    /// for `--minutes`
+    /// All at once: jobs are pending in a queue that the host does not serve, many jobs have finished, and a
+    /// transaction is open for `--minutes`
     Old,
 }
 
@@ -135,23 +135,23 @@ impl Decay<'_> {
             State::PendingUnknown => {
                 let label = format!("{pending} pending for an unknown handler");
                 self.fill("nobody.has-this", "default", "normal").await?;
-                self.against_fresh("pending_unknown", &label).await
+                self.compare_with_fresh("pending_unknown", &label).await
             }
             State::PendingUnserved => {
                 let label = format!("{pending} pending in an unserved queue");
                 self.fill("noop", "elsewhere", "normal").await?;
-                self.against_fresh("pending_unserved", &label).await
+                self.compare_with_fresh("pending_unserved", &label).await
             }
             State::PendingLow => {
                 let label = format!("{pending} pending with low priority, served");
                 self.fill("noop", "default", "low").await?;
-                self.against_fresh("pending_low", &label).await
+                self.compare_with_fresh("pending_low", &label).await
             }
             State::Finished => {
                 let label = format!("{} finished, yesterday and today", self.options.finished);
                 finished::fill(self.bench, self.server, self.options.finished).await?;
                 self.server.settle_disk().await?;
-                self.against_fresh("finished", &label).await
+                self.compare_with_fresh("finished", &label).await
             }
             State::Held => held::measure(self).await,
             State::Partitions => partitions::measure(self).await,
@@ -161,7 +161,7 @@ impl Decay<'_> {
 
     /// Drains in the current state, then clears the database and drains again: the fresh drains before and
     /// after are the reference.
-    async fn against_fresh(&mut self, key: &str, label: &str) -> Result<()> {
+    async fn compare_with_fresh(&mut self, key: &str, label: &str) -> Result<()> {
         let rate = rates(&self.drains().await?);
         self.clear().await?;
         let after = rates(&self.drains().await?);

@@ -152,7 +152,7 @@ impl Figure {
         [
             self.key.clone(),
             self.label.clone(),
-            self.unit.shown(self.value),
+            self.unit.format(self.value),
             bound(|target| target.at_least),
             bound(|target| target.aim),
             self.verdict().map_or("", Verdict::word).to_owned(),
@@ -193,7 +193,7 @@ impl Unit {
     }
 
     /// Formats a value in this unit for people.
-    pub(super) fn shown(self, value: f64) -> String {
+    pub(super) fn format(self, value: f64) -> String {
         match self {
             Self::Ratio => format!("{value:.3}"),
             Self::PerSecond if value >= 100.0 => format!("{} /s", grouped(value)),
@@ -238,11 +238,11 @@ mod tests {
 
     #[test]
     fn values_are_formatted_for_people() {
-        assert_eq!(Unit::PerSecond.shown(1_234_567.8), "1,234,568 /s");
-        assert_eq!(Unit::PerSecond.shown(0.5), "0.50 /s");
-        assert_eq!(Unit::Bytes.shown(921.6), "922 B");
-        assert_eq!(Unit::Bytes.shown(120e6), "120 MB");
-        assert_eq!(Unit::Count.shown(-1000.0), "-1000.0");
+        assert_eq!(Unit::PerSecond.format(1_234_567.8), "1,234,568 /s");
+        assert_eq!(Unit::PerSecond.format(0.5), "0.50 /s");
+        assert_eq!(Unit::Bytes.format(921.6), "922 B");
+        assert_eq!(Unit::Bytes.format(120e6), "120 MB");
+        assert_eq!(Unit::Count.format(-1000.0), "-1000.0");
         assert_eq!(rounded(0.123_456_78), 0.12346);
     }
 

@@ -124,10 +124,13 @@ impl Scale<'_> {
 
     /// Adds the figures that all drains have, and returns the jobs per second.
     fn drained(&mut self, key: &str, label: &str, drains: &[Drained]) -> Result<f64> {
-        let middle = |value: fn(&Drained) -> f64| median(drains.iter().map(value).collect());
-        let per_s = middle(Drained::jobs_per_s)?;
+        let median_of = |value: fn(&Drained) -> f64| median(drains.iter().map(value).collect());
+        let per_s = median_of(Drained::jobs_per_s)?;
         self.figure(&format!("{key}.per_s"), label, per_s, Unit::PerSecond);
-        let (cpu, statements) = (middle(|d| d.cpu_postgres_us)?, middle(|d| d.statements)?);
+        let (cpu, statements) = (
+            median_of(|d| d.cpu_postgres_us)?,
+            median_of(|d| d.statements)?,
+        );
         let label = "CPU time per job: Postgres";
         self.figure(
             &format!("{key}.cpu_postgres"),

@@ -76,11 +76,11 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
     for _ in 0..DRAINS {
         drains.push(drained::drain(bench, server, &host, 1, &work).await?);
     }
-    let middle = |value: fn(&Drained) -> f64| median(drains.iter().map(value).collect());
+    let median_of = |value: fn(&Drained) -> f64| median(drains.iter().map(value).collect());
     // Other load on the machine makes batches smaller, never larger: the best of a few drains shows what the code
     // can do.
     let min = |value: fn(&Drained) -> f64| drains.iter().map(value).fold(f64::INFINITY, f64::min);
-    let jobs_per_s = middle(Drained::jobs_per_s)?;
+    let jobs_per_s = median_of(Drained::jobs_per_s)?;
     let mut figure = |name: &str, label: &str, value: f64, unit: Unit| {
         report.add(format!("smoke.{name}"), label, value, unit);
     };
@@ -101,17 +101,25 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
         (
             "postgres",
             "Postgres per job",
-            middle(|d| d.cpu_postgres_us)?,
+            median_of(|d| d.cpu_postgres_us)?,
         ),
-        ("control", "the host per job", middle(|d| d.cpu_control_us)?),
-        ("guests", "the guest per job", middle(|d| d.cpu_guests_us)?),
+        (
+            "control",
+            "the host per job",
+            median_of(|d| d.cpu_control_us)?,
+        ),
+        (
+            "guests",
+            "the guest per job",
+            median_of(|d| d.cpu_guests_us)?,
+        ),
     ] {
         figure(&format!("drain.cpu_{name}"), label, used, us);
         // Machines differ by a factor of two and more.
-        let against = format!("{label}, ratio to the probe");
+        let ratio_label = format!("{label}, ratio to the probe");
         figure(
             &format!("drain.cpu_{name}_ratio"),
-            &against,
+            &ratio_label,
             used / probe_us,
             Unit::Ratio,
         );

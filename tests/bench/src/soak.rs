@@ -1,4 +1,4 @@
-//! Hundreds of thousands of jobs in one host, some of them hostile: does the host leak?
+//! Checks that a host does not leak while it runs hundreds of thousands of jobs, some of them hostile.
 //!
 //! Figures are compared between the second tenth of the jobs, when every code path has run once, and the last tenth.
 
@@ -167,7 +167,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     .await
 }
 
-/// Enqueues a chunk whenever there is room for it, until all have ended.
+/// Enqueues a chunk whenever few enough jobs are live, and returns when all jobs have ended.
 async fn soak(bench: &Bench, client: &Client, pid: u32, chunks: i64) -> Result<Vec<Sample>> {
     let jobs = chunks * CHUNK;
     bench.progress.count("soaking", jobs.unsigned_abs());

@@ -22,11 +22,11 @@ use super::settings::{self, Role};
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
 /// Covers the drain timeout, the grace, and a database that does not answer.
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub(super) const POLL_EVERY: Duration = Duration::from_millis(100);
 /// The supervisor's pause before a restart, so that a host which exits at once is not restarted in a tight loop.
 pub(super) const RESTART_AFTER: Duration = Duration::from_millis(500);
 /// How long a fault waits for a host that no other fault uses.
-const WAITS_FOR_A_HOST: Duration = Duration::from_secs(10);
+const HOST_AVAILABLE_WITHIN: Duration = Duration::from_secs(10);
 
 /// The hosts, and the settings that they are started with.
 pub(super) struct Hosts {
@@ -145,10 +145,10 @@ impl Hosts {
             if !Self::settled(&self.lock()).is_empty() {
                 return true;
             }
-            if started.elapsed() > WAITS_FOR_A_HOST {
+            if started.elapsed() > HOST_AVAILABLE_WITHIN {
                 return false;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_EVERY).await;
         }
     }
 
@@ -242,7 +242,7 @@ impl Hosts {
                 tokio::time::sleep(RESTART_AFTER).await;
                 self.replace(seat)?;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_EVERY).await;
         }
     }
 
@@ -329,7 +329,7 @@ impl Hosts {
             .stderr(log);
         let mut command = Command::from(command);
         command.process_group(0).kill_on_drop(true);
-        host_process::end_with_us(&mut command);
+        host_process::stop_with_parent(&mut command);
         let child = command.spawn().context("start `rouse serve`")?;
         Ok(Process {
             worker,

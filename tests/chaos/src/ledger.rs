@@ -140,7 +140,8 @@ pub(super) enum Event {
     LineCancelled {
         count: u64,
     },
-    /// Two hosts shared this id, from the start of the second one. `exits` has the exits of both that were not requested.
+    /// Two hosts shared this id, from the start of the second one. `exits` has the exits of both that were not
+    /// requested.
     IdShared {
         worker: String,
         exits: Vec<Exit>,

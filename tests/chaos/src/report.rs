@@ -246,7 +246,7 @@ impl Report {
             .collect();
         json!({
             "run": self.run,
-            "again": self.command(),
+            "command": self.command(),
             "faults": faults,
             "rules": rules,
             "counts": counts,

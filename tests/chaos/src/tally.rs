@@ -86,7 +86,8 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
     counts
 }
 
-/// The kinds of jobs in the run. A job that was rolled back, or whose producer hung up, need not exist: its request is enough.
+/// The kinds of jobs in the run. A job that was rolled back, or whose producer hung up, need not exist: its request is
+/// enough.
 pub(super) fn kinds(world: &World) -> BTreeSet<Kind> {
     let there: BTreeSet<i64> = world.jobs.iter().map(|job| job.n).collect();
     let specs = world.calls.iter().filter_map(|call| match &call.request {

@@ -181,7 +181,7 @@ impl World {
     }
 
     fn take_ledger(&mut self, lines: Vec<Line>) {
-        let mut places = HashMap::new();
+        let mut indexes = HashMap::new();
         for line in lines {
             match line {
                 Line::Run(run) => self.run = run,
@@ -191,7 +191,7 @@ impl World {
                     call,
                     request,
                 } => {
-                    places.insert(call, self.calls.len());
+                    indexes.insert(call, self.calls.len());
                     self.calls.push(Call {
                         number: call,
                         request,
@@ -205,9 +205,9 @@ impl World {
                     call,
                     answer,
                 } => {
-                    if let Some(place) = places.get(&call) {
-                        self.calls[*place].answered_us = at_us;
-                        self.calls[*place].answer = answer;
+                    if let Some(index) = indexes.get(&call) {
+                        self.calls[*index].answered_us = at_us;
+                        self.calls[*index].answer = answer;
                     }
                 }
             }
@@ -274,7 +274,7 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
             let at_us: i64 = at_us.parse()?;
             let key = (worker.clone(), nonce.to_owned());
             match kind {
-                "begin" => {
+                "start" => {
                     let evidence = Evidence {
                         worker: worker.clone(),
                         job: job.parse()?,
@@ -321,12 +321,12 @@ mod tests {
         let host = dir.path().join("host-0");
         fs::create_dir(&host).unwrap();
         for name in [
-            "7.1.aa.100.begin",
+            "7.1.aa.100.start",
             "7.1.aa.120.step",
             "7.1.aa.140.tick",
             "7.1.aa.130.tick",
             "7.1.aa.150.end",
-            "7.2.bb.120.begin",
+            "7.2.bb.120.start",
         ] {
             fs::write(host.join(name), "").unwrap();
         }

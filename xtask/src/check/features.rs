@@ -55,13 +55,13 @@ fn crates(workspace: &Workspace, packages: &[&str]) -> Result<BTreeSet<String>> 
         .args(packages)
         .args(["--locked", "--edges", "normal,build"])
         .args(["--prefix", "none", "--no-dedupe", "--format", "{p} [{f}]"]);
-    let shown = workspace::shown(&command);
+    let command_line = workspace::command_line(&command);
     let output = command
         .output()
-        .with_context(|| format!("start `{shown}`"))?;
+        .with_context(|| format!("start `{command_line}`"))?;
     ensure!(
         output.status.success(),
-        "`{shown}` failed: {}",
+        "`{command_line}` failed: {}",
         String::from_utf8_lossy(&output.stderr).trim()
     );
     Ok(read(&String::from_utf8_lossy(&output.stdout)))

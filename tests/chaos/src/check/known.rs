@@ -9,8 +9,8 @@ use super::super::load::JobSpec;
 use super::super::settings;
 use super::super::world::{Attempt, Call, Evidence, Job, Record, Step, World};
 
-/// A claim commits asynchronously, and the server writes commits to disk within some tenths of a second. A crash forgets claims that
-/// were not written yet.
+/// A claim commits asynchronously, and the server writes commits to disk within some tenths of a second. A crash
+/// forgets claims that were not written yet.
 pub(super) const FORGOTTEN_WITHIN_US: i64 = 3_000_000;
 /// A claim that has not started within a second is released; a host checks for such claims every quarter of a second.
 pub(super) const IN_LINE_US: i64 = 1_500_000;
@@ -231,7 +231,8 @@ impl<'a> Known<'a> {
             && self.crashes(from_us - NO_LISTEN_AFTER_CRASH_US, until_us) == 0
     }
 
-    /// Whether connections were cut or the server was down in this interval. Cuts of all listening connections do not count.
+    /// Whether connections were cut or the server was down in this interval. Cuts of all listening connections do not
+    /// count.
     pub(super) fn has_other_trouble(&self, from_us: i64, until_us: i64) -> bool {
         let is_cut = self.world.happened.iter().any(|h| {
             matches!(h.event, Event::BackendsTerminated { .. })
@@ -254,7 +255,8 @@ impl<'a> Known<'a> {
         self.worker_ids.values().any(|id| *id == worker)
     }
 
-    /// The intervals in which this queue was certainly paused: from the answer to a pause to the request of the next resume.
+    /// The intervals in which this queue was certainly paused: from the answer to a pause to the request of the next
+    /// resume.
     pub(super) fn pauses(&self, queue: &str) -> Vec<(i64, i64)> {
         let resumes: Vec<&Call> = self
             .world

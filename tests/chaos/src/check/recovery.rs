@@ -26,9 +26,9 @@ pub(super) fn nothing_stuck(known: &Known<'_>) -> Found {
     found
 }
 
-/// For each attempt lost with a killed host, the time from the kill to the next start. Left out are jobs with another reason
-/// to wait: the server was down, the queue was paused, it was a second loss (which waits 10 s), only the killed host may have
-/// had the tags, the lease was longer, or an admin action ended the job.
+/// For each attempt lost with a killed host, the time from the kill to the next start. Left out are jobs with another
+/// reason to wait: the server was down, the queue was paused, it was a second loss (which waits 10 s), only the killed
+/// host may have had the tags, the lease was longer, or an admin action ended the job.
 pub(super) fn runs_again_after_kill(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for killed in &known.world.happened {
@@ -136,8 +136,8 @@ fn was_disturbed(known: &Known<'_>, since_us: i64, stopped: &Happened, worker: &
     })
 }
 
-/// A host may give up at its start if it cannot read the schema from the server, or if another host has its id. Otherwise it exits
-/// only on request, with a clean status if the server was up.
+/// A host may give up at its start if it cannot read the schema from the server, or if another host has its id.
+/// Otherwise it exits only on request, with a clean status if the server was up.
 pub(super) fn hosts_stay_up(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for happened in &known.world.happened {
@@ -185,8 +185,8 @@ pub(super) fn hosts_stay_up(known: &Known<'_>) -> Found {
     found
 }
 
-/// Of two hosts with the same id, only the one without the id exits, with a reason instead of a crash. Exits while the server
-/// cannot be reached are left out.
+/// Of two hosts with the same id, only the one without the id exits, with a reason instead of a crash. Exits while the
+/// server cannot be reached are left out.
 pub(super) fn one_holder(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for happened in &known.world.happened {

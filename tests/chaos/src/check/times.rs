@@ -52,7 +52,8 @@ fn earliest_us(known: &Known<'_>, job: &Job, run_at_us: i64, at_us: i64) -> i64 
     earliest
 }
 
-/// No job of a queue is claimed while the queue is certainly paused. A pause is a case only if a claimable job was enqueued during it.
+/// No job of a queue is claimed while the queue is certainly paused. A pause is a case only if a claimable job was
+/// enqueued during it.
 pub(super) fn pause_holds(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for queue in super::super::load::QUEUES {
