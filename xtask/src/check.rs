@@ -48,7 +48,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
         step("reference pages", || {
             done(reference::check(&workspace.root))
         }),
-        step("one build for all", || done(features::check(workspace))),
+        step("build settings", || done(features::check(workspace))),
         step("licences, bans, sources", || {
             done(dependencies::policy(workspace, install))
         }),

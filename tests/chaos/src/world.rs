@@ -112,7 +112,7 @@ pub(super) struct Progress {
     pub(super) job: i64,
     /// The nonce of the attempt that wrote it.
     pub(super) step: String,
-    pub(super) said_us: i64,
+    pub(super) reported_us: i64,
     /// The job's attempt, if the job still has the fence of the row.
     pub(super) attempt: Option<i32>,
     pub(super) worker: Option<i64>,

@@ -19,8 +19,8 @@ const RANDOM_BYTES: usize = 8 << 10;
 
 const MANIFEST: &str = r#"{"handlers":[{"name":"fuzz","output_schema":{"type":"object"}}]}"#;
 
-/// A core module as for wasm32-wasip1. All but its `describe` and its allocator is random; otherwise no module would
-/// get as far as a run.
+/// A core module as for wasm32-wasip1. Everything except its `describe` and its allocator is random: with random code
+/// there too, no module could run.
 pub(crate) fn generate(random: &mut StdRng) -> Result<Vec<u8>> {
     let mut resolve = Resolve::default();
     let wit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdk/wit");

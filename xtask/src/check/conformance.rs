@@ -96,15 +96,15 @@ fn tests(cell: &str) -> Vec<(String, &str)> {
     };
     let parts: Vec<&str> = cell.split('`').collect();
     let mut found = Vec::new();
-    let mut beside = None;
+    let mut file_after = None;
     // From the end, because a file follows its tests.
     for at in (1..parts.len()).step_by(2).rev() {
-        beside = match parts.get(at + 1).map(|text| text.trim()) {
+        file_after = match parts.get(at + 1).map(|text| text.trim()) {
             Some("in") => parts.get(at + 2).copied(),
-            Some("and") => beside,
+            Some("and") => file_after,
             _ => None,
         };
-        let (file, name) = match (parts[at].rsplit_once("::"), beside) {
+        let (file, name) = match (parts[at].rsplit_once("::"), file_after) {
             (Some((module, name)), _) if module.split("::").all(is_word) => {
                 (format!("tests/it/{}.rs", module.replace("::", "/")), name)
             }

@@ -60,7 +60,7 @@ pub(super) fn one_backoff(known: &Known<'_>) -> Found {
     found
 }
 
-/// The times at which the host was asked to stop.
+/// The times of the stop requests to the host.
 fn stops(known: &Known<'_>, worker: &str) -> Vec<i64> {
     let happened = known.world.happened.iter();
     let stopped = happened.filter(

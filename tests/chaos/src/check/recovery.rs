@@ -79,7 +79,7 @@ pub(super) fn runs_again_after_kill(known: &Known<'_>) -> Found {
     )
 }
 
-/// A host that was asked to stop, and could reach the server, loses no attempt. Each attempt that ran on it at that
+/// A host that gets a stop request, and can reach the server, loses no attempt. Each attempt that ran on it at that
 /// moment is a case; after the load no attempt runs.
 pub(super) fn stop_loses_nothing(known: &Known<'_>) -> Found {
     let mut found = Found::default();
@@ -166,7 +166,7 @@ pub(super) fn hosts_stay_up(known: &Known<'_>) -> Found {
                 let down = known.crashes(happened.from_us, happened.until_us) > 0;
                 let excused = status == GAVE_UP && down;
                 found.case(None, !clean && !excused, || {
-                    format!("{worker} was asked to stop and exited with {status}")
+                    format!("{worker} exited with {status} on a stop request")
                 });
             }
             Event::HostKilled { .. }

@@ -93,7 +93,7 @@ pub(super) fn stale_progress(known: &Known<'_>) -> Found {
         if !seen.insert((
             progress.job,
             &progress.step,
-            progress.said_us,
+            progress.reported_us,
             progress.attempt,
         )) {
             continue;
@@ -111,7 +111,7 @@ pub(super) fn stale_progress(known: &Known<'_>) -> Found {
                 });
                 match is_another {
                     true => Some("another attempt holds the job"),
-                    false => is_late(known, evidence, progress.said_us)
+                    false => is_late(known, evidence, progress.reported_us)
                         .then_some("that attempt no longer held the job"),
                 }
             }

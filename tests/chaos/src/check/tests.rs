@@ -284,10 +284,12 @@ fn the_progress_of_a_stale_attempt_is_found() {
     });
     // Under its own, long after it had lost the job.
     breaks("stale_progress", |world| {
-        world.progress[1].said_us = 83 * S + 500_000
+        world.progress[1].reported_us = 83 * S + 500_000
     });
     // After the job had ended.
-    breaks("stale_progress", |world| world.progress[0].said_us = 86 * S);
+    breaks("stale_progress", |world| {
+        world.progress[0].reported_us = 86 * S
+    });
 }
 
 #[test]

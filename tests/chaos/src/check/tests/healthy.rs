@@ -392,7 +392,7 @@ pub(super) fn healthy() -> World {
     b.0.progress.push(Progress {
         job: STEPPED,
         step: nonce(STEPPED, 2),
-        said_us: 83 * S + 500_000,
+        reported_us: 83 * S + 500_000,
         attempt: Some(2),
         worker: Some(B),
     });
@@ -400,7 +400,7 @@ pub(super) fn healthy() -> World {
     b.0.progress.push(Progress {
         job: STEPPED,
         step: nonce(STEPPED, 1),
-        said_us: 81 * S + 1_200,
+        reported_us: 81 * S + 1_200,
         attempt: None,
         worker: None,
     });
