@@ -28,7 +28,7 @@ use rouse_workbench::workspace::Workspace;
     name = "cargo xtask",
     bin_name = "cargo xtask",
     about = "The commands for developing Rouse: run it, test it, check it, measure it",
-    after_help = "New here? `cargo xtask demo` shows a complete run, half a minute after the build. `cargo xtask test` runs\n\
+    after_help = "New here? `cargo xtask demo` shows a complete run in half a minute, plus the build. `cargo xtask test` runs\n\
                   all tests. Both start a private Postgres and leave nothing running. The first build takes 10 to 20\n\
                   minutes on two cores. CONTRIBUTING.md lists what has to be installed."
 )]
@@ -52,7 +52,7 @@ enum Command {
         and `other_languages`, name the module; otherwise the programs that they need are not built. A word that matches\n\
         no test is not an error: see how many tests the runner counts. The exit code is that of the test runner.")]
     Test(test::Options),
-    /// Check everything that CI checks besides the tests: format, lints, pages, licences, advisories
+    /// Check everything that CI checks besides the tests: format, lints, docs, licences, advisories
     #[command(
         after_help = "Every check runs, even if an earlier one has failed. A summary at the end lists the result of each:\n\
         ok, SKIPPED with the reason, or FAILED with what to do. The exit code is 1 if a check has failed."
