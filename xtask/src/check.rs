@@ -1,4 +1,4 @@
-//! `cargo xtask check`: everything that CI asks of the source besides the tests.
+//! `cargo xtask check`: everything that CI checks besides the tests.
 
 mod book;
 mod conformance;
@@ -17,7 +17,7 @@ use rouse_workbench::workspace::{self, Workspace};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Install missing tools (cargo-deny, mdBook) into ~/.cache/rouse/tools; always done when CI is set
+    /// Install missing tools (cargo-deny, mdBook) into ~/.cache/rouse/tools; implied if CI is set
     #[arg(long)]
     install: bool,
 }
@@ -25,13 +25,14 @@ pub(crate) struct Options {
 /// How one step ended.
 enum End {
     Passed,
-    /// Could not be done here; the sentence says why.
+    /// Not possible on this machine, with the reason.
     Skipped(String),
     Failed(anyhow::Error),
 }
 
 struct Step<'a> {
     name: &'static str,
+    /// Returns the reason if it skips the step.
     run: Box<dyn FnOnce() -> Result<Option<String>> + 'a>,
 }
 
@@ -47,7 +48,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
         step("reference pages", || {
             done(reference::check(&workspace.root))
         }),
-        step("one build for all", || done(features::check(workspace))),
+        step("build settings", || done(features::check(workspace))),
         step("licences, bans, sources", || {
             done(dependencies::policy(workspace, install))
         }),
@@ -72,7 +73,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
             "[{}/{count}] {}: {end}{}",
             index + 1,
             step.name,
-            took(started.elapsed())
+            duration(started.elapsed())
         );
         ends.push((step.name, end));
     }
@@ -113,7 +114,7 @@ fn format(workspace: &Workspace) -> Result<Option<String>> {
 fn lints(workspace: &Workspace) -> Result<Option<String>> {
     let mut command = workspace.cargo("clippy");
     command.args(["--workspace", "--all-targets", "--", "-D", "warnings"]);
-    succeed(command, "mend what clippy says above")
+    succeed(command, "fix the warnings of clippy above")
 }
 
 fn documentation(workspace: &Workspace) -> Result<Option<String>> {
@@ -121,22 +122,22 @@ fn documentation(workspace: &Workspace) -> Result<Option<String>> {
     command
         .args(["--workspace", "--no-deps"])
         .env("RUSTDOCFLAGS", "-D warnings");
-    succeed(command, "mend what rustdoc says above")
+    succeed(command, "fix the warnings of rustdoc above")
 }
 
 fn succeed(mut command: std::process::Command, remedy: &str) -> Result<Option<String>> {
-    let shown = workspace::shown(&command);
+    let command_line = workspace::command_line(&command);
     let status = command
         .status()
-        .with_context(|| format!("start `{shown}`"))?;
+        .with_context(|| format!("start `{command_line}`"))?;
     if !status.success() {
-        bail!("`{shown}` failed: {remedy}");
+        bail!("`{command_line}` failed: {remedy}");
     }
     Ok(None)
 }
 
-/// Only for steps that one waits for.
-fn took(elapsed: Duration) -> String {
+/// The duration of a step; empty if it took less than a second.
+fn duration(elapsed: Duration) -> String {
     match elapsed.as_secs() {
         0 => String::new(),
         seconds => format!(" ({seconds} s)"),

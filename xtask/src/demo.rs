@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: one whole run that a newcomer can watch, from the build to an empty process list.
+//! `cargo xtask demo`: a complete run for newcomers to watch, from the build to the end of all processes.
 
 mod jobs;
 mod report;
@@ -15,11 +15,11 @@ use rouse_workbench::host_process::{self, HostProcess};
 use rouse_workbench::workspace::Workspace;
 use tokio_postgres::Client;
 
-/// All jobs together take a few seconds; a machine that needs longer than this has a fault to show.
+/// All jobs together take a few seconds. If they take longer than this, something is wrong.
 const DONE_WITHIN: Duration = Duration::from_secs(120);
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
-    say(1, "building the host and the handlers");
+    announce(1, "building the host and the handlers");
     let rouse = workspace.build_rouse()?;
     let handlers = workspace.root.join("handlers-wasm");
     let placed = guests::build_handlers(workspace, &handlers)?;
@@ -49,9 +49,9 @@ async fn watch(workspace: &Workspace, rouse: &Path, handlers: &Path) -> Result<(
     let config = scratch.path().join("rouse.toml");
     fs::write(&config, jobs::config(&workspace.root, &thumbnails))?;
 
-    say(
+    announce(
         2,
-        "starting `rouse dev`: a private Postgres, the schema, the host",
+        "starting `rouse dev`: a private Postgres with the schema, and the host",
     );
     let mut command = Command::new(rouse);
     command
@@ -65,9 +65,7 @@ async fn watch(workspace: &Workspace, rouse: &Path, handlers: &Path) -> Result<(
         .current_dir(scratch.path());
     let mut host = HostProcess::start(command)?;
     let ready = host.ready().await?;
-    let url = ready
-        .url
-        .context("`rouse dev` did not say how to connect")?;
+    let url = ready.url.context("`rouse dev` printed no connection URL")?;
     println!("      {url}\n      handlers: {}", ready.handlers.join(", "));
 
     let postmaster = host
@@ -78,42 +76,42 @@ async fn watch(workspace: &Workspace, rouse: &Path, handlers: &Path) -> Result<(
         })
         .await?;
 
-    say(6, "stopping everything");
+    announce(6, "stopping everything");
     let pid = host.pid();
     let status = host.stop().await?;
     if !status.success() {
-        bail!("`rouse dev` ended with {status}\n{}", host.end().await);
+        bail!("`rouse dev` exited with {status}\n{}", host.end().await);
     }
     for (name, id) in [("rouse", pid), ("postgres", Some(postmaster))] {
         if let Some(id) = id.filter(|id| host_process::is_alive(*id)) {
-            bail!("{name} still runs as process {id}, although `rouse dev` has ended");
+            bail!("{name} still runs as process {id} after `rouse dev` has exited");
         }
     }
     scratch.close().context("remove the data of the demo")?;
-    println!("      nothing is left running, and the data are removed");
+    println!("      all processes have ended, and the data is removed");
     Ok(())
 }
 
 async fn enqueue_and_read(client: &Client, workspace: &Workspace, thumbnails: &Path) -> Result<()> {
-    say(3, "enqueueing through SQL");
+    announce(3, "enqueueing jobs through SQL");
     let expected = jobs::enqueue(client, &workspace.root).await?;
 
-    say(4, "waiting for them");
+    announce(4, "waiting until all jobs have finished");
     report::watch(client, expected.jobs, DONE_WITHIN).await?;
 
-    say(5, "what the database says");
+    announce(5, "reading the results from the database");
     report::print(client, expected.jobs).await?;
     let files = fs::read_dir(thumbnails)?.count();
     ensure!(
         files == expected.thumbnails,
-        "{files} of {} thumbnails are in {}",
+        "expected {} thumbnails in {}, found {files}",
         expected.thumbnails,
         thumbnails.display()
     );
-    println!("      {files} thumbnails are in the folder that image.thumbnail may write to");
+    println!("      image.thumbnail has written {files} files to the folder that it was granted");
     Ok(())
 }
 
-fn say(step: u32, what: &str) {
-    println!("[{step}/6] {what}");
+fn announce(step: u32, title: &str) {
+    println!("[{step}/6] {title}");
 }

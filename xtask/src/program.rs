@@ -1,4 +1,4 @@
-//! Commands that are programs of their own: xtask builds one when it is asked for, and the program takes its place.
+//! Commands that are separate programs: xtask builds the program and replaces itself with it.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use rouse_workbench::workspace::Workspace;
 
-/// What the program reads by itself; its `--help` too.
+/// The arguments for the program, including `--help`.
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
@@ -16,16 +16,16 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Builds the program and becomes it: its output, signals and exit code are those of `cargo xtask`. Returns only where that
-    /// cannot be done.
-    pub(crate) fn hand_to(&self, workspace: &Workspace, program: &str) -> Result<ExitCode> {
+    /// Builds the program and replaces this process with it: its output, signals and exit code are those of `cargo
+    /// xtask`. Returns only on an error.
+    pub(crate) fn exec(&self, workspace: &Workspace, program: &str) -> Result<ExitCode> {
         let program = workspace.build_program(program)?;
         let error = Command::new(&program).args(&self.all).exec();
         Err(error).with_context(|| format!("start {}", program.display()))
     }
 }
 
-/// `help bench drain` becomes `bench drain --help`, because only the program knows its help.
+/// Turns `help bench drain` into `bench drain --help`, because only the program has its help text.
 pub(crate) fn with_help_last(mut arguments: Vec<OsString>, programs: &[&str]) -> Vec<OsString> {
     let is_program = |name: &OsString| programs.iter().any(|program| name == program);
     if arguments.get(1).is_some_and(|first| first == "help")
@@ -42,18 +42,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn help_for_a_program_is_asked_of_the_program() {
-        let read = |line: &str| {
+    fn a_program_prints_its_own_help() {
+        let rewritten = |line: &str| {
             let arguments = line.split(' ').map(OsString::from).collect();
             with_help_last(arguments, &["bench"])
                 .join(" ".as_ref())
                 .into_string()
                 .unwrap()
         };
-        assert_eq!(read("xtask help bench drain"), "xtask bench drain --help");
-        assert_eq!(read("xtask help bench"), "xtask bench --help");
-        assert_eq!(read("xtask help test"), "xtask help test");
-        assert_eq!(read("xtask help"), "xtask help");
-        assert_eq!(read("xtask bench help"), "xtask bench help");
+        assert_eq!(
+            rewritten("xtask help bench drain"),
+            "xtask bench drain --help"
+        );
+        assert_eq!(rewritten("xtask help bench"), "xtask bench --help");
+        assert_eq!(rewritten("xtask help test"), "xtask help test");
+        assert_eq!(rewritten("xtask help"), "xtask help");
+        assert_eq!(rewritten("xtask bench help"), "xtask bench help");
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: builds what the tests need once, then lets cargo run them all.
+//! `cargo xtask test`: builds everything that the tests need once, then runs them with cargo.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -11,22 +11,24 @@ use rouse_workbench::workspace::Workspace;
 
 use crate::{other_guests, package};
 
-/// Tests wait more than they compute, so that small machines may run more of them than they have cores.
+/// Tests wait more than they compute, so a small machine runs more of them at once than it has cores.
 const TEST_THREADS_MIN: usize = 4;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Run only tests with one of these words in their name
+    /// Run only the tests with one of these words in their name; default: all tests
+    #[arg(value_name = "WORD")]
     filters: Vec<String>,
-    /// Run only integration tests, on this version of Postgres from the npm registry; without words, those that touch SQL
+    /// Run only integration tests, on this version of Postgres from the npm registry: those with one of the words in
+    /// their name, by default those that touch SQL
     #[arg(long, value_name = "MAJOR")]
     postgres: Option<Postgres>,
-    /// Arguments for the test runner, for instance `-- --nocapture`
+    /// Arguments for the test runner, such as `-- --nocapture`
     #[arg(last = true)]
     runner_args: Vec<String>,
 }
 
-/// A version that the npm registry has, as host/src/postgres/archive.rs pins it.
+/// A version in the npm registry that host/src/postgres/archive.rs pins.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Postgres {
     /// 18.4
@@ -42,8 +44,7 @@ impl Postgres {
     }
 }
 
-/// The modules of tests/it that hold Rouse's SQL to its promises. Those that are left out reach the database through the same
-/// functions.
+/// The modules of tests/it that test Rouse's SQL. The other modules reach the database through the same functions.
 const SQL_MODULES: [&str; 31] = [
     "admin_actions",
     "adopt",
@@ -78,15 +79,15 @@ const SQL_MODULES: [&str; 31] = [
     "workers",
 ];
 
-/// Tells whether the other Postgres can be had here, in some seconds.
+/// A short test that passes only if the other Postgres is available on this machine.
 const PROBE: &str = "harness::the_server_is_of_the_version_that_was_asked_for";
 
 const UNIT_TESTS: [&[&str]; 2] = [&["--doc"], &["--lib", "--bins"]];
 const INTEGRATION_TESTS: &[&str] = &["--test", "*"];
 
 impl Options {
-    /// Whether tests of this module may run: what only they need is not made for others.
-    fn wants(&self, module: &str) -> bool {
+    /// Whether tests of this module may run. If not, programs for this module alone are not built.
+    fn includes(&self, module: &str) -> bool {
         match (self.filters.as_slice(), self.postgres) {
             ([], None) => true,
             ([], Some(_)) => SQL_MODULES.contains(&module),
@@ -95,7 +96,7 @@ impl Options {
         }
     }
 
-    /// Whether everything is to be tested.
+    /// Whether all tests run.
     fn is_all(&self) -> bool {
         self.filters.is_empty() && self.postgres.is_none()
     }
@@ -104,14 +105,14 @@ impl Options {
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> {
     let guests = guests::build_test_guests(workspace)?;
     let rouse = workspace.build_rouse()?;
-    if options.wants("middleware") {
+    if options.includes("middleware") {
         workspace.build_program("rouse-with-stopwatch")?;
     }
-    if options.wants("other_languages") {
+    if options.includes("other_languages") {
         other_guests::build(workspace, &rouse, &guests)?;
     }
 
-    let package = match options.wants("package") {
+    let package = match options.includes("package") {
         true => Some(package::prepare_for_tests(workspace, is_ci())?),
         false => None,
     };
@@ -133,7 +134,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
         if options.is_all() {
             tests.run_on(Postgres::V18)?;
         }
-        // At the end, so that their summary ends the output.
+        // Last, so that their summary ends the output.
         tests.run(INTEGRATION_TESTS)?;
     }
     if !tests.failed.is_empty() {
@@ -142,7 +143,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
     Ok(ExitCode::from(u8::try_from(tests.exit_code).unwrap_or(1)))
 }
 
-/// Runs of one build, and which of them have failed.
+/// The test runs of one build, and the names of those that have failed.
 struct Tests<'a> {
     workspace: &'a Workspace,
     options: &'a Options,
@@ -153,41 +154,41 @@ struct Tests<'a> {
 }
 
 impl Tests<'_> {
-    /// The tests in these targets, on the Postgres of this machine.
+    /// Runs the tests in these targets, on the Postgres of this machine.
     fn run(&mut self, targets: &[&str]) -> Result<()> {
         let mut command = self.cargo_test(targets);
         command
             .args(&self.options.filters)
             .args(&self.options.runner_args);
-        self.note(command, &targets.join(" "))
+        self.run_to_end(command, &targets.join(" "))
     }
 
-    /// The integration tests that touch SQL, or those that were asked for, on another Postgres.
+    /// Runs the selected integration tests on another Postgres; by default those that touch SQL.
     fn run_on(&mut self, postgres: Postgres) -> Result<()> {
         let major = postgres.major();
-        let on_it = |tests: &Self| {
+        let cargo_test = |tests: &Self| {
             let mut command = tests.cargo_test(INTEGRATION_TESTS);
             command.env("ROUSE_TEST_POSTGRES", major);
             command
         };
-        eprintln!("what touches SQL, on Postgres {major}:");
-        let mut probe = on_it(self);
+        eprintln!("integration tests on Postgres {major}:");
+        let mut probe = cargo_test(self);
         probe.args([PROBE, "--exact"]);
-        let is_there = probe.status().context("start cargo test")?.success();
-        if !is_there && !is_ci() {
+        let is_available = probe.status().context("start cargo test")?.success();
+        if !is_available && !is_ci() {
             eprintln!(
-                "SKIPPED: Postgres {major} cannot be had or run on this machine, as the output above says; \
-                 its tests need npm, a network, x86-64 and glibc"
+                "SKIPPED: Postgres {major} cannot be downloaded or started on this machine (see the output above); \
+                 it needs npm, a network, x86-64 and glibc"
             );
             return Ok(());
         }
-        let mut command = on_it(self);
+        let mut command = cargo_test(self);
         match self.options.filters.as_slice() {
             [] => command.args(SQL_MODULES.map(|module| format!("{module}::"))),
             filters => command.args(filters),
         };
         command.args(&self.options.runner_args);
-        self.note(command, &format!("Postgres {major}"))
+        self.run_to_end(command, &format!("Postgres {major}"))
     }
 
     fn cargo_test(&self, targets: &[&str]) -> Command {
@@ -207,18 +208,18 @@ impl Tests<'_> {
         command
     }
 
-    /// Runs it to its end, and keeps how it ended.
-    fn note(&mut self, mut command: Command, what: &str) -> Result<()> {
+    /// Runs a command to its end, and records a failure under `name`.
+    fn run_to_end(&mut self, mut command: Command, name: &str) -> Result<()> {
         let status = command.status().context("start cargo test")?;
         if !status.success() {
-            self.failed.push(what.to_owned());
+            self.failed.push(name.to_owned());
             self.exit_code = status.code().unwrap_or(1);
         }
         Ok(())
     }
 }
 
-/// As in tests/it/support/skip.rs: what cannot run fails in CI, and is skipped elsewhere.
+/// As in tests/it/support/skip.rs: a test that cannot run fails in CI, and is skipped elsewhere.
 fn is_ci() -> bool {
     std::env::var_os("CI").is_some_and(|ci| ci == "true")
 }
@@ -241,16 +242,16 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_wanted_tests_need_is_made() {
-        assert!(options(&[], None).wants("middleware"));
-        assert!(options(&["middleware::one"], None).wants("middleware"));
-        assert!(!options(&["rollback"], None).wants("middleware"));
-        assert!(!options(&[], Some(Postgres::V18)).wants("middleware"));
-        assert!(options(&["middle"], Some(Postgres::V18)).wants("middleware"));
+    fn filters_select_the_modules_whose_programs_are_built() {
+        assert!(options(&[], None).includes("middleware"));
+        assert!(options(&["middleware::one"], None).includes("middleware"));
+        assert!(!options(&["rollback"], None).includes("middleware"));
+        assert!(!options(&[], Some(Postgres::V18)).includes("middleware"));
+        assert!(options(&["middle"], Some(Postgres::V18)).includes("middleware"));
     }
 
     #[test]
-    fn every_module_that_touches_sql_is_one_of_the_integration_tests() {
+    fn every_module_that_touches_sql_exists() {
         let all = include_str!("../../tests/it/main.rs");
         for module in SQL_MODULES {
             assert!(all.contains(&format!("mod {module};\n")), "{module}");

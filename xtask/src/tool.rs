@@ -1,4 +1,4 @@
-//! Programs that cargo installs: found on PATH or in a cache of our own, or installed into that.
+//! Programs that cargo installs. They are found on PATH or in Rouse's own cache, or are installed into the cache.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,11 +8,11 @@ use anyhow::{Context as _, Result, bail};
 /// A program from crates.io.
 pub(crate) struct Tool {
     name: &'static str,
-    /// Pinned, so that a new release changes nothing until someone has looked at it.
+    /// Pinned, so that a new release changes nothing until someone has reviewed it.
     version: &'static str,
-    /// Arguments of `cargo install`: features, for instance.
+    /// Arguments of `cargo install`, such as features.
     args: &'static [&'static str],
-    /// The command that installs it with `--install`.
+    /// The xtask command whose `--install` installs it.
     command: &'static str,
 }
 
@@ -30,7 +30,7 @@ pub(crate) const CARGO_DEB: Tool = Tool {
     command: "package",
 };
 
-/// Without its web server and its search. 0.5.4 builds with Rust 1.88 and newer.
+/// Without its web server and search. 0.5.4 needs Rust 1.88.
 pub(crate) const MDBOOK: Tool = Tool {
     name: "mdbook",
     version: "0.5.4",
@@ -39,7 +39,8 @@ pub(crate) const MDBOOK: Tool = Tool {
 };
 
 impl Tool {
-    /// The program in its pinned version: on PATH, else in our cache, else installed there if `install` is set.
+    /// Finds the program in its pinned version, on PATH or in the cache. If it is missing and `install` is set,
+    /// installs it into the cache.
     pub(crate) fn find(&self, install: bool) -> Result<PathBuf> {
         let cached = tools_dir()?.join("bin").join(self.name);
         for candidate in [PathBuf::from(self.name), cached.clone()] {
@@ -65,20 +66,20 @@ impl Tool {
             "installing {name} {version} into {}",
             tools_dir()?.display()
         );
-        // Unoptimised: it is built in a minute instead of five, and runs for seconds.
+        // Unoptimised: the build takes one minute instead of five, and the program runs for seconds.
         let status = Command::new("cargo")
             .args(["install", name, "--locked", "--debug", "--force"])
             .args(*args)
             .args(["--version", version, "--root"])
             .arg(tools_dir()?)
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
-            // Its build is not ours: neither our target folder nor our lint flags.
+            // The target folder and the lint flags of this clone are not for this build.
             .env_remove("CARGO_TARGET_DIR")
             .env_remove("RUSTFLAGS")
             .status()
             .context("start cargo install")?;
         if !status.success() {
-            bail!("{name} could not be installed: see above");
+            bail!("{name} {version} could not be installed: see the output of cargo above");
         }
         Ok(cached)
     }
@@ -94,7 +95,7 @@ fn tools_dir() -> Result<PathBuf> {
     let cache = match std::env::var_os("XDG_CACHE_HOME") {
         Some(cache) => PathBuf::from(cache),
         None => std::env::home_dir()
-            .context("there is no home directory: set XDG_CACHE_HOME")?
+            .context("no home directory was found: set HOME or XDG_CACHE_HOME")?
             .join(".cache"),
     };
     Ok(cache.join("rouse/tools"))

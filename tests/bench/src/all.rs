@@ -90,7 +90,7 @@ impl All<'_> {
         self.bench.progress.note(&format!("== {name}"));
         match Box::pin(part).await {
             Ok(report) => self.report.absorb(report),
-            Err(error) if self.interruption.has_come().await => return Err(error),
+            Err(error) if self.interruption.has_arrived().await => return Err(error),
             Err(error) => self.report.failures.push(format!("{name}: {error:#}")),
         }
         Ok(())

@@ -56,12 +56,12 @@ impl Work {
         };
         if let Some(queues) = self.queues {
             // One lane for each queue, and the existing ones.
-            let room = format!(
+            let raise_limit = format!(
                 "UPDATE rouse.limits SET lanes_per_handler_max = greatest(lanes_per_handler_max, {})",
                 queues + 100
             );
             client
-                .batch_execute(&room)
+                .batch_execute(&raise_limit)
                 .await
                 .context("raise the limit of lanes")?;
         }
@@ -116,15 +116,16 @@ pub(super) struct Times {
 impl Backlog {
     /// Waits until all jobs have finished.
     pub(super) async fn until_done(&mut self, client: &Client, progress: &Progress) -> Result<()> {
-        self.watched(client, progress, &mut |_share| Ok(())).await
+        self.watch(client, progress, &mut |_share| Ok(())).await
     }
 
-    /// Like [`until_done`](Self::until_done), and calls `look` from time to time with the share of finished jobs.
-    pub(super) async fn watched(
+    /// Like [`until_done`](Self::until_done), and calls `on_progress` from time to time with the share of finished
+    /// jobs.
+    pub(super) async fn watch(
         &mut self,
         client: &Client,
         progress: &Progress,
-        look: &mut (dyn FnMut(f64) -> Result<()> + Send),
+        on_progress: &mut (dyn FnMut(f64) -> Result<()> + Send),
     ) -> Result<()> {
         progress.count("draining", self.jobs.unsigned_abs());
         // The position costs one index lookup; the jobs are counted only once the newest has finished.
@@ -157,7 +158,7 @@ impl Backlog {
                 bail!("no job of the backlog has finished for {STALLED_AFTER:?}");
             }
             let done = (id - first + 1).clamp(0, self.jobs);
-            look(done as f64 / self.jobs as f64)?;
+            on_progress(done as f64 / self.jobs as f64)?;
             progress.at(done.unsigned_abs());
             // Polls take CPU time from the host, so a slow poll is followed by a longer pause.
             tokio::time::sleep(POLL_EVERY.max(polled.elapsed() * 50)).await;

@@ -62,8 +62,8 @@ pub(super) enum State {
     Held,
     /// Partitions are created and dropped during the drain
     Partitions,
-    /// All at once: jobs are pending in a queue that the host does not serve, many jobs have finished, and a transaction is open
-    /// for `--minutes`
+    /// All at once: jobs are pending in a queue that the host does not serve, many jobs have finished, and a
+    /// transaction is open for `--minutes`
     Old,
 }
 
@@ -111,8 +111,8 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
             jobs_per_s,
             Unit::PerSecond,
         );
-        let what = "probe: longest time without a settlement, fresh";
-        decay.figure("fresh.gap", what, gap, Unit::Milliseconds);
+        let label = "probe: longest time without a settlement, fresh";
+        decay.figure("fresh.gap", label, gap, Unit::Milliseconds);
         for state in &options.only {
             if let Err(error) = decay.in_state(*state).await {
                 let name = format!("{state:?}");
@@ -133,25 +133,25 @@ impl Decay<'_> {
         let pending = self.options.pending;
         match state {
             State::PendingUnknown => {
-                let what = format!("{pending} pending for an unknown handler");
+                let label = format!("{pending} pending for an unknown handler");
                 self.fill("nobody.has-this", "default", "normal").await?;
-                self.against_fresh("pending_unknown", &what).await
+                self.compare_with_fresh("pending_unknown", &label).await
             }
             State::PendingUnserved => {
-                let what = format!("{pending} pending in an unserved queue");
+                let label = format!("{pending} pending in an unserved queue");
                 self.fill("noop", "elsewhere", "normal").await?;
-                self.against_fresh("pending_unserved", &what).await
+                self.compare_with_fresh("pending_unserved", &label).await
             }
             State::PendingLow => {
-                let what = format!("{pending} pending with low priority, served");
+                let label = format!("{pending} pending with low priority, served");
                 self.fill("noop", "default", "low").await?;
-                self.against_fresh("pending_low", &what).await
+                self.compare_with_fresh("pending_low", &label).await
             }
             State::Finished => {
-                let what = format!("{} finished, yesterday and today", self.options.finished);
+                let label = format!("{} finished, yesterday and today", self.options.finished);
                 finished::fill(self.bench, self.server, self.options.finished).await?;
                 self.server.settle_disk().await?;
-                self.against_fresh("finished", &what).await
+                self.compare_with_fresh("finished", &label).await
             }
             State::Held => held::measure(self).await,
             State::Partitions => partitions::measure(self).await,
@@ -161,14 +161,14 @@ impl Decay<'_> {
 
     /// Drains in the current state, then clears the database and drains again: the fresh drains before and
     /// after are the reference.
-    async fn against_fresh(&mut self, key: &str, what: &str) -> Result<()> {
+    async fn compare_with_fresh(&mut self, key: &str, label: &str) -> Result<()> {
         let rate = rates(&self.drains().await?);
         self.clear().await?;
         let after = rates(&self.drains().await?);
         let mut fresh = std::mem::replace(&mut self.fresh, after.clone());
         fresh.extend(after);
         let (rate, fresh) = (median(rate)?, median(fresh)?);
-        self.figure(&format!("{key}.per_s"), what, rate, Unit::PerSecond);
+        self.figure(&format!("{key}.per_s"), label, rate, Unit::PerSecond);
         let ratio = rate / fresh;
         self.figure(
             &format!("{key}.ratio"),
@@ -230,8 +230,8 @@ impl Decay<'_> {
         self.server.settle_disk().await
     }
 
-    fn figure(&mut self, name: &str, what: &str, value: f64, unit: Unit) {
-        self.report.add(format!("decay.{name}"), what, value, unit);
+    fn figure(&mut self, name: &str, label: &str, value: f64, unit: Unit) {
+        self.report.add(format!("decay.{name}"), label, value, unit);
     }
 }
 

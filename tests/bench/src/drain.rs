@@ -57,8 +57,8 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         // Waiting attempts have their own instances, reused or not.
         if options.attempts > 0 && !options.reuse {
             let resident = resident(bench, server, options.attempts).await?;
-            let what = format!("memory of the host, {} attempts running", options.attempts);
-            report.add("drain.rss_running", what, resident, Unit::Bytes);
+            let label = format!("memory of the host, {} attempts running", options.attempts);
+            report.add("drain.rss_running", label, resident, Unit::Bytes);
         }
         Ok(report)
     })
@@ -73,22 +73,22 @@ fn prefix(options: &Options) -> String {
 }
 
 fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Result<()> {
-    let middle = |value: fn(&Drained) -> f64| median(runs.iter().map(value).collect());
-    let jobs_per_s = middle(Drained::jobs_per_s)?;
+    let median_of = |value: fn(&Drained) -> f64| median(runs.iter().map(value).collect());
+    let jobs_per_s = median_of(Drained::jobs_per_s)?;
     let growths: Vec<f64> = runs.iter().filter_map(|run| run.rss_growth).collect();
-    let mut figure = |name: &str, what: &str, value: f64, unit: Unit| {
-        report.add(format!("{prefix}.{name}"), what, value, unit);
+    let mut figure = |name: &str, label: &str, value: f64, unit: Unit| {
+        report.add(format!("{prefix}.{name}"), label, value, unit);
     };
     figure(
         "jobs",
         "jobs in a run",
-        middle(|d| d.jobs as f64)?,
+        median_of(|d| d.jobs as f64)?,
         Unit::Count,
     );
     figure(
         "seconds",
         "first claim to last settlement",
-        middle(|d| d.seconds)?,
+        median_of(|d| d.seconds)?,
         Unit::Seconds,
     );
     figure("jobs_per_s", "jobs", jobs_per_s, Unit::PerSecond);
@@ -108,48 +108,48 @@ fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Resul
     figure(
         "cpu_postgres",
         "CPU time per job: Postgres",
-        middle(|d| d.cpu_postgres_us)?,
+        median_of(|d| d.cpu_postgres_us)?,
         us,
     );
     figure(
         "cpu_control",
         "the host's threads except guest threads",
-        middle(|d| d.cpu_control_us)?,
+        median_of(|d| d.cpu_control_us)?,
         us,
     );
     figure(
         "cpu_guests",
         "the host's guest threads",
-        middle(|d| d.cpu_guests_us)?,
+        median_of(|d| d.cpu_guests_us)?,
         us,
     );
     figure(
         "wal",
         "WAL per job: claim and settle",
-        middle(|d| d.wal)?,
+        median_of(|d| d.wal)?,
         Unit::Bytes,
     );
     figure(
         "wal_enqueue",
         "WAL per job: enqueue, in batches",
-        middle(|d| d.wal_enqueue)?,
+        median_of(|d| d.wal_enqueue)?,
         Unit::Bytes,
     );
     figure(
         "statements",
         "round trips per 1,000 jobs",
-        middle(|d| d.statements)?,
+        median_of(|d| d.statements)?,
         Unit::Count,
     );
     figure(
         "rss_peak",
         "peak memory of the host",
-        middle(|d| d.rss_peak)?,
+        median_of(|d| d.rss_peak)?,
         Unit::Bytes,
     );
     if !growths.is_empty() {
-        let what = "its growth from a tenth of the jobs to the end";
-        figure("rss_growth", what, median(growths)?, Unit::Bytes);
+        let label = "its growth from a tenth of the jobs to the end";
+        figure("rss_growth", label, median(growths)?, Unit::Bytes);
     }
     Ok(())
 }

@@ -74,13 +74,13 @@ pub(super) async fn drain(
     client.batch_execute("COMMIT").await?;
     let pids: Vec<u32> = hosts.iter().map(Host::pid).collect();
     let mut rss_early = None;
-    let mut look = |share: f64| {
+    let mut on_progress = |share: f64| {
         if rss_early.is_none() && share >= EARLY {
             rss_early = Some(resident(&pids)?);
         }
         Ok(())
     };
-    let waiting = backlog.watched(client, &bench.progress, &mut look);
+    let waiting = backlog.watch(client, &bench.progress, &mut on_progress);
     host::during(&mut hosts, Box::pin(waiting)).await?;
 
     let (postgres, host) = (server.cpu()? - postgres, host::cpu_of(&hosts)?.since(host));

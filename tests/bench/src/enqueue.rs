@@ -11,7 +11,7 @@ use super::Bench;
 use super::backlog::PAYLOAD;
 use super::host::{Host, HostOptions};
 use super::plain::Plain;
-use super::producers::{Producers, What};
+use super::producers::{Kind, Producers};
 use super::report::{Report, Unit};
 use super::server::Server;
 use super::wal::Position;
@@ -116,9 +116,9 @@ impl Measure<'_> {
                     .await?
                     .get(0);
                 let drained = finished as f64 / started.elapsed().as_secs_f64();
-                let what = "jobs drained by the busy worker in that time";
+                let label = "jobs drained by the busy worker in that time";
                 self.report
-                    .add("enqueue.busy.drained", what, drained, Unit::PerSecond);
+                    .add("enqueue.busy.drained", label, drained, Unit::PerSecond);
                 host.stop().await
             }
         }
@@ -141,12 +141,12 @@ impl Measure<'_> {
                 let from = Position::now(&self.server.observer).await?;
                 let plain = self
                     .clients
-                    .commits(What::Plain, connections, seconds)
+                    .commits(Kind::Plain, connections, seconds)
                     .await?;
                 let middle = Position::now(&self.server.observer).await?;
                 let rouse = self
                     .clients
-                    .commits(What::Rouse, connections, seconds)
+                    .commits(Kind::Rouse, connections, seconds)
                     .await?;
                 let to = Position::now(&self.server.observer).await?;
                 wal = [
@@ -178,9 +178,9 @@ impl Measure<'_> {
         for pair in 0..self.options.pairs {
             self.empty().await?;
             let from = Position::now(&self.server.observer).await?;
-            let plain = self.clients.many(What::Plain, self.options.seconds).await?;
+            let plain = self.clients.many(Kind::Plain, self.options.seconds).await?;
             let middle = Position::now(&self.server.observer).await?;
-            let rouse = self.clients.many(What::Rouse, self.options.seconds).await?;
+            let rouse = self.clients.many(Kind::Rouse, self.options.seconds).await?;
             let to = Position::now(&self.server.observer).await?;
             wal = [
                 middle.bytes_since(from) as f64 / plain.rows,
@@ -198,12 +198,12 @@ impl Measure<'_> {
         self.empty().await
     }
 
-    fn pairs(&mut self, key: &str, what: &str, pairs: &[(f64, f64)]) -> Result<()> {
+    fn pairs(&mut self, key: &str, label: &str, pairs: &[(f64, f64)]) -> Result<()> {
         let plain = median(pairs.iter().map(|(plain, _)| *plain).collect())?;
         let rouse = median(pairs.iter().map(|(_, rouse)| *rouse).collect())?;
         let ratio = median(pairs.iter().map(|(plain, rouse)| rouse / plain).collect())?;
         let report = &mut *self.report;
-        report.add(format!("{key}.per_s"), what, rouse, Unit::PerSecond);
+        report.add(format!("{key}.per_s"), label, rouse, Unit::PerSecond);
         report.add(
             format!("{key}.plain_per_s"),
             "probe: plain INSERT",

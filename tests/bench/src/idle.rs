@@ -52,8 +52,8 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         // Work left over from the start is done by then.
         wait(bench, "letting the server settle", options.alone / 3).await;
         let alone = alone(bench, server, options.alone).await?;
-        let what = "probe: Postgres without hosts";
-        report.add("idle.probe.postgres", what, alone, Unit::Percent);
+        let label = "probe: Postgres without hosts";
+        report.add("idle.probe.postgres", label, alone, Unit::Percent);
         for hosts in &options.hosts {
             let idle = idle(
                 bench,
@@ -149,10 +149,10 @@ pub(super) async fn idle(
     })
 }
 
-async fn wait(bench: &Bench, what: &str, seconds: u32) {
+async fn wait(bench: &Bench, label: &str, seconds: u32) {
     let length = Duration::from_secs(seconds.into());
     bench
         .progress
-        .during(what, length, tokio::time::sleep(length))
+        .during(label, length, tokio::time::sleep(length))
         .await;
 }

@@ -82,12 +82,12 @@ async fn measure(
 ) -> Result<()> {
     let waits = waits_of(bench, server, options, no_notify).await?;
     let key = |part: &str| format!("latency.{name}.{part}");
-    let what = "enqueue call → handler start";
-    add(report, &key("called"), what, waits.called)?;
-    let what = "acknowledged enqueue → handler start";
-    add(report, &key("acknowledged"), what, waits.acknowledged)?;
-    let what = "acknowledged enqueue → outcome written";
-    add(report, &key("settled"), what, waits.settled)
+    let label = "enqueue call → handler start";
+    add(report, &key("called"), label, waits.called)?;
+    let label = "acknowledged enqueue → handler start";
+    add(report, &key("acknowledged"), label, waits.acknowledged)?;
+    let label = "acknowledged enqueue → outcome written";
+    add(report, &key("settled"), label, waits.settled)
 }
 
 /// Starts a host, enqueues at the given rate, and reads the times of the jobs.
@@ -105,11 +105,11 @@ pub(super) async fn waits_of(
         host.asleep(server).await?;
     }
     let way = if no_notify { "polling" } else { "notify" };
-    let what = format!("enqueueing {} jobs per second ({way})", options.rate);
+    let label = format!("enqueueing {} jobs per second ({way})", options.rate);
     let length = Duration::from_secs(options.seconds.into());
     let enqueued = bench
         .progress
-        .during(&what, length, host.during(enqueue(server, options)))
+        .during(&label, length, host.during(enqueue(server, options)))
         .await?;
     let waits = host.during(waits(server, &enqueued)).await?;
     host.stop().await?;
@@ -195,7 +195,7 @@ fn ms_between(from: SystemTime, to: SystemTime) -> f64 {
     }
 }
 
-fn add(report: &mut Report, key: &str, what: &str, values: Vec<f64>) -> Result<()> {
+fn add(report: &mut Report, key: &str, label: &str, values: Vec<f64>) -> Result<()> {
     let found = Percentiles::of(values)?;
     for (name, value) in [
         ("p50", found.p50),
@@ -203,7 +203,7 @@ fn add(report: &mut Report, key: &str, what: &str, values: Vec<f64>) -> Result<(
         ("p99", found.p99),
         ("max", found.max),
     ] {
-        report.add(format!("{key}.{name}"), what, value, Unit::Milliseconds);
+        report.add(format!("{key}.{name}"), label, value, Unit::Milliseconds);
     }
     Ok(())
 }

@@ -32,7 +32,7 @@ struct Producer {
 
 /// The kind of statement.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum Kind {
     /// `rouse.enqueue`
     Rouse,
     /// INSERT into a table of the same shape
@@ -58,7 +58,7 @@ impl Producers {
     /// Commits per second over this many connections, and their number.
     pub(super) async fn commits(
         &self,
-        what: What,
+        kind: Kind,
         connections: usize,
         seconds: u32,
     ) -> Result<Rate> {
@@ -68,9 +68,9 @@ impl Producers {
         for producer in self.0.iter().take(connections) {
             let (producer, start) = (producer.clone(), start.clone());
             running.spawn(async move {
-                let statement = match what {
-                    What::Rouse => &producer.enqueue,
-                    What::Plain => &producer.insert,
+                let statement = match kind {
+                    Kind::Rouse => &producer.enqueue,
+                    Kind::Plain => &producer.insert,
                 };
                 let payload = Json(payload(1));
                 start.wait().await;
@@ -93,11 +93,11 @@ impl Producers {
     }
 
     /// Rows per second of one connection that sends a thousand per statement.
-    pub(super) async fn many(&self, what: What, seconds: u32) -> Result<Rate> {
+    pub(super) async fn many(&self, kind: Kind, seconds: u32) -> Result<Rate> {
         let producer = self.0.first().context("there is no connection")?;
-        let statement = match what {
-            What::Rouse => &producer.enqueue_many,
-            What::Plain => &producer.insert_many,
+        let statement = match kind {
+            Kind::Rouse => &producer.enqueue_many,
+            Kind::Plain => &producer.insert_many,
         };
         let payloads: Vec<_> = (0..MANY).map(|n| Json(payload(n))).collect();
         let started = Instant::now();

@@ -24,25 +24,25 @@ impl Progress {
     }
 
     /// Starts a step of unknown length.
-    pub(super) fn step(&self, what: &str) {
-        self.start(what, "{spinner} {elapsed} {msg}", None);
+    pub(super) fn step(&self, title: &str) {
+        self.start(title, "{spinner} {elapsed} {msg}", None);
     }
 
     /// Starts a step that counts up to `length`.
-    pub(super) fn count(&self, what: &str, length: u64) {
+    pub(super) fn count(&self, title: &str, length: u64) {
         let template = "{spinner} {elapsed} {msg} {bar:30} {human_pos}/{human_len}";
-        self.start(what, template, Some(length));
+        self.start(title, template, Some(length));
     }
 
     /// Starts a step of this duration, during which the bar moves by itself.
     pub(super) async fn during<T>(
         &self,
-        what: &str,
+        title: &str,
         length: Duration,
         work: impl Future<Output = T>,
     ) -> T {
         let template = "{spinner} {elapsed} {msg} {bar:30} {pos}/{len} s";
-        self.start(what, template, Some(length.as_secs()));
+        self.start(title, template, Some(length.as_secs()));
         let mut work = std::pin::pin!(work);
         loop {
             tokio::select! {
@@ -71,9 +71,9 @@ impl Progress {
         self.bar.finish_and_clear();
     }
 
-    fn start(&self, what: &str, template: &str, length: Option<u64>) {
+    fn start(&self, title: &str, template: &str, length: Option<u64>) {
         if !self.terminal {
-            eprintln!("{what}");
+            eprintln!("{title}");
             return;
         }
         let style = ProgressStyle::with_template(template).expect("the templates above are valid");
@@ -83,6 +83,6 @@ impl Progress {
             Some(length) => self.bar.set_length(length),
             None => self.bar.unset_length(),
         }
-        self.bar.set_message(what.to_owned());
+        self.bar.set_message(title.to_owned());
     }
 }

@@ -26,7 +26,7 @@ pub(super) struct Figure {
     /// Words joined by dots, such as `drain.ratio`: stable, for scripts and targets.
     pub(super) key: String,
     /// Description for people.
-    pub(super) what: String,
+    pub(super) label: String,
     pub(super) value: f64,
     pub(super) unit: Unit,
 }
@@ -53,13 +53,13 @@ impl Report {
     pub(super) fn add(
         &mut self,
         key: impl Into<String>,
-        what: impl Into<String>,
+        label: impl Into<String>,
         value: f64,
         unit: Unit,
     ) {
         self.figures.push(Figure {
             key: key.into(),
-            what: what.into(),
+            label: label.into(),
             value,
             unit,
         });
@@ -151,8 +151,8 @@ impl Figure {
         };
         [
             self.key.clone(),
-            self.what.clone(),
-            self.unit.shown(self.value),
+            self.label.clone(),
+            self.unit.format(self.value),
             bound(|target| target.at_least),
             bound(|target| target.aim),
             self.verdict().map_or("", Verdict::word).to_owned(),
@@ -167,7 +167,7 @@ impl Figure {
         let mut json = json!({
             "value": rounded(self.value),
             "unit": self.unit.name(),
-            "what": self.what,
+            "label": self.label,
         });
         if let (Some(target), Some(verdict)) = (Target::of(&self.key), self.verdict()) {
             json["at_least"] = target.at_least.into();
@@ -193,7 +193,7 @@ impl Unit {
     }
 
     /// Formats a value in this unit for people.
-    pub(super) fn shown(self, value: f64) -> String {
+    pub(super) fn format(self, value: f64) -> String {
         match self {
             Self::Ratio => format!("{value:.3}"),
             Self::PerSecond if value >= 100.0 => format!("{} /s", grouped(value)),
@@ -238,11 +238,11 @@ mod tests {
 
     #[test]
     fn values_are_formatted_for_people() {
-        assert_eq!(Unit::PerSecond.shown(1_234_567.8), "1,234,568 /s");
-        assert_eq!(Unit::PerSecond.shown(0.5), "0.50 /s");
-        assert_eq!(Unit::Bytes.shown(921.6), "922 B");
-        assert_eq!(Unit::Bytes.shown(120e6), "120 MB");
-        assert_eq!(Unit::Count.shown(-1000.0), "-1000.0");
+        assert_eq!(Unit::PerSecond.format(1_234_567.8), "1,234,568 /s");
+        assert_eq!(Unit::PerSecond.format(0.5), "0.50 /s");
+        assert_eq!(Unit::Bytes.format(921.6), "922 B");
+        assert_eq!(Unit::Bytes.format(120e6), "120 MB");
+        assert_eq!(Unit::Count.format(-1000.0), "-1000.0");
         assert_eq!(rounded(0.123_456_78), 0.12346);
     }
 

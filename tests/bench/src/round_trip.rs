@@ -1,4 +1,5 @@
-//! The latency of a start without Rouse: one connection inserts and notifies, another receives the notification and updates.
+//! The latency of a start without Rouse: one connection inserts and notifies, another receives the notification and
+//! updates.
 
 use std::future::poll_fn;
 use std::time::{Duration, Instant};

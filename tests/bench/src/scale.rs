@@ -118,25 +118,28 @@ impl Scale<'_> {
         Ok(drains)
     }
 
-    fn figure(&mut self, name: &str, what: &str, value: f64, unit: Unit) {
-        self.report.add(format!("scale.{name}"), what, value, unit);
+    fn figure(&mut self, name: &str, label: &str, value: f64, unit: Unit) {
+        self.report.add(format!("scale.{name}"), label, value, unit);
     }
 
     /// Adds the figures that all drains have, and returns the jobs per second.
-    fn drained(&mut self, key: &str, what: &str, drains: &[Drained]) -> Result<f64> {
-        let middle = |value: fn(&Drained) -> f64| median(drains.iter().map(value).collect());
-        let per_s = middle(Drained::jobs_per_s)?;
-        self.figure(&format!("{key}.per_s"), what, per_s, Unit::PerSecond);
-        let (cpu, statements) = (middle(|d| d.cpu_postgres_us)?, middle(|d| d.statements)?);
-        let what = "CPU time per job: Postgres";
+    fn drained(&mut self, key: &str, label: &str, drains: &[Drained]) -> Result<f64> {
+        let median_of = |value: fn(&Drained) -> f64| median(drains.iter().map(value).collect());
+        let per_s = median_of(Drained::jobs_per_s)?;
+        self.figure(&format!("{key}.per_s"), label, per_s, Unit::PerSecond);
+        let (cpu, statements) = (
+            median_of(|d| d.cpu_postgres_us)?,
+            median_of(|d| d.statements)?,
+        );
+        let label = "CPU time per job: Postgres";
         self.figure(
             &format!("{key}.cpu_postgres"),
-            what,
+            label,
             cpu,
             Unit::Microseconds,
         );
-        let what = "round trips per 1,000 jobs";
-        self.figure(&format!("{key}.statements"), what, statements, Unit::Count);
+        let label = "round trips per 1,000 jobs";
+        self.figure(&format!("{key}.statements"), label, statements, Unit::Count);
         Ok(per_s)
     }
 }

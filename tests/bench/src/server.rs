@@ -37,11 +37,11 @@ impl Server {
         work: impl AsyncFnOnce(&Server) -> Result<T>,
     ) -> Result<T> {
         let scratch = host_process::scratch_folder()?;
-        let what = format!(
+        let label = format!(
             "starting a private Postgres in {}",
             scratch.path().display()
         );
-        bench.progress.step(&what);
+        bench.progress.step(&label);
         let mut command = Command::new(&bench.rouse);
         command
             .args(["postgres", "--json", "--data-dir"])

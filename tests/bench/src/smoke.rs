@@ -12,7 +12,7 @@ use super::drained::{self, Drained};
 use super::host::HostOptions;
 use super::levels::Levels;
 use super::plain::Plain;
-use super::producers::{Producers, What};
+use super::producers::{Kind, Producers};
 use super::report::{Report, Unit};
 use super::server::Server;
 use super::{Bench, counts, idle, latency, probe, round_trip};
@@ -46,10 +46,10 @@ pub(super) async fn run(bench: &Bench, root: &Path, options: &Options) -> Result
         enqueue(bench, server, &mut report).await?;
         wait(bench, server, &mut report).await?;
         let idle = idle::idle(bench, server, 1, IDLE_SETTLE_SECONDS, IDLE_SECONDS, 0.0).await?;
-        let what = "statements of an idle host per minute";
+        let label = "statements of an idle host per minute";
         report.add(
             "smoke.idle",
-            what,
+            label,
             idle.statements_per_s * 60.0,
             Unit::Count,
         );
@@ -76,13 +76,13 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
     for _ in 0..DRAINS {
         drains.push(drained::drain(bench, server, &host, 1, &work).await?);
     }
-    let middle = |value: fn(&Drained) -> f64| median(drains.iter().map(value).collect());
+    let median_of = |value: fn(&Drained) -> f64| median(drains.iter().map(value).collect());
     // Other load on the machine makes batches smaller, never larger: the best of a few drains shows what the code
     // can do.
     let min = |value: fn(&Drained) -> f64| drains.iter().map(value).fold(f64::INFINITY, f64::min);
-    let jobs_per_s = middle(Drained::jobs_per_s)?;
-    let mut figure = |name: &str, what: &str, value: f64, unit: Unit| {
-        report.add(format!("smoke.{name}"), what, value, unit);
+    let jobs_per_s = median_of(Drained::jobs_per_s)?;
+    let mut figure = |name: &str, label: &str, value: f64, unit: Unit| {
+        report.add(format!("smoke.{name}"), label, value, unit);
     };
     figure(
         "drain.ratio",
@@ -97,21 +97,29 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
         probe_us,
         us,
     );
-    for (name, what, used) in [
+    for (name, label, used) in [
         (
             "postgres",
             "Postgres per job",
-            middle(|d| d.cpu_postgres_us)?,
+            median_of(|d| d.cpu_postgres_us)?,
         ),
-        ("control", "the host per job", middle(|d| d.cpu_control_us)?),
-        ("guests", "the guest per job", middle(|d| d.cpu_guests_us)?),
+        (
+            "control",
+            "the host per job",
+            median_of(|d| d.cpu_control_us)?,
+        ),
+        (
+            "guests",
+            "the guest per job",
+            median_of(|d| d.cpu_guests_us)?,
+        ),
     ] {
-        figure(&format!("drain.cpu_{name}"), what, used, us);
+        figure(&format!("drain.cpu_{name}"), label, used, us);
         // Machines differ by a factor of two and more.
-        let against = format!("{what}, ratio to the probe");
+        let ratio_label = format!("{label}, ratio to the probe");
         figure(
             &format!("drain.cpu_{name}_ratio"),
-            &against,
+            &ratio_label,
             used / probe_us,
             Unit::Ratio,
         );
@@ -153,16 +161,16 @@ async fn enqueue(bench: &Bench, server: &Server, report: &mut Report) -> Result<
     let mut ratios = Vec::new();
     for _ in 0..ENQUEUE_PAIRS {
         let plain = producers
-            .commits(What::Plain, ENQUEUE_CONNECTIONS, ENQUEUE_SECONDS)
+            .commits(Kind::Plain, ENQUEUE_CONNECTIONS, ENQUEUE_SECONDS)
             .await?;
         let rouse = producers
-            .commits(What::Rouse, ENQUEUE_CONNECTIONS, ENQUEUE_SECONDS)
+            .commits(Kind::Rouse, ENQUEUE_CONNECTIONS, ENQUEUE_SECONDS)
             .await?;
         ratios.push(rouse.per_s / plain.per_s);
     }
     server.client.batch_execute("TRUNCATE rouse.job").await?;
-    let what = "enqueue: ratio to plain INSERTs";
-    report.add("smoke.enqueue.ratio", what, median(ratios)?, Unit::Ratio);
+    let label = "enqueue: ratio to plain INSERTs";
+    report.add("smoke.enqueue.ratio", label, median(ratios)?, Unit::Ratio);
     Ok(())
 }
 
@@ -181,11 +189,11 @@ async fn wait(bench: &Bench, server: &Server, report: &mut Report) -> Result<()>
     let statements = counts::statements(&server.observer).await? - statements;
     let jobs = waits.called.len() as f64;
     let ratio = Percentiles::of(probe)?.p50 / Percentiles::of(waits.called)?.p50;
-    let what = "time until the start: the probe's median, divided by it";
-    report.add("smoke.latency.ratio", what, ratio, Unit::Ratio);
+    let label = "time until the start: the probe's median, divided by it";
+    report.add("smoke.latency.ratio", label, ratio, Unit::Ratio);
     // Without the statement that enqueues each job.
     let statements = (statements as f64 - jobs) * 1000.0 / jobs;
-    let what = "round trips per 1,000 jobs enqueued one by one";
-    report.add("smoke.latency.statements", what, statements, Unit::Count);
+    let label = "round trips per 1,000 jobs enqueued one by one";
+    report.add("smoke.latency.statements", label, statements, Unit::Count);
     Ok(())
 }

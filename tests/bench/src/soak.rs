@@ -1,4 +1,4 @@
-//! Hundreds of thousands of jobs in one host, some of them hostile: does the host leak?
+//! Checks that a host does not leak while it runs hundreds of thousands of jobs, some of them hostile.
 //!
 //! Figures are compared between the second tenth of the jobs, when every code path has run once, and the last tenth.
 
@@ -110,8 +110,8 @@ type Resource = fn(&Sample) -> f64;
 
 impl Sample {
     fn of(pid: u32, jobs: i64) -> Result<Self> {
-        let count = |what: &str| -> Result<f64> {
-            let path = format!("/proc/{pid}/{what}");
+        let count = |folder: &str| -> Result<f64> {
+            let path = format!("/proc/{pid}/{folder}");
             let entries = std::fs::read_dir(&path).with_context(|| format!("list {path}"))?;
             Ok(entries.count() as f64)
         };
@@ -167,7 +167,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     .await
 }
 
-/// Enqueues a chunk whenever there is room for it, until all have ended.
+/// Enqueues a chunk whenever few enough jobs are live, and returns when all jobs have ended.
 async fn soak(bench: &Bench, client: &Client, pid: u32, chunks: i64) -> Result<Vec<Sample>> {
     let jobs = chunks * CHUNK;
     bench.progress.count("soaking", jobs.unsigned_abs());
@@ -262,23 +262,23 @@ fn growth(samples: &[Sample], jobs: i64, report: &mut Report) -> Result<()> {
         ("maps", "mappings", Unit::Count, 50.0),
         ("threads", "threads", Unit::Count, 4.0),
     ];
-    for ((key, what, unit, slack), value) in names.into_iter().zip(resources) {
+    for ((key, label, unit, slack), value) in names.into_iter().zip(resources) {
         let (early, late) = (within(1, 2, value)?, within(9, 10, value)?);
         report.add(
             format!("soak.{key}_early"),
-            format!("{what}, second tenth"),
+            format!("{label}, second tenth"),
             early,
             unit,
         );
         report.add(
             format!("soak.{key}_late"),
-            format!("{what}, last tenth"),
+            format!("{label}, last tenth"),
             late,
             unit,
         );
         if late > early * 1.1 + slack {
             report.failures.push(format!(
-                "{what} grew from {early:.0} to {late:.0}: the host leaks"
+                "{label} grew from {early:.0} to {late:.0}: the host leaks"
             ));
         }
     }

@@ -106,7 +106,7 @@ impl Target {
             Better::Higher => "≥",
             Better::Lower => "≤",
         };
-        format!("{sign} {}", unit.shown(bound))
+        format!("{sign} {}", unit.format(bound))
     }
 }
 

@@ -10,22 +10,23 @@ use tokio_postgres::types::Json;
 
 use super::calls::Caller;
 use super::faults::Faults;
-use super::ledger::{Answer, Request, What, now_us};
+use super::ledger::{Answer, Event, Request, now_us};
 use super::load::{FAULT_JOBS_START, JobSpec, Kind, LINE, PATIENT, QUEUES, WORK};
 use super::plan::Fault;
 use super::random::Random;
 use super::settings::{LEASE, LINE_SLOTS};
 
-const ENQUEUE: &str = "SELECT id FROM rouse.enqueue_many($1, $2, queue => $3, tags => $4) WITH ORDINALITY AS made(id, place) ORDER BY place";
-const CANCEL: &str = "SELECT rouse.cancel(id)::int::bigint FROM unnest($1::bigint[]) WITH ORDINALITY AS requested(id, place) ORDER BY place";
+const ENQUEUE: &str = "SELECT id FROM rouse.enqueue_many($1, $2, queue => $3, tags => $4) WITH ORDINALITY AS made(id, n) ORDER BY n";
+const CANCEL: &str = "SELECT rouse.cancel(id)::int::bigint FROM unnest($1::bigint[]) WITH ORDINALITY AS requested(id, n) ORDER BY n";
 /// How long a burst is retried while the server is down.
 const ENQUEUED_WITHIN: Duration = Duration::from_secs(10);
 const RETRY_AFTER: Duration = Duration::from_millis(500);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_EVERY: Duration = Duration::from_millis(20);
 
 /// Many times the slots of the line.
 const LINE_JOBS: usize = 150;
-/// All slots come free together, so the host claims ahead, and no slot comes free for this long. A claim waits in line for at most 1 s.
+/// All slots come free together, so the host claims ahead, and no slot comes free for this long. A claim waits in line
+/// for at most 1 s.
 const LINE_SLEEPS_MS: u64 = 800;
 /// By then all jobs of the burst have been cancelled or have ended.
 const LINE_LASTS: Duration = Duration::from_secs(6);
@@ -53,8 +54,8 @@ impl Faults {
             .fault_jobs
             .fetch_add(count as i64, std::sync::atomic::Ordering::Relaxed);
         (0..count as i64)
-            .map(|place| JobSpec {
-                n: FAULT_JOBS_START + first + place,
+            .map(|offset| JobSpec {
+                n: FAULT_JOBS_START + first + offset,
                 kind: Kind::FromFault,
                 priority: "normal".into(),
                 ..like.clone()
@@ -114,9 +115,9 @@ impl Faults {
         };
         // The newest claims of each host that has more claims than slots.
         let in_line = "SELECT id FROM (
-                SELECT j.id, row_number() OVER (PARTITION BY j.worker ORDER BY j.claimed_at, j.turn) AS place
+                SELECT j.id, row_number() OVER (PARTITION BY j.worker ORDER BY j.claimed_at, j.turn) AS n
                 FROM rouse.job AS j WHERE j.id = ANY ($1) AND j.state = 'running') AS held
-            WHERE place > $2";
+            WHERE n > $2";
         let mut count = 0;
         let until = Instant::now() + LINE_LASTS;
         let slots = LINE_SLOTS as i64;
@@ -133,9 +134,10 @@ impl Faults {
                 let done = answers.into_iter().flatten();
                 count += done.filter(|answer| *answer == Answer::Ok(1)).count() as u64;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_EVERY).await;
         }
-        self.ledger.happened(from_us, What::LineCancelled { count })
+        self.ledger
+            .happened(from_us, Event::LineCancelled { count })
     }
 
     /// Cuts all listening connections, and cancels running jobs before and after hosts listen again.
@@ -159,7 +161,7 @@ impl Faults {
                 .await
                 .is_ok_and(|queued| !queued.is_empty())
         {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_EVERY).await;
         }
         tokio::time::sleep(Duration::from_millis(300)).await;
         let from_us = now_us();
@@ -169,7 +171,7 @@ impl Faults {
             Ok(ended) => {
                 let count = ended.len() as u64;
                 self.ledger
-                    .happened(from_us, What::ListenersCut { count })?;
+                    .happened(from_us, Event::ListenersCut { count })?;
             }
             Err(error) => return self.skipped(Fault::CutListeners, &format!("{error:#}")),
         }

@@ -49,8 +49,8 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Sends a request, connecting first if necessary. The answer to `sql` is one bigint. `None` if there is no connection: then nothing was
-    /// sent.
+    /// Sends a request, connecting first if necessary. The answer to `sql` is one bigint. `None` if there is no
+    /// connection: then nothing was sent.
     pub(super) async fn call(
         &mut self,
         request: Request,
@@ -137,7 +137,8 @@ async fn send(
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// An error of the statement is an answer. An error that ends the connection leaves open whether the statement took effect.
+/// An error of the statement is an answer. An error that ends the connection leaves open whether the statement took
+/// effect.
 fn classify(error: &Error) -> Answer {
     match error.as_db_error() {
         Some(db) if db.severity() == "ERROR" => {

@@ -46,14 +46,14 @@ pub(super) struct Found {
 #[derive(Debug)]
 pub(super) struct Violation {
     pub(super) job: Option<i64>,
-    pub(super) what: String,
+    pub(super) message: String,
 }
 
 impl Found {
-    /// Counts a case. If it is `wrong`, records a violation that `what` describes.
-    fn case(&mut self, job: impl Into<Option<i64>>, wrong: bool, what: impl FnOnce() -> String) {
+    /// Counts a case. If it is `wrong`, records a violation that `message` describes.
+    fn case(&mut self, job: impl Into<Option<i64>>, wrong: bool, message: impl FnOnce() -> String) {
         self.checked += 1;
-        self.unless(job, wrong, what);
+        self.unless(job, wrong, message);
     }
 
     /// Counts a case that took `us` microseconds.
@@ -73,7 +73,7 @@ impl Found {
             let job = self.slowest.map(|(_, job)| job);
             self.violations.push(Violation {
                 job,
-                what: format!(
+                message: format!(
                     "p99 {measures} is {p99:.0} ms, more than {limit_ms:.0} ms; the slowest is job {job:?}"
                 ),
             });
@@ -82,11 +82,16 @@ impl Found {
     }
 
     /// Records a violation if it is `wrong`, without counting a case.
-    fn unless(&mut self, job: impl Into<Option<i64>>, wrong: bool, what: impl FnOnce() -> String) {
+    fn unless(
+        &mut self,
+        job: impl Into<Option<i64>>,
+        wrong: bool,
+        message: impl FnOnce() -> String,
+    ) {
         if wrong {
             self.violations.push(Violation {
                 job: job.into(),
-                what: what(),
+                message: message(),
             });
         }
     }
@@ -116,7 +121,7 @@ enum Needs {
 /// Every rule.
 pub(super) const RULES: [Rule; 29] = [
     Rule {
-        name: "accepted_is_kept",
+        name: "accepted_jobs_exist",
         promise: "a job exists if its enqueue was answered with its id",
         needs: Needs::Nothing,
         check: accepted::kept,
@@ -140,10 +145,10 @@ pub(super) const RULES: [Rule; 29] = [
         check: settled::by_its_claim,
     },
     Rule {
-        name: "over_at_its_end",
+        name: "no_start_after_end",
         promise: "no attempt starts after its job has ended",
         needs: Needs::Nothing,
-        check: settled::over_at_its_end,
+        check: settled::no_start_after_end,
     },
     Rule {
         name: "revoked",
@@ -170,10 +175,10 @@ pub(super) const RULES: [Rule; 29] = [
         check: steps::stale_progress,
     },
     Rule {
-        name: "not_early",
+        name: "no_early_start",
         promise: "no job starts before its run_at",
         needs: Needs::Nothing,
-        check: times::not_early,
+        check: times::no_early_start,
     },
     Rule {
         name: "pause_holds",
@@ -188,16 +193,16 @@ pub(super) const RULES: [Rule; 29] = [
         check: attempts::within_max,
     },
     Rule {
-        name: "losses_end",
+        name: "lost_after_crashes",
         promise: "a job fails as lost after lost_max crashes of its workers, and not before; other losses do not count",
         needs: Needs::For(10.0, &[Fault::KillHost]),
-        check: attempts::losses_end,
+        check: attempts::lost_after_crashes,
     },
     Rule {
-        name: "ends_as_asked",
+        name: "ends_as_decided",
         promise: "a job that no admin action ended ends as its handler decided",
         needs: Needs::Nothing,
-        check: attempts::ends_as_asked,
+        check: attempts::ends_as_decided,
     },
     Rule {
         name: "admin_ends_hold",
@@ -242,10 +247,10 @@ pub(super) const RULES: [Rule; 29] = [
         check: recovery::nothing_stuck,
     },
     Rule {
-        name: "taken_up_again",
+        name: "runs_again_after_kill",
         promise: "a job whose host was killed runs again, while the server is up: p99 within the lease and 2 s",
         needs: Needs::AnyOf(&[Fault::KillHost]),
-        check: recovery::taken_up_again,
+        check: recovery::runs_again_after_kill,
     },
     Rule {
         name: "orphans_first",
@@ -266,22 +271,22 @@ pub(super) const RULES: [Rule; 29] = [
         check: frozen::claims_run,
     },
     Rule {
-        name: "frozen_holds_nothing",
+        name: "frozen_blocks_nothing",
         promise: "jobs claimed by a host that is frozen during the claim can be cancelled within 2 s",
         needs: Needs::For(10.0, &[Fault::FreezeInClaim]),
-        check: frozen::holds_nothing,
+        check: frozen::blocks_nothing,
     },
     Rule {
-        name: "stop_burns_nothing",
+        name: "stop_loses_nothing",
         promise: "a host that is stopped in order loses no running attempt",
         needs: Needs::For(5.0, &[Fault::StopHost]),
-        check: recovery::stop_burns_nothing,
+        check: recovery::stop_loses_nothing,
     },
     Rule {
-        name: "hosts_live",
+        name: "hosts_stay_up",
         promise: "no host exits by itself unless another host has its id, and every host stops on request",
         needs: Needs::Nothing,
-        check: recovery::hosts_live,
+        check: recovery::hosts_stay_up,
     },
     Rule {
         name: "one_holder",

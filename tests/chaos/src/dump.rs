@@ -12,11 +12,12 @@ use super::ledger::now_us;
 
 /// Covers the waits after repeated losses (10 s, then 20 s), leases and retries.
 const DRAINED_WITHIN: Duration = Duration::from_secs(120);
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const POLL_EVERY: Duration = Duration::from_millis(500);
 /// Jobs scheduled further ahead than this are not waited for.
 const AHEAD: &str = "1 hour";
 
-/// Waits until the only live jobs are those scheduled far ahead. Returns the number of other jobs left after [`DRAINED_WITHIN`].
+/// Waits until the only live jobs are those scheduled far ahead. Returns the number of other jobs left after
+/// [`DRAINED_WITHIN`].
 pub(super) async fn drained(client: &Client) -> Result<i64> {
     let started = Instant::now();
     let sql = format!(
@@ -28,7 +29,7 @@ pub(super) async fn drained(client: &Client) -> Result<i64> {
         if left == 0 || started.elapsed() > DRAINED_WITHIN {
             return Ok(left);
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
     }
 }
 

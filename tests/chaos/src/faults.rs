@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::calls::Caller;
 use super::hosts::Hosts;
-use super::ledger::{Answer, Ledger, Request, What, now_us};
+use super::ledger::{Answer, Event, Ledger, Request, now_us};
 use super::load::QUEUES;
 use super::module::Module;
 use super::plan::{Fault, Planned};
@@ -65,8 +65,8 @@ impl Faults {
             Fault::ReplaceModule => {
                 let from_us = now_us();
                 let sha256 = self.module.place(draw)?;
-                let what = What::ModuleReplaced { sha256 };
-                return self.ledger.happened(from_us, what);
+                let event = Event::ModuleReplaced { sha256 };
+                return self.ledger.happened(from_us, event);
             }
             Fault::TerminateBackends => return self.terminate(random).await,
             Fault::ForgetSleepers => return self.forget_sleepers().await,
@@ -92,7 +92,8 @@ impl Faults {
 
     pub(super) fn skipped(&self, fault: Fault, why: &str) -> Result<()> {
         let why = why.into();
-        self.ledger.happened(now_us(), What::Skipped { fault, why })
+        self.ledger
+            .happened(now_us(), Event::Skipped { fault, why })
     }
 
     async fn crash(&self, how: Fault, mut random: Random) -> Result<()> {
@@ -102,7 +103,7 @@ impl Faults {
             _ => self.server.crash(down).await,
         };
         match done {
-            Ok(from_us) => self.ledger.happened(from_us, What::ServerCrashed { how }),
+            Ok(from_us) => self.ledger.happened(from_us, Event::ServerCrashed { how }),
             // The server may be down already. If it does not come back, the run fails here.
             Err(error) => {
                 self.server.answers().await?;
@@ -123,7 +124,7 @@ impl Faults {
             Ok(count) => {
                 let count = count as u64;
                 self.ledger
-                    .happened(from_us, What::BackendsTerminated { count })
+                    .happened(from_us, Event::BackendsTerminated { count })
             }
             Err(error) => self.skipped(Fault::TerminateBackends, &format!("{error:#}")),
         }
@@ -136,7 +137,7 @@ impl Faults {
             Ok(rows) => {
                 let rows = rows as u64;
                 self.ledger
-                    .happened(from_us, What::SleepersForgotten { rows })
+                    .happened(from_us, Event::SleepersForgotten { rows })
             }
             Err(error) => self.skipped(Fault::ForgetSleepers, &format!("{error:#}")),
         }

@@ -15,18 +15,18 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::folder::Folder;
-use super::ledger::{Ledger, What, now_us};
+use super::ledger::{Event, Ledger, now_us};
 use super::settings::{self, Role};
 
 /// Faults leave a host alone for this long after its start.
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
 /// Covers the drain timeout, the grace, and a database that does not answer.
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub(super) const POLL_EVERY: Duration = Duration::from_millis(100);
 /// The supervisor's pause before a restart, so that a host which exits at once is not restarted in a tight loop.
 pub(super) const RESTART_AFTER: Duration = Duration::from_millis(500);
 /// How long a fault waits for a host that no other fault uses.
-const WAITS_FOR_A_HOST: Duration = Duration::from_secs(10);
+const HOST_AVAILABLE_WITHIN: Duration = Duration::from_secs(10);
 
 /// The hosts, and the settings that they are started with.
 pub(super) struct Hosts {
@@ -145,10 +145,10 @@ impl Hosts {
             if !Self::settled(&self.lock()).is_empty() {
                 return true;
             }
-            if started.elapsed() > WAITS_FOR_A_HOST {
+            if started.elapsed() > HOST_AVAILABLE_WITHIN {
                 return false;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_EVERY).await;
         }
     }
 
@@ -160,7 +160,8 @@ impl Hosts {
         let from_us = now_us();
         process.child.kill().await.context("kill a host")?;
         let worker = process.worker.clone();
-        self.ledger.happened(from_us, What::HostKilled { worker })?;
+        self.ledger
+            .happened(from_us, Event::HostKilled { worker })?;
         self.replace(seat)?;
         Ok(true)
     }
@@ -213,7 +214,7 @@ impl Hosts {
         let worker = process.worker.clone();
         self.ledger.happened(
             from_us,
-            What::HostStopped {
+            Event::HostStopped {
                 worker,
                 status,
                 clean,
@@ -241,7 +242,7 @@ impl Hosts {
                 tokio::time::sleep(RESTART_AFTER).await;
                 self.replace(seat)?;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_EVERY).await;
         }
     }
 
@@ -252,12 +253,12 @@ impl Hosts {
         };
         let up_us = process.started_at.elapsed().as_micros() as i64;
         let from_us = now_us() - up_us;
-        let what = What::HostEnded {
+        let event = Event::HostEnded {
             worker: process.worker.clone(),
             status: status.to_string(),
             up_us,
         };
-        self.ledger.happened(from_us, what)?;
+        self.ledger.happened(from_us, event)?;
         Ok(Some(from_us))
     }
 
@@ -328,7 +329,7 @@ impl Hosts {
             .stderr(log);
         let mut command = Command::from(command);
         command.process_group(0).kill_on_drop(true);
-        host_process::end_with_us(&mut command);
+        host_process::stop_with_parent(&mut command);
         let child = command.spawn().context("start `rouse serve`")?;
         Ok(Process {
             worker,
@@ -356,7 +357,7 @@ impl Frozen {
         let worker = process.worker.clone();
         hosts
             .ledger
-            .happened(self.from_us, What::HostFrozen { worker, jobs })?;
+            .happened(self.from_us, Event::HostFrozen { worker, jobs })?;
         hosts.lock()[seat].process = Some(process);
         Ok(())
     }

@@ -103,12 +103,12 @@ pub(super) enum Answer {
 pub(super) struct Happened {
     pub(super) from_us: i64,
     pub(super) until_us: i64,
-    pub(super) what: What,
+    pub(super) event: Event,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum What {
+pub(super) enum Event {
     HostKilled {
         worker: String,
     },
@@ -140,7 +140,8 @@ pub(super) enum What {
     LineCancelled {
         count: u64,
     },
-    /// Two hosts shared this id, from the start of the second one. `exits` has the exits of both that were not requested.
+    /// Two hosts shared this id, from the start of the second one. `exits` has the exits of both that were not
+    /// requested.
     IdShared {
         worker: String,
         exits: Vec<Exit>,
@@ -214,12 +215,12 @@ impl Ledger {
     }
 
     /// Writes an event that started at `from_us` and ends now.
-    pub(super) fn happened(&self, from_us: i64, what: What) -> Result<()> {
+    pub(super) fn happened(&self, from_us: i64, event: Event) -> Result<()> {
         let until_us = now_us();
         self.write(&Line::Happened(Happened {
             from_us,
             until_us,
-            what,
+            event,
         }))
     }
 

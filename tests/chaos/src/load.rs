@@ -117,10 +117,10 @@ pub(super) struct JobSpec {
 
 impl JobSpec {
     /// The job with this index of the producer.
-    pub(super) fn nth(seed: u64, producer: usize, place: u32) -> Self {
-        let mut random = Random::new(seed, &format!("job {producer} {place}"));
+    pub(super) fn nth(seed: u64, producer: usize, index: u32) -> Self {
+        let mut random = Random::new(seed, &format!("job {producer} {index}"));
         let mut spec = Self {
-            n: (producer as i64 + 1) * PRODUCER_STRIDE + i64::from(place),
+            n: (producer as i64 + 1) * PRODUCER_STRIDE + i64::from(index),
             handler: WORK.into(),
             queue: (*random.pick(&QUEUES)).into(),
             priority: (*random.pick(&["high", "normal", "normal", "low"])).into(),
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn the_mix_has_every_kind_of_job_and_no_duplicate_number() {
         let specs: Vec<_> = (0..2)
-            .flat_map(|producer| (0..2_000).map(move |place| JobSpec::nth(1, producer, place)))
+            .flat_map(|producer| (0..2_000).map(move |index| JobSpec::nth(1, producer, index)))
             .collect();
         for (kind, share) in Kind::ALL {
             let there = specs.iter().filter(|w| w.kind == kind).count() as u64;
@@ -217,7 +217,7 @@ mod tests {
             assert!((share..=share * 8).contains(&there), "{kind:?}: {there}");
         }
         assert_eq!(Kind::ALL.iter().map(|(_, share)| share).sum::<u64>(), 1000);
-        let has = |what: fn(&JobSpec) -> bool| specs.iter().any(what);
+        let has = |test: fn(&JobSpec) -> bool| specs.iter().any(test);
         assert!(has(|w| w.sleep_ms > 5_000));
         assert!(has(|w| w.steps && w.fail_attempts > 0));
         assert!(has(|w| w.fail_attempts > 3));

@@ -48,14 +48,14 @@ use plan::Fault;
 use report::Report;
 use world::World;
 
-/// Kill, freeze, crash and interfere under load, then check that every promise was kept
+/// Kill, freeze and crash hosts and Postgres under load, then check that every promise was kept
 #[derive(Parser)]
 #[command(
     name = "cargo xtask chaos",
     bin_name = "cargo xtask chaos",
     after_help = "Examples:\n  \
         cargo xtask chaos --minutes 5 --seed 7           the seed alone determines the schedule of faults\n  \
-        cargo xtask chaos --minutes 1 --faults kill-host,crash-server\n  \
+        cargo xtask chaos --minutes 1 --faults kill-host,crash-server   injects only these faults\n  \
         cargo xtask chaos --minutes 1 --keep chaos-run   keeps the ledger, the evidence and the hosts' logs\n  \
         cargo xtask chaos --check chaos-run              checks the folder of an earlier run again\n\n\
         The exit code is 0 if every promise was kept and every fault and every rule had a case. Otherwise the folder\n\
@@ -68,16 +68,16 @@ struct Options {
     /// Determines every job and the time of every fault; default: random
     #[arg(long)]
     seed: Option<u64>,
-    /// `rouse serve` processes, besides two with few slots and pairs that share an id
+    /// Number of `rouse serve` processes, besides two with few slots and pairs that share an id
     #[arg(long, default_value_t = 3)]
     hosts: usize,
-    /// Connections that enqueue
+    /// Number of connections that enqueue
     #[arg(long, default_value_t = 2)]
     producers: usize,
     /// Jobs per second, of all producers together
     #[arg(long, default_value_t = 60)]
     rate: u32,
-    /// Only these faults, separated by commas; default: all
+    /// Inject only these faults, separated by commas; default: all
     #[arg(long, value_enum, value_delimiter = ',')]
     faults: Vec<Fault>,
     /// Keep ledger, evidence and logs in this new folder, even if the run passes
@@ -86,7 +86,7 @@ struct Options {
     /// Run this SQL as the superuser before the load, to break a promise on purpose and see whether chaos notices
     #[arg(long, value_name = "FILE")]
     sabotage: Option<PathBuf>,
-    /// Run nothing: check the folder that an earlier run has kept
+    /// Start nothing; check the folder that an earlier run has kept
     #[arg(long, value_name = "DIR", conflicts_with_all = ["keep", "seed"])]
     check: Option<PathBuf>,
     /// Print one JSON object on stdout, and nothing else

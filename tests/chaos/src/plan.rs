@@ -44,7 +44,8 @@ pub(super) enum Fault {
     CancelLine,
     /// All listening connections are cut; running jobs are cancelled before and after hosts listen again
     CutListeners,
-    /// SIGSTOP of a host while it claims 64 jobs of 64 KiB, until long after its leases have expired; some of the jobs are cancelled
+    /// SIGSTOP of a host while it claims 64 jobs of 64 KiB, until long after its leases have expired; some of the jobs
+    /// are cancelled
     FreezeInClaim,
     /// Two hosts with the same id and key file, each restarted when it exits
     SameId,

@@ -98,7 +98,7 @@ impl Producer {
         let mut caller = Caller::new(&self.url, &self.ledger);
         let mut random = Random::new(self.seed, &format!("pace {}", self.number));
         let mut next = Instant::now();
-        for place in 0.. {
+        for index in 0.. {
             // Jobs missed during an outage are not made up for: that would be a different load.
             next = next.max(Instant::now() - self.every * 20)
                 + self.every * random.between(0, 200) as u32 / 100;
@@ -106,7 +106,7 @@ impl Producer {
                 break;
             }
             tokio::time::sleep_until(next).await;
-            let spec = JobSpec::nth(self.seed, self.number, place);
+            let spec = JobSpec::nth(self.seed, self.number, index);
             self.enqueue(&mut caller, spec).await?;
         }
         Ok(())

@@ -113,7 +113,7 @@ impl Report {
         let mut written = BTreeSet::new();
         for (rule, violation) in &self.violations {
             // Writing to a string does not fail.
-            let _ = writeln!(text, "{rule}: {}", violation.what);
+            let _ = writeln!(text, "{rule}: {}", violation.message);
             if let Some(job) = violation.job
                 && written.len() < IN_FULL_MAX
                 && written.insert(job)
@@ -135,7 +135,7 @@ impl Report {
         let counts: Vec<_> = self
             .counts
             .iter()
-            .map(|(what, n)| format!("{n} {what}"))
+            .map(|(label, n)| format!("{n} {label}"))
             .collect();
         println!("{}", counts.join(", "));
         for (_, measures, times) in &self.times {
@@ -145,7 +145,7 @@ impl Report {
             );
         }
         for (rule, violation) in self.violations.iter().take(PRINTED_MAX) {
-            println!("VIOLATION of {rule}: {}", violation.what);
+            println!("VIOLATION of {rule}: {}", violation.message);
         }
         if let Some(first) = &self.first_in_full {
             println!("history of the job of the first violation:\n{first}");
@@ -237,16 +237,16 @@ impl Report {
         let counts: Map<String, Value> = self
             .counts
             .iter()
-            .map(|(what, count)| ((*what).into(), (*count).into()))
+            .map(|(label, count)| ((*label).into(), (*count).into()))
             .collect();
         let violations: Vec<_> = self
             .violations
             .iter()
-            .map(|(rule, v)| json!({"rule": rule, "job": v.job, "what": v.what}))
+            .map(|(rule, v)| json!({"rule": rule, "job": v.job, "message": v.message}))
             .collect();
         json!({
             "run": self.run,
-            "again": self.command(),
+            "command": self.command(),
             "faults": faults,
             "rules": rules,
             "counts": counts,

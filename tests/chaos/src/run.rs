@@ -16,7 +16,7 @@ use super::dump;
 use super::faults::Faults;
 use super::folder::Folder;
 use super::hosts::Hosts;
-use super::ledger::{Ledger, Line, Run, What, now_us};
+use super::ledger::{Event, Ledger, Line, Run, now_us};
 use super::load::QUEUES;
 use super::module::Module;
 use super::plan::{self, Planned};
@@ -27,7 +27,7 @@ use super::watch;
 
 /// Compiling the module takes seconds on a busy machine.
 const REGISTERED_WITHIN: Duration = Duration::from_secs(120);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_EVERY: Duration = Duration::from_millis(100);
 const REPORT_EVERY: Duration = Duration::from_secs(10);
 
 pub(super) fn run(
@@ -60,7 +60,7 @@ pub(super) fn run(
         let folder = Arc::new(folder);
         // Server and hosts are stopped, however the run ends.
         let done = tokio::select! {
-            done = scene(&rouse, settings, folder.clone(), server.clone(), module, sabotage) => done,
+            done = run_with(&rouse, settings, folder.clone(), server.clone(), module, sabotage) => done,
             signal = interruption.wait() => Err(anyhow!("{signal}")),
         };
         // The log is useful, but a missing log must not hide how the run ended.
@@ -74,7 +74,7 @@ pub(super) fn run(
     })
 }
 
-async fn scene(
+async fn run_with(
     rouse: &std::path::Path,
     settings: Run,
     folder: Arc<Folder>,
@@ -132,7 +132,7 @@ async fn scene(
         while let Some(done) = tasks.join_next().await {
             done??;
         }
-        ledger.happened(now_us(), What::LoadEnded)?;
+        ledger.happened(now_us(), Event::LoadEnded)?;
         server.answers().await?;
         for queue in QUEUES {
             faults.resume(queue).await?;
@@ -180,7 +180,7 @@ async fn registered(server: &Server, hosts: usize) -> Result<()> {
                 "only {registered} of {hosts} hosts have registered within {REGISTERED_WITHIN:?}"
             );
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
     }
 }
 

@@ -14,7 +14,7 @@ use super::ledger::now_us;
 
 /// Recovery replays the WAL since the last checkpoint.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_EVERY: Duration = Duration::from_millis(20);
 
 pub(super) struct Server {
     pub(super) url: String,
@@ -53,7 +53,7 @@ impl Server {
                 }
                 // `rouse postgres` reads the schema, and gives up if another fault cuts its connection.
                 Err(error) if started.elapsed() > ANSWERS_WITHIN => return Err(error),
-                Err(_) => tokio::time::sleep(LOOK_EVERY).await,
+                Err(_) => tokio::time::sleep(POLL_EVERY).await,
             }
         }
         self.answers().await?;
@@ -95,7 +95,7 @@ impl Server {
             if started.elapsed() > ANSWERS_WITHIN {
                 bail!("Postgres did not answer within {ANSWERS_WITHIN:?} after it was crashed");
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_EVERY).await;
         }
     }
 

@@ -13,7 +13,8 @@ pub(super) const LOST_MAX: i32 = 3;
 const SLOTS: usize = 96;
 /// Hosts with few slots, so that claims wait in line.
 pub(super) const LINE_SLOTS: usize = 8;
-/// Long enough that a host which misses a cancellation notices it only after the cancelled jobs have ended (it renews at 0.4 of the lease).
+/// Long enough that a host which misses a cancellation notices it only after the cancelled jobs have ended (it renews
+/// at 0.4 of the lease).
 const PATIENT_LEASE: Duration = Duration::from_secs(20);
 /// Every host in this seat has the same id and key, and takes over the jobs of its predecessor at once.
 const KEEPS_ITS_ID: usize = 1;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::ledger::{Answer, Request, What};
+use super::ledger::{Answer, Event, Request};
 use super::load::Kind;
 use super::plan::Fault;
 use super::world::World;
@@ -19,41 +19,41 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
     // Hosts that share an id are stopped when the fault is over.
     let shared: BTreeSet<&String> = {
         let happened = world.happened.iter();
-        let shared = happened.filter_map(|happened| match &happened.what {
-            What::IdShared { worker, .. } => Some(worker),
+        let shared = happened.filter_map(|happened| match &happened.event {
+            Event::IdShared { worker, .. } => Some(worker),
             _ => None,
         });
         shared.collect()
     };
     let mut done = |fault: Fault| counts.entry(fault).or_default().0 += 1;
     for happened in &world.happened {
-        match &happened.what {
-            What::HostKilled { .. } => done(Fault::KillHost),
-            What::HostFrozen { jobs, .. } if jobs.is_empty() => done(Fault::FreezeHost),
-            What::HostFrozen { .. } => done(Fault::FreezeInClaim),
+        match &happened.event {
+            Event::HostKilled { .. } => done(Fault::KillHost),
+            Event::HostFrozen { jobs, .. } if jobs.is_empty() => done(Fault::FreezeHost),
+            Event::HostFrozen { .. } => done(Fault::FreezeInClaim),
             // All hosts are stopped at the end of the run: that is not a fault.
-            What::HostStopped { worker, .. }
+            Event::HostStopped { worker, .. }
                 if is_load(world, happened.from_us) && !shared.contains(worker) =>
             {
                 done(Fault::StopHost);
             }
-            What::ListenersCut { count } if *count > 0 => done(Fault::CutListeners),
-            What::LineCancelled { count } if *count > 0 => done(Fault::CancelLine),
-            What::IdShared { exits, .. } if !exits.is_empty() => done(Fault::SameId),
-            What::BackendsTerminated { count } if *count > 0 => done(Fault::TerminateBackends),
-            What::ServerCrashed { how } => done(*how),
-            What::SleepersForgotten { rows } if *rows > 0 => done(Fault::ForgetSleepers),
-            What::ModuleReplaced { sha256 } if ran.contains(sha256) => done(Fault::ReplaceModule),
-            What::ModuleReplaced { .. }
-            | What::HostStopped { .. }
-            | What::BackendsTerminated { .. }
-            | What::ListenersCut { .. }
-            | What::LineCancelled { .. }
-            | What::IdShared { .. }
-            | What::SleepersForgotten { .. }
-            | What::HostEnded { .. }
-            | What::Skipped { .. }
-            | What::LoadEnded => {}
+            Event::ListenersCut { count } if *count > 0 => done(Fault::CutListeners),
+            Event::LineCancelled { count } if *count > 0 => done(Fault::CancelLine),
+            Event::IdShared { exits, .. } if !exits.is_empty() => done(Fault::SameId),
+            Event::BackendsTerminated { count } if *count > 0 => done(Fault::TerminateBackends),
+            Event::ServerCrashed { how } => done(*how),
+            Event::SleepersForgotten { rows } if *rows > 0 => done(Fault::ForgetSleepers),
+            Event::ModuleReplaced { sha256 } if ran.contains(sha256) => done(Fault::ReplaceModule),
+            Event::ModuleReplaced { .. }
+            | Event::HostStopped { .. }
+            | Event::BackendsTerminated { .. }
+            | Event::ListenersCut { .. }
+            | Event::LineCancelled { .. }
+            | Event::IdShared { .. }
+            | Event::SleepersForgotten { .. }
+            | Event::HostEnded { .. }
+            | Event::Skipped { .. }
+            | Event::LoadEnded => {}
         }
     }
     for call in &world.calls {
@@ -79,14 +79,15 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
         }
     }
     for happened in &world.happened {
-        if let What::Skipped { fault, .. } = &happened.what {
+        if let Event::Skipped { fault, .. } = &happened.event {
             counts.entry(*fault).or_default().1 += 1;
         }
     }
     counts
 }
 
-/// The kinds of jobs in the run. A job that was rolled back, or whose producer hung up, need not exist: its request is enough.
+/// The kinds of jobs in the run. A job that was rolled back, or whose producer hung up, need not exist: its request is
+/// enough.
 pub(super) fn kinds(world: &World) -> BTreeSet<Kind> {
     let there: BTreeSet<i64> = world.jobs.iter().map(|job| job.n).collect();
     let specs = world.calls.iter().filter_map(|call| match &call.request {
@@ -106,16 +107,18 @@ pub(super) fn kinds(world: &World) -> BTreeSet<Kind> {
 }
 
 fn is_load(world: &World, at_us: i64) -> bool {
-    let ended = world.happened.iter().find(|h| h.what == What::LoadEnded);
+    let ended = world.happened.iter().find(|h| h.event == Event::LoadEnded);
     ended.is_none_or(|ended| at_us < ended.from_us)
 }
 
 /// Counts of jobs and attempts, with labels.
 pub(super) fn jobs(world: &World) -> Vec<(&'static str, u64)> {
-    let enqueues = |what: fn(&Answer) -> bool| {
+    let enqueues = |is_counted: fn(&Answer) -> bool| {
         let calls = world.calls.iter();
         calls
-            .filter(|call| matches!(call.request, Request::Enqueue { .. }) && what(&call.answer))
+            .filter(|call| {
+                matches!(call.request, Request::Enqueue { .. }) && is_counted(&call.answer)
+            })
             .count() as u64
     };
     let unknown = world.calls.iter();
@@ -180,7 +183,7 @@ mod tests {
         world.happened.push(Happened {
             from_us: 0,
             until_us: 1,
-            what: What::ModuleReplaced {
+            event: Event::ModuleReplaced {
                 sha256: "aa".into(),
             },
         });

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rouse_workbench::database;
 
-use super::hosts::{Hosts, LOOK_EVERY, Process, RESTART_AFTER};
-use super::ledger::{Exit, What, now_us};
+use super::hosts::{Hosts, POLL_EVERY, Process, RESTART_AFTER};
+use super::ledger::{Event, Exit, now_us};
 use super::settings::Role;
 
 /// Compiling the module takes seconds on a busy machine.
 const REGISTERED_WITHIN: Duration = Duration::from_secs(20);
-/// How long they run on after the first exit: long enough for some restarts.
-const RUN_ON_FOR: Duration = Duration::from_secs(5);
+/// How long both continue after the first exit: long enough for some restarts.
+const CONTINUE_FOR: Duration = Duration::from_secs(5);
 /// How long to wait for the exit of the host without the id, if it is starting again at the end.
 const ENDS_WITHIN: Duration = Duration::from_secs(15);
 
@@ -38,7 +38,7 @@ impl Hosts {
     pub(super) async fn share_an_id(&self) -> Result<bool> {
         let worker = self.name(Role::Twin);
         let mut first = self.launch(Role::Twin, worker.clone())?;
-        if !self.has_come_up(&worker).await {
+        if !self.has_registered(&worker).await {
             if self.has_ended(&mut first)?.is_none() {
                 self.stop_process(&mut first).await?;
             }
@@ -56,13 +56,13 @@ impl Hosts {
                 let had_none = exits.is_empty();
                 exits.extend(self.has_exited(host, twin)?);
                 if had_none && !exits.is_empty() {
-                    until = Instant::now() + RUN_ON_FOR;
+                    until = Instant::now() + CONTINUE_FOR;
                 }
                 if twin.process.is_none() && twin.ended.elapsed() > RESTART_AFTER {
                     twin.process = Some(self.launch(Role::Twin, worker.clone())?);
                 }
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_EVERY).await;
         }
         // The host without the id exits by itself, and would not stop in order while it starts.
         let loser = usize::from(twins[1].exits > twins[0].exits);
@@ -72,7 +72,7 @@ impl Hosts {
             && ending.elapsed() < ENDS_WITHIN
         {
             exits.extend(self.has_exited(loser, &mut twins[loser])?);
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_EVERY).await;
         }
         for (host, twin) in twins.iter_mut().enumerate() {
             exits.extend(self.has_exited(host, twin)?);
@@ -81,7 +81,7 @@ impl Hosts {
             self.stop_process(process).await?;
         }
         self.ledger
-            .happened(from_us, What::IdShared { worker, exits })?;
+            .happened(from_us, Event::IdShared { worker, exits })?;
         Ok(true)
     }
 
@@ -102,7 +102,7 @@ impl Hosts {
         }))
     }
 
-    async fn has_come_up(&self, worker: &str) -> bool {
+    async fn has_registered(&self, worker: &str) -> bool {
         let started = Instant::now();
         let sql = "SELECT count(*) FROM rouse.worker WHERE worker_id = $1";
         while started.elapsed() < REGISTERED_WITHIN {
@@ -112,7 +112,7 @@ impl Hosts {
             {
                 return true;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_EVERY).await;
         }
         false
     }

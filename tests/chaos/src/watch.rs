@@ -13,7 +13,7 @@ use super::server::Server;
 
 const POLL_EVERY: Duration = Duration::from_millis(300);
 /// Reads the table itself, since rouse.jobs hides rows of another fence. The row and its job come from one snapshot.
-const PROGRESS: &str = "SELECT json_build_object('job', p.job, 'step', p.step, 'said_us', (extract(epoch FROM p.at) * 1000000)::bigint,
+const PROGRESS: &str = "SELECT json_build_object('job', p.job, 'step', p.step, 'reported_us', (extract(epoch FROM p.at) * 1000000)::bigint,
                               'attempt', j.attempt, 'worker', j.worker)::text
     FROM rouse.progress AS p LEFT JOIN rouse.job AS j ON j.id = p.job AND j.fence = p.fence";
 

@@ -112,7 +112,7 @@ pub(super) struct Progress {
     pub(super) job: i64,
     /// The nonce of the attempt that wrote it.
     pub(super) step: String,
-    pub(super) said_us: i64,
+    pub(super) reported_us: i64,
     /// The job's attempt, if the job still has the fence of the row.
     pub(super) attempt: Option<i32>,
     pub(super) worker: Option<i64>,
@@ -181,7 +181,7 @@ impl World {
     }
 
     fn take_ledger(&mut self, lines: Vec<Line>) {
-        let mut places = HashMap::new();
+        let mut indexes = HashMap::new();
         for line in lines {
             match line {
                 Line::Run(run) => self.run = run,
@@ -191,7 +191,7 @@ impl World {
                     call,
                     request,
                 } => {
-                    places.insert(call, self.calls.len());
+                    indexes.insert(call, self.calls.len());
                     self.calls.push(Call {
                         number: call,
                         request,
@@ -205,9 +205,9 @@ impl World {
                     call,
                     answer,
                 } => {
-                    if let Some(place) = places.get(&call) {
-                        self.calls[*place].answered_us = at_us;
-                        self.calls[*place].answer = answer;
+                    if let Some(index) = indexes.get(&call) {
+                        self.calls[*index].answered_us = at_us;
+                        self.calls[*index].answer = answer;
                     }
                 }
             }
@@ -268,13 +268,13 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
         for file in fs::read_dir(host.path())? {
             let name = file?.file_name().to_string_lossy().into_owned();
             let parts: Vec<&str> = name.split('.').collect();
-            let [job, attempt, nonce, at_us, what] = parts[..] else {
+            let [job, attempt, nonce, at_us, kind] = parts[..] else {
                 bail!("{worker}/{name} is not a file of evidence");
             };
             let at_us: i64 = at_us.parse()?;
             let key = (worker.clone(), nonce.to_owned());
-            match what {
-                "begin" => {
+            match kind {
+                "start" => {
                     let evidence = Evidence {
                         worker: worker.clone(),
                         job: job.parse()?,
@@ -287,11 +287,11 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
                         bail!("two attempts on {worker} have the nonce {nonce}");
                     }
                 }
-                _ => later.push((key, at_us, what.to_owned())),
+                _ => later.push((key, at_us, kind.to_owned())),
             }
         }
     }
-    for (key, at_us, what) in later {
+    for (key, at_us, kind) in later {
         let Some(evidence) = found.get_mut(&key) else {
             bail!(
                 "the attempt {} on {} has evidence but no start",
@@ -299,11 +299,11 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
                 key.0
             );
         };
-        match what.as_str() {
+        match kind.as_str() {
             "step" => evidence.stepped_us = Some(at_us),
             "tick" => evidence.ticked_us = evidence.ticked_us.max(Some(at_us)),
             "end" => evidence.ended_us = Some(at_us),
-            _ => bail!("{what} is not a kind of evidence"),
+            _ => bail!("{kind} is not a kind of evidence"),
         }
     }
     let mut all: Vec<_> = found.into_values().collect();
@@ -321,12 +321,12 @@ mod tests {
         let host = dir.path().join("host-0");
         fs::create_dir(&host).unwrap();
         for name in [
-            "7.1.aa.100.begin",
+            "7.1.aa.100.start",
             "7.1.aa.120.step",
             "7.1.aa.140.tick",
             "7.1.aa.130.tick",
             "7.1.aa.150.end",
-            "7.2.bb.120.begin",
+            "7.2.bb.120.start",
         ] {
             fs::write(host.join(name), "").unwrap();
         }

@@ -43,7 +43,7 @@ impl Host {
     }
 
     /// Loads the module as a host does, runs one attempt of each of its handlers, and returns how the last one ended.
-    pub(crate) fn tried(&self, module: &[u8]) -> Result<&'static str> {
+    pub(crate) fn run(&self, module: &[u8]) -> Result<&'static str> {
         let folder = tempfile::tempdir().context("make a folder")?;
         fs::write(folder.path().join("case.wasm"), module).context("write the module")?;
         self.runtime.block_on(async {
@@ -81,11 +81,11 @@ impl Host {
                 stopped.expect("an attempt is stopped")
             }
         };
-        word(&run.expect("an attempt does not panic").end)
+        name_of(&run.expect("an attempt does not panic").end)
     }
 }
 
-fn word(end: &RunEnd) -> &'static str {
+fn name_of(end: &RunEnd) -> &'static str {
     match end {
         RunEnd::Returned(_) => "returned",
         RunEnd::Failed(_) => "failed",

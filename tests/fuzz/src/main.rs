@@ -1,7 +1,7 @@
 //! Generated hostile input for the code in a host that accepts untrusted input; started by `cargo xtask fuzz`.
 //!
-//! Each case is written to a file before it runs. A failure ends this process: a panic in any thread, a case that takes too long,
-//! or too much memory. The file is then the finding.
+//! Each case is written to a file before it runs. A failure ends this process: a panic in any thread, a case that takes
+//! too long, or too much memory. The file is then the finding.
 
 mod host;
 
@@ -25,7 +25,8 @@ use rand::rngs::StdRng;
 
 use host::Host;
 
-/// Time limit of one case: compiling a module may take some seconds on a busy machine, and an attempt is stopped sooner.
+/// Time limit of one case: compiling a module may take some seconds on a busy machine, and an attempt is stopped
+/// sooner.
 const CASE_SECONDS_MAX: u64 = 60;
 
 /// If any module can run, some of a hundred do.
@@ -36,7 +37,7 @@ const MEMORY_KIB_MAX: u64 = 2 << 20;
 
 #[derive(Parser)]
 struct Options {
-    /// What is fuzzed
+    /// The kind of input
     target: Target,
     /// The seed that determines all cases
     #[arg(long)]
@@ -61,18 +62,18 @@ struct Options {
 /// The code that a target tests.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Target {
-    /// Modules made of nothing, with the contract's imports and exports
+    /// Generated modules with the contract's imports and exports
     Modules,
-    /// Modules of the tests, with bytes changed
+    /// Modules of the tests with changed bytes
     Mutated,
-    /// Manifests
+    /// Manifests with changed values
     Manifests,
-    /// Schemas, with values to check
+    /// Schemas with values to check
     Schemas,
 }
 
 /// When the running case started, in seconds from the start.
-static BEGAN: AtomicU64 = AtomicU64::new(0);
+static CASE_STARTED: AtomicU64 = AtomicU64::new(0);
 
 fn main() -> Result<()> {
     let options = Options::parse();
@@ -86,7 +87,7 @@ fn main() -> Result<()> {
     thread::spawn(move || {
         loop {
             thread::sleep(Duration::from_secs(1));
-            let took = start.elapsed().as_secs() - BEGAN.load(Ordering::Relaxed);
+            let took = start.elapsed().as_secs() - CASE_STARTED.load(Ordering::Relaxed);
             if took > CASE_SECONDS_MAX {
                 eprintln!("a case has not ended after {took} s");
                 process::abort();
@@ -104,24 +105,24 @@ fn main() -> Result<()> {
         if case > 0 && (options.repeat || start.elapsed().as_secs() >= options.seconds) {
             break;
         }
-        BEGAN.store(start.elapsed().as_secs(), Ordering::Relaxed);
+        CASE_STARTED.store(start.elapsed().as_secs(), Ordering::Relaxed);
         let input = if options.repeat {
             fs::read(&options.input).context("read the input")?
         } else {
             let mut random = StdRng::seed_from_u64(options.seed ^ case.rotate_left(32));
             let input = match options.target {
-                Target::Modules => module::made(&mut random)?,
-                Target::Mutated => mutated::made(&mut random, &guests),
-                Target::Manifests => manifest::made(&mut random),
-                Target::Schemas => schema::made(&mut random),
+                Target::Modules => module::generate(&mut random)?,
+                Target::Mutated => mutated::generate(&mut random, &guests),
+                Target::Manifests => manifest::generate(&mut random),
+                Target::Schemas => schema::generate(&mut random),
             };
             fs::write(&options.input, &input).context("write the input")?;
             input
         };
         let end = match (options.target, &host) {
-            (Target::Manifests, _) => manifest::tried(&input),
-            (Target::Schemas, _) => schema::tried(&input)?,
-            (Target::Modules | Target::Mutated, Some(host)) => host.tried(&input)?,
+            (Target::Manifests, _) => manifest::run(&input),
+            (Target::Schemas, _) => schema::run(&input)?,
+            (Target::Modules | Target::Mutated, Some(host)) => host.run(&input)?,
             (Target::Modules | Target::Mutated, None) => unreachable!("started above"),
         };
         *ends.entry(end).or_default() += 1;
@@ -148,7 +149,7 @@ fn main() -> Result<()> {
     let ran = cases > refused;
     anyhow::ensure!(
         ran || !runs || options.repeat || cases < CASES_WITHOUT_A_RUN_MAX,
-        "not one of {cases} modules got as far as to run: this has shown nothing"
+        "none of {cases} modules could run, so nothing was tested"
     );
     Ok(())
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::schema;
 
-pub(crate) fn made(random: &mut StdRng) -> Vec<u8> {
+pub(crate) fn generate(random: &mut StdRng) -> Vec<u8> {
     let mut manifest = json!({"sdk": "rouse-sdk 0.1.0", "handlers": [{
         "name": "text.stats", "version": "0.1.0", "description": "Counts.",
         "input_schema": schema::schema(random, 3), "output_schema": true,
@@ -16,7 +16,7 @@ pub(crate) fn made(random: &mut StdRng) -> Vec<u8> {
         "instances": "reuse", "capabilities": ["dir"],
     }]});
     for _ in 0..random.random_range(0..4) {
-        changed(random, &mut manifest);
+        change(random, &mut manifest);
     }
     let mut text = manifest.to_string().into_bytes();
     if random.random_ratio(1, 4) {
@@ -27,7 +27,7 @@ pub(crate) fn made(random: &mut StdRng) -> Vec<u8> {
 }
 
 /// Descends to a random place and replaces the value there.
-fn changed(random: &mut StdRng, value: &mut Value) {
+fn change(random: &mut StdRng, value: &mut Value) {
     let within = match value {
         Value::Object(map) if !map.is_empty() => {
             let some = random.random_range(0..map.len());
@@ -41,12 +41,12 @@ fn changed(random: &mut StdRng, value: &mut Value) {
         Value::Object(_) | Value::Array(_) => None,
     };
     match within {
-        Some(within) if random.random_ratio(4, 5) => changed(random, within),
+        Some(within) if random.random_ratio(4, 5) => change(random, within),
         Some(_) | None => *value = schema::value(random, 3),
     }
 }
 
-pub(crate) fn tried(input: &[u8]) -> &'static str {
+pub(crate) fn run(input: &[u8]) -> &'static str {
     match Manifest::parse(&String::from_utf8_lossy(input)) {
         Ok(_) => "accepted",
         Err(why) => {

@@ -19,9 +19,9 @@ const RANDOM_BYTES: usize = 8 << 10;
 
 const MANIFEST: &str = r#"{"handlers":[{"name":"fuzz","output_schema":{"type":"object"}}]}"#;
 
-/// A core module as for wasm32-wasip1. All but its `describe` and its allocator is random; otherwise no module would get as far as
-/// a run.
-pub(crate) fn made(random: &mut StdRng) -> Result<Vec<u8>> {
+/// A core module as for wasm32-wasip1. Everything except its `describe` and its allocator is random: with random code
+/// there too, no module could run.
+pub(crate) fn generate(random: &mut StdRng) -> Result<Vec<u8>> {
     let mut resolve = Resolve::default();
     let wit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdk/wit");
     let (package, _) = resolve.push_dir(&wit).context("read the contract")?;
@@ -123,12 +123,12 @@ fn describe() -> Function {
     let mut code = function.instructions();
     code.i32_const(16).memory_grow(0).drop();
     let mut store = |at: usize, word: i64| {
-        let place = MemArg {
+        let address = MemArg {
             offset: at as u64,
             align: 0,
             memory_index: 0,
         };
-        code.i32_const(0).i64_const(word).i64_store(place);
+        code.i32_const(0).i64_const(word).i64_store(address);
     };
     store(8, 1024 | (MANIFEST.len() as i64) << 32);
     for (number, chunk) in MANIFEST.as_bytes().chunks(8).enumerate() {

@@ -59,7 +59,7 @@ impl Reencode for Stripped {
 impl ReencodeComponent for Stripped {}
 
 /// One of the modules, with a few bytes changed, removed, or copied elsewhere.
-pub(crate) fn made(random: &mut StdRng, guests: &[Vec<u8>]) -> Vec<u8> {
+pub(crate) fn generate(random: &mut StdRng, guests: &[Vec<u8>]) -> Vec<u8> {
     let mut module = guests.choose(random).expect("a module").clone();
     // A module often stays valid after one change, and hardly ever after many.
     let changes = match random.random_ratio(3, 4) {

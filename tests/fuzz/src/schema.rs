@@ -215,14 +215,14 @@ fn text(random: &mut StdRng, depth: u32) -> String {
     }
 }
 
-pub(crate) fn made(random: &mut StdRng) -> Vec<u8> {
+pub(crate) fn generate(random: &mut StdRng) -> Vec<u8> {
     let depth = random.random_range(1..6);
     json!({"schema": schema(random, depth), "value": text(random, 4)})
         .to_string()
         .into_bytes()
 }
 
-pub(crate) fn tried(input: &[u8]) -> Result<&'static str> {
+pub(crate) fn run(input: &[u8]) -> Result<&'static str> {
     let input: Value = serde_json::from_slice(input).context("read the case")?;
     let value = input["value"].as_str().context("the case has a value")?;
     let manifest = json!({"handlers": [{"name": "a", "input_schema": input["schema"]}]});

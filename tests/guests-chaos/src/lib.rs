@@ -1,7 +1,7 @@
 //! A handler that leaves evidence of each of its attempts outside the database.
 //!
-//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.start`, `….step`, `….tick` and `….end`. One system
-//! call creates a file, so a kill cannot leave half of it.
+//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.start`, `….step`, `….tick` and `….end`.
+//! One system call creates a file, so a kill cannot leave half of it.
 
 use std::collections::hash_map::RandomState;
 use std::fs::File;
@@ -56,11 +56,11 @@ impl Witness {
             // The keys come from the host's random numbers, and differ for each instance.
             nonce: format!("{:016x}", RandomState::new().build_hasher().finish()),
         };
-        witness.leave("begin")?;
+        witness.leave("start")?;
         Ok(witness)
     }
 
-    fn leave(&self, what: &str) -> Result<(), Error> {
+    fn leave(&self, event: &str) -> Result<(), Error> {
         let at_us = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)?
             .as_micros();
@@ -69,7 +69,9 @@ impl Witness {
             attempt,
             nonce,
         } = self;
-        File::create_new(format!("{EVIDENCE}/{job}.{attempt}.{nonce}.{at_us}.{what}"))?;
+        File::create_new(format!(
+            "{EVIDENCE}/{job}.{attempt}.{nonce}.{at_us}.{event}"
+        ))?;
         Ok(())
     }
 
@@ -78,7 +80,8 @@ impl Witness {
     }
 }
 
-/// Sleeps, then fails or succeeds as its payload requests. The result, or the details of the error, identify the attempt.
+/// Sleeps, then fails or succeeds as its payload requests. The result, or the details of the error, identify the
+/// attempt.
 #[handler(name = "chaos.work", capabilities = ["dir"])]
 async fn work(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     attempt(ctx, work).await
@@ -114,12 +117,12 @@ async fn attempt(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     sleep(sleep_ms).await;
     witness.leave("end")?;
     if work.hopeless {
-        return Err(Error::permanent("as it was asked to")
+        return Err(Error::permanent("as the payload requests")
             .kind("hopeless")
             .details(witness.to_json()));
     }
     if witness.attempt <= work.fail_attempts {
-        return Err(Error::retryable("as it was asked to")
+        return Err(Error::retryable("as the payload requests")
             .kind("flaky")
             .details(witness.to_json()));
     }

@@ -24,7 +24,7 @@ impl fmt::Display for Placed {
         write!(f, "{}: ", self.folder.display())?;
         match self.changed.as_slice() {
             [] => write!(f, "{} modules, all up to date", self.same),
-            changed => write!(f, "{} new, {} unchanged", changed.join(", "), self.same),
+            changed => write!(f, "{} updated, {} unchanged", changed.join(", "), self.same),
         }
     }
 }

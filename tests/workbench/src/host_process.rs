@@ -64,7 +64,7 @@ impl HostProcess {
             // Ctrl-C in a terminal reaches only this program, which stops the process in order.
             .process_group(0)
             .kill_on_drop(true);
-        end_with_us(&mut command);
+        stop_with_parent(&mut command);
         let mut child = command.spawn().with_context(|| format!("start `{name}`"))?;
 
         let log = Log::default();
@@ -182,7 +182,7 @@ impl Interruption {
     }
 
     /// Whether a signal has arrived since the watch started.
-    pub async fn has_come(&mut self) -> bool {
+    pub async fn has_arrived(&mut self) -> bool {
         tokio::select! {
             biased;
             _ = self.wait() => true,
@@ -240,7 +240,7 @@ fn pid(id: u32) -> Option<Pid> {
 
 /// Makes the kernel stop the process if this program is killed before it can do so.
 #[cfg(target_os = "linux")]
-pub fn end_with_us(command: &mut Command) {
+pub fn stop_with_parent(command: &mut Command) {
     #[expect(
         unsafe_code,
         reason = "the standard library has no safe way to run code in the child"
@@ -256,7 +256,7 @@ pub fn end_with_us(command: &mut Command) {
 
 /// Other kernels offer no such function.
 #[cfg(not(target_os = "linux"))]
-pub fn end_with_us(_command: &mut Command) {}
+pub fn stop_with_parent(_command: &mut Command) {}
 
 /// A new folder on a disk, accessible to the user of the private Postgres.
 pub fn scratch_folder() -> Result<TempDir> {

@@ -142,7 +142,7 @@ pub(crate) fn build(mut command: Command) -> Result<Vec<Artifact>> {
         .stderr(Stdio::inherit());
     let output = command.output().context("start cargo build")?;
     if !output.status.success() {
-        bail!("the build failed: {}", shown(&command));
+        bail!("the build failed: {}", command_line(&command));
     }
     let mut artifacts = Vec::new();
     for line in output.stdout.split(|byte| *byte == b'\n') {
@@ -166,7 +166,7 @@ pub(crate) fn build(mut command: Command) -> Result<Vec<Artifact>> {
 }
 
 /// A command as a user would type it.
-pub fn shown(command: &Command) -> String {
+pub fn command_line(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let mut line = program
         .file_name()

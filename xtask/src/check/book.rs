@@ -1,5 +1,5 @@
-//! Builds the book of docs/ with mdBook. A page that SUMMARY.md lists and that does not exist, or a page that mdBook cannot read,
-//! fails.
+//! Builds the book of docs/ with mdBook. Fails if a page in SUMMARY.md does not exist, or if mdBook cannot parse a
+//! page.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use rouse_workbench::workspace::Workspace;
 
 use crate::tool::MDBOOK;
 
-/// Builds the book into cargo's output folder, where it can be read.
+/// Builds the book into `book` in cargo's output folder.
 pub(crate) fn check(workspace: &Workspace, install: bool) -> Result<()> {
     let docs = workspace.root.join("docs");
     let mdbook = MDBOOK.find(install)?;
@@ -25,11 +25,11 @@ pub(crate) fn check(workspace: &Workspace, install: bool) -> Result<()> {
     if !output.status.success() {
         bail!("`mdbook build docs` failed\n{}", log.trim());
     }
-    // mdBook only warns of what it cannot read as the author meant it.
+    // mdBook only warns of markup that it may render differently than the author intended.
     let warnings: Vec<&str> = log.lines().filter(|line| is_warning(line)).collect();
     ensure!(
         warnings.is_empty(),
-        "`mdbook build docs` warned\n{}",
+        "`mdbook build docs` printed warnings\n{}",
         warnings.join("\n")
     );
     has_every_page(&docs, &book)
@@ -40,7 +40,7 @@ fn is_warning(line: &str) -> bool {
     line.starts_with("WARN") || line.starts_with("ERROR")
 }
 
-/// Each page that SUMMARY.md lists was rendered.
+/// Fails if a page that SUMMARY.md lists was not rendered.
 fn has_every_page(docs: &Path, book: &Path) -> Result<()> {
     let summary = super::pages::read(docs.join("SUMMARY.md"))?;
     let missing: Vec<&str> = super::pages::links(&summary)

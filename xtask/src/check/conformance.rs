@@ -1,4 +1,4 @@
-//! Checks that docs/conformance.md has every row of the specification and names only files and tests that exist.
+//! Checks that docs/conformance.md has every row of the specification, and names only files and tests that exist.
 
 use std::fs;
 use std::path::Path;
@@ -20,13 +20,14 @@ const PARTS: [(char, u32); 9] = [
     ('O', 7),
 ];
 
-/// The row, what its source asks, what somebody does to see it, where it lives, what shows it.
+/// Row, requirement, how to see it, code, tests.
 const COLUMNS: usize = 5;
 
 pub(crate) fn check(root: &Path) -> Result<()> {
     let text = fs::read_to_string(root.join(TABLE)).with_context(|| format!("read {TABLE}"))?;
     let has_test = |file: &str, name: &str| {
-        // A named file that is not there is told of by itself, and a module that is not there is none of tests.
+        // `exists` reports missing files, and a path such as `job::decide` without a file in tests/it does not name a
+        // test.
         fs::read_to_string(root.join(file))
             .map_or(true, |code| code.contains(&format!("fn {name}(")))
     };
@@ -50,7 +51,7 @@ fn faults(
             match rows.iter().filter(|row| row[0] == id).count() {
                 0 => faults.push(format!("row {id} is missing")),
                 1 => {}
-                _ => faults.push(format!("row {id} is there more than once")),
+                _ => faults.push(format!("row {id} is repeated")),
             }
         }
     }
@@ -76,7 +77,7 @@ fn faults(
     faults
 }
 
-/// The cells of a line of the table; no cells for its head and for lines outside of it.
+/// The cells of a row of the table. `None` for its header and for other lines.
 fn cells(line: &str) -> Option<Vec<&str>> {
     let inner = line.trim().strip_prefix('|')?.strip_suffix('|')?;
     let cells: Vec<_> = inner.split('|').map(str::trim).collect();
@@ -86,8 +87,8 @@ fn cells(line: &str) -> Option<Vec<&str>> {
     is_id.then_some(cells)
 }
 
-/// What stands in backticks and names a test, with its file: `module::name` is in `tests/it`; the file of others stands behind
-/// them, as in "`one` and `another` in `path`".
+/// The tests named in backticks, each with its file: `module::name` is in `tests/it`; other tests are followed by their
+/// file, as in "`one` and `another` in `path`".
 fn tests(cell: &str) -> Vec<(String, &str)> {
     let is_word = |text: &str| {
         text.bytes()
@@ -95,15 +96,15 @@ fn tests(cell: &str) -> Vec<(String, &str)> {
     };
     let parts: Vec<&str> = cell.split('`').collect();
     let mut found = Vec::new();
-    let mut beside = None;
-    // From behind, where the files are.
+    let mut file_after = None;
+    // From the end, because a file follows its tests.
     for at in (1..parts.len()).step_by(2).rev() {
-        beside = match parts.get(at + 1).map(|text| text.trim()) {
+        file_after = match parts.get(at + 1).map(|text| text.trim()) {
             Some("in") => parts.get(at + 2).copied(),
-            Some("and") => beside,
+            Some("and") => file_after,
             _ => None,
         };
-        let (file, name) = match (parts[at].rsplit_once("::"), beside) {
+        let (file, name) = match (parts[at].rsplit_once("::"), file_after) {
             (Some((module, name)), _) if module.split("::").all(is_word) => {
                 (format!("tests/it/{}.rs", module.replace("::", "/")), name)
             }
@@ -117,7 +118,7 @@ fn tests(cell: &str) -> Vec<(String, &str)> {
     found
 }
 
-/// What stands in backticks and looks like a path: it has a slash, or ends like a file of ours.
+/// The paths in backticks: words that end with a slash or with a file extension of the clone.
 fn files(cell: &str) -> impl Iterator<Item = &str> {
     const ENDINGS: [&str; 7] = [".rs", ".sql", ".wit", ".md", ".toml", ".sh", ".html"];
     cell.split('`')
@@ -153,7 +154,7 @@ mod tests {
         let table = whole_table().replace("| Q10 |", "| Q9 |");
         assert_eq!(
             faults(&table, |_| true, |_, _| true),
-            ["row Q9 is there more than once", "row Q10 is missing"]
+            ["row Q9 is repeated", "row Q10 is missing"]
         );
     }
 
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_does_not_exist_is_a_fault_and_other_code_is_none() {
+    fn a_file_that_does_not_exist_is_a_fault_and_other_code_is_not() {
         let table = whole_table().replace(
             "| C1 | w | not yet | | |",
             "| C1 | w | `rouse dev` | `host/src/cli/dev.rs`, `host/src/gone.rs` | `it::a_test` |",
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn each_test_is_looked_for_in_the_file_that_is_named_for_it() {
+    fn each_test_is_found_with_its_file() {
         let cell = "`a::b` in every way, `a::c::d`, `one` and `two` in `x.rs`: `rouse dev`, `three` in `y.rs`; `four` and `y.rs`";
         let file = |(file, name)| format!("{file} {name}");
         let found: Vec<String> = tests(cell).into_iter().rev().map(file).collect();

@@ -1,5 +1,7 @@
-//! Checks that nothing is compiled twice or unchecked: `cargo xtask` has the features of the builds that it starts, and each of our
-//! own crates its settings.
+//! Checks that no crate is compiled twice, and that every crate of the workspace is compiled with assertions and
+//! overflow checks.
+//!
+//! No crate is compiled twice if `cargo xtask` selects the same features as the builds that it starts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +9,7 @@ use std::fs;
 use anyhow::{Context as _, Result, bail, ensure};
 use rouse_workbench::workspace::{self, Workspace};
 
-/// Where features are named for no other reason.
+/// Selects features only to match the builds of the whole workspace.
 const MANIFEST: &str = "xtask/Cargo.toml";
 
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
@@ -16,7 +18,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let twice: Vec<_> = of_xtask.difference(&of_all).cloned().collect();
     if !twice.is_empty() {
         bail!(
-            "compiled once for xtask and once more for the rest, with other features; add those to {MANIFEST}: {}",
+            "xtask and the rest of the workspace compile crates with different features. Add the missing features to {MANIFEST}: {}",
             twice.join(", ")
         );
     }
@@ -28,14 +30,14 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
         .collect();
     if !unchecked.is_empty() {
         bail!(
-            "[profile.dev.package] of Cargo.toml does not turn the checks on for {}",
+            "[profile.dev.package] in Cargo.toml needs debug-assertions = true and overflow-checks = true for {}",
             unchecked.join(", ")
         );
     }
     Ok(())
 }
 
-/// Whether the profile of the tests has the assertions of a crate.
+/// Whether the profile of the tests has assertions and overflow checks for a crate.
 fn has_checks(manifest: &str, name: &str) -> bool {
     let start = format!("{name} = {{ ");
     (manifest.lines())
@@ -46,26 +48,27 @@ fn has_checks(manifest: &str, name: &str) -> bool {
         })
 }
 
-/// The crates that a build of these packages compiles, each with its features.
+/// The crates that a build of these packages compiles, with their features.
 fn crates(workspace: &Workspace, packages: &[&str]) -> Result<BTreeSet<String>> {
     let mut command = workspace.cargo("tree");
     command
         .args(packages)
         .args(["--locked", "--edges", "normal,build"])
         .args(["--prefix", "none", "--no-dedupe", "--format", "{p} [{f}]"]);
-    let shown = workspace::shown(&command);
+    let command_line = workspace::command_line(&command);
     let output = command
         .output()
-        .with_context(|| format!("start `{shown}`"))?;
+        .with_context(|| format!("start `{command_line}`"))?;
     ensure!(
         output.status.success(),
-        "`{shown}` failed: {}",
+        "`{command_line}` failed: {}",
         String::from_utf8_lossy(&output.stderr).trim()
     );
     Ok(read(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// The lines of `cargo tree`. A proc macro is marked, and is the same crate all the same.
+/// The lines of `cargo tree`. The mark of proc macros is removed, because it does not distinguish two builds of a
+/// crate.
 fn read(tree: &str) -> BTreeSet<String> {
     tree.lines()
         .filter(|line| !line.is_empty())
@@ -87,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_with_other_features_is_another_one() {
+    fn crates_with_different_features_differ() {
         let one = read("syn v3.0.9 [full]\nserde_derive v1.0.229 (proc-macro) [default]\n\n");
         let other = read("syn v3.0.9 [fold,full]\nserde_derive v1.0.229 [default]\n");
         let difference: Vec<_> = one.difference(&other).collect();

@@ -1,5 +1,5 @@
-//! Checks what the pages promise as far as it is cheap: links and their anchors, cargo xtask commands, the README's handlers,
-//! the length of lines, and that docs/SUMMARY.md lists every page.
+//! Checks the pages: links and their anchors, cargo xtask commands, the README's handlers, the length of lines, and
+//! that docs/SUMMARY.md lists every page.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use clap::CommandFactory as _;
 
 use crate::Cli;
 
-/// Of a line of a page under docs/, without the targets of its links.
+/// Maximum length of a line in a page under docs/, without the targets of its links.
 const LINE_CHARS_MAX: usize = 120;
 
 pub(crate) fn check(root: &Path) -> Result<()> {
@@ -60,24 +60,24 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Links to files of the clone that are not there.
+/// Links to files of the clone that do not exist.
 fn broken_links(text: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
     links(text)
         .map(|link| link.split('#').next().unwrap_or(link))
         .filter(|link| !link.is_empty() && !exists(link))
-        .map(|link| format!("the link to {link} leads nowhere"))
+        .map(|link| format!("the link to {link} is broken: there is no such file"))
         .collect()
 }
 
-/// Links to headings that their page does not have. `anchors_of`: those of the page at this path, of the page itself for no path,
-/// and none for what is not a page or not there.
+/// Links to headings that their page does not have. `anchors_of` returns the anchors of the page at a path, or of this
+/// page for an empty path. It returns `None` if there is no page at the path.
 fn broken_anchors(text: &str, anchors_of: impl Fn(&str) -> Option<Vec<String>>) -> Vec<String> {
     links(text)
         .filter_map(|link| Some((link, link.split_once('#')?)))
         .filter(|(_, (path, anchor))| {
             anchors_of(path).is_some_and(|known| !known.iter().any(|one| one == anchor))
         })
-        .map(|(link, _)| format!("the link to {link} names no heading of its page"))
+        .map(|(link, _)| format!("the link to {link} is broken: the page has no such heading"))
         .collect()
 }
 
@@ -86,8 +86,8 @@ pub(super) fn links(text: &str) -> impl Iterator<Item = &str> {
     links_of_any_kind(text).filter(|link| !link.contains(':'))
 }
 
-/// The anchors of a page's headings, as GitHub and mdBook make them: in lower case, with a hyphen for each space, without other
-/// marks, and numbered where a heading stands there again.
+/// The anchors of a page's headings, as GitHub and mdBook generate them: in lower case, with a hyphen for each space,
+/// without other punctuation, and numbered if a heading is repeated.
 fn anchors(text: &str) -> Vec<String> {
     let mut anchors: Vec<String> = Vec::new();
     let headings = prose(text).filter_map(|(_, line)| {
@@ -114,8 +114,7 @@ fn anchors(text: &str) -> Vec<String> {
     anchors
 }
 
-/// Lines that are too long to be read beside others. A row of a table cannot be broken, code is not to be, and neither is the target
-/// of a link.
+/// Lines that are too long. Rows of tables, code and the targets of links do not count, because they are never wrapped.
 fn long_lines(text: &str) -> Vec<String> {
     prose(text)
         .filter(|(_, line)| !line.starts_with("    ") && !line.trim_start().starts_with('|'))
@@ -131,7 +130,7 @@ fn long_lines(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The targets of links, also of those that lead out of the clone.
+/// The targets of links, including those outside the clone.
 fn links_of_any_kind(line: &str) -> impl Iterator<Item = &str> {
     line.split("](")
         .skip(1)
@@ -161,7 +160,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Pages under docs/ that the table of contents does not have.
+/// Pages under docs/ that the table of contents does not list.
 fn unlisted(summary: &str, pages: &[&str]) -> Vec<String> {
     pages
         .iter()
@@ -170,7 +169,7 @@ fn unlisted(summary: &str, pages: &[&str]) -> Vec<String> {
         .collect()
 }
 
-/// `cargo xtask …` commands, in code blocks or in backticks, that xtask does not have.
+/// `cargo xtask …` commands that do not exist, in code blocks or in backticks.
 fn unknown_commands(text: &str) -> Vec<String> {
     let cli = Cli::command();
     text.split("cargo xtask ")
@@ -186,14 +185,14 @@ fn unknown_commands(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Commands that build the host with other features than the tests and the demo do, and so once more.
+/// Commands that build the host again, with other features than the tests and the demo.
 fn rebuilds(text: &str) -> Option<String> {
     text.contains("cargo run -p rouse-host -- ").then(|| {
-        "`cargo run -p rouse-host` builds the host once more; write target/debug/rouse".to_owned()
+        "`cargo run -p rouse-host` builds the host again: write target/debug/rouse".to_owned()
     })
 }
 
-/// Blocks of Rust that are no part of a file that is compiled.
+/// Blocks of Rust that are not part of a compiled file.
 fn foreign_handlers(text: &str, sources: &[String]) -> Vec<String> {
     text.split("```rust\n")
         .skip(1)
@@ -203,13 +202,13 @@ fn foreign_handlers(text: &str, sources: &[String]) -> Vec<String> {
         .map(|block| {
             let first = block.lines().next().unwrap_or_default();
             format!(
-                "the block that starts with `{first}` is in no file under examples/ or handlers/"
+                "the block that starts with `{first}` is not in a file under examples/ or handlers/"
             )
         })
         .collect()
 }
 
-/// Files with one extension; none where the folder is not there.
+/// Files with one extension. Empty if the folder does not exist.
 pub(super) fn files(folder: &Path, extension: &str, deep: bool) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     if !folder.exists() {
@@ -219,7 +218,7 @@ pub(super) fn files(folder: &Path, extension: &str, deep: bool) -> Result<Vec<Pa
         let path = entry?.path();
         if path.is_dir() && deep && !path.ends_with("target") {
             found.extend(files(&path, extension, deep)?);
-        } else if path.extension().is_some_and(|there| there == extension) {
+        } else if path.extension().is_some_and(|found| found == extension) {
             found.push(path);
         }
     }
@@ -237,11 +236,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_to_a_missing_file_is_a_fault_and_links_elsewhere_are_none() {
+    fn a_link_to_a_missing_file_is_a_fault_and_links_elsewhere_are_not() {
         let text = "[a](there.md#part) [b](gone.md) [c](https://example.com/x) [d](#here)";
         assert_eq!(
             broken_links(text, |link| link == "there.md"),
-            ["the link to gone.md leads nowhere"]
+            ["the link to gone.md is broken: there is no such file"]
         );
     }
 
@@ -257,14 +256,14 @@ mod tests {
         assert_eq!(
             broken_anchors(text, anchors_of),
             [
-                "the link to there.md#gone names no heading of its page",
-                "the link to #gone names no heading of its page"
+                "the link to there.md#gone is broken: the page has no such heading",
+                "the link to #gone is broken: the page has no such heading"
             ]
         );
     }
 
     #[test]
-    fn headings_have_the_anchors_that_github_and_mdbook_give_them() {
+    fn headings_have_the_anchors_of_github_and_mdbook() {
         let text = "# `POST /invoke`: what's new?\n## Half_of it\n```sh\n# a comment\n```\n#hashtag\n\
                     ### Half_of it\n####### seven\n";
         assert_eq!(
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_prose_that_is_too_long_is_a_fault_and_rows_code_and_targets_of_links_are_none() {
+    fn only_long_lines_of_prose_are_faults_and_targets_of_links_do_not_count() {
         let long = "x".repeat(LINE_CHARS_MAX);
         let text = format!(
             "{long}\n{long}y\n| {long} |\n```\n{long}y\n```\n    {long}y\n[a]({long}) [b](https://{long})\n"
@@ -298,25 +297,25 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_xtask_does_not_have_is_a_fault() {
+    fn an_unknown_xtask_command_is_a_fault() {
         let text = "Run `cargo xtask demo`, then\n```sh\ncargo xtask tset -- --nocapture\n```";
         assert_eq!(unknown_commands(text), ["there is no `cargo xtask tset`"]);
     }
 
     #[test]
-    fn a_command_that_builds_the_host_once_more_is_a_fault() {
+    fn a_command_that_builds_the_host_again_is_a_fault() {
         assert!(rebuilds("cargo run -p rouse-host -- dev").is_some());
         assert!(rebuilds("target/debug/rouse dev").is_none());
     }
 
     #[test]
-    fn rust_in_the_readme_must_stand_in_a_compiled_file() {
+    fn rust_in_the_readme_must_be_in_a_compiled_file() {
         let text = "```rust\nfn kept() {}\n```\n```rust\nfn drifted() {}\n```";
         let sources = ["//! x\n\nfn kept() {}\n".to_owned()];
         assert_eq!(
             foreign_handlers(text, &sources),
             [
-                "the block that starts with `fn drifted() {}` is in no file under examples/ or handlers/"
+                "the block that starts with `fn drifted() {}` is not in a file under examples/ or handlers/"
             ]
         );
     }

@@ -1,6 +1,6 @@
-//! Holds reference pages against the code: the functions that people are granted, the metrics, kinds of errors and SQLSTATEs.
+//! Checks reference pages against the code: the functions that users may call, metrics, kinds of errors and SQLSTATEs.
 //!
-//! Unit tests of the host hold the tables of docs/reference/configuration.md and docs/reference/cli.md.
+//! Unit tests of the host check the tables of docs/reference/configuration.md and docs/reference/cli.md.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -34,7 +34,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
         faults.push(format!("{METRICS} does not list {name}"));
     }
     for name in listed.difference(&counted) {
-        faults.push(format!("{METRICS} lists {name}, which no host counts"));
+        faults.push(format!("{METRICS} lists {name}, which is not in host/src"));
     }
     faults.extend(errors(root)?);
     if !faults.is_empty() {
@@ -43,7 +43,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What the page of errors lacks, or has too much.
+/// Rows that the page of errors lacks, and rows that nothing in the code corresponds to.
 fn errors(root: &Path) -> Result<Vec<String>> {
     let page = read(root.join(ERRORS))?;
     let rows: BTreeSet<&str> = page.lines().filter_map(first_cell).collect();
@@ -106,8 +106,8 @@ fn first_cell(line: &str) -> Option<&str> {
     Some(cell.trim_matches('`'))
 }
 
-/// The functions that others than workers may call. Those of workers belong to the host, and names that start with `_` to other
-/// functions.
+/// The functions that users may call. Only the host calls those granted to workers alone, and only other functions call
+/// those whose names start with `_`.
 fn granted(grants: &str) -> BTreeSet<&str> {
     grants
         .split("GRANT EXECUTE ON FUNCTION")
@@ -115,33 +115,33 @@ fn granted(grants: &str) -> BTreeSet<&str> {
         .filter_map(|rest| rest.split(';').next()?.split_once(" TO "))
         .filter(|(_, roles)| roles.trim() != "rouse_worker")
         .flat_map(|(functions, _)| functions.split("rouse.").skip(1))
-        .map(name_at_the_start)
+        .map(leading_name)
         .filter(|name| !name.starts_with('_'))
         .collect()
 }
 
-/// The metrics that the code makes.
+/// The metrics that the code records.
 fn counted(code: &str) -> BTreeSet<&str> {
     ["counter!(\"", "gauge!(\"", "histogram!(\""]
         .iter()
         .flat_map(|kind| code.split(kind).skip(1))
-        .map(name_at_the_start)
+        .map(leading_name)
         .filter(|name| name.starts_with("rouse_"))
         .collect()
 }
 
-/// The metrics that a row of the page starts with.
+/// The metrics at the start of the page's rows.
 fn listed(page: &str) -> BTreeSet<&str> {
     page.lines()
         .filter_map(|line| line.strip_prefix("| `"))
-        .map(name_at_the_start)
+        .map(leading_name)
         .filter(|name| name.starts_with("rouse_"))
         .collect()
 }
 
-fn name_at_the_start(text: &str) -> &str {
-    let is_of_a_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-    text.split(|c| !is_of_a_name(c)).next().unwrap_or_default()
+fn leading_name(text: &str) -> &str {
+    let is_name_char = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    text.split(|c| !is_name_char(c)).next().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_of_workers_and_inner_ones_are_not_for_people() {
+    fn functions_for_workers_and_internal_functions_need_no_row() {
         let grants = "GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.cancel TO rouse_producer, rouse_operator;\n\
                       GRANT EXECUTE ON FUNCTION\n    rouse.claim,\n    rouse.depth\n    TO rouse_worker;\n\
                       GRANT EXECUTE ON FUNCTION rouse.depth, rouse._usage\n    TO rouse_observer;\n\

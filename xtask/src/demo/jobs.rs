@@ -1,4 +1,4 @@
-//! The real input of the demo, as jobs of three kinds.
+//! The jobs of the demo: real input for three handlers.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-/// Prose of the clone; every sentence becomes a `text.stats` job.
+/// Pages of the clone. Each of their sentences becomes a `text.stats` job.
 const PROSE: [&str; 6] = [
     "README.md",
     "ARCHITECTURE.md",
@@ -29,11 +29,11 @@ const WIDTHS: [u32; 12] = [32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 400
 const TABLE: &str = "examples/data/elnino.csv";
 const YEARS_PER_SLICE: usize = 3;
 
-/// What the two handlers that use files may see.
+/// Grants for the two handlers that use files.
 pub(crate) fn config(root: &Path, thumbnails: &Path) -> String {
     let data = root.join("examples/data");
     let dir = |dir: &Path, at: &str, mode: &str| {
-        // A quoted Rust string is a TOML string too, as long as the path is printable.
+        // A quoted Rust string is also a TOML string if the path is printable.
         format!("{{ dir = {dir:?}, at = {at:?}, mode = {mode:?} }}")
     };
     format!(
@@ -44,13 +44,13 @@ pub(crate) fn config(root: &Path, thumbnails: &Path) -> String {
     )
 }
 
-/// How many jobs there are, and how many files they leave.
+/// The number of jobs, and of the files that they write.
 pub(crate) struct Expected {
     pub(crate) jobs: i64,
     pub(crate) thumbnails: usize,
 }
 
-/// Enqueues everything.
+/// Enqueues all jobs.
 pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<Expected> {
     let texts = texts(root)?;
     for text in &texts {
@@ -60,12 +60,12 @@ pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<Expected> {
             .context("enqueue a text")?;
     }
     println!(
-        "      {} × SELECT rouse.enqueue('text.stats', …): sentences of this project's own pages",
+        "      {} × SELECT rouse.enqueue('text.stats', …): sentences from this project's own pages",
         texts.len()
     );
 
     let mut count = texts.len();
-    for (handler, payloads, what) in [
+    for (handler, payloads, description) in [
         ("image.thumbnail", thumbnails(), "4 photographs in 12 sizes"),
         (
             "csv.summary",
@@ -81,7 +81,7 @@ pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<Expected> {
             .await
             .with_context(|| format!("enqueue jobs for {handler}"))?;
         println!(
-            "      SELECT rouse.enqueue_many('{handler}', …) with {} payloads: {what}",
+            "      SELECT rouse.enqueue_many('{handler}', …) with {} payloads: {description}",
             payloads.len()
         );
         count += payloads.len();
@@ -126,7 +126,7 @@ fn thumbnails() -> Vec<Value> {
         .collect()
 }
 
-/// The whole table by its path, then slices of its rows by value.
+/// The whole table by its path, then slices of its rows as text.
 fn slices(root: &Path) -> Result<Vec<Value>> {
     let table = read(root, TABLE)?;
     let mut lines = table.lines();

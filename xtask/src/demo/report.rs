@@ -1,4 +1,4 @@
-//! Shows the jobs of the demo while they run, then what the database keeps of them.
+//! Shows the progress of the demo's jobs, then their results from the database.
 
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio_postgres::Client;
 
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_EVERY: Duration = Duration::from_millis(100);
 const SAMPLE_CHARS_MAX: usize = 160;
 
 const COUNTS: &str = "\
@@ -34,7 +34,7 @@ const SAMPLES: &str = "\
 const ERRORS: &str = "\
     SELECT handler, id, error::text FROM rouse.jobs WHERE error IS NOT NULL ORDER BY id LIMIT 3";
 
-/// Waits until all jobs have finished: a bar in a terminal, lines elsewhere.
+/// Waits until all jobs have finished. Shows a bar in a terminal, and prints lines elsewhere.
 pub(crate) async fn watch(client: &Client, expected: i64, within: Duration) -> Result<()> {
     let terminal = std::io::stderr().is_terminal();
     let bar = ProgressBar::new(expected.unsigned_abs());
@@ -48,12 +48,15 @@ pub(crate) async fn watch(client: &Client, expected: i64, within: Duration) -> R
             .query_one(COUNTS, &[])
             .await
             .context("count the jobs")?;
-        let (finished, with_error, there): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
-        if there != expected {
-            bail!("{expected} jobs were enqueued, but rouse.jobs has {there}");
+        let (finished, with_error, total): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
+        if total != expected {
+            bail!("{expected} jobs were enqueued, but rouse.jobs has {total}");
         }
         if with_error > 0 {
-            bail!("jobs failed that should not:\n{}", errors(client).await?);
+            bail!(
+                "all jobs should succeed, but {with_error} have an error:\n{}",
+                errors(client).await?
+            );
         }
         bar.set_position(finished.unsigned_abs());
         if !terminal && finished != printed {
@@ -66,15 +69,15 @@ pub(crate) async fn watch(client: &Client, expected: i64, within: Duration) -> R
         }
         if started.elapsed() > within {
             bail!(
-                "{} of {expected} jobs have not finished after {within:?}",
+                "{} of {expected} jobs have not finished within {within:?}",
                 expected - finished
             );
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
     }
 }
 
-/// Prints one row for each handler, and one result of each.
+/// Prints a row for each handler, and one of its results.
 pub(crate) async fn print(client: &Client, expected: i64) -> Result<()> {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
@@ -103,13 +106,13 @@ pub(crate) async fn print(client: &Client, expected: i64) -> Result<()> {
     }
     println!("{table}");
     if succeeded != expected {
-        bail!("{succeeded} of {expected} jobs succeeded");
+        bail!("only {succeeded} of {expected} jobs succeeded");
     }
 
     for row in client
         .query(SAMPLES, &[])
         .await
-        .context("read three results")?
+        .context("read a result of each handler")?
     {
         let (handler, id): (String, i64) = (row.get(0), row.get(1));
         println!(

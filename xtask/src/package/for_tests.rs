@@ -1,4 +1,4 @@
-//! What tests/it/package.rs needs: the package of the binary that is tested, and a Debian to install it into.
+//! Prepares tests/it/package.rs: the package of the tested binary, and a Debian system to install it into.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use rouse_workbench::workspace::Workspace;
 use super::{deb, succeed};
 use crate::tool::CARGO_DEB;
 
-/// Makes both, and returns their folder. What cannot be made leaves the reason in its place: `rouse.why`, `debian.why`.
+/// Makes both, and returns their folder. If one cannot be made, a file has the reason: `rouse.why` or `debian.why`.
 pub(crate) fn prepare(workspace: &Workspace, install: bool) -> Result<PathBuf> {
     let folder = workspace.target_dir.join("test-package");
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
     let package = package(workspace, install, &folder);
-    keep(&folder.join("rouse.why"), package)?;
-    keep(
+    update_reason(&folder.join("rouse.why"), package)?;
+    update_reason(
         &folder.join("debian.why"),
         debian(&folder.join("debian.tar")),
     )?;
@@ -25,11 +25,11 @@ pub(crate) fn prepare(workspace: &Workspace, install: bool) -> Result<PathBuf> {
 
 fn package(workspace: &Workspace, install: bool, folder: &Path) -> Result<()> {
     let made = deb(workspace, &CARGO_DEB.find(install)?, "dev", folder)?;
-    fs::rename(made, folder.join("rouse.deb")).context("name the package")
+    fs::rename(made, folder.join("rouse.deb")).context("rename the package")
 }
 
-/// The smallest system that debootstrap makes, of the release of this machine, whose libraries the binary is linked with. Kept:
-/// it takes half a minute, and tests change a copy.
+/// The smallest system that debootstrap makes, of this machine's release, because the binary is linked with its
+/// libraries. It takes half a minute and is kept: tests change only a copy.
 fn debian(archive: &Path) -> Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
@@ -41,10 +41,10 @@ fn debian(archive: &Path) -> Result<()> {
     let version = Command::new("debootstrap").arg("--version").output();
     ensure!(
         version.is_ok_and(|output| output.status.success()),
-        "there is no debootstrap on this machine (apt-get install debootstrap)"
+        "debootstrap is not installed: run `apt-get install debootstrap`"
     );
     let release = fs::read_to_string("/etc/os-release").context("read /etc/os-release")?;
-    let codename = codename(&release).context("/etc/os-release names no release of Debian")?;
+    let codename = codename(&release).context("/etc/os-release has no VERSION_CODENAME")?;
     let targets = succeed(Command::new("apt-get").args([
         "indextargets",
         "--format",
@@ -52,8 +52,8 @@ fn debian(archive: &Path) -> Result<()> {
         "Created-By: Packages",
     ]))?;
     let mirror = mirror(&targets, codename)
-        .with_context(|| format!("apt knows no mirror of {codename}: run apt-get update"))?;
-    eprintln!("making a Debian {codename} for the test of the package, from {mirror}");
+        .with_context(|| format!("apt has no mirror of {codename}: run `apt-get update`"))?;
+    eprintln!("installing Debian {codename} from {mirror}, for the test of the package");
     let folder = tempfile::tempdir().context("create a folder for debootstrap")?;
     succeed(
         Command::new("debootstrap")
@@ -73,14 +73,14 @@ fn debian(archive: &Path) -> Result<()> {
     fs::rename(&unfinished, archive).with_context(|| format!("write {}", archive.display()))
 }
 
-/// Leaves the reason of a failure, and removes an older one.
-fn keep(why: &Path, made: Result<()>) -> Result<()> {
+/// Writes the reason of a failure to a file. After a success, removes an older reason.
+fn update_reason(why: &Path, made: Result<()>) -> Result<()> {
     match made {
         Ok(()) if why.exists() => fs::remove_file(why),
         Ok(()) => Ok(()),
         Err(error) => fs::write(why, format!("{error:#}")),
     }
-    .with_context(|| format!("change {}", why.display()))
+    .with_context(|| format!("update {}", why.display()))
 }
 
 fn codename(os_release: &str) -> Option<&str> {
@@ -88,7 +88,7 @@ fn codename(os_release: &str) -> Option<&str> {
     Some(value.trim_matches('"')).filter(|name| !name.is_empty())
 }
 
-/// The first address that apt has for the main part of a release.
+/// The first URL that apt has for the component `main` of a release.
 fn mirror<'a>(targets: &'a str, codename: &str) -> Option<&'a str> {
     let wanted = format!("{codename} main ");
     targets.lines().find_map(|line| line.strip_prefix(&wanted))
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_release_and_its_mirror_are_those_of_the_machine() {
+    fn the_release_and_its_mirror_are_read_from_the_machine() {
         let debian = "NAME=\"Debian GNU/Linux\"\nVERSION_CODENAME=bookworm\nID=debian\n";
         assert_eq!(codename(debian), Some("bookworm"));
         assert_eq!(codename("NAME=Arch\n"), None);
@@ -111,13 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_stays_only_as_long_as_there_is_one() {
+    fn a_reason_is_removed_after_a_success() {
         let folder = tempfile::tempdir().unwrap();
         let why = folder.path().join("rouse.why");
-        keep(&why, Err(anyhow::anyhow!("no network").context("get it"))).unwrap();
+        update_reason(&why, Err(anyhow::anyhow!("no network").context("get it"))).unwrap();
         assert_eq!(fs::read_to_string(&why).unwrap(), "get it: no network");
-        keep(&why, Ok(())).unwrap();
+        update_reason(&why, Ok(())).unwrap();
         assert!(!why.exists());
-        keep(&why, Ok(())).unwrap();
+        update_reason(&why, Ok(())).unwrap();
     }
 }

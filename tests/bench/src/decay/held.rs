@@ -28,8 +28,8 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
     let jobs = decay.options.held;
     let [first, last] = windows(decay).await?;
     let ratio = last / first;
-    let what = format!("probe: last to first of {jobs}, no open transaction");
-    decay.figure("held.control", &what, ratio, Unit::Ratio);
+    let label = format!("probe: last to first of {jobs}, no open transaction");
+    decay.figure("held.control", &label, ratio, Unit::Ratio);
     decay.clear().await?;
 
     let holder = database::connect(&decay.server.url).await?;
@@ -43,9 +43,9 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
         .await
         .context("end the open transaction")?;
     decay.clear().await?;
-    let (what, per_s) = ("jobs, with an open transaction", Unit::PerSecond);
-    decay.figure("held.first_per_s", &format!("first {what}"), first, per_s);
-    decay.figure("held.last_per_s", &format!("last {what}"), last, per_s);
+    let (label, per_s) = ("jobs, with an open transaction", Unit::PerSecond);
+    decay.figure("held.first_per_s", &format!("first {label}"), first, per_s);
+    decay.figure("held.last_per_s", &format!("last {label}"), last, per_s);
     decay.figure(
         "held.ratio",
         "ratio of last to first",

@@ -55,7 +55,7 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
     let first = median(held[..window].to_vec())?;
     let last = median(held[held.len() - window..].to_vec())?;
     let all = median(held)?;
-    let what = format!(
+    let label = format!(
         "{} pending, {} finished, a transaction open for {} min",
         options.pending, options.finished, options.minutes
     );
@@ -65,8 +65,8 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
         fresh,
         Unit::PerSecond,
     );
-    decay.figure("old.per_s", &what, all, Unit::PerSecond);
-    for (key, what, rate) in [
+    decay.figure("old.per_s", &label, all, Unit::PerSecond);
+    for (key, label, rate) in [
         (
             "first_ratio",
             "the first drains in this state, ratio to fresh",
@@ -84,7 +84,7 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
             started,
         ),
     ] {
-        decay.figure(&format!("old.{key}"), what, rate / fresh, Unit::Ratio);
+        decay.figure(&format!("old.{key}"), label, rate / fresh, Unit::Ratio);
     }
     Ok(())
 }

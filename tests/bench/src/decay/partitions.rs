@@ -61,14 +61,14 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
             &mut Churn::default(),
         )
         .await?;
-        let what = match reader {
+        let label = match reader {
             false => "partitions created and dropped",
             true => "the same, with a reader that holds locks",
         };
         let ratio = median(rates)? / median(decay.fresh.clone())?;
         let worst = gaps.into_iter().fold(0.0, f64::max);
-        let what = format!("{what}: longest time without a settlement");
-        decay.figure(&format!("{key}.gap"), &what, worst, Unit::Milliseconds);
+        let label = format!("{label}: longest time without a settlement");
+        decay.figure(&format!("{key}.gap"), &label, worst, Unit::Milliseconds);
         decay.figure(
             &format!("{key}.ratio"),
             "ratio to fresh",

@@ -12,8 +12,8 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     let work = Work::noop(scale.options.jobs);
     let probes = probe::run(scale.bench, scale.server, work.jobs, &work.payload).await?;
     let probe = median(probes)?;
-    let what = "probe: rows claimed and deleted by plain SQL";
-    scale.figure("probe_per_s", what, probe, Unit::PerSecond);
+    let label = "probe: rows claimed and deleted by plain SQL";
+    scale.figure("probe_per_s", label, probe, Unit::PerSecond);
     for hosts in scale.options.hosts.clone() {
         let drains = scale.drains(hosts, &work).await?;
         let key = format!("hosts_{hosts}");

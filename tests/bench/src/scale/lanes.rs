@@ -25,8 +25,8 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         let key = format!("lanes_{lanes}");
         let per_s = scale.drained(&key, &format!("jobs, {lanes} lane(s)"), &drains)?;
         let fewest = *fewest.get_or_insert(per_s);
-        let what = "ratio to the fewest lanes";
-        scale.figure(&format!("{key}.ratio"), what, per_s / fewest, Unit::Ratio);
+        let label = "ratio to the fewest lanes";
+        scale.figure(&format!("{key}.ratio"), label, per_s / fewest, Unit::Ratio);
     }
     Ok(())
 }

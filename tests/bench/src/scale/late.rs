@@ -33,7 +33,7 @@ enum Meanwhile {
 }
 
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
-    for (key, meanwhile, what) in [
+    for (key, meanwhile, label) in [
         ("idle", Meanwhile::Idle, "the worker was idle"),
         ("busy", Meanwhile::Busy, "the lane is busy"),
         (
@@ -42,14 +42,14 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
             "the lane was busy until then",
         ),
     ] {
-        let worst = worst_delay_ms(scale, meanwhile, what).await?;
-        let what = format!(
-            "commit to start, {} s after the enqueue: {what}",
+        let worst = worst_delay_ms(scale, meanwhile, label).await?;
+        let label = format!(
+            "commit to start, {} s after the enqueue: {label}",
             scale.options.late
         );
         scale.figure(
             &format!("late_{key}.worst"),
-            &what,
+            &label,
             worst,
             Unit::Milliseconds,
         );
@@ -57,7 +57,7 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     Ok(())
 }
 
-async fn worst_delay_ms(scale: &Scale<'_>, meanwhile: Meanwhile, what: &str) -> Result<f64> {
+async fn worst_delay_ms(scale: &Scale<'_>, meanwhile: Meanwhile, label: &str) -> Result<f64> {
     let (bench, server) = (scale.bench, scale.server);
     let options = HostOptions::new(&scale.handlers);
     let mut host = Host::start(bench, server, &options).await?;
@@ -68,7 +68,7 @@ async fn worst_delay_ms(scale: &Scale<'_>, meanwhile: Meanwhile, what: &str) -> 
         for _ in 0..scale.options.producers {
             producers.push(Producer::enqueue(server).await?);
         }
-        let title = format!("letting {} transactions wait: {what}", producers.len());
+        let title = format!("letting {} transactions wait: {label}", producers.len());
         let wait = bench
             .progress
             .during(&title, length, tokio::time::sleep(length));

@@ -21,11 +21,11 @@ const SHORT_JOBS: i64 = 20_000;
 /// The longest wait of a short job, without and with long jobs. The long jobs outlast all short ones.
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     let alone = worst_wait_ms(scale, 0).await?;
-    let what = "probe: worst wait of a short job, without long ones";
-    scale.figure("long.probe", what, alone, Unit::Milliseconds);
+    let label = "probe: worst wait of a short job, without long ones";
+    scale.figure("long.probe", label, alone, Unit::Milliseconds);
     let among = worst_wait_ms(scale, LONG_JOBS).await?;
-    let what = "worst wait of a short job, 3 of 4 slots occupied for an hour";
-    scale.figure("long.worst", what, among, Unit::Milliseconds);
+    let label = "worst wait of a short job, 3 of 4 slots occupied for an hour";
+    scale.figure("long.worst", label, among, Unit::Milliseconds);
     Ok(())
 }
 

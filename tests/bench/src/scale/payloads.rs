@@ -23,8 +23,8 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         let probe = median(probes)?;
         let key = format!("payload_{bytes}");
         let per_s = scale.drained(&key, &format!("jobs with {bytes} bytes each"), &drains)?;
-        let what = "probe: rows with the same payload";
-        scale.figure(&format!("{key}.probe_per_s"), what, probe, Unit::PerSecond);
+        let label = "probe: rows with the same payload";
+        scale.figure(&format!("{key}.probe_per_s"), label, probe, Unit::PerSecond);
         let ratio = per_s / probe;
         scale.figure(
             &format!("{key}.ratio"),
@@ -33,11 +33,11 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
             Unit::Ratio,
         );
         let wal = median(drains.iter().map(|drained| drained.wal).collect())?;
-        let what = "WAL per job: claim and settle";
-        scale.figure(&format!("{key}.wal"), what, wal, Unit::Bytes);
+        let label = "WAL per job: claim and settle";
+        scale.figure(&format!("{key}.wal"), label, wal, Unit::Bytes);
         let wal = median(drains.iter().map(|drained| drained.wal_enqueue).collect())?;
-        let what = "WAL per job: enqueue, in batches";
-        scale.figure(&format!("{key}.wal_enqueue"), what, wal, Unit::Bytes);
+        let label = "WAL per job: enqueue, in batches";
+        scale.figure(&format!("{key}.wal_enqueue"), label, wal, Unit::Bytes);
     }
     Ok(())
 }

@@ -5,7 +5,8 @@ use super::super::world::Job;
 use super::known::{IN_LINE_US, ended_by_an_admin, kind};
 use super::{Found, Known};
 
-/// No job has more failed attempts than its maximum. Lost, released and forgotten attempts may have started in addition.
+/// No job has more failed attempts than its maximum. Lost, released and forgotten attempts may have started in
+/// addition.
 pub(super) fn within_max(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
@@ -45,7 +46,8 @@ struct Loss<'a> {
 }
 
 impl Loss<'_> {
-    /// Its host was killed, or has crashed, while it held the job. An exit because another host has the id is not a crash.
+    /// Its host was killed, or has crashed, while it held the job. An exit because another host has the id is not a
+    /// crash.
     fn is_crash(&self, known: &Known<'_>) -> bool {
         !known.is_shared(self.worker) && known.crashed(self.worker, self.claimed_us, self.ended_us)
     }
@@ -66,10 +68,10 @@ impl Loss<'_> {
     }
 }
 
-/// A job whose workers have crashed too often fails as lost, and no other job does. A loss for another reason may count if the host
-/// could not send a heartbeat before the verdict, which is always so for the last loss. A job with fewer crashes that did not fail as
-/// lost is not a case.
-pub(super) fn losses_end(known: &Known<'_>) -> Found {
+/// A job whose workers have crashed too often fails as lost, and no other job does. A loss for another reason may count
+/// if the host could not send a heartbeat before the verdict, which is always so for the last loss. A job with fewer
+/// crashes that did not fail as lost is not a case.
+pub(super) fn lost_after_crashes(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let lost_max = known.world.run.lost_max;
     for job in &known.world.jobs {
@@ -93,15 +95,15 @@ pub(super) fn losses_end(known: &Known<'_>) -> Found {
             true => perhaps < lost_max,
             false => sure >= lost_max,
         };
-        let what = || {
+        let message = || {
             format!(
                 "job {} was lost {} times, {crashes} times by a crash of its host (of at most {lost_max}), and is {}: {:?}",
                 job.id, job.lost, job.state, job.error
             )
         };
         match gave_up || crashes >= lost_max {
-            true => found.case(job.id, wrong, what),
-            false => found.unless(job.id, wrong, what),
+            true => found.case(job.id, wrong, message),
+            false => found.unless(job.id, wrong, message),
         }
     }
     found
@@ -131,7 +133,7 @@ fn losses<'a>(known: &Known<'a>, job: &Job, gave_up: bool) -> Vec<Loss<'a>> {
 }
 
 /// The job has ended as its payload says, unless an admin action ended it or it failed as lost.
-pub(super) fn ends_as_asked(known: &Known<'_>) -> Found {
+pub(super) fn ends_as_decided(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in known.world.jobs.iter().filter(|j| j.finished_us.is_some()) {
         if ended_by_an_admin(job) || kind(job.error.as_ref()) == "lost" {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::super::ledger::What;
+use super::super::ledger::Event;
 use super::super::world::Try;
 use super::{Found, Known};
 
@@ -14,8 +14,8 @@ const SLACK_US: i64 = 50_000;
 /// Connections that one host may be opening when the server goes down: those of its pool, and one to listen.
 const AT_ONCE_MAX: usize = 20;
 
-/// All failed connection attempts of a host share one backoff: 1, 2, 4 … 60 s between tries, of which jitter leaves at least half,
-/// whatever waits for a connection. A stopping host may retry sooner.
+/// All failed connection attempts of a host share one backoff: 1, 2, 4 … 60 s between tries, of which jitter leaves at
+/// least half, whatever waits for a connection. A stopping host may retry sooner.
 pub(super) fn one_backoff(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut of_hosts: HashMap<&str, Vec<&Try>> = HashMap::new();
@@ -29,7 +29,8 @@ pub(super) fn one_backoff(known: &Known<'_>) -> Found {
         let mut last: Option<&Try> = None;
         let mut at_once = 0;
         for failed in tries {
-            // The first failure of a series restarts the backoff: the host had reached the server in between, or it is another host.
+            // The first failure of a series restarts the backoff: the host had reached the server in between, or it is
+            // another host.
             let last_us = last.filter(|_| failed.failures > 1).map(|last| last.at_us);
             match (failed.counted, last_us) {
                 (false, _) => {
@@ -59,11 +60,11 @@ pub(super) fn one_backoff(known: &Known<'_>) -> Found {
     found
 }
 
-/// The times at which the host was asked to stop.
+/// The times of the stop requests to the host.
 fn stops(known: &Known<'_>, worker: &str) -> Vec<i64> {
     let happened = known.world.happened.iter();
     let stopped = happened.filter(
-        |h| matches!(&h.what, What::HostStopped { worker: stopped, .. } if stopped == worker),
+        |h| matches!(&h.event, Event::HostStopped { worker: stopped, .. } if stopped == worker),
     );
     stopped.map(|h| h.from_us).collect()
 }

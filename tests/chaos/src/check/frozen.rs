@@ -1,6 +1,6 @@
 //! Whether other hosts run the jobs of a host that was frozen during a claim.
 
-use super::super::ledger::{Happened, Request, What};
+use super::super::ledger::{Event, Happened, Request};
 use super::known::ended_by_an_admin;
 use super::{Found, Known};
 
@@ -13,18 +13,18 @@ const SIGNALLED_WITHIN_US: i64 = 100_000;
 
 /// The freezes during a claim: the event, the host, and the jobs enqueued for it.
 fn freezes<'a>(known: &Known<'a>) -> impl Iterator<Item = (&'a Happened, &'a str, &'a [i64])> {
-    known.world.happened.iter().filter_map(|h| match &h.what {
-        What::HostFrozen { worker, jobs } if !jobs.is_empty() => {
+    known.world.happened.iter().filter_map(|h| match &h.event {
+        Event::HostFrozen { worker, jobs } if !jobs.is_empty() => {
             Some((h, worker.as_str(), jobs.as_slice()))
         }
         _ => None,
     })
 }
 
-/// Each job runs on another host, or has ended, within the lease and 2 s of the freeze. The cases are the jobs that the frozen host had
-/// claimed. If its claim was not committed, the database does not know them, and any job that waits longer breaks the rule, whichever
-/// host seems to hold it. Left out are jobs that an admin action ended, that waited for another reason (the server was down, the queue
-/// was paused), or that were lost elsewhere too.
+/// Each job runs on another host, or has ended, within the lease and 2 s of the freeze. The cases are the jobs that the
+/// frozen host had claimed. If its claim was not committed, the database does not know them, and any job that waits
+/// longer breaks the rule, whichever host seems to hold it. Left out are jobs that an admin action ended, that waited
+/// for another reason (the server was down, the queue was paused), or that were lost elsewhere too.
 pub(super) fn claims_run(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for (freeze, worker, jobs) in freezes(known) {
@@ -65,7 +65,7 @@ pub(super) fn claims_run(known: &Known<'_>) -> Found {
 }
 
 /// A call about one of the jobs is answered while the host is frozen.
-pub(super) fn holds_nothing(known: &Known<'_>) -> Found {
+pub(super) fn blocks_nothing(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for (freeze, worker, jobs) in freezes(known) {
         for call in jobs.iter().flat_map(|job| known.calls(*job)) {

@@ -1,6 +1,6 @@
 //! The history of one job: all requests, evidence and rows about it, in order.
 
-use super::super::ledger::{Answer, Request, What};
+use super::super::ledger::{Answer, Event, Request};
 use super::Known;
 
 /// The history of one job, to investigate a violation.
@@ -61,12 +61,12 @@ pub(crate) fn job_history(known: &Known<'_>, job: i64) -> String {
         lines.iter().map(|line| line.0).max().unwrap_or(0),
     );
     for fault in &world.happened {
-        let skipped = matches!(fault.what, What::Skipped { .. });
+        let skipped = matches!(fault.event, Event::Skipped { .. });
         if fault.from_us <= last && fault.until_us >= first && !skipped {
             let took_ms = (fault.until_us - fault.from_us) / 1000;
             lines.push((
                 fault.from_us,
-                format!("fault ({took_ms} ms): {:?}", fault.what),
+                format!("fault ({took_ms} ms): {:?}", fault.event),
             ));
         }
     }

@@ -6,8 +6,8 @@ use super::super::ledger::{Answer, Request};
 use super::super::world::Job;
 use super::{Found, Known};
 
-/// The time in which a job was certainly live: from the answer that returned its id to its end. A job whose id no answer
-/// has returned is left out.
+/// The time in which a job was certainly live: from the answer that returned its id to its end. A job whose id no
+/// answer has returned is left out.
 struct Lifetime {
     job: i64,
     from_us: i64,
@@ -48,8 +48,8 @@ fn one_at_a_time<K: Eq + std::hash::Hash + std::fmt::Debug>(
         // A job that ended before its answer arrived was never certainly live.
         lifetimes.retain(|lifetime| lifetime.from_us < lifetime.until_us);
         lifetimes.sort_by_key(|lifetime| lifetime.from_us);
-        for (place, lifetime) in lifetimes.iter().enumerate() {
-            let other = lifetimes[..place]
+        for (index, lifetime) in lifetimes.iter().enumerate() {
+            let other = lifetimes[..index]
                 .iter()
                 .find(|other| lifetime.from_us < other.until_us);
             found.case(lifetime.job, other.is_some(), || {

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::super::ledger::{Answer, Happened, Request, What};
+use super::super::ledger::{Answer, Event, Happened, Request};
 use super::super::load::JobSpec;
 use super::super::settings;
 use super::super::world::{Attempt, Call, Evidence, Job, Record, Step, World};
 
-/// A claim commits asynchronously, and the server writes commits to disk within some tenths of a second. A crash forgets claims that
-/// were not written yet.
+/// A claim commits asynchronously, and the server writes commits to disk within some tenths of a second. A crash
+/// forgets claims that were not written yet.
 pub(super) const FORGOTTEN_WITHIN_US: i64 = 3_000_000;
 /// A claim that has not started within a second is released; a host checks for such claims every quarter of a second.
 pub(super) const IN_LINE_US: i64 = 1_500_000;
@@ -87,7 +87,7 @@ impl<'a> Known<'a> {
         self.calls.get(&job).map_or(&[], Vec::as_slice)
     }
 
-    /// What its producer has requested.
+    /// Event its producer has requested.
     pub(super) fn spec(&self, job: &Job) -> Option<&'a JobSpec> {
         self.specs.get(&job.n).copied()
     }
@@ -99,7 +99,7 @@ impl<'a> Known<'a> {
     /// The number of crashes of the server that overlap this interval.
     pub(super) fn crashes(&self, from_us: i64, until_us: i64) -> usize {
         let crashes = self.world.happened.iter().filter(|h| {
-            matches!(h.what, What::ServerCrashed { .. })
+            matches!(h.event, Event::ServerCrashed { .. })
                 && h.from_us <= until_us
                 && h.until_us >= from_us
         });
@@ -137,22 +137,22 @@ impl<'a> Known<'a> {
     /// Whether this host has exited in this interval, for any reason.
     pub(super) fn is_gone(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
         self.world.happened.iter().any(|h| {
-            let (ended, at_us) = match &h.what {
+            let (ended, at_us) = match &h.event {
                 // The ledger line is written shortly after the kill.
-                What::HostKilled { worker } => (worker, h.from_us),
-                What::HostStopped { worker, .. } | What::HostEnded { worker, .. } => {
+                Event::HostKilled { worker } => (worker, h.from_us),
+                Event::HostStopped { worker, .. } | Event::HostEnded { worker, .. } => {
                     (worker, h.until_us)
                 }
-                What::HostFrozen { .. }
-                | What::BackendsTerminated { .. }
-                | What::ListenersCut { .. }
-                | What::LineCancelled { .. }
-                | What::IdShared { .. }
-                | What::ServerCrashed { .. }
-                | What::SleepersForgotten { .. }
-                | What::ModuleReplaced { .. }
-                | What::Skipped { .. }
-                | What::LoadEnded => return false,
+                Event::HostFrozen { .. }
+                | Event::BackendsTerminated { .. }
+                | Event::ListenersCut { .. }
+                | Event::LineCancelled { .. }
+                | Event::IdShared { .. }
+                | Event::ServerCrashed { .. }
+                | Event::SleepersForgotten { .. }
+                | Event::ModuleReplaced { .. }
+                | Event::Skipped { .. }
+                | Event::LoadEnded => return false,
             };
             ended == worker && (from_us..=until_us).contains(&at_us)
         })
@@ -166,7 +166,7 @@ impl<'a> Known<'a> {
     /// Whether this host was frozen at any moment of this interval.
     pub(super) fn is_frozen(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
         self.world.happened.iter().any(|h| {
-            matches!(&h.what, What::HostFrozen { worker: frozen, .. } if frozen == worker)
+            matches!(&h.event, Event::HostFrozen { worker: frozen, .. } if frozen == worker)
                 && h.from_us <= until_us
                 && h.until_us >= from_us
         })
@@ -174,12 +174,12 @@ impl<'a> Known<'a> {
 
     /// Whether this host has crashed in this interval.
     pub(super) fn crashed(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
-        self.world.happened.iter().any(|h| match &h.what {
-            What::HostKilled { worker: killed } => {
+        self.world.happened.iter().any(|h| match &h.event {
+            Event::HostKilled { worker: killed } => {
                 killed == worker && (from_us..=until_us).contains(&h.from_us)
             }
             // A host that gives up exits with a code instead of a signal.
-            What::HostEnded {
+            Event::HostEnded {
                 worker: ended,
                 status,
                 ..
@@ -195,11 +195,11 @@ impl<'a> Known<'a> {
     /// Whether this host had some time in which nothing prevented a heartbeat.
     pub(super) fn could_heartbeat(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
         let all = self.world.happened.iter();
-        let prevents = |h: &&Happened| match &h.what {
-            What::ServerCrashed { .. }
-            | What::BackendsTerminated { .. }
-            | What::ListenersCut { .. } => true,
-            What::HostFrozen { worker: frozen, .. } => frozen == worker,
+        let prevents = |h: &&Happened| match &h.event {
+            Event::ServerCrashed { .. }
+            | Event::BackendsTerminated { .. }
+            | Event::ListenersCut { .. } => true,
+            Event::HostFrozen { worker: frozen, .. } => frozen == worker,
             _ => false,
         };
         let since = all.filter(prevents).map(|h| h.until_us);
@@ -217,8 +217,8 @@ impl<'a> Known<'a> {
     pub(super) fn cuts(&self, from_us: i64, until_us: i64) -> bool {
         self.world.happened.iter().any(|h| {
             let cuts = matches!(
-                h.what,
-                What::BackendsTerminated { .. } | What::ListenersCut { .. }
+                h.event,
+                Event::BackendsTerminated { .. } | Event::ListenersCut { .. }
             );
             cuts && h.from_us <= until_us && h.until_us >= from_us
         })
@@ -231,10 +231,11 @@ impl<'a> Known<'a> {
             && self.crashes(from_us - NO_LISTEN_AFTER_CRASH_US, until_us) == 0
     }
 
-    /// Whether connections were cut or the server was down in this interval. Cuts of all listening connections do not count.
+    /// Whether connections were cut or the server was down in this interval. Cuts of all listening connections do not
+    /// count.
     pub(super) fn has_other_trouble(&self, from_us: i64, until_us: i64) -> bool {
         let is_cut = self.world.happened.iter().any(|h| {
-            matches!(h.what, What::BackendsTerminated { .. })
+            matches!(h.event, Event::BackendsTerminated { .. })
                 && h.from_us <= until_us
                 && h.until_us >= from_us - NO_LISTEN_AFTER_CUT_US
         });
@@ -246,7 +247,7 @@ impl<'a> Known<'a> {
         self.world
             .happened
             .iter()
-            .any(|h| matches!(&h.what, What::IdShared { worker: shared, .. } if shared == worker))
+            .any(|h| matches!(&h.event, Event::IdShared { worker: shared, .. } if shared == worker))
     }
 
     /// Whether a worker of this id has ever registered.
@@ -254,7 +255,8 @@ impl<'a> Known<'a> {
         self.worker_ids.values().any(|id| *id == worker)
     }
 
-    /// The intervals in which this queue was certainly paused: from the answer to a pause to the request of the next resume.
+    /// The intervals in which this queue was certainly paused: from the answer to a pause to the request of the next
+    /// resume.
     pub(super) fn pauses(&self, queue: &str) -> Vec<(i64, i64)> {
         let resumes: Vec<&Call> = self
             .world

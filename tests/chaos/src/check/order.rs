@@ -4,15 +4,15 @@ use std::collections::{HashMap, HashSet};
 
 use super::{Found, Known};
 
-/// A claim checks for expired leases only before its first statement, not before the one that claims the rest of its jobs; and the
-/// expiry of a worker may commit late.
+/// A claim checks for expired leases only before its first statement, not before the one that claims the rest of its
+/// jobs; and the expiry of a worker may commit late.
 const LATE_US: i64 = 500_000;
 
 /// A claim: job, attempt, time.
 type Claim = (i64, i32, i64);
 
-/// A worker that adopts an orphan claims no queued job between the end of the orphan's lease and the adoption. Intervals with a crash of
-/// the server are left out: it may have forgotten claims and adoptions.
+/// A worker that adopts an orphan claims no queued job between the end of the orphan's lease and the adoption.
+/// Intervals with a crash of the server are left out: it may have forgotten claims and adoptions.
 pub(super) fn orphans_first(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let claims = claims_of(known);

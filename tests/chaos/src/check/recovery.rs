@@ -1,6 +1,6 @@
 //! Whether work continues after hosts and the server have failed.
 
-use super::super::ledger::{Happened, What};
+use super::super::ledger::{Event, Happened};
 use super::super::load::PATIENT;
 use super::super::settings;
 use super::known::IN_LINE_US;
@@ -26,13 +26,13 @@ pub(super) fn nothing_stuck(known: &Known<'_>) -> Found {
     found
 }
 
-/// For each attempt lost with a killed host, the time from the kill to the next start. Left out are jobs with another reason
-/// to wait: the server was down, the queue was paused, it was a second loss (which waits 10 s), only the killed host may have
-/// had the tags, the lease was longer, or an admin action ended the job.
-pub(super) fn taken_up_again(known: &Known<'_>) -> Found {
+/// For each attempt lost with a killed host, the time from the kill to the next start. Left out are jobs with another
+/// reason to wait: the server was down, the queue was paused, it was a second loss (which waits 10 s), only the killed
+/// host may have had the tags, the lease was longer, or an admin action ended the job.
+pub(super) fn runs_again_after_kill(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for killed in &known.world.happened {
-        let What::HostKilled { worker } = &killed.what else {
+        let Event::HostKilled { worker } = &killed.event else {
             continue;
         };
         let lost_with_host = known.world.attempts.iter().filter(|a| {
@@ -79,12 +79,12 @@ pub(super) fn taken_up_again(known: &Known<'_>) -> Found {
     )
 }
 
-/// A host that was asked to stop, and could reach the server, loses no attempt. Each attempt that ran on it at that
+/// A host that gets a stop request, and can reach the server, loses no attempt. Each attempt that ran on it at that
 /// moment is a case; after the load no attempt runs.
-pub(super) fn stop_burns_nothing(known: &Known<'_>) -> Found {
+pub(super) fn stop_loses_nothing(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for stopped in &known.world.happened {
-        let What::HostStopped { worker, .. } = &stopped.what else {
+        let Event::HostStopped { worker, .. } = &stopped.event else {
             continue;
         };
         let ran = known.world.evidence.iter().filter(|e| {
@@ -116,33 +116,33 @@ pub(super) fn stop_burns_nothing(known: &Known<'_>) -> Found {
 /// Whether the host may have lost the lease of the attempt before it was stopped, or could not release the job.
 fn was_disturbed(known: &Known<'_>, since_us: i64, stopped: &Happened, worker: &str) -> bool {
     known.world.happened.iter().any(|other| {
-        let since_us = match &other.what {
-            What::ServerCrashed { .. } => since_us,
-            What::HostFrozen { worker: frozen, .. } if frozen == worker => since_us,
-            What::BackendsTerminated { .. } => stopped.from_us,
-            What::HostKilled { .. }
-            | What::HostFrozen { .. }
-            | What::HostStopped { .. }
-            | What::HostEnded { .. }
-            | What::ListenersCut { .. }
-            | What::LineCancelled { .. }
-            | What::IdShared { .. }
-            | What::SleepersForgotten { .. }
-            | What::ModuleReplaced { .. }
-            | What::Skipped { .. }
-            | What::LoadEnded => return false,
+        let since_us = match &other.event {
+            Event::ServerCrashed { .. } => since_us,
+            Event::HostFrozen { worker: frozen, .. } if frozen == worker => since_us,
+            Event::BackendsTerminated { .. } => stopped.from_us,
+            Event::HostKilled { .. }
+            | Event::HostFrozen { .. }
+            | Event::HostStopped { .. }
+            | Event::HostEnded { .. }
+            | Event::ListenersCut { .. }
+            | Event::LineCancelled { .. }
+            | Event::IdShared { .. }
+            | Event::SleepersForgotten { .. }
+            | Event::ModuleReplaced { .. }
+            | Event::Skipped { .. }
+            | Event::LoadEnded => return false,
         };
         other.from_us <= stopped.until_us && other.until_us >= since_us
     })
 }
 
-/// A host may give up at its start if it cannot read the schema from the server, or if another host has its id. Otherwise it exits
-/// only on request, with a clean status if the server was up.
-pub(super) fn hosts_live(known: &Known<'_>) -> Found {
+/// A host may give up at its start if it cannot read the schema from the server, or if another host has its id.
+/// Otherwise it exits only on request, with a clean status if the server was up.
+pub(super) fn hosts_stay_up(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for happened in &known.world.happened {
-        match &happened.what {
-            What::HostEnded {
+        match &happened.event {
+            Event::HostEnded {
                 worker,
                 status,
                 up_us,
@@ -158,7 +158,7 @@ pub(super) fn hosts_live(known: &Known<'_>) -> Found {
                     )
                 });
             }
-            What::HostStopped {
+            Event::HostStopped {
                 worker,
                 status,
                 clean,
@@ -166,31 +166,31 @@ pub(super) fn hosts_live(known: &Known<'_>) -> Found {
                 let down = known.crashes(happened.from_us, happened.until_us) > 0;
                 let excused = status == GAVE_UP && down;
                 found.case(None, !clean && !excused, || {
-                    format!("{worker} was asked to stop and exited with {status}")
+                    format!("{worker} exited with {status} on a stop request")
                 });
             }
-            What::HostKilled { .. }
-            | What::HostFrozen { .. }
-            | What::BackendsTerminated { .. }
-            | What::ListenersCut { .. }
-            | What::LineCancelled { .. }
-            | What::IdShared { .. }
-            | What::ServerCrashed { .. }
-            | What::SleepersForgotten { .. }
-            | What::ModuleReplaced { .. }
-            | What::Skipped { .. }
-            | What::LoadEnded => {}
+            Event::HostKilled { .. }
+            | Event::HostFrozen { .. }
+            | Event::BackendsTerminated { .. }
+            | Event::ListenersCut { .. }
+            | Event::LineCancelled { .. }
+            | Event::IdShared { .. }
+            | Event::ServerCrashed { .. }
+            | Event::SleepersForgotten { .. }
+            | Event::ModuleReplaced { .. }
+            | Event::Skipped { .. }
+            | Event::LoadEnded => {}
         }
     }
     found
 }
 
-/// Of two hosts with the same id, only the one without the id exits, with a reason instead of a crash. Exits while the server
-/// cannot be reached are left out.
+/// Of two hosts with the same id, only the one without the id exits, with a reason instead of a crash. Exits while the
+/// server cannot be reached are left out.
 pub(super) fn one_holder(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for happened in &known.world.happened {
-        let What::IdShared { worker, exits } = &happened.what else {
+        let Event::IdShared { worker, exits } = &happened.event else {
             continue;
         };
         let exits_of = |host: usize| {
@@ -215,7 +215,7 @@ pub(super) fn one_holder(known: &Known<'_>) -> Found {
 fn gave_up_at_its_start(known: &Known<'_>, ended: &Happened, worker: &str, up_us: i64) -> bool {
     let is_cut = known.crashes(ended.from_us, ended.until_us) > 0
         || known.world.happened.iter().any(|h| {
-            matches!(h.what, What::BackendsTerminated { .. })
+            matches!(h.event, Event::BackendsTerminated { .. })
                 && h.from_us <= ended.until_us
                 && h.until_us >= ended.from_us
         });

@@ -44,8 +44,8 @@ struct Written<'a> {
     ended_us: i64,
 }
 
-/// The attempt that an outcome names has really run: on that worker, with that number, after that claim. An attempt with
-/// the same number under an earlier claim (released, or forgotten in a crash) started before the claim.
+/// The attempt that an outcome names has really run: on that worker, with that number, after that claim. An attempt
+/// with the same number under an earlier claim (released, or forgotten in a crash) started before the claim.
 pub(super) fn by_its_claim(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for written in written(known) {
@@ -100,9 +100,10 @@ fn written<'a>(known: &Known<'a>) -> Vec<Written<'a>> {
     all
 }
 
-/// No attempt starts after the end of its job: its worker would have claimed an ended job, or another worker would have settled
-/// it. Left out are ends by admin actions (the claim may have been in line), and claims that the server has forgotten.
-pub(super) fn over_at_its_end(known: &Known<'_>) -> Found {
+/// No attempt starts after the end of its job: its worker would have claimed an ended job, or another worker would have
+/// settled it. Left out are ends by admin actions (the claim may have been in line), and claims that the server has
+/// forgotten.
+pub(super) fn no_start_after_end(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
         let Some(finished_us) = job.finished_us.filter(|_| !ended_by_an_admin(job)) else {
@@ -125,10 +126,10 @@ pub(super) fn over_at_its_end(known: &Known<'_>) -> Found {
     found
 }
 
-/// An attempt changes nothing outside the database once the next attempt has started: its host refuses changes as soon as it cannot
-/// trust the lease. If the server has forgotten the claim, or another host has taken the id, the host cannot know this yet, and the
-/// case is left out. The remaining window is a freeze between the host's check and the change: some microseconds. An attempt whose host
-/// is gone by then is not a case.
+/// An attempt changes nothing outside the database once the next attempt has started: its host refuses changes as soon
+/// as it cannot trust the lease. If the server has forgotten the claim, or another host has taken the id, the host
+/// cannot know this yet, and the case is left out. The remaining window is a freeze between the host's check and the
+/// change: some microseconds. An attempt whose host is gone by then is not a case.
 pub(super) fn revoked(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut next: HashMap<i64, &Evidence> = HashMap::new();

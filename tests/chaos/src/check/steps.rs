@@ -9,8 +9,8 @@ use super::{Found, Known};
 /// The database takes the time before it waits for locks.
 const LOCK_US: i64 = 1_000_000;
 
-/// No step of a stale attempt is accepted. The row has the nonce of the attempt that did the step; that attempt held the job
-/// when the row was written.
+/// No step of a stale attempt is accepted. The row has the nonce of the attempt that did the step; that attempt held
+/// the job when the row was written.
 pub(super) fn stale_step(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for step in &known.world.steps {
@@ -83,8 +83,9 @@ pub(super) fn steps_are_kept(known: &Known<'_>) -> Found {
     found
 }
 
-/// No progress of a stale attempt is accepted. The attempt that wrote a row of rouse.progress held the job at that time, and a row
-/// under the job's fence comes from the running attempt. A row outlives its attempt for a moment: its presence proves nothing.
+/// No progress of a stale attempt is accepted. The attempt that wrote a row of rouse.progress held the job at that
+/// time, and a row under the job's fence comes from the running attempt. A row outlives its attempt for a moment: its
+/// presence proves nothing.
 pub(super) fn stale_progress(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut seen = HashSet::new();
@@ -92,7 +93,7 @@ pub(super) fn stale_progress(known: &Known<'_>) -> Found {
         if !seen.insert((
             progress.job,
             &progress.step,
-            progress.said_us,
+            progress.reported_us,
             progress.attempt,
         )) {
             continue;
@@ -110,7 +111,7 @@ pub(super) fn stale_progress(known: &Known<'_>) -> Found {
                 });
                 match is_another {
                     true => Some("another attempt holds the job"),
-                    false => is_late(known, evidence, progress.said_us)
+                    false => is_late(known, evidence, progress.reported_us)
                         .then_some("that attempt no longer held the job"),
                 }
             }

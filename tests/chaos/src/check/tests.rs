@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use super::super::ledger::{Answer, Happened, Request, Run, What};
+use super::super::ledger::{Answer, Event, Happened, Request, Run};
 use super::super::load::ATTEMPTS_MAX;
 use super::super::plan::Fault;
 use super::super::world::{Attempt, Evidence, Job, Worker, World};
@@ -88,14 +88,14 @@ fn the_reliability_page_lists_every_rule_with_its_promise() {
 
 #[test]
 fn an_accepted_job_that_does_not_exist_is_found() {
-    breaks("accepted_is_kept", |world| {
+    breaks("accepted_jobs_exist", |world| {
         world.jobs.retain(|job| job.id != FAR)
     });
 }
 
 #[test]
 fn a_retry_that_does_not_exist_is_found() {
-    breaks("accepted_is_kept", |world| {
+    breaks("accepted_jobs_exist", |world| {
         world.jobs.retain(|job| job.id != AGAIN[1])
     });
 }
@@ -124,7 +124,7 @@ fn a_job_whose_enqueue_was_refused_or_rolled_back_is_found() {
 
 #[test]
 fn a_job_that_exists_under_two_ids_is_found() {
-    breaks("accepted_is_kept", |world| {
+    breaks("accepted_jobs_exist", |world| {
         let mut twin = job(world, FAR).clone();
         twin.id = 99;
         world.jobs.push(twin);
@@ -201,7 +201,7 @@ fn starts_again(world: &mut World) -> i64 {
 
 #[test]
 fn an_attempt_that_starts_after_the_end_of_its_job_is_found() {
-    breaks("over_at_its_end", |world| {
+    breaks("no_start_after_end", |world| {
         starts_again(world);
     });
 }
@@ -231,7 +231,7 @@ fn an_attempt_whose_host_was_killed_is_not_a_case_of_revocation() {
     world.happened.push(Happened {
         from_us: 126 * S,
         until_us: 126 * S,
-        what: What::HostKilled {
+        event: Event::HostKilled {
             worker: "host-2".into(),
         },
     });
@@ -245,7 +245,7 @@ fn a_late_start_under_a_forgotten_claim_is_excused() {
     world.happened.push(Happened {
         from_us: at_us,
         until_us: at_us + S,
-        what: What::ServerCrashed {
+        event: Event::ServerCrashed {
             how: Fault::CrashServer,
         },
     });
@@ -284,15 +284,17 @@ fn the_progress_of_a_stale_attempt_is_found() {
     });
     // Under its own, long after it had lost the job.
     breaks("stale_progress", |world| {
-        world.progress[1].said_us = 83 * S + 500_000
+        world.progress[1].reported_us = 83 * S + 500_000
     });
     // After the job had ended.
-    breaks("stale_progress", |world| world.progress[0].said_us = 86 * S);
+    breaks("stale_progress", |world| {
+        world.progress[0].reported_us = 86 * S
+    });
 }
 
 #[test]
 fn a_start_before_run_at_is_found() {
-    breaks("not_early", |world| {
+    breaks("no_early_start", |world| {
         evidence(world, LATER).started_us = 15 * S - 1;
         job(world, LATER).claimed_us = Some(15 * S - 1_000);
     });
@@ -300,7 +302,7 @@ fn a_start_before_run_at_is_found() {
 
 #[test]
 fn a_start_before_the_rescheduled_time_is_found() {
-    breaks("not_early", |world| {
+    breaks("no_early_start", |world| {
         evidence(world, MOVED).started_us = 17 * S;
         job(world, MOVED).claimed_us = Some(17 * S - 1_000);
     });
@@ -376,18 +378,18 @@ fn continues(world: &mut World) {
 }
 
 /// Replaces these kills of host B (0 is the first) by another event.
-fn instead_of_kills(world: &mut World, which: &[usize], what: impl Fn() -> What) {
+fn instead_of_kills(world: &mut World, which: &[usize], event: impl Fn() -> Event) {
     let kills = world
         .happened
         .iter_mut()
-        .filter(|h| matches!(&h.what, What::HostKilled { worker } if worker == "host-2"));
+        .filter(|h| matches!(&h.event, Event::HostKilled { worker } if worker == "host-2"));
     for (_, kill) in kills.enumerate().filter(|(n, _)| which.contains(n)) {
-        kill.what = what();
+        kill.event = event();
     }
 }
 
-fn frozen() -> What {
-    What::HostFrozen {
+fn frozen() -> Event {
+    Event::HostFrozen {
         worker: "host-2".into(),
         jobs: Vec::new(),
     }
@@ -395,7 +397,7 @@ fn frozen() -> What {
 
 #[test]
 fn a_job_that_continues_after_too_many_crashes_is_found() {
-    breaks("losses_end", continues);
+    breaks("lost_after_crashes", continues);
 }
 
 #[test]
@@ -404,16 +406,16 @@ fn a_job_may_continue_after_losses_that_were_not_crashes() {
     continues(&mut world);
     instead_of_kills(&mut world, &[1], frozen);
     breaks_nothing(&world);
-    assert_eq!(cases_of("losses_end", &world), 0);
+    assert_eq!(cases_of("lost_after_crashes", &world), 0);
 }
 
 #[test]
 fn a_job_that_fails_as_lost_although_its_hosts_survived_is_found() {
-    breaks("losses_end", |world| {
+    breaks("lost_after_crashes", |world| {
         instead_of_kills(world, &[0], frozen);
     });
-    breaks("losses_end", |world| {
-        instead_of_kills(world, &[2], || What::Skipped {
+    breaks("lost_after_crashes", |world| {
+        instead_of_kills(world, &[2], || Event::Skipped {
             fault: Fault::KillHost,
             why: "not injected".into(),
         });
@@ -425,7 +427,7 @@ fn a_job_may_fail_as_lost_before_its_last_host_can_send_a_heartbeat() {
     let mut world = healthy();
     instead_of_kills(&mut world, &[2], frozen);
     breaks_nothing(&world);
-    assert_eq!(cases_of("losses_end", &world), 1);
+    assert_eq!(cases_of("lost_after_crashes", &world), 1);
 }
 
 #[test]
@@ -436,7 +438,7 @@ fn a_loss_may_count_if_its_host_exits_before_a_heartbeat() {
     world.happened.push(Happened {
         from_us: 37 * S,
         until_us: 37 * S,
-        what: What::HostKilled {
+        event: Event::HostKilled {
             worker: "host-2".into(),
         },
     });
@@ -445,8 +447,8 @@ fn a_loss_may_count_if_its_host_exits_before_a_heartbeat() {
 
 #[test]
 fn a_job_that_fails_as_lost_because_two_hosts_share_an_id_is_found() {
-    breaks("losses_end", |world| {
-        instead_of_kills(world, &[0, 1, 2], || What::HostEnded {
+    breaks("lost_after_crashes", |world| {
+        instead_of_kills(world, &[0, 1, 2], || Event::HostEnded {
             worker: "host-2".into(),
             status: "exit status: 1".into(),
             up_us: S,
@@ -454,7 +456,7 @@ fn a_job_that_fails_as_lost_because_two_hosts_share_an_id_is_found() {
         world.happened.push(Happened {
             from_us: 29 * S,
             until_us: 70 * S,
-            what: What::IdShared {
+            event: Event::IdShared {
                 worker: "host-2".into(),
                 exits: Vec::new(),
             },
@@ -504,7 +506,7 @@ fn a_host_that_was_cut_off_may_start_a_cancelled_claim() {
     world.happened.push(Happened {
         from_us: 149 * S,
         until_us: 149 * S,
-        what: What::BackendsTerminated { count: 1 },
+        event: Event::BackendsTerminated { count: 1 },
     });
     breaks_nothing(&world);
 }
@@ -531,12 +533,12 @@ fn an_attempt_that_continues_after_its_host_missed_the_cancellation_is_found() {
 fn a_cancellation_during_other_faults_is_not_a_case() {
     let mut world = healthy();
     assert_eq!(cases_of("cancels_arrive", &world), 1);
-    for what in [
-        What::BackendsTerminated { count: 1 },
-        What::ServerCrashed {
+    for event in [
+        Event::BackendsTerminated { count: 1 },
+        Event::ServerCrashed {
             how: Fault::CrashServer,
         },
-        What::HostFrozen {
+        Event::HostFrozen {
             worker: "host-1".into(),
             jobs: Vec::new(),
         },
@@ -544,7 +546,7 @@ fn a_cancellation_during_other_faults_is_not_a_case() {
         world.happened.push(Happened {
             from_us: 162 * S,
             until_us: 162 * S,
-            what,
+            event,
         });
         assert_eq!(cases_of("cancels_arrive", &world), 0);
         world.happened.pop();
@@ -579,7 +581,7 @@ fn a_job_that_waits_for_a_host_frozen_during_its_claim_is_found() {
 
 #[test]
 fn a_call_that_waits_for_a_frozen_host_is_found() {
-    breaks("frozen_holds_nothing", |world| {
+    breaks("frozen_blocks_nothing", |world| {
         for call in &mut world.calls {
             if matches!(call.request, Request::Cancel { job } if job == LARGE[1]) {
                 call.answered_us = 174 * S;
@@ -592,7 +594,7 @@ fn a_call_that_waits_for_a_frozen_host_is_found() {
 fn two_hosts_that_keep_taking_their_id_from_each_other_are_found() {
     let both = |world: &mut World| {
         for happened in &mut world.happened {
-            if let What::IdShared { exits, .. } = &mut happened.what {
+            if let Event::IdShared { exits, .. } = &mut happened.event {
                 exits[1].host = 1;
             }
         }
@@ -603,7 +605,7 @@ fn two_hosts_that_keep_taking_their_id_from_each_other_are_found() {
     world.happened.push(Happened {
         from_us: 191 * S,
         until_us: 191 * S,
-        what: What::BackendsTerminated { count: 1 },
+        event: Event::BackendsTerminated { count: 1 },
     });
     breaks_nothing(&world);
     assert_eq!(cases_of("one_holder", &world), 1);
@@ -611,17 +613,17 @@ fn two_hosts_that_keep_taking_their_id_from_each_other_are_found() {
 
 #[test]
 fn a_host_that_crashes_because_another_has_its_id_is_found() {
-    breaks("hosts_live", |world| {
+    breaks("hosts_stay_up", |world| {
         world.happened.push(ended("host-9", "signal: 6 (SIGABRT)"));
     });
 }
 
 #[test]
 fn a_job_that_ends_differently_from_its_handler_is_found() {
-    breaks("ends_as_asked", |world| {
+    breaks("ends_as_decided", |world| {
         job(world, HOPELESS).state = "timed_out".into()
     });
-    breaks("ends_as_asked", |world| {
+    breaks("ends_as_decided", |world| {
         job(world, QUICK).result.as_mut().expect("it has one")["n"] = json!(0);
     });
 }
@@ -659,7 +661,7 @@ fn two_live_jobs_with_the_same_key_are_found() {
 
 #[test]
 fn an_enqueue_that_returned_the_live_job_of_another_tenant_is_found() {
-    breaks("accepted_is_kept", |world| {
+    breaks("accepted_jobs_exist", |world| {
         job(world, KEYED[0]).tenant = Some("another".into());
     });
 }
@@ -687,7 +689,7 @@ fn a_job_that_still_runs_at_the_end_is_found() {
 
 #[test]
 fn an_orphan_that_waits_too_long_is_found() {
-    breaks("taken_up_again", |world| {
+    breaks("runs_again_after_kill", |world| {
         for evidence in world.evidence.iter_mut() {
             if evidence.job == ORPHAN && evidence.attempt == 2 {
                 evidence.started_us = 29 * S + 1_000;
@@ -700,7 +702,7 @@ fn an_orphan_that_waits_too_long_is_found() {
 
 #[test]
 fn an_attempt_lost_with_a_host_that_was_stopped_in_order_is_found() {
-    breaks("stop_burns_nothing", |world| {
+    breaks("stop_loses_nothing", |world| {
         world.records.retain(|record| record.job != Some(STOPPED));
         world.attempts.push(Attempt {
             job: STOPPED,
@@ -727,15 +729,15 @@ fn an_attempt_lost_with_a_host_that_was_stopped_in_order_is_found() {
 #[test]
 fn a_stop_is_a_case_only_if_its_attempt_had_no_other_fault() {
     let mut world = healthy();
-    assert_eq!(cases_of("stop_burns_nothing", &world), 1);
+    assert_eq!(cases_of("stop_loses_nothing", &world), 1);
     world.happened.push(Happened {
         from_us: 141 * S + 500_000,
         until_us: 141 * S + 600_000,
-        what: What::ServerCrashed {
+        event: Event::ServerCrashed {
             how: Fault::KillBackend,
         },
     });
-    assert_eq!(cases_of("stop_burns_nothing", &world), 0);
+    assert_eq!(cases_of("stop_loses_nothing", &world), 0);
 }
 
 /// The host exits by itself, a moment after its start, with this status.
@@ -743,7 +745,7 @@ fn ended(worker: &str, status: &str) -> Happened {
     Happened {
         from_us: 45 * S,
         until_us: 46 * S,
-        what: What::HostEnded {
+        event: Event::HostEnded {
             worker: worker.into(),
             status: status.into(),
             up_us: S,
@@ -753,7 +755,7 @@ fn ended(worker: &str, status: &str) -> Happened {
 
 #[test]
 fn a_host_that_exits_by_itself_is_found() {
-    breaks("hosts_live", |world| {
+    breaks("hosts_stay_up", |world| {
         world.happened.push(ended("host-1", "exit status: 1"));
     });
 }
@@ -764,7 +766,7 @@ fn a_host_may_give_up_at_its_start_only_if_it_is_cut_off() {
         world.happened.push(Happened {
             from_us: 45 * S + 500_000,
             until_us: 45 * S + 501_000,
-            what: What::BackendsTerminated { count: 1 },
+            event: Event::BackendsTerminated { count: 1 },
         });
     };
     for worker in ["host-1", "host-4-9"] {
@@ -772,13 +774,13 @@ fn a_host_may_give_up_at_its_start_only_if_it_is_cut_off() {
         is_cut(&mut world);
         world.happened.push(ended(worker, "exit status: 1"));
         breaks_nothing(&world);
-        breaks("hosts_live", |world| {
+        breaks("hosts_stay_up", |world| {
             is_cut(world);
             world.happened.push(ended(worker, "signal: 6 (SIGABRT)"));
         });
     }
     // A host that has registered has completed its start.
-    breaks("hosts_live", |world| {
+    breaks("hosts_stay_up", |world| {
         is_cut(world);
         world.workers.push(Worker {
             incarnation: 9,
@@ -790,9 +792,9 @@ fn a_host_may_give_up_at_its_start_only_if_it_is_cut_off() {
 
 #[test]
 fn a_host_that_does_not_stop_in_order_is_found() {
-    breaks("hosts_live", |world| {
+    breaks("hosts_stay_up", |world| {
         for happened in &mut world.happened {
-            if let What::HostStopped { clean, .. } = &mut happened.what {
+            if let Event::HostStopped { clean, .. } = &mut happened.event {
                 *clean = false;
             }
         }
@@ -813,8 +815,8 @@ fn a_rule_without_a_case_fails_a_run_that_needs_one() {
     assert!(rule("settled_once").is_needed(&run(0.1, &[])));
     assert!(!rule("revoked").is_needed(&run(30.0, &[Fault::KillHost])));
     assert!(rule("revoked").is_needed(&run(1.0, &[Fault::FreezeHost])));
-    assert!(!rule("stop_burns_nothing").is_needed(&run(1.0, &[Fault::StopHost])));
-    assert!(rule("stop_burns_nothing").is_needed(&run(5.0, &[Fault::StopHost])));
+    assert!(!rule("stop_loses_nothing").is_needed(&run(1.0, &[Fault::StopHost])));
+    assert!(rule("stop_loses_nothing").is_needed(&run(5.0, &[Fault::StopHost])));
 }
 
 #[test]

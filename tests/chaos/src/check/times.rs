@@ -5,7 +5,7 @@ use super::super::world::Job;
 use super::{Found, Known};
 
 /// No attempt starts before the job's run_at. The database and the hosts share a clock here.
-pub(super) fn not_early(known: &Known<'_>) -> Found {
+pub(super) fn no_early_start(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for call in &known.world.calls {
         let Request::Enqueue {
@@ -52,7 +52,8 @@ fn earliest_us(known: &Known<'_>, job: &Job, run_at_us: i64, at_us: i64) -> i64 
     earliest
 }
 
-/// No job of a queue is claimed while the queue is certainly paused. A pause is a case only if a claimable job was enqueued during it.
+/// No job of a queue is claimed while the queue is certainly paused. A pause is a case only if a claimable job was
+/// enqueued during it.
 pub(super) fn pause_holds(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for queue in super::super::load::QUEUES {
@@ -63,7 +64,7 @@ pub(super) fn pause_holds(known: &Known<'_>) -> Found {
                 let earlier = known.attempts(job.id).iter().map(|a| a.claimed_us);
                 job.claimed_us.into_iter().chain(earlier).any(within)
             });
-            let what = || {
+            let message = || {
                 format!(
                     "job {:?} was claimed although {queue} was paused from {from_us} to {until_us}",
                     claimed.map(|job| job.id)
@@ -73,8 +74,8 @@ pub(super) fn pause_holds(known: &Known<'_>) -> Found {
                 jobs.any(|job| within(job.requested_us) && job.available_us < until_us);
             let job = claimed.map(|job| job.id);
             match has_claimable {
-                true => found.case(job, claimed.is_some(), what),
-                false => found.unless(job, claimed.is_some(), what),
+                true => found.case(job, claimed.is_some(), message),
+                false => found.unless(job, claimed.is_some(), message),
             }
         }
     }

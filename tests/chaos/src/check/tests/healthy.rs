@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::super::super::ledger::{Answer, Exit, Happened, Request, Run, What};
+use super::super::super::ledger::{Answer, Event, Exit, Happened, Request, Run};
 use super::super::super::load::{JobSpec, WORK};
 use super::super::super::plan::Fault;
 use super::super::super::world::{
@@ -151,11 +151,11 @@ impl Builder {
         job.finished_us = Some(at_us);
     }
 
-    fn happen(&mut self, from_us: i64, until_us: i64, what: What) {
+    fn happen(&mut self, from_us: i64, until_us: i64, event: Event) {
         self.0.happened.push(Happened {
             from_us,
             until_us,
-            what,
+            event,
         });
     }
 }
@@ -215,7 +215,7 @@ pub(super) fn healthy() -> World {
     b.happen(
         22 * S,
         22 * S,
-        What::HostKilled {
+        Event::HostKilled {
             worker: "host-3".into(),
         },
     );
@@ -230,7 +230,7 @@ pub(super) fn healthy() -> World {
     b.happen(
         122 * S,
         129 * S,
-        What::HostFrozen {
+        Event::HostFrozen {
             worker: "host-2".into(),
             jobs: Vec::new(),
         },
@@ -247,7 +247,7 @@ pub(super) fn healthy() -> World {
     b.happen(
         142 * S,
         143 * S,
-        What::HostStopped {
+        Event::HostStopped {
             worker: "host-2".into(),
             status: "exit status: 0".into(),
             clean: true,
@@ -266,7 +266,7 @@ pub(super) fn healthy() -> World {
 
     // The host of this one is killed three times.
     b.job(DOOMED, 30 * S, plain());
-    let killed = || What::HostKilled {
+    let killed = || Event::HostKilled {
         worker: "host-2".into(),
     };
     for (attempt, at) in [(1, 31), (2, 41)] {
@@ -392,7 +392,7 @@ pub(super) fn healthy() -> World {
     b.0.progress.push(Progress {
         job: STEPPED,
         step: nonce(STEPPED, 2),
-        said_us: 83 * S + 500_000,
+        reported_us: 83 * S + 500_000,
         attempt: Some(2),
         worker: Some(B),
     });
@@ -400,7 +400,7 @@ pub(super) fn healthy() -> World {
     b.0.progress.push(Progress {
         job: STEPPED,
         step: nonce(STEPPED, 1),
-        said_us: 81 * S + 1_200,
+        reported_us: 81 * S + 1_200,
         attempt: None,
         worker: None,
     });
@@ -423,7 +423,7 @@ pub(super) fn healthy() -> World {
     b.start(NOTIFIED, 1, A, 160 * S);
     let evidence = b.0.evidence.last_mut().expect("it has started");
     (evidence.ended_us, evidence.ticked_us) = (None, Some(162 * S));
-    b.happen(161 * S, 161 * S + 5_000, What::ListenersCut { count: 2 });
+    b.happen(161 * S, 161 * S + 5_000, Event::ListenersCut { count: 2 });
     b.cancel(NOTIFIED, 161 * S + 200_000);
 
     // Host B is frozen when it has claimed these two. One of them is cancelled meanwhile.
@@ -431,7 +431,7 @@ pub(super) fn healthy() -> World {
         b.job(id, 169 * S, plain());
         b.claim(id, 1, B, 170 * S - 5_000);
     }
-    let frozen = What::HostFrozen {
+    let frozen = Event::HostFrozen {
         worker: "host-2".into(),
         jobs: LARGE.to_vec(),
     };
@@ -448,14 +448,14 @@ pub(super) fn healthy() -> World {
         until_us: until * S,
     });
     for exit in &exits {
-        let ended = What::HostEnded {
+        let ended = Event::HostEnded {
             worker: "host-9".into(),
             status: "exit status: 1".into(),
             up_us: exit.until_us - exit.from_us,
         };
         b.happen(exit.from_us, exit.until_us, ended);
     }
-    let shared = What::IdShared {
+    let shared = Event::IdShared {
         worker: "host-9".into(),
         exits: exits.to_vec(),
     };
@@ -479,7 +479,7 @@ pub(super) fn healthy() -> World {
         b.call(112 * S, request, answer);
     }
     b.call(110 * S, Request::Resume { queue: other }, Answer::Ok(1));
-    let stopped = What::HostStopped {
+    let stopped = Event::HostStopped {
         worker: "host-1".into(),
         status: "exit status: 0".into(),
         clean: true,
