@@ -10,7 +10,7 @@ const RELEASED_MAX: i32 = 1000;
 impl Store {
     /// Releases more of the jobs whose release a settlement has left over. Returns whether there is more to do at once.
     pub async fn continue_releases(&self) -> Result<bool, StoreError> {
-        let me = self.me()?;
+        let me = self.identity()?;
         let rows = self
             .query(
                 include_str!("continue_releases.sql"),

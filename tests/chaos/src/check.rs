@@ -10,6 +10,7 @@ mod admin_actions;
 mod attempts;
 mod backoff;
 mod cancellations;
+mod dependencies;
 mod frozen;
 mod keys;
 mod order;
@@ -119,7 +120,7 @@ enum Needs {
 }
 
 /// Every rule.
-pub(super) const RULES: [Rule; 29] = [
+pub(super) const RULES: [Rule; 31] = [
     Rule {
         name: "accepted_jobs_exist",
         promise: "a job exists if its enqueue was answered with its id",
@@ -293,6 +294,18 @@ pub(super) const RULES: [Rule; 29] = [
         promise: "of two hosts with the same id and key only one exits, however often it is restarted",
         needs: Needs::For(5.0, &[Fault::SameId]),
         check: recovery::one_holder,
+    },
+    Rule {
+        name: "no_child_before_parents",
+        promise: "no job is claimed before the chains that it waits for have ended in a way that lets it run",
+        needs: Needs::Nothing,
+        check: dependencies::no_child_before_parents,
+    },
+    Rule {
+        name: "no_child_stranded",
+        promise: "no job waits for chains that have all ended, and none is cancelled for a failure that did not happen",
+        needs: Needs::Nothing,
+        check: dependencies::no_child_stranded,
     },
 ];
 

@@ -46,14 +46,16 @@ pub(super) enum Kind {
     IsRolledBack,
     HangsUp,
     Spins,
+    /// It waits for jobs that its producer has enqueued before.
+    Waits,
     /// Enqueued by a fault; no producer draws it.
     FromFault,
 }
 
 impl Kind {
     /// Each kind with its share of a thousand jobs.
-    pub(super) const ALL: [(Self, u64); 13] = [
-        (Self::Quick, 540),
+    pub(super) const ALL: [(Self, u64); 14] = [
+        (Self::Quick, 480),
         (Self::Sleeps, 100),
         (Self::HasSteps, 110),
         (Self::IsLong, 10),
@@ -66,6 +68,7 @@ impl Kind {
         (Self::IsRolledBack, 4),
         (Self::HangsUp, 4),
         (Self::Spins, 2),
+        (Self::Waits, 60),
     ];
 
     fn draw(random: &mut Random) -> Self {
@@ -102,6 +105,15 @@ pub(super) struct JobSpec {
     /// Size in bytes of an incompressible part of the payload.
     #[serde(default)]
     pub(super) pad_bytes: usize,
+    /// How many of the last jobs of its producer it waits for.
+    #[serde(default)]
+    pub(super) parents: usize,
+    /// Whether it runs if one of these fails; otherwise it is cancelled.
+    #[serde(default)]
+    pub(super) runs_on_failure: bool,
+    /// Those jobs, by name; set by the producer.
+    #[serde(default)]
+    pub(super) after: Option<Value>,
     /// Delay of `run_at` from now, in milliseconds.
     pub(super) run_in_ms: Option<i64>,
     pub(super) unique_key: Option<String>,
@@ -161,6 +173,10 @@ impl JobSpec {
             Kind::IsRolledBack => spec.rolled_back = true,
             Kind::HangsUp => spec.hangs_up_us = Some(random.between(100, 4_000)),
             Kind::Spins => spec.handler = SPIN.into(),
+            Kind::Waits => {
+                spec.parents = random.between(1, 4) as usize;
+                spec.runs_on_failure = random.per_mille(500);
+            }
             Kind::FromFault => {}
         }
         if random.per_mille(60) {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
+use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tokio_postgres::types::Json;
 
@@ -15,9 +16,12 @@ use super::load::JobSpec;
 use super::random::Random;
 
 const ENQUEUE: &str = "SELECT rouse.enqueue($1, $2, queue => $3, priority => $4, tags => $5,
-    run_at => to_timestamp($6::bigint / 1000000.0), unique_key => $7, max_attempts => $8, tenant => $9)";
+    run_at => to_timestamp($6::bigint / 1000000.0), unique_key => $7, max_attempts => $8, tenant => $9, after => $10)";
 /// Maximum number of recent jobs that admin actions choose from.
 const RECENT_MAX: usize = 300;
+
+/// The largest number of jobs that a job waits for.
+const PARENTS_MAX: usize = 4;
 
 /// Recently accepted jobs.
 #[derive(Default)]
@@ -98,6 +102,8 @@ impl Producer {
         let mut caller = Caller::new(&self.url, &self.ledger);
         let mut random = Random::new(self.seed, &format!("pace {}", self.number));
         let mut next = Instant::now();
+        // The last jobs that were accepted and are not scheduled, oldest first.
+        let mut last = VecDeque::new();
         for index in 0.. {
             // Jobs missed during an outage are not made up for: that would be a different load.
             next = next.max(Instant::now() - self.every * 20)
@@ -106,13 +112,22 @@ impl Producer {
                 break;
             }
             tokio::time::sleep_until(next).await;
-            let spec = JobSpec::nth(self.seed, self.number, index);
-            self.enqueue(&mut caller, spec).await?;
+            let mut spec = JobSpec::nth(self.seed, self.number, index);
+            spec.after = after(&spec, &last);
+            let is_scheduled = spec.run_in_ms.is_some();
+            let id = self.enqueue(&mut caller, spec).await?;
+            if let Some(id) = id.filter(|id| !is_scheduled && !last.contains(id)) {
+                last.push_back(id);
+                if last.len() > PARENTS_MAX {
+                    last.pop_front();
+                }
+            }
         }
         Ok(())
     }
 
-    async fn enqueue(&self, caller: &mut Caller<'_>, spec: JobSpec) -> Result<()> {
+    /// Returns the id of the job, if it was accepted.
+    async fn enqueue(&self, caller: &mut Caller<'_>, spec: JobSpec) -> Result<Option<i64>> {
         let run_at_us = spec.run_in_ms.map(|ms| now_us() + ms * 1000);
         let payload = Json(spec.payload());
         let usual = CallOptions::default();
@@ -140,11 +155,15 @@ impl Producer {
                     &spec.unique_key,
                     &spec.max_attempts,
                     &spec.tenant,
+                    &spec.after.clone().map(Json),
                 ],
             )
             .await?;
         match answer {
-            Some(Answer::Ok(id)) => self.recent.add(id, &spec),
+            Some(Answer::Ok(id)) => {
+                self.recent.add(id, &spec);
+                return Ok(Some(id));
+            }
             Some(Answer::Refused(_)) => {
                 self.recent.refused.fetch_add(1, Ordering::Relaxed);
             }
@@ -153,6 +172,20 @@ impl Producer {
             }
             None => {}
         }
-        Ok(())
+        Ok(None)
     }
+}
+
+/// The argument `after` of this job: the last jobs of its producer. `None` if it waits for none.
+fn after(spec: &JobSpec, last: &VecDeque<i64>) -> Option<Value> {
+    let parents = last.iter().rev().take(spec.parents);
+    let named = parents.map(|id| {
+        let job = match spec.runs_on_failure {
+            true => json!({"job": id, "on_failure": "run"}),
+            false => json!(id),
+        };
+        (format!("job {id}"), job)
+    });
+    let named: Map<String, Value> = named.collect();
+    (!named.is_empty()).then_some(Value::Object(named))
 }

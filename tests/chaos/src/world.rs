@@ -59,6 +59,17 @@ pub(super) struct Job {
     /// Digest of the module that ran last.
     pub(super) sha256: Option<String>,
     pub(super) n: i64,
+    /// The chains that it waits or waited for, by name.
+    #[serde(default)]
+    pub(super) after: Option<Value>,
+    /// The first job of its chain.
+    #[serde(default)]
+    pub(super) chain: i64,
+    #[serde(default)]
+    pub(super) is_waiting: bool,
+    /// The chain whose failure has cancelled it.
+    #[serde(default)]
+    pub(super) cancelled_after: Option<i64>,
     pub(super) result: Option<Value>,
     pub(super) error: Option<Value>,
     pub(super) requested_us: i64,

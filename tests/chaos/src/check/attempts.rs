@@ -136,7 +136,10 @@ fn losses<'a>(known: &Known<'a>, job: &Job, gave_up: bool) -> Vec<Loss<'a>> {
 pub(super) fn ends_as_decided(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in known.world.jobs.iter().filter(|j| j.finished_us.is_some()) {
-        if ended_by_an_admin(job) || kind(job.error.as_ref()) == "lost" {
+        if ended_by_an_admin(job)
+            || job.cancelled_after.is_some()
+            || kind(job.error.as_ref()) == "lost"
+        {
             continue;
         }
         let Some(spec) = known.spec(job) else {

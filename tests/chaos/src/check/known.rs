@@ -32,6 +32,7 @@ pub(crate) struct Known<'a> {
     calls: HashMap<i64, Vec<&'a Call>>,
     jobs: HashMap<i64, Vec<&'a Job>>,
     originals: HashMap<i64, Vec<&'a Job>>,
+    chains: HashMap<i64, Vec<&'a Job>>,
     specs: HashMap<i64, &'a JobSpec>,
     worker_ids: HashMap<i64, &'a str>,
 }
@@ -47,6 +48,7 @@ impl<'a> Known<'a> {
             calls: by(&world.calls, job_of),
             jobs: by(&world.jobs, |j| Some(j.id)),
             originals: by(&world.jobs, |j| j.retried_from.is_none().then_some(j.n)),
+            chains: by(&world.jobs, |j| Some(j.chain)),
             specs: specs(world),
             worker_ids: world
                 .workers
@@ -80,6 +82,11 @@ impl<'a> Known<'a> {
     /// Rows that the enqueue with this number has created, without retries.
     pub(super) fn originals(&self, n: i64) -> &[&'a Job] {
         self.originals.get(&n).map_or(&[], Vec::as_slice)
+    }
+
+    /// The jobs of this chain.
+    pub(super) fn chain(&self, chain: i64) -> &[&'a Job] {
+        self.chains.get(&chain).map_or(&[], Vec::as_slice)
     }
 
     /// Calls about this job, without its enqueue.
@@ -298,7 +305,7 @@ pub(super) fn kind(error: Option<&Value>) -> &str {
 
 /// Whether an admin action has ended the job, according to its row.
 pub(super) fn ended_by_an_admin(job: &Job) -> bool {
-    job.state == "cancelled"
+    (job.state == "cancelled" && job.cancelled_after.is_none())
         || kind(job.error.as_ref()) == "admin"
         || job
             .result

@@ -848,3 +848,28 @@ fn a_stopping_host_may_reconnect_sooner() {
     world.tries.push(hurried);
     breaks_nothing(&world);
 }
+
+#[test]
+fn a_job_that_runs_before_the_jobs_that_it_waits_for_is_found() {
+    let early = |world: &mut World| job(world, QUICK).finished_us = Some(13 * S + 1);
+    breaks("no_child_before_parents", early);
+    breaks("no_child_before_parents", |world| {
+        job(world, CHILD).after = Some(json!({"h": HOPELESS}));
+    });
+    breaks("no_child_before_parents", |world| {
+        job(world, CHILD).after = None;
+    });
+}
+
+#[test]
+fn a_job_that_waits_for_nothing_or_is_cancelled_without_a_failure_is_found() {
+    breaks("no_child_stranded", |world| {
+        let child = job(world, DROPPED);
+        (child.state, child.finished_us) = ("queued".into(), None);
+        (child.is_waiting, child.cancelled_after) = (true, None);
+    });
+    breaks("no_child_stranded", |world| {
+        job(world, DROPPED).after = Some(json!({"q": QUICK}));
+        job(world, DROPPED).cancelled_after = Some(QUICK);
+    });
+}

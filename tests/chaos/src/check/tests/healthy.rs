@@ -36,6 +36,8 @@ pub(super) const WAITED: i64 = 29;
 pub(super) const IN_LINE: i64 = 30;
 pub(super) const NOTIFIED: i64 = 31;
 pub(super) const LARGE: [i64; 2] = [32, 33];
+pub(super) const CHILD: i64 = 34;
+pub(super) const DROPPED: i64 = 35;
 
 /// Adds jobs to a world.
 #[derive(Default)]
@@ -69,6 +71,8 @@ impl Builder {
             unique_key: spec.unique_key.clone(),
             tenant: spec.tenant.clone(),
             n: spec.n,
+            after: spec.after.clone(),
+            chain: id,
             requested_us: at_us,
             available_us: run_at_us.unwrap_or(at_us),
             ..Job::default()
@@ -263,6 +267,19 @@ pub(super) fn healthy() -> World {
     });
     b.start(STOPPED, 1, A, 143 * S);
     b.succeed(STOPPED, 144 * S);
+
+    // One waits for jobs that succeed and fail, and the other is cancelled because of the failure.
+    let after = |after| JobSpec {
+        after: Some(after),
+        ..plain()
+    };
+    let parents = json!({"q": QUICK, "h": {"job": HOPELESS, "on_failure": "run"}});
+    b.job(CHILD, 10 * S, after(parents));
+    b.start(CHILD, 1, A, 13 * S);
+    b.succeed(CHILD, 14 * S);
+    b.job(DROPPED, 10 * S, after(json!({"h": HOPELESS})));
+    b.end(DROPPED, "cancelled", json!(null), 12 * S);
+    b.of(DROPPED).cancelled_after = Some(HOPELESS);
 
     // The host of this one is killed three times.
     b.job(DOOMED, 30 * S, plain());

@@ -1,0 +1,121 @@
+//! Whether jobs that wait for others run after them, and none is left waiting.
+
+use serde_json::Value;
+
+use super::super::world::Job;
+use super::{Found, Known};
+
+/// A chain that a job waits for.
+struct Parent<'a> {
+    chain: Option<i64>,
+    /// The jobs of the chain: the first one and its retries.
+    jobs: Vec<&'a Job>,
+    /// The job also runs if the chain has failed.
+    runs_on_failure: bool,
+}
+
+impl Parent<'_> {
+    /// When the chain first let the job run: the end of a job of the chain that succeeded, or of any. `None`: it never did.
+    fn released_us(&self) -> Option<i64> {
+        let ended = self.jobs.iter();
+        let ended = ended.filter(|job| self.runs_on_failure || job.state == "succeeded");
+        ended.filter_map(|job| job.finished_us).min()
+    }
+
+    /// When a job of the chain first ended without success. `None`: none did.
+    fn failed_us(&self) -> Option<i64> {
+        let failed = self.jobs.iter().filter(|job| job.state != "succeeded");
+        failed.filter_map(|job| job.finished_us).min()
+    }
+
+    /// True if the chain is live, or its last job has failed and the job waits for no retry.
+    fn is_live(&self) -> bool {
+        self.jobs.iter().any(|job| job.finished_us.is_none())
+    }
+}
+
+fn parents<'a>(known: &Known<'a>, job: &Job) -> Vec<Parent<'a>> {
+    let after = job.after.as_ref().and_then(Value::as_object);
+    let entries = after.into_iter().flatten();
+    entries
+        .map(|(_, entry)| {
+            let chain = entry.as_i64().or_else(|| entry["job"].as_i64());
+            Parent {
+                chain,
+                jobs: chain.map_or_else(Vec::new, |chain| known.chain(chain).to_vec()),
+                runs_on_failure: entry["on_failure"] == "run",
+            }
+        })
+        .collect()
+}
+
+/// Jobs with their parents, and the time of their first claim.
+fn children<'a>(
+    known: &Known<'a>,
+) -> impl Iterator<Item = (&'a Job, Vec<Parent<'a>>, Option<i64>)> {
+    let waiting = known.world.jobs.iter().filter(|job| job.after.is_some());
+    waiting.map(|job| {
+        let attempts = known.attempts(job.id).iter().map(|a| a.claimed_us);
+        let started = known.evidence(job.id).iter().map(|e| e.started_us);
+        let first = attempts.chain(started).chain(job.claimed_us).min();
+        (job, parents(known, job), first)
+    })
+}
+
+/// No job is claimed before each chain that it waits for has ended in a way that lets it run.
+pub(super) fn no_child_before_parents(known: &Known<'_>) -> Found {
+    let mut found = Found::default();
+    for (job, parents, claimed_us) in children(known) {
+        let Some(claimed_us) = claimed_us else {
+            continue;
+        };
+        for parent in &parents {
+            let released_us = parent.released_us();
+            found.case(job.id, released_us.is_none_or(|at| claimed_us < at), || {
+                format!("claimed at {claimed_us}, but a chain that it waits for let it run at {released_us:?}")
+            });
+        }
+    }
+    for job in &known.world.jobs {
+        let is_lost =
+            known.spec(job).is_some_and(|spec| spec.after.is_some()) && job.after.is_none();
+        found.unless(job.id, is_lost, || {
+            "it was enqueued after other jobs, and does not have them".into()
+        });
+    }
+    found
+}
+
+/// No job still waits when all its chains have ended. A job that was cancelled because of a chain has not run, and the chain has
+/// failed.
+pub(super) fn no_child_stranded(known: &Known<'_>) -> Found {
+    let mut found = Found::default();
+    for (job, parents, claimed_us) in children(known) {
+        match job.finished_us {
+            None => {
+                let waits = job.is_waiting && !parents.iter().any(Parent::is_live);
+                found.case(job.id, waits, || {
+                    "it waits for chains that have all ended".into()
+                });
+            }
+            Some(finished_us) => {
+                // Of a cancellation that has another reason, `admin_ends_were_requested` asks.
+                let wrong = job.cancelled_after.is_some_and(|chain| {
+                    let failed = parents.iter().any(|parent| {
+                        parent.chain == Some(chain)
+                            && !parent.runs_on_failure
+                            && parent.failed_us().is_some_and(|at| at <= finished_us)
+                    });
+                    claimed_us.is_some() || !failed
+                });
+                found.case(job.id, wrong, || {
+                    format!(
+                        "it was cancelled because of chain {:?}, which had not failed",
+                        job.cancelled_after
+                    )
+                });
+            }
+        }
+    }
+    found
+}
