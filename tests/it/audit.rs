@@ -6,18 +6,12 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::claim;
-use crate::support::worker::{TestWorker, cancel, ended, enqueue, put, tries};
+use crate::support::database::refusal;
+use crate::support::worker::{TestWorker, cancel, ended, enqueue, enqueue_sql, tries};
 use crate::support::{Ran, rouse_in, scratch};
 
 async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
     rouse_in(db, args, &scratch("audit")).await
-}
-
-async fn refused(client: &Client, sql: &str) -> String {
-    let error = client.batch_execute(sql).await.expect_err(sql);
-    // After an error in a batch of several statements, the transaction must be rolled back.
-    let error = error.as_db_error().expect("an error from the database");
-    format!("{} / {}", error.message(), error.hint().unwrap_or_default())
 }
 
 /// Inserts a row into each of the four tables.
@@ -76,14 +70,14 @@ async fn ended_jobs_cannot_be_changed_even_by_the_owner() {
                 format!("DELETE FROM rouse.{name}"),
                 format!("TRUNCATE rouse.{name}"),
             ] {
-                let why = refused(&client, &sql).await;
+                let why = refusal(&client, &sql).await;
                 assert!(why.contains("is not allowed"), "{sql}: {why}");
             }
         }
         let is: Value = client.query_one(&before, &[]).await.unwrap().get(0);
         assert_eq!(was, is, "{table}");
     }
-    let why = refused(&client, "DELETE FROM rouse.finished").await;
+    let why = refusal(&client, "DELETE FROM rouse.finished").await;
     assert!(why.contains("rouse.unlock_history('why')"), "{why}");
     // Partitions of later days are protected too, and old ones can still be dropped.
     client
@@ -92,7 +86,7 @@ async fn ended_jobs_cannot_be_changed_even_by_the_owner() {
         .unwrap();
     let later = "SELECT relname::text FROM pg_class WHERE relname LIKE 'step\\_2%' AND relkind = 'r' ORDER BY 1 DESC LIMIT 1";
     let later: String = client.query_one(later, &[]).await.unwrap().get(0);
-    let why = refused(&client, &format!("TRUNCATE rouse.{later}")).await;
+    let why = refusal(&client, &format!("TRUNCATE rouse.{later}")).await;
     assert!(why.contains("is not allowed"), "{why}");
     client
         .batch_execute(
@@ -115,7 +109,7 @@ async fn ended_jobs_cannot_be_changed_even_by_the_owner() {
         "DELETE FROM rouse.finished".to_owned(),
         format!("TRUNCATE rouse.finished_{day}"),
     ] {
-        let why = refused(&client, &sql).await;
+        let why = refusal(&client, &sql).await;
         assert!(why.contains("is not allowed"), "{sql}: {why}");
     }
 }
@@ -124,7 +118,7 @@ async fn ended_jobs_cannot_be_changed_even_by_the_owner() {
 async fn unlocking_the_history_lasts_one_transaction_and_leaves_a_permanent_record() {
     let db = TestDb::new().await;
     let client = history(&db).await;
-    let why = refused(&client, "SELECT rouse.unlock_history(' ')").await;
+    let why = refusal(&client, "SELECT rouse.unlock_history(' ')").await;
     assert!(why.contains("reason must have"), "{why}");
     client
         .batch_execute(
@@ -133,7 +127,7 @@ async fn unlocking_the_history_lasts_one_transaction_and_leaves_a_permanent_reco
         )
         .await
         .unwrap();
-    let why = refused(&client, "UPDATE rouse.finished SET payload = '1'").await;
+    let why = refusal(&client, "UPDATE rouse.finished SET payload = '1'").await;
     assert!(
         why.contains("is not allowed"),
         "after the transaction: {why}"
@@ -143,7 +137,7 @@ async fn unlocking_the_history_lasts_one_transaction_and_leaves_a_permanent_reco
         "BEGIN; SELECT rouse.unlock_history('x'); UPDATE rouse.record SET who = 'nobody'",
         "BEGIN; SELECT rouse.unlock_history('x'); TRUNCATE rouse.record",
     ] {
-        let why = refused(&client, sql).await;
+        let why = refusal(&client, sql).await;
         assert!(
             why.contains("the record of rouse.unlock_history must remain"),
             "{sql}: {why}"
@@ -242,12 +236,12 @@ async fn the_history_records_the_handler_that_ran_a_bound_source() {
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, settings).await;
-    let bound = put(
+    let bound = enqueue_sql(
         &client,
         "'text.stats', '{\"fail_until\": 9}', source => 'cron'",
     )
     .await;
-    let own = put(&client, "'noop', source => 'ping'").await;
+    let own = enqueue_sql(&client, "'noop', source => 'ping'").await;
     let shown = ended(&client, bound).await;
     assert_eq!(shown.state, "failed");
     assert_eq!(shown.error.unwrap()["kind"], "guest_error");
@@ -275,7 +269,7 @@ async fn the_history_records_the_handler_that_ran_a_bound_source() {
 async fn an_audit_lists_events_and_their_logins_page_by_page() {
     let db = TestDb::new().await;
     let client = history(&db).await;
-    let other = put(&client, "'noop', queue => 'other'").await;
+    let other = enqueue_sql(&client, "'noop', queue => 'other'").await;
     client
         .execute("SELECT rouse.delete($1)", &[&other])
         .await
@@ -345,9 +339,9 @@ async fn an_audit_lists_events_and_their_logins_page_by_page() {
     rouse(&db, &["audit", "999999"])
         .await
         .exits(3)
-        .says("no job 999999");
+        .prints("no job 999999");
     rouse(&db, &["audit", "--since", "soon"]).await.exits(2);
-    rouse(&db, &["audit"]).await.exits(0).says("deleted");
+    rouse(&db, &["audit"]).await.exits(0).prints("deleted");
 }
 
 #[tokio::test]

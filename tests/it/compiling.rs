@@ -9,33 +9,24 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rouse::sandbox::{Catalog, HandlerSet, Limits, Sandbox, Settings};
+use rouse::sandbox::{Catalog, HandlerSet, Sandbox, Settings};
 use serde_json::json;
 
-use crate::sandbox_guest::{Handlers, PATIENCE, echo, refusal, version};
+use crate::sandbox_guest::{Handlers, PATIENCE, echo, refusal, small_settings, version};
 use crate::support::worker::{TestWorker, ended, enqueue};
 use crate::support::{Host, TestDb, rouse_binary, scratch};
 
 /// A sandbox for one test.
 fn sandbox(settings: Settings) -> Arc<Sandbox> {
-    let settings = Settings {
-        attempts_max: 2,
-        limits: Limits {
-            memory_bytes: 1 << 20,
-            ..Limits::default()
-        },
-        ..settings
-    };
     Sandbox::start(settings).expect("a sandbox")
 }
 
 fn limited(cpu_secs: u64, memory_bytes: usize) -> Settings {
     Settings {
-        compiler: Some(rouse_binary()),
         compile_cpu_max: Duration::from_secs(cpu_secs),
         compile_memory_bytes_max: memory_bytes,
         compilations_max: 2,
-        ..Settings::default()
+        ..small_settings()
     }
 }
 
@@ -106,7 +97,7 @@ pub(crate) fn compiler_that_waits(word: &str, go_on: &Path) -> PathBuf {
     ))
 }
 
-fn run_by(compiler: PathBuf) -> Settings {
+fn with_compiler(compiler: PathBuf) -> Settings {
     Settings {
         compiler: Some(compiler),
         ..limited(1, 64 << 20)
@@ -275,7 +266,9 @@ async fn a_module_that_crashes_a_shared_compiler_is_retried_in_its_own() {
 
 #[tokio::test]
 async fn a_refusal_reports_the_compilers_reason() {
-    let sandbox = sandbox(run_by(compiler_that(&refusing("it is not to my liking"))));
+    let sandbox = sandbox(with_compiler(compiler_that(&refusing(
+        "it is not to my liking",
+    ))));
     let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
     assert_eq!(handlers.refusal("echo.wasm"), "it is not to my liking");
 }
@@ -295,7 +288,7 @@ async fn a_failed_compiler_is_distinguished_from_a_bad_module_and_retried() {
             "it could not be compiled: no pipe",
         ),
     ] {
-        let sandbox = sandbox(run_by(compiler_that(does)));
+        let sandbox = sandbox(with_compiler(compiler_that(does)));
         let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
         let why = handlers.refusal("echo.wasm");
         assert!(why.contains(words), "{does}: {why}");
@@ -304,7 +297,7 @@ async fn a_failed_compiler_is_distinguished_from_a_bad_module_and_retried() {
             "{does}: {why}"
         );
     }
-    let sandbox = sandbox(run_by("/nowhere/rouse".into()));
+    let sandbox = sandbox(with_compiler("/nowhere/rouse".into()));
     let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
     let why = handlers.refusal("echo.wasm");
     assert!(
@@ -330,7 +323,7 @@ async fn a_module_that_makes_the_compiler_fail_is_refused_permanently() {
             "more than 64 MiB of memory",
         ),
     ] {
-        let sandbox = sandbox(run_by(compiler_that(does)));
+        let sandbox = sandbox(with_compiler(compiler_that(does)));
         let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
         let why = handlers.refusal("echo.wasm");
         assert!(
@@ -376,7 +369,7 @@ async fn the_last_good_version_serves_if_the_compiler_of_the_next_one_is_killed(
 async fn a_compiler_does_not_inherit_the_hosts_environment() {
     let seen = scratch("environment").join("seen");
     let compiler = compiler_that(&format!("/usr/bin/env > {}; exit 3", seen.display()));
-    let sandbox = sandbox(run_by(compiler));
+    let sandbox = sandbox(with_compiler(compiler));
     Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
     let seen = fs::read_to_string(seen).unwrap();
     // The variables that the host sets, and the shell's own.
@@ -468,11 +461,11 @@ fn a_compiler_starts_only_for_a_host_and_is_hidden_from_the_help() {
     );
 }
 
-async fn until(what: &str, mut is: impl FnMut() -> bool) {
+async fn until(condition: &str, mut is: impl FnMut() -> bool) {
     let reached = tokio::time::timeout(PATIENCE, async {
         while !is() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
-    assert!(reached.await.is_ok(), "not reached: {what}");
+    assert!(reached.await.is_ok(), "not reached: {condition}");
 }

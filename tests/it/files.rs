@@ -78,7 +78,7 @@ impl Granted {
             .end
         {
             RunEnd::Returned(bytes) => bytes,
-            end => panic!("a result, not {end:?}"),
+            end => panic!("expected a result, got {end:?}"),
         }
     }
 }

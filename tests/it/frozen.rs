@@ -63,7 +63,7 @@ async fn a_host_that_does_not_read_the_answer_of(statement: &'static str) {
 
     let other = TestWorker::start(&db, settings()).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    let by_the_other: i64 = client
+    let run_by_other: i64 = client
         .query_one(
             "SELECT count(*) FROM rouse.jobs WHERE state = 'succeeded' AND handler = 'test.race' AND worker = (SELECT max(incarnation) FROM rouse.worker)",
             &[],
@@ -71,7 +71,7 @@ async fn a_host_that_does_not_read_the_answer_of(statement: &'static str) {
         .await
         .unwrap()
         .get(0);
-    assert_eq!(by_the_other, JOBS - 1);
+    assert_eq!(run_by_other, JOBS - 1);
     answer.release();
     other.drain().await;
     frozen.drain().await;

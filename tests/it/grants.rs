@@ -38,7 +38,7 @@ fn sandbox() -> Arc<Sandbox> {
 }
 
 /// The results of handlers with these names and this body.
-async fn returned(imports: &str, body: &str, names: &[&str]) -> Vec<String> {
+async fn results_of(imports: &str, body: &str, names: &[&str]) -> Vec<String> {
     let sandbox = sandbox();
     let mut all = Vec::new();
     for name in names {
@@ -56,7 +56,7 @@ async fn returned(imports: &str, body: &str, names: &[&str]) -> Vec<String> {
             .end
         {
             RunEnd::Returned(bytes) => all.push(String::from_utf8(bytes).expect("text")),
-            end => panic!("a result, not {end:?}"),
+            end => panic!("expected a result, got {end:?}"),
         }
     }
     all
@@ -77,7 +77,7 @@ async fn a_handler_sees_its_own_variables_and_none_of_the_hosts() {
         (call $return_ok (i32.const 8192) (i32.load (i32.const 304)))";
     // If several tables match, only one counts.
     assert_eq!(
-        returned(imports, body, &["test.own", "other"]).await,
+        results_of(imports, body, &["test.own", "other"]).await,
         ["GREETING=hello = you\0", "WIDE=1\0"]
     );
 }
@@ -89,7 +89,7 @@ async fn a_handler_gets_its_own_settings() {
         (call $all (i32.const 300))
         (call $return_ok (i32.load (i32.const 300)) (i32.load (i32.const 304)))";
     assert_eq!(
-        returned(imports, body, &["test.own", "other"]).await,
+        results_of(imports, body, &["test.own", "other"]).await,
         [r#"{"threshold":3}"#, "{}"]
     );
 }
@@ -116,7 +116,7 @@ async fn clocks_are_coarse_unless_fine_ones_are_granted() {
         (i32.store8 (i32.const 401) (i32.add (i32.const 48) (i64.eq (i64.load (i32.const 304)) (i64.const 1000000))))
         (call $return_ok (i32.const 400) (i32.const 2))";
     assert_eq!(
-        returned(imports, body, &["other", "test.own"]).await,
+        results_of(imports, body, &["other", "test.own"]).await,
         ["01", "10"]
     );
 }
@@ -236,13 +236,13 @@ async fn printed_lines_say_if_they_cannot_be_appended_to_the_file() {
     let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
     let ran = rouse_without_database(&show, &dir);
     ran.exits(0);
-    for said in [
+    for remark in [
         "# handlers.\"mail.send\".dirs is in the file already, on line 4: add this element to its list\n{ dir = \"…\", at = \"/out\" },",
         "# handlers.\"mail.send\".env is in the file already, on line 5: put this into it",
         "# this replaces all of [handlers.\"*\".settings] for mail.send",
         "\n\n[handlers.\"mail.send\".state]\n",
     ] {
-        assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);
+        assert!(ran.stdout.contains(remark), "{remark}: {}", ran.stdout);
     }
 }
 

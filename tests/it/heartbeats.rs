@@ -63,8 +63,8 @@ async fn a_heartbeat_without_changes_keeps_the_workers_handlers() {
     let stats = Default::default();
     worker.heartbeat(Some(&can), &stats, false).await.unwrap();
     worker.heartbeat(None, &stats, true).await.unwrap();
-    let said = "SELECT handlers = '{mail.send}' AND capabilities #>> '{mail.send,version}' = '1' AND state = 'draining' FROM rouse.workers";
-    until_true(&client, said).await;
+    let reported = "SELECT handlers = '{mail.send}' AND capabilities #>> '{mail.send,version}' = '1' AND state = 'draining' FROM rouse.workers";
+    until_true(&client, reported).await;
 }
 
 #[tokio::test]

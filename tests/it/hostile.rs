@@ -20,8 +20,8 @@ use rouse::job::{
 };
 use rouse::sandbox::{AbortHandle, Handler};
 
-use crate::harmless::obeyed;
-use crate::sandbox_guest::{Handlers, echo, job, sandbox};
+use crate::harmless::is_unsafe;
+use crate::sandbox_guest::{Handlers, echo, guest_of_wasip1, job, manifest, sandbox};
 use crate::support::attempt;
 
 /// How many times its usual median the neighbour may take while a hostile guest runs. Two ticks of 10 ms are always allowed: a
@@ -57,13 +57,29 @@ pub(super) enum Ends {
     InvalidResult,
 }
 
-/// One thing that a guest may try.
+/// One attack that a guest may try.
 pub(super) struct Case {
     pub(super) name: &'static str,
     pub(super) promise: &'static str,
     pub(super) module: Vec<u8>,
     pub(super) payload: &'static str,
     pub(super) ends: Ends,
+}
+
+/// A guest whose `run` has this body.
+fn body(name: &'static str, promise: &'static str, body: &str, ends: Ends) -> Case {
+    with(name, promise, "", body, ends)
+}
+
+/// As [`body`], with these items in its module.
+fn with(name: &'static str, promise: &'static str, items: &str, body: &str, ends: Ends) -> Case {
+    Case {
+        name,
+        promise,
+        module: guest_of_wasip1(items, &manifest("test.files", "1"), body),
+        payload: "{}",
+        ends,
+    }
 }
 
 /// A harmless guest that runs again and again, and the durations of its runs.
@@ -190,6 +206,6 @@ fn expect(case: &Case, end: RunEnd) {
         let once = [guest_kind.as_ref(), Some(message), location.as_ref()];
         once.into_iter().flatten().chain(backtrace)
     }) {
-        assert!(!text.contains(obeyed), "{}: {text:?}", case.name);
+        assert!(!text.contains(is_unsafe), "{}: {text:?}", case.name);
     }
 }

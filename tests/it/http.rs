@@ -32,9 +32,9 @@ async fn start_at(address: &str) -> Running {
     let address = listener.local_addr().unwrap();
     let starting = Report::new(Err("not connected yet".into()), Ok(()), false);
     let report = Arc::new(Mutex::new(starting));
-    let asked = Arc::clone(&report);
+    let shared = Arc::clone(&report);
     let pages = Pages {
-        readiness: Readiness::new(move || asked.lock().unwrap().clone()),
+        readiness: Readiness::new(move || shared.lock().unwrap().clone()),
         metrics: install_metrics().unwrap(),
         invocations: None,
     };

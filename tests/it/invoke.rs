@@ -108,7 +108,7 @@ fn the_payload_can_come_from_standard_input_and_is_checked_before_anything_is_co
 #[test]
 fn each_end_of_an_invocation_has_its_exit_code() {
     let folder = folder("[handlers.\"test.spin\"]\ngrace = \"100ms\"\n");
-    for (args, code, says) in [
+    for (args, code, expected) in [
         (
             &["test.fail", r#"{"as": "retryable"}"#][..],
             1,
@@ -141,7 +141,7 @@ fn each_end_of_an_invocation_has_its_exit_code() {
         let output = invoke(&folder, args).output().unwrap();
         let (got, stdout, stderr) = texts(&output);
         assert_eq!((got, stdout), (code, ""), "{args:?}: {stderr}");
-        assert!(stderr.contains(says), "{args:?}: {stderr}");
+        assert!(stderr.contains(expected), "{args:?}: {stderr}");
     }
 }
 

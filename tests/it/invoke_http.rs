@@ -80,19 +80,19 @@ impl Call {
         let mut head = format!("POST /invoke/{handler} HTTP/1.1\r\nconnection: close\r\n");
         let length = body.len().to_string();
         let here = address.to_string();
-        let says = |name: &str| headers.iter().any(|(said, _)| *said == name);
+        let is_given = |name: &str| headers.iter().any(|(given, _)| *given == name);
         let right = format!("Bearer {TOKEN}");
-        let mut unsaid = Vec::new();
-        if !says("host") {
-            unsaid.push(("host", here.as_str()));
+        let mut defaults = Vec::new();
+        if !is_given("host") {
+            defaults.push(("host", here.as_str()));
         }
-        if !says("authorization") {
-            unsaid.push(("authorization", right.as_str()));
+        if !is_given("authorization") {
+            defaults.push(("authorization", right.as_str()));
         }
-        if !says("content-length") && !says("transfer-encoding") {
-            unsaid.push(("content-length", length.as_str()));
+        if !is_given("content-length") && !is_given("transfer-encoding") {
+            defaults.push(("content-length", length.as_str()));
         }
-        let all = headers.iter().copied().chain(unsaid);
+        let all = headers.iter().copied().chain(defaults);
         for (name, value) in all.filter(|(_, value)| !value.is_empty()) {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
@@ -184,14 +184,17 @@ async fn a_host_without_a_queue_needs_no_database_and_maps_each_end_to_its_statu
 async fn a_body_that_is_too_large_is_refused_with_or_without_a_content_length() {
     let folder = folder("invoke_payload_bytes_max = 64\n");
     let (_host, address) = serve(&folder, &loopback(), &[]);
-    let said = [JSON, ("content-length", "65")];
-    let answer = Call::send(address, "noop", &said, "").await.answer().await;
+    let with_length = [JSON, ("content-length", "65")];
+    let answer = Call::send(address, "noop", &with_length, "")
+        .await
+        .answer()
+        .await;
     assert_eq!(answer.status, 413, "{}", answer.body);
     assert_eq!(answer.body["error"]["kind"], "too_large");
     // All of it in one chunk, so that nothing is left unread when the response comes.
     let chunk = format!("41\r\n\"{}\"\r\n0\r\n\r\n", "x".repeat(63));
-    let unsaid = [JSON, ("transfer-encoding", "chunked")];
-    let answer = Call::send(address, "noop", &unsaid, &chunk)
+    let chunked = [JSON, ("transfer-encoding", "chunked")];
+    let answer = Call::send(address, "noop", &chunked, &chunk)
         .await
         .answer()
         .await;
@@ -318,11 +321,11 @@ async fn invocations_have_their_own_places_separate_from_the_queues_slots() {
 async fn readyz_reports_a_missing_handlers_folder_while_its_handlers_still_serve() {
     let folder = folder("");
     let (_host, address) = serve(&folder, &loopback(), &[]);
-    let until_ready = async |status: &str, says: &str| {
+    let until_ready = async |status: &str, part: &str| {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             let (head, body) = get(address, "/readyz").await;
-            if head.contains(status) && body.contains(says) {
+            if head.contains(status) && body.contains(part) {
                 return;
             }
             assert!(tokio::time::Instant::now() < deadline, "{head}: {body}");

@@ -73,7 +73,7 @@ fn server(set: &HandlerSet, handler: &str) -> Option<String> {
 
 /// Waits until a file is refused for this reason, and returns the lines that would allow it.
 async fn until_refused(catalog: &Catalog, file: &str, why: &str) -> String {
-    let is = |set: &HandlerSet| refusal(set, file).is_some_and(|said| said.contains(why));
+    let is = |set: &HandlerSet| refusal(set, file).is_some_and(|reason| reason.contains(why));
     let waits = catalog.until(is);
     let set = tokio::time::timeout(PATIENCE, waits).await;
     let set = set.unwrap_or_else(|_| panic!("{file}, {why}: {:?}", catalog.current().refused));
@@ -384,7 +384,7 @@ async fn modules_served_in_a_development_session_own_nothing_afterwards() {
 }
 
 /// Secrets, a directory and state for handlers of this name or pattern.
-fn rich(table: &str) -> Settings {
+fn with_grants(table: &str) -> Settings {
     Settings {
         secrets: Secrets([("KEY".into(), Secret::new("correct horse").unwrap())].into()),
         secret_grants: vec![SecretGrant {
@@ -408,7 +408,7 @@ fn rich(table: &str) -> Settings {
 }
 
 /// The grants of a handler, and the grants that are withheld from it.
-fn has(set: &HandlerSet, handler: &str) -> (Vec<&'static str>, Vec<&'static str>) {
+fn grants_of(set: &HandlerSet, handler: &str) -> (Vec<&'static str>, Vec<&'static str>) {
     let handler = set.get(handler).expect("a served handler");
     let withheld = handler.withheld.iter().map(|it| it.what);
     (handler.granted(), withheld.collect())
@@ -422,13 +422,13 @@ async fn an_older_signed_module_is_not_served_again() {
     let machine = Machine::new(Settings {
         modules: [("mail.*".to_owned(), vec![ModuleBinding::Key(key.public())])].into(),
         versions_min: [("mail.send".to_owned(), "2.0.0".parse().unwrap())].into(),
-        ..rich("mail.*")
+        ..with_grants("mail.*")
     });
     let [old, new] = ["1.9.0", "2.0.0"].map(|version| echo("mail.send", version));
     machine.put("mail-2.wasm.sig", key.sign(&new));
     machine.put("mail-2.wasm", &new);
     let catalog = machine.start().await;
-    assert_eq!(has(&catalog.current(), "mail.send").0, ALL);
+    assert_eq!(grants_of(&catalog.current(), "mail.send").0, ALL);
 
     machine.put("mail-2.wasm.sig", key.sign(&old));
     machine.put("mail-2.wasm", &old);
@@ -459,7 +459,7 @@ async fn an_older_signed_module_is_not_served_again() {
     let set = catalog
         .until(|set| version(set, "mail.send").as_deref() == Some("2.1.0"))
         .await;
-    assert_eq!(has(&set, "mail.send").0, ALL);
+    assert_eq!(grants_of(&set, "mail.send").0, ALL);
 }
 
 #[tokio::test]

@@ -133,11 +133,11 @@ async fn a_busy_worker_adopts_waiting_orphans_before_it_claims_queued_jobs() {
             .await
             .unwrap();
         let so_far: i64 = so_far.get(0);
-        let goes_on = format!(
+        let has_progressed = format!(
             "SELECT count(*) > {} FROM rouse.finished WHERE lost = 0",
             so_far + 20
         );
-        until_true(&client, &goes_on).await;
+        until_true(&client, &has_progressed).await;
         let ended: SystemTime = client
             .query_one(
                 "WITH ended AS (
@@ -189,7 +189,7 @@ async fn flood(client: &tokio_postgres::Client, priority: &str, jobs: i32, ms: i
 }
 
 /// Runs 2,000 high jobs, followed by 20 normal and 20 low ones, until those 40 have run; jobs go ahead after two seconds.
-async fn flooded(db: &TestDb, promote_share: u8) -> Flooded {
+async fn run_flood(db: &TestDb, promote_share: u8) -> Flooded {
     let client = db.client().await;
     flood(&client, "high", 2000, 20).await;
     flood(&client, "normal", 20, 1).await;
@@ -242,7 +242,7 @@ struct Flooded {
 #[tokio::test]
 async fn a_flood_of_high_jobs_delays_normal_and_low_ones_no_longer_than_the_setting() {
     let db = TestDb::new().await;
-    let Flooded { between, late } = flooded(&db, 100).await;
+    let Flooded { between, late } = run_flood(&db, 100).await;
     assert_eq!(between, 0, "all claims go to overdue jobs");
     // No more than two claims fetch: a worker that checks once a second claims up to 200 jobs before its first check.
     assert!(
@@ -254,7 +254,7 @@ async fn a_flood_of_high_jobs_delays_normal_and_low_ones_no_longer_than_the_sett
 #[tokio::test]
 async fn with_a_share_of_half_new_high_jobs_run_next_to_overdue_ones() {
     let db = TestDb::new().await;
-    let Flooded { between, .. } = flooded(&db, 50).await;
+    let Flooded { between, .. } = run_flood(&db, 50).await;
     assert!(
         (20..=3 * 40).contains(&between),
         "{between} high jobs ran among the 40 overdue ones"

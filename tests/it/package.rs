@@ -110,7 +110,7 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
     run(&["dpkg", "--install", "/rouse.deb"]).exits(0);
     run(&["rouse", "--version"])
         .exits(0)
-        .says(env!("CARGO_PKG_VERSION"));
+        .prints(env!("CARGO_PKG_VERSION"));
     let mode = |path| {
         fs::metadata(debian.path(path))
             .unwrap()

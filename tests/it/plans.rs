@@ -24,7 +24,7 @@ async fn run(client: &mut Client, sql: &str, params: &[&(dyn ToSql + Sync)]) -> 
 }
 
 /// Performs each routine action of a worker once, on ten jobs; returns the rows that each call has read.
-async fn work(client: &mut Client) -> Vec<(&'static str, i64)> {
+async fn run_worker_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
     // A worker with a known key.
     const REGISTER: &str =
         "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
@@ -111,9 +111,9 @@ async fn plans_made_while_the_table_was_empty_still_look_up_each_job() {
     let mut client = db.client().await;
     client.batch_execute("ANALYZE rouse.job").await.unwrap();
     // The session keeps these plans.
-    work(&mut client).await;
+    run_worker_actions(&mut client).await;
     backlog(&client).await;
-    assert_few(&work(&mut client).await, "then full");
+    assert_few(&run_worker_actions(&mut client).await, "then full");
 }
 
 /// The statistics were taken when no job ran, so an index of running jobs seems to be empty.
@@ -138,9 +138,9 @@ async fn the_jobs_of_a_large_claim_are_looked_up_by_id_while_many_jobs_run() {
         usize::try_from(BACKLOG).unwrap(),
         "too many for one answer"
     );
-    let asked = &unread[..JOBS];
-    let (ids, rows) = run(&mut client, CLAIMED, &[&FENCE, &asked]).await;
-    assert_eq!(ids, asked);
+    let requested = &unread[..JOBS];
+    let (ids, rows) = run(&mut client, CLAIMED, &[&FENCE, &requested]).await;
+    assert_eq!(ids, requested);
     assert_few(&[("claimed", rows)], "many jobs run");
 }
 
@@ -173,7 +173,7 @@ async fn each_job_is_looked_up_regardless_of_the_statistics() {
         client.batch_execute(sql).await.unwrap();
         // A session with new plans.
         let mut fresh = db.client().await;
-        assert_few(&work(&mut fresh).await, when);
+        assert_few(&run_worker_actions(&mut fresh).await, when);
     }
 }
 
@@ -211,7 +211,7 @@ async fn a_producer_looks_up_its_lane_after_the_catalog_has_grown() {
 }
 
 /// Counts, reschedules, completes, purges: the admin actions.
-async fn change(client: &mut Client) -> Vec<(&'static str, i64)> {
+async fn run_admin_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
     let wanted = i32::try_from(JOBS).unwrap();
     let mut read = Vec::new();
     let (_, rows) = run(
@@ -253,7 +253,7 @@ async fn admin_actions_look_up_their_jobs_regardless_of_the_statistics() {
     enqueue_one(&client).await;
     client.batch_execute("ANALYZE rouse.job").await.unwrap();
     // The session keeps these plans.
-    change(&mut client).await;
+    run_admin_actions(&mut client).await;
     for handler in ["a", "b", "c", "d", "e", "f"] {
         client
             .query("SELECT rouse.enqueue($1, queue => 'other')", &[&handler])
@@ -261,7 +261,7 @@ async fn admin_actions_look_up_their_jobs_regardless_of_the_statistics() {
             .unwrap();
     }
     backlog(&client).await;
-    assert_few(&change(&mut client).await, "then full");
+    assert_few(&run_admin_actions(&mut client).await, "then full");
 }
 
 #[tokio::test]

@@ -202,7 +202,7 @@ async fn run_blocks(language: &Language) {
             .env_remove("PGPORT");
         let ran = tokio::task::spawn_blocking(move || Ran::of(&mut command));
         let ran = ran.await.unwrap();
-        ran.exits(0).says(part);
+        ran.exits(0).prints(part);
         until_true(&client, DONE).await;
         let after: i64 = client.query_one(count, &[]).await.unwrap().get(0);
         assert_eq!(after - before, *jobs, "line {}: {}", block.line, ran.text());

@@ -21,7 +21,7 @@ const THREE_WAITS: Duration = Duration::from_millis(3500);
 const AT_ONCE_MAX: usize = 4;
 
 /// Waits for the end of the third wait and checks the number of tries until then; returns the time from the first try to the last.
-async fn three_waits(proxy: &Proxy) -> Duration {
+async fn until_third_wait_ends(proxy: &Proxy) -> Duration {
     let tries = proxy.tried_after(THREE_WAITS).await;
     let last = tries.partition_point(|at| *at - tries[0] < THREE_WAITS);
     assert!(
@@ -33,7 +33,7 @@ async fn three_waits(proxy: &Proxy) -> Duration {
     tries[last] - tries[0]
 }
 
-// The proxy passes on while the test waits for lines.
+// The proxy has to forward messages while the test waits for log lines.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_settlement_and_a_renewal_share_one_backoff() {
     let db = TestDb::new().await;
@@ -44,9 +44,9 @@ async fn a_settlement_and_a_renewal_share_one_backoff() {
     for ms in [20_000, 1_000] {
         let id = enqueue(&client, "test.sleep", json!({"ms": ms})).await;
         // Started, not only claimed: if the answer to a claim is lost, the job waits for the end of its lease.
-        let says = format!("job.id={id} ");
+        let expected = format!("job.id={id} ");
         host.line(PATIENCE, |line| {
-            line.contains(&says) && line.contains("asleep")
+            line.contains(&expected) && line.contains("asleep")
         });
         started.push(id);
     }
@@ -54,7 +54,7 @@ async fn a_settlement_and_a_renewal_share_one_backoff() {
     host.line(PATIENCE, |line| {
         line.contains("the database is unreachable")
     });
-    three_waits(&proxy).await;
+    until_third_wait_ends(&proxy).await;
     proxy.comes_back();
     host.line(PATIENCE, |line| {
         line.contains("the database is reachable again")
@@ -98,7 +98,7 @@ async fn jitter_spreads_the_reconnects_of_twenty_hosts() {
     // Measured from each host's own first try, which happens when the host first needs the database.
     let mut waited = Vec::new();
     for (proxy, _) in &hosts {
-        waited.push(three_waits(proxy).await);
+        waited.push(until_third_wait_ends(proxy).await);
     }
     let (shortest, longest) = (waited.iter().min().unwrap(), waited.iter().max().unwrap());
     assert!(
@@ -126,7 +126,7 @@ async fn a_worker_that_stops_unregisters_despite_the_backoff() {
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.worker)").await;
     proxy.goes_away();
     // The next try is at least two seconds away.
-    three_waits(&proxy).await;
+    until_third_wait_ends(&proxy).await;
     proxy.comes_back();
     worker.drain().await;
     let stopped = "SELECT bool_and(stopped_at IS NOT NULL) FROM rouse.worker";
@@ -166,7 +166,7 @@ async fn a_worker_that_stops_tries_every_five_seconds() {
 async fn claims_continue_on_the_remaining_connections() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let proxy = Proxy::start_with_room(&db, 1).await;
+    let proxy = Proxy::start_with_limit(&db, 1).await;
     let connector = proxy.connector();
     let store = Store::new(&connector, 2);
     // A notification would end the wait, too.
@@ -202,7 +202,7 @@ async fn a_listener_with_one_connection_of_two_backs_off() {
     const FOUR_WAITS: Duration = Duration::from_millis(7500);
     let db = TestDb::new().await;
     let client = db.client().await;
-    let proxy = Proxy::start_with_room(&db, 1).await;
+    let proxy = Proxy::start_with_limit(&db, 1).await;
     let worker = TestWorker::start_through(
         db.store(),
         proxy.connector(),

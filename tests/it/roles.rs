@@ -7,7 +7,7 @@ use crate::support::TestDb;
 use crate::support::worker::enqueue;
 
 /// Whether the role may make this call.
-async fn may(db: &TestDb, role: &str, call: &str) -> bool {
+async fn may_call(db: &TestDb, role: &str, call: &str) -> bool {
     let mut client = db.client().await;
     let transaction = client.transaction().await.unwrap();
     transaction
@@ -186,7 +186,7 @@ async fn each_role_has_its_own_rights_and_no_others() {
             WRITE_LIMITS,
         ] {
             assert_eq!(
-                may(&db, role, call).await,
+                may_call(&db, role, call).await,
                 allowed.contains(&call),
                 "{role}: {call}"
             );
@@ -199,7 +199,7 @@ async fn an_enqueuer_reads_only_the_state_of_a_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "x", json!({"card": 4711})).await;
-    let receipt = async || {
+    let read_receipt = async || {
         let row = client
             .query_one(
                 "SELECT state::text, finished_at IS NOT NULL, to_jsonb(r) FROM rouse.receipt($1) AS r",
@@ -212,12 +212,12 @@ async fn an_enqueuer_reads_only_the_state_of_a_job() {
         assert_eq!(keys.len(), 3, "{keys:?}");
         (row.get::<_, String>(0), row.get::<_, bool>(1))
     };
-    assert_eq!(receipt().await, ("queued".into(), false));
+    assert_eq!(read_receipt().await, ("queued".into(), false));
     client
         .query("SELECT rouse.complete($1, '{\"secret\": 1}')", &[&id])
         .await
         .unwrap();
-    assert_eq!(receipt().await, ("succeeded".into(), true));
+    assert_eq!(read_receipt().await, ("succeeded".into(), true));
 }
 
 #[tokio::test]
@@ -230,7 +230,7 @@ async fn a_login_without_roles_has_no_rights() {
         .await
         .unwrap();
     for call in [ENQUEUE, CANCEL, JOB, CLAIM, SETTLE, TABLE] {
-        assert!(!may(&db, "roles_nobody", call).await, "{call}");
+        assert!(!may_call(&db, "roles_nobody", call).await, "{call}");
     }
 }
 

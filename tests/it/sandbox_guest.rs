@@ -66,6 +66,19 @@ pub(crate) fn sandbox() -> Arc<Sandbox> {
     sandbox.clone()
 }
 
+/// Settings of a sandbox for two small guests.
+pub(crate) fn small_settings() -> Settings {
+    Settings {
+        attempts_max: 2,
+        limits: Limits {
+            memory_bytes: 1 << 20,
+            ..Limits::default()
+        },
+        compiler: Some(rouse_binary()),
+        ..Settings::default()
+    }
+}
+
 /// The directory that some handlers are granted as `/data`; it contains `greeting.txt` and a link that leads out of it.
 pub(crate) fn granted_dir() -> &'static Path {
     static DIR: OnceLock<TempDir> = OnceLock::new();
@@ -295,7 +308,7 @@ impl Handlers {
     }
 
     /// Waits until the catalog satisfies this.
-    pub(crate) async fn until(&self, what: &str, is: impl Fn(&HandlerSet) -> bool) {
+    pub(crate) async fn until(&self, condition: &str, is: impl Fn(&HandlerSet) -> bool) {
         let mut changed = self.catalog.changed();
         let reached = timeout(PATIENCE, async {
             while !is(&self.catalog.current()) {
@@ -303,7 +316,10 @@ impl Handlers {
             }
         });
         if reached.await.is_err() {
-            panic!("not reached: {what}; now: {:?}", self.catalog.current());
+            panic!(
+                "not reached: {condition}; now: {:?}",
+                self.catalog.current()
+            );
         }
     }
 }

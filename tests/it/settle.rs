@@ -7,7 +7,7 @@ use rouse::store::{Locked, Refusal, Renewal, Settlement};
 use serde_json::json;
 
 use crate::support::TestDb;
-use crate::support::claims::{claim, error, result, settlement};
+use crate::support::claims::{claim, error, make_due, result, settlement};
 use crate::support::worker::{cancel, enqueue, events, show};
 
 #[tokio::test]
@@ -120,13 +120,7 @@ async fn a_retry_keeps_its_attempt_count_waits_for_its_time_and_takes_a_new_turn
         "{wait:?}"
     );
 
-    client
-        .execute(
-            "UPDATE rouse.job SET available_at = now() WHERE id = $1",
-            &[&id],
-        )
-        .await
-        .unwrap();
+    make_due(&client, id).await;
     assert_eq!(store.promote(None, false).await.unwrap().promoted, 1);
     let second = claim(&store, 1).await.remove(0);
     assert_eq!((second.attempt.0, second.lost), (2, 0));
@@ -289,12 +283,12 @@ async fn a_renewal_reports_why_a_worker_has_lost_a_job() {
         })
         .collect();
     let answers = store.renew(&renewals).await.unwrap();
-    let said: Vec<_> = jobs
+    let reasons: Vec<_> = jobs
         .iter()
         .map(|job| answers.iter().find(|(id, _)| *id == job.id).unwrap().1)
         .collect();
     assert_eq!(
-        said,
+        reasons,
         [
             None,
             Some(Refusal::Lost(AbortReason::AlreadyCompleted)),

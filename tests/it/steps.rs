@@ -15,7 +15,7 @@ use crate::support::worker::{TestWorker, cancel, ended, enqueue, events, until_t
 use crate::support::{TestDb, cut_all_others};
 
 /// Waits until the attempt reports that it waits.
-async fn until_it_waits(client: &Client, id: i64) {
+async fn until_waiting(client: &Client, id: i64) {
     until_true(
         client,
         &format!("SELECT coalesce((progress->>'step') = 'waiting', false) FROM rouse.job({id})"),
@@ -83,11 +83,11 @@ async fn an_attempt_that_takes_a_job_over_continues_from_its_recorded_steps() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
-    // Wait until it listens: it then asks about all running jobs, and would renew a lease that seems to have ended, which must not
+    // Wait until it listens: it then queries all running jobs, and would renew a lease that seems to have ended, which must not
     // happen in the middle of this test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.steps", json!({"between": "deaf"})).await;
-    until_it_waits(&client, id).await;
+    until_waiting(&client, id).await;
     // As if its worker had been unable to renew it.
     client
         .execute(
@@ -108,7 +108,7 @@ async fn an_aborted_attempt_records_no_more_steps() {
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     let id = enqueue(&client, "test.steps", json!({"between": "wait"})).await;
-    until_it_waits(&client, id).await;
+    until_waiting(&client, id).await;
     cancel(&client, id).await;
     worker.drain().await;
     let steps = ["first", "looped", "looped#2", "looped#3"];

@@ -18,7 +18,7 @@ fn settings() -> Settings {
 }
 
 /// A short sweep ten times a second.
-fn hurried() -> Settings {
+fn with_fast_sweeps() -> Settings {
     Settings {
         intervals: Intervals {
             sweep: Duration::from_millis(100),
@@ -28,12 +28,21 @@ fn hurried() -> Settings {
     }
 }
 
+/// Only a notification ends the wait of such a worker.
+fn without_polls(settings: Settings) -> Settings {
+    Settings {
+        poll_min: NEVER,
+        poll_max: NEVER,
+        ..settings
+    }
+}
+
 #[tokio::test]
 async fn a_job_runs_end_to_end() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
-    // Wait until it listens: it then asks about all running jobs, which must not happen in the middle of this test.
+    // Wait until it listens: it then queries the state of all running jobs, which must not happen in the middle of this test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id: i64 = client
         .query_one(
@@ -143,12 +152,7 @@ async fn a_worker_whose_notifications_do_not_arrive_polls() {
 async fn a_notification_wakes_a_worker_long_before_its_next_poll() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let asleep = Settings {
-        poll_min: NEVER,
-        poll_max: NEVER,
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, asleep).await;
+    let worker = TestWorker::start(&db, without_polls(settings())).await;
     for n in 0..3 {
         until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
         let before = Instant::now();
@@ -163,12 +167,7 @@ async fn a_notification_wakes_a_worker_long_before_its_next_poll() {
 async fn a_new_lane_and_a_scheduled_job_wake_a_sleeping_worker_too() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let asleep = Settings {
-        poll_min: NEVER,
-        poll_max: NEVER,
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, asleep).await;
+    let worker = TestWorker::start(&db, without_polls(settings())).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let before = Instant::now();
     let row = client
@@ -197,12 +196,7 @@ async fn a_new_lane_and_a_scheduled_job_wake_a_sleeping_worker_too() {
 async fn a_worker_whose_listening_connection_was_cut_listens_again() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let asleep = Settings {
-        poll_min: NEVER,
-        poll_max: NEVER,
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, asleep).await;
+    let worker = TestWorker::start(&db, without_polls(settings())).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let cut = client
         .query(

@@ -14,7 +14,7 @@ enum Between {
     Nothing,
     Fail,
     Panic,
-    /// Reports so as its progress, then waits for the abort, and then tries a step.
+    /// Reports `waiting` as its progress, then waits for the abort, and then tries a step.
     Wait,
     /// As `Wait`, but ignores the abort.
     Deaf,

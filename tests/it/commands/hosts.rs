@@ -95,7 +95,7 @@ async fn a_job_whose_worker_is_killed_runs_again_elsewhere_after_its_lease() {
     let id = enqueue(&client, "test.sleep", json!({"ms": 1500})).await;
     until(&client, id, |job| job.state == "running").await;
     victim.kill();
-    let heir = serve(&db, &config, &["--worker-id", "heir"]);
+    let successor = serve(&db, &config, &["--worker-id", "successor"]);
     let job = ended(&client, id).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
     let rows = client
@@ -114,11 +114,11 @@ async fn a_job_whose_worker_is_killed_runs_again_elsewhere_after_its_lease() {
             event("requested", None),
             event("claimed", Some("victim")),
             event("lost", Some("victim")),
-            event("started", Some("heir")),
-            event("succeeded", Some("heir")),
+            event("started", Some("successor")),
+            event("succeeded", Some("successor")),
         ]
     );
-    drop(heir);
+    drop(successor);
 }
 
 #[tokio::test]
@@ -130,7 +130,7 @@ async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job() {
     let id = enqueue(&client, "test.race", json!({"ms": 3000})).await;
     until(&client, id, |job| job.state == "running").await;
     frozen.signal(libc::SIGSTOP);
-    let heir = serve(&db, &config, &["--worker-id", "heir"]);
+    let successor = serve(&db, &config, &["--worker-id", "successor"]);
     until(&client, id, |job| job.attempt == 2).await;
     frozen.signal(libc::SIGCONT);
     // By its own clock its leases have ended while it was frozen, and so may have the guest's sleep: either it stops the attempt
@@ -156,8 +156,8 @@ async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job() {
         .await
         .unwrap()
         .get(0);
-    assert_eq!(owner, "heir");
-    drop(heir);
+    assert_eq!(owner, "successor");
+    drop(successor);
 }
 
 #[tokio::test]

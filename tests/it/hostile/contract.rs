@@ -31,8 +31,8 @@ fn doubling(which: &str) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_schema_that_needs_endless_work_ends_its_attempt_and_blocks_no_other() {
-    let beside = Handlers::with(&[("harmless.wasm", &echo("test.echo", "1"))]).await;
-    let neighbour = beside.handler("test.echo");
+    let others = Handlers::with(&[("harmless.wasm", &echo("test.echo", "1"))]).await;
+    let neighbour = others.handler("test.echo");
     let alone = Neighbour::start(neighbour.clone());
     tokio::time::sleep(Duration::from_millis(200)).await;
     let alone = alone.end().await;

@@ -5,7 +5,7 @@ use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
 
-use super::{and, catalog};
+use super::{catalog, with_additional};
 use crate::support::database::{connect, migrate as run, migrate_with};
 use crate::support::worker::{PATIENCE, TestWorker, ended, enqueue};
 use crate::support::{Host, TestDb};
@@ -24,7 +24,7 @@ const NEXT: Source = Source {
 async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_refuses_them() {
     let db = TestDb::new().await;
     let functions: Vec<Source> = ALL.functions.iter().copied().chain([NEXT]).collect();
-    let migrations = and("0099_adds_a_table", "CREATE TABLE rouse.more ()");
+    let migrations = with_additional("0099_adds_a_table", "CREATE TABLE rouse.more ()");
     let next = Sources {
         migrations: &migrations,
         functions: &functions,

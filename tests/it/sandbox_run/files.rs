@@ -19,7 +19,7 @@ async fn a_missing_granted_directory_is_named() {
     )
     .await;
     let RunEnd::Unrunnable(why) = run.end else {
-        panic!("unrunnable, not {:?}", run.end);
+        panic!("expected an unrunnable handler, got {:?}", run.end);
     };
     assert!(why.contains("nowhere") && why.contains("/data"), "{why}");
 }

@@ -6,6 +6,7 @@ use rouse::job::{AttemptError, ErrorKind, Fence, JsonText, LaneId, Outcome, afte
 use rouse::store::{
     Adopted, Adoption, ClaimOrder, ClaimedJob, Orphan, Settlement, Store, StoreError,
 };
+use tokio_postgres::Client;
 
 /// The outcome `succeeded` with this JSON.
 pub(crate) fn result(text: &str) -> Outcome {
@@ -51,6 +52,17 @@ pub(crate) async fn claim(store: &Store, wanted: usize) -> Vec<ClaimedJob> {
         .await
         .unwrap()
         .jobs()
+}
+
+/// Makes a waiting job due.
+pub(crate) async fn make_due(client: &Client, id: i64) {
+    client
+        .execute(
+            "UPDATE rouse.job SET available_at = now() WHERE id = $1",
+            &[&id],
+        )
+        .await
+        .unwrap();
 }
 
 /// Adopts orphans as a worker does, with `lost_max` crashes at most.

@@ -41,12 +41,12 @@ pub(crate) fn postgres_settings(data_dir: impl Into<PathBuf>) -> Settings {
     }
 }
 
-/// The major version that the tests have to run on, as `cargo xtask test --postgres 18` says. None: any.
+/// The major version that the tests have to run on, as set by `cargo xtask test --postgres 18`. `None` allows any version.
 pub(crate) fn postgres_major() -> Option<String> {
     env::var("ROUSE_TEST_POSTGRES").ok()
 }
 
-/// Where the Postgres binaries are, if a variable says so. None: where `rouse` would find them.
+/// The directory of the Postgres binaries, if a variable sets it. `None`: `rouse` searches for them.
 pub(crate) fn postgres_bin() -> Option<&'static Path> {
     static BIN: OnceLock<Option<PathBuf>> = OnceLock::new();
     let bin = BIN.get_or_init(|| match postgres_major() {

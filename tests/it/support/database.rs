@@ -142,6 +142,28 @@ pub(crate) async fn connect(url: &str) -> Client {
     client
 }
 
+/// The message and the hint with which the database refuses these statements. After an error in a batch of several statements,
+/// the transaction must be rolled back.
+pub(crate) async fn refusal(client: &Client, sql: &str) -> String {
+    let error = client.batch_execute(sql).await.expect_err(sql);
+    let error = error.as_db_error().expect("an error from the database");
+    format!("{} / {}", error.message(), error.hint().unwrap_or_default())
+}
+
+/// Drops all partitions of `rouse.finished_default`, today's included.
+pub(crate) async fn drop_default_partitions(client: &Client) {
+    client
+        .batch_execute(
+            "DO $$ DECLARE t text; BEGIN
+                FOR t IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'rouse.finished_default'::regclass LOOP
+                    EXECUTE 'DROP TABLE ' || t;
+                END LOOP;
+            END $$",
+        )
+        .await
+        .unwrap();
+}
+
 /// Ends every session on this session's database except its own, as an operator or a failing server would.
 pub(crate) async fn cut_all_others(client: &Client) {
     let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity

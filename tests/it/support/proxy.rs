@@ -79,11 +79,11 @@ impl Drop for Held {
 impl Proxy {
     /// A proxy to this database.
     pub(crate) async fn start(db: &TestDb) -> Self {
-        Self::start_with_room(db, Semaphore::MAX_PERMITS).await
+        Self::start_with_limit(db, Semaphore::MAX_PERMITS).await
     }
 
     /// A proxy that refuses further connections while this many are open, as a server does at `max_connections`.
-    pub(crate) async fn start_with_room(db: &TestDb, connections_max: usize) -> Self {
+    pub(crate) async fn start_with_limit(db: &TestDb, connections_max: usize) -> Self {
         let at = db.address();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("its number").port();
@@ -94,12 +94,12 @@ impl Proxy {
         let is_away = Arc::new(watch::Sender::new(false));
         let tries = Arc::new(watch::Sender::<Vec<Instant>>::default());
         let (away, tried) = (is_away.clone(), tries.clone());
-        let room = Arc::new(Semaphore::new(connections_max));
+        let permits = Arc::new(Semaphore::new(connections_max));
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let mut away = away.subscribe();
-                let place = room.clone().try_acquire_owned().ok();
-                let Some(place) = place.filter(|_| !*away.borrow()) else {
+                let permit = permits.clone().try_acquire_owned().ok();
+                let Some(permit) = permit.filter(|_| !*away.borrow()) else {
                     tried.send_modify(|tries| tries.push(Instant::now()));
                     continue;
                 };
@@ -110,7 +110,7 @@ impl Proxy {
                         () = pass_on(client, socket, holds, &sending) => {}
                         _ = away.wait_for(|away| *away) => {}
                     }
-                    drop(place);
+                    drop(permit);
                 });
             }
         });

@@ -39,7 +39,7 @@ impl Ran {
     }
 
     /// Asserts that its output contains this text.
-    pub(crate) fn says(&self, part: &str) -> &Self {
+    pub(crate) fn prints(&self, part: &str) -> &Self {
         let all = self.text();
         assert!(all.contains(part), "{part:?} is missing in:\n{all}");
         self
