@@ -236,8 +236,8 @@ async fn completing_a_running_job_stops_its_guest_at_once() {
     let id = enqueue(&client, "test.sleep", json!({"ms": 600_000})).await;
     until(&client, id, |job| job.state == "running").await;
     assert!(is_true(&client, COMPLETE, &[&id, &json!("from outside")]).await);
-    // The lease lasts a minute and is renewed after 24 s, so waiting for the renewal would take too long. The only slot is free
-    // again once the guest has stopped.
+    // The lease lasts a minute and is renewed after 24 s, so waiting for the renewal would take too long. The only slot
+    // is free again once the guest has stopped.
     tokio::time::timeout(Duration::from_secs(20), worker.drain())
         .await
         .expect("the attempt has stopped");

@@ -131,7 +131,7 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
     );
 }
 
-/// As after an outage of the server or a freeze: the lease ends, and the worker sends heartbeats again.
+/// After an outage of the server or a freeze, the lease has ended, and the worker sends heartbeats again.
 #[tokio::test]
 async fn a_loss_does_not_count_as_a_crash_if_the_worker_survived() {
     let db = TestDb::new().await;
@@ -139,7 +139,8 @@ async fn a_loss_does_not_count_as_a_crash_if_the_worker_survived() {
     let (store, other) = (db.worker().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
     let mut job = claim(&store, 1).await.remove(0);
-    // Alternately, the job's own worker or another one takes the job over, before or after the first worker's next heartbeat.
+    // Alternately, the job's own worker or another one takes the job over, before or after the first worker's next
+    // heartbeat.
     for (taker, owner) in [
         (&store, &store),
         (&other, &store),
@@ -158,7 +159,8 @@ async fn a_loss_does_not_count_as_a_crash_if_the_worker_survived() {
     assert_eq!(show(&client, id).await.state, "running");
 }
 
-/// The worker sends a heartbeat after the lease has ended and before another worker adopts the job; then it falls silent.
+/// The worker sends a heartbeat after the lease has ended and before another worker adopts the job; then it falls
+/// silent.
 #[tokio::test]
 async fn a_loss_does_not_count_as_a_crash_if_the_worker_sent_a_heartbeat_before_the_adoption() {
     let db = TestDb::new().await;
@@ -177,7 +179,7 @@ async fn a_loss_does_not_count_as_a_crash_if_the_worker_sent_a_heartbeat_before_
     assert_eq!(show(&client, id).await.state, "running");
 }
 
-/// As for a host that was frozen: others took the job over, and when the host resumes it claims the job again before its first
+/// A host was frozen: others took the job over, and when the host resumes it claims the job again before its first
 /// heartbeat.
 #[tokio::test]
 async fn a_loss_does_not_count_as_a_crash_if_the_worker_claims_the_job_again() {
@@ -221,7 +223,7 @@ async fn decide(last: &Store, next: AfterLoss) -> Vec<Adoption> {
     orphans.into_iter().map(adoption).collect()
 }
 
-/// As a host that freezes between its two statements.
+/// A host may freeze between its two statements.
 #[tokio::test]
 async fn an_orphan_that_changes_after_it_was_listed_is_left_alone() {
     let db = TestDb::new().await;
@@ -443,7 +445,8 @@ async fn orphans_are_adopted_by_priority_and_then_by_age() {
         }
     }
     assert_eq!(claim(&dead, 10).await.len(), 6);
-    // The leases end in a different order: low before normal before high, and within each priority the younger job's first.
+    // The leases end in a different order: low before normal before high, and within each priority the younger job's
+    // first.
     client
         .execute(
             "UPDATE rouse.job AS j SET lease_until = now() - interval '1 min' + n * interval '1 s'

@@ -165,7 +165,7 @@ async fn a_released_claim_keeps_its_time_and_a_purge_records_its_login_for_each_
     let job = claim(&store, 1).await.remove(0);
     store.unregister().await.unwrap();
     let back = db.worker().await;
-    // As a host releases jobs that it has claimed but not started.
+    // This is how a host releases jobs that it has claimed but not started.
     crate::support::worker::until_true(
         &client,
         "SELECT lease_until < clock_timestamp() FROM rouse.job",
@@ -317,8 +317,8 @@ async fn an_audit_lists_events_and_their_logins_page_by_page() {
         "{of_other:?}"
     );
     let of_handler = audit(&["--handler", "test.flaky"]).await;
-    // A claim may have waited in line until it was released, and a lease that was taken before the listener had heard itself is
-    // renewed at once.
+    // A claim may have waited in line until it was released, and a lease that was taken before the listener had heard
+    // itself is renewed at once.
     let ends: Vec<&str> = of_handler
         .iter()
         .filter_map(|row| row["event"].as_str())

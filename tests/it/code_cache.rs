@@ -19,7 +19,7 @@ fn sandbox(cache_dir: &Path) -> Arc<Sandbox> {
     Sandbox::start(settings).expect("a sandbox")
 }
 
-/// Where the code of this handler comes from on a freshly started host; the handler also runs once.
+/// The origin of this handler's code on a freshly started host; the handler also runs once.
 async fn start(cache_dir: &Path, module: &[u8]) -> CodeFrom {
     let sandbox = sandbox(cache_dir);
     let handlers = Handlers::on(sandbox.clone(), &[("echo.wasm", module)]).await;

@@ -30,8 +30,8 @@ fn limited(cpu_secs: u64, memory_bytes: usize) -> Settings {
     }
 }
 
-/// Functions with tables that jump to the end of any of the enclosing blocks, each of which passes on a thousand values: the
-/// compiler's work grows with the product of all these numbers, and the file does not.
+/// Functions with tables that jump to the end of any of the enclosing blocks, each of which passes on a thousand
+/// values: the compiler's work grows with the product of all these numbers, and the file does not.
 fn bomb(functions: usize, tables: usize, depth: usize) -> Vec<u8> {
     const VALUES: usize = 1000;
     let values = "i64 ".repeat(VALUES);
@@ -49,8 +49,8 @@ fn bomb(functions: usize, tables: usize, depth: usize) -> Vec<u8> {
     wat::parse_str(text).expect("the bomb is WebAssembly text")
 }
 
-/// Takes longer than a first try may (5 s of CPU time). In the tests' profile, a quarter of these functions took 13 s on one
-/// machine and less than 5 s on another.
+/// Takes longer than a first try may (5 s of CPU time). In the tests' profile, a quarter of these functions took 13 s
+/// on one machine and less than 5 s on another.
 pub(crate) fn bomb_of_time() -> Vec<u8> {
     bomb(240, 1, 150)
 }
@@ -60,8 +60,8 @@ fn bomb_of_memory() -> Vec<u8> {
     bomb(1, 40, 400)
 }
 
-/// A program that acts as a misbehaving compiler. A shell writes the file: if this process had it open for writing while another
-/// test starts a child, it could not be executed.
+/// A program that acts as a misbehaving compiler. A shell writes the file: if this process had it open for writing
+/// while another test starts a child, it could not be executed.
 pub(crate) fn compiler_that(does: &str) -> PathBuf {
     let path = scratch("compiler").join("compiler");
     let script = format!("#!/bin/sh\n{does}\n");
@@ -80,8 +80,8 @@ fn refusing(why: &str) -> String {
     format!("printf 'R\\0012\\{:o}{zeros}{why}'", why.len())
 }
 
-/// A compiler that, before it compiles a module with this word in it, waits until a file exists. Each compiler process compiles one
-/// module: the wrapper passes on the input that it has already read.
+/// A compiler that, before it compiles a module with this word in it, waits until a file exists. Each compiler process
+/// compiles one module: the wrapper passes on the input that it has already read.
 pub(crate) fn compiler_that_waits(word: &str, go_on: &Path) -> PathBuf {
     let dir = scratch("handed-on");
     compiler_that(&format!(

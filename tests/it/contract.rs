@@ -26,7 +26,7 @@ fn module(name: &str, schemas: &str, run: &str) -> Vec<u8> {
     )
 }
 
-/// How one attempt ended, and whether an instance was started.
+/// The end of one attempt, and whether an instance was started.
 async fn run_end(handlers: &Handlers, name: &str, payload: &str) -> (RunEnd, bool) {
     let handler = handlers.handler(name);
     let run = attempt(&sandbox(), &handler, job(payload), AbortHandle::new()).await;

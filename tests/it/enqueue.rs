@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::database::drop_default_partitions;
+use crate::support::database::drop_all_partitions;
 use crate::support::worker::{cancel, enqueue};
 
 async fn live_jobs(client: &Client) -> i64 {
@@ -406,7 +406,7 @@ async fn a_job_can_be_cancelled_if_todays_partition_is_missing() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "x", json!({})).await;
-    drop_default_partitions(&client).await;
+    drop_all_partitions(&client, "finished_default").await;
     let done = cancel(&client, id).await;
     assert!(done);
 }

@@ -138,7 +138,7 @@ fn the_example_of_a_profile_has_samples() {
         .find(|block| block.contains("--profile"))
         .unwrap();
     let folder = folder("", &["text_stats.wasm"]);
-    // As printed there, with this build's `rouse` first on the path.
+    // The command as printed there, with this build's `rouse` first on the path.
     let bin = crate::support::rouse_binary();
     let path = format!(
         "{}:{}",

@@ -15,8 +15,8 @@ const ENQUEUE: &str = "
     SELECT count(*) FROM (SELECT rouse.enqueue('test.race', jsonb_build_object('ms', 0, 'pad', (
         SELECT string_agg(md5(random()::text || part), '') FROM generate_series(1, 2048) AS part WHERE n > 0))) FROM generate_series(1, 64) AS n) AS enqueued";
 
-/// Freezes a host that does not read the answer of this statement. Its claim is committed and holds no lock: the jobs can be
-/// cancelled, and other hosts adopt them when the lease ends.
+/// Freezes a host that does not read the answer of this statement. Its claim is committed and holds no lock: the jobs
+/// can be cancelled, and other hosts adopt them when the lease ends.
 async fn a_host_that_does_not_read_the_answer_of(statement: &'static str) {
     let db = TestDb::new().await;
     let client = db.client().await;

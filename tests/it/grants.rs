@@ -99,8 +99,8 @@ async fn clocks_are_coarse_unless_fine_ones_are_granted() {
     let imports = r#"
         (import "wasi_snapshot_preview1" "clock_time_get" (func $now (param i32 i64 i32) (result i32)))
         (import "wasi_snapshot_preview1" "clock_res_get" (func $resolution (param i32 i32) (result i32)))"#;
-    // Returns 1 if any of a thousand readings of either clock is not a whole millisecond; then the resolutions that the clocks
-    // report.
+    // Returns 1 if any of a thousand readings of either clock is not a whole millisecond; then the resolutions that the
+    // clocks report.
     let body = "
         (local $left i32) (local $clock i32) (local $odd i32)
         (local.set $left (i32.const 1000))

@@ -42,7 +42,7 @@ async fn a_folder_serves_ten_thousand_handlers_and_heartbeats_report_them_all() 
         "{refused:?}"
     );
     let worker = TestWorker::start_on(&db, Settings::default(), catalog);
-    // Next to the text of these modules there is room for the eight kinds of grants.
+    // The text of these modules leaves room for the eight kinds of grants.
     until_true(
         &client,
         "SELECT coalesce((SELECT cardinality(handlers) = 10000 AND octet_length(capabilities::text) BETWEEN 3000000 AND 8388608 - 10000 * 200

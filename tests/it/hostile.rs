@@ -1,8 +1,8 @@
 //! Untrusted modules: what a guest may try, and what the host promises.
 //!
-//! Each case is a name, a promise, and a module in WebAssembly text. All cases run on one host in parallel with a harmless
-//! neighbour that runs without pause: each case asserts how it ended, that the neighbour continues, and that it was not slowed
-//! down by more than [`SLOWED_AT_MOST`]. `docs/explanation/security.md` describes the other promises.
+//! Each case is a name, a promise, and a module in WebAssembly text. All cases run on one host in parallel with a
+//! harmless neighbour that runs without pause: each case asserts how it ended, that the neighbour continues, and that
+//! it was not slowed down by more than [`SLOWED_AT_MOST`]. `docs/explanation/security.md` describes the other promises.
 
 mod boundary;
 mod computing;
@@ -24,8 +24,9 @@ use crate::harmless::is_unsafe;
 use crate::sandbox_guest::{Handlers, echo, guest_of_wasip1, job, manifest, sandbox};
 use crate::support::attempt;
 
-/// How many times its usual median the neighbour may take while a hostile guest runs. Two ticks of 10 ms are always allowed: a
-/// guest that computes yields at each tick, and the machines that run the tests have two cores, shared with other tests.
+/// The factor over its usual median that the neighbour may take while a hostile guest runs. Two ticks of 10 ms are
+/// always allowed: a guest that computes yields at each tick, and the machines that run the tests have two cores,
+/// shared with other tests.
 const SLOWED_AT_MOST: u32 = 20;
 const ALWAYS_ALLOWED: Duration = Duration::from_millis(40);
 
@@ -51,7 +52,8 @@ pub(super) enum Ends {
     Failed,
     /// It returns this value: none of its tries had any effect.
     Returns(&'static str),
-    /// It returns something that only Postgres can judge (`outcomes::a_result_that_only_postgres_refuses_fails_alone_too`).
+    /// It returns something that only Postgres can judge
+    /// (`outcomes::a_result_that_only_postgres_refuses_fails_alone_too`).
     Carried,
     /// It returns something that is not accepted as a result.
     InvalidResult,
@@ -71,7 +73,7 @@ fn body(name: &'static str, promise: &'static str, body: &str, ends: Ends) -> Ca
     with(name, promise, "", body, ends)
 }
 
-/// As [`body`], with these items in its module.
+/// Like [`body`], with these items in its module.
 fn with(name: &'static str, promise: &'static str, items: &str, body: &str, ends: Ends) -> Case {
     Case {
         name,

@@ -44,7 +44,7 @@ fn command(folder: &Path, args: &[&str], address: &str) -> Command {
     command
 }
 
-/// As [`spawn`], without a token.
+/// Like [`spawn`], without a token.
 fn spawn_without_token(folder: &Path, args: &[&str], address: &str, url: &str) -> Host {
     let mut command = command(folder, args, address);
     command.env_remove("ROUSE_INVOKE_TOKEN");
@@ -69,8 +69,8 @@ pub(crate) struct Answer {
 pub(crate) struct Call(TcpStream);
 
 impl Call {
-    /// Sends the body with these headers, and `host`, `content-length` and the token unless they are overridden; an empty value
-    /// removes a header.
+    /// Sends the body with these headers, and `host`, `content-length` and the token unless they are overridden; an
+    /// empty value removes a header.
     async fn send(
         address: SocketAddr,
         handler: &str,

@@ -13,12 +13,12 @@ const UNUSED: &str = "UPDATE rouse.lane SET used_at = now() - interval '2 days'"
 /// Marks the lanes as closed two days ago, too.
 const RETIRED: &str = "UPDATE rouse.lane SET closed_at = now() - interval '2 days'";
 
-/// How many rows of the catalog were closed, opened again, and removed.
+/// The numbers of rows of the catalog that were closed, opened again, and removed.
 async fn maintain(store: &Store) -> (i32, i32, i32) {
     store.maintain_lanes().await.unwrap()
 }
 
-/// How many rows of the catalog are open and closed.
+/// The numbers of open and closed rows of the catalog.
 async fn rows(client: &Client) -> (i64, i64) {
     let sql = "SELECT count(*) FILTER (WHERE closed_at IS NULL), count(closed_at) FROM rouse.lane";
     let row = client.query_one(sql, &[]).await.unwrap();
@@ -104,7 +104,7 @@ async fn a_lane_is_closed_after_a_day_without_jobs_and_catalogued_again_with_its
     assert_eq!(
         maintain(&store).await,
         (0, 0, 0),
-        "the lane had jobs just now"
+        "the lane had jobs recently"
     );
     client.batch_execute(UNUSED).await.unwrap();
     assert_eq!(maintain(&store).await, (2, 0, 0));
@@ -177,7 +177,8 @@ async fn a_job_that_appears_in_a_retired_lane_runs_after_the_next_maintenance() 
     let other = enqueue_sql(&client, "'noop', queue => 'other'").await;
     until(&client, other, |job| job.state == "succeeded").await;
     transaction.commit().await.unwrap();
-    // The worker may be maintaining the catalog, on a snapshot from before that commit; a concurrent call then does nothing.
+    // The worker may be maintaining the catalog, on a snapshot from before that commit; a concurrent call then does
+    // nothing.
     let reopened = async {
         while rows(&client).await.0 < 2 {
             maintain(&store).await;

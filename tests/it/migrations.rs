@@ -127,7 +127,7 @@ async fn a_migration_that_fails_leaves_nothing_behind() {
         .query_one("SELECT to_regnamespace('rouse') IS NULL", &[])
         .await
         .unwrap();
-    assert!(left.get::<_, bool>(0), "not even the schema is there");
+    assert!(left.get::<_, bool>(0), "the schema was not created");
     run(&db.url()).await.expect("the next run succeeds");
 }
 

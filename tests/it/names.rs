@@ -1,4 +1,5 @@
-//! Ownership of handler names: a module that declares another module's name gets none of that name's grants, at any time.
+//! Ownership of handler names: a module that declares another module's name gets none of that name's grants, at any
+//! time.
 
 mod commands;
 mod grants;

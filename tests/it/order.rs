@@ -4,10 +4,22 @@ use std::time::{Duration, SystemTime};
 
 use rouse::worker::Settings;
 use serde_json::json;
+use tokio_postgres::Client;
 
 use crate::support::claims::claim;
 use crate::support::worker::{PATIENCE, START_ORDER, TestWorker, enqueue, guests_dir, until_true};
 use crate::support::{Host, TestDb, scratch};
+
+/// Runs all jobs on a worker with one slot, so that the order of the starts is the order of the claims.
+async fn run_all_in_one_slot(db: &TestDb, client: &Client) {
+    let settings = Settings {
+        slots: 1,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(db, settings).await;
+    until_true(client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+}
 
 #[tokio::test]
 async fn high_priority_goes_first_and_within_a_lane_the_oldest_job() {
@@ -28,14 +40,7 @@ async fn high_priority_goes_first_and_within_a_lane_the_oldest_job() {
         }
         expected.splice(0..0, ids);
     }
-    // One slot, so that the order of the starts is the order of the claims.
-    let settings = Settings {
-        slots: 1,
-        ..Settings::default()
-    };
-    let worker = TestWorker::start(&db, settings).await;
-    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    worker.drain().await;
+    run_all_in_one_slot(&db, &client).await;
     let rows = client
         .query(
             &format!("SELECT id, priority::text, handler FROM rouse.jobs ORDER BY {START_ORDER}"),
@@ -81,13 +86,7 @@ async fn an_orphan_goes_ahead_of_older_queued_jobs() {
         )
         .await
         .unwrap();
-    let settings = Settings {
-        slots: 1,
-        ..Settings::default()
-    };
-    let worker = TestWorker::start(&db, settings).await;
-    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    worker.drain().await;
+    run_all_in_one_slot(&db, &client).await;
     let rows = client
         .query(
             &format!("SELECT id FROM rouse.finished ORDER BY {START_ORDER}"),
@@ -178,7 +177,7 @@ async fn a_busy_worker_adopts_waiting_orphans_before_it_claims_queued_jobs() {
 }
 
 /// Enqueues this many jobs of this priority, each of which takes this long.
-async fn flood(client: &tokio_postgres::Client, priority: &str, jobs: i32, ms: i32) {
+async fn flood(client: &Client, priority: &str, jobs: i32, ms: i32) {
     client
         .execute(
             "SELECT rouse.enqueue_many('test.sleep', array_fill(jsonb_build_object('ms', $1::int), ARRAY[$2::int]), priority => $3)",
@@ -188,7 +187,8 @@ async fn flood(client: &tokio_postgres::Client, priority: &str, jobs: i32, ms: i
         .unwrap();
 }
 
-/// Runs 2,000 high jobs, followed by 20 normal and 20 low ones, until those 40 have run; jobs go ahead after two seconds.
+/// Runs 2,000 high jobs, followed by 20 normal and 20 low ones, until those 40 have run; jobs go ahead after two
+/// seconds.
 async fn run_flood(db: &TestDb, promote_share: u8) -> Flooded {
     let client = db.client().await;
     flood(&client, "high", 2000, 20).await;

@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 
 use crate::outages::serve;
 use crate::support::TestDb;
-use crate::support::database::drop_default_partitions;
+use crate::support::database::drop_all_partitions;
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
     PATIENCE, TestWorker, catalog, ended, enqueue, lease, show, until, until_true,
@@ -24,7 +24,8 @@ async fn an_error_is_retried_with_backoff_and_the_job_then_succeeds() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
-    // Wait until it listens: it then queries the state of all running jobs, which must not happen in the middle of this test.
+    // Wait until it listens: it then queries the state of all running jobs, which must not happen in the middle of this
+    // test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.flaky", json!({"fail_until": 2})).await;
     let job = ended(&client, id).await;
@@ -208,8 +209,8 @@ async fn an_outcome_that_cannot_be_written_blocks_no_other_and_ends_with_its_lea
     worker.drain().await;
 }
 
-/// From now on the disk has no room for the ends of jobs that match this condition; `public.tries` counts how often a write was
-/// tried.
+/// From now on the disk has no room for the ends of jobs that match this condition; `public.tries` counts how often a
+/// write was tried.
 async fn fill_disk(client: &Client, condition: &str) {
     let sql = format!(
         "CREATE SEQUENCE public.tries;
@@ -223,8 +224,8 @@ async fn fill_disk(client: &Client, condition: &str) {
     client.batch_execute(&sql).await.unwrap();
 }
 
-/// Ends what [`fill_disk`] started. DROP TRIGGER alone locks the partitions before their parent, and readers of the history lock
-/// the parent first, so the two would deadlock.
+/// Ends what [`fill_disk`] started. DROP TRIGGER alone locks the partitions before their parent, and readers of the
+/// history lock the parent first, so the two would deadlock.
 async fn free_disk(client: &Client) {
     client
         .batch_execute(
@@ -325,7 +326,7 @@ async fn an_outcome_can_be_settled_if_todays_partition_is_missing() {
     let worker = TestWorker::start(&db, settings()).await;
     let first = enqueue(&client, "noop", json!({"n": 1})).await;
     ended(&client, first).await;
-    drop_default_partitions(&client).await;
+    drop_all_partitions(&client, "finished_default").await;
     let second = enqueue(&client, "noop", json!({"n": 2})).await;
     assert_eq!(ended(&client, second).await.state, "succeeded");
     worker.drain().await;
@@ -391,7 +392,7 @@ async fn a_job_that_is_denied_a_grant_is_never_retried() {
     worker.drain().await;
 }
 
-/// As with a result so large that it ends the server process.
+/// For example, a result so large that it ends the server process.
 #[tokio::test]
 async fn an_outcome_whose_settlement_always_cuts_its_connection_blocks_no_other_and_no_stop() {
     let db = TestDb::new().await;
@@ -414,7 +415,8 @@ async fn an_outcome_whose_settlement_always_cuts_its_connection_blocks_no_other_
         .expect("the worker stops");
 }
 
-/// As with a large result over a slow network: the host waits 15 s for a settlement, and its message never arrives completely.
+/// For example, a large result over a slow network: the host waits 15 s for a settlement, and its message never arrives
+/// completely.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outcome_whose_settlement_never_arrives_blocks_no_other() {
     let db = TestDb::new().await;

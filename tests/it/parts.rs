@@ -12,7 +12,8 @@ use crate::compiling::compiler_that;
 use crate::sandbox_guest::{Handlers, guest, job, manifest};
 use crate::support::{attempt, rouse_binary, scratch};
 
-/// A component around a core module has this many core instances: its own code, and two small ones that connect it to the host.
+/// A component around a core module has this many core instances: its own code, and two small ones that connect it to
+/// the host.
 const INSTANCES_OF_ITS_OWN: u32 = 3;
 
 /// A component that echoes, with this many parts.

@@ -9,8 +9,8 @@ const JOBS: usize = 10;
 const BACKLOG: i32 = 3_000;
 const FENCE: i64 = 7;
 
-/// Runs a call in a transaction of its own; returns the ids that it returns, and the number of rows of `rouse.job` that it has
-/// read.
+/// Runs a call in a transaction of its own; returns the ids that it returns, and the number of rows of `rouse.job` that
+/// it has read.
 async fn run(client: &mut Client, sql: &str, params: &[&(dyn ToSql + Sync)]) -> (Vec<i64>, i64) {
     // Counted by this session since it last reported to the server.
     const READ: &str = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)

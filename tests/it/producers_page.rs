@@ -87,7 +87,7 @@ struct Language {
     install: &'static [&'static [&'static str]],
     /// The interpreter; a path below the installed folder, or on PATH.
     interpreter: &'static str,
-    /// What each block of the page prints, in order: a part of its output, and the number of its jobs.
+    /// The expected output of each block of the page, in order: a part of the text, and the number of its jobs.
     prints: &'static [(&'static str, i64)],
 }
 
@@ -122,8 +122,8 @@ const PYTHON: Language = Language {
     prints: &[(" succeeded ", 1), ("[", 2), (" ", 2)],
 };
 
-/// The folder with the installed libraries, which is kept below cargo's output until the lock file changes. An error says why they
-/// cannot be installed here.
+/// The folder with the installed libraries, which is kept below cargo's output until the lock file changes. An error
+/// says why they cannot be installed here.
 fn installed(language: &Language) -> Result<PathBuf, String> {
     let locks = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/producers-page");
     let locks = locks.join(language.name);

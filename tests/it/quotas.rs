@@ -35,8 +35,8 @@ const IMPORTS: &str = r#"
     (import "wasi_snapshot_preview1" "path_create_directory" (func $mkdir
         (param i32 i32 i32) (result i32)))"#;
 
-/// Locals, and the name of a file: four letters at address 300, the first taken from the payload. Buffers for writing are 64 KiB
-/// long, from address 65536.
+/// Locals, and the name of a file: four letters at address 300, the first taken from the payload. Buffers for writing
+/// are 64 KiB long, from address 65536.
 const BEGIN: &str = r#"
     (local $errno i32) (local $round i32)
     (i32.store (i32.const 300) (i32.const 0x30303061)) ;; "a000"

@@ -176,7 +176,7 @@ async fn a_delivery_is_signed_and_retried_under_the_same_id_until_it_is_accepted
     assert_eq!(requests.len(), 2);
     for request in &requests {
         assert_eq!(request["method"], "POST");
-        // As jsonb formats it.
+        // The body is formatted by jsonb.
         assert_eq!(request["body"], "{\"text\": \"ü\", \"order\": 17}");
         assert!(is_signed(request), "{request}");
         assert_sent_by("http-deliver", request);

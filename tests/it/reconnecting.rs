@@ -20,7 +20,8 @@ const THREE_WAITS: Duration = Duration::from_millis(3500);
 /// Concurrent tries at the start of the outage, before the first one has failed.
 const AT_ONCE_MAX: usize = 4;
 
-/// Waits for the end of the third wait and checks the number of tries until then; returns the time from the first try to the last.
+/// Waits for the end of the third wait and checks the number of tries until then; returns the time from the first try
+/// to the last.
 async fn until_third_wait_ends(proxy: &Proxy) -> Duration {
     let tries = proxy.tried_after(THREE_WAITS).await;
     let last = tries.partition_point(|at| *at - tries[0] < THREE_WAITS);

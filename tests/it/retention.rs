@@ -4,7 +4,7 @@ use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
 
-use crate::support::database::refusal;
+use crate::support::database::{drop_all_partitions, refusal};
 use crate::support::worker::{TestWorker, cancel, ended, enqueue_sql};
 use crate::support::{Ran, TestDb, rouse_in, scratch};
 
@@ -170,8 +170,8 @@ async fn old_partitions_are_dropped_by_retention_and_records_stay_as_long_as_the
         )
         .await
         .unwrap();
-    // One that is three days old with a retention of one day; older ones with the default retention; one that was kept for ten
-    // years.
+    // One that is three days old with a retention of one day; older ones with the default retention; one that was kept
+    // for ten years.
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (5, 0));
     // Records are dropped after the last job to which they may belong.
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
@@ -203,16 +203,10 @@ async fn a_job_whose_partition_is_missing_is_kept_for_the_default_retention() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
-        .batch_execute(
-            "SELECT rouse.set_retention('brief', 1);
-             DO $$ DECLARE t text; BEGIN
-                FOR t IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'rouse.finished_keep_1'::regclass LOOP
-                    EXECUTE 'DROP TABLE ' || t;
-                END LOOP;
-             END $$",
-        )
+        .batch_execute("SELECT rouse.set_retention('brief', 1)")
         .await
         .unwrap();
+    drop_all_partitions(&client, "finished_keep_1").await;
     let id = enqueue_sql(&client, "'x', queue => 'brief'").await;
     assert!(cancel(&client, id).await);
     assert_eq!(partition_of(&client, id).await, "finished");

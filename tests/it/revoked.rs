@@ -14,8 +14,8 @@ use crate::support::{Host, TestDb, scratch};
 const SECRET: &str = "s3cret-of-the-effects";
 /// The log message of the loss.
 const TOLD: &str = "lease lost; aborting the attempt";
-/// Effects already in progress when the loss becomes known may arrive (docs/explanation/reliability.md); the guest does one thing
-/// at a time.
+/// Effects already in progress when the loss becomes known may arrive (docs/explanation/reliability.md); the guest does
+/// one thing at a time.
 const IN_PROGRESS_MAX: usize = 1;
 
 /// A job whose first attempt produces effects without end.
@@ -25,7 +25,7 @@ struct Trial {
     id: i64,
 }
 
-/// How many effects of its first attempt were seen.
+/// The numbers of effects of its first attempt that were seen.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     requests: usize,

@@ -25,7 +25,8 @@ fn counts(handler: &str, version: &str) -> Vec<u8> {
     counts_with(&manifest)
 }
 
-/// Returns how many jobs its instance has served, up to 9; before that, it does what the first letter of the payload says.
+/// Returns how many jobs its instance has served, up to 9; before that, it does what the first letter of the payload
+/// says.
 fn counts_with(manifest: &str) -> Vec<u8> {
     let own = "(global $served (mut i32) (i32.const 0))";
     let body = r#"

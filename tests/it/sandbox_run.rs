@@ -377,8 +377,8 @@ async fn dropping_a_run_stops_its_guest() {
 
 #[tokio::test]
 async fn an_attempt_sees_no_state_of_an_earlier_one() {
-    // Checks that everything is in its initial state; then leaves marks everywhere: in a global, in a table, over its data, and in
-    // 16 MiB of additional memory, far beyond the part that is cleared in place.
+    // Checks that everything is in its initial state; then leaves marks everywhere: in a global, in a table, over its
+    // data, and in 16 MiB of additional memory, far beyond the part that is cleared in place.
     let own = r#"
         (table $table 9000 20000 funcref)
         (global $mark (mut i32) (i32.const 0))

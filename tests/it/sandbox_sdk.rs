@@ -13,7 +13,7 @@ use tokio::sync::OnceCell;
 use crate::sandbox_guest::{MEMORY_BYTES_MAX, granted_dir, job, sandbox};
 use crate::support::attempt;
 
-/// Where `cargo xtask test` has put the guests.
+/// The folder into which `cargo xtask test` builds the guests.
 fn guests(release: &str) -> PathBuf {
     let dir = std::env::var_os("ROUSE_TEST_GUESTS").map_or_else(
         || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/test-guests"),

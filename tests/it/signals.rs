@@ -12,9 +12,9 @@ use crate::support::{Host, TestDb, scratch};
 /// The log level at which the stages of a start are logged.
 const STAGES: (&str, &str) = ("ROUSE_LOG", "info,rouse::cli=debug,rouse::postgres=debug");
 
-/// Starts a command again and again, and sends SIGTERM after its first line, after its second, and so on, until all of `last` are
-/// among the lines; the lines of its two outputs come in no particular order. `ended` is called each time after the exit, with the
-/// exit code and the output.
+/// Starts a command again and again, and sends SIGTERM after its first line, after its second, and so on, until all of
+/// `last` are among the lines; the lines of its two outputs come in no particular order. `ended` is called each time
+/// after the exit, with the exit code and the output.
 fn at_every_stage(
     start: impl Fn() -> Host,
     last: &[&str],

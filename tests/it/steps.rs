@@ -83,8 +83,8 @@ async fn an_attempt_that_takes_a_job_over_continues_from_its_recorded_steps() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
-    // Wait until it listens: it then queries all running jobs, and would renew a lease that seems to have ended, which must not
-    // happen in the middle of this test.
+    // Wait until it listens: it then queries all running jobs, and would renew a lease that seems to have ended, which
+    // must not happen in the middle of this test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.steps", json!({"between": "deaf"})).await;
     until_waiting(&client, id).await;

@@ -122,8 +122,8 @@ impl Reader {
         self.prepare_crate();
     }
 
-    /// Gives the new crate the dependency versions of this repository, which need no network, and a target folder that is kept
-    /// between runs.
+    /// Gives the new crate the dependency versions of this repository, which need no network, and a target folder that
+    /// is kept between runs.
     fn prepare_crate(&self) {
         let krate = self.folder.with_file_name("shop").join("invoice");
         if !krate.exists() || krate.join("Cargo.lock").exists() {

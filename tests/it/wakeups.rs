@@ -64,8 +64,8 @@ fn ready_wakeup(queue: &str, lane: LaneId) -> Wakeup {
 const HELD: &str = "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
      WHERE l.locktype = 'advisory' AND d.datname = current_database()";
 
-/// Holds the locks by which transactions that commit at this moment would mute the others, for this notification and the next
-/// ten seconds.
+/// Holds the locks by which transactions that commit at this moment would mute the others, for this notification and
+/// the next ten seconds.
 async fn hold_wake_locks(client: &Client, note: &str) {
     client
         .query(

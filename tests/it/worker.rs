@@ -42,7 +42,8 @@ async fn a_job_runs_end_to_end() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
-    // Wait until it listens: it then queries the state of all running jobs, which must not happen in the middle of this test.
+    // Wait until it listens: it then queries the state of all running jobs, which must not happen in the middle of this
+    // test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id: i64 = client
         .query_one(
@@ -121,7 +122,7 @@ async fn a_job_runs_with_notifications_off() {
     worker.drain().await;
 }
 
-/// As with a transaction pooler, which accepts a LISTEN and gives its session to another client.
+/// A transaction pooler has this effect: it accepts a LISTEN and gives its session to another client.
 #[tokio::test]
 async fn a_worker_whose_notifications_do_not_arrive_polls() {
     let (db, elsewhere) = (TestDb::new().await, TestDb::new().await);

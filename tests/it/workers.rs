@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::claims::orders;
+use crate::support::claims::{lock_job, orders};
 use crate::support::database::registration;
 use crate::support::worker::{TestWorker, backdate_heartbeat, ended, enqueue, show, until_true};
 
@@ -218,13 +218,7 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
     // Another transaction is changing one of its jobs, and takes a while.
     let mut slow = db.client().await;
     let transaction = slow.transaction().await.unwrap();
-    transaction
-        .execute(
-            "SELECT FROM rouse.job WHERE id = $1 FOR UPDATE",
-            &[&jobs[0].id.0],
-        )
-        .await
-        .unwrap();
+    lock_job(&transaction, jobs[0].id.0).await;
     assert_eq!(heartbeat(&lives).await.unwrap(), 1);
     assert_eq!(heartbeat(&lives).await.unwrap(), 0, "expired only once");
     transaction.rollback().await.unwrap();

@@ -1,7 +1,7 @@
 //! A handler that leaves evidence of each of its attempts outside the database.
 //!
-//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.start`, `….step`, `….tick` and `….end`. One system
-//! call creates a file, so a kill cannot leave half of it.
+//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.start`, `….step`, `….tick` and `….end`.
+//! One system call creates a file, so a kill cannot leave half of it.
 
 use std::collections::hash_map::RandomState;
 use std::fs::File;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 /// The time between two ticks, in milliseconds.
 const TICK_MS: u64 = 100;
-/// Where the operator's grant is mounted.
+/// The mount point of the operator's grant.
 const EVIDENCE: &str = "/evidence";
 
 /// The task of an attempt.
@@ -78,13 +78,14 @@ impl Witness {
     }
 }
 
-/// Sleeps, then fails or succeeds as its payload requests. The result, or the details of the error, identify the attempt.
+/// Sleeps, then fails or succeeds as its payload requests. The result, or the details of the error, identify the
+/// attempt.
 #[handler(name = "chaos.work", capabilities = ["dir"])]
 async fn work(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     attempt(ctx, work).await
 }
 
-/// As `chaos.work`, with a lease so long that it is not renewed during the attempt.
+/// Like `chaos.work`, with a lease so long that it is not renewed during the attempt.
 #[handler(name = "chaos.patient", capabilities = ["dir"])]
 async fn patient(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     attempt(ctx, work).await

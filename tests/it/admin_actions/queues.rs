@@ -236,7 +236,7 @@ const HOSTS: &str = "SELECT coalesce(ceil(sum(ready + running) / 8.0), 0) FROM r
 #[tokio::test]
 async fn an_autoscaler_starts_no_host_for_handlers_that_no_worker_has_ever_run() {
     let page = include_str!("../../../docs/guides/autoscaling.md");
-    assert!(page.contains(HOSTS), "the page has another query");
+    assert!(page.contains(HOSTS), "the page shows another query");
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     client

@@ -106,7 +106,7 @@ async fn an_interrupted_bulk_retry_finishes_its_batch_and_the_same_command_resum
     let retried =
         "SELECT count(DISTINCT retried_from) FROM rouse.job WHERE retried_from IS NOT NULL";
     let row = watcher.query_one(retried, &[]).await.unwrap();
-    assert_eq!(row.get::<_, i64>(0), 500, "a whole batch");
+    assert_eq!(row.get::<_, i64>(0), 500, "one complete batch");
     let (code, output) = run(&db, &args);
     assert_eq!(code, 0, "{output}");
     assert!(output.contains("retried 100 of the 600 jobs"), "{output}");

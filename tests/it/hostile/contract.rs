@@ -12,7 +12,8 @@ use crate::support::attempt;
 /// Concurrent attempts: more than there are threads for guests on the machines that run the tests.
 const AT_ONCE: usize = 8;
 
-/// Each level of the schema tries both alternatives of the next and needs the evaluated members of each: 2^40 steps in all.
+/// Each level of the schema tries both alternatives of the next and needs the evaluated members of each: 2^40 steps in
+/// all.
 fn doubling(which: &str) -> Vec<u8> {
     let levels: String = (0..40)
         .map(|n| {

@@ -14,10 +14,11 @@ const SLOTS: usize = 8;
 /// Memory of all attempts together: less than one of these guests would make the host hold.
 const TOTAL_BYTES: usize = 48 << 20;
 
-/// What the process may use in addition: for its own work, and what its allocator keeps.
+/// Memory that the process may use in addition: for its own work, and for what its allocator keeps.
 const BESIDE_BYTES: usize = 48 << 20;
 
-/// Which handler hoards. Each one runs in a process of its own, since memory kept by the allocator would count for the next.
+/// The variable that selects the handler that hoards. Each handler runs in a process of its own, since memory kept by
+/// the allocator would count for the next.
 const HOARDER: &str = "ROUSE_TEST_HOARDER";
 
 /// The imports of these guests from `wasi:http`.
@@ -95,8 +96,8 @@ fn hoards_fields(handler: &str) -> Vec<u8> {
     hoards(handler, 600, fill)
 }
 
-/// Makes a thousand requests, each with a text of 60,000 bytes set by `set`; `$request` is its handle, and the text is at 16385
-/// (at 16384 with a leading slash).
+/// Makes a thousand requests, each with a text of 60,000 bytes set by `set`; `$request` is its handle, and the text is
+/// at 16385 (at 16384 with a leading slash).
 fn hoards_texts(handler: &str, set: &str) -> Vec<u8> {
     let each = format!(
         "(memory.fill (i32.const 16385) (i32.const 0x61) (i32.const 70000))

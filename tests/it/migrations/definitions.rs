@@ -72,8 +72,8 @@ async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_refuse
     }
 }
 
-/// Functions as an older host may have left them: one with a different body, one with different parameters, one that no longer
-/// exists.
+/// Functions as an older host may have left them: one with a different body, one with different parameters, one that no
+/// longer exists.
 const OLD: Source = Source {
     name: "functions/old",
     sql: "CREATE OR REPLACE FUNCTION rouse.cancel(id bigint) RETURNS boolean LANGUAGE sql AS 'SELECT false';
@@ -283,7 +283,8 @@ async fn every_public_function_has_a_comment_and_none_is_executable_by_public() 
         Vec::<String>::new(),
         "functions that PUBLIC may execute"
     );
-    // Internal functions start with _ and trust their caller. One only formats numbers, and one reads what its caller may read.
+    // Internal functions start with _ and trust their caller. One only formats numbers, and one reads what its caller
+    // may read.
     assert_eq!(
         list(&format!(
             "{granted} AND starts_with(p.proname, '_') ORDER BY 1"

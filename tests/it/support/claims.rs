@@ -6,7 +6,7 @@ use rouse::job::{AttemptError, ErrorKind, Fence, JsonText, LaneId, Outcome, afte
 use rouse::store::{
     Adopted, Adoption, ClaimOrder, ClaimedJob, Orphan, Settlement, Store, StoreError,
 };
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Transaction};
 
 /// The outcome `succeeded` with this JSON.
 pub(crate) fn result(text: &str) -> Outcome {
@@ -52,6 +52,14 @@ pub(crate) async fn claim(store: &Store, wanted: usize) -> Vec<ClaimedJob> {
         .await
         .unwrap()
         .jobs()
+}
+
+/// Locks the row of a job until the end of this transaction.
+pub(crate) async fn lock_job(transaction: &Transaction<'_>, id: i64) {
+    transaction
+        .execute("SELECT FROM rouse.job WHERE id = $1 FOR UPDATE", &[&id])
+        .await
+        .unwrap();
 }
 
 /// Makes a waiting job due.

@@ -88,8 +88,8 @@ pub(crate) fn assert_shown(printed: &str, block: &Block) {
     }
 }
 
-/// Runs the statements of an `sql` block one by one. If a comment follows a statement, the first row must match it: a value, or
-/// several in parentheses.
+/// Runs the statements of an `sql` block one by one. If a comment follows a statement, the first row must match it: a
+/// value, or several in parentheses.
 pub(crate) async fn run_sql(client: &Client, block: &Block) {
     for (statement, shown) in statements(&block.text) {
         let rows = client.simple_query(&statement).await;

@@ -28,7 +28,7 @@ pub(crate) struct Proxy {
     sent: Arc<AtomicUsize>,
 }
 
-/// What to hold.
+/// The part of an exchange that is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     /// The statement: the database does not see it yet.
@@ -127,7 +127,8 @@ impl Proxy {
         }
     }
 
-    /// How often clients have sent something: once per statement, since each is sent as a whole and its answer awaited.
+    /// The number of messages that clients have sent: one per statement, since each is sent as a whole and its answer
+    /// awaited.
     pub(crate) fn sent(&self) -> usize {
         self.sent.load(Ordering::Relaxed)
     }
@@ -167,7 +168,7 @@ impl Proxy {
         &self.url
     }
 
-    /// As [`Proxy::url`], for a worker in this process.
+    /// Like [`Proxy::url`], for a worker in this process.
     pub(crate) fn connector(&self) -> Connector {
         Connector::from_url(&self.url, &|_| None).expect("a good connection string")
     }

@@ -179,8 +179,8 @@ impl Web {
                 let response = Response::builder().status(status).header("location", to);
                 response.body(Chunks::default())
             }
-            // `/status/503/once?retry-after=7`: this status the first time, then an echo; `/status/404/always`: this status each
-            // time.
+            // `/status/503/once?retry-after=7`: this status the first time, then an echo; `/status/404/always`: this
+            // status each time.
             "status" => {
                 let earlier = self.seen(&path);
                 let is_repeated = earlier.iter().filter(|one| one["whole"] == true).count() > 1;

@@ -16,8 +16,8 @@ use tokio_postgres::Client;
 
 use super::{TestDb, code_cache, rouse_binary};
 
-/// Long enough for a busy machine, on which a host takes half a minute to compile all guests; a test that waits this long has
-/// failed.
+/// Long enough for a busy machine, on which a host takes half a minute to compile all guests; a test that waits this
+/// long has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The folder with the wasm files of `tests/guests`, `handlers` and `examples`.
@@ -275,7 +275,7 @@ pub(crate) async fn until(client: &Client, id: i64, wanted: impl Fn(&Shown) -> b
     until_within(client, id, PATIENCE, wanted).await
 }
 
-/// As [`until`], with this patience.
+/// Like [`until`], with this patience.
 pub(crate) async fn until_within(
     client: &Client,
     id: i64,
@@ -304,8 +304,8 @@ pub(crate) async fn ended(client: &Client, id: i64) -> Shown {
     .await
 }
 
-/// For `ORDER BY`: the order in which one worker received and started its jobs. The start times alone may mix the jobs of two
-/// claims: they are measured from the claim, on the server's clock, and ignore how long its answer travelled.
+/// For `ORDER BY`: the order in which one worker received and started its jobs. The start times alone may mix the jobs
+/// of two claims: they are measured from the claim, on the server's clock, and ignore how long its answer travelled.
 pub(crate) const START_ORDER: &str = "claimed_at, started_at";
 
 /// Waits until the SQL, a boolean, is true.

@@ -42,7 +42,8 @@ async fn late_committed_jobs_are_found_without_a_notification() {
     let late = "SELECT rouse.enqueue('noop', '{\"n\": 1}'), rouse.enqueue('noop', '{\"n\": 1}', queue => 'other')";
     let row = transaction.query_one(late, &[]).await.unwrap();
     let late: [i64; 2] = [row.get(0), row.get(1)];
-    // One lane is in the catalog, but this worker has never seen a job in it. The cursor passes the job of the other lane.
+    // One lane is in the catalog, but this worker has never seen a job in it. The cursor passes the job of the other
+    // lane.
     let lane =
         "SELECT rouse._lane('noop', 'default', NULL, NULL, 'normal', NULL, NULL, '{}', '{}')";
     client.batch_execute(lane).await.unwrap();
@@ -68,7 +69,8 @@ async fn late_committed_jobs_are_found_without_a_notification() {
     for id in late {
         assert_eq!(ended(&client, id).await.state, "succeeded");
     }
-    // A sweep notices the end of the transaction and causes a restart; the unconditional restart comes 30 s after the start.
+    // A sweep notices the end of the transaction and causes a restart; the unconditional restart comes 30 s after the
+    // start.
     assert!(committed.elapsed() < Duration::from_secs(15));
     worker.drain().await;
 }

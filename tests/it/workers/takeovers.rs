@@ -46,7 +46,7 @@ async fn a_worker_unknown_to_the_database_registers_again() {
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
-    // As after a restore; its next claim is refused.
+    // A restore of the database has this effect. The next claim is refused.
     client
         .batch_execute("DELETE FROM rouse.worker; DELETE FROM rouse.sleeper")
         .await
