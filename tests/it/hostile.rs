@@ -2,7 +2,7 @@
 //!
 //! Each case is a name, a promise, and a module in WebAssembly text. All cases run on one host in parallel with a
 //! harmless neighbour that runs without pause: each case asserts how it ended, that the neighbour continues, and that
-//! it was not slowed down by more than [`SLOWED_AT_MOST`]. `docs/explanation/security.md` describes the other promises.
+//! it was not slowed down by more than [`SLOWDOWN_MAX`]. `docs/explanation/security.md` describes the other promises.
 
 mod boundary;
 mod computing;
@@ -27,11 +27,11 @@ use crate::support::attempt;
 /// The factor over its usual median that the neighbour may take while a hostile guest runs. Two ticks of 10 ms are
 /// always allowed: a guest that computes yields at each tick, and the machines that run the tests have two cores,
 /// shared with other tests.
-const SLOWED_AT_MOST: u32 = 20;
+const SLOWDOWN_MAX: u32 = 20;
 const ALWAYS_ALLOWED: Duration = Duration::from_millis(40);
 
 /// A guest that has not ended after this time is aborted, without a grace period.
-const ENOUGH: Duration = Duration::from_millis(300);
+const ABORTED_AFTER: Duration = Duration::from_millis(300);
 
 /// Time from the abort to the end: one tick, with a margin for a busy machine.
 const STOPPED_WITHIN: Duration = Duration::from_secs(10);
@@ -144,7 +144,7 @@ pub(super) async fn run(cases: Vec<Case>) {
         let slowed = running.end().await;
         expect(&case, end);
         assert!(
-            slowed <= (alone * SLOWED_AT_MOST).max(ALWAYS_ALLOWED),
+            slowed <= (alone * SLOWDOWN_MAX).max(ALWAYS_ALLOWED),
             "{}: the neighbour took {slowed:?} instead of {alone:?}",
             case.name
         );
@@ -155,7 +155,7 @@ pub(super) async fn run(cases: Vec<Case>) {
 async fn one(handler: &Arc<Handler>, case: &Case) -> RunEnd {
     let abort = AbortHandle::new();
     let mut running = attempt(&sandbox(), handler, job(case.payload), abort.clone());
-    match tokio::time::timeout(ENOUGH, &mut running).await {
+    match tokio::time::timeout(ABORTED_AFTER, &mut running).await {
         Ok(run) => run.end,
         Err(_) => {
             abort.abort(AbortReason::TimedOut, Duration::ZERO);

@@ -46,12 +46,12 @@ fn recording() -> (Arc<Seen>, Vec<Arc<dyn Middleware>>) {
 
 /// Waits for an event inside this process.
 async fn until_recorded(list: &Mutex<Vec<i64>>, id: i64) {
-    let is_recorded = async {
+    let recorded = async {
         while !is_recorded(list, id) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    let patience = tokio::time::timeout(PATIENCE, is_recorded).await;
+    let patience = tokio::time::timeout(PATIENCE, recorded).await;
     patience.unwrap_or_else(|_| panic!("not recorded: job {id}"));
 }
 

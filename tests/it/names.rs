@@ -415,7 +415,7 @@ fn grants_of(set: &HandlerSet, handler: &str) -> (Vec<&'static str>, Vec<&'stati
     (handler.granted(), withheld.collect())
 }
 
-const ALL: [&str; 4] = ["files", "secrets", "sign", "state"];
+const ALL_GRANTS: [&str; 4] = ["files", "secrets", "sign", "state"];
 
 #[tokio::test]
 async fn an_older_signed_module_is_not_served_again() {
@@ -429,7 +429,7 @@ async fn an_older_signed_module_is_not_served_again() {
     machine.put("mail-2.wasm.sig", key.sign(&new));
     machine.put("mail-2.wasm", &new);
     let catalog = machine.start().await;
-    assert_eq!(grants_of(&catalog.current(), "mail.send").0, ALL);
+    assert_eq!(grants_of(&catalog.current(), "mail.send").0, ALL_GRANTS);
 
     machine.put("mail-2.wasm.sig", key.sign(&old));
     machine.put("mail-2.wasm", &old);
@@ -460,7 +460,7 @@ async fn an_older_signed_module_is_not_served_again() {
     let set = catalog
         .until(|set| version(set, "mail.send").as_deref() == Some("2.1.0"))
         .await;
-    assert_eq!(grants_of(&set, "mail.send").0, ALL);
+    assert_eq!(grants_of(&set, "mail.send").0, ALL_GRANTS);
 }
 
 #[tokio::test]

@@ -266,7 +266,7 @@ async fn admin_actions_look_up_their_jobs_regardless_of_the_statistics() {
 
 #[tokio::test]
 async fn remaining_and_forget_worker_do_not_read_other_jobs() {
-    const LEFT: &str = "SELECT ready FROM rouse.remaining('other', NULL, $1)";
+    const REMAINING: &str = "SELECT ready FROM rouse.remaining('other', NULL, $1)";
     const FORGET: &str = "SELECT rouse.forget_worker('old')::bigint";
     const LIVE: &str =
         "SELECT rouse.register('old', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}');
@@ -280,9 +280,9 @@ async fn remaining_and_forget_worker_do_not_read_other_jobs() {
         .unwrap();
     let ask = async |client: &mut Client| {
         let mut read = Vec::new();
-        let (_, rows) = run(client, LEFT, &[&false]).await;
+        let (_, rows) = run(client, REMAINING, &[&false]).await;
         read.push(("remaining", rows));
-        let (_, rows) = run(client, LEFT, &[&true]).await;
+        let (_, rows) = run(client, REMAINING, &[&true]).await;
         read.push(("remaining with what runs", rows));
         client.batch_execute(LIVE).await.unwrap();
         let (_, rows) = run(client, FORGET, &[]).await;
@@ -320,7 +320,7 @@ async fn remaining_and_forget_worker_do_not_read_other_jobs() {
         )
         .await
         .unwrap();
-    let (_, rows) = run(&mut client, LEFT, &[&false]).await;
+    let (_, rows) = run(&mut client, REMAINING, &[&false]).await;
     assert_few(&[("remaining", rows)], "all running");
 }
 
@@ -351,7 +351,7 @@ async fn no_statement_of_a_worker_is_jit_compiled() {
 async fn jobs_of_a_source_are_found_among_many_others() {
     const CLAIM: &str = "SELECT * FROM rouse.claim_bound((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
         ARRAY(SELECT DISTINCT id FROM rouse.lane), '{mine,nobody}', 60000, $2)";
-    const LEFT: &str = "SELECT jobs FROM rouse.remaining_bound('default', '{mine,nobody}')";
+    const REMAINING: &str = "SELECT jobs FROM rouse.remaining_bound('default', '{mine,nobody}')";
     let db = TestDb::new().await;
     let mut client = db.client().await;
     client
@@ -360,7 +360,7 @@ async fn jobs_of_a_source_are_found_among_many_others() {
         .unwrap();
     let wanted = i32::try_from(JOBS).unwrap();
     let ask = async |client: &mut Client, jobs: i64, when: &str| {
-        let (left, rows) = run(client, LEFT, &[]).await;
+        let (left, rows) = run(client, REMAINING, &[]).await;
         let mut read = vec![("remaining_bound", rows)];
         let (ids, rows) = run(client, CLAIM, &[&FENCE, &wanted]).await;
         read.push(("claim_bound", rows));

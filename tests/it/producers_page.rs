@@ -128,8 +128,12 @@ fn installed(language: &Language) -> Result<PathBuf, String> {
     let locks = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/producers-page");
     let locks = locks.join(language.name);
     let lock = fs::read(locks.join(language.lock)).unwrap();
-    let this_test = std::env::current_exe().unwrap();
-    let cache = this_test.ancestors().nth(3).unwrap().join("producers-page");
+    let test_binary = std::env::current_exe().unwrap();
+    let cache = test_binary
+        .ancestors()
+        .nth(3)
+        .unwrap()
+        .join("producers-page");
     let folder = cache.join(language.name);
     // A copy of the lock file, written last: an interrupted installation is repeated.
     let complete = folder.join("complete");

@@ -13,7 +13,7 @@ use crate::support::{Host, TestDb, scratch};
 
 const SECRET: &str = "s3cret-of-the-effects";
 /// The log message of the loss.
-const TOLD: &str = "lease lost; aborting the attempt";
+const LOSS_LOGGED: &str = "lease lost; aborting the attempt";
 /// Effects already in progress when the loss becomes known may arrive (docs/explanation/reliability.md); the guest does
 /// one thing at a time.
 const IN_PROGRESS_MAX: usize = 1;
@@ -95,12 +95,12 @@ impl Trial {
 
     /// Waits until each effect was seen a few times, the secret included.
     async fn until_effects_repeat(&self) {
-        let at_it = async {
+        let repeating = async {
             while self.seen().requests < 3 || self.seen().lines < 3 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, at_it)
+        tokio::time::timeout(PATIENCE, repeating)
             .await
             .expect("effects of the attempt");
         let request = &self.requests(1)[0];
@@ -169,7 +169,7 @@ async fn a_cancelled_attempt_has_no_further_effects_once_its_host_knows() {
     let host = trial.host(&db.url());
     trial.until_effects_repeat().await;
     assert!(cancel(&client, trial.id).await);
-    host.line(PATIENCE, |line| line.contains(TOLD));
+    host.line(PATIENCE, |line| line.contains(LOSS_LOGGED));
     let since = trial.seen();
     trial.assert_no_further_effects(host, since);
 }
@@ -182,9 +182,9 @@ async fn an_attempt_whose_lease_ended_during_an_outage_has_no_further_effects() 
     let trial = Trial::new(&client, false).await;
     let host = trial.host(proxy.url());
     trial.until_effects_repeat().await;
-    proxy.goes_away();
-    host.line(PATIENCE, |line| line.contains(TOLD));
+    proxy.go_down();
+    host.line(PATIENCE, |line| line.contains(LOSS_LOGGED));
     let since = trial.seen();
-    proxy.comes_back();
+    proxy.come_up();
     trial.assert_no_further_effects(host, since);
 }

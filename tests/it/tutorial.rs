@@ -33,7 +33,7 @@ struct Reader {
     /// The folder in which the page starts.
     folder: PathBuf,
     /// Words of the page, with their replacements here.
-    own: Vec<(&'static str, String)>,
+    replacements: Vec<(&'static str, String)>,
     running: BTreeMap<&'static str, Host>,
     /// Lines of running programs that the page has shown, one entry for each occurrence.
     seen: Vec<(&'static str, String)>,
@@ -52,7 +52,7 @@ impl Reader {
         )
         .unwrap();
         let login = |user: &str| db.url().replacen("rouse@", &format!("{user}@"), 1);
-        let own = vec![
+        let replacements = vec![
             ("postgres://postgres@localhost/shop", db.url()),
             (
                 "postgres://shop_host:change-me-too@localhost/shop",
@@ -68,7 +68,7 @@ impl Reader {
         Self {
             state: folder.with_file_name("state"),
             folder,
-            own,
+            replacements,
             running: BTreeMap::new(),
             seen: Vec::new(),
             printed: Printed::Text(String::new()),
@@ -77,8 +77,8 @@ impl Reader {
 
     /// The text of a block, with the servers and ports of this test.
     fn localized(&self, text: &str) -> String {
-        let own = self.own.iter();
-        own.fold(text.to_owned(), |text, (word, replacement)| {
+        let replacements = self.replacements.iter();
+        replacements.fold(text.to_owned(), |text, (word, replacement)| {
             text.replace(word, replacement)
         })
     }
@@ -130,8 +130,8 @@ impl Reader {
             return;
         }
         fs::copy(repository().join("Cargo.lock"), krate.join("Cargo.lock")).unwrap();
-        let this_test = std::env::current_exe().unwrap();
-        let target = this_test.ancestors().nth(3).unwrap().join("new-crate");
+        let test_binary = std::env::current_exe().unwrap();
+        let target = test_binary.ancestors().nth(3).unwrap().join("new-crate");
         fs::create_dir_all(&target).unwrap();
         symlink(target, krate.join("target")).unwrap();
     }

@@ -15,7 +15,7 @@ const SLOTS: usize = 8;
 const TOTAL_BYTES: usize = 48 << 20;
 
 /// Memory that the process may use in addition: for its own work, and for what its allocator keeps.
-const BESIDE_BYTES: usize = 48 << 20;
+const OTHER_BYTES_MAX: usize = 48 << 20;
 
 /// The variable that selects the handler that hoards. Each handler runs in a process of its own, since memory kept by
 /// the allocator would count for the next.
@@ -222,7 +222,7 @@ async fn alone() {
     let grown = most.saturating_sub(before);
     println!("{hoarder}: {} MiB more", grown >> 20);
     assert!(
-        grown <= TOTAL_BYTES + BESIDE_BYTES,
+        grown <= TOTAL_BYTES + OTHER_BYTES_MAX,
         "{hoarder}: {} MiB",
         grown >> 20
     );

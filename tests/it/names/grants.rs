@@ -5,7 +5,7 @@ use std::fs;
 
 use rouse::sandbox::{ModuleBinding, Settings};
 
-use super::{ALL, Machine, grants_of, lines, until_refused, with_grants};
+use super::{ALL_GRANTS, Machine, grants_of, lines, until_refused, with_grants};
 use crate::sandbox_guest::{bound, echo};
 use crate::support::{folder_of, rouse_without_database};
 
@@ -37,7 +37,7 @@ async fn a_pattern_grants_secrets_state_and_directories_only_to_bound_modules() 
         let set = catalog.current();
         assert_eq!(
             grants_of(&set, "mail.send"),
-            (ALL.into(), vec![]),
+            (ALL_GRANTS.into(), vec![]),
             "{table}"
         );
         assert_eq!(set.names(), ["mail.send"], "{table}");
@@ -85,7 +85,7 @@ async fn secrets_of_one_handler_need_a_binding_except_in_development() {
         let machine = Machine::new(settings);
         machine.put("mail.wasm", echo("mail.send", "1"));
         let set = machine.start().await.current();
-        assert_eq!(grants_of(&set, "mail.send"), (ALL.into(), vec![]));
+        assert_eq!(grants_of(&set, "mail.send"), (ALL_GRANTS.into(), vec![]));
         assert!(set.get("mail.send").unwrap().bound_by.is_some() != machine.settings.is_dev);
     }
 }

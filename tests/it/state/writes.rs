@@ -65,7 +65,7 @@ async fn until_writes_wait(client: &Client, writes: usize) {
 }
 
 /// Blocks all writes that make the state of `x` larger.
-const GROWING: &str = "SELECT rouse._lock_state_growth('x', '')";
+const LOCK_GROWTH: &str = "SELECT rouse._lock_state_growth('x', '')";
 
 #[tokio::test]
 async fn one_of_two_concurrent_writes_is_refused_if_only_one_fits() {
@@ -96,7 +96,7 @@ async fn one_of_two_concurrent_writes_is_refused_if_only_one_fits() {
             .await
             .unwrap();
         let open = holder.transaction().await.unwrap();
-        open.batch_execute(GROWING).await.unwrap();
+        open.batch_execute(LOCK_GROWTH).await.unwrap();
         let [a, b] = [0, 1].map(|at| write(jobs[at].1, &jobs[at].0, sets[at]));
         until_writes_wait(&client, 2).await;
         open.rollback().await.unwrap();
@@ -116,7 +116,7 @@ async fn a_write_that_does_not_grow_the_state_needs_no_quota_and_does_not_wait()
     let job = claimed(&client, &store).await;
     write(&store, &job, set_value("k", b"123")).await.unwrap();
     let open = holder.transaction().await.unwrap();
-    open.batch_execute(GROWING).await.unwrap();
+    open.batch_execute(LOCK_GROWTH).await.unwrap();
     let no_room = StateSet {
         bytes_max: 1,
         keys_max: 0,
@@ -151,7 +151,7 @@ async fn one_of_two_concurrent_replacements_of_a_version_gets_a_conflict() {
 
     // Neither finds a value, and both would make the state larger.
     let open = holder.transaction().await.unwrap();
-    open.batch_execute(GROWING).await.unwrap();
+    open.batch_execute(LOCK_GROWTH).await.unwrap();
     let (writes, sets) = both([expecting(0, b"1"), expecting(0, b"2")]);
     until_writes_wait(&client, 2).await;
     open.rollback().await.unwrap();
