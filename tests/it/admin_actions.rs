@@ -486,7 +486,7 @@ async fn an_admin_end_that_waits_for_a_renewal_is_recorded_after_it() {
         events(&client, id).await,
         ["requested", "claimed", "renewed", "succeeded"]
     );
-    let rises = "SELECT bool_and(at >= before) FROM (
+    let is_in_order = "SELECT bool_and(at >= before) FROM (
         SELECT at, lag(at, 1, at) OVER (ORDER BY ordinality) AS before FROM rouse.history($1) WITH ORDINALITY) AS h";
-    assert!(is_true(&client, rises, &[&id]).await);
+    assert!(is_true(&client, is_in_order, &[&id]).await);
 }

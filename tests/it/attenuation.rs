@@ -87,12 +87,12 @@ async fn a_job_can_drop_servers_secrets_and_variables_of_its_handler() {
     let payload =
         |host: &str, secrets: Value| json!({"secrets": secrets, "requests": [{"url": url(host)}]});
 
-    let left = json!({"http": ["localhost"], "secrets": ["KEY"]});
+    let remaining = json!({"http": ["localhost"], "secrets": ["KEY"]});
     let job = run(
         &client,
         "test.http.secret",
         payload("localhost", json!(["KEY"])),
-        left.clone(),
+        remaining.clone(),
     )
     .await;
     assert_eq!(job.state, "succeeded", "{job:?}");
@@ -100,7 +100,7 @@ async fn a_job_can_drop_servers_secrets_and_variables_of_its_handler() {
         &client,
         "test.http.secret",
         payload("127.0.0.1", json!([])),
-        left,
+        remaining,
     )
     .await;
     assert_eq!(
@@ -360,8 +360,8 @@ async fn grants_are_kept_in_the_history_and_the_retry_of_a_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = start(&db).await;
-    let left = json!({"memory_mb": 4});
-    let sql = format!("'test.alloc', '{{\"bytes\": 16777216}}', grants => '{left}'");
+    let remaining = json!({"memory_mb": 4});
+    let sql = format!("'test.alloc', '{{\"bytes\": 16777216}}', grants => '{remaining}'");
     let id = enqueue_sql(&client, &sql).await;
     assert_eq!(ended(&client, id).await.state, "failed");
     let sql = "SELECT (SELECT detail -> 'grants' FROM rouse.history($1) WHERE event = 'requested'),
@@ -369,14 +369,14 @@ async fn grants_are_kept_in_the_history_and_the_retry_of_a_job() {
     let row = client.query_one(sql, &[&id]).await.unwrap();
     assert_eq!(
         (row.get::<_, Value>(0), row.get::<_, Value>(1)),
-        (left.clone(), left.clone())
+        (remaining.clone(), remaining.clone())
     );
     let job = ended(&client, row.get(2)).await;
     assert_eq!(job.error.unwrap()["kind"], "out_of_memory");
     worker.drain().await;
 
     // Also for jobs that never ran: purged, cancelled.
-    let enqueue = format!("'x', grants => '{left}'");
+    let enqueue = format!("'x', grants => '{remaining}'");
     let (purged, cancelled) = (
         enqueue_sql(&client, &enqueue).await,
         enqueue_sql(&client, &format!("{enqueue}, queue => 'q'")).await,
@@ -390,7 +390,7 @@ async fn grants_are_kept_in_the_history_and_the_retry_of_a_job() {
             .unwrap();
         assert_eq!(
             (row.get(0), row.get::<_, Value>(1)),
-            ("cancelled", left.clone())
+            ("cancelled", remaining.clone())
         );
     }
 }

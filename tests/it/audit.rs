@@ -38,9 +38,9 @@ async fn history(db: &TestDb) -> Client {
     worker.drain().await;
     cancel(&client, enqueue(&client, "noop", json!({})).await).await;
     for table in ["finished", "attempt", "step", "record"] {
-        let there = format!("SELECT count(*) > 0 FROM rouse.{table}");
-        let there: bool = client.query_one(&there, &[]).await.unwrap().get(0);
-        assert!(there, "{table}");
+        let exists = format!("SELECT count(*) > 0 FROM rouse.{table}");
+        let exists: bool = client.query_one(&exists, &[]).await.unwrap().get(0);
+        assert!(exists, "{table}");
     }
     client
 }
@@ -74,8 +74,8 @@ async fn ended_jobs_cannot_be_changed_even_by_the_owner() {
                 assert!(why.contains("is not allowed"), "{sql}: {why}");
             }
         }
-        let is: Value = client.query_one(&before, &[]).await.unwrap().get(0);
-        assert_eq!(was, is, "{table}");
+        let current: Value = client.query_one(&before, &[]).await.unwrap().get(0);
+        assert_eq!(was, current, "{table}");
     }
     let why = refusal(&client, "DELETE FROM rouse.finished").await;
     assert!(why.contains("rouse.unlock_history('why')"), "{why}");
@@ -151,8 +151,8 @@ async fn unlocking_the_history_lasts_one_transaction_and_leaves_a_permanent_reco
         )
         .await
         .unwrap();
-    let (is_me, reason): (bool, &str) = (row.get(0), row.get(1));
-    assert!(is_me);
+    let (is_own_login, reason): (bool, &str) = (row.get(0), row.get(1));
+    assert!(is_own_login);
     assert_eq!(reason, "a payload had a password");
 }
 
@@ -200,7 +200,7 @@ async fn a_released_claim_keeps_its_time_and_a_purge_records_its_login_for_each_
     );
     let shown = rouse(&db, &["audit", &id.to_string(), "--json"]).await;
     let rows = shown.json()["audit"].clone();
-    let me: String = client
+    let login: String = client
         .query_one("SELECT session_user::text", &[])
         .await
         .unwrap()
@@ -208,7 +208,7 @@ async fn a_released_claim_keeps_its_time_and_a_purge_records_its_login_for_each_
     let end = rows.as_array().unwrap().last().unwrap();
     assert_eq!(
         (&end["event"], &end["by"]),
-        (&json!("cancelled"), &json!(me))
+        (&json!("cancelled"), &json!(login))
     );
     // A host logs the purge once, not once per job.
     let logged = "SELECT count(*) FROM rouse.audit_outbox WHERE event = 'purged'";
@@ -325,14 +325,14 @@ async fn an_audit_lists_events_and_their_logins_page_by_page() {
         .filter(|event| !["released", "renewed"].contains(event))
         .collect();
     assert_eq!(ends, ["succeeded", "attempt_failed"]);
-    let me: String = client
+    let login: String = client
         .query_one("SELECT session_user::text", &[])
         .await
         .unwrap()
         .get(0);
-    let mine = audit(&["--who", &me]).await;
+    let mine = audit(&["--who", &login]).await;
     assert!(
-        mine.iter().all(|row| row["by"] == json!(me)) && mine.len() == 2,
+        mine.iter().all(|row| row["by"] == json!(login)) && mine.len() == 2,
         "{mine:?}"
     );
     assert!(audit(&["--who", "nobody"]).await.is_empty());

@@ -42,12 +42,12 @@ fn refused(end: RunEnd) -> String {
 
 #[tokio::test]
 async fn an_invalid_payload_ends_the_attempt_before_an_instance_starts() {
-    let takes = module(
+    let typed_input = module(
         "test.typed",
         &format!(r#""input_schema": {ORDER}"#),
         "unreachable",
     );
-    let handlers = Handlers::with(&[("typed.wasm", &takes)]).await;
+    let handlers = Handlers::with(&[("typed.wasm", &typed_input)]).await;
     let (end, instance) = run_end(&handlers, "test.typed", r#"{"lines": [{"amount": 7}]}"#).await;
     assert!(matches!(end, RunEnd::Trapped { .. }) && instance, "{end:?}");
 
@@ -67,8 +67,8 @@ async fn an_invalid_payload_ends_the_attempt_before_an_instance_starts() {
 
 #[tokio::test]
 async fn an_invalid_result_is_refused_after_the_run() {
-    let gives = module("test.typed", r#""output_schema": {"maximum": 9}"#, ECHO);
-    let handlers = Handlers::with(&[("typed.wasm", &gives)]).await;
+    let typed_output = module("test.typed", r#""output_schema": {"maximum": 9}"#, ECHO);
+    let handlers = Handlers::with(&[("typed.wasm", &typed_output)]).await;
     let (end, _) = run_end(&handlers, "test.typed", "9").await;
     assert_eq!(end, RunEnd::Returned(b"9".into()));
     let (end, instance) = run_end(&handlers, "test.typed", "1e400").await;
@@ -82,8 +82,8 @@ async fn an_invalid_result_is_refused_after_the_run() {
 #[tokio::test]
 async fn the_numbers_of_a_schema_are_kept_as_the_module_wrote_them() {
     let schema = r#"{"enum": [99.43984295500535, 18446744073709551616, 1e400]}"#;
-    let takes = module("test.typed", &format!(r#""input_schema": {schema}"#), ECHO);
-    let handlers = Handlers::with(&[("typed.wasm", &takes)]).await;
+    let typed_input = module("test.typed", &format!(r#""input_schema": {schema}"#), ECHO);
+    let handlers = Handlers::with(&[("typed.wasm", &typed_input)]).await;
     for payload in ["99.43984295500535", "18446744073709551616", "1e400"] {
         let (end, _) = run_end(&handlers, "test.typed", payload).await;
         assert_eq!(end, RunEnd::Returned(payload.into()));
@@ -93,7 +93,7 @@ async fn the_numbers_of_a_schema_are_kept_as_the_module_wrote_them() {
     // The command line shows the numbers unchanged too.
     let db = TestDb::new().await;
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("typed.wasm"), &takes).unwrap();
+    std::fs::write(folder.path().join("typed.wasm"), &typed_input).unwrap();
     let dir = folder.path().to_str().unwrap();
     let listed = r#""input_schema":{"enum":[99.43984295500535,18446744073709551616,1e400]}"#;
     for args in [
@@ -150,8 +150,8 @@ async fn a_module_with_an_invalid_schema_is_refused_with_the_location() {
 async fn a_job_with_an_invalid_payload_fails_at_once_and_shows_the_location() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let takes = module("test.order", &format!(r#""input_schema": {ORDER}"#), ECHO);
-    let catalog = catalog_of(&[("order.wasm", &takes)]).await;
+    let typed_input = module("test.order", &format!(r#""input_schema": {ORDER}"#), ECHO);
+    let catalog = catalog_of(&[("order.wasm", &typed_input)]).await;
     let worker = TestWorker::start_on(&db, Settings::default(), catalog);
     let good = enqueue(&client, "test.order", json!({"lines": [{"amount": 1}]})).await;
     assert_eq!(ended(&client, good).await.state, "succeeded");
@@ -184,8 +184,8 @@ async fn a_job_with_an_invalid_payload_fails_at_once_and_shows_the_location() {
 async fn a_job_with_an_invalid_result_is_retried_by_the_handlers_policy() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let gives = module("test.order", &format!(r#""output_schema": {ORDER}"#), ECHO);
-    let catalog = catalog_of(&[("order.wasm", &gives)]).await;
+    let typed_output = module("test.order", &format!(r#""output_schema": {ORDER}"#), ECHO);
+    let catalog = catalog_of(&[("order.wasm", &typed_output)]).await;
     let worker = TestWorker::start_on(&db, Settings::default(), catalog);
     let id = enqueue(&client, "test.order", json!({"lines": [{}]})).await;
     let job = ended(&client, id).await;

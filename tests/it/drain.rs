@@ -141,8 +141,8 @@ async fn a_drain_reports_failed_jobs_and_jobs_it_cannot_run() {
         (&summary["failed"], &summary["retried"]),
         (&json!(1), &json!(1))
     );
-    let waits = |left: &serde_json::Value| left["handler"] == "test.fail" && left["retries"] == 1;
-    assert!(summary["left"].as_array().unwrap().iter().any(waits));
+    let waiting = |left: &serde_json::Value| left["handler"] == "test.fail" && left["retries"] == 1;
+    assert!(summary["left"].as_array().unwrap().iter().any(waiting));
 }
 
 #[tokio::test]
@@ -262,13 +262,13 @@ async fn a_paused_queue_is_not_drained_and_a_pause_ends_a_running_drain() {
         .query_one("SELECT rouse.pause_queue('default')", &[])
         .await
         .unwrap();
-    let waits = enqueue_sql(&client, "'noop', '{\"n\": 1}'").await;
+    let waiting = enqueue_sql(&client, "'noop', '{\"n\": 1}'").await;
     assert!(cancel(&client, running).await, "cancelled by this call");
     assert_eq!(ended(&client, running).await.state, "cancelled");
     let (status, output) = drain.exit(PATIENCE);
     assert_eq!(status.code(), Some(6), "{output}");
     assert!(output.contains("queue default is paused since"), "{output}");
-    assert_eq!(events(&client, waits).await, ["requested"]);
+    assert_eq!(events(&client, waiting).await, ["requested"]);
     let ran = rouse_in(&db, &["queue", "drain", "default"], &folder).await;
     ran.exits(6).prints("rouse queue resume default");
 }

@@ -150,10 +150,10 @@ async fn an_attempt_has_no_more_files_open_than_its_limit() {
     );
     let granted = Granted::to(&body).await;
     std::fs::write(granted.at("file"), "").unwrap();
-    let most = u8::try_from(FILES_MAX).unwrap();
+    let max = u8::try_from(FILES_MAX).unwrap();
     // The next attempt can open as many.
     for _ in 0..2 {
-        assert_eq!(granted.run().await, [most, NO_MEMORY, 0, NO_MEMORY]);
+        assert_eq!(granted.run().await, [max, NO_MEMORY, 0, NO_MEMORY]);
     }
 }
 

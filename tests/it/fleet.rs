@@ -432,11 +432,11 @@ async fn a_worker_keeps_its_timeout_flag_until_it_is_cleared() {
         )
         .await
         .unwrap();
-    let me: String = client
+    let login: String = client
         .query_one("SELECT session_user::text", &[])
         .await
         .unwrap()
         .get(0);
     let got: (&str, &str, i64, bool) = (row.get(0), row.get(1), row.get(2), row.get(3));
-    assert_eq!(got, (me.as_str(), "2", 0, true));
+    assert_eq!(got, (login.as_str(), "2", 0, true));
 }

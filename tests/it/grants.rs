@@ -156,9 +156,13 @@ async fn settings_and_variables_reach_a_handler_built_with_the_sdk() {
 
 #[tokio::test]
 async fn missing_grants_are_shown_with_the_lines_that_add_them() {
-    let asks = r#"{"handlers":[{"name":"mail.send","capabilities":["http:api.example.com","http:*.example.org",
+    let requesting = r#"{"handlers":[{"name":"mail.send","capabilities":["http:api.example.com","http:*.example.org",
         "secrets:KEY","dirs:/out:read-write","env:LANG","env:TZ","settings:threshold","fine_clocks","of-the-future"]}]}"#;
-    let guest = guest_of_wasip1("", asks, "(call $return_ok (i32.const 0) (i32.const 0))");
+    let guest = guest_of_wasip1(
+        "",
+        requesting,
+        "(call $return_ok (i32.const 0) (i32.const 0))",
+    );
     let config = "[[handlers.\"*\".http]]\nhosts = [\"*.example.com\"]\n";
     let dir = folder_of(config, &[("mail.wasm", guest)]);
     let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
@@ -228,8 +232,12 @@ async fn missing_grants_are_shown_with_the_lines_that_add_them() {
 
 #[tokio::test]
 async fn printed_lines_say_if_they_cannot_be_appended_to_the_file() {
-    let asks = r#"{"handlers":[{"name":"mail.send","capabilities":["dirs:/out","env:LANG","settings:threshold","state"]}]}"#;
-    let guest = guest_of_wasip1("", asks, "(call $return_ok (i32.const 0) (i32.const 0))");
+    let requesting = r#"{"handlers":[{"name":"mail.send","capabilities":["dirs:/out","env:LANG","settings:threshold","state"]}]}"#;
+    let guest = guest_of_wasip1(
+        "",
+        requesting,
+        "(call $return_ok (i32.const 0) (i32.const 0))",
+    );
     let config = "[handlers.\"*\".settings]\nwide = true\n[handlers.\"mail.send\"]\n\
                   dirs = [{ dir = \"in\", at = \"/in\" }]\n[handlers.\"mail.send\".env]\nTZ = \"UTC\"\n";
     let dir = folder_of(config, &[("mail.wasm", guest)]);

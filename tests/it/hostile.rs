@@ -94,10 +94,10 @@ struct Neighbour {
 impl Neighbour {
     fn start(handler: Arc<Handler>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let (over, guest) = (stop.clone(), handler.clone());
+        let (stopping, guest) = (stop.clone(), handler.clone());
         let task = tokio::spawn(async move {
             let mut took = Vec::new();
-            while !over.load(Ordering::Relaxed) || took.is_empty() {
+            while !stopping.load(Ordering::Relaxed) || took.is_empty() {
                 let start = Instant::now();
                 let run = attempt(&sandbox(), &guest, job("[7]"), AbortHandle::new()).await;
                 assert_eq!(

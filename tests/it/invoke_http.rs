@@ -199,9 +199,9 @@ async fn a_body_that_is_too_large_is_refused_with_or_without_a_content_length() 
         .answer()
         .await;
     assert_eq!(answer.status, 413, "{}", answer.body);
-    let most = format!("{{\"n\": 1, \"x\": \"{}\"}}", "x".repeat(47));
-    assert_eq!(most.len(), 64);
-    assert_ne!(post(address, "noop", &most).await.status, 413);
+    let largest = format!("{{\"n\": 1, \"x\": \"{}\"}}", "x".repeat(47));
+    assert_eq!(largest.len(), 64);
+    assert_ne!(post(address, "noop", &largest).await.status, 413);
 }
 
 #[tokio::test]
@@ -248,10 +248,10 @@ async fn calls_above_the_cap_are_refused_and_a_disconnected_caller_frees_its_pla
 async fn invocations_still_running_after_the_drain_time_are_stopped() {
     let folder = folder("drain_timeout = \"500ms\"\n");
     let (host, address) = serve(&folder, &loopback(), &[]);
-    let runs = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
+    let running = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
     host.line(PATIENCE, |line| line.contains("waiting for the abort"));
     host.signal(libc::SIGTERM);
-    let stopped = runs.answer().await;
+    let stopped = running.answer().await;
     assert_eq!(stopped.status, 503, "{}", stopped.body);
     assert_eq!(stopped.body["error"]["kind"], "shutdown");
     let (status, output) = host.exit(PATIENCE);
@@ -266,7 +266,7 @@ async fn invocations_still_running_after_the_drain_time_are_stopped() {
 async fn a_stopping_host_refuses_new_calls_and_lets_running_ones_finish() {
     let folder = folder("");
     let (host, address) = serve(&folder, &loopback(), &[]);
-    let runs = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
+    let running = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
     host.line(PATIENCE, |line| line.contains("waiting for the abort"));
     host.signal(libc::SIGTERM);
     host.line(PATIENCE, |line| line.contains("stopping: "));
@@ -275,7 +275,7 @@ async fn a_stopping_host_refuses_new_calls_and_lets_running_ones_finish() {
     assert_eq!(refused.body["error"]["kind"], "stopping");
     assert!(get(address, "/readyz").await.0.contains("503"));
     host.signal(libc::SIGTERM);
-    let stopped = runs.answer().await;
+    let stopped = running.answer().await;
     assert_eq!(stopped.status, 503, "{}", stopped.body);
     assert_eq!(stopped.body["error"]["kind"], "shutdown");
     let (status, output) = host.exit(PATIENCE);

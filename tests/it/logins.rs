@@ -161,7 +161,7 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
         "'logins_claims', '{*}', '{mail,sms}', '{gpu}', '{x,y.*}'",
     )
     .await;
-    let mine = enqueue_sql(&client, "'x', queue => 'mail', source => 's'").await;
+    let allowed = enqueue_sql(&client, "'x', queue => 'mail', source => 's'").await;
     let mut others = Vec::new();
     for call in [
         "'x', source => 's'",
@@ -181,7 +181,7 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
         .claim_bound(Fence(rand()), &lanes, &["s".to_string()], minute, 100)
         .await
         .unwrap();
-    assert_eq!(ids(&bound), [mine]);
+    assert_eq!(ids(&bound), [allowed]);
     assert_eq!(
         claimed(&limited).await,
         [0; 0],
@@ -197,7 +197,7 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
     let adopted = crate::support::claims::adopt(&limited, Fence(rand()), &all, 100, 1, None)
         .await
         .unwrap();
-    assert_eq!(ids(&adopted.claimed), [mine], "only its own lanes");
+    assert_eq!(ids(&adopted.claimed), [allowed], "only its own lanes");
     assert!(adopted.lost.is_empty(), "no job of another lane fails");
     // Nor by their ids and fences, which it cannot know.
     let lanes: Vec<LaneId> = all.iter().map(|order| order.lane).collect();
@@ -233,11 +233,11 @@ async fn limits_apply_at_once_to_live_workers_and_end_with_their_row() {
         "'logins_later', '{w}', '{mail}'",
     )
     .await;
-    let (other, mine) = (
+    let (other, allowed) = (
         enqueue_sql(&client, "'x'").await,
         enqueue_sql(&client, "'x', queue => 'mail'").await,
     );
-    assert_eq!(claimed(&worker).await, [mine]);
+    assert_eq!(claimed(&worker).await, [allowed]);
     // The login keeps its limits under another name, too.
     client
         .batch_execute("ALTER ROLE logins_later RENAME TO logins_latest")

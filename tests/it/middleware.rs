@@ -195,12 +195,12 @@ async fn every_transition_is_logged_as_an_event_with_the_same_fields() {
 async fn lost_and_failed_attempts_are_logged_as_events_and_counted() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let (waits, failed) = (
+    let (waiting, failed) = (
         enqueue(&client, "noop", json!({"n": 1})).await,
         enqueue(&client, "noop", json!({"n": 2})).await,
     );
     // In the state in which crashed workers leave them, before this one starts.
-    for (id, lost) in [(waits, 1), (failed, 2)] {
+    for (id, lost) in [(waiting, 1), (failed, 2)] {
         client
             .execute(
                 "UPDATE rouse.job SET state = 'running', attempt = $2 + 1, lost = $2, fence = 1, worker = -1,
@@ -248,7 +248,7 @@ async fn lost_and_failed_attempts_are_logged_as_events_and_counted() {
         assert_eq!(event["target"], "rouse::job");
         event
     };
-    for (name, id, lost) in [("lost", waits, 2), ("failed", failed, 3)] {
+    for (name, id, lost) in [("lost", waiting, 2), ("failed", failed, 3)] {
         let event = event(name, id);
         assert_eq!(
             (&event["attempt"], &event["lost"]),

@@ -54,8 +54,8 @@ impl Machine {
     fn kept_names(&self) -> PathBuf {
         let dir = fs::read_dir(self.settings.cache_dir.as_ref().unwrap()).unwrap();
         let mut files = dir.map(|file| file.unwrap().path());
-        let is_it = |file: &PathBuf| file.extension().is_some_and(|end| end == "json");
-        files.find(is_it).expect("the kept names")
+        let is_json = |file: &PathBuf| file.extension().is_some_and(|end| end == "json");
+        files.find(is_json).expect("the kept names")
     }
 
     /// A host that has loaded the folder.
@@ -74,8 +74,9 @@ fn server(set: &HandlerSet, handler: &str) -> Option<String> {
 
 /// Waits until a file is refused for this reason, and returns the lines that would allow it.
 async fn until_refused(catalog: &Catalog, file: &str, why: &str) -> String {
-    let is = |set: &HandlerSet| refusal(set, file).is_some_and(|reason| reason.contains(why));
-    let waits = catalog.until(is);
+    let is_refused =
+        |set: &HandlerSet| refusal(set, file).is_some_and(|reason| reason.contains(why));
+    let waits = catalog.until(is_refused);
     let set = tokio::time::timeout(PATIENCE, waits).await;
     let set = set.unwrap_or_else(|_| panic!("{file}, {why}: {:?}", catalog.current().refused));
     let refused = set.refused.iter().find(|refused| refused.file == file);
@@ -294,8 +295,9 @@ async fn names_beyond_the_maximum_are_refused_and_known_ones_are_kept() {
     };
     // A folder serves fewer handlers at a time.
     let until = async |serves: usize, refused: usize| {
-        let is = |set: &HandlerSet| set.handlers.len() == serves && set.refused.len() == refused;
-        tokio::time::timeout(PATIENCE * 5, catalog.until(is)).await
+        let is_complete =
+            |set: &HandlerSet| set.handlers.len() == serves && set.refused.len() == refused;
+        tokio::time::timeout(PATIENCE * 5, catalog.until(is_complete)).await
     };
     for files in [0..8, 8..16] {
         let served = 1 + files

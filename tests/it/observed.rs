@@ -191,11 +191,11 @@ async fn a_worker_that_stops_does_not_wait_for_the_delay_between_jobs() {
     };
     let worker = TestWorker::start(&db, settings).await;
     ended(&client, id).await;
-    let waits = enqueue(&client, "noop", json!({})).await;
+    let waiting = enqueue(&client, "noop", json!({})).await;
     tokio::time::timeout(PATIENCE, worker.drain())
         .await
         .expect("the worker stops at once");
     let state = "SELECT state::text FROM rouse.jobs WHERE id = $1";
-    let state: String = client.query_one(state, &[&waits]).await.unwrap().get(0);
+    let state: String = client.query_one(state, &[&waiting]).await.unwrap().get(0);
     assert_eq!(state, "queued", "its slot was occupied");
 }

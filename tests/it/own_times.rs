@@ -53,8 +53,8 @@ async fn each_claim_lasts_as_long_as_its_jobs_lease_and_the_host_knows_it() {
         );
         assert_eq!(leases(&client, &ids).await, [300.0, 60.0], "{payload}");
 
-        let over = "UPDATE rouse.job SET lease_until = now() - interval '1 s'";
-        client.batch_execute(over).await.unwrap();
+        let expire = "UPDATE rouse.job SET lease_until = now() - interval '1 s'";
+        client.batch_execute(expire).await.unwrap();
         let adopted = claims::adopt(&store, Fence(2), &orders, 10, 3, None).await;
         assert_eq!(adopted.unwrap().claimed.len(), 2);
         assert_eq!(
@@ -63,8 +63,8 @@ async fn each_claim_lasts_as_long_as_its_jobs_lease_and_the_host_knows_it() {
             "{payload}, adopted"
         );
 
-        let back = "UPDATE rouse.job SET state = 'queued', fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL";
-        client.batch_execute(back).await.unwrap();
+        let requeue = "UPDATE rouse.job SET state = 'queued', fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL";
+        client.batch_execute(requeue).await.unwrap();
         let claimed = store
             .claim_bound(Fence(3), &lanes, &["s".to_string()], MINUTE, 10)
             .await

@@ -198,8 +198,8 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
 
 /// `systemd-analyze` with these arguments, on the unit with the binary that is tested; None where there is no systemd.
 fn analyze(args: &[&str]) -> Option<Ran> {
-    let there = Command::new("systemd-analyze").arg("--version").output();
-    if !there.is_ok_and(|output| output.status.success()) {
+    let version = Command::new("systemd-analyze").arg("--version").output();
+    if !version.is_ok_and(|output| output.status.success()) {
         skip("there is no systemd-analyze on this machine (apt-get install systemd)");
         return None;
     }

@@ -272,9 +272,9 @@ async fn a_claim_that_waits_for_the_drop_of_a_payload_reads_the_copy() {
         .await
         .unwrap();
     let claiming = tokio::spawn(async move { claim(&store, 1).await });
-    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity
+    let is_waiting = "SELECT EXISTS (SELECT FROM pg_stat_activity
                  WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%rouse.claimed(%')";
-    until_true(&client, waits).await;
+    until_true(&client, is_waiting).await;
     drop.commit().await.unwrap();
     assert_eq!(claiming.await.unwrap()[0].payload.0, "{\"n\": 1}");
 }

@@ -152,9 +152,9 @@ fn a_second_host_on_the_same_data_is_refused_naming_the_first() {
     let error = start(&settings).unwrap_err();
     assert!(matches!(error, StartError::Locked { .. }), "{error}");
     let text = error.to_string();
-    let own = format!("pid {}", std::process::id());
+    let own_pid = format!("pid {}", std::process::id());
     assert!(
-        text.contains(&own) && text.contains("ROUSE_DATA_DIR"),
+        text.contains(&own_pid) && text.contains("ROUSE_DATA_DIR"),
         "{text}"
     );
     server.stop();

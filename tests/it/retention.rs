@@ -46,10 +46,10 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
     let reports =
         |handler: &str, payload: &str| format!("'{handler}', '{payload}', queue => 'reports'");
     let fail = r#"{"as": "permanent"}"#;
-    let well = enqueue_sql(&client, &reports("noop", "{}")).await;
+    let succeeded = enqueue_sql(&client, &reports("noop", "{}")).await;
     let failed = enqueue_sql(&client, &reports("test.fail", fail)).await;
     let default = enqueue_sql(&client, &format!("'test.fail', '{fail}'")).await;
-    for id in [well, failed, default] {
+    for id in [succeeded, failed, default] {
         ended(&client, id).await;
     }
     let cancelled = enqueue_sql(&client, &reports("nobody", "{}")).await;
@@ -65,7 +65,7 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
         .await
         .unwrap();
     for (id, expected) in [
-        (well, "finished_keep_1"),
+        (succeeded, "finished_keep_1"),
         (failed, "finished_keep_90"),
         (default, "finished"),
         (cancelled, "finished_keep_1"),

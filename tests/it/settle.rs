@@ -342,9 +342,9 @@ async fn a_final_error_is_kept_with_the_job() {
 #[tokio::test]
 async fn the_sabotage_for_the_chaos_test_accepts_a_stale_outcome() {
     let db = TestDb::new().await;
-    let (client, mine, other) = (db.client().await, db.worker().await, db.worker().await);
+    let (client, owner, other) = (db.client().await, db.worker().await, db.worker().await);
     enqueue(&client, "x", json!({})).await;
-    let job = claim(&mine, 1).await.remove(0);
+    let job = claim(&owner, 1).await.remove(0);
     let stale = Settlement {
         fence: Fence(job.fence.0 ^ 1),
         ..settlement(&job, result("1"))

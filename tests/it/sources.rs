@@ -262,8 +262,8 @@ async fn bound_jobs_respect_priorities_and_sources_do_not_starve_each_other() {
 async fn a_bound_job_of_a_dead_worker_is_adopted_and_no_other_of_its_lane() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let ours = enqueue_unserved(&client, ", source => 'legacy'").await;
-    let theirs = enqueue_unserved(&client, ", source => 'other'").await;
+    let bound = enqueue_unserved(&client, ", source => 'legacy'").await;
+    let unbound = enqueue_unserved(&client, ", source => 'other'").await;
     // In the state in which a crashed worker leaves them.
     client
         .execute(
@@ -274,11 +274,11 @@ async fn a_bound_job_of_a_dead_worker_is_adopted_and_no_other_of_its_lane() {
         .await
         .unwrap();
     let worker = TestWorker::start(&db, binding_legacy(Settings::default())).await;
-    let job = ended(&client, ours).await;
+    let job = ended(&client, bound).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
     let after = enqueue(&client, "noop", json!({"n": 1})).await;
     ended(&client, after).await;
     worker.drain().await;
-    let job = show(&client, theirs).await;
+    let job = show(&client, unbound).await;
     assert_eq!((job.state.as_str(), job.attempt), ("running", 1));
 }

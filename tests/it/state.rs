@@ -139,17 +139,18 @@ async fn each_handler_has_separate_state_for_each_tenant() {
     let handlers = ["test.state.one", "test.state.other"];
     for handler in handlers {
         for tenant in tenants {
-            let mine = format!("{handler} {tenant}");
-            let calls = json!([{"get": "k"}, {"keys": ""}, {"set": ["k", mine.replace('\'', "")]}]);
+            let value = format!("{handler} {tenant}");
+            let calls =
+                json!([{"get": "k"}, {"keys": ""}, {"set": ["k", value.replace('\'', "")]}]);
             let found = answers(&client, handler, tenant, calls).await;
-            assert_eq!(found[..2], [json!(null), json!([])], "{mine}");
+            assert_eq!(found[..2], [json!(null), json!([])], "{value}");
         }
     }
     for handler in handlers {
         for tenant in tenants {
             let found = answers(&client, handler, tenant, json!([{"get": "k"}])).await;
-            let mine = format!("{handler} {tenant}").replace('\'', "");
-            assert_eq!(found, [json!(mine)]);
+            let value = format!("{handler} {tenant}").replace('\'', "");
+            assert_eq!(found, [json!(value)]);
         }
     }
     worker.drain().await;

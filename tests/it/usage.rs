@@ -322,7 +322,7 @@ async fn a_guest_that_exceeds_its_cpu_time_is_stopped_and_retried() {
     // Above 100 ms, whole microseconds are kept.
     assert!(used["cpu_ms"].as_f64() >= Some(100.0), "{used}");
     // Another attempt that only waits is not stopped, however long it takes.
-    let waits = enqueue(&client, "test.sleep", json!({"ms": 300})).await;
-    assert_eq!(ended(&client, waits).await.state, "succeeded");
+    let waiting = enqueue(&client, "test.sleep", json!({"ms": 300})).await;
+    assert_eq!(ended(&client, waiting).await.state, "succeeded");
     worker.drain().await;
 }

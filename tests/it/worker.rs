@@ -257,14 +257,14 @@ async fn a_worker_serves_only_its_queues_and_jobs_whose_tags_it_has() {
     };
     let other_queue = enqueue("queue => 'b'").await;
     let other_tag = enqueue("queue => 'a', tags => '{gpu,eu}'").await;
-    let mine = enqueue("queue => 'a', tags => '{eu}'").await;
+    let served = enqueue("queue => 'a', tags => '{eu}'").await;
     let some = Settings {
         queues: vec!["a".into()],
         tags: vec!["eu".into()],
         ..settings()
     };
     let worker = TestWorker::start(&db, some).await;
-    ended(&client, mine).await;
+    ended(&client, served).await;
     worker.drain().await;
     for id in [other_queue, other_tag] {
         assert_eq!(show(&client, id).await.state, "queued");

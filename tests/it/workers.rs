@@ -207,20 +207,20 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
     for _ in 0..3 {
         enqueue(&client, "x", json!({})).await;
     }
-    let (gone, lives) = (db.worker().await, db.worker().await);
-    let jobs = claim(&gone).await;
+    let (dead, live) = (db.worker().await, db.worker().await);
+    let jobs = claim(&dead).await;
     assert_eq!(
-        heartbeat(&lives).await.unwrap(),
+        heartbeat(&live).await.unwrap(),
         0,
         "the worker sent a heartbeat"
     );
-    backdate_heartbeat(&client, &gone, 91).await;
+    backdate_heartbeat(&client, &dead, 91).await;
     // Another transaction is changing one of its jobs, and takes a while.
     let mut slow = db.client().await;
     let transaction = slow.transaction().await.unwrap();
     lock_job(&transaction, jobs[0].id.0).await;
-    assert_eq!(heartbeat(&lives).await.unwrap(), 1);
-    assert_eq!(heartbeat(&lives).await.unwrap(), 0, "expired only once");
+    assert_eq!(heartbeat(&live).await.unwrap(), 1);
+    assert_eq!(heartbeat(&live).await.unwrap(), 0, "expired only once");
     transaction.rollback().await.unwrap();
     let lanes = [ClaimOrder {
         lane: jobs[0].lane,
@@ -231,7 +231,7 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
     // A freed lease ends in a moment.
     let ended = "SELECT count(*) = 2 FROM rouse.job WHERE lease_until < clock_timestamp()";
     until_true(&client, ended).await;
-    let adopted = crate::support::claims::adopt(&lives, Fence(8), &lanes, 10, 3, None)
+    let adopted = crate::support::claims::adopt(&live, Fence(8), &lanes, 10, 3, None)
         .await
         .unwrap()
         .claimed;
@@ -242,8 +242,8 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
         "the locked one when its lease ends"
     );
     for refused in [
-        heartbeat(&gone).await.unwrap_err(),
-        gone.settle(&[succeeded(&jobs[1])], Locked::Wait)
+        heartbeat(&dead).await.unwrap_err(),
+        dead.settle(&[succeeded(&jobs[1])], Locked::Wait)
             .await
             .unwrap_err(),
     ] {

@@ -153,17 +153,20 @@ async fn a_worker_whose_file_changed_or_vanished_reports_that_it_cannot_answer()
 #[tokio::test]
 async fn a_challenge_is_answered_once_by_its_worker_and_silence_is_reported() {
     let db = TestDb::new().await;
-    let (mine, other) = (db.worker().await, db.worker().await);
-    let nonce = mine.challenge("w-1", "noop").await.unwrap();
-    assert_eq!(mine.challenges().await.unwrap()[0].handler, "noop");
+    let (challenged, other) = (db.worker().await, db.worker().await);
+    let nonce = challenged.challenge("w-1", "noop").await.unwrap();
+    assert_eq!(challenged.challenges().await.unwrap()[0].handler, "noop");
     assert!(other.challenges().await.unwrap().is_empty());
     let answer = json!({"has": true});
     assert!(!other.answer_challenge(&nonce, &answer).await.unwrap());
-    assert_eq!(mine.challenge_answer(&nonce).await.unwrap(), None);
-    assert!(mine.answer_challenge(&nonce, &answer).await.unwrap());
+    assert_eq!(challenged.challenge_answer(&nonce).await.unwrap(), None);
+    assert!(challenged.answer_challenge(&nonce, &answer).await.unwrap());
     let again = json!({"has": false});
-    assert!(!mine.answer_challenge(&nonce, &again).await.unwrap());
-    assert_eq!(mine.challenge_answer(&nonce).await.unwrap(), Some(answer));
+    assert!(!challenged.answer_challenge(&nonce, &again).await.unwrap());
+    assert_eq!(
+        challenged.challenge_answer(&nonce).await.unwrap(),
+        Some(answer)
+    );
 
     // The worker is registered, but does not respond.
     let args = ["workers", "verify", "w-2", "noop", "--timeout", "300ms"];

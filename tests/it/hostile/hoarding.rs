@@ -218,8 +218,8 @@ async fn alone() {
             "{hoarder}: {end:?}"
         );
     }
-    let (most, _) = memory();
-    let grown = most.saturating_sub(before);
+    let (peak, _) = memory();
+    let grown = peak.saturating_sub(before);
     println!("{hoarder}: {} MiB more", grown >> 20);
     assert!(
         grown <= TOTAL_BYTES + OTHER_BYTES_MAX,

@@ -155,14 +155,14 @@ async fn values_reported_by_a_worker_are_bounded() {
         .query_one(&register("'h'", "'v'", "'{}'", "1", "'{}'", "'{}'"), &[])
         .await;
     row.unwrap();
-    let me: i64 = client
+    let incarnation: i64 = client
         .query_one("SELECT incarnation FROM rouse.worker", &[])
         .await
         .unwrap()
         .get(0);
     enqueue_sql(&client, "'x'").await;
     hostile
-        .query(&format!("SELECT rouse.claim({me}, sha256('k'), 5, ARRAY(SELECT ROW(id, -1, 1000, NULL, NULL)::rouse.claim_order FROM rouse.lane), 1)"), &[])
+        .query(&format!("SELECT rouse.claim({incarnation}, sha256('k'), 5, ARRAY(SELECT ROW(id, -1, 1000, NULL, NULL)::rouse.claim_order FROM rouse.lane), 1)"), &[])
         .await
         .unwrap();
     let id: i64 = client
@@ -172,18 +172,18 @@ async fn values_reported_by_a_worker_are_bounded() {
         .get(0);
     for sql in [
         format!(
-            "SELECT rouse.heartbeat({me}, sha256('k'), '{{}}', jsonb_build_object('a', repeat('x', 100000)), false)"
+            "SELECT rouse.heartbeat({incarnation}, sha256('k'), '{{}}', jsonb_build_object('a', repeat('x', 100000)), false)"
         ),
-        format!("SELECT rouse.sleep({me}, sha256('k'), {many}, 1000)"),
-        format!("SELECT rouse.sleep({me}, sha256('k'), ARRAY[repeat('q', 5000)], 1000)"),
+        format!("SELECT rouse.sleep({incarnation}, sha256('k'), {many}, 1000)"),
+        format!("SELECT rouse.sleep({incarnation}, sha256('k'), ARRAY[repeat('q', 5000)], 1000)"),
         format!(
-            "SELECT rouse.record_step({me}, sha256('k'), {id}, 5, 's', to_json(repeat('x', 9000000)))"
-        ),
-        format!(
-            "SELECT rouse.answer_challenge({me}, sha256('k'), gen_random_uuid(), to_jsonb(repeat('x', 100000)))"
+            "SELECT rouse.record_step({incarnation}, sha256('k'), {id}, 5, 's', to_json(repeat('x', 9000000)))"
         ),
         format!(
-            "SELECT rouse.settle({me}, sha256('k'), \
+            "SELECT rouse.answer_challenge({incarnation}, sha256('k'), gen_random_uuid(), to_jsonb(repeat('x', 100000)))"
+        ),
+        format!(
+            "SELECT rouse.settle({incarnation}, sha256('k'), \
              ARRAY[ROW({id}, 5, 'succeeded', 0, to_jsonb(repeat('x', 68000000)), NULL, 0, NULL, NULL, 1, 1, 1, 1, 1, NULL, NULL)::rouse.settlement], false)"
         ),
     ] {
@@ -196,10 +196,10 @@ async fn values_reported_by_a_worker_are_bounded() {
     // Values with a bound of their own are truncated to it.
     hostile
         .batch_execute(&format!(
-            "SELECT rouse.sleep({me}, sha256('k'), '{{*}}', 9223372036854775807);
-             SELECT rouse.append_log({me}, sha256('k'), ARRAY[ROW({id}, -1, -1, -9223372036854775807, 'info', repeat('x', 99999))::rouse.log_line]);
-             SELECT rouse.report_usage({me}, sha256('k'), ARRAY[ROW({id}, 5, -1, -2, -3, -4, -5)::rouse.attempt_usage]);
-             SELECT rouse.settle({me}, sha256('k'), ARRAY[ROW({id}, 5, 'queued', 9223372036854775807, NULL, '{{}}', 9223372036854775807, NULL,
+            "SELECT rouse.sleep({incarnation}, sha256('k'), '{{*}}', 9223372036854775807);
+             SELECT rouse.append_log({incarnation}, sha256('k'), ARRAY[ROW({id}, -1, -1, -9223372036854775807, 'info', repeat('x', 99999))::rouse.log_line]);
+             SELECT rouse.report_usage({incarnation}, sha256('k'), ARRAY[ROW({id}, 5, -1, -2, -3, -4, -5)::rouse.attempt_usage]);
+             SELECT rouse.settle({incarnation}, sha256('k'), ARRAY[ROW({id}, 5, 'queued', 9223372036854775807, NULL, '{{}}', 9223372036854775807, NULL,
                                  9223372036854775807, -1, -1, -1, -1, -1, NULL, NULL)::rouse.settlement], false)"
         ))
         .await

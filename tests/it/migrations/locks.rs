@@ -68,7 +68,7 @@ async fn a_migration_that_waits_for_a_reader_does_not_block_producers_and_names_
         .await
         .unwrap()
         .get(0);
-    let (over, producing) = producer(db.url());
+    let (stop, producing) = producer(db.url());
     let url = db.url();
     let migrating = tokio::spawn(async move {
         let migrations = with_additional(
@@ -79,12 +79,12 @@ async fn a_migration_that_waits_for_a_reader_does_not_block_producers_and_names_
     });
     // It tries at least twice.
     let watch = db.client().await;
-    let waits = "SELECT EXISTS (SELECT FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
+    let is_waiting = "SELECT EXISTS (SELECT FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
                  WHERE d.datname = current_database() AND NOT l.granted AND l.relation = 'rouse.job'::regclass AND l.mode = 'AccessExclusiveLock')";
     for waiting in [
-        waits.to_string(),
-        format!("SELECT NOT ({waits})"),
-        waits.to_string(),
+        is_waiting.to_string(),
+        format!("SELECT NOT ({is_waiting})"),
+        is_waiting.to_string(),
     ] {
         until_true(&watch, &waiting).await;
     }
@@ -94,7 +94,7 @@ async fn a_migration_that_waits_for_a_reader_does_not_block_producers_and_names_
         .expect("the migration continues once the reader has ended")
         .unwrap()
         .unwrap();
-    over.store(true, Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     let (jobs, slowest) = producing.await.unwrap();
     assert_eq!(report.applied, ["0099_adds_a_column", "functions"]);
     let named = format!("process {pid} (");

@@ -71,9 +71,9 @@ const LOCK_GROWTH: &str = "SELECT rouse._lock_state_growth('x', '')";
 async fn one_of_two_concurrent_writes_is_refused_if_only_one_fits() {
     let db = TestDb::new().await;
     let (mut holder, client) = (db.client().await, db.client().await);
-    let (mine, other) = (db.worker().await, db.worker().await);
+    let (owner, other) = (db.worker().await, db.worker().await);
     let jobs = [
-        (claimed(&client, &mine).await, &mine),
+        (claimed(&client, &owner).await, &owner),
         (claimed(&client, &other).await, &other),
     ];
     let few_keys = |key| StateSet {
@@ -132,14 +132,14 @@ async fn a_write_that_does_not_grow_the_state_needs_no_quota_and_does_not_wait()
 async fn one_of_two_concurrent_replacements_of_a_version_gets_a_conflict() {
     let db = TestDb::new().await;
     let (mut holder, client) = (db.client().await, db.client().await);
-    let (mine, other) = (db.worker().await, db.worker().await);
+    let (owner, other) = (db.worker().await, db.worker().await);
     let jobs = [
-        claimed(&client, &mine).await,
+        claimed(&client, &owner).await,
         claimed(&client, &other).await,
     ];
     let both = |sets: [StateSet<'static>; 2]| {
         let writes = [
-            write(&mine, &jobs[0], sets[0]),
+            write(&owner, &jobs[0], sets[0]),
             write(&other, &jobs[1], sets[1]),
         ];
         (writes, sets)
@@ -169,25 +169,25 @@ async fn one_of_two_concurrent_replacements_of_a_version_gets_a_conflict() {
     until_writes_wait(&client, 2).await;
     open.rollback().await.unwrap();
     let winner = the_winner(writes, sets).await;
-    let found = mine.get_state(state_of(&jobs[0]), "k").await.unwrap();
+    let found = owner.get_state(state_of(&jobs[0]), "k").await.unwrap();
     assert_eq!(found, Ok(Some((winner.value.to_vec(), winner.version))));
 
     // Its answer was lost, so the winner writes again.
     assert_eq!(
-        write(&mine, &jobs[0], winner).await.unwrap(),
+        write(&owner, &jobs[0], winner).await.unwrap(),
         StateWrite::Set
     );
     // A deleted and recreated value has another version.
     assert_eq!(
-        mine.delete_state(state_of(&jobs[0]), "k").await.unwrap(),
+        owner.delete_state(state_of(&jobs[0]), "k").await.unwrap(),
         Ok(true)
     );
-    write(&mine, &jobs[0], set_value("k", winner.value))
+    write(&owner, &jobs[0], set_value("k", winner.value))
         .await
         .unwrap();
     let late = expecting(winner.version, b"5");
     assert_eq!(
-        write(&mine, &jobs[0], late).await.unwrap(),
+        write(&owner, &jobs[0], late).await.unwrap(),
         StateWrite::Conflict
     );
 }
@@ -243,11 +243,11 @@ async fn a_write_is_tried_again_if_the_value_shrank_in_the_meantime() {
 #[tokio::test]
 async fn only_the_worker_that_has_the_job_reads_and_writes_the_state() {
     let db = TestDb::new().await;
-    let (client, mine, other) = (db.client().await, db.worker().await, db.worker().await);
-    let job = claimed(&client, &mine).await;
+    let (client, owner, other) = (db.client().await, db.worker().await, db.worker().await);
+    let job = claimed(&client, &owner).await;
     let here = state_of(&job);
     assert_eq!(
-        mine.set_state(here, set_value("k", b"1")).await.unwrap(),
+        owner.set_state(here, set_value("k", b"1")).await.unwrap(),
         Ok(StateWrite::Set)
     );
 
@@ -267,12 +267,12 @@ async fn only_the_worker_that_has_the_job_reads_and_writes_the_state() {
     };
     let taken = AbortReason::TakenByAnotherWorker;
     all_refuse(&other, here, taken).await;
-    all_refuse(&mine, wrong, taken).await;
+    all_refuse(&owner, wrong, taken).await;
     let none = StateOf {
         id: JobId(-1),
         ..here
     };
-    all_refuse(&mine, none, AbortReason::NotFound).await;
+    all_refuse(&owner, none, AbortReason::NotFound).await;
     let refused: i64 = client
         .query_one("SELECT sum(refused)::bigint FROM rouse.workers", &[])
         .await
@@ -281,11 +281,11 @@ async fn only_the_worker_that_has_the_job_reads_and_writes_the_state() {
     assert_eq!(refused, 4, "taken by the other worker each time");
 
     let settled = settlement(&job, result("1"));
-    mine.settle(&[settled], Locked::Wait).await.unwrap();
-    all_refuse(&mine, here, AbortReason::AlreadyCompleted).await;
-    let job = claimed(&client, &mine).await;
+    owner.settle(&[settled], Locked::Wait).await.unwrap();
+    all_refuse(&owner, here, AbortReason::AlreadyCompleted).await;
+    let job = claimed(&client, &owner).await;
     cancel(&client, job.id.0).await;
-    all_refuse(&mine, state_of(&job), AbortReason::Cancelled).await;
+    all_refuse(&owner, state_of(&job), AbortReason::Cancelled).await;
     assert_eq!(kept(&client).await, [entry("x", "", "k", "1")]);
 }
 

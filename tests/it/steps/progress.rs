@@ -50,9 +50,9 @@ async fn concurrent_progress_reports_of_the_same_jobs_do_not_deadlock() {
 #[tokio::test]
 async fn progress_is_shown_during_the_attempt_and_only_its_worker_can_report_it() {
     let db = TestDb::new().await;
-    let (client, mine, other) = (db.client().await, db.worker().await, db.worker().await);
+    let (client, owner, other) = (db.client().await, db.worker().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
-    let job = claim(&mine, 1).await.remove(0);
+    let job = claim(&owner, 1).await.remove(0);
     let report = |fence, percent| Report {
         id: job.id,
         fence,
@@ -68,7 +68,7 @@ async fn progress_is_shown_during_the_attempt_and_only_its_worker_can_report_it(
     };
     assert_eq!(shown().await, None);
 
-    let accepted = mine.report(&[report(job.fence, 50)], &[]).await.unwrap();
+    let accepted = owner.report(&[report(job.fence, 50)], &[]).await.unwrap();
     assert_eq!(accepted, [job.id].into());
     let progress = shown().await.unwrap();
     assert_eq!(
@@ -78,7 +78,8 @@ async fn progress_is_shown_during_the_attempt_and_only_its_worker_can_report_it(
 
     let stale = Fence(job.fence.0 ^ 1);
     assert!(
-        mine.report(&[report(stale, 60)], &[])
+        owner
+            .report(&[report(stale, 60)], &[])
             .await
             .unwrap()
             .is_empty()
@@ -102,7 +103,7 @@ async fn progress_is_shown_during_the_attempt_and_only_its_worker_can_report_it(
         .await
         .unwrap();
     assert_eq!(shown().await, None);
-    mine.report(&[], &[(job.id, job.fence)]).await.unwrap();
+    owner.report(&[], &[(job.id, job.fence)]).await.unwrap();
     let left: i64 = client
         .query_one("SELECT count(*) FROM rouse.progress", &[])
         .await

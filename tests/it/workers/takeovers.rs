@@ -53,8 +53,8 @@ async fn a_worker_unknown_to_the_database_registers_again() {
         .unwrap();
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
-    let lives = states(&client).await;
-    assert_eq!(lives.len(), 1, "{lives:?}");
+    let incarnations = states(&client).await;
+    assert_eq!(incarnations.len(), 1, "{incarnations:?}");
     worker.drain().await;
 }
 
