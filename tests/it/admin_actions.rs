@@ -5,29 +5,18 @@ mod queues;
 use std::time::Duration;
 
 use rouse::job::{Fence, JobId, Outcome};
-use rouse::store::{ClaimOrder, JsonText, Locked, Renewal, Settlement, Store};
+use rouse::store::{JsonText, Locked, Renewal, Settlement, Store};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
 
+use crate::support::claims::orders;
 use crate::support::worker::{PATIENCE, TestWorker, enqueue, show, until, until_true};
 use crate::support::{Host, TestDb};
 
-/// A claim from every lane that exists.
-async fn orders(store: &Store) -> Vec<ClaimOrder> {
-    let lanes = store.lanes_after(i64::MIN).await.unwrap();
-    let order = |lane: rouse::store::Lane| ClaimOrder {
-        lane: lane.id,
-        after: i64::MIN,
-        lease_ms: 60_000,
-        only: None,
-    };
-    lanes.into_iter().map(order).collect()
-}
-
 async fn claim(store: &Store, fence: i64) -> Vec<i64> {
-    let orders = orders(store).await;
+    let orders = orders(store, 60_000).await;
     let claimed = store
         .claim(Fence(fence), &orders, 100, None)
         .await
@@ -36,7 +25,7 @@ async fn claim(store: &Store, fence: i64) -> Vec<i64> {
     claimed.iter().map(|job| job.id.0).collect()
 }
 
-async fn is(client: &Client, sql: &str, params: &[&(dyn ToSql + Sync)]) -> bool {
+async fn is_true(client: &Client, sql: &str, params: &[&(dyn ToSql + Sync)]) -> bool {
     let row = client.query_one(sql, params).await;
     row.unwrap_or_else(|error| panic!("{sql}: {error:?}"))
         .get(0)
@@ -84,9 +73,9 @@ async fn repeating_an_admin_action_that_ended_a_job_succeeds_and_a_different_one
         enqueue(&client, "x", json!({})).await,
     );
     for _ in 0..2 {
-        assert!(is(&client, COMPLETE, &[&done, &json!({"n": 1})]).await);
-        assert!(is(&client, FAIL, &[&failed, &"by hand"]).await);
-        assert!(is(&client, DELETE, &[&deleted]).await);
+        assert!(is_true(&client, COMPLETE, &[&done, &json!({"n": 1})]).await);
+        assert!(is_true(&client, FAIL, &[&failed, &"by hand"]).await);
+        assert!(is_true(&client, DELETE, &[&deleted]).await);
     }
     assert_eq!(show(&client, done).await.result, Some(json!({"n": 1})));
     assert_eq!(
@@ -106,7 +95,7 @@ async fn repeating_an_admin_action_that_ended_a_job_succeeds_and_a_different_one
         ]
     );
 
-    for (sql, params, what) in [
+    for (sql, params, expected) in [
         (
             COMPLETE,
             &[&done as &(dyn ToSql + Sync), &json!(2)][..],
@@ -128,7 +117,7 @@ async fn repeating_an_admin_action_that_ended_a_job_succeeds_and_a_different_one
     ] {
         let (code, text) = refusal(&client, sql, params).await;
         assert!(
-            code == "55000" && text.contains(what) && text.contains("rouse.retry("),
+            code == "55000" && text.contains(expected) && text.contains("rouse.retry("),
             "{sql}: {code} {text}"
         );
     }
@@ -177,16 +166,16 @@ async fn a_running_job_can_be_completed_or_failed_but_not_rescheduled_deleted_or
         enqueue(&client, "x", json!({})).await,
     );
     assert_eq!(claim(&store, 7).await, [a, b]);
-    for (sql, params, what) in [
+    for (sql, params, expected) in [
         (DELETE, &[&a as &(dyn ToSql + Sync)][..], "rouse.cancel("),
         (RETRY, &[&a], "it is running"),
         (RESCHEDULE, &[&a, &None::<String>], "it is running"),
     ] {
         let (code, text) = refusal(&client, sql, params).await;
-        assert!(code == "55000" && text.contains(what), "{sql}: {text}");
+        assert!(code == "55000" && text.contains(expected), "{sql}: {text}");
     }
-    assert!(is(&client, COMPLETE, &[&a, &json!(1)]).await);
-    assert!(is(&client, FAIL, &[&b, &"no"]).await);
+    assert!(is_true(&client, COMPLETE, &[&a, &json!(1)]).await);
+    assert!(is_true(&client, FAIL, &[&b, &"no"]).await);
     // The outcomes of the attempts are refused.
     let late = store
         .settle(&[succeeded(a), succeeded(b)], Locked::Wait)
@@ -223,7 +212,7 @@ async fn completing_a_job_during_its_settlement_waits_for_the_outcome() {
         .await
         .unwrap();
     let (same, another): (&(dyn ToSql + Sync), &(dyn ToSql + Sync)) = (&json!(1), &json!(2));
-    let asked = async { is(&client, COMPLETE, &[&id, same]).await };
+    let repeated = async { is_true(&client, COMPLETE, &[&id, same]).await };
     let refused = async { refusal(&other, COMPLETE, &[&id, another]).await };
     let ends = async {
         let watcher = db.client().await;
@@ -234,7 +223,7 @@ async fn completing_a_job_during_its_settlement_waits_for_the_outcome() {
         .await;
         transaction.commit().await.unwrap();
     };
-    let (same, (code, _), ()) = tokio::join!(asked, refused, ends);
+    let (same, (code, _), ()) = tokio::join!(repeated, refused, ends);
     assert!(same);
     assert_eq!(code, "55000");
 }
@@ -246,9 +235,9 @@ async fn completing_a_running_job_stops_its_guest_at_once() {
     let worker = TestWorker::start(&db, Settings::default()).await;
     let id = enqueue(&client, "test.sleep", json!({"ms": 600_000})).await;
     until(&client, id, |job| job.state == "running").await;
-    assert!(is(&client, COMPLETE, &[&id, &json!("from outside")]).await);
-    // The lease lasts a minute and is renewed after 24 s, so waiting for the renewal would take too long. The only slot is free
-    // again once the guest has stopped.
+    assert!(is_true(&client, COMPLETE, &[&id, &json!("from outside")]).await);
+    // The lease lasts a minute and is renewed after 24 s, so waiting for the renewal would take too long. The only slot
+    // is free again once the guest has stopped.
     tokio::time::timeout(Duration::from_secs(20), worker.drain())
         .await
         .expect("the attempt has stopped");
@@ -269,21 +258,21 @@ async fn a_retry_repeats_the_job_and_only_one_is_live_at_a_time() {
         .get(0);
     let (code, text) = refusal(&client, RETRY, &[&old]).await;
     assert!(code == "55000" && text.contains("it is queued"), "{text}");
-    assert!(is(&client, FAIL, &[&old, &"no"]).await);
+    assert!(is_true(&client, FAIL, &[&old, &"no"]).await);
     let params: [&(dyn ToSql + Sync); 1] = [&old];
-    let (mine, theirs) = tokio::join!(
+    let (first, second) = tokio::join!(
         client.query_one(RETRY, &params),
         other.query_one(RETRY, &params)
     );
-    let (mine, theirs): (i64, i64) = (mine.unwrap().get(0), theirs.unwrap().get(0));
-    assert_eq!(mine, theirs);
+    let (first, second): (i64, i64) = (first.unwrap().get(0), second.unwrap().get(0));
+    assert_eq!(first, second);
     assert!(
-        is(
+        is_true(
             &client,
             "SELECT (a.handler, a.payload, a.queue, a.tenant, a.source, a.priority, a.max_attempts, a.unique_key, a.tags, a.id)
                   = (b.handler, b.payload, b.queue, b.tenant, b.source, b.priority, b.max_attempts, b.unique_key, b.tags, b.retried_from)
              FROM rouse.job($1) AS a, rouse.job($2) AS b",
-            &[&old, &mine]
+            &[&old, &first]
         )
         .await
     );
@@ -292,7 +281,7 @@ async fn a_retry_repeats_the_job_and_only_one_is_live_at_a_time() {
         ["requested", "failed", "retried"]
     );
     // Its unique key is taken.
-    assert!(is(&client, DELETE, &[&mine]).await);
+    assert!(is_true(&client, DELETE, &[&first]).await);
     client
         .query(
             "SELECT rouse.enqueue('x', unique_key => 'key', tenant => 'acme')",
@@ -318,15 +307,15 @@ async fn a_queued_job_can_be_rescheduled_later_and_earlier() {
         client.query_one(turn, &[&id]).await.unwrap().get(0),
         Some("2999-01-01 00:00Z".to_string()),
     );
-    assert!(is(&client, RESCHEDULE, &[&id, &now]).await);
+    assert!(is_true(&client, RESCHEDULE, &[&id, &now]).await);
     let kept: Option<i64> = client.query_one(turn, &[&id]).await.unwrap().get(0);
     assert_eq!(kept, first, "a ready job keeps its turn");
     for _ in 0..2 {
-        assert!(is(&client, RESCHEDULE, &[&id, &later]).await);
+        assert!(is_true(&client, RESCHEDULE, &[&id, &later]).await);
     }
     assert!(claim(&store, 7).await.is_empty());
     assert!(
-        is(
+        is_true(
             &client,
             RESCHEDULE,
             &[&id, &Some("2000-01-01 00:00Z".to_string())]
@@ -357,7 +346,7 @@ async fn the_commands_perform_admin_actions_and_report_them_by_exit_code() {
         ids
     };
     let [a, b, c, d] = [&ids[0], &ids[1], &ids[2], &ids[3]].map(String::as_str);
-    for (args, code, what) in [
+    for (args, code, expected) in [
         (&["job", "complete", a, "{\"n\": 1}"][..], 0, "is succeeded"),
         (&["job", "complete", a, "2"], 6, "with a different result"),
         (&["job", "complete", a, "{"], 1, "the result is not JSON"),
@@ -406,7 +395,7 @@ async fn the_commands_perform_admin_actions_and_report_them_by_exit_code() {
     ] {
         let (exit, output) = rouse(args);
         assert!(
-            exit == code && output.contains(what),
+            exit == code && output.contains(expected),
             "{args:?}: exit {exit}: {output}"
         );
     }
@@ -447,12 +436,12 @@ async fn a_history_lists_attempts_in_order_and_the_end_last() {
     renew(&store, id, 1).await;
     release(&store, id, 1).await;
     let reschedule = "SELECT rouse.reschedule($1, $2::text::timestamptz)";
-    assert!(is(&client, reschedule, &[&id, &Some("2100-01-01")]).await);
-    assert!(is(&client, reschedule, &[&id, &None::<&str>]).await);
+    assert!(is_true(&client, reschedule, &[&id, &Some("2100-01-01")]).await);
+    assert!(is_true(&client, reschedule, &[&id, &None::<&str>]).await);
     claim(&store, 2).await;
     renew(&store, id, 2).await;
     release(&store, id, 2).await;
-    assert!(is(&client, COMPLETE, &[&id, &json!(1)]).await);
+    assert!(is_true(&client, COMPLETE, &[&id, &json!(1)]).await);
     let expected = [
         "requested",
         "renewed",
@@ -477,7 +466,7 @@ async fn an_admin_end_that_waits_for_a_renewal_is_recorded_after_it() {
     let lock = "SELECT worker FROM rouse.job WHERE id = $1 FOR NO KEY UPDATE";
     let worker: i64 = transaction.query_one(lock, &[&id]).await.unwrap().get(0);
     let other = db.client().await;
-    let ending = tokio::spawn(async move { is(&other, COMPLETE, &[&id, &json!(1)]).await });
+    let ending = tokio::spawn(async move { is_true(&other, COMPLETE, &[&id, &json!(1)]).await });
     until_true(
         &client,
         "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')",
@@ -497,7 +486,7 @@ async fn an_admin_end_that_waits_for_a_renewal_is_recorded_after_it() {
         events(&client, id).await,
         ["requested", "claimed", "renewed", "succeeded"]
     );
-    let rises = "SELECT bool_and(at >= before) FROM (
+    let is_in_order = "SELECT bool_and(at >= before) FROM (
         SELECT at, lag(at, 1, at) OVER (ORDER BY ordinality) AS before FROM rouse.history($1) WITH ORDINALITY) AS h";
-    assert!(is(&client, rises, &[&id]).await);
+    assert!(is_true(&client, is_in_order, &[&id]).await);
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::claims::{claim, orders, rand, result, settlement};
+use crate::support::claims::{claim, make_due, orders, rand, result, settlement};
 use crate::support::database::registration;
 use crate::support::worker::{START_ORDER, TestWorker, enqueue, events, show, until_true};
 
@@ -54,7 +54,7 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
     let id = enqueue(&client, "x", json!({})).await;
     let first = claim(&store, 1).await.remove(0);
     let adopted = adopt(&next).await;
-    assert!(adopted.claimed.is_empty(), "its lease has not run out");
+    assert!(adopted.claimed.is_empty(), "its lease has not expired");
     let reported = |adopted: &Adopted| {
         let [adoption] = adopted.lost[..] else {
             panic!("one job: {adopted:?}");
@@ -71,7 +71,7 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
     assert_eq!(
         (second.attempt.0, second.lost),
         (2, 1),
-        "the first loss is taken up at once"
+        "the job is adopted at once after its first loss"
     );
     let stale = store
         .settle(&[settlement(&first, result("1"))], Locked::Wait)
@@ -79,7 +79,7 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
         .unwrap();
     assert!(
         stale.accepted.is_empty(),
-        "the old owner has no say any more"
+        "the old owner can no longer settle the job"
     );
 
     expire(&client, second.id).await;
@@ -88,13 +88,7 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
     let wait = AfterLoss::Wait(Duration::from_secs(10));
     assert_eq!(reported(&adopted), (Attempt(2), 2, wait));
     assert_eq!(show(&client, id).await.state, "queued");
-    client
-        .execute(
-            "UPDATE rouse.job SET available_at = now() WHERE id = $1",
-            &[&id],
-        )
-        .await
-        .unwrap();
+    make_due(&client, id).await;
     last.promote(None, false).await.unwrap();
     let third = claim(&last, 1).await.remove(0);
     assert_eq!((third.attempt.0, third.lost), (3, 2));
@@ -137,7 +131,7 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
     );
 }
 
-/// As after an outage of the server or a freeze: the lease ends, and the worker sends heartbeats again.
+/// After an outage of the server or a freeze, the lease has ended, and the worker sends heartbeats again.
 #[tokio::test]
 async fn a_loss_does_not_count_as_a_crash_if_the_worker_survived() {
     let db = TestDb::new().await;
@@ -145,7 +139,8 @@ async fn a_loss_does_not_count_as_a_crash_if_the_worker_survived() {
     let (store, other) = (db.worker().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
     let mut job = claim(&store, 1).await.remove(0);
-    // Alternately, the job's own worker or another one takes the job over, before or after the first worker's next heartbeat.
+    // Alternately, the job's own worker or another one takes the job over, before or after the first worker's next
+    // heartbeat.
     for (taker, owner) in [
         (&store, &store),
         (&other, &store),
@@ -164,7 +159,8 @@ async fn a_loss_does_not_count_as_a_crash_if_the_worker_survived() {
     assert_eq!(show(&client, id).await.state, "running");
 }
 
-/// The worker sends a heartbeat after the lease has ended and before another worker adopts the job; then it falls silent.
+/// The worker sends a heartbeat after the lease has ended and before another worker adopts the job; then it falls
+/// silent.
 #[tokio::test]
 async fn a_loss_does_not_count_as_a_crash_if_the_worker_sent_a_heartbeat_before_the_adoption() {
     let db = TestDb::new().await;
@@ -183,7 +179,7 @@ async fn a_loss_does_not_count_as_a_crash_if_the_worker_sent_a_heartbeat_before_
     assert_eq!(show(&client, id).await.state, "running");
 }
 
-/// As for a host that was frozen: others took the job over, and when the host resumes it claims the job again before its first
+/// A host was frozen: others took the job over, and when the host resumes it claims the job again before its first
 /// heartbeat.
 #[tokio::test]
 async fn a_loss_does_not_count_as_a_crash_if_the_worker_claims_the_job_again() {
@@ -211,8 +207,8 @@ async fn a_loss_does_not_count_as_a_crash_if_the_worker_claims_the_job_again() {
     );
 }
 
-/// What `last` decides about the orphans that it has listed.
-async fn decided(last: &Store, next: AfterLoss) -> Vec<Adoption> {
+/// The adoptions that `last` decides on for the orphans that it has listed.
+async fn decide(last: &Store, next: AfterLoss) -> Vec<Adoption> {
     let lanes: Vec<LaneId> = orders(last, 60_000)
         .await
         .iter()
@@ -227,7 +223,7 @@ async fn decided(last: &Store, next: AfterLoss) -> Vec<Adoption> {
     orphans.into_iter().map(adoption).collect()
 }
 
-/// As a host that freezes between its two statements.
+/// A host may freeze between its two statements.
 #[tokio::test]
 async fn an_orphan_that_changes_after_it_was_listed_is_left_alone() {
     let db = TestDb::new().await;
@@ -243,7 +239,7 @@ async fn an_orphan_that_changes_after_it_was_listed_is_left_alone() {
         (AfterLoss::Claim, "adopted"),
     ] {
         expire(&client, job.id).await;
-        let adoptions = decided(&last, next).await;
+        let adoptions = decide(&last, next).await;
         assert_eq!(adoptions.len(), 1, "{change}");
         let mut holder = db.client().await;
         let holds = holder.transaction().await.unwrap();
@@ -293,8 +289,8 @@ async fn a_job_that_is_listed_twice_is_adopted_once() {
         let id = enqueue(&client, "x", json!({})).await;
         let job = claim(&owner, 1).await.remove(0);
         expire(&client, job.id).await;
-        let mut adoptions = decided(&last, first).await;
-        adoptions.extend(decided(&last, second).await);
+        let mut adoptions = decide(&last, first).await;
+        adoptions.extend(decide(&last, second).await);
         assert_eq!(adoptions.len(), 2);
         last.adopt(Fence(rand()), &adoptions).await.unwrap();
         let shown = show(&client, id).await;
@@ -309,7 +305,7 @@ async fn a_job_that_is_listed_twice_is_adopted_once() {
     }
 }
 
-/// Three crashes, as it seems; the last worker is heard of before the job is failed for it.
+/// The worker of an orphan seems to have crashed, but it sends a heartbeat before the job fails for the crash.
 #[tokio::test]
 async fn a_job_does_not_fail_for_a_crash_that_is_disproved_after_it_was_listed() {
     let db = TestDb::new().await;
@@ -318,14 +314,14 @@ async fn a_job_does_not_fail_for_a_crash_that_is_disproved_after_it_was_listed()
     let id = enqueue(&client, "x", json!({})).await;
     let job = claim(&owner, 1).await.remove(0);
     expire(&client, job.id).await;
-    let adoptions = decided(&last, AfterLoss::Fail).await;
+    let adoptions = decide(&last, AfterLoss::Fail).await;
     assert_eq!(adoptions[0].orphan.crashes, 1);
     heartbeat(&owner).await;
     let adopted = last.adopt(Fence(rand()), &adoptions).await.unwrap();
     assert!(adopted.lost.is_empty(), "{adopted:?}");
     assert_eq!(show(&client, id).await.state, "running");
-    // The next list says so.
-    let adoptions = decided(&last, AfterLoss::Claim).await;
+    // The next list no longer counts the crash.
+    let adoptions = decide(&last, AfterLoss::Claim).await;
     assert_eq!(adoptions[0].orphan.crashes, 0);
     let adopted = last.adopt(Fence(rand()), &adoptions).await.unwrap();
     assert_eq!(adopted.claimed.len(), 1);
@@ -449,7 +445,8 @@ async fn orphans_are_adopted_by_priority_and_then_by_age() {
         }
     }
     assert_eq!(claim(&dead, 10).await.len(), 6);
-    // The leases end in a different order: low before normal before high, and within each priority the younger job's first.
+    // The leases end in a different order: low before normal before high, and within each priority the younger job's
+    // first.
     client
         .execute(
             "UPDATE rouse.job AS j SET lease_until = now() - interval '1 min' + n * interval '1 s'
@@ -499,6 +496,6 @@ async fn a_claim_yields_if_a_lease_has_ended_since_the_previous_claim() {
     assert_eq!(claimed[0].id.0, queued);
     assert!(
         claimed[0].claimed_at > until,
-        "from there the next claim goes on"
+        "the next claim continues from there"
     );
 }

@@ -15,7 +15,7 @@ use tokio_postgres::Client;
 use crate::http_out::{MODULE, guest_folder};
 use crate::sandbox_guest::bound;
 use crate::support::web::web;
-use crate::support::worker::{Shown, TestWorker, ended, put};
+use crate::support::worker::{Shown, TestWorker, ended, enqueue_sql};
 use crate::support::{TestDb, scratch};
 
 /// A worker whose handlers may send requests to this machine, with no other grants.
@@ -65,7 +65,7 @@ async fn start_with(db: &TestDb, grants: Grants) -> TestWorker {
 /// Runs a job with these grants to its end.
 async fn run(client: &Client, handler: &str, payload: Value, grants: Value) -> Shown {
     let sql = format!("'{handler}', '{payload}', grants => '{grants}'");
-    let id = put(client, &sql).await;
+    let id = enqueue_sql(client, &sql).await;
     ended(client, id).await
 }
 
@@ -87,12 +87,12 @@ async fn a_job_can_drop_servers_secrets_and_variables_of_its_handler() {
     let payload =
         |host: &str, secrets: Value| json!({"secrets": secrets, "requests": [{"url": url(host)}]});
 
-    let left = json!({"http": ["localhost"], "secrets": ["KEY"]});
+    let remaining = json!({"http": ["localhost"], "secrets": ["KEY"]});
     let job = run(
         &client,
         "test.http.secret",
         payload("localhost", json!(["KEY"])),
-        left.clone(),
+        remaining.clone(),
     )
     .await;
     assert_eq!(job.state, "succeeded", "{job:?}");
@@ -100,7 +100,7 @@ async fn a_job_can_drop_servers_secrets_and_variables_of_its_handler() {
         &client,
         "test.http.secret",
         payload("127.0.0.1", json!([])),
-        left,
+        remaining,
     )
     .await;
     assert_eq!(
@@ -174,7 +174,7 @@ async fn a_job_can_lower_the_memory_and_time_limits_of_its_handler() {
         (&json!("out_of_memory"), 1),
         "{job:?}"
     );
-    assert!(by_the_job(&job, "memory_mb"), "{job:?}");
+    assert!(names_the_job(&job, "memory_mb"), "{job:?}");
     // A job that asks for 4 GiB gets no more than the handler's 32 MiB.
     let job = run(
         &client,
@@ -184,7 +184,7 @@ async fn a_job_can_lower_the_memory_and_time_limits_of_its_handler() {
     )
     .await;
     assert_eq!(job.error.as_ref().unwrap()["kind"], "out_of_memory");
-    assert!(!by_the_job(&job, "memory_mb"), "{job:?}");
+    assert!(!names_the_job(&job, "memory_mb"), "{job:?}");
     assert!(error_of(&job).contains("rouse.toml"), "{job:?}");
     let job = run(&client, "test.alloc", alloc, json!({})).await;
     assert_eq!(job.state, "succeeded");
@@ -192,10 +192,10 @@ async fn a_job_can_lower_the_memory_and_time_limits_of_its_handler() {
     let started = Instant::now();
     let job = run(&client, "test.spin", json!({}), json!({"timeout": "200ms"})).await;
     assert_eq!(job.state, "timed_out");
-    assert!(by_the_job(&job, "timeout"), "{job:?}");
+    assert!(names_the_job(&job, "timeout"), "{job:?}");
     let job = run(&client, "test.spin", json!({}), json!({"cpu": "100ms"})).await;
     assert_eq!(job.error.as_ref().unwrap()["kind"], "out_of_cpu");
-    assert!(by_the_job(&job, "cpu"), "{job:?}");
+    assert!(names_the_job(&job, "cpu"), "{job:?}");
     assert!(started.elapsed() < Duration::from_secs(60));
     worker.drain().await;
 }
@@ -209,7 +209,7 @@ fn error_of(job: &Shown) -> &str {
 }
 
 /// Whether the error says that the job set this limit, and not rouse.toml.
-fn by_the_job(job: &Shown, key: &str) -> bool {
+fn names_the_job(job: &Shown, key: &str) -> bool {
     let message = error_of(job);
     message.contains("the grants of this job set")
         && message.contains(&format!("under \"{key}\""))
@@ -235,7 +235,7 @@ async fn a_denial_names_the_job_if_it_kept_only_read_access_to_a_directory() {
     let job = run(&client, handler, payload.clone(), json!({"dirs": ["/out"]})).await;
     assert_eq!(job.state, "succeeded", "{job:?}");
     let job = run(&client, handler, payload, json!({"dirs": ["/out:read"]})).await;
-    assert!(by_the_job(&job, "dirs"), "{job:?}");
+    assert!(names_the_job(&job, "dirs"), "{job:?}");
     worker.drain().await;
 
     // A limit of the operator is still reported as the operator's.
@@ -360,26 +360,26 @@ async fn grants_are_kept_in_the_history_and_the_retry_of_a_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = start(&db).await;
-    let left = json!({"memory_mb": 4});
-    let sql = format!("'test.alloc', '{{\"bytes\": 16777216}}', grants => '{left}'");
-    let id = put(&client, &sql).await;
+    let remaining = json!({"memory_mb": 4});
+    let sql = format!("'test.alloc', '{{\"bytes\": 16777216}}', grants => '{remaining}'");
+    let id = enqueue_sql(&client, &sql).await;
     assert_eq!(ended(&client, id).await.state, "failed");
     let sql = "SELECT (SELECT detail -> 'grants' FROM rouse.history($1) WHERE event = 'requested'),
                       (SELECT grants FROM rouse.job($1)), rouse.retry($1)";
     let row = client.query_one(sql, &[&id]).await.unwrap();
     assert_eq!(
         (row.get::<_, Value>(0), row.get::<_, Value>(1)),
-        (left.clone(), left.clone())
+        (remaining.clone(), remaining.clone())
     );
     let job = ended(&client, row.get(2)).await;
     assert_eq!(job.error.unwrap()["kind"], "out_of_memory");
     worker.drain().await;
 
     // Also for jobs that never ran: purged, cancelled.
-    let enqueue = format!("'x', grants => '{left}'");
+    let enqueue = format!("'x', grants => '{remaining}'");
     let (purged, cancelled) = (
-        put(&client, &enqueue).await,
-        put(&client, &format!("{enqueue}, queue => 'q'")).await,
+        enqueue_sql(&client, &enqueue).await,
+        enqueue_sql(&client, &format!("{enqueue}, queue => 'q'")).await,
     );
     let sql = "SELECT rouse.purge_queue('default'), rouse.cancel($1)";
     client.query_one(sql, &[&cancelled]).await.unwrap();
@@ -390,7 +390,7 @@ async fn grants_are_kept_in_the_history_and_the_retry_of_a_job() {
             .unwrap();
         assert_eq!(
             (row.get(0), row.get::<_, Value>(1)),
-            ("cancelled", left.clone())
+            ("cancelled", remaining.clone())
         );
     }
 }

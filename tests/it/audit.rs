@@ -6,18 +6,12 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::claim;
-use crate::support::worker::{TestWorker, cancel, ended, enqueue, put, tries};
+use crate::support::database::refusal;
+use crate::support::worker::{TestWorker, cancel, ended, enqueue, enqueue_sql, tries};
 use crate::support::{Ran, rouse_in, scratch};
 
 async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
     rouse_in(db, args, &scratch("audit")).await
-}
-
-async fn refused(client: &Client, sql: &str) -> String {
-    let error = client.batch_execute(sql).await.expect_err(sql);
-    // After an error in a batch of several statements, the transaction must be rolled back.
-    let error = error.as_db_error().expect("an error from the database");
-    format!("{} / {}", error.message(), error.hint().unwrap_or_default())
 }
 
 /// Inserts a row into each of the four tables.
@@ -44,9 +38,9 @@ async fn history(db: &TestDb) -> Client {
     worker.drain().await;
     cancel(&client, enqueue(&client, "noop", json!({})).await).await;
     for table in ["finished", "attempt", "step", "record"] {
-        let there = format!("SELECT count(*) > 0 FROM rouse.{table}");
-        let there: bool = client.query_one(&there, &[]).await.unwrap().get(0);
-        assert!(there, "{table}");
+        let exists = format!("SELECT count(*) > 0 FROM rouse.{table}");
+        let exists: bool = client.query_one(&exists, &[]).await.unwrap().get(0);
+        assert!(exists, "{table}");
     }
     client
 }
@@ -76,14 +70,14 @@ async fn ended_jobs_cannot_be_changed_even_by_the_owner() {
                 format!("DELETE FROM rouse.{name}"),
                 format!("TRUNCATE rouse.{name}"),
             ] {
-                let why = refused(&client, &sql).await;
+                let why = refusal(&client, &sql).await;
                 assert!(why.contains("is not allowed"), "{sql}: {why}");
             }
         }
-        let is: Value = client.query_one(&before, &[]).await.unwrap().get(0);
-        assert_eq!(was, is, "{table}");
+        let current: Value = client.query_one(&before, &[]).await.unwrap().get(0);
+        assert_eq!(was, current, "{table}");
     }
-    let why = refused(&client, "DELETE FROM rouse.finished").await;
+    let why = refusal(&client, "DELETE FROM rouse.finished").await;
     assert!(why.contains("rouse.unlock_history('why')"), "{why}");
     // Partitions of later days are protected too, and old ones can still be dropped.
     client
@@ -92,7 +86,7 @@ async fn ended_jobs_cannot_be_changed_even_by_the_owner() {
         .unwrap();
     let later = "SELECT relname::text FROM pg_class WHERE relname LIKE 'step\\_2%' AND relkind = 'r' ORDER BY 1 DESC LIMIT 1";
     let later: String = client.query_one(later, &[]).await.unwrap().get(0);
-    let why = refused(&client, &format!("TRUNCATE rouse.{later}")).await;
+    let why = refusal(&client, &format!("TRUNCATE rouse.{later}")).await;
     assert!(why.contains("is not allowed"), "{why}");
     client
         .batch_execute(
@@ -115,7 +109,7 @@ async fn ended_jobs_cannot_be_changed_even_by_the_owner() {
         "DELETE FROM rouse.finished".to_owned(),
         format!("TRUNCATE rouse.finished_{day}"),
     ] {
-        let why = refused(&client, &sql).await;
+        let why = refusal(&client, &sql).await;
         assert!(why.contains("is not allowed"), "{sql}: {why}");
     }
 }
@@ -124,7 +118,7 @@ async fn ended_jobs_cannot_be_changed_even_by_the_owner() {
 async fn unlocking_the_history_lasts_one_transaction_and_leaves_a_permanent_record() {
     let db = TestDb::new().await;
     let client = history(&db).await;
-    let why = refused(&client, "SELECT rouse.unlock_history(' ')").await;
+    let why = refusal(&client, "SELECT rouse.unlock_history(' ')").await;
     assert!(why.contains("reason must have"), "{why}");
     client
         .batch_execute(
@@ -133,7 +127,7 @@ async fn unlocking_the_history_lasts_one_transaction_and_leaves_a_permanent_reco
         )
         .await
         .unwrap();
-    let why = refused(&client, "UPDATE rouse.finished SET payload = '1'").await;
+    let why = refusal(&client, "UPDATE rouse.finished SET payload = '1'").await;
     assert!(
         why.contains("is not allowed"),
         "after the transaction: {why}"
@@ -143,7 +137,7 @@ async fn unlocking_the_history_lasts_one_transaction_and_leaves_a_permanent_reco
         "BEGIN; SELECT rouse.unlock_history('x'); UPDATE rouse.record SET who = 'nobody'",
         "BEGIN; SELECT rouse.unlock_history('x'); TRUNCATE rouse.record",
     ] {
-        let why = refused(&client, sql).await;
+        let why = refusal(&client, sql).await;
         assert!(
             why.contains("the record of rouse.unlock_history must remain"),
             "{sql}: {why}"
@@ -157,8 +151,8 @@ async fn unlocking_the_history_lasts_one_transaction_and_leaves_a_permanent_reco
         )
         .await
         .unwrap();
-    let (is_me, reason): (bool, &str) = (row.get(0), row.get(1));
-    assert!(is_me);
+    let (is_own_login, reason): (bool, &str) = (row.get(0), row.get(1));
+    assert!(is_own_login);
     assert_eq!(reason, "a payload had a password");
 }
 
@@ -171,7 +165,7 @@ async fn a_released_claim_keeps_its_time_and_a_purge_records_its_login_for_each_
     let job = claim(&store, 1).await.remove(0);
     store.unregister().await.unwrap();
     let back = db.worker().await;
-    // As a host releases jobs that it has claimed but not started.
+    // This is how a host releases jobs that it has claimed but not started.
     crate::support::worker::until_true(
         &client,
         "SELECT lease_until < clock_timestamp() FROM rouse.job",
@@ -206,7 +200,7 @@ async fn a_released_claim_keeps_its_time_and_a_purge_records_its_login_for_each_
     );
     let shown = rouse(&db, &["audit", &id.to_string(), "--json"]).await;
     let rows = shown.json()["audit"].clone();
-    let me: String = client
+    let login: String = client
         .query_one("SELECT session_user::text", &[])
         .await
         .unwrap()
@@ -214,7 +208,7 @@ async fn a_released_claim_keeps_its_time_and_a_purge_records_its_login_for_each_
     let end = rows.as_array().unwrap().last().unwrap();
     assert_eq!(
         (&end["event"], &end["by"]),
-        (&json!("cancelled"), &json!(me))
+        (&json!("cancelled"), &json!(login))
     );
     // A host logs the purge once, not once per job.
     let logged = "SELECT count(*) FROM rouse.audit_outbox WHERE event = 'purged'";
@@ -242,12 +236,12 @@ async fn the_history_records_the_handler_that_ran_a_bound_source() {
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, settings).await;
-    let bound = put(
+    let bound = enqueue_sql(
         &client,
         "'text.stats', '{\"fail_until\": 9}', source => 'cron'",
     )
     .await;
-    let own = put(&client, "'noop', source => 'ping'").await;
+    let own = enqueue_sql(&client, "'noop', source => 'ping'").await;
     let shown = ended(&client, bound).await;
     assert_eq!(shown.state, "failed");
     assert_eq!(shown.error.unwrap()["kind"], "guest_error");
@@ -275,7 +269,7 @@ async fn the_history_records_the_handler_that_ran_a_bound_source() {
 async fn an_audit_lists_events_and_their_logins_page_by_page() {
     let db = TestDb::new().await;
     let client = history(&db).await;
-    let other = put(&client, "'noop', queue => 'other'").await;
+    let other = enqueue_sql(&client, "'noop', queue => 'other'").await;
     client
         .execute("SELECT rouse.delete($1)", &[&other])
         .await
@@ -323,31 +317,31 @@ async fn an_audit_lists_events_and_their_logins_page_by_page() {
         "{of_other:?}"
     );
     let of_handler = audit(&["--handler", "test.flaky"]).await;
-    // A claim may have waited in line until it was released, and a lease that was taken before the listener had heard itself is
-    // renewed at once.
+    // A claim may have waited in line until it was released, and a lease that was taken before the listener had heard
+    // itself is renewed at once.
     let ends: Vec<&str> = of_handler
         .iter()
         .filter_map(|row| row["event"].as_str())
         .filter(|event| !["released", "renewed"].contains(event))
         .collect();
     assert_eq!(ends, ["succeeded", "attempt_failed"]);
-    let me: String = client
+    let login: String = client
         .query_one("SELECT session_user::text", &[])
         .await
         .unwrap()
         .get(0);
-    let mine = audit(&["--who", &me]).await;
+    let mine = audit(&["--who", &login]).await;
     assert!(
-        mine.iter().all(|row| row["by"] == json!(me)) && mine.len() == 2,
+        mine.iter().all(|row| row["by"] == json!(login)) && mine.len() == 2,
         "{mine:?}"
     );
     assert!(audit(&["--who", "nobody"]).await.is_empty());
     rouse(&db, &["audit", "999999"])
         .await
         .exits(3)
-        .says("no job 999999");
+        .prints("no job 999999");
     rouse(&db, &["audit", "--since", "soon"]).await.exits(2);
-    rouse(&db, &["audit"]).await.exits(0).says("deleted");
+    rouse(&db, &["audit"]).await.exits(0).prints("deleted");
 }
 
 #[tokio::test]

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::support::worker::{PATIENCE, ended, enqueue, events, guests_dir, put, until_true};
+use crate::support::worker::{
+    PATIENCE, ended, enqueue, enqueue_sql, events, guests_dir, until_true,
+};
 use crate::support::{Host, TestDb, rouse, scratch, skip};
 
 /// Debian's `faketime`, which CI installs.
@@ -39,7 +41,7 @@ async fn a_host_whose_clock_is_off_by_a_day_starts_nothing_early_and_loses_nothi
     for off_by in ["-1d", "+1d"] {
         let db = TestDb::new().await;
         let client = db.client().await;
-        let in_an_hour = put(
+        let in_an_hour = enqueue_sql(
             &client,
             "'test.echo', '{}', run_at => now() + interval '1 hour'",
         )

@@ -6,26 +6,20 @@ use std::process::Command;
 use std::sync::Arc;
 
 use rouse::job::RunEnd;
-use rouse::sandbox::{AbortHandle, CodeFrom, Digest, Limits, Sandbox, Settings};
+use rouse::sandbox::{AbortHandle, CodeFrom, Digest, Sandbox, Settings};
 
-use crate::sandbox_guest::{Handlers, echo, job};
+use crate::sandbox_guest::{Handlers, echo, job, small_settings};
 use crate::support::{attempt, rouse_binary, scratch};
 
 fn sandbox(cache_dir: &Path) -> Arc<Sandbox> {
     let settings = Settings {
-        attempts_max: 2,
-        limits: Limits {
-            memory_bytes: 1 << 20,
-            ..Limits::default()
-        },
-        compiler: Some(rouse_binary()),
         cache_dir: Some(cache_dir.into()),
-        ..Settings::default()
+        ..small_settings()
     };
     Sandbox::start(settings).expect("a sandbox")
 }
 
-/// Where the code of this handler comes from on a freshly started host; the handler also runs once.
+/// The origin of this handler's code on a freshly started host; the handler also runs once.
 async fn start(cache_dir: &Path, module: &[u8]) -> CodeFrom {
     let sandbox = sandbox(cache_dir);
     let handlers = Handlers::on(sandbox.clone(), &[("echo.wasm", module)]).await;

@@ -121,19 +121,19 @@ async fn enqueue_and_job_work_from_the_shell() {
 
     let (code, late) = run(&db, &["enqueue", "noop", "--in", "1h"]);
     assert_eq!(code, 0);
-    let (code, said) = run(
+    let (code, output) = run(
         &db,
         &["job", &result(&late), "--wait", "--timeout", "100ms"],
     );
     assert_eq!(code, 5, "it has not ended in time");
-    assert!(said.contains("has not ended within 100ms"), "{said}");
-    assert!(!said.contains("tags"), "it has none: {said}");
+    assert!(output.contains("has not ended within 100ms"), "{output}");
+    assert!(!output.contains("tags"), "the job has no tags: {output}");
     let (_, tagged) = run(
         &db,
         &["enqueue", "noop", "--tag", "gpu", "--unique-key", "once"],
     );
     let again = ["enqueue", "noop", "--queue", "q", "--unique-key", "once"];
-    let (code, said) = run(&db, &again);
+    let (code, output) = run(&db, &again);
     assert_eq!(code, 0);
     assert!(
         tagged.contains("the tags that the job requires (gpu)"),
@@ -142,40 +142,40 @@ async fn enqueue_and_job_work_from_the_shell() {
     let tagged = result(&tagged);
     let id = tagged.as_str();
     assert_eq!(
-        said,
+        output,
         format!(
             "{id}\nrouse: already queued as {id}, with a different queue, tags; nothing was added"
         )
     );
-    let (_, said) = run(&db, &[&again[..], &["--json"]].concat());
-    let said: Value = serde_json::from_str(&said).unwrap();
+    let (_, output) = run(&db, &[&again[..], &["--json"]].concat());
+    let output: Value = serde_json::from_str(&output).unwrap();
     let id: i64 = id.parse().unwrap();
     assert_eq!(
-        said,
+        output,
         json!({"id": id, "created": false, "differs": ["queue", "tags"]})
     );
     let other = ["enqueue", "noop", "--unique-key", "once", "--tenant", "t"];
-    let (_, said) = run(&db, &[&other[..], &["--json"]].concat());
-    let said: Value = serde_json::from_str(&result(&said)).unwrap();
-    assert!(said["created"] == true && said["id"] != id, "{said}");
+    let (_, output) = run(&db, &[&other[..], &["--json"]].concat());
+    let output: Value = serde_json::from_str(&result(&output)).unwrap();
+    assert!(output["created"] == true && output["id"] != id, "{output}");
     let (_, shown) = run(&db, &["job", &tagged]);
     for part in ["tags", "gpu", "unique_key", "once"] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
-    let (_, nobodys) = run(&db, &["enqueue", "no.such.handler"]);
+    let (_, unserved) = run(&db, &["enqueue", "no.such.handler"]);
     assert!(
-        nobodys.contains("has the handler no.such.handler"),
-        "{nobodys}"
+        unserved.contains("has the handler no.such.handler"),
+        "{unserved}"
     );
-    let (code, said) = run(&db, &["job", &result(&nobodys)]);
+    let (code, output) = run(&db, &["job", &result(&unserved)]);
     assert_eq!(code, 0);
     assert!(
-        said.contains("no running worker has the handler no.such.handler"),
-        "{said}"
+        output.contains("no running worker has the handler no.such.handler"),
+        "{output}"
     );
-    let (code, said) = run(&db, &["job", "999999"]);
+    let (code, output) = run(&db, &["job", "999999"]);
     assert_eq!(code, 3);
-    assert!(said.contains("no job 999999"), "{said}");
+    assert!(output.contains("no job 999999"), "{output}");
     drop(host);
 }
 
@@ -194,26 +194,29 @@ async fn a_listing_reads_only_the_newest_jobs_reports_that_and_can_be_continued(
         .await
         .unwrap();
     let rare = ["job", "ls", "--handler", "rare"];
-    let (code, said) = run(&db, &rare);
+    let (code, output) = run(&db, &rare);
     assert_eq!(code, 0);
     let back = "only the newest 100000 jobs were examined, back to 11, requested at 2026-01-02T00:00:00Z; --before 11 continues from there";
-    assert!(said.contains(back) && !said.contains("queued"), "{said}");
-    let (_, said) = run(&db, &[&rare[..], &["--json"]].concat());
-    let said: Value = serde_json::from_str(&said).unwrap();
+    assert!(
+        output.contains(back) && !output.contains("queued"),
+        "{output}"
+    );
+    let (_, output) = run(&db, &[&rare[..], &["--json"]].concat());
+    let output: Value = serde_json::from_str(&output).unwrap();
     assert_eq!(
-        said,
+        output,
         json!({"jobs": [], "more": false, "looked_back_to": 11})
     );
-    let (_, said) = run(&db, &[&rare[..], &["--before", "11"]].concat());
+    let (_, output) = run(&db, &[&rare[..], &["--before", "11"]].concat());
     assert!(
-        said.contains("queued") && !said.contains("--before"),
-        "{said}"
+        output.contains("queued") && !output.contains("--before"),
+        "{output}"
     );
     // A listing with enough rows does not mention the rows that it did not read.
-    let (_, said) = run(&db, &["job", "ls", "--limit", "3", "--queue", "q"]);
+    let (_, output) = run(&db, &["job", "ls", "--limit", "3", "--queue", "q"]);
     assert!(
-        said.contains("--limit N") && !said.contains("--before"),
-        "{said}"
+        output.contains("--limit N") && !output.contains("--before"),
+        "{output}"
     );
     let (_, help) = run(&db, &["job", "ls", "--help"]);
     assert!(help.contains("examines the newest 100,000 jobs"), "{help}");
@@ -224,7 +227,7 @@ async fn mistakes_on_the_command_line_are_reported_with_the_next_step() {
     let db = TestDb::new().await;
     let missing = scratch("empty").join("rouse.toml");
     let bad = config("slot = 3");
-    for (args, says) in [
+    for (args, expected) in [
         (
             &["enqueue", "noop", "{a: 1}"][..],
             "the payload is not JSON",
@@ -270,7 +273,7 @@ async fn mistakes_on_the_command_line_are_reported_with_the_next_step() {
     ] {
         let (code, output) = run(&db, args);
         assert_ne!(code, 0, "{args:?}: {output}");
-        assert!(output.contains(says), "{args:?}: {output}");
+        assert!(output.contains(expected), "{args:?}: {output}");
     }
     let (_, refused) = run(
         &db,
@@ -279,14 +282,14 @@ async fn mistakes_on_the_command_line_are_reported_with_the_next_step() {
     assert_eq!(
         refused.matches("refused").count(),
         1,
-        "told once: {refused}"
+        "reported once: {refused}"
     );
     assert!(refused.contains("check host and port"), "{refused}");
-    let nowhere = Host::rouse(
+    let without_url = Host::rouse(
         &["job", "1"],
         &[("DATABASE_URL", ""), ("ROUSE_DATA_DIR", "/nowhere")],
     );
-    let (status, output) = nowhere.exit(Duration::from_secs(10));
+    let (status, output) = without_url.exit(Duration::from_secs(10));
     assert!(!status.success());
     assert!(output.contains("set DATABASE_URL"), "{output}");
 }

@@ -9,38 +9,29 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rouse::sandbox::{Catalog, HandlerSet, Limits, Sandbox, Settings};
+use rouse::sandbox::{Catalog, HandlerSet, Sandbox, Settings};
 use serde_json::json;
 
-use crate::sandbox_guest::{Handlers, PATIENCE, echo, refusal, version};
+use crate::sandbox_guest::{Handlers, PATIENCE, echo, refusal, small_settings, version};
 use crate::support::worker::{TestWorker, ended, enqueue};
 use crate::support::{Host, TestDb, rouse_binary, scratch};
 
 /// A sandbox for one test.
 fn sandbox(settings: Settings) -> Arc<Sandbox> {
-    let settings = Settings {
-        attempts_max: 2,
-        limits: Limits {
-            memory_bytes: 1 << 20,
-            ..Limits::default()
-        },
-        ..settings
-    };
     Sandbox::start(settings).expect("a sandbox")
 }
 
 fn limited(cpu_secs: u64, memory_bytes: usize) -> Settings {
     Settings {
-        compiler: Some(rouse_binary()),
         compile_cpu_max: Duration::from_secs(cpu_secs),
         compile_memory_bytes_max: memory_bytes,
         compilations_max: 2,
-        ..Settings::default()
+        ..small_settings()
     }
 }
 
-/// Functions with tables that jump to the end of any of the enclosing blocks, each of which passes on a thousand values: the
-/// compiler's work grows with the product of all these numbers, and the file does not.
+/// Functions with tables that jump to the end of any of the enclosing blocks, each of which passes on a thousand
+/// values: the compiler's work grows with the product of all these numbers, and the file does not.
 fn bomb(functions: usize, tables: usize, depth: usize) -> Vec<u8> {
     const VALUES: usize = 1000;
     let values = "i64 ".repeat(VALUES);
@@ -58,8 +49,8 @@ fn bomb(functions: usize, tables: usize, depth: usize) -> Vec<u8> {
     wat::parse_str(text).expect("the bomb is WebAssembly text")
 }
 
-/// Takes longer than a first try may (5 s of CPU time). In the tests' profile, a quarter of these functions took 13 s on one
-/// machine and less than 5 s on another.
+/// Takes longer than a first try may (5 s of CPU time). In the tests' profile, a quarter of these functions took 13 s
+/// on one machine and less than 5 s on another.
 pub(crate) fn bomb_of_time() -> Vec<u8> {
     bomb(240, 1, 150)
 }
@@ -69,8 +60,8 @@ fn bomb_of_memory() -> Vec<u8> {
     bomb(1, 40, 400)
 }
 
-/// A program that acts as a misbehaving compiler. A shell writes the file: if this process had it open for writing while another
-/// test starts a child, it could not be executed.
+/// A program that acts as a misbehaving compiler. A shell writes the file: if this process had it open for writing
+/// while another test starts a child, it could not be executed.
 pub(crate) fn compiler_that(does: &str) -> PathBuf {
     let path = scratch("compiler").join("compiler");
     let script = format!("#!/bin/sh\n{does}\n");
@@ -89,8 +80,8 @@ fn refusing(why: &str) -> String {
     format!("printf 'R\\0012\\{:o}{zeros}{why}'", why.len())
 }
 
-/// A compiler that, before it compiles a module with this word in it, waits until a file exists. Each compiler process compiles one
-/// module: the wrapper passes on the input that it has already read.
+/// A compiler that, before it compiles a module with this word in it, waits until a file exists. Each compiler process
+/// compiles one module: the wrapper passes on the input that it has already read.
 pub(crate) fn compiler_that_waits(word: &str, go_on: &Path) -> PathBuf {
     let dir = scratch("handed-on");
     compiler_that(&format!(
@@ -106,7 +97,7 @@ pub(crate) fn compiler_that_waits(word: &str, go_on: &Path) -> PathBuf {
     ))
 }
 
-fn run_by(compiler: PathBuf) -> Settings {
+fn with_compiler(compiler: PathBuf) -> Settings {
     Settings {
         compiler: Some(compiler),
         ..limited(1, 64 << 20)
@@ -275,7 +266,9 @@ async fn a_module_that_crashes_a_shared_compiler_is_retried_in_its_own() {
 
 #[tokio::test]
 async fn a_refusal_reports_the_compilers_reason() {
-    let sandbox = sandbox(run_by(compiler_that(&refusing("it is not to my liking"))));
+    let sandbox = sandbox(with_compiler(compiler_that(&refusing(
+        "it is not to my liking",
+    ))));
     let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
     assert_eq!(handlers.refusal("echo.wasm"), "it is not to my liking");
 }
@@ -295,7 +288,7 @@ async fn a_failed_compiler_is_distinguished_from_a_bad_module_and_retried() {
             "it could not be compiled: no pipe",
         ),
     ] {
-        let sandbox = sandbox(run_by(compiler_that(does)));
+        let sandbox = sandbox(with_compiler(compiler_that(does)));
         let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
         let why = handlers.refusal("echo.wasm");
         assert!(why.contains(words), "{does}: {why}");
@@ -304,7 +297,7 @@ async fn a_failed_compiler_is_distinguished_from_a_bad_module_and_retried() {
             "{does}: {why}"
         );
     }
-    let sandbox = sandbox(run_by("/nowhere/rouse".into()));
+    let sandbox = sandbox(with_compiler("/nowhere/rouse".into()));
     let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
     let why = handlers.refusal("echo.wasm");
     assert!(
@@ -330,7 +323,7 @@ async fn a_module_that_makes_the_compiler_fail_is_refused_permanently() {
             "more than 64 MiB of memory",
         ),
     ] {
-        let sandbox = sandbox(run_by(compiler_that(does)));
+        let sandbox = sandbox(with_compiler(compiler_that(does)));
         let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
         let why = handlers.refusal("echo.wasm");
         assert!(
@@ -376,7 +369,7 @@ async fn the_last_good_version_serves_if_the_compiler_of_the_next_one_is_killed(
 async fn a_compiler_does_not_inherit_the_hosts_environment() {
     let seen = scratch("environment").join("seen");
     let compiler = compiler_that(&format!("/usr/bin/env > {}; exit 3", seen.display()));
-    let sandbox = sandbox(run_by(compiler));
+    let sandbox = sandbox(with_compiler(compiler));
     Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
     let seen = fs::read_to_string(seen).unwrap();
     // The variables that the host sets, and the shell's own.
@@ -468,11 +461,11 @@ fn a_compiler_starts_only_for_a_host_and_is_hidden_from_the_help() {
     );
 }
 
-async fn until(what: &str, mut is: impl FnMut() -> bool) {
+async fn until(condition: &str, mut is: impl FnMut() -> bool) {
     let reached = tokio::time::timeout(PATIENCE, async {
         while !is() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
-    assert!(reached.await.is_ok(), "not reached: {what}");
+    assert!(reached.await.is_ok(), "not reached: {condition}");
 }

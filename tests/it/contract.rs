@@ -26,8 +26,8 @@ fn module(name: &str, schemas: &str, run: &str) -> Vec<u8> {
     )
 }
 
-/// How one attempt ended, and whether an instance was started.
-async fn ends(handlers: &Handlers, name: &str, payload: &str) -> (RunEnd, bool) {
+/// The end of one attempt, and whether an instance was started.
+async fn run_end(handlers: &Handlers, name: &str, payload: &str) -> (RunEnd, bool) {
     let handler = handlers.handler(name);
     let run = attempt(&sandbox(), &handler, job(payload), AbortHandle::new()).await;
     (run.end, run.used.is_some())
@@ -42,16 +42,16 @@ fn refused(end: RunEnd) -> String {
 
 #[tokio::test]
 async fn an_invalid_payload_ends_the_attempt_before_an_instance_starts() {
-    let takes = module(
+    let typed_input = module(
         "test.typed",
         &format!(r#""input_schema": {ORDER}"#),
         "unreachable",
     );
-    let handlers = Handlers::with(&[("typed.wasm", &takes)]).await;
-    let (end, instance) = ends(&handlers, "test.typed", r#"{"lines": [{"amount": 7}]}"#).await;
+    let handlers = Handlers::with(&[("typed.wasm", &typed_input)]).await;
+    let (end, instance) = run_end(&handlers, "test.typed", r#"{"lines": [{"amount": 7}]}"#).await;
     assert!(matches!(end, RunEnd::Trapped { .. }) && instance, "{end:?}");
 
-    let (end, instance) = ends(&handlers, "test.typed", r#"{"lines": [{"amount": "7"}]}"#).await;
+    let (end, instance) = run_end(&handlers, "test.typed", r#"{"lines": [{"amount": "7"}]}"#).await;
     assert!(!instance, "{end:?}");
     assert_eq!(
         refused(end),
@@ -67,11 +67,11 @@ async fn an_invalid_payload_ends_the_attempt_before_an_instance_starts() {
 
 #[tokio::test]
 async fn an_invalid_result_is_refused_after_the_run() {
-    let gives = module("test.typed", r#""output_schema": {"maximum": 9}"#, ECHO);
-    let handlers = Handlers::with(&[("typed.wasm", &gives)]).await;
-    let (end, _) = ends(&handlers, "test.typed", "9").await;
+    let typed_output = module("test.typed", r#""output_schema": {"maximum": 9}"#, ECHO);
+    let handlers = Handlers::with(&[("typed.wasm", &typed_output)]).await;
+    let (end, _) = run_end(&handlers, "test.typed", "9").await;
     assert_eq!(end, RunEnd::Returned(b"9".into()));
-    let (end, instance) = ends(&handlers, "test.typed", "1e400").await;
+    let (end, instance) = run_end(&handlers, "test.typed", "1e400").await;
     assert!(instance);
     assert_eq!(
         refused(end),
@@ -82,18 +82,18 @@ async fn an_invalid_result_is_refused_after_the_run() {
 #[tokio::test]
 async fn the_numbers_of_a_schema_are_kept_as_the_module_wrote_them() {
     let schema = r#"{"enum": [99.43984295500535, 18446744073709551616, 1e400]}"#;
-    let takes = module("test.typed", &format!(r#""input_schema": {schema}"#), ECHO);
-    let handlers = Handlers::with(&[("typed.wasm", &takes)]).await;
+    let typed_input = module("test.typed", &format!(r#""input_schema": {schema}"#), ECHO);
+    let handlers = Handlers::with(&[("typed.wasm", &typed_input)]).await;
     for payload in ["99.43984295500535", "18446744073709551616", "1e400"] {
-        let (end, _) = ends(&handlers, "test.typed", payload).await;
+        let (end, _) = run_end(&handlers, "test.typed", payload).await;
         assert_eq!(end, RunEnd::Returned(payload.into()));
     }
-    let (end, _) = ends(&handlers, "test.typed", "18446744073709551617").await;
+    let (end, _) = run_end(&handlers, "test.typed", "18446744073709551617").await;
     assert!(refused(end).contains("18446744073709551617"));
     // The command line shows the numbers unchanged too.
     let db = TestDb::new().await;
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("typed.wasm"), &takes).unwrap();
+    std::fs::write(folder.path().join("typed.wasm"), &typed_input).unwrap();
     let dir = folder.path().to_str().unwrap();
     let listed = r#""input_schema":{"enum":[99.43984295500535,18446744073709551616,1e400]}"#;
     for args in [
@@ -125,10 +125,10 @@ async fn a_missing_payload_is_valid_for_a_handler_without_input() {
     let nothing = module("test.typed", r#""input_schema": {"type": "null"}"#, ECHO);
     let handlers = Handlers::with(&[("typed.wasm", &nothing)]).await;
     for payload in ["{}", "null", " {} "] {
-        let (end, _) = ends(&handlers, "test.typed", payload).await;
+        let (end, _) = run_end(&handlers, "test.typed", payload).await;
         assert_eq!(end, RunEnd::Returned(payload.into()));
     }
-    let (end, _) = ends(&handlers, "test.typed", r#"{"a": 1}"#).await;
+    let (end, _) = run_end(&handlers, "test.typed", r#"{"a": 1}"#).await;
     assert!(refused(end).contains("expected null, got an object"));
 }
 
@@ -150,8 +150,8 @@ async fn a_module_with_an_invalid_schema_is_refused_with_the_location() {
 async fn a_job_with_an_invalid_payload_fails_at_once_and_shows_the_location() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let takes = module("test.order", &format!(r#""input_schema": {ORDER}"#), ECHO);
-    let catalog = catalog_of(&[("order.wasm", &takes)]).await;
+    let typed_input = module("test.order", &format!(r#""input_schema": {ORDER}"#), ECHO);
+    let catalog = catalog_of(&[("order.wasm", &typed_input)]).await;
     let worker = TestWorker::start_on(&db, Settings::default(), catalog);
     let good = enqueue(&client, "test.order", json!({"lines": [{"amount": 1}]})).await;
     assert_eq!(ended(&client, good).await.state, "succeeded");
@@ -184,8 +184,8 @@ async fn a_job_with_an_invalid_payload_fails_at_once_and_shows_the_location() {
 async fn a_job_with_an_invalid_result_is_retried_by_the_handlers_policy() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let gives = module("test.order", &format!(r#""output_schema": {ORDER}"#), ECHO);
-    let catalog = catalog_of(&[("order.wasm", &gives)]).await;
+    let typed_output = module("test.order", &format!(r#""output_schema": {ORDER}"#), ECHO);
+    let catalog = catalog_of(&[("order.wasm", &typed_output)]).await;
     let worker = TestWorker::start_on(&db, Settings::default(), catalog);
     let id = enqueue(&client, "test.order", json!({"lines": [{}]})).await;
     let job = ended(&client, id).await;
@@ -204,9 +204,9 @@ async fn a_job_with_an_invalid_result_is_retried_by_the_handlers_policy() {
     for row in rows {
         let (kind, message): (String, String) = (row.get(0), row.get(1));
         assert_eq!(kind, "invalid_result");
-        let told =
+        let expected =
             "result does not match the schema at /lines/0: missing required property \"amount\"";
-        assert!(message.starts_with(told), "{message}");
+        assert!(message.starts_with(expected), "{message}");
     }
     worker.drain().await;
 }

@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
-use rouse::store::COUNTED_WITHIN;
+use rouse::store::{COUNTED_WITHIN, Store};
 use serde_json::json;
+use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
 
 use crate::support::TestDb;
@@ -26,7 +27,7 @@ async fn depths_are_counted_for_each_queue_and_handler() {
     let mut depths = store.depths().await.unwrap();
     depths.sort_by(|one, other| one.handler.cmp(&other.handler));
     let [x, y] = depths.as_slice() else {
-        panic!("two: {depths:?}");
+        panic!("expected two depths, got {depths:?}");
     };
     assert_eq!((x.ready, x.scheduled, x.running), (3, 0, 0));
     assert!(x.oldest_wait_s.is_some_and(|wait| wait > 0.0));
@@ -56,24 +57,15 @@ async fn a_count_that_takes_too_long_is_cancelled_in_the_database() {
     let error = store.depths().await.unwrap_err();
     assert_eq!(error.code(), Some(&SqlState::QUERY_CANCELED), "{error}");
     assert!(started.elapsed() >= COUNTED_WITHIN);
-    let nobody = "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    until_true(&client, nobody).await;
+    let none_waits = "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    until_true(&client, none_waits).await;
     open.rollback().await.unwrap();
     // The time limit applied to that one count only, and the connection is usable.
     store.depths().await.unwrap();
 }
 
-#[tokio::test]
-async fn an_idle_transaction_that_has_written_is_reported() {
-    let db = TestDb::new().await;
-    let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
-    let job = enqueue(&client, "x", json!({})).await;
-    let open = holder.transaction().await.unwrap();
-    // Between two statements it has no snapshot, at the default isolation level.
-    assert!(cancel(open.client(), job).await);
-    for _ in 0..3 {
-        enqueue(&client, "x", json!({})).await;
-    }
+/// Asserts that this transaction is reported, and no longer once it has ended; three transactions came after it.
+async fn assert_reported_until_its_end(store: &Store, open: Transaction<'_>) {
     let database_metrics = store.database_metrics().await.unwrap();
     assert!(
         database_metrics
@@ -89,6 +81,20 @@ async fn an_idle_transaction_that_has_written_is_reported() {
         store.database_metrics().await.unwrap().oldest_transaction_s,
         None
     );
+}
+
+#[tokio::test]
+async fn an_idle_transaction_that_has_written_is_reported() {
+    let db = TestDb::new().await;
+    let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
+    let job = enqueue(&client, "x", json!({})).await;
+    let open = holder.transaction().await.unwrap();
+    // Between two statements it has no snapshot, at the default isolation level.
+    assert!(cancel(open.client(), job).await);
+    for _ in 0..3 {
+        enqueue(&client, "x", json!({})).await;
+    }
+    assert_reported_until_its_end(&store, open).await;
 }
 
 #[tokio::test]
@@ -109,21 +115,7 @@ async fn a_long_open_transaction_is_reported() {
     for _ in 0..3 {
         enqueue(&client, "x", json!({})).await;
     }
-    let database_metrics = store.database_metrics().await.unwrap();
-    assert!(
-        database_metrics
-            .oldest_transaction_s
-            .is_some_and(|age| age > 0.0)
-    );
-    assert!(
-        database_metrics.xmin_age.is_some_and(|age| age >= 3),
-        "{database_metrics:?}"
-    );
-    open.rollback().await.unwrap();
-    assert_eq!(
-        store.database_metrics().await.unwrap().oldest_transaction_s,
-        None
-    );
+    assert_reported_until_its_end(&store, open).await;
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::support::proxy::{ECHO, Proxy, Side};
 use crate::support::worker::{
-    PATIENCE, cancel, ended, enqueue, events, put, show, until, until_true,
+    PATIENCE, cancel, ended, enqueue, enqueue_sql, events, show, until, until_true,
 };
 use crate::support::{Host, TestDb, command, cut_all_others, folder, rouse_binary, rouse_in};
 
@@ -28,8 +28,8 @@ async fn a_drain_empties_its_queue_and_touches_no_other() {
     .await;
     nothing
         .exits(0)
-        .says("queue mail: 0 succeeded, 0 failed")
-        .says("nothing was enqueued recently into queue mail; is its name right?");
+        .prints("queue mail: 0 succeeded, 0 failed")
+        .prints("nothing was enqueued recently into queue mail; is its name right?");
     client
         .query(
             "SELECT count(*) FROM (SELECT rouse.enqueue_many('noop', array_agg(jsonb_build_object('n', n)), queue => 'mail') FROM generate_series(1, 300) AS n) AS q",
@@ -37,17 +37,17 @@ async fn a_drain_empties_its_queue_and_touches_no_other() {
         )
         .await
         .unwrap();
-    let bound = put(
+    let bound = enqueue_sql(
         &client,
         "'noop', '{\"text\": \"one two\"}', queue => 'mail', source => 'legacy'",
     )
     .await;
-    let later = put(
+    let later = enqueue_sql(
         &client,
         "'noop', '{\"n\": 1}', queue => 'mail', run_at => now() + interval '1 hour'",
     )
     .await;
-    let other = put(&client, "'noop', '{\"n\": 1}', queue => 'other'").await;
+    let other = enqueue_sql(&client, "'noop', '{\"n\": 1}', queue => 'other'").await;
 
     let ran = rouse_in(&db, &["queue", "drain", "mail", "--json"], &folder).await;
     ran.exits(0);
@@ -120,29 +120,29 @@ async fn a_drain_reports_failed_jobs_and_jobs_it_cannot_run() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("", &["noop.wasm", "test_guests.wasm"]);
-    put(&client, "'noop', '{\"n\": 1}'").await;
-    let unknown = put(&client, "'no.such'").await;
-    put(&client, "'noop', '{\"n\": 1}', tags => '{gpu}'").await;
+    enqueue_sql(&client, "'noop', '{\"n\": 1}'").await;
+    let unknown = enqueue_sql(&client, "'no.such'").await;
+    enqueue_sql(&client, "'noop', '{\"n\": 1}', tags => '{gpu}'").await;
     let ran = rouse_in(&db, &["queue", "drain", "default"], &folder).await;
     ran.exits(3)
-        .says("queue default: 1 succeeded, 0 failed")
-        .says("left: no.such: 1 ready; the folder has no such handler")
-        .says("left: noop: 1 ready; they require the tags gpu");
+        .prints("queue default: 1 succeeded, 0 failed")
+        .prints("left: no.such: 1 ready; the folder has no such handler")
+        .prints("left: noop: 1 ready; they require the tags gpu");
     assert_eq!(events(&client, unknown).await, ["requested"]);
 
-    put(&client, "'test.fail', '{\"as\": \"permanent\"}'").await;
-    put(&client, "'test.fail', '{\"as\": \"retry-after\"}'").await;
+    enqueue_sql(&client, "'test.fail', '{\"as\": \"permanent\"}'").await;
+    enqueue_sql(&client, "'test.fail', '{\"as\": \"retry-after\"}'").await;
     let ran = rouse_in(&db, &["queue", "drain", "default", "--json"], &folder).await;
     // Failures are printed at once; successes are not.
-    ran.exits(1).says("WARN").says("hopeless");
+    ran.exits(1).prints("WARN").prints("hopeless");
     assert!(!ran.stderr.contains("INFO"), "{}", ran.stderr);
     let summary = ran.json();
     assert_eq!(
         (&summary["failed"], &summary["retried"]),
         (&json!(1), &json!(1))
     );
-    let waits = |left: &serde_json::Value| left["handler"] == "test.fail" && left["retries"] == 1;
-    assert!(summary["left"].as_array().unwrap().iter().any(waits));
+    let waiting = |left: &serde_json::Value| left["handler"] == "test.fail" && left["retries"] == 1;
+    assert!(summary["left"].as_array().unwrap().iter().any(waiting));
 }
 
 #[tokio::test]
@@ -194,9 +194,9 @@ async fn a_drain_refuses_to_start_with_a_source_bound_to_a_missing_handler() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("[sources]\nlegacy = \"text.stats\"\n", &["noop.wasm"]);
-    let id = put(&client, "'noop', '{\"n\": 1}', source => 'legacy'").await;
+    let id = enqueue_sql(&client, "'noop', '{\"n\": 1}', source => 'legacy'").await;
     let ran = rouse_in(&db, &["queue", "drain", "default"], &folder).await;
-    ran.exits(7).says("legacy = text.stats");
+    ran.exits(7).prints("legacy = text.stats");
     assert_eq!(events(&client, id).await, ["requested"]);
 }
 
@@ -262,15 +262,15 @@ async fn a_paused_queue_is_not_drained_and_a_pause_ends_a_running_drain() {
         .query_one("SELECT rouse.pause_queue('default')", &[])
         .await
         .unwrap();
-    let waits = put(&client, "'noop', '{\"n\": 1}'").await;
+    let waiting = enqueue_sql(&client, "'noop', '{\"n\": 1}'").await;
     assert!(cancel(&client, running).await, "cancelled by this call");
     assert_eq!(ended(&client, running).await.state, "cancelled");
     let (status, output) = drain.exit(PATIENCE);
     assert_eq!(status.code(), Some(6), "{output}");
     assert!(output.contains("queue default is paused since"), "{output}");
-    assert_eq!(events(&client, waits).await, ["requested"]);
+    assert_eq!(events(&client, waiting).await, ["requested"]);
     let ran = rouse_in(&db, &["queue", "drain", "default"], &folder).await;
-    ran.exits(6).says("rouse queue resume default");
+    ran.exits(6).prints("rouse queue resume default");
 }
 
 /// The drain's leases last five minutes, so a renewal would come after two.
@@ -311,7 +311,7 @@ async fn a_signal_ends_a_drain_after_its_running_attempts_and_leaves_the_rest() 
     });
     drain.signal(libc::SIGTERM);
     drain.line(PATIENCE, |line| line.contains("stopping: "));
-    let left = put(&client, "'noop', '{\"n\": 1}'").await;
+    let left = enqueue_sql(&client, "'noop', '{\"n\": 1}'").await;
     let (status, output) = drain.exit(PATIENCE);
     assert_eq!(status.code(), Some(130), "{output}");
     assert_eq!(ended(&client, running).await.state, "succeeded");
@@ -343,14 +343,14 @@ async fn a_drain_runs_its_bound_sources_and_reports_the_remaining_jobs_of_their_
     let client = db.client().await;
     let folder = folder("[sources]\nlegacy = \"noop\"\n", &["noop.wasm"]);
     for _ in 0..3 {
-        put(&client, "'producers.own', '{\"n\": 1}', source => 'legacy'").await;
+        enqueue_sql(&client, "'producers.own', '{\"n\": 1}', source => 'legacy'").await;
     }
-    put(
+    enqueue_sql(
         &client,
         "'producers.own', '{\"n\": 1}', source => 'legacy', tags => '{gpu}'",
     )
     .await;
-    let other = put(&client, "'producers.own', source => 'other'").await;
+    let other = enqueue_sql(&client, "'producers.own', source => 'other'").await;
     let ran = rouse_in(&db, &["queue", "drain", "default", "--json"], &folder).await;
     ran.exits(3);
     let summary = ran.json();

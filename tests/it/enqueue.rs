@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
+use crate::support::database::drop_all_partitions;
 use crate::support::worker::{cancel, enqueue};
 
 async fn live_jobs(client: &Client) -> i64 {
@@ -85,7 +86,7 @@ async fn every_argument_but_the_handler_has_a_default_and_can_be_named() {
 async fn an_invalid_call_is_refused_with_a_clear_error_and_enqueues_nothing() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    for (call, says) in [
+    for (call, expected) in [
         ("rouse.enqueue(NULL)", "null is not a handler name (22023)"),
         (
             "rouse.enqueue('Email.Send')",
@@ -232,7 +233,7 @@ async fn an_invalid_call_is_refused_with_a_clear_error_and_enqueues_nothing() {
         ("rouse.cancel(NULL)", "id must not be null"),
     ] {
         let message = refused(&client, &format!("SELECT {call}")).await;
-        assert!(message.contains(says), "{call}: {message}");
+        assert!(message.contains(expected), "{call}: {message}");
     }
     assert_eq!(live_jobs(&client).await, 0);
     // The protocol refuses a NUL in an argument before it reaches the function.
@@ -405,16 +406,7 @@ async fn a_job_can_be_cancelled_if_todays_partition_is_missing() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "x", json!({})).await;
-    client
-        .batch_execute(
-            "DO $$ DECLARE t text; BEGIN
-                FOR t IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'rouse.finished_default'::regclass LOOP
-                    EXECUTE 'DROP TABLE ' || t;
-                END LOOP;
-            END $$",
-        )
-        .await
-        .unwrap();
+    drop_all_partitions(&client, "finished_default").await;
     let done = cancel(&client, id).await;
     assert!(done);
 }

@@ -78,7 +78,7 @@ impl Granted {
             .end
         {
             RunEnd::Returned(bytes) => bytes,
-            end => panic!("a result, not {end:?}"),
+            end => panic!("expected a result, got {end:?}"),
         }
     }
 }
@@ -129,7 +129,8 @@ async fn opening_a_pipe_or_a_socket_does_not_wait_for_its_other_end() {
 
 #[tokio::test]
 async fn an_attempt_has_no_more_files_open_than_its_limit() {
-    // Opens `file` until that fails, closes the last one, and tries twice more; returns the count and the error of each try.
+    // Opens `file` until that fails, closes the last one, and tries twice more; returns the count and the error of each
+    // try.
     let open = "(call $path_open (i32.const 3) (i32.const 1) (i32.const 300) (i32.const 4)
         (i32.const 0) (i64.const 2) (i64.const 0) (i32.const 0) (i32.const 340))";
     let body = format!(
@@ -149,10 +150,10 @@ async fn an_attempt_has_no_more_files_open_than_its_limit() {
     );
     let granted = Granted::to(&body).await;
     std::fs::write(granted.at("file"), "").unwrap();
-    let most = u8::try_from(FILES_MAX).unwrap();
+    let max = u8::try_from(FILES_MAX).unwrap();
     // The next attempt can open as many.
     for _ in 0..2 {
-        assert_eq!(granted.run().await, [most, NO_MEMORY, 0, NO_MEMORY]);
+        assert_eq!(granted.run().await, [max, NO_MEMORY, 0, NO_MEMORY]);
     }
 }
 

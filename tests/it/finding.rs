@@ -7,7 +7,7 @@ use tokio_postgres::Client;
 
 use crate::commands::run;
 use crate::support::TestDb;
-use crate::support::worker::{put, until_true};
+use crate::support::worker::{enqueue_sql, until_true};
 
 const SEARCH: &str =
     "SELECT ids, looked_at, next_before, looked_back_to FROM rouse.search_jobs($1, $2, $3, $4)";
@@ -25,7 +25,7 @@ async fn find(client: &Client, filter: &Value) -> Vec<i64> {
 
 /// Enqueues a job and fails it.
 async fn failed(client: &Client, arguments: &str, message: &str) -> i64 {
-    let id = put(client, arguments).await;
+    let id = enqueue_sql(client, arguments).await;
     let fail = "SELECT rouse.fail($1, $2)";
     client.query(fail, &[&id, &message]).await.unwrap();
     id
@@ -76,12 +76,12 @@ async fn each_key_of_a_filter_restricts_a_search() {
         "other",
     )
     .await;
-    let c = put(&client, r#"'x', '{"customer": {"id": 42.0}}'"#).await;
+    let c = enqueue_sql(&client, r#"'x', '{"customer": {"id": 42.0}}'"#).await;
     client
         .query("SELECT rouse.complete($1)", &[&c])
         .await
         .unwrap();
-    let d = put(&client, "'x', source => 's', queue => 'q'").await;
+    let d = enqueue_sql(&client, "'x', source => 's', queue => 'q'").await;
     let sql = "SELECT nextval('rouse.turn_seq')";
     let row = client.query_one(sql, &[]).await.unwrap();
     let e: i64 = row.get(0);
@@ -149,7 +149,7 @@ async fn each_key_of_a_filter_restricts_a_search() {
 async fn an_invalid_filter_is_refused_with_the_accepted_values() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    for (filter, says) in [
+    for (filter, expected) in [
         ("null", "filter must be an object, not null"),
         ("[]", "filter must be an object, not []"),
         (r#"{"stat": "failed"}"#, "'stat' is not a key of filters"),
@@ -198,13 +198,13 @@ async fn an_invalid_filter_is_refused_with_the_accepted_values() {
             let error = client
                 .query(sql, &[&filter, &None::<i64>, &10, &10])
                 .await
-                .expect_err(says);
+                .expect_err(expected);
             let error = error.as_db_error().expect("an error from the database");
-            assert!(error.message().contains(says), "{filter}: {error}");
+            assert!(error.message().contains(expected), "{filter}: {error}");
             assert_eq!(error.code().code(), "22023", "{filter}");
         }
     }
-    for (filter, says) in [
+    for (filter, expected) in [
         (json!({"handler": "x"}), "must name states"),
         (json!({"state": ["failed", "queued"]}), "must name states"),
         (json!({"state": "failed", "retried": true}), "never retried"),
@@ -212,9 +212,9 @@ async fn an_invalid_filter_is_refused_with_the_accepted_values() {
         let error = client
             .query(RETRY, &[&filter, &None::<i64>, &10, &10])
             .await
-            .expect_err(says);
+            .expect_err(expected);
         let error = error.as_db_error().expect("an error from the database");
-        assert!(error.message().contains(says), "{filter}: {error}");
+        assert!(error.message().contains(expected), "{filter}: {error}");
     }
 }
 
@@ -319,42 +319,43 @@ async fn the_command_line_finds_counts_and_retries_jobs() {
         "--handler",
         "x",
     ];
-    let (code, said) = run(&db, &[&["job", "ls", "--json"][..], &filter].concat());
-    assert_eq!(code, 0, "{said}");
-    let said: Value = serde_json::from_str(&said).unwrap();
-    assert_eq!(said["jobs"].as_array().map(Vec::len), Some(1));
-    assert_eq!(said["jobs"][0]["id"], wanted);
+    let (code, output) = run(&db, &[&["job", "ls", "--json"][..], &filter].concat());
+    assert_eq!(code, 0, "{output}");
+    let output: Value = serde_json::from_str(&output).unwrap();
+    assert_eq!(output["jobs"].as_array().map(Vec::len), Some(1));
+    assert_eq!(output["jobs"][0]["id"], wanted);
 
     let retry = [
         &["job", "retry", "--state", "failed,timed_out"][..],
         &filter,
     ]
     .concat();
-    let (code, said) = run(&db, &retry);
-    assert_eq!(code, 2, "{said}");
+    let (code, output) = run(&db, &retry);
+    assert_eq!(code, 2, "{output}");
     assert!(
-        said.contains("found 1 of the 2 jobs that were looked at") && said.contains("--confirm"),
-        "{said}"
+        output.contains("found 1 of the 2 jobs that were looked at")
+            && output.contains("--confirm"),
+        "{output}"
     );
     let live = "SELECT count(*) = 1 FROM rouse.job WHERE retried_from = ";
     let row = client
         .query_one("SELECT count(*) FROM rouse.job", &[])
         .await;
     assert_eq!(row.unwrap().get::<_, i64>(0), 0, "nothing was done");
-    let (code, said) = run(&db, &[&retry[..], &["--confirm", "--json"]].concat());
-    assert_eq!(code, 0, "{said}");
-    let said: Value = serde_json::from_str(&said).unwrap();
+    let (code, output) = run(&db, &[&retry[..], &["--confirm", "--json"]].concat());
+    assert_eq!(code, 0, "{output}");
+    let output: Value = serde_json::from_str(&output).unwrap();
     assert_eq!(
-        (&said["retried"], &said["complete"]),
+        (&output["retried"], &output["complete"]),
         (&json!(1), &json!(true))
     );
     until_true(&client, &format!("{live}{wanted}")).await;
-    let (code, said) = run(&db, &retry);
-    assert_eq!(code, 0, "there is nothing left: {said}");
-    let (code, said) = run(&db, &["job", "retry", &other.to_string()]);
-    assert_eq!(code, 0, "by its id, as before: {said}");
+    let (code, output) = run(&db, &retry);
+    assert_eq!(code, 0, "there is nothing left: {output}");
+    let (code, output) = run(&db, &["job", "retry", &other.to_string()]);
+    assert_eq!(code, 0, "by its id, as before: {output}");
 
-    for (args, says) in [
+    for (args, expected) in [
         (&["retry"][..], "which jobs? give ids, or filters"),
         (&["retry", "1", "--state", "failed"], "not both"),
         (&["retry", "--handler", "x"], "give the states"),
@@ -369,8 +370,8 @@ async fn the_command_line_finds_counts_and_retries_jobs() {
         ),
         (&["ls", "--colour", "red"], "unexpected argument '--colour'"),
     ] {
-        let (code, said) = run(&db, &[&["job"][..], args].concat());
-        assert_ne!(code, 0, "{args:?}: {said}");
-        assert!(said.contains(says), "{args:?}: {said}");
+        let (code, output) = run(&db, &[&["job"][..], args].concat());
+        assert_ne!(code, 0, "{args:?}: {output}");
+        assert!(output.contains(expected), "{args:?}: {output}");
     }
 }

@@ -8,26 +8,12 @@ use std::process::{Command, Stdio};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 
+use crate::support::page::{blocks_of, repository};
 use crate::support::worker::{TestWorker, ended, enqueue, show, tries, until};
 use crate::support::{
     Ran, TestDb, command, folder, on_terminal, on_terminal_until, rouse_in, rouse_without_database,
     scratch,
 };
-
-/// The root of the repository.
-fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-}
-
-/// The code blocks of this kind on a page.
-fn blocks(page: &str, kind: &str) -> Vec<String> {
-    let text = std::fs::read_to_string(root().join(page)).unwrap();
-    let opening = format!("```{kind}\n");
-    let blocks = text.split(opening.as_str()).skip(1);
-    blocks
-        .map(|rest| rest.split("```").next().unwrap_or_default().to_owned())
-        .collect()
-}
 
 #[tokio::test]
 async fn a_noun_without_a_verb_prints_a_list() {
@@ -36,27 +22,27 @@ async fn a_noun_without_a_verb_prints_a_list() {
     let worker = TestWorker::start(&db, Settings::default()).await;
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     ended(&client, id).await;
-    let anywhere = scratch("anywhere");
+    let empty_folder = scratch("anywhere");
     for (noun, shown) in [
         ("job", "noop"),
         ("queue", "default"),
         ("workers", "active"),
         ("state", "no handler has any state"),
     ] {
-        let bare = rouse_in(&db, &[noun], &anywhere).await;
-        bare.exits(0).says(shown);
-        let listed = rouse_in(&db, &[noun, "ls"], &anywhere).await;
+        let bare = rouse_in(&db, &[noun], &empty_folder).await;
+        bare.exits(0).prints(shown);
+        let listed = rouse_in(&db, &[noun, "ls"], &empty_folder).await;
         let first = |ran: &Ran| ran.stdout.lines().next().map(str::to_owned);
         assert_eq!(first(&bare), first(&listed), "{noun}");
-        let json = rouse_in(&db, &[noun, "--json"], &anywhere).await;
+        let json = rouse_in(&db, &[noun, "--json"], &empty_folder).await;
         assert!(json.exits(0).json().is_object(), "{noun}");
     }
     let handlers = folder("", &["noop.wasm"]);
     rouse_without_database(&["handlers"], &handlers)
         .exits(0)
-        .says("noop.wasm");
-    let waits = rouse_in(&db, &["job", "--wait"], &anywhere).await;
-    waits.exits(2).says("<ID>");
+        .prints("noop.wasm");
+    let waits = rouse_in(&db, &["job", "--wait"], &empty_folder).await;
+    waits.exits(2).prints("<ID>");
     worker.drain().await;
 }
 
@@ -64,26 +50,26 @@ async fn a_noun_without_a_verb_prints_a_list() {
 async fn a_verb_accepts_several_jobs_and_a_refusal_does_not_stop_the_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let anywhere = scratch("anywhere");
+    let folder = scratch("anywhere");
     let mut ids = Vec::new();
     for _ in 0..3 {
         ids.push(enqueue(&client, "no.such", json!({})).await.to_string());
     }
-    let run = async |args: &[&str]| rouse_in(&db, args, &anywhere).await;
+    let run = async |args: &[&str]| rouse_in(&db, args, &folder).await;
     let [a, b, c] = [&ids[0], &ids[1], &ids[2]].map(String::as_str);
 
     let moved = run(&["job", "reschedule", a, b, "--in", "1h"]).await;
-    moved.exits(0).says("2 of 2 jobs done, 0 refused");
+    moved.exits(0).prints("2 of 2 jobs done, 0 refused");
     let unknown = run(&["job", "cancel", a, "999999", b]).await;
-    unknown.exits(3).says("no job 999999");
-    unknown.says(&format!("job {b} is cancelled"));
-    unknown.says("2 of 3 jobs done, 1 refused");
+    unknown.exits(3).prints("no job 999999");
+    unknown.prints(&format!("job {b} is cancelled"));
+    unknown.prints("2 of 3 jobs done, 1 refused");
     // With several refusals the highest exit code wins: 999999 never existed, and c has ended differently.
     run(&["job", "complete", c, "1"]).await.exits(0);
     let d = enqueue(&client, "no.such", json!({})).await.to_string();
     let refused = run(&["job", "cancel", c, "999999", &d]).await;
-    refused.exits(6).says(&format!("job {d} is cancelled"));
-    refused.says("has ended as succeeded");
+    refused.exits(6).prints(&format!("job {d} is cancelled"));
+    refused.prints("has ended as succeeded");
 
     let retried = run(&["job", "retry", a, b, "--json"]).await;
     retried.exits(0);
@@ -104,22 +90,22 @@ async fn a_verb_accepts_several_jobs_and_a_refusal_does_not_stop_the_others() {
         "{}",
         single.text()
     );
-    run(&["job", "cancel"]).await.exits(2).says("<ID>...");
+    run(&["job", "cancel"]).await.exits(2).prints("<ID>...");
 
     run(&["queue", "pause", "mail", "bulk"])
         .await
         .exits(0)
-        .says("queue bulk is paused")
-        .says("2 of 2 queues done");
+        .prints("queue bulk is paused")
+        .prints("2 of 2 queues done");
     run(&["queue", "resume", "mail", "bulk"])
         .await
         .exits(0)
-        .says("queue mail is resumed");
+        .prints("queue mail is resumed");
     run(&["workers", "forget", "no-such", "nor-this"])
         .await
         .exits(3)
-        .says("no worker nor-this")
-        .says("0 of 2 workers done, 2 refused");
+        .prints("no worker nor-this")
+        .prints("0 of 2 workers done, 2 refused");
 }
 
 #[tokio::test]
@@ -128,9 +114,9 @@ async fn the_page_of_noop_shows_its_result() {
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     let page = "handlers/noop/README.md";
-    let call = &blocks(page, "sql")[0];
+    let call = &blocks_of(page, "sql")[0];
     let id: i64 = client.query_one(call.trim(), &[]).await.unwrap().get(0);
-    let text = std::fs::read_to_string(root().join(page)).unwrap();
+    let text = std::fs::read_to_string(repository().join(page)).unwrap();
     let result = ended(&client, id).await.result.unwrap();
     let documented = text.split("The result is `").nth(1).unwrap();
     let documented: Value = serde_json::from_str(documented.split('`').next().unwrap()).unwrap();
@@ -146,13 +132,13 @@ async fn the_page_of_noop_shows_its_result() {
 
 #[test]
 fn the_example_of_a_profile_has_samples() {
-    let commands = blocks("docs/guides/handlers.md", "console");
+    let commands = blocks_of("docs/guides/handlers.md", "console");
     let example = commands
         .iter()
         .find(|block| block.contains("--profile"))
         .unwrap();
     let folder = folder("", &["text_stats.wasm"]);
-    // As printed there, with this build's `rouse` first on the path.
+    // The command as printed there, with this build's `rouse` first on the path.
     let bin = crate::support::rouse_binary();
     let path = format!(
         "{}:{}",
@@ -164,7 +150,7 @@ fn the_example_of_a_profile_has_samples() {
     shell.current_dir(&folder).stdin(Stdio::null());
     Ran::of(&mut shell)
         .exits(0)
-        .says(" samples of text.stats are in ");
+        .prints(" samples of text.stats are in ");
     let profile = std::fs::read(folder.join("out.json")).unwrap();
     let profile: Value = serde_json::from_slice(&profile).unwrap();
     let samples = profile["threads"][0]["samples"]["length"].as_u64();
@@ -172,15 +158,15 @@ fn the_example_of_a_profile_has_samples() {
     // The help shows the same option in use.
     rouse_without_database(&["invoke", "--help"], &folder)
         .exits(0)
-        .says("rouse invoke text.stats - --profile out.json < text.json");
+        .prints("rouse invoke text.stats - --profile out.json < text.json");
 }
 
 #[tokio::test]
 async fn a_password_in_an_argument_raises_a_warning_that_does_not_repeat_it() {
     let db = TestDb::new().await;
-    let anywhere = scratch("anywhere");
+    let folder = scratch("anywhere");
     let run = |args: &[&str], url: &str| {
-        let mut command = command(url, args, &anywhere);
+        let mut command = command(url, args, &folder);
         Ran::of(&mut command)
     };
     // The private server does not ask for a password.
@@ -189,14 +175,15 @@ async fn a_password_in_an_argument_raises_a_warning_that_does_not_repeat_it() {
     let ran = run(&["job", "--database-url", &url], "");
     ran.exits(0);
     for part in ["--database-url", "DATABASE_URL", "PGPASSFILE", "`ps`"] {
-        ran.says(part);
+        ran.prints(part);
     }
     assert!(!ran.text().contains("hunter2"), "{}", ran.text());
     let key_value = "host=/nowhere password=hunter2";
-    run(&["job", "--database-url", key_value], "").says("can read the password in --database-url");
+    run(&["job", "--database-url", key_value], "")
+        .prints("can read the password in --database-url");
     let listen = ["serve", "--listen-url", &url, "--http", "off"];
     let ran = run(&listen, "postgres://a@127.0.0.1:1/b");
-    ran.says("can read the password in --listen-url");
+    ran.prints("can read the password in --listen-url");
     for quiet in [
         run(&["job", "--database-url", &db.url()], ""),
         run(&["job"], &url),
@@ -228,10 +215,10 @@ async fn a_terminal_gets_colours_and_relative_times_and_a_pipe_does_not() {
         ended(&client, id).await;
     }
     let id = failed.to_string();
-    let anywhere = scratch("anywhere");
+    let folder = scratch("anywhere");
     let url = db.url();
     let run = |args: &[&str], variables: &[(&str, &str)]| {
-        let mut command = command(&url, args, &anywhere);
+        let mut command = command(&url, args, &folder);
         command
             .env("TERM", "xterm-256color")
             .env_remove("NO_COLOR")
@@ -323,11 +310,11 @@ async fn a_failed_attempt_shows_its_number_the_limit_and_the_time_of_the_next_on
     let worker = TestWorker::start(&db, settings).await;
     let id = enqueue(&client, "test.fail", json!({"as": "retryable"})).await;
     until(&client, id, |job| job.state == "queued" && job.attempt == 1).await;
-    let anywhere = scratch("anywhere");
+    let folder = scratch("anywhere");
     // Neither the job nor the command knows the handler's settings: the error carries them.
     for args in [&["job", &id.to_string()][..], &["job", "ls"]] {
-        let shown = rouse_in(&db, args, &anywhere).await;
-        shown.exits(0).says("1 of 3, next in ");
+        let shown = rouse_in(&db, args, &folder).await;
+        shown.exits(0).prints("1 of 3, next in ");
     }
     let shown = show(&client, id).await;
     assert_eq!(shown.error.unwrap()["max_attempts"], 3);
@@ -344,8 +331,8 @@ async fn a_failed_attempt_shows_its_number_the_limit_and_the_time_of_the_next_on
         job.state == "queued" && job.attempt == 1
     })
     .await;
-    let shown = rouse_in(&db, &["job", &own.to_string()], &anywhere).await;
-    shown.says("1 of 2, next in ");
+    let shown = rouse_in(&db, &["job", &own.to_string()], &folder).await;
+    shown.prints("1 of 2, next in ");
     worker.drain().await;
 }
 

@@ -6,14 +6,13 @@ mod jobs;
 use std::time::Duration;
 
 use rouse::job::{ErrorKind, Fence, Outcome};
-use rouse::store::{Locked, Stats, Store, WorkerKey};
+use rouse::store::{Locked, Stats, WorkerKey};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
-use tokio_postgres::Client;
 
-use crate::support::claims::{claim, error, settlement};
+use crate::support::claims::{claim, error, orders, settlement};
 use crate::support::database::registration;
-use crate::support::worker::{TestWorker, enqueue, until_true, watched};
+use crate::support::worker::{TestWorker, backdate_heartbeat, enqueue, until_true, watched};
 use crate::support::{Ran, TestDb, command, folder, rouse_in, scratch};
 
 /// Runs a command to its end, in an empty folder.
@@ -26,17 +25,6 @@ fn named(worker_id: &str) -> Settings {
         worker_id: worker_id.into(),
         ..Settings::default()
     }
-}
-
-/// Makes the worker look silent for a while.
-async fn silence(client: &Client, worker: &Store) {
-    client
-        .execute(
-            "UPDATE rouse.worker SET seen_at = now() - interval '91 s' WHERE incarnation = $1",
-            &[&worker.incarnation().unwrap().0],
-        )
-        .await
-        .unwrap();
 }
 
 #[tokio::test]
@@ -75,9 +63,9 @@ async fn workers_are_listed_with_their_properties_and_shown_with_their_handlers(
     let shown = rouse(&db, &["workers", "show", "mail-1"]).await;
     shown
         .exits(0)
-        .says("machine-7")
-        .says("test.echo")
-        .says("9.8.7");
+        .prints("machine-7")
+        .prints("test.echo")
+        .prints("9.8.7");
     let shown = rouse(&db, &["workers", "show", "mail-1", "--json"])
         .await
         .json();
@@ -87,7 +75,7 @@ async fn workers_are_listed_with_their_properties_and_shown_with_their_handlers(
     );
     assert_eq!(shown["workers"].as_array().unwrap().len(), 1);
     let unknown = rouse(&db, &["workers", "show", "nobody"]).await;
-    unknown.exits(3).says("no worker nobody is listed");
+    unknown.exits(3).prints("no worker nobody is listed");
 
     // A worker that stopped normally is listed only with `--all`.
     worker.drain().await;
@@ -111,25 +99,16 @@ async fn dead_workers_are_listed_until_forgotten_and_their_jobs_still_name_them(
         .register(&registration("mail", WorkerKey::random()))
         .await
         .unwrap();
-    let lane = store.lanes_after(i64::MIN).await.unwrap().remove(0);
-    let order = rouse::store::ClaimOrder {
-        lane: lane.id,
-        after: i64::MIN,
-        lease_ms: 3_600_000,
-        only: None,
-    };
-    let claimed = store
-        .claim(rouse::job::Fence(7), &[order], 1, None)
-        .await
-        .unwrap();
+    let orders = orders(&store, 3_600_000).await;
+    let claimed = store.claim(Fence(7), &orders, 1, None).await.unwrap();
     assert_eq!(claimed.jobs().len(), 1);
 
     let living = rouse(&db, &["workers", "forget", "mail"]).await;
     living
         .exits(6)
-        .says("worker mail is alive (here, last heartbeat 0 s ago)");
-    silence(&client, &store).await;
-    rouse(&db, &["workers", "ls"]).await.exits(0).says("dead");
+        .prints("worker mail is alive (here, last heartbeat 0 s ago)");
+    backdate_heartbeat(&client, &store, 91).await;
+    rouse(&db, &["workers", "ls"]).await.exits(0).prints("dead");
     let forgotten = rouse(&db, &["workers", "forget", "mail", "--json"]).await;
     forgotten.exits(0);
     assert_eq!(
@@ -153,7 +132,7 @@ async fn dead_workers_are_listed_until_forgotten_and_their_jobs_still_name_them(
     rouse(&db, &["job", &job.to_string()])
         .await
         .exits(0)
-        .says("mail");
+        .prints("mail");
     // It may be alive after all: then its write is refused as unknown, and it registers again.
     let refused = store
         .heartbeat(Some(&json!({})), &Stats::default(), false)
@@ -191,19 +170,10 @@ async fn a_forgotten_worker_is_removed_once_no_kept_row_refers_to_it() {
             .unwrap();
         if id == "busy" {
             enqueue(&client, "x", json!({})).await;
-            let lane = store.lanes_after(i64::MIN).await.unwrap().remove(0);
-            let order = rouse::store::ClaimOrder {
-                lane: lane.id,
-                after: i64::MIN,
-                lease_ms: 3_600_000,
-                only: None,
-            };
-            store
-                .claim(rouse::job::Fence(7), &[order], 1, None)
-                .await
-                .unwrap();
+            let orders = orders(&store, 3_600_000).await;
+            store.claim(Fence(7), &orders, 1, None).await.unwrap();
         }
-        silence(&client, &store).await;
+        backdate_heartbeat(&client, &store, 91).await;
     }
     let forget = "SELECT rouse.forget_worker($1)";
     client.query_one(forget, &[&"old"]).await.unwrap();
@@ -229,14 +199,14 @@ async fn each_workers_newest_incarnation_is_listed_unless_it_stopped_normally() 
     let db = TestDb::new().await;
     let client = db.client().await;
     for (id, ends) in [("a", false), ("b", false), ("c", true)] {
-        for life in 0..2 {
+        for incarnation in 0..2 {
             let store = db.store();
             store
                 .register(&registration(id, WorkerKey::random()))
                 .await
                 .unwrap();
-            if life == 0 || id == "b" {
-                silence(&client, &store).await;
+            if incarnation == 0 || id == "b" {
+                backdate_heartbeat(&client, &store, 91).await;
             } else if ends {
                 store.unregister().await.unwrap();
             }
@@ -247,7 +217,12 @@ async fn each_workers_newest_incarnation_is_listed_unless_it_stopped_normally() 
         .as_array()
         .unwrap()
         .iter()
-        .map(|life| (life["worker_id"].clone(), life["state"].clone()))
+        .map(|incarnation| {
+            (
+                incarnation["worker_id"].clone(),
+                incarnation["state"].clone(),
+            )
+        })
         .collect();
     assert_eq!(
         listed,
@@ -316,13 +291,13 @@ async fn the_handlers_of_the_fleet_are_listed_with_their_location_and_unserved_j
     let table = rouse(&db, &["handlers", "ls"]).await;
     table
         .exits(0)
-        .says("cpu-1, gpu-1")
-        .says("no worker can run these:")
-        .says("image.crop");
+        .prints("cpu-1, gpu-1")
+        .prints("no worker can run these:")
+        .prints("image.crop");
     let wrong = rouse(&db, &["handlers", "ls", "--where", "noop"]).await;
     wrong
         .exits(2)
-        .says("expected a condition such as handler=image.*");
+        .prints("expected a condition such as handler=image.*");
 
     let shown = rouse(&db, &["handlers", "show", "noop", "--json"]).await;
     shown.exits(0);
@@ -331,12 +306,12 @@ async fn the_handlers_of_the_fleet_are_listed_with_their_location_and_unserved_j
     rouse(&db, &["handlers", "show", "image.crop"])
         .await
         .exits(0)
-        .says("no running worker has it")
-        .says("waiting");
+        .prints("no running worker has it")
+        .prints("waiting");
     rouse(&db, &["handlers", "show", "no.such"])
         .await
         .exits(3)
-        .says("no worker has a handler no.such");
+        .prints("no worker has a handler no.such");
     for worker in workers {
         worker.drain().await;
     }
@@ -376,8 +351,8 @@ async fn a_broken_folder_or_settings_file_does_not_hide_the_fleet() {
     let folder = folder("slots = 0\n", &["noop.wasm"]);
     let ran = rouse_in(&db, &["handlers", "show", "noop"], &folder).await;
     ran.exits(0)
-        .says("waiting")
-        .says("the manifest is not shown, because handlers-wasm cannot be opened: rouse.toml");
+        .prints("waiting")
+        .prints("the manifest is not shown, because handlers-wasm cannot be opened: rouse.toml");
 }
 
 /// An attempt that is retried after its timeout flags its worker too; one whose outcome is refused does not.
@@ -410,19 +385,19 @@ async fn a_worker_keeps_its_timeout_flag_until_it_is_cleared() {
     store.unregister().await.unwrap();
 
     let listed = rouse(&db, &["workers", "ls", "--all", "--json"]).await;
-    let life = &listed.json()["workers"][0];
+    let incarnation = &listed.json()["workers"][0];
     assert_eq!(
-        (&life["state"], &life["timeouts"]),
+        (&incarnation["state"], &incarnation["timeouts"]),
         (&json!("unregistered"), &json!(2))
     );
-    assert_eq!(life["timed_out_handler"], "video.cut");
-    assert_eq!(life["timed_out_job"], jobs[1].id.0);
-    assert!(life["timed_out_since"].is_string());
+    assert_eq!(incarnation["timed_out_handler"], "video.cut");
+    assert_eq!(incarnation["timed_out_job"], jobs[1].id.0);
+    assert!(incarnation["timed_out_since"].is_string());
     rouse(&db, &["workers", "show", "mail"])
         .await
         .exits(0)
-        .says("2 since")
-        .says(&format!("last job {} (video.cut)", jobs[1].id));
+        .prints("2 since")
+        .prints(&format!("last job {} (video.cut)", jobs[1].id));
 
     // It is listed although it stopped normally, and its next incarnation has the flag too.
     let flagged = async || {
@@ -442,13 +417,13 @@ async fn a_worker_keeps_its_timeout_flag_until_it_is_cleared() {
     let cleared = rouse(&db, &["workers", "clear", "mail"]).await;
     cleared
         .exits(0)
-        .says("the timeout flag of worker mail is cleared");
+        .prints("the timeout flag of worker mail is cleared");
     let again = rouse(&db, &["workers", "clear", "mail", "--json"]).await;
     assert_eq!(again.json()["incarnations"], 0);
     rouse(&db, &["workers", "clear", "nobody"])
         .await
         .exits(3)
-        .says("no worker nobody is listed");
+        .prints("no worker nobody is listed");
     let row = client
         .query_one(
             "SELECT r.who, r.detail ->> 'timeouts', sum(w.timeouts)::bigint, bool_and(w.timed_out_since IS NULL)
@@ -457,11 +432,11 @@ async fn a_worker_keeps_its_timeout_flag_until_it_is_cleared() {
         )
         .await
         .unwrap();
-    let me: String = client
+    let login: String = client
         .query_one("SELECT session_user::text", &[])
         .await
         .unwrap()
         .get(0);
     let got: (&str, &str, i64, bool) = (row.get(0), row.get(1), row.get(2), row.get(3));
-    assert_eq!(got, (me.as_str(), "2", 0, true));
+    assert_eq!(got, (login.as_str(), "2", 0, true));
 }

@@ -190,11 +190,11 @@ async fn a_later_module_that_shares_one_handler_name_is_refused_as_a_whole() {
 #[tokio::test]
 async fn changes_of_the_folder_are_noticed_within_a_second() {
     let handlers = Handlers::watched(&[]).await;
-    let noticed = async |what: &str, is: &dyn Fn(&HandlerSet) -> bool| {
+    let noticed = async |condition: &str, is: &dyn Fn(&HandlerSet) -> bool| {
         let started = Instant::now();
-        handlers.until(what, is).await;
+        handlers.until(condition, is).await;
         let took = started.elapsed();
-        assert!(took < Duration::from_secs(1), "{what} after {took:?}");
+        assert!(took < Duration::from_secs(1), "{condition} after {took:?}");
     };
     handlers.write(
         "echo.wasm",

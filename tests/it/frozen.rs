@@ -15,9 +15,9 @@ const ENQUEUE: &str = "
     SELECT count(*) FROM (SELECT rouse.enqueue('test.race', jsonb_build_object('ms', 0, 'pad', (
         SELECT string_agg(md5(random()::text || part), '') FROM generate_series(1, 2048) AS part WHERE n > 0))) FROM generate_series(1, 64) AS n) AS enqueued";
 
-/// Freezes a host that does not read the answer of this statement. Its claim is committed and holds no lock: the jobs can be
-/// cancelled, and other hosts adopt them when the lease ends.
-async fn a_host_that_does_not_read_the_answer_of(statement: &'static str) {
+/// Freezes a host that does not read the answer of this statement. Its claim is committed and holds no lock: the jobs
+/// can be cancelled, and other hosts adopt them when the lease ends.
+async fn freeze_a_host_during_the_answer_of(statement: &'static str) {
     let db = TestDb::new().await;
     let client = db.client().await;
     // If a frozen host held a row lock, this test would wait forever.
@@ -63,7 +63,7 @@ async fn a_host_that_does_not_read_the_answer_of(statement: &'static str) {
 
     let other = TestWorker::start(&db, settings()).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    let by_the_other: i64 = client
+    let run_by_other: i64 = client
         .query_one(
             "SELECT count(*) FROM rouse.jobs WHERE state = 'succeeded' AND handler = 'test.race' AND worker = (SELECT max(incarnation) FROM rouse.worker)",
             &[],
@@ -71,7 +71,7 @@ async fn a_host_that_does_not_read_the_answer_of(statement: &'static str) {
         .await
         .unwrap()
         .get(0);
-    assert_eq!(by_the_other, JOBS - 1);
+    assert_eq!(run_by_other, JOBS - 1);
     answer.release();
     other.drain().await;
     frozen.drain().await;
@@ -80,10 +80,10 @@ async fn a_host_that_does_not_read_the_answer_of(statement: &'static str) {
 
 #[tokio::test]
 async fn a_host_frozen_during_the_answer_to_its_claim_blocks_no_other() {
-    a_host_that_does_not_read_the_answer_of("FROM rouse.claim(").await;
+    freeze_a_host_during_the_answer_of("FROM rouse.claim(").await;
 }
 
 #[tokio::test]
 async fn a_host_frozen_while_reading_its_claimed_jobs_blocks_no_other() {
-    a_host_that_does_not_read_the_answer_of("FROM rouse.claimed(").await;
+    freeze_a_host_during_the_answer_of("FROM rouse.claimed(").await;
 }

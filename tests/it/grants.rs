@@ -38,7 +38,7 @@ fn sandbox() -> Arc<Sandbox> {
 }
 
 /// The results of handlers with these names and this body.
-async fn returned(imports: &str, body: &str, names: &[&str]) -> Vec<String> {
+async fn results_of(imports: &str, body: &str, names: &[&str]) -> Vec<String> {
     let sandbox = sandbox();
     let mut all = Vec::new();
     for name in names {
@@ -56,7 +56,7 @@ async fn returned(imports: &str, body: &str, names: &[&str]) -> Vec<String> {
             .end
         {
             RunEnd::Returned(bytes) => all.push(String::from_utf8(bytes).expect("text")),
-            end => panic!("a result, not {end:?}"),
+            end => panic!("expected a result, got {end:?}"),
         }
     }
     all
@@ -77,7 +77,7 @@ async fn a_handler_sees_its_own_variables_and_none_of_the_hosts() {
         (call $return_ok (i32.const 8192) (i32.load (i32.const 304)))";
     // If several tables match, only one counts.
     assert_eq!(
-        returned(imports, body, &["test.own", "other"]).await,
+        results_of(imports, body, &["test.own", "other"]).await,
         ["GREETING=hello = you\0", "WIDE=1\0"]
     );
 }
@@ -89,7 +89,7 @@ async fn a_handler_gets_its_own_settings() {
         (call $all (i32.const 300))
         (call $return_ok (i32.load (i32.const 300)) (i32.load (i32.const 304)))";
     assert_eq!(
-        returned(imports, body, &["test.own", "other"]).await,
+        results_of(imports, body, &["test.own", "other"]).await,
         [r#"{"threshold":3}"#, "{}"]
     );
 }
@@ -99,8 +99,8 @@ async fn clocks_are_coarse_unless_fine_ones_are_granted() {
     let imports = r#"
         (import "wasi_snapshot_preview1" "clock_time_get" (func $now (param i32 i64 i32) (result i32)))
         (import "wasi_snapshot_preview1" "clock_res_get" (func $resolution (param i32 i32) (result i32)))"#;
-    // Returns 1 if any of a thousand readings of either clock is not a whole millisecond; then the resolutions that the clocks
-    // report.
+    // Returns 1 if any of a thousand readings of either clock is not a whole millisecond; then the resolutions that the
+    // clocks report.
     let body = "
         (local $left i32) (local $clock i32) (local $odd i32)
         (local.set $left (i32.const 1000))
@@ -116,7 +116,7 @@ async fn clocks_are_coarse_unless_fine_ones_are_granted() {
         (i32.store8 (i32.const 401) (i32.add (i32.const 48) (i64.eq (i64.load (i32.const 304)) (i64.const 1000000))))
         (call $return_ok (i32.const 400) (i32.const 2))";
     assert_eq!(
-        returned(imports, body, &["other", "test.own"]).await,
+        results_of(imports, body, &["other", "test.own"]).await,
         ["01", "10"]
     );
 }
@@ -156,9 +156,13 @@ async fn settings_and_variables_reach_a_handler_built_with_the_sdk() {
 
 #[tokio::test]
 async fn missing_grants_are_shown_with_the_lines_that_add_them() {
-    let asks = r#"{"handlers":[{"name":"mail.send","capabilities":["http:api.example.com","http:*.example.org",
+    let requesting = r#"{"handlers":[{"name":"mail.send","capabilities":["http:api.example.com","http:*.example.org",
         "secrets:KEY","dirs:/out:read-write","env:LANG","env:TZ","settings:threshold","fine_clocks","of-the-future"]}]}"#;
-    let guest = guest_of_wasip1("", asks, "(call $return_ok (i32.const 0) (i32.const 0))");
+    let guest = guest_of_wasip1(
+        "",
+        requesting,
+        "(call $return_ok (i32.const 0) (i32.const 0))",
+    );
     let config = "[[handlers.\"*\".http]]\nhosts = [\"*.example.com\"]\n";
     let dir = folder_of(config, &[("mail.wasm", guest)]);
     let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
@@ -228,21 +232,25 @@ async fn missing_grants_are_shown_with_the_lines_that_add_them() {
 
 #[tokio::test]
 async fn printed_lines_say_if_they_cannot_be_appended_to_the_file() {
-    let asks = r#"{"handlers":[{"name":"mail.send","capabilities":["dirs:/out","env:LANG","settings:threshold","state"]}]}"#;
-    let guest = guest_of_wasip1("", asks, "(call $return_ok (i32.const 0) (i32.const 0))");
+    let requesting = r#"{"handlers":[{"name":"mail.send","capabilities":["dirs:/out","env:LANG","settings:threshold","state"]}]}"#;
+    let guest = guest_of_wasip1(
+        "",
+        requesting,
+        "(call $return_ok (i32.const 0) (i32.const 0))",
+    );
     let config = "[handlers.\"*\".settings]\nwide = true\n[handlers.\"mail.send\"]\n\
                   dirs = [{ dir = \"in\", at = \"/in\" }]\n[handlers.\"mail.send\".env]\nTZ = \"UTC\"\n";
     let dir = folder_of(config, &[("mail.wasm", guest)]);
     let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
     let ran = rouse_without_database(&show, &dir);
     ran.exits(0);
-    for said in [
+    for remark in [
         "# handlers.\"mail.send\".dirs is in the file already, on line 4: add this element to its list\n{ dir = \"…\", at = \"/out\" },",
         "# handlers.\"mail.send\".env is in the file already, on line 5: put this into it",
         "# this replaces all of [handlers.\"*\".settings] for mail.send",
         "\n\n[handlers.\"mail.send\".state]\n",
     ] {
-        assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);
+        assert!(ran.stdout.contains(remark), "{remark}: {}", ran.stdout);
     }
 }
 

@@ -22,7 +22,7 @@ const SHOWN: &str = "it\n2026-11-22T12:00:00Z  WARN rouse: faked\\u{d}\\u{1b}[2J
 const TOSSES_MAX: usize = 64;
 
 /// True for characters that must not appear in printed text; line breaks are checked separately.
-pub(crate) fn obeyed(character: char) -> bool {
+pub(crate) fn is_unsafe(character: char) -> bool {
     (character.is_control() && character != '\n') || matches!(character, '\u{202e}' | '\u{2028}')
 }
 
@@ -45,7 +45,7 @@ fn a_refused_module_cannot_forge_lines_in_the_log_or_the_listing() {
     );
     let ran = Ran::of(command_without_database(&["handlers"], &folder).env("ROUSE_LOG", "warn"));
     let output = ran.exits(1).text();
-    assert!(!output.contains(obeyed), "{output:?}");
+    assert!(!output.contains(is_unsafe), "{output:?}");
     for (file, why) in [
         ("panics.wasm", "it panics when it describes itself"),
         ("word.wasm", "unknown variant"),
@@ -91,7 +91,10 @@ async fn a_handlers_error_is_harmless_in_the_database_and_keeps_its_line_breaks(
     let error = ended(&client, id).await.error.unwrap();
     assert_eq!(error["message"], SHOWN);
     let kind = error["guest_kind"].as_str().unwrap();
-    assert!(!kind.contains(obeyed) && !kind.contains('\n'), "{kind:?}");
+    assert!(
+        !kind.contains(is_unsafe) && !kind.contains('\n'),
+        "{kind:?}"
+    );
     worker.drain().await;
 }
 
@@ -107,7 +110,7 @@ async fn a_result_is_printed_as_equal_json_without_terminal_control_characters()
     ] {
         let ran = rouse_without_database(args, &folder);
         let output = ran.exits(0).text();
-        assert!(!output.contains(obeyed), "{output:?}");
+        assert!(!output.contains(is_unsafe), "{output:?}");
         let printed: Value = serde_json::from_str(&output).unwrap();
         let found = printed.get("result").unwrap_or(&printed);
         assert_eq!(found["said"], NASTY);
@@ -121,7 +124,7 @@ async fn a_result_is_printed_as_equal_json_without_terminal_control_characters()
     assert_eq!(ended(&client, id).await.state, "succeeded");
     worker.drain().await;
     let shown = rouse_in(&db, &["job", &id.to_string(), "--json"], &folder).await;
-    assert!(!shown.exits(0).stdout.contains(obeyed), "{shown:?}");
+    assert!(!shown.exits(0).stdout.contains(is_unsafe), "{shown:?}");
     assert_eq!(shown.json()["result"]["said"], NASTY);
 }
 
@@ -194,13 +197,13 @@ fn handlers_reports_what_would_prevent_a_host_from_starting_and_its_warnings() {
         "a host would not start: read the secret OTHER (secrets.OTHER in rouse.toml)",
         "warning: test.other is granted the directory",
     ] {
-        listed.says(part);
+        listed.prints(part);
     }
     // A missing grant of one handler does not prevent another from running.
     let echoed = rouse_without_database(&["invoke", "test.echo", "[7]"], &folder);
     assert_eq!(echoed.exits(0).text(), "[7]\n");
     let other = rouse_without_database(&["invoke", "test.other"], &folder);
-    other.exits(6).says("read the secret KEY");
+    other.exits(6).prints("read the secret KEY");
 
     // A warning alone would not keep a host from starting.
     let key = folder.join("nowhere.key");

@@ -48,14 +48,14 @@ fn the_harness_sees_lines_signals_and_exits_of_a_child() {
     let mut command = Command::new("sh");
     command.args([
         "-c",
-        "trap 'echo told >&2; exit 7' TERM; echo ready; while :; do sleep 0.01; done",
+        "trap 'echo signalled >&2; exit 7' TERM; echo ready; while :; do sleep 0.01; done",
     ]);
     let host = Host::spawn(command);
     host.line(PATIENCE, |line| line == "ready");
     host.signal(libc::SIGTERM);
     let (status, output) = host.exit(PATIENCE);
     assert_eq!(status.code(), Some(7));
-    assert!(output.contains("told"), "{output}");
+    assert!(output.contains("signalled"), "{output}");
 }
 
 #[tokio::test]

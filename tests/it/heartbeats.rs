@@ -42,7 +42,7 @@ async fn a_folder_serves_ten_thousand_handlers_and_heartbeats_report_them_all() 
         "{refused:?}"
     );
     let worker = TestWorker::start_on(&db, Settings::default(), catalog);
-    // Next to the text of these modules there is room for the eight kinds of grants.
+    // The text of these modules leaves room for the eight kinds of grants.
     until_true(
         &client,
         "SELECT coalesce((SELECT cardinality(handlers) = 10000 AND octet_length(capabilities::text) BETWEEN 3000000 AND 8388608 - 10000 * 200
@@ -63,8 +63,8 @@ async fn a_heartbeat_without_changes_keeps_the_workers_handlers() {
     let stats = Default::default();
     worker.heartbeat(Some(&can), &stats, false).await.unwrap();
     worker.heartbeat(None, &stats, true).await.unwrap();
-    let said = "SELECT handlers = '{mail.send}' AND capabilities #>> '{mail.send,version}' = '1' AND state = 'draining' FROM rouse.workers";
-    until_true(&client, said).await;
+    let reported = "SELECT handlers = '{mail.send}' AND capabilities #>> '{mail.send,version}' = '1' AND state = 'draining' FROM rouse.workers";
+    until_true(&client, reported).await;
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 //! Untrusted modules: what a guest may try, and what the host promises.
 //!
-//! Each case is a name, a promise, and a module in WebAssembly text. All cases run on one host in parallel with a harmless
-//! neighbour that runs without pause: each case asserts how it ended, that the neighbour continues, and that it was not slowed
-//! down by more than [`SLOWED_AT_MOST`]. `docs/explanation/security.md` describes the other promises.
+//! Each case is a name, a promise, and a module in WebAssembly text. All cases run on one host in parallel with a
+//! harmless neighbour that runs without pause: each case asserts how it ended, that the neighbour continues, and that
+//! it was not slowed down by more than [`SLOWDOWN_MAX`]. `docs/explanation/security.md` describes the other promises.
 
 mod boundary;
 mod computing;
@@ -20,17 +20,18 @@ use rouse::job::{
 };
 use rouse::sandbox::{AbortHandle, Handler};
 
-use crate::harmless::obeyed;
-use crate::sandbox_guest::{Handlers, echo, job, sandbox};
+use crate::harmless::is_unsafe;
+use crate::sandbox_guest::{Handlers, echo, guest_of_wasip1, job, manifest, sandbox};
 use crate::support::attempt;
 
-/// How many times its usual median the neighbour may take while a hostile guest runs. Two ticks of 10 ms are always allowed: a
-/// guest that computes yields at each tick, and the machines that run the tests have two cores, shared with other tests.
-const SLOWED_AT_MOST: u32 = 20;
+/// The factor over its usual median that the neighbour may take while a hostile guest runs. Two ticks of 10 ms are
+/// always allowed: a guest that computes yields at each tick, and the machines that run the tests have two cores,
+/// shared with other tests.
+const SLOWDOWN_MAX: u32 = 20;
 const ALWAYS_ALLOWED: Duration = Duration::from_millis(40);
 
 /// A guest that has not ended after this time is aborted, without a grace period.
-const ENOUGH: Duration = Duration::from_millis(300);
+const ABORTED_AFTER: Duration = Duration::from_millis(300);
 
 /// Time from the abort to the end: one tick, with a margin for a busy machine.
 const STOPPED_WITHIN: Duration = Duration::from_secs(10);
@@ -51,19 +52,36 @@ pub(super) enum Ends {
     Failed,
     /// It returns this value: none of its tries had any effect.
     Returns(&'static str),
-    /// It returns something that only Postgres can judge (`outcomes::a_result_that_only_postgres_refuses_fails_alone_too`).
+    /// It returns something that only Postgres can judge
+    /// (`outcomes::a_result_that_only_postgres_refuses_fails_alone_too`).
     Carried,
     /// It returns something that is not accepted as a result.
     InvalidResult,
 }
 
-/// One thing that a guest may try.
+/// One attack that a guest may try.
 pub(super) struct Case {
     pub(super) name: &'static str,
     pub(super) promise: &'static str,
     pub(super) module: Vec<u8>,
     pub(super) payload: &'static str,
     pub(super) ends: Ends,
+}
+
+/// A guest whose `run` has this body.
+fn body(name: &'static str, promise: &'static str, body: &str, ends: Ends) -> Case {
+    with(name, promise, "", body, ends)
+}
+
+/// Like [`body`], with these items in its module.
+fn with(name: &'static str, promise: &'static str, items: &str, body: &str, ends: Ends) -> Case {
+    Case {
+        name,
+        promise,
+        module: guest_of_wasip1(items, &manifest("test.files", "1"), body),
+        payload: "{}",
+        ends,
+    }
 }
 
 /// A harmless guest that runs again and again, and the durations of its runs.
@@ -76,10 +94,10 @@ struct Neighbour {
 impl Neighbour {
     fn start(handler: Arc<Handler>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let (over, guest) = (stop.clone(), handler.clone());
+        let (stopping, guest) = (stop.clone(), handler.clone());
         let task = tokio::spawn(async move {
             let mut took = Vec::new();
-            while !over.load(Ordering::Relaxed) || took.is_empty() {
+            while !stopping.load(Ordering::Relaxed) || took.is_empty() {
                 let start = Instant::now();
                 let run = attempt(&sandbox(), &guest, job("[7]"), AbortHandle::new()).await;
                 assert_eq!(
@@ -126,7 +144,7 @@ pub(super) async fn run(cases: Vec<Case>) {
         let slowed = running.end().await;
         expect(&case, end);
         assert!(
-            slowed <= (alone * SLOWED_AT_MOST).max(ALWAYS_ALLOWED),
+            slowed <= (alone * SLOWDOWN_MAX).max(ALWAYS_ALLOWED),
             "{}: the neighbour took {slowed:?} instead of {alone:?}",
             case.name
         );
@@ -137,7 +155,7 @@ pub(super) async fn run(cases: Vec<Case>) {
 async fn one(handler: &Arc<Handler>, case: &Case) -> RunEnd {
     let abort = AbortHandle::new();
     let mut running = attempt(&sandbox(), handler, job(case.payload), abort.clone());
-    match tokio::time::timeout(ENOUGH, &mut running).await {
+    match tokio::time::timeout(ABORTED_AFTER, &mut running).await {
         Ok(run) => run.end,
         Err(_) => {
             abort.abort(AbortReason::TimedOut, Duration::ZERO);
@@ -190,6 +208,6 @@ fn expect(case: &Case, end: RunEnd) {
         let once = [guest_kind.as_ref(), Some(message), location.as_ref()];
         once.into_iter().flatten().chain(backtrace)
     }) {
-        assert!(!text.contains(obeyed), "{}: {text:?}", case.name);
+        assert!(!text.contains(is_unsafe), "{}: {text:?}", case.name);
     }
 }

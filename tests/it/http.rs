@@ -32,9 +32,9 @@ async fn start_at(address: &str) -> Running {
     let address = listener.local_addr().unwrap();
     let starting = Report::new(Err("not connected yet".into()), Ok(()), false);
     let report = Arc::new(Mutex::new(starting));
-    let asked = Arc::clone(&report);
+    let shared = Arc::clone(&report);
     let pages = Pages {
-        readiness: Readiness::new(move || asked.lock().unwrap().clone()),
+        readiness: Readiness::new(move || shared.lock().unwrap().clone()),
         metrics: install_metrics().unwrap(),
         invocations: None,
     };
@@ -56,7 +56,7 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> (String, String) {
     get_as(address, path, &format!("Host: {address}\r\n")).await
 }
 
-/// As [`get`], with this `Host` header.
+/// Like [`get`], with this `Host` header.
 async fn get_as(address: SocketAddr, path: &str, host: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\n{host}Connection: close\r\n\r\n");

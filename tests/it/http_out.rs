@@ -150,7 +150,7 @@ impl Guests {
     async fn echo(&self, handler: &str, request: Value) -> Value {
         let answer = self.answers(handler, json!([request])).await.remove(0);
         let body = answer["body"].as_str();
-        let body = body.unwrap_or_else(|| panic!("a response, not {answer}"));
+        let body = body.unwrap_or_else(|| panic!("expected a response, got {answer}"));
         serde_json::from_str(body).expect("the echo is JSON")
     }
 
@@ -158,7 +158,7 @@ impl Guests {
     pub(crate) async fn denial(&self, handler: &str, payload: Value) -> String {
         match self.run(handler, payload).await {
             RunEnd::Denied { denial, .. } => denial,
-            end => panic!("a denial, not {end:?}"),
+            end => panic!("expected a denial, got {end:?}"),
         }
     }
 }
@@ -361,7 +361,7 @@ async fn thousands_of_header_fields_are_too_many_in_either_direction() {
     let guests = guests().await;
     let end = guests.run("test.http.fields", json!(5000)).await;
     let RunEnd::Trapped { message, .. } = end else {
-        panic!("a trap, not {end:?}");
+        panic!("expected a trap, got {end:?}");
     };
     assert!(message.contains("size of fields"), "{message}");
     for url in [http("localhost", "/fields/5000"), https("/fields/5000")] {

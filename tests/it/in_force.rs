@@ -119,14 +119,16 @@ async fn settings_in_effect_are_shown_with_their_table() {
         1,
         "once, as a grant"
     );
-    text.says(
+    text.prints(
         "grants and settings as in rouse.toml; a host that was started with another --config",
     );
 
     std::fs::rename(dir.join("rouse.toml"), dir.join("other.toml")).unwrap();
-    rouse_without_database(&SHOW, &dir).says("grants and settings without any rouse.toml");
+    rouse_without_database(&SHOW, &dir).prints("grants and settings without any rouse.toml");
     let other = rouse_without_database(&[&SHOW[..], &["--config", "other.toml"]].concat(), &dir);
-    other.exits(0).says("grants and settings as in other.toml");
+    other
+        .exits(0)
+        .prints("grants and settings as in other.toml");
 }
 
 #[tokio::test]
@@ -214,7 +216,7 @@ async fn settings_for_unknown_handlers_are_warned_of_once() {
     let table = "[handlers.\"mial.send\"] in rouse.toml matches no handler";
     let source = "cron of [sources] in rouse.toml names no.such";
     let listed = rouse_without_database(&["handlers", "--json"], &dir);
-    listed.exits(0).says(table).says(source);
+    listed.exits(0).prints(table).prints(source);
     assert_eq!(
         listed.stderr.matches("in rouse.toml ").count(),
         2,
@@ -273,13 +275,15 @@ async fn jitter_and_the_delay_between_jobs_can_be_set_like_other_settings() {
     assert_eq!(set["manifest"]["from"]["retry_jitter"], table);
     assert_eq!(set["manifest"]["job_delay_ms"], 2000);
     assert_eq!(set["manifest"]["from"]["job_delay"], table);
-    for (wrong, says) in [
+    for (wrong, expected) in [
         ("retry_jitter = 1.5", "retry_jitter must be between 0 and 1"),
         (
             "job_delay = \"2h\"",
             "job_delay must be between 0s and 1h, not 2h",
         ),
     ] {
-        shown(&format!("{table}\n{wrong}\n")).exits(1).says(says);
+        shown(&format!("{table}\n{wrong}\n"))
+            .exits(1)
+            .prints(expected);
     }
 }

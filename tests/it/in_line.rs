@@ -19,11 +19,11 @@ struct Seen {
     ended: Mutex<Vec<i64>>,
 }
 
-fn note(list: &Mutex<Vec<i64>>, id: i64) {
+fn record(list: &Mutex<Vec<i64>>, id: i64) {
     list.lock().unwrap_or_else(PoisonError::into_inner).push(id);
 }
 
-fn noted(list: &Mutex<Vec<i64>>, id: i64) -> bool {
+fn is_recorded(list: &Mutex<Vec<i64>>, id: i64) -> bool {
     let list = list.lock().unwrap_or_else(PoisonError::into_inner);
     list.contains(&id)
 }
@@ -31,40 +31,40 @@ fn noted(list: &Mutex<Vec<i64>>, id: i64) -> bool {
 impl Middleware for Seen {
     fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
         Box::pin(async move {
-            note(&self.started, attempt.id.0);
+            record(&self.started, attempt.id.0);
             let run = next.run().await;
-            note(&self.ended, attempt.id.0);
+            record(&self.ended, attempt.id.0);
             run
         })
     }
 }
 
-fn seen() -> (Arc<Seen>, Vec<Arc<dyn Middleware>>) {
-    let seen = Arc::<Seen>::default();
-    (seen.clone(), vec![seen])
+fn recording() -> (Arc<Seen>, Vec<Arc<dyn Middleware>>) {
+    let recording = Arc::<Seen>::default();
+    (recording.clone(), vec![recording])
 }
 
 /// Waits for an event inside this process.
-async fn until_noted(list: &Mutex<Vec<i64>>, id: i64) {
-    let noted = async {
-        while !noted(list, id) {
+async fn until_recorded(list: &Mutex<Vec<i64>>, id: i64) {
+    let recorded = async {
+        while !is_recorded(list, id) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    let patience = tokio::time::timeout(PATIENCE, noted).await;
-    patience.unwrap_or_else(|_| panic!("not noted: job {id}"));
+    let patience = tokio::time::timeout(PATIENCE, recorded).await;
+    patience.unwrap_or_else(|_| panic!("not recorded: job {id}"));
 }
 
 #[tokio::test]
 async fn a_job_cancelled_while_it_waits_for_a_slot_never_starts() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let (seen, around) = seen();
+    let (recording, around) = recording();
     let one = Settings {
         slots: 1,
         ..Settings::default()
     };
-    let worker = TestWorker::start_within(&db, one, around).await;
+    let worker = TestWorker::start_with_middlewares(&db, one, around).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let mut cancelled = Vec::new();
     // If the machine is too slow to cancel them before they are released, there is another round.
@@ -102,7 +102,7 @@ async fn a_job_cancelled_while_it_waits_for_a_slot_never_starts() {
     worker.drain().await;
     let started: Vec<i64> = cancelled
         .into_iter()
-        .filter(|id| noted(&seen.started, *id))
+        .filter(|id| is_recorded(&recording.started, *id))
         .collect();
     assert!(started.is_empty(), "started: {started:?}");
 }
@@ -112,7 +112,7 @@ async fn a_job_cancelled_before_the_answer_to_its_claim_arrives_never_starts() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;
-    let (seen, middlewares) = seen();
+    let (recording, middlewares) = recording();
     let parts = Parts {
         store: proxy.store(),
         listen_at: db.connector(),
@@ -123,7 +123,7 @@ async fn a_job_cancelled_before_the_answer_to_its_claim_arrives_never_starts() {
     let worker = TestWorker::start_with(parts, Settings::default());
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let running = enqueue(&client, "test.wait-abort", json!({})).await;
-    until_noted(&seen.started, running).await;
+    until_recorded(&recording.started, running).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
 
     let answer = proxy.hold("FROM rouse.claim(", Side::Answer);
@@ -133,12 +133,12 @@ async fn a_job_cancelled_before_the_answer_to_its_claim_arrives_never_starts() {
     assert!(cancel(&client, id).await, "cancelled by this call");
     // The notification for this job comes later: once it is aborted, the worker knows of the other too.
     assert!(cancel(&client, running).await, "cancelled by this call");
-    until_noted(&seen.ended, running).await;
+    until_recorded(&recording.ended, running).await;
     answer.release();
 
     let next = enqueue(&client, "noop", json!({"n": 2})).await;
     assert_eq!(ended(&client, next).await.state, "succeeded");
     worker.drain().await;
-    assert!(!noted(&seen.started, id), "the job has started");
+    assert!(!is_recorded(&recording.started, id), "the job has started");
     assert_eq!(show(&client, id).await.state, "cancelled");
 }

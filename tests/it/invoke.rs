@@ -108,7 +108,7 @@ fn the_payload_can_come_from_standard_input_and_is_checked_before_anything_is_co
 #[test]
 fn each_end_of_an_invocation_has_its_exit_code() {
     let folder = folder("[handlers.\"test.spin\"]\ngrace = \"100ms\"\n");
-    for (args, code, says) in [
+    for (args, code, expected) in [
         (
             &["test.fail", r#"{"as": "retryable"}"#][..],
             1,
@@ -141,7 +141,7 @@ fn each_end_of_an_invocation_has_its_exit_code() {
         let output = invoke(&folder, args).output().unwrap();
         let (got, stdout, stderr) = texts(&output);
         assert_eq!((got, stdout), (code, ""), "{args:?}: {stderr}");
-        assert!(stderr.contains(says), "{args:?}: {stderr}");
+        assert!(stderr.contains(expected), "{args:?}: {stderr}");
     }
 }
 
@@ -283,8 +283,8 @@ fn a_signal_aborts_the_handler_and_a_second_one_stops_it_at_once() {
 
 #[test]
 fn the_first_reading_of_the_monotonic_clock_is_above_zero() {
-    // Reads the clock as Go's runtime does when a module starts, and traps if it shows 0. In a process of its own, so that nothing
-    // has read the clock before.
+    // Reads the clock as Go's runtime does when a module starts, and traps if it shows 0. In a process of its own, so
+    // that nothing has read the clock before.
     let guest = guest_of_wasip1(
         r#"(import "wasi_snapshot_preview1" "clock_time_get"
             (func $clock_time_get (param i32 i64 i32) (result i32)))"#,

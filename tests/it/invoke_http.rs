@@ -44,7 +44,7 @@ fn command(folder: &Path, args: &[&str], address: &str) -> Command {
     command
 }
 
-/// As [`spawn`], without a token.
+/// Like [`spawn`], without a token.
 fn spawn_without_token(folder: &Path, args: &[&str], address: &str, url: &str) -> Host {
     let mut command = command(folder, args, address);
     command.env_remove("ROUSE_INVOKE_TOKEN");
@@ -69,8 +69,8 @@ pub(crate) struct Answer {
 pub(crate) struct Call(TcpStream);
 
 impl Call {
-    /// Sends the body with these headers, and `host`, `content-length` and the token unless they are overridden; an empty value
-    /// removes a header.
+    /// Sends the body with these headers, and `host`, `content-length` and the token unless they are overridden; an
+    /// empty value removes a header.
     async fn send(
         address: SocketAddr,
         handler: &str,
@@ -80,19 +80,19 @@ impl Call {
         let mut head = format!("POST /invoke/{handler} HTTP/1.1\r\nconnection: close\r\n");
         let length = body.len().to_string();
         let here = address.to_string();
-        let says = |name: &str| headers.iter().any(|(said, _)| *said == name);
+        let is_given = |name: &str| headers.iter().any(|(given, _)| *given == name);
         let right = format!("Bearer {TOKEN}");
-        let mut unsaid = Vec::new();
-        if !says("host") {
-            unsaid.push(("host", here.as_str()));
+        let mut defaults = Vec::new();
+        if !is_given("host") {
+            defaults.push(("host", here.as_str()));
         }
-        if !says("authorization") {
-            unsaid.push(("authorization", right.as_str()));
+        if !is_given("authorization") {
+            defaults.push(("authorization", right.as_str()));
         }
-        if !says("content-length") && !says("transfer-encoding") {
-            unsaid.push(("content-length", length.as_str()));
+        if !is_given("content-length") && !is_given("transfer-encoding") {
+            defaults.push(("content-length", length.as_str()));
         }
-        let all = headers.iter().copied().chain(unsaid);
+        let all = headers.iter().copied().chain(defaults);
         for (name, value) in all.filter(|(_, value)| !value.is_empty()) {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
@@ -184,21 +184,24 @@ async fn a_host_without_a_queue_needs_no_database_and_maps_each_end_to_its_statu
 async fn a_body_that_is_too_large_is_refused_with_or_without_a_content_length() {
     let folder = folder("invoke_payload_bytes_max = 64\n");
     let (_host, address) = serve(&folder, &loopback(), &[]);
-    let said = [JSON, ("content-length", "65")];
-    let answer = Call::send(address, "noop", &said, "").await.answer().await;
-    assert_eq!(answer.status, 413, "{}", answer.body);
-    assert_eq!(answer.body["error"]["kind"], "too_large");
-    // All of it in one chunk, so that nothing is left unread when the response comes.
-    let chunk = format!("41\r\n\"{}\"\r\n0\r\n\r\n", "x".repeat(63));
-    let unsaid = [JSON, ("transfer-encoding", "chunked")];
-    let answer = Call::send(address, "noop", &unsaid, &chunk)
+    let with_length = [JSON, ("content-length", "65")];
+    let answer = Call::send(address, "noop", &with_length, "")
         .await
         .answer()
         .await;
     assert_eq!(answer.status, 413, "{}", answer.body);
-    let most = format!("{{\"n\": 1, \"x\": \"{}\"}}", "x".repeat(47));
-    assert_eq!(most.len(), 64);
-    assert_ne!(post(address, "noop", &most).await.status, 413);
+    assert_eq!(answer.body["error"]["kind"], "too_large");
+    // All of it in one chunk, so that nothing is left unread when the response comes.
+    let chunk = format!("41\r\n\"{}\"\r\n0\r\n\r\n", "x".repeat(63));
+    let chunked = [JSON, ("transfer-encoding", "chunked")];
+    let answer = Call::send(address, "noop", &chunked, &chunk)
+        .await
+        .answer()
+        .await;
+    assert_eq!(answer.status, 413, "{}", answer.body);
+    let largest = format!("{{\"n\": 1, \"x\": \"{}\"}}", "x".repeat(47));
+    assert_eq!(largest.len(), 64);
+    assert_ne!(post(address, "noop", &largest).await.status, 413);
 }
 
 #[tokio::test]
@@ -245,10 +248,10 @@ async fn calls_above_the_cap_are_refused_and_a_disconnected_caller_frees_its_pla
 async fn invocations_still_running_after_the_drain_time_are_stopped() {
     let folder = folder("drain_timeout = \"500ms\"\n");
     let (host, address) = serve(&folder, &loopback(), &[]);
-    let runs = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
+    let running = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
     host.line(PATIENCE, |line| line.contains("waiting for the abort"));
     host.signal(libc::SIGTERM);
-    let stopped = runs.answer().await;
+    let stopped = running.answer().await;
     assert_eq!(stopped.status, 503, "{}", stopped.body);
     assert_eq!(stopped.body["error"]["kind"], "shutdown");
     let (status, output) = host.exit(PATIENCE);
@@ -263,7 +266,7 @@ async fn invocations_still_running_after_the_drain_time_are_stopped() {
 async fn a_stopping_host_refuses_new_calls_and_lets_running_ones_finish() {
     let folder = folder("");
     let (host, address) = serve(&folder, &loopback(), &[]);
-    let runs = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
+    let running = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
     host.line(PATIENCE, |line| line.contains("waiting for the abort"));
     host.signal(libc::SIGTERM);
     host.line(PATIENCE, |line| line.contains("stopping: "));
@@ -272,7 +275,7 @@ async fn a_stopping_host_refuses_new_calls_and_lets_running_ones_finish() {
     assert_eq!(refused.body["error"]["kind"], "stopping");
     assert!(get(address, "/readyz").await.0.contains("503"));
     host.signal(libc::SIGTERM);
-    let stopped = runs.answer().await;
+    let stopped = running.answer().await;
     assert_eq!(stopped.status, 503, "{}", stopped.body);
     assert_eq!(stopped.body["error"]["kind"], "shutdown");
     let (status, output) = host.exit(PATIENCE);
@@ -318,11 +321,11 @@ async fn invocations_have_their_own_places_separate_from_the_queues_slots() {
 async fn readyz_reports_a_missing_handlers_folder_while_its_handlers_still_serve() {
     let folder = folder("");
     let (_host, address) = serve(&folder, &loopback(), &[]);
-    let until_ready = async |status: &str, says: &str| {
+    let until_ready = async |status: &str, part: &str| {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             let (head, body) = get(address, "/readyz").await;
-            if head.contains(status) && body.contains(says) {
+            if head.contains(status) && body.contains(part) {
                 return;
             }
             assert!(tokio::time::Instant::now() < deadline, "{head}: {body}");

@@ -6,19 +6,19 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::worker::{PATIENCE, TestWorker, cancel, enqueue, put, until};
+use crate::support::worker::{PATIENCE, TestWorker, cancel, enqueue, enqueue_sql, until};
 
 /// Marks every lane as unused for two days.
 const UNUSED: &str = "UPDATE rouse.lane SET used_at = now() - interval '2 days'";
 /// Marks the lanes as closed two days ago, too.
 const RETIRED: &str = "UPDATE rouse.lane SET closed_at = now() - interval '2 days'";
 
-/// How many rows of the catalog were closed, opened again, and removed.
+/// The numbers of rows of the catalog that were closed, opened again, and removed.
 async fn maintain(store: &Store) -> (i32, i32, i32) {
     store.maintain_lanes().await.unwrap()
 }
 
-/// How many rows of the catalog are open and closed.
+/// The numbers of open and closed rows of the catalog.
 async fn rows(client: &Client) -> (i64, i64) {
     let sql = "SELECT count(*) FILTER (WHERE closed_at IS NULL), count(closed_at) FROM rouse.lane";
     let row = client.query_one(sql, &[]).await.unwrap();
@@ -52,7 +52,7 @@ async fn lanes_are_limited_and_the_error_explains_what_makes_a_lane() {
         .await
         .unwrap();
     for args in ["'x'", "'x', priority => 'low'", "'x', tags => '{gpu}'"] {
-        put(&client, args).await;
+        enqueue_sql(&client, args).await;
     }
     let (message, hint) = refused(&client, "'x', queue => 'other'").await;
     assert!(
@@ -65,8 +65,8 @@ async fn lanes_are_limited_and_the_error_explains_what_makes_a_lane() {
     ] {
         assert!(hint.contains(part), "{hint}");
     }
-    put(&client, "'x', tags => '{gpu}'").await;
-    put(&client, "'y'").await;
+    enqueue_sql(&client, "'x', tags => '{gpu}'").await;
+    enqueue_sql(&client, "'y'").await;
     let (message, hint) = refused(&client, "'z'").await;
     assert!(message.contains("there are already 4 lanes"), "{message}");
     assert!(hint.contains("lanes_max"), "{hint}");
@@ -78,7 +78,7 @@ async fn lanes_are_limited_and_the_error_explains_what_makes_a_lane() {
         .await
         .unwrap();
     assert_eq!(maintain(&store).await, (4, 0, 0));
-    put(&client, "'x', queue => 'other'").await;
+    enqueue_sql(&client, "'x', queue => 'other'").await;
 }
 
 #[tokio::test]
@@ -86,11 +86,11 @@ async fn a_lane_is_closed_after_a_day_without_jobs_and_catalogued_again_with_its
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let ready = enqueue(&client, "x", json!({})).await;
-    let scheduled = put(&client, "'y', run_at => now() + interval '1 hour'").await;
-    let job = put(&client, "'z'").await;
+    let scheduled = enqueue_sql(&client, "'y', run_at => now() + interval '1 hour'").await;
+    let job = enqueue_sql(&client, "'z'").await;
     let claimed = crate::support::claims::claim(&store, 10).await;
     assert_eq!(claimed.len(), 2);
-    put(&client, "'x'").await;
+    enqueue_sql(&client, "'x'").await;
     assert_eq!(maintain(&store).await, (0, 0, 0));
     client.batch_execute(UNUSED).await.unwrap();
     assert_eq!(
@@ -104,7 +104,7 @@ async fn a_lane_is_closed_after_a_day_without_jobs_and_catalogued_again_with_its
     assert_eq!(
         maintain(&store).await,
         (0, 0, 0),
-        "the lane had jobs just now"
+        "the lane had jobs recently"
     );
     client.batch_execute(UNUSED).await.unwrap();
     assert_eq!(maintain(&store).await, (2, 0, 0));
@@ -174,10 +174,11 @@ async fn a_job_that_appears_in_a_retired_lane_runs_after_the_next_maintenance() 
     client.batch_execute(RETIRED).await.unwrap();
     let worker = TestWorker::start(&db, Settings::default()).await;
     // It has read the catalog and done the work of its start.
-    let other = put(&client, "'noop', queue => 'other'").await;
+    let other = enqueue_sql(&client, "'noop', queue => 'other'").await;
     until(&client, other, |job| job.state == "succeeded").await;
     transaction.commit().await.unwrap();
-    // The worker may be maintaining the catalog, on a snapshot from before that commit; a concurrent call then does nothing.
+    // The worker may be maintaining the catalog, on a snapshot from before that commit; a concurrent call then does
+    // nothing.
     let reopened = async {
         while rows(&client).await.0 < 2 {
             maintain(&store).await;
@@ -266,7 +267,7 @@ async fn a_used_queue_stays_in_the_catalog_with_its_last_use() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let store = db.worker().await;
-    let id = put(&client, "'x', queue => 'once'").await;
+    let id = enqueue_sql(&client, "'x', queue => 'once'").await;
     let used =
         "SELECT last_used_at > now() - interval '1 minute' FROM rouse.queues WHERE name = 'once'";
     assert!(client.query_one(used, &[]).await.unwrap().get::<_, bool>(0));

@@ -12,6 +12,7 @@ use tokio_postgres::Client;
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand};
 use crate::support::database::{connect, registration};
+use crate::support::worker::enqueue_sql;
 
 /// A login with the role of workers. Roles belong to the whole server, so each test uses a name of its own.
 struct Login {
@@ -61,11 +62,6 @@ async fn limit(client: &Client, columns: &str, values: &str) {
     client.batch_execute(&sql).await.unwrap();
 }
 
-async fn put(client: &Client, call: &str) -> i64 {
-    let sql = format!("SELECT rouse.enqueue({call})");
-    client.query_one(&sql, &[]).await.unwrap().get(0)
-}
-
 /// The ids of the jobs that these calls claim with leases of an hour, in any lane.
 async fn claimed(store: &Store) -> Vec<i64> {
     let mut ids: Vec<i64> = claim(store, 100).await.iter().map(|job| job.id.0).collect();
@@ -93,8 +89,8 @@ async fn a_login_without_limits_registers_any_id_and_serves_all_queues() {
     let client = db.client().await;
     let login = Login::create(&db, "logins_free").await;
     let (first, second) = (
-        put(&client, "'x'").await,
-        put(&client, "'x', queue => 'mail'").await,
+        enqueue_sql(&client, "'x'").await,
+        enqueue_sql(&client, "'x', queue => 'mail'").await,
     );
     assert_eq!(
         claimed(&login.worker("any", &[]).await).await,
@@ -143,8 +139,8 @@ async fn a_limited_login_registers_only_its_ids_queues_and_tags() {
             "may not register tag eu. Its tags are gpu",
         ),
     ] {
-        let said = refused(&store, &wrong).await;
-        assert!(said.contains(why), "{said}");
+        let error = refused(&store, &wrong).await;
+        assert!(error.contains(why), "{error}");
     }
     let good = Registration {
         tags: vec!["gpu".into()],
@@ -165,7 +161,7 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
         "'logins_claims', '{*}', '{mail,sms}', '{gpu}', '{x,y.*}'",
     )
     .await;
-    let mine = put(&client, "'x', queue => 'mail', source => 's'").await;
+    let allowed = enqueue_sql(&client, "'x', queue => 'mail', source => 's'").await;
     let mut others = Vec::new();
     for call in [
         "'x', source => 's'",
@@ -174,7 +170,7 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
         "'x', queue => 'mail', tags => '{gpu}', source => 's'",
         "'x', queue => 'mail', tags => '{eu}', source => 's'",
     ] {
-        others.push(put(&client, call).await);
+        others.push(enqueue_sql(&client, call).await);
     }
     // It has registered one of its two queues, and no tag.
     let limited = login.worker("w", &["mail"]).await;
@@ -185,8 +181,12 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
         .claim_bound(Fence(rand()), &lanes, &["s".to_string()], minute, 100)
         .await
         .unwrap();
-    assert_eq!(ids(&bound), [mine]);
-    assert_eq!(claimed(&limited).await, [0; 0], "what is left is others'");
+    assert_eq!(ids(&bound), [allowed]);
+    assert_eq!(
+        claimed(&limited).await,
+        [0; 0],
+        "the other jobs are outside its limits"
+    );
     // Orphans of a worker without limits.
     let free = db.worker().await;
     assert_eq!(claimed(&free).await, others);
@@ -197,7 +197,7 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
     let adopted = crate::support::claims::adopt(&limited, Fence(rand()), &all, 100, 1, None)
         .await
         .unwrap();
-    assert_eq!(ids(&adopted.claimed), [mine], "only its own lanes");
+    assert_eq!(ids(&adopted.claimed), [allowed], "only its own lanes");
     assert!(adopted.lost.is_empty(), "no job of another lane fails");
     // Nor by their ids and fences, which it cannot know.
     let lanes: Vec<LaneId> = all.iter().map(|order| order.lane).collect();
@@ -233,11 +233,11 @@ async fn limits_apply_at_once_to_live_workers_and_end_with_their_row() {
         "'logins_later', '{w}', '{mail}'",
     )
     .await;
-    let (other, mine) = (
-        put(&client, "'x'").await,
-        put(&client, "'x', queue => 'mail'").await,
+    let (other, allowed) = (
+        enqueue_sql(&client, "'x'").await,
+        enqueue_sql(&client, "'x', queue => 'mail'").await,
     );
-    assert_eq!(claimed(&worker).await, [mine]);
+    assert_eq!(claimed(&worker).await, [allowed]);
     // The login keeps its limits under another name, too.
     client
         .batch_execute("ALTER ROLE logins_later RENAME TO logins_latest")
@@ -246,8 +246,8 @@ async fn limits_apply_at_once_to_live_workers_and_end_with_their_row() {
     let renamed = Login {
         url: db.url().replace("rouse@", "logins_latest@"),
     };
-    let said = refused(&renamed.store(), &serving("v", &["mail"])).await;
-    assert!(said.contains("worker id v"), "{said}");
+    let error = refused(&renamed.store(), &serving("v", &["mail"])).await;
+    assert!(error.contains("worker id v"), "{error}");
     client
         .batch_execute("DELETE FROM rouse.worker_login")
         .await
@@ -299,8 +299,8 @@ async fn only_the_owner_can_write_the_limits() {
         "UPDATE rouse.worker SET limited = false",
         "DO $$ BEGIN LOCK TABLE rouse.worker_login IN ROW EXCLUSIVE MODE; END $$",
     ] {
-        let said = refusal(&hostile, sql).await;
-        assert!(said.starts_with("42501"), "{sql}: {said}");
+        let error = refusal(&hostile, sql).await;
+        assert!(error.starts_with("42501"), "{sql}: {error}");
     }
 }
 
@@ -341,7 +341,7 @@ async fn a_limited_login_cannot_read_the_audit_feed_or_the_history_without_maint
         "the event was not taken"
     );
     assert_eq!(keeper.maintain_partitions(7).await.unwrap().0, 1);
-    // The history still records events that were taken from the feed.
+    // The history still contains the events that were taken from the feed.
     let kept = client
         .query_one(
             "SELECT count(*) FROM rouse.record WHERE event = 'paused'",
@@ -366,7 +366,7 @@ async fn a_limited_login_uses_only_the_state_of_its_handlers() {
         .batch_execute("SELECT rouse.put_state('secrets', NULL, 'k', 'v')")
         .await
         .unwrap();
-    put(&client, "'x', queue => 'mail'").await;
+    enqueue_sql(&client, "'x', queue => 'mail'").await;
     let store = login.worker("w", &["mail"]).await;
     let job = claim(&store, 1).await.remove(0);
     let of = |handler| rouse::store::StateOf {

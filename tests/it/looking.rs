@@ -182,7 +182,7 @@ async fn a_peek_reports_an_expired_lease() {
     let looker = Looker::new(&db).await;
     let (store, lanes) = (&looker.store, &looker.lanes);
     store.claim(Fence(1), lanes, 1, None).await.unwrap();
-    assert_eq!(looker.peek().await, nothing(), "its lease is good");
+    assert_eq!(looker.peek().await, nothing(), "its lease is still valid");
     sql(
         &client,
         "UPDATE rouse.job SET lease_until = now() - interval '1 minute'",
@@ -260,8 +260,8 @@ async fn a_peek_returns_the_newest_writing_transaction_of_its_own_database() {
     const WRITE: &str = "SELECT rouse.enqueue('x'), pg_current_xact_id()::xid::text::bigint";
     const ENDED: &str = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint";
     there.query_one(WRITE, &[]).await.unwrap();
-    // The running transactions of a snapshot lack those that are newer than all ended ones. Other tests end transactions all the time:
-    // repeat until a peek was made before one newer than this had ended.
+    // The running transactions of a snapshot lack those that are newer than all ended ones. Other tests end
+    // transactions all the time: repeat until a peek was made before one newer than this had ended.
     for _ in 0..100 {
         let here = here.transaction().await.unwrap();
         let id: i64 = here.query_one(WRITE, &[]).await.unwrap().get(1);

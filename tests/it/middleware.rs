@@ -16,11 +16,11 @@ use crate::support::{Host, TestDb, built, code_cache, folder, free_port, rouse_i
 /// The actions of the middlewares, in order.
 type Notes = Arc<Mutex<Vec<String>>>;
 
-fn note(notes: &Notes, what: String) {
+fn note(notes: &Notes, event: String) {
     notes
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
-        .push(what);
+        .push(event);
 }
 
 /// Records when it is entered and left.
@@ -38,9 +38,9 @@ impl Middleware for Noting {
 }
 
 /// Runs no guest in the first attempt: returns this end instead, or panics.
-struct Deputy(Option<RunEnd>);
+struct Substitute(Option<RunEnd>);
 
-impl Middleware for Deputy {
+impl Middleware for Substitute {
     fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
         Box::pin(async move {
             if attempt.attempt > Attempt(1) {
@@ -61,7 +61,7 @@ async fn middlewares_nest_in_their_order_and_see_how_the_run_ended() {
         Arc::new(Noting("outer", notes.clone())),
         Arc::new(Noting("inner", notes.clone())),
     ];
-    let worker = TestWorker::start_within(&db, Settings::default(), around).await;
+    let worker = TestWorker::start_with_middlewares(&db, Settings::default(), around).await;
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     ended(&client, id).await;
     worker.drain().await;
@@ -81,8 +81,10 @@ async fn middlewares_nest_in_their_order_and_see_how_the_run_ended() {
 async fn a_middleware_can_end_the_attempt_without_a_guest() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let deputy = Deputy(Some(RunEnd::Returned(b"\"not the guest\"".to_vec())));
-    let worker = TestWorker::start_within(&db, Settings::default(), vec![Arc::new(deputy)]).await;
+    let substitute = Substitute(Some(RunEnd::Returned(b"\"not the guest\"".to_vec())));
+    let worker =
+        TestWorker::start_with_middlewares(&db, Settings::default(), vec![Arc::new(substitute)])
+            .await;
     let id = enqueue(&client, "test.spin", json!({})).await;
     let job = ended(&client, id).await;
     assert_eq!(job.result, Some(json!("not the guest")));
@@ -98,7 +100,8 @@ async fn a_middleware_that_panics_loses_only_the_attempt() {
         overrides: lease("noop", 2),
         ..Settings::default()
     };
-    let worker = TestWorker::start_within(&db, settings, vec![Arc::new(Deputy(None))]).await;
+    let worker =
+        TestWorker::start_with_middlewares(&db, settings, vec![Arc::new(Substitute(None))]).await;
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     let job = ended(&client, id).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
@@ -192,12 +195,12 @@ async fn every_transition_is_logged_as_an_event_with_the_same_fields() {
 async fn lost_and_failed_attempts_are_logged_as_events_and_counted() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let (waits, failed) = (
+    let (waiting, failed) = (
         enqueue(&client, "noop", json!({"n": 1})).await,
         enqueue(&client, "noop", json!({"n": 2})).await,
     );
     // In the state in which crashed workers leave them, before this one starts.
-    for (id, lost) in [(waits, 1), (failed, 2)] {
+    for (id, lost) in [(waiting, 1), (failed, 2)] {
         client
             .execute(
                 "UPDATE rouse.job SET state = 'running', attempt = $2 + 1, lost = $2, fence = 1, worker = -1,
@@ -245,7 +248,7 @@ async fn lost_and_failed_attempts_are_logged_as_events_and_counted() {
         assert_eq!(event["target"], "rouse::job");
         event
     };
-    for (name, id, lost) in [("lost", waits, 2), ("failed", failed, 3)] {
+    for (name, id, lost) in [("lost", waiting, 2), ("failed", failed, 3)] {
         let event = event(name, id);
         assert_eq!(
             (&event["attempt"], &event["lost"]),
@@ -299,19 +302,19 @@ async fn each_admin_action_is_logged_by_exactly_one_host() {
     let id = ask("SELECT rouse.enqueue('noop', queue => 'mail')").await;
     cancel(&client, id).await;
     let again = ask(&format!("SELECT rouse.retry({id})")).await;
-    let all_is_told = "SELECT NOT EXISTS (SELECT FROM rouse.audit_outbox)";
+    let outbox_is_empty = "SELECT NOT EXISTS (SELECT FROM rouse.audit_outbox)";
     let [one, other] = [host_that_logs(&db, "one"), host_that_logs(&db, "other")];
     for host in [&one, &other] {
         host.line(PATIENCE, |line| line.contains("worker started"));
     }
-    until_true(&client, all_is_told).await;
+    until_true(&client, outbox_is_empty).await;
     // While hosts are running: logged with a heartbeat, or by the next host that starts.
     client
         .batch_execute("SELECT rouse.resume_queue('mail')")
         .await
         .unwrap();
     let third = host_that_logs(&db, "third");
-    until_true(&client, all_is_told).await;
+    until_true(&client, outbox_is_empty).await;
     // A host logs what it has taken a moment later.
     let hosts = [one, other, third];
     let written = || -> usize {
@@ -374,8 +377,8 @@ async fn a_host_that_does_not_log_admin_actions_leaves_them_to_others_for_a_day(
     let folder = folder("", &["noop.wasm"]);
     let drain = async || rouse_in(&db, &["queue", "drain", "default"], &folder).await;
     drain().await.exits(0);
-    let untold = "SELECT count(*) FROM rouse.audit_outbox";
-    let left: i64 = client.query_one(untold, &[]).await.unwrap().get(0);
+    let outbox_rows = "SELECT count(*) FROM rouse.audit_outbox";
+    let left: i64 = client.query_one(outbox_rows, &[]).await.unwrap().get(0);
     assert_eq!(left, 1);
     client
         .batch_execute("UPDATE rouse.audit_outbox SET at = at - interval '25 hours'")
@@ -383,7 +386,7 @@ async fn a_host_that_does_not_log_admin_actions_leaves_them_to_others_for_a_day(
         .unwrap();
     enqueue(&client, "noop", json!({"n": 1})).await;
     drain().await.exits(0);
-    let left: i64 = client.query_one(untold, &[]).await.unwrap().get(0);
+    let left: i64 = client.query_one(outbox_rows, &[]).await.unwrap().get(0);
     assert_eq!(left, 0);
 }
 

@@ -21,7 +21,7 @@ fn all() -> Vec<String> {
 }
 
 /// The migrations of this host, and one more.
-fn and(name: &'static str, sql: &'static str) -> Vec<Migration> {
+fn with_additional(name: &'static str, sql: &'static str) -> Vec<Migration> {
     let mut migrations = ALL.migrations.to_vec();
     migrations.push(Migration {
         version: 99,
@@ -31,7 +31,7 @@ fn and(name: &'static str, sql: &'static str) -> Vec<Migration> {
     migrations
 }
 
-fn with(migrations: &[Migration]) -> Sources<'_> {
+fn sources(migrations: &[Migration]) -> Sources<'_> {
     Sources { migrations, ..ALL }
 }
 
@@ -115,8 +115,8 @@ async fn a_migration_that_was_changed_after_it_was_applied_is_an_error() {
 async fn a_migration_that_fails_leaves_nothing_behind() {
     let db = TestDb::unmigrated().await;
     let client = db.client().await;
-    let migrations = and("0099_fails", "CREATE TABLE rouse.half (); SELECT 1 / 0");
-    let error = migrate_with(&db.url(), with(&migrations), PATIENCE)
+    let migrations = with_additional("0099_fails", "CREATE TABLE rouse.half (); SELECT 1 / 0");
+    let error = migrate_with(&db.url(), sources(&migrations), PATIENCE)
         .await
         .unwrap_err();
     assert!(
@@ -127,7 +127,7 @@ async fn a_migration_that_fails_leaves_nothing_behind() {
         .query_one("SELECT to_regnamespace('rouse') IS NULL", &[])
         .await
         .unwrap();
-    assert!(left.get::<_, bool>(0), "not even the schema is there");
+    assert!(left.get::<_, bool>(0), "the schema was not created");
     run(&db.url()).await.expect("the next run succeeds");
 }
 
@@ -164,7 +164,7 @@ async fn a_user_without_createrole_gets_the_statements_for_an_administrator_and_
     admin
         .batch_execute(&sql)
         .await
-        .expect("what is printed can be run");
+        .expect("the printed statements run");
     // The roles exist, but the user cannot act as their owner yet: the error contains the statements that allow it.
     let error = run(&url).await.unwrap_err();
     assert!(matches!(error, MigrateError::NotOwner { .. }), "{error}");
@@ -297,7 +297,7 @@ DROP INDEX CONCURRENTLY IF EXISTS rouse.job_tenant;
 CREATE UNIQUE INDEX CONCURRENTLY job_tenant
     ON rouse.job (tenant);
 ";
-    let mut migrations = and("0099_indexes_tenants", SQL);
+    let mut migrations = with_additional("0099_indexes_tenants", SQL);
     migrations.push(Migration {
         version: 100,
         name: "0100_adds_a_table",
@@ -310,7 +310,7 @@ CREATE UNIQUE INDEX CONCURRENTLY job_tenant
             .await
             .unwrap();
     }
-    let error = migrate_with(&db.url(), with(&migrations), PATIENCE)
+    let error = migrate_with(&db.url(), sources(&migrations), PATIENCE)
         .await
         .unwrap_err();
     assert!(
@@ -324,7 +324,7 @@ CREATE UNIQUE INDEX CONCURRENTLY job_tenant
         .execute("DELETE FROM rouse.job WHERE tenant = 'one'", &[])
         .await
         .unwrap();
-    let report = migrate_with(&db.url(), with(&migrations), PATIENCE)
+    let report = migrate_with(&db.url(), sources(&migrations), PATIENCE)
         .await
         .unwrap();
     assert_eq!(
@@ -335,7 +335,7 @@ CREATE UNIQUE INDEX CONCURRENTLY job_tenant
     assert!(valid);
     // From an empty database, in one run.
     let new = TestDb::unmigrated().await;
-    let report = migrate_with(&new.url(), with(&migrations), PATIENCE)
+    let report = migrate_with(&new.url(), sources(&migrations), PATIENCE)
         .await
         .unwrap();
     assert_eq!(

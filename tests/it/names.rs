@@ -1,4 +1,5 @@
-//! Ownership of handler names: a module that declares another module's name gets none of that name's grants, at any time.
+//! Ownership of handler names: a module that declares another module's name gets none of that name's grants, at any
+//! time.
 
 mod commands;
 mod grants;
@@ -53,8 +54,8 @@ impl Machine {
     fn kept_names(&self) -> PathBuf {
         let dir = fs::read_dir(self.settings.cache_dir.as_ref().unwrap()).unwrap();
         let mut files = dir.map(|file| file.unwrap().path());
-        let is_it = |file: &PathBuf| file.extension().is_some_and(|end| end == "json");
-        files.find(is_it).expect("the kept names")
+        let is_json = |file: &PathBuf| file.extension().is_some_and(|end| end == "json");
+        files.find(is_json).expect("the kept names")
     }
 
     /// A host that has loaded the folder.
@@ -73,8 +74,9 @@ fn server(set: &HandlerSet, handler: &str) -> Option<String> {
 
 /// Waits until a file is refused for this reason, and returns the lines that would allow it.
 async fn until_refused(catalog: &Catalog, file: &str, why: &str) -> String {
-    let is = |set: &HandlerSet| refusal(set, file).is_some_and(|said| said.contains(why));
-    let waits = catalog.until(is);
+    let is_refused =
+        |set: &HandlerSet| refusal(set, file).is_some_and(|reason| reason.contains(why));
+    let waits = catalog.until(is_refused);
     let set = tokio::time::timeout(PATIENCE, waits).await;
     let set = set.unwrap_or_else(|_| panic!("{file}, {why}: {:?}", catalog.current().refused));
     let refused = set.refused.iter().find(|refused| refused.file == file);
@@ -293,8 +295,9 @@ async fn names_beyond_the_maximum_are_refused_and_known_ones_are_kept() {
     };
     // A folder serves fewer handlers at a time.
     let until = async |serves: usize, refused: usize| {
-        let is = |set: &HandlerSet| set.handlers.len() == serves && set.refused.len() == refused;
-        tokio::time::timeout(PATIENCE * 5, catalog.until(is)).await
+        let is_complete =
+            |set: &HandlerSet| set.handlers.len() == serves && set.refused.len() == refused;
+        tokio::time::timeout(PATIENCE * 5, catalog.until(is_complete)).await
     };
     for files in [0..8, 8..16] {
         let served = 1 + files
@@ -384,7 +387,7 @@ async fn modules_served_in_a_development_session_own_nothing_afterwards() {
 }
 
 /// Secrets, a directory and state for handlers of this name or pattern.
-fn rich(table: &str) -> Settings {
+fn with_grants(table: &str) -> Settings {
     Settings {
         secrets: Secrets([("KEY".into(), Secret::new("correct horse").unwrap())].into()),
         secret_grants: vec![SecretGrant {
@@ -408,13 +411,13 @@ fn rich(table: &str) -> Settings {
 }
 
 /// The grants of a handler, and the grants that are withheld from it.
-fn has(set: &HandlerSet, handler: &str) -> (Vec<&'static str>, Vec<&'static str>) {
+fn grants_of(set: &HandlerSet, handler: &str) -> (Vec<&'static str>, Vec<&'static str>) {
     let handler = set.get(handler).expect("a served handler");
     let withheld = handler.withheld.iter().map(|it| it.what);
     (handler.granted(), withheld.collect())
 }
 
-const ALL: [&str; 4] = ["files", "secrets", "sign", "state"];
+const ALL_GRANTS: [&str; 4] = ["files", "secrets", "sign", "state"];
 
 #[tokio::test]
 async fn an_older_signed_module_is_not_served_again() {
@@ -422,13 +425,13 @@ async fn an_older_signed_module_is_not_served_again() {
     let machine = Machine::new(Settings {
         modules: [("mail.*".to_owned(), vec![ModuleBinding::Key(key.public())])].into(),
         versions_min: [("mail.send".to_owned(), "2.0.0".parse().unwrap())].into(),
-        ..rich("mail.*")
+        ..with_grants("mail.*")
     });
     let [old, new] = ["1.9.0", "2.0.0"].map(|version| echo("mail.send", version));
     machine.put("mail-2.wasm.sig", key.sign(&new));
     machine.put("mail-2.wasm", &new);
     let catalog = machine.start().await;
-    assert_eq!(has(&catalog.current(), "mail.send").0, ALL);
+    assert_eq!(grants_of(&catalog.current(), "mail.send").0, ALL_GRANTS);
 
     machine.put("mail-2.wasm.sig", key.sign(&old));
     machine.put("mail-2.wasm", &old);
@@ -459,7 +462,7 @@ async fn an_older_signed_module_is_not_served_again() {
     let set = catalog
         .until(|set| version(set, "mail.send").as_deref() == Some("2.1.0"))
         .await;
-    assert_eq!(has(&set, "mail.send").0, ALL);
+    assert_eq!(grants_of(&set, "mail.send").0, ALL_GRANTS);
 }
 
 #[tokio::test]

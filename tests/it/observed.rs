@@ -7,7 +7,7 @@ use rouse::worker::{Override, Overrides, Settings};
 use serde_json::{Value, json};
 
 use crate::support::worker::{
-    PATIENCE, START_ORDER, TestWorker, ended, enqueue, guests_dir, put, until_true,
+    PATIENCE, START_ORDER, TestWorker, ended, enqueue, enqueue_sql, guests_dir, until_true,
 };
 use crate::support::{Host, TestDb, free_port};
 
@@ -43,14 +43,18 @@ async fn a_wait_starts_when_the_job_is_ready_and_the_scheduling_delay_is_separat
     let client = db.client().await;
     let (host, address) = serve(&db);
     let daily = "'noop', queue => 'daily', run_at => clock_timestamp() + interval '3 s'";
-    let daily = put(&client, daily).await;
-    ended(&client, put(&client, "'noop', queue => 'mail'").await).await;
+    let daily = enqueue_sql(&client, daily).await;
+    ended(
+        &client,
+        enqueue_sql(&client, "'noop', queue => 'mail'").await,
+    )
+    .await;
     ended(&client, daily).await;
     // A job whose worker is gone has waited for the end of a lease, and its wait does not count for the queue.
     let _dead = db.worker().await;
     let orphan = "INSERT INTO rouse.queue (name, paused_at) VALUES ('lost', now())";
     client.batch_execute(orphan).await.unwrap();
-    let orphan = put(&client, "'noop', queue => 'lost'").await;
+    let orphan = enqueue_sql(&client, "'noop', queue => 'lost'").await;
     client
         .execute(
             "UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = (SELECT max(incarnation) FROM rouse.worker),
@@ -91,10 +95,10 @@ async fn each_transition_is_logged_as_an_event_with_numeric_ids() {
     let at_once = enqueue(&client, "noop", json!({})).await;
     ended(&client, at_once).await;
     let later = "'noop', run_at => clock_timestamp() + interval '0.2 s'";
-    let later = put(&client, later).await;
+    let later = enqueue_sql(&client, later).await;
     ended(&client, later).await;
     let cancelled = "'noop', queue => 'a', run_at => now() + interval '1 h'";
-    let cancelled = put(&client, cancelled).await;
+    let cancelled = enqueue_sql(&client, cancelled).await;
     client
         .execute("SELECT rouse.cancel($1)", &[&cancelled])
         .await
@@ -187,11 +191,11 @@ async fn a_worker_that_stops_does_not_wait_for_the_delay_between_jobs() {
     };
     let worker = TestWorker::start(&db, settings).await;
     ended(&client, id).await;
-    let waits = enqueue(&client, "noop", json!({})).await;
+    let waiting = enqueue(&client, "noop", json!({})).await;
     tokio::time::timeout(PATIENCE, worker.drain())
         .await
         .expect("the worker stops at once");
     let state = "SELECT state::text FROM rouse.jobs WHERE id = $1";
-    let state: String = client.query_one(state, &[&waits]).await.unwrap().get(0);
+    let state: String = client.query_one(state, &[&waiting]).await.unwrap().get(0);
     assert_eq!(state, "queued", "its slot was occupied");
 }

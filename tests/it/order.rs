@@ -4,10 +4,22 @@ use std::time::{Duration, SystemTime};
 
 use rouse::worker::Settings;
 use serde_json::json;
+use tokio_postgres::Client;
 
 use crate::support::claims::claim;
 use crate::support::worker::{PATIENCE, START_ORDER, TestWorker, enqueue, guests_dir, until_true};
 use crate::support::{Host, TestDb, scratch};
+
+/// Runs all jobs on a worker with one slot, so that the order of the starts is the order of the claims.
+async fn run_all_in_one_slot(db: &TestDb, client: &Client) {
+    let settings = Settings {
+        slots: 1,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(db, settings).await;
+    until_true(client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+}
 
 #[tokio::test]
 async fn high_priority_goes_first_and_within_a_lane_the_oldest_job() {
@@ -28,14 +40,7 @@ async fn high_priority_goes_first_and_within_a_lane_the_oldest_job() {
         }
         expected.splice(0..0, ids);
     }
-    // One slot, so that the order of the starts is the order of the claims.
-    let settings = Settings {
-        slots: 1,
-        ..Settings::default()
-    };
-    let worker = TestWorker::start(&db, settings).await;
-    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    worker.drain().await;
+    run_all_in_one_slot(&db, &client).await;
     let rows = client
         .query(
             &format!("SELECT id, priority::text, handler FROM rouse.jobs ORDER BY {START_ORDER}"),
@@ -81,13 +86,7 @@ async fn an_orphan_goes_ahead_of_older_queued_jobs() {
         )
         .await
         .unwrap();
-    let settings = Settings {
-        slots: 1,
-        ..Settings::default()
-    };
-    let worker = TestWorker::start(&db, settings).await;
-    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    worker.drain().await;
+    run_all_in_one_slot(&db, &client).await;
     let rows = client
         .query(
             &format!("SELECT id FROM rouse.finished ORDER BY {START_ORDER}"),
@@ -133,11 +132,11 @@ async fn a_busy_worker_adopts_waiting_orphans_before_it_claims_queued_jobs() {
             .await
             .unwrap();
         let so_far: i64 = so_far.get(0);
-        let goes_on = format!(
+        let has_progressed = format!(
             "SELECT count(*) > {} FROM rouse.finished WHERE lost = 0",
             so_far + 20
         );
-        until_true(&client, &goes_on).await;
+        until_true(&client, &has_progressed).await;
         let ended: SystemTime = client
             .query_one(
                 "WITH ended AS (
@@ -178,7 +177,7 @@ async fn a_busy_worker_adopts_waiting_orphans_before_it_claims_queued_jobs() {
 }
 
 /// Enqueues this many jobs of this priority, each of which takes this long.
-async fn flood(client: &tokio_postgres::Client, priority: &str, jobs: i32, ms: i32) {
+async fn flood(client: &Client, priority: &str, jobs: i32, ms: i32) {
     client
         .execute(
             "SELECT rouse.enqueue_many('test.sleep', array_fill(jsonb_build_object('ms', $1::int), ARRAY[$2::int]), priority => $3)",
@@ -188,8 +187,9 @@ async fn flood(client: &tokio_postgres::Client, priority: &str, jobs: i32, ms: i
         .unwrap();
 }
 
-/// Runs 2,000 high jobs, followed by 20 normal and 20 low ones, until those 40 have run; jobs go ahead after two seconds.
-async fn flooded(db: &TestDb, promote_share: u8) -> Flooded {
+/// Runs 2,000 high jobs, followed by 20 normal and 20 low ones, until those 40 have run; jobs go ahead after two
+/// seconds.
+async fn run_flood(db: &TestDb, promote_share: u8) -> Flooded {
     let client = db.client().await;
     flood(&client, "high", 2000, 20).await;
     flood(&client, "normal", 20, 1).await;
@@ -242,7 +242,7 @@ struct Flooded {
 #[tokio::test]
 async fn a_flood_of_high_jobs_delays_normal_and_low_ones_no_longer_than_the_setting() {
     let db = TestDb::new().await;
-    let Flooded { between, late } = flooded(&db, 100).await;
+    let Flooded { between, late } = run_flood(&db, 100).await;
     assert_eq!(between, 0, "all claims go to overdue jobs");
     // No more than two claims fetch: a worker that checks once a second claims up to 200 jobs before its first check.
     assert!(
@@ -254,7 +254,7 @@ async fn a_flood_of_high_jobs_delays_normal_and_low_ones_no_longer_than_the_sett
 #[tokio::test]
 async fn with_a_share_of_half_new_high_jobs_run_next_to_overdue_ones() {
     let db = TestDb::new().await;
-    let Flooded { between, .. } = flooded(&db, 50).await;
+    let Flooded { between, .. } = run_flood(&db, 50).await;
     assert!(
         (20..=3 * 40).contains(&between),
         "{between} high jobs ran among the 40 overdue ones"

@@ -185,9 +185,9 @@ async fn each_language_reports_why_it_crashed() {
             "qjs" => "expected object",
             _ => "C gives up: why",
         };
-        let said = error["stderr"].as_array().expect("lines of standard error");
-        let says_why = |line: &Value| line.as_str().is_some_and(|line| line.contains(words));
-        assert!(said.iter().any(says_why), "{error}");
+        let stderr = error["stderr"].as_array().expect("lines of standard error");
+        let matches = |line: &Value| line.as_str().is_some_and(|line| line.contains(words));
+        assert!(stderr.iter().any(matches), "{error}");
     }
     worker.drain().await;
 }

@@ -19,7 +19,7 @@ pub(crate) fn serve(url: &str) -> Host {
     serve_at(url, "off")
 }
 
-/// As [`serve`], with an HTTP port at this address.
+/// Like [`serve`], with an HTTP port at this address.
 fn serve_at(url: &str, http: &str) -> Host {
     let folder = scratch("outages");
     for guest in ["noop.wasm", "test_guests.wasm"] {
@@ -153,7 +153,8 @@ async fn a_drain_reports_that_its_database_is_away_and_resumes_when_it_is_back()
     let running = enqueue(&client, "test.sleep", json!({"ms": 20_000})).await;
     let args = ["queue", "drain", "default", "--json"];
     let drain = Host::spawn(command(&url, &args, &folder));
-    // Started, not only claimed: if a claim has not started when the server goes away, the job waits for the end of its lease.
+    // Started, not only claimed: if a claim has not started when the server goes away, the job waits for the end of its
+    // lease.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.running)").await;
     assert_eq!(show(&client, running).await.state, "running");
     tokio::task::spawn_blocking(move || drop(before))
@@ -209,8 +210,8 @@ async fn a_full_database_refuses_writes_and_hosts_resume_when_space_is_freed() {
         .await
         .unwrap()
         .expect("a server");
-    // The server's user makes its own folder there, since it must be the owner. A program that ends before it has read all input
-    // breaks the pipe.
+    // The server's user makes its own folder there, since it must be the owner. A program that ends before it has read
+    // all input breaks the pipe.
     let admin = connect(&server.url("postgres")).await;
     let place = small.0.join("space");
     admin

@@ -9,6 +9,7 @@ use tokio_postgres::Client;
 
 use crate::outages::serve;
 use crate::support::TestDb;
+use crate::support::database::drop_all_partitions;
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
     PATIENCE, TestWorker, catalog, ended, enqueue, lease, show, until, until_true,
@@ -23,7 +24,8 @@ async fn an_error_is_retried_with_backoff_and_the_job_then_succeeds() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
-    // Wait until it listens: it then asks about all running jobs, which must not happen in the middle of this test.
+    // Wait until it listens: it then queries the state of all running jobs, which must not happen in the middle of this
+    // test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.flaky", json!({"fail_until": 2})).await;
     let job = ended(&client, id).await;
@@ -207,9 +209,9 @@ async fn an_outcome_that_cannot_be_written_blocks_no_other_and_ends_with_its_lea
     worker.drain().await;
 }
 
-/// From now on the disk has no room for the ends of jobs that match this condition; `public.tries` counts how often a write was
-/// tried.
-async fn no_room(client: &Client, condition: &str) {
+/// From now on the disk has no room for the ends of jobs that match this condition; `public.tries` counts how often a
+/// write was tried.
+async fn fill_disk(client: &Client, condition: &str) {
     let sql = format!(
         "CREATE SEQUENCE public.tries;
          CREATE FUNCTION public.no_room() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
@@ -222,9 +224,9 @@ async fn no_room(client: &Client, condition: &str) {
     client.batch_execute(&sql).await.unwrap();
 }
 
-/// Ends what [`no_room`] started. DROP TRIGGER alone locks the partitions before their parent, and readers of the history lock
-/// the parent first, so the two would deadlock.
-async fn room_again(client: &Client) {
+/// Ends what [`fill_disk`] started. DROP TRIGGER alone locks the partitions before their parent, and readers of the
+/// history lock the parent first, so the two would deadlock.
+async fn free_disk(client: &Client) {
     client
         .batch_execute(
             "BEGIN; LOCK TABLE rouse.finished IN ACCESS EXCLUSIVE MODE; DROP TRIGGER no_room ON rouse.finished; COMMIT",
@@ -237,7 +239,7 @@ async fn room_again(client: &Client) {
 async fn an_outcome_that_does_not_fit_on_the_disk_blocks_no_other_and_ends_with_its_lease() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    no_room(&client, "NEW.payload ->> 'n' IN ('40', '70')").await;
+    fill_disk(&client, "NEW.payload ->> 'n' IN ('40', '70')").await;
     client
         .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(1, 100) AS n))")
         .await
@@ -250,7 +252,7 @@ async fn an_outcome_that_does_not_fit_on_the_disk_blocks_no_other_and_ends_with_
     until_true(&client, "SELECT count(*) = 98 FROM rouse.finished").await;
     // Their leases are not renewed forever: other attempts start.
     until_true(&client, "SELECT bool_and(attempt > 1) FROM rouse.job").await;
-    room_again(&client).await;
+    free_disk(&client).await;
     until_true(
         &client,
         "SELECT count(*) FILTER (WHERE state = 'succeeded') = 100 FROM rouse.finished",
@@ -263,7 +265,7 @@ async fn an_outcome_that_does_not_fit_on_the_disk_blocks_no_other_and_ends_with_
 async fn on_a_full_disk_settlements_back_off_and_no_outcome_is_lost() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    no_room(&client, "true").await;
+    fill_disk(&client, "true").await;
     let worker = TestWorker::start(&db, settings()).await;
     client
         .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(1, 64) AS n))")
@@ -286,7 +288,7 @@ async fn on_a_full_disk_settlements_back_off_and_no_outcome_is_lost() {
         .await;
     let tries = row.unwrap().get::<_, i64>(0) - before;
     assert!(tries <= 12, "{tries} tries in 6 s");
-    room_again(&client).await;
+    free_disk(&client).await;
     until_true(&client, "SELECT count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1) = 64 FROM rouse.finished").await;
     worker.drain().await;
 }
@@ -324,16 +326,7 @@ async fn an_outcome_can_be_settled_if_todays_partition_is_missing() {
     let worker = TestWorker::start(&db, settings()).await;
     let first = enqueue(&client, "noop", json!({"n": 1})).await;
     ended(&client, first).await;
-    client
-        .batch_execute(
-            "DO $$ DECLARE t text; BEGIN
-                FOR t IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'rouse.finished_default'::regclass LOOP
-                    EXECUTE 'DROP TABLE ' || t;
-                END LOOP;
-            END $$",
-        )
-        .await
-        .unwrap();
+    drop_all_partitions(&client, "finished_default").await;
     let second = enqueue(&client, "noop", json!({"n": 2})).await;
     assert_eq!(ended(&client, second).await.state, "succeeded");
     worker.drain().await;
@@ -399,7 +392,7 @@ async fn a_job_that_is_denied_a_grant_is_never_retried() {
     worker.drain().await;
 }
 
-/// As with a result so large that it ends the server process.
+/// For example, a result so large that it ends the server process.
 #[tokio::test]
 async fn an_outcome_whose_settlement_always_cuts_its_connection_blocks_no_other_and_no_stop() {
     let db = TestDb::new().await;
@@ -422,7 +415,8 @@ async fn an_outcome_whose_settlement_always_cuts_its_connection_blocks_no_other_
         .expect("the worker stops");
 }
 
-/// As with a large result over a slow network: the host waits 15 s for a settlement, and its message never arrives completely.
+/// For example, a large result over a slow network: the host waits 15 s for a settlement, and its message never arrives
+/// completely.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outcome_whose_settlement_never_arrives_blocks_no_other() {
     let db = TestDb::new().await;
@@ -462,12 +456,12 @@ async fn a_second_signal_waits_five_seconds_for_an_unanswered_outcome_and_names_
     settling.caught().await;
     host.signal(libc::SIGTERM);
     host.line(PATIENCE, |line| line.contains("stopping"));
-    let asked = Instant::now();
+    let signalled_at = Instant::now();
     host.signal(libc::SIGTERM);
     let (status, output) = host.exit(PATIENCE);
     assert!(status.success(), "{output}");
     // The host would wait 15 s for the settlement itself.
-    assert!(asked.elapsed() < Duration::from_secs(14), "{output}");
+    assert!(signalled_at.elapsed() < Duration::from_secs(14), "{output}");
     let named = output
         .lines()
         .find(|line| line.contains("could not write the last outcomes in time"));

@@ -3,25 +3,14 @@
 use std::time::Duration;
 
 use rouse::job::Fence;
-use rouse::store::{ClaimOrder, Store};
 use rouse::worker::Settings;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::worker::{TestWorker, ended, lease, put, timeout, until, until_true};
+use crate::support::claims::{self, orders};
+use crate::support::worker::{TestWorker, ended, enqueue_sql, lease, timeout, until, until_true};
 
 const MINUTE: Duration = Duration::from_secs(60);
-
-async fn orders(store: &Store) -> Vec<ClaimOrder> {
-    let lanes = store.lanes_after(i64::MIN).await.unwrap();
-    let order = |lane: rouse::store::Lane| ClaimOrder {
-        lane: lane.id,
-        after: i64::MIN,
-        lease_ms: 60_000,
-        only: None,
-    };
-    lanes.into_iter().map(order).collect()
-}
 
 /// The lengths in seconds of the leases with which these jobs were claimed.
 async fn leases(client: &Client, ids: &[i64]) -> Vec<f64> {
@@ -41,14 +30,14 @@ async fn each_claim_lasts_as_long_as_its_jobs_lease_and_the_host_knows_it() {
     let (client, store) = (db.client().await, db.worker().await);
     // A small claim returns rows; a large one returns ids that are read afterwards.
     for payload in ["'{}'", "to_jsonb(repeat('a', 200000))"] {
-        let own = put(
+        let own = enqueue_sql(
             &client,
             &format!("'x', {payload}, source => 's', lease => '5 minutes'"),
         )
         .await;
-        let usual = put(&client, &format!("'x', {payload}, source => 's'")).await;
-        let ids = [own, usual];
-        let orders = orders(&store).await;
+        let default = enqueue_sql(&client, &format!("'x', {payload}, source => 's'")).await;
+        let ids = [own, default];
+        let orders = orders(&store, 60_000).await;
         let lanes: Vec<_> = orders.iter().map(|order| order.lane).collect();
 
         let claimed = store
@@ -56,13 +45,17 @@ async fn each_claim_lasts_as_long_as_its_jobs_lease_and_the_host_knows_it() {
             .await
             .unwrap()
             .jobs();
-        let told: Vec<_> = claimed.iter().map(|job| (job.id.0, job.lease)).collect();
-        assert_eq!(told, [(own, Some(5 * MINUTE)), (usual, None)], "{payload}");
+        let received: Vec<_> = claimed.iter().map(|job| (job.id.0, job.lease)).collect();
+        assert_eq!(
+            received,
+            [(own, Some(5 * MINUTE)), (default, None)],
+            "{payload}"
+        );
         assert_eq!(leases(&client, &ids).await, [300.0, 60.0], "{payload}");
 
-        let over = "UPDATE rouse.job SET lease_until = now() - interval '1 s'";
-        client.batch_execute(over).await.unwrap();
-        let adopted = crate::support::claims::adopt(&store, Fence(2), &orders, 10, 3, None).await;
+        let expire = "UPDATE rouse.job SET lease_until = now() - interval '1 s'";
+        client.batch_execute(expire).await.unwrap();
+        let adopted = claims::adopt(&store, Fence(2), &orders, 10, 3, None).await;
         assert_eq!(adopted.unwrap().claimed.len(), 2);
         assert_eq!(
             leases(&client, &ids).await,
@@ -70,8 +63,8 @@ async fn each_claim_lasts_as_long_as_its_jobs_lease_and_the_host_knows_it() {
             "{payload}, adopted"
         );
 
-        let back = "UPDATE rouse.job SET state = 'queued', fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL";
-        client.batch_execute(back).await.unwrap();
+        let requeue = "UPDATE rouse.job SET state = 'queued', fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL";
+        client.batch_execute(requeue).await.unwrap();
         let claimed = store
             .claim_bound(Fence(3), &lanes, &["s".to_string()], MINUTE, 10)
             .await
@@ -92,7 +85,7 @@ async fn a_job_is_renewed_by_its_own_lease_and_not_its_handlers() {
     let client = db.client().await;
     // The handler's lease is 60 s: with it, nothing would be renewed within 4 s.
     let worker = TestWorker::start(&db, Settings::default()).await;
-    let short = put(
+    let short = enqueue_sql(
         &client,
         r#"'test.sleep', '{"ms": 4000}', lease => '2 seconds'"#,
     )
@@ -118,15 +111,15 @@ async fn a_job_is_renewed_by_its_own_lease_and_not_its_handlers() {
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, settings).await;
-    let long = put(
+    let long = enqueue_sql(
         &client,
         r#"'test.sleep', '{"ms": 600000}', lease => '1 hour'"#,
     )
     .await;
     until(&client, long, |job| job.state == "running").await;
-    let usual = put(&client, r#"'test.sleep', '{"ms": 600000}'"#).await;
+    let default = enqueue_sql(&client, r#"'test.sleep', '{"ms": 600000}'"#).await;
     let renewed = format!(
-        "SELECT EXISTS (SELECT FROM rouse.record WHERE job = {usual} AND event = 'renewed')"
+        "SELECT EXISTS (SELECT FROM rouse.record WHERE job = {default} AND event = 'renewed')"
     );
     until_true(&client, &renewed).await;
     // With the handler's lease, this job would have been renewed two seconds before the other.
@@ -148,7 +141,7 @@ async fn an_attempt_ends_at_the_shorter_of_its_jobs_and_the_operators_timeout() 
     let message =
         |job: &crate::support::worker::Shown| job.error.clone().unwrap()["message"].to_string();
     let worker = TestWorker::start(&db, Settings::default()).await;
-    let id = put(&client, "'test.spin', timeout => '200 milliseconds'").await;
+    let id = enqueue_sql(&client, "'test.spin', timeout => '200 milliseconds'").await;
     let job = ended(&client, id).await;
     assert_eq!(job.state, "timed_out");
     assert!(
@@ -162,7 +155,7 @@ async fn an_attempt_ends_at_the_shorter_of_its_jobs_and_the_operators_timeout() 
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, settings).await;
-    let id = put(&client, "'test.spin', timeout => '30 days'").await;
+    let id = enqueue_sql(&client, "'test.spin', timeout => '30 days'").await;
     let job = ended(&client, id).await;
     assert_eq!(job.state, "timed_out");
     assert!(
@@ -185,7 +178,7 @@ async fn lease_and_timeout_are_shown_and_kept_by_the_ended_job_and_its_retry() {
         (row.get::<_, Option<i64>>(0), row.get::<_, Option<i64>>(1))
     };
     let both = (Some(90_000), Some(7_200_000));
-    let unique = put(&client, &format!("'x', {TIMES}, unique_key => 'k'")).await;
+    let unique = enqueue_sql(&client, &format!("'x', {TIMES}, unique_key => 'k'")).await;
     let many: i64 = client
         .query_one(
             &format!("SELECT rouse.enqueue_many('x', '{{1}}'::jsonb[], {TIMES})"),
@@ -194,7 +187,7 @@ async fn lease_and_timeout_are_shown_and_kept_by_the_ended_job_and_its_retry() {
         .await
         .unwrap()
         .get(0);
-    let deleted = put(&client, &format!("'x', {TIMES}")).await;
+    let deleted = enqueue_sql(&client, &format!("'x', {TIMES}")).await;
     for id in [unique, many, deleted] {
         assert_eq!(shown(id).await, both);
     }
@@ -208,7 +201,7 @@ async fn lease_and_timeout_are_shown_and_kept_by_the_ended_job_and_its_retry() {
         assert_eq!(shown(id).await, both, "the job has ended");
     }
     let worker = TestWorker::start(&db, Settings::default()).await;
-    let run = put(&client, &format!("'noop', {TIMES}")).await;
+    let run = enqueue_sql(&client, &format!("'noop', {TIMES}")).await;
     until(&client, run, |job| job.state == "succeeded").await;
     worker.drain().await;
     assert_eq!(shown(run).await, both, "the job was settled");
@@ -218,7 +211,7 @@ async fn lease_and_timeout_are_shown_and_kept_by_the_ended_job_and_its_retry() {
         both,
         "the job was retried"
     );
-    let plain = put(&client, "'x'").await;
+    let plain = enqueue_sql(&client, "'x'").await;
     assert_eq!(shown(plain).await, (None, None));
 }
 
@@ -235,21 +228,21 @@ async fn the_command_line_sets_and_shows_lease_and_timeout() {
         "2h",
         "--json",
     ];
-    let (code, said) = run(&args);
-    assert_eq!(code, 0, "{said}");
-    let first = said.lines().next().unwrap_or_default();
+    let (code, output) = run(&args);
+    assert_eq!(code, 0, "{output}");
+    let first = output.lines().next().unwrap_or_default();
     let done: serde_json::Value = serde_json::from_str(first).unwrap();
     let id = done["id"].to_string();
-    let (_, said) = run(&["job", &id]);
+    let (_, output) = run(&["job", &id]);
     for (name, time) in [("lease", "1m 30s"), ("timeout", "2h")] {
         let shows = |line: &str| line.trim_start().starts_with(name) && line.ends_with(time);
-        assert!(said.lines().any(shows), "{said}");
+        assert!(output.lines().any(shows), "{output}");
     }
-    let (code, said) = run(&["enqueue", "x", "--lease", "25h"]);
+    let (code, output) = run(&["enqueue", "x", "--lease", "25h"]);
     assert_eq!(code, 1);
     assert!(
-        said.contains("lease must be between 2 seconds and 1 day"),
-        "{said}"
+        output.contains("lease must be between 2 seconds and 1 day"),
+        "{output}"
     );
     run(&["enqueue", "x", "--unique-key", "k"]);
     let (_, again) = run(&[

@@ -12,10 +12,10 @@ use crate::support::{Host, Ran, built, free_port, postgres_settings, rouse_binar
 
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../host/package/rouse.service");
 
-/// What the unit is rated by `systemd-analyze security`, from 0.0 (best) to 10.0, in tenths.
+/// The highest accepted rating of the unit by `systemd-analyze security`, from 0.0 (best) to 10.0, in tenths.
 const EXPOSURE_MAX: u32 = 15;
 
-/// What `cargo xtask test` has made for this test; None, with the reason, where it could not.
+/// The file that `cargo xtask test` has made for this test. `None`, with a printed reason, where it could not.
 fn prepared(name: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("ROUSE_TEST_PACKAGE").map_or_else(
         || built("rouse").with_file_name("../test-package"),
@@ -53,7 +53,8 @@ impl Debian {
         fs::read_to_string(self.path(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
-    /// A command in there, as root, with /proc. Its mount ends with it, and its process id is that of the command.
+    /// A command in this Debian, as root, with /proc. Its mount ends with it, and its process id is that of the
+    /// command.
     fn command(&self, args: &[&str]) -> Command {
         let script = r#"mount -t proc proc "$0/proc" && exec chroot "$0" "$@""#;
         let mut command = Command::new("unshare");
@@ -89,12 +90,12 @@ impl Debian {
 
 impl Drop for Debian {
     fn drop(&mut self) {
-        // What is left is removed by the next run.
+        // The next run removes the remaining files.
         let _ = fs::remove_dir_all(&self.root);
     }
 }
 
-/// What a unit sets under a key.
+/// The values that a unit sets for a key.
 fn values<'a>(unit: &'a str, key: &str) -> impl Iterator<Item = &'a str> {
     unit.lines().filter_map(move |line| line.strip_prefix(key))
 }
@@ -110,7 +111,7 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
     run(&["dpkg", "--install", "/rouse.deb"]).exits(0);
     run(&["rouse", "--version"])
         .exits(0)
-        .says(env!("CARGO_PKG_VERSION"));
+        .prints(env!("CARGO_PKG_VERSION"));
     let mode = |path| {
         fs::metadata(debian.path(path))
             .unwrap()
@@ -121,7 +122,7 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
     assert_eq!(mode("/etc/rouse/environment"), 0o600);
     assert_eq!(mode("/var/lib/rouse/handlers"), 0o755);
 
-    // What an operator does.
+    // The package is configured as an operator would configure it.
     let settings = Settings {
         port: Some(free_port()),
         ..postgres_settings(scratch("package").join("pg"))
@@ -138,7 +139,7 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
     fs::copy(guests_dir().join("greet.wasm"), debian.path(handler)).unwrap();
     Ran::of(&mut debian.as_service(&["rouse", "migrate"])).exits(0);
 
-    // What systemd does.
+    // The service starts as systemd would start it.
     let unit = debian.read("/usr/lib/systemd/system/rouse.service");
     let start: Vec<_> = values(&unit, "ExecStart=")
         .next()
@@ -197,8 +198,8 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
 
 /// `systemd-analyze` with these arguments, on the unit with the binary that is tested; None where there is no systemd.
 fn analyze(args: &[&str]) -> Option<Ran> {
-    let there = Command::new("systemd-analyze").arg("--version").output();
-    if !there.is_ok_and(|output| output.status.success()) {
+    let version = Command::new("systemd-analyze").arg("--version").output();
+    if !version.is_ok_and(|output| output.status.success()) {
         skip("there is no systemd-analyze on this machine (apt-get install systemd)");
         return None;
     }

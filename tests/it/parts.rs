@@ -12,11 +12,12 @@ use crate::compiling::compiler_that;
 use crate::sandbox_guest::{Handlers, guest, job, manifest};
 use crate::support::{attempt, rouse_binary, scratch};
 
-/// A component around a core module has this many core instances: its own code, and two small ones that connect it to the host.
+/// A component around a core module has this many core instances: its own code, and two small ones that connect it to
+/// the host.
 const INSTANCES_OF_ITS_OWN: u32 = 3;
 
 /// A component that echoes, with this many parts.
-fn made_of(parts: ModuleParts) -> Vec<u8> {
+fn component_with(parts: ModuleParts) -> Vec<u8> {
     // Any guest in Rust has one of each: its memory, and the table that connects it to the host.
     let memories = "(memory 1)".repeat(parts.memories as usize - 1);
     let tables = "(table 10 funcref)".repeat(parts.tables as usize - 1);
@@ -84,14 +85,14 @@ fn settings() -> Settings {
     }
 }
 
-async fn on(settings: Settings, module: &[u8]) -> (Arc<Sandbox>, Handlers) {
+async fn load(settings: Settings, module: &[u8]) -> (Arc<Sandbox>, Handlers) {
     let sandbox = Sandbox::start(settings).expect("a sandbox");
     let handlers = Handlers::on(sandbox.clone(), &[("parts.wasm", module)]).await;
     (sandbox, handlers)
 }
 
-async fn runs(settings: Settings, module: &[u8]) {
-    let (sandbox, handlers) = on(settings, module).await;
+async fn assert_runs(settings: Settings, module: &[u8]) {
+    let (sandbox, handlers) = load(settings, module).await;
     let handler = handlers.handler("test.parts");
     // Twice as many as can run concurrently, so each place in the pool is used again.
     for _ in 0..2 {
@@ -109,7 +110,7 @@ async fn a_module_of_20_instances_4_memories_and_8_tables_runs_in_each_slot() {
         (parts.core_instances, parts.memories, parts.tables),
         (20, 4, 8)
     );
-    runs(settings(), &made_of(parts)).await;
+    assert_runs(settings(), &component_with(parts)).await;
 }
 
 #[tokio::test]
@@ -149,8 +150,8 @@ async fn a_module_with_too_many_parts_is_refused_permanently_unless_the_setting_
             "module_tables_max",
         ),
     ] {
-        let module = made_of(parts);
-        let (_, handlers) = on(settings(), &module).await;
+        let module = component_with(parts);
+        let (_, handlers) = load(settings(), &module).await;
         let why = handlers.refusal("parts.wasm");
         assert!(
             why.starts_with("it needs more than this host allows for one module: ")
@@ -163,7 +164,7 @@ async fn a_module_with_too_many_parts_is_refused_permanently_unless_the_setting_
             module_parts: parts,
             ..settings()
         };
-        runs(raised, &module).await;
+        assert_runs(raised, &module).await;
     }
 }
 
@@ -184,22 +185,22 @@ async fn a_module_too_large_for_the_pool_is_compiled_only_once() {
         cache_dir: Some(scratch.join("code")),
         ..settings()
     };
-    let module = made_of(ModuleParts {
+    let module = component_with(ModuleParts {
         memories: 5,
         ..ModuleParts::default()
     });
     for _ in 0..2 {
-        let (_, handlers) = on(counting(), &module).await;
+        let (_, handlers) = load(counting(), &module).await;
         assert!(handlers.refusal("parts.wasm").contains("memories"));
         assert_eq!(compilations(&counted), 1);
     }
-    let roomy = Settings {
+    let raised = Settings {
         module_parts: ModuleParts {
             memories: 5,
             ..ModuleParts::default()
         },
         ..counting()
     };
-    runs(roomy, &module).await;
+    assert_runs(raised, &module).await;
     assert_eq!(compilations(&counted), 1, "the cached code serves");
 }

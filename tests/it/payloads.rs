@@ -13,12 +13,12 @@ fn large(n: i32) -> String {
     format!("jsonb_build_object('n', {n}, 'pad', repeat('x', 4000))")
 }
 
-async fn number(client: &Client, sql: &str) -> i64 {
+async fn query_number(client: &Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
 /// The number in the payload of a job, as any reader sees it; `None` if there is no payload.
-async fn read(client: &Client, id: i64) -> Option<i64> {
+async fn payload_number(client: &Client, id: i64) -> Option<i64> {
     let sql = "SELECT (payload ->> 'n')::bigint FROM rouse.job($1)";
     client.query_one(sql, &[&id]).await.unwrap().get(0)
 }
@@ -47,16 +47,16 @@ async fn a_large_payload_is_written_once_by_every_enqueue_and_a_small_one_stays_
     ];
     let mut ids = Vec::new();
     for (n, sql) in (1..).zip(&ways) {
-        let id = number(&client, sql).await;
-        assert_eq!(read(&client, id).await, Some(n), "{sql}");
+        let id = query_number(&client, sql).await;
+        assert_eq!(payload_number(&client, id).await, Some(n), "{sql}");
         ids.push(id);
     }
     assert_eq!(
-        number(&client, "SELECT count(*) FROM rouse.payload").await,
+        query_number(&client, "SELECT count(*) FROM rouse.payload").await,
         6
     );
     assert_eq!(
-        number(
+        query_number(
             &client,
             "SELECT count(*) FROM rouse.job WHERE payload IS NOT NULL"
         )
@@ -67,7 +67,7 @@ async fn a_large_payload_is_written_once_by_every_enqueue_and_a_small_one_stays_
         "SELECT cardinality(differs)::bigint FROM rouse.enqueue_unique('x', 'key', {})",
         large(4)
     );
-    assert_eq!(number(&client, &differs).await, 0, "the same payload");
+    assert_eq!(query_number(&client, &differs).await, 0, "the same payload");
 
     let jobs = claim(&store, 10).await;
     let sent: Vec<&str> = jobs
@@ -99,7 +99,7 @@ async fn a_large_payload_is_written_once_by_every_enqueue_and_a_small_one_stays_
         7
     );
     assert_eq!(
-        number(
+        query_number(
             &client,
             "SELECT count(*) FROM rouse.finished WHERE payload IS NULL"
         )
@@ -107,22 +107,25 @@ async fn a_large_payload_is_written_once_by_every_enqueue_and_a_small_one_stays_
         6
     );
     assert_eq!(
-        number(&client, "SELECT count(*) FROM rouse.payload").await,
+        query_number(&client, "SELECT count(*) FROM rouse.payload").await,
         6,
         "nothing was copied"
     );
     for (n, id) in (1..).zip(&ids) {
-        assert_eq!(read(&client, *id).await, Some(n));
+        assert_eq!(payload_number(&client, *id).await, Some(n));
     }
     let found = "SELECT id FROM rouse.find_jobs('{\"payload\": {\"/n\": 2}}')";
-    assert_eq!(number(&client, found).await, ids[1]);
+    assert_eq!(query_number(&client, found).await, ids[1]);
     let bytes = "SELECT (detail ->> 'payload_bytes')::bigint FROM rouse.audit(now() - interval '1 h') WHERE job = ";
-    assert_eq!(number(&client, &format!("{bytes} {}", ids[1])).await, 4019);
+    assert_eq!(
+        query_number(&client, &format!("{bytes} {}", ids[1])).await,
+        4019
+    );
 
-    let again = number(&client, &format!("SELECT rouse.retry({})", ids[0])).await;
-    assert_eq!(read(&client, again).await, Some(1));
+    let again = query_number(&client, &format!("SELECT rouse.retry({})", ids[0])).await;
+    assert_eq!(payload_number(&client, again).await, Some(1));
     assert_eq!(claim(&store, 1).await[0].payload.0.len(), 4019);
-    number(
+    query_number(
         &client,
         &format!(
             "SELECT rouse.enqueue('x', {}, run_at => now() + interval '1 day')",
@@ -131,11 +134,11 @@ async fn a_large_payload_is_written_once_by_every_enqueue_and_a_small_one_stays_
     )
     .await;
     let cancelled = "SELECT rouse.cancel(max(id))::integer::bigint FROM rouse.job";
-    assert_eq!(number(&client, cancelled).await, 1);
+    assert_eq!(query_number(&client, cancelled).await, 1);
     assert_eq!(
-        read(
+        payload_number(
             &client,
-            number(&client, "SELECT max(id) FROM rouse.finished").await
+            query_number(&client, "SELECT max(id) FROM rouse.finished").await
         )
         .await,
         Some(7)
@@ -152,15 +155,18 @@ async fn a_large_payload_stays_in_its_row_if_todays_partition_is_missing() {
         )
         .await
         .unwrap();
-    let id = number(&client, &format!("SELECT rouse.enqueue('x', {})", large(1))).await;
-    assert_eq!(read(&client, id).await, Some(1));
+    let id = query_number(&client, &format!("SELECT rouse.enqueue('x', {})", large(1))).await;
+    assert_eq!(payload_number(&client, id).await, Some(1));
     let many = format!(
         "SELECT max(id) FROM rouse.enqueue_many('x', ARRAY[{}]) AS id",
         large(2)
     );
-    assert_eq!(read(&client, number(&client, &many).await).await, Some(2));
     assert_eq!(
-        number(
+        payload_number(&client, query_number(&client, &many).await).await,
+        Some(2)
+    );
+    assert_eq!(
+        query_number(
             &client,
             "SELECT count(*) FROM rouse.job WHERE payload IS NOT NULL"
         )
@@ -174,7 +180,7 @@ async fn a_payload_outlives_its_partition_as_long_as_a_job_refers_to_it() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     // One is live; one ended today; one ended back then, in a queue that keeps its jobs for ten years; one is gone.
-    let live = number(&client, "SELECT rouse.enqueue('x')").await;
+    let live = query_number(&client, "SELECT rouse.enqueue('x')").await;
     client
         .batch_execute(&format!(
             "SELECT rouse.set_retention('long', 3650);
@@ -198,16 +204,16 @@ async fn a_payload_outlives_its_partition_as_long_as_a_job_refers_to_it() {
         .unwrap();
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
     assert_eq!(
-        number(&client, "SELECT count(*) FROM rouse.payload_20200101").await,
+        query_number(&client, "SELECT count(*) FROM rouse.payload_20200101").await,
         4
     );
     for dropped in [1, 0] {
         assert_eq!(store.maintain_partitions(7).await.unwrap(), (dropped, 0));
         for id in [live, -1, -2] {
-            assert_eq!(read(&client, id).await, Some(1), "job {id}");
+            assert_eq!(payload_number(&client, id).await, Some(1), "job {id}");
         }
         assert_eq!(
-            number(&client, "SELECT count(*) FROM rouse.payload").await,
+            query_number(&client, "SELECT count(*) FROM rouse.payload").await,
             3
         );
     }
@@ -223,7 +229,7 @@ async fn a_job_with_a_removed_payload_fails_without_affecting_its_claim() {
         large(1),
         large(2)
     );
-    let gone = number(&client, &many).await;
+    let gone = query_number(&client, &many).await;
     client
         .batch_execute(&format!(
             "BEGIN; SELECT rouse.unlock_history('a test'); DELETE FROM rouse.payload WHERE job = {gone}; COMMIT"
@@ -250,7 +256,7 @@ async fn a_job_with_a_removed_payload_fails_without_affecting_its_claim() {
 async fn a_claim_that_waits_for_the_drop_of_a_payload_reads_the_copy() {
     let db = TestDb::new().await;
     let (mut owner, client, store) = (db.client().await, db.client().await, db.worker().await);
-    let id = number(&client, "SELECT rouse.enqueue('x')").await;
+    let id = query_number(&client, "SELECT rouse.enqueue('x')").await;
     client
         .batch_execute(&format!(
             "SET ROLE rouse_owner;
@@ -266,9 +272,9 @@ async fn a_claim_that_waits_for_the_drop_of_a_payload_reads_the_copy() {
         .await
         .unwrap();
     let claiming = tokio::spawn(async move { claim(&store, 1).await });
-    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity
+    let is_waiting = "SELECT EXISTS (SELECT FROM pg_stat_activity
                  WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%rouse.claimed(%')";
-    until_true(&client, waits).await;
+    until_true(&client, is_waiting).await;
     drop.commit().await.unwrap();
     assert_eq!(claiming.await.unwrap()[0].payload.0, "{\"n\": 1}");
 }
@@ -282,7 +288,7 @@ async fn a_job_without_its_payload_is_not_retried_and_does_not_stop_the_others()
         large(1),
         large(2)
     );
-    let gone = number(&client, &many).await;
+    let gone = query_number(&client, &many).await;
     client
         .batch_execute(&format!(
             "SELECT rouse.fail({gone}, 'x'), rouse.fail({gone} + 1, 'x');

@@ -5,21 +5,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use rouse::sandbox::{Digest, Limits, Pin, Sandbox, Settings, SigningKey};
+use rouse::sandbox::{Digest, Pin, Sandbox, Settings, SigningKey};
 
-use crate::sandbox_guest::{Handlers, echo, refusal, version};
+use crate::sandbox_guest::{Handlers, echo, refusal, small_settings, version};
 use crate::support::{folder_of, rouse_binary, scratch};
 
 fn sandbox(pin: Pin) -> Arc<Sandbox> {
     let settings = Settings {
-        attempts_max: 2,
-        limits: Limits {
-            memory_bytes: 1 << 20,
-            ..Limits::default()
-        },
-        compiler: Some(rouse_binary()),
         pin,
-        ..Settings::default()
+        ..small_settings()
     };
     Sandbox::start(settings).expect("a sandbox")
 }
@@ -116,13 +110,15 @@ async fn modules_start_to_serve_when_the_lock_lists_them_and_the_last_listed_ver
     // Without its line it continues to serve, with a warning: the files of one deployment arrive one after the other.
     put(&lock, line(&versions[0], "echo.wasm"));
     handlers
-        .until("it is said", |set| refusal(set, "echo.wasm").is_some())
+        .until("the file is refused with a warning", |set| {
+            refusal(set, "echo.wasm").is_some()
+        })
         .await;
     let set = handlers.catalog.current();
     assert_eq!(version(&set, "test.echo").as_deref(), Some("2"));
     put(&lock, line(&versions[1], "echo.wasm"));
     handlers
-        .until("all is well", |set| set.refused.is_empty())
+        .until("no file is refused", |set| set.refused.is_empty())
         .await;
 }
 
@@ -266,7 +262,7 @@ impl Deployment {
 
     /// The output of the command, which must exit with this code.
     #[track_caller]
-    fn says(&self, code: i32, args: &[&str]) -> String {
+    fn exits_with(&self, code: i32, args: &[&str]) -> String {
         let output = self.run(args);
         let text =
             String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
@@ -278,14 +274,22 @@ impl Deployment {
 #[test]
 fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
     let deployment = Deployment::new("pin = \"lock\"");
-    assert!(deployment.says(1, &["handlers"]).contains("there is none"));
-    let output = deployment.says(0, &["handlers", "lock"]);
+    assert!(
+        deployment
+            .exits_with(1, &["handlers"])
+            .contains("there is none")
+    );
+    let output = deployment.exits_with(0, &["handlers", "lock"]);
     assert!(
         output.contains("new ") && output.contains("handlers.lock: 1 modules"),
         "{output}"
     );
     assert!(!output.contains("pin = "), "{output}");
-    assert!(deployment.says(0, &["handlers"]).contains("test.echo"));
+    assert!(
+        deployment
+            .exits_with(0, &["handlers"])
+            .contains("test.echo")
+    );
 
     let check = Command::new("sha256sum")
         .args(["-c", "../handlers.lock"])
@@ -310,10 +314,10 @@ fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
     .unwrap();
     assert!(
         deployment
-            .says(1, &["handlers"])
+            .exits_with(1, &["handlers"])
             .contains("is not listed in")
     );
-    let output = deployment.says(0, &["handlers", "lock"]);
+    let output = deployment.exits_with(0, &["handlers", "lock"]);
     assert!(
         output.contains("changed ") && output.contains("2 modules"),
         "{output}"
@@ -324,7 +328,7 @@ fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
     let evil = deployment.path("handlers-wasm").join(format!("a{line}"));
     fs::write(&evil, echo("test.evil", "1")).unwrap();
     for command in [&["handlers", "lock"][..], &["handlers"]] {
-        let output = deployment.says(1, command);
+        let output = deployment.exits_with(1, command);
         assert!(
             output.contains("a\\u{a}") && output.contains("its name has control characters"),
             "{output}"
@@ -334,10 +338,14 @@ fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
     assert_eq!(fs::read(deployment.path("handlers.lock")).unwrap(), lock);
     fs::remove_file(evil).unwrap();
     fs::remove_file(deployment.path("handlers-wasm/new.wasm")).unwrap();
-    assert!(deployment.says(0, &["handlers", "lock"]).contains("gone "));
     assert!(
         deployment
-            .says(1, &["handlers", "lock", "--handlers", "nowhere"])
+            .exits_with(0, &["handlers", "lock"])
+            .contains("gone ")
+    );
+    assert!(
+        deployment
+            .exits_with(1, &["handlers", "lock", "--handlers", "nowhere"])
             .contains("nowhere")
     );
 }
@@ -345,34 +353,42 @@ fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
 #[test]
 fn a_key_is_made_once_and_hosts_trust_its_signatures() {
     let deployment = Deployment::new("");
-    let trusted = deployment.says(0, &["handlers", "keygen", "key"]);
+    let trusted = deployment.exits_with(0, &["handlers", "keygen", "key"]);
     assert!(trusted.starts_with("trusted_keys = [\""), "{trusted}");
     assert!(
         deployment
-            .says(1, &["handlers", "keygen", "key"])
+            .exits_with(1, &["handlers", "keygen", "key"])
             .contains("make the key key")
     );
     fs::write(deployment.path("rouse.toml"), &trusted).unwrap();
-    assert!(deployment.says(1, &["handlers"]).contains("no signature"));
+    assert!(
+        deployment
+            .exits_with(1, &["handlers"])
+            .contains("no signature")
+    );
 
     let module = "handlers-wasm/echo.wasm";
-    let output = deployment.says(0, &["handlers", "sign", "--key", "key", module]);
+    let output = deployment.exits_with(0, &["handlers", "sign", "--key", "key", module]);
     assert_eq!(output, "handlers-wasm/echo.wasm.sig\n");
-    assert!(deployment.says(0, &["handlers"]).contains("test.echo"));
+    assert!(
+        deployment
+            .exits_with(0, &["handlers"])
+            .contains("test.echo")
+    );
 
     let chmod = Command::new("chmod")
         .arg("644")
         .arg(deployment.path("key"))
         .status();
     assert!(chmod.unwrap().success());
-    let output = deployment.says(1, &["handlers", "sign", "--key", "key", module]);
+    let output = deployment.exits_with(1, &["handlers", "sign", "--key", "key", module]);
     assert!(output.contains("chmod 600"), "{output}");
     fs::write(deployment.path("rouse.toml"), "trusted_keys = [\"no key\"]").unwrap();
     assert!(
         deployment
-            .says(1, &["handlers"])
+            .exits_with(1, &["handlers"])
             .contains("it is not a key")
     );
     fs::write(deployment.path("rouse.toml"), "pin = \"look\"").unwrap();
-    assert!(deployment.says(1, &["handlers"]).contains("lock"));
+    assert!(deployment.exits_with(1, &["handlers"]).contains("lock"));
 }

@@ -9,8 +9,8 @@ const JOBS: usize = 10;
 const BACKLOG: i32 = 3_000;
 const FENCE: i64 = 7;
 
-/// Runs a call in a transaction of its own; returns the ids that it returns, and the number of rows of `rouse.job` that it has
-/// read.
+/// Runs a call in a transaction of its own; returns the ids that it returns, and the number of rows of `rouse.job` that
+/// it has read.
 async fn run(client: &mut Client, sql: &str, params: &[&(dyn ToSql + Sync)]) -> (Vec<i64>, i64) {
     // Counted by this session since it last reported to the server.
     const READ: &str = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
@@ -24,7 +24,7 @@ async fn run(client: &mut Client, sql: &str, params: &[&(dyn ToSql + Sync)]) -> 
 }
 
 /// Performs each routine action of a worker once, on ten jobs; returns the rows that each call has read.
-async fn work(client: &mut Client) -> Vec<(&'static str, i64)> {
+async fn run_worker_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
     // A worker with a known key.
     const REGISTER: &str =
         "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
@@ -111,9 +111,9 @@ async fn plans_made_while_the_table_was_empty_still_look_up_each_job() {
     let mut client = db.client().await;
     client.batch_execute("ANALYZE rouse.job").await.unwrap();
     // The session keeps these plans.
-    work(&mut client).await;
+    run_worker_actions(&mut client).await;
     backlog(&client).await;
-    assert_few(&work(&mut client).await, "then full");
+    assert_few(&run_worker_actions(&mut client).await, "then full");
 }
 
 /// The statistics were taken when no job ran, so an index of running jobs seems to be empty.
@@ -138,9 +138,9 @@ async fn the_jobs_of_a_large_claim_are_looked_up_by_id_while_many_jobs_run() {
         usize::try_from(BACKLOG).unwrap(),
         "too many for one answer"
     );
-    let asked = &unread[..JOBS];
-    let (ids, rows) = run(&mut client, CLAIMED, &[&FENCE, &asked]).await;
-    assert_eq!(ids, asked);
+    let requested = &unread[..JOBS];
+    let (ids, rows) = run(&mut client, CLAIMED, &[&FENCE, &requested]).await;
+    assert_eq!(ids, requested);
     assert_few(&[("claimed", rows)], "many jobs run");
 }
 
@@ -173,7 +173,7 @@ async fn each_job_is_looked_up_regardless_of_the_statistics() {
         client.batch_execute(sql).await.unwrap();
         // A session with new plans.
         let mut fresh = db.client().await;
-        assert_few(&work(&mut fresh).await, when);
+        assert_few(&run_worker_actions(&mut fresh).await, when);
     }
 }
 
@@ -211,7 +211,7 @@ async fn a_producer_looks_up_its_lane_after_the_catalog_has_grown() {
 }
 
 /// Counts, reschedules, completes, purges: the admin actions.
-async fn change(client: &mut Client) -> Vec<(&'static str, i64)> {
+async fn run_admin_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
     let wanted = i32::try_from(JOBS).unwrap();
     let mut read = Vec::new();
     let (_, rows) = run(
@@ -253,7 +253,7 @@ async fn admin_actions_look_up_their_jobs_regardless_of_the_statistics() {
     enqueue_one(&client).await;
     client.batch_execute("ANALYZE rouse.job").await.unwrap();
     // The session keeps these plans.
-    change(&mut client).await;
+    run_admin_actions(&mut client).await;
     for handler in ["a", "b", "c", "d", "e", "f"] {
         client
             .query("SELECT rouse.enqueue($1, queue => 'other')", &[&handler])
@@ -261,12 +261,12 @@ async fn admin_actions_look_up_their_jobs_regardless_of_the_statistics() {
             .unwrap();
     }
     backlog(&client).await;
-    assert_few(&change(&mut client).await, "then full");
+    assert_few(&run_admin_actions(&mut client).await, "then full");
 }
 
 #[tokio::test]
 async fn remaining_and_forget_worker_do_not_read_other_jobs() {
-    const LEFT: &str = "SELECT ready FROM rouse.remaining('other', NULL, $1)";
+    const REMAINING: &str = "SELECT ready FROM rouse.remaining('other', NULL, $1)";
     const FORGET: &str = "SELECT rouse.forget_worker('old')::bigint";
     const LIVE: &str =
         "SELECT rouse.register('old', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}');
@@ -280,9 +280,9 @@ async fn remaining_and_forget_worker_do_not_read_other_jobs() {
         .unwrap();
     let ask = async |client: &mut Client| {
         let mut read = Vec::new();
-        let (_, rows) = run(client, LEFT, &[&false]).await;
+        let (_, rows) = run(client, REMAINING, &[&false]).await;
         read.push(("remaining", rows));
-        let (_, rows) = run(client, LEFT, &[&true]).await;
+        let (_, rows) = run(client, REMAINING, &[&true]).await;
         read.push(("remaining with what runs", rows));
         client.batch_execute(LIVE).await.unwrap();
         let (_, rows) = run(client, FORGET, &[]).await;
@@ -320,7 +320,7 @@ async fn remaining_and_forget_worker_do_not_read_other_jobs() {
         )
         .await
         .unwrap();
-    let (_, rows) = run(&mut client, LEFT, &[&false]).await;
+    let (_, rows) = run(&mut client, REMAINING, &[&false]).await;
     assert_few(&[("remaining", rows)], "all running");
 }
 
@@ -351,7 +351,7 @@ async fn no_statement_of_a_worker_is_jit_compiled() {
 async fn jobs_of_a_source_are_found_among_many_others() {
     const CLAIM: &str = "SELECT * FROM rouse.claim_bound((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
         ARRAY(SELECT DISTINCT id FROM rouse.lane), '{mine,nobody}', 60000, $2)";
-    const LEFT: &str = "SELECT jobs FROM rouse.remaining_bound('default', '{mine,nobody}')";
+    const REMAINING: &str = "SELECT jobs FROM rouse.remaining_bound('default', '{mine,nobody}')";
     let db = TestDb::new().await;
     let mut client = db.client().await;
     client
@@ -360,7 +360,7 @@ async fn jobs_of_a_source_are_found_among_many_others() {
         .unwrap();
     let wanted = i32::try_from(JOBS).unwrap();
     let ask = async |client: &mut Client, jobs: i64, when: &str| {
-        let (left, rows) = run(client, LEFT, &[]).await;
+        let (left, rows) = run(client, REMAINING, &[]).await;
         let mut read = vec![("remaining_bound", rows)];
         let (ids, rows) = run(client, CLAIM, &[&FENCE, &wanted]).await;
         read.push(("claim_bound", rows));

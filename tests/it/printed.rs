@@ -54,7 +54,7 @@ async fn top_drops_columns_before_it_cuts_words() {
         assert!(shown.contains(part), "{part}: {shown}");
     }
     let piped = rouse_in(&db, &["top"], &scratch("top")).await;
-    piped.exits(0).says("somebody-with-a-name-of-some-length");
+    piped.exits(0).prints("somebody-with-a-name-of-some-length");
     client
         .execute("SELECT rouse.cancel($1)", &[&id])
         .await
@@ -100,7 +100,7 @@ async fn a_denial_is_printed_once_when_its_job_is_shown() {
     .await;
     ended(&client, id).await;
     let shown = rouse_in(&db, &["job", &id.to_string()], &scratch("denial")).await;
-    shown.exits(0).says("failed").says("the error above");
+    shown.exits(0).prints("failed").prints("the error above");
     let denial = "asked for /nowhere/in.txt, and no directory that has it is granted";
     assert_eq!(shown.stdout.matches(denial).count(), 1, "{}", shown.stdout);
     worker.drain().await;
@@ -120,11 +120,16 @@ fn a_handler_fits_on_a_screen_and_its_schemas_are_shown_on_request() {
         rouse_without_database(&[&args[..], more].concat(), &folder)
     };
     let short = show(&[]);
-    short.exits(0).says("Sends a mail").says("hosts = [\"…\"]");
+    short
+        .exits(0)
+        .prints("Sends a mail")
+        .prints("hosts = [\"…\"]");
     assert!(!short.stdout.contains("input_schema"), "{}", short.stdout);
     assert!(short.stdout.lines().count() <= 40, "{}", short.stdout);
-    show(&["--schema"]).says("input_schema").says("reply_to");
-    show(&["--defaults"]).says("limits.memory_mb");
+    show(&["--schema"])
+        .prints("input_schema")
+        .prints("reply_to");
+    show(&["--defaults"]).prints("limits.memory_mb");
     let json = show(&["--json"]).json();
     assert_eq!(json["manifest"]["input_schema"]["type"], "object");
 }
@@ -133,7 +138,7 @@ fn a_handler_fits_on_a_screen_and_its_schemas_are_shown_on_request() {
 async fn a_misspelt_name_suggests_the_nearest_one() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let anywhere = scratch("misspelt");
+    let empty_folder = scratch("misspelt");
     let (catalog, _folder) = watched(&["text_stats.wasm"]).await;
     let settings = Settings {
         worker_id: "mail-1".into(),
@@ -145,34 +150,34 @@ async fn a_misspelt_name_suggests_the_nearest_one() {
         "SELECT EXISTS (SELECT FROM rouse.workers WHERE 'text.stats' = ANY (handlers))",
     )
     .await;
-    let run = async |args: &[&str]| rouse_in(&db, args, &anywhere).await;
+    let run = async |args: &[&str]| rouse_in(&db, args, &empty_folder).await;
     run(&["enqueue", "text.stat", "--queue", "mail"])
         .await
         .exits(0)
-        .says("did you mean text.stats?");
+        .prints("did you mean text.stats?");
     let misspelt = run(&["enqueue", "text.stats", r#"{"txt": "a"}"#]).await;
     misspelt
         .exits(0)
-        .says("no worker knows the key txt in a payload of text.stats; did you mean text?");
+        .prints("no worker knows the key txt in a payload of text.stats; did you mean text?");
     let right = run(&["enqueue", "text.stats", r#"{"text": "a"}"#]).await;
     assert!(!right.exits(0).text().contains("no worker knows"));
     run(&["handlers", "show", "txet.stats"])
         .await
         .exits(3)
-        .says("did you mean text.stats?");
+        .prints("did you mean text.stats?");
     for verb in [
         &["queue", "pause", "mial"][..],
         &["queue", "resume", "mial"],
         &["queue", "purge", "mial", "--confirm"],
     ] {
-        run(verb).await.exits(0).says("did you mean mail?");
+        run(verb).await.exits(0).prints("did you mean mail?");
     }
     for (verb, name) in [
         (&["job", "ls", "--queue", "mial"][..], "mail"),
         (&["job", "ls", "--handler", "text.stast"], "text.stat"),
     ] {
         let meant = format!("did you mean {name}?");
-        run(verb).await.exits(0).says(&meant);
+        run(verb).await.exits(0).prints(&meant);
     }
     let used = run(&["job", "ls", "--queue", "mail", "--state", "failed"]).await;
     assert!(!used.exits(0).text().contains("enqueued recently"));
@@ -183,7 +188,7 @@ async fn a_misspelt_name_suggests_the_nearest_one() {
     ] {
         let args: Vec<&str> = ["workers"].iter().chain(verb).copied().collect();
         let mistyped = run(&args).await;
-        mistyped.exits(3).says("did you mean mail-1?");
+        mistyped.exits(3).prints("did you mean mail-1?");
     }
     let other = run(&["handlers", "show", "image.crop"]).await;
     assert!(!other.exits(3).text().contains("did you mean"));
@@ -191,12 +196,12 @@ async fn a_misspelt_name_suggests_the_nearest_one() {
     let folder = folder("", &["text_stats.wasm"]);
     rouse_without_database(&["invoke", "text.stat", "{}"], &folder)
         .exits(3)
-        .says("did you mean text.stats?");
+        .prints("did you mean text.stats?");
 }
 
 #[test]
 fn a_failed_connection_names_the_server_but_not_the_password() {
-    let anywhere = scratch("unreachable");
+    let empty_folder = scratch("unreachable");
     for (url, target) in [
         (
             "postgres://ann:hunter2@127.0.0.1:1/jobs",
@@ -208,8 +213,10 @@ fn a_failed_connection_names_the_server_but_not_the_password() {
         ),
     ] {
         for args in [&["job"][..], &["queue", "ls"], &["enqueue", "x"]] {
-            let ran = Ran::of(&mut command(url, args, &anywhere));
-            ran.exits(1).says(target).says("that the server is running");
+            let ran = Ran::of(&mut command(url, args, &empty_folder));
+            ran.exits(1)
+                .prints(target)
+                .prints("that the server is running");
             assert!(!ran.text().contains("hunter2"), "{}", ran.text());
         }
     }
@@ -218,7 +225,7 @@ fn a_failed_connection_names_the_server_but_not_the_password() {
 #[test]
 fn an_invalid_number_is_rejected_with_the_accepted_format() {
     let folder = folder("slots = \"many\"\n", &[]);
-    for (args, said) in [
+    for (args, expected) in [
         (
             &["job", "ls", "--limit", "x"][..],
             "expected a whole number from 1 to 10000",
@@ -239,7 +246,7 @@ fn an_invalid_number_is_rejected_with_the_accepted_format() {
         (&["handlers"], "expected a whole number, 0 or more"),
     ] {
         let ran = rouse_without_database(args, &folder);
-        assert_ne!(ran.says(said).code, 0);
+        assert_ne!(ran.prints(expected).code, 0);
         for word in ["digit", "usize"] {
             assert!(!ran.text().contains(word), "{}", ran.text());
         }
@@ -250,16 +257,16 @@ fn an_invalid_number_is_rejected_with_the_accepted_format() {
 async fn a_refusal_advises_a_working_command() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let anywhere = scratch("advice");
+    let empty_folder = scratch("advice");
     let id = enqueue(&client, "no.such", json!({})).await.to_string();
-    let run = async |args: &[&str]| rouse_in(&db, args, &anywhere).await;
+    let run = async |args: &[&str]| rouse_in(&db, args, &empty_folder).await;
     let queued = run(&["job", "retry", &id]).await;
     queued
         .exits(6)
-        .says(&format!("`rouse job reschedule {id}` makes it ready"));
+        .prints(&format!("`rouse job reschedule {id}` makes it ready"));
     run(&["job", "cancel", &id]).await.exits(0);
     let ended = run(&["job", "complete", &id, "1"]).await;
-    ended.exits(6).says(&format!(
+    ended.exits(6).prints(&format!(
         "`rouse job retry {id}` enqueues it again as a new job"
     ));
     for ran in [queued, ended] {
@@ -270,8 +277,8 @@ async fn a_refusal_advises_a_working_command() {
 #[tokio::test]
 async fn an_empty_list_prints_nothing_to_a_pipe_and_a_note_to_standard_error() {
     let db = TestDb::new().await;
-    let anywhere = scratch("empty");
-    for (args, said, key) in [
+    let empty_folder = scratch("empty");
+    for (args, expected, key) in [
         (&["job"][..], "no jobs", "jobs"),
         (&["workers"], "no workers", "workers"),
         (&["top"], "no attempt is running", "running"),
@@ -282,11 +289,11 @@ async fn an_empty_list_prints_nothing_to_a_pipe_and_a_note_to_standard_error() {
             "handlers",
         ),
     ] {
-        let ran = rouse_in(&db, args, &anywhere).await;
+        let ran = rouse_in(&db, args, &empty_folder).await;
         ran.exits(0);
         assert_eq!(ran.stdout, "", "{args:?}");
-        assert!(ran.stderr.contains(said), "{args:?}: {}", ran.stderr);
-        let listed = rouse_in(&db, &[args, &["--json"]].concat(), &anywhere).await;
+        assert!(ran.stderr.contains(expected), "{args:?}: {}", ran.stderr);
+        let listed = rouse_in(&db, &[args, &["--json"]].concat(), &empty_folder).await;
         assert_eq!(listed.exits(0).json()[key], json!([]), "{args:?}");
         assert_eq!(listed.stderr, "", "{args:?}");
     }
@@ -299,18 +306,18 @@ async fn ages_are_exact_times_on_a_pipe_and_a_worker_has_one_json_shape() {
     let worker = TestWorker::start(&db, Settings::default()).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
     enqueue(&client, "no.such", json!({})).await;
-    let anywhere = scratch("ages");
+    let empty_folder = scratch("ages");
     for args in [&["workers"][..], &["queue"]] {
-        let ran = rouse_in(&db, args, &anywhere).await;
+        let ran = rouse_in(&db, args, &empty_folder).await;
         let row = ran.exits(0).stdout.lines().nth(1).unwrap_or_default();
         assert!(has_a_time(row) && !row.contains(" ago"), "{args:?}: {row}");
-        let shown = on_terminal(command(&db.url(), args, &anywhere), 200);
+        let shown = on_terminal(command(&db.url(), args, &empty_folder), 200);
         assert!(!has_a_time(&shown), "{args:?}: {shown}");
     }
-    let listed = rouse_in(&db, &["workers", "--json"], &anywhere).await;
+    let listed = rouse_in(&db, &["workers", "--json"], &empty_folder).await;
     let mut listed = listed.json()["workers"][0].take();
     let id = listed["worker_id"].as_str().unwrap().to_owned();
-    let shown = rouse_in(&db, &["workers", "show", &id, "--json"], &anywhere).await;
+    let shown = rouse_in(&db, &["workers", "show", &id, "--json"], &empty_folder).await;
     let mut shown = shown.json()["workers"][0].take();
     for worker in [&mut listed, &mut shown] {
         let worker = worker.as_object_mut().unwrap();
@@ -336,21 +343,21 @@ fn a_missing_settings_file_leaves_nothing_behind() {
         &["serve", "--no-queue", "--config", "nosuch.toml"],
     ] {
         let ran = rouse_without_database(args, &empty);
-        ran.exits(1).says("cannot read nosuch.toml");
+        ran.exits(1).prints("cannot read nosuch.toml");
         assert_eq!(std::fs::read_dir(&empty).unwrap().count(), 0, "{args:?}");
     }
 }
 
 #[test]
 fn the_end_of_a_help_page_uses_the_width_of_the_terminal() {
-    let anywhere = scratch("help");
+    let empty_folder = scratch("help");
     for (args, columns) in [
         (&["job", "ls", "--help"], 100),
         (&["job", "ls", "--help"], 60),
         (&["job", "logs", "--help"], 100),
         (&["job", "logs", "--help"], 60),
     ] {
-        let mut command = command_without_database(args, &anywhere);
+        let mut command = command_without_database(args, &empty_folder);
         command.env("NO_COLOR", "1");
         let page = on_terminal(command, columns);
         let (_, end) = page.split_once("Print help").expect("options");
@@ -371,7 +378,7 @@ fn lines_of(message: &str) -> String {
     let (_, rest) = message.split_once(":\n").expect("lines to copy");
     let (lines, _) = rest
         .split_once("\n\nPut them")
-        .expect("what to do with them");
+        .expect("a paragraph after the lines");
     lines.to_owned()
 }
 

@@ -152,9 +152,9 @@ fn a_second_host_on_the_same_data_is_refused_naming_the_first() {
     let error = start(&settings).unwrap_err();
     assert!(matches!(error, StartError::Locked { .. }), "{error}");
     let text = error.to_string();
-    let own = format!("pid {}", std::process::id());
+    let own_pid = format!("pid {}", std::process::id());
     assert!(
-        text.contains(&own) && text.contains("ROUSE_DATA_DIR"),
+        text.contains(&own_pid) && text.contains("ROUSE_DATA_DIR"),
         "{text}"
     );
     server.stop();
@@ -331,8 +331,9 @@ fn entry_keeps_a_server_until_it_is_killed() {
 
 /// This test binary again, as a host that keeps a server.
 fn entry(data_dir: &Path) -> Command {
-    // A copy, because the target directory may be closed to other users. Another process makes it: a file that this process has
-    // open for writing is held open by every child that another test is just starting, and cannot be executed in the meantime.
+    // A copy, because the target directory may be closed to other users. Another process makes it: a file that this
+    // process has open for writing is held open by every child that another test is just starting, and cannot be
+    // executed in the meantime.
     let program = scratch("entry").join("it");
     let copied = Command::new("cp")
         .arg(env::current_exe().unwrap())

@@ -87,7 +87,7 @@ struct Language {
     install: &'static [&'static [&'static str]],
     /// The interpreter; a path below the installed folder, or on PATH.
     interpreter: &'static str,
-    /// What each block of the page prints, in order: a part of its output, and the number of its jobs.
+    /// The expected output of each block of the page, in order: a part of the text, and the number of its jobs.
     prints: &'static [(&'static str, i64)],
 }
 
@@ -122,14 +122,18 @@ const PYTHON: Language = Language {
     prints: &[(" succeeded ", 1), ("[", 2), (" ", 2)],
 };
 
-/// The folder with the installed libraries, which is kept below cargo's output until the lock file changes. An error says why they
-/// cannot be installed here.
+/// The folder with the installed libraries, which is kept below cargo's output until the lock file changes. An error
+/// says why they cannot be installed here.
 fn installed(language: &Language) -> Result<PathBuf, String> {
     let locks = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/producers-page");
     let locks = locks.join(language.name);
     let lock = fs::read(locks.join(language.lock)).unwrap();
-    let this_test = std::env::current_exe().unwrap();
-    let cache = this_test.ancestors().nth(3).unwrap().join("producers-page");
+    let test_binary = std::env::current_exe().unwrap();
+    let cache = test_binary
+        .ancestors()
+        .nth(3)
+        .unwrap()
+        .join("producers-page");
     let folder = cache.join(language.name);
     // A copy of the lock file, written last: an interrupted installation is repeated.
     let complete = folder.join("complete");
@@ -202,7 +206,7 @@ async fn run_blocks(language: &Language) {
             .env_remove("PGPORT");
         let ran = tokio::task::spawn_blocking(move || Ran::of(&mut command));
         let ran = ran.await.unwrap();
-        ran.exits(0).says(part);
+        ran.exits(0).prints(part);
         until_true(&client, DONE).await;
         let after: i64 = client.query_one(count, &[]).await.unwrap().get(0);
         assert_eq!(after - before, *jobs, "line {}: {}", block.line, ran.text());

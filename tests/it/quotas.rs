@@ -35,8 +35,8 @@ const IMPORTS: &str = r#"
     (import "wasi_snapshot_preview1" "path_create_directory" (func $mkdir
         (param i32 i32 i32) (result i32)))"#;
 
-/// Locals, and the name of a file: four letters at address 300, the first taken from the payload. Buffers for writing are 64 KiB
-/// long, from address 65536.
+/// Locals, and the name of a file: four letters at address 300, the first taken from the payload. Buffers for writing
+/// are 64 KiB long, from address 65536.
 const BEGIN: &str = r#"
     (local $errno i32) (local $round i32)
     (i32.store (i32.const 300) (i32.const 0x30303061)) ;; "a000"
@@ -123,7 +123,7 @@ impl Full {
             .end
         {
             RunEnd::Returned(bytes) => bytes[0],
-            end => panic!("a result, not {end:?}"),
+            end => panic!("expected a result, got {end:?}"),
         }
     }
 
@@ -138,16 +138,16 @@ impl Full {
 }
 
 /// Repeats this until it fails, at most a million times.
-fn until_it_fails(what: &str) -> String {
+fn until_failure(step: &str) -> String {
     format!(
-        "(loop $again {what}
+        "(loop $again {step}
             (br_if $again (i32.and (i32.eqz (local.get $errno)) (i32.lt_u (local.get $round) (i32.const 1000000)))))"
     )
 }
 
 #[tokio::test]
 async fn appending_to_a_file_fills_no_more_than_the_quota() {
-    let append = until_it_fails(&format!("(local.set $errno {WRITE})"));
+    let append = until_failure(&format!("(local.set $errno {WRITE})"));
     let full = Full::with(&format!("(drop {OPEN}){append}")).await;
     assert_eq!(full.run("a").await, NO_SPACE);
     assert_eq!(full.size(), (BYTES_MAX, 1));
@@ -158,7 +158,7 @@ async fn appending_to_a_file_fills_no_more_than_the_quota() {
 
 #[tokio::test]
 async fn concurrent_attempts_share_the_quota() {
-    let append = until_it_fails(&format!("(local.set $errno {WRITE})"));
+    let append = until_failure(&format!("(local.set $errno {WRITE})"));
     let full = Full::with(&format!("(drop {OPEN}){append}")).await;
     let (first, second) = tokio::join!(full.run("a"), full.run("b"));
     assert_eq!((first, second), (NO_SPACE, NO_SPACE));
@@ -199,12 +199,12 @@ async fn empty_files_and_directories_are_counted() {
     let mkdir = "(call $mkdir (i32.const 3) (i32.const 300) (i32.const 4))";
     let touch = format!("(local.set $errno {OPEN})");
     let close = "(drop (call $fd_close (i32.load (i32.const 340))))";
-    let make = until_it_fails(&format!("{NEXT_NAME}{touch}{close}"));
+    let make = until_failure(&format!("{NEXT_NAME}{touch}{close}"));
     let full = Full::with(&make).await;
     assert_eq!(full.run("a").await, NO_SPACE);
     assert_eq!(full.size(), (0, FILES_MAX));
 
-    let make = until_it_fails(&format!("{NEXT_NAME}(local.set $errno {mkdir})"));
+    let make = until_failure(&format!("{NEXT_NAME}(local.set $errno {mkdir})"));
     let full = Full::with(&make).await;
     assert_eq!(full.run("a").await, NO_SPACE);
     assert_eq!(full.size().1, FILES_MAX);
@@ -215,7 +215,7 @@ async fn a_removed_file_that_is_still_open_counts_against_the_quota() {
     // Each file is written to, and removed without being closed: ten times 640 KiB would be too much.
     let unlink = "(drop (call $unlink (i32.const 3) (i32.const 300) (i32.const 4)))";
     let write = format!("(local.set $errno {WRITE})").repeat(10);
-    let hoard = until_it_fails(&format!("{NEXT_NAME}(drop {OPEN}){write}{unlink}"));
+    let hoard = until_failure(&format!("{NEXT_NAME}(drop {OPEN}){write}{unlink}"));
     let report = "(local.set $errno (i32.add (local.get $errno) (local.get $round)))";
     let full = Full::with(&format!("{hoard}{report}")).await;
     assert_eq!(full.run("a").await, NO_SPACE + 2);
@@ -228,16 +228,16 @@ async fn removing_or_truncating_files_frees_the_quota() {
     let close = "(drop (call $fd_close (i32.load (i32.const 340))))";
     let write = format!("(local.set $errno (i32.or (local.get $errno) {WRITE}))").repeat(15);
     let cut = "(drop (call $set_size (i32.load (i32.const 340)) (i64.const 0)))";
-    let again = |what: &str| {
+    let again = |step: &str| {
         format!(
-            "(loop $again {NEXT_NAME}(drop {OPEN}){write}{what}{close}
+            "(loop $again {NEXT_NAME}(drop {OPEN}){write}{step}{close}
                 (br_if $again (i32.lt_u (local.get $round) (i32.const 12))))"
         )
     };
-    for what in [unlink, cut] {
-        let full = Full::with(&again(what)).await;
-        assert_eq!(full.run("a").await, 0, "{what}");
-        assert_eq!(full.size().0, 0, "{what}");
+    for step in [unlink, cut] {
+        let full = Full::with(&again(step)).await;
+        assert_eq!(full.run("a").await, 0, "{step}");
+        assert_eq!(full.size().0, 0, "{step}");
     }
 }
 

@@ -48,8 +48,8 @@ async fn the_calls_and_the_terminal_output_match_the_readme() {
         run_sql(&client, &call).await;
         until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     }
-    let nobody = "SELECT rouse.enqueue('demo.greet', '{\"name\": \"\"}')";
-    client.batch_execute(nobody).await.unwrap();
+    let no_name = "SELECT rouse.enqueue('demo.greet', '{\"name\": \"\"}')";
+    client.batch_execute(no_name).await.unwrap();
 
     for shown in first(&page, "text").text.lines().skip(1) {
         let shown = match shown.split_once(':').map(|(word, _)| word.trim()) {

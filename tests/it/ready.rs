@@ -1,6 +1,6 @@
 //! The ready-made handlers that use HTTP, against servers on loopback.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::secrets::{holds_none_of, rows, set_private};
+use crate::support::page::blocks_of;
 use crate::support::web::{DIGITS, PAGE, web};
-use crate::support::worker::{PATIENCE, Shown, ended, enqueue, guests_dir, put, until};
+use crate::support::worker::{PATIENCE, Shown, ended, enqueue, enqueue_sql, guests_dir, until};
 use crate::support::{Host, TestDb, scratch};
 
 /// A key of Standard Webhooks, and its bytes in base64.
@@ -122,7 +123,7 @@ impl Ready {
 }
 
 /// Asserts that a request names the handler that sent it.
-fn is_of(handler: &str, request: &Value) {
+fn assert_sent_by(handler: &str, request: &Value) {
     let agent = request["headers"]["user-agent"].as_str();
     let version = agent.and_then(|agent| agent.strip_prefix(&format!("rouse-{handler}/")));
     assert!(
@@ -175,10 +176,10 @@ async fn a_delivery_is_signed_and_retried_under_the_same_id_until_it_is_accepted
     assert_eq!(requests.len(), 2);
     for request in &requests {
         assert_eq!(request["method"], "POST");
-        // As jsonb formats it.
+        // The body is formatted by jsonb.
         assert_eq!(request["body"], "{\"text\": \"ü\", \"order\": 17}");
         assert!(is_signed(request), "{request}");
-        is_of("http-deliver", request);
+        assert_sent_by("http-deliver", request);
         for key in ["webhook-id", "idempotency-key"] {
             assert_eq!(
                 request["headers"][key],
@@ -203,7 +204,7 @@ async fn json_keeps_every_digit_on_its_way_to_a_receiver_and_from_a_server() {
     for body in [DIGITS, "null"] {
         let path = format!("/digits/{}", body.len());
         let payload = format!("{{\"url\": \"{}\", \"body\": {body}}}", http(&path));
-        let id = put(&ready.client, &format!("'http.deliver', '{payload}'")).await;
+        let id = enqueue_sql(&ready.client, &format!("'http.deliver', '{payload}'")).await;
         let job = ended(&ready.client, id).await;
         assert_eq!(job.state, "succeeded", "{job:?}");
         assert_eq!(arrived(&path)[0]["body"], body);
@@ -241,8 +242,8 @@ async fn a_busy_receiver_sets_the_time_of_the_next_attempt() {
 async fn an_unreachable_receiver_is_retried_and_a_refusal_is_final() {
     let ready = Ready::start().await;
     let slow = json!({"url": http("/silence/deliver"), "timeout_ms": 50});
-    let nobody = json!({"url": "http://localhost:1/"});
-    for (payload, kind) in [(slow, "http-timeout"), (nobody, "http")] {
+    let unreachable = json!({"url": "http://localhost:1/"});
+    for (payload, kind) in [(slow, "http-timeout"), (unreachable, "http")] {
         let job = enqueue_for_two_attempts(&ready.client, payload).await;
         let job = ended(&ready.client, job).await;
         assert_eq!((job.state.as_str(), job.attempt), ("failed", 2), "{job:?}");
@@ -301,7 +302,7 @@ async fn a_fetched_document_is_in_the_result_or_in_a_file() {
     let request = arrived("/page/bytes")
         .pop()
         .expect("a request that arrived");
-    is_of("http-fetch", &request);
+    assert_sent_by("http-fetch", &request);
 
     let to = "/fetched/of/today.json";
     let redirected = http(&format!("/redirect/302?to={url}"));
@@ -349,7 +350,7 @@ async fn a_mail_is_retried_under_the_same_key_if_the_provider_fails() {
         let headers = &request["headers"];
         assert_eq!(headers["authorization"], format!("Bearer {MAIL_KEY}"));
         assert_eq!(headers["idempotency-key"], result["id"]);
-        is_of("email-send", &request);
+        assert_sent_by("email-send", &request);
         let body: Value = serde_json::from_str(request["body"].as_str().unwrap()).unwrap();
         assert_eq!(body["to"], json!(["b@b.example", "c@c.example"]));
     }
@@ -427,18 +428,6 @@ async fn a_password_in_a_url_appears_in_no_error() {
     }
 }
 
-/// The text of each block of this kind on a page, between ```` ```kind ```` and the end of the block.
-fn blocks(page: &str, kind: &str) -> Vec<String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let text =
-        std::fs::read_to_string(root.join(page)).unwrap_or_else(|why| panic!("{page}: {why}"));
-    let opening = format!("```{kind}\n");
-    let blocks = text.split(opening.as_str()).skip(1);
-    blocks
-        .map(|rest| rest.split("```").next().unwrap_or_default().to_owned())
-        .collect()
-}
-
 #[tokio::test]
 async fn the_settings_and_payloads_on_the_pages_are_valid() {
     let pages = ["http-deliver", "http-fetch", "email-send"];
@@ -450,8 +439,8 @@ async fn the_settings_and_payloads_on_the_pages_are_valid() {
     // Without any grant: a payload that is understood is denied, and nothing leaves the machine.
     let ready = Ready::with("").await;
     for page in pages {
-        let grants = blocks(&page, "toml");
-        let calls = blocks(&page, "sql");
+        let grants = blocks_of(&page, "toml");
+        let calls = blocks_of(&page, "sql");
         assert!(!grants.is_empty() && !calls.is_empty(), "{page}");
         for grant in grants {
             std::fs::write(&toml, &grant).unwrap();

@@ -20,9 +20,10 @@ const THREE_WAITS: Duration = Duration::from_millis(3500);
 /// Concurrent tries at the start of the outage, before the first one has failed.
 const AT_ONCE_MAX: usize = 4;
 
-/// Waits for the end of the third wait and checks the number of tries until then; returns the time from the first try to the last.
-async fn three_waits(proxy: &Proxy) -> Duration {
-    let tries = proxy.tried_after(THREE_WAITS).await;
+/// Waits for the end of the third wait and checks the number of tries until then; returns the time from the first try
+/// to the last.
+async fn until_third_wait_ends(proxy: &Proxy) -> Duration {
+    let tries = proxy.refused_after(THREE_WAITS).await;
     let last = tries.partition_point(|at| *at - tries[0] < THREE_WAITS);
     assert!(
         last < AT_ONCE_MAX + 3,
@@ -33,7 +34,7 @@ async fn three_waits(proxy: &Proxy) -> Duration {
     tries[last] - tries[0]
 }
 
-// The proxy passes on while the test waits for lines.
+// The proxy has to forward messages while the test waits for log lines.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_settlement_and_a_renewal_share_one_backoff() {
     let db = TestDb::new().await;
@@ -44,18 +45,18 @@ async fn a_settlement_and_a_renewal_share_one_backoff() {
     for ms in [20_000, 1_000] {
         let id = enqueue(&client, "test.sleep", json!({"ms": ms})).await;
         // Started, not only claimed: if the answer to a claim is lost, the job waits for the end of its lease.
-        let says = format!("job.id={id} ");
+        let expected = format!("job.id={id} ");
         host.line(PATIENCE, |line| {
-            line.contains(&says) && line.contains("asleep")
+            line.contains(&expected) && line.contains("asleep")
         });
         started.push(id);
     }
-    proxy.goes_away();
+    proxy.go_down();
     host.line(PATIENCE, |line| {
         line.contains("the database is unreachable")
     });
-    three_waits(&proxy).await;
-    proxy.comes_back();
+    until_third_wait_ends(&proxy).await;
+    proxy.come_up();
     host.line(PATIENCE, |line| {
         line.contains("the database is reachable again")
     });
@@ -93,12 +94,12 @@ async fn jitter_spreads_the_reconnects_of_twenty_hosts() {
     );
     until_true(&client, &all_listen).await;
     for (proxy, _) in &hosts {
-        proxy.goes_away();
+        proxy.go_down();
     }
     // Measured from each host's own first try, which happens when the host first needs the database.
     let mut waited = Vec::new();
     for (proxy, _) in &hosts {
-        waited.push(three_waits(proxy).await);
+        waited.push(until_third_wait_ends(proxy).await);
     }
     let (shortest, longest) = (waited.iter().min().unwrap(), waited.iter().max().unwrap());
     assert!(
@@ -106,7 +107,7 @@ async fn jitter_spreads_the_reconnects_of_twenty_hosts() {
         "all hosts waited between {shortest:?} and {longest:?}"
     );
     for (proxy, _) in &hosts {
-        proxy.comes_back();
+        proxy.come_up();
     }
     let job = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, job).await.state, "succeeded");
@@ -124,10 +125,10 @@ async fn a_worker_that_stops_unregisters_despite_the_backoff() {
     let store = Store::new(&connector, 2);
     let worker = TestWorker::start_through(store, connector, Settings::default(), catalog().await);
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.worker)").await;
-    proxy.goes_away();
+    proxy.go_down();
     // The next try is at least two seconds away.
-    three_waits(&proxy).await;
-    proxy.comes_back();
+    until_third_wait_ends(&proxy).await;
+    proxy.come_up();
     worker.drain().await;
     let stopped = "SELECT bool_and(stopped_at IS NOT NULL) FROM rouse.worker";
     let row = client.query_one(stopped, &[]).await.unwrap();
@@ -146,12 +147,12 @@ async fn a_worker_that_stops_tries_every_five_seconds() {
     // Started, not only claimed: a claim that has not started is released, and the job would wait for another worker.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.running)").await;
     assert_eq!(show(&client, id).await.state, "running");
-    proxy.goes_away();
+    proxy.go_down();
     // Half of 1, 2, 4 and 8 s: the next waits are 8 s at least.
-    let before = proxy.tried_after(Duration::from_millis(7500)).await.len();
+    let before = proxy.refused_after(Duration::from_millis(7500)).await.len();
     let (_, stopping) = tokio::join!(worker.drain(), async {
-        let tries = proxy.tried(|tries| tries.len() >= before + 3).await;
-        proxy.comes_back();
+        let tries = proxy.refused_until(|tries| tries.len() >= before + 3).await;
+        proxy.come_up();
         tries[before + 1..]
             .windows(2)
             .map(|two| two[1] - two[0])
@@ -166,7 +167,7 @@ async fn a_worker_that_stops_tries_every_five_seconds() {
 async fn claims_continue_on_the_remaining_connections() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let proxy = Proxy::start_with_room(&db, 1).await;
+    let proxy = Proxy::start_with_limit(&db, 1).await;
     let connector = proxy.connector();
     let store = Store::new(&connector, 2);
     // A notification would end the wait, too.
@@ -180,7 +181,7 @@ async fn claims_continue_on_the_remaining_connections() {
     enqueue(&client, "noop", json!({"n": 1})).await;
     settling.caught().await;
     let job = enqueue(&client, "noop", json!({"n": 2})).await;
-    proxy.tried(|tries| !tries.is_empty()).await;
+    proxy.refused_until(|tries| !tries.is_empty()).await;
     // The next try is at least half a minute away.
     for _ in 0..7 {
         connector.try_now();
@@ -202,14 +203,14 @@ async fn a_listener_with_one_connection_of_two_backs_off() {
     const FOUR_WAITS: Duration = Duration::from_millis(7500);
     let db = TestDb::new().await;
     let client = db.client().await;
-    let proxy = Proxy::start_with_room(&db, 1).await;
+    let proxy = Proxy::start_with_limit(&db, 1).await;
     let worker = TestWorker::start_through(
         db.store(),
         proxy.connector(),
         Settings::default(),
         catalog().await,
     );
-    let tries = proxy.tried_after(FOUR_WAITS).await;
+    let tries = proxy.refused_after(FOUR_WAITS).await;
     let soon = tries.partition_point(|at| *at - tries[0] < FOUR_WAITS);
     assert!(soon <= 4, "{soon} tries");
     let job = enqueue(&client, "noop", json!({"n": 1})).await;

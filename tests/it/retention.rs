@@ -4,7 +4,8 @@ use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
 
-use crate::support::worker::{TestWorker, cancel, ended, put};
+use crate::support::database::{drop_all_partitions, refusal};
+use crate::support::worker::{TestWorker, cancel, ended, enqueue_sql};
 use crate::support::{Ran, TestDb, rouse_in, scratch};
 
 async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
@@ -12,20 +13,14 @@ async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
 }
 
 /// The partition of a finished job, without its day.
-async fn place(client: &Client, id: i64) -> String {
+async fn partition_of(client: &Client, id: i64) -> String {
     let sql = "SELECT regexp_replace(relname::text, '_[0-9]{8}$', '') FROM rouse.finished AS f JOIN pg_class AS c ON c.oid = f.tableoid WHERE f.id = $1";
     client.query_one(sql, &[&id]).await.unwrap().get(0)
 }
 
-async fn there(client: &Client, table: &str) -> bool {
+async fn exists(client: &Client, table: &str) -> bool {
     let sql = format!("SELECT to_regclass('rouse.{table}') IS NOT NULL");
     client.query_one(&sql, &[]).await.unwrap().get(0)
-}
-
-async fn refused(client: &Client, sql: &str) -> String {
-    let error = client.batch_execute(sql).await.expect_err(sql);
-    let error = error.as_db_error().expect("an error from the database");
-    format!("{} / {}", error.message(), error.hint().unwrap_or_default())
 }
 
 #[tokio::test]
@@ -46,38 +41,38 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
     )
     .await
     .exits(0)
-    .says("finished jobs of queue reports are kept: 1 day; failed ones: 90 days");
+    .prints("finished jobs of queue reports are kept: 1 day; failed ones: 90 days");
     let worker = TestWorker::start(&db, Settings::default()).await;
     let reports =
         |handler: &str, payload: &str| format!("'{handler}', '{payload}', queue => 'reports'");
     let fail = r#"{"as": "permanent"}"#;
-    let well = put(&client, &reports("noop", "{}")).await;
-    let failed = put(&client, &reports("test.fail", fail)).await;
-    let usual = put(&client, &format!("'test.fail', '{fail}'")).await;
-    for id in [well, failed, usual] {
+    let succeeded = enqueue_sql(&client, &reports("noop", "{}")).await;
+    let failed = enqueue_sql(&client, &reports("test.fail", fail)).await;
+    let default = enqueue_sql(&client, &format!("'test.fail', '{fail}'")).await;
+    for id in [succeeded, failed, default] {
         ended(&client, id).await;
     }
-    let cancelled = put(&client, &reports("nobody", "{}")).await;
+    let cancelled = enqueue_sql(&client, &reports("nobody", "{}")).await;
     assert!(cancel(&client, cancelled).await);
-    let purged = put(&client, &reports("nobody", "{}")).await;
+    let purged = enqueue_sql(&client, &reports("nobody", "{}")).await;
     client
         .batch_execute("SELECT rouse.purge_queue('reports')")
         .await
         .unwrap();
-    let completed = put(&client, &reports("nobody", "{}")).await;
+    let completed = enqueue_sql(&client, &reports("nobody", "{}")).await;
     client
         .execute("SELECT rouse.complete($1)", &[&completed])
         .await
         .unwrap();
     for (id, expected) in [
-        (well, "finished_keep_1"),
+        (succeeded, "finished_keep_1"),
         (failed, "finished_keep_90"),
-        (usual, "finished"),
+        (default, "finished"),
         (cancelled, "finished_keep_1"),
         (purged, "finished_keep_1"),
         (completed, "finished_keep_1"),
     ] {
-        assert_eq!(place(&client, id).await, expected, "job {id}");
+        assert_eq!(partition_of(&client, id).await, expected, "job {id}");
     }
     // In every partition, it is found, retried, and protected from changes.
     let shown = rouse(
@@ -96,7 +91,7 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
             format!("DELETE FROM rouse.{table}"),
             format!("TRUNCATE rouse.{table}"),
         ] {
-            let why = refused(&client, &sql).await;
+            let why = refusal(&client, &sql).await;
             assert!(
                 why.contains("is not allowed: history is immutable"),
                 "{sql}: {why}"
@@ -129,11 +124,11 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
     rouse(&db, &["queue", "set", "reports", "--keep-failed-days", "0"])
         .await
         .exits(0)
-        .says("finished jobs of queue reports are kept: 1 day");
-    let failed = put(&client, &reports("test.fail", fail)).await;
+        .prints("finished jobs of queue reports are kept: 1 day");
+    let failed = enqueue_sql(&client, &reports("test.fail", fail)).await;
     ended(&client, failed).await;
     assert_eq!(
-        place(&client, failed).await,
+        partition_of(&client, failed).await,
         "finished_keep_1",
         "like the others"
     );
@@ -147,9 +142,9 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
         set,
         json!({"queue": "reports", "keep_days": null, "keep_failed_days": null})
     );
-    let failed = put(&client, &reports("test.fail", fail)).await;
+    let failed = enqueue_sql(&client, &reports("test.fail", fail)).await;
     ended(&client, failed).await;
-    assert_eq!(place(&client, failed).await, "finished");
+    assert_eq!(partition_of(&client, failed).await, "finished");
     worker.drain().await;
 }
 
@@ -175,8 +170,8 @@ async fn old_partitions_are_dropped_by_retention_and_records_stay_as_long_as_the
         )
         .await
         .unwrap();
-    // One that is three days old with a retention of one day; older ones with the default retention; one that was kept for ten
-    // years.
+    // One that is three days old with a retention of one day; older ones with the default retention; one that was kept
+    // for ten years.
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (5, 0));
     // Records are dropped after the last job to which they may belong.
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
@@ -190,12 +185,12 @@ async fn old_partitions_are_dropped_by_retention_and_records_stay_as_long_as_the
         ("record_20200105", true),
         ("log_20200105", false),
     ] {
-        assert_eq!(there(&client, table).await, kept, "{table}");
+        assert_eq!(exists(&client, table).await, kept, "{table}");
     }
     let day = "SELECT to_char((now() AT TIME ZONE 'UTC')::date - 3, 'YYYYMMDD')";
     let day: String = client.query_one(day, &[]).await.unwrap().get(0);
-    assert!(there(&client, &format!("finished_{day}")).await);
-    assert!(!there(&client, &format!("finished_keep_1_{day}")).await);
+    assert!(exists(&client, &format!("finished_{day}")).await);
+    assert!(!exists(&client, &format!("finished_keep_1_{day}")).await);
     // Days ahead are prepared for both, months for the long one.
     let made = "SELECT count(*) FILTER (WHERE name LIKE 'finished\\_keep\\_1\\_%') >= 8, count(*) FILTER (WHERE name LIKE 'finished\\_keep\\_3650\\_%') BETWEEN 2 AND 3
                 FROM rouse._partitions()";
@@ -208,19 +203,13 @@ async fn a_job_whose_partition_is_missing_is_kept_for_the_default_retention() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
-        .batch_execute(
-            "SELECT rouse.set_retention('brief', 1);
-             DO $$ DECLARE t text; BEGIN
-                FOR t IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'rouse.finished_keep_1'::regclass LOOP
-                    EXECUTE 'DROP TABLE ' || t;
-                END LOOP;
-             END $$",
-        )
+        .batch_execute("SELECT rouse.set_retention('brief', 1)")
         .await
         .unwrap();
-    let id = put(&client, "'x', queue => 'brief'").await;
+    drop_all_partitions(&client, "finished_keep_1").await;
+    let id = enqueue_sql(&client, "'x', queue => 'brief'").await;
     assert!(cancel(&client, id).await);
-    assert_eq!(place(&client, id).await, "finished");
+    assert_eq!(partition_of(&client, id).await, "finished");
 }
 
 #[tokio::test]
@@ -228,22 +217,22 @@ async fn an_impossible_retention_is_refused_and_changes_nothing() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for days in ["-1", "3651"] {
-        let why = refused(&client, &format!("SELECT rouse.set_retention('q', {days})")).await;
+        let why = refusal(&client, &format!("SELECT rouse.set_retention('q', {days})")).await;
         assert!(why.contains("must be 1 to 3650 days"), "{days}: {why}");
     }
-    let why = refused(&client, "SELECT rouse.set_retention('no queue', 1)").await;
+    let why = refusal(&client, "SELECT rouse.set_retention('no queue', 1)").await;
     assert!(why.contains("is not a queue name"), "{why}");
     for days in 1..=4 {
         let sql = format!("SELECT rouse.set_retention('q{days}', {days})");
         client.batch_execute(&sql).await.unwrap();
     }
-    let why = refused(&client, "SELECT rouse.set_retention('q', 9)").await;
+    let why = refusal(&client, "SELECT rouse.set_retention('q', 9)").await;
     assert!(why.contains("at most 4 are allowed"), "{why}");
     assert!(
         why.contains("Use an existing one: 1, 2, 3, 4 days."),
         "{why}"
     );
-    assert!(!there(&client, "finished_keep_9").await);
+    assert!(!exists(&client, "finished_keep_9").await);
     let unset = "SELECT count(*) FROM rouse.queue WHERE name = 'q'";
     assert_eq!(
         client.query_one(unset, &[]).await.unwrap().get::<_, i64>(0),
@@ -256,12 +245,12 @@ async fn an_impossible_retention_is_refused_and_changes_nothing() {
     rouse(&db, &["queue", "set", "q"])
         .await
         .exits(2)
-        .says("--keep-days");
+        .prints("--keep-days");
     rouse(&db, &["queue", "set", "q", "--keep-days", "4000"])
         .await
         .exits(2);
     rouse(&db, &["queue", "set", "q", "--keep-days", "10"])
         .await
         .exits(1)
-        .says("at most 4 are allowed");
+        .prints("at most 4 are allowed");
 }

@@ -13,10 +13,10 @@ use crate::support::{Host, TestDb, scratch};
 
 const SECRET: &str = "s3cret-of-the-effects";
 /// The log message of the loss.
-const TOLD: &str = "lease lost; aborting the attempt";
-/// Effects already in progress when the loss becomes known may arrive (docs/explanation/reliability.md); the guest does one thing
-/// at a time.
-const ON_ITS_WAY: usize = 1;
+const LOSS_LOGGED: &str = "lease lost; aborting the attempt";
+/// Effects already in progress when the loss becomes known may arrive (docs/explanation/reliability.md); the guest does
+/// one thing at a time.
+const IN_PROGRESS_MAX: usize = 1;
 
 /// A job whose first attempt produces effects without end.
 struct Trial {
@@ -25,7 +25,7 @@ struct Trial {
     id: i64,
 }
 
-/// How many effects of its first attempt were seen.
+/// The numbers of effects of its first attempt that were seen.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     requests: usize,
@@ -94,13 +94,13 @@ impl Trial {
     }
 
     /// Waits until each effect was seen a few times, the secret included.
-    async fn is_at_it(&self) {
-        let at_it = async {
+    async fn until_effects_repeat(&self) {
+        let repeating = async {
             while self.seen().requests < 3 || self.seen().lines < 3 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, at_it)
+        tokio::time::timeout(PATIENCE, repeating)
             .await
             .expect("effects of the attempt");
         let request = &self.requests(1)[0];
@@ -108,41 +108,42 @@ impl Trial {
     }
 
     /// Stops the host and all its attempts, and asserts that since then no effect has come except those in progress.
-    fn ends_without_more(&self, host: Host, since: Seen) {
+    fn assert_no_further_effects(&self, host: Host, since: Seen) {
         host.signal(libc::SIGTERM);
         let (status, output) = host.exit(PATIENCE);
         assert!(status.success(), "{output}");
         let now = self.seen();
         assert!(
-            now.requests <= since.requests + ON_ITS_WAY && now.lines <= since.lines + ON_ITS_WAY,
+            now.requests <= since.requests + IN_PROGRESS_MAX
+                && now.lines <= since.lines + IN_PROGRESS_MAX,
             "{since:?}, then {now:?}\n{output}"
         );
     }
 }
 
-async fn last(client: &Client) -> Value {
+async fn last_state(client: &Client) -> Value {
     let sql =
         "SELECT convert_from(value, 'UTF8')::jsonb FROM rouse.handler_state WHERE key = 'last'";
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
 /// Freezes the host of the first attempt until the second attempt has ended elsewhere.
-async fn frozen_until_another_has_it(keeps: bool) {
+async fn freeze_until_taken_over(keeps: bool) {
     let db = TestDb::new().await;
     let client = db.client().await;
     let trial = Trial::new(&client, keeps).await;
     let frozen = trial.host(&db.url());
-    trial.is_at_it().await;
+    trial.until_effects_repeat().await;
     frozen.signal(libc::SIGSTOP);
     let other = trial.host(&db.url());
     until(&client, trial.id, |job| job.state == "succeeded").await;
     assert_eq!(trial.requests(2).len(), 1);
     let since = trial.seen();
     frozen.signal(libc::SIGCONT);
-    trial.ends_without_more(frozen, since);
+    trial.assert_no_further_effects(frozen, since);
     if keeps {
         assert_eq!(
-            last(&client).await,
+            last_state(&client).await,
             json!([2, 0]),
             "the state kept by the second attempt"
         );
@@ -152,12 +153,12 @@ async fn frozen_until_another_has_it(keeps: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_frozen_until_another_worker_took_its_job_sends_and_writes_nothing_more() {
-    frozen_until_another_has_it(false).await;
+    freeze_until_taken_over(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_frozen_until_another_worker_took_its_job_changes_no_state() {
-    frozen_until_another_has_it(true).await;
+    freeze_until_taken_over(true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -166,11 +167,11 @@ async fn a_cancelled_attempt_has_no_further_effects_once_its_host_knows() {
     let client = db.client().await;
     let trial = Trial::new(&client, false).await;
     let host = trial.host(&db.url());
-    trial.is_at_it().await;
+    trial.until_effects_repeat().await;
     assert!(cancel(&client, trial.id).await);
-    host.line(PATIENCE, |line| line.contains(TOLD));
+    host.line(PATIENCE, |line| line.contains(LOSS_LOGGED));
     let since = trial.seen();
-    trial.ends_without_more(host, since);
+    trial.assert_no_further_effects(host, since);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -180,10 +181,10 @@ async fn an_attempt_whose_lease_ended_during_an_outage_has_no_further_effects() 
     let proxy = Proxy::start(&db).await;
     let trial = Trial::new(&client, false).await;
     let host = trial.host(proxy.url());
-    trial.is_at_it().await;
-    proxy.goes_away();
-    host.line(PATIENCE, |line| line.contains(TOLD));
+    trial.until_effects_repeat().await;
+    proxy.go_down();
+    host.line(PATIENCE, |line| line.contains(LOSS_LOGGED));
     let since = trial.seen();
-    proxy.comes_back();
-    trial.ends_without_more(host, since);
+    proxy.come_up();
+    trial.assert_no_further_effects(host, since);
 }

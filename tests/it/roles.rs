@@ -7,7 +7,7 @@ use crate::support::TestDb;
 use crate::support::worker::enqueue;
 
 /// Whether the role may make this call.
-async fn may(db: &TestDb, role: &str, call: &str) -> bool {
+async fn may_call(db: &TestDb, role: &str, call: &str) -> bool {
     let mut client = db.client().await;
     let transaction = client.transaction().await.unwrap();
     transaction
@@ -26,7 +26,7 @@ async fn may(db: &TestDb, role: &str, call: &str) -> bool {
 }
 
 const ENQUEUE: &str = "SELECT rouse.enqueue('x')";
-const MANY: &str = "SELECT rouse.enqueue_many('x', '{1}'::jsonb[])";
+const ENQUEUE_MANY: &str = "SELECT rouse.enqueue_many('x', '{1}'::jsonb[])";
 const CANCEL: &str = "SELECT rouse.cancel(1)";
 const JOB: &str = "SELECT * FROM rouse.job(1)";
 const HISTORY: &str = "SELECT * FROM rouse.history(1)";
@@ -37,32 +37,32 @@ const SETTLE: &str = "SELECT * FROM rouse.settle(1, NULL, '{}', false)";
 const RENEW: &str = "SELECT * FROM rouse.renew(1, NULL, '{}', '{}', '{}')";
 const REGISTER: &str =
     "SELECT rouse.register('w', sha256('key'), 'h', 'p', 'v', '{}', 1, '{}', '{}')";
-const KEYS: &str = "SELECT key_hash FROM rouse.worker";
+const READ_KEYS: &str = "SELECT key_hash FROM rouse.worker";
 const WORKERS: &str = "SELECT * FROM rouse.workers";
-const TABLE: &str = "SELECT * FROM rouse.job";
-const VIEW: &str = "SELECT * FROM rouse.jobs";
-const WRITE: &str = "DELETE FROM rouse.job";
-const REWRITE: &str = "UPDATE rouse.finished SET result = NULL";
-const FORGET: &str = "DELETE FROM rouse.attempt";
-const DROP: &str = "SELECT rouse.maintain_partitions(1, NULL, '7 days')";
-const DROP_AT_ONCE: &str = "SELECT rouse.drop_partitions('7 days')";
-const INSIDE: &str = "SELECT rouse._settle(NULL, '{}')";
+const READ_TABLE: &str = "SELECT * FROM rouse.job";
+const READ_VIEW: &str = "SELECT * FROM rouse.jobs";
+const DELETE_JOBS: &str = "DELETE FROM rouse.job";
+const UPDATE_FINISHED: &str = "UPDATE rouse.finished SET result = NULL";
+const DELETE_ATTEMPTS: &str = "DELETE FROM rouse.attempt";
+const MAINTAIN_PARTITIONS: &str = "SELECT rouse.maintain_partitions(1, NULL, '7 days')";
+const DROP_PARTITIONS: &str = "SELECT rouse.drop_partitions('7 days')";
+const INTERNAL_SETTLE: &str = "SELECT rouse._settle(NULL, '{}')";
 const COMPLETE: &str = "SELECT rouse.complete((SELECT rouse.enqueue('x')))";
 const PAUSE: &str = "SELECT rouse.pause_queue('roles')";
 const RETENTION: &str = "SELECT rouse.set_retention('roles', 1)";
 const PURGE: &str = "SELECT rouse.purge_queue('roles')";
 const QUEUES: &str = "SELECT * FROM rouse.queues";
 const BACKLOG: &str = "SELECT * FROM rouse.backlog";
-const END: &str = "SELECT rouse._end(1, 'cancelled', NULL, NULL, 'x')";
-const EXPIRE: &str = "SELECT rouse._expire_worker(1)";
+const INTERNAL_END: &str = "SELECT rouse._end(1, 'cancelled', NULL, NULL, 'x')";
+const INTERNAL_EXPIRE: &str = "SELECT rouse._expire_worker(1)";
 const GET_STATE: &str = "SELECT * FROM rouse.get_state(1, NULL, 1, 1, 'x', 'k')";
 const STATE_KEYS: &str = "SELECT * FROM rouse.state_keys(1, NULL, 1, 1, 'x', '', NULL, 1)";
 const SET_STATE: &str = "SELECT * FROM rouse.set_state(1, NULL, 1, 1, 'x', 'k', '', 1, NULL, 1, 1)";
 const DELETE_STATE: &str = "SELECT * FROM rouse.delete_state(1, NULL, 1, 1, 'x', 'k')";
 const PUT_STATE: &str = "SELECT rouse.put_state('x', NULL, 'k', '')";
 const REMOVE_STATE: &str = "SELECT rouse.remove_state('x', NULL, 'k')";
-const STATE: &str = "SELECT * FROM rouse.handler_state";
-const WRITE_STATE: &str = "DELETE FROM rouse.handler_state";
+const READ_STATE: &str = "SELECT * FROM rouse.handler_state";
+const DELETE_STATE_ROWS: &str = "DELETE FROM rouse.handler_state";
 const RECEIPT: &str = "SELECT * FROM rouse.receipt(1)";
 const RESULT: &str = "SELECT rouse.result(1)";
 const JOB_LOG: &str = "SELECT * FROM rouse.job_log(1)";
@@ -77,17 +77,28 @@ const RESUME: &str = "SELECT rouse.resume_queue('roles')";
 const CHALLENGE: &str = "SELECT rouse.challenge('nobody', 'x')";
 const ANSWER: &str = "SELECT rouse.challenge_answer(gen_random_uuid())";
 const FORGET_WORKER: &str = "SELECT rouse.forget_worker('nobody')";
-const LIMITS: &str = "SELECT * FROM rouse.worker_login";
-const WRITE_LIMITS: &str = "DELETE FROM rouse.worker_login";
+const READ_LIMITS: &str = "SELECT * FROM rouse.worker_login";
+const DELETE_LIMITS: &str = "DELETE FROM rouse.worker_login";
 
 #[tokio::test]
 async fn each_role_has_its_own_rights_and_no_others() {
     let db = TestDb::new().await;
-    let enqueuer = &[ENQUEUE, MANY, RECEIPT][..];
+    let enqueuer = &[ENQUEUE, ENQUEUE_MANY, RECEIPT][..];
     let producer = &[CANCEL, JOB, RESULT, HISTORY, JOB_LOG][..];
     let observer = &[
-        TABLE, VIEW, JOB, RESULT, HISTORY, JOB_LOG, WORKERS, QUEUES, BACKLOG, STATE, LIMITS,
-        SEARCH, FIND,
+        READ_TABLE,
+        READ_VIEW,
+        JOB,
+        RESULT,
+        HISTORY,
+        JOB_LOG,
+        WORKERS,
+        QUEUES,
+        BACKLOG,
+        READ_STATE,
+        READ_LIMITS,
+        SEARCH,
+        FIND,
     ][..];
     let operator = &[
         COMPLETE,
@@ -113,7 +124,7 @@ async fn each_role_has_its_own_rights_and_no_others() {
         SETTLE,
         RENEW,
         REGISTER,
-        DROP,
+        MAINTAIN_PARTITIONS,
         WORKERS,
         BACKLOG,
         GET_STATE,
@@ -133,7 +144,7 @@ async fn each_role_has_its_own_rights_and_no_others() {
     ] {
         for call in [
             ENQUEUE,
-            MANY,
+            ENQUEUE_MANY,
             CANCEL,
             JOB,
             HISTORY,
@@ -143,31 +154,31 @@ async fn each_role_has_its_own_rights_and_no_others() {
             SETTLE,
             RENEW,
             REGISTER,
-            TABLE,
-            VIEW,
-            WRITE,
-            REWRITE,
-            FORGET,
-            DROP,
-            INSIDE,
-            KEYS,
+            READ_TABLE,
+            READ_VIEW,
+            DELETE_JOBS,
+            UPDATE_FINISHED,
+            DELETE_ATTEMPTS,
+            MAINTAIN_PARTITIONS,
+            INTERNAL_SETTLE,
+            READ_KEYS,
             WORKERS,
-            DROP_AT_ONCE,
-            EXPIRE,
+            DROP_PARTITIONS,
+            INTERNAL_EXPIRE,
             COMPLETE,
             PAUSE,
             PURGE,
             QUEUES,
             BACKLOG,
-            END,
+            INTERNAL_END,
             GET_STATE,
             STATE_KEYS,
             SET_STATE,
             DELETE_STATE,
             PUT_STATE,
             REMOVE_STATE,
-            STATE,
-            WRITE_STATE,
+            READ_STATE,
+            DELETE_STATE_ROWS,
             RECEIPT,
             RESULT,
             JOB_LOG,
@@ -182,11 +193,11 @@ async fn each_role_has_its_own_rights_and_no_others() {
             CHALLENGE,
             ANSWER,
             FORGET_WORKER,
-            LIMITS,
-            WRITE_LIMITS,
+            READ_LIMITS,
+            DELETE_LIMITS,
         ] {
             assert_eq!(
-                may(&db, role, call).await,
+                may_call(&db, role, call).await,
                 allowed.contains(&call),
                 "{role}: {call}"
             );
@@ -199,7 +210,7 @@ async fn an_enqueuer_reads_only_the_state_of_a_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "x", json!({"card": 4711})).await;
-    let receipt = async || {
+    let read_receipt = async || {
         let row = client
             .query_one(
                 "SELECT state::text, finished_at IS NOT NULL, to_jsonb(r) FROM rouse.receipt($1) AS r",
@@ -212,12 +223,12 @@ async fn an_enqueuer_reads_only_the_state_of_a_job() {
         assert_eq!(keys.len(), 3, "{keys:?}");
         (row.get::<_, String>(0), row.get::<_, bool>(1))
     };
-    assert_eq!(receipt().await, ("queued".into(), false));
+    assert_eq!(read_receipt().await, ("queued".into(), false));
     client
         .query("SELECT rouse.complete($1, '{\"secret\": 1}')", &[&id])
         .await
         .unwrap();
-    assert_eq!(receipt().await, ("succeeded".into(), true));
+    assert_eq!(read_receipt().await, ("succeeded".into(), true));
 }
 
 #[tokio::test]
@@ -229,8 +240,8 @@ async fn a_login_without_roles_has_no_rights() {
         .batch_execute("DO $$ BEGIN CREATE ROLE roles_nobody; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
         .await
         .unwrap();
-    for call in [ENQUEUE, CANCEL, JOB, CLAIM, SETTLE, TABLE] {
-        assert!(!may(&db, "roles_nobody", call).await, "{call}");
+    for call in [ENQUEUE, CANCEL, JOB, CLAIM, SETTLE, READ_TABLE] {
+        assert!(!may_call(&db, "roles_nobody", call).await, "{call}");
     }
 }
 

@@ -66,6 +66,19 @@ pub(crate) fn sandbox() -> Arc<Sandbox> {
     sandbox.clone()
 }
 
+/// Settings of a sandbox for two small guests.
+pub(crate) fn small_settings() -> Settings {
+    Settings {
+        attempts_max: 2,
+        limits: Limits {
+            memory_bytes: 1 << 20,
+            ..Limits::default()
+        },
+        compiler: Some(rouse_binary()),
+        ..Settings::default()
+    }
+}
+
 /// The directory that some handlers are granted as `/data`; it contains `greeting.txt` and a link that leads out of it.
 pub(crate) fn granted_dir() -> &'static Path {
     static DIR: OnceLock<TempDir> = OnceLock::new();
@@ -78,8 +91,8 @@ pub(crate) fn granted_dir() -> &'static Path {
     .path()
 }
 
-/// A core module that describes itself with this manifest and whose `run` has this body. In the body, `$payload` and `$payload_len`
-/// are the payload, and `$return_ok` and `$return_error` make a result of bytes in memory.
+/// A core module that describes itself with this manifest and whose `run` has this body. In the body, `$payload` and
+/// `$payload_len` are the payload, and `$return_ok` and `$return_error` make a result of bytes in memory.
 pub(crate) fn guest(manifest: &str, run: &str) -> Vec<u8> {
     guest_of_wasip1("", manifest, run)
 }
@@ -103,7 +116,7 @@ pub(crate) fn assemble(imports: &str, describe: &str, text: &str, run: &str) -> 
     assemble_for("", imports, describe, text, run)
 }
 
-/// As [`assemble`], in a world with these imports (WIT) in addition to the contract's.
+/// Like [`assemble`], in a world with these imports (WIT) in addition to the contract's.
 pub(crate) fn assemble_for(
     world: &str,
     imports: &str,
@@ -256,7 +269,7 @@ impl Handlers {
         Self::on(sandbox(), files).await
     }
 
-    /// As [`Handlers::with`], on another sandbox.
+    /// Like [`Handlers::with`], on another sandbox.
     pub(crate) async fn on(sandbox: Arc<Sandbox>, files: &[(&str, &[u8])]) -> Self {
         let dir = TempDir::new().expect("a directory");
         for (name, bytes) in files {
@@ -266,7 +279,7 @@ impl Handlers {
         Self { dir, catalog }
     }
 
-    /// As [`Handlers::with`], following the folder.
+    /// Like [`Handlers::with`], following the folder.
     pub(crate) async fn watched(files: &[(&str, &[u8])]) -> Self {
         let handlers = Self::with(files).await;
         handlers.catalog.watch();
@@ -289,13 +302,13 @@ impl Handlers {
             .clone()
     }
 
-    /// Why this file is refused.
+    /// The reason for which this file is refused.
     pub(crate) fn refusal(&self, file: &str) -> String {
         refusal(&self.catalog.current(), file).expect("the file is refused")
     }
 
     /// Waits until the catalog satisfies this.
-    pub(crate) async fn until(&self, what: &str, is: impl Fn(&HandlerSet) -> bool) {
+    pub(crate) async fn until(&self, condition: &str, is: impl Fn(&HandlerSet) -> bool) {
         let mut changed = self.catalog.changed();
         let reached = timeout(PATIENCE, async {
             while !is(&self.catalog.current()) {
@@ -303,7 +316,10 @@ impl Handlers {
             }
         });
         if reached.await.is_err() {
-            panic!("not reached: {what}; now: {:?}", self.catalog.current());
+            panic!(
+                "not reached: {condition}; now: {:?}",
+                self.catalog.current()
+            );
         }
     }
 }

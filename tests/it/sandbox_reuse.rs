@@ -25,7 +25,8 @@ fn counts(handler: &str, version: &str) -> Vec<u8> {
     counts_with(&manifest)
 }
 
-/// Returns how many jobs its instance has served, up to 9; before that, it does what the first letter of the payload says.
+/// Returns how many jobs its instance has served, up to 9; before that, it does what the first letter of the payload
+/// says.
 fn counts_with(manifest: &str) -> Vec<u8> {
     let own = "(global $served (mut i32) (i32.const 0))";
     let body = r#"
@@ -40,10 +41,10 @@ fn counts_with(manifest: &str) -> Vec<u8> {
         (if (i32.eq (local.get $do) (i32.const 0x66)) ;; f: fails
             (then (return (call $return_error
                 (local.get $payload) (local.get $payload_len) (i32.const 0)))))
-        (if (i32.eq (local.get $do) (i32.const 0x77)) ;; w: says so and waits
+        (if (i32.eq (local.get $do) (i32.const 0x77)) ;; w: reports that it waits, and waits
             (then (call $log (i32.const 2) (local.get $payload) (local.get $payload_len))
                 (call $wait_for_abort)))
-        (if (i32.eq (local.get $do) (i32.const 0x73)) ;; s: says so and spins
+        (if (i32.eq (local.get $do) (i32.const 0x73)) ;; s: reports that it spins, and spins
             (then (call $log (i32.const 2) (local.get $payload) (local.get $payload_len))
                 (loop $ever (br $ever))))
         (if (i32.eq (local.get $do) (i32.const 0x68)) (then (drop (call $abort)))) ;; h: holds
@@ -67,7 +68,7 @@ fn counts_with(manifest: &str) -> Vec<u8> {
 }
 
 /// One handler in a folder of its own, since the tests run in parallel.
-async fn one(guest: &[u8], name: &str) -> (Handlers, Arc<Handler>) {
+async fn load_one(guest: &[u8], name: &str) -> (Handlers, Arc<Handler>) {
     let handlers = Handlers::with(&[("guest.wasm", guest)]).await;
     let handler = handlers.handler(name);
     (handlers, handler)
@@ -86,16 +87,16 @@ async fn run_for(handler: &Arc<Handler>, tenant: Option<&str>, payload: &str) ->
 async fn served(handler: &Arc<Handler>, tenant: Option<&str>) -> String {
     match run_for(handler, tenant, "c").await.end {
         RunEnd::Returned(count) => String::from_utf8(count).unwrap(),
-        end => panic!("a count, not {end:?}"),
+        end => panic!("expected a count, got {end:?}"),
     }
 }
 
 #[tokio::test]
 async fn an_instance_serves_many_jobs_only_if_module_and_operator_agree() {
-    let (_kept, agreed) = one(&counts("test.reuse.agreed", "1"), "test.reuse.agreed").await;
-    let (_kept, not_allowed) = one(&counts("test.counts", "1"), "test.counts").await;
+    let (_kept, agreed) = load_one(&counts("test.reuse.agreed", "1"), "test.reuse.agreed").await;
+    let (_kept, not_allowed) = load_one(&counts("test.counts", "1"), "test.counts").await;
     let undeclared = counts_with(r#"{"handlers":[{"name":"test.reuse.undeclared"}]}"#);
-    let (_kept, undeclared) = one(&undeclared, "test.reuse.undeclared").await;
+    let (_kept, undeclared) = load_one(&undeclared, "test.reuse.undeclared").await;
     for count in ["1", "2", "3"] {
         assert_eq!(served(&agreed, None).await, count);
         assert_eq!(served(&not_allowed, None).await, "1");
@@ -115,7 +116,7 @@ async fn rust_statics_persist_between_jobs_if_the_attribute_allows_reuse() {
 
 #[tokio::test]
 async fn no_instance_serves_two_tenants() {
-    let (_kept, handler) = one(&counts("test.reuse.tenants", "1"), "test.reuse.tenants").await;
+    let (_kept, handler) = load_one(&counts("test.reuse.tenants", "1"), "test.reuse.tenants").await;
     for (tenant, count) in [
         (Some("a"), "1"),
         (Some("a"), "2"),
@@ -134,16 +135,16 @@ async fn no_instance_serves_two_tenants() {
 async fn no_instance_serves_two_handlers_of_its_module() {
     let manifest = r#"{"handlers":[{"name":"test.reuse.one","instances":"reuse"},
         {"name":"test.reuse.other","instances":"reuse"}]}"#;
-    let (handlers, one) = one(&counts_with(manifest), "test.reuse.one").await;
-    assert_eq!(served(&one, None).await, "1");
+    let (handlers, load_one) = load_one(&counts_with(manifest), "test.reuse.one").await;
+    assert_eq!(served(&load_one, None).await, "1");
     let other = handlers.handler("test.reuse.other");
     assert_eq!(served(&other, None).await, "1");
-    assert_eq!(served(&one, None).await, "2");
+    assert_eq!(served(&load_one, None).await, "2");
 }
 
 #[tokio::test]
 async fn a_handlers_own_error_keeps_the_instance_and_any_other_failure_discards_it() {
-    let (_kept, handler) = one(&counts("test.reuse.ends", "1"), "test.reuse.ends").await;
+    let (_kept, handler) = load_one(&counts("test.reuse.ends", "1"), "test.reuse.ends").await;
     assert_eq!(served(&handler, None).await, "1");
     let end = run_for(&handler, None, "f").await.end;
     assert!(matches!(end, RunEnd::Failed(_)), "{end:?}");
@@ -164,7 +165,7 @@ async fn a_handlers_own_error_keeps_the_instance_and_any_other_failure_discards_
 
 #[tokio::test]
 async fn an_abort_reaches_and_ends_a_reused_instance() {
-    let (_kept, handler) = one(&counts("test.reuse.abort", "1"), "test.reuse.abort").await;
+    let (_kept, handler) = load_one(&counts("test.reuse.abort", "1"), "test.reuse.abort").await;
     let logged = logged_by_guests();
     // `waits` receives the abort; `spins` keeps computing and is stopped.
     for (payload, grace) in [("waits", PATIENCE * 10), ("spins", Duration::ZERO)] {
@@ -186,7 +187,7 @@ async fn an_abort_reaches_and_ends_a_reused_instance() {
 
 #[tokio::test]
 async fn an_abort_of_an_earlier_job_does_not_reach_a_later_one() {
-    let (_kept, handler) = one(&counts("test.reuse.late", "1"), "test.reuse.late").await;
+    let (_kept, handler) = load_one(&counts("test.reuse.late", "1"), "test.reuse.late").await;
     let abort = AbortHandle::new();
     attempt(&sandbox(), &handler, job("c"), abort.clone()).await;
     abort.abort(AbortReason::TakenByAnotherWorker, Duration::ZERO);
@@ -195,7 +196,7 @@ async fn an_abort_of_an_earlier_job_does_not_reach_a_later_one() {
 
 #[tokio::test]
 async fn an_instance_that_keeps_host_resources_is_not_reused() {
-    let (_kept, handler) = one(&counts("test.reuse.holds", "1"), "test.reuse.holds").await;
+    let (_kept, handler) = load_one(&counts("test.reuse.holds", "1"), "test.reuse.holds").await;
     assert_eq!(served(&handler, None).await, "1");
     let end = run_for(&handler, None, "h").await.end;
     assert_eq!(end, RunEnd::Returned(b"2".into()));
@@ -204,7 +205,7 @@ async fn an_instance_that_keeps_host_resources_is_not_reused() {
 
 #[tokio::test]
 async fn the_memory_of_all_jobs_counts_against_the_limit_of_an_instance() {
-    let (_kept, handler) = one(&counts("test.reuse.memory", "1"), "test.reuse.memory").await;
+    let (_kept, handler) = load_one(&counts("test.reuse.memory", "1"), "test.reuse.memory").await;
     let end = run_for(&handler, None, "g").await.end;
     assert_eq!(end, RunEnd::Returned(b"1".into()));
     let run = run_for(&handler, None, "G").await;
@@ -220,7 +221,7 @@ async fn the_memory_of_all_jobs_counts_against_the_limit_of_an_instance() {
 
 #[tokio::test]
 async fn an_instance_is_discarded_after_ten_thousand_jobs() {
-    let (_kept, handler) = one(&counts("test.reuse.many", "1"), "test.reuse.many").await;
+    let (_kept, handler) = load_one(&counts("test.reuse.many", "1"), "test.reuse.many").await;
     let (sandbox, handler) = (sandbox(), handler.clone());
     let counts = sandbox.clone().guests().spawn(async move {
         let mut counts = Vec::new();
@@ -263,7 +264,7 @@ async fn a_new_version_of_a_module_has_instances_of_its_own() {
 #[tokio::test]
 async fn each_job_of_an_instance_has_a_log_of_its_own() {
     let logged = logged_by_guests();
-    let (_kept, handler) = one(&counts("test.reuse.log", "1"), "test.reuse.log").await;
+    let (_kept, handler) = load_one(&counts("test.reuse.log", "1"), "test.reuse.log").await;
     for (id, payload) in [(7_001, "o"), (7_002, "nothing is cut here")] {
         let job = JobInput {
             id: JobId(id),
@@ -319,7 +320,7 @@ impl Logged {
         let has_come = lines.wait_for(|lines| lines.iter().any(&is_it));
         timeout(PATIENCE, has_come)
             .await
-            .expect("the line in time")
+            .expect("the line comes in time")
             .expect("the sender is here");
     }
 }

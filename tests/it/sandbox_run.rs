@@ -92,7 +92,7 @@ async fn a_trap_is_reported_with_the_last_lines_of_standard_error() {
     let handler = handlers.handler("test.it");
     let run = attempt(&sandbox(), &handler, job("{}"), AbortHandle::new()).await;
     let RunEnd::Trapped { stderr, .. } = run.end else {
-        panic!("a trap, not {:?}", run.end);
+        panic!("expected a trap, got {:?}", run.end);
     };
     assert_eq!(stderr, ["Traceback:", "TypeError: no such field"]);
 }
@@ -102,9 +102,9 @@ async fn a_failing_describe_is_refused_with_standard_error_and_backtrace() {
     let guest = assemble(IMPORT_FD_WRITE, complains(), "", "unreachable");
     let handlers = Handlers::with(&[("guest.wasm", &guest)]).await;
     let why = handlers.refusal("guest.wasm");
-    let said = "; standard error: Traceback: | TypeError: no such field; backtrace: function ";
+    let trailer = "; standard error: Traceback: | TypeError: no such field; backtrace: function ";
     assert!(
-        why.starts_with("it fails when it describes itself: wasm trap:") && why.contains(said),
+        why.starts_with("it fails when it describes itself: wasm trap:") && why.contains(trailer),
         "{why}"
     );
 }
@@ -155,7 +155,7 @@ async fn a_panic_is_reported_with_its_message_and_location() {
 async fn endless_recursion_is_a_stack_overflow() {
     let run = run("(call $recurse) unreachable").await;
     let RunEnd::StackOverflow { backtrace } = run.end else {
-        panic!("an overflow, not {:?}", run.end);
+        panic!("expected an overflow, got {:?}", run.end);
     };
     assert!(!backtrace.is_empty());
 }
@@ -377,8 +377,8 @@ async fn dropping_a_run_stops_its_guest() {
 
 #[tokio::test]
 async fn an_attempt_sees_no_state_of_an_earlier_one() {
-    // Checks that everything is in its initial state; then leaves marks everywhere: in a global, in a table, over its data, and in
-    // 16 MiB of additional memory, far beyond the part that is cleared in place.
+    // Checks that everything is in its initial state; then leaves marks everywhere: in a global, in a table, over its
+    // data, and in 16 MiB of additional memory, far beyond the part that is cleared in place.
     let own = r#"
         (table $table 9000 20000 funcref)
         (global $mark (mut i32) (i32.const 0))

@@ -13,7 +13,7 @@ use tokio::sync::OnceCell;
 use crate::sandbox_guest::{MEMORY_BYTES_MAX, granted_dir, job, sandbox};
 use crate::support::attempt;
 
-/// Where `cargo xtask test` has put the guests.
+/// The folder into which `cargo xtask test` builds the guests.
 fn guests(release: &str) -> PathBuf {
     let dir = std::env::var_os("ROUSE_TEST_GUESTS").map_or_else(
         || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/test-guests"),
@@ -56,7 +56,7 @@ async fn run(handler: &str, payload: Value) -> RunEnd {
 async fn result(handler: &str, payload: Value) -> Value {
     match run(handler, payload).await {
         RunEnd::Returned(bytes) => serde_json::from_slice(&bytes).expect("JSON"),
-        end => panic!("a result, not {end:?}"),
+        end => panic!("expected a result, got {end:?}"),
     }
 }
 
@@ -66,9 +66,9 @@ async fn failure(handler: &str, payload: Value) -> String {
         RunEnd::Failed(failure) => failure.message,
         RunEnd::Denied { then, .. } => match *then {
             RunEnd::Failed(failure) => failure.message,
-            end => panic!("a failure, not {end:?}"),
+            end => panic!("expected a failure, got {end:?}"),
         },
-        end => panic!("a failure, not {end:?}"),
+        end => panic!("expected a failure, got {end:?}"),
     }
 }
 
@@ -111,7 +111,7 @@ async fn a_guest_receives_all_properties_of_its_job() {
     )
     .await;
     let RunEnd::Returned(bytes) = run.end else {
-        panic!("a result, not {:?}", run.end);
+        panic!("expected a result, got {:?}", run.end);
     };
     assert_eq!(
         serde_json::from_slice::<Value>(&bytes).unwrap(),
@@ -140,7 +140,7 @@ async fn a_core_module_of_wasip1_runs_like_a_component_of_wasip2() {
     )
     .await;
     let RunEnd::Returned(bytes) = run.end else {
-        panic!("a result, not {:?}", run.end);
+        panic!("expected a result, got {:?}", run.end);
     };
     let from_p1: Value = serde_json::from_slice(&bytes).unwrap();
     assert_eq!(from_p1, result("text.stats", payload).await);
@@ -197,7 +197,7 @@ async fn a_rust_panic_is_reported_with_its_source_location() {
         backtrace,
     } = end
     else {
-        panic!("a panic, not {end:?}");
+        panic!("expected a panic, got {end:?}");
     };
     assert_eq!(message, "the roof is on fire");
     assert!(location.contains("failing.rs:"), "{location}");
@@ -214,7 +214,7 @@ async fn a_rust_trap_is_reported_with_its_source_location() {
         message, backtrace, ..
     } = end
     else {
-        panic!("a trap, not {end:?}");
+        panic!("expected a trap, got {end:?}");
     };
     assert!(message.contains("unreachable"), "{message}");
     assert!(

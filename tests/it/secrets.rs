@@ -92,7 +92,7 @@ async fn guests() -> &'static Guests {
 async fn result(payload: Value) -> Value {
     match guests().await.run("test.http.secret", payload).await {
         RunEnd::Returned(bytes) => serde_json::from_slice(&bytes).expect("JSON"),
-        end => panic!("a result, not {end:?}"),
+        end => panic!("expected a result, got {end:?}"),
     }
 }
 
@@ -191,15 +191,15 @@ async fn a_server_cannot_test_guesses_of_a_secret_it_never_receives() {
         "requests": [post("127.0.0.1", KEY), post("localhost", HOOK), post("localhost", KEY)],
     }))
     .await;
-    let told = |at: usize| result["answers"][at]["body"].as_str().expect("a body");
+    let echoed = |at: usize| result["answers"][at]["body"].as_str().expect("a body");
     // The key goes to this server under another name only, and the other secret only signs.
     for (at, guess) in [(0, KEY), (1, HOOK)] {
-        assert_eq!(told(at).matches(guess).count(), 2, "{}", told(at));
+        assert_eq!(echoed(at).matches(guess).count(), 2, "{}", echoed(at));
     }
     // A response that happens to contain a secret is masked if the server may know it.
     let word = result["words"]["KEY"].as_str().expect("a word");
-    assert_eq!(told(2).matches(word).count(), 2, "{}", told(2));
-    assert!(!told(2).contains(KEY), "{}", told(2));
+    assert_eq!(echoed(2).matches(word).count(), 2, "{}", echoed(2));
+    assert!(!echoed(2).contains(KEY), "{}", echoed(2));
 }
 
 #[tokio::test]
@@ -214,7 +214,7 @@ async fn a_body_is_limited_and_counted_with_its_secrets_inserted() {
             .run_with("test.http.secret", payload, AbortHandle::new())
             .await;
         let RunEnd::Returned(bytes) = run.end else {
-            panic!("a result, not {:?}", run.end);
+            panic!("expected a result, got {:?}", run.end);
         };
         let mut result: Value = serde_json::from_slice(&bytes).expect("JSON");
         let used = run.used.expect("a guest ran");

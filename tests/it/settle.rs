@@ -7,7 +7,7 @@ use rouse::store::{Locked, Refusal, Renewal, Settlement};
 use serde_json::json;
 
 use crate::support::TestDb;
-use crate::support::claims::{claim, error, result, settlement};
+use crate::support::claims::{claim, error, lock_job, make_due, result, settlement};
 use crate::support::worker::{cancel, enqueue, events, show};
 
 #[tokio::test]
@@ -38,10 +38,7 @@ async fn a_claim_skips_jobs_that_a_concurrent_claim_has_locked() {
         enqueue(&other, "x", json!(2)).await,
     ];
     let transaction = other.transaction().await.unwrap();
-    transaction
-        .execute("SELECT FROM rouse.job WHERE id = $1 FOR UPDATE", &[&ids[0]])
-        .await
-        .unwrap();
+    lock_job(&transaction, ids[0]).await;
     let got: Vec<i64> = claim(&store, 10).await.iter().map(|job| job.id.0).collect();
     assert_eq!(got, [ids[1]]);
     transaction.rollback().await.unwrap();
@@ -111,7 +108,7 @@ async fn a_retry_keeps_its_attempt_count_waits_for_its_time_and_takes_a_new_turn
     let shown = show(&client, id).await;
     assert_eq!((shown.state.as_str(), shown.attempt), ("queued", 1));
     assert_eq!(shown.error.unwrap()["message"], "no");
-    assert!(claim(&store, 1).await.is_empty(), "its time has not come");
+    assert!(claim(&store, 1).await.is_empty(), "it is not due yet");
     let promotion = store.promote(None, false).await.unwrap();
     assert_eq!(promotion.promoted, 0);
     let wait = promotion.next_due.expect("a due job");
@@ -120,13 +117,7 @@ async fn a_retry_keeps_its_attempt_count_waits_for_its_time_and_takes_a_new_turn
         "{wait:?}"
     );
 
-    client
-        .execute(
-            "UPDATE rouse.job SET available_at = now() WHERE id = $1",
-            &[&id],
-        )
-        .await
-        .unwrap();
+    make_due(&client, id).await;
     assert_eq!(store.promote(None, false).await.unwrap().promoted, 1);
     let second = claim(&store, 1).await.remove(0);
     assert_eq!((second.attempt.0, second.lost), (2, 0));
@@ -289,12 +280,12 @@ async fn a_renewal_reports_why_a_worker_has_lost_a_job() {
         })
         .collect();
     let answers = store.renew(&renewals).await.unwrap();
-    let said: Vec<_> = jobs
+    let reasons: Vec<_> = jobs
         .iter()
         .map(|job| answers.iter().find(|(id, _)| *id == job.id).unwrap().1)
         .collect();
     assert_eq!(
-        said,
+        reasons,
         [
             None,
             Some(Refusal::Lost(AbortReason::AlreadyCompleted)),
@@ -319,13 +310,7 @@ async fn a_renewal_reports_why_a_worker_has_lost_a_job() {
 
     // If another transaction has locked the row, the renewal reports nothing and does not wait.
     let transaction = client.transaction().await.unwrap();
-    transaction
-        .execute(
-            "SELECT FROM rouse.job WHERE id = $1 FOR UPDATE",
-            &[&jobs[0].id.0],
-        )
-        .await
-        .unwrap();
+    lock_job(&transaction, jobs[0].id.0).await;
     let answers = store.renew(&renewals[..1]).await.unwrap();
     assert_eq!(answers, [(jobs[0].id, Some(Refusal::Busy))]);
 }
@@ -357,9 +342,9 @@ async fn a_final_error_is_kept_with_the_job() {
 #[tokio::test]
 async fn the_sabotage_for_the_chaos_test_accepts_a_stale_outcome() {
     let db = TestDb::new().await;
-    let (client, mine, other) = (db.client().await, db.worker().await, db.worker().await);
+    let (client, owner, other) = (db.client().await, db.worker().await, db.worker().await);
     enqueue(&client, "x", json!({})).await;
-    let job = claim(&mine, 1).await.remove(0);
+    let job = claim(&owner, 1).await.remove(0);
     let stale = Settlement {
         fence: Fence(job.fence.0 ^ 1),
         ..settlement(&job, result("1"))

@@ -12,9 +12,9 @@ use crate::support::{Host, TestDb, scratch};
 /// The log level at which the stages of a start are logged.
 const STAGES: (&str, &str) = ("ROUSE_LOG", "info,rouse::cli=debug,rouse::postgres=debug");
 
-/// Starts a command again and again, and sends SIGTERM after its first line, after its second, and so on, until all of `last` are
-/// among the lines; the lines of its two outputs come in no particular order. `ended` is called each time after the exit, with the
-/// exit code and the output.
+/// Starts a command again and again, and sends SIGTERM after its first line, after its second, and so on, until all of
+/// `last` are among the lines; the lines of its two outputs come in no particular order. `ended` is called each time
+/// after the exit, with the exit code and the output.
 fn at_every_stage(
     start: impl Fn() -> Host,
     last: &[&str],
@@ -55,7 +55,7 @@ fn running_in(dir: &Path) -> Vec<String> {
 }
 
 /// Asserts that a private Postgres on these data was stopped in order and has left nothing behind.
-fn is_clean(data: &Path, output: &str) {
+fn assert_clean(data: &Path, output: &str) {
     assert_eq!(running_in(data), Vec::<String>::new(), "{output}");
     assert!(!data.join("cluster/postmaster.pid").exists(), "{output}");
     let log = fs::read_to_string(data.join("server.log")).unwrap_or_default();
@@ -81,15 +81,15 @@ fn dev_stops_in_order_at_every_stage_of_its_first_and_its_second_start() {
         data.replace(scratch("dev-signals").join("pg"));
         start()
     };
-    let is_clean = |output: &str| is_clean(&data.borrow(), output);
-    let lines = at_every_stage(first, &["migrating the database"], 0, is_clean);
+    let assert_clean = |output: &str| assert_clean(&data.borrow(), output);
+    let lines = at_every_stage(first, &["migrating the database"], 0, assert_clean);
     for stage in ["creating a Postgres cluster", "creating the database"] {
         assert!(
             lines.iter().any(|line| line.contains(stage)),
             "{stage}: {lines:?}"
         );
     }
-    let lines = at_every_stage(start, &["worker started", "try: "], 0, is_clean);
+    let lines = at_every_stage(start, &["worker started", "try: "], 0, assert_clean);
     for stage in ["starting Postgres", "loading the handlers"] {
         assert!(
             lines.iter().any(|line| line.contains(stage)),
@@ -105,7 +105,9 @@ fn the_private_postgres_stops_in_order_at_every_stage_of_its_start() {
         let args = ["postgres", "--data-dir", data.to_str().unwrap()];
         Host::rouse(&args, &[STAGES])
     };
-    at_every_stage(start, &["postgres: "], 0, |output| is_clean(&data, output));
+    at_every_stage(start, &["postgres: "], 0, |output| {
+        assert_clean(&data, output)
+    });
 }
 
 #[tokio::test]

@@ -118,7 +118,7 @@ async fn a_starting_host_takes_no_bound_job_before_its_handler_is_loaded() {
 }
 
 /// A consumer that binds this source to a handler of its own.
-fn legacy(settings: Settings) -> Settings {
+fn binding_legacy(settings: Settings) -> Settings {
     Settings {
         sources: [("legacy".to_string(), "test.echo".to_string())].into(),
         ..settings
@@ -126,7 +126,7 @@ fn legacy(settings: Settings) -> Settings {
 }
 
 /// Enqueues for a handler that no host has.
-async fn put(client: &Client, rest: &str) -> i64 {
+async fn enqueue_unserved(client: &Client, rest: &str) -> i64 {
     let sql = format!("SELECT rouse.enqueue('producers.own', '{{}}'{rest})");
     client.query_one(&sql, &[]).await.unwrap().get(0)
 }
@@ -135,13 +135,13 @@ async fn put(client: &Client, rest: &str) -> i64 {
 async fn a_bound_job_runs_on_a_host_without_the_handler_that_its_producer_named() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let before = put(&client, ", source => 'legacy'").await;
+    let before = enqueue_unserved(&client, ", source => 'legacy'").await;
     let others = [
-        put(&client, "").await,
-        put(&client, ", source => 'other'").await,
+        enqueue_unserved(&client, "").await,
+        enqueue_unserved(&client, ", source => 'other'").await,
     ];
-    let worker = TestWorker::start(&db, legacy(Settings::default())).await;
-    let later = put(
+    let worker = TestWorker::start(&db, binding_legacy(Settings::default())).await;
+    let later = enqueue_unserved(
         &client,
         ", source => 'legacy', priority => 'high', run_at => now() + interval '1 second'",
     )
@@ -152,7 +152,7 @@ async fn a_bound_job_runs_on_a_host_without_the_handler_that_its_producer_named(
     }
     // In a new lane, while the worker sleeps.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
-    let new = put(&client, ", source => 'legacy', queue => 'new'").await;
+    let new = enqueue_unserved(&client, ", source => 'legacy', queue => 'new'").await;
     ended(&client, new).await;
     worker.drain().await;
     for id in others {
@@ -169,10 +169,10 @@ async fn bound_jobs_of_a_paused_queue_or_with_missing_tags_wait() {
         .batch_execute("SELECT rouse.pause_queue('mail')")
         .await
         .unwrap();
-    let paused = put(&client, ", source => 'legacy', queue => 'mail'").await;
-    let tagged = put(&client, ", source => 'legacy', tags => '{gpu}'").await;
-    let free = put(&client, ", source => 'legacy'").await;
-    let worker = TestWorker::start(&db, legacy(Settings::default())).await;
+    let paused = enqueue_unserved(&client, ", source => 'legacy', queue => 'mail'").await;
+    let tagged = enqueue_unserved(&client, ", source => 'legacy', tags => '{gpu}'").await;
+    let free = enqueue_unserved(&client, ", source => 'legacy'").await;
+    let worker = TestWorker::start(&db, binding_legacy(Settings::default())).await;
     ended(&client, free).await;
     assert_eq!(show(&client, paused).await.attempt, 0);
     client
@@ -262,8 +262,8 @@ async fn bound_jobs_respect_priorities_and_sources_do_not_starve_each_other() {
 async fn a_bound_job_of_a_dead_worker_is_adopted_and_no_other_of_its_lane() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let ours = put(&client, ", source => 'legacy'").await;
-    let theirs = put(&client, ", source => 'other'").await;
+    let bound = enqueue_unserved(&client, ", source => 'legacy'").await;
+    let unbound = enqueue_unserved(&client, ", source => 'other'").await;
     // In the state in which a crashed worker leaves them.
     client
         .execute(
@@ -273,12 +273,12 @@ async fn a_bound_job_of_a_dead_worker_is_adopted_and_no_other_of_its_lane() {
         )
         .await
         .unwrap();
-    let worker = TestWorker::start(&db, legacy(Settings::default())).await;
-    let job = ended(&client, ours).await;
+    let worker = TestWorker::start(&db, binding_legacy(Settings::default())).await;
+    let job = ended(&client, bound).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
     let after = enqueue(&client, "noop", json!({"n": 1})).await;
     ended(&client, after).await;
     worker.drain().await;
-    let job = show(&client, theirs).await;
+    let job = show(&client, unbound).await;
     assert_eq!((job.state.as_str(), job.attempt), ("running", 1));
 }

@@ -74,11 +74,11 @@ fn start(folder: &Path, cached: &str) {
 #[test]
 #[ignore = "measures; run it alone on a quiet machine, with an optimised host: -- --ignored --nocapture print_the_cost_of_a_start"]
 fn print_the_cost_of_a_start() {
-    let usual: fn(&str) -> Vec<u8> = |handler| echo(handler, "1");
+    let small: fn(&str) -> Vec<u8> = |handler| echo(handler, "1");
     for (count, module, bytes) in [
         (1000, smallest as fn(&str) -> Vec<u8>, 0),
-        (1000, usual, 0),
-        (100, usual, 20 << 20),
+        (1000, small, 0),
+        (100, small, 20 << 20),
     ] {
         let folder = scratch("many");
         fs::create_dir(folder.join("handlers-wasm")).unwrap();

@@ -19,7 +19,9 @@ use tokio_postgres::Client;
 
 use crate::http_out::guest_folder;
 
-use crate::support::worker::{PATIENCE, TestWorker, ended, enqueue, lease, put, until_true};
+use crate::support::worker::{
+    PATIENCE, TestWorker, ended, enqueue, enqueue_sql, lease, until_true,
+};
 use crate::support::{TestDb, code_cache, folder, rouse_binary, rouse_in};
 
 /// A quota small enough to be used up.
@@ -70,7 +72,7 @@ async fn worker(db: &TestDb) -> TestWorker {
 /// Has the handler make these calls, even after failures, in a job of this tenant (SQL); returns the answers.
 async fn answers(client: &Client, handler: &str, tenant: &str, calls: Value) -> Vec<Value> {
     let payload = json!({"calls": calls, "regardless": true});
-    let id = put(
+    let id = enqueue_sql(
         client,
         &format!("'{handler}', '{payload}', tenant => {tenant}"),
     )
@@ -137,17 +139,18 @@ async fn each_handler_has_separate_state_for_each_tenant() {
     let handlers = ["test.state.one", "test.state.other"];
     for handler in handlers {
         for tenant in tenants {
-            let mine = format!("{handler} {tenant}");
-            let calls = json!([{"get": "k"}, {"keys": ""}, {"set": ["k", mine.replace('\'', "")]}]);
+            let value = format!("{handler} {tenant}");
+            let calls =
+                json!([{"get": "k"}, {"keys": ""}, {"set": ["k", value.replace('\'', "")]}]);
             let found = answers(&client, handler, tenant, calls).await;
-            assert_eq!(found[..2], [json!(null), json!([])], "{mine}");
+            assert_eq!(found[..2], [json!(null), json!([])], "{value}");
         }
     }
     for handler in handlers {
         for tenant in tenants {
             let found = answers(&client, handler, tenant, json!([{"get": "k"}])).await;
-            let mine = format!("{handler} {tenant}").replace('\'', "");
-            assert_eq!(found, [json!(mine)]);
+            let value = format!("{handler} {tenant}").replace('\'', "");
+            assert_eq!(found, [json!(value)]);
         }
     }
     worker.drain().await;
@@ -375,7 +378,7 @@ async fn a_job_that_drops_state_from_its_grants_is_denied_with_the_reason() {
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     let before = kept(&client).await;
     let sql = format!("'test.state.one', '{calls}', grants => '{{\"state\": false}}'");
-    let id = put(&client, &sql).await;
+    let id = enqueue_sql(&client, &sql).await;
     let job = ended(&client, id).await;
     worker.drain().await;
     assert_eq!((job.state.as_str(), job.attempt), ("failed", 1));

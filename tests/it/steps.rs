@@ -15,7 +15,7 @@ use crate::support::worker::{TestWorker, cancel, ended, enqueue, events, until_t
 use crate::support::{TestDb, cut_all_others};
 
 /// Waits until the attempt reports that it waits.
-async fn until_it_waits(client: &Client, id: i64) {
+async fn until_waiting(client: &Client, id: i64) {
     until_true(
         client,
         &format!("SELECT coalesce((progress->>'step') = 'waiting', false) FROM rouse.job({id})"),
@@ -83,11 +83,11 @@ async fn an_attempt_that_takes_a_job_over_continues_from_its_recorded_steps() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
-    // Wait until it listens: it then asks about all running jobs, and would renew a lease that seems to have ended, which must not
-    // happen in the middle of this test.
+    // Wait until it listens: it then queries all running jobs, and would renew a lease that seems to have ended, which
+    // must not happen in the middle of this test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.steps", json!({"between": "deaf"})).await;
-    until_it_waits(&client, id).await;
+    until_waiting(&client, id).await;
     // As if its worker had been unable to renew it.
     client
         .execute(
@@ -108,7 +108,7 @@ async fn an_aborted_attempt_records_no_more_steps() {
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     let id = enqueue(&client, "test.steps", json!({"between": "wait"})).await;
-    until_it_waits(&client, id).await;
+    until_waiting(&client, id).await;
     cancel(&client, id).await;
     worker.drain().await;
     let steps = ["first", "looped", "looped#2", "looped#3"];
@@ -118,15 +118,15 @@ async fn an_aborted_attempt_records_no_more_steps() {
 #[tokio::test]
 async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
     let db = TestDb::new().await;
-    let (client, mine, other) = (db.client().await, db.worker().await, db.worker().await);
+    let (client, owner, other) = (db.client().await, db.worker().await, db.worker().await);
     enqueue(&client, "x", json!({})).await;
-    let job = claim(&mine, 1).await.remove(0);
+    let job = claim(&owner, 1).await.remove(0);
     let (id, fence) = (job.id, job.fence);
     let refusal = |reason| Err(NotMine(reason));
 
     let wrong = Fence(fence.0 ^ 1);
     let taken = AbortReason::TakenByAnotherWorker;
-    for (store, fence) in [(&other, fence), (&mine, wrong)] {
+    for (store, fence) in [(&other, fence), (&owner, wrong)] {
         let outcome = store.record_step(id, fence, "s", "1").await.unwrap();
         assert_eq!(outcome, refusal(taken));
         let outcome = store.recorded_steps(id, fence).await.unwrap();
@@ -142,36 +142,39 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
     assert!(recorded(&client, id.0).await.is_empty());
 
     for output in ["[1]", "[2]"] {
-        let outcome = mine.record_step(id, fence, "s", output).await.unwrap();
+        let outcome = owner.record_step(id, fence, "s", output).await.unwrap();
         assert_eq!(outcome, Ok(()));
     }
-    let steps = mine.recorded_steps(id, fence).await.unwrap().unwrap();
+    let steps = owner.recorded_steps(id, fence).await.unwrap().unwrap();
     assert_eq!(steps, [("s".to_owned(), 3)].into());
-    let first = mine.recorded_step(id, fence, "s").await.unwrap();
+    let first = owner.recorded_step(id, fence, "s").await.unwrap();
     assert_eq!(first, Ok(Some(b"[1]".to_vec())), "the first result stays");
-    let none = mine.recorded_step(id, fence, "t").await.unwrap();
+    let none = owner.recorded_step(id, fence, "t").await.unwrap();
     assert_eq!(none, Ok(None));
 
     let settled = settlement(&job, result("1"));
-    mine.settle(&[settled], Locked::Wait).await.unwrap();
-    let outcome = mine.record_step(id, fence, "late", "1").await.unwrap();
+    owner.settle(&[settled], Locked::Wait).await.unwrap();
+    let outcome = owner.record_step(id, fence, "late", "1").await.unwrap();
     assert_eq!(outcome, refusal(AbortReason::AlreadyCompleted));
-    let outcome = mine.record_step(JobId(-1), fence, "s", "1").await.unwrap();
+    let outcome = owner.record_step(JobId(-1), fence, "s", "1").await.unwrap();
     assert_eq!(outcome, refusal(AbortReason::NotFound));
 
     let cancelled = enqueue(&client, "x", json!({})).await;
-    let job = claim(&mine, 1).await.remove(0);
+    let job = claim(&owner, 1).await.remove(0);
     cancel(&client, cancelled).await;
-    let outcome = mine.record_step(job.id, job.fence, "s", "1").await.unwrap();
+    let outcome = owner
+        .record_step(job.id, job.fence, "s", "1")
+        .await
+        .unwrap();
     assert_eq!(outcome, refusal(AbortReason::Cancelled));
 }
 
 #[tokio::test]
 async fn an_unrecorded_step_is_never_reported_as_recorded() {
     let db = TestDb::new().await;
-    let (client, mine) = (db.client().await, db.worker().await);
+    let (client, owner) = (db.client().await, db.worker().await);
     enqueue(&client, "x", json!({})).await;
-    let job = claim(&mine, 1).await.remove(0);
+    let job = claim(&owner, 1).await.remove(0);
     // As if the job came back to the worker between the lookup of its row and the lookup of the reason.
     client
         .batch_execute(
@@ -181,7 +184,7 @@ async fn an_unrecorded_step_is_never_reported_as_recorded() {
         .await
         .unwrap();
     let wrong = Fence(job.fence.0 ^ 1);
-    let outcome = mine.record_step(job.id, wrong, "s", "1").await.unwrap();
+    let outcome = owner.record_step(job.id, wrong, "s", "1").await.unwrap();
     assert_eq!(outcome, Err(NotMine(AbortReason::Error)));
     assert!(recorded(&client, job.id.0).await.is_empty());
 }
@@ -190,9 +193,9 @@ async fn an_unrecorded_step_is_never_reported_as_recorded() {
 async fn a_job_is_neither_taken_over_nor_settled_while_a_step_is_being_recorded() {
     let db = TestDb::new().await;
     let (mut recording, client) = (db.client().await, db.client().await);
-    let (mine, other) = (db.worker().await, db.worker().await);
+    let (owner, other) = (db.worker().await, db.worker().await);
     enqueue(&client, "x", json!({})).await;
-    let job = claim(&mine, 1).await.remove(0);
+    let job = claim(&owner, 1).await.remove(0);
     client
         .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '1 s'")
         .await
@@ -213,7 +216,7 @@ async fn a_job_is_neither_taken_over_nor_settled_while_a_step_is_being_recorded(
             .unwrap()
     };
     assert!(adopt().await.claimed.is_empty());
-    let settled = mine
+    let settled = owner
         .settle(&[settlement(&job, result("1"))], Locked::Skip)
         .await
         .unwrap();

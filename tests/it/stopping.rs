@@ -6,7 +6,9 @@ use rouse::worker::Settings;
 use serde_json::json;
 
 use crate::support::TestDb;
-use crate::support::worker::{TestWorker, cancel, ended, enqueue, show, until, until_true};
+use crate::support::worker::{
+    TestWorker, cancel, ended, enqueue, prompt_heartbeats, show, until, until_true,
+};
 
 fn settings() -> Settings {
     Settings::default()
@@ -115,11 +117,7 @@ async fn an_attempt_that_runs_too_long_is_stopped_and_its_job_times_out() {
     assert_eq!(flag.get::<_, i64>(0), 2);
     assert!(flag.get::<_, bool>(1) && flag.get::<_, bool>(3));
     assert_eq!(flag.get::<_, &str>(2), "test.ignore-abort");
-    // An operator challenges the worker.
-    client
-        .batch_execute("SELECT pg_notify('rouse_worker_' || incarnation, '') FROM rouse.worker")
-        .await
-        .unwrap();
+    prompt_heartbeats(&client).await;
     until_true(
         &client,
         "SELECT coalesce((stats ->> 'timed_out')::int, 0) = 2 FROM rouse.workers",

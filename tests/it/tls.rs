@@ -86,7 +86,7 @@ const VERSION_1: &str = include_str!("certificates/version-1.crt");
 #[tokio::test]
 async fn each_sslmode_encrypts_and_verifies_as_in_libpq() {
     let server = TlsServer::start(SERVER, SERVER_KEY).await;
-    let good = async |host: &str, mode: &str, roots: Option<&str>, encrypted: bool| {
+    let assert_connects = async |host: &str, mode: &str, roots: Option<&str>, encrypted: bool| {
         let found = encryption(&server.url(host, mode, roots)).await;
         assert_eq!(found.unwrap(), encrypted, "{host} {mode}");
     };
@@ -98,18 +98,18 @@ async fn each_sslmode_encrypts_and_verifies_as_in_libpq() {
         assert!(text.contains("sslrootcert"), "{host} {mode}: {text}");
         text
     };
-    good("localhost", "disable", None, false).await;
-    good("localhost", "allow", None, true).await;
-    good("localhost", "prefer", None, true).await;
+    assert_connects("localhost", "disable", None, false).await;
+    assert_connects("localhost", "allow", None, true).await;
+    assert_connects("localhost", "prefer", None, true).await;
     // Encryption only: any certificate and any name are accepted.
-    good("elsewhere.example", "require", None, true).await;
+    assert_connects("elsewhere.example", "require", None, true).await;
     // With a root certificate, `require` means `verify-ca`.
-    good("elsewhere.example", "require", Some(CA), true).await;
+    assert_connects("elsewhere.example", "require", Some(CA), true).await;
     refused("localhost", "require", Some(OTHER_CA)).await;
-    good("elsewhere.example", "verify-ca", Some(CA), true).await;
+    assert_connects("elsewhere.example", "verify-ca", Some(CA), true).await;
     let text = refused("localhost", "verify-ca", Some(OTHER_CA)).await;
     assert!(text.contains("UnknownIssuer"), "{text}");
-    good("localhost", "verify-full", Some(CA), true).await;
+    assert_connects("localhost", "verify-full", Some(CA), true).await;
     let text = refused("elsewhere.example", "verify-full", Some(CA)).await;
     assert!(text.contains("elsewhere.example"), "{text}");
     refused("127.0.0.1", "verify-full", Some(CA)).await;

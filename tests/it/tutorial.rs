@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::page::{Block, assert_shown, blocks, is_as_shown, run_sql};
+use crate::support::page::{Block, assert_shown, blocks, is_as_shown, repository, run_sql};
 use crate::support::worker::{PATIENCE, guests_dir};
 use crate::support::{Host, Ran, TestDb, code_cache, free_port, rouse_binary, scratch, skip};
 
@@ -16,13 +16,8 @@ const PAGE: &str = "docs/tutorial.md";
 /// Programs that run in their own terminals until they are stopped.
 const PROGRAMS: [&str; 3] = ["rouse dev", "rouse serve", "python3 -u -m http.server"];
 
-/// The root of the repository.
-fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-}
-
 fn read(file: &str) -> String {
-    fs::read_to_string(root().join(file)).unwrap_or_else(|why| panic!("{file}: {why}"))
+    fs::read_to_string(repository().join(file)).unwrap_or_else(|why| panic!("{file}: {why}"))
 }
 
 /// The output of the last block, or the program that it has started.
@@ -38,7 +33,7 @@ struct Reader {
     /// The folder in which the page starts.
     folder: PathBuf,
     /// Words of the page, with their replacements here.
-    own: Vec<(&'static str, String)>,
+    replacements: Vec<(&'static str, String)>,
     running: BTreeMap<&'static str, Host>,
     /// Lines of running programs that the page has shown, one entry for each occurrence.
     seen: Vec<(&'static str, String)>,
@@ -57,7 +52,7 @@ impl Reader {
         )
         .unwrap();
         let login = |user: &str| db.url().replacen("rouse@", &format!("{user}@"), 1);
-        let own = vec![
+        let replacements = vec![
             ("postgres://postgres@localhost/shop", db.url()),
             (
                 "postgres://shop_host:change-me-too@localhost/shop",
@@ -73,7 +68,7 @@ impl Reader {
         Self {
             state: folder.with_file_name("state"),
             folder,
-            own,
+            replacements,
             running: BTreeMap::new(),
             seen: Vec::new(),
             printed: Printed::Text(String::new()),
@@ -81,10 +76,10 @@ impl Reader {
     }
 
     /// The text of a block, with the servers and ports of this test.
-    fn here(&self, text: &str) -> String {
-        let own = self.own.iter();
-        own.fold(text.to_owned(), |text, (page, here)| {
-            text.replace(page, here)
+    fn localized(&self, text: &str) -> String {
+        let replacements = self.replacements.iter();
+        replacements.fold(text.to_owned(), |text, (word, replacement)| {
+            text.replace(word, replacement)
         })
     }
 
@@ -105,11 +100,11 @@ impl Reader {
         ] {
             shell.env_remove(foreign);
         }
-        let go_on = match self.state.exists() {
+        let resume = match self.state.exists() {
             true => format!(". '{}'\ncd \"$PWD\"\n", self.state.display()),
             false => String::new(),
         };
-        let script = format!("set -e\n{go_on}{script}");
+        let script = format!("set -e\n{resume}{script}");
         shell.args(["-c", &script]).stdin(Stdio::null());
         shell.current_dir(&self.folder);
         shell
@@ -127,16 +122,16 @@ impl Reader {
         self.prepare_crate();
     }
 
-    /// Gives the new crate the dependency versions of this repository, which need no network, and a target folder that is kept
-    /// between runs.
+    /// Gives the new crate the dependency versions of this repository, which need no network, and a target folder that
+    /// is kept between runs.
     fn prepare_crate(&self) {
         let krate = self.folder.with_file_name("shop").join("invoice");
         if !krate.exists() || krate.join("Cargo.lock").exists() {
             return;
         }
-        fs::copy(root().join("Cargo.lock"), krate.join("Cargo.lock")).unwrap();
-        let this_test = std::env::current_exe().unwrap();
-        let target = this_test.ancestors().nth(3).unwrap().join("new-crate");
+        fs::copy(repository().join("Cargo.lock"), krate.join("Cargo.lock")).unwrap();
+        let test_binary = std::env::current_exe().unwrap();
+        let target = test_binary.ancestors().nth(3).unwrap().join("new-crate");
         fs::create_dir_all(&target).unwrap();
         symlink(target, krate.join("target")).unwrap();
     }
@@ -163,9 +158,9 @@ impl Reader {
 
     fn console(&mut self, block: &Block) {
         if block.text.contains("cargo build --workspace") {
-            return is_how_the_clone_is_built(block);
+            return assert_commands_match_other_pages(block);
         }
-        let text = self.here(&block.text);
+        let text = self.localized(&block.text);
         let last = text.trim_end().lines().last().unwrap();
         let Some(program) = PROGRAMS
             .into_iter()
@@ -183,7 +178,7 @@ impl Reader {
     /// Asserts that the lines of a block were printed by the commands before it, or by the program that the page names.
     fn sees(&mut self, block: &Block) {
         let block = &Block {
-            text: self.here(&block.text),
+            text: self.localized(&block.text),
             kind: block.kind.clone(),
             before: block.before.clone(),
             line: block.line,
@@ -230,8 +225,8 @@ impl Reader {
         let file = names
             .filter(|name| name.ends_with(&format!(".{}", extension(&block.kind))))
             .last()
-            .unwrap_or_else(|| panic!("which file is in line {}?", block.line));
-        let text = self.here(&block.text);
+            .unwrap_or_else(|| panic!("no file is named before line {}", block.line));
+        let text = self.localized(&block.text);
         fs::write(self.folder.with_file_name("shop").join(file), &text).unwrap();
         // The lines printed by a denial match those on the page.
         if let (Printed::Text(printed), true) = (&self.printed, block.before.contains("message")) {
@@ -276,21 +271,24 @@ fn extension(kind: &str) -> &str {
 }
 
 /// The commands that would build this tree once more must also appear on the other pages and in the tests.
-fn is_how_the_clone_is_built(block: &Block) {
+fn assert_commands_match_other_pages(block: &Block) {
     for line in block.text.lines() {
-        let held = match line {
+        let other_page = match line {
             "cargo build --workspace --bin rouse" | "export PATH=$PWD/target/debug:$PATH" => {
                 "README.md"
             }
             "cargo xtask handlers" => "CONTRIBUTING.md",
             "rustup target add wasm32-wasip2" => "host/src/cli/new/README.md.in",
-            other => panic!("not compared with anything: {other}"),
+            other => panic!("no other page is compared with: {other}"),
         };
-        assert!(read(held).contains(line), "{line} is missing in {held}");
+        assert!(
+            read(other_page).contains(line),
+            "{line} is missing in {other_page}"
+        );
     }
 }
 
-fn is_there(program: &str) -> bool {
+fn is_installed(program: &str) -> bool {
     let mut command = Command::new(program);
     let ran = command.arg("--version").stdout(Stdio::null()).status();
     ran.is_ok_and(|status| status.success())
@@ -298,7 +296,7 @@ fn is_there(program: &str) -> bool {
 
 #[tokio::test]
 async fn the_tutorial_works_from_its_first_block_to_its_last() {
-    if let Some(missing) = ["python3", "curl"].into_iter().find(|it| !is_there(it)) {
+    if let Some(missing) = ["python3", "curl"].into_iter().find(|it| !is_installed(it)) {
         skip(&format!("there is no {missing} on this machine"));
         return;
     }

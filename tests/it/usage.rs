@@ -135,7 +135,7 @@ async fn the_output_of_a_guest_is_kept_with_its_attempt_and_printed_by_job_logs(
     let folder = scratch("logs");
     let id = id.to_string();
     let printed = rouse_in(&db, &["job", "logs", &id], &folder).await;
-    printed.exits(0).says("out: \\u{1b}[2J ü");
+    printed.exits(0).prints("out: \\u{1b}[2J ü");
     assert_eq!(printed.stdout.lines().count(), kept.len());
     let printed = rouse_in(
         &db,
@@ -150,7 +150,7 @@ async fn the_output_of_a_guest_is_kept_with_its_attempt_and_printed_by_job_logs(
     rouse_in(&db, &["job", "logs", "999999"], &folder)
         .await
         .exits(3)
-        .says("no job 999999");
+        .prints("no job 999999");
 }
 
 #[tokio::test]
@@ -265,7 +265,7 @@ async fn top_shows_running_attempts_and_their_usage() {
     rouse_in(&db, &["top"], &folder)
         .await
         .exits(0)
-        .says("no attempt is running");
+        .prints("no attempt is running");
     let id = enqueue(&client, "test.ignore-abort", json!({})).await;
     until(&client, id, |job| job.state == "running").await;
     until_true(
@@ -282,8 +282,8 @@ async fn top_shows_running_attempts_and_their_usage() {
     rouse_in(&db, &["top"], &folder)
         .await
         .exits(0)
-        .says("test.ignore-abort")
-        .says("deaf");
+        .prints("test.ignore-abort")
+        .prints("deaf");
     assert!(cancel(&client, id).await);
     worker.drain().await;
 }
@@ -322,7 +322,7 @@ async fn a_guest_that_exceeds_its_cpu_time_is_stopped_and_retried() {
     // Above 100 ms, whole microseconds are kept.
     assert!(used["cpu_ms"].as_f64() >= Some(100.0), "{used}");
     // Another attempt that only waits is not stopped, however long it takes.
-    let waits = enqueue(&client, "test.sleep", json!({"ms": 300})).await;
-    assert_eq!(ended(&client, waits).await.state, "succeeded");
+    let waiting = enqueue(&client, "test.sleep", json!({"ms": 300})).await;
+    assert_eq!(ended(&client, waiting).await.state, "succeeded");
     worker.drain().await;
 }

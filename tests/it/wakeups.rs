@@ -16,7 +16,7 @@ use crate::support::worker::{enqueue, until_true};
 const WORKER: Incarnation = Incarnation(1);
 
 /// A worker that sleeps on these queues.
-async fn asleep(db: &TestDb, queues: &[&str]) -> Store {
+async fn sleeping_worker(db: &TestDb, queues: &[&str]) -> Store {
     let queues: Vec<String> = queues.iter().map(ToString::to_string).collect();
     let worker = db.worker().await;
     worker
@@ -31,21 +31,21 @@ async fn listen(db: &TestDb) -> Listener {
 }
 
 /// All notifications so far. They arrive in the order of their commits, so a notification of our own is the last.
-async fn heard(listener: &mut Listener, client: &Client) -> Vec<Wakeup> {
+async fn received(listener: &mut Listener, client: &Client) -> Vec<Wakeup> {
     client
         .batch_execute("NOTIFY rouse_wake, 'the-end'")
         .await
         .unwrap();
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     loop {
         let Notification::Wakeup(wakeup) = listener.next().await.expect("the connection stands")
         else {
             continue;
         };
         if wakeup.queue == "the-end" {
-            return heard;
+            return received;
         }
-        heard.push(wakeup);
+        received.push(wakeup);
     }
 }
 
@@ -56,7 +56,7 @@ async fn lane(client: &Client, handler: &str) -> LaneId {
     LaneId(row.unwrap().get(0))
 }
 
-fn ready(queue: &str, lane: LaneId) -> Wakeup {
+fn ready_wakeup(queue: &str, lane: LaneId) -> Wakeup {
     Wakeup {
         queue: queue.into(),
         lane: Some(lane),
@@ -67,9 +67,9 @@ fn ready(queue: &str, lane: LaneId) -> Wakeup {
 const HELD: &str = "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
      WHERE l.locktype = 'advisory' AND d.datname = current_database()";
 
-/// Holds the locks by which transactions that commit at this moment would mute the others, for this notification and the next
-/// ten seconds.
-async fn somebody_is_committing(client: &Client, note: &str) {
+/// Holds the locks by which transactions that commit at this moment would mute the others, for this notification and
+/// the next ten seconds.
+async fn hold_wake_locks(client: &Client, note: &str) {
     client
         .query(
             "SELECT pg_advisory_lock(rouse._wake_key(s.salt, $1, clock_timestamp() + n * interval '100 ms'))
@@ -90,13 +90,13 @@ async fn a_commit_wakes_workers_that_fell_asleep_after_the_enqueue() {
         .query("SELECT rouse.enqueue('x')", &[])
         .await
         .unwrap();
-    asleep(&db, &["*"]).await;
-    assert_eq!(heard(&mut listener, &client).await, []);
+    sleeping_worker(&db, &["*"]).await;
+    assert_eq!(received(&mut listener, &client).await, []);
     transaction.commit().await.unwrap();
     let lane = lane(&client, "x").await;
     assert_eq!(
-        heard(&mut listener, &client).await,
-        [ready("default", lane)]
+        received(&mut listener, &client).await,
+        [ready_wakeup("default", lane)]
     );
 }
 
@@ -109,7 +109,7 @@ async fn a_transaction_with_one_snapshot_wakes_workers_that_fell_asleep_after_it
         .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT rouse.enqueue('x')")
         .await
         .unwrap();
-    asleep(&db, &["*"]).await;
+    sleeping_worker(&db, &["*"]).await;
     until_true(
         &producer,
         "SELECT clock_timestamp() > now() + interval '50 ms'",
@@ -118,8 +118,8 @@ async fn a_transaction_with_one_snapshot_wakes_workers_that_fell_asleep_after_it
     producer.batch_execute("COMMIT").await.unwrap();
     let lane = lane(&client, "x").await;
     assert_eq!(
-        heard(&mut listener, &client).await,
-        [ready("default", lane)]
+        received(&mut listener, &client).await,
+        [ready_wakeup("default", lane)]
     );
 }
 
@@ -139,23 +139,34 @@ async fn only_workers_that_sleep_on_the_queue_or_on_all_queues_are_woken() {
     let client = db.client().await;
     let mut listener = listen(&db).await;
     enqueue(&client, "x", json!({})).await;
-    assert_eq!(heard(&mut listener, &client).await, [], "no worker sleeps");
-    let sleeper = asleep(&db, &["mail"]).await;
+    assert_eq!(
+        received(&mut listener, &client).await,
+        [],
+        "no worker sleeps"
+    );
+    let sleeper = sleeping_worker(&db, &["mail"]).await;
     enqueue(&client, "x", json!({})).await;
-    assert_eq!(heard(&mut listener, &client).await, [], "not on this queue");
+    assert_eq!(
+        received(&mut listener, &client).await,
+        [],
+        "not on this queue"
+    );
     client
         .query("SELECT rouse.enqueue('y', queue => 'mail')", &[])
         .await
         .unwrap();
     let lane = lane(&client, "y").await;
-    assert_eq!(heard(&mut listener, &client).await, [ready("mail", lane)]);
+    assert_eq!(
+        received(&mut listener, &client).await,
+        [ready_wakeup("mail", lane)]
+    );
     sleeper.awake().await.unwrap();
     client
         .query("SELECT rouse.enqueue('y', queue => 'mail')", &[])
         .await
         .unwrap();
     assert_eq!(
-        heard(&mut listener, &client).await,
+        received(&mut listener, &client).await,
         [],
         "the worker is awake again"
     );
@@ -166,7 +177,7 @@ async fn a_notification_names_the_lane_of_a_ready_job_and_only_the_queue_of_a_sc
     let db = TestDb::new().await;
     let client = db.client().await;
     let mut listener = listen(&db).await;
-    asleep(&db, &["*"]).await;
+    sleeping_worker(&db, &["*"]).await;
     client
         .query(
             "SELECT rouse.enqueue('x', run_at => now() + interval '1 hour', queue => 'later')",
@@ -178,22 +189,22 @@ async fn a_notification_names_the_lane_of_a_ready_job_and_only_the_queue_of_a_sc
         queue: "later".into(),
         lane: None,
     };
-    assert_eq!(heard(&mut listener, &client).await, [scheduled]);
+    assert_eq!(received(&mut listener, &client).await, [scheduled]);
     client
         .query("SELECT rouse.enqueue('y', unique_key => 'k')", &[])
         .await
         .unwrap();
     let lane = lane(&client, "y").await;
     assert_eq!(
-        heard(&mut listener, &client).await,
-        [ready("default", lane)]
+        received(&mut listener, &client).await,
+        [ready_wakeup("default", lane)]
     );
     client
         .query("SELECT rouse.enqueue('y', unique_key => 'k')", &[])
         .await
         .unwrap();
     assert_eq!(
-        heard(&mut listener, &client).await,
+        received(&mut listener, &client).await,
         [],
         "nothing was enqueued"
     );
@@ -204,7 +215,7 @@ async fn a_transaction_notifies_once_per_lane_for_any_number_of_jobs() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let mut listener = listen(&db).await;
-    asleep(&db, &["*"]).await;
+    sleeping_worker(&db, &["*"]).await;
     client
         .batch_execute(
             "BEGIN;
@@ -217,8 +228,8 @@ async fn a_transaction_notifies_once_per_lane_for_any_number_of_jobs() {
         .unwrap();
     let (x, y) = (lane(&client, "x").await, lane(&client, "y").await);
     assert_eq!(
-        heard(&mut listener, &client).await,
-        [ready("default", x), ready("default", y)]
+        received(&mut listener, &client).await,
+        [ready_wakeup("default", x), ready_wakeup("default", y)]
     );
 }
 
@@ -229,12 +240,12 @@ async fn a_rolled_back_enqueue_does_not_notify() {
     let mut listener = listen(&db).await;
     enqueue(&client, "x", json!({})).await;
     enqueue(&client, "y", json!({})).await;
-    asleep(&db, &["*"]).await;
+    sleeping_worker(&db, &["*"]).await;
     client
         .batch_execute("BEGIN; SELECT rouse.enqueue('x'); ROLLBACK")
         .await
         .unwrap();
-    assert_eq!(heard(&mut listener, &client).await, []);
+    assert_eq!(received(&mut listener, &client).await, []);
     client
         .batch_execute(
             "BEGIN;
@@ -245,7 +256,10 @@ async fn a_rolled_back_enqueue_does_not_notify() {
         .await
         .unwrap();
     let y = lane(&client, "y").await;
-    assert_eq!(heard(&mut listener, &client).await, [ready("default", y)]);
+    assert_eq!(
+        received(&mut listener, &client).await,
+        [ready_wakeup("default", y)]
+    );
 }
 
 #[tokio::test]
@@ -254,14 +268,14 @@ async fn of_two_concurrent_commits_only_the_first_notifies() {
     let (committing, client) = (db.client().await, db.client().await);
     let mut listener = listen(&db).await;
     enqueue(&client, "x", json!({})).await;
-    asleep(&db, &["*"]).await;
+    sleeping_worker(&db, &["*"]).await;
     let lane = lane(&client, "x").await;
-    somebody_is_committing(&committing, &format!("default {lane}")).await;
+    hold_wake_locks(&committing, &format!("default {lane}")).await;
     // On a machine that is too slow to commit within 100 ms, the job notifies anyway.
     let mut muted = false;
     for _ in 0..20 {
         enqueue(&client, "x", json!({})).await;
-        muted = muted || heard(&mut listener, &client).await.is_empty();
+        muted = muted || received(&mut listener, &client).await.is_empty();
     }
     assert!(muted);
     client
@@ -269,7 +283,7 @@ async fn of_two_concurrent_commits_only_the_first_notifies() {
         .await
         .unwrap();
     assert_eq!(
-        heard(&mut listener, &client).await.len(),
+        received(&mut listener, &client).await.len(),
         1,
         "a commit of another lane mutes no notification"
     );
@@ -277,8 +291,8 @@ async fn of_two_concurrent_commits_only_the_first_notifies() {
     until_true(&client, &format!("SELECT ({HELD}) = 0")).await;
     enqueue(&client, "x", json!({})).await;
     assert_eq!(
-        heard(&mut listener, &client).await,
-        [ready("default", lane)]
+        received(&mut listener, &client).await,
+        [ready_wakeup("default", lane)]
     );
 }
 
@@ -288,9 +302,9 @@ async fn a_job_enqueued_a_while_ago_notifies_despite_concurrent_commits() {
     let (committing, client) = (db.client().await, db.client().await);
     let mut listener = listen(&db).await;
     enqueue(&client, "x", json!({})).await;
-    asleep(&db, &["*"]).await;
+    sleeping_worker(&db, &["*"]).await;
     let lane = lane(&client, "x").await;
-    somebody_is_committing(&committing, &format!("default {lane}")).await;
+    hold_wake_locks(&committing, &format!("default {lane}")).await;
     client
         .batch_execute("BEGIN; SELECT rouse.enqueue('x')")
         .await
@@ -302,8 +316,8 @@ async fn a_job_enqueued_a_while_ago_notifies_despite_concurrent_commits() {
     .await;
     client.batch_execute("COMMIT").await.unwrap();
     assert_eq!(
-        heard(&mut listener, &client).await,
-        [ready("default", lane)]
+        received(&mut listener, &client).await,
+        [ready_wakeup("default", lane)]
     );
 }
 
@@ -313,7 +327,7 @@ async fn a_transaction_that_notifies_before_its_commit_mutes_others_for_a_tenth_
     let (early, client) = (db.client().await, db.client().await);
     let mut listener = listen(&db).await;
     enqueue(&client, "x", json!({})).await;
-    asleep(&db, &["*"]).await;
+    sleeping_worker(&db, &["*"]).await;
     // On a machine that is too slow to get there within 100 ms, it does without the lock.
     let mut held: i64 = 0;
     for _ in 0..200 {
@@ -337,13 +351,13 @@ async fn a_transaction_that_notifies_before_its_commit_mutes_others_for_a_tenth_
     enqueue(&client, "x", json!({})).await;
     let lane = lane(&client, "x").await;
     assert_eq!(
-        heard(&mut listener, &client).await,
-        [ready("default", lane)]
+        received(&mut listener, &client).await,
+        [ready_wakeup("default", lane)]
     );
     early.batch_execute("COMMIT").await.unwrap();
     assert_eq!(
-        heard(&mut listener, &client).await,
-        [ready("default", lane)],
+        received(&mut listener, &client).await,
+        [ready_wakeup("default", lane)],
         "its own notification comes with its commit"
     );
 }
@@ -358,7 +372,7 @@ async fn a_producer_can_commit_as_a_role_without_rights() {
         .batch_execute("DO $$ BEGIN CREATE ROLE wakeups_nobody; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
         .await
         .unwrap();
-    asleep(&db, &["*"]).await;
+    sleeping_worker(&db, &["*"]).await;
     client
         .batch_execute(
             "BEGIN;
@@ -370,8 +384,8 @@ async fn a_producer_can_commit_as_a_role_without_rights() {
         .unwrap();
     let lane = lane(&client, "x").await;
     assert_eq!(
-        heard(&mut listener, &client).await,
-        [ready("default", lane)]
+        received(&mut listener, &client).await,
+        [ready_wakeup("default", lane)]
     );
 }
 
@@ -393,7 +407,7 @@ async fn a_released_claim_wakes_sleeping_workers() {
         .await
         .unwrap()
         .jobs();
-    asleep(&db, &["*"]).await;
+    sleeping_worker(&db, &["*"]).await;
     let released = Settlement {
         id: jobs[0].id,
         fence: jobs[0].fence,
@@ -404,8 +418,8 @@ async fn a_released_claim_wakes_sleeping_workers() {
     };
     store.settle(&[released], Locked::Wait).await.unwrap();
     assert_eq!(
-        heard(&mut listener, &client).await,
-        [ready("default", lane)]
+        received(&mut listener, &client).await,
+        [ready_wakeup("default", lane)]
     );
 }
 
@@ -414,12 +428,12 @@ async fn a_worker_hears_its_echo_only_if_its_notifications_arrive() {
     let (db, other) = (TestDb::new().await, TestDb::new().await);
     let mut here = listen(&db).await;
     let mut elsewhere = listen(&other).await;
-    let mut somebody_else = Listener::start(&db.connector(), Incarnation(2))
+    let mut other_worker = Listener::start(&db.connector(), Incarnation(2))
         .await
         .unwrap();
     db.store().echo(WORKER).await.unwrap();
     assert!(here.receives_echo(ECHO_WITHIN).await);
     let soon = Duration::from_millis(100);
     assert!(!elsewhere.receives_echo(soon).await);
-    assert!(!somebody_else.receives_echo(soon).await);
+    assert!(!other_worker.receives_echo(soon).await);
 }

@@ -35,7 +35,7 @@ fn the_contract_is_written_completely_and_parses_as_one_package() {
     let folder = scratch("wit");
     let ran = rouse_without_database(&["wit"], &folder);
     ran.exits(0)
-        .says("wit: 7 files written, 0 unchanged; the world is rouse:handler/module");
+        .prints("wit: 7 files written, 0 unchanged; the world is rouse:handler/module");
     assert_eq!(files(&folder.join("wit")), contract());
 
     let mut resolve = Resolve::default();
@@ -45,7 +45,7 @@ fn the_contract_is_written_completely_and_parses_as_one_package() {
         .expect("the world");
 
     let ran = rouse_without_database(&["wit", "wit"], &folder);
-    ran.exits(0).says("wit: 0 files written, 7 unchanged");
+    ran.exits(0).prints("wit: 0 files written, 7 unchanged");
 }
 
 #[test]
@@ -59,15 +59,15 @@ fn changed_files_are_replaced_only_with_force_and_other_files_stay() {
 
     let ran = rouse_without_database(&["wit", "deep/contract"], &folder);
     ran.exits(1)
-        .says("deep/contract/deps/io/poll.wit exists and differs")
-        .says("--force");
+        .prints("deep/contract/deps/io/poll.wit exists and differs")
+        .prints("--force");
     assert!(
         !contract_dir.join("rouse.wit").exists(),
         "nothing is written"
     );
 
     let ran = rouse_without_database(&["wit", "deep/contract", "--force"], &folder);
-    ran.exits(0).says("2 files written, 5 unchanged");
+    ran.exits(0).prints("2 files written, 5 unchanged");
     let mut written = files(&contract_dir);
     assert_eq!(written.remove("notes.md").as_deref(), Some(&b"mine"[..]));
     assert_eq!(written, contract());
@@ -78,10 +78,10 @@ fn a_folder_that_cannot_be_written_is_named() {
     let folder = scratch("wit");
     fs::write(folder.join("file"), "").unwrap();
     let ran = rouse_without_database(&["wit", "file/wit"], &folder);
-    ran.exits(1).says("read file/wit/rouse.wit");
+    ran.exits(1).prints("read file/wit/rouse.wit");
     std::os::unix::fs::symlink("/dev/null/nowhere", folder.join("link")).unwrap();
     let ran = rouse_without_database(&["wit", "link"], &folder);
-    ran.exits(1).says("link");
+    ran.exits(1).prints("link");
 }
 
 #[test]

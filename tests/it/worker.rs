@@ -18,7 +18,7 @@ fn settings() -> Settings {
 }
 
 /// A short sweep ten times a second.
-fn hurried() -> Settings {
+fn with_fast_sweeps() -> Settings {
     Settings {
         intervals: Intervals {
             sweep: Duration::from_millis(100),
@@ -28,12 +28,22 @@ fn hurried() -> Settings {
     }
 }
 
+/// Only a notification ends the wait of such a worker.
+fn without_polls(settings: Settings) -> Settings {
+    Settings {
+        poll_min: NEVER,
+        poll_max: NEVER,
+        ..settings
+    }
+}
+
 #[tokio::test]
 async fn a_job_runs_end_to_end() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
-    // Wait until it listens: it then asks about all running jobs, which must not happen in the middle of this test.
+    // Wait until it listens: it then queries the state of all running jobs, which must not happen in the middle of this
+    // test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id: i64 = client
         .query_one(
@@ -112,7 +122,7 @@ async fn a_job_runs_with_notifications_off() {
     worker.drain().await;
 }
 
-/// As with a transaction pooler, which accepts a LISTEN and gives its session to another client.
+/// A transaction pooler has this effect: it accepts a LISTEN and gives its session to another client.
 #[tokio::test]
 async fn a_worker_whose_notifications_do_not_arrive_polls() {
     let (db, elsewhere) = (TestDb::new().await, TestDb::new().await);
@@ -143,12 +153,7 @@ async fn a_worker_whose_notifications_do_not_arrive_polls() {
 async fn a_notification_wakes_a_worker_long_before_its_next_poll() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let asleep = Settings {
-        poll_min: NEVER,
-        poll_max: NEVER,
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, asleep).await;
+    let worker = TestWorker::start(&db, without_polls(settings())).await;
     for n in 0..3 {
         until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
         let before = Instant::now();
@@ -163,12 +168,7 @@ async fn a_notification_wakes_a_worker_long_before_its_next_poll() {
 async fn a_new_lane_and_a_scheduled_job_wake_a_sleeping_worker_too() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let asleep = Settings {
-        poll_min: NEVER,
-        poll_max: NEVER,
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, asleep).await;
+    let worker = TestWorker::start(&db, without_polls(settings())).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let before = Instant::now();
     let row = client
@@ -197,12 +197,7 @@ async fn a_new_lane_and_a_scheduled_job_wake_a_sleeping_worker_too() {
 async fn a_worker_whose_listening_connection_was_cut_listens_again() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let asleep = Settings {
-        poll_min: NEVER,
-        poll_max: NEVER,
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, asleep).await;
+    let worker = TestWorker::start(&db, without_polls(settings())).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let cut = client
         .query(
@@ -262,14 +257,14 @@ async fn a_worker_serves_only_its_queues_and_jobs_whose_tags_it_has() {
     };
     let other_queue = enqueue("queue => 'b'").await;
     let other_tag = enqueue("queue => 'a', tags => '{gpu,eu}'").await;
-    let mine = enqueue("queue => 'a', tags => '{eu}'").await;
+    let served = enqueue("queue => 'a', tags => '{eu}'").await;
     let some = Settings {
         queues: vec!["a".into()],
         tags: vec!["eu".into()],
         ..settings()
     };
     let worker = TestWorker::start(&db, some).await;
-    ended(&client, mine).await;
+    ended(&client, served).await;
     worker.drain().await;
     for id in [other_queue, other_tag] {
         assert_eq!(show(&client, id).await.state, "queued");

@@ -15,20 +15,12 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
+use crate::support::claims::{lock_job, orders};
 use crate::support::database::registration;
-use crate::support::worker::{TestWorker, ended, enqueue, show, until_true};
+use crate::support::worker::{TestWorker, backdate_heartbeat, ended, enqueue, show, until_true};
 
 async fn claim(store: &Store) -> Vec<ClaimedJob> {
-    let lanes = store.lanes_after(i64::MIN).await.unwrap();
-    let orders: Vec<_> = lanes
-        .iter()
-        .map(|lane| ClaimOrder {
-            lane: lane.id,
-            after: i64::MIN,
-            lease_ms: 3_600_000,
-            only: None,
-        })
-        .collect();
+    let orders = orders(store, 3_600_000).await;
     store
         .claim(Fence(7), &orders, 10, None)
         .await
@@ -58,22 +50,11 @@ async fn states(client: &Client) -> Vec<(String, String)> {
     rows.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
-/// Makes the worker look silent for this many seconds.
-async fn silent_for(client: &Client, worker: &Store, seconds: i32) {
-    client
-        .execute(
-            "UPDATE rouse.worker SET seen_at = now() - make_interval(secs => $2::integer) WHERE incarnation = $1",
-            &[&worker.incarnation().unwrap().0, &seconds],
-        )
-        .await
-        .unwrap();
-}
-
 async fn heartbeat(store: &Store) -> Result<i32, rouse::store::StoreError> {
     store
         .heartbeat(Some(&json!({})), &Stats::default(), false)
         .await
-        .map(|heard| heard.expired)
+        .map(|beat| beat.expired)
 }
 
 #[tokio::test]
@@ -87,7 +68,7 @@ async fn an_id_is_taken_while_its_holder_is_alive() {
     let refused = second.register(&mail()).await.unwrap_err();
     assert!(refused.is_taken(), "{refused}");
     assert!(refused.to_string().contains("worker_key_file"), "{refused}");
-    silent_for(&client, &first, 91).await;
+    backdate_heartbeat(&client, &first, 91).await;
     second.register(&mail()).await.unwrap();
     let dead_and_active = [("mail", "dead"), ("mail", "active")];
     assert_eq!(
@@ -185,7 +166,7 @@ async fn a_write_to_another_workers_job_is_refused_and_counted() {
     let id = enqueue(&client, "x", json!({})).await;
     let (owner, other) = (db.worker().await, db.worker().await);
     let job = claim(&owner).await.remove(0);
-    // It knows the fence, from wherever.
+    // It has learnt the fence somehow.
     let settled = other
         .settle(&[succeeded(&job)], Locked::Wait)
         .await
@@ -226,26 +207,20 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
     for _ in 0..3 {
         enqueue(&client, "x", json!({})).await;
     }
-    let (gone, lives) = (db.worker().await, db.worker().await);
-    let jobs = claim(&gone).await;
+    let (dead, live) = (db.worker().await, db.worker().await);
+    let jobs = claim(&dead).await;
     assert_eq!(
-        heartbeat(&lives).await.unwrap(),
+        heartbeat(&live).await.unwrap(),
         0,
         "the worker sent a heartbeat"
     );
-    silent_for(&client, &gone, 91).await;
+    backdate_heartbeat(&client, &dead, 91).await;
     // Another transaction is changing one of its jobs, and takes a while.
     let mut slow = db.client().await;
     let transaction = slow.transaction().await.unwrap();
-    transaction
-        .execute(
-            "SELECT FROM rouse.job WHERE id = $1 FOR UPDATE",
-            &[&jobs[0].id.0],
-        )
-        .await
-        .unwrap();
-    assert_eq!(heartbeat(&lives).await.unwrap(), 1);
-    assert_eq!(heartbeat(&lives).await.unwrap(), 0, "expired only once");
+    lock_job(&transaction, jobs[0].id.0).await;
+    assert_eq!(heartbeat(&live).await.unwrap(), 1);
+    assert_eq!(heartbeat(&live).await.unwrap(), 0, "expired only once");
     transaction.rollback().await.unwrap();
     let lanes = [ClaimOrder {
         lane: jobs[0].lane,
@@ -256,7 +231,7 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
     // A freed lease ends in a moment.
     let ended = "SELECT count(*) = 2 FROM rouse.job WHERE lease_until < clock_timestamp()";
     until_true(&client, ended).await;
-    let adopted = crate::support::claims::adopt(&lives, Fence(8), &lanes, 10, 3, None)
+    let adopted = crate::support::claims::adopt(&live, Fence(8), &lanes, 10, 3, None)
         .await
         .unwrap()
         .claimed;
@@ -267,8 +242,8 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
         "the locked one when its lease ends"
     );
     for refused in [
-        heartbeat(&gone).await.unwrap_err(),
-        gone.settle(&[succeeded(&jobs[1])], Locked::Wait)
+        heartbeat(&dead).await.unwrap_err(),
+        dead.settle(&[succeeded(&jobs[1])], Locked::Wait)
             .await
             .unwrap_err(),
     ] {
@@ -280,7 +255,7 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
 async fn an_invalid_registration_is_refused() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    for (arguments, says) in [
+    for (arguments, expected) in [
         ("'', sha256('k'), 'h', 'p', 'v', '{}'", "is not a worker id"),
         (
             "'a b', sha256('k'), 'h', 'p', 'v', '{}'",
@@ -348,9 +323,9 @@ async fn an_invalid_registration_is_refused() {
         let db_error = error
             .as_db_error()
             .unwrap_or_else(|| panic!("{call}: {error}"));
-        assert!(db_error.message().contains(says), "{call}: {db_error}");
+        assert!(db_error.message().contains(expected), "{call}: {db_error}");
     }
-    for (arguments, says) in [
+    for (arguments, expected) in [
         ("0, '{}', '{}'", "slots must be 1 to 10000, not 0"),
         ("NULL, '{}', '{}'", "slots must be 1 to 10000, not null"),
         ("10001, '{}', '{}'", "slots must be 1 to 10000, not 10001"),
@@ -366,7 +341,7 @@ async fn an_invalid_registration_is_refused() {
             format!("SELECT rouse.register('a', sha256('k'), 'h', 'p', 'v', '{{}}', {arguments})");
         let error = client.query(&call, &[]).await.unwrap_err();
         let message = error.as_db_error().unwrap().message().to_owned();
-        assert!(message.contains(says), "{call}: {message}");
+        assert!(message.contains(expected), "{call}: {message}");
     }
     assert!(states(&client).await.is_empty());
 }
@@ -469,8 +444,8 @@ async fn a_failed_heartbeat_is_repeated_long_before_the_next_one_is_due() {
         .batch_execute("DROP TRIGGER fail ON rouse.worker")
         .await
         .unwrap();
-    let heard = format!("SELECT seen_at > '{since}' FROM rouse.worker");
-    let soon = until_true(&client, &heard);
+    let beat = format!("SELECT seen_at > '{since}' FROM rouse.worker");
+    let soon = until_true(&client, &beat);
     tokio::time::timeout(Duration::from_secs(15), soon)
         .await
         .expect("within half of the 30 seconds between heartbeats");

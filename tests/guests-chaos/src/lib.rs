@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 /// The time between two ticks, in milliseconds.
 const TICK_MS: u64 = 100;
-/// Where the operator's grant is mounted.
+/// The mount point of the operator's grant.
 const EVIDENCE: &str = "/evidence";
 
 /// The task of an attempt.
@@ -87,7 +87,7 @@ async fn work(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     attempt(ctx, work).await
 }
 
-/// As `chaos.work`, with a lease so long that it is not renewed during the attempt.
+/// Like `chaos.work`, with a lease so long that it is not renewed during the attempt.
 #[handler(name = "chaos.patient", capabilities = ["dir"])]
 async fn patient(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     attempt(ctx, work).await

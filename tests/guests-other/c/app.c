@@ -1,4 +1,4 @@
-// Handlers in C: each shows one thing that the host offers. Payloads are JSON strings without escapes.
+// Handlers in C: each shows one feature of the host. Payloads are JSON strings without escapes.
 
 #include <stdio.h>
 #include <stdlib.h>

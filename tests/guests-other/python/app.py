@@ -1,4 +1,4 @@
-"""Handlers in Python: each shows one thing that the host offers."""
+"""Handlers in Python: each shows one feature of the host."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-// Handlers in JavaScript, for QuickJS: each shows one thing that the host offers.
+// Handlers in JavaScript, for QuickJS: each shows one feature of the host.
 import { abort, log } from "rouse:handler/context@0.1.0";
 import { start, complete } from "rouse:handler/steps@0.1.0";
 

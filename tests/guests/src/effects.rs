@@ -7,7 +7,7 @@ use rouse_sdk::{Ctx, Result, handler, http};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// Where its effects can be observed.
+/// The targets of its effects.
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Effects {
     /// Requests go to `URL/ATTEMPT/N`, with the secret KEY.

@@ -8,8 +8,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Requests that are sent one after the other. `{NAME}` in a header, a URL or a body is the placeholder of a secret that `secrets`
-/// lists.
+/// Requests that are sent one after the other. `{NAME}` in a header, a URL or a body is the placeholder of a secret
+/// that `secrets` lists.
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Requests {
     #[serde(default)]

@@ -28,7 +28,7 @@ enum Call {
     Keys(String),
     /// Adds 1 to a number this many times.
     Add(String, u32),
-    /// Reports so as its progress, then waits for the abort.
+    /// Reports `waiting` as its progress, then waits for the abort.
     Wait,
     Fail,
 }

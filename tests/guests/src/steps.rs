@@ -7,16 +7,16 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// What happens between the first step and the second, in the first attempt.
+/// The behaviour of the first attempt between its first step and its second.
 #[derive(Deserialize, JsonSchema, Clone, Copy, PartialEq)]
 #[serde(rename_all = "kebab-case")]
 enum Between {
     Nothing,
     Fail,
     Panic,
-    /// Reports so as its progress, then waits for the abort, and then tries a step.
+    /// Reports `waiting` as its progress, then waits for the abort, and then tries a step.
     Wait,
-    /// As `Wait`, but ignores the abort.
+    /// Like `Wait`, but ignores the abort.
     Deaf,
 }
 
@@ -25,7 +25,8 @@ pub(crate) struct Steps {
     between: Between,
 }
 
-/// Two steps, each of which returns the number of the attempt that did it; one in a loop; the result contains all of them.
+/// Two steps, each of which returns the number of the attempt that did it; one in a loop; the result contains all of
+/// them.
 #[handler(
     name = "test.steps",
     max_attempts = 3,

@@ -12,7 +12,7 @@ pub(crate) struct Sleep {
     ms: u64,
 }
 
-/// Reports so as its progress, sleeps, ignores the abort signal, and returns its payload.
+/// Reports `asleep` as its progress, sleeps, ignores the abort signal, and returns its payload.
 #[handler(name = "test.sleep", max_attempts = 1)]
 pub(crate) async fn sleep(ctx: &Ctx, payload: Sleep) -> u64 {
     ctx.progress(1, "asleep");

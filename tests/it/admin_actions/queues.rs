@@ -7,9 +7,10 @@ use rouse::store::Looking;
 use rouse::worker::Settings;
 use serde_json::json;
 
-use super::{claim, is, orders};
+use super::{claim, is_true};
 use crate::support::TestDb;
-use crate::support::worker::{TestWorker, enqueue, put, show, until, until_true};
+use crate::support::claims::orders;
+use crate::support::worker::{TestWorker, enqueue, enqueue_sql, show, until, until_true};
 
 #[tokio::test]
 async fn jobs_of_a_paused_queue_are_not_claimed_adopted_or_peeked_until_it_is_resumed() {
@@ -33,7 +34,7 @@ async fn jobs_of_a_paused_queue_are_not_claimed_adopted_or_peeked_until_it_is_re
             .await
             .unwrap();
     }
-    let orders = orders(&store).await;
+    let orders = orders(&store, 60_000).await;
     let looking = Looking {
         lanes: &orders,
         catalog_after: 0,
@@ -52,9 +53,9 @@ async fn jobs_of_a_paused_queue_are_not_claimed_adopted_or_peeked_until_it_is_re
     assert!(adopted.is_empty());
     assert_eq!(claim(&store, 9).await, [other]);
 
-    assert!(is(&client, "SELECT rouse.resume_queue('default')", &[]).await);
-    assert!(!is(&client, "SELECT rouse.resume_queue('default')", &[]).await);
-    assert!(!is(&client, "SELECT rouse.resume_queue('never')", &[]).await);
+    assert!(is_true(&client, "SELECT rouse.resume_queue('default')", &[]).await);
+    assert!(!is_true(&client, "SELECT rouse.resume_queue('default')", &[]).await);
+    assert!(!is_true(&client, "SELECT rouse.resume_queue('never')", &[]).await);
     // The same holds for a look that considers only leases that ended a moment ago.
     let run_out =
         format!("SELECT lease_until < clock_timestamp() FROM rouse.job WHERE id = {orphan}");
@@ -235,7 +236,7 @@ const HOSTS: &str = "SELECT coalesce(ceil(sum(ready + running) / 8.0), 0) FROM r
 #[tokio::test]
 async fn an_autoscaler_starts_no_host_for_handlers_that_no_worker_has_ever_run() {
     let page = include_str!("../../../docs/guides/autoscaling.md");
-    assert!(page.contains(HOSTS), "the page has another query");
+    assert!(page.contains(HOSTS), "the page shows another query");
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     client
@@ -251,12 +252,12 @@ async fn an_autoscaler_starts_no_host_for_handlers_that_no_worker_has_ever_run()
         "'x', queue => 'other'",
         "'x', queue => 'q', tags => '{gpu,big}'",
     ] {
-        put(&client, args).await;
+        enqueue_sql(&client, args).await;
     }
     assert_eq!(hosts().await, "0");
     let shown = "SELECT sum(ready) = 3 AND NOT bool_or(known) FROM rouse.backlog";
-    assert!(is(&client, shown, &[]).await, "the jobs are shown");
-    put(&client, "'x', queue => 'q', tags => '{gpu}'").await;
+    assert!(is_true(&client, shown, &[]).await, "the jobs are shown");
+    enqueue_sql(&client, "'x', queue => 'q', tags => '{gpu}'").await;
     assert_eq!(hosts().await, "1");
     // The worker has stopped, so another one would help.
     store.unregister().await.unwrap();

@@ -34,11 +34,11 @@ async fn a_job_is_enqueued_after_others_and_shows_what_it_waits_for() {
     );
     rouse_in(&db, &["job", "3"], &folder)
         .await
-        .says("waits_for");
+        .prints("waits_for");
     rouse_in(&db, &["enqueue", "x", "--after", "99"], &folder)
         .await
         .exits(1)
-        .says("after names job 99 (as '99'), which does not exist");
+        .prints("after names job 99 (as '99'), which does not exist");
     rouse_in(
         &db,
         &["enqueue", "x", "--after", "a=1", "--after", "a=2"],
@@ -46,11 +46,11 @@ async fn a_job_is_enqueued_after_others_and_shows_what_it_waits_for() {
     )
     .await
     .exits(1)
-    .says("--after has two jobs with the name a");
+    .prints("--after has two jobs with the name a");
     rouse_in(&db, &["enqueue", "x", "--after", "1:stop"], &folder)
         .await
         .exits(2)
-        .says("\"stop\" is not cancel, run or wait");
+        .prints("\"stop\" is not cancel, run or wait");
 }
 
 #[tokio::test]
@@ -59,7 +59,7 @@ async fn a_flow_is_listed_and_drawn() {
     rouse_in(&db, &["flow"], &folder)
         .await
         .exits(0)
-        .says("no flows");
+        .prints("no flows");
     let flow = enqueue_flow(&db).await.to_string();
     let drawn = rouse_in(&db, &["flow", &flow], &folder).await;
     let lines: Vec<String> = drawn
@@ -86,7 +86,7 @@ async fn a_flow_is_listed_and_drawn() {
     assert_eq!(listed["more"], false);
     rouse_in(&db, &["flow", "ls"], &folder)
         .await
-        .says("order 17");
+        .prints("order 17");
     let shown = rouse_in(&db, &["flow", "show", &flow, "--json"], &folder)
         .await
         .json();
@@ -94,7 +94,7 @@ async fn a_flow_is_listed_and_drawn() {
     enqueue_flow(&db).await;
     rouse_in(&db, &["flow", "ls", "--limit", "1"], &folder)
         .await
-        .says("there are more");
+        .prints("there are more");
     let older = rouse_in(&db, &["flow", "ls", "--before", "6", "--json"], &folder).await;
     assert_eq!(older.json()["flows"].as_array().unwrap().len(), 1);
 }
@@ -119,7 +119,7 @@ async fn a_flow_is_cancelled_retried_and_deleted() {
     );
     let outside = "SELECT rouse.enqueue('x', after => (SELECT jsonb_agg(job) FROM rouse.flow(1) WHERE name = 'ship'))";
     let outside: i64 = client.query_one(outside, &[]).await.unwrap().get(0);
-    run("delete").await.exits(6).says(&format!(
+    run("delete").await.exits(6).prints(&format!(
         "flow 1 cannot be deleted: job {outside} waits for it"
     ));
     client
@@ -132,6 +132,6 @@ async fn a_flow_is_cancelled_retried_and_deleted() {
         rouse_in(&db, &["flow", verb, "99"], &folder)
             .await
             .exits(3)
-            .says("no flow 99");
+            .prints("no flow 99");
     }
 }

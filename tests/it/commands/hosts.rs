@@ -95,7 +95,7 @@ async fn a_job_whose_worker_is_killed_runs_again_elsewhere_after_its_lease() {
     let id = enqueue(&client, "test.sleep", json!({"ms": 1500})).await;
     until(&client, id, |job| job.state == "running").await;
     victim.kill();
-    let heir = serve(&db, &config, &["--worker-id", "heir"]);
+    let successor = serve(&db, &config, &["--worker-id", "successor"]);
     let job = ended(&client, id).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
     let rows = client
@@ -114,11 +114,11 @@ async fn a_job_whose_worker_is_killed_runs_again_elsewhere_after_its_lease() {
             event("requested", None),
             event("claimed", Some("victim")),
             event("lost", Some("victim")),
-            event("started", Some("heir")),
-            event("succeeded", Some("heir")),
+            event("started", Some("successor")),
+            event("succeeded", Some("successor")),
         ]
     );
-    drop(heir);
+    drop(successor);
 }
 
 #[tokio::test]
@@ -130,11 +130,11 @@ async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job() {
     let id = enqueue(&client, "test.race", json!({"ms": 3000})).await;
     until(&client, id, |job| job.state == "running").await;
     frozen.signal(libc::SIGSTOP);
-    let heir = serve(&db, &config, &["--worker-id", "heir"]);
+    let successor = serve(&db, &config, &["--worker-id", "successor"]);
     until(&client, id, |job| job.attempt == 2).await;
     frozen.signal(libc::SIGCONT);
-    // By its own clock its leases have ended while it was frozen, and so may have the guest's sleep: either it stops the attempt
-    // first, or the database refuses the outcome.
+    // By its own clock its leases have ended while it was frozen, and so may have the guest's sleep: either it stops
+    // the attempt first, or the database refuses the outcome.
     frozen.line(PATIENCE, |line| {
         // The guest, the check of the leases or the database may notice it first.
         [
@@ -156,8 +156,8 @@ async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job() {
         .await
         .unwrap()
         .get(0);
-    assert_eq!(owner, "heir");
-    drop(heir);
+    assert_eq!(owner, "successor");
+    drop(successor);
 }
 
 #[tokio::test]
@@ -167,16 +167,19 @@ async fn serve_reports_its_health_and_its_metrics() {
     let port = crate::support::free_port();
     let address = format!("127.0.0.1:{port}");
     let guests = guests_dir();
-    let host = Host::rouse(
-        &[
-            "serve",
-            "--http",
-            &address,
-            "--handlers",
-            guests.to_str().unwrap(),
-        ],
-        &[("DATABASE_URL", &db.url())],
-    );
+    let start = || {
+        Host::rouse(
+            &[
+                "serve",
+                "--http",
+                &address,
+                "--handlers",
+                guests.to_str().unwrap(),
+            ],
+            &[("DATABASE_URL", &db.url())],
+        )
+    };
+    let host = start();
     host.line(PATIENCE, |line| line.contains("worker started"));
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     ended(&client, id).await;
@@ -204,16 +207,7 @@ async fn serve_reports_its_health_and_its_metrics() {
         }
     }
 
-    let second = Host::rouse(
-        &[
-            "serve",
-            "--http",
-            &address,
-            "--handlers",
-            guests.to_str().unwrap(),
-        ],
-        &[("DATABASE_URL", &db.url())],
-    );
+    let second = start();
     let (status, output) = second.exit(PATIENCE);
     assert!(!status.success());
     assert!(output.contains("choose another with --http"), "{output}");

@@ -15,8 +15,8 @@ fn with_sections(sections: &[(&str, Vec<u8>)]) -> Vec<u8> {
         .expect("the sections are WebAssembly text")
 }
 
-/// Line tables of many units, each of which refers to the same long list of abbreviations: a reader has to process the product of
-/// both.
+/// Line tables of many units, each of which refers to the same long list of abbreviations: a reader has to process the
+/// product of both.
 fn bomb_of_lines() -> Vec<u8> {
     let kinds: Vec<u8> = (0..50_000_u32)
         .flat_map(|n| {

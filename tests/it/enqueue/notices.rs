@@ -36,8 +36,8 @@ async fn raised(db: &TestDb, statements: &str) -> Vec<DbError> {
 async fn the_first_job_for_an_unserved_handler_raises_a_notice() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let nobody: Vec<String> = notices(&db, "SELECT rouse.enqueue('email.sned')").await;
-    assert_eq!(nobody, Vec::<String>::new(), "no worker is alive");
+    let unserved: Vec<String> = notices(&db, "SELECT rouse.enqueue('email.sned')").await;
+    assert_eq!(unserved, Vec::<String>::new(), "no worker is alive");
     let (_alive, _gone) = (db.worker().await, db.worker().await);
     client
         .batch_execute(
@@ -55,14 +55,14 @@ async fn the_first_job_for_an_unserved_handler_raises_a_notice() {
         "a worker is loading its modules"
     );
     client.execute(loads, &[&false]).await.unwrap();
-    let told = notices(
+    let raised_notices = notices(
         &db,
         "SELECT rouse.enqueue('email.send'); SELECT rouse.enqueue('email.sned2'); SELECT rouse.enqueue('email.sned2');
          SELECT rouse.enqueue('bound', source => 'legacy'); SELECT rouse.enqueue_many('email.sned3', '{1}')",
     )
     .await;
-    let [first, second] = told.as_slice() else {
-        panic!("{told:?}");
+    let [first, second] = raised_notices.as_slice() else {
+        panic!("{raised_notices:?}");
     };
     assert!(
         first.contains("no live worker has the handler email.sned2"),
@@ -87,7 +87,7 @@ async fn the_first_job_of_a_lane_raises_a_notice_if_no_live_worker_knows_a_tag_k
         )
         .await
         .unwrap();
-    let told = notices(
+    let raised_notices = notices(
         &db,
         r#"SELECT rouse.enqueue('text.stats', '{"text": "a", "tpo": 3}'); SELECT rouse.enqueue('text.stats', '{"tpo": 3}');
            SELECT rouse.enqueue_unique('text.stats', 'k', '{"txt": "a"}', queue => 'a');
@@ -99,7 +99,7 @@ async fn the_first_job_of_a_lane_raises_a_notice_if_no_live_worker_knows_a_tag_k
     let of = |key: &str| {
         format!("rouse.enqueue: no live worker knows '{key}' in a payload of text.stats")
     };
-    assert_eq!(told, [of("tpo"), of("txt"), of("tetx")]);
+    assert_eq!(raised_notices, [of("tpo"), of("txt"), of("tetx")]);
 
     // A worker's text reaches a producer's terminal.
     client

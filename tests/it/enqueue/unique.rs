@@ -26,7 +26,7 @@ async fn a_unique_key_returns_the_live_job_that_holds_it() {
 
     // Two concurrent calls: the second waits for the first to commit and gets its id.
     let transaction = one.transaction().await.unwrap();
-    let theirs: i64 = transaction.query_one(CALL, &[]).await.unwrap().get(0);
+    let live: i64 = transaction.query_one(CALL, &[]).await.unwrap().get(0);
     let waiting =
         tokio::spawn(async move { two.query_one(CALL, &[]).await.unwrap().get::<_, i64>(0) });
     crate::support::worker::until_true(
@@ -35,7 +35,7 @@ async fn a_unique_key_returns_the_live_job_that_holds_it() {
     )
     .await;
     transaction.commit().await.unwrap();
-    assert_eq!(waiting.await.unwrap(), theirs);
+    assert_eq!(waiting.await.unwrap(), live);
 }
 
 #[tokio::test]
@@ -67,11 +67,11 @@ async fn a_unique_key_is_scoped_to_one_tenant_or_to_jobs_without_one() {
     let retry = "SELECT rouse.retry($1)";
     let again: i64 = client.query_one(retry, &[&first]).await.unwrap().get(0);
     cancel(&client, again).await;
-    let theirs: i64 = client.query_one(sql, &[&"a"]).await.unwrap().get(0);
+    let live: i64 = client.query_one(sql, &[&"a"]).await.unwrap().get(0);
     let refused = client.query_one(retry, &[&first]).await.unwrap_err();
     let message = refused.as_db_error().unwrap().message().to_owned();
     assert!(
-        message.contains(&format!("live job {theirs} has its unique key 'k'")),
+        message.contains(&format!("live job {live} has its unique key 'k'")),
         "{message}"
     );
 

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{RETRY, failed, kept};
 use crate::commands::run;
-use crate::support::worker::{PATIENCE, put, until_true};
+use crate::support::worker::{PATIENCE, enqueue_sql, until_true};
 use crate::support::{Host, TestDb};
 
 #[tokio::test]
@@ -18,7 +18,7 @@ async fn matching_jobs_are_retried_once_in_batches_with_a_record_for_each() {
         ids.push(failed(&client, &format!("'x', '{n}', tenant => 't'"), "why").await);
     }
     let keyed = failed(&client, "'x', tenant => 't', unique_key => 'k'", "why").await;
-    put(&client, "'x', tenant => 't', unique_key => 'k'").await;
+    enqueue_sql(&client, "'x', tenant => 't', unique_key => 'k'").await;
     failed(&client, "'x', tenant => 'u'", "why").await;
     let filter = json!({"state": "failed", "tenant": "t"});
 
@@ -38,17 +38,17 @@ async fn matching_jobs_are_retried_once_in_batches_with_a_record_for_each() {
         )
         .await
         .unwrap();
-    assert!(row.get::<_, bool>(0), "it is the same job anew");
+    assert!(row.get::<_, bool>(0), "the retry repeats the same job");
 
     // Two concurrent retries from the start: each job is retried once.
     let args: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
         [&filter, &None::<i64>, &100, &1000];
-    let (mine, theirs) = tokio::join!(
+    let (first, second) = tokio::join!(
         client.query_one(RETRY, &args),
         other.query_one(RETRY, &args)
     );
-    let (mine, theirs): (Vec<i64>, Vec<i64>) = (mine.unwrap().get(0), theirs.unwrap().get(0));
-    assert_eq!(mine.len() + theirs.len(), 4, "{mine:?}, {theirs:?}");
+    let (first, second): (Vec<i64>, Vec<i64>) = (first.unwrap().get(0), second.unwrap().get(0));
+    assert_eq!(first.len() + second.len(), 4, "{first:?}, {second:?}");
     let row = client
         .query_one(
             "SELECT count(*), count(DISTINCT retried_from),
@@ -94,19 +94,22 @@ async fn an_interrupted_bulk_retry_finishes_its_batch_and_the_same_command_resum
     )
     .await;
     host.signal(libc::SIGINT);
-    // Nothing tells when the process has noticed it; without this pause both batches may be done before.
+    // The process does not show when it has noticed the signal. Without this pause it might finish both batches first.
     tokio::time::sleep(Duration::from_millis(500)).await;
     transaction.rollback().await.unwrap();
-    let (status, said) = host.exit(PATIENCE);
-    assert_eq!(status.code(), Some(130), "{said}");
-    assert!(said.contains("the same command with --until 2"), "{said}");
+    let (status, output) = host.exit(PATIENCE);
+    assert_eq!(status.code(), Some(130), "{output}");
+    assert!(
+        output.contains("the same command with --until 2"),
+        "{output}"
+    );
     let retried =
         "SELECT count(DISTINCT retried_from) FROM rouse.job WHERE retried_from IS NOT NULL";
     let row = watcher.query_one(retried, &[]).await.unwrap();
-    assert_eq!(row.get::<_, i64>(0), 500, "a whole batch");
-    let (code, said) = run(&db, &args);
-    assert_eq!(code, 0, "{said}");
-    assert!(said.contains("retried 100 of the 600 jobs"), "{said}");
+    assert_eq!(row.get::<_, i64>(0), 500, "one complete batch");
+    let (code, output) = run(&db, &args);
+    assert_eq!(code, 0, "{output}");
+    assert!(output.contains("retried 100 of the 600 jobs"), "{output}");
     let row = watcher.query_one(retried, &[]).await.unwrap();
     assert_eq!(row.get::<_, i64>(0), 600);
 }

@@ -28,13 +28,13 @@ fn handlers_show_uses_the_handlers_folder_of_a_running_dev() {
     let shown = Ran::of(&mut rouse(&["handlers", "show", "noop"]));
     shown
         .exits(0)
-        .says("with which the `rouse dev` here was started")
-        .says(config.to_str().unwrap())
-        .says("17");
+        .prints("with which the `rouse dev` here was started")
+        .prints(config.to_str().unwrap())
+        .prints("17");
     Ran::of(&mut rouse(&["handlers"]))
         .exits(0)
-        .says("as the `rouse dev` here serves it")
-        .says("17");
+        .prints("as the `rouse dev` here serves it")
+        .prints("17");
     // An explicit setting takes precedence.
     std::fs::write(
         here.join("own.toml"),
@@ -42,12 +42,12 @@ fn handlers_show_uses_the_handlers_folder_of_a_running_dev() {
     )
     .unwrap();
     let named = ["handlers", "show", "noop", "--config", "own.toml"];
-    Ran::of(&mut rouse(&named)).exits(0).says("23");
+    Ran::of(&mut rouse(&named)).exits(0).prints("23");
     dev.signal(libc::SIGTERM);
     assert!(dev.exit(PATIENCE).0.success());
     // The folder is not served any more.
     let gone = Ran::of(&mut rouse(&["handlers"]));
-    gone.exits(1).says("there is no folder handlers-wasm");
+    gone.exits(1).prints("there is no folder handlers-wasm");
 }
 
 #[tokio::test]

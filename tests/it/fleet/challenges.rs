@@ -29,7 +29,7 @@ async fn a_worker_proves_the_handlers_it_has_and_reports_those_it_lacks() {
     rouse(&db, &["workers", "verify", "mail-1", "noop"])
         .await
         .exits(0)
-        .says("worker mail-1 claims that it can run noop");
+        .prints("worker mail-1 claims that it can run noop");
     let module = guests_dir().join("test_guests.wasm");
     let verify = |handler| {
         let args = ["workers", "verify", "mail-1", handler, "--module"];
@@ -38,18 +38,18 @@ async fn a_worker_proves_the_handlers_it_has_and_reports_those_it_lacks() {
     rouse(&db, &verify("test.echo"))
         .await
         .exits(0)
-        .says(&format!(
+        .prints(&format!(
             "worker mail-1 proves that it has the module of test.echo 9.8.7, sha256 {digest}"
         ));
     rouse(&db, &verify("noop"))
         .await
         .exits(4)
-        .says("worker mail-1 has another module: sha256 ");
+        .prints("worker mail-1 has another module: sha256 ");
 
     let cannot = rouse(&db, &["workers", "verify", "mail-1", "no.such"]).await;
     cannot
         .exits(4)
-        .says("worker mail-1 cannot run the handler: the worker does not have this handler");
+        .prints("worker mail-1 cannot run the handler: the worker does not have this handler");
     let cannot = rouse(&db, &["workers", "verify", "mail-1", "no.such", "--json"]).await;
     cannot.exits(4);
     let why = &cannot.json()["why"];
@@ -57,8 +57,8 @@ async fn a_worker_proves_the_handlers_it_has_and_reports_those_it_lacks() {
         *why,
         "cannot run the handler: the worker does not have this handler"
     );
-    let nobody = rouse(&db, &["workers", "verify", "nobody", "noop"]).await;
-    nobody.exits(3).says("no worker nobody is alive");
+    let unknown = rouse(&db, &["workers", "verify", "nobody", "noop"]).await;
+    unknown.exits(3).prints("no worker nobody is alive");
     worker.drain().await;
 }
 
@@ -73,7 +73,7 @@ async fn a_worker_without_the_module_cannot_prove_that_it_has_it() {
     let args = ["workers", "verify", "w-1", "test.echo", "--module", module];
     let known = json!({"has": true, "version": "9.8.7", "sha256": digest});
     let of_another_nonce = Digest::proof("another nonce", &std::fs::read(module).unwrap());
-    for (more, says) in [
+    for (more, expected) in [
         (
             json!({}),
             "does not prove that it has the module: no reason given",
@@ -88,9 +88,9 @@ async fn a_worker_without_the_module_cannot_prove_that_it_has_it() {
         ),
     ] {
         let answer = async {
-            let asked = loop {
-                if let Some(asked) = fake.challenges().await.unwrap().pop() {
-                    break asked;
+            let challenge = loop {
+                if let Some(challenge) = fake.challenges().await.unwrap().pop() {
+                    break challenge;
                 }
             };
             let mut answer = known.clone();
@@ -98,10 +98,12 @@ async fn a_worker_without_the_module_cannot_prove_that_it_has_it() {
                 .as_object_mut()
                 .unwrap()
                 .extend(more.as_object().unwrap().clone());
-            fake.answer_challenge(&asked.nonce, &answer).await.unwrap();
+            fake.answer_challenge(&challenge.nonce, &answer)
+                .await
+                .unwrap();
         };
-        let (said, ()) = tokio::join!(rouse(&db, &args), answer);
-        said.exits(4).says(says);
+        let (ran, ()) = tokio::join!(rouse(&db, &args), answer);
+        ran.exits(4).prints(expected);
     }
 }
 
@@ -130,45 +132,48 @@ async fn a_worker_whose_file_changed_or_vanished_reports_that_it_cannot_answer()
     rouse(&db, &args)
         .await
         .exits(0)
-        .says("proves that it has the module of noop");
+        .prints("proves that it has the module of noop");
     std::fs::write(&served, "a newer file that is no module").unwrap();
     let changed = "worker mail-1 does not prove that it has the module: its file has changed since it was loaded";
-    rouse(&db, &args).await.exits(4).says(changed);
+    rouse(&db, &args).await.exits(4).prints(changed);
     std::fs::remove_file(&served).unwrap();
-    rouse(&db, &args).await.exits(4).says("its file is gone");
+    rouse(&db, &args).await.exits(4).prints("its file is gone");
     // A pipe that nothing writes to.
     let made = std::process::Command::new("mkfifo").arg(&served).status();
     assert!(made.expect("the system has mkfifo").success());
-    rouse(&db, &args).await.exits(4).says(changed);
+    rouse(&db, &args).await.exits(4).prints(changed);
     let args = ["workers", "verify", "mail-1", "noop", "--module", "no.wasm"];
     rouse(&db, &args)
         .await
         .exits(1)
-        .says("read the module no.wasm");
+        .prints("read the module no.wasm");
     worker.drain().await;
 }
 
 #[tokio::test]
 async fn a_challenge_is_answered_once_by_its_worker_and_silence_is_reported() {
     let db = TestDb::new().await;
-    let (mine, other) = (db.worker().await, db.worker().await);
-    let nonce = mine.challenge("w-1", "noop").await.unwrap();
-    assert_eq!(mine.challenges().await.unwrap()[0].handler, "noop");
+    let (challenged, other) = (db.worker().await, db.worker().await);
+    let nonce = challenged.challenge("w-1", "noop").await.unwrap();
+    assert_eq!(challenged.challenges().await.unwrap()[0].handler, "noop");
     assert!(other.challenges().await.unwrap().is_empty());
     let answer = json!({"has": true});
     assert!(!other.answer_challenge(&nonce, &answer).await.unwrap());
-    assert_eq!(mine.challenge_answer(&nonce).await.unwrap(), None);
-    assert!(mine.answer_challenge(&nonce, &answer).await.unwrap());
+    assert_eq!(challenged.challenge_answer(&nonce).await.unwrap(), None);
+    assert!(challenged.answer_challenge(&nonce, &answer).await.unwrap());
     let again = json!({"has": false});
-    assert!(!mine.answer_challenge(&nonce, &again).await.unwrap());
-    assert_eq!(mine.challenge_answer(&nonce).await.unwrap(), Some(answer));
+    assert!(!challenged.answer_challenge(&nonce, &again).await.unwrap());
+    assert_eq!(
+        challenged.challenge_answer(&nonce).await.unwrap(),
+        Some(answer)
+    );
 
     // The worker is registered, but does not respond.
     let args = ["workers", "verify", "w-2", "noop", "--timeout", "300ms"];
     let silent = rouse(&db, &args).await;
     silent
         .exits(5)
-        .says("worker w-2 did not answer within 300ms");
+        .prints("worker w-2 did not answer within 300ms");
 }
 
 #[tokio::test]
@@ -185,7 +190,7 @@ async fn a_worker_has_at_most_a_hundred_open_challenges() {
     rouse(&db, &["workers", "verify", "w-1", "noop"])
         .await
         .exits(6)
-        .says("worker w-1 has 100 unanswered challenges of the last 10 minutes");
+        .prints("worker w-1 has 100 unanswered challenges of the last 10 minutes");
     // Other workers can be challenged, and so can this one once it has answered.
     other.challenge("w-2", "noop").await.unwrap();
     let answer = json!({"has": true});

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{named, rouse};
 use crate::support::TestDb;
 use crate::support::claims::claim;
-use crate::support::worker::{TestWorker, enqueue, put, until_true, watched};
+use crate::support::worker::{TestWorker, enqueue, enqueue_sql, until_true, watched};
 
 #[tokio::test]
 async fn showing_a_queued_job_explains_why_no_worker_takes_it() {
@@ -23,7 +23,7 @@ async fn showing_a_queued_job_explains_why_no_worker_takes_it() {
         .query_one("SELECT rouse.pause_queue('mail')", &[])
         .await
         .unwrap();
-    for (sql, says) in [
+    for (sql, expected) in [
         ("'no.such', queue => 'mail'", "has the handler no.such"),
         (
             "'noop', queue => 'other'",
@@ -35,16 +35,19 @@ async fn showing_a_queued_job_explains_why_no_worker_takes_it() {
         ),
         ("'noop', queue => 'mail'", "queue mail is paused since"),
     ] {
-        let id = put(&client, sql).await.to_string();
-        rouse(&db, &["job", "show", &id]).await.exits(0).says(says);
+        let id = enqueue_sql(&client, sql).await.to_string();
+        rouse(&db, &["job", "show", &id])
+            .await
+            .exits(0)
+            .prints(expected);
     }
     let listed = rouse(&db, &["job", "ls"]).await;
     listed
         .exits(0)
-        .says("has the handler no.such")
-        .says("serves the queue other")
-        .says("requires (gpu)")
-        .says("queue mail is paused since");
+        .prints("has the handler no.such")
+        .prints("serves the queue other")
+        .prints("requires (gpu)")
+        .prints("queue mail is paused since");
     assert_eq!(listed.stderr.lines().count(), 4, "{}", listed.stderr);
     worker.drain().await;
 }
@@ -62,17 +65,17 @@ async fn an_orphan_that_no_worker_can_adopt_is_shown_as_such() {
 
     let end = "UPDATE rouse.job SET lease_until = clock_timestamp() - interval '1 minute' WHERE state = 'running'";
     client.execute(end, &[]).await.unwrap();
-    let nobody = "no running worker has the handler video.cut";
+    let no_worker = "no running worker has the handler video.cut";
     rouse(&db, &["job", &id.to_string()])
         .await
         .exits(0)
-        .says("orphaned_at")
-        .says(nobody);
+        .prints("orphaned_at")
+        .prints(no_worker);
     rouse(&db, &["job", "ls"])
         .await
         .exits(0)
-        .says("orphan")
-        .says(nobody);
+        .prints("orphan")
+        .prints(no_worker);
     let fleet = rouse(&db, &["handlers", "ls", "--json"]).await;
     let waiting = &fleet.json()["waiting"][0];
     assert_eq!(
@@ -85,6 +88,6 @@ async fn an_orphan_that_no_worker_can_adopt_is_shown_as_such() {
     );
     rouse(&db, &["handlers", "ls"])
         .await
-        .says("no worker can run these:")
-        .says("orphans");
+        .prints("no worker can run these:")
+        .prints("orphans");
 }

@@ -1,21 +1,7 @@
 //! Values that guests pass to the host: sizes, pointers, text, results.
 
-use super::{Case, Ends, run};
-use crate::sandbox_guest::{guest_of_wasip1, guest_that, manifest};
-
-fn body(name: &'static str, promise: &'static str, body: &str, ends: Ends) -> Case {
-    with(name, promise, "", body, ends)
-}
-
-fn with(name: &'static str, promise: &'static str, items: &str, body: &str, ends: Ends) -> Case {
-    Case {
-        name,
-        promise,
-        module: guest_of_wasip1(items, &manifest("test.files", "1"), body),
-        payload: "{}",
-        ends,
-    }
-}
+use super::{Case, Ends, body, run, with};
+use crate::sandbox_guest::{guest_that, manifest};
 
 /// A guest with this text in its memory, at `$at`, with `$bytes` bytes.
 fn text(name: &'static str, promise: &'static str, text: &str, body: &str, ends: Ends) -> Case {

@@ -1,21 +1,6 @@
 //! Guests that compute, trap and grow without end.
 
-use super::{Case, Ends, run};
-use crate::sandbox_guest::{guest_of_wasip1, manifest};
-
-fn body(name: &'static str, promise: &'static str, body: &str, ends: Ends) -> Case {
-    with(name, promise, "", body, ends)
-}
-
-fn with(name: &'static str, promise: &'static str, items: &str, body: &str, ends: Ends) -> Case {
-    Case {
-        name,
-        promise,
-        module: guest_of_wasip1(items, &manifest("test.files", "1"), body),
-        payload: "{}",
-        ends,
-    }
-}
+use super::{Ends, body, run, with};
 
 #[tokio::test]
 async fn guests_that_compute_forever_are_stopped_in_every_phase() {

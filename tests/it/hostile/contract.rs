@@ -5,14 +5,15 @@ use std::time::Duration;
 use rouse::job::{AbortReason, RunEnd};
 use rouse::sandbox::AbortHandle;
 
-use super::{ALWAYS_ALLOWED, Neighbour, SLOWED_AT_MOST};
+use super::{ALWAYS_ALLOWED, Neighbour, SLOWDOWN_MAX};
 use crate::sandbox_guest::{Handlers, PATIENCE, echo, guest, job, sandbox};
 use crate::support::attempt;
 
 /// Concurrent attempts: more than there are threads for guests on the machines that run the tests.
-const AT_ONCE: usize = 8;
+const ATTEMPTS: usize = 8;
 
-/// Each level of the schema tries both alternatives of the next and needs the evaluated members of each: 2^40 steps in all.
+/// Each level of the schema tries both alternatives of the next and needs the evaluated members of each: 2^40 steps in
+/// all.
 fn doubling(which: &str) -> Vec<u8> {
     let levels: String = (0..40)
         .map(|n| {
@@ -31,8 +32,8 @@ fn doubling(which: &str) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_schema_that_needs_endless_work_ends_its_attempt_and_blocks_no_other() {
-    let beside = Handlers::with(&[("harmless.wasm", &echo("test.echo", "1"))]).await;
-    let neighbour = beside.handler("test.echo");
+    let others = Handlers::with(&[("harmless.wasm", &echo("test.echo", "1"))]).await;
+    let neighbour = others.handler("test.echo");
     let alone = Neighbour::start(neighbour.clone());
     tokio::time::sleep(Duration::from_millis(200)).await;
     let alone = alone.end().await;
@@ -49,7 +50,7 @@ async fn a_schema_that_needs_endless_work_ends_its_attempt_and_blocks_no_other()
         let handlers = Handlers::with(&[("hostile.wasm", &doubling(which))]).await;
         let handler = handlers.handler("test.doubling");
         let neighbour = Neighbour::start(neighbour.clone());
-        let running: Vec<_> = (0..AT_ONCE)
+        let running: Vec<_> = (0..ATTEMPTS)
             .map(|_| attempt(&sandbox(), &handler, job(r#"{"a": 7}"#), AbortHandle::new()))
             .collect();
         for running in running {
@@ -63,7 +64,7 @@ async fn a_schema_that_needs_endless_work_ends_its_attempt_and_blocks_no_other()
         }
         let slowed = neighbour.end().await;
         assert!(
-            slowed <= (alone * SLOWED_AT_MOST).max(ALWAYS_ALLOWED),
+            slowed <= (alone * SLOWDOWN_MAX).max(ALWAYS_ALLOWED),
             "{which}: the neighbour took {slowed:?} instead of {alone:?}"
         );
     }
@@ -75,7 +76,7 @@ async fn an_aborted_attempt_does_not_wait_for_its_schema_check() {
     let handler = handlers.handler("test.doubling");
     // Enough steps for several seconds.
     let payload = format!(r#"{{"a": [{}7]}}"#, "1234567890,".repeat(90_000));
-    let aborts: Vec<AbortHandle> = (0..AT_ONCE).map(|_| AbortHandle::new()).collect();
+    let aborts: Vec<AbortHandle> = (0..ATTEMPTS).map(|_| AbortHandle::new()).collect();
     let running: Vec<_> = aborts
         .iter()
         .map(|abort| attempt(&sandbox(), &handler, job(&payload), abort.clone()))

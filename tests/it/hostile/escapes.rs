@@ -40,7 +40,7 @@ fn refused(
 }
 
 /// Opens a path for reading, following links.
-fn opened(name: &'static str, promise: &'static str, path: &str) -> Case {
+fn open_path(name: &'static str, promise: &'static str, path: &str) -> Case {
     let call = format!(
         "(call $open (i32.const 3) (i32.const 1) (i32.const 300) (i32.const {}) (i32.const 0) (i64.const 2) (i64.const 0) (i32.const 0) (i32.const 1000))",
         path.len()
@@ -49,7 +49,7 @@ fn opened(name: &'static str, promise: &'static str, path: &str) -> Case {
 }
 
 /// A call with two paths, the first of them in the granted directory.
-fn two(
+fn two_paths(
     name: &'static str,
     promise: &'static str,
     import: &str,
@@ -85,20 +85,20 @@ async fn no_path_leads_out_of_a_granted_directory() {
     let unlink = r#"(import "wasi_snapshot_preview1" "path_unlink_file" (func $unlink (param i32 i32 i32) (result i32)))"#;
     let readlink = r#"(import "wasi_snapshot_preview1" "path_readlink" (func $readlink (param i32 i32 i32 i32 i32 i32) (result i32)))"#;
     run(vec![
-        opened("an absolute path", "refused", "/etc/passwd"),
-        opened("the directory above", "refused", ".."),
-        opened("a path through the directory above", "refused", "../etc/passwd"),
-        opened("up, down and up again", "the end of the path counts", "inside/../../etc/passwd"),
-        opened("up with a trailing slash", "refused", "inside/../../"),
-        opened("a link that leads out", "links are followed only inside the directory", "out/passwd"),
-        opened("the link itself with a slash", "refused", "out/"),
-        opened("a file as a directory", "refused", "greeting.txt/"),
-        opened("a file as a directory above", "refused", "greeting.txt/../../etc/passwd"),
-        opened("a path with a NUL", "refused, not cut", "greeting.txt\0/../../etc/passwd"),
-        opened("a path of 100,000 characters", "refused", &"a/".repeat(50_000)),
-        opened("the process's own files", "refused", "../proc/self/environ"),
-        opened("an empty path", "refused", ""),
-        two(
+        open_path("an absolute path", "refused", "/etc/passwd"),
+        open_path("the directory above", "refused", ".."),
+        open_path("a path through the directory above", "refused", "../etc/passwd"),
+        open_path("up, down and up again", "the end of the path counts", "inside/../../etc/passwd"),
+        open_path("up with a trailing slash", "refused", "inside/../../"),
+        open_path("a link that leads out", "links are followed only inside the directory", "out/passwd"),
+        open_path("the link itself with a slash", "refused", "out/"),
+        open_path("a file as a directory", "refused", "greeting.txt/"),
+        open_path("a file as a directory above", "refused", "greeting.txt/../../etc/passwd"),
+        open_path("a path with a NUL", "refused, not cut", "greeting.txt\0/../../etc/passwd"),
+        open_path("a path of 100,000 characters", "refused", &"a/".repeat(50_000)),
+        open_path("the process's own files", "refused", "../proc/self/environ"),
+        open_path("an empty path", "refused", ""),
+        two_paths(
             "a link to the outside",
             "absolute links cannot be made",
             symlink,
@@ -106,7 +106,7 @@ async fn no_path_leads_out_of_a_granted_directory() {
             "inside/l1",
             "(call $symlink $from (i32.const 3) $to)",
         ),
-        two(
+        two_paths(
             "renaming to the outside",
             "refused",
             rename,
@@ -114,7 +114,7 @@ async fn no_path_leads_out_of_a_granted_directory() {
             "../stolen",
             "(call $rename (i32.const 3) $from (i32.const 3) $to)",
         ),
-        two(
+        two_paths(
             "renaming from the outside",
             "refused",
             rename,
@@ -122,7 +122,7 @@ async fn no_path_leads_out_of_a_granted_directory() {
             "inside/stolen",
             "(call $rename (i32.const 3) $from (i32.const 3) $to)",
         ),
-        two(
+        two_paths(
             "a hard link to the outside",
             "refused",
             link,
@@ -130,7 +130,7 @@ async fn no_path_leads_out_of_a_granted_directory() {
             "inside/stolen",
             "(call $link (i32.const 3) (i32.const 1) $from (i32.const 3) $to)",
         ),
-        two(
+        two_paths(
             "a directory outside",
             "refused",
             mkdir,
@@ -138,7 +138,7 @@ async fn no_path_leads_out_of_a_granted_directory() {
             "",
             "(call $mkdir (i32.const 3) $from)",
         ),
-        two(
+        two_paths(
             "deleting outside",
             "refused",
             unlink,
@@ -146,7 +146,7 @@ async fn no_path_leads_out_of_a_granted_directory() {
             "",
             "(call $unlink (i32.const 3) $from)",
         ),
-        two(
+        two_paths(
             "reading a link outside",
             "refused",
             readlink,

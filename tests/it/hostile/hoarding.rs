@@ -14,10 +14,11 @@ const SLOTS: usize = 8;
 /// Memory of all attempts together: less than one of these guests would make the host hold.
 const TOTAL_BYTES: usize = 48 << 20;
 
-/// What the process may use in addition: for its own work, and what its allocator keeps.
-const BESIDE_BYTES: usize = 48 << 20;
+/// Memory that the process may use in addition: for its own work, and for what its allocator keeps.
+const OTHER_BYTES_MAX: usize = 48 << 20;
 
-/// Which handler hoards. Each one runs in a process of its own, since memory kept by the allocator would count for the next.
+/// The variable that selects the handler that hoards. Each handler runs in a process of its own, since memory kept by
+/// the allocator would count for the next.
 const HOARDER: &str = "ROUSE_TEST_HOARDER";
 
 /// The imports of these guests from `wasi:http`.
@@ -37,7 +38,7 @@ const IMPORTS: &str = r#"
     (import "wasi:io/streams@0.2.0" "[resource-drop]output-stream" (func $drop_stream (param i32)))"#;
 
 /// Makes this many sets of fields, one after the other, and runs this for each; `$fields` is its handle.
-fn makes(handler: &str, sets: u32, each: &str) -> Vec<u8> {
+fn make_sets(handler: &str, sets: u32, each: &str) -> Vec<u8> {
     let value: String = "v".repeat(1024);
     let imports = format!(
         r#"{IMPORTS}
@@ -64,7 +65,7 @@ fn makes(handler: &str, sets: u32, each: &str) -> Vec<u8> {
 }
 
 /// Fills a set of fields; `$n` counts down from `count` to 0.
-fn filled(count: u32, fill: &str) -> String {
+fn fill_loop(count: u32, fill: &str) -> String {
     format!(
         "(local.set $n (i32.const {count}))
          (loop $fill
@@ -76,7 +77,7 @@ fn filled(count: u32, fill: &str) -> String {
 
 /// Makes a thousand sets of fields, each nearly as large as allowed, and drops none.
 fn hoards(handler: &str, count: u32, fill: &str) -> Vec<u8> {
-    makes(handler, 1000, &filled(count, fill))
+    make_sets(handler, 1000, &fill_loop(count, fill))
 }
 
 /// Appends a field of 1 KiB.
@@ -95,8 +96,8 @@ fn hoards_fields(handler: &str) -> Vec<u8> {
     hoards(handler, 600, fill)
 }
 
-/// Makes a thousand requests, each with a text of 60,000 bytes set by `set`; `$request` is its handle, and the text is at 16385
-/// (at 16384 with a leading slash).
+/// Makes a thousand requests, each with a text of 60,000 bytes set by `set`; `$request` is its handle, and the text is
+/// at 16385 (at 16384 with a leading slash).
 fn hoards_texts(handler: &str, set: &str) -> Vec<u8> {
     let each = format!(
         "(memory.fill (i32.const 16385) (i32.const 0x61) (i32.const 70000))
@@ -104,7 +105,7 @@ fn hoards_texts(handler: &str, set: &str) -> Vec<u8> {
          (local.set $request (call $request (local.get $fields)))
          (if {set} (then unreachable))"
     );
-    makes(handler, 1000, &each)
+    make_sets(handler, 1000, &each)
 }
 
 /// Makes 500 bodies, writes two chunks of 64 KiB into each, and sends none of them.
@@ -120,7 +121,7 @@ fn hoards_bodies(handler: &str, of: &str) -> Vec<u8> {
          (if (i32.load8_u (i32.const 128)) (then unreachable))
          (call $drop_stream (local.get $n))"
     );
-    makes(handler, 500, &each)
+    make_sets(handler, 500, &each)
 }
 
 /// The peak memory of this process and its current memory, in bytes.
@@ -217,11 +218,11 @@ async fn alone() {
             "{hoarder}: {end:?}"
         );
     }
-    let (most, _) = memory();
-    let grown = most.saturating_sub(before);
+    let (peak, _) = memory();
+    let grown = peak.saturating_sub(before);
     println!("{hoarder}: {} MiB more", grown >> 20);
     assert!(
-        grown <= TOTAL_BYTES + BESIDE_BYTES,
+        grown <= TOTAL_BYTES + OTHER_BYTES_MAX,
         "{hoarder}: {} MiB",
         grown >> 20
     );
@@ -254,10 +255,10 @@ fn the_host_stays_within_its_memory_even_if_every_slot_hoards() {
             .env(HOARDER, hoarder)
             .output()
             .expect("run the test binary");
-        let said = String::from_utf8_lossy(&output.stdout);
+        let stdout = String::from_utf8_lossy(&output.stdout);
         assert!(
-            output.status.success() && said.contains("1 passed"),
-            "{said}{}",
+            output.status.success() && stdout.contains("1 passed"),
+            "{stdout}{}",
             String::from_utf8_lossy(&output.stderr)
         );
     }
@@ -282,9 +283,9 @@ fn sandbox_of(held_bytes: usize, total_bytes: usize) -> Arc<Sandbox> {
 
 #[tokio::test]
 async fn an_idle_instance_holds_no_memory_of_its_last_job() {
-    let fill = filled(56, APPEND_KIB);
+    let fill = fill_loop(56, APPEND_KIB);
     // 21 MB held by the host, of 32 MiB.
-    let drops = makes(
+    let drops = make_sets(
         "test.drops",
         275,
         &format!("{fill} (call $drop_fields (local.get $fields))"),
@@ -307,7 +308,7 @@ async fn an_idle_instance_holds_no_memory_of_its_last_job() {
 #[tokio::test]
 async fn values_that_are_refused_are_not_counted() {
     // 60 MB of values under a name that no field may have; each is refused.
-    let fill = filled(
+    let fill = fill_loop(
         60,
         "(call $append (local.get $fields) (i32.const 2048) (i32.const 4) (i32.const 16384) (i32.const 1024) (i32.const 2064))
          (if (i32.eqz (i32.load8_u (i32.const 2064))) (then unreachable))",
@@ -315,7 +316,7 @@ async fn values_that_are_refused_are_not_counted() {
     let each = format!(
         "(i32.store8 (i32.const 2048) (i32.const 0x20)) {fill} (call $drop_fields (local.get $fields))"
     );
-    let refused = makes("test.refused", 1000, &each);
+    let refused = make_sets("test.refused", 1000, &each);
     let sandbox = sandbox_of(8 << 20, 32 << 20);
     let handlers = Handlers::on(sandbox.clone(), &[("refused.wasm", &refused)]).await;
     let end = run(&sandbox, &handlers, "test.refused").await;

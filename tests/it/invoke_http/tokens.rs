@@ -141,7 +141,7 @@ async fn a_host_with_invocations_enabled_but_no_token_warns_that_they_are_off() 
     assert_eq!(answer.status, 403);
     assert_eq!(answer.body["error"]["kind"], "off");
 
-    for (args, config, says) in [
+    for (args, config, expected) in [
         (&["--no-queue"][..], "", "nothing is left to do"),
         (
             &[],
@@ -161,11 +161,11 @@ async fn a_host_with_invocations_enabled_but_no_token_warns_that_they_are_off() 
         };
         let (status, output) = spawn_without_token(&folder, args, &address, "").exit(PATIENCE);
         assert!(
-            !status.success() && output.contains(says),
+            !status.success() && output.contains(expected),
             "{args:?}: {output}"
         );
     }
-    for (token, says) in [
+    for (token, expected) in [
         (&b"guess me"[..], "at least 16 visible ASCII characters"),
         (b"", "is set and empty"),
         (b"\xff0123456789abcdef", "is not UTF-8"),
@@ -175,7 +175,7 @@ async fn a_host_with_invocations_enabled_but_no_token_warns_that_they_are_off() 
         let (status, output) = Host::spawn(bad).exit(PATIENCE);
         assert!(!status.success(), "{output}");
         assert!(
-            output.contains("ROUSE_INVOKE_TOKEN") && output.contains(says),
+            output.contains("ROUSE_INVOKE_TOKEN") && output.contains(expected),
             "{output}"
         );
         assert!(!output.contains("guess me"), "{output}");

@@ -7,11 +7,11 @@ use rouse::store::{JsonText, Listener, Locked, Notification, WorkerKey};
 use serde_json::json;
 use tokio_postgres::Client;
 
-use super::{Login, claimed, ids, put, refusal};
+use super::{Login, claimed, ids, refusal};
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, settlement};
 use crate::support::database::{self, connect, registration};
-use crate::support::worker::{enqueue, show};
+use crate::support::worker::{enqueue, enqueue_sql, show};
 
 #[tokio::test]
 async fn leases_of_years_are_capped_at_a_day() {
@@ -55,7 +55,7 @@ async fn leases_of_years_are_capped_at_a_day() {
         .await
         .unwrap();
     all_of_a_day().await;
-    put(&client, "'x', source => 's'").await;
+    enqueue_sql(&client, "'x', source => 's'").await;
     worker_with(&client, "k").await;
     let bound = format!(
         "SELECT rouse.claim_bound(incarnation, 'k', 9, ARRAY(SELECT id FROM rouse.lane), '{{s}}', {YEARS_MS}, 1) FROM rouse.worker"
@@ -144,25 +144,25 @@ async fn values_reported_by_a_worker_are_bounded() {
         (register("'h'", "'v'", "'{}'", "1", "'{}'", many), "tags"),
         (register("'h'", "'v'", "'{}'", "1", "'{}'", "NULL"), "tags"),
     ] {
-        let said = refusal(&hostile, &sql).await;
+        let error_text = refusal(&hostile, &sql).await;
         assert!(
-            said.starts_with("22023") || said.starts_with("54000"),
-            "{sql}: {said}"
+            error_text.starts_with("22023") || error_text.starts_with("54000"),
+            "{sql}: {error_text}"
         );
-        assert!(said.contains(why), "{sql}: {said}");
+        assert!(error_text.contains(why), "{sql}: {error_text}");
     }
     let row = hostile
         .query_one(&register("'h'", "'v'", "'{}'", "1", "'{}'", "'{}'"), &[])
         .await;
     row.unwrap();
-    let me: i64 = client
+    let incarnation: i64 = client
         .query_one("SELECT incarnation FROM rouse.worker", &[])
         .await
         .unwrap()
         .get(0);
-    put(&client, "'x'").await;
+    enqueue_sql(&client, "'x'").await;
     hostile
-        .query(&format!("SELECT rouse.claim({me}, sha256('k'), 5, ARRAY(SELECT ROW(id, -1, 1000, NULL, NULL)::rouse.claim_order FROM rouse.lane), 1)"), &[])
+        .query(&format!("SELECT rouse.claim({incarnation}, sha256('k'), 5, ARRAY(SELECT ROW(id, -1, 1000, NULL, NULL)::rouse.claim_order FROM rouse.lane), 1)"), &[])
         .await
         .unwrap();
     let id: i64 = client
@@ -172,39 +172,39 @@ async fn values_reported_by_a_worker_are_bounded() {
         .get(0);
     for sql in [
         format!(
-            "SELECT rouse.heartbeat({me}, sha256('k'), '{{}}', jsonb_build_object('a', repeat('x', 100000)), false)"
+            "SELECT rouse.heartbeat({incarnation}, sha256('k'), '{{}}', jsonb_build_object('a', repeat('x', 100000)), false)"
         ),
-        format!("SELECT rouse.sleep({me}, sha256('k'), {many}, 1000)"),
-        format!("SELECT rouse.sleep({me}, sha256('k'), ARRAY[repeat('q', 5000)], 1000)"),
+        format!("SELECT rouse.sleep({incarnation}, sha256('k'), {many}, 1000)"),
+        format!("SELECT rouse.sleep({incarnation}, sha256('k'), ARRAY[repeat('q', 5000)], 1000)"),
         format!(
-            "SELECT rouse.record_step({me}, sha256('k'), {id}, 5, 's', to_json(repeat('x', 9000000)))"
-        ),
-        format!(
-            "SELECT rouse.answer_challenge({me}, sha256('k'), gen_random_uuid(), to_jsonb(repeat('x', 100000)))"
+            "SELECT rouse.record_step({incarnation}, sha256('k'), {id}, 5, 's', to_json(repeat('x', 9000000)))"
         ),
         format!(
-            "SELECT rouse.settle({me}, sha256('k'), \
+            "SELECT rouse.answer_challenge({incarnation}, sha256('k'), gen_random_uuid(), to_jsonb(repeat('x', 100000)))"
+        ),
+        format!(
+            "SELECT rouse.settle({incarnation}, sha256('k'), \
              ARRAY[ROW({id}, 5, 'succeeded', 0, to_jsonb(repeat('x', 68000000)), NULL, 0, NULL, NULL, 1, 1, 1, 1, 1, NULL, NULL)::rouse.settlement], false)"
         ),
     ] {
-        let said = refusal(&hostile, &sql).await;
+        let error_text = refusal(&hostile, &sql).await;
         assert!(
-            said.starts_with("22023") || said.starts_with("54000"),
-            "{sql}: {said}"
+            error_text.starts_with("22023") || error_text.starts_with("54000"),
+            "{sql}: {error_text}"
         );
     }
     // Values with a bound of their own are truncated to it.
     hostile
         .batch_execute(&format!(
-            "SELECT rouse.sleep({me}, sha256('k'), '{{*}}', 9223372036854775807);
-             SELECT rouse.append_log({me}, sha256('k'), ARRAY[ROW({id}, -1, -1, -9223372036854775807, 'info', repeat('x', 99999))::rouse.log_line]);
-             SELECT rouse.report_usage({me}, sha256('k'), ARRAY[ROW({id}, 5, -1, -2, -3, -4, -5)::rouse.attempt_usage]);
-             SELECT rouse.settle({me}, sha256('k'), ARRAY[ROW({id}, 5, 'queued', 9223372036854775807, NULL, '{{}}', 9223372036854775807, NULL,
+            "SELECT rouse.sleep({incarnation}, sha256('k'), '{{*}}', 9223372036854775807);
+             SELECT rouse.append_log({incarnation}, sha256('k'), ARRAY[ROW({id}, -1, -1, -9223372036854775807, 'info', repeat('x', 99999))::rouse.log_line]);
+             SELECT rouse.report_usage({incarnation}, sha256('k'), ARRAY[ROW({id}, 5, -1, -2, -3, -4, -5)::rouse.attempt_usage]);
+             SELECT rouse.settle({incarnation}, sha256('k'), ARRAY[ROW({id}, 5, 'queued', 9223372036854775807, NULL, '{{}}', 9223372036854775807, NULL,
                                  9223372036854775807, -1, -1, -1, -1, -1, NULL, NULL)::rouse.settlement], false)"
         ))
         .await
         .unwrap();
-    for fact in [
+    for condition in [
         "SELECT until < now() + interval '61 min' FROM rouse.sleeper",
         "SELECT length(text) = 16384 AND at <= now() AND attempt = 1 AND line = 1 FROM rouse.log",
         "SELECT least(cpu_us, memory_bytes, host_calls, bytes_in, bytes_out) > 0 FROM rouse.running",
@@ -212,8 +212,12 @@ async fn values_reported_by_a_worker_are_bounded() {
         "SELECT available_at < now() + interval '367 days' AND memory_bytes = 1099511627776 FROM rouse.job",
     ] {
         assert!(
-            client.query_one(fact, &[]).await.unwrap().get::<_, bool>(0),
-            "{fact}"
+            client
+                .query_one(condition, &[])
+                .await
+                .unwrap()
+                .get::<_, bool>(0),
+            "{condition}"
         );
     }
 }
@@ -222,12 +226,12 @@ async fn values_reported_by_a_worker_are_bounded() {
 async fn another_login_can_neither_write_as_a_worker_nor_take_its_id_even_with_the_key() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let (owner, thief) = (
+    let (owner, intruder) = (
         Login::create(&db, "logins_owner").await,
         Login::create(&db, "logins_thief").await,
     );
     let key = WorkerKey::new([7; 32]);
-    let (mine, theirs) = (owner.store(), thief.store());
+    let (mine, theirs) = (owner.store(), intruder.store());
     mine.register(&registration("w", key.clone()))
         .await
         .unwrap();
@@ -238,14 +242,14 @@ async fn another_login_can_neither_write_as_a_worker_nor_take_its_id_even_with_t
         .await
         .unwrap_err();
     assert!(error.is_taken(), "{error}");
-    let hostile = thief.client().await;
+    let hostile = intruder.client().await;
     let me = mine.incarnation().unwrap().0;
     let sql = format!("SELECT rouse.unregister({me}, '\\x{}')", "07".repeat(32));
-    let said = refusal(&hostile, &sql).await;
-    assert!(said.starts_with("RW004"), "{said}");
+    let error_text = refusal(&hostile, &sql).await;
+    assert!(error_text.starts_with("RW004"), "{error_text}");
     let done = settlement(&job, Outcome::Succeeded(JsonText("1".into())));
-    let fates = mine.settle(&[done], Locked::Wait).await.unwrap();
-    assert!(fates.accepted.contains(&job.id));
+    let settled = mine.settle(&[done], Locked::Wait).await.unwrap();
+    assert!(settled.accepted.contains(&job.id));
     // The owning login can take the id over at once.
     owner
         .store()
@@ -259,11 +263,11 @@ async fn a_workers_login_cannot_read_a_job_by_its_id() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let login = Login::create(&db, "logins_reader").await;
-    let id = put(&client, "'x', '{\"card\": 4711}'").await;
+    let id = enqueue_sql(&client, "'x', '{\"card\": 4711}'").await;
     let hostile = login.client().await;
     for call in ["job", "result", "history", "job_log"] {
-        let said = refusal(&hostile, &format!("SELECT * FROM rouse.{call}({id})")).await;
-        assert!(said.starts_with("42501"), "{said}");
+        let error_text = refusal(&hostile, &format!("SELECT * FROM rouse.{call}({id})")).await;
+        assert!(error_text.starts_with("42501"), "{error_text}");
     }
 }
 
@@ -276,9 +280,9 @@ async fn advisory_locks_held_by_a_login_without_roles_block_nothing() {
         .batch_execute("CREATE ROLE logins_nobody LOGIN")
         .await
         .unwrap();
-    let nobody = connect(&db.url().replace("rouse@", "logins_nobody@")).await;
-    put(&client, "'x'").await;
-    nobody
+    let no_roles = connect(&db.url().replace("rouse@", "logins_nobody@")).await;
+    enqueue_sql(&client, "'x'").await;
+    no_roles
         .batch_execute(
             "SELECT pg_advisory_lock(hashtextextended(key, 0))
              FROM unnest(ARRAY['rouse.register w', 'rouse.state x/', 'rouse.partitions', 'rouse.migrate']) AS key",
@@ -287,8 +291,8 @@ async fn advisory_locks_held_by_a_login_without_roles_block_nothing() {
         .unwrap();
     for table in ["lock", "wake_salt", "worker", "worker_login"] {
         let sql = format!("DO $$ BEGIN LOCK TABLE rouse.{table} IN ACCESS SHARE MODE; END $$");
-        let said = refusal(&nobody, &sql).await;
-        assert!(said.starts_with("42501"), "{said}");
+        let error_text = refusal(&no_roles, &sql).await;
+        assert!(error_text.starts_with("42501"), "{error_text}");
     }
     client
         .batch_execute("SET lock_timeout = '10s'; SELECT rouse.put_state('x', NULL, 'k', 'v')")
@@ -322,7 +326,7 @@ async fn a_full_notification_queue_stops_notifications_and_nothing_else() {
         .sleep(&["*".to_string()], Duration::from_secs(60))
         .await
         .unwrap();
-    let id = put(&client, "'x'").await;
+    let id = enqueue_sql(&client, "'x'").await;
     assert_eq!(claimed(&worker).await, [id]);
     client
         .batch_execute(&format!(

@@ -5,7 +5,7 @@ use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
 
-use super::{and, catalog};
+use super::{catalog, with_additional};
 use crate::support::database::{connect, migrate as run, migrate_with};
 use crate::support::worker::{PATIENCE, TestWorker, ended, enqueue};
 use crate::support::{Host, TestDb};
@@ -24,7 +24,7 @@ const NEXT: Source = Source {
 async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_refuses_them() {
     let db = TestDb::new().await;
     let functions: Vec<Source> = ALL.functions.iter().copied().chain([NEXT]).collect();
-    let migrations = and("0099_adds_a_table", "CREATE TABLE rouse.more ()");
+    let migrations = with_additional("0099_adds_a_table", "CREATE TABLE rouse.more ()");
     let next = Sources {
         migrations: &migrations,
         functions: &functions,
@@ -72,8 +72,8 @@ async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_refuse
     }
 }
 
-/// Functions as an older host may have left them: one with a different body, one with different parameters, one that no longer
-/// exists.
+/// Functions as an older host may have left them: one with a different body, one with different parameters, one that no
+/// longer exists.
 const OLD: Source = Source {
     name: "functions/old",
     sql: "CREATE OR REPLACE FUNCTION rouse.cancel(id bigint) RETURNS boolean LANGUAGE sql AS 'SELECT false';
@@ -283,7 +283,8 @@ async fn every_public_function_has_a_comment_and_none_is_executable_by_public() 
         Vec::<String>::new(),
         "functions that PUBLIC may execute"
     );
-    // Internal functions start with _ and trust their caller. One only formats numbers, and one reads what its caller may read.
+    // Internal functions start with _ and trust their caller. One only formats numbers, and one reads what its caller
+    // may read.
     assert_eq!(
         list(&format!(
             "{granted} AND starts_with(p.proname, '_') ORDER BY 1"

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rouse::store::migrate::MigrateError;
 use serde_json::json;
 
-use super::{all, and, catalog, with};
+use super::{all, catalog, sources, with_additional};
 use crate::support::TestDb;
 use crate::support::database::{connect, migrate as run, migrate_with};
 use crate::support::worker::{PATIENCE, enqueue, until_true};
@@ -68,23 +68,23 @@ async fn a_migration_that_waits_for_a_reader_does_not_block_producers_and_names_
         .await
         .unwrap()
         .get(0);
-    let (over, producing) = producer(db.url());
+    let (stop, producing) = producer(db.url());
     let url = db.url();
     let migrating = tokio::spawn(async move {
-        let migrations = and(
+        let migrations = with_additional(
             "0099_adds_a_column",
             "ALTER TABLE rouse.job ADD COLUMN more text",
         );
-        migrate_with(&url, with(&migrations), PATIENCE).await
+        migrate_with(&url, sources(&migrations), PATIENCE).await
     });
     // It tries at least twice.
     let watch = db.client().await;
-    let waits = "SELECT EXISTS (SELECT FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
+    let is_waiting = "SELECT EXISTS (SELECT FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
                  WHERE d.datname = current_database() AND NOT l.granted AND l.relation = 'rouse.job'::regclass AND l.mode = 'AccessExclusiveLock')";
     for waiting in [
-        waits.to_string(),
-        format!("SELECT NOT ({waits})"),
-        waits.to_string(),
+        is_waiting.to_string(),
+        format!("SELECT NOT ({is_waiting})"),
+        is_waiting.to_string(),
     ] {
         until_true(&watch, &waiting).await;
     }
@@ -94,7 +94,7 @@ async fn a_migration_that_waits_for_a_reader_does_not_block_producers_and_names_
         .expect("the migration continues once the reader has ended")
         .unwrap()
         .unwrap();
-    over.store(true, Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     let (jobs, slowest) = producing.await.unwrap();
     assert_eq!(report.applied, ["0099_adds_a_column", "functions"]);
     let named = format!("process {pid} (");
@@ -119,12 +119,12 @@ async fn a_migration_without_its_locks_in_time_names_their_holders_and_changes_n
         .batch_execute("SET application_name = 'left open'; BEGIN; SELECT count(*) FROM rouse.job")
         .await
         .unwrap();
-    let migrations = and(
+    let migrations = with_additional(
         "0099_adds_a_column",
         "CREATE TABLE rouse.half (); ALTER TABLE rouse.job ADD COLUMN more text",
     );
     let before = catalog(&client).await;
-    let error = migrate_with(&db.url(), with(&migrations), Duration::from_millis(400))
+    let error = migrate_with(&db.url(), sources(&migrations), Duration::from_millis(400))
         .await
         .unwrap_err();
     assert!(matches!(error, MigrateError::Blocked { .. }), "{error}");
@@ -146,8 +146,8 @@ async fn one_host_migrates_while_the_others_wait_up_to_their_timeout() {
         .unwrap();
     // The lock is not needed if there is nothing to apply.
     assert_eq!(run(&db.url()).await.unwrap().applied, Vec::<String>::new());
-    let migrations = and("0099_adds_a_table", "CREATE TABLE rouse.more ()");
-    let error = migrate_with(&db.url(), with(&migrations), Duration::from_millis(300))
+    let migrations = with_additional("0099_adds_a_table", "CREATE TABLE rouse.more ()");
+    let error = migrate_with(&db.url(), sources(&migrations), Duration::from_millis(300))
         .await
         .unwrap_err();
     assert!(
@@ -155,7 +155,7 @@ async fn one_host_migrates_while_the_others_wait_up_to_their_timeout() {
         "{error}"
     );
     drop(holder);
-    let report = migrate_with(&db.url(), with(&migrations), PATIENCE)
+    let report = migrate_with(&db.url(), sources(&migrations), PATIENCE)
         .await
         .unwrap();
     assert_eq!(report.applied, ["0099_adds_a_table", "functions"]);
@@ -174,8 +174,8 @@ async fn a_login_without_rights_cannot_block_migrations() {
         .batch_execute("LOCK TABLE rouse.migration IN SHARE UPDATE EXCLUSIVE MODE")
         .await;
     assert!(refused.is_err());
-    let migrations = and("0099_adds_a_table", "CREATE TABLE rouse.more ()");
-    migrate_with(&db.url(), with(&migrations), Duration::from_secs(5))
+    let migrations = with_additional("0099_adds_a_table", "CREATE TABLE rouse.more ()");
+    migrate_with(&db.url(), sources(&migrations), Duration::from_secs(5))
         .await
         .expect("the migration takes another lock");
 }
@@ -188,11 +188,11 @@ async fn a_migration_outside_a_transaction_that_waits_too_long_names_the_blocker
         .batch_execute("SET application_name = 'left open'; BEGIN; SELECT rouse.enqueue('x')")
         .await
         .unwrap();
-    let migrations = and(
+    let migrations = with_additional(
         "0099_indexes_tenants",
         "-- rouse: no transaction\nCREATE INDEX CONCURRENTLY job_tenant ON rouse.job (tenant);\n",
     );
-    let error = migrate_with(&db.url(), with(&migrations), Duration::from_millis(300))
+    let error = migrate_with(&db.url(), sources(&migrations), Duration::from_millis(300))
         .await
         .unwrap_err();
     assert!(

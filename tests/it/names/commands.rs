@@ -19,8 +19,8 @@ fn the_commands_show_the_owner_of_a_name_and_the_lines_that_bind_it() {
     fs::set_permissions(folder.join("key"), mode).unwrap();
     let listed = rouse_without_database(&["handlers"], &folder);
     listed.exits(1);
-    listed.says("refused 0.wasm: it has the handler `mail.send`, which mail.wasm had");
-    listed.says("    [handlers.\"mail.send\"]\n    module = \"mail.wasm\"\n");
+    listed.prints("refused 0.wasm: it has the handler `mail.send`, which mail.wasm had");
+    listed.prints("    [handlers.\"mail.send\"]\n    module = \"mail.wasm\"\n");
 
     // The lines as printed, appended to the file.
     let pasted = format!("{config}{}\n", lines("mail.send", "mail.wasm"));
@@ -38,7 +38,7 @@ fn the_commands_show_the_owner_of_a_name_and_the_lines_that_bind_it() {
     );
     assert!(
         listed["warnings"][0].as_str().is_some_and(
-            |said| said.contains("[handlers.\"mail.*\"] grants secrets without naming")
+            |warning| warning.contains("[handlers.\"mail.*\"] grants secrets without naming")
         ),
         "{listed}"
     );
@@ -47,8 +47,8 @@ fn the_commands_show_the_owner_of_a_name_and_the_lines_that_bind_it() {
     let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
     let shown = rouse_without_database(&show, &folder);
     shown.exits(0);
-    shown.says("withheld, because its table is not bound to a module");
-    shown.says("[handlers.\"mail.*\"]\nmodule = \"mail.wasm\"");
+    shown.prints("withheld, because its table is not bound to a module");
+    shown.prints("[handlers.\"mail.*\"]\nmodule = \"mail.wasm\"");
     let text = shown.text();
     let row = |key: &str| {
         let mut rows = text
@@ -62,7 +62,7 @@ fn the_commands_show_the_owner_of_a_name_and_the_lines_that_bind_it() {
         "{text}"
     );
 
-    // If the table exists, the remark says so; then the grant is added.
+    // If the table exists, the remark mentions it; then the grant is added.
     let bound = pasted.replace(
         "[[handlers.\"mail.*\".secrets]]",
         "[handlers.\"mail.*\"]\nmodule = \"mail.wasm\"\n[[handlers.\"mail.*\".secrets]]",

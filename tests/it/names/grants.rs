@@ -5,7 +5,7 @@ use std::fs;
 
 use rouse::sandbox::{ModuleBinding, Settings};
 
-use super::{ALL, Machine, has, lines, rich, until_refused};
+use super::{ALL_GRANTS, Machine, grants_of, lines, until_refused, with_grants};
 use crate::sandbox_guest::{bound, echo};
 use crate::support::{folder_of, rouse_without_database};
 
@@ -14,12 +14,12 @@ async fn a_pattern_grants_secrets_state_and_directories_only_to_bound_modules() 
     let nothing: [&str; 0] = [];
     for table in ["mail.*", "*"] {
         // No name conflict is needed for this.
-        let machine = Machine::new(rich(table));
+        let machine = Machine::new(with_grants(table));
         machine.put("evil.wasm", echo("mail.evil", "1"));
         machine.put("mail.wasm", echo("mail.send", "1"));
         let set = machine.start().await.current();
         for name in ["mail.evil", "mail.send"] {
-            let (granted, withheld) = has(&set, name);
+            let (granted, withheld) = grants_of(&set, name);
             assert_eq!(granted, nothing, "{table} {name}");
             assert_eq!(withheld, ["dirs", "secrets", "state"], "{table} {name}");
         }
@@ -29,13 +29,17 @@ async fn a_pattern_grants_secrets_state_and_directories_only_to_bound_modules() 
         // When bound, the grants belong to the module, and so do the names.
         let machine = Machine::new(Settings {
             modules: bound(table, "mail.wasm"),
-            ..rich(table)
+            ..with_grants(table)
         });
         machine.put("evil.wasm", echo("mail.evil", "1"));
         machine.put("mail.wasm", echo("mail.send", "1"));
         let catalog = machine.start().await;
         let set = catalog.current();
-        assert_eq!(has(&set, "mail.send"), (ALL.into(), vec![]), "{table}");
+        assert_eq!(
+            grants_of(&set, "mail.send"),
+            (ALL_GRANTS.into(), vec![]),
+            "{table}"
+        );
         assert_eq!(set.names(), ["mail.send"], "{table}");
         let printed = until_refused(&catalog, "evil.wasm", "binds to mail.wasm").await;
         assert_eq!(printed, lines("mail.evil", "evil.wasm"));
@@ -48,40 +52,40 @@ async fn a_pattern_grants_secrets_state_and_directories_only_to_bound_modules() 
             .collect();
     let machine = Machine::new(Settings {
         modules,
-        ..rich("*")
+        ..with_grants("*")
     });
     machine.put("guest.wasm", echo("guest.run", "1"));
     let set = machine.start().await.current();
-    assert_eq!(has(&set, "guest.run"), (vec![], vec![]));
+    assert_eq!(grants_of(&set, "guest.run"), (vec![], vec![]));
 }
 
 #[tokio::test]
 async fn secrets_of_one_handler_need_a_binding_except_in_development() {
-    let machine = Machine::new(rich("mail.send"));
+    let machine = Machine::new(with_grants("mail.send"));
     machine.put("mail.wasm", echo("mail.send", "1"));
     let set = machine.start().await.current();
     assert_eq!(
-        has(&set, "mail.send"),
+        grants_of(&set, "mail.send"),
         (vec!["files", "state"], vec!["secrets"])
     );
     for settings in [
         Settings {
             is_dev: true,
-            ..rich("mail.send")
+            ..with_grants("mail.send")
         },
         Settings {
             modules: bound("mail.send", "mail.wasm"),
-            ..rich("mail.send")
+            ..with_grants("mail.send")
         },
         Settings {
             modules: bound("mail.*", "mail.wasm"),
-            ..rich("mail.send")
+            ..with_grants("mail.send")
         },
     ] {
         let machine = Machine::new(settings);
         machine.put("mail.wasm", echo("mail.send", "1"));
         let set = machine.start().await.current();
-        assert_eq!(has(&set, "mail.send"), (ALL.into(), vec![]));
+        assert_eq!(grants_of(&set, "mail.send"), (ALL_GRANTS.into(), vec![]));
         assert!(set.get("mail.send").unwrap().bound_by.is_some() != machine.settings.is_dev);
     }
 }
@@ -109,7 +113,7 @@ async fn a_job_denied_a_withheld_secret_or_state_gets_the_lines_that_bind_it() {
             &["invoke", handler, payload, "--handlers", "handlers-wasm"],
             &folder,
         );
-        ran.exits(1).says("therefore to none");
-        ran.says(&lines(table, "test_guests.wasm"));
+        ran.exits(1).prints("therefore to none");
+        ran.prints(&lines(table, "test_guests.wasm"));
     }
 }

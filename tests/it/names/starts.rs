@@ -4,7 +4,7 @@ use std::fs;
 
 use rouse::sandbox::{Catalog, Sandbox, Settings};
 
-use super::{Machine, rich, server, until_refused};
+use super::{Machine, server, until_refused, with_grants};
 use crate::compiling::{compiler_that, compiler_that_waits};
 use crate::sandbox_guest::echo;
 use crate::support::worker::PATIENCE;
@@ -65,7 +65,7 @@ async fn a_start_is_refused_if_the_kept_names_are_unusable() {
 #[tokio::test]
 async fn on_a_first_start_a_name_with_files_or_state_waits_until_all_modules_were_tried() {
     let go_on = scratch("go-on").join("go-on");
-    let mut machine = Machine::new(rich("mail.send"));
+    let mut machine = Machine::new(with_grants("mail.send"));
     machine.settings.compiler = Some(compiler_that_waits("slow-1", &go_on));
     machine.settings.compilations_max = 2;
     machine.put("0.wasm", echo("mail.send", "evil"));
@@ -86,7 +86,7 @@ async fn on_a_first_start_a_name_with_files_or_state_waits_until_all_modules_wer
 #[tokio::test]
 async fn a_start_ends_when_the_last_file_being_loaded_is_removed() {
     let go_on = scratch("go-on").join("go-on");
-    let mut machine = Machine::new(rich("mail.send"));
+    let mut machine = Machine::new(with_grants("mail.send"));
     machine.settings.compiler = Some(compiler_that_waits("slow-1", &go_on));
     machine.settings.compilations_max = 2;
     machine.put("0.wasm", echo("test.other", "slow-1"));
@@ -107,7 +107,7 @@ async fn a_start_ends_when_the_last_file_being_loaded_is_removed() {
 /// A file that failed to load for a transient reason may have the name too.
 #[tokio::test]
 async fn a_start_is_not_over_while_a_file_awaits_a_retry() {
-    let mut machine = Machine::new(rich("mail.send"));
+    let mut machine = Machine::new(with_grants("mail.send"));
     machine.settings.compiler = Some(compiler_that(&format!(
         "head -c 16 > {at}.$$.head; head -c $(od -An -tu8 -N8 {at}.$$.head) > {at}.$$.module\n\
          if grep -qa unlucky-1 {at}.$$.module; then exit 3; fi\n\

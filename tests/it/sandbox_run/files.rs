@@ -19,7 +19,7 @@ async fn a_missing_granted_directory_is_named() {
     )
     .await;
     let RunEnd::Unrunnable(why) = run.end else {
-        panic!("unrunnable, not {:?}", run.end);
+        panic!("expected an unrunnable handler, got {:?}", run.end);
     };
     assert!(why.contains("nowhere") && why.contains("/data"), "{why}");
 }
@@ -114,7 +114,7 @@ async fn an_attempt_whose_lease_has_ended_changes_no_file_even_before_its_abort(
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 
-    // As after a freeze: the lease has ended, and the host has not noticed yet.
+    // After a freeze, the lease has ended, and the host has not noticed yet.
     abort.trust_until(BootTime::now(), Duration::from_secs(5));
     std::fs::write(granted_dir().join("go"), "").unwrap();
     let run = running.await;

@@ -25,23 +25,23 @@ async fn operators_list_read_put_and_remove_state() {
     rouse(&["set", "gone.by", "n", "{\"a\": 1}"])
         .await
         .exits(0)
-        .says("set key n of handler gone.by");
+        .prints("set key n of handler gone.by");
     rouse(&["set", "gone.by", "n", "{"])
         .await
         .exits(1)
-        .says("the value is not JSON");
+        .prints("the value is not JSON");
     rouse(&["set", "gone.by", "raw", "{", "--raw", "--json"])
         .await
         .exits(0)
-        .says("\"set\":true");
+        .prints("\"set\":true");
     rouse(&["set", "no/name", "n", "1"])
         .await
         .exits(1)
-        .says("'no/name' is not a handler name");
+        .prints("'no/name' is not a handler name");
     rouse(&["set", "gone.by", "", "1"])
         .await
         .exits(1)
-        .says("1 to 200 characters");
+        .prints("1 to 200 characters");
 
     let listed = rouse(&["ls", "--json"]).await.json();
     let spaces = json!([
@@ -52,7 +52,7 @@ async fn operators_list_read_put_and_remove_state() {
     rouse(&["ls", "gone.by", "--tenant", "acme"])
         .await
         .exits(0)
-        .says("\\u{1b}[2J");
+        .prints("\\u{1b}[2J");
     let entries = rouse(&["ls", "gone.by", "--json"]).await.json();
     assert_eq!(entries["entries"][0]["key"], "n");
     assert_eq!(
@@ -71,17 +71,17 @@ async fn operators_list_read_put_and_remove_state() {
     rouse(&["get", "gone.by", "nothing"])
         .await
         .exits(3)
-        .says("no such state");
+        .prints("no such state");
 
     rouse(&["rm", "gone.by", "n"])
         .await
         .exits(2)
-        .says("--confirm");
-    rouse(&["rm", "gone.by"]).await.exits(2).says("all keys");
+        .prints("--confirm");
+    rouse(&["rm", "gone.by"]).await.exits(2).prints("all keys");
     rouse(&["rm", "gone.by", "n", "--confirm"])
         .await
         .exits(0)
-        .says("1 keys");
+        .prints("1 keys");
     rouse(&["rm", "gone.by", "n", "--confirm"]).await.exits(3);
     let removed = rouse(&["rm", "gone.by", "--tenant", "acme", "--confirm", "--json"])
         .await
@@ -112,7 +112,7 @@ async fn put_state_refuses_keys_that_no_handler_could_read_and_an_empty_tenant()
         .batch_execute("SELECT rouse.put_state('x', NULL, 'kept', '1')")
         .await
         .unwrap();
-    for (call, says) in [
+    for (call, expected) in [
         (
             "rouse.remove_state('x', '', NULL)",
             "tenant must not be empty",
@@ -128,11 +128,11 @@ async fn put_state_refuses_keys_that_no_handler_could_read_and_an_empty_tenant()
             .batch_execute(&format!("SELECT {call}"))
             .await
             .expect_err(call);
-        let told = error
+        let message = error
             .as_db_error()
             .expect("an error from Postgres")
             .message();
-        assert!(told.contains(says), "{call}: {told}");
+        assert!(message.contains(expected), "{call}: {message}");
     }
     let kept = client
         .query_one("SELECT count(*) FROM rouse.handler_state", &[])

@@ -17,7 +17,7 @@ async fn claimed(client: &Client, store: &Store) -> ClaimedJob {
     claim(store, 1).await.remove(0)
 }
 
-fn of(job: &ClaimedJob) -> StateOf<'static> {
+fn state_of(job: &ClaimedJob) -> StateOf<'static> {
     StateOf {
         id: job.id,
         fence: job.fence,
@@ -25,7 +25,7 @@ fn of(job: &ClaimedJob) -> StateOf<'static> {
     }
 }
 
-fn one(key: &'static str, value: &'static [u8]) -> StateSet<'static> {
+fn set_value(key: &'static str, value: &'static [u8]) -> StateSet<'static> {
     StateSet {
         key,
         value,
@@ -42,10 +42,10 @@ fn write(
     job: &ClaimedJob,
     set: StateSet<'static>,
 ) -> tokio::task::JoinHandle<StateWrite> {
-    let (store, of) = (store.clone(), of(job));
+    let (store, state) = (store.clone(), state_of(job));
     tokio::spawn(async move {
         loop {
-            match store.set_state(of, set).await {
+            match store.set_state(state, set).await {
                 Ok(outcome) => return outcome.expect("the job is this worker's"),
                 Err(error) => {
                     assert_eq!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE), "{error}")
@@ -56,7 +56,7 @@ fn write(
 }
 
 /// Waits until this many writes wait for a lock.
-async fn until_they_wait(client: &Client, writes: usize) {
+async fn until_writes_wait(client: &Client, writes: usize) {
     let sql = format!(
         "SELECT count(*) = {writes} FROM pg_stat_activity
          WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%rouse.set_state%'"
@@ -65,24 +65,24 @@ async fn until_they_wait(client: &Client, writes: usize) {
 }
 
 /// Blocks all writes that make the state of `x` larger.
-const GROWING: &str = "SELECT rouse._lock_state_growth('x', '')";
+const LOCK_GROWTH: &str = "SELECT rouse._lock_state_growth('x', '')";
 
 #[tokio::test]
 async fn one_of_two_concurrent_writes_is_refused_if_only_one_fits() {
     let db = TestDb::new().await;
     let (mut holder, client) = (db.client().await, db.client().await);
-    let (mine, other) = (db.worker().await, db.worker().await);
+    let (owner, other) = (db.worker().await, db.worker().await);
     let jobs = [
-        (claimed(&client, &mine).await, &mine),
+        (claimed(&client, &owner).await, &owner),
         (claimed(&client, &other).await, &other),
     ];
     let few_keys = |key| StateSet {
         keys_max: 1,
-        ..one(key, b"1")
+        ..set_value(key, b"1")
     };
     let few_bytes = |key| StateSet {
         bytes_max: 15,
-        ..one(key, b"123456789")
+        ..set_value(key, b"123456789")
     };
     for (sets, refusal) in [
         ([few_keys("a"), few_keys("b")], StateWrite::TooManyKeys),
@@ -96,14 +96,14 @@ async fn one_of_two_concurrent_writes_is_refused_if_only_one_fits() {
             .await
             .unwrap();
         let open = holder.transaction().await.unwrap();
-        open.batch_execute(GROWING).await.unwrap();
+        open.batch_execute(LOCK_GROWTH).await.unwrap();
         let [a, b] = [0, 1].map(|at| write(jobs[at].1, &jobs[at].0, sets[at]));
-        until_they_wait(&client, 2).await;
+        until_writes_wait(&client, 2).await;
         open.rollback().await.unwrap();
-        let said = [a.await.unwrap(), b.await.unwrap()];
+        let outcomes = [a.await.unwrap(), b.await.unwrap()];
         assert!(
-            said.contains(&StateWrite::Set) && said.contains(&refusal),
-            "{said:?}"
+            outcomes.contains(&StateWrite::Set) && outcomes.contains(&refusal),
+            "{outcomes:?}"
         );
         assert_eq!(kept(&client).await.len(), 1);
     }
@@ -114,16 +114,16 @@ async fn a_write_that_does_not_grow_the_state_needs_no_quota_and_does_not_wait()
     let db = TestDb::new().await;
     let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
     let job = claimed(&client, &store).await;
-    write(&store, &job, one("k", b"123")).await.unwrap();
+    write(&store, &job, set_value("k", b"123")).await.unwrap();
     let open = holder.transaction().await.unwrap();
-    open.batch_execute(GROWING).await.unwrap();
+    open.batch_execute(LOCK_GROWTH).await.unwrap();
     let no_room = StateSet {
         bytes_max: 1,
         keys_max: 0,
-        ..one("k", b"456")
+        ..set_value("k", b"456")
     };
-    let said = store.set_state(of(&job), no_room).await.unwrap();
-    assert_eq!(said, Ok(StateWrite::Set));
+    let outcome = store.set_state(state_of(&job), no_room).await.unwrap();
+    assert_eq!(outcome, Ok(StateWrite::Set));
     open.rollback().await.unwrap();
     assert_eq!(kept(&client).await, [entry("x", "", "k", "456")]);
 }
@@ -132,30 +132,30 @@ async fn a_write_that_does_not_grow_the_state_needs_no_quota_and_does_not_wait()
 async fn one_of_two_concurrent_replacements_of_a_version_gets_a_conflict() {
     let db = TestDb::new().await;
     let (mut holder, client) = (db.client().await, db.client().await);
-    let (mine, other) = (db.worker().await, db.worker().await);
+    let (owner, other) = (db.worker().await, db.worker().await);
     let jobs = [
-        claimed(&client, &mine).await,
+        claimed(&client, &owner).await,
         claimed(&client, &other).await,
     ];
     let both = |sets: [StateSet<'static>; 2]| {
         let writes = [
-            write(&mine, &jobs[0], sets[0]),
+            write(&owner, &jobs[0], sets[0]),
             write(&other, &jobs[1], sets[1]),
         ];
         (writes, sets)
     };
     let expecting = |expected, value| StateSet {
         expected: Some(expected),
-        ..one("k", value)
+        ..set_value("k", value)
     };
 
     // Neither finds a value, and both would make the state larger.
     let open = holder.transaction().await.unwrap();
-    open.batch_execute(GROWING).await.unwrap();
+    open.batch_execute(LOCK_GROWTH).await.unwrap();
     let (writes, sets) = both([expecting(0, b"1"), expecting(0, b"2")]);
-    until_they_wait(&client, 2).await;
+    until_writes_wait(&client, 2).await;
     open.rollback().await.unwrap();
-    let winner = the_only_one(writes, sets).await;
+    let winner = the_winner(writes, sets).await;
 
     // Both find the winner's value, and replace it by one of the same size.
     let open = holder.transaction().await.unwrap();
@@ -166,34 +166,34 @@ async fn one_of_two_concurrent_replacements_of_a_version_gets_a_conflict() {
         expecting(winner.version, b"3"),
         expecting(winner.version, b"4"),
     ]);
-    until_they_wait(&client, 2).await;
+    until_writes_wait(&client, 2).await;
     open.rollback().await.unwrap();
-    let winner = the_only_one(writes, sets).await;
-    let found = mine.get_state(of(&jobs[0]), "k").await.unwrap();
+    let winner = the_winner(writes, sets).await;
+    let found = owner.get_state(state_of(&jobs[0]), "k").await.unwrap();
     assert_eq!(found, Ok(Some((winner.value.to_vec(), winner.version))));
 
     // Its answer was lost, so the winner writes again.
     assert_eq!(
-        write(&mine, &jobs[0], winner).await.unwrap(),
+        write(&owner, &jobs[0], winner).await.unwrap(),
         StateWrite::Set
     );
     // A deleted and recreated value has another version.
     assert_eq!(
-        mine.delete_state(of(&jobs[0]), "k").await.unwrap(),
+        owner.delete_state(state_of(&jobs[0]), "k").await.unwrap(),
         Ok(true)
     );
-    write(&mine, &jobs[0], one("k", winner.value))
+    write(&owner, &jobs[0], set_value("k", winner.value))
         .await
         .unwrap();
     let late = expecting(winner.version, b"5");
     assert_eq!(
-        write(&mine, &jobs[0], late).await.unwrap(),
+        write(&owner, &jobs[0], late).await.unwrap(),
         StateWrite::Conflict
     );
 }
 
 /// The one write of the two that was made; the other got a conflict.
-async fn the_only_one(
+async fn the_winner(
     writes: [tokio::task::JoinHandle<StateWrite>; 2],
     sets: [StateSet<'static>; 2],
 ) -> StateSet<'static> {
@@ -201,7 +201,7 @@ async fn the_only_one(
     for (write, set) in writes.into_iter().zip(sets) {
         match write.await.unwrap() {
             StateWrite::Set => winners.push(set),
-            said => assert_eq!(said, StateWrite::Conflict),
+            outcome => assert_eq!(outcome, StateWrite::Conflict),
         }
     }
     assert_eq!(winners.len(), 1);
@@ -213,26 +213,28 @@ async fn a_write_is_tried_again_if_the_value_shrank_in_the_meantime() {
     let db = TestDb::new().await;
     let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
     let job = claimed(&client, &store).await;
-    write(&store, &job, one("k", b"123456789")).await.unwrap();
+    write(&store, &job, set_value("k", b"123456789"))
+        .await
+        .unwrap();
     let open = holder.transaction().await.unwrap();
     open.batch_execute("UPDATE rouse.handler_state SET value = '1'")
         .await
         .unwrap();
-    let asked = StateSet {
+    let set = StateSet {
         bytes_max: 5,
-        ..one("k", b"987654321")
+        ..set_value("k", b"987654321")
     };
-    let writing = write(&store, &job, asked);
-    until_they_wait(&client, 1).await;
+    let writing = write(&store, &job, set);
+    until_writes_wait(&client, 1).await;
     open.commit().await.unwrap();
-    let said = writing.await.unwrap();
+    let outcome = writing.await.unwrap();
     // If it had waited for too long, it has already been tried again.
     assert!(
-        matches!(said, StateWrite::Again | StateWrite::TooManyBytes(0)),
-        "{said:?}"
+        matches!(outcome, StateWrite::Again | StateWrite::TooManyBytes(0)),
+        "{outcome:?}"
     );
     assert_eq!(
-        write(&store, &job, asked).await.unwrap(),
+        write(&store, &job, set).await.unwrap(),
         StateWrite::TooManyBytes(0)
     );
     assert_eq!(kept(&client).await, [entry("x", "", "k", "1")]);
@@ -241,33 +243,36 @@ async fn a_write_is_tried_again_if_the_value_shrank_in_the_meantime() {
 #[tokio::test]
 async fn only_the_worker_that_has_the_job_reads_and_writes_the_state() {
     let db = TestDb::new().await;
-    let (client, mine, other) = (db.client().await, db.worker().await, db.worker().await);
-    let job = claimed(&client, &mine).await;
-    let here = of(&job);
+    let (client, owner, other) = (db.client().await, db.worker().await, db.worker().await);
+    let job = claimed(&client, &owner).await;
+    let here = state_of(&job);
     assert_eq!(
-        mine.set_state(here, one("k", b"1")).await.unwrap(),
+        owner.set_state(here, set_value("k", b"1")).await.unwrap(),
         Ok(StateWrite::Set)
     );
 
-    let all_say = async |store: &Store, of: StateOf<'_>, reason| {
+    let all_refuse = async |store: &Store, state: StateOf<'_>, reason| {
         let no = NotMine(reason);
-        assert_eq!(store.get_state(of, "k").await.unwrap(), Err(no));
-        assert_eq!(store.state_keys(of, "", None, 9).await.unwrap(), Err(no));
-        assert_eq!(store.set_state(of, one("k", b"2")).await.unwrap(), Err(no));
-        assert_eq!(store.delete_state(of, "k").await.unwrap(), Err(no));
+        assert_eq!(store.get_state(state, "k").await.unwrap(), Err(no));
+        assert_eq!(store.state_keys(state, "", None, 9).await.unwrap(), Err(no));
+        assert_eq!(
+            store.set_state(state, set_value("k", b"2")).await.unwrap(),
+            Err(no)
+        );
+        assert_eq!(store.delete_state(state, "k").await.unwrap(), Err(no));
     };
     let wrong = StateOf {
         fence: Fence(job.fence.0 ^ 1),
         ..here
     };
     let taken = AbortReason::TakenByAnotherWorker;
-    all_say(&other, here, taken).await;
-    all_say(&mine, wrong, taken).await;
+    all_refuse(&other, here, taken).await;
+    all_refuse(&owner, wrong, taken).await;
     let none = StateOf {
         id: JobId(-1),
         ..here
     };
-    all_say(&mine, none, AbortReason::NotFound).await;
+    all_refuse(&owner, none, AbortReason::NotFound).await;
     let refused: i64 = client
         .query_one("SELECT sum(refused)::bigint FROM rouse.workers", &[])
         .await
@@ -276,11 +281,11 @@ async fn only_the_worker_that_has_the_job_reads_and_writes_the_state() {
     assert_eq!(refused, 4, "taken by the other worker each time");
 
     let settled = settlement(&job, result("1"));
-    mine.settle(&[settled], Locked::Wait).await.unwrap();
-    all_say(&mine, here, AbortReason::AlreadyCompleted).await;
-    let job = claimed(&client, &mine).await;
+    owner.settle(&[settled], Locked::Wait).await.unwrap();
+    all_refuse(&owner, here, AbortReason::AlreadyCompleted).await;
+    let job = claimed(&client, &owner).await;
     cancel(&client, job.id.0).await;
-    all_say(&mine, of(&job), AbortReason::Cancelled).await;
+    all_refuse(&owner, state_of(&job), AbortReason::Cancelled).await;
     assert_eq!(kept(&client).await, [entry("x", "", "k", "1")]);
 }
 

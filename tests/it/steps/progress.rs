@@ -5,7 +5,7 @@ use rouse::store::Report;
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 
-use super::{refused, until_it_waits};
+use super::{refused, until_waiting};
 use crate::support::TestDb;
 use crate::support::claims::claim;
 use crate::support::worker::{TestWorker, cancel, enqueue, until_true};
@@ -30,9 +30,9 @@ async fn concurrent_progress_reports_of_the_same_jobs_do_not_deadlock() {
     open.query("SELECT FROM rouse.progress FOR UPDATE", &[])
         .await
         .unwrap();
-    let call = |said: usize, over: usize| {
-        let (store, said, over) = (store.clone(), report(said), ended(over));
-        tokio::spawn(async move { store.report(&[said], &[over]).await })
+    let call = |reported: usize, over: usize| {
+        let (store, reported, over) = (store.clone(), report(reported), ended(over));
+        tokio::spawn(async move { store.report(&[reported], &[over]).await })
     };
     let calls = [call(0, 1), call(1, 0)];
     // Both calls are in progress and have reached a locked row.
@@ -50,9 +50,9 @@ async fn concurrent_progress_reports_of_the_same_jobs_do_not_deadlock() {
 #[tokio::test]
 async fn progress_is_shown_during_the_attempt_and_only_its_worker_can_report_it() {
     let db = TestDb::new().await;
-    let (client, mine, other) = (db.client().await, db.worker().await, db.worker().await);
+    let (client, owner, other) = (db.client().await, db.worker().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
-    let job = claim(&mine, 1).await.remove(0);
+    let job = claim(&owner, 1).await.remove(0);
     let report = |fence, percent| Report {
         id: job.id,
         fence,
@@ -68,7 +68,7 @@ async fn progress_is_shown_during_the_attempt_and_only_its_worker_can_report_it(
     };
     assert_eq!(shown().await, None);
 
-    let accepted = mine.report(&[report(job.fence, 50)], &[]).await.unwrap();
+    let accepted = owner.report(&[report(job.fence, 50)], &[]).await.unwrap();
     assert_eq!(accepted, [job.id].into());
     let progress = shown().await.unwrap();
     assert_eq!(
@@ -78,7 +78,8 @@ async fn progress_is_shown_during_the_attempt_and_only_its_worker_can_report_it(
 
     let stale = Fence(job.fence.0 ^ 1);
     assert!(
-        mine.report(&[report(stale, 60)], &[])
+        owner
+            .report(&[report(stale, 60)], &[])
             .await
             .unwrap()
             .is_empty()
@@ -102,7 +103,7 @@ async fn progress_is_shown_during_the_attempt_and_only_its_worker_can_report_it(
         .await
         .unwrap();
     assert_eq!(shown().await, None);
-    mine.report(&[], &[(job.id, job.fence)]).await.unwrap();
+    owner.report(&[], &[(job.id, job.fence)]).await.unwrap();
     let left: i64 = client
         .query_one("SELECT count(*) FROM rouse.progress", &[])
         .await
@@ -117,7 +118,7 @@ async fn the_progress_of_a_handler_is_in_the_database_until_its_attempt_ends() {
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     let id = enqueue(&client, "test.steps", json!({"between": "wait"})).await;
-    until_it_waits(&client, id).await;
+    until_waiting(&client, id).await;
     cancel(&client, id).await;
     until_true(&client, "SELECT count(*) = 0 FROM rouse.progress").await;
     worker.drain().await;
@@ -129,18 +130,19 @@ async fn a_progress_text_that_grows_by_escaping_is_cut_to_the_maximum_length() {
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     // Each of these characters is shown as several.
-    let wordy = enqueue(
+    let escaped = enqueue(
         &client,
         "test.wordy-progress",
         json!({"step": "\u{202a}".repeat(200)}),
     )
     .await;
     let other = enqueue(&client, "test.steps", json!({"between": "wait"})).await;
-    until_it_waits(&client, other).await;
-    let sql =
-        format!("SELECT coalesce(length(progress->>'step') = 200, false) FROM rouse.job({wordy})");
+    until_waiting(&client, other).await;
+    let sql = format!(
+        "SELECT coalesce(length(progress->>'step') = 200, false) FROM rouse.job({escaped})"
+    );
     until_true(&client, &sql).await;
-    for id in [wordy, other] {
+    for id in [escaped, other] {
         cancel(&client, id).await;
     }
     worker.drain().await;

@@ -6,6 +6,7 @@ use rouse::job::{AttemptError, ErrorKind, Fence, JsonText, LaneId, Outcome, afte
 use rouse::store::{
     Adopted, Adoption, ClaimOrder, ClaimedJob, Orphan, Settlement, Store, StoreError,
 };
+use tokio_postgres::{Client, Transaction};
 
 /// The outcome `succeeded` with this JSON.
 pub(crate) fn result(text: &str) -> Outcome {
@@ -51,6 +52,25 @@ pub(crate) async fn claim(store: &Store, wanted: usize) -> Vec<ClaimedJob> {
         .await
         .unwrap()
         .jobs()
+}
+
+/// Locks the row of a job until the end of this transaction.
+pub(crate) async fn lock_job(transaction: &Transaction<'_>, id: i64) {
+    transaction
+        .execute("SELECT FROM rouse.job WHERE id = $1 FOR UPDATE", &[&id])
+        .await
+        .unwrap();
+}
+
+/// Makes a waiting job due.
+pub(crate) async fn make_due(client: &Client, id: i64) {
+    client
+        .execute(
+            "UPDATE rouse.job SET available_at = now() WHERE id = $1",
+            &[&id],
+        )
+        .await
+        .unwrap();
 }
 
 /// Adopts orphans as a worker does, with `lost_max` crashes at most.

@@ -15,8 +15,8 @@ use rouse::postgres::{Search, Server, Settings, fetch_binaries};
 
 const PREFIX: &str = "rouse-tests-";
 
-/// The server that all tests share, started by the first test that needs it. It is never dropped: it ends with this process, and
-/// the next run removes its files.
+/// The server that all tests share, started by the first test that needs it. It is never dropped: it ends with this
+/// process, and the next run removes its files.
 pub(super) fn shared() -> &'static Server {
     static SERVER: OnceLock<Server> = OnceLock::new();
     SERVER.get_or_init(|| {
@@ -41,12 +41,13 @@ pub(crate) fn postgres_settings(data_dir: impl Into<PathBuf>) -> Settings {
     }
 }
 
-/// The major version that the tests have to run on, as `cargo xtask test --postgres 18` says. None: any.
+/// The major version that the tests have to run on, as set by `cargo xtask test --postgres 18`. `None` allows any
+/// version.
 pub(crate) fn postgres_major() -> Option<String> {
     env::var("ROUSE_TEST_POSTGRES").ok()
 }
 
-/// Where the Postgres binaries are, if a variable says so. None: where `rouse` would find them.
+/// The directory of the Postgres binaries, if a variable sets it. `None`: `rouse` searches for them.
 pub(crate) fn postgres_bin() -> Option<&'static Path> {
     static BIN: OnceLock<Option<PathBuf>> = OnceLock::new();
     let bin = BIN.get_or_init(|| match postgres_major() {
@@ -75,7 +76,7 @@ pub(crate) fn scratch(name: &str) -> PathBuf {
     dir
 }
 
-/// Where the tests cache machine code: all tests share the directory, and it is removed with the run's files.
+/// The directory in which the tests cache machine code. All tests share it, and it is removed with the run's files.
 pub(crate) fn code_cache() -> PathBuf {
     static CACHE: OnceLock<PathBuf> = OnceLock::new();
     CACHE.get_or_init(|| scratch("code")).clone()
@@ -99,7 +100,7 @@ fn remove_stale() {
         let owner = name.and_then(|name| name.to_str()?.strip_prefix(PREFIX));
         if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
             for directory in entries(&entry).filter_map(|dir| socket_directory(&dir.join("pg"))) {
-                // As below.
+                // Best effort, for the reason below.
                 let _ = fs::remove_dir_all(directory);
             }
             // Files left by another user cannot be removed, which is not an error.
@@ -113,7 +114,7 @@ fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> {
     found.map(|entry| entry.path())
 }
 
-/// Where the server that ran on these data had its socket: Postgres saves its own command line.
+/// The socket directory of the server that ran on these data, from the command line that Postgres saves.
 fn socket_directory(data_dir: &Path) -> Option<PathBuf> {
     let line = fs::read_to_string(data_dir.join("cluster/postmaster.opts")).ok()?;
     let words: Vec<_> = line.split('"').collect();

@@ -120,8 +120,8 @@ pub(crate) fn registration(worker_id: &str, key: WorkerKey) -> Registration {
 
 impl Drop for TestDb {
     fn drop(&mut self) {
-        // One thread drops all databases, so that no test waits. Databases that are left when the run ends are removed with the
-        // cluster.
+        // One thread drops all databases, so that no test waits. Databases that are left when the run ends are removed
+        // with the cluster.
         static JANITOR: OnceLock<mpsc::Sender<String>> = OnceLock::new();
         let janitor = JANITOR.get_or_init(|| {
             let (names, queue) = mpsc::channel();
@@ -142,6 +142,26 @@ pub(crate) async fn connect(url: &str) -> Client {
     client
 }
 
+/// The message and the hint with which the database refuses these statements. After an error in a batch of several
+/// statements, the transaction must be rolled back.
+pub(crate) async fn refusal(client: &Client, sql: &str) -> String {
+    let error = client.batch_execute(sql).await.expect_err(sql);
+    let error = error.as_db_error().expect("an error from the database");
+    format!("{} / {}", error.message(), error.hint().unwrap_or_default())
+}
+
+/// Drops all partitions of this table in schema `rouse`, today's included.
+pub(crate) async fn drop_all_partitions(client: &Client, table: &str) {
+    let drop = format!(
+        "DO $$ DECLARE t text; BEGIN
+             FOR t IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'rouse.{table}'::regclass LOOP
+                 EXECUTE 'DROP TABLE ' || t;
+             END LOOP;
+         END $$"
+    );
+    client.batch_execute(&drop).await.unwrap();
+}
+
 /// Ends every session on this session's database except its own, as an operator or a failing server would.
 pub(crate) async fn cut_all_others(client: &Client) {
     let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -154,7 +174,7 @@ pub(crate) async fn migrate(url: &str) -> Result<Report, MigrateError> {
     migrate_with(url, migrate::ALL, migrate::WAIT).await
 }
 
-/// As [`migrate`], with sources and time limits of the test's own.
+/// Like [`migrate`], with sources and time limits of the test's own.
 pub(crate) async fn migrate_with(
     url: &str,
     sources: Sources<'_>,

@@ -67,6 +67,34 @@ impl Output {
     fn lock(&self) -> MutexGuard<'_, Lines> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Waits until the lines contain what `find` returns. Panics with all lines if it takes too long, or if both
+    /// streams end first.
+    fn wait_for<T>(
+        &self,
+        patience: Duration,
+        missing: &str,
+        find: impl Fn(&Lines) -> Option<T>,
+    ) -> T {
+        let until = Instant::now() + patience;
+        let mut lines = self.lock();
+        loop {
+            if let Some(found) = find(&lines) {
+                return found;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            assert!(
+                !left.is_zero() && lines.ended < 2,
+                "{missing}; the output was:\n{}",
+                lines.all.join("\n")
+            );
+            lines = self
+                .changed
+                .wait_timeout(lines, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
 }
 
 impl Host {
@@ -103,47 +131,19 @@ impl Host {
 
     /// Waits for a line of stdout or stderr, past or future; panics with all output if it does not come in time.
     pub(crate) fn line(&self, patience: Duration, wanted: impl Fn(&str) -> bool) -> String {
-        let until = Instant::now() + patience;
-        let mut lines = self.output.lock();
-        loop {
-            if let Some(line) = lines.all.iter().find(|line| wanted(line)) {
-                return line.clone();
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            assert!(
-                !left.is_zero() && lines.ended < 2,
-                "the line did not come; the output was:\n{}",
-                lines.all.join("\n")
-            );
-            lines = self
-                .output
-                .changed
-                .wait_timeout(lines, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
+        self.output
+            .wait_for(patience, "the line did not come", |lines| {
+                lines.all.iter().find(|line| wanted(line)).cloned()
+            })
     }
 
-    /// Waits until this many lines have come from stdout and stderr together, and returns them; panics with all output if they do
-    /// not come in time.
+    /// Waits until this many lines have come from stdout and stderr together, and returns them; panics with all output
+    /// if they do not come in time.
     pub(crate) fn first_lines(&self, patience: Duration, count: usize) -> Vec<String> {
-        let until = Instant::now() + patience;
-        let mut lines = self.output.lock();
-        while lines.all.len() < count {
-            let left = until.saturating_duration_since(Instant::now());
-            assert!(
-                !left.is_zero() && lines.ended < 2,
-                "{count} lines did not come; the output was:\n{}",
-                lines.all.join("\n")
-            );
-            lines = self
-                .output
-                .changed
-                .wait_timeout(lines, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-        lines.all[..count].to_vec()
+        let missing = format!("{count} lines did not come");
+        self.output.wait_for(patience, &missing, |lines| {
+            lines.all.get(..count).map(<[String]>::to_vec)
+        })
     }
 
     /// All lines so far.
@@ -156,38 +156,23 @@ impl Host {
     pub(crate) fn signal(&self, signal: i32) {
         let pid = i32::try_from(self.child.id()).expect("process ids are positive");
         #[expect(unsafe_code, reason = "the standard library can only kill")]
-        // SAFETY: a plain system call. The child is not reaped before `exit` or `drop`, which take `self`, so the id is still its
-        // own.
+        // SAFETY: a plain system call. The child is not reaped before `exit` or `drop`, which take `self`, so the id is
+        // still its own.
         let result = unsafe { libc::kill(pid, signal) };
         assert_eq!(result, 0, "signal {signal} to {pid}");
     }
 
-    /// Waits until it has ended by itself, and returns all of its stdout followed by all of its stderr, since the order between the
-    /// two is unknown; panics with all output if it does not end in time.
+    /// Waits until it has ended by itself, and returns all of its stdout followed by all of its stderr, since the order
+    /// between the two is unknown; panics with all output if it does not end in time.
     pub(crate) fn exit(mut self, patience: Duration) -> (ExitStatus, String) {
-        let until = Instant::now() + patience;
-        let mut lines = self.output.lock();
-        // Both streams end with the process, unless a child of it keeps them open.
-        while lines.ended < 2 {
-            let left = until.saturating_duration_since(Instant::now());
-            assert!(
-                !left.is_zero(),
-                "it did not end; the output was:\n{}",
-                lines.all.join("\n")
-            );
-            lines = self
-                .output
-                .changed
-                .wait_timeout(lines, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-        let of = |stderr| {
-            let lines = lines.all.iter().zip(&lines.of_stderr);
-            lines.filter_map(move |(line, is)| (*is == stderr).then_some(line.as_str()))
-        };
-        let text = of(false).chain(of(true)).collect::<Vec<_>>().join("\n");
-        drop(lines);
+        let text = self.output.wait_for(patience, "it did not end", |lines| {
+            let of = |stderr| {
+                let lines = lines.all.iter().zip(&lines.of_stderr);
+                lines.filter_map(move |(line, is)| (*is == stderr).then_some(line.as_str()))
+            };
+            // Both streams end with the process, unless a child of it keeps them open.
+            (lines.ended == 2).then(|| of(false).chain(of(true)).collect::<Vec<_>>().join("\n"))
+        });
         let status = self.child.wait().expect("the child can be waited for");
         (status, text)
     }

@@ -17,11 +17,15 @@ pub(crate) struct Block {
     pub(crate) line: usize,
 }
 
+/// The root of the repository.
+pub(crate) fn repository() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
 /// The blocks of a page, given by its path in the repository.
 pub(crate) fn blocks(page: &str) -> Vec<Block> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let text =
-        std::fs::read_to_string(root.join(page)).unwrap_or_else(|why| panic!("{page}: {why}"));
+    let text = std::fs::read_to_string(repository().join(page))
+        .unwrap_or_else(|why| panic!("{page}: {why}"));
     let mut blocks: Vec<Block> = Vec::new();
     let (mut before, mut open) = (String::new(), None::<Block>);
     for (number, line) in text.lines().enumerate() {
@@ -41,6 +45,13 @@ pub(crate) fn blocks(page: &str) -> Vec<Block> {
     }
     assert!(open.is_none(), "{page} ends inside a block");
     blocks
+}
+
+/// The text of each block of this kind on a page.
+pub(crate) fn blocks_of(page: &str, kind: &str) -> Vec<String> {
+    let blocks = blocks(page).into_iter();
+    let blocks = blocks.filter(|block| block.kind == kind);
+    blocks.map(|block| block.text).collect()
 }
 
 /// Whether a line matches a line on a page: `…` matches anything, and any number of spaces matches one.
@@ -77,8 +88,8 @@ pub(crate) fn assert_shown(printed: &str, block: &Block) {
     }
 }
 
-/// Runs the statements of an `sql` block one by one. If a comment follows a statement, the first row must match it: a value, or
-/// several in parentheses.
+/// Runs the statements of an `sql` block one by one. If a comment follows a statement, the first row must match it: a
+/// value, or several in parentheses.
 pub(crate) async fn run_sql(client: &Client, block: &Block) {
     for (statement, shown) in statements(&block.text) {
         let rows = client.simple_query(&statement).await;

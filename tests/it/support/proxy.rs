@@ -21,14 +21,14 @@ pub(crate) const ECHO: &str = "SELECT pg_notify($1, $2)";
 pub(crate) struct Proxy {
     url: String,
     next: Arc<Mutex<Option<Arc<Hold>>>>,
-    is_away: Arc<watch::Sender<bool>>,
+    is_down: Arc<watch::Sender<bool>>,
     /// The times of refused connections.
     tries: Arc<watch::Sender<Vec<Instant>>>,
     /// How many messages, or groups of them, clients have sent.
     sent: Arc<AtomicUsize>,
 }
 
-/// What to hold.
+/// The part of an exchange that is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     /// The statement: the database does not see it yet.
@@ -63,7 +63,7 @@ impl Held {
         tokio::time::timeout(PATIENCE, caught.wait_for(|caught| *caught >= times))
             .await
             .unwrap_or_else(|_| panic!("not sent: {:?}", self.0.words))
-            .expect("the sender is here");
+            .expect("the sender is in this struct");
     }
 
     /// Lets it pass.
@@ -79,11 +79,11 @@ impl Drop for Held {
 impl Proxy {
     /// A proxy to this database.
     pub(crate) async fn start(db: &TestDb) -> Self {
-        Self::start_with_room(db, Semaphore::MAX_PERMITS).await
+        Self::start_with_limit(db, Semaphore::MAX_PERMITS).await
     }
 
     /// A proxy that refuses further connections while this many are open, as a server does at `max_connections`.
-    pub(crate) async fn start_with_room(db: &TestDb, connections_max: usize) -> Self {
+    pub(crate) async fn start_with_limit(db: &TestDb, connections_max: usize) -> Self {
         let at = db.address();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("its number").port();
@@ -91,26 +91,26 @@ impl Proxy {
         let (socket, holds) = (at.directory.join(".s.PGSQL.5432"), next.clone());
         let sent = Arc::new(AtomicUsize::new(0));
         let sending = sent.clone();
-        let is_away = Arc::new(watch::Sender::new(false));
+        let is_down = Arc::new(watch::Sender::new(false));
         let tries = Arc::new(watch::Sender::<Vec<Instant>>::default());
-        let (away, tried) = (is_away.clone(), tries.clone());
-        let room = Arc::new(Semaphore::new(connections_max));
+        let (down, refused) = (is_down.clone(), tries.clone());
+        let permits = Arc::new(Semaphore::new(connections_max));
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let mut away = away.subscribe();
-                let place = room.clone().try_acquire_owned().ok();
-                let Some(place) = place.filter(|_| !*away.borrow()) else {
-                    tried.send_modify(|tries| tries.push(Instant::now()));
+                let mut down = down.subscribe();
+                let permit = permits.clone().try_acquire_owned().ok();
+                let Some(permit) = permit.filter(|_| !*down.borrow()) else {
+                    refused.send_modify(|tries| tries.push(Instant::now()));
                     continue;
                 };
                 let (socket, holds) = (socket.clone(), Holds(holds.clone()));
                 let sending = sending.clone();
                 tokio::spawn(async move {
                     tokio::select! {
-                        () = pass_on(client, socket, holds, &sending) => {}
-                        _ = away.wait_for(|away| *away) => {}
+                        () = forward(client, socket, holds, &sending) => {}
+                        _ = down.wait_for(|down| *down) => {}
                     }
-                    drop(place);
+                    drop(permit);
                 });
             }
         });
@@ -121,30 +121,31 @@ impl Proxy {
         Self {
             url,
             next,
-            is_away,
+            is_down,
             tries,
             sent,
         }
     }
 
-    /// How often clients have sent something: once per statement, since each is sent as a whole and its answer awaited.
+    /// The number of messages that clients have sent: one per statement, since each is sent as a whole and its answer
+    /// awaited.
     pub(crate) fn sent(&self) -> usize {
         self.sent.load(Ordering::Relaxed)
     }
 
     /// Cuts all connections, and each new one.
-    pub(crate) fn goes_away(&self) {
-        self.is_away.send_replace(true);
+    pub(crate) fn go_down(&self) {
+        self.is_down.send_replace(true);
     }
 
     /// Forwards connections again.
-    pub(crate) fn comes_back(&self) {
-        self.is_away.send_replace(false);
+    pub(crate) fn come_up(&self) {
+        self.is_down.send_replace(false);
     }
 
     /// Waits for a refused connection this long after the first one; returns the times of all.
-    pub(crate) async fn tried_after(&self, later: Duration) -> Vec<Instant> {
-        self.tried(|tries| match tries {
+    pub(crate) async fn refused_after(&self, later: Duration) -> Vec<Instant> {
+        self.refused_until(|tries| match tries {
             [first, .., last] => *last - *first >= later,
             _ => false,
         })
@@ -152,13 +153,16 @@ impl Proxy {
     }
 
     /// Waits until the refused connections are enough; returns the times of all.
-    pub(crate) async fn tried(&self, are_enough: impl Fn(&[Instant]) -> bool) -> Vec<Instant> {
+    pub(crate) async fn refused_until(
+        &self,
+        are_enough: impl Fn(&[Instant]) -> bool,
+    ) -> Vec<Instant> {
         let mut tries = self.tries.subscribe();
-        let tried = tries.wait_for(|tries| are_enough(tries));
-        let tried = tokio::time::timeout(PATIENCE, tried).await;
-        tried
+        let refused = tries.wait_for(|tries| are_enough(tries));
+        let refused = tokio::time::timeout(PATIENCE, refused).await;
+        refused
             .expect("enough tries")
-            .expect("the sender is here")
+            .expect("the sender is in this struct")
             .clone()
     }
 
@@ -167,7 +171,7 @@ impl Proxy {
         &self.url
     }
 
-    /// As [`Proxy::url`], for a worker in this process.
+    /// Like [`Proxy::url`], for a worker in this process.
     pub(crate) fn connector(&self) -> Connector {
         Connector::from_url(&self.url, &|_| None).expect("a good connection string")
     }
@@ -219,7 +223,7 @@ async fn wait_for(hold: &Hold) {
 }
 
 /// One connection. It ends with either side.
-async fn pass_on(client: TcpStream, socket: PathBuf, holds: Holds, sent: &AtomicUsize) {
+async fn forward(client: TcpStream, socket: PathBuf, holds: Holds, sent: &AtomicUsize) {
     // A delay in the kernel would look like a delay of the worker.
     let _ = client.set_nodelay(true);
     let Ok(server) = UnixStream::connect(socket).await else {
@@ -230,12 +234,12 @@ async fn pass_on(client: TcpStream, socket: PathBuf, holds: Holds, sent: &Atomic
     let answers = watch::Sender::new(None);
     let held = answers.subscribe();
     tokio::select! {
-        () = statements(from_client, to_server, holds, answers, sent) => {}
-        () = pass_answers(from_server, to_client, held) => {}
+        () = forward_statements(from_client, to_server, holds, answers, sent) => {}
+        () = forward_answers(from_server, to_client, held) => {}
     }
 }
 
-async fn statements(
+async fn forward_statements(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     holds: Holds,
@@ -258,7 +262,7 @@ async fn statements(
     }
 }
 
-async fn pass_answers(
+async fn forward_answers(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     held: watch::Receiver<Option<Arc<Hold>>>,

@@ -39,7 +39,7 @@ impl Ran {
     }
 
     /// Asserts that its output contains this text.
-    pub(crate) fn says(&self, part: &str) -> &Self {
+    pub(crate) fn prints(&self, part: &str) -> &Self {
         let all = self.text();
         assert!(all.contains(part), "{part:?} is missing in:\n{all}");
         self
@@ -64,7 +64,7 @@ pub(crate) fn command(url: &str, args: &[&str], folder: &Path) -> Command {
     command
 }
 
-/// As [`command`], without a database.
+/// Like [`command`], without a database.
 pub(crate) fn command_without_database(args: &[&str], folder: &Path) -> Command {
     let mut command = command("", args, folder);
     command.env_remove("DATABASE_URL");
@@ -78,7 +78,7 @@ pub(crate) async fn rouse_in(db: &TestDb, args: &[&str], folder: &Path) -> Ran {
     ran.await.unwrap()
 }
 
-/// As [`rouse_in`], without a database.
+/// Like [`rouse_in`], without a database.
 pub(crate) fn rouse_without_database(args: &[&str], folder: &Path) -> Ran {
     Ran::of(&mut command_without_database(args, folder))
 }
@@ -90,7 +90,7 @@ pub(crate) fn folder(config: &str, guests: &[&str]) -> PathBuf {
     folder_of(config, &modules)
 }
 
-/// As [`folder`], with these modules.
+/// Like [`folder`], with these modules.
 pub(crate) fn folder_of(config: &str, modules: &[(&str, impl AsRef<[u8]>)]) -> PathBuf {
     let folder = scratch("folder");
     let handlers = folder.join("handlers-wasm");

@@ -10,7 +10,7 @@ pub(crate) fn on_terminal(command: Command, columns: u16) -> String {
     run(command, columns, None)
 }
 
-/// As [`on_terminal`], for a command that runs until a signal: it gets SIGTERM once it has written this.
+/// Like [`on_terminal`], for a command that runs until a signal: it gets SIGTERM once it has written this.
 pub(crate) fn on_terminal_until(command: Command, wanted: &str) -> String {
     run(command, 80, Some(wanted))
 }
@@ -51,7 +51,8 @@ fn terminal(columns: u16) -> (File, File) {
     };
     let (mut ours, mut its) = (-1, -1);
     #[expect(unsafe_code, reason = "the standard library has no terminals")]
-    // SAFETY: both descriptors are written by a call that succeeds and are not owned elsewhere; name and settings are null.
+    // SAFETY: both descriptors are written by a call that succeeds and are not owned elsewhere; name and settings are
+    // null.
     unsafe {
         let opened = libc::openpty(
             &raw mut ours,

@@ -68,7 +68,7 @@ fn acceptor() -> TlsAcceptor {
             vec![CertificateDer::from_pem_slice(certificate).expect("a certificate")],
             PrivateKeyDer::from_pem_slice(key).expect("a key"),
         )
-        .expect("they belong together");
+        .expect("the key belongs to the certificate");
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     TlsAcceptor::from(Arc::new(config))
 }
@@ -158,12 +158,12 @@ impl Web {
         seen["whole"] = true.into();
         self.note(&seen);
         let mut parts = head.uri.path().trim_start_matches('/').splitn(3, '/');
-        let (what, how) = (
+        let (endpoint, argument) = (
             parts.next().unwrap_or_default(),
             parts.next().unwrap_or_default(),
         );
-        let number = || how.parse().expect("a number");
-        let response = match what {
+        let number = || argument.parse().expect("a number");
+        let response = match endpoint {
             "bytes" => whole("x".repeat(number())),
             "fields" => (0..number())
                 .fold(Response::builder(), |response, n| {
@@ -171,22 +171,25 @@ impl Web {
                 })
                 .body(Chunks::default()),
             "redirect" => {
-                let to = path.split_once("to=").expect("where to").1;
-                let status: u16 = how.parse().expect("a status");
+                let to = path
+                    .split_once("to=")
+                    .expect("the target of the redirect")
+                    .1;
+                let status: u16 = argument.parse().expect("a status");
                 let response = Response::builder().status(status).header("location", to);
                 response.body(Chunks::default())
             }
-            // `/status/503/once?retry-after=7`: this status the first time, then an echo; `/status/404/always`: this status each
-            // time.
+            // `/status/503/once?retry-after=7`: this status the first time, then an echo; `/status/404/always`: this
+            // status each time.
             "status" => {
-                let asked = self.seen(&path);
-                let asked_before = asked.iter().filter(|one| one["whole"] == true).count() > 1;
-                match head.uri.path().ends_with("/once") && asked_before {
+                let earlier = self.seen(&path);
+                let is_repeated = earlier.iter().filter(|one| one["whole"] == true).count() > 1;
+                match head.uri.path().ends_with("/once") && is_repeated {
                     true => whole(seen.to_string()),
                     false => {
                         let wait = path.split_once("retry-after=").map(|(_, wait)| wait);
                         let response =
-                            Response::builder().status(how.parse::<u16>().expect("a status"));
+                            Response::builder().status(argument.parse::<u16>().expect("a status"));
                         let response = match wait {
                             Some(wait) => response.header("retry-after", wait.replace("%20", " ")),
                             None => response,
@@ -201,7 +204,7 @@ impl Web {
                 if seen["headers"]["if-none-match"] == "\"v1\"" {
                     response.status(304).body(Chunks::default())
                 } else {
-                    let (kind, bytes) = match how {
+                    let (kind, bytes) = match argument {
                         "json" => ("application/json", Bytes::from_static(PAGE)),
                         "digits" => ("application/json", Bytes::from_static(DIGITS.as_bytes())),
                         _ => (

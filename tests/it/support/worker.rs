@@ -16,8 +16,8 @@ use tokio_postgres::Client;
 
 use super::{TestDb, code_cache, rouse_binary};
 
-/// Long enough for a busy machine, on which a host takes half a minute to compile all guests; a test that waits this long has
-/// failed.
+/// Long enough for a busy machine, on which a host takes half a minute to compile all guests; a test that waits this
+/// long has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The folder with the wasm files of `tests/guests`, `handlers` and `examples`.
@@ -118,7 +118,7 @@ impl TestWorker {
     }
 
     /// Starts a worker with all guests and with these middlewares.
-    pub(crate) async fn start_within(
+    pub(crate) async fn start_with_middlewares(
         db: &TestDb,
         settings: Settings,
         middlewares: Vec<Arc<dyn Middleware>>,
@@ -180,7 +180,7 @@ impl TestWorker {
             .await
             .expect("the worker ends")
             .expect("the worker does not panic");
-        format!("{:#}", ended.expect_err("it could not go on"))
+        format!("{:#}", ended.expect_err("the worker fails"))
     }
 
     async fn ended(self) {
@@ -188,7 +188,7 @@ impl TestWorker {
             .await
             .expect("the worker ends")
             .expect("the worker does not panic")
-            .expect("the worker ends well");
+            .expect("the worker ends without an error");
     }
 }
 
@@ -201,8 +201,8 @@ pub(crate) async fn enqueue(client: &Client, handler: &str, payload: Value) -> i
         .get(0)
 }
 
-/// Enqueues by `sql`, the arguments of `rouse.enqueue`.
-pub(crate) async fn put(client: &Client, sql: &str) -> i64 {
+/// Calls `rouse.enqueue` with `sql` as its arguments.
+pub(crate) async fn enqueue_sql(client: &Client, sql: &str) -> i64 {
     let sql = format!("SELECT rouse.enqueue({sql})");
     client.query_one(&sql, &[]).await.unwrap().get(0)
 }
@@ -214,6 +214,25 @@ pub(crate) async fn cancel(client: &Client, id: i64) -> bool {
         .await
         .expect("cancel the job")
         .get(0)
+}
+
+/// Makes each worker send a heartbeat now, as a challenge does.
+pub(crate) async fn prompt_heartbeats(client: &Client) {
+    client
+        .batch_execute("SELECT pg_notify('rouse_worker_' || incarnation, '') FROM rouse.worker")
+        .await
+        .unwrap();
+}
+
+/// Moves the last heartbeat of a worker this many seconds into the past.
+pub(crate) async fn backdate_heartbeat(client: &Client, worker: &Store, seconds: i32) {
+    client
+        .execute(
+            "UPDATE rouse.worker SET seen_at = now() - make_interval(secs => $2::integer) WHERE incarnation = $1",
+            &[&worker.incarnation().unwrap().0, &seconds],
+        )
+        .await
+        .unwrap();
 }
 
 /// The events of a job, oldest first.
@@ -256,7 +275,7 @@ pub(crate) async fn until(client: &Client, id: i64, wanted: impl Fn(&Shown) -> b
     until_within(client, id, PATIENCE, wanted).await
 }
 
-/// As [`until`], with this patience.
+/// Like [`until`], with this patience.
 pub(crate) async fn until_within(
     client: &Client,
     id: i64,
@@ -285,8 +304,8 @@ pub(crate) async fn ended(client: &Client, id: i64) -> Shown {
     .await
 }
 
-/// For `ORDER BY`: the order in which one worker received and started its jobs. The start times alone may mix the jobs of two
-/// claims: they are measured from the claim, on the server's clock, and ignore how long its answer travelled.
+/// For `ORDER BY`: the order in which one worker received and started its jobs. The start times alone may mix the jobs
+/// of two claims: they are measured from the claim, on the server's clock, and ignore how long its answer travelled.
 pub(crate) const START_ORDER: &str = "claimed_at, started_at";
 
 /// Waits until the SQL, a boolean, is true.

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use rouse::worker::{Intervals, Settings};
 use serde_json::json;
 
-use super::{NEVER, hurried, settings};
+use super::{settings, with_fast_sweeps, without_polls};
 use crate::support::TestDb;
-use crate::support::worker::{TestWorker, ended, enqueue, put, until_true};
+use crate::support::worker::{TestWorker, ended, enqueue, enqueue_sql, until_true};
 
 #[tokio::test]
 async fn a_late_committed_job_is_found() {
@@ -42,7 +42,8 @@ async fn late_committed_jobs_are_found_without_a_notification() {
     let late = "SELECT rouse.enqueue('noop', '{\"n\": 1}'), rouse.enqueue('noop', '{\"n\": 1}', queue => 'other')";
     let row = transaction.query_one(late, &[]).await.unwrap();
     let late: [i64; 2] = [row.get(0), row.get(1)];
-    // One lane is in the catalog, but this worker has never seen a job in it. The cursor passes the job of the other lane.
+    // One lane is in the catalog, but this worker has never seen a job in it. The cursor passes the job of the other
+    // lane.
     let lane =
         "SELECT rouse._lane('noop', 'default', NULL, NULL, 'normal', NULL, NULL, '{}', '{}')";
     client.batch_execute(lane).await.unwrap();
@@ -50,21 +51,26 @@ async fn late_committed_jobs_are_found_without_a_notification() {
         &db,
         Settings {
             notify: false,
-            ..hurried()
+            ..with_fast_sweeps()
         },
     )
     .await;
     // From the second sweep on, the worker does not look behind the cursor of the previous sweep.
     let started = Instant::now();
     while started.elapsed() < Duration::from_millis(700) {
-        ended(&client, put(&client, "'noop', queue => 'other'").await).await;
+        ended(
+            &client,
+            enqueue_sql(&client, "'noop', queue => 'other'").await,
+        )
+        .await;
     }
     transaction.commit().await.unwrap();
     let committed = Instant::now();
     for id in late {
         assert_eq!(ended(&client, id).await.state, "succeeded");
     }
-    // A sweep notices the end of the transaction and causes a restart; the unconditional restart comes 30 s after the start.
+    // A sweep notices the end of the transaction and causes a restart; the unconditional restart comes 30 s after the
+    // start.
     assert!(committed.elapsed() < Duration::from_secs(15));
     worker.drain().await;
 }
@@ -82,14 +88,18 @@ async fn a_late_commit_of_more_jobs_than_fit_between_two_sweeps_is_processed_com
         Settings {
             notify: false,
             slots: 2,
-            ..hurried()
+            ..with_fast_sweeps()
         },
     )
     .await;
     // The cursor passes them, and the sweeps forget its position before them.
     let started = Instant::now();
     while started.elapsed() < Duration::from_millis(700) {
-        ended(&client, put(&client, "'test.sleep', '{\"ms\": 1}'").await).await;
+        ended(
+            &client,
+            enqueue_sql(&client, "'test.sleep', '{\"ms\": 1}'").await,
+        )
+        .await;
     }
     transaction.commit().await.unwrap();
     let committed = Instant::now();
@@ -140,13 +150,7 @@ async fn a_lane_committed_long_after_it_was_numbered_is_found() {
 async fn a_scheduled_job_committed_after_its_time_is_found_by_its_notification() {
     let db = TestDb::new().await;
     let (mut late, client) = (db.client().await, db.client().await);
-    // Only a notification can end these waits.
-    let asleep = Settings {
-        poll_min: NEVER,
-        poll_max: NEVER,
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, asleep).await;
+    let worker = TestWorker::start(&db, without_polls(settings())).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let transaction = late.transaction().await.unwrap();
     let row = transaction
@@ -169,13 +173,7 @@ async fn a_scheduled_job_committed_after_its_time_is_found_by_its_notification()
 async fn a_job_committed_behind_the_cursors_is_found_by_its_notification() {
     let db = TestDb::new().await;
     let (mut late, client) = (db.client().await, db.client().await);
-    // Only a notification can end these waits.
-    let asleep = Settings {
-        poll_min: NEVER,
-        poll_max: NEVER,
-        ..hurried()
-    };
-    let worker = TestWorker::start(&db, asleep).await;
+    let worker = TestWorker::start(&db, without_polls(with_fast_sweeps())).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let transaction = late.transaction().await.unwrap();
     let row = transaction

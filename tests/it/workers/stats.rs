@@ -7,7 +7,7 @@ use rouse::worker::Settings;
 use serde_json::json;
 
 use crate::support::TestDb;
-use crate::support::worker::{TestWorker, ended, enqueue, tries, until_true};
+use crate::support::worker::{TestWorker, ended, enqueue, prompt_heartbeats, tries, until_true};
 
 /// The statistics exist from the registration on, and distinguish failed jobs from failed attempts.
 #[tokio::test]
@@ -26,10 +26,7 @@ async fn failed_jobs_and_failed_attempts_are_counted_separately_from_the_start()
     assert!(row.get::<_, bool>(0));
     let id = enqueue(&client, "test.flaky", json!({"fail_until": 9})).await;
     assert_eq!(ended(&client, id).await.state, "failed");
-    client
-        .batch_execute("SELECT pg_notify('rouse_worker_' || incarnation, '') FROM rouse.worker")
-        .await
-        .unwrap();
+    prompt_heartbeats(&client).await;
     until_true(
         &client,
         "SELECT stats -> 'failed' = '1' AND stats -> 'attempts_failed' = '2' FROM rouse.workers",

@@ -4,10 +4,12 @@ use rouse::store::WorkerKey;
 use rouse::worker::Settings;
 use serde_json::json;
 
-use super::{silent_for, states};
+use super::states;
 use crate::support::TestDb;
 use crate::support::database::registration;
-use crate::support::worker::{TestWorker, cancel, ended, enqueue, show, until, until_true};
+use crate::support::worker::{
+    TestWorker, backdate_heartbeat, cancel, ended, enqueue, show, until, until_true,
+};
 
 #[tokio::test]
 async fn an_expired_worker_stops_its_attempts_and_starts_a_new_incarnation() {
@@ -16,7 +18,7 @@ async fn an_expired_worker_stops_its_attempts_and_starts_a_new_incarnation() {
     let worker = TestWorker::start(&db, Settings::default()).await;
     let id = enqueue(&client, "test.wait-abort", json!({})).await;
     until(&client, id, |job| job.state == "running").await;
-    // The worker learns it from its heartbeat.
+    // The worker learns from its next heartbeat that it has expired.
     client
         .batch_execute("SELECT rouse._expire_worker(incarnation) FROM rouse.worker")
         .await
@@ -44,15 +46,15 @@ async fn a_worker_unknown_to_the_database_registers_again() {
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
-    // As after a restore; its next claim is refused.
+    // A restore of the database has this effect. The next claim is refused.
     client
         .batch_execute("DELETE FROM rouse.worker; DELETE FROM rouse.sleeper")
         .await
         .unwrap();
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
-    let lives = states(&client).await;
-    assert_eq!(lives.len(), 1, "{lives:?}");
+    let incarnations = states(&client).await;
+    assert_eq!(incarnations.len(), 1, "{incarnations:?}");
     worker.drain().await;
 }
 
@@ -100,7 +102,7 @@ async fn a_shared_id_is_free_again_once_its_holder_is_silent() {
     second.outlived().await.unwrap();
     let refused = second.register(&mail()).await.unwrap_err();
     assert!(refused.is_taken(), "{refused}");
-    silent_for(&client, &third, 91).await;
+    backdate_heartbeat(&client, &third, 91).await;
     second.register(&mail()).await.unwrap();
     // After 10 minutes a takeover is possible again.
     client
