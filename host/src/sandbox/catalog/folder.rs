@@ -353,7 +353,7 @@ impl Folder {
 
     /// Saves the ownership of names for the next start.
     pub(super) fn keep_names(&mut self) {
-        self.owners.keep();
+        self.owners.save();
     }
 }
 

@@ -189,10 +189,10 @@ impl Folder {
             });
         }
         if let Some(name) = is_new
-            && !self.owners.has_room(names.own.keys())
+            && !self.owners.can_save(names.own.keys())
         {
             return Decision::Refuse(Denied {
-                why: no_room(name, file),
+                why: too_many_names(name, file),
                 lines: Some(lines::module(name, file)),
             });
         }
@@ -268,7 +268,7 @@ fn belongs_to(name: &str, file: &str, owner: &str) -> String {
     )
 }
 
-fn no_room(name: &str, file: &str) -> String {
+fn too_many_names(name: &str, file: &str) -> String {
     format!(
         "it has the handler `{name}`, and this host has recorded {NAMES_MAX} names already, which is the limit; to give it to {file}, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
         lines::module_key(file)
