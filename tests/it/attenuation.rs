@@ -108,7 +108,7 @@ async fn a_job_can_drop_servers_secrets_and_variables_of_its_handler() {
         (1, Some("denied"))
     );
     assert!(
-        message(&job).contains("the grants of this job leave out"),
+        message(&job).contains("this job's grants leave out"),
         "{job:?}"
     );
     let job = run(
@@ -119,7 +119,7 @@ async fn a_job_can_drop_servers_secrets_and_variables_of_its_handler() {
     )
     .await;
     assert!(
-        message(&job).contains("the secret KEY, which the grants of this job leave out"),
+        message(&job).contains("the secret KEY, which this job's grants leave out"),
         "{job:?}"
     );
     // The server may know the secret from another job, but the guest must not learn it from the response.

@@ -81,7 +81,7 @@ async fn no_module_starts_to_serve_without_a_readable_lock() {
     let good = echo("test.echo", "1");
     let lock = scratch("lock").join("handlers.lock");
     let handlers = Handlers::on(locked(&lock), &[("echo.wasm", &good)]).await;
-    assert!(handlers.refusal("echo.wasm").contains("there is none"));
+    assert!(handlers.refusal("echo.wasm").contains("it does not exist"));
     fs::write(&lock, format!("{}rubbish\n", line(&good, "echo.wasm"))).unwrap();
     let handlers = Handlers::on(locked(&lock), &[("echo.wasm", &good)]).await;
     assert!(handlers.refusal("echo.wasm").contains("line 2"));
@@ -278,7 +278,11 @@ impl Deployment {
 #[test]
 fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
     let deployment = Deployment::new("pin = \"lock\"");
-    assert!(deployment.says(1, &["handlers"]).contains("there is none"));
+    assert!(
+        deployment
+            .says(1, &["handlers"])
+            .contains("it does not exist")
+    );
     let output = deployment.says(0, &["handlers", "lock"]);
     assert!(
         output.contains("new ") && output.contains("handlers.lock: 1 modules"),

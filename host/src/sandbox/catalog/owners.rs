@@ -41,7 +41,7 @@ impl Owners {
         new == 0 || self.names.count() + new <= NAMES_MAX
     }
 
-    /// True if the file was known to own the name before this start.
+    /// True if the file owned the name before this start.
     pub(super) fn knows(&self, name: &str, file: &str) -> bool {
         let owner = self.names.owned.get(name);
         owner.is_some_and(|owner| owner.file == file && !owner.is_unproven)
@@ -112,7 +112,7 @@ impl Owners {
         self.changed.insert(name.to_owned());
     }
 
-    /// Ends the start: the names taken during it are proven.
+    /// Ends the start. The names that were taken during it are proven now.
     pub(super) fn prove(&mut self) {
         for (name, owner) in &mut self.names.owned {
             if std::mem::take(&mut owner.is_unproven) {

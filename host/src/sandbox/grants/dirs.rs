@@ -1,4 +1,4 @@
-//! Which handler may use which directory.
+//! Grants of directories to handlers.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ impl Mode {
     }
 }
 
-/// How much a directory may hold; beyond it, its handlers cannot add anything.
+/// The maximum contents of a directory. When it is reached, handlers cannot add anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
     /// The total size of its files, bytes.
@@ -56,7 +56,7 @@ pub struct Grant {
     pub at: String,
     /// Whether the guest may change its contents.
     pub mode: Mode,
-    /// How much it may hold; `None` means as much as the disk holds.
+    /// The maximum of its contents; `None` means that only the disk limits them.
     pub quota: Option<Quota>,
 }
 

@@ -11,8 +11,8 @@ use super::Owners;
 use crate::sandbox::module::cache::CodeCache;
 use crate::sandbox::{Digest, Sandbox};
 
-/// The maximum number of names, owned and contested together. It is low enough that the saved note can be read back
-/// however long the names of handlers and files are. When it is reached, known names stay and new ones are refused.
+/// The maximum number of names, owned and contested together. It is low enough that the note can be read back however
+/// long the names of handlers and files are. When it is reached, known names stay and new ones are refused.
 pub(in crate::sandbox::catalog) const NAMES_MAX: usize = 20_000;
 
 /// The maximum number of files that are saved for a contest.
@@ -21,7 +21,7 @@ pub(super) const CONTEST_FILES_MAX: usize = 4;
 /// The ownership of names.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Names {
-    /// For people who read the note.
+    /// The path of the handlers folder, for people who read the note.
     pub(super) folder: String,
     pub(super) owned: BTreeMap<String, Owner>,
     /// Names that several files had at the same start.
@@ -29,7 +29,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// The note saved under this name; `None` on a first start.
+    /// Reads the note with this name; `None` on a first start.
     fn read(cache: &CodeCache, note: &str) -> Result<Option<Self>, String> {
         let text = cache.note(note).map_err(|error| error.to_string())?;
         let read = text.map(|text| serde_json::from_slice(&text));
@@ -71,7 +71,7 @@ pub(super) struct Owner {
     /// The host is still starting, and another file may have the name too.
     #[serde(skip)]
     pub(super) is_unproven: bool,
-    /// A table binds the name, but there was no room to save it.
+    /// A table binds the name, but it cannot be saved, because the maximum of names was reached.
     #[serde(skip)]
     pub(super) is_unsaved: bool,
     /// A file with the same content, which serves while the owner is missing.
@@ -89,11 +89,10 @@ pub(super) struct Contest {
 }
 
 impl Owners {
-    /// Reads what is saved for the folder at this path. If a link later leads to another folder, it is still the same
-    /// path.
+    /// Reads the note of the folder at this path. If a link later leads to another folder, the note stays the same.
     ///
     /// # Errors
-    /// When there is a saved note that cannot be used.
+    /// When there is a note that cannot be used.
     pub(in crate::sandbox::catalog) fn read(
         sandbox: &Arc<Sandbox>,
         dir: &Path,
@@ -106,7 +105,7 @@ impl Owners {
         let read = |cache: &CodeCache| {
             Names::read(cache, &note).map_err(|why| {
                 anyhow!(
-                    "{}, which records which file owns each handler name in {}, cannot be used: {why}; restore it, or remove it to assign each name to the file that has it now",
+                    "{}, which records which file owns each handler name in {}, cannot be used: {why}; restore it, or remove it so that each name is assigned to the file that has it now",
                     cache.note_path(&note).display(),
                     folder.display()
                 )
@@ -126,7 +125,7 @@ impl Owners {
         })
     }
 
-    /// Saves what has changed; what cannot be saved now is saved next time.
+    /// Saves changes. Changes that cannot be saved now are saved next time.
     pub(in crate::sandbox::catalog) fn save(&mut self) {
         let Some((sandbox, note)) = &self.note else {
             self.changed.clear();
@@ -151,7 +150,7 @@ impl Owners {
                 Ok(false) => {}
                 Err(why) => {
                     if self.save_error.as_ref() != Some(&why) {
-                        tracing::warn!(file = %cache.note_path(note).display(), "the ownership of handler names cannot be saved for the next start: {why}");
+                        tracing::warn!(file = %cache.note_path(note).display(), "the owners of handler names cannot be saved for the next start: {why}");
                     }
                     self.save_error = Some(why);
                 }

@@ -9,7 +9,7 @@ use crate::sandbox::Digest;
 pub(in crate::sandbox::catalog) struct Claimant<'a> {
     pub(in crate::sandbox::catalog) file: &'a str,
     pub(in crate::sandbox::catalog) digest: Digest,
-    /// It was there when the host started.
+    /// The file was there when the host started.
     pub(in crate::sandbox::catalog) was_at_start: bool,
     /// A table of `rouse.toml` binds the name to its module.
     pub(in crate::sandbox::catalog) is_bound: bool,
@@ -43,8 +43,8 @@ impl Owners {
         let is_another = |file: &str| file != by.file && is_there(file);
         if let Some(contest) = self.names.contested.get(name) {
             let mut files = contest.files.iter();
-            let decided = by.is_bound || self.is_dev;
-            if !decided || files.any(|file| is_another(file)) {
+            let is_decided = by.is_bound || self.is_dev;
+            if !is_decided || files.any(|file| is_another(file)) {
                 let mut files = contest.files.clone();
                 files.insert(by.file.to_owned());
                 return Ownership::Contested(files);
@@ -66,8 +66,8 @@ impl Owners {
         if by.is_bound || self.is_dev {
             return Ownership::Own;
         }
-        let serves_instead = owner.stand_in.as_deref().filter(|file| is_another(file));
-        if owner.sha256 == by.digest.to_string() && serves_instead.is_none() {
+        let other_stand_in = owner.stand_in.as_deref().filter(|file| is_another(file));
+        if owner.sha256 == by.digest.to_string() && other_stand_in.is_none() {
             return Ownership::StandIn;
         }
         match is_there {

@@ -155,7 +155,7 @@ fn limit_the_manifest_as_a_whole() {
     let many: Vec<Value> = (0..1_001)
         .map(|n| json!({ "name": format!("h{n}") }))
         .collect();
-    assert!(parse(&json!({ "handlers": many }).to_string()).contains("1000 are allowed"));
+    assert!(parse(&json!({ "handlers": many }).to_string()).contains("at most 1000 are allowed"));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::sandbox::catalog::owners::{Claimant, Owners, Ownership};
 use crate::sandbox::module::cache::NOTE_BYTES_MAX;
 use crate::sandbox::{Sandbox, Settings};
 
-/// The longest name that 255 bytes can have in JSON.
+/// The file name of 255 bytes that is longest in JSON.
 fn longest(n: usize) -> String {
     format!("{n:05}{}", "\u{fffd}".repeat(250))
 }
