@@ -15,12 +15,12 @@ const GRACE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Aborts one attempt. Clones share the signal. The signal fires once, and is never reset:
 ///
-/// 1. at once, the guest's abort signal becomes ready, and guest calls with outside effects (log, progress, file changes)
-///    are refused;
+/// 1. at once, the guest's abort signal becomes ready, and guest calls with outside effects (log, progress, file
+///    changes) are refused;
 /// 2. after the grace, the guest is stopped wherever it is, in WebAssembly or in a host call.
 ///
-/// It also fires when it is read after the attempt's trust has expired, because a process that was frozen continues with
-/// its guests before it checks the leases.
+/// It also fires when it is read after the attempt's trust has expired, because a process that was frozen continues
+/// with its guests before it checks the leases.
 #[derive(Debug, Clone, Default)]
 pub struct AbortHandle(Arc<Signal>);
 

@@ -71,8 +71,8 @@ const STATE_BYTES: usize = 64 << 20;
 pub struct Limits {
     /// All linear memories of an attempt together, bytes. Default: 128 MiB.
     pub memory_bytes: usize,
-    /// The maximum memory of an attempt that follows one that ran out of memory, bytes: it gets twice as much, up to this.
-    /// Default: twice `memory_bytes`.
+    /// The maximum memory of an attempt that follows one that ran out of memory, bytes: it gets twice as much, up to
+    /// this. Default: twice `memory_bytes`.
     pub memory_retry_bytes: usize,
     /// CPU time of an attempt. Default: 10 minutes.
     pub cpu: Duration,

@@ -21,8 +21,8 @@ use crate::sandbox::module::lines::Lines;
 pub struct Profile(Mutex<Samples>);
 
 impl Profile {
-    /// The recommended sampling interval: the [`tick`](crate::sandbox::Settings::tick) of a sandbox in which attempts are
-    /// profiled. Sampling a large module takes some 40 ms, during which the guest is paused.
+    /// The recommended sampling interval: the [`tick`](crate::sandbox::Settings::tick) of a sandbox in which attempts
+    /// are profiled. Sampling a large module takes some 40 ms, during which the guest is paused.
     pub const EVERY: Duration = Duration::from_millis(1);
 
     /// An empty profile that starts now.

@@ -50,8 +50,8 @@ pub struct Run {
 }
 
 impl Sandbox {
-    /// Runs one attempt in the task that awaits it, and returns how it ended. Never fails and never panics: each outcome
-    /// is a [`RunEnd`].
+    /// Runs one attempt in the task that awaits it, and returns how it ended. Never fails and never panics: each
+    /// outcome is a [`RunEnd`].
     ///
     /// The task must run on [`guests`](Self::guests), because the guest computes in it.
     ///
@@ -213,8 +213,8 @@ impl Run {
     }
 }
 
-/// Awaits a future; `None` if it panics. After a panic, only atomics and locks that recover are used of what the attempt
-/// touched, so it is safe to continue.
+/// Awaits a future; `None` if it panics. After a panic, only atomics and locks that recover are used of what the
+/// attempt touched, so it is safe to continue.
 async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     poll_fn(|context| {

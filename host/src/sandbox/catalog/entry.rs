@@ -83,8 +83,8 @@ impl Entry {
         self.retry_at = None;
     }
 
-    /// Refuses the file. A digest means that the contents are the cause, and need not be tried again. `why` may quote the
-    /// contents, and is printed in one line.
+    /// Refuses the file. A digest means that the contents are the cause, and need not be tried again. `why` may quote
+    /// the contents, and is printed in one line.
     pub(super) fn refuse(&mut self, file: &str, why: String, digest: Option<Digest>) {
         if digest.is_some() {
             self.waiting = None;

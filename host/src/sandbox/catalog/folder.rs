@@ -14,8 +14,8 @@ use super::set::{HandlerSet, Refusal};
 use crate::harmless;
 use crate::sandbox::{Digest, Loads, Module, Sandbox};
 
-/// A module that was refused because of the machine, not its contents, is tried again after this time: soon enough for a
-/// host that was short of memory when it started, and rarely enough that a module which is the actual cause does not
+/// A module that was refused because of the machine, not its contents, is tried again after this time: soon enough for
+/// a host that was short of memory when it started, and rarely enough that a module which is the actual cause does not
 /// keep the host busy.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 

@@ -19,8 +19,8 @@ const SIGNATURE_BYTES_MAX: u64 = 1 << 10;
 
 /// Decides which files may start to serve.
 ///
-/// A module that already serves continues until its file is removed, another version replaces it, or the host stops: the
-/// files of one deployment arrive one after another, and no handler may be missing meanwhile.
+/// A module that already serves continues until its file is removed, another version replaces it, or the host stops:
+/// the files of one deployment arrive one after another, and no handler may be missing meanwhile.
 pub(super) struct Gate {
     /// The lock file when it was last read; `None` if it does not exist.
     stamp: Option<Stamp>,

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use toml::Spanned;
 
-/// Adds a comment above each table that cannot be appended to this file, or that would replace something there, and drops
-/// lines that the file already has. `wider`: the table of the file from which a handler currently inherits.
+/// Adds a comment above each table that cannot be appended to this file, or that would replace something there, and
+/// drops lines that the file already has. `wider`: the table of the file from which a handler currently inherits.
 pub fn annotated(lines: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>) -> String {
     let lines = lines.split("\n\n");
     let annotated = lines.filter_map(|table| match remark(table, file, &wider) {

@@ -20,8 +20,8 @@ use super::{Quota, Root};
 /// How long a measurement stays valid. It takes some microseconds for each file.
 const MEASURED_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// How long it stays valid after a file was removed or truncated. If an attempt writes a file while another truncates it,
-/// holes arise that are not counted and could be filled. Directories that take long to measure have a longer time.
+/// How long it stays valid after a file was removed or truncated. If an attempt writes a file while another truncates
+/// it, holes arise that are not counted and could be filled. Directories that take long to measure have a longer time.
 const SHRUNK_AGE_MAX: Duration = Duration::from_millis(100);
 const MEASURING_SHARE: u32 = 10;
 
@@ -99,8 +99,8 @@ impl Ledger {
         }
     }
 
-    /// Counts what is about to be written or created; `None` if it exceeds the quota. A write that does not grow its file
-    /// counts nothing, and is refused only if the directory is already over its quota. May measure, and so block.
+    /// Counts what is about to be written or created; `None` if it exceeds the quota. A write that does not grow its
+    /// file counts nothing, and is refused only if the directory is already over its quota. May measure, and so block.
     pub(in crate::sandbox) fn charge(self: &Arc<Self>, more: Size, quota: Quota) -> Option<Charge> {
         let due = lock(&self.counts).is_due();
         if due {

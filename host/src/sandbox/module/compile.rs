@@ -52,9 +52,9 @@ impl Compiler {
 
     /// Compiles a module; [`parts`](precompile::parts) splits the result.
     ///
-    /// A process compiles many modules, because starting one costs more CPU time than a small module does. Its limits are
-    /// reset for each module, and at least half of them is left each time. So that no module is refused because of earlier
-    /// ones, a module that ends such a process is tried again in a process of its own, with the full limits.
+    /// A process compiles many modules, because starting one costs more CPU time than a small module does. Its limits
+    /// are reset for each module, and at least half of them is left each time. So that no module is refused because of
+    /// earlier ones, a module that ends such a process is tried again in a process of its own, with the full limits.
     ///
     /// # Errors
     /// [`NotLoaded::Retry`] after the first try only.

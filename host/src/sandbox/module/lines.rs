@@ -17,8 +17,9 @@ use wasmparser::{KnownCustom, Name, Parser, Payload};
 /// Longer names are cut, because they do not fit into a line of a listing.
 const NAME_BYTES_MAX: usize = 512;
 
-/// The maximum rows and calls of one module: its code has a few million bytes, a row covers several of them, and a
-/// call several rows. With the names of all calls this takes 100 MB in the host. Rows and calls beyond the maximum are left out.
+/// The maximum rows and calls of one module: its code has a few million bytes, a row covers several of them, and a call
+/// several rows. With the names of all calls this takes 100 MB in the host. Rows and calls beyond the maximum are left
+/// out.
 const ROWS_MAX: usize = 4 << 20;
 const CALLS_MAX: usize = 1 << 20;
 

@@ -11,8 +11,8 @@ pub(super) enum AddressKind {
     Own,
     /// This machine, its network, or a special-purpose range (RFC 6890 and its registries).
     Private,
-    /// A cloud's metadata service, which gives secrets to any client on this machine, or link-local, which such services
-    /// use.
+    /// A cloud's metadata service, which gives secrets to any client on this machine, or link-local, which such
+    /// services use.
     Metadata,
     /// Not a server: multicast, or the unspecified address (which Linux takes for this machine).
     Nowhere,

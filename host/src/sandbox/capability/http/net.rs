@@ -59,8 +59,8 @@ impl Net {
         }))
     }
 
-    /// The client for this handler's requests with this reach. If too many connections are open, all handlers start with
-    /// empty pools: idle connections are closed at once, others when their requests end.
+    /// The client for this handler's requests with this reach. If too many connections are open, all handlers start
+    /// with empty pools: idle connections are closed at once, others when their requests end.
     pub(super) fn client(&self, handler: &Arc<str>, reach: Reach) -> HttpClient {
         // Nothing panics while it holds the lock.
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);

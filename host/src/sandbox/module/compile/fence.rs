@@ -1,5 +1,6 @@
-//! The fence around a compiler, which cannot reach files, servers, other processes or more privileged programs, whatever
-//! a module does to it. The files that it needs are opened before; afterwards no files or sockets can be opened.
+//! The fence around a compiler, which cannot reach files, servers, other processes or more privileged programs,
+//! whatever a module does to it. The files that it needs are opened before; afterwards no files or sockets can be
+//! opened.
 
 use std::io;
 
@@ -48,8 +49,8 @@ pub(super) fn fence() -> io::Result<Fence> {
     })
 }
 
-/// Permanently prevents new descriptors, processes, threads and file growth in this process. Works without Landlock. Root
-/// can still start processes and threads.
+/// Permanently prevents new descriptors, processes, threads and file growth in this process. Works without Landlock.
+/// Root can still start processes and threads.
 ///
 /// # Errors
 /// When the system refuses a limit.
