@@ -1,4 +1,4 @@
-//! What the host offers to a guest: one file for each capability.
+//! The interfaces that the host offers to guests: one file for each capability.
 
 mod context;
 mod files;

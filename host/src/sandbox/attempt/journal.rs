@@ -1,4 +1,4 @@
-//! What outlives an attempt: the results of its steps, its progress, and the state of its handler.
+//! The data that outlives an attempt: the results of its steps, its progress, and the state of its handler.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -11,8 +11,8 @@ use super::meter::Meter;
 /// The future of a call of a [`Journal`] or [`StateStore`].
 pub type JournalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Stores what outlives an attempt. The code that runs attempts implements it (`worker/journal.rs`: in Postgres,
-/// behind the fence).
+/// Stores the data that outlives an attempt. The code that runs attempts implements it (`worker/journal.rs`: in
+/// Postgres, behind the fence).
 ///
 /// A journal that finds out that the attempt has to stop aborts it, and need not return: its callers wait for the abort
 /// too.

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_held_for_an_attempt_counts_for_its_limit_and_the_budget() {
+    fn host_memory_of_an_attempt_counts_towards_its_limit_and_the_budget() {
         let budget = MemoryBudget::new(3 * PAGE);
         let mut first = limiter(2 * PAGE, &budget);
         let mut second = limiter(2 * PAGE, &budget);

@@ -15,7 +15,7 @@ use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
 use crate::sandbox::capability::{GuestLog, Http, LogSource, Steps};
 use crate::sandbox::{AbortHandle, Handler, Journal, Profile, Sandbox};
 
-/// What a guest learns about its job, except for the name of the handler.
+/// The data about its job that a guest receives, except for the handler's name.
 #[derive(Debug, Clone)]
 pub struct JobInput {
     /// The job.
@@ -24,7 +24,7 @@ pub struct JobInput {
     pub queue: String,
     /// The job's tenant.
     pub tenant: Option<String>,
-    /// What triggered it.
+    /// The job's source: what triggered it.
     pub source: Option<String>,
     /// The number of this attempt: 1 for the first.
     pub attempt: Attempt,

@@ -1,4 +1,4 @@
-//! What the host keeps for one running instance, and its limits.
+//! The host's state of one running instance, and its limits.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::sandbox::grants::Granted;
 use crate::sandbox::module::lines::Lines;
 use crate::sandbox::{AbortHandle, Limits, Profile};
 
-/// What the host keeps for one running instance, and its limits.
+/// The host's state of one running instance, and its limits.
 pub(in crate::sandbox) struct AttemptState {
     /// `None` until the guest calls WASI: most guests never do, and it costs as much as everything else here.
     wasi: Option<WasiCtx>,

@@ -322,10 +322,10 @@ impl HostDescriptor for Files<'_> {
         self.changes()?;
         self.check_granted(&fd, &path, true)?;
         let quota = self.fds.quota(&fd);
-        let gone = self.size_at(&fd, PathFlags::empty(), &path).await;
+        let freed = self.size_at(&fd, PathFlags::empty(), &path).await;
         let about = self.about(&fd, &path, true);
         let done = change!(self, about, [fd], unlink_file_at(fd, path));
-        freed_if(done.is_ok(), quota.as_deref(), gone);
+        freed_if(done.is_ok(), quota.as_deref(), freed);
         done
     }
 
@@ -350,7 +350,7 @@ impl HostDescriptor for Files<'_> {
             return Err(ErrorCode::CrossDevice.into());
         }
         // The move may replace another file.
-        let gone = self.size_at(&new_dir, PathFlags::empty(), &new_path).await;
+        let freed = self.size_at(&new_dir, PathFlags::empty(), &new_path).await;
         // Either directory may be the read-only one.
         let about = match self.granted.is_read_only(&self.fds.path(&fd, &path)) {
             true => self.about(&fd, &path, true),
@@ -362,7 +362,7 @@ impl HostDescriptor for Files<'_> {
             [fd, new_dir],
             rename_at(fd, path, new_dir, new_path)
         );
-        freed_if(done.is_ok(), quota.as_deref(), gone);
+        freed_if(done.is_ok(), quota.as_deref(), freed);
         done
     }
 
@@ -375,10 +375,10 @@ impl HostDescriptor for Files<'_> {
             false => self.charge(&fd, Size::bytes(bytes - before))?,
         };
         let quota = self.fds.quota(&fd);
-        let gone = before.saturating_sub(bytes);
+        let freed = before.saturating_sub(bytes);
         let about = self.about(&fd, "", true);
         let done = change!(self, about, [fd], set_size(fd, bytes));
-        freed_if(done.is_ok(), quota.as_deref(), Size::bytes(gone));
+        freed_if(done.is_ok(), quota.as_deref(), Size::bytes(freed));
         undo_if_failed(charge, done)
     }
 

@@ -1,4 +1,4 @@
-//! A guest's log, which goes into the host's log.
+//! A guest's log, which is part of the host's log.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -13,10 +13,10 @@ use crate::sandbox::{AbortHandle, Journal, Limits};
 /// The size of a line; longer lines are cut, because they would be useless in a log.
 const LINE_BYTES_MAX: usize = 16 << 10;
 
-/// What a line costs in addition to its text, so that empty lines are limited too.
+/// The cost of a line in addition to its text, so that empty lines are limited too.
 const LINE_BYTES_OVERHEAD: usize = 64;
 
-/// What a line costs that is left out because of its rate: little, so that an error is logged even after a flood of a
+/// The cost of a line that is left out because of the rate: little, so that an error is logged even after a flood of a
 /// minute, but not nothing, so that an endless flood ends.
 const LEFT_OUT_BYTES: usize = 1;
 

@@ -30,9 +30,9 @@ pub(super) enum Trust {
     Everything,
 }
 
-/// What a scan found.
+/// The result of a scan.
 pub(super) struct Scan {
-    /// What is served or refused has changed.
+    /// The handlers that are served, or the refusals, have changed.
     pub(super) changed: bool,
     /// A file is still being written; scan again after this time.
     pub(super) again_in: Option<Duration>,
@@ -321,7 +321,7 @@ impl Folder {
                 entry.waiting = None;
                 entry.refuse(&file, why, digest);
                 if is_recent && Instant::now() < self.start_ends_at {
-                    // It is loaded once more when no more writes come.
+                    // It is loaded once more when the writes have stopped.
                     entry.seen = None;
                 }
             }

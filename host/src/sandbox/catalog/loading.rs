@@ -39,7 +39,7 @@ pub(super) enum Outcome {
     Changed,
     /// The same contents were refused before.
     StillRefused,
-    /// With the digest if the contents are at fault.
+    /// With the digest if the contents are the cause.
     Refused(String, Option<Digest>),
     /// Refused because of the state of the machine; it may be accepted later.
     Transient(String),

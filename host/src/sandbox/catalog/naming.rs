@@ -128,7 +128,7 @@ impl Folder {
             }
             let name = &manifest.name;
             let by = self.claimant(file, module, name);
-            // For a name that a table binds, a file that the table excludes does not count.
+            // If a table binds the name, a file that the table excludes does not count.
             let may_have_it = |other: &str| {
                 let entry = self.entries.get(other);
                 entry.is_some_and(|it| {
@@ -244,7 +244,7 @@ impl Folder {
     }
 }
 
-/// What to do with a waiting module.
+/// The decision about a waiting module.
 enum Decision {
     /// It is too early to decide.
     Wait,

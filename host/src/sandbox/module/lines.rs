@@ -35,7 +35,7 @@ type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(in crate::sandbox) struct Lines {
     /// Start offsets with the call at each; `None` where nothing is known. Ascending.
-    places: Vec<(u32, Option<u32>)>,
+    ranges: Vec<(u32, Option<u32>)>,
     calls: Vec<Call>,
     names: Vec<String>,
 }
@@ -76,16 +76,16 @@ impl Lines {
             let _ = module.rows(&mut builder, &mut rows);
         }
         let mut lines = builder.lines;
-        lines.places = places(rows);
+        lines.ranges = ranges(rows);
         lines
     }
 
     /// The calls at this file offset, innermost first; empty if unknown.
     pub(in crate::sandbox) fn at(&self, offset: usize) -> impl Iterator<Item = SourceLine<'_>> {
         let after = self
-            .places
+            .ranges
             .partition_point(|(start, _)| *start as usize <= offset);
-        let found = after.checked_sub(1).and_then(|at| self.places[at].1);
+        let found = after.checked_sub(1).and_then(|at| self.ranges[at].1);
         let call = |index: u32| self.calls.get(index as usize);
         let mut next = found.and_then(call);
         std::iter::from_fn(move || {
@@ -201,16 +201,16 @@ impl<'a> Module<'a> {
     }
 }
 
-/// Turns rows into places that do not overlap; neighbours with the same call are merged.
-fn places(mut rows: Vec<Row>) -> Vec<(u32, Option<u32>)> {
+/// Turns rows into ranges that do not overlap; neighbours with the same call are merged.
+fn ranges(mut rows: Vec<Row>) -> Vec<(u32, Option<u32>)> {
     rows.sort_by_key(|(start, ..)| *start);
-    let mut places: Vec<(u32, Option<u32>)> = Vec::new();
+    let mut ranges: Vec<(u32, Option<u32>)> = Vec::new();
     let mut put = |at: u32, call: Option<u32>| {
-        if places.last().is_some_and(|(last, _)| *last == at) {
-            places.pop();
+        if ranges.last().is_some_and(|(last, _)| *last == at) {
+            ranges.pop();
         }
-        if places.last().is_none_or(|(_, last)| *last != call) {
-            places.push((at, call));
+        if ranges.last().is_none_or(|(_, last)| *last != call) {
+            ranges.push((at, call));
         }
     };
     let mut end_of_last = 0;
@@ -222,8 +222,8 @@ fn places(mut rows: Vec<Row>) -> Vec<(u32, Option<u32>)> {
         end_of_last = end_of_last.max(end);
     }
     put(end_of_last, None);
-    places.shrink_to_fit();
-    places
+    ranges.shrink_to_fit();
+    ranges
 }
 
 /// A table that is being built; repeated values are stored once.

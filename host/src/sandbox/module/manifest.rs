@@ -1,4 +1,4 @@
-//! The manifest: what a module declares about its handlers.
+//! The manifest: a module's description of its handlers.
 
 mod capability;
 mod keys;
@@ -43,7 +43,7 @@ const WAIT_MS_MAX: u64 = 365 * DAY_MS;
 /// The maximum grace, because a host that shuts down waits this long for guests.
 const GRACE_MS_MAX: u64 = 10 * 60 * 1_000;
 
-/// What a module declares about itself, validated.
+/// A module's description of itself, validated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Manifest {
     /// The SDK that it was built with, for instance `rouse-sdk 0.1.0`.
@@ -55,7 +55,7 @@ pub struct Manifest {
     pub unknown: Vec<String>,
 }
 
-/// What a module declares about one of its handlers, with defaults filled in.
+/// A module's description of one of its handlers, with defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HandlerManifest {
     /// Its name, for instance `text.stats`.
@@ -176,7 +176,7 @@ impl Manifest {
         let mut unknown = Vec::new();
         let mut json = serde_json::Deserializer::from_str(text);
         let written: WrittenManifest<'_> = serde_ignored::deserialize(&mut json, |key| {
-            note(&mut unknown, &key, "");
+            record_unknown(&mut unknown, &key, "");
         })
         .and_then(|written| json.end().map(|()| written))
         .map_err(|error| format!("does not parse: {error}"))?;
@@ -211,7 +211,7 @@ impl Manifest {
 }
 
 /// Records an unknown key, up to a maximum.
-fn note(unknown: &mut Vec<String>, key: &serde_ignored::Path<'_>, of: &str) {
+fn record_unknown(unknown: &mut Vec<String>, key: &serde_ignored::Path<'_>, of: &str) {
     if unknown.len() < UNKNOWN_MAX {
         // `serde_ignored` writes a question mark for an optional table.
         let key = key.to_string().replace("?.", "");
@@ -241,7 +241,7 @@ impl HandlerManifest {
             ));
         }
         let of_handler = format!(" of the handler `{name}`");
-        let ignored = |key: serde_ignored::Path<'_>| note(unknown, &key, &of_handler);
+        let ignored = |key: serde_ignored::Path<'_>| record_unknown(unknown, &key, &of_handler);
         serde_ignored::deserialize(&mut serde_json::Deserializer::from_str(written), ignored)
             .map_err(|error: serde_json::Error| error.to_string())
             .and_then(|written| Self::check_named(written, patterns))

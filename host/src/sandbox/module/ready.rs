@@ -36,7 +36,7 @@ pub struct Module {
     pub file: String,
     /// The sha256 of the file.
     pub digest: Digest,
-    /// What it declares about its handlers.
+    /// The manifest that it declares.
     pub manifest: Manifest,
     /// The source of its machine code.
     pub code: CodeFrom,

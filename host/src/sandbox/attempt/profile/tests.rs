@@ -47,7 +47,7 @@ fn store_repeated_values_once() {
 }
 
 #[test]
-fn all_columns_of_a_table_have_its_length() {
+fn all_columns_of_a_table_have_the_same_length() {
     let profile = Profile::start();
     profile
         .lock()

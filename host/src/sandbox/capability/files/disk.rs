@@ -50,7 +50,7 @@ pub(super) fn with<const N: usize, T>(
     let (mut table, mut no_dirs) = (ResourceTable::new(), WasiFilesystemCtx::default());
     let fds = descriptors.map(|descriptor| {
         let fd = table.push(descriptor);
-        fd.expect("a table has room for the descriptors of one call")
+        fd.expect("the descriptors of one call fit into a table")
     });
     let view = WasiFilesystemCtxView {
         ctx: &mut no_dirs,

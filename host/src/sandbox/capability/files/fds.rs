@@ -15,7 +15,7 @@ use crate::sandbox::capability::log::GuestLog;
 use crate::sandbox::grants::Quota;
 use crate::sandbox::grants::quota::{Charge, Ledger, Size};
 
-/// What the host knows about the guest's descriptors, by handle.
+/// The host's state of the guest's descriptors, by handle.
 pub(in crate::sandbox) struct Fds {
     states: HashMap<u32, FdState>,
     /// Descriptors of the empty root.
@@ -28,7 +28,7 @@ pub(in crate::sandbox) struct Fds {
     logged: bool,
 }
 
-/// What the host keeps for a descriptor.
+/// The host's state of one descriptor.
 #[derive(Default)]
 pub(super) struct FdState {
     pub(super) quota: Option<Arc<InQuota>>,

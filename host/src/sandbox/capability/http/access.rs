@@ -1,4 +1,4 @@
-//! What one handler may do over HTTP.
+//! The requests that one handler may send, and the secrets that it may use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::job::pattern_covers;
 use crate::sandbox::grants::{Host, HostPattern, HttpGrant, Secret, SecretGrant, lines};
 use crate::sandbox::{Attenuation, Origin, Settings};
 
-/// What one handler may do over HTTP.
+/// The requests that one handler may send, and the secrets that it may use.
 pub(in crate::sandbox) struct HttpAccess {
     pub(super) handler: Arc<str>,
     grants: Vec<HttpGrant>,

@@ -1,4 +1,4 @@
-//! What one attempt may do, and has done, over HTTP.
+//! The HTTP access of one attempt, and what it has used of its limits.
 
 use std::sync::Arc;
 

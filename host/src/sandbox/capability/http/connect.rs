@@ -35,7 +35,7 @@ const ADDRESS_MAX: Duration = Duration::from_secs(3);
 /// The number of addresses that are tried.
 const ADDRESSES_MAX: usize = 8;
 
-/// What the connections of all handlers share: name lookups and trusted authorities.
+/// The parts that the connections of all handlers share: name lookups and trusted authorities.
 pub(super) struct Dialer {
     lookups: Lookups,
     /// The operator's own authorities.

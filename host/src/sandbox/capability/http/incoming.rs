@@ -22,7 +22,7 @@ pub(super) struct Incoming {
     pub(super) redactor: Option<Redactor>,
     pub(super) limits: Limits,
     pub(super) timer: Pin<Box<Sleep>>,
-    /// What follows the bytes that the redactor holds back.
+    /// The end of the body, which follows the bytes that the redactor holds back.
     pub(super) ending: Option<Ending>,
 }
 
@@ -213,9 +213,7 @@ mod tests {
         let (total, meter) = (1 << 20, Arc::new(Meter::default()));
         let budget = MemoryBudget::new(total);
         let host_memory = HostMemory::new(total, budget.clone());
-        let body = read(host_memory.clone(), &meter)
-            .await
-            .expect("there is room");
+        let body = read(host_memory.clone(), &meter).await.expect("it fits");
         assert_eq!(body.trailers(), Some(&trailers));
         drop(body);
         assert_eq!(budget.free_bytes(), total - host_bytes(&trailers));
@@ -224,7 +222,7 @@ mod tests {
         assert_eq!(budget.free_bytes(), total);
 
         let short = HostMemory::new((512 << 10) + TRAILER, budget);
-        let error = read(short, &meter).await.expect_err("there is no room");
+        let error = read(short, &meter).await.expect_err("it does not fit");
         assert!(format!("{error:?}").contains("memory_mb"), "{error:?}");
     }
 }

@@ -25,13 +25,13 @@ const OPEN_MAX: usize = 256;
 /// The head of a response, bytes; servers send 1 to 16 KiB. It is also the buffer of an HTTP/1.1 connection.
 const HEAD_BYTES_MAX: u32 = 64 << 10;
 
-/// What a server may send over HTTP/2 before the guest has read it, for one response and for one connection.
+/// Bytes that a server may send over HTTP/2 before the guest has read them, for one response and for one connection.
 const WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 
 pub(super) type HttpClient = Client<Connector, Outgoing>;
 
-/// What all handlers of a host share.
+/// The HTTP settings and pools of a host, for all handlers.
 pub(in crate::sandbox) struct Net {
     pub(super) settings: HttpSettings,
     dialer: Arc<Dialer>,

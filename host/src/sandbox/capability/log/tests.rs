@@ -18,7 +18,7 @@ fn limits(log_bytes: usize) -> Limits {
     }
 }
 
-/// What was written to the host's log.
+/// The text that was written to the host's log.
 #[derive(Clone, Default)]
 struct Written(Arc<Mutex<Vec<u8>>>);
 

@@ -62,7 +62,7 @@ fn another_host_finds_an_entry_and_no_partial_file_is_left() {
 }
 
 #[test]
-fn an_engine_with_other_settings_does_not_find_it() {
+fn an_engine_with_other_settings_does_not_find_an_entry() {
     let cached = Cached::new();
     let mut config = wasmtime::Config::new();
     config.epoch_interruption(true);

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn refuse_what_cannot_be_written_in_rouse_toml() {
+    fn refuse_capabilities_that_cannot_be_written_in_rouse_toml() {
         for bad in [
             "rm -rf",
             "http:https://a.example",

@@ -1,4 +1,4 @@
-//! What a manifest may contain, and what is refused.
+//! Valid manifests, and those that are refused.
 
 use serde_json::{Value, json};
 
