@@ -24,7 +24,7 @@ const START_MAX: Duration = RETRY_AFTER.saturating_mul(3);
 
 /// Which recently written files are known to be complete.
 pub(super) enum Trust {
-    /// The files with these names: they were renamed into number.
+    /// The files with these names: they were renamed into place.
     Renamed(HashSet<String>),
     /// All files.
     Everything,
@@ -398,7 +398,7 @@ mod tests {
                 .unwrap();
         }
 
-        /// Puts another version in number, which is loaded at once.
+        /// Puts another version in place, which is loaded at once.
         fn replace(&mut self) {
             self.write("complete, and not a module");
             let renamed = HashSet::from(["mail.wasm".to_owned()]);

@@ -49,7 +49,7 @@ pub(super) enum Outcome {
 
 /// An event that wakes the thread that follows the folder.
 pub(super) enum Wake {
-    /// Something happened in the folder; these files were renamed into number.
+    /// Something happened in the folder; these files were renamed into place.
     Changed { renamed: Vec<PathBuf> },
     /// A load has finished.
     Loaded(Loaded),

@@ -101,7 +101,7 @@ fn remark(table: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>)
     let replaces = matches!(key.as_str(), "env" | "settings");
     let wider = replaces.then(|| wider(handler, key)).flatten()?;
     Some(Remark::Above(format!(
-        "this replaces all of {wider} for {handler}: repeat the keys that it still needs here"
+        "this replaces all of {wider} for {handler}: repeat here the keys that it still needs"
     )))
 }
 
