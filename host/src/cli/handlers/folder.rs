@@ -172,7 +172,7 @@ impl Folder {
             "bound_by": handler.bound_by.as_ref().map(|table| format!("[handlers.\"{table}\"]")),
             "withheld": handler.withheld.iter().map(withheld).collect::<Vec<_>>(),
             "asked": words(&manifest.capabilities),
-            "granted": words(&handler.granted_capabilities()),
+            "granted": words(&handler.held()),
             "grants": self.held(handler).json(),
             "missing": handler.missing().iter().map(missing).collect::<Vec<_>>(),
         });

@@ -24,27 +24,24 @@ pub(super) struct Held<'a> {
 impl<'a> Held<'a> {
     pub(super) fn of(handler: &Handler, settings: &'a Settings, file: &File) -> Self {
         let name = &handler.manifest.name;
-        let others = handler
-            .granted_capabilities()
-            .into_iter()
-            .filter_map(|what| {
-                let from = match &what {
-                    Capability::Env(Some(_)) => file.table_of(name, "env"),
-                    Capability::Settings(Some(_)) => file.table_of(name, "settings"),
-                    Capability::State => file.table_of(name, "state"),
-                    Capability::FineClocks => file.fine_clocks_origin(name),
-                    // These are listed in full.
-                    Capability::Http(_)
-                    | Capability::Secrets(_)
-                    | Capability::Sign(_)
-                    | Capability::Dirs(_) => return None,
-                    // A manifest can ask for these, but no handler holds them.
-                    Capability::Env(None) | Capability::Settings(None) | Capability::Unknown(_) => {
-                        return None;
-                    }
-                };
-                Some((what.to_string(), from.unwrap_or_default()))
-            });
+        let others = handler.held().into_iter().filter_map(|what| {
+            let from = match &what {
+                Capability::Env(Some(_)) => file.table_of(name, "env"),
+                Capability::Settings(Some(_)) => file.table_of(name, "settings"),
+                Capability::State => file.table_of(name, "state"),
+                Capability::FineClocks => file.fine_clocks_origin(name),
+                // These are listed in full.
+                Capability::Http(_)
+                | Capability::Secrets(_)
+                | Capability::Sign(_)
+                | Capability::Dirs(_) => return None,
+                // A manifest can ask for these, but no handler holds them.
+                Capability::Env(None) | Capability::Settings(None) | Capability::Unknown(_) => {
+                    return None;
+                }
+            };
+            Some((what.to_string(), from.unwrap_or_default()))
+        });
         let fits = |pattern: &str| pattern_covers(pattern, name);
         let module = handler.module.origin();
         let sends = |table: &str| fits(table) && settings.grants_secrets_to(table, module);

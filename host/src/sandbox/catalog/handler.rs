@@ -69,7 +69,7 @@ impl Handler {
     }
 
     /// Everything that it is granted, in manifest notation.
-    pub fn granted_capabilities(&self) -> Vec<Capability> {
+    pub fn held(&self) -> Vec<Capability> {
         granted_capabilities(&self.granted, &self.http, self.state)
     }
 
@@ -97,8 +97,8 @@ impl Handler {
     }
 
     /// The lines that would grant this by binding the tables that withhold it; `None` if no table withholds it.
-    fn lines_to_bind(&self, what: &Capability) -> Option<String> {
-        let kind = match what {
+    fn lines_to_bind(&self, capability: &Capability) -> Option<String> {
+        let kind = match capability {
             Capability::Secrets(_) | Capability::Sign(_) => "secrets",
             Capability::Dirs(_) => "dirs",
             Capability::State => "state",

@@ -35,7 +35,7 @@ impl Mode {
     }
 }
 
-/// The maximum contents of a directory. When it is reached, handlers cannot add anything.
+/// How much a directory may hold; beyond it, its handlers cannot add anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
     /// The total size of its files, bytes.

@@ -24,10 +24,10 @@ pub(in crate::sandbox) fn missing(
 ) -> Vec<Missing> {
     let missing = requested
         .iter()
-        .filter(|what| !is_granted(what, granted, http, state))
-        .map(|what| Missing {
-            what: what.clone(),
-            lines: lines_for(handler, what),
+        .filter(|capability| !is_granted(capability, granted, http, state))
+        .map(|capability| Missing {
+            what: capability.clone(),
+            lines: lines_for(handler, capability),
         });
     missing.collect()
 }
@@ -62,12 +62,12 @@ pub(in crate::sandbox) fn granted_capabilities(
 }
 
 fn is_granted(
-    what: &Capability,
+    capability: &Capability,
     granted: &Granted,
     http: &HttpAccess,
     state: Option<StateQuota>,
 ) -> bool {
-    match what {
+    match capability {
         Capability::Http(Some(hosts)) => http.reaches(hosts),
         Capability::Http(None) => http.sends(),
         Capability::Secrets(Some(name)) => http.sent_names().contains(name),
@@ -86,8 +86,8 @@ fn is_granted(
     }
 }
 
-fn lines_for(handler: &str, what: &Capability) -> Option<String> {
-    Some(match what {
+fn lines_for(handler: &str, capability: &Capability) -> Option<String> {
+    Some(match capability {
         Capability::Http(hosts) => {
             let host = hosts.as_ref().map(HostPattern::to_string);
             lines::http(handler, host.as_deref(), HttpScheme::Https, None, None)

@@ -80,7 +80,7 @@ fn remark(table: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>)
     let (handler, key) = (handler.get_ref(), keys.first_key_value()?.0.get_ref());
     let together = toml::from_str::<toml::Table>(&format!("{file}\n{table}"));
     if together.is_err() {
-        let (what, at) = match existing.key(handler, key) {
+        let (table_name, at) = match existing.key(handler, key) {
             Some(at) => (format!("handlers.\"{handler}\".{key}"), Some(at)),
             None => (
                 format!("[handlers.\"{handler}\"]"),
@@ -91,11 +91,11 @@ fn remark(table: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>)
         let line = line.unwrap_or_default();
         if table.starts_with("[[") && existing.key(handler, key).is_some() {
             return Some(Remark::Element(format!(
-                "{what} is already in the file{line}: add this element to its list"
+                "{table_name} is already in the file{line}: add this element to its list"
             )));
         }
         return Some(Remark::Keys(format!(
-            "{what} is already in the file{line}: put this into it"
+            "{table_name} is already in the file{line}: put this into it"
         )));
     }
     let replaces = matches!(key.as_str(), "env" | "settings");

@@ -115,11 +115,11 @@ impl Settings {
 
     /// The grants to this handler that are withheld because their tables do not name a module.
     pub(in crate::sandbox) fn withheld(&self, handler: &str, origin: Origin<'_>) -> Vec<Withheld> {
-        let withheld = |table: &String, what: &'static str, grants: bool| {
+        let withheld = |table: &String, kind: &'static str, grants: bool| {
             let is_unbound = pattern_covers(table, handler) && self.bound(table).is_none();
             (is_unbound && !grants).then(|| Withheld {
                 table: table.clone(),
-                what,
+                what: kind,
                 lines: lines::module(table, origin.file),
             })
         };

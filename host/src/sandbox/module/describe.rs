@@ -113,7 +113,7 @@ async fn call(
             evidence(log, &[])
         )),
         Ok(Some(Err(error))) => {
-            let what = match (state.limiter.denial(), &state.panic) {
+            let why = match (state.limiter.denial(), &state.panic) {
                 (Some(_), _) => format!(
                     "it needed more than {} MiB of memory to describe itself",
                     memory_bytes >> 20
@@ -128,7 +128,7 @@ async fn call(
                     trap_message(&error, &limits)
                 ),
             };
-            Err(what + &evidence(log, &backtrace(&error, &state.lines)))
+            Err(why + &evidence(log, &backtrace(&error, &state.lines)))
         }
     }
 }
@@ -149,9 +149,9 @@ fn evidence(log: &GuestLog, backtrace: &[String]) -> String {
     let stderr = log.last_errors();
     let frames = &backtrace[..backtrace.len().min(FRAMES_MAX)];
     let mut text = String::new();
-    for (what, lines) in [("standard error", &stderr[..]), ("backtrace", frames)] {
+    for (title, lines) in [("standard error", &stderr[..]), ("backtrace", frames)] {
         if !lines.is_empty() {
-            text += &format!("; {what}: {}", lines.join(" | "));
+            text += &format!("; {title}: {}", lines.join(" | "));
         }
     }
     text

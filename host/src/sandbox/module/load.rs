@@ -144,7 +144,7 @@ fn component(engine: &Engine, code: &[u8]) -> wasmtime::Result<Component> {
 /// The refusal of a module that does not fit into the pool: wasmtime's message, and the setting that would admit it, if
 /// there is one.
 fn pool_refusal(error: &wasmtime::Error) -> String {
-    let what = error.root_cause().to_string();
+    let message = error.root_cause().to_string();
     let settings = [
         ("core module instances", "module_core_instances_max"),
         ("linear memories", "module_memories_max"),
@@ -153,12 +153,12 @@ fn pool_refusal(error: &wasmtime::Error) -> String {
         ("tables count", "module_tables_max"),
         ("memory has a minimum", "memory_mb of its handlers"),
     ];
-    let setting = settings.iter().find(|(words, _)| what.contains(words));
+    let setting = settings.iter().find(|(words, _)| message.contains(words));
     let hint = setting.map(|(_, setting)| {
         format!("; if you trust it, raise {setting} in rouse.toml and restart the host")
     });
     format!(
-        "it exceeds what this host allows for one module: {what}{}",
+        "it exceeds what this host allows for one module: {message}{}",
         hint.unwrap_or_default()
     )
 }

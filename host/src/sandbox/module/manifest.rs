@@ -330,14 +330,14 @@ impl WrittenRetry {
 }
 
 fn between(
-    what: &str,
+    field: &str,
     milliseconds: Option<u64>,
     min: u64,
     max: u64,
 ) -> Result<Option<Duration>, String> {
     match milliseconds {
         Some(ms) if !(min..=max).contains(&ms) => {
-            Err(format!("{what} is {ms}; expected {min} to {max}"))
+            Err(format!("{field} is {ms}; expected {min} to {max}"))
         }
         Some(ms) => Ok(Some(Duration::from_millis(ms))),
         None => Ok(None),
@@ -345,14 +345,14 @@ fn between(
 }
 
 fn schema(
-    what: &str,
+    field: &str,
     written: Option<&RawValue>,
     patterns: &mut PatternBytes,
 ) -> Result<Schema, String> {
     match written {
         None => Ok(Schema::open()),
         Some(written) => {
-            Schema::parse(written, patterns, printable).map_err(|why| format!("{what}: {why}"))
+            Schema::parse(written, patterns, printable).map_err(|why| format!("{field}: {why}"))
         }
     }
 }

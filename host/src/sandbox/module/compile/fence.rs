@@ -116,9 +116,9 @@ mod tests {
                 eprintln!("skipped: this kernel has no Landlock");
                 return;
             }
-            let denied = |what: &str, error: Option<io::Error>| {
+            let denied = |action: &str, error: Option<io::Error>| {
                 let kind = error.map(|error| error.kind());
-                assert_eq!(kind, Some(ErrorKind::PermissionDenied), "{what}");
+                assert_eq!(kind, Some(ErrorKind::PermissionDenied), "{action}");
             };
             denied("a file", File::open("/etc/passwd").err());
             denied("a list", fs::read_dir("/").err());
@@ -145,9 +145,9 @@ mod tests {
         let mut open = File::open("/proc/self/statm").unwrap();
         let (mut reads, mut writes) = io::pipe().unwrap();
         close().expect("it can be closed");
-        let denied = |what: &str, error: Option<io::Error>, code: i32| {
+        let denied = |action: &str, error: Option<io::Error>, code: i32| {
             let error = error.and_then(|error| error.raw_os_error());
-            assert_eq!(error, Some(code), "{what}");
+            assert_eq!(error, Some(code), "{action}");
         };
         denied("a file", File::open("/dev/null").err(), libc::EMFILE);
         denied("a pipe", io::pipe().err(), libc::EMFILE);
