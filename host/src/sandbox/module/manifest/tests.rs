@@ -163,7 +163,7 @@ fn refuse_a_limit_that_no_host_enforces() {
     let why = refused(json!({ "name": "a", "concurrency": 3 }));
     for part in [
         "handler `a`",
-        "no host enforces that yet",
+        "no host enforces yet",
         "remove `concurrency`",
         "`slots`",
     ] {
