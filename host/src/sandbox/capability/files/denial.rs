@@ -13,7 +13,7 @@ pub(super) fn denial(granted: &Granted, path: &str, changes: bool) -> String {
         let at = &grant.at;
         if granted.read_only_for_job.contains(at) {
             return format!(
-                "the handler {handler} tried to change {path}, and this job's grants allow only reading in {at}; enqueue it with \"{at}\" under \"dirs\" in its grants, or without \"dirs\""
+                "the handler {handler} tried to change {path}, and the grants of this job allow only reading in {at}; enqueue it with \"{at}\" under \"dirs\" of its grants, or without that key"
             );
         }
         // Two grants of one path would be refused, so the lines replace this grant.

@@ -122,7 +122,7 @@ fn not_granted(granted: &Granted, path: &str, changes: bool) -> String {
     let lies_in = |at: &&String| *path == **at || path.starts_with(&format!("{at}/"));
     if let Some(at) = granted.removed_by_job.iter().find(lies_in) {
         return format!(
-            "the handler {handler} tried to access {path}, which this job's grants leave out; enqueue it with \"{at}\" under \"dirs\" in its grants, or without \"dirs\""
+            "the handler {handler} tried to access {path}, which the grants of this job leave out; enqueue it with \"{at}\" under \"dirs\" of its grants, or without that key"
         );
     }
     let mode = match changes {

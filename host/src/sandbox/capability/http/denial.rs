@@ -89,7 +89,7 @@ fn lines(handler: &str, method: &str, target: &Target) -> String {
 pub(super) fn removed_by_job(handler: &str, method: &Method, target: &Target) -> String {
     let method = word(method.as_str());
     format!(
-        "the handler {handler} requested {method} {target}, which this job's grants leave out; enqueue it with \"{}\" under \"http\" in its grants, or without \"http\"",
+        "the handler {handler} requested {method} {target}, which the grants of this job leave out; enqueue it with \"{}\" under \"http\" of its grants, or without that key",
         target.host
     )
 }
@@ -98,7 +98,7 @@ pub(super) fn removed_by_job(handler: &str, method: &Method, target: &Target) ->
 pub(super) fn secret_removed_by_job(handler: &str, name: &str) -> String {
     let name = word(name);
     format!(
-        "the handler {handler} requested the secret {name}, which this job's grants leave out; enqueue it with \"{name}\" under \"secrets\" in its grants, or without \"secrets\""
+        "the handler {handler} requested the secret {name}, which the grants of this job leave out; enqueue it with \"{name}\" under \"secrets\" of its grants, or without that key"
     )
 }
 

@@ -180,7 +180,7 @@ impl HandlerState {
         let handler = &self.handler;
         if self.is_removed_by_job {
             return format!(
-                "the handler {handler} tried to use its state, which this job's grants take away (\"state\": false); enqueue it without that"
+                "the handler {handler} tried to use its state, which the grants of this job take away (\"state\": false); enqueue it without that key"
             );
         }
         if let Some(lines) = &self.unbound {
