@@ -21,7 +21,9 @@ mod module;
 
 pub use attempt::abort::AbortHandle;
 pub use attempt::boottime::BootTime;
-pub use attempt::journal::{Expected, Journal, Keep, Kept, StateKeeper, Waiting, Wrote};
+pub use attempt::journal::{
+    Expected, Journal, JournalFuture, NewValue, StateStore, StoredValue, WriteOutcome,
+};
 pub use attempt::limits::Limits;
 pub use attempt::meter::Meter;
 pub use attempt::profile::Profile;

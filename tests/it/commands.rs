@@ -251,7 +251,7 @@ async fn mistakes_on_the_command_line_are_reported_with_the_next_step() {
         (&["serve", "--http", "localhost"], "is neither ADDRESS:PORT"),
         (
             &["serve", "--http", "off", "--handlers", "/nowhere"],
-            "there is no handlers folder /nowhere",
+            "the handlers folder /nowhere does not exist",
         ),
         (
             &["serve", "--poll-max", "2h"],

@@ -278,7 +278,7 @@ async fn a_failed_compiler_is_distinguished_from_a_bad_module_and_retried() {
     for (does, words) in [
         ("exec sleep 60", "the compiler did not finish within 10 s"),
         ("kill -9 $$", "the compiler ended with signal: 9"),
-        ("echo this is not code", "something that is not code"),
+        ("echo this is not code", "output that is not code"),
         (
             "echo so it is >&2; exit 1",
             "the compiler ended with exit status: 1: so it is",
@@ -457,7 +457,7 @@ fn a_compiler_starts_only_for_a_host_and_is_hidden_from_the_help() {
     assert_eq!(output.status.code(), Some(4));
     assert_eq!(
         String::from_utf8_lossy(&output.stderr),
-        "the compiler cannot limit itself: its host is gone\n"
+        "the compiler cannot limit itself: its host has ended\n"
     );
 }
 

@@ -362,7 +362,7 @@ fn the_lines_printed_by_a_file_denial_grant_the_access() {
     let read = json!({"path": "/data/in.txt"});
     let message = denied("test.read-file", read.clone());
     for part in [
-        "the handler test.read-file asked for /data/in.txt, and no directory that has it is granted",
+        "the handler test.read-file tried to access /data/in.txt, which is not in a granted directory",
         "`rouse job retry ID`",
         "then: No such file or directory",
     ] {
@@ -395,7 +395,7 @@ fn the_lines_printed_by_a_file_denial_grant_the_access() {
     // No path leads out of a granted directory.
     let out = json!({"path": "/data/../etc/passwd"});
     let message = denied("test.read-file", out);
-    assert!(message.contains("asked for /etc/passwd"), "{message}");
+    assert!(message.contains("tried to access /etc/passwd"), "{message}");
     assert!(message.contains("at = \"/etc\""), "{message}");
 }
 

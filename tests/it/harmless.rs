@@ -47,7 +47,7 @@ fn a_refused_module_cannot_forge_lines_in_the_log_or_the_listing() {
     let output = ran.exits(1).text();
     assert!(!output.contains(is_unsafe), "{output:?}");
     for (file, why) in [
-        ("panics.wasm", "it panics when it describes itself"),
+        ("panics.wasm", "it panicked while it described itself"),
         ("word.wasm", "unknown variant"),
         ("asks.wasm", "capabilities must be at most 64 words"),
     ] {
@@ -149,7 +149,7 @@ async fn a_module_whose_second_describe_panics_is_reported_in_text_that_postgres
         &format!("{manifest}{panic}"),
         "unreachable",
     );
-    let words = "it panics when it describes itself: no\\u{0}\\u{9b}more";
+    let words = "it panicked while it described itself: no\\u{0}\\u{9b}more";
     let mut loaded = None;
     for _ in 0..TOSSES_MAX {
         let handlers = Handlers::with(&[("moody.wasm", &module)]).await;

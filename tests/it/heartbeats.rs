@@ -38,7 +38,8 @@ async fn a_folder_serves_ten_thousand_handlers_and_heartbeats_report_them_all() 
         panic!("refused: {:?}", set.refused);
     };
     assert!(
-        refused.why.contains("has 1000 handlers") && refused.why.contains("serves at most 10000"),
+        refused.why.contains("has 1000 handlers")
+            && refused.why.contains("can serve at most 10000"),
         "{refused:?}"
     );
     let worker = TestWorker::start_on(&db, Settings::default(), catalog);

@@ -134,7 +134,7 @@ fn each_end_of_an_invocation_has_its_exit_code() {
         (
             &["noop", "--handlers", "/nowhere"],
             6,
-            "there is no handlers folder /nowhere",
+            "the handlers folder /nowhere does not exist",
         ),
         (&["noop", "--config", "/nowhere.toml"], 6, "cannot read"),
     ] {

@@ -386,7 +386,7 @@ async fn a_job_that_is_denied_a_grant_is_never_retried() {
     assert_eq!(error["kind"], "denied");
     let message = error["message"].as_str().unwrap();
     assert!(
-        message.starts_with("the handler asked for a socket"),
+        message.starts_with("the handler tried to open a socket"),
         "{message}"
     );
     worker.drain().await;

@@ -154,7 +154,7 @@ async fn a_module_with_too_many_parts_is_refused_permanently_unless_the_setting_
         let (_, handlers) = load(settings(), &module).await;
         let why = handlers.refusal("parts.wasm");
         assert!(
-            why.starts_with("it needs more than this host allows for one module: ")
+            why.starts_with("it exceeds what this host allows for one module: ")
                 && why.contains(words)
                 && why.contains(setting)
                 && !why.contains("tried again"),

@@ -75,7 +75,7 @@ async fn no_module_starts_to_serve_without_a_readable_lock() {
     let good = echo("test.echo", "1");
     let lock = scratch("lock").join("handlers.lock");
     let handlers = Handlers::on(locked(&lock), &[("echo.wasm", &good)]).await;
-    assert!(handlers.refusal("echo.wasm").contains("there is none"));
+    assert!(handlers.refusal("echo.wasm").contains("it does not exist"));
     fs::write(&lock, format!("{}rubbish\n", line(&good, "echo.wasm"))).unwrap();
     let handlers = Handlers::on(locked(&lock), &[("echo.wasm", &good)]).await;
     assert!(handlers.refusal("echo.wasm").contains("line 2"));
@@ -277,7 +277,7 @@ fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
     assert!(
         deployment
             .exits_with(1, &["handlers"])
-            .contains("there is none")
+            .contains("it does not exist")
     );
     let output = deployment.exits_with(0, &["handlers", "lock"]);
     assert!(

@@ -101,7 +101,7 @@ async fn a_denial_is_printed_once_when_its_job_is_shown() {
     ended(&client, id).await;
     let shown = rouse_in(&db, &["job", &id.to_string()], &scratch("denial")).await;
     shown.exits(0).prints("failed").prints("the error above");
-    let denial = "asked for /nowhere/in.txt, and no directory that has it is granted";
+    let denial = "tried to access /nowhere/in.txt, which is not in a granted directory";
     assert_eq!(shown.stdout.matches(denial).count(), 1, "{}", shown.stdout);
     worker.drain().await;
 }

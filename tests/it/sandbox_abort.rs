@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rouse::job::{AbortReason, RunEnd};
-use rouse::sandbox::{AbortHandle, Catalog, Handler, Journal, Waiting};
+use rouse::sandbox::{AbortHandle, Catalog, Handler, Journal, JournalFuture};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -32,16 +32,16 @@ const STOPPED_WITHIN: Duration = Duration::from_secs(2);
 struct Hanging(Notify);
 
 impl Journal for Hanging {
-    fn recorded(&self) -> Waiting<'_, HashMap<String, usize>> {
+    fn recorded(&self) -> JournalFuture<'_, HashMap<String, usize>> {
         self.0.notify_one();
         Box::pin(std::future::pending())
     }
 
-    fn result<'a>(&'a self, _: &'a str) -> Waiting<'a, Result<Vec<u8>, String>> {
+    fn result<'a>(&'a self, _: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>> {
         Box::pin(std::future::pending())
     }
 
-    fn record<'a>(&'a self, _: &'a str, _: &'a [u8]) -> Waiting<'a, Result<(), String>> {
+    fn record<'a>(&'a self, _: &'a str, _: &'a [u8]) -> JournalFuture<'a, Result<(), String>> {
         Box::pin(std::future::pending())
     }
 
@@ -72,7 +72,7 @@ async fn stop(handler: &Arc<Handler>, payload: &str, reason: AbortReason) -> Dur
         .await
         .expect("the end of the run")
         .unwrap();
-    let took = abort.turned_for().expect("an abort");
+    let took = abort.aborted_for().expect("an abort");
     assert_eq!(run.end, RunEnd::Aborted(reason));
     assert!(took < grace + STOPPED_WITHIN, "{reason:?}: {took:?}");
     took

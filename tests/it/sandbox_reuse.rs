@@ -55,7 +55,7 @@ fn counts_with(manifest: &str) -> Vec<u8> {
             (then (if (i32.eq (memory.grow (i32.const 128)) (i32.const -1)) (then unreachable))))
         (if (i32.eq (local.get $do) (i32.const 0x47)) ;; G: grows by 24 MiB
             (then (if (i32.eq (memory.grow (i32.const 384)) (i32.const -1)) (then unreachable))))
-        (if (i32.eq (local.get $do) (i32.const 0x6f)) ;; o: logs 400 KiB, more than it may
+        (if (i32.eq (local.get $do) (i32.const 0x6f)) ;; o: logs 400 KiB, beyond the limit of its log
             (then (local.set $lines (i32.const 100))
                 (loop $more
                     (call $log (i32.const 2) (i32.const 4096) (i32.const 4096))
@@ -281,7 +281,7 @@ async fn each_job_of_an_instance_has_a_log_of_its_own() {
     assert!(
         of(7_001)
             .last()
-            .is_some_and(|last| last.contains("more than it may"))
+            .is_some_and(|last| last.contains("the limit of its log"))
     );
     assert_eq!(of(7_002), ["nothing is cut here"]);
 }

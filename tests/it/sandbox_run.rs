@@ -104,7 +104,7 @@ async fn a_failing_describe_is_refused_with_standard_error_and_backtrace() {
     let why = handlers.refusal("guest.wasm");
     let trailer = "; standard error: Traceback: | TypeError: no such field; backtrace: function ";
     assert!(
-        why.starts_with("it fails when it describes itself: wasm trap:") && why.contains(trailer),
+        why.starts_with("it failed while it described itself: wasm trap:") && why.contains(trailer),
         "{why}"
     );
 }
@@ -128,7 +128,7 @@ async fn a_describe_has_32_mib_on_top_of_the_modules_initial_memory() {
     handlers.handler("test.it");
     let why = handlers.refusal("greedy.wasm");
     assert!(
-        why.starts_with("it needs more than 88 MiB of memory to describe itself; backtrace: "),
+        why.starts_with("it needed more than 88 MiB of memory to describe itself; backtrace: "),
         "{why}"
     );
 }
@@ -214,7 +214,7 @@ async fn a_log_line_that_is_too_large_for_one_call_traps() {
         panic!("a trap");
     };
     assert!(
-        message.contains("too much in one call (8388608 bytes are allowed: hostcall_bytes"),
+        message.contains("too much data to the host in one call (at most 8388608 bytes are allowed: hostcall_bytes"),
         "{message}"
     );
 }

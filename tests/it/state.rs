@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 
 use rouse::job::{AbortReason, RunEnd};
 use rouse::sandbox::{
-    AbortHandle, Catalog, Journal, Keep, Kept, Sandbox, Settings as SandboxSettings, StateKeeper,
-    StateQuota, Waiting, Wrote,
+    AbortHandle, Catalog, Journal, JournalFuture, NewValue, Sandbox, Settings as SandboxSettings,
+    StateQuota, StateStore, StoredValue, WriteOutcome,
 };
 use rouse::worker::Settings;
 use serde_json::{Value, json};
@@ -182,20 +182,23 @@ async fn state_is_limited_by_quotas_for_keys_total_bytes_and_value_size() {
     };
     refused(
         0,
-        &["key a has 61 bytes; 60 are allowed", "value_bytes_max"],
+        &[
+            "key a has 61 bytes; at most 60 are allowed",
+            "value_bytes_max",
+        ],
     );
     assert_eq!(found[1], json!(null));
     refused(
         2,
         &[
             "has 40 bytes",
-            "the others have 61",
+            "the other keys have 61",
             "at most 100",
             "bytes_max of the state of test.state.other",
         ],
     );
     assert_eq!(found[3..6], [json!(null), json!(null), json!(null)]);
-    refused(6, &["the key d", "at most 3 (keys_max"]);
+    refused(6, &["the key d", "the maximum of 3 keys (keys_max"]);
     assert_eq!(found[7..9], [json!(true), json!(null)]);
     assert_eq!(found[9], json!(["a", "b", "d"]));
     worker.drain().await;
@@ -230,14 +233,14 @@ struct Counting {
 }
 
 impl Counting {
-    fn called<T: Send + 'static>(&self, answer: T) -> Waiting<'_, Result<T, String>> {
+    fn called<T: Send + 'static>(&self, answer: T) -> JournalFuture<'_, Result<T, String>> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         Box::pin(async { Ok(answer) })
     }
 }
 
-impl StateKeeper for Counting {
-    fn get<'a>(&'a self, _: &'a str) -> Waiting<'a, Result<Option<Kept>, String>> {
+impl StateStore for Counting {
+    fn get<'a>(&'a self, _: &'a str) -> JournalFuture<'a, Result<Option<StoredValue>, String>> {
         self.called(None)
     }
 
@@ -246,29 +249,29 @@ impl StateKeeper for Counting {
         _: &'a str,
         _: Option<&'a str>,
         _: u32,
-    ) -> Waiting<'a, Result<Vec<String>, String>> {
+    ) -> JournalFuture<'a, Result<Vec<String>, String>> {
         self.called(Vec::new())
     }
 
-    fn set<'a>(&'a self, _: Keep<'a>) -> Waiting<'a, Result<Wrote, String>> {
-        self.called(Wrote::Done)
+    fn set<'a>(&'a self, _: NewValue<'a>) -> JournalFuture<'a, Result<WriteOutcome, String>> {
+        self.called(WriteOutcome::Done)
     }
 
-    fn delete<'a>(&'a self, _: &'a str) -> Waiting<'a, Result<bool, String>> {
+    fn delete<'a>(&'a self, _: &'a str) -> JournalFuture<'a, Result<bool, String>> {
         self.called(true)
     }
 }
 
 impl Journal for Counting {
-    fn recorded(&self) -> Waiting<'_, HashMap<String, usize>> {
+    fn recorded(&self) -> JournalFuture<'_, HashMap<String, usize>> {
         Box::pin(async { HashMap::new() })
     }
 
-    fn result<'a>(&'a self, _: &'a str) -> Waiting<'a, Result<Vec<u8>, String>> {
+    fn result<'a>(&'a self, _: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>> {
         Box::pin(async { Err("no steps".into()) })
     }
 
-    fn record<'a>(&'a self, _: &'a str, _: &'a [u8]) -> Waiting<'a, Result<(), String>> {
+    fn record<'a>(&'a self, _: &'a str, _: &'a [u8]) -> JournalFuture<'a, Result<(), String>> {
         Box::pin(async { Ok(()) })
     }
 
@@ -276,7 +279,7 @@ impl Journal for Counting {
         self.waits.notify_one();
     }
 
-    fn state(&self) -> Option<&dyn StateKeeper> {
+    fn state(&self) -> Option<&dyn StateStore> {
         Some(self)
     }
 }
@@ -351,7 +354,7 @@ async fn state_without_a_grant_is_denied_with_the_lines_that_allow_it() {
     assert_eq!(error["kind"], "denied");
     let message = error["message"].as_str().unwrap();
     assert!(
-        message.contains("the handler test.state.none asked for its state"),
+        message.contains("the handler test.state.none tried to use its state"),
         "{message}"
     );
     let (_, lines) = message.split_once(":\n").expect("lines to copy");

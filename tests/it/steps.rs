@@ -279,9 +279,14 @@ async fn invalid_steps_are_refused_with_the_reason() {
         (&"x".repeat(201), 1, 1, "1 to 200 printable characters"),
         ("a\nb", 1, 1, "1 to 200 printable characters"),
         ("a#2", 1, 1, "must not contain #"),
-        ("large", 300_000, 1, "300002 bytes; 262144 are allowed"),
+        (
+            "large",
+            300_000,
+            1,
+            "300002 bytes; at most 262144 are allowed",
+        ),
         ("many", 1, 1001, "at most 1000 steps"),
-        ("much", 262_000, 40, "more than the 8388608 bytes"),
+        ("much", 262_000, 40, "the maximum of 8388608 bytes"),
     ];
     for (name, bytes, count, why) in cases {
         let payload = json!({"name": name, "bytes": bytes, "count": count});

@@ -1,4 +1,4 @@
-//! What the host offers to a guest: one file for each capability.
+//! The interfaces that the host offers to guests: one file for each capability.
 
 mod context;
 mod files;
@@ -13,8 +13,8 @@ mod steps;
 
 pub use self::http::{Addresses, HttpSettings, Resolver, SystemResolver};
 pub(super) use self::http::{FIELDS_BYTES_MAX, Http, HttpAccess, Net, link_http};
-pub(super) use files::{Elsewhere, Fds, guard_files};
-pub(super) use log::{GuestLog, Speaker, Stream};
+pub(super) use files::{Fds, OutsidePaths, guard_files};
+pub(super) use log::{GuestLog, LogSource, Stream};
 pub(super) use output::GuestOutput;
 pub(super) use sockets::guard_sockets;
 pub(super) use state::HandlerState;

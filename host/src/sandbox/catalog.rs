@@ -5,7 +5,7 @@ mod file;
 mod folder;
 mod gate;
 mod handler;
-mod line;
+mod load_queue;
 mod loading;
 mod naming;
 mod owners;
@@ -73,14 +73,14 @@ impl Catalog {
     fn list(sandbox: Arc<Sandbox>, dir: PathBuf) -> anyhow::Result<Self> {
         if !dir.is_dir() {
             bail!(
-                "there is no handlers folder {}; create it, or name another with --handlers",
+                "the handlers folder {} does not exist; create it, or name another folder with --handlers",
                 dir.display()
             );
         }
         let (wake, wakes) = mpsc::channel();
         let loads = Arc::new(Loads::default());
         let mut folder = Folder::new(sandbox, dir.clone(), loads.clone(), wake.clone())?;
-        // A host that has just started reads every file at once, however recently it was written.
+        // A host that starts reads every file at once, however recently it was written.
         folder.scan(&Trust::Everything);
         let published = Published::new(folder.handlers());
         Ok(Self {
@@ -94,8 +94,8 @@ impl Catalog {
 
     /// Waits until all files are loaded.
     fn load(&self) {
-        let mut following = lock(&self.folder);
-        let Some((folder, wakes)) = following.as_mut() else {
+        let mut folder = lock(&self.folder);
+        let Some((folder, wakes)) = folder.as_mut() else {
             return;
         };
         folder.end_start_when_loaded();
@@ -129,16 +129,16 @@ impl Catalog {
         self.until(|handlers| !handlers.is_loading()).await
     }
 
-    /// Waits until `is` returns true for the handlers, while the catalog follows its folder.
-    pub async fn until(&self, is: impl Fn(&HandlerSet) -> bool) -> Arc<HandlerSet> {
+    /// Waits until the condition is true for the handlers, while the catalog follows its folder.
+    pub async fn until(&self, condition: impl Fn(&HandlerSet) -> bool) -> Arc<HandlerSet> {
         let mut changed = self.changed();
         loop {
             let handlers = self.current();
-            if is(&handlers) {
+            if condition(&handlers) {
                 return handlers;
             }
             let alive = changed.changed().await;
-            alive.expect("the catalog is borrowed, and holds the sender");
+            alive.expect("the catalog is borrowed, and has the sender");
         }
     }
 
@@ -147,7 +147,7 @@ impl Catalog {
         &self.loads
     }
 
-    /// What the folder offers now.
+    /// The handlers that the folder offers now.
     pub fn current(&self) -> Arc<HandlerSet> {
         self.published.current.load_full()
     }

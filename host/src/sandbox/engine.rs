@@ -63,13 +63,13 @@ pub struct Sandbox {
     pub(super) ticker: Ticker,
     pub(super) idle: Arc<Idle<Serves, Instance>>,
     pub(super) cache: Option<CodeCache>,
-    /// Logs once what the fence of compilers cannot prevent.
+    /// Used to log once what the fence of compilers cannot prevent.
     pub(super) fence_logged: Once,
     pub(super) net: Arc<Net>,
     pub(super) roots: Roots,
     pub(super) ledgers: Ledgers,
     attempts_max: usize,
-    /// If less memory is free, no new job is claimed.
+    /// If less memory is free, no more jobs are claimed.
     memory_spare_bytes: usize,
     /// Guests have threads of their own, so that a computing guest never delays a heartbeat or a renewal. `None` only
     /// while the sandbox is being dropped.
@@ -83,12 +83,12 @@ impl Sandbox {
     /// When a setting is invalid, or the machine cannot hold even one instance.
     pub fn start(settings: Settings) -> anyhow::Result<Arc<Self>> {
         if settings.attempts_max == 0 {
-            bail!("the sandbox is set to 0 concurrent attempts; set at least 1");
+            bail!("the sandbox is configured for 0 concurrent attempts; set at least 1");
         }
         let max = settings.memory_bytes_max();
         if !(PAGE_BYTES..=4 << 30).contains(&max) {
             bail!(
-                "the sandbox is set to {max} bytes of memory for an attempt; set 64 KiB to 4 GiB"
+                "the sandbox is configured for {max} bytes of memory per attempt; set 64 KiB to 4 GiB"
             );
         }
 
@@ -145,14 +145,14 @@ impl Sandbox {
         }))
     }
 
-    /// How many attempts can run at once: the setting, or less if the machine holds less. A worker claims no more
-    /// jobs than that.
+    /// How many attempts can run at once: the setting, or less if the machine has too few resources. A worker claims no
+    /// more jobs than that.
     pub fn attempts_max(&self) -> usize {
         self.attempts_max
     }
 
-    /// True if there is no memory for another attempt of the usual size. Such an attempt should not start: it would
-    /// only run out of the host's memory.
+    /// True if there is no memory for another attempt of the usual size. Such an attempt should not start, because it
+    /// would run out of the host's memory.
     pub fn memory_is_short(&self) -> bool {
         self.budget.free_bytes()
             < self
@@ -220,7 +220,7 @@ fn config(attempts: usize, settings: &Settings) -> Config {
     let instances = u32::try_from(instances).unwrap_or(u32::MAX);
     let max = settings.memory_bytes_max();
     let mut pool = PoolingAllocationConfig::new();
-    // Each instance may be of the largest module that is allowed, so none ever waits for its parts.
+    // Each instance may be of the largest module that is allowed, so no instance ever waits for its parts.
     let parts = settings.module_parts;
     pool.total_component_instances(instances)
         .total_core_instances(instances.saturating_mul(parts.core_instances))
@@ -242,8 +242,8 @@ fn config(attempts: usize, settings: &Settings) -> Config {
     config
 }
 
-/// Links everything that a guest can import. Linked is not granted: without a grant there is no directory to open,
-/// and every socket is refused.
+/// Links everything that a guest can import. To link is not to grant: without a grant, a guest has no directory, and
+/// every socket is refused.
 fn linker(engine: &Engine) -> anyhow::Result<Linker<AttemptState>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)

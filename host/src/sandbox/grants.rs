@@ -1,4 +1,4 @@
-//! What handlers may use: directories, servers, secrets, state, environment variables, settings, clocks.
+//! The grants of handlers: directories, servers, secrets, state, environment variables, settings, clocks.
 
 mod attenuation;
 mod dirs;
@@ -19,7 +19,7 @@ pub(super) use self::granted::Granted;
 pub(super) use self::granted::GrantedDir;
 pub use self::http::{Host, HostPattern, HttpGrant, HttpScheme};
 pub use self::missing::Missing;
-pub(super) use self::missing::{held, missing};
+pub(super) use self::missing::{granted_capabilities, missing};
 pub use self::pasted::annotated;
 pub(super) use self::root::{Root, Roots};
 pub use self::secrets::{Secret, SecretGrant, Secrets};

@@ -10,7 +10,7 @@ const ATTEMPTS_MAX: usize = 10_000;
 const MAPS_PER_STACK: usize = 2;
 const MAPS_PER_MEMORY: usize = 4;
 
-/// The share of a process's mappings that is left for everything else: a thirteenth.
+/// The share of a process's mappings that is reserved for everything else: a thirteenth.
 const MAPS_SPARE_SHARE: usize = 13;
 
 /// Address space of one memory: 4 GiB, which the compiler assumes to be reserved, and the guard behind it.
@@ -26,7 +26,7 @@ const ATTEMPT_BYTES_MIN: usize = 2 << 20;
 /// Used if the machine does not report its memory.
 const MEMORY_BYTES_UNKNOWN: usize = 4 << 30;
 
-/// What the machine offers.
+/// The resources of the machine.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Machine {
     /// Memory mappings that one process may have.
@@ -45,7 +45,7 @@ pub(super) struct PoolSize {
 }
 
 impl Machine {
-    /// Reads the machine's resources; unknown ones limit nothing.
+    /// Reads the machine's resources; unknown resources limit nothing.
     pub(super) fn read() -> Self {
         let number = |path| fs::read_to_string(path).ok()?.trim().parse::<usize>().ok();
         let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
@@ -61,7 +61,7 @@ impl Machine {
         }
     }
 
-    /// How many of `wanted` attempts fit if each may have `memories` memories. `memory_bytes_total`: the operator's
+    /// How many of the `wanted` attempts fit if each may have `memories` memories. `memory_bytes_total`: the operator's
     /// setting for the memory of all attempts together.
     pub(super) fn fit(
         self,
@@ -109,14 +109,14 @@ impl Machine {
 mod tests {
     use super::*;
 
-    const ROOMY: Machine = Machine {
+    const LARGE: Machine = Machine {
         maps_max: Some(1_000_000),
         memory_bytes: Some(64 << 30),
     };
 
     #[test]
     fn grant_the_requested_number_if_it_fits() {
-        let size = ROOMY.fit(64, 4, None);
+        let size = LARGE.fit(64, 4, None);
         assert_eq!(size.attempts_max, 64);
         assert_eq!(size.memory_bytes_total_max, 48 << 30);
         assert_eq!(size.clamp, None);
@@ -124,13 +124,13 @@ mod tests {
 
     #[test]
     fn name_the_tightest_limit() {
-        let size = ROOMY.fit(20_000, 1, None);
+        let size = LARGE.fit(20_000, 1, None);
         assert_eq!(size.attempts_max, 10_000);
         assert!(size.clamp.is_some_and(|why| why.contains("10,000")));
 
         let few_maps = Machine {
             maps_max: Some(6_500),
-            ..ROOMY
+            ..LARGE
         };
         let size = few_maps.fit(20_000, 1, None);
         assert_eq!(size.attempts_max, 1_000);
@@ -138,11 +138,11 @@ mod tests {
         let size = few_maps.fit(20_000, 4, None);
         assert_eq!(size.attempts_max, 333);
 
-        let size = ROOMY.fit(20_000, 4, None);
+        let size = LARGE.fit(20_000, 4, None);
         assert_eq!(size.attempts_max, 5_080);
         assert!(size.clamp.is_some_and(|why| why.contains("address space")));
 
-        let size = ROOMY.fit(20_000, 1, Some(100 << 20));
+        let size = LARGE.fit(20_000, 1, Some(100 << 20));
         assert_eq!(size.attempts_max, 50);
         assert!(size.clamp.is_some_and(|why| why.contains("memory")));
     }

@@ -19,7 +19,7 @@ struct TickerShared {
     stop: AtomicBool,
 }
 
-/// Keeps the epoch advancing while it is alive.
+/// Advances the epoch while it exists.
 pub(super) struct Ticking<'a>(&'a TickerShared);
 
 impl Ticker {

@@ -298,7 +298,7 @@ async fn run_in_sandbox(shared: &Arc<Shared>, claim: &mut Claim, started: &Start
         .run()
         .await;
     journal.close();
-    if let (RunEnd::Aborted(reason), Some(took)) = (&run.end, abort.turned_for()) {
+    if let (RunEnd::Aborted(reason), Some(took)) = (&run.end, abort.aborted_for()) {
         events::aborted(context, *reason, took);
     }
     meters.seconds.record(run.wall.as_secs_f64());

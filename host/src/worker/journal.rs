@@ -12,7 +12,7 @@ use tracing::{Level, debug};
 use super::Shared;
 use super::reach::warn_unless_unreachable;
 use crate::job::{Attempt, Fence, JobId, Usage};
-use crate::sandbox::{Handler, Journal, Meter, StateKeeper, Waiting};
+use crate::sandbox::{Handler, Journal, JournalFuture, Meter, StateStore};
 use crate::store::{ClaimedJob, NotMine, Report, StoreError};
 
 /// The wait after a temporary failure.
@@ -123,7 +123,7 @@ impl AttemptJournal {
 }
 
 impl Journal for AttemptJournal {
-    fn recorded(&self) -> Waiting<'_, HashMap<String, usize>> {
+    fn recorded(&self) -> JournalFuture<'_, HashMap<String, usize>> {
         Box::pin(async {
             loop {
                 let call = self.shared.calls.steps.acquire().await;
@@ -136,7 +136,7 @@ impl Journal for AttemptJournal {
         })
     }
 
-    fn result<'a>(&'a self, step: &'a str) -> Waiting<'a, Result<Vec<u8>, String>> {
+    fn result<'a>(&'a self, step: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>> {
         Box::pin(async move {
             let store = &self.shared.store;
             loop {
@@ -151,7 +151,11 @@ impl Journal for AttemptJournal {
         })
     }
 
-    fn record<'a>(&'a self, step: &'a str, output: &'a [u8]) -> Waiting<'a, Result<(), String>> {
+    fn record<'a>(
+        &'a self,
+        step: &'a str,
+        output: &'a [u8],
+    ) -> JournalFuture<'a, Result<(), String>> {
         Box::pin(async move {
             let output = str::from_utf8(output).map_err(|error| error.to_string())?;
             let store = &self.shared.store;
@@ -176,14 +180,14 @@ impl Journal for AttemptJournal {
         let _ = self.live_usage.meter.set(meter);
     }
 
-    fn say(&self, line: u32, level: Level, text: &str) {
+    fn log_line(&self, line: u32, level: Level, text: &str) {
         self.shared
             .reports
             .logs
             .push(self.id, self.attempt, line, level, text);
     }
 
-    fn state(&self) -> Option<&dyn StateKeeper> {
+    fn state(&self) -> Option<&dyn StateStore> {
         Some(self)
     }
 

@@ -1,7 +1,7 @@
 //! The state of handlers, stored in Postgres behind the fence of the running job.
 
 use super::journal::AttemptJournal;
-use crate::sandbox::{Expected, Keep, Kept, StateKeeper, Waiting, Wrote};
+use crate::sandbox::{Expected, JournalFuture, NewValue, StateStore, StoredValue, WriteOutcome};
 use crate::store::{NotMine, StateOf, StateSet, StateWrite, StoreError};
 
 impl AttemptJournal {
@@ -35,12 +35,12 @@ impl AttemptJournal {
     }
 }
 
-impl StateKeeper for AttemptJournal {
-    fn get<'a>(&'a self, key: &'a str) -> Waiting<'a, Result<Option<Kept>, String>> {
+impl StateStore for AttemptJournal {
+    fn get<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Result<Option<StoredValue>, String>> {
         Box::pin(async move {
             let store = &self.shared.store;
             let found = self.call(|| store.get_state(self.state_of(), key)).await?;
-            Ok(found.map(|(value, version)| Kept { value, version }))
+            Ok(found.map(|(value, version)| StoredValue { value, version }))
         })
     }
 
@@ -49,7 +49,7 @@ impl StateKeeper for AttemptJournal {
         prefix: &'a str,
         after: Option<&'a str>,
         max: u32,
-    ) -> Waiting<'a, Result<Vec<String>, String>> {
+    ) -> JournalFuture<'a, Result<Vec<String>, String>> {
         Box::pin(async move {
             let store = &self.shared.store;
             self.call(|| store.state_keys(self.state_of(), prefix, after, max))
@@ -57,37 +57,37 @@ impl StateKeeper for AttemptJournal {
         })
     }
 
-    fn set<'a>(&'a self, keep: Keep<'a>) -> Waiting<'a, Result<Wrote, String>> {
+    fn set<'a>(&'a self, new: NewValue<'a>) -> JournalFuture<'a, Result<WriteOutcome, String>> {
         Box::pin(async move {
             let store = &self.shared.store;
             let set = StateSet {
-                key: keep.key,
-                value: keep.value,
+                key: new.key,
+                value: new.value,
                 // The same in every repetition: if an answer is lost, the database recognises the write by it.
                 version: rand::random_range(1..=i64::MAX),
-                expected: match keep.expected {
+                expected: match new.expected {
                     Expected::Anything => None,
                     Expected::Nothing => Some(0),
                     Expected::Version(version) => Some(version),
                 },
-                keys_max: keep.keys_max,
-                bytes_max: keep.bytes_max,
+                keys_max: new.keys_max,
+                bytes_max: new.bytes_max,
             };
             loop {
                 return Ok(
                     match self.call(|| store.set_state(self.state_of(), set)).await? {
-                        StateWrite::Set => Wrote::Done,
-                        StateWrite::Conflict => Wrote::Changed,
+                        StateWrite::Set => WriteOutcome::Done,
+                        StateWrite::Conflict => WriteOutcome::Changed,
                         StateWrite::Again => continue,
-                        StateWrite::TooManyKeys => Wrote::TooManyKeys,
-                        StateWrite::TooManyBytes(others) => Wrote::TooManyBytes(others),
+                        StateWrite::TooManyKeys => WriteOutcome::TooManyKeys,
+                        StateWrite::TooManyBytes(others) => WriteOutcome::TooManyBytes(others),
                     },
                 );
             }
         })
     }
 
-    fn delete<'a>(&'a self, key: &'a str) -> Waiting<'a, Result<bool, String>> {
+    fn delete<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Result<bool, String>> {
         Box::pin(async move {
             let store = &self.shared.store;
             self.call(|| store.delete_state(self.state_of(), key)).await

@@ -34,7 +34,7 @@ async fn no_size_claimed_by_a_guest_costs_the_host_more_than_its_limits() {
             "a call carries 8 MiB",
             "(drop (memory.grow (i32.const 400)))
              (call $log (i32.const 2) (i32.const 0) (i32.const 20000000)) unreachable",
-            Ends::Trap("too much in one call"),
+            Ends::Trap("too much data to the host in one call"),
         ),
         body(
             "a string that ends beyond the memory",

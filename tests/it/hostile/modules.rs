@@ -61,19 +61,19 @@ fn cases() -> Vec<Refused> {
             "a memory that starts with 2 GiB",
             "it is refused permanently, with its size",
             with_memory("32768"),
-            "it needs more than this host allows for one module: memory has a minimum byte size of 2147483648",
+            "it exceeds what this host allows for one module: memory has a minimum byte size of 2147483648",
         ),
         (
             "five memories",
             "so is it",
             with(&"(memory 1)".repeat(4)),
-            "it needs more than this host allows for one module: defined memories count of 5",
+            "it exceeds what this host allows for one module: defined memories count of 5",
         ),
         (
             "a table of a million elements",
             "so is it",
             with("(table 1000000 funcref)"),
-            "it needs more than this host allows for one module: table index 0",
+            "it exceeds what this host allows for one module: table index 0",
         ),
         (
             "a component with garbage collection",
@@ -125,7 +125,7 @@ fn cases() -> Vec<Refused> {
             "a describe that returns a pointer beyond its memory",
             "pointers are checked",
             guest_that("(i32.const -16)", "", "unreachable"),
-            "it fails when it describes itself",
+            "it failed while it described itself",
         ),
         (
             "no manifest",

@@ -71,7 +71,7 @@ async fn no_name_resolves_to_a_private_address() {
         ("inside.test", "10.0.0.1"),
         ("mapped.test", "::ffff:127.0.0.1"),
         ("translated.test", "64:ff9b::7f00:1"),
-        ("metadata.test", "give out credentials"),
+        ("metadata.test", "serve credentials"),
         ("zero.test", "not the address of a server"),
         (
             "own.test",
@@ -82,7 +82,7 @@ async fn no_name_resolves_to_a_private_address() {
         ("[::1]", "hosts = [\"::1\"]"),
         ("[::ffff:127.0.0.1]", "private = true"),
         ("10.0.0.1", "private = true"),
-        ("169.254.169.254", "give out credentials"),
+        ("169.254.169.254", "serve credentials"),
         ("2130706433", "dotted decimal"),
         ("0x7f.1", "dotted decimal"),
         ("0177.0.0.1", "dotted decimal"),
@@ -142,7 +142,7 @@ async fn a_redirect_is_checked_like_any_other_request() {
         let payload = json!({"requests": [to(&target)]});
         let denial = guests.denial("test.http.private", payload).await;
         assert!(
-            denial.contains("test.http.private asked for GET"),
+            denial.contains("test.http.private requested GET"),
             "{denial}"
         );
     }

@@ -113,7 +113,7 @@ async fn a_job_denied_a_withheld_secret_or_state_gets_the_lines_that_bind_it() {
             &["invoke", handler, payload, "--handlers", "handlers-wasm"],
             &folder,
         );
-        ran.exits(1).prints("therefore to none");
+        ran.exits(1).prints("so to no module");
         ran.prints(&lines(table, "test_guests.wasm"));
     }
 }

@@ -30,7 +30,7 @@ async fn a_start_is_refused_if_the_kept_names_are_unusable() {
             fs::write(&kept, &text[..text.len() - 1]).unwrap();
         }),
         ("missing field", &|| fs::write(&kept, "{}").unwrap()),
-        ("others may write to it", &|| mode(0o666)),
+        ("other users can write to it", &|| mode(0o666)),
         ("it is a link", &|| {
             fs::rename(&kept, &elsewhere).unwrap();
             std::os::unix::fs::symlink(&elsewhere, &kept).unwrap();

@@ -13,22 +13,22 @@ use crate::job::AbortReason;
 /// The maximum grace; longer ones would overflow the clock.
 const GRACE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Aborts one attempt. Clones share the signal. It turns once and never back:
+/// Aborts one attempt. Clones share the signal. The signal fires once, and is never reset:
 ///
-/// 1. at once, the guest's abort signal is ready, and guest calls with outside effects (log, progress, file changes)
-///    are refused;
+/// 1. at once, the guest's abort signal becomes ready, and guest calls with outside effects (log, progress, file
+///    changes) are refused;
 /// 2. after the grace, the guest is stopped wherever it is, in WebAssembly or in a host call.
 ///
-/// It also turns when it is read after the attempt's trust has expired: a process that was frozen continues with its
-/// guests before it checks the leases.
+/// It also fires when it is read after the attempt's trust has expired, because a process that was frozen continues
+/// with its guests before it checks the leases.
 #[derive(Debug, Clone, Default)]
 pub struct AbortHandle(Arc<Signal>);
 
-// Created for each attempt and turned for almost none, so it is built from the cheapest parts: tokio's `watch` costs
-// ten times as much.
+// Created for each attempt and fired for almost none, so it is built from the cheapest parts: tokio's `watch` costs ten
+// times as much.
 #[derive(Debug, Default)]
 struct Signal {
-    turned: Mutex<Option<Turned>>,
+    abort: Mutex<Option<Abort>>,
     changed: Notify,
     /// When trust expires, in nanoseconds of [`BootTime`]; 0 means never.
     trusted_until: AtomicU64,
@@ -37,41 +37,41 @@ struct Signal {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Turned {
+struct Abort {
     reason: AbortReason,
     at: Instant,
-    kill_at: Instant,
+    hard_stop_at: Instant,
 }
 
 impl AbortHandle {
-    /// Creates a signal that has not turned.
+    /// Creates a signal that has not fired.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Turns the signal. If it has turned already, the first reason stays, and the hard stop only moves closer: a
-    /// lost lease ends the grace of a timeout.
+    /// Fires the signal. If it has fired already, the first reason stays, and the hard stop only moves closer: a lost
+    /// lease ends the grace of a timeout.
     pub fn abort(&self, reason: AbortReason, grace: Duration) {
         let at = Instant::now();
-        let kill_at = at + grace.min(GRACE_MAX);
-        let mut turned = self.lock();
-        match &mut *turned {
+        let hard_stop_at = at + grace.min(GRACE_MAX);
+        let mut abort = self.lock();
+        match &mut *abort {
             None => {
-                *turned = Some(Turned {
+                *abort = Some(Abort {
                     reason,
                     at,
-                    kill_at,
+                    hard_stop_at,
                 });
             }
-            Some(turned) if kill_at < turned.kill_at => turned.kill_at = kill_at,
+            Some(abort) if hard_stop_at < abort.hard_stop_at => abort.hard_stop_at = hard_stop_at,
             Some(_) => return,
         }
-        drop(turned);
+        drop(abort);
         self.0.changed.notify_waiters();
     }
 
-    /// Trusts the attempt until then; afterwards it is aborted with this grace. Without a call, trust never expires.
-    /// Renewing the lease extends it.
+    /// Trusts the attempt until this time; afterwards it is aborted with this grace. Without a call, trust never
+    /// expires. The renewal of a lease extends it.
     pub fn trust_until(&self, until: BootTime, grace: Duration) {
         let nanos = until.as_nanos().max(1);
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
@@ -82,33 +82,33 @@ impl AbortHandle {
 
     /// Why the attempt has to stop; `None` while it may continue.
     pub fn reason(&self) -> Option<AbortReason> {
-        let reason = self.lock().map(|turned| turned.reason);
-        if reason.is_none() && self.has_lapsed() {
+        let reason = self.lock().map(|abort| abort.reason);
+        if reason.is_none() && self.trust_has_expired() {
             let grace = Duration::from_millis(self.0.grace_ms.load(Ordering::Relaxed));
             self.abort(AbortReason::Error, grace);
-            return self.lock().map(|turned| turned.reason);
+            return self.lock().map(|abort| abort.reason);
         }
         reason
     }
 
-    fn has_lapsed(&self) -> bool {
+    fn trust_has_expired(&self) -> bool {
         let until = self.0.trusted_until.load(Ordering::Acquire);
         until != 0 && until <= BootTime::now().as_nanos()
     }
 
-    /// How long ago the signal turned; `None` while the attempt may continue.
-    pub fn turned_for(&self) -> Option<Duration> {
-        self.lock().map(|turned| turned.at.elapsed())
+    /// How long ago the attempt was aborted; `None` while it may continue.
+    pub fn aborted_for(&self) -> Option<Duration> {
+        self.lock().map(|abort| abort.at.elapsed())
     }
 
     /// How long until the hard stop; `None` while the attempt may continue.
     pub fn grace_remaining(&self) -> Option<Duration> {
-        let turned = *self.lock();
-        turned.map(|turned| turned.kill_at.saturating_duration_since(Instant::now()))
+        let abort = *self.lock();
+        abort.map(|abort| abort.hard_stop_at.saturating_duration_since(Instant::now()))
     }
 
-    /// Waits until the signal turns.
-    pub async fn turned(&self) {
+    /// Waits until the attempt is aborted.
+    pub async fn aborted(&self) {
         loop {
             let mut changed = pin!(self.0.changed.notified());
             // Registers the waiter now, so that a change between the check and the await is not missed.
@@ -121,30 +121,30 @@ impl AbortHandle {
     }
 
     /// True from the hard stop on.
-    pub(in crate::sandbox) fn is_killed(&self) -> bool {
+    pub(in crate::sandbox) fn is_hard_stopped(&self) -> bool {
         self.grace_remaining() == Some(Duration::ZERO)
     }
 
     /// Waits for the hard stop, even if it moves closer meanwhile.
-    pub(in crate::sandbox) async fn killed(&self) -> AbortReason {
+    pub(in crate::sandbox) async fn hard_stopped(&self) -> AbortReason {
         loop {
             let mut changed = pin!(self.0.changed.notified());
             changed.as_mut().enable();
-            let turned = *self.lock();
-            let Some(turned) = turned else {
+            let abort = *self.lock();
+            let Some(abort) = abort else {
                 changed.await;
                 continue;
             };
             tokio::select! {
-                () = tokio::time::sleep_until(turned.kill_at.into()) => return turned.reason,
+                () = tokio::time::sleep_until(abort.hard_stop_at.into()) => return abort.reason,
                 () = changed => {}
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Turned>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Abort>> {
         // Nothing panics in the middle of a change.
-        self.0.turned.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.abort.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -173,14 +173,14 @@ mod tests {
             let mut remaining = Duration::MAX;
             for (reason, grace_ms) in &aborts {
                 abort.abort(REASONS[*reason], Duration::from_millis(*grace_ms));
-                let now = abort.grace_remaining().expect("it has turned");
+                let now = abort.grace_remaining().expect("it was aborted");
                 prop_assert!(now <= remaining && now <= Duration::from_millis(*grace_ms));
                 remaining = now;
             }
             prop_assert_eq!(abort.reason(), Some(REASONS[aborts[0].0]));
             let closest = aborts.iter().map(|(_, ms)| *ms).min().expect("there is one");
             let late = Duration::from_millis(closest).min(GRACE_MAX).saturating_sub(remaining);
-            // Less the duration of the loop; a stop is never later than asked for.
+            // The loop takes some time; a stop is never later than requested.
             prop_assert!(late < Duration::from_secs(10), "{:?}", late);
         }
     }
@@ -195,11 +195,11 @@ mod tests {
         abort.abort(AbortReason::Cancelled, Duration::from_secs(3600));
         assert_eq!(abort.reason(), Some(AbortReason::TimedOut));
         assert!(abort.grace_remaining() <= Some(Duration::from_secs(60)));
-        assert!(!abort.is_killed());
+        assert!(!abort.is_hard_stopped());
 
         abort.abort(AbortReason::TakenByAnotherWorker, Duration::ZERO);
         assert_eq!(abort.reason(), Some(AbortReason::TimedOut));
-        assert!(abort.is_killed());
+        assert!(abort.is_hard_stopped());
     }
 
     #[test]
@@ -211,19 +211,19 @@ mod tests {
         assert_eq!(abort.reason(), None);
         abort.trust_until(now, GRACE);
         assert_eq!(abort.reason(), Some(AbortReason::Error));
-        assert!(!abort.is_killed(), "its grace has just started");
+        assert!(!abort.is_hard_stopped(), "its grace has just started");
         assert!(
             abort.grace_remaining() <= Some(GRACE),
             "the grace given with the trust"
         );
         abort.trust_until(now.plus(Duration::from_secs(60)), GRACE);
-        assert_eq!(abort.reason(), Some(AbortReason::Error), "never back");
+        assert_eq!(abort.reason(), Some(AbortReason::Error), "never reset");
         abort.abort(AbortReason::Error, Duration::ZERO);
-        assert!(abort.is_killed());
+        assert!(abort.is_hard_stopped());
     }
 
     #[test]
-    fn an_endless_grace_is_a_day() {
+    fn limit_an_endless_grace_to_a_day() {
         let abort = AbortHandle::new();
         abort.abort(AbortReason::Shutdown, Duration::MAX);
         assert!(abort.grace_remaining() <= Some(GRACE_MAX));
@@ -235,7 +235,7 @@ mod tests {
         abort.abort(AbortReason::TimedOut, Duration::from_secs(3600));
         let waiter = tokio::spawn({
             let abort = abort.clone();
-            async move { abort.killed().await }
+            async move { abort.hard_stopped().await }
         });
         tokio::task::yield_now().await;
         assert!(!waiter.is_finished());

@@ -18,12 +18,12 @@ impl BootTime {
         ))
     }
 
-    /// How long after an earlier moment this is.
+    /// The time since an earlier moment.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// A later moment.
+    /// The moment this much later.
     pub fn plus(self, later: Duration) -> Self {
         Self(self.0.saturating_add(later))
     }

@@ -1,9 +1,9 @@
 //! The clocks that guests see: coarse unless the operator grants fine ones.
 //!
-//! All guests share one process, and so its caches and branch predictors. What one guest does affects the timing of
-//! another by nanoseconds to microseconds. Browsers without a process for each site have the same problem, and keep
-//! to 1 ms (Firefox, Safari). A millisecond costs handlers nothing: waits are measured by the host's own clock, whose
-//! timer is no finer. It makes timing attacks expensive, not impossible.
+//! All guests share one process, and so its caches and branch predictors. One guest affects the timing of another by
+//! nanoseconds to microseconds. Browsers without a process for each site have the same problem, and limit their clocks
+//! to 1 ms (Firefox, Safari). This costs handlers nothing: the host's own clock measures waits, and its timer is not
+//! finer. It makes timing attacks expensive, not impossible.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,7 +12,7 @@ use wasmtime_wasi::{HostMonotonicClock, HostWallClock};
 
 const COARSE: Duration = Duration::from_millis(1);
 
-/// The start value of the monotonic clock: runtimes take 0 for a broken clock (Go's ends the program).
+/// The start value of the monotonic clock: runtimes take 0 for a broken clock, and Go's ends the program.
 const STARTS_AT: Duration = Duration::from_secs(1);
 
 /// When the clock of all guests started. A clock for each attempt would go backwards in a reused instance.

@@ -1,5 +1,4 @@
-//! Checks payloads and results against the handler's schemas: the one place that every attempt passes, of jobs and of
-//! invocations.
+//! Checks payloads and results against the handler's schemas, in every attempt at a job and in every invocation.
 //!
 //! Most checks take microseconds and run in the attempt's task. Long checks run on threads of their own, at most one
 //! for each core, and end with their attempt.
@@ -25,7 +24,7 @@ impl Sandbox {
     ) -> Option<RunEnd> {
         let schema = &handler.manifest.input_schema;
         let why = match self.checked(schema, payload, abort).await {
-            Ok(fits) => fits.err()?,
+            Ok(matches) => matches.err()?,
             Err(reason) => return Some(RunEnd::Aborted(reason)),
         };
         // A handler without a payload declares `null`.
@@ -63,6 +62,7 @@ impl Sandbox {
         }
     }
 
+    /// The outcome of a check, or the reason of an abort during it.
     async fn checked(
         &self,
         schema: &Schema,
@@ -77,7 +77,7 @@ impl Sandbox {
         let check = async move {
             // The semaphore is never closed.
             let permit = checks.acquire_owned().await.ok();
-            // Copied only now, so that a waiting check holds no copy.
+            // Copied only now, so that a check that waits for its permit has no copy.
             let text = text.to_vec();
             let check = tokio::task::spawn_blocking(move || {
                 let _permit = permit;
@@ -89,7 +89,7 @@ impl Sandbox {
         };
         let checked = tokio::select! {
             biased;
-            () = abort.turned() => Ok(()),
+            () = abort.aborted() => Ok(()),
             checked = check => checked,
         };
         abort.reason().map_or(Ok(checked), Err)

@@ -6,7 +6,7 @@ use wasmtime::{Trap, WasmBacktrace};
 use wasmtime_wasi::I32Exit;
 
 use super::memory::Denial;
-use super::stack::{Called, called};
+use super::stack::{StackFrame, stack_frames};
 use super::state::AttemptState;
 use crate::harmless::{paragraphs, printable};
 use crate::job::{Failure, RunEnd};
@@ -19,7 +19,7 @@ use crate::sandbox::module::lines::Lines;
 const KIND_BYTES_MAX: usize = 128;
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
 
-/// A handler that asks for more has confused its units.
+/// A handler that requests more has confused its units.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// The size of a frame, which is one line of a listing.
@@ -60,9 +60,9 @@ pub(in crate::sandbox) fn classify(
             Some(denial) => out_of_memory(denial, state),
             // The module's own code also runs at the start (constructors).
             None if is_guests_fault(&error) => denied(trapped(&error, state, limits), state),
-            None => RunEnd::Unrunnable(format!("no instance could be made: {error:#}")),
+            None => RunEnd::Unrunnable(format!("no instance could be created: {error:#}")),
         },
-        // Without a guest frame, it failed on the way out: the result was too large even to be measured.
+        // Without a guest frame, it failed while it returned: the result was too large even to be measured.
         Err(Stop::Running(error)) if is_too_much_data(&error) && !has_frames(&error) => {
             RunEnd::OutputTooLarge {
                 bytes: limits.hostcall_bytes_max(),
@@ -77,7 +77,7 @@ pub(in crate::sandbox) fn classify(
 }
 
 /// True if the guest returned by itself, with a result or an error.
-pub(in crate::sandbox) fn left_in_order(end: &RunEnd) -> bool {
+pub(in crate::sandbox) fn returned_normally(end: &RunEnd) -> bool {
     match end {
         RunEnd::Returned(_) | RunEnd::Failed(_) | RunEnd::ResultRefused(_) => true,
         RunEnd::Panicked { .. }
@@ -96,15 +96,15 @@ pub(in crate::sandbox) fn left_in_order(end: &RunEnd) -> bool {
     }
 }
 
-/// The handler's error, cut to a size that people read.
+/// The handler's error, cut to a size that people can read.
 fn failed(failure: GuestFailure, details_bytes_max: usize) -> Failure {
     let mut message = paragraphs(&failure.message, MESSAGE_BYTES_MAX);
     let details = failure.details.filter(|details| {
-        let fit = details.len() <= details_bytes_max;
-        if !fit {
+        let fits = details.len() <= details_bytes_max;
+        if !fits {
             message += &format!(" (its details of {} bytes are left out)", details.len());
         }
-        fit
+        fits
     });
     Failure {
         kind: printable(&failure.kind, KIND_BYTES_MAX),
@@ -129,8 +129,11 @@ fn retry_at(unix_ms: i64) -> SystemTime {
 /// Adds the denial to the end of a guest that lacked a grant.
 fn denied(end: RunEnd, state: &AttemptState) -> RunEnd {
     let denial = state.http.denial().or_else(|| state.denial.clone());
-    let elsewhere = || state.elsewhere.denial(&state.granted, guest_message(&end)?);
-    match denial.or_else(elsewhere) {
+    let outside = || {
+        let paths = &state.outside_paths;
+        paths.denial(&state.granted, guest_message(&end)?)
+    };
+    match denial.or_else(outside) {
         None => end,
         Some(denial) => RunEnd::Denied {
             denial,
@@ -196,8 +199,8 @@ fn trapped(error: &wasmtime::Error, state: &AttemptState, limits: &Limits) -> Ru
     }
 }
 
-/// True for an overflow of the call stack, and of the stack that languages keep in linear memory: it is at the lower
-/// end of memory, so overflowing it accesses addresses below 0.
+/// True for an overflow of the call stack, or of the stack that languages keep in linear memory: that stack is at the
+/// lower end of memory, so an overflow accesses addresses below 0.
 fn is_stack_overflow(error: &wasmtime::Error) -> bool {
     match error.downcast_ref::<Trap>() {
         Some(Trap::StackOverflow) => true,
@@ -218,7 +221,7 @@ pub(in crate::sandbox) fn trap_message(error: &wasmtime::Error, limits: &Limits)
     }
     if is_too_much_data(error) {
         return format!(
-            "the guest passed the host too much in one call ({} bytes are allowed: hostcall_bytes in rouse.toml)",
+            "the guest passed too much data to the host in one call (at most {} bytes are allowed: hostcall_bytes in rouse.toml)",
             limits.hostcall_bytes_max()
         );
     }
@@ -235,17 +238,20 @@ pub(in crate::sandbox) fn backtrace(error: &wasmtime::Error, lines: &Lines) -> V
     let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else {
         return Vec::new();
     };
-    let line = |called: Called| {
-        let mut line = called.function;
-        if let Some(file) = called.file {
+    let line = |frame: StackFrame| {
+        let mut line = frame.function;
+        if let Some(file) = frame.file {
             line += &format!(" at {file}");
-            for number in [called.line, called.column].into_iter().flatten() {
+            for number in [frame.line, frame.column].into_iter().flatten() {
                 line += &format!(":{number}");
             }
         }
         printable(&line, FRAME_BYTES_MAX)
     };
-    called(backtrace, lines).into_iter().map(line).collect()
+    stack_frames(backtrace, lines)
+        .into_iter()
+        .map(line)
+        .collect()
 }
 
 fn has_frames(error: &wasmtime::Error) -> bool {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// How long an instance may stay idle.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
-/// The memory of all idle instances. It is not part of the attempts' budget, so that it never takes memory from a
-/// fresh instance: it comes on top.
+/// The memory of all idle instances. It comes in addition to the attempts' budget, so that it never takes memory from a
+/// fresh instance.
 const BYTES_MAX: usize = 64 << 20;
 
 /// The idle items, newest last. Items in excess are dropped, oldest first.
@@ -21,7 +21,7 @@ struct Inner<K, T> {
     waiting: VecDeque<Waiting<K, T>>,
     bytes: usize,
     /// A sweep task is running.
-    swept: bool,
+    is_swept: bool,
 }
 
 struct Waiting<K, T> {
@@ -39,7 +39,7 @@ impl<K, T> Idle<K, T> {
             inner: Mutex::new(Inner {
                 waiting: VecDeque::new(),
                 bytes: 0,
-                swept: false,
+                is_swept: false,
             }),
         })
     }
@@ -50,12 +50,12 @@ impl<K, T> Idle<K, T> {
     }
 
     /// Takes the newest item with a matching key: its memory is the likeliest to be in the CPU caches.
-    pub(in crate::sandbox) fn take(&self, is_it: impl Fn(&K) -> bool) -> Option<(K, T)> {
+    pub(in crate::sandbox) fn take(&self, matches: impl Fn(&K) -> bool) -> Option<(K, T)> {
         let mut inner = self.lock();
         let at = inner
             .waiting
             .iter()
-            .rposition(|waiting| is_it(&waiting.key))?;
+            .rposition(|waiting| matches(&waiting.key))?;
         let taken = inner.waiting.remove(at)?;
         inner.bytes -= taken.bytes;
         Some((taken.key, taken.item))
@@ -68,10 +68,10 @@ impl<K, T> Idle<K, T> {
             return false;
         }
         let mut inner = self.lock();
-        let mut too_much = None;
+        let mut last_excess = None;
         while inner.waiting.len() >= self.count_max || inner.bytes + bytes > BYTES_MAX {
-            // Drops the previous one under the lock: only the last one has a pool slot left, see below.
-            too_much = inner.pop_oldest();
+            // The previous one is dropped under the lock: a pool slot is left only for the last one, see below.
+            last_excess = inner.pop_oldest();
         }
         inner.bytes += bytes;
         inner.waiting.push_back(Waiting {
@@ -80,11 +80,10 @@ impl<K, T> Idle<K, T> {
             bytes,
             since: now,
         });
-        let sweep = !std::mem::replace(&mut inner.swept, true);
-        // Dropped outside of the lock, because dropping takes time. Until then, the caller has a pool slot of its
-        // own.
+        let sweep = !std::mem::replace(&mut inner.is_swept, true);
+        // Dropped outside of the lock, because that takes time. Until then, the caller has a pool slot of its own.
         drop(inner);
-        drop(too_much);
+        drop(last_excess);
         sweep
     }
 
@@ -106,7 +105,7 @@ impl<K, T> Idle<K, T> {
             // Under the lock, so that its pool slot is free before another item is added.
             drop(inner.pop_oldest());
         }
-        inner.swept = false;
+        inner.is_swept = false;
         None
     }
 }
@@ -132,7 +131,7 @@ mod tests {
     #[test]
     fn take_the_newest_item_with_the_key() {
         let (idle, now) = (Idle::new(9), Instant::now());
-        assert!(idle.put('a', 1, 1, now), "the first asks for a sweep");
+        assert!(idle.put('a', 1, 1, now), "the first item needs a sweep");
         for (key, item) in [('b', 2), ('a', 3)] {
             assert!(!idle.put(key, item, 1, now));
         }
@@ -144,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn drop_the_oldest_to_make_room() {
+    fn drop_the_oldest_items_in_excess() {
         let (idle, now) = (Idle::new(3), Instant::now());
         for item in 1..=5 {
             let _first = idle.put('a', item, 1, now);
@@ -153,7 +152,11 @@ mod tests {
         assert!(!idle.put('a', 6, BYTES_MAX - 1, now));
         assert_eq!(items(&idle), [5, 6]);
         assert!(!idle.put('a', 7, BYTES_MAX + 1, now));
-        assert_eq!(items(&idle), [5, 6], "what is too large is not kept");
+        assert_eq!(
+            items(&idle),
+            [5, 6],
+            "an item that is too large is not kept"
+        );
     }
 
     /// Counts items that are dropped while the lock is free.
@@ -203,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_without_room_keeps_nothing() {
+    fn keep_nothing_if_the_maximum_is_0() {
         let idle = Idle::new(0);
         assert!(!idle.put('a', 1, 1, Instant::now()));
         assert_eq!(idle.take(|_| true), None);

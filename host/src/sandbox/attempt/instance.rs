@@ -14,10 +14,10 @@ use crate::sandbox::{Handler, Limits};
 /// Small leaks of an instance add up; this limits them.
 const JOBS_MAX: u32 = 10_000;
 
-/// Memory never shrinks, and one large job should not make the instance keep that much for small ones.
+/// Memory never shrinks, so after one large job an instance would keep that much for small ones.
 const BYTES_MAX: usize = 16 << 20;
 
-/// One instance of a module, with all that the host keeps for it.
+/// One instance of a module, with everything that the host keeps for it.
 pub(in crate::sandbox) struct Instance {
     store: Store<AttemptState>,
     /// `None` until it has started.
@@ -25,8 +25,8 @@ pub(in crate::sandbox) struct Instance {
     jobs: u32,
 }
 
-/// What an instance may serve: jobs of one tenant for one handler in one version. No tenant counts as a tenant of its
-/// own.
+/// The jobs that an instance may serve: those of one tenant for one version of a handler. Jobs without a tenant count
+/// as those of one more tenant.
 pub(in crate::sandbox) struct Serves {
     pub(in crate::sandbox) handler: Arc<Handler>,
     pub(in crate::sandbox) tenant: Option<String>,
@@ -47,9 +47,9 @@ impl Instance {
     /// Prepares it for its next attempt.
     ///
     /// # Errors
-    /// When a granted directory was never there.
-    pub(in crate::sandbox) fn next(&mut self, of: PerAttempt) -> Result<(), String> {
-        self.store.data_mut().next(of)?;
+    /// When a granted directory has never existed.
+    pub(in crate::sandbox) fn prepare(&mut self, of: PerAttempt) -> Result<(), String> {
+        self.store.data_mut().prepare(of)?;
         state::start(&mut self.store);
         Ok(())
     }
@@ -85,10 +85,10 @@ impl Instance {
         self.store.data_mut()
     }
 
-    /// True if the last job left it in order, holding no resources of the host.
-    pub(in crate::sandbox) fn is_fit(&self, end: &RunEnd) -> bool {
+    /// True if the last job returned normally, and left no resources of the host open.
+    pub(in crate::sandbox) fn is_reusable(&self, end: &RunEnd) -> bool {
         let state = self.store.data();
-        end::left_in_order(end)
+        end::returned_normally(end)
             && self.jobs < JOBS_MAX
             && state.limiter.used_bytes() <= BYTES_MAX
             && state.limiter.denial().is_none()

@@ -1,4 +1,4 @@
-//! What outlives an attempt: the results of its steps, its progress, and the state of its handler.
+//! The data that outlives an attempt: the results of its steps, its progress, and the state of its handler.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -8,49 +8,53 @@ use tracing::Level;
 
 use super::meter::Meter;
 
-/// The future of a journal's or keeper's call.
-pub type Waiting<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+/// The future of a call of a [`Journal`] or [`StateStore`].
+pub type JournalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Stores what outlives an attempt. The code that runs attempts implements it (`worker/journal.rs`: in Postgres,
-/// behind the fence).
+/// Stores the data that outlives an attempt. The code that runs attempts implements it (`worker/journal.rs`: in
+/// Postgres, behind the fence).
 ///
-/// A journal that finds out that the attempt must stop turns its abort signal, and need not return: its callers wait
-/// for that signal too.
+/// A journal that finds out that the attempt has to stop aborts it, and need not return: its callers wait for the abort
+/// too.
 pub trait Journal: Send + Sync {
     /// The steps that earlier attempts at the job recorded, with the sizes of their results in bytes. The results
-    /// stay in the store: those of many attempts together do not fit into a host's memory.
-    fn recorded(&self) -> Waiting<'_, HashMap<String, usize>>;
+    /// stay in the store, because those of many attempts together do not fit into a host's memory.
+    fn recorded(&self) -> JournalFuture<'_, HashMap<String, usize>>;
 
     /// The result of a recorded step, JSON.
     ///
     /// # Errors
-    /// When there is none; a message for people.
-    fn result<'a>(&'a self, step: &'a str) -> Waiting<'a, Result<Vec<u8>, String>>;
+    /// When there is no result; a message for people.
+    fn result<'a>(&'a self, step: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>>;
 
     /// Records the result of a step, JSON. Returns once it is durable.
     ///
     /// # Errors
-    /// When it can never be recorded; a message for people.
-    fn record<'a>(&'a self, step: &'a str, output: &'a [u8]) -> Waiting<'a, Result<(), String>>;
+    /// When the result can never be recorded; a message for people.
+    fn record<'a>(
+        &'a self,
+        step: &'a str,
+        output: &'a [u8],
+    ) -> JournalFuture<'a, Result<(), String>>;
 
     /// Receives the attempt's meter, once, before it starts.
     fn meter(&self, _meter: Arc<Meter>) {}
 
-    /// Records a line that the attempt prints or logs; lines are numbered from 1.
-    fn say(&self, _line: u32, _level: Level, _text: &str) {}
+    /// Records a line that the attempt prints or logs. Lines are numbered from 1.
+    fn log_line(&self, _line: u32, _level: Level, _text: &str) {}
 
-    /// Records the attempt's progress: 0 to 100, and its current step, one line.
+    /// Records the attempt's progress: a percentage, and its current step in one line.
     fn progress(&self, percent: u8, step: &str);
 
-    /// The handler's state store; `None` if there is none.
-    fn state(&self) -> Option<&dyn StateKeeper> {
+    /// Where the handler's state is stored; `None` if it has no state.
+    fn state(&self) -> Option<&dyn StateStore> {
         None
     }
 }
 
 /// A stored value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
+pub struct StoredValue {
     /// The bytes.
     pub value: Vec<u8>,
     /// Changes with each write, and is never reused.
@@ -59,7 +63,7 @@ pub struct Kept {
 
 /// A value to store.
 #[derive(Debug, Clone, Copy)]
-pub struct Keep<'a> {
+pub struct NewValue<'a> {
     /// The key.
     pub key: &'a str,
     /// The bytes.
@@ -85,25 +89,25 @@ pub enum Expected {
 
 /// The outcome of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wrote {
+pub enum WriteOutcome {
     /// The value is durable.
     Done,
     /// Nothing was written: the precondition did not hold.
     Changed,
     /// Nothing was written: the handler has the maximum number of keys.
     TooManyKeys,
-    /// Nothing was written: there is no room beside the other keys, which have this many bytes.
+    /// Nothing was written: together with the other keys, which have this many bytes, it exceeds the maximum.
     TooManyBytes(u64),
 }
 
 /// Stores the state of one handler for the tenant of one job. The code that runs attempts implements it
 /// (`worker/state.rs`: in Postgres, behind the fence).
 ///
-/// A keeper that finds out that the attempt must stop turns its abort signal, and need not return: its callers wait
-/// for that signal too. Errors mean that a value can never be stored, and are messages for people.
-pub trait StateKeeper: Send + Sync {
+/// A store that finds out that the attempt has to stop aborts it, and need not return: its callers wait for the abort
+/// too. An error is a message for people, and means that the value can never be stored.
+pub trait StateStore: Send + Sync {
     /// The value of this key.
-    fn get<'a>(&'a self, key: &'a str) -> Waiting<'a, Result<Option<Kept>, String>>;
+    fn get<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Result<Option<StoredValue>, String>>;
 
     /// The keys with this prefix after this key, sorted, at most `max`.
     fn keys<'a>(
@@ -111,11 +115,11 @@ pub trait StateKeeper: Send + Sync {
         prefix: &'a str,
         after: Option<&'a str>,
         max: u32,
-    ) -> Waiting<'a, Result<Vec<String>, String>>;
+    ) -> JournalFuture<'a, Result<Vec<String>, String>>;
 
     /// Stores a value. Returns once it is durable.
-    fn set<'a>(&'a self, keep: Keep<'a>) -> Waiting<'a, Result<Wrote, String>>;
+    fn set<'a>(&'a self, new: NewValue<'a>) -> JournalFuture<'a, Result<WriteOutcome, String>>;
 
     /// Removes a key. Returns false if it did not exist.
-    fn delete<'a>(&'a self, key: &'a str) -> Waiting<'a, Result<bool, String>>;
+    fn delete<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Result<bool, String>>;
 }

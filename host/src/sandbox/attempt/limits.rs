@@ -17,10 +17,10 @@ const CPU: Duration = Duration::from_secs(600);
 /// Results are stored with the job in Postgres and read by people; larger ones belong in a file or an object store.
 const RESULT_BYTES: usize = 4 << 20;
 
-/// Output is for a person who looks for an error; a loop that prints would fill the host's log.
+/// People read output to find an error; a loop that prints would fill the host's log.
 const LOG_BYTES: usize = 256 << 10;
 
-/// A loop that prints would use up its 256 KiB within a millisecond, and hide the first words of the error.
+/// A loop that prints would use up its 256 KiB within a millisecond, and hide the start of the error.
 const LOG_LINES_PER_SECOND: u32 = 1_000;
 
 /// Tables hold functions whose address is taken; large Rust programs have some thousands.
@@ -45,13 +45,13 @@ const RANDOM_BYTES: u64 = 1 << 20;
 /// An endless loop of steps would fill the database.
 const STEPS: usize = 1_000;
 
-/// The result of a step is what the next attempt needs to know, not the data itself.
+/// The result of a step tells the next attempt what was done; the data itself belongs elsewhere.
 const STEP_BYTES: usize = 256 << 10;
 
 /// A later attempt reads the results of all earlier steps first.
 const STEPS_BYTES: usize = 8 << 20;
 
-/// A handler that needs more should be split into several jobs; a loop that sends would be an attack.
+/// A handler that needs more should be split into several jobs; a loop that sends requests would be an attack.
 const HTTP_REQUESTS: usize = 1_000;
 
 /// Both directions, heads and bodies together: a job that moves more data should use a file.
@@ -59,6 +59,7 @@ const HTTP_BYTES: u64 = 1 << 30;
 
 /// A body is not held in the host's memory, so this limits time and traffic, and unexpected responses.
 const HTTP_BODY_BYTES: u64 = 256 << 20;
+
 /// Each write is a commit; an endless loop of writes would fill the database's log.
 const STATE_CALLS: usize = 10_000;
 
@@ -70,14 +71,14 @@ const STATE_BYTES: usize = 64 << 20;
 pub struct Limits {
     /// All linear memories of an attempt together, bytes. Default: 128 MiB.
     pub memory_bytes: usize,
-    /// The maximum memory of the attempt after one that ran out of memory, bytes: it gets twice as much, up to this.
-    /// Default: twice `memory_bytes`.
+    /// The maximum memory of an attempt that follows one that ran out of memory, bytes: it gets twice as much, up to
+    /// this. Default: twice `memory_bytes`.
     pub memory_retry_bytes: usize,
     /// CPU time of an attempt. Default: 10 minutes.
     pub cpu: Duration,
     /// Size of a result, bytes. Default: 4 MiB.
     pub result_bytes: usize,
-    /// What an attempt may write through `log`, standard output and standard error together, bytes. Default: 256 KiB.
+    /// The output of an attempt through `log`, standard output and standard error together, bytes. Default: 256 KiB.
     pub log_bytes: usize,
     /// Lines that it may write within a second. Default: 1,000.
     pub log_lines_per_second: u32,
@@ -140,11 +141,11 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The memory limit of an attempt, given what an earlier attempt may have asked for.
-    pub(crate) fn memory_bytes_of(&self, asked: Option<usize>) -> usize {
+    /// The memory limit of an attempt, given the memory that an earlier attempt requested, if any.
+    pub(crate) fn memory_bytes_of(&self, requested: Option<usize>) -> usize {
         let usual = self.memory_bytes;
         let max = self.memory_retry_bytes.max(usual);
-        asked.map_or(usual, |asked| asked.clamp(usual, max))
+        requested.map_or(usual, |requested| requested.clamp(usual, max))
     }
 
     /// The memory limit of the attempt after one that ran out of memory; `None` if it gets no more.
@@ -167,12 +168,12 @@ mod tests {
     #[test]
     fn clamp_requested_memory_between_the_usual_and_the_maximum() {
         let limits = Limits::default();
-        for (asked, given) in [
+        for (requested, limit) in [
             (None, MEMORY_BYTES),
             (Some(1), MEMORY_BYTES),
             (Some(usize::MAX), 2 * MEMORY_BYTES),
         ] {
-            assert_eq!(limits.memory_bytes_of(asked), given);
+            assert_eq!(limits.memory_bytes_of(requested), limit);
         }
     }
 }

@@ -54,13 +54,13 @@ pub(in crate::sandbox) enum Denial {
 /// Memory that the host holds for one attempt: header fields, request lines, bodies and buffers. It counts towards
 /// the host's budget, and has the same limit as the attempt's own memory.
 #[derive(Debug)]
-pub(in crate::sandbox) struct Held {
+pub(in crate::sandbox) struct HostMemory {
     limit_bytes: usize,
     used_bytes: AtomicUsize,
     budget: Arc<MemoryBudget>,
 }
 
-impl Held {
+impl HostMemory {
     pub(in crate::sandbox) fn new(limit_bytes: usize, budget: Arc<MemoryBudget>) -> Arc<Self> {
         Arc::new(Self {
             limit_bytes,
@@ -88,13 +88,13 @@ impl Held {
     pub(in crate::sandbox) fn charge(self: &Arc<Self>, bytes: usize) -> Result<Charge, Denial> {
         self.take(bytes)?;
         Ok(Charge {
-            held: self.clone(),
+            host_memory: self.clone(),
             bytes,
         })
     }
 }
 
-impl Drop for Held {
+impl Drop for HostMemory {
     fn drop(&mut self) {
         self.budget.give(*self.used_bytes.get_mut());
     }
@@ -104,7 +104,7 @@ impl Drop for Held {
 #[derive(Debug)]
 #[must_use]
 pub(in crate::sandbox) struct Charge {
-    held: Arc<Held>,
+    host_memory: Arc<HostMemory>,
     bytes: usize,
 }
 
@@ -117,10 +117,10 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.held
+        self.host_memory
             .used_bytes
             .fetch_sub(self.bytes, Ordering::Relaxed);
-        self.held.budget.give(self.bytes);
+        self.host_memory.budget.give(self.bytes);
     }
 }
 
@@ -131,7 +131,7 @@ pub(in crate::sandbox) struct AttemptLimiter {
     table_elements: usize,
     used_bytes: usize,
     budget: Arc<MemoryBudget>,
-    held: Arc<Held>,
+    host_memory: Arc<HostMemory>,
     /// The bytes were returned to the budget, because nothing runs.
     paused: bool,
     denial: Option<Denial>,
@@ -145,7 +145,7 @@ impl AttemptLimiter {
             limit_bytes: limits.memory_bytes,
             table_elements: limits.table_elements,
             used_bytes: 0,
-            held: Held::new(limits.memory_bytes, budget.clone()),
+            host_memory: HostMemory::new(limits.memory_bytes, budget.clone()),
             budget,
             paused: false,
             denial: None,
@@ -161,41 +161,41 @@ impl AttemptLimiter {
         self.used_bytes
     }
 
-    /// What the host holds for this attempt.
-    pub(in crate::sandbox) fn held(&self) -> &Arc<Held> {
-        &self.held
+    /// The host's memory for this attempt.
+    pub(in crate::sandbox) fn host_memory(&self) -> &Arc<HostMemory> {
+        &self.host_memory
     }
 
     /// Counts bytes that the host holds, until the returned charge is dropped.
-    pub(in crate::sandbox) fn hold(&mut self, bytes: usize) -> wasmtime::Result<Charge> {
-        let charge = self.held.charge(bytes);
+    pub(in crate::sandbox) fn charge_host(&mut self, bytes: usize) -> wasmtime::Result<Charge> {
+        let charge = self.host_memory.charge(bytes);
         self.denial = charge.as_ref().err().copied();
         charge.map_err(|_| wasmtime::Error::msg("the host holds too much memory for this attempt"))
     }
 
     /// Reports to this meter from now on.
-    pub(in crate::sandbox) fn count_with(&mut self, meter: Arc<Meter>) {
-        meter.has_memory(self.used_bytes);
+    pub(in crate::sandbox) fn report_to(&mut self, meter: Arc<Meter>) {
+        meter.set_memory(self.used_bytes);
         self.meter = meter;
     }
 
     /// Returns the memory to the budget of running attempts; the pages stay allocated.
     pub(in crate::sandbox) fn pause(&mut self) {
         self.budget.give(self.used_bytes);
-        // The host holds nothing for it any more; the next job starts from zero.
-        self.held = Held::new(self.limit_bytes, self.budget.clone());
+        // The host no longer holds anything for it; the next job starts from zero.
+        self.host_memory = HostMemory::new(self.limit_bytes, self.budget.clone());
         self.paused = true;
     }
 
-    /// Takes the memory again. Returns false if others need it; then the instance cannot be used any more.
+    /// Takes the memory again. Returns false if others need it; then the instance can no longer be used.
     #[must_use]
     pub(in crate::sandbox) fn resume(&mut self) -> bool {
         self.paused = !self.budget.take(self.used_bytes);
         !self.paused
     }
 
-    /// Why the last request was denied; `None` if it was granted. An old denial that the guest survived explains
-    /// nothing.
+    /// Why the last request was denied; `None` if it was granted. An earlier denial that the guest
+    /// survived does not count.
     pub(in crate::sandbox) fn denial(&self) -> Option<Denial> {
         self.denial
     }
@@ -225,14 +225,14 @@ impl ResourceLimiter for AttemptLimiter {
             Some(Denial::Host)
         } else {
             self.used_bytes += more;
-            self.meter.has_memory(self.used_bytes);
+            self.meter.set_memory(self.used_bytes);
             None
         };
         Ok(self.denial.is_none())
     }
 
-    // Not rolled back: it almost never happens that the system refuses a growth after it was counted, and the whole
-    // count is returned with the store.
+    // The count is not rolled back: the system almost never refuses a growth that was counted, and the whole count is
+    // returned with the store.
     fn memory_grow_failed(&mut self, _error: wasmtime::Error) -> wasmtime::Result<()> {
         self.denial = Some(Denial::Attempt);
         Ok(())
@@ -270,7 +270,7 @@ mod tests {
         assert!(!limiter.memory_growing(0, 2 * PAGE, None).unwrap());
         assert_eq!(limiter.denial(), Some(Denial::Attempt));
         assert!(limiter.memory_growing(0, PAGE, None).unwrap());
-        assert_eq!(limiter.denial(), None, "an old denial explains nothing");
+        assert_eq!(limiter.denial(), None, "an earlier denial does not count");
         assert_eq!(limiter.used_bytes(), 4 * PAGE);
     }
 
@@ -310,24 +310,27 @@ mod tests {
     }
 
     #[test]
-    fn memory_held_for_an_attempt_counts_for_its_limit_and_the_budget() {
+    fn host_memory_of_an_attempt_counts_towards_its_limit_and_the_budget() {
         let budget = MemoryBudget::new(3 * PAGE);
         let mut first = limiter(2 * PAGE, &budget);
         let mut second = limiter(2 * PAGE, &budget);
-        first.hold(PAGE).unwrap().keep();
-        let charge = first.held().charge(PAGE).unwrap();
-        assert_eq!(first.held().charge(1).map(drop), Err(Denial::Attempt));
-        assert!(first.hold(1).is_err());
+        first.charge_host(PAGE).unwrap().keep();
+        let charge = first.host_memory().charge(PAGE).unwrap();
+        assert_eq!(
+            first.host_memory().charge(1).map(drop),
+            Err(Denial::Attempt)
+        );
+        assert!(first.charge_host(1).is_err());
         assert_eq!(first.denial(), Some(Denial::Attempt));
         // The guest's own memory counts separately.
         assert!(first.memory_growing(0, PAGE, None).unwrap());
-        assert!(second.hold(1).is_err());
+        assert!(second.charge_host(1).is_err());
         assert_eq!(second.denial(), Some(Denial::Host));
 
         drop(charge);
-        drop(second.hold(PAGE).unwrap());
+        drop(second.charge_host(PAGE).unwrap());
         assert_eq!(budget.free_bytes(), PAGE, "failed charges are not counted");
-        second.hold(PAGE).unwrap().keep();
+        second.charge_host(PAGE).unwrap().keep();
         first.pause();
         assert_eq!(budget.free_bytes(), 2 * PAGE);
         drop((first, second));
@@ -338,7 +341,7 @@ mod tests {
     fn a_charge_counts_until_it_is_dropped_even_after_its_attempt() {
         let budget = MemoryBudget::new(PAGE);
         let attempt = limiter(PAGE, &budget);
-        let charge = attempt.held().charge(PAGE).unwrap();
+        let charge = attempt.host_memory().charge(PAGE).unwrap();
         drop(attempt);
         assert_eq!(budget.free_bytes(), 0);
         drop(charge);

@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::job::Usage;
 
-/// What one attempt has used so far. It can be read at any time.
+/// The resources that one attempt has used so far. It can be read at any time.
 #[derive(Debug, Default)]
 pub struct Meter {
     cpu_ns: AtomicU64,
@@ -35,16 +35,16 @@ impl Meter {
         }
     }
 
-    fn computed(&self, time: Duration) {
+    fn add_cpu(&self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.cpu_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
     /// Runs work that is not polled, and counts its CPU time.
-    pub(in crate::sandbox) fn computing<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub(in crate::sandbox) fn measure<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = thread_cpu();
         let done = work();
-        self.computed(thread_cpu().saturating_sub(before));
+        self.add_cpu(thread_cpu().saturating_sub(before));
         done
     }
 
@@ -52,13 +52,13 @@ impl Meter {
         Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed))
     }
 
-    /// Linear memory never shrinks, so this is the peak too.
-    pub(in crate::sandbox) fn has_memory(&self, bytes: usize) {
+    /// Records the size of linear memory, which never shrinks, so it is the peak too.
+    pub(in crate::sandbox) fn set_memory(&self, bytes: usize) {
         self.memory_bytes.store(bytes as u64, Ordering::Relaxed);
     }
 
     /// Counts a host call.
-    pub(in crate::sandbox) fn called(&self) {
+    pub(in crate::sandbox) fn count_host_call(&self) {
         self.host_calls.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -91,8 +91,8 @@ pub(in crate::sandbox) async fn within_cpu<F: Future>(
 }
 
 /// A poll that is shorter than this counts as computing all the time. Reading a thread's CPU time is a system call of
-/// 0.5 µs, reading wall time takes 0.03 µs, and a guest that returns at once is polled for some microseconds. If the
-/// kernel runs another thread in between, the count is too high by up to this much.
+/// 0.5 µs, reading the wall clock takes 0.03 µs, and a guest that returns at once is polled for some microseconds. If
+/// the kernel runs another thread meanwhile, the count is too high by up to this much.
 const SHORT: Duration = Duration::from_micros(200);
 
 /// The maximum age of a thread's last reading when a poll starts.
@@ -132,7 +132,7 @@ fn poll_metered<F: Future>(
     let after = Instant::now();
     let wall = after - before;
     // `last` may precede the poll, so the difference alone could be too large.
-    meter.computed(if wall < SHORT {
+    meter.add_cpu(if wall < SHORT {
         wall
     } else {
         wall.min(read(after).cpu.saturating_sub(last.cpu))

@@ -1,8 +1,8 @@
 //! Where a guest spends its time: its stack, sampled at each tick.
 //!
-//! Wasmtime's own `GuestProfiler` knows functions but not source lines; the backtraces that it makes for traps have
-//! both, so these are sampled. Only computing is seen: a tick finds a guest at the start of a function or at a loop's
-//! back edge, and a guest that waits for the host when it returns from there.
+//! Wasmtime's own `GuestProfiler` knows functions but not source lines. The backtraces that wasmtime captures for traps
+//! have both, so these are sampled. Only computing is sampled: a tick finds a guest at the start of a function or at a
+//! loop's back edge, and a guest that waits for the host when it returns from there.
 
 mod firefox;
 mod samples;
@@ -14,15 +14,15 @@ use std::time::{Duration, Instant, SystemTime};
 use wasmtime::{AsContext, WasmBacktrace};
 
 use self::samples::{Samples, Table};
-use super::stack::called;
+use super::stack::stack_frames;
 use crate::sandbox::module::lines::Lines;
 
 /// The stack samples of one attempt.
 pub struct Profile(Mutex<Samples>);
 
 impl Profile {
-    /// The recommended sampling interval: the [`tick`](crate::sandbox::Settings::tick) of a sandbox in which attempts are
-    /// profiled. Sampling a large module takes some 40 ms, during which the guest is paused.
+    /// The recommended sampling interval: the [`tick`](crate::sandbox::Settings::tick) of a sandbox in which attempts
+    /// are profiled. Sampling a large module takes some 40 ms, during which the guest is paused.
     pub const EVERY: Duration = Duration::from_millis(1);
 
     /// An empty profile that starts now.
@@ -30,7 +30,7 @@ impl Profile {
         Self(Mutex::new(Samples {
             started_at: SystemTime::now(),
             started: Instant::now(),
-            looking: Duration::ZERO,
+            sampling_time: Duration::ZERO,
             names: Table::default(),
             functions: Table::default(),
             frames: Table::default(),
@@ -57,13 +57,13 @@ impl Profile {
     /// Takes a sample of the guest's stack.
     pub(in crate::sandbox) fn sample(&self, store: impl AsContext, lines: &Lines) {
         let start = Instant::now();
-        let stack = called(&WasmBacktrace::force_capture(store), lines);
+        let stack = stack_frames(&WasmBacktrace::force_capture(store), lines);
         let mut samples = self.lock();
         let at = start
             .duration_since(samples.started)
-            .saturating_sub(samples.looking);
+            .saturating_sub(samples.sampling_time);
         samples.add(at, stack);
-        samples.looking += start.elapsed();
+        samples.sampling_time += start.elapsed();
     }
 
     fn lock(&self) -> MutexGuard<'_, Samples> {

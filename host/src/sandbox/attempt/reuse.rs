@@ -14,7 +14,7 @@ impl Sandbox {
     /// this tenant before. `memory_bytes` overrides the usual limit.
     ///
     /// # Errors
-    /// When a granted directory was never there.
+    /// When a granted directory has never existed.
     pub(in crate::sandbox) fn instance(
         &self,
         handler: &Arc<Handler>,
@@ -26,7 +26,7 @@ impl Sandbox {
         if memory_bytes.is_none()
             && let Some(mut idle_instance) = self.idle_instance(handler, tenant)
         {
-            idle_instance.next(of)?;
+            idle_instance.prepare(of)?;
             return Ok(idle_instance);
         }
         let mut limits = handler.limits.clone();
@@ -47,11 +47,11 @@ impl Sandbox {
         if !handler.reuses {
             return None;
         }
-        let is_it = |serves: &Serves| {
+        let matches = |serves: &Serves| {
             Arc::ptr_eq(&serves.handler, handler) && serves.tenant.as_deref() == tenant
         };
         loop {
-            let (_, mut instance) = self.idle.take(is_it)?;
+            let (_, mut instance) = self.idle.take(matches)?;
             // If running attempts need the memory, the instance is dropped.
             if instance.state_mut().limiter.resume() {
                 return Some(instance);
@@ -67,13 +67,13 @@ impl Sandbox {
         mut instance: Instance,
         end: &RunEnd,
     ) {
-        if !instance.is_fit(end) {
+        if !instance.is_reusable(end) {
             return;
         }
-        // The memory first, because later counts of the state no longer belong to this job.
+        // Memory is released first, because what the state counts later no longer belongs to this job.
         let state = instance.state_mut();
         state.limiter.pause();
-        state.rest();
+        state.release();
         let bytes = state.limiter.used_bytes();
         let handler = handler.clone();
         let serves = Serves { handler, tenant };

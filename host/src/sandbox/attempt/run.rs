@@ -12,10 +12,10 @@ use super::meter::{Meter, within_cpu};
 use super::state::PerAttempt;
 use crate::job::{Attempt, JobId, RunEnd, Usage};
 use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
-use crate::sandbox::capability::{GuestLog, Http, Speaker, Steps};
+use crate::sandbox::capability::{GuestLog, Http, LogSource, Steps};
 use crate::sandbox::{AbortHandle, Handler, Journal, Profile, Sandbox};
 
-/// What a guest learns about its job. The handler's name comes from the handler.
+/// The data about its job that a guest receives, except for the handler's name.
 #[derive(Debug, Clone)]
 pub struct JobInput {
     /// The job.
@@ -24,17 +24,17 @@ pub struct JobInput {
     pub queue: String,
     /// The job's tenant.
     pub tenant: Option<String>,
-    /// What triggered it.
+    /// The job's source: what triggered it.
     pub source: Option<String>,
     /// The number of this attempt: 1 for the first.
     pub attempt: Attempt,
-    /// How many attempts there may be.
+    /// The maximum number of attempts.
     pub max_attempts: u32,
     /// When it was enqueued: milliseconds since 1970-01-01 UTC, by the database's clock.
     pub requested_at_ms: i64,
     /// UTF-8 JSON.
     pub payload: Vec<u8>,
-    /// The memory it may use, bytes; `None` means the usual limit.
+    /// The memory that it may use, bytes; `None` means the usual limit.
     pub memory_bytes: Option<usize>,
 }
 
@@ -45,21 +45,21 @@ pub struct Run {
     pub end: RunEnd,
     /// Time from the call of [`Sandbox::run`] to the end.
     pub wall: Duration,
-    /// What it used; `None` if no guest ran.
+    /// The resources that it used; `None` if no guest ran.
     pub used: Option<Usage>,
 }
 
 impl Sandbox {
-    /// Runs one attempt in the task that awaits it, and returns how it ended. Never fails and never panics: whatever
-    /// the guest does is a [`RunEnd`].
+    /// Runs one attempt in the task that awaits it, and returns how it ended. Never fails and never panics: each
+    /// outcome is a [`RunEnd`].
     ///
     /// The task must run on [`guests`](Self::guests), because the guest computes in it.
     ///
     /// Steps, progress, state and log lines go to the `journal`, which receives the meter too. Without a journal,
     /// every step runs, there is no state, and everything else goes only to the host's log.
     ///
-    /// Once `abort` has turned, the end is [`RunEnd::Aborted`], even if the guest returned something within its
-    /// grace. The caller applies the run timeout, through `abort`.
+    /// After an abort, the end is [`RunEnd::Aborted`], even if the guest returned something within its grace. The
+    /// caller applies the run timeout, through `abort`.
     ///
     /// Cancel-safe: dropping the future ends the guest. A computing guest yields at its next tick, so that the task
     /// can be dropped.
@@ -97,7 +97,7 @@ impl Sandbox {
         let handler = handler.clone();
         async move {
             let attempt = sandbox.attempt(&handler, job, abort, journal, profile);
-            let mut run = caught(attempt).await.unwrap_or_else(Run::of_a_panic);
+            let mut run = catch_panic(attempt).await.unwrap_or_else(Run::after_panic);
             run.wall = started.elapsed();
             run
         }
@@ -111,12 +111,12 @@ impl Sandbox {
         journal: Option<Arc<dyn Journal>>,
         profile: Option<Arc<Profile>>,
     ) -> Run {
-        // Immediately available to a worker that respects `attempts_max`.
+        // A worker that respects `attempts_max` gets a permit immediately.
         let permit = match self.attempts.try_acquire() {
             Ok(permit) => Some(permit),
             Err(_) => tokio::select! {
                 biased;
-                () = abort.turned() => None,
+                () = abort.aborted() => None,
                 permit = self.attempts.acquire() => permit.ok(),
             },
         };
@@ -129,13 +129,13 @@ impl Sandbox {
         }
         let _ticking = self.ticker.tick();
 
-        let speaker = Speaker::Attempt {
+        let source = LogSource::Attempt {
             job: job.id,
             handler: handler.name.clone(),
             attempt: job.attempt,
         };
         let limits = &handler.limits;
-        let log = GuestLog::new(speaker, abort.clone(), limits, journal.clone());
+        let log = GuestLog::new(source, abort.clone(), limits, journal.clone());
         let meter = Arc::new(Meter::default());
         if let Some(journal) = &journal {
             journal.meter(meter.clone());
@@ -144,7 +144,7 @@ impl Sandbox {
             meter: meter.clone(),
             abort: abort.clone(),
             log: Arc::new(log),
-            steps: Steps::of(journal.clone(), limits),
+            steps: Steps::new(journal.clone(), limits),
             handler_state: handler.state_for(journal),
             http: Http::new(
                 Some(handler.http.clone()),
@@ -165,20 +165,20 @@ impl Sandbox {
         let tenant = reuses.then(|| job.tenant.clone());
         let job = job_info(handler, job);
 
-        let killed_or_done = {
+        let called = {
             let call = pin!(instance.call(handler, &job));
-            // Dropping the call ends a guest that waits in a host call; a computing guest is interrupted by its
-            // epoch. Most calls are done at once, and then nothing is set up for the hard stop.
+            // Dropping the call ends a guest that waits in a host call; the epoch interrupts a computing guest. Most
+            // calls are done at once, and then nothing is set up for the hard stop.
             tokio::select! {
                 biased;
                 done = within_cpu(call, &meter, limits.cpu) => Ok(done),
-                reason = abort.killed() => Err(reason),
+                reason = abort.hard_stopped() => Err(reason),
             }
         };
 
         let state = instance.state();
         state.log.finish();
-        let end = match (killed_or_done, abort.reason()) {
+        let end = match (called, abort.reason()) {
             (Err(reason), _) | (Ok(_), Some(reason)) => RunEnd::Aborted(reason),
             (Ok(Some(done)), None) => end::classify(done, state, limits),
             (Ok(None), None) => RunEnd::OutOfCpu { limit: limits.cpu },
@@ -196,7 +196,7 @@ impl Sandbox {
 }
 
 impl Run {
-    fn of_a_panic() -> Self {
+    fn after_panic() -> Self {
         tracing::error!("the host panicked while it ran a guest; this is a bug in Rouse");
         Self::without_guest(RunEnd::Unrunnable(
             "the host panicked while it ran the handler".into(),
@@ -213,9 +213,9 @@ impl Run {
     }
 }
 
-/// Awaits a future; `None` if it panics. After a panic, nothing that the attempt touched is used except atomics and
-/// locks that recover, so it is safe to continue.
-async fn caught<F: Future>(future: F) -> Option<F::Output> {
+/// Awaits a future; `None` if it panics. After a panic, only atomics and locks that recover are used of what the
+/// attempt touched, so it is safe to continue.
+async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     poll_fn(|context| {
         let poll = AssertUnwindSafe(|| future.as_mut().poll(context).map(Some));
@@ -245,11 +245,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_host_panic_ends_only_its_attempt() {
-        assert_eq!(caught(async { 7 }).await, Some(7));
+        assert_eq!(catch_panic(async { 7 }).await, Some(7));
         let panics = async {
             tokio::task::yield_now().await;
             panic!("a bug in Rouse");
         };
-        assert_eq!(caught(panics).await, None::<()>);
+        assert_eq!(catch_panic(panics).await, None::<()>);
     }
 }

@@ -6,7 +6,7 @@ use crate::sandbox::module::lines::{Lines, demangled};
 
 /// A function on the stack, or one that was inlined into it.
 #[derive(Debug)]
-pub(in crate::sandbox) struct Called {
+pub(in crate::sandbox) struct StackFrame {
     /// Its name, or its number if it has none.
     pub(in crate::sandbox) function: String,
     /// Its source file, if the module has line tables.
@@ -16,14 +16,17 @@ pub(in crate::sandbox) struct Called {
 }
 
 /// The functions on the stack, innermost first.
-pub(in crate::sandbox) fn called(backtrace: &WasmBacktrace, lines: &Lines) -> Vec<Called> {
+pub(in crate::sandbox) fn stack_frames(
+    backtrace: &WasmBacktrace,
+    lines: &Lines,
+) -> Vec<StackFrame> {
     let mut all = Vec::new();
     for frame in backtrace.frames() {
-        let known = all.len();
-        // More than one if the compiler inlined calls.
+        let before = all.len();
+        // There are several lines if the compiler inlined calls.
         let lines = frame.module_offset().map(|offset| lines.at(offset));
         all.extend(lines.into_iter().flatten().map(|line| {
-            Called {
+            StackFrame {
                 function: line
                     .function
                     .map_or_else(|| function(frame), ToOwned::to_owned),
@@ -32,8 +35,8 @@ pub(in crate::sandbox) fn called(backtrace: &WasmBacktrace, lines: &Lines) -> Ve
                 column: line.column,
             }
         }));
-        if all.len() == known {
-            all.push(Called {
+        if all.len() == before {
+            all.push(StackFrame {
                 function: function(frame),
                 file: None,
                 line: None,

@@ -12,8 +12,8 @@ use super::clocks::Clock;
 use super::memory::AttemptLimiter;
 use super::meter::Meter;
 use crate::sandbox::capability::{
-    Elsewhere, FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, Speaker, Steps,
-    Stream,
+    FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, LogSource, OutsidePaths,
+    Steps, Stream,
 };
 use crate::sandbox::grants::Granted;
 use crate::sandbox::module::lines::Lines;
@@ -21,7 +21,7 @@ use crate::sandbox::{AbortHandle, Limits, Profile};
 
 /// The host's state of one running instance, and its limits.
 pub(in crate::sandbox) struct AttemptState {
-    /// `None` until the guest calls WASI: most never do, and it costs as much as everything else here.
+    /// `None` until the guest calls WASI: most guests never do, and it costs as much as everything else here.
     wasi: Option<WasiCtx>,
     pub(in crate::sandbox) granted: Arc<Granted>,
     /// Empty: the guest's directories come from its grants.
@@ -46,13 +46,13 @@ pub(in crate::sandbox) struct AttemptState {
     pub(in crate::sandbox) http_fields: WasiHttpCtx,
     /// The last denial for lack of a grant.
     pub(in crate::sandbox) denial: Option<String>,
-    /// Paths that it tried where no directory is granted.
-    pub(in crate::sandbox) elsewhere: Elsewhere,
+    /// Paths outside of granted directories that it tried.
+    pub(in crate::sandbox) outside_paths: OutsidePaths,
     /// When the guest wants its next attempt, milliseconds since 1970.
     pub(in crate::sandbox) retry_at_ms: Option<i64>,
     /// The module's source lines.
     pub(in crate::sandbox) lines: Arc<Lines>,
-    /// Where its stack is sampled, if profiling is on.
+    /// Receives samples of its stack, if profiling is on.
     pub(in crate::sandbox) profile: Option<Arc<Profile>>,
 }
 
@@ -73,7 +73,12 @@ impl PerAttempt {
         let (abort, limits) = (AbortHandle::new(), Limits::default());
         Self {
             meter: Arc::default(),
-            log: Arc::new(GuestLog::new(Speaker::Module, abort.clone(), &limits, None)),
+            log: Arc::new(GuestLog::new(
+                LogSource::Module,
+                abort.clone(),
+                &limits,
+                None,
+            )),
             steps: Steps::default(),
             handler_state: HandlerState::default(),
             http: Http::new(None, &limits, abort.clone(), Arc::default()),
@@ -95,7 +100,7 @@ impl AttemptState {
     /// and only granted environment variables. Coarse clocks and random numbers are always available.
     ///
     /// # Errors
-    /// When a granted directory was never there.
+    /// When a granted directory has never existed.
     pub(in crate::sandbox) fn new(
         granted: Arc<Granted>,
         lines: Arc<Lines>,
@@ -113,8 +118,8 @@ impl AttemptState {
             profile,
         } = of;
         granted.open()?;
-        limiter.count_with(meter.clone());
-        let http = http.within(limiter.held().clone());
+        limiter.report_to(meter.clone());
+        let http = http.within(limiter.host_memory().clone());
         let mut http_fields = WasiHttpCtx::new();
         http_fields.set_field_size_limit(FIELDS_BYTES_MAX);
         Ok(Self {
@@ -135,7 +140,7 @@ impl AttemptState {
             http,
             http_fields,
             denial: None,
-            elsewhere: Elsewhere::default(),
+            outside_paths: OutsidePaths::default(),
             retry_at_ms: None,
             lines,
             profile,
@@ -145,15 +150,15 @@ impl AttemptState {
     /// Prepares it for the next job of an instance that holds no host resources; only the memory count continues.
     ///
     /// # Errors
-    /// When a granted directory was never there.
-    pub(in crate::sandbox) fn next(&mut self, of: PerAttempt) -> Result<(), String> {
+    /// When a granted directory has never existed.
+    pub(in crate::sandbox) fn prepare(&mut self, of: PerAttempt) -> Result<(), String> {
         self.granted.open()?;
         self.serve(of);
         Ok(())
     }
 
     /// Releases everything that belongs to the last attempt.
-    pub(in crate::sandbox) fn rest(&mut self) {
+    pub(in crate::sandbox) fn release(&mut self) {
         self.serve(PerAttempt::placeholder());
     }
 
@@ -167,7 +172,7 @@ impl AttemptState {
             http,
             profile,
         } = of;
-        self.limiter.count_with(meter.clone());
+        self.limiter.report_to(meter.clone());
         self.meter = meter;
         self.wasi = None;
         self.fds = Fds::new(self.files_max);
@@ -176,9 +181,9 @@ impl AttemptState {
         self.panic = None;
         self.steps = steps;
         self.handler_state = handler_state;
-        self.http = http.within(self.limiter.held().clone());
+        self.http = http.within(self.limiter.host_memory().clone());
         self.denial = None;
-        self.elsewhere = Elsewhere::default();
+        self.outside_paths = OutsidePaths::default();
         self.retry_at_ms = None;
         self.profile = profile;
     }
@@ -201,20 +206,25 @@ fn wasi(granted: &Granted, log: &Arc<GuestLog>, random_bytes: u64) -> WasiCtx {
 }
 
 impl AttemptState {
-    /// The guest's files, with its descriptors, and where denials and paths outside of grants are recorded.
+    /// The guest's files and descriptors, and the records of denials and of paths outside of grants.
     pub(in crate::sandbox) fn files(
         &mut self,
     ) -> (
         WasiFilesystemCtxView<'_>,
         &mut Fds,
         &mut Option<String>,
-        &mut Elsewhere,
+        &mut OutsidePaths,
     ) {
         let files = WasiFilesystemCtxView {
             ctx: &mut self.no_dirs,
             table: &mut self.table,
         };
-        (files, &mut self.fds, &mut self.denial, &mut self.elsewhere)
+        (
+            files,
+            &mut self.fds,
+            &mut self.denial,
+            &mut self.outside_paths,
+        )
     }
 }
 
@@ -242,7 +252,7 @@ pub(in crate::sandbox) fn limit(store: &mut Store<AttemptState>, limits: &Limits
         if let Some(profile) = &state.profile {
             profile.sample(&context, &state.lines);
         }
-        Ok(if context.data().abort.is_killed() {
+        Ok(if context.data().abort.is_hard_stopped() {
             wasmtime::UpdateDeadline::Interrupt
         } else {
             wasmtime::UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now()))

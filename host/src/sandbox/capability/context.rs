@@ -19,12 +19,12 @@ const PANIC_BYTES_MAX: usize = 4 << 10;
 const STEP_BYTES_MAX: usize = 200;
 
 /// Becomes ready when the attempt has to stop.
-struct Turned(AbortHandle);
+struct Aborted(AbortHandle);
 
 #[async_trait]
-impl Pollable for Turned {
+impl Pollable for Aborted {
     async fn ready(&mut self) {
-        self.0.turned().await;
+        self.0.aborted().await;
     }
 }
 
@@ -32,12 +32,12 @@ impl types::Host for AttemptState {}
 
 impl Host for AttemptState {
     fn abort(&mut self) -> wasmtime::Result<Resource<AbortHandle>> {
-        self.meter.called();
+        self.meter.count_host_call();
         Ok(self.table.push(self.abort.clone())?)
     }
 
     fn log(&mut self, level: Level, message: String) -> wasmtime::Result<()> {
-        self.meter.called();
+        self.meter.count_host_call();
         let level = match level {
             Level::Trace => tracing::Level::TRACE,
             Level::Debug => tracing::Level::DEBUG,
@@ -50,7 +50,7 @@ impl Host for AttemptState {
     }
 
     fn progress(&mut self, percent: u8, step: String) -> wasmtime::Result<()> {
-        self.meter.called();
+        self.meter.count_host_call();
         let step = printable(&step, STEP_BYTES_MAX);
         let percent = percent.min(100);
         self.log.progress(percent, &step);
@@ -62,7 +62,7 @@ impl Host for AttemptState {
         Ok(())
     }
 
-    // Accepted after an abort too: this is how the host learns the reason for the trap that follows.
+    // Accepted after an abort too, because the host learns from it the reason for the trap that follows.
     fn panicked(&mut self, message: String, location: String) -> wasmtime::Result<()> {
         self.panic = Some(Panic {
             message: paragraphs(&message, PANIC_BYTES_MAX),
@@ -74,7 +74,7 @@ impl Host for AttemptState {
 
 impl HostAbortSignal for AttemptState {
     fn reason(&mut self, signal: Resource<AbortHandle>) -> wasmtime::Result<Option<AbortReason>> {
-        self.meter.called();
+        self.meter.count_host_call();
         let reason = self.table.get(&signal)?.reason();
         Ok(reason.map(|reason| match reason {
             job::AbortReason::TakenByAnotherWorker => AbortReason::TakenByAnotherWorker,
@@ -99,9 +99,9 @@ impl HostAbortSignal for AttemptState {
         &mut self,
         signal: Resource<AbortHandle>,
     ) -> wasmtime::Result<Resource<DynPollable>> {
-        let turned = Turned(self.table.get(&signal)?.clone());
-        let turned = self.table.push(turned)?;
-        subscribe(&mut self.table, turned)
+        let aborted = Aborted(self.table.get(&signal)?.clone());
+        let aborted = self.table.push(aborted)?;
+        subscribe(&mut self.table, aborted)
     }
 
     fn drop(&mut self, signal: Resource<AbortHandle>) -> wasmtime::Result<()> {
@@ -112,7 +112,7 @@ impl HostAbortSignal for AttemptState {
 
 impl retry::Host for AttemptState {
     fn at(&mut self, unix_ms: i64) -> wasmtime::Result<()> {
-        self.meter.called();
+        self.meter.count_host_call();
         self.retry_at_ms = Some(unix_ms);
         Ok(())
     }
@@ -120,7 +120,7 @@ impl retry::Host for AttemptState {
 
 impl settings::Host for AttemptState {
     fn all(&mut self) -> wasmtime::Result<Vec<u8>> {
-        self.meter.called();
+        self.meter.count_host_call();
         let settings = self.granted.settings.as_deref();
         Ok(settings.unwrap_or("{}").into())
     }

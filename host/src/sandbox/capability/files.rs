@@ -1,18 +1,18 @@
 //! `wasi:filesystem`: files in granted directories, read-only once the attempt has to stop, and within the quota of
 //! their directory.
 //!
-//! wasmtime-wasi does the work behind this guard. An attempt that may have lost its lease changes nothing any more,
-//! not even through a stream that it opened before, or while it waits for a thread. Whatever a directory contains, no
-//! guest makes the host wait or keep more than a little of it.
+//! wasmtime-wasi does the work behind this guard. An attempt that may have lost its lease no longer changes anything,
+//! not even through a stream that it opened before, or while it waits for a thread. Whatever a directory contains, a
+//! guest cannot make the host wait, or keep more than a little of the contents.
 
 mod denial;
 mod disk;
-mod elsewhere;
 mod fds;
 mod input;
 mod listing;
 mod open;
 mod output;
+mod outside;
 mod view;
 
 use std::os::unix::fs::MetadataExt as _;
@@ -28,16 +28,16 @@ use wasmtime_wasi::p2::bindings::filesystem::types::{
 use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 
 use self::disk::{Disk, with};
-use self::elsewhere::{ROOT, nowhere};
-use self::fds::{Held, InQuota};
+use self::fds::{FdState, InQuota};
 use self::input::FileInput;
-use self::open::Ask;
+use self::open::OpenRequest;
+use self::outside::{ROOT, nowhere};
 use self::view::{Fd, Files};
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::grants::quota::{Charge, Size};
 
-pub(in crate::sandbox) use self::elsewhere::Elsewhere;
 pub(in crate::sandbox) use self::fds::Fds;
+pub(in crate::sandbox) use self::outside::OutsidePaths;
 
 /// Shadows the files that wasmtime-wasi has linked with the guard.
 pub(in crate::sandbox) fn guard_files(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
@@ -49,13 +49,13 @@ pub(in crate::sandbox) fn guard_files(linker: &mut Linker<AttemptState>) -> wasm
 }
 
 fn files(state: &mut AttemptState) -> Files<'_> {
-    state.meter.called();
+    state.meter.count_host_call();
     let disk = Disk {
         abort: state.abort.clone(),
         meter: state.meter.clone(),
     };
     let (granted, log) = (state.granted.clone(), state.log.clone());
-    let (inner, fds, denial, elsewhere) = state.files();
+    let (inner, fds, denial, outside_paths) = state.files();
     Files {
         disk,
         granted,
@@ -63,7 +63,7 @@ fn files(state: &mut AttemptState) -> Files<'_> {
         inner,
         fds,
         denial,
-        elsewhere,
+        outside_paths,
     }
 }
 
@@ -76,35 +76,35 @@ impl HasData for GuardedFiles {
 impl Files<'_> {
     /// The size of a file; 0 if its directory has no quota.
     async fn size(&mut self, fd: &Fd) -> FsResult<Filesize> {
-        if self.fds.of(fd).is_none() {
+        if self.fds.quota(fd).is_none() {
             return Ok(0);
         }
-        let about = HostDescriptor::stat(self, borrowed(fd)).await?;
-        Ok(about.size)
+        let stat = HostDescriptor::stat(self, borrowed(fd)).await?;
+        Ok(stat.size)
     }
 
-    /// The counted size of the entry with this name, or slightly more; nothing if there is none, or no quota.
+    /// The counted size of the entry at this path, or slightly more; zero if there is no entry or no quota.
     async fn size_at(&mut self, fd: &Fd, how: PathFlags, path: &str) -> Size {
-        if self.fds.of(fd).is_none() {
+        if self.fds.quota(fd).is_none() {
             return Size::default();
         }
         let path = path.to_owned();
         match HostDescriptor::stat_at(self, borrowed(fd), how, path).await {
-            Ok(about) => Size::one_file().plus(Size::bytes(about.size)),
+            Ok(stat) => Size::one_file().plus(Size::bytes(stat.size)),
             Err(_) => Size::default(),
         }
     }
 }
 
 /// Undoes the charge of a change that failed.
-fn settled<T>(charge: Option<Charge>, done: FsResult<T>) -> FsResult<T> {
+fn undo_if_failed<T>(charge: Option<Charge>, done: FsResult<T>) -> FsResult<T> {
     if let (Err(_), Some(charge)) = (&done, charge) {
         charge.undo();
     }
     done
 }
 
-/// Records what a successful removal may have freed in this directory.
+/// Records the maximum that a successful removal may have freed in this directory.
 fn freed_if(done: bool, quota: Option<&InQuota>, max: Size) {
     if let Some(quota) = quota.filter(|_| done) {
         quota.ledger.freed(max);
@@ -117,12 +117,12 @@ fn borrowed(fd: &Fd) -> Fd {
 }
 
 /// Methods that are forwarded to threads that may block on the disk.
-macro_rules! hand_on {
+macro_rules! forward {
     ($(fn $name:ident(fd: Fd $(, $argument:ident: $kind:ty)*) -> $result:ty;)*) => {
         $(
             async fn $name(&mut self, fd: Fd, $($argument: $kind),*) -> $result {
                 let at = self.descriptor(&fd)?;
-                self.disk.look(move || with([at], async move |mut view, [fd]| {
+                self.disk.read(move || with([at], async move |mut view, [fd]| {
                     HostDescriptor::$name(&mut view, fd, $($argument),*).await
                 })).await
             }
@@ -130,15 +130,15 @@ macro_rules! hand_on {
     };
 }
 
-/// Forwarded methods with a path. A path that leads out of a directory is reported as missing without a denial,
-/// because merely looking is not an attempt to use it.
-macro_rules! hand_on_at {
+/// Forwarded methods with a path. A path that leads out of a directory is reported as missing without a denial, because
+/// these methods only inspect it.
+macro_rules! forward_at {
     ($(fn $name:ident(fd: Fd $(, $argument:ident: $kind:ty)*; path: String) -> $result:ty;)*) => {
         $(
             async fn $name(&mut self, fd: Fd, $($argument: $kind,)* path: String) -> $result {
                 self.check_granted(&fd, &path, false)?;
                 let at = self.descriptor(&fd)?;
-                self.disk.look(move || with([at], async move |mut view, [fd]| {
+                self.disk.read(move || with([at], async move |mut view, [fd]| {
                     HostDescriptor::$name(&mut view, fd, $($argument,)* path).await
                 })).await
             }
@@ -159,7 +159,7 @@ macro_rules! change {
 }
 
 impl HostDescriptor for Files<'_> {
-    hand_on! {
+    forward! {
         fn advise(fd: Fd, offset: Filesize, bytes: Filesize, advice: Advice) -> FsResult<()>;
         fn metadata_hash(fd: Fd) -> FsResult<MetadataHashValue>;
         fn read(fd: Fd, bytes: Filesize, offset: Filesize) -> FsResult<(Vec<u8>, bool)>;
@@ -168,27 +168,27 @@ impl HostDescriptor for Files<'_> {
         fn sync_data(fd: Fd) -> FsResult<()>;
     }
 
-    hand_on_at! {
+    forward_at! {
         fn metadata_hash_at(fd: Fd, how: PathFlags; path: String) -> FsResult<MetadataHashValue>;
         fn readlink_at(fd: Fd; path: String) -> FsResult<String>;
         fn stat_at(fd: Fd, how: PathFlags; path: String) -> FsResult<DescriptorStat>;
     }
 
-    /// Libraries call this on the root before they look for anything there.
+    /// Libraries call this on the root before they search it.
     async fn get_type(&mut self, fd: Fd) -> FsResult<DescriptorType> {
         if self.fds.is_root(&fd) {
             return Ok(DescriptorType::Directory);
         }
         let at = self.descriptor(&fd)?;
-        let look = self.disk.look(move || {
+        let read = self.disk.read(move || {
             with([at], async move |mut view, [fd]| {
                 HostDescriptor::get_type(&mut view, fd).await
             })
         });
-        look.await
+        read.await
     }
 
-    /// Libraries call this on the root too. A denial comes when the guest tries something there.
+    /// Libraries call this on the root too. The denial is recorded when the guest accesses something there.
     async fn get_flags(&mut self, fd: Fd) -> FsResult<DescriptorFlags> {
         if self.fds.is_root(&fd) {
             return Ok(DescriptorFlags::READ
@@ -196,12 +196,12 @@ impl HostDescriptor for Files<'_> {
                 | DescriptorFlags::MUTATE_DIRECTORY);
         }
         let at = self.descriptor(&fd)?;
-        let look = self.disk.look(move || {
+        let read = self.disk.read(move || {
             with([at], async move |mut view, [fd]| {
                 HostDescriptor::get_flags(&mut view, fd).await
             })
         });
-        look.await
+        read.await
     }
 
     async fn create_directory_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
@@ -209,7 +209,7 @@ impl HostDescriptor for Files<'_> {
         self.check_granted(&fd, &path, true)?;
         let charge = self.charge(&fd, Size::one_file())?;
         let about = self.about(&fd, &path, true);
-        settled(
+        undo_if_failed(
             charge,
             change!(self, about, [fd], create_directory_at(fd, path)),
         )
@@ -220,7 +220,7 @@ impl HostDescriptor for Files<'_> {
         self.check_granted(&fd, &new_path, true)?;
         let charge = self.charge(&fd, Size::one_file())?;
         let about = self.about(&fd, &new_path, true);
-        settled(
+        undo_if_failed(
             charge,
             change!(self, about, [fd], symlink_at(fd, path, new_path)),
         )
@@ -239,15 +239,16 @@ impl HostDescriptor for Files<'_> {
 
     async fn is_same_object(&mut self, one: Fd, other: Fd) -> wasmtime::Result<bool> {
         let both = [self.raw(&one)?, self.raw(&other)?];
-        let look = self.disk.look(move || {
+        let read = self.disk.read(move || {
             with(both, async move |mut view, [one, other]| {
                 HostDescriptor::is_same_object(&mut view, one, other).await
             })
         });
-        look.await
+        read.await
     }
 
-    /// If links are followed, wasmtime-wasi opens the target, and would wait for the other end of a pipe.
+    /// If links are followed, wasmtime-wasi opens the target, and would wait for the other end of a pipe. So the target
+    /// is opened here.
     async fn set_times_at(
         &mut self,
         fd: Fd,
@@ -282,8 +283,8 @@ impl HostDescriptor for Files<'_> {
         self.list(&fd).await
     }
 
-    /// A file with two names would be counted twice, or not at all after one was removed: directories with a quota
-    /// have no hard links.
+    /// A file with two names would be counted twice, or not at all after one was removed, so directories with a quota
+    /// allow no hard links.
     async fn link_at(
         &mut self,
         fd: Fd,
@@ -295,7 +296,7 @@ impl HostDescriptor for Files<'_> {
         self.changes()?;
         self.check_granted(&fd, &path, false)?;
         self.check_granted(&new_dir, &new_path, true)?;
-        if self.fds.of(&fd).is_some() || self.fds.of(&new_dir).is_some() {
+        if self.fds.quota(&fd).is_some() || self.fds.quota(&new_dir).is_some() {
             return Err(ErrorCode::Unsupported.into());
         }
         let about = self.about(&new_dir, &new_path, true);
@@ -310,7 +311,7 @@ impl HostDescriptor for Files<'_> {
     async fn remove_directory_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
         self.changes()?;
         self.check_granted(&fd, &path, true)?;
-        let quota = self.fds.of(&fd);
+        let quota = self.fds.quota(&fd);
         let about = self.about(&fd, &path, true);
         let done = change!(self, about, [fd], remove_directory_at(fd, path));
         freed_if(done.is_ok(), quota.as_deref(), Size::one_file());
@@ -320,15 +321,15 @@ impl HostDescriptor for Files<'_> {
     async fn unlink_file_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
         self.changes()?;
         self.check_granted(&fd, &path, true)?;
-        let quota = self.fds.of(&fd);
-        let gone = self.size_at(&fd, PathFlags::empty(), &path).await;
+        let quota = self.fds.quota(&fd);
+        let freed = self.size_at(&fd, PathFlags::empty(), &path).await;
         let about = self.about(&fd, &path, true);
         let done = change!(self, about, [fd], unlink_file_at(fd, path));
-        freed_if(done.is_ok(), quota.as_deref(), gone);
+        freed_if(done.is_ok(), quota.as_deref(), freed);
         done
     }
 
-    /// Moves between quotas, or out of one, fail like moves between disks.
+    /// A move between quotas, or out of one, fails like a move between disks.
     async fn rename_at(
         &mut self,
         fd: Fd,
@@ -339,8 +340,8 @@ impl HostDescriptor for Files<'_> {
         self.changes()?;
         self.check_granted(&fd, &path, true)?;
         self.check_granted(&new_dir, &new_path, true)?;
-        let quota = self.fds.of(&fd);
-        let same = match (&quota, self.fds.of(&new_dir)) {
+        let quota = self.fds.quota(&fd);
+        let same = match (&quota, self.fds.quota(&new_dir)) {
             (Some(one), Some(other)) => Arc::ptr_eq(&one.ledger, &other.ledger),
             (None, None) => true,
             (Some(_), None) | (None, Some(_)) => false,
@@ -348,8 +349,8 @@ impl HostDescriptor for Files<'_> {
         if !same {
             return Err(ErrorCode::CrossDevice.into());
         }
-        // There may be another file of that name.
-        let gone = self.size_at(&new_dir, PathFlags::empty(), &new_path).await;
+        // The move may replace another file.
+        let freed = self.size_at(&new_dir, PathFlags::empty(), &new_path).await;
         // Either directory may be the read-only one.
         let about = match self.granted.is_read_only(&self.fds.path(&fd, &path)) {
             true => self.about(&fd, &path, true),
@@ -361,7 +362,7 @@ impl HostDescriptor for Files<'_> {
             [fd, new_dir],
             rename_at(fd, path, new_dir, new_path)
         );
-        freed_if(done.is_ok(), quota.as_deref(), gone);
+        freed_if(done.is_ok(), quota.as_deref(), freed);
         done
     }
 
@@ -373,12 +374,12 @@ impl HostDescriptor for Files<'_> {
             true => None,
             false => self.charge(&fd, Size::bytes(bytes - before))?,
         };
-        let quota = self.fds.of(&fd);
-        let gone = before.saturating_sub(bytes);
+        let quota = self.fds.quota(&fd);
+        let freed = before.saturating_sub(bytes);
         let about = self.about(&fd, "", true);
         let done = change!(self, about, [fd], set_size(fd, bytes));
-        freed_if(done.is_ok(), quota.as_deref(), Size::bytes(gone));
-        settled(charge, done)
+        freed_if(done.is_ok(), quota.as_deref(), Size::bytes(freed));
+        undo_if_failed(charge, done)
     }
 
     async fn write(&mut self, fd: Fd, bytes: Vec<u8>, offset: Filesize) -> FsResult<Filesize> {
@@ -388,7 +389,7 @@ impl HostDescriptor for Files<'_> {
         let more = end.saturating_sub(self.size(&fd).await?);
         let charge = self.charge(&fd, Size::bytes(more))?;
         let about = self.about(&fd, "", true);
-        settled(charge, change!(self, about, [fd], write(fd, bytes, offset)))
+        undo_if_failed(charge, change!(self, about, [fd], write(fd, bytes, offset)))
     }
 
     async fn open_at(
@@ -399,47 +400,50 @@ impl HostDescriptor for Files<'_> {
         open: OpenFlags,
         flags: DescriptorFlags,
     ) -> FsResult<Fd> {
-        let changes = Ask::changes_with(open) || flags.contains(DescriptorFlags::WRITE);
+        let changes = OpenRequest::changes_with(open) || flags.contains(DescriptorFlags::WRITE);
         self.check_granted(&fd, &path, changes)?;
         let about = self.about(&fd, &path, changes);
-        let one = self.fds.count_one(&self.log)?;
-        let ask = Ask {
+        let permit = self.fds.count_one(&self.log)?;
+        let request = OpenRequest {
             how,
             path,
             open,
             flags,
         };
-        let (changes, quota, at) = (ask.changes(), self.fds.of(&fd), self.descriptor(&fd)?);
+        let (changes, quota, at) = (
+            request.changes(),
+            self.fds.quota(&fd),
+            self.descriptor(&fd)?,
+        );
         let mut charge = None;
-        let mut there = Size::default();
+        let mut before = Size::default();
         if changes {
             self.changes()?;
-            there = self.size_at(&fd, how, &ask.path).await;
-            if open.contains(OpenFlags::CREATE) && there == Size::default() {
+            before = self.size_at(&fd, how, &request.path).await;
+            if open.contains(OpenFlags::CREATE) && before == Size::default() {
                 charge = self.charge(&fd, Size::one_file())?;
             }
         }
-        let work = move || open::open(&at, &ask);
+        let work = move || open::open(&at, &request);
         let at = about.path.clone();
         let opened = if changes {
             self.change(about, work).await
         } else {
-            let opened = self.disk.look(work).await;
+            let opened = self.disk.read(work).await;
             self.record_denial(&about, opened)
         };
-        let opened = settled(charge, opened)?;
+        let opened = undo_if_failed(charge, opened)?;
         if let Some(quota) = &quota {
             if let Descriptor::File(file) = &opened {
                 quota.ledger.opened(&file.file);
             }
             if open.contains(OpenFlags::TRUNCATE) {
-                quota.ledger.freed(Size::bytes(there.bytes));
+                quota.ledger.freed(Size::bytes(before.bytes));
             }
         }
         let opened = self.inner.table.push(opened)?;
-        let open = Some(one);
-        let held = Held { quota, open, at };
-        self.fds.insert(&opened, held);
+        let open = Some(permit);
+        self.fds.insert(&opened, FdState { quota, open, at });
         Ok(opened)
     }
 
@@ -465,14 +469,14 @@ impl HostDescriptor for Files<'_> {
     }
 
     fn drop(&mut self, fd: Fd) -> wasmtime::Result<()> {
-        if let Some(quota) = self.fds.of(&fd) {
+        if let Some(quota) = self.fds.quota(&fd) {
             // A removed file exists until its last descriptor is closed.
-            let about = match self.raw(&fd)? {
+            let metadata = match self.raw(&fd)? {
                 Descriptor::File(file) => file.file.metadata().ok(),
                 Descriptor::Dir(_) => None,
             };
-            if let Some(about) = about.filter(|about| about.nlink() == 0) {
-                quota.ledger.freed(Size::bytes(about.len()));
+            if let Some(metadata) = metadata.filter(|it| it.nlink() == 0) {
+                quota.ledger.freed(Size::bytes(metadata.len()));
             }
         }
         self.fds.remove(&fd);
@@ -482,7 +486,7 @@ impl HostDescriptor for Files<'_> {
 
 impl preopens::Host for Files<'_> {
     fn get_directories(&mut self) -> wasmtime::Result<Vec<(Fd, String)>> {
-        let mut given = Vec::with_capacity(self.granted.dirs.len() + 1);
+        let mut preopens = Vec::with_capacity(self.granted.dirs.len() + 1);
         for dir in &self.granted.dirs {
             let opened = dir.opened().map_err(wasmtime::Error::msg)?;
             let fd = self.inner.table.push(Descriptor::Dir(opened))?;
@@ -494,22 +498,22 @@ impl preopens::Host for Files<'_> {
                     Arc::new(InQuota::new(ledger, quota, &dir.grant.at, self.log.clone()))
                 });
             let at = dir.grant.at.clone();
-            let held = Held {
+            let state = FdState {
                 quota,
                 open: None,
                 at: at.clone(),
             };
-            self.fds.insert(&fd, held);
-            given.push((fd, at));
+            self.fds.insert(&fd, state);
+            preopens.push((fd, at));
         }
         // Last, because guests rely on the numbers of the directories before it. Libraries use it for every path
         // outside of those directories, and without it would not call the host at all.
         if let Some(nowhere) = nowhere() {
             let fd = self.inner.table.push(Descriptor::Dir(nowhere))?;
             self.fds.insert_root(&fd);
-            given.push((fd, ROOT.to_owned()));
+            preopens.push((fd, ROOT.to_owned()));
         }
-        Ok(given)
+        Ok(preopens)
     }
 }
 

@@ -1,9 +1,9 @@
 //! `wasi:http`: requests to servers that the operator has granted, and to no others.
 //!
-//! wasmtime-wasi-http holds what the guest writes and reads; this module sends it. Each request is checked by itself,
-//! so a redirect, which the guest follows itself, is a request like any other. The addresses of a name are checked
-//! again for each connection, and the connection goes to exactly the address that was checked. After the abort,
-//! nothing more is sent. The guest never sees a secret: it holds a placeholder, which is replaced here.
+//! wasmtime-wasi-http has the requests and responses of the guest; this module sends and receives them. Each request is
+//! checked by itself, so a redirect, which the guest follows itself, is a request like any other. The addresses of a
+//! name are checked again for each connection, and the connection goes to exactly the address that was checked. After
+//! the abort, nothing more is sent. The guest never sees a secret: it has a placeholder, which is replaced here.
 
 mod access;
 mod address;
@@ -11,8 +11,8 @@ mod attempt;
 mod connect;
 mod denial;
 mod fault;
-mod held;
 mod hooks;
+mod host_memory;
 mod incoming;
 mod lookups;
 mod net;
@@ -37,7 +37,7 @@ use crate::sandbox::attempt::state::AttemptState;
 /// Links `wasi:http/types` and `wasi:http/outgoing-handler`.
 pub(in crate::sandbox) fn link_http(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
     wasmtime_wasi_http::p2::add_only_http_to_linker_async(linker)?;
-    held::count(linker)
+    host_memory::count(linker)
 }
 
 impl WasiHttpView for AttemptState {

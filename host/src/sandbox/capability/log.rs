@@ -1,4 +1,4 @@
-//! A guest's log, which goes into the host's log.
+//! A guest's log, which is part of the host's log.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -10,18 +10,17 @@ use crate::harmless::printable;
 use crate::job::{Attempt, JobId};
 use crate::sandbox::{AbortHandle, Journal, Limits};
 
-/// The size of a line; a longer one is cut, as it would be useless in a log.
+/// The size of a line; longer lines are cut, because they would be useless in a log.
 const LINE_BYTES_MAX: usize = 16 << 10;
 
-/// What a line costs in addition to its text, so that empty lines are limited too.
+/// The cost of a line in addition to its text, so that empty lines are limited too.
 const LINE_BYTES_OVERHEAD: usize = 64;
 
-/// What a line costs that is left out because of its rate: almost nothing, so that the words of an error get through
-/// after a flood of a minute, but something, so that an endless flood ends.
+/// The cost of a line that is left out because of the rate: little, so that an error is logged even after a flood of a
+/// minute, but not nothing, so that an endless flood ends.
 const LEFT_OUT_BYTES: usize = 1;
 
-/// The end of standard error that is kept for the error of a guest that traps: a language's stack trace has some
-/// dozens of lines.
+/// The end of standard error that is kept for the error of a guest that traps. A stack trace has some dozens of lines.
 const ERRORS_BYTES_MAX: usize = 8 << 10;
 const ERRORS_LINES_MAX: usize = 40;
 
@@ -45,7 +44,7 @@ impl Stream {
 
 /// The source of a log.
 #[derive(Debug)]
-pub(in crate::sandbox) enum Speaker {
+pub(in crate::sandbox) enum LogSource {
     /// An attempt at a job.
     Attempt {
         job: JobId,
@@ -60,9 +59,9 @@ pub(in crate::sandbox) enum Speaker {
 /// target `rouse::guest` with the job's id, line by line, with control characters escaped, up to a limit, and until
 /// the attempt is aborted.
 pub(in crate::sandbox) struct GuestLog {
-    speaker: Speaker,
+    source: LogSource,
     abort: AbortHandle,
-    /// Where lines are stored too.
+    /// Stores the lines too.
     journal: Option<Arc<dyn Journal>>,
     inner: Mutex<Inner>,
 }
@@ -84,18 +83,18 @@ struct Inner {
 struct Errors {
     bytes: Vec<u8>,
     /// The first line is incomplete.
-    cut: bool,
+    is_cut: bool,
 }
 
 impl GuestLog {
     pub(in crate::sandbox) fn new(
-        speaker: Speaker,
+        source: LogSource,
         abort: AbortHandle,
         limits: &Limits,
         journal: Option<Arc<dyn Journal>>,
     ) -> Self {
         Self {
-            speaker,
+            source,
             abort,
             journal,
             inner: Mutex::new(Inner {
@@ -121,14 +120,14 @@ impl GuestLog {
             return;
         };
         if !inner.pay(step.len()) {
-            return self.cut(inner);
+            return self.end(inner);
         }
         drop(inner);
-        if let Speaker::Attempt {
+        if let LogSource::Attempt {
             job,
             handler,
             attempt,
-        } = &self.speaker
+        } = &self.source
         {
             tracing::event!(
                 target: "rouse::guest",
@@ -168,7 +167,7 @@ impl GuestLog {
         self.lock().errors.lines()
     }
 
-    /// Leaves out the rest of a write after a line in excess.
+    /// Leaves out the rest of a write after an excess line.
     fn leave_out(&self, stream: Stream, rest: &[u8]) {
         let Some(mut inner) = self.open() else {
             return;
@@ -179,7 +178,7 @@ impl GuestLog {
         inner.partial[stream as usize].extend_from_slice(started);
         inner.pace.leave_out(lines);
         if !inner.pay_left_out(lines) {
-            self.cut(inner);
+            self.end(inner);
         }
     }
 
@@ -196,7 +195,7 @@ impl GuestLog {
         self.finish_pace();
     }
 
-    /// Logs the notice of lines that were left out last.
+    /// Logs a notice of lines that were left out at the end.
     fn finish_pace(&self) {
         if let Some(mut inner) = self.open()
             && let Some(left_out) = inner.pace.left_out()
@@ -209,7 +208,7 @@ impl GuestLog {
 
     /// `None` if the log is closed or discarded.
     fn open(&self) -> Option<MutexGuard<'_, Inner>> {
-        if self.abort.reason().is_some() || matches!(self.speaker, Speaker::Module) {
+        if self.abort.reason().is_some() || matches!(self.source, LogSource::Module) {
             return None;
         }
         let inner = self.lock();
@@ -220,11 +219,11 @@ impl GuestLog {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns false if the line is in excess for this second.
+    /// Logs a line. Returns false if it exceeds the lines of this second.
     fn line(&self, mut inner: MutexGuard<'_, Inner>, level: Level, text: &str) -> bool {
         if !inner.pace.allows(Instant::now()) {
             if !inner.pay_left_out(1) {
-                self.cut(inner);
+                self.end(inner);
             }
             return false;
         }
@@ -233,7 +232,7 @@ impl GuestLog {
             self.emit(number, Level::WARN, &left_out);
         }
         if !inner.pay(text.len().min(LINE_BYTES_MAX)) {
-            self.cut(inner);
+            self.end(inner);
             return true;
         }
         let number = inner.next_line();
@@ -242,7 +241,8 @@ impl GuestLog {
         true
     }
 
-    fn cut(&self, mut inner: MutexGuard<'_, Inner>) {
+    /// Logs that the rest is left out.
+    fn end(&self, mut inner: MutexGuard<'_, Inner>) {
         if let Some(left_out) = inner.pace.left_out() {
             let number = inner.next_line();
             self.emit(number, Level::WARN, &left_out);
@@ -252,19 +252,19 @@ impl GuestLog {
         self.emit(
             number,
             Level::WARN,
-            "this attempt has written more than it may (`log_bytes` in rouse.toml); the rest is left out",
+            "this attempt has reached the limit of its log (`log_bytes` in rouse.toml); the rest is left out",
         );
     }
 
     fn emit(&self, number: u32, level: Level, line: &str) {
         if let Some(journal) = &self.journal {
-            journal.say(number, level, line);
+            journal.log_line(number, level, line);
         }
-        let Speaker::Attempt {
+        let LogSource::Attempt {
             job,
             handler,
             attempt,
-        } = &self.speaker
+        } = &self.source
         else {
             return;
         };
@@ -296,7 +296,7 @@ impl Inner {
         self.lines
     }
 
-    /// Pays for one line. Returns false if there is not enough left; then nothing is left.
+    /// Pays for one line. Returns false if too little is left; then nothing is left.
     fn pay(&mut self, bytes: usize) -> bool {
         let left = self.bytes_left.checked_sub(bytes + LINE_BYTES_OVERHEAD);
         self.bytes_left = left.unwrap_or(0);
@@ -315,18 +315,18 @@ impl Errors {
     fn push(&mut self, bytes: &[u8]) {
         let last = &bytes[bytes.len().saturating_sub(ERRORS_BYTES_MAX)..];
         self.bytes.extend_from_slice(last);
-        self.cut |= last.len() < bytes.len();
-        // Not with each write, because a guest may write byte by byte.
+        self.is_cut |= last.len() < bytes.len();
+        // Not at each write, because a guest may write byte by byte.
         if self.bytes.len() > 2 * ERRORS_BYTES_MAX {
             self.bytes.drain(..self.bytes.len() - ERRORS_BYTES_MAX);
-            self.cut = true;
+            self.is_cut = true;
         }
     }
 
     fn lines(&self) -> Vec<String> {
         let from = self.bytes.len().saturating_sub(ERRORS_BYTES_MAX);
         let text = String::from_utf8_lossy(&self.bytes[from..]);
-        let text = match (self.cut || from > 0, text.split_once('\n')) {
+        let text = match (self.is_cut || from > 0, text.split_once('\n')) {
             (true, Some((_, whole))) => whole,
             (true, None) | (false, _) => &text,
         };

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Counts the lines of each second, and those in excess.
+/// Counts the lines of each second, and the excess lines.
 #[derive(Debug)]
 pub(super) struct Pace {
     per_second: u32,
@@ -47,7 +47,7 @@ impl Pace {
         let lines = std::mem::take(&mut self.left_out);
         (lines > 0).then(|| {
             format!(
-                "{lines} lines were left out: an attempt may log {} within a second",
+                "{lines} lines were left out: an attempt may log at most {} lines within a second",
                 self.per_second
             )
         })

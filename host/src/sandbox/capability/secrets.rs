@@ -1,12 +1,12 @@
 //! `rouse:handler/secrets`: placeholders for secrets, and signatures. `http/secrets.rs` replaces placeholders and
-//! decides who may sign.
+//! decides which handlers may sign.
 
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::secrets::{Host, SecretError};
 
 impl Host for AttemptState {
     fn get(&mut self, name: String) -> wasmtime::Result<Result<String, SecretError>> {
-        self.meter.called();
+        self.meter.count_host_call();
         let placeholder = self.http.placeholder(&name);
         Ok(placeholder.map_err(|denial| self.no_secret(denial)))
     }
@@ -16,7 +16,7 @@ impl Host for AttemptState {
         name: String,
         message: Vec<u8>,
     ) -> wasmtime::Result<Result<Vec<u8>, SecretError>> {
-        self.meter.called();
+        self.meter.count_host_call();
         let tag = self.http.sign(&name, &message);
         Ok(tag.map_err(|denial| self.no_secret(denial)))
     }

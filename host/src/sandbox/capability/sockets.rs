@@ -1,4 +1,4 @@
-//! `wasi:sockets`: always refused, and the refusal is recorded, so that the outcome can give the reason.
+//! `wasi:sockets`: always refused. The refusal is recorded, so that the outcome can give the reason.
 
 use wasmtime::component::{HasSelf, Linker, Resource};
 use wasmtime_wasi::p2::bindings::sockets::network::{
@@ -9,10 +9,10 @@ use wasmtime_wasi::p2::{DynPollable, SocketError, SocketResult, TcpSocket, UdpSo
 
 use crate::sandbox::attempt::state::AttemptState;
 
-const DENIAL: &str = "the handler asked for a socket, which cannot be granted; HTTP requests can be granted \
+const DENIAL: &str = "the handler tried to open a socket, which cannot be granted; HTTP requests can be granted \
                       (`http` in rouse.toml)";
 
-/// Shadows what wasmtime-wasi has linked.
+/// Shadows the sockets that wasmtime-wasi has linked.
 pub(in crate::sandbox) fn guard_sockets(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
     type Myself = HasSelf<AttemptState>;
     linker.allow_shadowing(true);
@@ -42,7 +42,7 @@ impl network::Host for AttemptState {
         error.downcast()
     }
 
-    // No stream error is a network error, because there are no such streams.
+    // No stream error is a network error, because no network stream exists.
     fn network_error_code(
         &mut self,
         _: Resource<wasmtime::Error>,
@@ -79,7 +79,7 @@ impl ip_name_lookup::HostResolveAddressStream for AttemptState {
 
     fn subscribe(&mut self, stream: Stream) -> wasmtime::Result<Resource<DynPollable>> {
         Err(self.table.delete(stream).err().map_or_else(
-            || wasmtime::Error::msg("there are no such streams"),
+            || wasmtime::Error::msg("no such stream exists"),
             wasmtime::Error::from,
         ))
     }

@@ -1,4 +1,4 @@
-//! `rouse:handler/state`: what a handler keeps between its jobs, for each tenant.
+//! `rouse:handler/state`: the values that a handler keeps between its jobs, for each tenant.
 
 mod handler;
 
@@ -15,7 +15,7 @@ async fn unless_aborted<T>(
 ) -> Result<T, Refusal> {
     tokio::select! {
         biased;
-        () = abort.turned() => Err(Refusal::Aborted),
+        () = abort.aborted() => Err(Refusal::Aborted),
         done = call => done,
     }
 }
@@ -37,7 +37,7 @@ impl AttemptState {
 
 impl Host for AttemptState {
     async fn get(&mut self, key: String) -> wasmtime::Result<Result<Option<Entry>, StateError>> {
-        self.meter.called();
+        self.meter.count_host_call();
         let abort = self.abort.clone();
         let done = unless_aborted(abort, self.handler_state.get(&key)).await;
         Ok(self.for_guest(done))
@@ -48,7 +48,7 @@ impl Host for AttemptState {
         prefix: String,
         after: Option<String>,
     ) -> wasmtime::Result<Result<Vec<String>, StateError>> {
-        self.meter.called();
+        self.meter.count_host_call();
         let abort = self.abort.clone();
         let page = self.handler_state.keys(&prefix, after.as_deref());
         let done = unless_aborted(abort, page).await;
@@ -60,7 +60,7 @@ impl Host for AttemptState {
         key: String,
         value: Vec<u8>,
     ) -> wasmtime::Result<Result<(), StateError>> {
-        self.meter.called();
+        self.meter.count_host_call();
         let abort = self.abort.clone();
         let set = self.handler_state.set(&key, &value, Expected::Anything);
         let done = unless_aborted(abort, set).await;
@@ -73,7 +73,7 @@ impl Host for AttemptState {
         version: Option<i64>,
         value: Vec<u8>,
     ) -> wasmtime::Result<Result<bool, StateError>> {
-        self.meter.called();
+        self.meter.count_host_call();
         let abort = self.abort.clone();
         let expected = match version {
             None | Some(0) => Expected::Nothing,
@@ -85,7 +85,7 @@ impl Host for AttemptState {
     }
 
     async fn delete(&mut self, key: String) -> wasmtime::Result<Result<bool, StateError>> {
-        self.meter.called();
+        self.meter.count_host_call();
         let abort = self.abort.clone();
         let done = unless_aborted(abort, self.handler_state.delete(&key)).await;
         Ok(self.for_guest(done))

@@ -1,4 +1,4 @@
-//! `rouse:handler/steps`: results that a later attempt gets back instead of doing the work again.
+//! `rouse:handler/steps`: results that a later attempt reads instead of repeating the work.
 
 mod recorded;
 
@@ -14,7 +14,7 @@ async fn unless_aborted<T>(
 ) -> Result<T, StepError> {
     tokio::select! {
         biased;
-        () = abort.turned() => Err(StepError::Aborted),
+        () = abort.aborted() => Err(StepError::Aborted),
         done = step => done,
     }
 }
@@ -24,7 +24,7 @@ impl Host for AttemptState {
         &mut self,
         name: String,
     ) -> wasmtime::Result<Result<Option<Vec<u8>>, StepError>> {
-        self.meter.called();
+        self.meter.count_host_call();
         let abort = self.abort.clone();
         Ok(unless_aborted(abort, self.steps.start(&name)).await)
     }
@@ -34,7 +34,7 @@ impl Host for AttemptState {
         name: String,
         output: Vec<u8>,
     ) -> wasmtime::Result<Result<(), StepError>> {
-        self.meter.called();
+        self.meter.count_host_call();
         let abort = self.abort.clone();
         Ok(unless_aborted(abort, self.steps.complete(name, output)).await)
     }

@@ -25,20 +25,20 @@ pub(super) struct Entry {
     pub(super) fresh: Option<(Snapshot, Instant)>,
     /// Its number in the load queue, while it is being loaded.
     pub(super) loading: Option<u64>,
-    /// When to try again: it was refused for a reason that may pass.
+    /// When to try again, if it was refused for a reason that may not last.
     pub(super) retry_at: Option<Instant>,
     pub(super) serving: Option<Serving>,
     /// A good version that waits for a name, and its number in the load queue.
     pub(super) waiting: Option<(u64, Arc<Module>)>,
-    /// It was there when the host started.
+    /// The file was there when the host started.
     pub(super) was_at_start: bool,
-    /// It was written to so recently when it was loaded at the start that it may have been incomplete.
+    /// When the file was loaded at the start, its last write was so recent that it may have been incomplete.
     pub(super) is_recent: bool,
     pub(super) refused: Option<Refused>,
     pub(super) refused_digest: Option<Digest>,
 }
 
-/// What a scan sees of a file and of everything that decides whether it may serve.
+/// The stamps that a scan finds of a file and of everything that decides whether it may serve.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Snapshot {
     pub(super) file: Stamp,
@@ -70,10 +70,10 @@ pub(super) struct Serving {
 }
 
 impl Entry {
-    /// True while it may turn out to have had a name when the host started.
+    /// True while the file may turn out to have had a name when the host started.
     pub(super) fn is_untried(&self) -> bool {
-        let is_to_be_tried = self.seen.is_none() || self.fresh.is_some() || self.retry_at.is_some();
-        self.was_at_start && is_to_be_tried
+        let will_be_tried = self.seen.is_none() || self.fresh.is_some() || self.retry_at.is_some();
+        self.was_at_start && will_be_tried
     }
 
     /// Clears an earlier refusal.
@@ -83,8 +83,8 @@ impl Entry {
         self.retry_at = None;
     }
 
-    /// Refuses the file. A digest means that the contents are at fault, and need not be tried again. `why` may quote
-    /// the contents, and becomes one line.
+    /// Refuses the file. A digest means that the contents are the cause, and need not be tried again. `why` may quote
+    /// the contents, and is printed in one line.
     pub(super) fn refuse(&mut self, file: &str, why: String, digest: Option<Digest>) {
         if digest.is_some() {
             self.waiting = None;
@@ -145,15 +145,15 @@ impl Entry {
             handlers = names.collect::<Vec<_>>().join(", "),
             "module serves"
         );
-        if let Some(what) = module.ignores() {
-            tracing::warn!(file = module.file, "{what}");
+        if let Some(ignored) = module.ignores() {
+            tracing::warn!(file = module.file, "{ignored}");
         }
         for handler in &serving.handlers {
             for withheld in &handler.withheld {
                 tracing::warn!(
                     file = module.file,
                     handler = handler.manifest.name,
-                    "[handlers.\"{}\"] in rouse.toml grants {} without naming a module, so no module gets them: add {} to the table",
+                    "[handlers.\"{}\"] in rouse.toml grants {} without naming a module, so no module gets them; add {} to the table",
                     withheld.table,
                     withheld.what,
                     lines::module_key(&module.file)
@@ -163,7 +163,7 @@ impl Entry {
                 tracing::warn!(
                     file = module.file,
                     handler = handler.manifest.name,
-                    "`rouse serve` will not grant the secrets of [handlers.\"{0}\"] in rouse.toml until the table names a module: add {1} to it",
+                    "`rouse serve` will not grant the secrets of [handlers.\"{0}\"] in rouse.toml until the table names a module; add {1} to it",
                     handler.name,
                     lines::module_key(&module.file)
                 );
@@ -189,7 +189,7 @@ impl Entry {
 
 impl Serving {
     /// True if all handlers of the module serve.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.handlers.len() == self.module.manifest.handlers.len()
     }
 
@@ -242,7 +242,7 @@ impl Serving {
                         .into_iter()
                         .find(|(table, _)| settings.grants_own_to(table, module.origin()))
                         .map(|(_, quota)| *quota),
-                    state_is_taken: false,
+                    state_is_removed: false,
                     reuses: reuses(manifest, settings),
                     owner,
                     bound_by: settings
@@ -256,15 +256,15 @@ impl Serving {
     }
 }
 
-/// Whether instances serve many jobs: only if module and operator both want it.
+/// Whether instances serve many jobs: only if both the module and the operator allow it.
 fn reuses(manifest: &HandlerManifest, settings: &Settings) -> bool {
     let name = &manifest.name;
     match (settings.instances_of(name), manifest.instances) {
         (Instances::Fresh, _) => false,
         (Instances::Reuse, Instances::Reuse) => true,
         (Instances::Reuse, Instances::Fresh) => {
-            // An operator who sets it for this handler expects it; a pattern is meant for those of its handlers that
-            // can.
+            // An operator who sets it for this handler expects it. A pattern is meant for those of its handlers that
+            // allow it.
             if settings.instances.contains_key(name) {
                 tracing::warn!(
                     handler = name,

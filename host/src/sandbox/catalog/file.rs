@@ -95,7 +95,7 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<BTreeMap<String, List
         if !is_wasm || name.starts_with('.') {
             continue;
         }
-        // The file is gone again, or is a dangling link.
+        // The file was removed meanwhile, or is a dangling link.
         let Ok(metadata) = fs::metadata(&path) else {
             continue;
         };
@@ -121,7 +121,7 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<BTreeMap<String, List
 /// The bytes of a file; `None` if it changed since it was listed.
 ///
 /// # Errors
-/// A sentence that starts with "it …".
+/// A sentence that starts with "it …" or "its …".
 pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>, String> {
     let Some(name) = listed.path.file_name().and_then(OsStr::to_str) else {
         return Err("its name is not UTF-8; rename it".into());
@@ -138,7 +138,7 @@ pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>,
     }
     let too_large = || {
         format!(
-            "it has {} bytes; {bytes_max} are allowed; build it with optimisation and without \
+            "it has {} bytes; at most {bytes_max} are allowed; build it with optimisation and without \
              debug information",
             listed.stamp.bytes
         )

@@ -14,12 +14,12 @@ use super::set::{HandlerSet, Refusal};
 use crate::harmless;
 use crate::sandbox::{Digest, Loads, Module, Sandbox};
 
-/// A module that was refused because of the machine, not its contents, is tried again after this time: soon enough
-/// for a host that was short of memory when it started, and rarely enough that a module which is itself to blame does
-/// not keep the host busy.
+/// A module that was refused because of the machine, not its contents, is tried again after this time: soon enough for
+/// a host that was short of memory when it started, and rarely enough that a module which is the actual cause does not
+/// keep the host busy.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// How long a start waits for files that could not be tried at first: each has been tried twice more by then.
+/// How long a start waits for files that could not be tried at first; by then, each was tried twice more.
 const START_MAX: Duration = RETRY_AFTER.saturating_mul(3);
 
 /// Which recently written files are known to be complete.
@@ -30,9 +30,9 @@ pub(super) enum Trust {
     Everything,
 }
 
-/// What a scan found.
+/// The result of a scan.
 pub(super) struct Scan {
-    /// What is served or refused has changed.
+    /// The handlers that are served, or the refusals, have changed.
     pub(super) changed: bool,
     /// A file is still being written; scan again after this time.
     pub(super) again_in: Option<Duration>,
@@ -53,7 +53,7 @@ pub(super) struct Folder {
     start_ends_at: Instant,
     loader: Loader,
     loads: Arc<Loads>,
-    /// How many load orders were given.
+    /// The number of load orders so far.
     pub(super) started: u64,
     /// The orders that are not tried yet, and those that are slow to compile.
     trying: BTreeSet<u64>,
@@ -102,10 +102,10 @@ impl Folder {
         &self.dir
     }
 
-    /// Snapshot for changed files and starts to load them.
+    /// Searches for changed files and starts to load them.
     pub(super) fn scan(&mut self, trust: &Trust) -> Scan {
         self.gate.refresh();
-        let listed = match file::list(&self.dir, self.gate.asks_for_signatures()) {
+        let listed = match file::list(&self.dir, self.gate.needs_signatures()) {
             Ok(listed) => listed,
             Err(why) => {
                 let changed = self.unreadable.as_ref() != Some(&why);
@@ -137,16 +137,16 @@ impl Folder {
             .update_presence(SystemTime::now(), |file| listed.contains_key(file));
 
         for (name, listed) in listed {
-            self.look_at(&name, listed, trust, &removed, &mut scan);
+            self.check_file(&name, listed, trust, &removed, &mut scan);
         }
         if !removed.is_empty() {
             drop(removed);
-            self.loader.forget_gone();
+            self.loader.forget_dropped();
         }
         scan
     }
 
-    /// What is served now.
+    /// The handlers that are served now, and the files that are not.
     pub(super) fn handlers(&self) -> HandlerSet {
         let serving = self
             .entries
@@ -172,7 +172,7 @@ impl Folder {
             let these = entries.filter(move |(_, entry)| {
                 entry
                     .loading
-                    .is_some_and(|place| self.slow.contains(&place) == is_slow)
+                    .is_some_and(|number| self.slow.contains(&number) == is_slow)
             });
             these.map(|(file, _)| harmless::name(file)).collect()
         };
@@ -188,7 +188,7 @@ impl Folder {
         }
     }
 
-    fn look_at(
+    fn check_file(
         &mut self,
         name: &str,
         listed: Listed,
@@ -235,12 +235,12 @@ impl Folder {
         self.started += 1;
         // Any load in progress is of an older version now.
         entry.loading = None;
-        let had_other_name = removed.iter().find(|entry| {
+        let old_name = removed.iter().find(|entry| {
             entry
                 .seen
                 .is_some_and(|seen| seen.file.is_same_file(&listed.stamp))
         });
-        if let Some(module) = had_other_name.and_then(|it| self.renamed(name, &listed, it)) {
+        if let Some(module) = old_name.and_then(|it| self.renamed(name, &listed, it)) {
             let entry = self.entries.entry(name.to_owned()).or_default();
             entry.waiting = Some((self.started, module));
             entry.accept();
@@ -252,7 +252,7 @@ impl Folder {
         self.trying.insert(self.started);
         self.loader.load(Order {
             file: name.to_owned(),
-            place: self.started,
+            number: self.started,
             listed,
             rules: self.gate.rules(),
             refused: entry.refused_digest,
@@ -275,20 +275,20 @@ impl Folder {
     pub(super) fn finish(&mut self, loaded: Loaded) -> bool {
         let Loaded {
             file,
-            place,
+            number,
             outcome,
         } = loaded;
-        self.trying.remove(&place);
+        self.trying.remove(&number);
         match outcome {
-            Outcome::Slow => self.slow.insert(place),
+            Outcome::Slow => self.slow.insert(number),
             Outcome::Module(_)
             | Outcome::Changed
             | Outcome::StillRefused
             | Outcome::Refused(..)
-            | Outcome::Transient(_) => self.slow.remove(&place),
+            | Outcome::Transient(_) => self.slow.remove(&number),
         };
         let entry = self.entries.get_mut(&file);
-        let Some(entry) = entry.filter(|entry| entry.loading == Some(place)) else {
+        let Some(entry) = entry.filter(|entry| entry.loading == Some(number)) else {
             // The file is gone, or has changed again.
             return false;
         };
@@ -311,9 +311,9 @@ impl Folder {
                 };
                 // If it is what serves already, with all its names, there is nothing to do.
                 entry.waiting = match serves {
-                    Some(it) if is_same(it) && it.is_whole() => None,
-                    Some(it) if is_same(it) => Some((place, it.module.clone())),
-                    Some(_) | None => Some((place, module)),
+                    Some(it) if is_same(it) && it.is_complete() => None,
+                    Some(it) if is_same(it) => Some((number, it.module.clone())),
+                    Some(_) | None => Some((number, module)),
                 };
                 entry.accept();
             }
@@ -321,7 +321,7 @@ impl Folder {
                 entry.waiting = None;
                 entry.refuse(&file, why, digest);
                 if is_recent && Instant::now() < self.start_ends_at {
-                    // It is loaded once more when no more writes come.
+                    // It is loaded once more when the writes have stopped.
                     entry.seen = None;
                 }
             }
@@ -334,7 +334,7 @@ impl Folder {
         true
     }
 
-    /// True if the start is over and names have to be settled one last time as part of it.
+    /// True if the start can end, with names settled one last time.
     pub(super) fn ends_start(&self) -> bool {
         self.is_starting && !self.is_start_open()
     }
@@ -344,7 +344,7 @@ impl Folder {
         self.start_ends_at = Instant::now();
     }
 
-    /// True while a file that was there at the start may turn out to have a name that was not found in it yet.
+    /// True while a file that was there at the start may still turn out to have a name.
     pub(super) fn is_start_open(&self) -> bool {
         let is_open =
             || Instant::now() < self.start_ends_at && self.entries.values().any(Entry::is_untried);
@@ -352,8 +352,8 @@ impl Folder {
     }
 
     /// Saves the ownership of names for the next start.
-    pub(super) fn keep_names(&mut self) {
-        self.owners.keep();
+    pub(super) fn save_names(&mut self) {
+        self.owners.save();
     }
 }
 
@@ -364,8 +364,7 @@ mod tests {
     use super::*;
     use crate::sandbox::Settings;
 
-    /// A folder with one file, `mail.wasm`, during a start. Loaded modules reach the folder only when the test says
-    /// so.
+    /// A folder with one file, `mail.wasm`, during a start. The test decides when the folder receives loaded modules.
     struct Start {
         dir: tempfile::TempDir,
         folder: Folder,
@@ -413,7 +412,7 @@ mod tests {
                 let Wake::Loaded(loaded) = self.done.recv().unwrap() else {
                     continue;
                 };
-                let is_last = loaded.place == self.folder.started;
+                let is_last = loaded.number == self.folder.started;
                 self.folder.finish(loaded);
                 if is_last {
                     return;
@@ -425,7 +424,7 @@ mod tests {
         fn finish_with(&mut self, outcome: Outcome) {
             self.folder.finish(Loaded {
                 file: "mail.wasm".into(),
-                place: self.folder.started,
+                number: self.folder.started,
                 outcome,
             });
             assert!(!self.folder.is_loading());
@@ -455,7 +454,7 @@ mod tests {
     #[test]
     fn a_start_ends_in_time_without_a_file_that_cannot_be_tried() {
         let mut start = Start::new();
-        start.finish_with(Outcome::Transient("it has no memory".into()));
+        start.finish_with(Outcome::Transient("there is not enough memory".into()));
         assert!(!start.folder.ends_start());
         start.folder.start_ends_at = Instant::now();
         assert!(start.folder.ends_start());

@@ -11,7 +11,7 @@ use super::file::{self, Listed, QUIET, Stamp};
 use crate::sandbox::module::pin::lock_line;
 use crate::sandbox::{Digest, Lock, ModuleBinding, Pin, PublicKey, Settings};
 
-/// Room for a lock file of ten thousand lines.
+/// The size of a lock file, enough for ten thousand lines.
 const LOCK_BYTES_MAX: usize = 1 << 20;
 
 /// A signature has 88 characters.
@@ -19,10 +19,10 @@ const SIGNATURE_BYTES_MAX: u64 = 1 << 10;
 
 /// Decides which files may start to serve.
 ///
-/// A module that serves already continues until its file goes, another version replaces it, or the host stops: the
-/// files of one deployment arrive one after the other, and no handler may be missing meanwhile.
+/// A module that already serves continues until its file is removed, another version replaces it, or the host stops:
+/// the files of one deployment arrive one after another, and no handler may be missing meanwhile.
 pub(super) struct Gate {
-    /// The lock file when it was last read; `None` if there is none.
+    /// The lock file when it was last read; `None` if it does not exist.
     stamp: Option<Stamp>,
     /// The lock file as it is now, and since when it has been unchanged.
     fresh: Option<(Stamp, Instant)>,
@@ -51,16 +51,16 @@ impl Gate {
             rules: Arc::new(Rules {
                 pin: settings.pin.clone(),
                 keys: keys.into_iter().copied().collect(),
-                lock: Err("there is none".into()),
+                lock: Err("it does not exist".into()),
             }),
         };
         gate.read_lock();
         gate
     }
 
-    /// True if signature files are read.
-    pub(super) fn asks_for_signatures(&self) -> bool {
-        self.rules.ask_for_signatures()
+    /// True if signature files have to be read.
+    pub(super) fn needs_signatures(&self) -> bool {
+        self.rules.need_signatures()
     }
 
     /// The rules in force now.
@@ -102,7 +102,7 @@ impl Gate {
         };
         let Some(stamp) = Stamp::at(&path) else {
             self.stamp = None;
-            self.set_lock(Err("there is none".into()));
+            self.set_lock(Err("it does not exist".into()));
             return;
         };
         let listed = Listed {
@@ -139,14 +139,14 @@ impl Gate {
 }
 
 impl Rules {
-    fn ask_for_signatures(&self) -> bool {
+    fn need_signatures(&self) -> bool {
         !self.keys.is_empty()
     }
 
     /// Checks the bytes of a file against the rules, and returns which of the keys in force signed them.
     ///
     /// # Errors
-    /// A sentence that starts with "it …".
+    /// A sentence that starts with "it …" or "its …".
     pub(super) fn check(
         &self,
         name: &str,
@@ -171,16 +171,16 @@ impl Rules {
                 Ok(_) => {}
             }
         }
-        if !self.ask_for_signatures() {
+        if !self.need_signatures() {
             return Ok(Vec::new());
         }
-        let is_needed = !self.pin.trusted_keys.is_empty();
+        let is_required = !self.pin.trusted_keys.is_empty();
         let signature = match read_signature(&file::signature_path(path)) {
             Ok(signature) => signature,
-            Err(_) if !is_needed => return Ok(Vec::new()),
+            Err(_) if !is_required => return Ok(Vec::new()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(format!(
-                    "it has no signature {name}.sig; the holder of a trusted key makes one with `rouse handlers sign --key FILE {name}`"
+                    "it has no signature {name}.sig; create one with a trusted key: `rouse handlers sign --key FILE {name}`"
                 ));
             }
             Err(error) => return Err(format!("its signature {name}.sig cannot be read: {error}")),
@@ -188,7 +188,7 @@ impl Rules {
         let keys = self.keys.iter().copied();
         let signed_by: Vec<PublicKey> = keys.filter(|key| key.signed(bytes, &signature)).collect();
         let mut trusted = self.pin.trusted_keys.iter();
-        match !is_needed || trusted.any(|key| signed_by.contains(key)) {
+        match !is_required || trusted.any(|key| signed_by.contains(key)) {
             true => Ok(signed_by),
             false => Err(format!(
                 "its signature {name}.sig was not made with one of the trusted_keys, or the file was changed after it was signed"
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn try_a_repeated_key_once() {
+    fn check_a_repeated_key_once() {
         let key: PublicKey = ("A".repeat(43) + "=").parse().unwrap();
         let gate = Gate::new(&Settings {
             modules: [

@@ -1,9 +1,9 @@
-//! A handler that can run: its manifest, and what the operator grants to it.
+//! A handler that can run: its manifest, and the operator's grants to it.
 
 use std::sync::Arc;
 
 use crate::sandbox::capability::{HandlerState, HttpAccess};
-use crate::sandbox::grants::{Granted, held, lines, missing};
+use crate::sandbox::grants::{Granted, granted_capabilities, lines, missing};
 use crate::sandbox::{
     Attenuation, Capability, HandlerManifest, Journal, Limits, Missing, Module, StateQuota,
     Withheld,
@@ -22,16 +22,15 @@ pub struct Handler {
     /// The limits of its attempts.
     pub limits: Limits,
     pub(in crate::sandbox) http: Arc<HttpAccess>,
-    /// How much state it may keep; `None` means none.
+    /// The quota of its state; `None` means that it has no state.
     pub state: Option<StateQuota>,
-    /// The operator grants state, but the job's attenuation takes it away.
-    pub(in crate::sandbox) state_is_taken: bool,
+    /// The operator grants state, but the job's attenuation removes it.
+    pub(in crate::sandbox) state_is_removed: bool,
     /// Its instances may serve many jobs: module and operator both allow it.
     pub reuses: bool,
-    /// The file that owns its name: its module's, or a missing file that had the same content.
+    /// The file that owns its name: the file of its module, or a missing file that had the same content.
     pub owner: String,
-    /// The table of `rouse.toml` that binds its name; `None` means that the name belongs to the file that had it
-    /// first.
+    /// The table of `rouse.toml` that binds its name. `None` means that the name belongs to the file that had it first.
     pub bound_by: Option<String>,
     /// Grants that are withheld because their tables do not name a module.
     pub withheld: Vec<Withheld>,
@@ -71,13 +70,13 @@ impl Handler {
 
     /// Everything that it is granted, in manifest notation.
     pub fn held(&self) -> Vec<Capability> {
-        held(&self.granted, &self.http, self.state)
+        granted_capabilities(&self.granted, &self.http, self.state)
     }
 
     /// The capabilities that it declares and is not granted.
     pub fn missing(&self) -> Vec<Missing> {
-        let asked = &self.manifest.capabilities;
-        let missing = missing(&self.name, asked, &self.granted, &self.http, self.state);
+        let requested = &self.manifest.capabilities;
+        let missing = missing(&self.name, requested, &self.granted, &self.http, self.state);
         let binding =
             (self.bound_by.is_none()).then(|| lines::module(&self.name, &self.module.file));
         let with_binding = |one: Missing| {
@@ -97,9 +96,9 @@ impl Handler {
         missing.into_iter().map(with_binding).collect()
     }
 
-    /// The lines that would grant this by binding the tables that withhold it; `None` if no table does.
-    fn lines_to_bind(&self, what: &Capability) -> Option<String> {
-        let kind = match what {
+    /// The lines that would grant this by binding the tables that withhold it; `None` if no table withholds it.
+    fn lines_to_bind(&self, capability: &Capability) -> Option<String> {
+        let kind = match capability {
             Capability::Secrets(_) | Capability::Sign(_) => "secrets",
             Capability::Dirs(_) => "dirs",
             Capability::State => "state",
@@ -121,7 +120,7 @@ impl Handler {
         HandlerState::new(
             self.name.clone(),
             self.state,
-            self.state_is_taken,
+            self.state_is_removed,
             unbound.map(|withheld| withheld.lines.clone()),
             &self.limits,
             journal,
@@ -138,7 +137,7 @@ impl Handler {
             limits: self.limits.attenuated(job),
             http: self.http.attenuated(job),
             state: self.state.filter(|_| job.leaves_state()),
-            state_is_taken: self.state.is_some() && !job.leaves_state(),
+            state_is_removed: self.state.is_some() && !job.leaves_state(),
             reuses: false,
             owner: self.owner.clone(),
             bound_by: self.bound_by.clone(),

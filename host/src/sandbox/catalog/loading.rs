@@ -8,7 +8,7 @@ use std::thread;
 
 use super::file::{self, Listed};
 use super::gate::Rules;
-use super::line::{Line, Next};
+use super::load_queue::{LoadQueue, Next};
 use crate::sandbox::module::compile::{Compiler, Try};
 use crate::sandbox::module::load::load;
 use crate::sandbox::module::refused::NotLoaded;
@@ -18,7 +18,7 @@ use crate::sandbox::{Digest, Loads, Module, Sandbox};
 pub(super) struct Order {
     pub(super) file: String,
     /// The number of the order, which identifies the version of the file.
-    pub(super) place: u64,
+    pub(super) number: u64,
     pub(super) listed: Listed,
     pub(super) rules: Arc<Rules>,
     /// The contents that were refused before; they are not tried again.
@@ -28,7 +28,7 @@ pub(super) struct Order {
 /// The outcome of an order.
 pub(super) struct Loaded {
     pub(super) file: String,
-    pub(super) place: u64,
+    pub(super) number: u64,
     pub(super) outcome: Outcome,
 }
 
@@ -39,9 +39,9 @@ pub(super) enum Outcome {
     Changed,
     /// The same contents were refused before.
     StillRefused,
-    /// With the digest if the contents are at fault.
+    /// With the digest if the contents are the cause.
     Refused(String, Option<Digest>),
-    /// Refused because of the state of the machine; it may pass later.
+    /// Refused because of the state of the machine; it may be accepted later.
     Transient(String),
     /// It is slow to compile, and waits until all others were tried.
     Slow,
@@ -57,12 +57,12 @@ pub(super) enum Wake {
     Stop,
 }
 
-/// Loads files as places become free.
+/// Loads files, up to a maximum at once.
 pub(super) struct Loader(Arc<Shared>);
 
 struct Shared {
     sandbox: Arc<Sandbox>,
-    line: Mutex<Line<Order>>,
+    queue: Mutex<LoadQueue<Order>>,
     /// Live modules by digest: known contents are not compiled again.
     known: Mutex<HashMap<Digest, Weak<Module>>>,
     loads: Arc<Loads>,
@@ -73,7 +73,7 @@ struct Shared {
 impl Loader {
     pub(super) fn new(sandbox: Arc<Sandbox>, loads: Arc<Loads>, done: mpsc::Sender<Wake>) -> Self {
         Self(Arc::new(Shared {
-            line: Mutex::new(Line::new(sandbox.settings().compilations_max)),
+            queue: Mutex::new(LoadQueue::new(sandbox.settings().compilations_max)),
             sandbox,
             known: Mutex::default(),
             loads,
@@ -83,60 +83,60 @@ impl Loader {
 
     /// Loads a file; the outcome is sent to `done`.
     pub(super) fn load(&self, order: Order) {
-        lock(&self.0.line).push(order);
+        lock(&self.0.queue).push(order);
         self.0.start();
     }
 
     /// Forgets modules that were dropped.
-    pub(super) fn forget_gone(&self) {
+    pub(super) fn forget_dropped(&self) {
         lock(&self.0.known).retain(|_, module| module.strong_count() > 0);
     }
 }
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        lock(&self.0.line).clear();
+        lock(&self.0.queue).clear();
     }
 }
 
 impl Shared {
-    /// Starts a thread for each file that there is a place for.
+    /// Starts a thread for each file that may be loaded now.
     fn start(self: &Arc<Self>) {
-        while let Some(next) = lock(&self.line).take() {
-            let (Next::First(order) | Next::Again(order)) = &next;
-            let (file, place) = (order.file.clone(), order.place);
+        while let Some(next) = lock(&self.queue).take() {
+            let (Next::First(order) | Next::Retry(order)) = &next;
+            let (file, number) = (order.file.clone(), order.number);
             let is_first = matches!(next, Next::First(_));
             let shared = self.clone();
             let thread = thread::Builder::new()
                 .name("rouse-load".into())
                 .spawn(move || shared.run(next));
             if let Err(error) = thread {
-                self.free(is_first);
-                let why = format!("no thread could be started to load it: {error}");
-                self.report(file, place, Outcome::Transient(why));
+                self.done(is_first);
+                let why = format!("the thread to load it could not be started: {error}");
+                self.report(file, number, Outcome::Transient(why));
             }
         }
     }
 
-    fn free(&self, is_first: bool) {
-        let mut line = lock(&self.line);
+    fn done(&self, is_first: bool) {
+        let mut queue = lock(&self.queue);
         match is_first {
-            true => line.done_first(),
-            false => line.done_again(),
+            true => queue.done_first(),
+            false => queue.done_retry(),
         }
     }
 
-    /// Loads one file after the other with one compiler, which serves many of them.
+    /// Loads one file after another with one compiler, which compiles many of them.
     fn run(self: Arc<Self>, first: Next<Order>) {
         let mut compiler = Compiler::new(self.sandbox.clone(), self.loads.clone());
         let mut next = Some(first);
         while let Some(now) = next {
             let (is_first, which, order) = match now {
                 Next::First(order) => (true, Try::First, order),
-                Next::Again(order) => (false, Try::Second, order),
+                Next::Retry(order) => (false, Try::Second, order),
             };
-            let (file, place) = (order.file.clone(), order.place);
-            // Otherwise a panic of the host would occupy the place forever.
+            let (file, number) = (order.file.clone(), order.number);
+            // Otherwise a panic would leave the load counted as running forever.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 self.try_load(&order, which, &mut compiler)
             }))
@@ -147,19 +147,19 @@ impl Shared {
                 )
             });
             if let Outcome::Slow = outcome {
-                lock(&self.line).push_again(order);
+                lock(&self.queue).push_retry(order);
             }
-            self.report(file, place, outcome);
-            self.free(is_first);
-            next = lock(&self.line).take();
+            self.report(file, number, outcome);
+            self.done(is_first);
+            next = lock(&self.queue).take();
         }
     }
 
-    fn report(&self, file: String, place: u64, outcome: Outcome) {
+    fn report(&self, file: String, number: u64, outcome: Outcome) {
         // If there is no receiver, the catalog was dropped.
         let _ = self.done.send(Wake::Loaded(Loaded {
             file,
-            place,
+            number,
             outcome,
         }));
     }

@@ -1,4 +1,4 @@
-//! Decides which module in the folder serves which handler names.
+//! Decides which handler names each module in the folder serves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::sandbox::Module;
 use crate::sandbox::grants::lines;
 use crate::sandbox::module::admission::Denied;
 
-/// The maximum number of handlers in one folder. What a worker can run is stored in one row of the database
+/// The maximum number of handlers in one folder. One row of the database stores the handlers of a worker
 /// (`_check_capabilities` in migrations/functions/workers.sql allows this many).
 const HANDLERS_MAX: usize = 10_000;
 
@@ -26,7 +26,7 @@ impl Folder {
                 .filter_map(|(file, entry)| Some((entry.waiting.as_ref()?.0, file.clone())))
                 .collect();
             waiting.sort();
-            // A module that starts to serve may release names of its last version, for which another module waits.
+            // A module that starts to serve may release a name of its last version for which another module waits.
             let settled = waiting.iter().filter(|(_, file)| self.settle(file)).count();
             if settled == 0 {
                 break;
@@ -44,7 +44,7 @@ impl Folder {
     /// Lets one waiting module serve, or records why it does not. Returns true if something changed.
     fn settle(&mut self, file: &str) -> bool {
         let entry = self.entries.get_mut(file).expect("it was listed above");
-        let Some((place, module)) = entry.waiting.clone() else {
+        let Some((number, module)) = entry.waiting.clone() else {
             return false;
         };
         let names = match self.decide(file, &module) {
@@ -94,7 +94,7 @@ impl Folder {
                 tracing::warn!(
                     file,
                     handler = name,
-                    "the handler's name belongs to {owner}, which is missing; this file has the same content and serves instead until either changes: to let it keep the name, put {} under [handlers.\"{name}\"] in rouse.toml",
+                    "the handler's name belongs to {owner}, which is missing; this file has the same content and serves instead until either changes; to let it keep the name, put {} under [handlers.\"{name}\"] in rouse.toml",
                     lines::module_key(file)
                 );
                 self.owners.stand_in(name, file);
@@ -109,7 +109,7 @@ impl Folder {
         let entry = self.entries.get_mut(file).expect("as above");
         entry.serve(serving, self.sandbox.settings());
         if let Some(denied) = denied {
-            entry.waiting = Some((place, module));
+            entry.waiting = Some((number, module));
             entry.deny(file, denied);
         }
         true
@@ -128,7 +128,7 @@ impl Folder {
             }
             let name = &manifest.name;
             let by = self.claimant(file, module, name);
-            // For a name that a table binds, a file that the table excludes does not count.
+            // If a table binds the name, a file that the table excludes does not count.
             let may_have_it = |other: &str| {
                 let entry = self.entries.get(other);
                 entry.is_some_and(|it| {
@@ -182,17 +182,17 @@ impl Folder {
         if others + names.own.len() > HANDLERS_MAX {
             return Decision::Refuse(Denied {
                 why: format!(
-                    "it has {} handlers, and the other files of the folder serve {others}; a folder serves at most {HANDLERS_MAX}",
+                    "it has {} handlers, and the other files of the folder serve {others}; a folder can serve at most {HANDLERS_MAX}",
                     names.own.len()
                 ),
                 lines: None,
             });
         }
         if let Some(name) = is_new
-            && !self.owners.has_room(names.own.keys())
+            && !self.owners.can_save(names.own.keys())
         {
             return Decision::Refuse(Denied {
-                why: no_room(name, file),
+                why: too_many_names(name, file),
                 lines: Some(lines::module(name, file)),
             });
         }
@@ -231,8 +231,8 @@ impl Folder {
         }
         let module = serving.module.clone();
         tracing::warn!(file, handler = name, "handler withdrawn");
-        let place = self.started;
-        entry.waiting.get_or_insert((place, module));
+        let number = self.started;
+        entry.waiting.get_or_insert((number, module));
         let lines = Some(lines::module(name, file));
         entry.deny(
             file,
@@ -244,7 +244,7 @@ impl Folder {
     }
 }
 
-/// What to do with a waiting module.
+/// The decision about a waiting module.
 enum Decision {
     /// It is too early to decide.
     Wait,
@@ -268,9 +268,9 @@ fn belongs_to(name: &str, file: &str, owner: &str) -> String {
     )
 }
 
-fn no_room(name: &str, file: &str) -> String {
+fn too_many_names(name: &str, file: &str) -> String {
     format!(
-        "it has the handler `{name}`, and this host has recorded {NAMES_MAX} names already, which is the limit; to give it to {file}, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
+        "it has the handler `{name}`, and this host has reached the limit of {NAMES_MAX} recorded names; to give it to {file}, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
         lines::module_key(file)
     )
 }
@@ -282,7 +282,7 @@ fn contested_by(name: &str, file: &str, files: &BTreeSet<String>) -> String {
         .filter(|other| *other != file)
         .collect();
     format!(
-        "it has the handler `{name}`, which {} had at the same start; its owner is unknown, so none of them serves it; to give it to {file}, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
+        "it has the handler `{name}`, which {} had at the same start; its owner is unknown, so none of these files serves it; to give it to {file}, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
         others.join(" and "),
         lines::module_key(file)
     )

@@ -1,4 +1,4 @@
-//! What a folder offers at one moment.
+//! The handlers that a folder offers at one moment.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use super::handler::Handler;
 pub struct Refusal {
     /// The file's name in the folder, with control characters escaped.
     pub file: String,
-    /// The reason, in one line: a sentence that starts with "it …".
+    /// The reason, in one line: a sentence that starts with "it …" or "its …".
     pub why: String,
-    /// The lines of `rouse.toml` that would allow it, if the operator can.
+    /// The lines of `rouse.toml` that would allow it, if there are any.
     pub lines: Option<String>,
     /// True when the last good version of the file still serves.
     pub last_good_serves: bool,
 }
 
-/// What a folder offers at one moment. Immutable: a running attempt keeps its handler.
+/// The handlers that a folder offers at one moment. Immutable: a running attempt keeps its handler.
 #[derive(Debug, Default)]
 pub struct HandlerSet {
     /// The handlers by name.

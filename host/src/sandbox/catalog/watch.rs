@@ -54,8 +54,8 @@ fn follow(
         if now >= scan_at || !renamed.is_empty() {
             let scan = folder.scan(&Trust::Renamed(std::mem::take(&mut renamed)));
             changed |= scan.changed;
-            // Saves what could not be saved before, and since when files have been missing.
-            folder.keep_names();
+            // Also saves what could not be saved before, and the times since which files have been missing.
+            folder.save_names();
             scan_at = now + scan.again_in.unwrap_or(RESCAN).min(RESCAN);
         }
         changed |= folder.ends_start();
@@ -63,7 +63,7 @@ fn follow(
             changed = false;
             folder.settle_names();
             // Saved before the new ownership becomes visible.
-            folder.keep_names();
+            folder.save_names();
             published.publish(folder.handlers());
             publish_at = now + PUBLISH_EVERY;
         }
@@ -114,7 +114,7 @@ fn listen(folder: &Folder, events: mpsc::Sender<Wake>) -> Option<RecommendedWatc
         .inspect_err(|error| {
             tracing::warn!(
                 dir = %folder.dir().display(),
-                "no events from the handlers folder; it is scanned twice a second: {error}"
+                "the handlers folder sends no events, so it is scanned twice a second: {error}"
             );
         })
         .ok()

@@ -1,4 +1,4 @@
-//! A job's attenuation: what it leaves of the grants and limits of its handler. It can only take away.
+//! A job's attenuation: how it restricts the grants and limits of its handler. It can never extend them.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::{Host, HostPattern, Mode};
 
-/// A job's attenuation of its handler's grants and limits. Kinds that it does not name are left complete.
+/// A job's attenuation of its handler's grants and limits. Kinds that it does not name are not restricted.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attenuation {
@@ -15,12 +15,12 @@ pub struct Attenuation {
     http: Option<Vec<HostPattern>>,
     #[serde(default)]
     secrets: Option<Vec<String>>,
-    /// Directory paths as the guest sees them; `/out:read` leaves read access only.
+    /// Directory paths as the guest sees them; `/out:read` restricts access to reading.
     #[serde(default)]
     dirs: Option<Vec<String>>,
     #[serde(default)]
     env: Option<Vec<String>>,
-    /// False takes away the handler's state.
+    /// False removes the handler's state.
     #[serde(default)]
     state: Option<bool>,
     #[serde(default)]
@@ -35,16 +35,18 @@ impl Attenuation {
     /// Parses a job's grants.
     ///
     /// # Errors
-    /// Why this host cannot enforce them; a message for people.
+    /// A message for people that says why this host cannot enforce them.
     pub fn parse(json: &str) -> Result<Self, String> {
         // Serde would read a list as the fields in order.
         let object = serde_json::from_str::<Map<String, Value>>(json).map(Value::Object);
         object.and_then(serde_json::from_value).map_err(|error| {
-            format!("this host cannot enforce the job's grants, so the job does not run: {error}")
+            format!(
+                "this host cannot enforce the job's grants, so it does not run the job: {error}"
+            )
         })
     }
 
-    /// The run timeout that it leaves.
+    /// The run timeout of the job, given that of its handler.
     pub fn timeout(&self, usual: Duration) -> Duration {
         self.timeout.map_or(usual, |timeout| timeout.min(usual))
     }
@@ -70,7 +72,7 @@ impl Attenuation {
         self.state != Some(false)
     }
 
-    /// The access that is left to the directory at this path; `None` means no access.
+    /// The job's access to the directory at this path; `None` means no access.
     pub(in crate::sandbox) fn mode(&self, at: &str, granted: Mode) -> Option<Mode> {
         let Some(dirs) = &self.dirs else {
             return Some(granted);
@@ -85,7 +87,7 @@ impl Attenuation {
                 Mode::Read
             }
         })
-        // If the directory is listed twice, the narrower access counts.
+        // If the directory is listed twice, the more restricted access counts.
         .min_by_key(|mode| *mode == Mode::ReadWrite)
     }
 }
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn keep_what_is_not_named() {
+    fn kinds_that_are_not_named_are_not_restricted() {
         let job = read("{}");
         assert!(job.leaves_secret("KEY") && job.leaves_env("LANG"));
         assert!(job.leaves_host(&Host::Name("a.example".into())));
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_keeps_what_it_names_and_adds_nothing() {
+    fn a_list_keeps_only_what_it_names_and_extends_nothing() {
         let job = read(
             r#"{"http": ["*.a.example"], "secrets": ["KEY"], "env": [], "dirs": ["/in:read-write", "/out:read"],
                 "state": false, "memory_mb": 32, "cpu": "5s", "timeout": "2h"}"#,

@@ -1,4 +1,4 @@
-//! Which handler may use which directory.
+//! Grants of directories to handlers.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -56,7 +56,7 @@ pub struct Grant {
     pub at: String,
     /// Whether the guest may change its contents.
     pub mode: Mode,
-    /// How much it may hold; `None` means as much as the disk holds.
+    /// The maximum of its contents; `None` means that only the disk limits them.
     pub quota: Option<Quota>,
 }
 

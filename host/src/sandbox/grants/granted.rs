@@ -1,4 +1,4 @@
-//! What one handler is granted, except for HTTP.
+//! The grants of one handler, except for HTTP.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use super::{Grant, Mode, Root, Roots};
 use crate::job::narrowest;
 use crate::sandbox::{Attenuation, Limits, Origin, Settings};
 
-/// What one handler is granted, except for HTTP. The default is nothing.
+/// The grants of one handler, except for HTTP. The default is nothing.
 #[derive(Debug, Clone, Default)]
 pub(in crate::sandbox) struct Granted {
     /// The handler.
     pub(in crate::sandbox) handler: Arc<str>,
     pub(in crate::sandbox) dirs: Vec<GrantedDir>,
-    /// Guest paths of directories that the job takes away.
-    pub(in crate::sandbox) taken_by_job: Vec<String>,
-    /// Guest paths of directories that the job reduces to read access.
-    pub(in crate::sandbox) only_read_for_job: Vec<String>,
+    /// Guest paths of directories that the job's attenuation removes.
+    pub(in crate::sandbox) removed_by_job: Vec<String>,
+    /// Guest paths of directories that the job's attenuation restricts to reading.
+    pub(in crate::sandbox) read_only_for_job: Vec<String>,
     /// Its environment variables.
     pub(in crate::sandbox) env: Vec<(String, String)>,
     /// Its settings, a JSON object; `None` means an empty one.
@@ -43,7 +43,7 @@ impl GrantedDir {
     /// The open directory, with the guest's access.
     ///
     /// # Errors
-    /// When it could never be opened.
+    /// When it has never been possible to open it.
     pub(in crate::sandbox) fn opened(&self) -> Result<Dir, String> {
         let dir = self.root.with(self.grant.mode);
         dir.map_err(|error| self.grant.cannot_be_opened(&error))
@@ -51,7 +51,7 @@ impl GrantedDir {
 }
 
 impl Granted {
-    /// What the operator grants to this handler of this module.
+    /// The grants of the operator to this handler of this module.
     pub(in crate::sandbox) fn of(
         handler: &str,
         origin: Origin<'_>,
@@ -75,8 +75,8 @@ impl Granted {
         Self {
             handler: handler.into(),
             dirs: dirs.collect(),
-            taken_by_job: Vec::new(),
-            only_read_for_job: Vec::new(),
+            removed_by_job: Vec::new(),
+            read_only_for_job: Vec::new(),
             env: env.into_iter().flatten().map(clone_pair).collect(),
             settings: own.map(|settings| settings.to_string().into()),
             fine_clocks: narrowest(&settings.fine_clocks, handler) == Some(&true),
@@ -86,15 +86,15 @@ impl Granted {
 
     /// Applies a job's attenuation.
     pub(in crate::sandbox) fn attenuated(&self, job: &Attenuation) -> Self {
-        let mut only_read_for_job = Vec::new();
-        let mut taken_by_job = Vec::new();
+        let mut read_only_for_job = Vec::new();
+        let mut removed_by_job = Vec::new();
         let dirs = self.dirs.iter().filter_map(|dir| {
             let Some(mode) = job.mode(&dir.grant.at, dir.grant.mode) else {
-                taken_by_job.push(dir.grant.at.clone());
+                removed_by_job.push(dir.grant.at.clone());
                 return None;
             };
             if mode != dir.grant.mode {
-                only_read_for_job.push(dir.grant.at.clone());
+                read_only_for_job.push(dir.grant.at.clone());
             }
             let mut dir = dir.clone();
             dir.grant.mode = mode;
@@ -105,8 +105,8 @@ impl Granted {
         Self {
             handler: self.handler.clone(),
             dirs,
-            taken_by_job,
-            only_read_for_job,
+            removed_by_job,
+            read_only_for_job,
             env: env.cloned().collect(),
             settings: self.settings.clone(),
             fine_clocks: self.fine_clocks,
@@ -117,18 +117,18 @@ impl Granted {
     /// Checks that its directories can be opened.
     ///
     /// # Errors
-    /// Which directory could never be opened.
+    /// A message that names a directory that it has never been possible to open.
     pub(in crate::sandbox) fn open(&self) -> Result<(), String> {
         self.dirs.iter().try_for_each(|dir| dir.opened().map(drop))
     }
 
     /// The directory that contains this guest path; the innermost of several.
     pub(in crate::sandbox) fn dir_of(&self, path: &str) -> Option<&GrantedDir> {
-        let has_it = |dir: &&GrantedDir| {
+        let contains = |dir: &&GrantedDir| {
             let rest = path.strip_prefix(dir.grant.at.as_str());
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        let dirs = self.dirs.iter().filter(has_it);
+        let dirs = self.dirs.iter().filter(contains);
         dirs.max_by_key(|dir| dir.grant.at.len())
     }
 

@@ -1,4 +1,4 @@
-//! Which handlers may send which HTTP requests.
+//! Grants of HTTP requests to handlers.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -44,8 +44,8 @@ pub struct HttpGrant {
     pub ports: Vec<u16>,
     /// The methods; empty means any except CONNECT.
     pub methods: Vec<String>,
-    /// Also allows hosts with addresses of this machine or its surroundings. Addresses at which clouds give out
-    /// credentials are excluded even then, unless they are listed themselves.
+    /// Also allows hosts with addresses of this machine or its network. Addresses at which clouds serve credentials are
+    /// excluded even then, unless they are listed themselves.
     pub private: bool,
 }
 
@@ -79,7 +79,7 @@ impl Host {
     /// Parses a host as in a URL. Spellings that other parsers take for an address, such as `0x7f.1`, are refused.
     ///
     /// # Errors
-    /// What is wrong with it, in a sentence.
+    /// A sentence that says what is wrong with it.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some(inner) = text.strip_prefix('[') {
             let address = inner.strip_suffix(']').and_then(|it| it.parse().ok());
@@ -98,7 +98,7 @@ impl Host {
         match name.len() <= NAME_BYTES_MAX && name.split('.').all(is_label) {
             true => Ok(Self::Name(name.to_ascii_lowercase())),
             false => Err(
-                "it is not a host name (letters, digits, hyphens and dots; other characters as xn--…)".into(),
+                "it is not a host name (letters, digits, hyphens and dots; write other characters as xn--…)".into(),
             ),
         }
     }

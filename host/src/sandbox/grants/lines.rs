@@ -2,28 +2,31 @@
 
 use super::{HttpScheme, Mode, StateQuota, annotated};
 
-/// The placeholder for what only the operator knows.
+/// The placeholder for a value that only the operator knows.
 const UNKNOWN: &str = "…";
 
-/// Lines that a job lacked, adapted to the operator's file `config`, followed by a paragraph that says what to do
-/// with them.
+/// Lines that a job lacked, adapted to the operator's file `config`, followed by a paragraph that explains how to use
+/// them.
 pub(in crate::sandbox) fn to_paste(handler: &str, lines: &str, config: &str) -> String {
     let lines = annotated(lines, config, |_, _| None);
     let at = match lines.lines().any(|line| line.starts_with('#')) {
-        true => "Put them where the lines with # say, and all others at the end of rouse.toml",
+        true => {
+            "Put lines with a comment (#) above them where the comment says, and all others at the end of rouse.toml"
+        }
         false => "Put them at the end of rouse.toml",
     };
     format!(
-        "{lines}\n\n{at} (`rouse handlers show {handler}` says what is granted where). Then restart the host, and `rouse job retry ID` \
-         runs the job again"
+        "{lines}\n\n{at} (`rouse handlers show {handler}` lists the grants and their tables). Then restart the host, and run the job again \
+         with `rouse job retry ID`"
     )
 }
 
 /// The paragraph after lines that bind a table.
 pub(in crate::sandbox) fn then_in_table(handler: &str) -> String {
     format!(
-        "\n\nPut them at the end of rouse.toml; where that has this table in single brackets already, put the second line into it instead \
-         (`rouse handlers show {handler}` says what is granted where). Then restart the host, and `rouse job retry ID` runs the job again"
+        "\n\nPut them at the end of rouse.toml; if it already has this table in single brackets, put only the second line into that table \
+         (`rouse handlers show {handler}` lists the grants and their tables). Then restart the host, and run the job again with \
+         `rouse job retry ID`"
     )
 }
 
@@ -62,9 +65,9 @@ pub(in crate::sandbox) fn secret(
     )
 }
 
-/// Says where a secret is read from.
+/// Defines where a secret is read from.
 pub(in crate::sandbox) fn read_from(name: &str) -> String {
-    // Names of secrets may contain dots, and a guest may ask for any name.
+    // Names of secrets may contain dots, and a guest may request any name.
     let key = match name
         .bytes()
         .all(|it| it.is_ascii_alphanumeric() || b"_-".contains(&it))
@@ -83,7 +86,7 @@ pub(in crate::sandbox) fn signing(handler: &str, name: Option<&str>) -> String {
 
 /// The paragraph after lines that replace others.
 pub(in crate::sandbox) const THEN_AGAIN: &str =
-    "\n\nThen restart the host, and `rouse job retry ID` runs the job again";
+    "\n\nThen restart the host, and run the job again with `rouse job retry ID`";
 
 /// Grants a directory that the operator has to name.
 pub(in crate::sandbox) fn dir(handler: &str, at: Option<&str>, mode: Mode) -> String {
@@ -108,7 +111,7 @@ pub(in crate::sandbox) fn keys(handler: &str, table: &str, keys: &[&str]) -> Str
     lines
 }
 
-/// Grants a state of the default size.
+/// Grants state with the default quota.
 pub(in crate::sandbox) fn state(handler: &str) -> String {
     let quota = StateQuota::default();
     format!(

@@ -9,31 +9,31 @@ use crate::sandbox::{Capability, HttpScheme};
 pub struct Missing {
     /// The capability, in manifest notation.
     pub what: Capability,
-    /// The lines of `rouse.toml` that would grant it, with `…` for what only the operator knows. `None` if this host
-    /// does not know the capability.
+    /// The lines of `rouse.toml` that would grant it, with `…` for values that only the operator knows. `None` if this
+    /// host does not know the capability.
     pub lines: Option<String>,
 }
 
 /// Returns the requested capabilities that are not granted.
 pub(in crate::sandbox) fn missing(
     handler: &str,
-    asked: &[Capability],
+    requested: &[Capability],
     granted: &Granted,
     http: &HttpAccess,
     state: Option<StateQuota>,
 ) -> Vec<Missing> {
-    let lacking = asked
+    let missing = requested
         .iter()
-        .filter(|what| !is_granted(what, granted, http, state))
-        .map(|what| Missing {
-            what: what.clone(),
-            lines: lines_for(handler, what),
+        .filter(|capability| !is_granted(capability, granted, http, state))
+        .map(|capability| Missing {
+            what: capability.clone(),
+            lines: lines_for(handler, capability),
         });
-    lacking.collect()
+    missing.collect()
 }
 
-/// What is granted, in manifest notation.
-pub(in crate::sandbox) fn held(
+/// The granted capabilities, in manifest notation.
+pub(in crate::sandbox) fn granted_capabilities(
     granted: &Granted,
     http: &HttpAccess,
     state: Option<StateQuota>,
@@ -62,12 +62,12 @@ pub(in crate::sandbox) fn held(
 }
 
 fn is_granted(
-    what: &Capability,
+    capability: &Capability,
     granted: &Granted,
     http: &HttpAccess,
     state: Option<StateQuota>,
 ) -> bool {
-    match what {
+    match capability {
         Capability::Http(Some(hosts)) => http.reaches(hosts),
         Capability::Http(None) => http.sends(),
         Capability::Secrets(Some(name)) => http.sent_names().contains(name),
@@ -86,8 +86,8 @@ fn is_granted(
     }
 }
 
-fn lines_for(handler: &str, what: &Capability) -> Option<String> {
-    Some(match what {
+fn lines_for(handler: &str, capability: &Capability) -> Option<String> {
+    Some(match capability {
         Capability::Http(hosts) => {
             let host = hosts.as_ref().map(HostPattern::to_string);
             lines::http(handler, host.as_deref(), HttpScheme::Https, None, None)
@@ -109,7 +109,8 @@ fn lines_for(handler: &str, what: &Capability) -> Option<String> {
     })
 }
 
-/// Adds where the secret is read from. For a secret without a name, the operator chooses the name and adds that.
+/// Adds the lines that define where the secret is read from. For a secret without a name, the operator chooses the name
+/// and adds those lines.
 fn with_source(own: String, name: Option<&str>) -> String {
     match name {
         Some(name) => format!("{own}\n\n{}", lines::read_from(name)),
@@ -138,7 +139,7 @@ impl Missing {
                 continue;
             };
             for key in lines {
-                if same.lines().all(|there| there != key) {
+                if same.lines().all(|existing| existing != key) {
                     *same += &format!("\n{key}");
                 }
             }

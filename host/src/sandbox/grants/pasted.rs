@@ -7,12 +7,12 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use toml::Spanned;
 
-/// Adds a comment above each table that cannot be appended to this file, or that would take something away there, and
-/// drops lines that the file has already. `wider`: the table of the file from which a handler currently inherits.
+/// Adds a comment above each table that cannot be appended to this file, or that would replace something there, and
+/// drops lines that the file already has. `wider`: the table of the file from which a handler currently inherits.
 pub fn annotated(lines: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>) -> String {
     let lines = lines.split("\n\n");
     let annotated = lines.filter_map(|table| match remark(table, file, &wider) {
-        Some(Remark::There) => None,
+        Some(Remark::Existing) => None,
         Some(Remark::Above(remark)) => Some(format!("# {remark}\n{table}")),
         Some(Remark::Keys(remark)) => Some(format!("# {remark}\n{}", keys(table).join("\n"))),
         Some(Remark::Element(remark)) => {
@@ -25,14 +25,14 @@ pub fn annotated(lines: &str, file: &str, wider: impl Fn(&str, &str) -> Option<S
 
 /// The positions of handler tables and their keys in a file.
 #[derive(Default, Deserialize)]
-struct Places {
+struct Positions {
     #[serde(default)]
     handlers: BTreeMap<Spanned<String>, BTreeMap<Spanned<String>, IgnoredAny>>,
     #[serde(default)]
     secrets: BTreeMap<String, IgnoredAny>,
 }
 
-impl Places {
+impl Positions {
     fn read(text: &str) -> Self {
         // A file that does not parse was refused earlier, with the reason.
         toml::from_str(text).unwrap_or_default()
@@ -53,8 +53,8 @@ impl Places {
 /// How one table has to be adapted.
 #[derive(Debug, PartialEq)]
 enum Remark {
-    /// The file has it already.
-    There,
+    /// The file already has it.
+    Existing,
     /// Keep the table, with this comment.
     Above(String),
     /// The file has the table: add only the keys, with this comment.
@@ -69,33 +69,39 @@ fn keys(table: &str) -> Vec<&str> {
 }
 
 fn remark(table: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>) -> Option<Remark> {
-    let (added, there) = (Places::read(table), Places::read(file));
+    let (added, existing) = (Positions::read(table), Positions::read(file));
     if let Some(secret) = added.secrets.keys().next() {
-        return there.secrets.contains_key(secret).then_some(Remark::There);
+        return existing
+            .secrets
+            .contains_key(secret)
+            .then_some(Remark::Existing);
     }
     let (handler, keys) = added.handlers.first_key_value()?;
     let (handler, key) = (handler.get_ref(), keys.first_key_value()?.0.get_ref());
     let together = toml::from_str::<toml::Table>(&format!("{file}\n{table}"));
     if together.is_err() {
-        let (what, at) = match there.key(handler, key) {
+        let (table_name, at) = match existing.key(handler, key) {
             Some(at) => (format!("handlers.\"{handler}\".{key}"), Some(at)),
-            None => (format!("[handlers.\"{handler}\"]"), there.handler(handler)),
+            None => (
+                format!("[handlers.\"{handler}\"]"),
+                existing.handler(handler),
+            ),
         };
         let line = at.map(|at| format!(", on line {}", file[..at.start].matches('\n').count() + 1));
         let line = line.unwrap_or_default();
-        if table.starts_with("[[") && there.key(handler, key).is_some() {
+        if table.starts_with("[[") && existing.key(handler, key).is_some() {
             return Some(Remark::Element(format!(
-                "{what} is in the file already{line}: add this element to its list"
+                "{table_name} is already in the file{line}: add this element to its list"
             )));
         }
         return Some(Remark::Keys(format!(
-            "{what} is in the file already{line}: put this into it"
+            "{table_name} is already in the file{line}: put this into it"
         )));
     }
     let replaces = matches!(key.as_str(), "env" | "settings");
     let wider = replaces.then(|| wider(handler, key)).flatten()?;
     Some(Remark::Above(format!(
-        "this replaces all of {wider} for {handler}: repeat here what is needed of it"
+        "this replaces all of {wider} for {handler}: repeat here the keys that it still needs"
     )))
 }
 
@@ -105,8 +111,8 @@ mod tests {
 
     /// The wider table in `FILE`.
     fn wider(handler: &str, key: &str) -> Option<String> {
-        let is = (handler, key) == ("mail.read", "env");
-        is.then(|| "[handlers.\"*\".env]".to_owned())
+        let is_wider = (handler, key) == ("mail.read", "env");
+        is_wider.then(|| "[handlers.\"*\".env]".to_owned())
     }
 
     fn annotated(lines: &str, file: &str) -> String {
@@ -132,30 +138,30 @@ name = "KEY"
 "#;
 
     #[test]
-    fn name_existing_tables_with_their_line() {
+    fn name_the_line_of_an_existing_table() {
         let remark_text = |table: &str, file: &str| match remark(table, file) {
             Some(
                 Remark::Above(remark_text)
                 | Remark::Keys(remark_text)
                 | Remark::Element(remark_text),
             ) => remark_text,
-            Some(Remark::There) | None => String::new(),
+            Some(Remark::Existing) | None => String::new(),
         };
         let remark = |table: &str| remark_text(table, FILE);
         let env = remark("[handlers.\"mail.send\".env]\nLANG = \"…\"");
         assert!(
-            env.starts_with("handlers.\"mail.send\".env is in the file already, on line 5:"),
+            env.starts_with("handlers.\"mail.send\".env is already in the file, on line 5:"),
             "{env}"
         );
         let dirs = remark("[[handlers.\"mail.send\".dirs]]\ndir = \"…\"\nat = \"/out\"");
         assert!(
-            dirs.contains("dirs is in the file already, on line 8:"),
+            dirs.contains("dirs is already in the file, on line 8:"),
             "{dirs}"
         );
         let clocks = "[handlers.\"mail.send\"]\nfine_clocks = true";
         let own = remark(clocks);
         assert!(
-            own.starts_with("[handlers.\"mail.send\"] is in the file already, on line 7:"),
+            own.starts_with("[handlers.\"mail.send\"] is already in the file, on line 7:"),
             "{own}"
         );
         let first = "[handlers.\"mail.send\"]\nlease = \"5s\"\n[handlers.\"mail.send\".env]\n";
@@ -171,20 +177,20 @@ name = "KEY"
                      [[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]\nmethods = [\"GET\"]";
         assert_eq!(
             annotated(lines, file),
-            "# handlers.\"mail.send\".secrets is in the file already, on line 2: add this element to its list\n\
+            "# handlers.\"mail.send\".secrets is already in the file, on line 2: add this element to its list\n\
              { name = \"…\", sign = true },\n\n\
-             # handlers.\"mail.send\".http is in the file already, on line 3: add this element to its list\n\
+             # handlers.\"mail.send\".http is already in the file, on line 3: add this element to its list\n\
              { hosts = [\"a.example\"], methods = [\"GET\"] },"
         );
     }
 
     #[test]
-    fn repeat_no_header_and_no_secret() {
+    fn omit_headers_and_secrets_that_the_file_has() {
         let lines =
             "[handlers.\"mail.send\"]\nmodule = \"mail.wasm\"\n\n[secrets.KEY]\nenv = \"KEY\"";
         let file = "[handlers.\"mail.send\"]\nlease = \"5s\"\n";
         let (module, secret) = (
-            "# [handlers.\"mail.send\"] is in the file already, on line 1: put this into it\nmodule = \"mail.wasm\"",
+            "# [handlers.\"mail.send\"] is already in the file, on line 1: put this into it\nmodule = \"mail.wasm\"",
             "[secrets.KEY]\nenv = \"KEY\"",
         );
         assert_eq!(annotated(lines, file), format!("{module}\n\n{secret}"));

@@ -2,8 +2,8 @@
 //!
 //! Growth by guests is added to the count and never subtracted. Removals show up when the directory is measured
 //! again, which happens when the last measurement is old, and before a write is refused if guests have removed
-//! enough. So the count errs on the high side as long as no one else writes to the directory. Changes by others
-//! (people, other hosts) are seen with the next measurement.
+//! enough. So the count is never too low as long as nobody else writes to the directory. The next measurement finds
+//! changes by others (people, other hosts).
 
 mod measure;
 mod size;
@@ -20,14 +20,12 @@ use super::{Quota, Root};
 /// How long a measurement stays valid. It takes some microseconds for each file.
 const MEASURED_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// How long it stays valid after a file was removed or truncated: an attempt that writes a file while another
-/// truncates it creates holes that are not counted, and could fill them. Longer for directories that take long to
-/// measure.
+/// How long it stays valid after a file was removed or truncated. If an attempt writes a file while another truncates
+/// it, holes arise that are not counted and could be filled. Directories that take long to measure have a longer time.
 const SHRUNK_AGE_MAX: Duration = Duration::from_millis(100);
 const MEASURING_SHARE: u32 = 10;
 
-/// How long a full directory is not measured again if guests have not removed enough, however often they try to
-/// write.
+/// How long a full directory is not measured again, however often guests try to write, unless they have removed enough.
 const FULL_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// The ledgers of a host, one for each directory: handlers that share a directory share its quota.
@@ -59,7 +57,7 @@ struct Counts {
     used: Size,
     /// Everything that was ever added.
     charged: Size,
-    /// What was added and may not be on the disk yet.
+    /// Additions that may not be on the disk yet.
     under_way: Size,
     measured_at: Option<Instant>,
     measuring_took: Duration,
@@ -78,8 +76,8 @@ impl Counts {
         }
     }
 
-    /// True if measuring again may find room: guests have removed enough, or others may have.
-    fn may_have_room(&self, more: Size, quota: Quota) -> bool {
+    /// True if measuring again may find space: guests have removed enough, or others may have.
+    fn may_have_space(&self, more: Size, quota: Quota) -> bool {
         let least = self.used.minus(self.freed).plus(more);
         !least.exceeds(more, quota) || self.is_older(FULL_AGE_MAX)
     }
@@ -101,16 +99,15 @@ impl Ledger {
         }
     }
 
-    /// Counts something before it is written or created; `None` if there is no room. A write that does not grow its
-    /// file counts nothing, and is refused only if the directory is already over its quota. May measure, and so
-    /// block.
+    /// Counts what is about to be written or created; `None` if it exceeds the quota. A write that does not grow its
+    /// file counts nothing, and is refused only if the directory is already over its quota. May measure, and so block.
     pub(in crate::sandbox) fn charge(self: &Arc<Self>, more: Size, quota: Quota) -> Option<Charge> {
         let due = lock(&self.counts).is_due();
         if due {
             self.measure();
         }
         if !self.take(more, quota) {
-            if !lock(&self.counts).may_have_room(more, quota) {
+            if !lock(&self.counts).may_have_space(more, quota) {
                 return None;
             }
             self.measure();
@@ -164,7 +161,7 @@ impl Ledger {
                 Err(error) => {
                     let dir = self.root.path().display();
                     if !lock(&self.counts).failed {
-                        tracing::warn!(%dir, "the quota of a directory cannot be enforced, so nothing more is written there: {error}");
+                        tracing::warn!(%dir, "the quota of a directory cannot be enforced, so handlers can no longer write there: {error}");
                     }
                     Size::FULL
                 }
@@ -244,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn measure_a_full_directory_again_only_if_that_may_find_room() {
+    async fn measure_a_full_directory_again_only_if_that_may_find_space() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a"), [0; 100]).unwrap();
         let ledger = Ledgers::default().of(&Root::new(dir.path()));

@@ -1,4 +1,4 @@
-//! Granted directories, opened once: a path may come to mean another directory, an open directory cannot.
+//! Granted directories, opened once. A path can later lead to another directory; an open directory cannot.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -37,7 +37,7 @@ impl Roots {
     /// The directory of one of the grants that these were opened with.
     pub(in crate::sandbox) fn of(&self, dir: &Path) -> Arc<Root> {
         let root = self.0.get(dir);
-        root.expect("every granted directory has one").clone()
+        root.expect("every granted directory has a root").clone()
     }
 }
 
@@ -81,7 +81,7 @@ impl Root {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = File::from(openat(CWD, &self.path, flags, FileMode::empty())?);
-        // If two threads open it at once, one result is used by both. Guests use it on threads that may block.
+        // If two threads open it at once, both use one result. Guests use it on threads that may block.
         let new = || Dir::new(dir, FsPerms::ReadOnly, OpenMode::READ, true);
         Ok(self.opened.get_or_init(new))
     }

@@ -1,4 +1,4 @@
-//! Secrets, and which handlers may send them where.
+//! Secrets, and their grants to handlers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use super::{Host, HostPattern};
 /// Shorter secrets would match unrelated text in responses, and be redacted there.
 const SECRET_BYTES_MIN: usize = 8;
 
-/// The room in a request header.
+/// The space in a request header.
 const SECRET_BYTES_MAX: usize = 4 << 10;
 
 /// The prefix of Standard Webhooks signing keys; base64 follows.
@@ -27,19 +27,19 @@ impl Secret {
     /// Validates a secret.
     ///
     /// # Errors
-    /// What is wrong with it, without revealing it.
+    /// A sentence that says what is wrong with it, without revealing it.
     pub fn new(text: &str) -> Result<Self, String> {
         if !(SECRET_BYTES_MIN..=SECRET_BYTES_MAX).contains(&text.len()) {
             return Err(format!(
-                "it has {} bytes; a secret has {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}",
+                "it has {} bytes; a secret must have {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}",
                 text.len()
             ));
         }
         match text.bytes().all(|byte| (0x20..0x7f).contains(&byte)) {
             true => Ok(Self(text.into())),
-            false => {
-                Err("it has characters that a header cannot carry (use printable ASCII)".into())
-            }
+            false => Err(
+                "it has characters that are not allowed in a header (use printable ASCII)".into(),
+            ),
         }
     }
 

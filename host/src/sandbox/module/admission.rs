@@ -1,4 +1,4 @@
-//! Which modules may have a handler's name, and so get the grants to that name.
+//! Decides which modules may have a handler's name, and so get the grants to that name.
 //!
 //! A module chooses the names of its handlers, and grants, secrets, state and jobs depend on those names. So the
 //! operator says which module a name belongs to: `module` in a table of `rouse.toml` binds the names that the table
@@ -16,7 +16,7 @@ use crate::sandbox::grants::lines;
 /// Why a module may not have a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::sandbox) struct Denied {
-    /// A sentence that starts with "it …".
+    /// A sentence that starts with "it …" or "its …".
     pub(in crate::sandbox) why: String,
     /// The lines of `rouse.toml` that would allow it; `None` if the operator would not want them.
     pub(in crate::sandbox) lines: Option<String>,
@@ -59,7 +59,7 @@ impl Settings {
                 let file = origin.file;
                 return Err(Denied {
                     why: format!(
-                        "it has the handler `{name}`, which [handlers.\"{table}\"] in rouse.toml binds to {to}; {file}.sig, a signature by that key, is missing or does not match the file; `rouse handlers sign --key FILE {file}` makes it"
+                        "it has the handler `{name}`, which [handlers.\"{table}\"] in rouse.toml binds to {to}; {file}.sig, a signature by that key, is missing or does not match the file; create it with `rouse handlers sign --key FILE {file}`"
                     ),
                     lines: None,
                 });
@@ -80,7 +80,7 @@ impl Settings {
         let why = match manifest.version.parse::<Version>() {
             Ok(version) if version >= *least => return Ok(()),
             Ok(_) => format!("requires at least {least}"),
-            Err(_) => format!("requires at least {least}, which it cannot be compared with"),
+            Err(_) => format!("requires at least {least}, with which it cannot be compared"),
         };
         Err(Denied {
             why: format!(
@@ -115,11 +115,11 @@ impl Settings {
 
     /// The grants to this handler that are withheld because their tables do not name a module.
     pub(in crate::sandbox) fn withheld(&self, handler: &str, origin: Origin<'_>) -> Vec<Withheld> {
-        let withheld = |table: &String, what: &'static str, grants: bool| {
-            let is_of_nobody = pattern_covers(table, handler) && self.bound(table).is_none();
-            (is_of_nobody && !grants).then(|| Withheld {
+        let withheld = |table: &String, kind: &'static str, grants: bool| {
+            let is_unbound = pattern_covers(table, handler) && self.bound(table).is_none();
+            (is_unbound && !grants).then(|| Withheld {
                 table: table.clone(),
-                what,
+                what: kind,
                 lines: lines::module(table, origin.file),
             })
         };
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrowest_binding_table_decides_who_has_a_name() {
+    fn the_narrowest_binding_table_decides_which_module_has_a_name() {
         let settings = settings(&[
             ("*", &["all.wasm"]),
             ("mail.*", &["mail.wasm", "post.wasm"]),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tables_grants_are_for_the_module_it_is_bound_to() {
+    fn the_grants_of_a_table_are_for_the_module_that_it_names() {
         let settings = settings(&[("mail.*", &["mail.wasm"]), ("pay.charge", &["pay.wasm"])]);
         let (mail, other) = (origin("mail.wasm"), origin("0.wasm"));
         // A table of its own, and a wider one.

@@ -1,4 +1,4 @@
-//! What a table of `rouse.toml` binds a handler's name to.
+//! The modules that a table of `rouse.toml` binds a handler's name to.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use super::digest::Digest;
 use super::pin::PublicKey;
 use crate::harmless::is_harmful;
 
-/// What a name is bound to.
+/// The module that a name is bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModuleBinding {
     /// The file of this name in the handlers folder.
@@ -18,14 +18,14 @@ pub enum ModuleBinding {
     Key(PublicKey),
 }
 
-/// What identifies a module, independently of what it claims about itself.
+/// The identity of a module, independent of what it declares about itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Origin<'a> {
     /// The file's name in the handlers folder.
     pub file: &'a str,
     /// The sha256 of the file.
     pub digest: Digest,
-    /// The keys that signed it, of those that this host checks.
+    /// The keys that signed it, out of those that this host checks.
     pub signed_by: &'a [PublicKey],
 }
 

@@ -33,7 +33,7 @@ const UNUSED_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 const CACHE_BYTES_MAX: u64 = 2 << 30;
 
 /// The cache is trimmed after this much was added, not with each entry: a start may add thousands.
-const LOOK_EVERY_BYTES: u64 = CACHE_BYTES_MAX / 16;
+const TRIM_EVERY_BYTES: u64 = CACHE_BYTES_MAX / 16;
 
 /// A partial file older than this was left by a host that died.
 const WRITING_MAX: Duration = Duration::from_secs(60 * 60);
@@ -51,7 +51,7 @@ const WRITING: &str = ".part";
 
 /// A directory with machine code.
 pub(in crate::sandbox) struct CodeCache {
-    /// Held open, so that it stays the directory that was checked, whatever happens to its path.
+    /// Kept open, so that it stays the directory that was checked, whatever happens to its path.
     dir: OwnedFd,
     path: PathBuf,
     /// A hash of wasmtime's version and settings, the processor, and the entry format.
@@ -74,13 +74,13 @@ impl CodeCache {
                     engine: hasher.finish(),
                     put_bytes: AtomicU64::new(0),
                 };
-                cache.make_room();
+                cache.trim();
                 Some(cache)
             }
             Err(why) => {
                 tracing::warn!(
                     dir = %path.display(),
-                    "machine code and the ownership of handler names are not saved: each start compiles every module, and knows no owner of a name: {why}"
+                    "machine code and the owners of handler names are not saved, so each start compiles every module and does not know the owners: {why}"
                 );
                 None
             }
@@ -110,9 +110,9 @@ impl CodeCache {
             tracing::warn!(dir = %self.path.display(), "the code of a module cannot be cached: {error}");
         }
         let bytes = code.len() as u64;
-        if self.put_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes >= LOOK_EVERY_BYTES {
+        if self.put_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes >= TRIM_EVERY_BYTES {
             self.put_bytes.store(0, Ordering::Relaxed);
-            self.make_room();
+            self.trim();
         }
     }
 
@@ -125,7 +125,10 @@ impl CodeCache {
             "cached code cannot be used; its module is compiled again: {why}"
         );
         if let Err(error) = unlinkat(&self.dir, &name, AtFlags::empty()) {
-            tracing::warn!(entry = name, "it cannot be removed: {error}");
+            tracing::warn!(
+                entry = name,
+                "the unusable cached code cannot be removed: {error}"
+            );
         }
     }
 
@@ -195,7 +198,7 @@ impl CodeCache {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(io::Error::other("it is not a regular file"));
         }
-        ours_alone(&stat).map_err(io::Error::other)?;
+        check_owner(&stat).map_err(io::Error::other)?;
         Ok(Some(File::from(file)))
     }
 
@@ -203,7 +206,7 @@ impl CodeCache {
         let Some(file) = self.open_file(name)? else {
             return Ok(None);
         };
-        // Marks it as used now. If that fails, it is merely removed too early.
+        // Marks the entry as used now. If that fails, it is only removed too early.
         let now = Timespec {
             tv_sec: 0,
             tv_nsec: UTIME_NOW,
@@ -224,7 +227,7 @@ impl CodeCache {
         match head == header(name, &code) {
             true => Ok(Some(code)),
             false => Err(io::Error::other(
-                "it is damaged, or the code of another module",
+                "it is damaged, or is the code of another module",
             )),
         }
     }
@@ -246,13 +249,13 @@ impl CodeCache {
         let replaced =
             write(&mut file).and_then(|()| Ok(renameat(&self.dir, &part, &self.dir, name)?));
         if replaced.is_err() {
-            // Otherwise it is removed after an hour.
+            // If this fails, the partial file is removed after an hour.
             let _ = unlinkat(&self.dir, &part, AtFlags::empty());
         }
         replaced
     }
 
-    fn make_room(&self) {
+    fn trim(&self) {
         let listed = self.list().unwrap_or_else(|error| {
             tracing::warn!(dir = %self.path.display(), "cached code cannot be listed: {error}");
             Vec::new()
@@ -264,8 +267,8 @@ impl CodeCache {
     }
 
     /// Lists entries and partial files; other files are ignored.
-    fn list(&self) -> io::Result<Vec<Kept>> {
-        let mut kept = Vec::new();
+    fn list(&self) -> io::Result<Vec<CachedFile>> {
+        let mut files = Vec::new();
         for entry in Dir::read_from(&self.dir)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -279,13 +282,13 @@ impl CodeCache {
                 continue;
             };
             let used_at = u64::try_from(stat.st_mtime).unwrap_or(0);
-            kept.push(Kept {
+            files.push(CachedFile {
                 name,
                 bytes: u64::try_from(stat.st_size).unwrap_or(0),
                 used_at: SystemTime::UNIX_EPOCH + Duration::from_secs(used_at),
             });
         }
-        Ok(kept)
+        Ok(files)
     }
 }
 
@@ -300,20 +303,20 @@ fn fits(note: &[u8]) -> io::Result<()> {
 }
 
 /// A file of the cache.
-struct Kept {
+struct CachedFile {
     name: String,
     bytes: u64,
     used_at: SystemTime,
 }
 
-/// The files to remove: those unused for too long, then the oldest until the rest fits.
-fn to_remove(mut kept: Vec<Kept>, now: SystemTime) -> Vec<String> {
+/// The files to remove: those that were unused for too long, then the oldest until the rest fits.
+fn to_remove(mut files: Vec<CachedFile>, now: SystemTime) -> Vec<String> {
     // A time in the future counts as now.
-    let unused = |kept: &Kept| now.duration_since(kept.used_at).unwrap_or_default();
-    kept.sort_by_key(unused);
+    let unused = |file: &CachedFile| now.duration_since(file.used_at).unwrap_or_default();
+    files.sort_by_key(unused);
     let mut bytes = 0;
     let mut remove = Vec::new();
-    for file in kept {
+    for file in files {
         let unused_max = match file.name.ends_with(WRITING) {
             true => WRITING_MAX,
             false => UNUSED_MAX,
@@ -349,24 +352,24 @@ fn open_dir(path: &Path) -> Result<OwnedFd, String> {
     let dir = openat(CWD, path, flags, Mode::empty())
         .map_err(|error| format!("it cannot be opened: {error}"))?;
     let stat = fstat(&dir).map_err(|error| error.to_string())?;
-    ours_alone(&stat).map_err(|why| {
-        format!("{why}; `chmod 700` it, or name another one in rouse.toml (cache_dir)")
+    check_owner(&stat).map_err(|why| {
+        format!("{why}; run `chmod 700` on it, or name another directory in rouse.toml (cache_dir)")
     })?;
     Ok(dir)
 }
 
-/// Checks that only this user (and root) can have written it.
-fn ours_alone(stat: &Stat) -> Result<(), String> {
-    let ours = geteuid().as_raw();
-    if stat.st_uid != ours {
+/// Checks that only this user (and root) can have written a file.
+fn check_owner(stat: &Stat) -> Result<(), String> {
+    let user = geteuid().as_raw();
+    if stat.st_uid != user {
         return Err(format!(
-            "it belongs to user {}, and this is user {ours}",
+            "it belongs to user {}, and this host runs as user {user}",
             stat.st_uid
         ));
     }
     match stat.st_mode & 0o022 {
         0 => Ok(()),
-        _ => Err("others may write to it".into()),
+        _ => Err("other users can write to it".into()),
     }
 }
 

@@ -1,8 +1,8 @@
-//! From the bytes of a file to machine code and the lines of its source.
+//! Compiles the bytes of a file to machine code and the lines of its source.
 //!
 //! This is where an untrusted file can do the most harm: a few kilobytes can cost a compiler minutes or gigabytes,
 //! and parsers of hostile bytes can fail in unforeseen ways. So a host compiles in a child process ([`child`]) that
-//! limits itself before it reads a byte, and survives whatever the child does. Programs that use this crate as a
+//! limits itself before it reads a byte. The host survives whatever the child does. Programs that use this crate as a
 //! library have no such child unless they name an installed `rouse`; otherwise they compile in their own process.
 
 mod child;
@@ -16,13 +16,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::child::compile_stdin;
-use self::host::{Child, Compiled, PANICKED, unable};
+use self::host::{Child, Compiled, PANICKED, not_compiled};
 use self::precompile::precompile;
 use super::loads::Loads;
 use super::refused::NotLoaded;
 use crate::sandbox::Sandbox;
 
-/// How long a module may compile before others go ahead of it: a Rust guest takes a second or two.
+/// The CPU time after which other modules go ahead of this one: a Rust guest takes a second or two.
 const FIRST_TRY_CPU: Duration = Duration::from_secs(5);
 
 /// Which try of a module this is.
@@ -30,11 +30,11 @@ const FIRST_TRY_CPU: Duration = Duration::from_secs(5);
 pub(in crate::sandbox) enum Try {
     /// The first: it may take [`FIRST_TRY_CPU`], in a compiler that may have compiled others before.
     First,
-    /// The second, after it exhausted its compiler: it gets a compiler of its own, and all the time that is allowed.
+    /// The second, after it exhausted its compiler: it gets a compiler of its own, and all of the allowed time.
     Second,
 }
 
-/// Compiles one module after the other. It belongs to one thread, and its process dies with that thread.
+/// Compiles one module after another. It belongs to one thread, and its process dies with that thread.
 pub(in crate::sandbox) struct Compiler {
     sandbox: Arc<Sandbox>,
     loads: Arc<Loads>,
@@ -52,9 +52,9 @@ impl Compiler {
 
     /// Compiles a module; [`parts`](precompile::parts) splits the result.
     ///
-    /// A process serves many modules, because starting one costs more CPU time than a small module does. Its limits
-    /// are reset for each module, and at least half of them is left each time. So that no module pays for earlier
-    /// ones, a module that ends such a process is tried again in a process of its own, with the full limits.
+    /// A process compiles many modules, because starting one costs more CPU time than a small module does. Its limits
+    /// are reset for each module, and at least half of them is left each time. So that no module is refused because of
+    /// earlier ones, a module that ends such a process is tried again in a process of its own, with the full limits.
     ///
     /// # Errors
     /// [`NotLoaded::Retry`] after the first try only.
@@ -84,8 +84,8 @@ impl Compiler {
             None => {
                 self.loads.started_compiler();
                 Child::start(program, limits).map_err(|error| {
-                    unable(format!(
-                        "the compiler {} does not start: {error}",
+                    not_compiled(format!(
+                        "the compiler {} could not be started: {error}",
                         program.display()
                     ))
                 })?
@@ -93,7 +93,7 @@ impl Compiler {
         };
         let compiled = child
             .compile(wasm, cpu_max)
-            .map_err(|error| unable(format!("the compiler cannot be waited for: {error}")))?;
+            .map_err(|error| not_compiled(format!("the compiler cannot be waited for: {error}")))?;
         let (result, is_last) = match compiled {
             Compiled::Answered {
                 code,
@@ -104,9 +104,9 @@ impl Compiler {
                 (code.map_err(NotLoaded::Contents), is_last)
             }
             Compiled::Ended(ended) => {
-                let had_all = which == Try::Second
+                let had_full_limits = which == Try::Second
                     || !(is_used || ended.was_too_slow() && cpu_max < limits.cpu_max);
-                let result = match had_all {
+                let result = match had_full_limits {
                     true => ended.why(limits),
                     false => NotLoaded::Retry,
                 };

@@ -1,4 +1,4 @@
-//! Asks a new module for its manifest.
+//! Gets the manifest of a new module.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub(in crate::sandbox) fn describe(
 }
 
 impl Sandbox {
-    /// Instantiates the handler's module once more and asks for its manifest, as when it was loaded.
+    /// Instantiates the handler's module once more and gets its manifest, as when it was loaded.
     ///
     /// # Errors
     /// If that fails, or the module no longer declares the same about the handler; a sentence that starts with "it
@@ -65,7 +65,7 @@ impl Sandbox {
         let manifest = Manifest::parse(&text)?;
         match manifest.handlers.contains(&handler.manifest) {
             true => Ok(()),
-            false => Err("its manifest differs from the one when it was loaded".into()),
+            false => Err("its manifest has changed since it was loaded".into()),
         }
     }
 }
@@ -103,45 +103,45 @@ async fn call(
     match called {
         Ok(Some(Ok(manifest))) => Ok(manifest),
         Ok(None) => Err(format!(
-            "it computes for more than {} ms instead of describing itself{}",
+            "it used more than {} ms of CPU time to describe itself{}",
             CPU_MAX.as_millis(),
             evidence(log, &[])
         )),
         Err(_) => Err(format!(
-            "it takes more than {} s to describe itself{}",
+            "it took more than {} s to describe itself{}",
             WALL_MAX.as_secs(),
             evidence(log, &[])
         )),
         Ok(Some(Err(error))) => {
-            let what = match (state.limiter.denial(), &state.panic) {
+            let why = match (state.limiter.denial(), &state.panic) {
                 (Some(_), _) => format!(
-                    "it needs more than {} MiB of memory to describe itself",
+                    "it needed more than {} MiB of memory to describe itself",
                     memory_bytes >> 20
                 ),
                 (None, Some(panic)) => format!(
-                    "it panics when it describes itself: {} at {}",
+                    "it panicked while it described itself: {} at {}",
                     line(&panic.message),
                     panic.location
                 ),
                 (None, None) => format!(
-                    "it fails when it describes itself: {}",
+                    "it failed while it described itself: {}",
                     trap_message(&error, &limits)
                 ),
             };
-            Err(what + &evidence(log, &backtrace(&error, &state.lines)))
+            Err(why + &evidence(log, &backtrace(&error, &state.lines)))
         }
     }
 }
 
-/// The module's initial memory, plus some more. The former counts only up to the maximum of any attempt: if that is
-/// not enough, no attempt could run either.
+/// The module's initial memory, plus [`MEMORY_BYTES_MORE`]. The former counts only up to the maximum of any attempt: if
+/// that is too little, no attempt could run either.
 fn memory_bytes(pre: &ModulePre<AttemptState>, settings: &Settings) -> usize {
-    let starts_with = pre.instance_pre().component().resources_required();
-    let starts_with = starts_with.map_or(0, |it| {
+    let resources = pre.instance_pre().component().resources_required();
+    let initial = resources.map_or(0, |it| {
         let pages = u64::from(it.num_memories) * it.max_initial_memory_size.unwrap_or(0);
         usize::try_from(pages).map_or(usize::MAX, |pages| pages.saturating_mul(PAGE_BYTES))
     });
-    starts_with.min(settings.memory_bytes_max()) + MEMORY_BYTES_MORE
+    initial.min(settings.memory_bytes_max()) + MEMORY_BYTES_MORE
 }
 
 /// Evidence for the author: the last lines of standard error, where most languages report errors, and the backtrace.
@@ -149,9 +149,9 @@ fn evidence(log: &GuestLog, backtrace: &[String]) -> String {
     let stderr = log.last_errors();
     let frames = &backtrace[..backtrace.len().min(FRAMES_MAX)];
     let mut text = String::new();
-    for (what, lines) in [("standard error", &stderr[..]), ("backtrace", frames)] {
+    for (title, lines) in [("standard error", &stderr[..]), ("backtrace", frames)] {
         if !lines.is_empty() {
-            text += &format!("; {what}: {}", lines.join(" | "));
+            text += &format!("; {title}: {}", lines.join(" | "));
         }
     }
     text

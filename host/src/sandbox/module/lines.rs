@@ -1,8 +1,8 @@
 //! Maps a guest's code to its source lines.
 //!
-//! A module carries this mapping as DWARF: megabytes in a format for debuggers, in which an untrusted author can
-//! write things that take hours to read. So the compiler process reads it once, within its limits, and the host gets
-//! a table that is searched by bisection.
+//! A module has this mapping as DWARF: megabytes in a format for debuggers, in which an untrusted author can write data
+//! that takes hours to read. So the compiler process reads it once, within its limits, and the host gets a table for
+//! binary search.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -14,11 +14,12 @@ use gimli::{Dwarf, EndianSlice, LittleEndian};
 use serde::{Deserialize, Serialize};
 use wasmparser::{KnownCustom, Name, Parser, Payload};
 
-/// Longer names are cut: a line of a listing has no room for them.
+/// Longer names are cut, because they do not fit into a line of a listing.
 const NAME_BYTES_MAX: usize = 512;
 
-/// The maximum rows and calls of one module: its code has a few million bytes, a row covers several of them, and a
-/// call several rows. With the names of all calls this takes 100 MB in the host; what exceeds the maximum is unknown.
+/// The maximum rows and calls of one module: its code has a few million bytes, a row covers several of them, and a call
+/// several rows. With the names of all calls this takes 100 MB in the host. Rows and calls beyond the maximum are left
+/// out.
 const ROWS_MAX: usize = 4 << 20;
 const CALLS_MAX: usize = 1 << 20;
 
@@ -34,7 +35,7 @@ type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(in crate::sandbox) struct Lines {
     /// Start offsets with the call at each; `None` where nothing is known. Ascending.
-    places: Vec<(u32, Option<u32>)>,
+    ranges: Vec<(u32, Option<u32>)>,
     calls: Vec<Call>,
     names: Vec<String>,
 }
@@ -60,8 +61,8 @@ pub(in crate::sandbox) struct SourceLine<'a> {
 }
 
 impl Lines {
-    /// Reads the line tables of a component. What is absent or malformed is left out. This takes as long as the
-    /// component's author wants, so call it only where that is limited.
+    /// Reads the line tables of a component. Absent and malformed data is left out. The component's author decides how
+    /// long this takes, so call it only where that is limited.
     pub(in crate::sandbox) fn read(component: &[u8]) -> Self {
         // A panic in the DWARF reader must not refuse a module.
         catch_unwind(|| Self::read_all(component)).unwrap_or_default()
@@ -69,22 +70,22 @@ impl Lines {
 
     fn read_all(component: &[u8]) -> Self {
         let mut rows = Vec::new();
-        let mut writing = Writing::default();
+        let mut builder = Builder::default();
         for module in modules(component) {
             // A partial table is better than none.
-            let _ = module.rows(&mut writing, &mut rows);
+            let _ = module.rows(&mut builder, &mut rows);
         }
-        let mut lines = writing.lines;
-        lines.places = places(rows);
+        let mut lines = builder.lines;
+        lines.ranges = ranges(rows);
         lines
     }
 
     /// The calls at this file offset, innermost first; empty if unknown.
     pub(in crate::sandbox) fn at(&self, offset: usize) -> impl Iterator<Item = SourceLine<'_>> {
         let after = self
-            .places
+            .ranges
             .partition_point(|(start, _)| *start as usize <= offset);
-        let found = after.checked_sub(1).and_then(|at| self.places[at].1);
+        let found = after.checked_sub(1).and_then(|at| self.ranges[at].1);
         let call = |index: u32| self.calls.get(index as usize);
         let mut next = found.and_then(call);
         std::iter::from_fn(move || {
@@ -171,14 +172,14 @@ fn modules(component: &[u8]) -> Vec<Module<'_>> {
 type Row = (u32, u32, Option<u32>);
 
 impl<'a> Module<'a> {
-    fn rows(&self, writing: &mut Writing<'a>, rows: &mut Vec<Row>) -> Result<(), gimli::Error> {
+    fn rows(&self, builder: &mut Builder<'a>, rows: &mut Vec<Row>) -> Result<(), gimli::Error> {
         let section = |id: gimli::SectionId| -> Result<_, gimli::Error> {
             let bytes = self.sections.get(id.name()).copied().unwrap_or_default();
             Ok(EndianSlice::new(bytes, LittleEndian))
         };
         let source = Context::from_dwarf(Dwarf::load(section)?)?;
         for (start, bytes, _) in source.find_location_range(0, u64::from(self.code_bytes))? {
-            if rows.len() == ROWS_MAX || writing.is_full() {
+            if rows.len() == ROWS_MAX || builder.is_full() {
                 break;
             }
             let mut frames = source.find_frames(start).skip_all_loads()?;
@@ -189,7 +190,7 @@ impl<'a> Module<'a> {
             let stack = &stack[..stack.len().min(INLINED_MAX)];
             let mut call = None;
             for frame in stack.iter().rev() {
-                call = Some(writing.call(frame, call));
+                call = Some(builder.call(frame, call));
             }
             let end = start.saturating_add(bytes);
             let offset =
@@ -200,16 +201,16 @@ impl<'a> Module<'a> {
     }
 }
 
-/// Turns rows into places that do not overlap; neighbours with the same call are merged.
-fn places(mut rows: Vec<Row>) -> Vec<(u32, Option<u32>)> {
+/// Turns rows into ranges that do not overlap; neighbours with the same call are merged.
+fn ranges(mut rows: Vec<Row>) -> Vec<(u32, Option<u32>)> {
     rows.sort_by_key(|(start, ..)| *start);
-    let mut places: Vec<(u32, Option<u32>)> = Vec::new();
+    let mut ranges: Vec<(u32, Option<u32>)> = Vec::new();
     let mut put = |at: u32, call: Option<u32>| {
-        if places.last().is_some_and(|(last, _)| *last == at) {
-            places.pop();
+        if ranges.last().is_some_and(|(last, _)| *last == at) {
+            ranges.pop();
         }
-        if places.last().is_none_or(|(_, last)| *last != call) {
-            places.push((at, call));
+        if ranges.last().is_none_or(|(_, last)| *last != call) {
+            ranges.push((at, call));
         }
     };
     let mut end_of_last = 0;
@@ -221,13 +222,13 @@ fn places(mut rows: Vec<Row>) -> Vec<(u32, Option<u32>)> {
         end_of_last = end_of_last.max(end);
     }
     put(end_of_last, None);
-    places.shrink_to_fit();
-    places
+    ranges.shrink_to_fit();
+    ranges
 }
 
 /// A table that is being built; repeated values are stored once.
 #[derive(Default)]
-struct Writing<'a> {
+struct Builder<'a> {
     lines: Lines,
     calls: HashMap<Call, u32>,
     /// By mangled name.
@@ -236,7 +237,7 @@ struct Writing<'a> {
     names_bytes: usize,
 }
 
-impl<'a> Writing<'a> {
+impl<'a> Builder<'a> {
     /// One more row may add as many calls as the inlining depth.
     fn is_full(&self) -> bool {
         self.lines.calls.len() > CALLS_MAX - INLINED_MAX || self.names_bytes > NAMES_BYTES_MAX
@@ -277,9 +278,9 @@ impl<'a> Writing<'a> {
             return *known;
         }
         let names = &mut self.lines.names;
-        let start = file.floor_char_boundary(NAME_BYTES_MAX);
-        names.push(file[..start].to_owned());
-        self.names_bytes += start;
+        let end = file.floor_char_boundary(NAME_BYTES_MAX);
+        names.push(file[..end].to_owned());
+        self.names_bytes += end;
         let new = index(names);
         self.files.insert(file.to_owned(), new);
         new
@@ -293,10 +294,10 @@ fn index<T>(of: &[T]) -> u32 {
 
 /// The demangled name of a function, possibly cut: a name of 200 bytes can demangle to a megabyte.
 pub(in crate::sandbox) fn demangled(name: &str) -> String {
-    let mut start = Prefix(String::new());
+    let mut prefix = Prefix(String::new());
     // An error means that the limit was reached.
-    let _ = write!(start, "{:#}", rustc_demangle::demangle(name));
-    start.0
+    let _ = write!(prefix, "{:#}", rustc_demangle::demangle(name));
+    prefix.0
 }
 
 /// Accepts text up to [`NAME_BYTES_MAX`].
@@ -304,8 +305,8 @@ struct Prefix(String);
 
 impl fmt::Write for Prefix {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let room = NAME_BYTES_MAX - self.0.len();
-        let (fits, rest) = text.split_at(text.floor_char_boundary(room));
+        let free = NAME_BYTES_MAX - self.0.len();
+        let (fits, rest) = text.split_at(text.floor_char_boundary(free));
         self.0.push_str(fits);
         if rest.is_empty() {
             Ok(())

@@ -1,4 +1,4 @@
-//! From the bytes of a file to a module that can run: compile, link, describe.
+//! Turns the bytes of a file into a module that can run: compile, link, describe.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(in crate::sandbox) fn load(
 ) -> Result<Module, NotLoaded> {
     check_kind(bytes)?;
     let compile = || compiler.compile(bytes, which);
-    let (Loaded { component, lines }, code) = loaded(sandbox, digest, compile)?;
+    let (Loaded { component, lines }, code) = cached_or_compiled(sandbox, digest, compile)?;
     if component
         .get_export_index(None, HANDLERS_INTERFACE)
         .is_none()
@@ -76,14 +76,14 @@ struct Loaded {
 
 /// Why compiled code cannot be loaded.
 enum Unfit {
-    /// The module has more or larger parts than the pool has room for: a sentence that starts with "it …".
+    /// The module has more or larger parts than the pool allows: a sentence that starts with "it …".
     Module(String),
     /// The code is damaged, or was made by another version.
     Code(wasmtime::Error),
 }
 
-/// The cached code of a module, or else what the compiler makes of it.
-fn loaded(
+/// Loads the cached code of a module, or compiles it.
+fn cached_or_compiled(
     sandbox: &Sandbox,
     digest: Digest,
     compile: impl FnOnce() -> Result<Vec<u8>, NotLoaded>,
@@ -109,7 +109,7 @@ fn loaded(
         Ok(loaded) => Ok((loaded, CodeFrom::Compiler)),
         Err(Unfit::Module(why)) => Err(why.into()),
         Err(Unfit::Code(error)) => Err(NotLoaded::Transient(format!(
-            "it could not be compiled: the compiler is of another version than this host: {error:#}"
+            "it could not be compiled: the compiler has another version than this host: {error:#}"
         ))),
     }
 }
@@ -119,10 +119,10 @@ fn deserialize(engine: &Engine, compiled: &[u8]) -> Result<Loaded, Unfit> {
         .ok_or_else(|| Unfit::Code(wasmtime::Error::msg("its parts do not fit together")))?;
     match component(engine, code) {
         Ok(component) => Ok(Loaded { component, lines }),
-        // If an engine without a pool accepts it, the pool has no room for it.
+        // If an engine without a pool accepts it, it does not fit into the pool.
         Err(error) => Err(
             match Engine::new(&code_config()).and_then(|no_pool| component(&no_pool, code)) {
-                Ok(_) => Unfit::Module(too_much(&error)),
+                Ok(_) => Unfit::Module(pool_refusal(&error)),
                 Err(_) => Unfit::Code(error),
             },
         ),
@@ -131,7 +131,7 @@ fn deserialize(engine: &Engine, compiled: &[u8]) -> Result<Loaded, Unfit> {
 
 #[expect(
     unsafe_code,
-    reason = "machine code can do anything; this is the only place that loads any"
+    reason = "machine code can do anything; only this function loads it"
 )]
 fn component(engine: &Engine, code: &[u8]) -> wasmtime::Result<Component> {
     // SAFETY: wasmtime made this code. It comes from the compiler of `compile`, which is this program, or from a
@@ -141,10 +141,10 @@ fn component(engine: &Engine, code: &[u8]) -> wasmtime::Result<Component> {
     unsafe { Component::deserialize(engine, code) }
 }
 
-/// The refusal of a module that the pool has no room for: wasmtime's message, and the setting that makes room, if
-/// any.
-fn too_much(error: &wasmtime::Error) -> String {
-    let what = error.root_cause().to_string();
+/// The refusal of a module that does not fit into the pool: wasmtime's message, and the setting that would admit it, if
+/// there is one.
+fn pool_refusal(error: &wasmtime::Error) -> String {
+    let message = error.root_cause().to_string();
     let settings = [
         ("core module instances", "module_core_instances_max"),
         ("linear memories", "module_memories_max"),
@@ -153,12 +153,12 @@ fn too_much(error: &wasmtime::Error) -> String {
         ("tables count", "module_tables_max"),
         ("memory has a minimum", "memory_mb of its handlers"),
     ];
-    let setting = settings.iter().find(|(words, _)| what.contains(words));
+    let setting = settings.iter().find(|(words, _)| message.contains(words));
     let hint = setting.map(|(_, setting)| {
         format!("; if you trust it, raise {setting} in rouse.toml and restart the host")
     });
     format!(
-        "it needs more than this host allows for one module: {what}{}",
+        "it exceeds what this host allows for one module: {message}{}",
         hint.unwrap_or_default()
     )
 }

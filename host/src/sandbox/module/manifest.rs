@@ -1,4 +1,4 @@
-//! The manifest: what a module declares about its handlers.
+//! The manifest: a module's description of its handlers.
 
 mod capability;
 mod keys;
@@ -18,7 +18,7 @@ use crate::job::RetryPolicy;
 pub use self::capability::Capability;
 use self::capability::{NAME_CHARS_MAX, is_name};
 
-/// The size of a manifest with all its schemas; a hundred handlers take some 100 KiB.
+/// The size of a manifest with all its schemas; a hundred handlers take about 100 KiB.
 const MANIFEST_BYTES_MAX: usize = 1 << 20;
 
 /// More handlers than this in one file are a mistake.
@@ -43,10 +43,10 @@ const WAIT_MS_MAX: u64 = 365 * DAY_MS;
 /// The maximum grace, because a host that shuts down waits this long for guests.
 const GRACE_MS_MAX: u64 = 10 * 60 * 1_000;
 
-/// What a module declares about itself, validated.
+/// A module's description of itself, validated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Manifest {
-    /// What it was built with, for instance `rouse-sdk 0.1.0`.
+    /// The SDK that it was built with, for instance `rouse-sdk 0.1.0`.
     pub sdk: Option<String>,
     /// Its handlers; at least one.
     pub handlers: Vec<HandlerManifest>,
@@ -55,7 +55,7 @@ pub struct Manifest {
     pub unknown: Vec<String>,
 }
 
-/// What a module declares about one of its handlers, with defaults filled in.
+/// A module's description of one of its handlers, with defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HandlerManifest {
     /// Its name, for instance `text.stats`.
@@ -72,15 +72,15 @@ pub struct HandlerManifest {
     pub output_schema: Schema,
     /// The retry policy.
     pub retry: RetryPolicy,
-    /// How long a claim holds without renewal. Default: 1 minute.
+    /// How long a claim is valid without renewal. Default: 1 minute.
     pub lease: Duration,
     /// How long one attempt may run. Default: 1 hour.
     pub timeout: Duration,
-    /// From the abort signal to the hard stop. Default: 5 s.
+    /// The time from the abort signal to the hard stop. Default: 5 s.
     pub grace: Duration,
     /// Whether its instances may serve many jobs. Default: fresh ones.
     pub instances: Instances,
-    /// The capabilities that it asks for.
+    /// The capabilities that it declares.
     pub capabilities: Vec<Capability>,
 }
 
@@ -100,7 +100,7 @@ pub enum Instances {
     /// One: each attempt has a fresh instance.
     #[default]
     Fresh,
-    /// Many, of one tenant, one after the other. What one job leaves in memory is there for the next.
+    /// Many, of one tenant, one after another. What one job leaves in memory is there for the next.
     Reuse,
 }
 
@@ -158,7 +158,7 @@ where
 }
 
 impl Manifest {
-    /// Parses what `describe` returned.
+    /// Parses the return value of `describe`.
     ///
     /// # Errors
     /// A sentence for the author of the module, in one line.
@@ -168,24 +168,27 @@ impl Manifest {
 
     fn read(text: &str) -> Result<Self, String> {
         if text.len() > MANIFEST_BYTES_MAX {
-            return Err(format!("has {} bytes; 1 MiB is allowed", text.len()));
+            return Err(format!(
+                "has {} bytes; at most 1 MiB is allowed",
+                text.len()
+            ));
         }
         let mut unknown = Vec::new();
         let mut json = serde_json::Deserializer::from_str(text);
         let written: WrittenManifest<'_> = serde_ignored::deserialize(&mut json, |key| {
-            note(&mut unknown, &key, "");
+            record_unknown(&mut unknown, &key, "");
         })
         .and_then(|written| json.end().map(|()| written))
         .map_err(|error| format!("does not parse: {error}"))?;
         if written.handlers.is_empty() {
             return Err(
-                "lists no handlers; its \"handlers\" is a list of objects, each with a \"name\""
+                "lists no handlers; \"handlers\" must be a list of objects, each with a \"name\""
                     .into(),
             );
         }
         if written.handlers.len() > HANDLERS_MAX {
             return Err(format!(
-                "lists {} handlers; {HANDLERS_MAX} are allowed",
+                "lists {} handlers; at most {HANDLERS_MAX} are allowed",
                 written.handlers.len()
             ));
         }
@@ -207,8 +210,8 @@ impl Manifest {
     }
 }
 
-/// Records an unknown key, while there is room.
-fn note(unknown: &mut Vec<String>, key: &serde_ignored::Path<'_>, of: &str) {
+/// Records an unknown key, up to a maximum.
+fn record_unknown(unknown: &mut Vec<String>, key: &serde_ignored::Path<'_>, of: &str) {
     if unknown.len() < UNKNOWN_MAX {
         // `serde_ignored` writes a question mark for an optional table.
         let key = key.to_string().replace("?.", "");
@@ -238,7 +241,7 @@ impl HandlerManifest {
             ));
         }
         let of_handler = format!(" of the handler `{name}`");
-        let ignored = |key: serde_ignored::Path<'_>| note(unknown, &key, &of_handler);
+        let ignored = |key: serde_ignored::Path<'_>| record_unknown(unknown, &key, &of_handler);
         serde_ignored::deserialize(&mut serde_json::Deserializer::from_str(written), ignored)
             .map_err(|error: serde_json::Error| error.to_string())
             .and_then(|written| Self::check_named(written, patterns))
@@ -251,7 +254,7 @@ impl HandlerManifest {
     ) -> Result<Self, String> {
         if written.concurrency.is_some() {
             return Err(
-                "it limits its concurrency, and no host enforces that yet; remove `concurrency` (`slots` in rouse.toml limits the attempts of a host)"
+                "it limits its concurrency, which no host enforces yet; remove `concurrency` (`slots` in rouse.toml limits the attempts of a host)"
                     .into(),
             );
         }
@@ -327,14 +330,14 @@ impl WrittenRetry {
 }
 
 fn between(
-    what: &str,
+    field: &str,
     milliseconds: Option<u64>,
     min: u64,
     max: u64,
 ) -> Result<Option<Duration>, String> {
     match milliseconds {
         Some(ms) if !(min..=max).contains(&ms) => {
-            Err(format!("{what} is {ms}; expected {min} to {max}"))
+            Err(format!("{field} is {ms}; expected {min} to {max}"))
         }
         Some(ms) => Ok(Some(Duration::from_millis(ms))),
         None => Ok(None),
@@ -342,14 +345,14 @@ fn between(
 }
 
 fn schema(
-    what: &str,
+    field: &str,
     written: Option<&RawValue>,
     patterns: &mut PatternBytes,
 ) -> Result<Schema, String> {
     match written {
         None => Ok(Schema::open()),
         Some(written) => {
-            Schema::parse(written, patterns, printable).map_err(|why| format!("{what}: {why}"))
+            Schema::parse(written, patterns, printable).map_err(|why| format!("{field}: {why}"))
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Which modules may serve at all: those that an operator has listed or signed.
+//! Locks and signatures: an operator lists or signs the modules that may serve.
 //!
-//! Both checks cover the bytes that are loaded, not a file that was checked earlier: replacing the file in between
-//! gains nothing. Names do not matter; a listed or signed module may have any name.
+//! Both checks cover the bytes that are loaded, not a file that was checked earlier, so replacing the file in between
+//! has no effect. Names do not matter; a listed or signed module may have any name.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,7 +17,7 @@ use super::digest::Digest;
 /// The size of a public or private key, bytes.
 const KEY_BYTES: usize = 32;
 
-/// What a module needs before it may serve. If both are set, it needs both. Default: nothing.
+/// The requirements that a module must meet before it may serve. If both are set, both apply. Default: none.
 #[derive(Debug, Clone, Default)]
 pub struct Pin {
     /// The file with the digests of all modules that may serve, as `sha256sum` writes it.
@@ -145,7 +145,7 @@ impl FromStr for SigningKey {
 fn key(text: &str) -> Result<[u8; KEY_BYTES], String> {
     let bytes = BASE64_STANDARD.decode(text.trim()).ok();
     bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| {
-        format!("it is not a key: a key is {KEY_BYTES} bytes in base64; `rouse handlers keygen` makes one")
+        format!("it is not a key: a key is {KEY_BYTES} bytes in base64; `rouse handlers keygen` creates one")
     })
 }
 

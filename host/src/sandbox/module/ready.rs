@@ -11,7 +11,7 @@ use super::pin::PublicKey;
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::ModulePre;
 
-/// Where a module's machine code comes from.
+/// The source of a module's machine code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CodeFrom {
     /// It was compiled now.
@@ -36,9 +36,9 @@ pub struct Module {
     pub file: String,
     /// The sha256 of the file.
     pub digest: Digest,
-    /// What it declares about its handlers.
+    /// The manifest that it declares.
     pub manifest: Manifest,
-    /// Where its machine code comes from.
+    /// The source of its machine code.
     pub code: CodeFrom,
     /// The keys that signed the file, of those that this host checks.
     pub(in crate::sandbox) signed_by: Vec<PublicKey>,
@@ -66,7 +66,7 @@ impl Module {
         })
     }
 
-    /// What identifies it.
+    /// Its identity, independent of what it declares.
     pub fn origin(&self) -> Origin<'_> {
         Origin {
             file: &self.file,

@@ -4,14 +4,15 @@
 const MODULE_HEADER: &[u8] = b"\0asm\x01\0\0\0";
 const COMPONENT_HEADER: &[u8] = b"\0asm\x0d\0\x01\0";
 
-/// Why a file does not become a module: a sentence that starts with "it …", for the person who put the file there.
+/// Why a file does not become a module: a sentence that starts with "it …" or "its …", for the person who put the file
+/// there.
 #[derive(Debug)]
 pub(in crate::sandbox) enum NotLoaded {
     /// Because of the file's contents: the same contents are always refused.
     Contents(String),
-    /// Because of the state of the machine; it may pass.
+    /// Because of the state of the machine, which may change.
     Transient(String),
-    /// It exhausted its compiler's limits; try it once more, after all others.
+    /// It exhausted its compiler's limits and has to be tried once more, after all others.
     Retry,
 }
 
@@ -24,7 +25,7 @@ impl From<String> for NotLoaded {
 /// Refuses, by its first bytes, a file that cannot be compiled.
 pub(in crate::sandbox) fn check_kind(bytes: &[u8]) -> Result<(), String> {
     if bytes.is_empty() {
-        return Err("it is empty; was it written completely?".into());
+        return Err("it is empty; check that it was written completely".into());
     }
     // Code that wasmtime has compiled is ELF.
     if bytes.starts_with(b"\x7fELF") {

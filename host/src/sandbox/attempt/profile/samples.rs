@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::sandbox::attempt::stack::Called;
+use crate::sandbox::attempt::stack::StackFrame;
 
 /// The samples. Names, functions, frames and stacks are stored once and referred to by number.
 pub(super) struct Samples {
     pub(super) started_at: SystemTime,
     pub(super) started: Instant,
-    /// The time that sampling took: the guest was paused, and its clock leaves that time out.
-    pub(super) looking: Duration,
+    /// The time that sampling took. The guest was paused meanwhile, and its clock leaves that time out.
+    pub(super) sampling_time: Duration,
     pub(super) names: Table<String>,
     pub(super) functions: Table<Function>,
     pub(super) frames: Table<Frame>,
@@ -47,7 +47,7 @@ pub(super) struct Sample {
 
 impl Samples {
     /// Adds a sample; the stack has the innermost function first.
-    pub(super) fn add(&mut self, at: Duration, stack: Vec<Called>) {
+    pub(super) fn add(&mut self, at: Duration, stack: Vec<StackFrame>) {
         let mut below = None;
         for called in stack.into_iter().rev() {
             let function = Function {
@@ -82,13 +82,13 @@ impl<T> Default for Table<T> {
 }
 
 impl<T: Clone + Eq + Hash> Table<T> {
-    fn number(&mut self, thing: T) -> usize {
-        if let Some(number) = self.numbers.get(&thing) {
+    fn number(&mut self, value: T) -> usize {
+        if let Some(number) = self.numbers.get(&value) {
             return *number;
         }
         let number = self.all.len();
-        self.all.push(thing.clone());
-        self.numbers.insert(thing, number);
+        self.all.push(value.clone());
+        self.numbers.insert(value, number);
         number
     }
 

@@ -1,8 +1,8 @@
 use super::*;
-use crate::sandbox::attempt::stack::Called;
+use crate::sandbox::attempt::stack::StackFrame;
 
-fn called(function: &str, line: u32) -> Called {
-    Called {
+fn frame(function: &str, line: u32) -> StackFrame {
+    StackFrame {
         function: function.to_owned(),
         file: Some("lib.rs".to_owned()),
         line: Some(line),
@@ -16,7 +16,7 @@ fn store_repeated_values_once() {
     let ms = Duration::from_millis;
     // Innermost first: `work` in two lines, called by `run` from one.
     for (at, line) in [(1, 7), (2, 8), (4, 7)] {
-        let stack = vec![called("work", line), called("run", 3)];
+        let stack = vec![frame("work", line), frame("run", 3)];
         profile.lock().add(ms(at), stack);
     }
     profile.lock().add(ms(5), Vec::new());
@@ -47,11 +47,11 @@ fn store_repeated_values_once() {
 }
 
 #[test]
-fn all_columns_of_a_table_have_its_length() {
+fn all_columns_of_a_table_have_the_same_length() {
     let profile = Profile::start();
     profile
         .lock()
-        .add(Duration::ZERO, vec![called("a", 1), called("b", 2)]);
+        .add(Duration::ZERO, vec![frame("a", 1), frame("b", 2)]);
     let json = profile.firefox_json("x");
     let mut tables = 0;
     for (name, table) in json["threads"][0].as_object().unwrap() {

@@ -1,24 +1,24 @@
-//! Denials of file operations in granted directories: the path, and what would permit it.
+//! Denials of file operations in granted directories: the path, and how to permit the operation.
 
-use super::elsewhere::mount;
+use super::outside::mount;
 use crate::sandbox::grants::{Granted, Mode, lines};
 
-/// The denial, and who can change it: the operator, or the enqueuer if the job's grants allow only reading. `path`:
-/// as the guest sees it. `changes`: the guest tried to change something there.
+/// The denial, addressed to the operator, or to the producer if the job's grants allow only reading. `path`: as the
+/// guest sees it. `changes`: the guest tried to change something there.
 pub(super) fn denial(granted: &Granted, path: &str, changes: bool) -> String {
     let handler = &granted.handler;
     let dir = granted.dir_of(path);
     if let Some(dir) = dir.filter(|dir| changes && dir.grant.mode == Mode::Read) {
         let grant = &dir.grant;
         let at = &grant.at;
-        if granted.only_read_for_job.contains(at) {
+        if granted.read_only_for_job.contains(at) {
             return format!(
-                "the handler {handler} tried to change {path}, and the grants of this job leave only reading of {at}; enqueue it with \"{at}\" under \"dirs\" of its grants, or without"
+                "the handler {handler} tried to change {path}, and the grants of this job allow only reading in {at}; enqueue it with \"{at}\" under \"dirs\" of its grants, or without that key"
             );
         }
-        // Two grants of one path would be refused, so the lines replace this one.
+        // Two grants of one path would be refused, so the lines replace this grant.
         return format!(
-            "the handler {handler} tried to change {path}, and {at} is granted to it for reading only; this in rouse.toml, instead of that grant, would allow it:\n{}{}",
+            "the handler {handler} tried to change {path}, and {at} is granted to it for reading only; to allow changes, replace that grant in rouse.toml with these lines:\n{}{}",
             lines::this_dir(
                 &grant.handler,
                 &grant.dir.display().to_string(),
@@ -34,7 +34,7 @@ pub(super) fn denial(granted: &Granted, path: &str, changes: bool) -> String {
     };
     let at = mount(path).filter(|_| dir.is_none());
     format!(
-        "the handler {handler} asked for {path}, and no path leads out of a granted directory; these lines in rouse.toml would grant another one, with your directory for …:\n{}",
+        "the handler {handler} tried to access {path}, and no path may lead out of a granted directory; to grant another directory, add these lines to rouse.toml, with your directory instead of …:\n{}",
         lines::to_paste(handler, &lines::dir(handler, at, mode), &granted.config)
     )
 }
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denial_names_the_path_and_who_can_change_it() {
+    fn a_denial_names_the_path_and_how_to_permit_the_operation() {
         let granted = Granted {
             handler: "x.y".into(),
             dirs: vec![
@@ -68,7 +68,7 @@ mod tests {
                 dir("/out", Mode::Read),
                 dir("/work", Mode::ReadWrite),
             ],
-            only_read_for_job: vec!["/out".into()],
+            read_only_for_job: vec!["/out".into()],
             ..Granted::default()
         };
         let by_operator = denial(&granted, "/in/a.txt", true);
@@ -80,11 +80,11 @@ mod tests {
             "{by_operator}"
         );
         let by_job = denial(&granted, "/out/a.txt", true);
-        assert!(by_job.contains("leave only reading of /out"), "{by_job}");
+        assert!(by_job.contains("allow only reading in /out"), "{by_job}");
         assert!(!by_job.contains("rouse.toml"), "{by_job}");
         let out = denial(&granted, "/etc/passwd", false);
         assert!(
-            out.contains("no path leads out") && out.contains("at = \"/etc\""),
+            out.contains("no path may lead out") && out.contains("at = \"/etc\""),
             "{out}"
         );
         let by_link = denial(&granted, "/work/link", true);

@@ -1,8 +1,8 @@
 //! File operations on threads that may block.
 //!
-//! wasmtime-wasi would find such a thread by itself, and then there would be no check between waiting for the thread
-//! and the operation, and no count of its CPU time. So its descriptors are set to allow blocking, and are used on
-//! such a thread.
+//! wasmtime-wasi would choose such a thread by itself, but would not check for the abort between waiting for the thread
+//! and the operation, nor count its CPU time. So its descriptors are set to allow blocking, and are used on threads
+//! chosen here.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ pub(super) struct Disk {
 
 impl Disk {
     /// Runs an operation that changes nothing. Its CPU time counts for the attempt.
-    pub(super) fn look<T: Send + 'static>(
+    pub(super) fn read<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> AbortOnDropJoinHandle<T> {
         let meter = self.meter.clone();
-        spawn_blocking(move || meter.computing(work))
+        spawn_blocking(move || meter.measure(work))
     }
 
     /// Makes a change, unless the attempt has to stop by the time a thread is free.
@@ -37,11 +37,11 @@ impl Disk {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> AbortOnDropJoinHandle<Option<T>> {
         let abort = self.abort.clone();
-        self.look(move || abort.reason().is_none().then(work))
+        self.read(move || abort.reason().is_none().then(work))
     }
 }
 
-/// Runs a wasmtime-wasi call with these descriptors in a table of their own. They allow blocking, so the call is done
+/// Runs a wasmtime-wasi call with these descriptors in a table of their own. They allow blocking, so the call has ended
 /// when this returns.
 pub(super) fn with<const N: usize, T>(
     descriptors: [Descriptor; N],
@@ -50,7 +50,7 @@ pub(super) fn with<const N: usize, T>(
     let (mut table, mut no_dirs) = (ResourceTable::new(), WasiFilesystemCtx::default());
     let fds = descriptors.map(|descriptor| {
         let fd = table.push(descriptor);
-        fd.expect("a table has room for the descriptors of one call")
+        fd.expect("the descriptors of one call fit into a table")
     });
     let view = WasiFilesystemCtxView {
         ctx: &mut no_dirs,
@@ -82,7 +82,7 @@ mod tests {
         let (go, wait) = mpsc::channel::<()>();
         let (busy, change) = {
             let _entered = runtime.enter();
-            let busy = disk.look(move || wait.recv());
+            let busy = disk.read(move || wait.recv());
             let made = made.clone();
             let change = disk.change(move || made.store(true, Ordering::SeqCst));
             (busy, change)
@@ -93,19 +93,22 @@ mod tests {
         assert_eq!(busy.await, Ok(()));
         assert_eq!(change.await, None);
         assert!(!made.load(Ordering::SeqCst));
-        assert_eq!(disk.look(|| 7).await, 7, "reading still works");
+        assert_eq!(disk.read(|| 7).await, 7, "reading still works");
         runtime.shutdown_background();
     }
 
     #[tokio::test]
-    async fn file_operations_count_for_the_cpu_time_of_the_attempt() {
+    async fn file_operations_count_towards_the_cpu_time_of_the_attempt() {
         let (abort, meter) = (AbortHandle::new(), Arc::<Meter>::default());
         let (max, counted) = (Duration::from_millis(5), meter.clone());
         let disk = Disk { abort, meter };
         let started = std::time::Instant::now();
         while counted.usage().cpu < max {
-            assert!(started.elapsed() < Duration::from_secs(60), "it is counted");
-            let sum = disk.look(|| (0..1_000_000_u64).map(std::hint::black_box).sum::<u64>());
+            assert!(
+                started.elapsed() < Duration::from_secs(60),
+                "CPU time is counted"
+            );
+            let sum = disk.read(|| (0..1_000_000_u64).map(std::hint::black_box).sum::<u64>());
             assert_eq!(sum.await, 499_999_500_000);
         }
     }

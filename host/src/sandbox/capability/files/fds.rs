@@ -10,27 +10,27 @@ use wasmtime::component::Resource;
 use wasmtime_wasi::p2::bindings::filesystem::types::{Descriptor, ErrorCode};
 use wasmtime_wasi::p2::{FsError, FsResult};
 
-use super::elsewhere::{ROOT, joined};
+use super::outside::{ROOT, joined};
 use crate::sandbox::capability::log::GuestLog;
 use crate::sandbox::grants::Quota;
 use crate::sandbox::grants::quota::{Charge, Ledger, Size};
 
-/// What the host knows about the guest's descriptors, by handle.
+/// The host's state of the guest's descriptors, by handle.
 pub(in crate::sandbox) struct Fds {
-    held: HashMap<u32, Held>,
+    states: HashMap<u32, FdState>,
     /// Descriptors of the empty root.
     roots: HashSet<u32>,
     files_max: usize,
     /// Created with the first file: most attempts open none.
     free: Option<Arc<Semaphore>>,
     free_streams: Option<Arc<Semaphore>>,
-    /// The excess was logged.
+    /// An excess was logged.
     logged: bool,
 }
 
-/// What the host keeps for a descriptor.
+/// The host's state of one descriptor.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct FdState {
     pub(super) quota: Option<Arc<InQuota>>,
     /// `None` for a granted directory, which the host holds open.
     pub(super) open: Option<Arc<OwnedSemaphorePermit>>,
@@ -41,7 +41,7 @@ pub(super) struct Held {
 impl Fds {
     pub(in crate::sandbox) fn new(files_max: usize) -> Self {
         Self {
-            held: HashMap::new(),
+            states: HashMap::new(),
             roots: HashSet::new(),
             files_max,
             free: None,
@@ -51,14 +51,17 @@ impl Fds {
     }
 
     /// The quota of its directory.
-    pub(super) fn of(&self, fd: &Resource<Descriptor>) -> Option<Arc<InQuota>> {
-        self.held.get(&fd.rep())?.quota.clone()
+    pub(super) fn quota(&self, fd: &Resource<Descriptor>) -> Option<Arc<InQuota>> {
+        self.states.get(&fd.rep())?.quota.clone()
     }
 
-    /// Counts a stream that is about to be opened on it, until the result is dropped. Too many are an error, as with
-    /// files, because each holds data in the host.
+    /// Counts a stream of a descriptor that is about to be opened, until the result is dropped. Too many are an error,
+    /// as with files, because each takes memory in the host.
     pub(super) fn stream(&mut self, fd: &Resource<Descriptor>, log: &GuestLog) -> FsResult<InUse> {
-        let file = self.held.get(&fd.rep()).and_then(|held| held.open.clone());
+        let file = self
+            .states
+            .get(&fd.rep())
+            .and_then(|state| state.open.clone());
         let stream = count_one(&mut self.free_streams, self.files_max);
         let stream = stream.ok_or_else(|| self.too_many(log))?;
         Ok(InUse {
@@ -67,8 +70,8 @@ impl Fds {
         })
     }
 
-    pub(super) fn insert(&mut self, fd: &Resource<Descriptor>, held: Held) {
-        self.held.insert(fd.rep(), held);
+    pub(super) fn insert(&mut self, fd: &Resource<Descriptor>, state: FdState) {
+        self.states.insert(fd.rep(), state);
     }
 
     pub(super) fn insert_root(&mut self, fd: &Resource<Descriptor>) {
@@ -81,17 +84,17 @@ impl Fds {
 
     /// The guest path of an entry in a directory; of the directory itself if `path` is empty.
     pub(super) fn path(&self, fd: &Resource<Descriptor>, path: &str) -> String {
-        let at = self.held.get(&fd.rep()).map_or(ROOT, |held| &held.at);
+        let at = self.states.get(&fd.rep()).map_or(ROOT, |state| &state.at);
         joined(at, path)
     }
 
     pub(super) fn remove(&mut self, fd: &Resource<Descriptor>) {
-        self.held.remove(&fd.rep());
+        self.states.remove(&fd.rep());
         self.roots.remove(&fd.rep());
     }
 
-    /// Counts a file that is about to be opened, until its last user drops the permit. Too many are an error, which
-    /// is logged once for each attempt.
+    /// Counts a file that is about to be opened, until its last user drops the permit. Too many are an error, which is
+    /// logged once for each attempt.
     pub(super) fn count_one(&mut self, log: &GuestLog) -> FsResult<Arc<OwnedSemaphorePermit>> {
         let one = count_one(&mut self.free, self.files_max);
         one.map(Arc::new).ok_or_else(|| self.too_many(log))
@@ -100,7 +103,7 @@ impl Fds {
     fn too_many(&mut self, log: &GuestLog) -> FsError {
         if !std::mem::replace(&mut self.logged, true) {
             let why = format!(
-                "{} files and directories, or streams of them, are open, which is the limit of an attempt: close some, or raise it (files under limits in rouse.toml)",
+                "{} files and directories, or streams of them, are open, which is the limit of an attempt; close some, or raise limits.files in rouse.toml",
                 self.files_max
             );
             log.message(tracing::Level::WARN, &why);
@@ -124,8 +127,8 @@ pub(super) struct InUse {
 
 #[cfg(test)]
 impl InUse {
-    /// For an uncounted stream.
-    pub(super) fn alone() -> Self {
+    /// The permits of a stream that is not limited.
+    pub(super) fn unlimited() -> Self {
         Self {
             _file: None,
             _stream: count_one(&mut None, 1).expect("it is the first"),
@@ -154,8 +157,8 @@ impl InQuota {
         }
     }
 
-    /// Counts something that is about to be written or created. Too little room is an error, which is logged once for
-    /// each attempt.
+    /// Counts what is about to be written or created. If it exceeds the quota, that is an error, which is logged once
+    /// for each attempt.
     pub(super) fn charge(&self, more: Size) -> Result<Charge, ()> {
         let charge = self.ledger.charge(more, self.quota);
         if charge.is_none() && !self.logged.swap(true, Ordering::Relaxed) {
@@ -172,7 +175,7 @@ fn full(at: &str, more: Size, quota: Quota) -> String {
         0 => format!("{} bytes (`bytes_max`", quota.bytes_max),
         _ => format!("{} files and directories (`files_max`", quota.files_max),
     };
-    format!("the directory {at} is full: it may hold {max} of its grant in rouse.toml)")
+    format!("the directory {at} is full: it may contain at most {max} of its grant in rouse.toml)")
 }
 
 /// The error of a full disk.
@@ -185,28 +188,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limit_the_streams_of_a_file_which_hold_it_open() {
-        use crate::sandbox::capability::Speaker;
+    fn limit_the_streams_of_a_file_which_keep_it_open() {
+        use crate::sandbox::capability::LogSource;
         use crate::sandbox::{AbortHandle, Limits};
 
         let limits = Limits::default();
-        let log = GuestLog::new(Speaker::Module, AbortHandle::new(), &limits, None);
+        let log = GuestLog::new(LogSource::Module, AbortHandle::new(), &limits, None);
         let (mut fds, fd) = (Fds::new(2), Resource::new_own(7));
         let open = Some(fds.count_one(&log).unwrap());
         fds.insert(
             &fd,
-            Held {
+            FdState {
                 open,
-                ..Held::default()
+                ..FdState::default()
             },
         );
         let streams = [(); 2].map(|()| fds.stream(&fd, &log).unwrap());
-        assert!(fds.stream(&fd, &log).is_err(), "there are two");
+        assert!(fds.stream(&fd, &log).is_err(), "there are two already");
         fds.remove(&fd);
         let _other = fds.count_one(&log).unwrap();
         assert!(
             fds.count_one(&log).is_err(),
-            "the streams hold the first file open"
+            "the streams keep the first file open"
         );
         drop(streams);
         assert!(fds.stream(&fd, &log).is_ok() && fds.count_one(&log).is_ok());
@@ -220,11 +223,11 @@ mod tests {
         };
         assert_eq!(
             full("/out", Size::bytes(1), quota),
-            "the directory /out is full: it may hold 1000 bytes (`bytes_max` of its grant in rouse.toml)"
+            "the directory /out is full: it may contain at most 1000 bytes (`bytes_max` of its grant in rouse.toml)"
         );
         assert_eq!(
             full("/out", Size::one_file(), quota),
-            "the directory /out is full: it may hold 2 files and directories (`files_max` of its grant in rouse.toml)"
+            "the directory /out is full: it may contain at most 2 files and directories (`files_max` of its grant in rouse.toml)"
         );
     }
 }

@@ -17,8 +17,8 @@ use super::fds::InUse;
 /// The maximum of one read, as in wasmtime-wasi.
 const READ_BYTES_MAX: usize = 64 << 10;
 
-/// How much is read for a guest that waits before it asks for an amount.
-const READ_BYTES_UNASKED: usize = 4 << 10;
+/// How much is read for a guest that waits before it requests an amount.
+const READ_BYTES_AHEAD: usize = 4 << 10;
 
 /// An input stream of a file.
 pub(super) struct FileInput {
@@ -52,7 +52,7 @@ impl FileInput {
     fn start(&mut self, bytes: usize) {
         let (file, position) = (self.file.clone(), self.position);
         let bytes = bytes.min(READ_BYTES_MAX);
-        let reading = self.disk.look(move || read(&file, position, bytes));
+        let reading = self.disk.read(move || read(&file, position, bytes));
         self.state = State::Reading(reading);
     }
 }
@@ -61,7 +61,7 @@ impl FileInput {
 impl Pollable for FileInput {
     async fn ready(&mut self) {
         if matches!(self.state, State::Idle) {
-            self.start(READ_BYTES_UNASKED);
+            self.start(READ_BYTES_AHEAD);
         }
         if let State::Reading(reading) = &mut self.state {
             self.state = match reading.await {
@@ -152,7 +152,7 @@ mod tests {
                 meter: Arc::default(),
             };
             let file = Arc::new(File::open(&path).unwrap());
-            let mut input = FileInput::new(disk, file, 3, InUse::alone());
+            let mut input = FileInput::new(disk, file, 3, InUse::unlimited());
             let mut read = Vec::new();
             let end = loop {
                 if waits {

@@ -1,4 +1,5 @@
-//! Directory listings, read some entries at a time: a full list would take the host's memory, not the guest's.
+//! Directory listings. Some entries are read at a time, because a full list would take the host's memory, not the
+//! guest's.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -45,9 +46,9 @@ impl Files<'_> {
             return Err(ErrorCode::NotDirectory.into());
         };
         let open = self.fds.count_one(&self.log)?;
-        let rest = self.disk.look(move || list(&dir.dir)).await?;
+        let rest = self.disk.read(move || list(&dir.dir)).await?;
         let listing = self.inner.table.push(Listing::new(rest, open))?;
-        // The guest only has a handle. Only the two methods of a listing resolve it.
+        // The guest has only a handle, which the two methods below resolve.
         Ok(Resource::new_own(listing.rep()))
     }
 }
@@ -62,7 +63,7 @@ impl HostDirectoryEntryStream for Files<'_> {
         if listing.ahead.is_empty()
             && let Some(rest) = listing.rest.take()
         {
-            let (rest, ahead) = self.disk.look(move || next(rest)).await;
+            let (rest, ahead) = self.disk.read(move || next(rest)).await;
             let listing = self.inner.table.get_mut(&stream)?;
             (listing.rest, listing.ahead) = (rest, ahead);
         }
@@ -130,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn list_each_entry_once_a_part_at_a_time() {
+    fn list_each_entry_once_in_several_reads() {
         let dir = tempfile::tempdir().unwrap();
         let count = 3 * AHEAD + 7;
         for n in 0..count {

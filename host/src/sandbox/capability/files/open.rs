@@ -14,14 +14,14 @@ use wasmtime_wasi::p2::bindings::filesystem::types::{
 };
 
 /// The arguments of `open-at`.
-pub(super) struct Ask {
+pub(super) struct OpenRequest {
     pub(super) how: PathFlags,
     pub(super) path: String,
     pub(super) open: OpenFlags,
     pub(super) flags: DescriptorFlags,
 }
 
-impl Ask {
+impl OpenRequest {
     /// True if opening may create or truncate something.
     pub(super) fn changes(&self) -> bool {
         Self::changes_with(self.open)
@@ -33,24 +33,24 @@ impl Ask {
     }
 }
 
-/// Like wasmtime-wasi's `open-at`, except that entries which are not_supported file nor directory are refused without
+/// Like wasmtime-wasi's `open-at`, except that entries that are neither files nor directories are refused without
 /// waiting.
-pub(super) fn open(at: &Descriptor, ask: &Ask) -> FsResult<Descriptor> {
+pub(super) fn open(at: &Descriptor, request: &OpenRequest) -> FsResult<Descriptor> {
     let dir = dir(at)?;
-    let Ask {
+    let OpenRequest {
         how, open, flags, ..
-    } = *ask;
+    } = *request;
     let synced = DescriptorFlags::FILE_INTEGRITY_SYNC
         | DescriptorFlags::DATA_INTEGRITY_SYNC
         | DescriptorFlags::REQUESTED_WRITE_SYNC;
     if flags.intersects(synced) {
         return Err(ErrorCode::Unsupported.into());
     }
-    let makes = OpenFlags::CREATE | OpenFlags::EXCLUSIVE | OpenFlags::TRUNCATE;
-    if open.contains(OpenFlags::DIRECTORY) && open.intersects(makes) {
+    let creates = OpenFlags::CREATE | OpenFlags::EXCLUSIVE | OpenFlags::TRUNCATE;
+    if open.contains(OpenFlags::DIRECTORY) && open.intersects(creates) {
         return Err(ErrorCode::Invalid.into());
     }
-    let writes = ask.changes() || flags.contains(DescriptorFlags::WRITE);
+    let writes = request.changes() || flags.contains(DescriptorFlags::WRITE);
     // Without access flags, it is opened for reading, and the descriptor denies access.
     let reads = flags.contains(DescriptorFlags::READ) || !flags.contains(DescriptorFlags::WRITE);
     if writes && dir.perms.write_not_permitted() {
@@ -64,7 +64,7 @@ pub(super) fn open(at: &Descriptor, ask: &Ask) -> FsResult<Descriptor> {
         .create(open.contains(OpenFlags::CREATE))
         .create_new(open.contains(OpenFlags::CREATE | OpenFlags::EXCLUSIVE))
         .truncate(open.contains(OpenFlags::TRUNCATE));
-    let opened = opened(&dir.dir, &ask.path, how, &mut options)?;
+    let opened = opened(&dir.dir, &request.path, how, &mut options)?;
 
     let mut mode = OpenMode::empty();
     mode.set(OpenMode::READ, reads);

@@ -68,7 +68,7 @@ impl FileOutput {
             None => bytes,
             Some(position) => {
                 // A write starts only after the previous one has ended, so this is the size of the file.
-                let size = self.file.metadata().map_or(0, |about| about.len());
+                let size = self.file.metadata().map_or(0, |metadata| metadata.len());
                 position.saturating_add(bytes).saturating_sub(size)
             }
         };
@@ -82,8 +82,8 @@ impl FileOutput {
         match replace(&mut self.state, State::Closed) {
             State::Closed => Err(StreamError::Closed),
             State::Failed(error) => Err(StreamError::LastOperationFailed(error.into())),
-            fine @ (State::Ready | State::Writing { .. }) => {
-                self.state = fine;
+            state @ (State::Ready | State::Writing { .. }) => {
+                self.state = state;
                 Ok(())
             }
         }
@@ -150,7 +150,7 @@ impl OutputStream for FileOutput {
     }
 }
 
-/// Appends to a file, at whatever is its end by then.
+/// Appends to a file, at its end at that time.
 fn append(file: &File, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match pwritev2(file, &[IoSlice::new(bytes)], 0, ReadWriteFlags::APPEND) {

@@ -1,4 +1,4 @@
-//! The view of an attempt's files that each guest call works on.
+//! The view of an attempt's files that a guest call uses.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use wasmtime_wasi::p2::{DynOutputStream, FsResult};
 
 use super::denial::denial;
 use super::disk::Disk;
-use super::elsewhere::Elsewhere;
 use super::fds::{Fds, no_space};
 use super::output::FileOutput;
+use super::outside::OutsidePaths;
 use crate::sandbox::capability::log::GuestLog;
 use crate::sandbox::grants::Granted;
 use crate::sandbox::grants::quota::{Charge, Size};
@@ -25,7 +25,7 @@ pub(super) struct Files<'a> {
     pub(super) inner: WasiFilesystemCtxView<'a>,
     pub(super) fds: &'a mut Fds,
     pub(super) denial: &'a mut Option<String>,
-    pub(super) elsewhere: &'a mut Elsewhere,
+    pub(super) outside_paths: &'a mut OutsidePaths,
 }
 
 /// The path and kind of a call, for its denial.
@@ -66,7 +66,7 @@ impl Files<'_> {
         if !self.fds.is_root(fd) {
             return Ok(());
         }
-        self.elsewhere.note(self.fds.path(fd, path), changes);
+        self.outside_paths.record(self.fds.path(fd, path), changes);
         Err(ErrorCode::NoEntry.into())
     }
 
@@ -84,7 +84,7 @@ impl Files<'_> {
 
     /// Counts a change against the quota of the descriptor's directory, if any.
     pub(super) fn charge(&self, fd: &Fd, more: Size) -> FsResult<Option<Charge>> {
-        match self.fds.of(fd) {
+        match self.fds.quota(fd) {
             Some(quota) => {
                 let charge = quota.charge(more);
                 charge.map(Some).map_err(|()| no_space().into())
@@ -119,7 +119,7 @@ impl Files<'_> {
             let about = self.about(fd, "", true);
             return self.record_denial(&about, Err(ErrorCode::NotPermitted.into()));
         }
-        let (quota, open) = (self.fds.of(fd), self.fds.stream(fd, &self.log)?);
+        let (quota, open) = (self.fds.quota(fd), self.fds.stream(fd, &self.log)?);
         let disk = self.disk.clone();
         let output: DynOutputStream =
             Box::new(FileOutput::new(disk, file.file, position, quota, open));

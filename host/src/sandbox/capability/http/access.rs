@@ -1,4 +1,4 @@
-//! What one handler may do over HTTP.
+//! The requests that one handler may send, and the secrets that it may use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::job::pattern_covers;
 use crate::sandbox::grants::{Host, HostPattern, HttpGrant, Secret, SecretGrant, lines};
 use crate::sandbox::{Attenuation, Origin, Settings};
 
-/// What one handler may do over HTTP.
+/// The requests that one handler may send, and the secrets that it may use.
 pub(in crate::sandbox) struct HttpAccess {
     pub(super) handler: Arc<str>,
     grants: Vec<HttpGrant>,
@@ -45,15 +45,15 @@ impl fmt::Debug for HttpAccess {
 pub(super) struct GrantedSecret {
     pub(super) secret: Secret,
     of_handler: Vec<SecretGrant>,
-    /// The job's attenuation takes it away.
-    pub(super) is_taken_away: bool,
+    /// The job's attenuation removes it.
+    pub(super) is_removed_by_job: bool,
 }
 
 impl GrantedSecret {
     /// The grants that remain in this job.
     pub(super) fn grants(&self) -> impl Iterator<Item = &SecretGrant> {
-        let left = !self.is_taken_away;
-        self.of_handler.iter().filter(move |_| left)
+        let remains = !self.is_removed_by_job;
+        self.of_handler.iter().filter(move |_| remains)
     }
 
     /// True if any job of the handler may have sent it there, even if this one may not.
@@ -69,17 +69,17 @@ pub(super) struct Allowed {
 }
 
 impl HttpAccess {
-    /// What the operator grants to this handler of this module.
+    /// The requests and secrets that the operator grants to this handler of this module.
     pub(in crate::sandbox) fn new(
         handler: &str,
         origin: Origin<'_>,
         settings: &Settings,
         net: Arc<Net>,
     ) -> Arc<Self> {
-        let fitting = settings.secret_grants.iter();
-        let fitting = fitting.filter(|grant| pattern_covers(&grant.handler, handler));
+        let matching = settings.secret_grants.iter();
+        let matching = matching.filter(|grant| pattern_covers(&grant.handler, handler));
         let (own, withheld): (Vec<&SecretGrant>, Vec<&SecretGrant>) =
-            fitting.partition(|grant| settings.grants_secrets_to(&grant.handler, origin));
+            matching.partition(|grant| settings.grants_secrets_to(&grant.handler, origin));
         let mut secrets = BTreeMap::<String, GrantedSecret>::new();
         for grant in &own {
             // A missing secret was reported when the settings were read.
@@ -87,14 +87,14 @@ impl HttpAccess {
                 let granted = secrets.entry(grant.name.clone()).or_insert(GrantedSecret {
                     secret: secret.clone(),
                     of_handler: Vec::new(),
-                    is_taken_away: false,
+                    is_removed_by_job: false,
                 });
                 granted.of_handler.push((*grant).clone());
             }
         }
-        let names = |which: fn(&SecretGrant) -> bool| -> BTreeSet<String> {
-            let named = own.iter().filter(|grant| which(grant));
-            named.map(|grant| grant.name.clone()).collect()
+        let names = |is_included: fn(&SecretGrant) -> bool| -> BTreeSet<String> {
+            let included = own.iter().filter(|grant| is_included(grant));
+            included.map(|grant| grant.name.clone()).collect()
         };
         let unbound = withheld
             .iter()
@@ -152,7 +152,7 @@ impl HttpAccess {
     /// True if this secret can be sent.
     pub(super) fn has_secret(&self, name: &str) -> bool {
         let granted = self.secrets.get(name);
-        granted.is_some_and(|secret| !secret.is_taken_away)
+        granted.is_some_and(|secret| !secret.is_removed_by_job)
     }
 
     /// Applies a job's attenuation. Connections are shared with the handler's other jobs.
@@ -161,7 +161,7 @@ impl HttpAccess {
             let granted = GrantedSecret {
                 secret: granted.secret.clone(),
                 of_handler: granted.of_handler.clone(),
-                is_taken_away: granted.is_taken_away || !job.leaves_secret(name),
+                is_removed_by_job: granted.is_removed_by_job || !job.leaves_secret(name),
             };
             (name.clone(), granted)
         });
@@ -182,22 +182,22 @@ impl HttpAccess {
     /// Checks whether a request is granted.
     ///
     /// # Errors
-    /// If it is not, with what the operator can do about it.
+    /// The denial, if it is not granted, with what the operator can do about it.
     pub(super) fn allow(&self, method: &Method, uri: &Uri) -> Result<Allowed, String> {
         let target =
             Target::of(uri).map_err(|why| denial::unreadable(&self.handler, method, uri, &why))?;
         if method == Method::CONNECT {
             return Err(denial::tunnel(&self.handler, &target));
         }
-        let fitting = self.grants.iter().filter(|grant| {
+        let matching = self.grants.iter().filter(|grant| {
             grant.covers(target.scheme, &target.host, target.port)
                 && grant.covers_method(method.as_str())
         });
-        let reach = fitting.map(|grant| reach(grant, &target)).max();
-        let taken = |job: &Attenuation| !job.leaves_host(&target.host);
+        let reach = matching.map(|grant| reach(grant, &target)).max();
+        let removes = |job: &Attenuation| !job.leaves_host(&target.host);
         match reach {
-            Some(_) if self.job.as_ref().is_some_and(taken) => {
-                Err(denial::taken_away(&self.handler, method, &target))
+            Some(_) if self.job.as_ref().is_some_and(removes) => {
+                Err(denial::removed_by_job(&self.handler, method, &target))
             }
             Some(reach) => Ok(Allowed { target, reach }),
             None => Err(denial::not_granted(
@@ -216,11 +216,11 @@ impl HttpAccess {
 
 /// How far a grant reaches for this target.
 fn reach(grant: &HttpGrant, target: &Target) -> Reach {
-    let lists_it = |pattern: &HostPattern| match pattern {
+    let lists_address = |pattern: &HostPattern| match pattern {
         HostPattern::Exact(host) => matches!(host, Host::Ip(_)) && *host == target.host,
         HostPattern::Any | HostPattern::Under(_) => false,
     };
-    if grant.hosts.iter().any(lists_it) {
+    if grant.hosts.iter().any(lists_address) {
         Reach::Listed
     } else if grant.private {
         Reach::Private

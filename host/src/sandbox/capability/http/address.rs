@@ -1,4 +1,4 @@
-//! Which addresses are public, and which belong to this machine or its surroundings.
+//! Which addresses are public, and which belong to this machine or its network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,8 +11,8 @@ pub(super) enum AddressKind {
     Own,
     /// This machine, its network, or a special-purpose range (RFC 6890 and its registries).
     Private,
-    /// A cloud's metadata service, which gives secrets to any client on this machine, or link-local, where such
-    /// services are.
+    /// A cloud's metadata service, which gives secrets to any client on this machine, or link-local, which such
+    /// services use.
     Metadata,
     /// Not a server: multicast, or the unspecified address (which Linux takes for this machine).
     Nowhere,
@@ -109,10 +109,10 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn all_are(wanted: AddressKind, addresses: &[&str]) {
+    fn all_are(expected: AddressKind, addresses: &[&str]) {
         for text in addresses {
             let address = text.parse().expect("an address");
-            assert_eq!(address_kind(address), wanted, "{text}");
+            assert_eq!(address_kind(address), expected, "{text}");
         }
     }
 
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_and_its_surroundings_are_private() {
+    fn addresses_of_this_machine_and_its_network_are_private() {
         all_are(
             AddressKind::Private,
             &[

@@ -1,22 +1,23 @@
-//! What one attempt has used and may still use of HTTP.
+//! The HTTP access of one attempt, and what it has used of its limits.
 
 use std::sync::Arc;
 
 use super::access::HttpAccess;
 use super::secrets::{self, Placeholders};
 use super::tally::Tally;
-use crate::sandbox::attempt::memory::Held;
+use crate::sandbox::attempt::memory::HostMemory;
 use crate::sandbox::{AbortHandle, Limits, Meter};
 
 /// The size of a set of header or trailer fields that a guest creates, including their memory overhead: ten times
-/// what servers accept. The total is counted in `held`.
+/// what servers accept. The total is counted in `host_memory`.
 pub(in crate::sandbox) const FIELDS_BYTES_MAX: usize = 64 << 10;
 
-/// The chunks of a body that are on their way to the network: wasmtime-wasi-http keeps one more than requested.
+/// The chunks of a body that are buffered on their way to the network: wasmtime-wasi-http buffers one more than
+/// requested.
 pub(super) const CHUNKS_MAX: usize = 2;
 pub(super) const CHUNK_BYTES_MAX: usize = 64 << 10;
 
-/// What one attempt does over HTTP.
+/// The HTTP access of one attempt, and what it has used of its limits.
 pub(in crate::sandbox) struct Http {
     /// `None` for a module that is only described, which may do nothing.
     pub(super) access: Option<Arc<HttpAccess>>,
@@ -25,7 +26,7 @@ pub(in crate::sandbox) struct Http {
     pub(super) meter: Arc<Meter>,
     pub(super) requests: usize,
     /// `None` until there is an instance.
-    pub(super) held: Option<Arc<Held>>,
+    pub(super) host_memory: Option<Arc<HostMemory>>,
     /// `None` until the first request.
     pub(super) tally: Option<Arc<Tally>>,
     pub(super) placeholders: Placeholders,
@@ -55,22 +56,22 @@ impl Http {
             abort,
             meter,
             requests: 0,
-            held: None,
+            host_memory: None,
             tally: None,
             placeholders: Placeholders::default(),
         }
     }
 
-    /// Counts memory that the host holds for its requests.
-    pub(in crate::sandbox) fn within(mut self, held: Arc<Held>) -> Self {
-        self.held = Some(held);
+    /// Counts the host's memory for its requests here.
+    pub(in crate::sandbox) fn within(mut self, host_memory: Arc<HostMemory>) -> Self {
+        self.host_memory = Some(host_memory);
         self
     }
 
     /// The placeholder of a secret in this attempt.
     ///
     /// # Errors
-    /// Why the handler may not use it, and what the operator can do about it.
+    /// A denial: why the handler may not use it, and what the operator can do about it.
     pub(in crate::sandbox) fn placeholder(&mut self, name: &str) -> Result<String, String> {
         match &self.access {
             Some(access) => self.placeholders.of(access, name),
@@ -81,7 +82,7 @@ impl Http {
     /// HMAC-SHA256 of a message, with a secret as the key.
     ///
     /// # Errors
-    /// Why the handler may not sign with it, and what the operator can do about it.
+    /// A denial: why the handler may not sign with it, and what the operator can do about it.
     pub(in crate::sandbox) fn sign(&self, name: &str, message: &[u8]) -> Result<Vec<u8>, String> {
         match &self.access {
             Some(access) => secrets::sign(access, name, message),

@@ -26,16 +26,16 @@ use super::target::Target;
 use super::tls;
 use crate::sandbox::grants::{Host, HttpScheme};
 
-/// From the lookup to the end of the handshake. Networks lose packets and retransmit after 1, 3 and 7 s.
+/// The time from the lookup to the end of the handshake. Lost packets are retransmitted after 1, 3 and 7 s.
 pub(super) const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// A server that does not answer at one address may answer at the next.
+/// The time for one address: a server that does not answer there may answer at the next one.
 const ADDRESS_MAX: Duration = Duration::from_secs(3);
 
 /// The number of addresses that are tried.
 const ADDRESSES_MAX: usize = 8;
 
-/// What the connections of all handlers share: name lookups and trusted authorities.
+/// The parts that the connections of all handlers share: name lookups and trusted authorities.
 pub(super) struct Dialer {
     lookups: Lookups,
     /// The operator's own authorities.
@@ -60,8 +60,8 @@ impl Dialer {
     }
 
     fn tls(&self) -> Arc<ClientConfig> {
-        let make = || tls::config(&self.authorities);
-        self.tls.get_or_init(make).clone()
+        let new = || tls::config(&self.authorities);
+        self.tls.get_or_init(new).clone()
     }
 }
 
@@ -91,7 +91,7 @@ pub(super) struct Connector {
     pub(super) dialer: Arc<Dialer>,
     pub(super) handler: Arc<str>,
     pub(super) reach: Reach,
-    /// Counts the connections that it has made.
+    /// Counts the open connections that it has made.
     pub(super) open: OpenCount,
 }
 
@@ -100,7 +100,7 @@ impl Connector {
         let target = Target::of(&uri).map_err(Fault::Unreachable)?;
         let connect = async {
             let addresses = self.addresses(&target.host).await?;
-            let stream = reach_one_of(&addresses, target.port).await?;
+            let stream = connect_to_one_of(&addresses, target.port).await?;
             let open = self.open.one();
             let (stream, h2): (Box<dyn Stream>, bool) = match target.scheme {
                 HttpScheme::Http => (Box::new(stream), false),
@@ -146,12 +146,12 @@ impl Connector {
         match (prohibited, reachable.is_empty()) {
             (_, false) => Ok(reachable),
             (Some(prohibited), true) => Err(prohibited),
-            (None, true) => Err(Fault::Unknown("it has none".into())),
+            (None, true) => Err(Fault::Unknown("it has no address".into())),
         }
     }
 
-    /// The kind of an address on this machine. If the machine's own addresses are unknown, no public address is
-    /// reached.
+    /// The kind of an address, as seen from this machine. If the machine's own addresses are unknown, no public address
+    /// can be reached.
     fn address_kind(&self, address: IpAddr) -> Result<AddressKind, Fault> {
         match address_kind(address) {
             AddressKind::Public => match self.dialer.lookups.is_own(address) {
@@ -166,8 +166,8 @@ impl Connector {
     }
 }
 
-async fn reach_one_of(addresses: &[IpAddr], port: u16) -> Result<TcpStream, Fault> {
-    let mut failed = Fault::ConnectTimeout;
+async fn connect_to_one_of(addresses: &[IpAddr], port: u16) -> Result<TcpStream, Fault> {
+    let mut fault = Fault::ConnectTimeout;
     for address in addresses {
         let address = SocketAddr::new(*address, port);
         match timeout(ADDRESS_MAX, TcpStream::connect(address)).await {
@@ -176,11 +176,11 @@ async fn reach_one_of(addresses: &[IpAddr], port: u16) -> Result<TcpStream, Faul
                 drop(stream.set_nodelay(true));
                 return Ok(stream);
             }
-            Ok(Err(error)) => failed = Fault::Unreachable(error.to_string()),
-            Err(_) => failed = Fault::ConnectTimeout,
+            Ok(Err(error)) => fault = Fault::Unreachable(error.to_string()),
+            Err(_) => fault = Fault::ConnectTimeout,
         }
     }
-    Err(failed)
+    Err(fault)
 }
 
 impl tower_service::Service<Uri> for Connector {
@@ -276,15 +276,15 @@ mod tests {
     #[test]
     fn each_reach_includes_those_before_it_and_none_includes_multicast() {
         let reaches = [Reach::Public, Reach::Private, Reach::Listed];
-        for (kind, least) in [
+        for (kind, first) in [
             (AddressKind::Public, 0),
             (AddressKind::Own, 1),
             (AddressKind::Private, 1),
             (AddressKind::Metadata, 2),
             (AddressKind::Nowhere, 3),
         ] {
-            for (at, reach) in reaches.into_iter().enumerate() {
-                assert_eq!(reach.includes(kind), at >= least, "{reach:?} {kind:?}");
+            for (index, reach) in reaches.into_iter().enumerate() {
+                assert_eq!(reach.includes(kind), index >= first, "{reach:?} {kind:?}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The texts of denials: who asked for what, and the lines of rouse.toml that would allow it.
+//! The texts of denials: what the handler requested, and the lines of rouse.toml that would allow it.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use super::target::Target;
 use crate::harmless::printable;
 use crate::sandbox::grants::lines;
 
-/// The size of a quoted word: a guest may invent methods and authorities of any length.
+/// The size of a quoted word: guests may use methods and authorities of any length.
 const WORD_BYTES_MAX: usize = 200;
 
 /// Denies an address that cannot be granted, because it is ambiguous or invalid.
@@ -18,7 +18,7 @@ pub(super) fn unreadable(handler: &str, method: &Method, uri: &Uri, why: &str) -
     // The part before an @ may be a password.
     let host = authority.rsplit('@').next().unwrap_or_default();
     format!(
-        "the handler {handler} asked for {} {}, which cannot be granted: {why}",
+        "the handler {handler} requested {} {}, which cannot be granted: {why}",
         word(method.as_str()),
         word(host)
     )
@@ -27,7 +27,7 @@ pub(super) fn unreadable(handler: &str, method: &Method, uri: &Uri, why: &str) -
 /// Denies a tunnel, whose requests could not be checked.
 pub(super) fn tunnel(handler: &str, target: &Target) -> String {
     format!(
-        "the handler {handler} asked for a tunnel (CONNECT) to {target}, which cannot be granted"
+        "the handler {handler} requested a tunnel (CONNECT) to {target}, which cannot be granted"
     )
 }
 
@@ -35,7 +35,7 @@ pub(super) fn tunnel(handler: &str, target: &Target) -> String {
 pub(super) fn not_granted(handler: &str, method: &Method, target: &Target, config: &str) -> String {
     let method = word(method.as_str());
     format!(
-        "the handler {handler} asked for {method} {target}, which is not granted to it; these lines in rouse.toml would allow it:\n{}",
+        "the handler {handler} requested {method} {target}, which is not granted to it; to grant it, add these lines to rouse.toml:\n{}",
         lines::to_paste(handler, &lines(handler, &method, target), config)
     )
 }
@@ -50,16 +50,16 @@ pub(super) fn prohibited(
     config: &str,
 ) -> String {
     let method = word(method.as_str());
-    let asked =
-        format!("the handler {handler} asked for {method} {target}, which leads to {address}");
+    let request =
+        format!("the handler {handler} requested {method} {target}, which leads to {address}");
     match kind {
         AddressKind::Public | AddressKind::Own | AddressKind::Private => {
-            let what = match kind {
+            let kind = match kind {
                 AddressKind::Own => "an address of this machine",
                 _ => "not a public address",
             };
             format!(
-                "{asked}, which is {what}; these lines in rouse.toml would allow it:\n{}",
+                "{request}, which is {kind}; to grant it, add these lines to rouse.toml:\n{}",
                 lines::to_paste(
                     handler,
                     &format!("{}\nprivate = true", lines(handler, &method, target)),
@@ -68,9 +68,9 @@ pub(super) fn prohibited(
             )
         }
         AddressKind::Metadata => format!(
-            "{asked}, where clouds give out credentials; only a grant that lists exactly this address in its `hosts` allows it"
+            "{request}, where clouds serve credentials; only a grant that lists exactly this address in its `hosts` allows it"
         ),
-        AddressKind::Nowhere => format!("{asked}, which is not the address of a server"),
+        AddressKind::Nowhere => format!("{request}, which is not the address of a server"),
     }
 }
 
@@ -85,24 +85,24 @@ fn lines(handler: &str, method: &str, target: &Target) -> String {
     )
 }
 
-/// Denies a request that the handler is granted, but that the job's attenuation takes away.
-pub(super) fn taken_away(handler: &str, method: &Method, target: &Target) -> String {
+/// Denies a request that the handler is granted, but that the job's attenuation removes.
+pub(super) fn removed_by_job(handler: &str, method: &Method, target: &Target) -> String {
     let method = word(method.as_str());
     format!(
-        "the handler {handler} asked for {method} {target}, which the grants of this job leave out; enqueue it with \"{}\" under \"http\" of its grants, or without",
+        "the handler {handler} requested {method} {target}, which the grants of this job leave out; enqueue it with \"{}\" under \"http\" of its grants, or without that key",
         target.host
     )
 }
 
-/// Denies a secret that the handler is granted, but that the job's attenuation takes away.
-pub(super) fn secret_taken_away(handler: &str, name: &str) -> String {
+/// Denies a secret that the handler is granted, but that the job's attenuation removes.
+pub(super) fn secret_removed_by_job(handler: &str, name: &str) -> String {
     let name = word(name);
     format!(
-        "the handler {handler} asked for the secret {name}, which the grants of this job leave out; enqueue it with \"{name}\" under \"secrets\" of its grants, or without"
+        "the handler {handler} requested the secret {name}, which the grants of this job leave out; enqueue it with \"{name}\" under \"secrets\" of its grants, or without that key"
     )
 }
 
-/// Puts lines after those that bind the handler's name, and before those that deny where the secret is read from.
+/// Puts lines after those that bind the handler's name, and before those that define where the secret is read from.
 fn with_others(binding: Option<&str>, own: &str, name: &str) -> String {
     let source = lines::read_from(name);
     let all = binding.into_iter().chain([own, &source]);
@@ -110,7 +110,7 @@ fn with_others(binding: Option<&str>, own: &str, name: &str) -> String {
 }
 
 /// Explains how to define a secret that may not exist yet.
-const THEN_READ: &str = "; a secret is read from a variable of the host's environment (env = …), or from a file (file = \"PATH\")";
+const THEN_READ: &str = ". A secret is read from a variable of the host's environment (env = …), or from a file (file = \"PATH\")";
 
 /// Denies a secret that the handler is not granted. `binding`: the lines that bind the handler's name, if it is not
 /// bound.
@@ -118,16 +118,16 @@ pub(super) fn no_secret(handler: &str, name: &str, binding: Option<&str>, config
     let name = word(name);
     let own = lines::secret(handler, Some(&name), None, "authorization");
     format!(
-        "the handler {handler} asked for the secret {name}, which is not granted to it; with its server and header filled in, these lines in rouse.toml would allow it:\n{}{THEN_READ}",
+        "the handler {handler} requested the secret {name}, which is not granted to it; to grant it, add these lines to rouse.toml, with its server and header filled in:\n{}{THEN_READ}",
         lines::to_paste(handler, &with_others(binding, &own, &name), config)
     )
 }
 
-/// Denies a secret that is granted by a table without a binding.
+/// Denies a secret that a table without a binding grants.
 pub(super) fn unbound_secret(handler: &str, name: &str, lines: &str) -> String {
     let name = word(name);
     format!(
-        "the handler {handler} asked for the secret {name}, which is granted without naming a module, and therefore to none; these lines in rouse.toml would grant it to the module that runs:\n{lines}{}",
+        "the handler {handler} requested the secret {name}, which is granted in a table that does not name a module, and so to no module; to grant it to the module that runs, add these lines to rouse.toml:\n{lines}{}",
         lines::then_in_table(handler)
     )
 }
@@ -137,7 +137,7 @@ pub(super) fn no_signing(handler: &str, name: &str, binding: Option<&str>, confi
     let name = word(name);
     let own = lines::signing(handler, Some(&name));
     format!(
-        "the handler {handler} asked for a signature with the secret {name}, which is not granted to it for signing; these lines in rouse.toml would allow it:\n{}{THEN_READ}",
+        "the handler {handler} requested a signature with the secret {name}, which is not granted to it for signing; to grant it, add these lines to rouse.toml:\n{}{THEN_READ}",
         lines::to_paste(handler, &with_others(binding, &own, &name), config)
     )
 }
@@ -153,7 +153,7 @@ pub(super) fn secret_in_header(
     let header = word(header);
     let host = target.host.to_string();
     format!(
-        "the handler {handler} put the secret {name} into the header {header} of a request to {target}, where it may not go; these lines in rouse.toml would allow it:\n{}",
+        "the handler {handler} put the secret {name} into the header {header} of a request to {target}, where it may not be sent; to grant it, add these lines to rouse.toml:\n{}",
         lines::to_paste(
             handler,
             &lines::secret(handler, Some(name), Some(&host), &header),
@@ -165,7 +165,7 @@ pub(super) fn secret_in_header(
 /// Denies a secret in a path or query, which servers and proxies write to their logs.
 pub(super) fn secret_in_path(handler: &str, name: &str, target: &Target) -> String {
     format!(
-        "the handler {handler} put the secret {name} into the path of a request to {target}; a secret goes into headers and bodies only"
+        "the handler {handler} put the secret {name} into the path of a request to {target}; secrets are allowed only in headers and bodies"
     )
 }
 
@@ -190,7 +190,7 @@ mod tests {
             "",
         );
         let (_, rest) = denial.split_once(":\n").expect("lines");
-        let (lines, then) = rest.split_once("\n\n").expect("what to do with them");
+        let (lines, then) = rest.split_once("\n\n").expect("a paragraph");
         assert_eq!(
             lines,
             "[[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]\nschemes = [\"http\"]\nports = [8080]\nmethods = [\"POST\"]"
@@ -211,13 +211,13 @@ mod tests {
             let source = "\n\n[secrets.KEY]\nenv = \"KEY\"\n\n";
             let denial = deny("mail.send", "KEY", None, "");
             assert!(denial.contains(source), "{denial}");
-            let there = "[secrets.KEY]\nfile = \"key\"\n";
-            let denial = deny("mail.send", "KEY", None, there);
+            let existing = "[secrets.KEY]\nfile = \"key\"\n";
+            let denial = deny("mail.send", "KEY", None, existing);
             assert!(!denial.contains("[secrets.KEY]"), "{denial}");
             let list = "[handlers.\"mail.send\"]\nsecrets = []\n";
             let denial = deny("mail.send", "KEY", None, list);
             assert!(denial.contains("\n{ name = \"KEY\", "), "{denial}");
-            assert!(denial.contains("where the lines with # say"), "{denial}");
+            assert!(denial.contains("where the comment says"), "{denial}");
         }
     }
 

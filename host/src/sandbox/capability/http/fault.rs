@@ -12,34 +12,30 @@ use super::address::AddressKind;
 pub(super) enum Fault {
     #[error("the attempt has to stop")]
     Stopped,
-    /// Recorded already, with what the operator can do.
+    /// The denial is already recorded, with what the operator can do.
     #[error("the request is not granted to the handler")]
     Denied,
     /// All addresses of the host are prohibited.
-    #[error("{address} may not be connected to")]
+    #[error("the handler may not connect to {address}")]
     Prohibited { address: IpAddr, kind: AddressKind },
     #[error("{0}")]
     Limit(String),
-    #[error(
-        "the request's body has more than {0} bytes, which is the limit (limits.http_body_bytes)"
-    )]
+    #[error("the request's body exceeds the limit of {0} bytes (limits.http_body_bytes)")]
     RequestBody(u64),
-    #[error(
-        "the response's body has more than {0} bytes, which is the limit (limits.http_body_bytes)"
-    )]
+    #[error("the response's body exceeds the limit of {0} bytes (limits.http_body_bytes)")]
     ResponseBody(u64),
     /// The guest dropped it unfinished, or its length differs from the declared one.
-    #[error("the request's body was not finished")]
+    #[error("the request's body is incomplete")]
     Unfinished,
     #[error("the host's address cannot be found: {0}")]
     Unknown(String),
-    #[error("no connection: {0}")]
+    #[error("the connection failed: {0}")]
     Unreachable(String),
-    #[error("no connection in time")]
+    #[error("the connection was not established in time")]
     ConnectTimeout,
-    #[error("no TLS: {0}")]
+    #[error("the TLS handshake failed: {0}")]
     Tls(String),
-    #[error("no response in time")]
+    #[error("the response did not start in time")]
     HeadTimeout,
     #[error("the rest of the response did not arrive in time")]
     BodyTimeout,
@@ -48,7 +44,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// The cause of a client error: the fault of this host, if there is one.
+    /// The cause of a client error: this host's fault, if there is one.
     pub(super) fn of(error: &hyper_util::client::legacy::Error) -> Self {
         let mut cause = error.source();
         let mut last = error.to_string();

@@ -24,11 +24,11 @@ impl WasiHttpHooks for Http {
         request: http::Request<WasiBody>,
         options: Option<RequestOptions>,
         _processed: Box<dyn Future<Output = Result<(), Error>> + Send>,
-    ) -> Box<dyn Future<Output = Result<Answer, Error>> + Send> {
+    ) -> Box<dyn Future<Output = Result<Sent, Error>> + Send> {
         match self.prepare(request, options.unwrap_or_default()) {
             Ok(sending) => Box::new(async move {
                 let response = sending.send().await.map_err(Fault::into_error)?;
-                Ok::<Answer, _>((response, Box::new(async { Ok(()) })))
+                Ok::<Sent, _>((response, Box::new(async { Ok(()) })))
             }),
             Err(fault) => Box::new(async move { Err(fault.into_error()) }),
         }
@@ -42,7 +42,7 @@ impl WasiHttpHooks for Http {
         CHUNK_BYTES_MAX
     }
 
-    // The default implementations log each guest error in the host's log, without a limit.
+    // The default implementations write each error of a guest to the host's log, without a limit.
 
     fn p2_error_from_hyper(&mut self, _: &hyper::Error) -> ErrorCode {
         ErrorCode::HttpProtocolError
@@ -57,8 +57,8 @@ impl WasiHttpHooks for Http {
     }
 }
 
-/// A response, and a future for background work, which is empty.
-type Answer = (
+/// A response, and a future for background work, which has none.
+type Sent = (
     http::Response<WasiBody>,
     Box<dyn Future<Output = Result<(), Error>> + Send>,
 );

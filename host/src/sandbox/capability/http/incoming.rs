@@ -11,7 +11,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use wasmtime_wasi_http::Error;
 
 use super::fault::Fault;
-use super::held::held_bytes;
+use super::host_memory::host_bytes;
 use super::secrets::Redactor;
 use super::tally::{UnderWay, fields_bytes};
 
@@ -22,7 +22,7 @@ pub(super) struct Incoming {
     pub(super) redactor: Option<Redactor>,
     pub(super) limits: Limits,
     pub(super) timer: Pin<Box<Sleep>>,
-    /// What follows the bytes that the redactor holds back.
+    /// The end of the body, which follows the bytes that the redactor holds back.
     pub(super) ending: Option<Ending>,
 }
 
@@ -92,7 +92,7 @@ impl Incoming {
                     },
                 },
             };
-            // The redactor may hold back all of them.
+            // The redactor may hold back all bytes.
             if !bytes.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }
@@ -118,11 +118,11 @@ impl Incoming {
         }
     }
 
-    /// Counted as held, because the guest may keep them after the body.
+    /// The guest may keep trailers after the body, so they count as host memory until the attempt ends.
     fn trailers(&self, mut trailers: HeaderMap) -> Result<HeaderMap, Fault> {
         let tally = self.under_way.tally();
         tally.received(fields_bytes(&trailers))?;
-        tally.keeps(held_bytes(&trailers))?;
+        tally.charge_until_end(host_bytes(&trailers))?;
         if let Some(redactor) = &self.redactor {
             redactor.redact_fields(&mut trailers);
         }
@@ -155,13 +155,13 @@ mod tests {
     use super::super::tally::Tally;
     use super::*;
     use crate::sandbox::Meter;
-    use crate::sandbox::attempt::memory::{Held, MemoryBudget};
+    use crate::sandbox::attempt::memory::{HostMemory, MemoryBudget};
 
     const TRAILER: usize = 1000;
 
     /// Reads a body of one byte with a trailer, within this limit of host memory.
     async fn read(
-        held: Arc<Held>,
+        host_memory: Arc<HostMemory>,
         meter: &Arc<Meter>,
     ) -> Result<http_body_util::Collected<Bytes>, Error> {
         let (client, mut server) = tokio::io::duplex(64 << 10);
@@ -191,7 +191,7 @@ mod tests {
             between_bytes: Duration::from_secs(60),
             done_by: Instant::now() + Duration::from_secs(60),
         };
-        let tally = Tally::new(meter.clone(), u64::MAX, Some(held));
+        let tally = Tally::new(meter.clone(), u64::MAX, Some(host_memory));
         let body = Incoming {
             body: response.into_body(),
             under_way: tally.start().expect("it fits"),
@@ -206,23 +206,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn count_trailers_as_received_and_as_held_until_the_attempt_ends() {
+    async fn count_trailers_as_received_and_as_host_memory_until_the_attempt_ends() {
         let mut trailers = HeaderMap::new();
         let value = HeaderValue::from_str(&"v".repeat(TRAILER)).expect("a value");
         trailers.insert(HeaderName::from_static("x-a"), value);
         let (total, meter) = (1 << 20, Arc::new(Meter::default()));
         let budget = MemoryBudget::new(total);
-        let held = Held::new(total, budget.clone());
-        let body = read(held.clone(), &meter).await.expect("there is room");
+        let host_memory = HostMemory::new(total, budget.clone());
+        let body = read(host_memory.clone(), &meter).await.expect("it fits");
         assert_eq!(body.trailers(), Some(&trailers));
         drop(body);
-        assert_eq!(budget.free_bytes(), total - held_bytes(&trailers));
+        assert_eq!(budget.free_bytes(), total - host_bytes(&trailers));
         assert_eq!(meter.usage().bytes_in, 1 + fields_bytes(&trailers) as u64);
-        drop(held);
+        drop(host_memory);
         assert_eq!(budget.free_bytes(), total);
 
-        let short = Held::new((512 << 10) + TRAILER, budget);
-        let error = read(short, &meter).await.expect_err("there is no room");
+        let short = HostMemory::new((512 << 10) + TRAILER, budget);
+        let error = read(short, &meter).await.expect_err("it does not fit");
         assert!(format!("{error:?}").contains("memory_mb"), "{error:?}");
     }
 }

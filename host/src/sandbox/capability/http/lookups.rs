@@ -1,5 +1,5 @@
-//! Name lookups. The system resolves names on a thread that cannot be cancelled: it continues when no caller waits
-//! any more. So a lookup counts until it has ended, and no guest can make the host start more and more of them.
+//! Name lookups. The system resolves names on a thread that cannot be cancelled: it continues when no caller waits any
+//! longer. So a lookup counts until it has ended, and no guest can make the host start more and more of them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const LOOKUPS_MAX: usize = 32;
 
 /// Concurrent lookups of one handler: a handler whose name servers never answer delays only itself.
-pub(super) const LOOKUPS_OF_ONE_MAX: usize = 8;
+pub(super) const LOOKUPS_PER_HANDLER_MAX: usize = 8;
 
 /// Resolves names.
 pub trait Resolver: fmt::Debug + Send + Sync {
@@ -54,7 +54,7 @@ pub(super) struct Lookups {
     resolver: Arc<dyn Resolver>,
     under_way: Arc<Semaphore>,
     /// By handler, across versions of its module.
-    of_handlers: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
+    by_handler: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
 }
 
 impl Lookups {
@@ -62,7 +62,7 @@ impl Lookups {
         Self {
             resolver,
             under_way: Arc::new(Semaphore::new(LOOKUPS_MAX)),
-            of_handlers: Mutex::default(),
+            by_handler: Mutex::default(),
         }
     }
 
@@ -73,15 +73,15 @@ impl Lookups {
     /// The resolver's error.
     pub(super) async fn look_up(&self, handler: &Arc<str>, name: &str) -> io::Result<Vec<IpAddr>> {
         // The handler's own limit first: waiting there does not block other handlers.
-        let own = enter(self.of(handler)).await;
-        let places = (own, enter(self.under_way.clone()).await);
+        let own = acquire(self.permits_of(handler)).await;
+        let permits = (own, acquire(self.under_way.clone()).await);
         let (resolver, name) = (self.resolver.clone(), name.to_owned());
-        let looking = tokio::spawn(async move {
+        let lookup = tokio::spawn(async move {
             let found = resolver.resolve(&name).await;
-            drop(places);
+            drop(permits);
             found
         });
-        match looking.await {
+        match lookup.await {
             Ok(found) => found,
             Err(error) => Err(io::Error::other(error)),
         }
@@ -96,19 +96,19 @@ impl Lookups {
     }
 
     /// The permits of one handler.
-    fn of(&self, handler: &Arc<str>) -> Arc<Semaphore> {
-        let of_handlers = self.of_handlers.lock();
+    fn permits_of(&self, handler: &Arc<str>) -> Arc<Semaphore> {
+        let by_handler = self.by_handler.lock();
         // Nothing panics while it holds the lock.
-        let mut of_handlers = of_handlers.unwrap_or_else(PoisonError::into_inner);
-        let own = of_handlers.entry(handler.clone());
-        own.or_insert_with(|| Arc::new(Semaphore::new(LOOKUPS_OF_ONE_MAX)))
+        let mut by_handler = by_handler.unwrap_or_else(PoisonError::into_inner);
+        let own = by_handler.entry(handler.clone());
+        own.or_insert_with(|| Arc::new(Semaphore::new(LOOKUPS_PER_HANDLER_MAX)))
             .clone()
     }
 }
 
-async fn enter(places: Arc<Semaphore>) -> OwnedSemaphorePermit {
-    let place = places.acquire_owned().await;
-    place.expect("it is never closed")
+async fn acquire(permits: Arc<Semaphore>) -> OwnedSemaphorePermit {
+    let permit = permits.acquire_owned().await;
+    permit.expect("the semaphore is never closed")
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What all handlers of a host share: settings and pooled connections. Each handler has a pool of its own: a handler
-//! never finds a connection that another one opened.
+//! The settings and pooled connections of all handlers of a host. Each handler has a pool of its own: it never gets a
+//! connection that another handler opened.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,29 +18,29 @@ const IDLE_MAX: Duration = Duration::from_secs(30);
 /// Idle connections to one server.
 const IDLE_COUNT_MAX: usize = 8;
 
-/// Open connections of all handlers. A handler that may reach any server can open a thousand, each to another server;
-/// a process has 1,024 files by default, and needs some for the database and for requests.
-const KEPT_MAX: usize = 256;
+/// Open connections of all handlers. A handler that may reach any server can open a thousand, each to another server. A
+/// process has 1,024 files by default, and needs some for the database and for requests.
+const OPEN_MAX: usize = 256;
 
 /// The head of a response, bytes; servers send 1 to 16 KiB. It is also the buffer of an HTTP/1.1 connection.
 const HEAD_BYTES_MAX: u32 = 64 << 10;
 
-/// What a server may send over HTTP/2 before the guest has read it, for one response and for one connection.
+/// Bytes that a server may send over HTTP/2 before the guest has read them, for one response and for one connection.
 const WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 
 pub(super) type HttpClient = Client<Connector, Outgoing>;
 
-/// What all handlers of a host share.
+/// The HTTP settings and pools of a host, for all handlers.
 pub(in crate::sandbox) struct Net {
     pub(super) settings: HttpSettings,
     dialer: Arc<Dialer>,
-    kept: Mutex<Kept>,
+    pools: Mutex<Pools>,
 }
 
 /// Pooled connections.
 #[derive(Default)]
-struct Kept {
+struct Pools {
     /// One client for each handler and reach: a connection to a private address must not serve a request that may not
     /// go to one.
     clients: HashMap<(Arc<str>, Reach), HttpClient>,
@@ -55,19 +55,19 @@ impl Net {
         Ok(Arc::new(Self {
             dialer: Dialer::new(&settings)?,
             settings,
-            kept: Mutex::default(),
+            pools: Mutex::default(),
         }))
     }
 
     /// The client for this handler's requests with this reach. If too many connections are open, all handlers start
-    /// with empty pools: idle connections are closed at once, others with the ends of their requests.
+    /// with empty pools: idle connections are closed at once, others when their requests end.
     pub(super) fn client(&self, handler: &Arc<str>, reach: Reach) -> HttpClient {
         // Nothing panics while it holds the lock.
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.open.count() >= KEPT_MAX {
-            *kept = Kept::default();
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        if pools.open.count() >= OPEN_MAX {
+            *pools = Pools::default();
         }
-        let Kept { clients, open } = &mut *kept;
+        let Pools { clients, open } = &mut *pools;
         let client = clients.entry((handler.clone(), reach)).or_insert_with(|| {
             client(Connector {
                 dialer: self.dialer.clone(),

@@ -1,6 +1,6 @@
-//! Secrets that the guest never holds. It holds a placeholder, a random word of its attempt; the host replaces it by
-//! the secret on the way to servers that the grant allows. In responses from there, the secret is replaced by the
-//! placeholder again if it appears literally; an encoded or compressed secret is not recognised.
+//! Secrets that the guest never sees. It has a placeholder, a random word for its attempt, which the host replaces with
+//! the secret in requests to servers that the grant allows. In responses from there, the host replaces the secret with
+//! the placeholder again if it appears literally; an encoded or compressed secret is not recognised.
 
 mod redactor;
 
@@ -15,7 +15,7 @@ use super::denial;
 use super::target::Target;
 use crate::sandbox::grants::{Secret, SecretGrant};
 
-/// The prefix of placeholders, so that people recognise one.
+/// The prefix of placeholders, so that people recognise them.
 const PREFIX: &str = "rouse-secret-";
 
 /// The placeholders of one attempt.
@@ -32,18 +32,18 @@ impl Placeholders {
     /// The placeholder of this secret, the same at each call.
     ///
     /// # Errors
-    /// If the handler is not granted the secret, with what the operator can do.
+    /// The denial, if the handler is not granted the secret, with what the operator can do.
     pub(super) fn of(&mut self, access: &HttpAccess, name: &str) -> Result<String, String> {
         if !access.has_secret(name) {
             return Err(match access.secrets.contains_key(name) {
-                true => denial::secret_taken_away(&access.handler, name),
+                true => denial::secret_removed_by_job(&access.handler, name),
                 false => no_secret(access, name, denial::no_secret),
             });
         }
-        Ok(self.word(name))
+        Ok(self.word_for(name))
     }
 
-    fn word(&mut self, name: &str) -> String {
+    fn word_for(&mut self, name: &str) -> String {
         if let Some(known) = self.0.iter().find(|known| known.name == name) {
             return known.word.clone();
         }
@@ -58,7 +58,7 @@ impl Placeholders {
     /// Inserts secrets into the headers of a request, and returns the replacements for its body.
     ///
     /// # Errors
-    /// If one of them may not go there, with what the operator can do.
+    /// The denial, if one of them may not go there, with what the operator can do.
     pub(super) fn put_into(
         &self,
         access: &HttpAccess,
@@ -74,7 +74,7 @@ impl Placeholders {
             if request.uri.to_string().contains(word.as_str()) {
                 return Err(denial::secret_in_path(&access.handler, name, target));
             }
-            let here: Vec<&SecretGrant> = granted
+            let grants: Vec<&SecretGrant> = granted
                 .grants()
                 .filter(|grant| grant.reaches(&target.host))
                 .collect();
@@ -85,7 +85,7 @@ impl Placeholders {
                     continue;
                 };
                 let header = header.as_str();
-                if !here
+                if !grants
                     .iter()
                     .any(|grant| grant.headers.iter().any(|it| it == header))
                 {
@@ -98,11 +98,11 @@ impl Placeholders {
                     ));
                 }
                 *value = HeaderValue::from_bytes(&replaced)
-                    .expect("a secret is of characters that a header can carry");
+                    .expect("a secret has only characters that a header can carry");
                 // Keeps it out of debug output and out of HTTP/2 header tables.
                 value.set_sensitive(true);
             }
-            if here.iter().any(|grant| grant.body) {
+            if grants.iter().any(|grant| grant.body) {
                 in_body.push((word.clone(), secret.clone()));
             }
         }
@@ -115,7 +115,7 @@ impl Placeholders {
 
     /// A redactor for the secrets that this server may know; `None` if there are none.
     ///
-    /// Secrets that are never sent there are not redacted: the server does not have them from here, and redaction
+    /// Secrets that are never sent there are not redacted: the server does not have them from this host, and redaction
     /// would reveal whether it guessed one.
     pub(super) fn redactor(&mut self, access: &HttpAccess, target: &Target) -> Option<Redactor> {
         let known = access
@@ -123,7 +123,7 @@ impl Placeholders {
             .iter()
             .filter(|(_, granted)| granted.may_be_known_to(&target.host));
         let pairs: Vec<_> = known
-            .map(|(name, granted)| (granted.secret.clone(), self.word(name)))
+            .map(|(name, granted)| (granted.secret.clone(), self.word_for(name)))
             .collect();
         (!pairs.is_empty()).then(|| Redactor::new(pairs))
     }
@@ -132,7 +132,7 @@ impl Placeholders {
 /// HMAC-SHA256 of a message, with a secret that is granted for signing as the key.
 ///
 /// # Errors
-/// If it is not granted, with what the operator can do.
+/// The denial, if it is not granted, with what the operator can do.
 pub(super) fn sign(access: &HttpAccess, name: &str, message: &[u8]) -> Result<Vec<u8>, String> {
     let granted = access.secrets.get(name);
     match granted.filter(|granted| granted.grants().any(|grant| grant.sign)) {
@@ -141,9 +141,9 @@ pub(super) fn sign(access: &HttpAccess, name: &str, message: &[u8]) -> Result<Ve
             .hmac_sha256(message)
             .map(Vec::from)
             .map_err(|why| format!("the secret {name} is not a key: {why}")),
-        // The handler has it, but the job's attenuation takes it away.
-        None if granted.is_some_and(|granted| granted.is_taken_away) => {
-            Err(denial::secret_taken_away(&access.handler, name))
+        // The handler has it, but the job's attenuation removes it.
+        None if granted.is_some_and(|granted| granted.is_removed_by_job) => {
+            Err(denial::secret_removed_by_job(&access.handler, name))
         }
         None => Err(no_secret(access, name, denial::no_signing)),
     }
@@ -179,7 +179,7 @@ impl Replacements {
         self.0.iter().try_fold(body, |body, (word, secret)| {
             let (word, secret) = (word.as_bytes(), secret.reveal());
             let times = count(&body, word);
-            // Checked first, because a short placeholder may stand for a long secret, a thousand times.
+            // Checked first, because a short placeholder may stand for a long secret and occur a thousand times.
             let bytes = body.len() - times * word.len() + times * secret.len();
             (bytes <= bytes_max).then(|| replace_all(&body, word, secret).unwrap_or(body))
         })

@@ -17,7 +17,7 @@ use super::attempt::Http;
 use super::connect::CONNECT_MAX;
 use super::denial;
 use super::fault::Fault;
-use super::held::held_bytes;
+use super::host_memory::host_bytes;
 use super::incoming::{Incoming, Limits};
 use super::outgoing::Outgoing;
 use super::secrets::{Redactor, Replacements};
@@ -61,17 +61,21 @@ impl Http {
         if self.abort.reason().is_some() {
             return Err(Fault::Stopped);
         }
-        self.meter.called();
+        self.meter.count_host_call();
         let settings = &access.net.settings;
         let tally = self
             .tally
             .get_or_insert_with(|| {
-                Tally::new(self.meter.clone(), self.limits.bytes, self.held.clone())
+                Tally::new(
+                    self.meter.clone(),
+                    self.limits.bytes,
+                    self.host_memory.clone(),
+                )
             })
             .clone();
         if self.requests >= self.limits.requests {
             return Err(Fault::Limit(format!(
-                "the attempt has sent {} requests, which is its limit (limits.http_requests)",
+                "the attempt has reached its limit of {} requests (limits.http_requests)",
                 self.requests
             )));
         }
@@ -87,8 +91,8 @@ impl Http {
             .put_into(&access, &allowed.target, &mut parts)
             .map_err(|why| tally.deny(why))?;
         if !replacements.is_empty() {
-            // The body as the guest wrote it, and as it is sent.
-            under_way.holds(2 * SECRET_BODY_BYTES_MAX)?;
+            // Both the body that the guest wrote and the one that is sent.
+            under_way.charge(2 * SECRET_BODY_BYTES_MAX)?;
         }
         parts.uri = canonical_uri(&allowed, &parts.uri)?;
         tally.sent(head_bytes(&parts.method, &parts.uri, &parts.headers))?;
@@ -127,19 +131,19 @@ impl Sending {
         // The body is counted while it is sent.
         let (abort, tally) = (self.abort.clone(), self.tally.clone());
         let outgoing = |body| Outgoing::new(body, abort, tally, self.limits.bytes_max);
-        let asked = async {
+        let sent = async {
             let request = with_secrets(self.request, self.replacements).await?;
             let client = self.access.client(self.allowed.reach);
-            let asked = client.request(request.map(outgoing)).await;
-            asked.map_err(|error| Fault::of(&error))
+            let sent = client.request(request.map(outgoing)).await;
+            sent.map_err(|error| Fault::of(&error))
         };
-        let answered = tokio::select! {
+        let result = tokio::select! {
             biased;
-            () = self.abort.turned() => Err(Fault::Stopped),
+            () = self.abort.aborted() => Err(Fault::Stopped),
             () = tokio::time::sleep_until(self.head_by) => Err(Fault::HeadTimeout),
-            answered = while_trusted(&self.abort, asked) => answered,
+            result = while_trusted(&self.abort, sent) => result,
         };
-        let response = answered.map_err(|fault| match fault {
+        let response = result.map_err(|fault| match fault {
             Fault::Prohibited { address, kind } => {
                 let (handler, target) = (&self.access.handler, &self.allowed.target);
                 let config = &self.access.config;
@@ -154,7 +158,7 @@ impl Sending {
         // A status line has about the length of the shortest request line.
         self.tally
             .received(head_bytes(&method, &Uri::default(), &parts.headers))?;
-        self.tally.keeps(held_bytes(&parts.headers))?;
+        self.tally.charge_until_end(host_bytes(&parts.headers))?;
         if let Some(redactor) = &self.redactor {
             redactor.redact_fields(&mut parts.headers);
             if !is_head {
@@ -184,7 +188,7 @@ async fn with_secrets(
     }
     let too_large = || {
         Fault::Limit(format!(
-            "a body into which a secret may be put has at most {SECRET_BODY_BYTES_MAX} bytes, with the secrets in it"
+            "a body that may contain a secret must have at most {SECRET_BODY_BYTES_MAX} bytes with its secrets"
         ))
     };
     let (parts, body) = request.into_parts();
@@ -245,7 +249,7 @@ mod tests {
     /// Resolves a name when the test allows it.
     #[derive(Debug, Default)]
     struct Gate {
-        asked: Notify,
+        requested: Notify,
         open: Notify,
         passed: Notify,
     }
@@ -256,7 +260,7 @@ mod tests {
     impl Resolver for Gated {
         fn resolve<'a>(&'a self, _: &'a str) -> Addresses<'a> {
             Box::pin(async move {
-                self.0.asked.notify_one();
+                self.0.requested.notify_one();
                 self.0.open.notified().await;
                 self.0.passed.notify_one();
                 Ok(vec![IpAddr::V4(Ipv4Addr::LOCALHOST)])
@@ -305,7 +309,7 @@ mod tests {
 
     fn start() -> (Arc<Gate>, AbortHandle, TcpListener) {
         let server = TcpListener::bind("127.0.0.1:0").expect("a port");
-        server.set_nonblocking(true).expect("it can be asked");
+        server.set_nonblocking(true).expect("a non-blocking socket");
         (Arc::default(), AbortHandle::new(), server)
     }
 
@@ -324,11 +328,11 @@ mod tests {
         let (gate, abort, server) = start();
         let sending = prepared(&gate, &abort, &server).expect("it is granted");
         let sent = tokio::spawn(sending.send());
-        gate.asked.notified().await;
+        gate.requested.notified().await;
         abort.abort(AbortReason::Cancelled, Duration::from_secs(60));
         let sent = sent.await.expect("it does not panic");
         assert!(matches!(sent, Err(Fault::Stopped)));
-        // The name is resolved after all, and the result is not used.
+        // The name is still resolved, but the result is not used.
         gate.open.notify_one();
         gate.passed.notified().await;
         for _ in 0..100 {
@@ -344,7 +348,7 @@ mod tests {
         let (gate, abort, server) = start();
         let sending = prepared(&gate, &abort, &server).expect("it is granted");
         let sent = tokio::spawn(sending.send());
-        gate.asked.notified().await;
+        gate.requested.notified().await;
         abort.trust_until(BootTime::now(), Duration::ZERO);
         gate.open.notify_one();
         let sent = sent.await.expect("it does not panic");

@@ -12,7 +12,7 @@ const TIMEOUT: Duration = Duration::from_secs(10 * 60);
 /// The operator's settings for all requests of guests.
 #[derive(Debug, Clone)]
 pub struct HttpSettings {
-    /// From a request to the end of its response. Default: 10 minutes.
+    /// The maximum time from the start of a request to the end of its response. Default: 10 minutes.
     pub timeout: Duration,
     /// Certificates (PEM) of authorities that are trusted in addition to the system's. Default: none.
     pub ca_file: Option<PathBuf>,

@@ -8,7 +8,7 @@ use http::{Method, Uri};
 
 use super::fault::Fault;
 use crate::sandbox::Meter;
-use crate::sandbox::attempt::memory::{Charge, Denial, Held};
+use crate::sandbox::attempt::memory::{Charge, Denial, HostMemory};
 
 /// Concurrent requests of one attempt, until the ends of their responses. Each has buffers of up to half a MiB in the
 /// host.
@@ -21,17 +21,21 @@ pub(super) struct Tally {
     under_way: AtomicUsize,
     meter: Arc<Meter>,
     bytes_max: u64,
-    held: Option<Arc<Held>>,
+    host_memory: Option<Arc<HostMemory>>,
     denial: Mutex<Option<String>>,
 }
 
 impl Tally {
-    pub(super) fn new(meter: Arc<Meter>, bytes_max: u64, held: Option<Arc<Held>>) -> Arc<Self> {
+    pub(super) fn new(
+        meter: Arc<Meter>,
+        bytes_max: u64,
+        host_memory: Option<Arc<HostMemory>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             under_way: AtomicUsize::new(0),
             meter,
             bytes_max,
-            held,
+            host_memory,
             denial: Mutex::new(None),
         })
     }
@@ -44,17 +48,20 @@ impl Tally {
             buffers: Vec::new(),
         };
         match before < UNDER_WAY_MAX {
-            true => under_way.holds(UNDER_WAY_BYTES).map(|()| under_way),
+            true => under_way.charge(UNDER_WAY_BYTES).map(|()| under_way),
             false => Err(Fault::Limit(format!(
-                "{UNDER_WAY_MAX} requests are under way, which is the limit of an attempt; read or drop their responses first"
+                "an attempt may have at most {UNDER_WAY_MAX} requests under way; read or drop their responses first"
             ))),
         }
     }
 
-    /// Counts what the host holds of a response until the attempt ends.
-    pub(super) fn keeps(&self, bytes: usize) -> Result<(), Fault> {
-        match &self.held {
-            Some(held) => held.charge(bytes).map(Charge::keep).map_err(no_memory),
+    /// Counts host memory until the attempt ends.
+    pub(super) fn charge_until_end(&self, bytes: usize) -> Result<(), Fault> {
+        match &self.host_memory {
+            Some(host_memory) => host_memory
+                .charge(bytes)
+                .map(Charge::keep)
+                .map_err(no_memory),
             None => Ok(()),
         }
     }
@@ -74,7 +81,7 @@ impl Tally {
         match used.bytes_out.saturating_add(used.bytes_in) <= self.bytes_max {
             true => Ok(()),
             false => Err(Fault::Limit(format!(
-                "the attempt has sent and received {} bytes, which is its limit (limits.http_bytes)",
+                "the attempt has reached its limit of {} bytes sent and received (limits.http_bytes)",
                 self.bytes_max
             ))),
         }
@@ -109,9 +116,9 @@ impl UnderWay {
     }
 
     /// Counts host buffers until the request ends.
-    pub(super) fn holds(&mut self, bytes: usize) -> Result<(), Fault> {
-        if let Some(held) = &self.tally.held {
-            let charge = held.charge(bytes).map_err(no_memory)?;
+    pub(super) fn charge(&mut self, bytes: usize) -> Result<(), Fault> {
+        if let Some(host_memory) = &self.tally.host_memory {
+            let charge = host_memory.charge(bytes).map_err(no_memory)?;
             self.buffers.push(charge);
         }
         Ok(())
@@ -121,7 +128,7 @@ impl UnderWay {
 fn no_memory(denial: Denial) -> Fault {
     let why = match denial {
         Denial::Attempt => {
-            "the host would hold more than the attempt's memory_mb for its requests; read or drop responses first, or raise memory_mb"
+            "the requests of the attempt need more memory in the host than memory_mb; read or drop responses first, or raise memory_mb"
         }
         Denial::Host => {
             "the attempts of this host together have used up its memory; try again later, run fewer at once, or raise memory_total_mb"
@@ -160,8 +167,8 @@ mod tests {
     fn count_buffers_until_a_request_ends() {
         let budget = MemoryBudget::new(3 * UNDER_WAY_BYTES);
         let tally = |requests: usize| {
-            let held = Held::new(requests * UNDER_WAY_BYTES, budget.clone());
-            Tally::new(Arc::default(), u64::MAX, Some(held))
+            let host_memory = HostMemory::new(requests * UNDER_WAY_BYTES, budget.clone());
+            Tally::new(Arc::default(), u64::MAX, Some(host_memory))
         };
         let (first, second) = (tally(2), tally(2));
         let one = first.start().unwrap();
@@ -172,9 +179,9 @@ mod tests {
         let mut other = second.start().unwrap();
         let hosts = refused(&second);
         assert!(hosts.contains("raise memory_total_mb"), "{hosts}");
-        assert!(other.holds(1).is_err() && second.keeps(1).is_err());
+        assert!(other.charge(1).is_err() && second.charge_until_end(1).is_err());
         drop(one);
-        assert!(second.keeps(UNDER_WAY_BYTES).is_ok());
+        assert!(second.charge_until_end(UNDER_WAY_BYTES).is_ok());
         drop((first, second, other));
         assert_eq!(budget.free_bytes(), 2 * UNDER_WAY_BYTES, "one is under way");
     }

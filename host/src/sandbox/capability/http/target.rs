@@ -16,26 +16,26 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Parses the target. Anything ambiguous is refused, so that what is checked is what is connected to.
+    /// Parses the target. Anything ambiguous is refused, so that the connection goes to the target that was checked.
     ///
     /// # Errors
-    /// What is wrong with it, in a sentence.
+    /// A sentence that says what is wrong with it.
     pub(super) fn of(uri: &Uri) -> Result<Self, String> {
         let scheme = match uri.scheme_str() {
             Some("http") => HttpScheme::Http,
             Some("https") => HttpScheme::Https,
-            Some(_) | None => return Err("the schemes are http and https".into()),
+            Some(_) | None => return Err("the scheme must be http or https".into()),
         };
         let authority = uri.authority().map_or("", |authority| authority.as_str());
         if authority.contains('@') {
             return Err("an address must not have a user name; send a header instead".into());
         }
         // There are colons inside brackets too.
-        let host_ends = authority.rfind(']').map_or(0, |bracket| bracket + 1);
-        let (host, port) = match authority[host_ends..].find(':') {
+        let host_end = authority.rfind(']').map_or(0, |bracket| bracket + 1);
+        let (host, port) = match authority[host_end..].find(':') {
             None => (authority, scheme.port()),
             Some(colon) => {
-                let (host, port) = authority.split_at(host_ends + colon);
+                let (host, port) = authority.split_at(host_end + colon);
                 (host, port_of(&port[1..])?)
             }
         };
@@ -119,7 +119,7 @@ mod tests {
             ("https://a..example/", "not a host name"),
             ("https://-a.example/", "not a host name"),
             ("https://a%2eexample/", "not a host name"),
-            ("ftp://a.example/", "schemes"),
+            ("ftp://a.example/", "scheme"),
         ] {
             let why = read(uri).expect_err(uri);
             assert!(why.contains(part), "{uri}: {why}");

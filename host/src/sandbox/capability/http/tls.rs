@@ -21,7 +21,7 @@ pub(super) type Authority = CertificateDer<'static>;
 /// Reads the certificates in a file (PEM).
 ///
 /// # Errors
-/// When it cannot be read, or contains none.
+/// When the file cannot be read, or contains no certificate.
 pub(super) fn read_authorities(path: &Path) -> anyhow::Result<Vec<Authority>> {
     let shown = path.display();
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path)
@@ -29,7 +29,7 @@ pub(super) fn read_authorities(path: &Path) -> anyhow::Result<Vec<Authority>> {
         .collect();
     match certificates {
         Ok(certificates) if certificates.is_empty() => {
-            bail!("there is no certificate in http_ca_file {shown}; it takes PEM")
+            bail!("http_ca_file {shown} contains no certificate in PEM format")
         }
         Ok(certificates) => Ok(certificates),
         Err(error) => bail!("http_ca_file {shown} cannot be read: {error}"),
@@ -52,7 +52,7 @@ pub(super) fn config(authorities: &[Authority]) -> Arc<ClientConfig> {
     }
     let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .expect("ring has what these versions need")
+        .expect("ring supports these versions")
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];

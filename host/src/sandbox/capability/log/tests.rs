@@ -1,4 +1,4 @@
-//! What of a guest's output gets into the log.
+//! Which output of a guest is logged.
 
 use std::io;
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn limits(log_bytes: usize) -> Limits {
     }
 }
 
-/// What was written to the host's log.
+/// The text that was written to the host's log.
 #[derive(Clone, Default)]
 struct Written(Arc<Mutex<Vec<u8>>>);
 
@@ -42,21 +42,21 @@ impl<'a> MakeWriter<'a> for Written {
 }
 
 /// Runs an attempt's output with a limit of 1,000 bytes, and returns the host's log.
-fn logged(says: impl FnOnce(&GuestLog, &AbortHandle)) -> String {
+fn logged(write: impl FnOnce(&GuestLog, &AbortHandle)) -> String {
     let written = Written::default();
     let subscriber = tracing_subscriber::fmt()
         .with_writer(written.clone())
         .with_ansi(false)
         .without_time()
         .finish();
-    let speaker = Speaker::Attempt {
+    let source = LogSource::Attempt {
         job: JobId(42),
         handler: "test.it".into(),
         attempt: Attempt(3),
     };
     let abort = AbortHandle::new();
-    let log = GuestLog::new(speaker, abort.clone(), &limits(1_000), None);
-    tracing::subscriber::with_default(subscriber, || says(&log, &abort));
+    let log = GuestLog::new(source, abort.clone(), &limits(1_000), None);
+    tracing::subscriber::with_default(subscriber, || write(&log, &abort));
     let bytes = written.0.lock().unwrap().clone();
     String::from_utf8(bytes).unwrap()
 }
@@ -93,7 +93,7 @@ fn leave_out_excess_output_with_one_notice() {
         }
     });
     assert!(log.len() < 2_000, "{log}");
-    let notice = "more than it may (`log_bytes` in rouse.toml); the rest is left out";
+    let notice = "the limit of its log (`log_bytes` in rouse.toml); the rest is left out";
     assert_eq!(log.matches(notice).count(), 1);
 }
 
@@ -125,12 +125,12 @@ fn empty_lines_use_up_the_limit() {
 
 #[test]
 fn do_not_buffer_an_endless_line() {
-    let speaker = Speaker::Attempt {
+    let source = LogSource::Attempt {
         job: JobId(1),
         handler: "a".into(),
         attempt: Attempt(1),
     };
-    let log = GuestLog::new(speaker, AbortHandle::new(), &limits(1 << 20), None);
+    let log = GuestLog::new(source, AbortHandle::new(), &limits(1 << 20), None);
     for _ in 0..100 {
         log.print(Stream::Output, &[b'x'; 4096]);
     }
@@ -139,9 +139,9 @@ fn do_not_buffer_an_endless_line() {
     assert!(inner.bytes_left < 1 << 20);
 }
 
-/// The log of an attempt with this limit, and three lines within a second.
+/// The log of an attempt with this limit, which may write three lines within a second.
 fn slow(log_bytes: usize) -> Arc<GuestLog> {
-    let speaker = Speaker::Attempt {
+    let source = LogSource::Attempt {
         job: JobId(1),
         handler: "a".into(),
         attempt: Attempt(1),
@@ -150,7 +150,7 @@ fn slow(log_bytes: usize) -> Arc<GuestLog> {
         log_lines_per_second: 3,
         ..limits(log_bytes)
     };
-    Arc::new(GuestLog::new(speaker, AbortHandle::new(), &limits, None))
+    Arc::new(GuestLog::new(source, AbortHandle::new(), &limits, None))
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn do_not_buffer_an_unfinished_line_after_a_flood() {
 }
 
 #[test]
-fn end_a_flood() {
+fn a_flood_closes_the_log() {
     let log = slow(256 << 10);
     let mut output = GuestOutput::new(log.clone(), Stream::Output);
     let flood = Bytes::from(vec![b'\n'; WRITE_BYTES_MAX]);
@@ -185,7 +185,7 @@ fn end_a_flood() {
         output.write(flood.clone()).unwrap();
     }
     assert!(log.open().is_none(), "the log is closed");
-    // The three lines, the number that was left out, and the notice of the end.
+    // The three lines, the notice of those left out, and the notice of the end.
     assert!(log.inner.lock().unwrap().lines >= 3 + 2);
 }
 
@@ -200,9 +200,9 @@ fn trap_a_write_beyond_what_was_allowed() {
 }
 
 /// The kept lines of standard error.
-fn errors(says: impl FnOnce(&GuestLog)) -> Vec<String> {
-    let log = GuestLog::new(Speaker::Module, AbortHandle::new(), &limits(1_000), None);
-    says(&log);
+fn errors(write: impl FnOnce(&GuestLog)) -> Vec<String> {
+    let log = GuestLog::new(LogSource::Module, AbortHandle::new(), &limits(1_000), None);
+    write(&log);
     log.last_errors()
 }
 

@@ -1,12 +1,12 @@
-//! A handler's state in one attempt: its grant, and how much of the limits was used.
+//! A handler's state in one attempt: its grant, and how much of its limits the attempt has used.
 
 use std::sync::Arc;
 
 use crate::sandbox::bindings::rouse::handler::state::Entry;
 use crate::sandbox::grants::lines;
-use crate::sandbox::{Expected, Journal, Keep, Limits, StateKeeper, StateQuota, Wrote};
+use crate::sandbox::{Expected, Journal, Limits, NewValue, StateQuota, StateStore, WriteOutcome};
 
-/// The length of a key, which is for people too.
+/// The length of a key, which people read too.
 const KEY_CHARS_MAX: usize = 200;
 
 /// The keys in one page: at most a few hundred kilobytes.
@@ -17,8 +17,8 @@ const PAGE_KEYS_MAX: u32 = 200;
 pub(in crate::sandbox) struct HandlerState {
     handler: Arc<str>,
     quota: Option<StateQuota>,
-    /// The job's attenuation takes it away.
-    is_taken: bool,
+    /// The job's attenuation removes it.
+    is_removed_by_job: bool,
     /// The lines of `rouse.toml` that would bind the table that grants state.
     unbound: Option<String>,
     journal: Option<Arc<dyn Journal>>,
@@ -37,11 +37,11 @@ pub(super) enum Refusal {
 }
 
 impl HandlerState {
-    /// The handler's state, stored by the journal's keeper.
+    /// The handler's state, stored where the journal says.
     pub(in crate::sandbox) fn new(
         handler: Arc<str>,
         quota: Option<StateQuota>,
-        is_taken: bool,
+        is_removed_by_job: bool,
         unbound: Option<String>,
         limits: &Limits,
         journal: Option<Arc<dyn Journal>>,
@@ -49,7 +49,7 @@ impl HandlerState {
         Self {
             handler,
             quota,
-            is_taken,
+            is_removed_by_job,
             unbound,
             journal,
             calls_max: limits.state_calls,
@@ -72,18 +72,18 @@ impl HandlerState {
         Ok(quota)
     }
 
-    fn keeper(&self) -> Result<&dyn StateKeeper, Refusal> {
-        let keeper = self.journal.as_ref().and_then(|journal| journal.state());
-        keeper.ok_or_else(|| {
+    fn store(&self) -> Result<&dyn StateStore, Refusal> {
+        let store = self.journal.as_ref().and_then(|journal| journal.state());
+        store.ok_or_else(|| {
             refused(
-                "a handler that is invoked without the queue has no state: enqueue a job for it"
+                "a handler that is invoked without the queue has no state; enqueue a job for it instead"
                     .into(),
             )
         })
     }
 
     /// Counts bytes that were read or will be written.
-    fn carry(&mut self, bytes: usize) -> Result<(), Refusal> {
+    fn count_bytes(&mut self, bytes: usize) -> Result<(), Refusal> {
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > self.bytes_max {
             let max = self.bytes_max;
@@ -97,13 +97,13 @@ impl HandlerState {
     pub(super) async fn get(&mut self, key: &str) -> Result<Option<Entry>, Refusal> {
         self.granted()?;
         check_key(key)?;
-        let Some(kept) = self.keeper()?.get(key).await.map_err(refused)? else {
+        let Some(stored) = self.store()?.get(key).await.map_err(refused)? else {
             return Ok(None);
         };
-        self.carry(kept.value.len())?;
+        self.count_bytes(stored.value.len())?;
         Ok(Some(Entry {
-            value: kept.value,
-            version: kept.version,
+            value: stored.value,
+            version: stored.version,
         }))
     }
 
@@ -117,9 +117,9 @@ impl HandlerState {
             check_key(prefix)?;
         }
         after.map_or(Ok(()), check_key)?;
-        let page = self.keeper()?.keys(prefix, after, PAGE_KEYS_MAX).await;
+        let page = self.store()?.keys(prefix, after, PAGE_KEYS_MAX).await;
         let page = page.map_err(refused)?;
-        self.carry(page.iter().map(String::len).sum())?;
+        self.count_bytes(page.iter().map(String::len).sum())?;
         Ok(page)
     }
 
@@ -135,28 +135,28 @@ impl HandlerState {
         let (bytes, max) = (value.len(), quota.value_bytes_max);
         if bytes > max {
             return Err(refused(format!(
-                "the value of the key {key} has {bytes} bytes; {max} are allowed ({})",
+                "the value of the key {key} has {bytes} bytes; at most {max} are allowed ({})",
                 self.setting("value_bytes_max")
             )));
         }
-        self.carry(bytes)?;
-        let keep = Keep {
+        self.count_bytes(bytes)?;
+        let new = NewValue {
             key,
             value,
             expected,
             keys_max: quota.keys_max,
             bytes_max: quota.bytes_max,
         };
-        match self.keeper()?.set(keep).await.map_err(refused)? {
-            Wrote::Done => Ok(true),
-            Wrote::Changed => Ok(false),
-            Wrote::TooManyKeys => Err(refused(format!(
-                "the key {key} would be one too many: the state may have at most {} ({})",
+        match self.store()?.set(new).await.map_err(refused)? {
+            WriteOutcome::Done => Ok(true),
+            WriteOutcome::Changed => Ok(false),
+            WriteOutcome::TooManyKeys => Err(refused(format!(
+                "the key {key} cannot be added: the state has the maximum of {} keys ({})",
                 quota.keys_max,
                 self.setting("keys_max")
             ))),
-            Wrote::TooManyBytes(others) => Err(refused(format!(
-                "the key {key} with its value has {} bytes, and the others have {others}: the state may have at most {} ({})",
+            WriteOutcome::TooManyBytes(others) => Err(refused(format!(
+                "the key {key} with its value has {} bytes, and the other keys have {others}; together at most {} are allowed ({})",
                 key.len() + bytes,
                 quota.bytes_max,
                 self.setting("bytes_max")
@@ -167,31 +167,31 @@ impl HandlerState {
     pub(super) async fn delete(&mut self, key: &str) -> Result<bool, Refusal> {
         self.granted()?;
         check_key(key)?;
-        self.keeper()?.delete(key).await.map_err(refused)
+        self.store()?.delete(key).await.map_err(refused)
     }
 
-    /// Names the setting in rouse.toml.
+    /// The name of a setting in rouse.toml.
     fn setting(&self, key: &str) -> String {
         format!("{key} of the state of {} in rouse.toml", self.handler)
     }
 
-    /// The denial: who asked for what, and the lines of rouse.toml that would allow it.
+    /// The denial: what the handler tried, and the lines of rouse.toml that would allow it.
     pub(super) fn denial(&self) -> String {
         let handler = &self.handler;
-        if self.is_taken {
+        if self.is_removed_by_job {
             return format!(
-                "the handler {handler} asked for its state, which the grants of this job take away (\"state\": false); enqueue it without"
+                "the handler {handler} tried to use its state, which the grants of this job take away (\"state\": false); enqueue it without that key"
             );
         }
         if let Some(lines) = &self.unbound {
             return format!(
-                "the handler {handler} asked for its state, which is granted without naming a module, and therefore to none; these lines in rouse.toml would grant it to the module that runs:\n{lines}{}",
+                "the handler {handler} tried to use its state, which is granted in a table that does not name a module, and so to no module; to grant it to the module that runs, add these lines to rouse.toml:\n{lines}{}",
                 lines::then_in_table(handler)
             );
         }
         format!(
-            "the handler {handler} asked for its state, which is not granted to it; these lines in rouse.toml would allow it:\n{}\n\n\
-             Put them at the end of it; then restart the host, and `rouse job retry ID` runs the job again",
+            "the handler {handler} tried to use its state, which is not granted to it; to grant it, add these lines to rouse.toml:\n{}\n\n\
+             Put them at the end of the file. Then restart the host, and run the job again with `rouse job retry ID`",
             lines::state(handler)
         )
     }
@@ -201,7 +201,7 @@ fn check_key(key: &str) -> Result<(), Refusal> {
     let chars = key.chars().count();
     if chars == 0 || chars > KEY_CHARS_MAX || key.chars().any(char::is_control) {
         return Err(refused(format!(
-            "a key has 1 to {KEY_CHARS_MAX} printable characters"
+            "a key must have 1 to {KEY_CHARS_MAX} printable characters"
         )));
     }
     Ok(())
@@ -217,16 +217,19 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::sandbox::{Kept, Waiting};
+    use crate::sandbox::{JournalFuture, StoredValue};
 
-    /// A keeper in memory, with a single version.
+    /// A store in memory, whose values always have the same version.
     #[derive(Default)]
     struct InMemory(Mutex<HashMap<String, Vec<u8>>>);
 
-    impl StateKeeper for InMemory {
-        fn get<'a>(&'a self, key: &'a str) -> Waiting<'a, Result<Option<Kept>, String>> {
+    impl StateStore for InMemory {
+        fn get<'a>(
+            &'a self,
+            key: &'a str,
+        ) -> JournalFuture<'a, Result<Option<StoredValue>, String>> {
             let value = self.0.lock().unwrap().get(key).cloned();
-            Box::pin(async { Ok(value.map(|value| Kept { value, version: 1 })) })
+            Box::pin(async { Ok(value.map(|value| StoredValue { value, version: 1 })) })
         }
 
         fn keys<'a>(
@@ -234,39 +237,39 @@ mod tests {
             _: &'a str,
             _: Option<&'a str>,
             _: u32,
-        ) -> Waiting<'a, Result<Vec<String>, String>> {
+        ) -> JournalFuture<'a, Result<Vec<String>, String>> {
             let keys = self.0.lock().unwrap().keys().cloned().collect();
             Box::pin(async { Ok(keys) })
         }
 
-        fn set<'a>(&'a self, keep: Keep<'a>) -> Waiting<'a, Result<Wrote, String>> {
-            let (key, value) = (keep.key.to_owned(), keep.value.to_vec());
+        fn set<'a>(&'a self, new: NewValue<'a>) -> JournalFuture<'a, Result<WriteOutcome, String>> {
+            let (key, value) = (new.key.to_owned(), new.value.to_vec());
             self.0.lock().unwrap().insert(key, value);
-            Box::pin(async { Ok(Wrote::Done) })
+            Box::pin(async { Ok(WriteOutcome::Done) })
         }
 
-        fn delete<'a>(&'a self, key: &'a str) -> Waiting<'a, Result<bool, String>> {
+        fn delete<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Result<bool, String>> {
             let there = self.0.lock().unwrap().remove(key).is_some();
             Box::pin(async move { Ok(there) })
         }
     }
 
     impl Journal for InMemory {
-        fn recorded(&self) -> Waiting<'_, HashMap<String, usize>> {
+        fn recorded(&self) -> JournalFuture<'_, HashMap<String, usize>> {
             Box::pin(async { HashMap::new() })
         }
 
-        fn result<'a>(&'a self, _: &'a str) -> Waiting<'a, Result<Vec<u8>, String>> {
+        fn result<'a>(&'a self, _: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>> {
             Box::pin(async { Err("no steps".into()) })
         }
 
-        fn record<'a>(&'a self, _: &'a str, _: &'a [u8]) -> Waiting<'a, Result<(), String>> {
+        fn record<'a>(&'a self, _: &'a str, _: &'a [u8]) -> JournalFuture<'a, Result<(), String>> {
             Box::pin(async { Ok(()) })
         }
 
         fn progress(&self, _: u8, _: &str) {}
 
-        fn state(&self) -> Option<&dyn StateKeeper> {
+        fn state(&self) -> Option<&dyn StateStore> {
             Some(self)
         }
     }
@@ -288,7 +291,7 @@ mod tests {
     fn why<T: std::fmt::Debug>(done: Result<T, Refusal>) -> String {
         match done {
             Err(Refusal::Refused(why)) => why,
-            other => panic!("it is refused, not {other:?}"),
+            other => panic!("expected a refusal, got {other:?}"),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The recorded steps of a job, and the limits of an attempt that records more.
+//! The recorded steps of a job, and the limits on recording more.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use serde::de::IgnoredAny;
 use crate::sandbox::bindings::rouse::handler::steps::StepError;
 use crate::sandbox::{Journal, Limits};
 
-/// The length of a step's name, which is for people.
+/// The length of a step's name, which people read.
 const NAME_CHARS_MAX: usize = 200;
 
-/// What an attempt may record.
+/// The limits on what an attempt may record.
 #[derive(Default, Clone, Copy)]
 struct StepLimits {
     count: usize,
-    /// The result of one step.
+    /// The size of one result.
     bytes: usize,
-    bytes_of_all: usize,
+    bytes_total: usize,
 }
 
 /// The steps of one attempt.
@@ -31,13 +31,13 @@ pub(in crate::sandbox) struct Steps {
 
 impl Steps {
     /// Steps that are recorded in this journal; with `None`, each step runs.
-    pub(in crate::sandbox) fn of(journal: Option<Arc<dyn Journal>>, limits: &Limits) -> Self {
+    pub(in crate::sandbox) fn new(journal: Option<Arc<dyn Journal>>, limits: &Limits) -> Self {
         Self {
             journal,
             limits: StepLimits {
                 count: limits.steps,
                 bytes: limits.step_bytes,
-                bytes_of_all: limits.steps_bytes,
+                bytes_total: limits.steps_bytes,
             },
             ..Self::default()
         }
@@ -63,12 +63,14 @@ impl Steps {
         check_name(name)?;
         let count_max = self.limits.count;
         let recorded = self.recorded().await;
-        let (there, many) = (recorded.contains_key(name), recorded.len() >= count_max);
-        if there {
+        let (is_recorded, is_full) = (recorded.contains_key(name), recorded.len() >= count_max);
+        if is_recorded {
             return Ok(self.journal.clone());
         }
-        if many {
-            return Err(refused(format!("a job has at most {count_max} steps")));
+        if is_full {
+            return Err(refused(format!(
+                "a job may have at most {count_max} steps (limits.steps in rouse.toml)"
+            )));
         }
         Ok(None)
     }
@@ -86,23 +88,23 @@ impl Steps {
         output: Vec<u8>,
     ) -> Result<(), StepError> {
         if self.recorded_in(&name).await?.is_some() {
-            return Err(refused(format!("the step {name} is recorded already")));
+            return Err(refused(format!("the step {name} is already recorded")));
         }
         let StepLimits {
             bytes: bytes_max,
-            bytes_of_all,
+            bytes_total,
             ..
         } = self.limits;
         if output.len() > bytes_max {
             return Err(refused(format!(
-                "the result of the step {name} has {} bytes; {bytes_max} are allowed",
+                "the result of the step {name} has {} bytes; at most {bytes_max} are allowed (limits.step_bytes in rouse.toml)",
                 output.len()
             )));
         }
         let bytes: usize = self.recorded().await.values().sum();
-        if bytes + output.len() > bytes_of_all {
+        if bytes + output.len() > bytes_total {
             return Err(refused(format!(
-                "with the step {name} the results of all steps have more than the {bytes_of_all} bytes that are allowed"
+                "the step {name} cannot be recorded: with it, the results of all steps exceed the maximum of {bytes_total} bytes (limits.steps_bytes in rouse.toml)"
             )));
         }
         if let Err(error) = serde_json::from_slice::<IgnoredAny>(&output) {
@@ -122,7 +124,7 @@ fn check_name(name: &str) -> Result<(), StepError> {
     let chars = name.chars().count();
     if chars == 0 || chars > NAME_CHARS_MAX || name.chars().any(char::is_control) {
         return Err(refused(format!(
-            "the name of a step has 1 to {NAME_CHARS_MAX} printable characters"
+            "the name of a step must have 1 to {NAME_CHARS_MAX} printable characters"
         )));
     }
     Ok(())
@@ -139,26 +141,26 @@ mod tests {
     use tracing::Level;
 
     use super::*;
-    use crate::sandbox::{Meter, Waiting};
+    use crate::sandbox::{JournalFuture, Meter};
 
     /// A journal in memory that records its calls.
     #[derive(Default)]
-    struct Noting {
+    struct Recorder {
         results: Mutex<HashMap<String, Vec<u8>>>,
-        asked: Mutex<Vec<String>>,
+        calls: Mutex<Vec<String>>,
     }
 
-    impl Journal for Noting {
-        fn recorded(&self) -> Waiting<'_, HashMap<String, usize>> {
-            self.asked.lock().unwrap().push("names".into());
+    impl Journal for Recorder {
+        fn recorded(&self) -> JournalFuture<'_, HashMap<String, usize>> {
+            self.calls.lock().unwrap().push("names".into());
             let results = self.results.lock().unwrap();
             let sizes = results.iter().map(|(name, it)| (name.clone(), it.len()));
             let sizes = sizes.collect();
             Box::pin(async move { sizes })
         }
 
-        fn result<'a>(&'a self, step: &'a str) -> Waiting<'a, Result<Vec<u8>, String>> {
-            self.asked.lock().unwrap().push(step.to_owned());
+        fn result<'a>(&'a self, step: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>> {
+            self.calls.lock().unwrap().push(step.to_owned());
             let found = self.results.lock().unwrap().get(step).cloned();
             Box::pin(async move { found.ok_or_else(|| "gone".to_owned()) })
         }
@@ -167,7 +169,7 @@ mod tests {
             &'a self,
             step: &'a str,
             output: &'a [u8],
-        ) -> Waiting<'a, Result<(), String>> {
+        ) -> JournalFuture<'a, Result<(), String>> {
             let mut results = self.results.lock().unwrap();
             results.insert(step.to_owned(), output.to_vec());
             Box::pin(async { Ok(()) })
@@ -175,24 +177,24 @@ mod tests {
 
         fn meter(&self, _: Arc<Meter>) {}
 
-        fn say(&self, _: u32, _: Level, _: &str) {}
+        fn log_line(&self, _: u32, _: Level, _: &str) {}
 
         fn progress(&self, _: u8, _: &str) {}
     }
 
     #[tokio::test]
     async fn read_results_from_the_journal_one_at_a_time() {
-        let journal = Arc::new(Noting::default());
+        let journal = Arc::new(Recorder::default());
         for name in ["a", "b"] {
             journal.record(name, b"1").await.unwrap();
         }
-        let mut steps = Steps::of(Some(journal.clone()), &Limits::default());
+        let mut steps = Steps::new(Some(journal.clone()), &Limits::default());
         steps.complete("c".into(), b"22".to_vec()).await.unwrap();
         for (name, result) in [("b", Some("1")), ("c", Some("22")), ("d", None)] {
             let got = steps.start(name).await.unwrap();
             assert_eq!(got.as_deref(), result.map(str::as_bytes), "{name}");
         }
-        assert_eq!(*journal.asked.lock().unwrap(), ["names", "b", "c"]);
+        assert_eq!(*journal.calls.lock().unwrap(), ["names", "b", "c"]);
         let again = steps.complete("a".into(), b"2".to_vec()).await;
         assert!(matches!(again, Err(StepError::Refused(_))), "{again:?}");
         journal.results.lock().unwrap().remove("a");
@@ -202,7 +204,7 @@ mod tests {
 
     #[tokio::test]
     async fn run_each_step_without_a_journal() {
-        let mut steps = Steps::of(None, &Limits::default());
+        let mut steps = Steps::new(None, &Limits::default());
         for _ in 0..2 {
             assert_eq!(steps.start("a").await.unwrap(), None);
             steps.complete("a".into(), b"1".to_vec()).await.unwrap();

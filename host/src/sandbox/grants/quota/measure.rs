@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::size::Size;
 
-/// The maximum of a quota; walking this many entries takes a second or two.
+/// The maximum number of files in a quota; walking this many entries takes a second or two.
 const ENTRIES_MAX: u64 = 1_000_000;
 
 /// Each level holds an open directory.
@@ -57,7 +57,7 @@ fn add(dir: OwnedFd, depth: usize, found: &mut Size) -> Result<(), String> {
             FileType::Directory => {
                 let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 match openat(dir.as_fd(), name, flags, Mode::empty()) {
-                    Ok(under) => add(under, depth + 1, found)?,
+                    Ok(subdir) => add(subdir, depth + 1, found)?,
                     Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
                     Err(error) => return Err(error.to_string()),
                 }
@@ -82,11 +82,11 @@ pub(super) fn unlinked(opened: &[Weak<File>]) -> Size {
     let mut seen = HashSet::new();
     let mut found = Size::default();
     for file in opened.iter().filter_map(Weak::upgrade) {
-        if let Ok(about) = file.metadata()
-            && about.nlink() == 0
-            && seen.insert((about.dev(), about.ino()))
+        if let Ok(metadata) = file.metadata()
+            && metadata.nlink() == 0
+            && seen.insert((metadata.dev(), metadata.ino()))
         {
-            found.bytes = found.bytes.saturating_add(about.len());
+            found.bytes = found.bytes.saturating_add(metadata.len());
         }
     }
     found

@@ -62,7 +62,7 @@ fn another_host_finds_an_entry_and_no_partial_file_is_left() {
 }
 
 #[test]
-fn an_engine_with_other_settings_does_not_find_it() {
+fn an_engine_with_other_settings_does_not_find_an_entry() {
     let cached = Cached::new();
     let mut config = wasmtime::Config::new();
     config.epoch_interruption(true);
@@ -132,28 +132,28 @@ fn a_directory_that_others_may_write_to_is_not_used() {
 fn do_not_trust_files_of_another_user() {
     let dir = tempfile::tempdir().unwrap();
     let mut stat = rustix::fs::stat(dir.path()).unwrap();
-    assert_eq!(ours_alone(&stat), Ok(()));
+    assert_eq!(check_owner(&stat), Ok(()));
     stat.st_uid += 1;
-    let why = ours_alone(&stat).unwrap_err();
+    let why = check_owner(&stat).unwrap_err();
     assert!(why.starts_with("it belongs to user"), "{why}");
 }
 
 #[test]
 fn remove_entries_unused_for_a_month_then_the_oldest_until_the_rest_fits() {
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-    let kept = |name: &str, hours: u64, bytes: u64| Kept {
+    let file = |name: &str, hours: u64, bytes: u64| CachedFile {
         name: name.into(),
         bytes,
         used_at: now - Duration::from_secs(hours * 3600),
     };
     let half = CACHE_BYTES_MAX / 2;
     let listed = vec![
-        kept("new.code", 0, half),
-        kept("month.code", 24 * 31, 1),
-        kept("older.code", 3, 1),
-        kept(".1-2.part", 2, 1),
-        kept(".3-4.part", 0, 1),
-        kept("old.code", 2, half - 2),
+        file("new.code", 0, half),
+        file("month.code", 24 * 31, 1),
+        file("older.code", 3, 1),
+        file(".1-2.part", 2, 1),
+        file(".3-4.part", 0, 1),
+        file("old.code", 2, half - 2),
     ];
     let mut removed = to_remove(listed, now);
     removed.sort();
@@ -173,7 +173,7 @@ fn trim_the_cache_after_many_bytes_not_with_each_entry() {
         cached.cache.put(Digest::of(&[n]), b"code");
     }
     assert!(unused.exists(), "it was not trimmed yet");
-    let nearly = LOOK_EVERY_BYTES - 1;
+    let nearly = TRIM_EVERY_BYTES - 1;
     cached.cache.put_bytes.store(nearly, Ordering::Relaxed);
     cached.cache.put(Digest::of(b"one more"), b"code");
     assert!(!unused.exists());

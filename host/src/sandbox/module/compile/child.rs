@@ -1,5 +1,5 @@
-//! The compiler process: it reads modules from standard input, one after the other, and writes the results to
-//! standard output.
+//! The compiler process. It reads modules from standard input, one after another, and writes the results to standard
+//! output.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -19,8 +19,8 @@ use crate::sandbox::module::code::code_config;
 /// Modules below this size are compiled on one thread, within some tens of milliseconds.
 const SMALL_BYTES: usize = 32 << 10;
 
-/// Runs `rouse compile-module` for the host with this process id. Call it before anything else in the process: it
-/// first limits itself, for good.
+/// Runs `rouse compile-module` for the host with this process id. Call it before anything else in the process: it first
+/// limits the process permanently.
 pub fn compile_stdin(host: u32, limits: CompilerLimits) -> ExitCode {
     let message = match limit(host, limits) {
         Ok(fence) => match compile(limits, fence) {
@@ -60,9 +60,10 @@ fn compile(limits: CompilerLimits, (fence, statm): (Fence, Option<File>)) -> io:
             Err(why) => (Kind::Refused, why.into_bytes()),
         };
         // Half of the address space is enough for most modules. If it is not, the host retries with another compiler.
-        let room = limits.memory_bytes_max.saturating_sub(address_space_before);
+        let available = limits.memory_bytes_max.saturating_sub(address_space_before);
         let grown = address_space_bytes(statm.as_ref()).saturating_sub(address_space_before);
-        let is_last = cpu_secs_used() + request.cpu_secs > cpu_secs_max(limits) || grown > room / 2;
+        let is_last =
+            cpu_secs_used() + request.cpu_secs > cpu_secs_max(limits) || grown > available / 2;
         Reply {
             kind,
             is_last,
@@ -83,13 +84,13 @@ fn cpu_secs_max(limits: CompilerLimits) -> u64 {
     limits.cpu_max.as_secs().max(1)
 }
 
-/// In whole seconds, rounded down.
+/// CPU time used so far, in whole seconds, rounded down.
 fn cpu_secs_used() -> u64 {
     let used = clock_gettime(ClockId::ProcessCPUTime);
     u64::try_from(used.tv_sec).unwrap_or(0)
 }
 
-/// 0 if the system does not report it (no /proc).
+/// The address space in use; 0 if the system does not report it (no /proc).
 fn address_space_bytes(statm: Option<&File>) -> usize {
     let mut text = [0; 20];
     let read = statm.and_then(|statm| statm.read_at(&mut text, 0).ok());
@@ -101,24 +102,24 @@ fn address_space_bytes(statm: Option<&File>) -> usize {
 /// Limits this process. Returns how well it is fenced, and the file that reports its address space.
 fn limit(host: u32, limits: CompilerLimits) -> io::Result<(Fence, Option<File>)> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // The host may have died before the line above; then no signal would come.
+    // The host may have died before the line above; then no signal would be sent.
     let host = i32::try_from(host).ok().and_then(Pid::from_raw);
     if getppid() != host {
-        return Err(io::Error::other("its host is gone"));
+        return Err(io::Error::other("its host has ended"));
     }
     // If the machine runs out of memory, this process should be killed rather than the host. Not all systems allow
     // this.
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
     let statm = File::open("/proc/self/statm").ok();
     let fence = fence()?;
-    // Crashes are expected here, and core dumps are of no use.
+    // Crashes are expected here, and core dumps would be useless.
     lower_limit(Resource::Core, 0, 0)?;
     lower_limit(
         Resource::As,
         limits.memory_bytes_max as u64,
         limits.memory_bytes_max as u64,
     )?;
-    // Threads for large modules, inside the fence; later none can be started.
+    // Starts the threads for large modules, inside the fence; later no thread can be started.
     rayon::ThreadPoolBuilder::new()
         .build_global()
         .map_err(io::Error::other)?;

@@ -1,5 +1,6 @@
-//! The fence around a compiler: it reaches no file, server, foreign process or more privileged program, whatever a
-//! module does to it. What it needs is open before; afterwards no files or sockets of any kind can be opened.
+//! The fence around a compiler, which cannot reach files, servers, other processes or more privileged programs,
+//! whatever a module does to it. The files that it needs are opened before; afterwards no files or sockets can be
+//! opened.
 
 use std::io;
 
@@ -21,25 +22,25 @@ pub(in crate::sandbox) enum Fence {
 }
 
 /// The newest requested ABI: Linux 6.12.
-const WANTED: ABI = ABI::V6;
+const REQUESTED_ABI: ABI = ABI::V6;
 
-/// Fences the calling thread, and threads that it starts, for good.
+/// Fences the calling thread, and threads that it starts, permanently.
 ///
 /// # Errors
 /// When the kernel supports Landlock and the call fails. Without Landlock, the thread still cannot gain privileges.
 pub(super) fn fence() -> io::Result<Fence> {
     let fence = || -> Result<_, RulesetError> {
         Ruleset::default()
-            .handle_access(AccessFs::from_all(WANTED))?
-            .handle_access(AccessNet::from_all(WANTED))?
-            .scope(Scope::from_all(WANTED))?
+            .handle_access(AccessFs::from_all(REQUESTED_ABI))?
+            .handle_access(AccessNet::from_all(REQUESTED_ABI))?
+            .scope(Scope::from_all(REQUESTED_ABI))?
             .create()?
-            // No rule is added, so nothing is allowed.
+            // Without rules, nothing is allowed.
             .restrict_self()
     };
     let status = fence().map_err(io::Error::other)?;
     if !status.no_new_privs {
-        return Err(io::Error::other("it cannot give up gaining privileges"));
+        return Err(io::Error::other("it cannot set no_new_privs"));
     }
     Ok(match status.ruleset {
         RulesetStatus::FullyEnforced => Fence::Full,
@@ -48,7 +49,7 @@ pub(super) fn fence() -> io::Result<Fence> {
     })
 }
 
-/// Prevents new descriptors, processes, threads and file growth in this process, for good. Works without Landlock.
+/// Permanently prevents new descriptors, processes, threads and file growth in this process. Works without Landlock.
 /// Root can still start processes and threads.
 ///
 /// # Errors
@@ -61,12 +62,12 @@ pub(super) fn close() -> io::Result<()> {
     Ok(())
 }
 
-/// Sets a limit, and never loosens one that is set already.
+/// Sets a limit, and never raises one that is already set.
 pub(super) fn lower_limit(resource: Resource, current: u64, maximum: u64) -> io::Result<()> {
-    let already = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    let existing = getrlimit(resource).maximum.unwrap_or(u64::MAX);
     let limit = Rlimit {
-        current: Some(current.min(already)),
-        maximum: Some(maximum.min(already)),
+        current: Some(current.min(existing)),
+        maximum: Some(maximum.min(existing)),
     };
     Ok(setrlimit(resource, limit)?)
 }
@@ -115,9 +116,9 @@ mod tests {
                 eprintln!("skipped: this kernel has no Landlock");
                 return;
             }
-            let denied = |what: &str, error: Option<io::Error>| {
+            let denied = |action: &str, error: Option<io::Error>| {
                 let kind = error.map(|error| error.kind());
-                assert_eq!(kind, Some(ErrorKind::PermissionDenied), "{what}");
+                assert_eq!(kind, Some(ErrorKind::PermissionDenied), "{action}");
             };
             denied("a file", File::open("/etc/passwd").err());
             denied("a list", fs::read_dir("/").err());
@@ -131,7 +132,7 @@ mod tests {
             open.read_to_string(&mut text).unwrap();
             assert!(!text.is_empty());
         });
-        fenced.join().expect("nothing was possible");
+        fenced.join().expect("the fence denied everything");
         assert!(
             File::open("/etc/passwd").is_ok(),
             "other threads are not fenced"
@@ -139,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "limits its process: a_closed_process_makes_no_descriptor_and_no_process runs it in one of its own"]
+    #[ignore = "limits its process: a_closed_process_makes_no_descriptor_and_no_process runs it in a process of its own"]
     fn closed() {
         let mut open = File::open("/proc/self/statm").unwrap();
         let (mut reads, mut writes) = io::pipe().unwrap();
         close().expect("it can be closed");
-        let denied = |what: &str, error: Option<io::Error>, code: i32| {
+        let denied = |action: &str, error: Option<io::Error>, code: i32| {
             let error = error.and_then(|error| error.raw_os_error());
-            assert_eq!(error, Some(code), "{what}");
+            assert_eq!(error, Some(code), "{action}");
         };
         denied("a file", File::open("/dev/null").err(), libc::EMFILE);
         denied("a pipe", io::pipe().err(), libc::EMFILE);

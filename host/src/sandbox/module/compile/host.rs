@@ -17,10 +17,10 @@ use super::wire::{EXIT_UNABLE, Kind, Reply, Request};
 use crate::sandbox::CompilerLimits;
 use crate::sandbox::module::refused::NotLoaded;
 
-/// A compiler that waits, or shares its cores with guests, may take this many times its CPU time in wall time.
+/// The wall time of a compiler, as a multiple of its CPU time: it may wait, or share its cores with guests.
 const WALL_PER_CPU: u32 = 10;
 
-/// Threads of one compiler. Each takes address space, which is scarce.
+/// Threads of one compiler. Each takes address space, which is limited.
 const THREADS_MAX: usize = 4;
 
 /// For the allocator of glibc (others ignore it): memory that one module needed is kept for the next, instead of
@@ -81,7 +81,7 @@ pub(super) struct Ended {
 enum LastRead {
     Nothing,
     Unreadable(io::Error),
-    Rubbish,
+    Garbage,
     TooMuch,
 }
 
@@ -139,11 +139,11 @@ impl Child {
         let (done, watched) = mpsc::channel::<()>();
         thread::scope(|scope| {
             let watchdog = scope.spawn(move || watch(&handle, &watched, wall_max));
-            let last_read = match self.ask(wasm, cpu_max) {
+            let last_read = match self.request(wasm, cpu_max) {
                 Ok(compiled) => return Ok(compiled),
                 Err(last_read) => last_read,
             };
-            // If it wrote nothing, it has ended or the watchdog ends it: its status gives the reason.
+            // If it wrote nothing, it has ended or the watchdog ends it, and its status gives the reason.
             if !matches!(last_read, LastRead::Nothing) {
                 // It may have ended already.
                 let _ = self.process.kill();
@@ -161,18 +161,18 @@ impl Child {
         })
     }
 
-    fn ask(&mut self, wasm: &[u8], cpu_max: Duration) -> Result<Compiled, LastRead> {
+    fn request(&mut self, wasm: &[u8], cpu_max: Duration) -> Result<Compiled, LastRead> {
         let request = Request {
             bytes: wasm.len() as u64,
             cpu_secs: cpu_max.as_secs().max(1),
         };
-        // If it does not read everything, it has ended or is about to: its status gives the reason.
+        // If it does not read everything, it has ended or is about to end, and its status gives the reason.
         let _ = request
             .write(&mut self.input)
             .and_then(|()| self.input.write_all(wasm));
         let reply = Reply::read(&mut self.output).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => LastRead::Nothing,
-            ErrorKind::InvalidData => LastRead::Rubbish,
+            ErrorKind::InvalidData => LastRead::Garbage,
             _ => LastRead::Unreadable(error),
         })?;
         if reply.bytes > code_bytes_max(self.limits) {
@@ -190,7 +190,7 @@ impl Child {
         let code = match reply.kind {
             Kind::Code => match Engine::detect_precompiled(&bytes) {
                 Some(Precompiled::Component) => Ok(bytes),
-                Some(Precompiled::Module) | None => return Err(LastRead::Rubbish),
+                Some(Precompiled::Module) | None => return Err(LastRead::Garbage),
             },
             Kind::Refused => Err(String::from_utf8_lossy(&bytes).into_owned()),
         };
@@ -230,13 +230,13 @@ fn code_bytes_max(limits: CompilerLimits) -> u64 {
 /// Reads the start of its standard error; the rest is read and discarded, so that it never blocks on a full pipe.
 fn read_stderr(mut from: impl Read) -> String {
     let mut bytes = Vec::new();
-    // A read error just ends the text.
+    // A read error only ends the text.
     let _ = from.by_ref().take(STDERR_BYTES_MAX).read_to_end(&mut bytes);
     let _ = io::copy(&mut from, &mut io::sink());
     String::from_utf8_lossy(&bytes).trim().to_string()
 }
 
-pub(super) fn unable(why: String) -> NotLoaded {
+pub(super) fn not_compiled(why: String) -> NotLoaded {
     NotLoaded::Transient(format!("it could not be compiled: {why}"))
 }
 
@@ -253,7 +253,7 @@ impl Ended {
             false => format!(": {}", self.stderr),
         };
         if let Some(after) = self.hung {
-            return unable(format!(
+            return not_compiled(format!(
                 "the compiler did not finish within {} s",
                 after.as_secs()
             ));
@@ -266,11 +266,13 @@ impl Ended {
                     code_bytes_max(limits) >> 20
                 ));
             }
-            LastRead::Rubbish => {
-                return unable("the compiler wrote something that is not code".into());
+            LastRead::Garbage => {
+                return not_compiled("the compiler wrote output that is not code".into());
             }
             LastRead::Unreadable(error) => {
-                return unable(format!("its code cannot be read: {error}"));
+                return not_compiled(format!(
+                    "the output of the compiler cannot be read: {error}"
+                ));
             }
         }
         let ended_by = |signal: libc::c_int| self.status.signal() == Some(signal);
@@ -300,9 +302,11 @@ impl Ended {
             ));
         }
         match self.status.code().map(u8::try_from) {
-            Some(Ok(EXIT_UNABLE)) => unable(self.stderr),
+            Some(Ok(EXIT_UNABLE)) => not_compiled(self.stderr),
             Some(Ok(EXIT_PANICKED)) => NotLoaded::Contents(format!("{PANICKED}{stderr}")),
-            Some(_) | None => unable(format!("the compiler ended with {}{stderr}", self.status)),
+            Some(_) | None => {
+                not_compiled(format!("the compiler ended with {}{stderr}", self.status))
+            }
         }
     }
 }

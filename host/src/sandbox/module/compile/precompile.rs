@@ -31,24 +31,24 @@ pub(in crate::sandbox::module) fn precompile(
     };
     if let Some(bytes) = lines::longest_name(&component).filter(|bytes| *bytes > NAME_BYTES_MAX) {
         return Err(format!(
-            "one of its functions has a name of {bytes} bytes; {NAME_BYTES_MAX} are allowed"
+            "one of its functions has a name of {bytes} bytes; at most {NAME_BYTES_MAX} are allowed"
         ));
     }
     let code = engine
         .precompile_component(&component)
         .map_err(|error| format!("it cannot be compiled: {error:#}"))?;
-    Ok(together(code, &Lines::read(&component)))
+    Ok(join(code, &Lines::read(&component)))
 }
 
 /// Joins machine code, lines, and the size of the lines.
-fn together(mut code: Vec<u8>, lines: &Lines) -> Vec<u8> {
+fn join(mut code: Vec<u8>, lines: &Lines) -> Vec<u8> {
     let lines = postcard::to_stdvec(lines).expect("numbers and strings can always be written");
     code.extend_from_slice(&lines);
     code.extend_from_slice(&(lines.len() as u64).to_le_bytes());
     code
 }
 
-/// Splits what [`precompile`] made into machine code and lines. `None` if it is something else.
+/// Splits the output of [`precompile`] into machine code and lines. `None` if it is something else.
 pub(in crate::sandbox::module) fn parts(compiled: &[u8]) -> Option<(&[u8], Lines)> {
     let (rest, bytes) = compiled.split_last_chunk()?;
     let bytes = usize::try_from(u64::from_le_bytes(*bytes)).ok()?;

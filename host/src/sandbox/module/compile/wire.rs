@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 
 use super::fence::Fence;
 
-/// Exit status: the compiler itself could not work; standard error says why.
+/// Exit status of a compiler that could not work; standard error says why.
 pub(super) const EXIT_UNABLE: u8 = 4;
 
 /// The header before a module.
@@ -21,7 +21,7 @@ pub(super) struct Request {
 pub(super) enum Kind {
     /// Machine code and lines.
     Code,
-    /// Why the module cannot be compiled: a sentence that starts with "it …".
+    /// The reason why the module cannot be compiled: a sentence that starts with "it …".
     Refused,
 }
 
@@ -138,7 +138,7 @@ mod tests {
             reply.write(&mut wire).unwrap();
             assert_eq!(Reply::read(wire.as_slice()).unwrap(), reply);
         }
-        let rubbish = Reply::read(&b"this is not code"[..]).unwrap_err();
-        assert_eq!(rubbish.kind(), io::ErrorKind::InvalidData);
+        let garbage = Reply::read(&b"this is not code"[..]).unwrap_err();
+        assert_eq!(garbage.kind(), io::ErrorKind::InvalidData);
     }
 }

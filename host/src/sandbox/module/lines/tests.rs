@@ -9,7 +9,7 @@ fn lines(rows: Vec<Row>) -> Lines {
         within,
     };
     Lines {
-        places: places(rows),
+        ranges: ranges(rows),
         calls: vec![call(0, None), call(1, Some(0))],
         names: vec!["outer".into(), "inner".into()],
     }
@@ -42,7 +42,7 @@ fn find_calls_at_an_offset_innermost_first_and_none_in_a_gap() {
 }
 
 #[test]
-fn overlapping_and_empty_rows_leave_sorted_places() {
+fn overlapping_and_empty_rows_become_sorted_ranges() {
     let rows = vec![
         (5, 5, Some(0)),
         (5, 100, Some(1)),
@@ -50,21 +50,21 @@ fn overlapping_and_empty_rows_leave_sorted_places() {
         (u32::MAX, u32::MAX, Some(0)),
         (8, 3, Some(1)),
     ];
-    let places = places(rows);
-    assert!(places.is_sorted_by(|(a, _), (b, _)| a < b), "{places:?}");
-    assert_eq!(places.first(), Some(&(0, None)));
+    let ranges = ranges(rows);
+    assert!(ranges.is_sorted_by(|(a, _), (b, _)| a < b), "{ranges:?}");
+    assert_eq!(ranges.first(), Some(&(0, None)));
 }
 
 #[test]
 fn merge_neighbours_with_the_same_call() {
     let rows = (0..1000).map(|at| (at, at + 1, Some(0))).collect();
-    assert_eq!(places(rows), [(0, Some(0)), (1000, None)]);
+    assert_eq!(ranges(rows), [(0, Some(0)), (1000, None)]);
 }
 
 #[test]
 fn ignore_indices_out_of_range() {
     let broken = Lines {
-        places: vec![(0, Some(7)), (1, Some(0))],
+        ranges: vec![(0, Some(7)), (1, Some(0))],
         calls: vec![Call {
             function: Some(9),
             file: Some(9),

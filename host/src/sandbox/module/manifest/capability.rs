@@ -1,4 +1,4 @@
-//! The capabilities that a handler asks for, in the notation of `rouse.toml`.
+//! The capabilities that a handler declares, in the notation of `rouse.toml`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ pub(super) const NAME_CHARS_MAX: usize = 128;
 /// The size of a detail, which is one line of text.
 const DETAIL_BYTES_MAX: usize = 256;
 
-/// A capability that a handler asks for: a word, and optionally a colon and a detail. Without a detail it means any.
+/// A capability that a handler declares: a word, and optionally a colon and a detail. Without a detail it means any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Capability {
     /// `http:api.example.com`, `http:*.example.com`: requests to these servers.
@@ -54,7 +54,7 @@ impl FromStr for Capability {
         let key = |detail: &str| match is_key(detail) {
             true => Ok(detail.to_owned()),
             false => Err(format!(
-                "the capability `{text}`: a name has letters, digits, - and _"
+                "the capability `{text}`: a name must have only letters, digits, - and _"
             )),
         };
         Ok(match (word, detail) {
@@ -110,7 +110,8 @@ impl fmt::Display for Capability {
     }
 }
 
-/// A name of a handler, and the word of a capability: `[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*`, 1 to 128 characters.
+/// True for a handler's name, and for the word of a capability: `[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*`, 1 to 128
+/// characters.
 pub(super) fn is_name(name: &str) -> bool {
     name.len() <= NAME_CHARS_MAX
         && name.split('.').all(|word| {
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn refuse_what_cannot_be_written_in_rouse_toml() {
+    fn refuse_capabilities_that_cannot_be_written_in_rouse_toml() {
         for bad in [
             "rm -rf",
             "http:https://a.example",

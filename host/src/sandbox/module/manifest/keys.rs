@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// Keys of one handler, bytes. They are part of each registration.
+/// The maximum size of the keys of one handler, bytes. They are part of each registration.
 const BYTES_MAX: usize = 512;
 
 /// Keywords that may allow keys besides those of `properties`.
@@ -21,8 +21,8 @@ const OTHERS: [&str; 12] = [
     "dependencies",
 ];
 
-/// The keys under `properties` of this schema (JSON). None if there are none, or if the schema allows others explicitly. A schema
-/// without `additionalProperties` counts as closed: this is for warnings only.
+/// The keys under `properties` of this schema (JSON); `None` if there are none, or if the schema explicitly allows
+/// others. A schema without `additionalProperties` counts as closed, because this is for warnings only.
 pub(super) fn payload_keys(schema: &str) -> Option<Vec<String>> {
     let schema: Map<String, Value> = serde_json::from_str(schema).ok()?;
     let is_open = OTHERS.iter().any(|word| schema.contains_key(*word))

@@ -1,4 +1,4 @@
-//! What a manifest may contain, and what is refused.
+//! Valid manifests, and those that are refused.
 
 use serde_json::{Value, json};
 
@@ -155,7 +155,7 @@ fn limit_the_manifest_as_a_whole() {
     let many: Vec<Value> = (0..1_001)
         .map(|n| json!({ "name": format!("h{n}") }))
         .collect();
-    assert!(parse(&json!({ "handlers": many }).to_string()).contains("1000 are allowed"));
+    assert!(parse(&json!({ "handlers": many }).to_string()).contains("at most 1000 are allowed"));
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn refuse_a_limit_that_no_host_enforces() {
     let why = refused(json!({ "name": "a", "concurrency": 3 }));
     for part in [
         "handler `a`",
-        "no host enforces that yet",
+        "no host enforces yet",
         "remove `concurrency`",
         "`slots`",
     ] {

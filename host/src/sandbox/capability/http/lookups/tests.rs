@@ -18,18 +18,18 @@ struct Slow {
 impl Resolver for Slow {
     fn resolve<'a>(&'a self, name: &'a str) -> Addresses<'a> {
         Box::pin(async move {
-            assert_ne!(name, "panic.test", "as the test wants it");
+            assert_ne!(name, "panic.test", "the test wants a panic");
             if name == "fast.test" {
                 return Ok(vec![Ipv4Addr::LOCALHOST.into()]);
             }
             let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
             self.max.fetch_max(now, Ordering::SeqCst);
             let gate = self.gate.clone();
-            let looked = spawn_blocking(move || {
+            let lookup = spawn_blocking(move || {
                 // Nothing is sent; dropping the sender opens the gate.
                 gate.lock().unwrap().recv().unwrap_err();
             });
-            looked.await.unwrap();
+            lookup.await.unwrap();
             self.now.fetch_sub(1, Ordering::SeqCst);
             Err(io::Error::other("no such name"))
         })
@@ -67,12 +67,12 @@ impl Stuck {
     }
 
     /// Starts lookups, and abandons all of them once no more can start.
-    async fn start_and_give_up(&self, handler: &str, count: usize) {
+    async fn start_and_abandon(&self, handler: &str, count: usize) {
         let started: Vec<_> = (0..count).map(|_| self.start(handler)).collect();
         settle().await;
         for one in started {
             one.abort();
-            one.await.expect_err("it is given up");
+            one.await.expect_err("it was abandoned");
         }
     }
 
@@ -101,24 +101,24 @@ async fn settle() {
 async fn an_abandoned_lookup_counts_until_it_has_ended() {
     let stuck = Stuck::new();
     for _ in 0..5 {
-        stuck.start_and_give_up("a", 20).await;
-        assert_eq!(stuck.now(), LOOKUPS_OF_ONE_MAX);
+        stuck.start_and_abandon("a", 20).await;
+        assert_eq!(stuck.now(), LOOKUPS_PER_HANDLER_MAX);
     }
     let max = stuck.max.clone();
     stuck.open().await;
-    assert_eq!(max.load(Ordering::SeqCst), LOOKUPS_OF_ONE_MAX);
+    assert_eq!(max.load(Ordering::SeqCst), LOOKUPS_PER_HANDLER_MAX);
 }
 
 #[tokio::test]
 async fn a_handler_with_stuck_lookups_does_not_block_others() {
     let stuck = Stuck::new();
-    stuck.start_and_give_up("a", 20).await;
-    let waits = stuck.start("a");
+    stuck.start_and_abandon("a", 20).await;
+    let waiting = stuck.start("a");
     let found = stuck.lookups.look_up(&"b".into(), "fast.test").await;
     assert_eq!(found.unwrap(), [IpAddr::V4(Ipv4Addr::LOCALHOST)]);
-    assert!(!waits.is_finished());
+    assert!(!waiting.is_finished());
     stuck.open().await;
-    let found = waits.await.expect("it is not given up");
+    let found = waiting.await.expect("it was not abandoned");
     assert!(found.unwrap_err().to_string().contains("no such name"));
 }
 
@@ -132,7 +132,7 @@ fn lookups_take_no_more_than_their_share_of_threads() {
     runtime.block_on(async {
         let stuck = Stuck::new();
         for handler in 0..10 {
-            stuck.start_and_give_up(&handler.to_string(), 60).await;
+            stuck.start_and_abandon(&handler.to_string(), 60).await;
         }
         assert_eq!(stuck.now(), LOOKUPS_MAX);
         assert_eq!(spawn_blocking(|| 7).await.unwrap(), 7);
@@ -152,6 +152,6 @@ async fn a_panicking_resolver_fails_only_its_request() {
 
 #[test]
 fn the_system_reports_this_machines_own_addresses() {
-    let own = super::SystemResolver.own().expect("it can be asked");
+    let own = super::SystemResolver.own().expect("its addresses");
     assert!(own.contains(&IpAddr::from([127, 0, 0, 1])), "{own:?}");
 }

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{
 };
 use tokio::task::yield_now;
 
-use super::super::lookups::LOOKUPS_OF_ONE_MAX;
+use super::super::lookups::LOOKUPS_PER_HANDLER_MAX;
 use super::super::tally::Tally;
 use super::super::{Addresses, HttpAccess, Resolver};
 use super::*;
@@ -68,7 +68,7 @@ async fn limit_the_open_connections_of_a_host() {
     })
     .unwrap();
     let handlers: [Arc<str>; 2] = ["a".into(), "b".into()];
-    let ask = async |at: usize| {
+    let send = async |at: usize| {
         let client = net.client(&handlers[at % 2], Reach::Private);
         let response = client.request(request_to(at, port));
         let response = response.await.expect("an answer");
@@ -76,20 +76,17 @@ async fn limit_the_open_connections_of_a_host() {
     };
 
     let started = Instant::now();
-    for at in 0..KEPT_MAX {
-        ask(at).await;
+    for at in 0..OPEN_MAX {
+        send(at).await;
     }
-    assert_eq!(ends.try_recv(), Err(TryRecvError::Empty), "all are kept");
-    ask(KEPT_MAX).await;
-    for _ in 0..KEPT_MAX {
-        ends.recv().await.expect("the server goes on");
+    assert_eq!(ends.try_recv(), Err(TryRecvError::Empty), "all are open");
+    send(OPEN_MAX).await;
+    for _ in 0..OPEN_MAX {
+        ends.recv().await.expect("the server is running");
     }
-    assert!(
-        started.elapsed() < IDLE_MAX,
-        "it was their age that ended them"
-    );
+    assert!(started.elapsed() < IDLE_MAX, "their age ended them");
     // The last connection belongs to the new pool.
-    ask(KEPT_MAX).await;
+    send(OPEN_MAX).await;
     assert_eq!(ends.try_recv(), Err(TryRecvError::Empty));
 }
 
@@ -120,7 +117,7 @@ async fn a_reloaded_handler_has_the_same_limit_of_lookups() {
             &Settings::default(),
             net.clone(),
         );
-        for at in 0..LOOKUPS_OF_ONE_MAX {
+        for at in 0..LOOKUPS_PER_HANDLER_MAX {
             tokio::spawn(access.client(reach).request(request_to(at, 80)));
         }
     }
@@ -128,5 +125,5 @@ async fn a_reloaded_handler_has_the_same_limit_of_lookups() {
     for _ in 0..1000 {
         yield_now().await;
     }
-    assert_eq!(never.0.load(Ordering::Relaxed), LOOKUPS_OF_ONE_MAX);
+    assert_eq!(never.0.load(Ordering::Relaxed), LOOKUPS_PER_HANDLER_MAX);
 }

@@ -1,7 +1,7 @@
-//! Redacts secrets in a stream, wherever its pieces are cut.
+//! Redacts secrets in a stream, wherever the boundaries of its pieces are.
 //!
-//! The timing of the output reveals nothing about a secret: a reader who cooperates with the writer could otherwise
-//! see which guess of a secret's start is held back longer. So the same amount is held back of any text.
+//! The timing of the output reveals nothing about a secret. Otherwise, a reader that cooperates with the writer could
+//! see which guess of a secret's start is held back longer. So the same amount of any text is held back.
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue};
@@ -9,13 +9,13 @@ use http::{HeaderMap, HeaderValue};
 use crate::sandbox::grants::Secret;
 
 /// Redacts secrets in a stream. It always holds back as many bytes as the start of the longest secret may have, until
-/// more bytes come or the stream ends.
+/// more bytes arrive or the stream ends.
 pub(in crate::sandbox::capability::http) struct Redactor {
     /// The longest secret first: if one secret starts with another, the longer one is replaced.
     pairs: Vec<(Secret, String)>,
     /// The size of the longest secret, bytes.
     longest: usize,
-    held: BytesMut,
+    held_back: BytesMut,
 }
 
 impl Redactor {
@@ -26,22 +26,22 @@ impl Redactor {
         Self {
             pairs,
             longest,
-            held: BytesMut::new(),
+            held_back: BytesMut::new(),
         }
     }
 
     /// Adds bytes, and returns the text that is final.
     pub(in crate::sandbox::capability::http) fn push(&mut self, bytes: &[u8]) -> Bytes {
-        self.held.extend_from_slice(bytes);
-        let (clean, used) = self.clean(&self.held, false);
-        drop(self.held.split_to(used));
+        self.held_back.extend_from_slice(bytes);
+        let (clean, used) = self.clean(&self.held_back, false);
+        drop(self.held_back.split_to(used));
         clean.into()
     }
 
     /// Returns the held-back rest at the end.
     pub(in crate::sandbox::capability::http) fn finish(&mut self) -> Bytes {
-        let (clean, _) = self.clean(&self.held, true);
-        self.held.clear();
+        let (clean, _) = self.clean(&self.held_back, true);
+        self.held_back.clear();
         clean.into()
     }
 

@@ -1,9 +1,9 @@
 //! Paths that a guest tries outside of granted directories.
 //!
 //! Without any directory, a language's library reports a missing file by itself, and the host never learns of it. So
-//! each guest has a root, `/`, in which nothing is found and nothing can be created: paths outside of granted
-//! directories lead there and are recorded. Many libraries probe optional paths, so this is not a denial yet: it
-//! becomes one if the attempt fails with an error that names the path or a missing file.
+//! each guest has an empty root, `/`, in which nothing can be created: paths outside of granted directories lead there
+//! and are recorded. Many libraries probe optional paths, so a recorded path is not a denial yet. It becomes one if the
+//! attempt fails with an error that names the path or a missing file.
 
 use std::fs::File;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::sandbox::grants::{Granted, Mode, lines};
 /// The guest path of the empty root.
 pub(super) const ROOT: &str = "/";
 
-/// The number of paths that are kept: a library may search several directories before it gives up.
+/// The number of paths that are recorded: a library may search several directories before it gives up.
 const PATHS_MAX: usize = 16;
 
 /// The size of a path; the system accepts at most 4,096.
@@ -32,7 +32,7 @@ const NOT_FOUND: [&str; 4] = [
     "file does not exist",
 ];
 
-/// The descriptor of the root. No call reaches it; it is a file in memory, in case one did.
+/// The descriptor of the root. No call should reach it; in case one does, it is a file in memory.
 pub(super) fn nowhere() -> Option<Dir> {
     static NOWHERE: OnceLock<Option<Dir>> = OnceLock::new();
     let new = || {
@@ -76,8 +76,8 @@ pub(super) fn parent(path: &str) -> &str {
     }
 }
 
-/// The mount point that a grant would need for this path; `None` if only the operator knows. An entry of the root is
-/// taken for a directory, unless its name looks like a file's.
+/// The mount point that a grant needs for this path; `None` if only the operator knows. An entry of the root is taken
+/// for a directory, unless its name looks like a file's.
 pub(super) fn mount(path: &str) -> Option<&str> {
     match parent(path) {
         ROOT => Some(path).filter(|path| path.len() > 1 && !path.contains('.')),
@@ -87,14 +87,14 @@ pub(super) fn mount(path: &str) -> Option<&str> {
 
 /// The paths that one attempt tried outside of granted directories.
 #[derive(Debug, Default)]
-pub(in crate::sandbox) struct Elsewhere {
+pub(in crate::sandbox) struct OutsidePaths {
     /// The newest last, without duplicates.
     paths: Vec<(String, bool)>,
 }
 
-impl Elsewhere {
-    pub(super) fn note(&mut self, path: String, changes: bool) {
-        self.paths.retain(|(noted, _)| *noted != path);
+impl OutsidePaths {
+    pub(super) fn record(&mut self, path: String, changes: bool) {
+        self.paths.retain(|(recorded, _)| *recorded != path);
         if self.paths.len() >= PATHS_MAX {
             self.paths.remove(0);
         }
@@ -107,9 +107,11 @@ impl Elsewhere {
         let named = newest().find(|(path, _)| path.len() > 1 && message.contains(path.as_str()));
         let not_found = || NOT_FOUND.iter().any(|words| message.contains(words));
         let (path, changes) = named.or_else(|| newest().next().filter(|_| not_found()))?;
-        // One grant should cover everything that it tried there.
-        let is_there = |other: &str| mount(path).is_some_and(|at| Path::new(other).starts_with(at));
-        let changes = *changes || newest().any(|(other, changes)| *changes && is_there(other));
+        // One grant should cover everything that the guest tried there.
+        let is_under_mount =
+            |other: &str| mount(path).is_some_and(|at| Path::new(other).starts_with(at));
+        let changes =
+            *changes || newest().any(|(other, changes)| *changes && is_under_mount(other));
         Some(not_granted(granted, path, changes))
     }
 }
@@ -118,9 +120,9 @@ impl Elsewhere {
 fn not_granted(granted: &Granted, path: &str, changes: bool) -> String {
     let handler = &granted.handler;
     let lies_in = |at: &&String| *path == **at || path.starts_with(&format!("{at}/"));
-    if let Some(at) = granted.taken_by_job.iter().find(lies_in) {
+    if let Some(at) = granted.removed_by_job.iter().find(lies_in) {
         return format!(
-            "the handler {handler} asked for {path}, which the grants of this job leave out; enqueue it with \"{at}\" under \"dirs\" of its grants, or without"
+            "the handler {handler} tried to access {path}, which the grants of this job leave out; enqueue it with \"{at}\" under \"dirs\" of its grants, or without that key"
         );
     }
     let mode = match changes {
@@ -128,7 +130,7 @@ fn not_granted(granted: &Granted, path: &str, changes: bool) -> String {
         false => Mode::Read,
     };
     format!(
-        "the handler {handler} asked for {path}, and no directory that has it is granted; these lines in rouse.toml would grant one, with your directory for …:\n{}",
+        "the handler {handler} tried to access {path}, which is not in a granted directory; to grant one, add these lines to rouse.toml, with your directory instead of …:\n{}",
         lines::to_paste(
             handler,
             &lines::dir(handler, mount(path), mode),
@@ -144,7 +146,7 @@ mod tests {
     fn granted() -> Granted {
         Granted {
             handler: "x".into(),
-            taken_by_job: vec!["/left".into()],
+            removed_by_job: vec!["/left".into()],
             ..Granted::default()
         }
     }
@@ -170,52 +172,52 @@ mod tests {
 
     #[test]
     fn only_errors_about_missing_files_become_denials() {
-        let mut elsewhere = Elsewhere::default();
+        let mut outside = OutsidePaths::default();
         let granted = granted();
-        let of = |elsewhere: &Elsewhere, message: &str| elsewhere.denial(&granted, message);
+        let of = |outside: &OutsidePaths, message: &str| outside.denial(&granted, message);
         assert_eq!(
-            of(&elsewhere, "No such file or directory"),
+            of(&outside, "No such file or directory"),
             None,
             "it tried no path"
         );
-        elsewhere.note("/data/in.csv".into(), false);
-        elsewhere.note("/usr/lib/optional".into(), false);
-        assert_eq!(of(&elsewhere, "the server is busy"), None);
-        let named = of(&elsewhere, "cannot read /data/in.csv").expect("it is named");
-        assert!(named.contains("asked for /data/in.csv"), "{named}");
+        outside.record("/data/in.csv".into(), false);
+        outside.record("/usr/lib/optional".into(), false);
+        assert_eq!(of(&outside, "the server is busy"), None);
+        let named = of(&outside, "cannot read /data/in.csv").expect("a denial");
+        assert!(named.contains("tried to access /data/in.csv"), "{named}");
         assert!(named.contains("dir = \"…\"\nat = \"/data\"\n\n"), "{named}");
         for message in NOT_FOUND {
-            let newest = of(&elsewhere, message).expect("the newest is meant");
+            let newest = of(&outside, message).expect("a denial of the newest path");
             assert!(newest.contains("/usr/lib/optional"), "{newest}");
         }
-        elsewhere.note("/out.txt".into(), true);
-        let at_the_root = of(&elsewhere, "ENOENT").expect("it is meant");
+        outside.record("/out.txt".into(), true);
+        let at_the_root = of(&outside, "ENOENT").expect("a denial");
         assert!(
             at_the_root.contains("at = \"…\"\nmode = \"read-write\""),
             "{at_the_root}"
         );
-        // The directory itself, which it first looked for and then tried to create.
-        elsewhere.note("/thumbs/a.jpg.part".into(), true);
-        elsewhere.note("/thumbs".into(), false);
-        let itself = of(&elsewhere, "cannot write /thumbs/a.jpg").expect("it is named");
+        // The directory itself, which the guest first searched for and then tried to create.
+        outside.record("/thumbs/a.jpg.part".into(), true);
+        outside.record("/thumbs".into(), false);
+        let itself = of(&outside, "cannot write /thumbs/a.jpg").expect("a denial");
         assert!(
             itself.contains("at = \"/thumbs\"\nmode = \"read-write\""),
             "{itself}"
         );
-        elsewhere.note("/left/a".into(), false);
-        let left_out = of(&elsewhere, "ENOENT").expect("it is meant");
+        outside.record("/left/a".into(), false);
+        let left_out = of(&outside, "ENOENT").expect("a denial");
         assert!(left_out.contains("enqueue it with \"/left\""), "{left_out}");
     }
 
     #[test]
-    fn limit_the_number_of_kept_paths() {
-        let mut elsewhere = Elsewhere::default();
+    fn limit_the_number_of_recorded_paths() {
+        let mut outside = OutsidePaths::default();
         for n in 0..10 * PATHS_MAX {
-            elsewhere.note(format!("/{n}"), false);
-            elsewhere.note("/again".into(), false);
+            outside.record(format!("/{n}"), false);
+            outside.record("/again".into(), false);
         }
-        assert_eq!(elsewhere.paths.len(), PATHS_MAX);
-        let newest = elsewhere.paths.last().map(|(path, _)| path.as_str());
+        assert_eq!(outside.paths.len(), PATHS_MAX);
+        let newest = outside.paths.last().map(|(path, _)| path.as_str());
         assert_eq!(newest, Some("/again"));
     }
 }

@@ -1,8 +1,8 @@
-//! Counts what a guest creates for its requests in the host's memory: fields (headers, trailers), the texts of
-//! request lines, and bodies that are not sent yet.
+//! Counts what a guest creates for its requests in the host's memory: fields (headers, trailers), the texts of request
+//! lines, and bodies that are not sent yet.
 //!
-//! Fields and texts count until the attempt ends, like memory of its own: a request takes them along, and nothing
-//! reports when it is gone. The buffers of a body count until it is sent or dropped.
+//! Fields and texts count until the attempt ends, like its own memory: they become part of a request, and nothing
+//! reports when that is dropped. The buffers of a body count until it is sent or dropped.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -23,7 +23,7 @@ use super::attempt::{CHUNK_BYTES_MAX, CHUNKS_MAX};
 use crate::sandbox::attempt::memory::Charge;
 use crate::sandbox::attempt::state::AttemptState;
 
-/// The interface, as wasmtime-wasi-http links it.
+/// The name under which wasmtime-wasi-http links the interface.
 const TYPES: &str = "wasi:http/types@0.2.12";
 
 /// The overhead of a field: its slots in a hash table that may be half empty, and two allocations.
@@ -32,7 +32,7 @@ const FIELD_BYTES: usize = 320;
 /// The overhead of a set of fields.
 const FIELDS_BYTES: usize = 256;
 
-/// The size of a method, scheme, authority or path: the crate `http` accepts no longer path. Each is copied several
+/// The size of a method, scheme, authority or path: the crate `http` accepts no longer paths. Each is copied several
 /// times.
 const TEXT_BYTES_MAX: usize = 64 << 10;
 
@@ -46,13 +46,13 @@ type Request = Resource<HostOutgoingRequest>;
 type Response = Resource<HostOutgoingResponse>;
 type State<'a> = StoreContextMut<'a, AttemptState>;
 
-/// Shadows what wasmtime-wasi-http has linked with counting versions.
+/// Shadows the functions that wasmtime-wasi-http has linked with versions that count.
 pub(super) fn count(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
     linker.allow_shadowing(true);
     let mut types = linker.instance(TYPES)?;
     types.func_wrap("[constructor]fields", |mut context: State<'_>, (): ()| {
         let state = context.data_mut();
-        let charge = state.limiter.hold(FIELDS_BYTES)?;
+        let charge = state.limiter.charge_host(FIELDS_BYTES)?;
         let made = state.http().new()?;
         charge.keep();
         Ok((made,))
@@ -63,18 +63,18 @@ pub(super) fn count(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
             let state = context.data_mut();
             let entries_bytes = entries.iter().map(|(name, value)| field_bytes(name, value));
             let bytes = FIELDS_BYTES + entries_bytes.sum::<usize>();
-            let charge = state.limiter.hold(bytes)?;
+            let charge = state.limiter.charge_host(bytes)?;
             let made = in_wasi(state.http().from_list(entries))?;
-            Ok((kept(charge, made),))
+            Ok((keep_if_ok(charge, made),))
         },
     )?;
     types.func_wrap(
         "[method]fields.append",
         |mut context: State<'_>, (fields, name, value): (Fields, Name, Value)| {
             let state = context.data_mut();
-            let charge = state.limiter.hold(field_bytes(&name, &value))?;
+            let charge = state.limiter.charge_host(field_bytes(&name, &value))?;
             let done = in_wasi(state.http().append(fields, name, value))?;
-            Ok((kept(charge, done),))
+            Ok((keep_if_ok(charge, done),))
         },
     )?;
     types.func_wrap(
@@ -82,17 +82,17 @@ pub(super) fn count(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
         |mut context: State<'_>, (fields, name, values): (Fields, Name, Vec<Value>)| {
             let state = context.data_mut();
             let values_bytes = values.iter().map(|value| field_bytes(&name, value));
-            let charge = state.limiter.hold(values_bytes.sum())?;
+            let charge = state.limiter.charge_host(values_bytes.sum())?;
             let done = in_wasi(state.http().set(fields, name, values))?;
-            Ok((kept(charge, done),))
+            Ok((keep_if_ok(charge, done),))
         },
     )?;
     types.func_wrap(
         "[method]fields.clone",
         |mut context: State<'_>, (fields,): (Fields,)| {
             let state = context.data_mut();
-            let bytes = held_bytes(state.table.get(&fields)?);
-            let charge = state.limiter.hold(bytes)?;
+            let bytes = host_bytes(state.table.get(&fields)?);
+            let charge = state.limiter.charge_host(bytes)?;
             let made = state.http().clone(fields)?;
             charge.keep();
             Ok((made,))
@@ -148,7 +148,7 @@ pub(super) fn count(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
         "[method]outgoing-request.body",
         |mut context: State<'_>, (request,): (Request,)| {
             let state = context.data_mut();
-            let charge = state.limiter.hold(BODY_BYTES)?;
+            let charge = state.limiter.charge_host(BODY_BYTES)?;
             let id = Resource::new_borrow(request.rep());
             let made = types::HostOutgoingRequest::body(&mut state.http(), id)?;
             if made.is_ok() {
@@ -163,7 +163,7 @@ pub(super) fn count(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
         "[method]outgoing-response.body",
         |mut context: State<'_>, (response,): (Response,)| {
             let state = context.data_mut();
-            let charge = state.limiter.hold(BODY_BYTES)?;
+            let charge = state.limiter.charge_host(BODY_BYTES)?;
             let id = Resource::new_borrow(response.rep());
             let made = types::HostOutgoingResponse::body(&mut state.http(), id)?;
             if made.is_ok() {
@@ -188,7 +188,7 @@ fn in_wasi<T>(
 }
 
 /// Keeps the charge until the attempt ends, unless the call failed.
-fn kept<T, E>(charge: Charge, done: Result<T, E>) -> Result<T, E> {
+fn keep_if_ok<T, E>(charge: Charge, done: Result<T, E>) -> Result<T, E> {
     if done.is_ok() {
         charge.keep();
     }
@@ -204,9 +204,9 @@ fn set_text(
     if bytes > TEXT_BYTES_MAX {
         return Ok((Err(()),));
     }
-    let charge = state.limiter.hold(bytes)?;
+    let charge = state.limiter.charge_host(bytes)?;
     let done = set(state)?;
-    Ok((kept(charge, done),))
+    Ok((keep_if_ok(charge, done),))
 }
 
 /// A body whose buffers are counted until it is dropped.
@@ -248,10 +248,10 @@ fn field_bytes(name: &str, value: &[u8]) -> usize {
 }
 
 /// The memory that a set of fields takes in the host, bytes.
-pub(super) fn held_bytes(fields: &HeaderMap) -> usize {
+pub(super) fn host_bytes(fields: &HeaderMap) -> usize {
     let each = fields.iter();
-    let all: usize = each
+    let sum: usize = each
         .map(|(name, value)| field_bytes(name.as_str(), value.as_bytes()))
         .sum();
-    FIELDS_BYTES + all
+    FIELDS_BYTES + sum
 }
