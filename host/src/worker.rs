@@ -33,9 +33,11 @@ mod reach;
 mod schedule;
 mod settings;
 mod settler;
+mod shutdown;
 mod sleeper;
 mod slots;
 mod state;
+mod stop;
 mod unbound;
 mod usage;
 mod waits;
@@ -45,29 +47,24 @@ mod writers;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::{info, warn};
+use tracing::warn;
 
 pub use meters::{OutcomeCounts, OutcomeLabel};
 pub use middleware::{AttemptInfo, Middleware, Next, Running};
 pub use policy::{Override, Overrides, Policy};
 pub use schedule::Intervals;
 pub use settings::{QueueOrder, Settings};
+pub use stop::Stop;
 
-use crate::job::AbortReason;
+use self::shutdown::{before_last_deadline, unregister, wait_for_attempts};
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, StoreError};
-
-/// How long a worker that stops during an outage waits for the database before its last try to unregister.
-const UNREGISTER_WITHIN: Duration = Duration::from_secs(5);
-/// The time limit, after the order to abort, for writing the last outcomes, and again for unregistering.
-const LAST_WITHIN: Duration = Duration::from_secs(5);
 
 /// The parts that a worker is built from.
 pub struct Parts {
@@ -81,49 +78,6 @@ pub struct Parts {
     pub catalog: Arc<Catalog>,
     /// The middlewares around each attempt, outermost first.
     pub middlewares: Vec<Arc<dyn Middleware>>,
-}
-
-/// Signals everything that runs attempts to stop. Dropping it has no effect.
-#[derive(Clone, Default)]
-pub struct Stop {
-    drain: CancellationToken,
-    now: CancellationToken,
-}
-
-impl Stop {
-    /// Stop claiming, and finish the running attempts.
-    pub fn drain(&self) {
-        self.drain.cancel();
-    }
-
-    /// Also abort running attempts (with `shutdown`), and give their jobs back.
-    pub fn now(&self) {
-        self.drain.cancel();
-        self.now.cancel();
-    }
-
-    /// A signal that follows this one, and can be given alone.
-    pub fn child(&self) -> Self {
-        Self {
-            drain: self.drain.child_token(),
-            now: self.now.child_token(),
-        }
-    }
-
-    /// Waits for the signal to stop.
-    pub async fn stopping(&self) {
-        self.drain.cancelled().await;
-    }
-
-    /// Waits for the signal to abort running attempts.
-    pub async fn aborting(&self) {
-        self.now.cancelled().await;
-    }
-
-    /// True after the signal to stop.
-    pub fn is_stopping(&self) -> bool {
-        self.drain.is_cancelled()
-    }
 }
 
 /// What the loops of one worker share. Each field belongs to the file that defines its type.
@@ -313,52 +267,4 @@ pub async fn run(
         *shared.presence.incarnation.borrow(),
     );
     Ok(())
-}
-
-/// The result of this work. `None` if it is not done [`LAST_WITHIN`] after the order to abort.
-async fn before_last_deadline<T>(
-    now: &CancellationToken,
-    work: impl Future<Output = T>,
-) -> Option<T> {
-    tokio::select! {
-        done = work => Some(done),
-        () = async {
-            now.cancelled().await;
-            tokio::time::sleep(LAST_WITHIN).await;
-        } => None,
-    }
-}
-
-/// Unregisters without waiting for the backoff: otherwise attempts that were lost in an outage would count as crashes. During an outage it
-/// tries twice.
-async fn unregister(shared: &Shared) -> Result<(), StoreError> {
-    let store = &shared.store;
-    store.try_now();
-    match store.unregister().await {
-        Err(error) if error.is_unreachable() => {
-            // Tries again whether or not the database became reachable in time.
-            let _ = tokio::time::timeout(UNREGISTER_WITHIN, store.ready()).await;
-            store.try_now();
-            store.unregister().await
-        }
-        answer => answer,
-    }
-}
-
-/// Waits for the running attempts, for as long as the settings allow; then aborts them.
-async fn wait_for_attempts(shared: &Arc<Shared>) {
-    let running = shared.slots.in_hand();
-    if running > 0 {
-        info!(running, "waiting for running attempts");
-    }
-    tokio::select! {
-        () = shared.attempts.tasks.wait() => return,
-        () = shared.stop.now.cancelled() => {}
-        () = tokio::time::sleep(shared.settings.drain_timeout) => {}
-    }
-    let ids = shared.leases.abort_all(AbortReason::Shutdown);
-    if !ids.is_empty() {
-        warn!(job.ids = ?ids, "aborting attempts that have not finished; their jobs are given back");
-    }
-    shared.attempts.tasks.wait().await;
 }
