@@ -10,6 +10,7 @@
 mod ageing;
 mod attempt;
 mod audit_outbox;
+mod background;
 mod challenges;
 mod claim;
 mod claimer;
@@ -44,15 +45,13 @@ mod waits;
 mod wakeups;
 mod writers;
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::sync::{Notify, Semaphore, mpsc};
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::warn;
 
 pub use meters::{OutcomeCounts, OutcomeLabel};
 pub use middleware::{AttemptInfo, Middleware, Next, Running};
@@ -61,7 +60,9 @@ pub use schedule::Intervals;
 pub use settings::{QueueOrder, Settings};
 pub use stop::Stop;
 
-use self::shutdown::{before_last_deadline, unregister, wait_for_attempts};
+use self::background::Background;
+use self::settler::SettlerTask;
+use crate::job::Incarnation;
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, StoreError};
@@ -116,6 +117,47 @@ struct Reports {
 }
 
 impl Shared {
+    fn new(
+        settings: Settings,
+        parts: Parts,
+        health: Health,
+        stop: Stop,
+        incarnation: Incarnation,
+        settlements: mpsc::Sender<settler::Unsettled>,
+    ) -> Arc<Self> {
+        let meters = meters::Meters::new(health.outcomes.clone());
+        Arc::new(Self {
+            slots: slots::Slots::new(settings.slots, health.in_hand.clone()),
+            leases: leases::Leases::default(),
+            attempts: attempt::Attempts {
+                middlewares: meters.around(parts.middlewares),
+                meters,
+                settlements,
+                tasks: TaskTracker::new(),
+            },
+            wakeups: wakeups::Wakeups::default(),
+            listener: wakeups::ListenerState::default(),
+            presence: heartbeat::Presence::new(incarnation),
+            calls: Calls {
+                steps: Semaphore::new(journal::CALLS_MAX),
+                state: Semaphore::new(journal::CALLS_MAX),
+                patient: Semaphore::new(1),
+            },
+            reports: Reports::default(),
+            settings,
+            store: parts.store,
+            sandbox: parts.sandbox,
+            catalog: parts.catalog,
+            health,
+            stop,
+        })
+    }
+
+    /// Logs an event of the worker itself.
+    fn log_event(&self, event: &str) {
+        events::worker(event, &self.settings, *self.presence.incarnation.borrow());
+    }
+
     /// True if the error says that this worker's incarnation is over. If so, it also triggers a heartbeat, which registers the worker again
     /// or finds out why it cannot.
     fn is_incarnation_over(&self, error: &StoreError) -> bool {
@@ -147,124 +189,44 @@ pub async fn run(
     health: Health,
     stop: Stop,
 ) -> anyhow::Result<()> {
-    let Parts {
-        store,
-        listen_at,
-        sandbox,
-        catalog,
-        middlewares,
-    } = parts;
+    let (incarnation, heartbeat) = register(&settings, &parts).await?;
+    events::worker("started", &settings, incarnation);
+    health.database_answers.store(true, Ordering::Relaxed);
+
+    let listen_at = parts.listen_at.clone();
+    let (settlements, outcomes) = mpsc::channel(settler::QUEUE_MAX);
+    let shared = Shared::new(settings, parts, health, stop, incarnation, settlements);
+    let background = Background::start(&shared, heartbeat, listen_at);
+    let mut settler = SettlerTask::start(&shared, outcomes);
+    tokio::select! {
+        () = claimer::run(&shared) => {}
+        // A host that cannot settle must not claim.
+        ended = settler.ended() => anyhow::bail!(
+            "the settler ended early ({ended:?}); other workers take over the jobs when their leases run out"
+        ),
+    }
+    shared.log_event("stopping");
+    shutdown::drain(&shared).await;
+    shutdown::settle_last_outcomes(&shared, settler).await?;
+    background.stop().await;
+    shutdown::leave(&shared).await?;
+    shared.log_event("stopped");
+    Ok(())
+}
+
+/// Registers the worker. Returns its incarnation and the interval of its heartbeats.
+async fn register(settings: &Settings, parts: &Parts) -> anyhow::Result<(Incarnation, Duration)> {
+    let Parts { store, catalog, .. } = parts;
     store
         .prepare_partitions()
         .await
         .context("make the partitions of the history")?;
-    let (incarnation, heartbeat) = store
+    store
         .register(&heartbeat::registration(
-            &settings,
+            settings,
             &catalog.current(),
-            heartbeat::Tally::at_start(&catalog),
+            heartbeat::Tally::at_start(catalog),
         ))
         .await
-        .context("register the worker")?;
-    events::worker("started", &settings, incarnation);
-    health.database_answers.store(true, Ordering::Relaxed);
-
-    let (settlements, outcomes) = mpsc::channel(settler::QUEUE_MAX);
-    let meters = meters::Meters::new(health.outcomes.clone());
-    let shared = Arc::new(Shared {
-        slots: slots::Slots::new(settings.slots, health.in_hand.clone()),
-        leases: leases::Leases::default(),
-        attempts: attempt::Attempts {
-            middlewares: meters.around(middlewares),
-            meters,
-            settlements,
-            tasks: TaskTracker::new(),
-        },
-        wakeups: wakeups::Wakeups::default(),
-        listener: wakeups::ListenerState::default(),
-        presence: heartbeat::Presence::new(incarnation),
-        calls: Calls {
-            steps: Semaphore::new(journal::CALLS_MAX),
-            state: Semaphore::new(journal::CALLS_MAX),
-            patient: Semaphore::new(1),
-        },
-        reports: Reports::default(),
-        settings,
-        store,
-        sandbox,
-        catalog,
-        health,
-        stop: stop.clone(),
-    });
-
-    let background = TaskTracker::new();
-    let background_stop = CancellationToken::new();
-    let spawn = |task: Pin<Box<dyn Future<Output = ()> + Send>>| {
-        let stop = background_stop.clone();
-        background.spawn(async move { stop.run_until_cancelled(task).await });
-    };
-    spawn(Box::pin(leases::renew_forever(shared.clone())));
-    spawn(Box::pin(reach::report_forever(shared.clone())));
-    spawn(Box::pin(reach::hurry_when_stopping(shared.clone())));
-    spawn(Box::pin(progress::run_forever(shared.clone())));
-    background.spawn(logs::run_until(shared.clone(), background_stop.clone()));
-    spawn(Box::pin(usage::run_forever(shared.clone())));
-    spawn(Box::pin(slots::give_back_late_claims(shared.clone())));
-    spawn(Box::pin(maintenance::run_forever(shared.clone())));
-    spawn(Box::pin(database_metrics::run_forever(shared.clone())));
-    spawn(Box::pin(heartbeat::run_forever(shared.clone(), heartbeat)));
-    spawn(Box::pin(challenges::answer_forever(shared.clone())));
-    spawn(Box::pin(wakeups::listen_forever(shared.clone(), listen_at)));
-    let all_sent = CancellationToken::new();
-    let mut settler = tokio::spawn(settler::run(shared.clone(), outcomes, all_sent.clone()));
-
-    tokio::select! {
-        () = claimer::run(&shared) => {}
-        // A host that cannot settle must not claim.
-        ended = &mut settler => anyhow::bail!(
-            "the settler ended early ({ended:?}); other workers take over the jobs when their leases run out"
-        ),
-    }
-    events::worker(
-        "stopping",
-        &shared.settings,
-        *shared.presence.incarnation.borrow(),
-    );
-    slots::give_back_all(&shared).await;
-    shared.attempts.tasks.close();
-    wait_for_attempts(&shared).await;
-    // Every attempt has sent its outcome. The settler ends once it has written all of them.
-    all_sent.cancel();
-    match before_last_deadline(&shared.stop.now, &mut settler).await {
-        Some(ended) => ended.context("the settler has failed")?,
-        None => {
-            settler.abort();
-            warn!(
-                job.ids = ?shared.leases.ids(),
-                "could not write the last outcomes in time; these jobs run again once their leases have run out"
-            );
-        }
-    }
-
-    background_stop.cancel();
-    background.close();
-    background.wait().await;
-    shared.store.try_now();
-    logs::finish(&shared).await;
-    if let Some(why) = shared.presence.fatal.get() {
-        anyhow::bail!("{why}");
-    }
-    match before_last_deadline(&shared.stop.now, unregister(&shared)).await {
-        Some(Ok(())) => {}
-        Some(Err(error)) => {
-            warn!(%error, "could not unregister; this worker will be listed as dead in 90 s");
-        }
-        None => warn!("could not unregister in time; this worker will be listed as dead in 90 s"),
-    }
-    events::worker(
-        "stopped",
-        &shared.settings,
-        *shared.presence.incarnation.borrow(),
-    );
-    Ok(())
+        .context("register the worker")
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, mpsc};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
@@ -69,20 +69,43 @@ impl Unsettled {
     }
 }
 
+/// The task that settles the outcomes of one worker.
+pub(super) struct SettlerTask {
+    task: JoinHandle<()>,
+    all_sent: CancellationToken,
+}
+
+impl SettlerTask {
+    pub(super) fn start(shared: &Arc<Shared>, outcomes: mpsc::Receiver<Unsettled>) -> Self {
+        let all_sent = CancellationToken::new();
+        Self {
+            task: tokio::spawn(run(shared.clone(), outcomes, all_sent.clone())),
+            all_sent,
+        }
+    }
+
+    /// Every attempt has sent its outcome: the task ends once it has written all of them.
+    pub(super) fn finish_soon(&self) {
+        self.all_sent.cancel();
+    }
+
+    /// Waits until the task has ended.
+    pub(super) async fn ended(&mut self) -> Result<(), JoinError> {
+        (&mut self.task).await
+    }
+
+    pub(super) fn abort(&self) {
+        self.task.abort();
+    }
+}
+
 /// Settles outcomes until `all_sent` and everything is settled or given up.
-pub(super) async fn run(
+async fn run(
     shared: Arc<Shared>,
     mut outcomes: mpsc::Receiver<Unsettled>,
     all_sent: CancellationToken,
 ) {
-    let mut settler = Settler {
-        shared: &shared,
-        later: Vec::new(),
-        unanswered: JoinSet::new(),
-        one_at_a_time: Arc::new(Semaphore::new(1)),
-        failures: 0,
-        has_room: false,
-    };
+    let mut settler = Settler::new(&shared);
     let mut retry_at = Instant::now();
     let mut more = true;
     let mut batch = Vec::new();
@@ -97,17 +120,7 @@ pub(super) async fn run(
                 settler.later.extend(answered.expect("it does not panic"));
             }
         }
-        if !batch.is_empty()
-            && batch.len() < BATCH_MAX
-            && let Some(time) = settler.gathers_for()
-        {
-            tokio::time::sleep(time).await;
-            while batch.len() < BATCH_MAX
-                && let Ok(outcome) = outcomes.try_recv()
-            {
-                batch.push(outcome);
-            }
-        }
+        settler.gather(&mut batch, &mut outcomes).await;
         let again = match Instant::now() >= retry_at {
             true => std::mem::take(&mut settler.later),
             false => Vec::new(),
@@ -120,7 +133,7 @@ pub(super) async fn run(
         if !waits {
             retry_at = Instant::now() + retry_after(settler.failures);
         }
-        keep_trying(&shared, &mut settler.later);
+        give_up_lost(&shared, &mut settler.later);
     }
 }
 
@@ -152,7 +165,34 @@ struct Settler<'a> {
     has_room: bool,
 }
 
-impl Settler<'_> {
+impl<'a> Settler<'a> {
+    fn new(shared: &'a Arc<Shared>) -> Self {
+        Self {
+            shared,
+            later: Vec::new(),
+            unanswered: JoinSet::new(),
+            one_at_a_time: Arc::new(Semaphore::new(1)),
+            failures: 0,
+            has_room: false,
+        }
+    }
+
+    /// Adds the outcomes of attempts that end within a short time to a batch that has room for them.
+    async fn gather(&self, batch: &mut Vec<Unsettled>, outcomes: &mut mpsc::Receiver<Unsettled>) {
+        if batch.is_empty() || batch.len() >= BATCH_MAX {
+            return;
+        }
+        let Some(time) = self.gathers_for() else {
+            return;
+        };
+        tokio::time::sleep(time).await;
+        while batch.len() < BATCH_MAX
+            && let Ok(outcome) = outcomes.try_recv()
+        {
+            batch.push(outcome);
+        }
+    }
+
     /// How long a batch waits for attempts that are about to end. `None` means not at all.
     fn gathers_for(&self) -> Option<Duration> {
         match self.failures {
@@ -163,8 +203,8 @@ impl Settler<'_> {
     }
 }
 
-/// Gives up outcomes whose lease can no longer be trusted: another worker will run those jobs.
-fn keep_trying(shared: &Shared, part: &mut Vec<Unsettled>) {
+/// Gives up the outcomes whose lease can no longer be trusted: another worker will run those jobs. After an order to abort, gives up all.
+fn give_up_lost(shared: &Shared, part: &mut Vec<Unsettled>) {
     let is_stopping = shared.stop.is_stopping();
     part.retain(|one| {
         let Settlement { id, fence, .. } = one.settlement;
@@ -183,6 +223,7 @@ fn keep_trying(shared: &Shared, part: &mut Vec<Unsettled>) {
     });
 }
 
+/// Counts and logs an outcome that the database has answered.
 fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     let Settlement {
         id, fence, outcome, ..

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tracing::warn;
 
-use super::{Unsettled, keep_trying, report, retry_after};
+use super::{Unsettled, give_up_lost, report, retry_after};
 use crate::store::{Locked, Settlement};
 use crate::worker::Shared;
 
@@ -22,7 +22,7 @@ pub(super) async fn settle_alone(
     loop {
         tokio::time::sleep(retry_after(failures)).await;
         let permit = one_at_a_time.acquire().await;
-        keep_trying(&shared, &mut part);
+        give_up_lost(&shared, &mut part);
         let one = part.first()?;
         let answer = shared.store.settle(&[&one.settlement], Locked::Skip).await;
         drop(permit);
