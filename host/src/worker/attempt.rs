@@ -420,6 +420,7 @@ async fn settle(
         attempt: job.attempt,
         claim_sent: claim.sent,
         replaced: false,
+        unanswered: false,
     };
     // The settler outlives every attempt. If it did not, the lease would run out and another worker would adopt the job.
     if shared.attempts.settlements.send(unsettled).await.is_err() {

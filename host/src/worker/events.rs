@@ -153,6 +153,16 @@ pub(super) fn refused(context: EventContext<'_>) {
     );
 }
 
+/// The outcome was sent, but its answer was lost; a later try found that the claim is over.
+pub(super) fn unconfirmed(context: EventContext<'_>) {
+    event!(
+        info,
+        "unconfirmed",
+        context,
+        "outcome unconfirmed: the answer to its settlement was lost; either it was written, or the lease is lost"
+    );
+}
+
 /// The outcome could not be written before its lease ran out, or the host had to stop.
 pub(super) fn given_up(context: EventContext<'_>) {
     event!(

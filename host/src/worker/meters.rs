@@ -26,6 +26,8 @@ pub enum OutcomeLabel {
     Released,
     /// Its lease was lost, and the database refused its outcome.
     Refused,
+    /// The answer to its settlement was lost, and a later try was refused: its outcome may have been written.
+    Unconfirmed,
     /// Its lease was lost, and the worker knew it before it settled.
     Dropped,
     /// Its outcome could not be settled in time.
@@ -33,13 +35,14 @@ pub enum OutcomeLabel {
 }
 
 impl OutcomeLabel {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Succeeded,
         Self::Failed,
         Self::TimedOut,
         Self::Retried,
         Self::Released,
         Self::Refused,
+        Self::Unconfirmed,
         Self::Dropped,
         Self::GivenUp,
     ];
@@ -53,6 +56,7 @@ impl OutcomeLabel {
             Self::Retried => "retried",
             Self::Released => "released",
             Self::Refused => "refused",
+            Self::Unconfirmed => "unconfirmed",
             Self::Dropped => "dropped",
             Self::GivenUp => "given_up",
         }

@@ -44,6 +44,8 @@ pub(super) struct Unsettled {
     pub(super) claim_sent: BootTime,
     /// True if Postgres could not store the handler's result or error, and this outcome replaces it.
     pub(super) replaced: bool,
+    /// True if a settlement of it was sent and not answered: it may have been written.
+    pub(super) unanswered: bool,
 }
 
 impl Unsettled {
@@ -230,8 +232,13 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     } = &one.settlement;
     shared.leases.remove(*id, *fence);
     if !accepted {
-        one.meters.count(OutcomeLabel::Refused);
-        events::refused(one.event_context(shared));
+        if one.unanswered {
+            one.meters.count(OutcomeLabel::Unconfirmed);
+            events::unconfirmed(one.event_context(shared));
+        } else {
+            one.meters.count(OutcomeLabel::Refused);
+            events::refused(one.event_context(shared));
+        }
         return;
     }
     one.meters.count(outcome.into());

@@ -179,6 +179,9 @@ impl Settler<'_> {
     ) {
         // The first statement may still be running and holding its locks.
         batch.locked = Locked::Skip;
+        for one in &mut part {
+            one.unanswered = true;
+        }
         // If only the connection broke, the next one may work.
         batch.is_silent |= matches!(error, StoreError::Silent { .. });
         if part.len() > 1 {
