@@ -20,7 +20,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Share {
     percent: usize,
-    /// What is carried, hundredths of a job.
+    /// The carried fraction, hundredths of a job.
     rest: usize,
 }
 

@@ -47,11 +47,11 @@ pub(super) struct Attempts {
 pub(super) async fn serve(shared: Arc<Shared>) {
     let mut slot = Slot {
         shared: &shared,
-        holds: None,
+        current: None,
         finished: false,
     };
-    while let Some(claim) = shared.slots.next(slot.holds.is_some()) {
-        slot.holds = Some((claim.job.id, claim.job.fence));
+    while let Some(claim) = shared.slots.next(slot.current.is_some()) {
+        slot.current = Some((claim.job.id, claim.job.fence));
         let delay = run(&shared, claim).await;
         if !delay.is_zero() {
             // The slot stays taken during the delay, so nothing is claimed for it.
@@ -70,8 +70,8 @@ pub(super) async fn serve(shared: Arc<Shared>) {
 /// Frees a slot if its task ends in the middle of an attempt.
 struct Slot<'a> {
     shared: &'a Shared,
-    /// The last job that it took.
-    holds: Option<(JobId, Fence)>,
+    /// The job that it took last.
+    current: Option<(JobId, Fence)>,
     finished: bool,
 }
 
@@ -80,7 +80,7 @@ impl Drop for Slot<'_> {
         if self.finished {
             return;
         }
-        if let Some((id, fence)) = self.holds {
+        if let Some((id, fence)) = self.current {
             // The attempt will not be settled. Without renewals its lease runs out, and the job is adopted.
             self.shared.leases.remove(id, fence);
         }
@@ -141,7 +141,7 @@ struct Terms {
 /// An attempt that did not start.
 struct Unstarted {
     meters: Arc<HandlerMeters>,
-    /// Why.
+    /// Why it did not start.
     end: RunEnd,
 }
 
@@ -306,7 +306,7 @@ async fn run_in_sandbox(shared: &Arc<Shared>, claim: &mut Claim, started: &Start
     run
 }
 
-/// What the guest learns about its job.
+/// The input of the guest.
 fn input(claim: &mut Claim, policy: &Policy) -> JobInput {
     let job = &mut claim.job;
     JobInput {
@@ -322,7 +322,7 @@ fn input(claim: &mut Claim, policy: &Policy) -> JobInput {
     }
 }
 
-/// How often the job was tried, and how often it may be.
+/// How many attempts the job has had, and how many it may have.
 fn tries(job: &ClaimedJob, terms: &Terms) -> Tries {
     let max_attempts = terms.policy.retry.max_attempts;
     Tries {
@@ -333,7 +333,7 @@ fn tries(job: &ClaimedJob, terms: &Terms) -> Tries {
     }
 }
 
-/// How often the job was tried, as far as its row says: without the settings of its handler.
+/// The same, from the job's row alone: without the settings of its handler.
 fn tries_of_row(job: &ClaimedJob) -> Tries {
     let failed = job.attempt.0 - job.lost;
     Tries {
@@ -344,7 +344,7 @@ fn tries_of_row(job: &ClaimedJob) -> Tries {
     }
 }
 
-/// The larger memory limit that the job has since an earlier attempt ran out of memory. `None` if it has the usual limit.
+/// The larger memory limit that the job received when an earlier attempt ran out of memory. `None` for the usual limit.
 fn memory_bytes(job: &ClaimedJob) -> Option<usize> {
     job.memory_bytes
         .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))

@@ -28,7 +28,7 @@ impl Background {
         };
         background.spawn(leases::renew_forever(shared.clone()));
         background.spawn(reach::report_forever(shared.clone()));
-        background.spawn(reach::hurry_when_stopping(shared.clone()));
+        background.spawn(reach::shorten_backoff_when_stopping(shared.clone()));
         background.spawn(progress::run_forever(shared.clone()));
         // It ends by itself, so that a stop does not interrupt a write.
         let logging = logs::run_until(shared.clone(), background.stop.clone());

@@ -57,7 +57,7 @@ pub(super) struct Claims<'a> {
     /// The last search by source found nothing, and is not repeated before this time, unless a notification announces a job.
     by_source_at: Instant,
     /// The share of each claim for jobs found by their source, so that neither they nor the other jobs starve.
-    half: Share,
+    by_source_share: Share,
     prefetch: Prefetch,
     overdue: Overdue,
     /// Leases that ended before this time, by the database's clock, were checked. The next claim checks later ones.
@@ -77,7 +77,7 @@ impl<'a> Claims<'a> {
             sources: Vec::new(),
             unbound: Unbound::default(),
             by_source_at: Instant::now(),
-            half: Share::new(50),
+            by_source_share: Share::new(50),
             prefetch: Prefetch::new(Instant::now()),
             overdue: Overdue::new(Share::new(shared.settings.promote_share)),
             checked_at: SystemTime::UNIX_EPOCH,
@@ -161,7 +161,7 @@ impl<'a> Claims<'a> {
             }
         }
         let share = match self.finds_by_source() {
-            true => self.half.of(wanted.saturating_sub(found.jobs)),
+            true => self.by_source_share.of(wanted.saturating_sub(found.jobs)),
             false => 0,
         };
         let by_source = self.claim_by_source(share).await?;
@@ -210,7 +210,7 @@ impl<'a> Claims<'a> {
             // Without a job, the time of the answer is unknown.
             self.checked_at = jobs.first().map_or(self.checked_at, |job| job.claimed_at);
         }
-        let is_cut = self.weigh(&jobs);
+        let is_cut = self.record_size(&jobs);
         let is_all = jobs.len() < wanted && !is_cut;
         self.lanes.claimed(&orders, &jobs, is_all);
         self.overdue.claimed(&orders, &jobs, is_all, Instant::now());
@@ -223,7 +223,7 @@ impl<'a> Claims<'a> {
     }
 
     /// Updates the estimate of the size of jobs; true if the claim ended because of its size.
-    fn weigh(&mut self, jobs: &[ClaimedJob]) -> bool {
+    fn record_size(&mut self, jobs: &[ClaimedJob]) -> bool {
         let bytes = jobs.iter().map(ClaimedJob::bytes).sum();
         self.prefetch.claimed(jobs.len(), bytes);
         fills_an_answer(jobs.len(), bytes)

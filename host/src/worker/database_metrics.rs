@@ -44,7 +44,7 @@ fn pause_after(took: Duration) -> Duration {
 }
 
 async fn refresh(shared: &Shared, pairs: &mut Pairs) -> Result<(), StoreError> {
-    let _turn = shared.calls.patient.acquire().await;
+    let _permit = shared.calls.patient.acquire().await;
     let database_metrics = shared.store.database_metrics().await?;
     gauge!("rouse_dead_rows").set(database_metrics.dead_rows as f64);
     gauge!("rouse_oldest_transaction_seconds")

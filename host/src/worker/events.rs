@@ -71,8 +71,8 @@ pub(super) fn worker(event: &str, settings: &Settings, incarnation: Incarnation)
     );
 }
 
-/// True if events of single jobs are logged even if nothing went wrong.
-pub(super) fn all_are_logged() -> bool {
+/// True if routine events of single jobs are logged.
+pub(super) fn routine_events_are_logged() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
 }
 
@@ -82,7 +82,7 @@ pub(super) fn enqueued(context: EventContext<'_>, queue: &str, at: SystemTime) {
     event!(debug, "enqueued", context, queue, at = %at);
 }
 
-/// The job is due, and has got its turn.
+/// The job is due, and has received its turn.
 pub(super) fn promoted(worker_id: &str, id: JobId) {
     debug!(target: TARGET, event = "promoted", job.id = id.0, worker.id = worker_id);
 }
@@ -143,7 +143,7 @@ pub(super) fn dropped(context: EventContext<'_>, reason: AbortReason) {
     event!(debug, "dropped", context, reason = reason.as_str());
 }
 
-/// The outcome came too late.
+/// The database refused the outcome, because its lease was lost.
 pub(super) fn refused(context: EventContext<'_>) {
     event!(
         info,

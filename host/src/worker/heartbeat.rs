@@ -219,7 +219,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
             Ok(Heartbeat { expired, timeouts }) => {
                 failures = 0;
                 reported = capabilities;
-                timeout_flag(timeouts);
+                show_timeouts(timeouts);
                 if expired > 0 {
                     warn!(
                         expired,
@@ -232,9 +232,9 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
             Err(error) if error.is_over() || error.is_superseded() => {
                 failures = 0;
                 reported = None;
-                start_again(&shared, &error).await
+                register_again(&shared, &error).await
             }
-            // The capabilities are for people. The heartbeat itself protects the jobs.
+            // The capabilities are only shown to people. The heartbeat itself protects the jobs.
             Err(error) if error.is_about_data() && changed.is_some() => {
                 error!(%error, "the database refused the capabilities of this worker; the fleet still shows the previous ones");
                 reported = capabilities;
@@ -254,13 +254,13 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
 }
 
 /// Shows how many timeouts caused this worker's timeout flag.
-fn timeout_flag(timeouts: i64) {
+fn show_timeouts(timeouts: i64) {
     #[expect(clippy::cast_precision_loss, reason = "timeouts are few")]
     gauge!("rouse_worker_timeouts").set(timeouts as f64);
 }
 
 /// All claims of the old incarnation are lost. The worker continues under a new one, unless another host has taken its id.
-async fn start_again(shared: &Arc<Shared>, why: &StoreError) {
+async fn register_again(shared: &Arc<Shared>, why: &StoreError) {
     let ids = shared.leases.lose_all(AbortReason::Error);
     warn!(error = %why, job.ids = ?ids, "this incarnation of the worker is over; aborting its attempts");
     // Empties the line. The database refuses these settlements: the jobs already belong to others.

@@ -24,7 +24,7 @@ const LOCKED_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The limit of `rouse.progress`.
 const STEP_CHARS_MAX: usize = 200;
 
-/// The maximum number of concurrent calls about steps, and of those about state. It leaves some of the worker's few connections to claims,
+/// The maximum number of concurrent calls about steps, and of concurrent calls about state. It leaves some of the worker's few connections to claims,
 /// settlements and renewals.
 pub(super) const CALLS_MAX: usize = 2;
 
@@ -90,7 +90,8 @@ impl AttemptJournal {
         }
     }
 
-    /// The answer of the database. `None` if the call has to be repeated. If the attempt has lost its job, it waits for the abort signal.
+    /// Returns the answer of the database, or `None` if the call has to be repeated. If the attempt has lost its job, waits for the abort
+    /// signal.
     pub(super) async fn answer<T>(
         &self,
         answer: Result<Result<T, NotMine>, StoreError>,

@@ -48,7 +48,7 @@ pub(super) struct Serving {
     /// The lease of claims from it.
     pub(super) lease_ms: i64,
     /// The position of its queue in the settings.
-    pub(super) queue_place: usize,
+    pub(super) queue_index: usize,
     /// Only jobs of sources that are bound to a handler of this host are claimed, because this host does not have the lane's own handler.
     /// Such a lane has no cursor.
     pub(super) by_source: bool,
@@ -97,20 +97,20 @@ impl Known {
         })
     }
 
-    /// Its place in the order of claims: by class, then by the last turn reached. Turns are numbered across lanes, so the lane that has
+    /// Its position in the order of claims: by class, then by the last turn reached. Turns are numbered across lanes, so the lane that has
     /// reached the lowest turn has the oldest jobs. The cursor does not decide: each restart resets it, and the lanes with the smallest ids
     /// would go first until they are empty.
-    fn place(&self, order: QueueOrder) -> ([usize; 2], i64, LaneId) {
+    fn sort_key(&self, order: QueueOrder) -> ([usize; 2], i64, LaneId) {
         (self.class(order), self.reached, self.lane.id)
     }
 
     /// Its class. Lanes of one class take turns; lanes of a later class wait until the earlier classes are empty.
     fn class(&self, order: QueueOrder) -> [usize; 2] {
-        let queue_place = self.serving.map_or(0, |serving| serving.queue_place);
+        let queue_index = self.serving.map_or(0, |serving| serving.queue_index);
         let priority = self.lane.priority as usize;
         match order {
-            QueueOrder::Priority => [priority, queue_place],
-            QueueOrder::Strict => [queue_place, priority],
+            QueueOrder::Priority => [priority, queue_index],
+            QueueOrder::Strict => [queue_index, priority],
         }
     }
 
@@ -118,7 +118,7 @@ impl Known {
     fn tier(&self, order: QueueOrder) -> usize {
         match order {
             QueueOrder::Priority => 0,
-            QueueOrder::Strict => self.serving.map_or(0, |serving| serving.queue_place),
+            QueueOrder::Strict => self.serving.map_or(0, |serving| serving.queue_index),
         }
     }
 }
@@ -163,7 +163,7 @@ impl Lanes {
     pub(super) fn learn(&mut self, lanes: Vec<Lane>) -> CatalogChange {
         let whole = self.read_after() < 1;
         let mut new = false;
-        let mut there = HashSet::new();
+        let mut listed = HashSet::new();
         // Rows that have been deleted no longer count.
         self.newest.clear();
         for lane in lanes {
@@ -172,7 +172,7 @@ impl Lanes {
             if lane.retired {
                 continue;
             }
-            there.insert(lane.id);
+            listed.insert(lane.id);
             self.known.entry(lane.id).or_insert_with(|| {
                 new = true;
                 self.active.insert(lane.id);
@@ -189,7 +189,7 @@ impl Lanes {
         self.newest = self.newest.split_off(&(self.read_after() + 1));
         let all = self.known.len();
         if whole {
-            self.known.retain(|id, _| there.contains(id));
+            self.known.retain(|id, _| listed.contains(id));
         }
         CatalogChange {
             new,
@@ -215,10 +215,10 @@ impl Lanes {
             serving.is_some_and(|serving| serving.by_source)
         };
         self.by_source.retain(by_source);
-        let there: HashSet<LaneId> = self.by_source.iter().copied().collect();
+        let before: HashSet<LaneId> = self.by_source.iter().copied().collect();
         let new = known
             .keys()
-            .filter(|id| by_source(id) && !there.contains(id));
+            .filter(|id| by_source(id) && !before.contains(id));
         // A new lane is catalogued with its first job.
         for id in new {
             self.by_source.push_front(*id);
@@ -292,9 +292,9 @@ impl Lanes {
     pub(super) fn mark_active(&mut self, id: LaneId) -> bool {
         if self.known.get(&id).is_some_and(Known::is_served_whole) {
             self.active.insert(id);
-        } else if let Some(place) = self.by_source.iter().position(|lane| *lane == id) {
+        } else if let Some(index) = self.by_source.iter().position(|lane| *lane == id) {
             // The next claim by source starts with it.
-            self.by_source.remove(place);
+            self.by_source.remove(index);
             self.by_source.push_front(id);
         }
         self.serves(id)
@@ -310,10 +310,12 @@ impl Lanes {
             known.filter(|lane| lane.is_served_whole()).collect()
         };
         if lanes.len() > LANES_PER_CLAIM {
-            lanes.select_nth_unstable_by_key(LANES_PER_CLAIM, |lane| lane.place(self.queue_order));
+            lanes.select_nth_unstable_by_key(LANES_PER_CLAIM, |lane| {
+                lane.sort_key(self.queue_order)
+            });
             lanes.truncate(LANES_PER_CLAIM);
         }
-        lanes.sort_unstable_by_key(|lane| lane.place(self.queue_order));
+        lanes.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));
         let orders = lanes.into_iter().filter_map(|lane| lane.order(after));
         orders.collect()
     }
@@ -391,7 +393,7 @@ impl Lanes {
             .values()
             .filter(|known| wanted(known.lane.id))
             .collect();
-        lanes.sort_unstable_by_key(|lane| lane.place(self.queue_order));
+        lanes.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));
         let orders = lanes
             .into_iter()
             .filter_map(|lane| lane.order(After::Recent));
@@ -413,8 +415,8 @@ impl Lanes {
         }
     }
 
-    /// The short sweep: resets every cursor to its place two sweeps ago, or to turn `starts_at` if there is no such place. In a lane that
-    /// still has jobs, the cursor never moves forward: since a restart, the jobs may be before that place.
+    /// The short sweep: resets every cursor to its position two sweeps ago, or to turn `starts_at` if there is no such position. In a
+    /// lane that still has jobs, the cursor never moves forward: since a restart, the jobs may be before that position.
     pub(super) fn rewind(&mut self, starts_at: i64) {
         for (id, known) in &mut self.known {
             let [oldest, newer] = known.marks;

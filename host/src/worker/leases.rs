@@ -25,7 +25,7 @@ use crate::job::{AbortReason, Fence, JobId, RunEnd};
 use crate::sandbox::{AbortHandle, BootTime};
 use crate::store::{Renewal, RunningUsage};
 
-/// A claim in doubt keeps its slot waiting no longer than this; then it is given back.
+/// A claim in doubt waits in its slot for at most this long; then it is given back.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
 /// The leases of all claims, from their arrival to their settlement.
@@ -43,7 +43,7 @@ struct Inner {
     held: HashMap<JobId, Lease>,
     /// Why all attempts were aborted, including those of claims that arrive later.
     all_aborted: Option<AbortReason>,
-    /// The jobs that were changed while a claim is under way, which may bring them; `Some(None)` stands for any job. `None` if no claim is
+    /// The jobs that were changed while a claim is under way, whose answer may contain them; `Some(None)` stands for any job. `None` if no claim is
     /// under way.
     changed: Option<HashSet<Option<JobId>>>,
 }
@@ -116,7 +116,7 @@ impl Leases {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A claim is about to be sent. From here on, changes of its jobs are noticed. One claim at a time.
+    /// A claim is about to be sent. From here on, changes of its jobs are noticed. Only one claim may be under way at a time.
     pub(super) fn claiming(&self) -> UnderWay<'_> {
         self.lock().changed = Some(HashSet::new());
         UnderWay(self)
@@ -232,8 +232,8 @@ impl Leases {
     }
 
     /// The usage so far of attempts that have run for at least this long.
-    pub(super) fn used(&self, runs_for: Duration) -> Vec<RunningUsage> {
-        let used = |(id, lease): (JobId, &Lease)| {
+    pub(super) fn usage(&self, runs_for: Duration) -> Vec<RunningUsage> {
+        let usage = |(id, lease): (JobId, &Lease)| {
             let attempt = lease.attempt.as_ref()?;
             Some(RunningUsage {
                 id,
@@ -241,7 +241,7 @@ impl Leases {
                 usage: attempt.usage.after(runs_for)?,
             })
         };
-        self.lock().running().filter_map(used).collect()
+        self.lock().running().filter_map(usage).collect()
     }
 
     /// The renewals to send now. A doubt that arrives while they are under way leads to another renewal.
@@ -310,7 +310,7 @@ impl Leases {
         }
         let message = "lease lost; aborting the attempt";
         match reason {
-            // An operator or a program wanted this.
+            // An operator or a program ended the job.
             AbortReason::AlreadyCompleted | AbortReason::Cancelled => {
                 info!(job.id = id.0, reason = reason.as_str(), "{message}");
             }

@@ -68,7 +68,7 @@ impl Logs {
                 attempt,
                 line,
                 age: Duration::ZERO,
-                level: word(level),
+                level: level_name(level),
                 text: text.to_owned(),
             },
         });
@@ -125,7 +125,7 @@ impl PendingLine {
     }
 }
 
-fn word(level: Level) -> &'static str {
+fn level_name(level: Level) -> &'static str {
     match level {
         Level::TRACE => "trace",
         Level::DEBUG => "debug",
@@ -180,7 +180,7 @@ async fn write(shared: &Shared) -> bool {
             pending.line.clone()
         })
         .collect();
-    let _turn = shared.calls.patient.acquire().await;
+    let _permit = shared.calls.patient.acquire().await;
     match shared.store.append_log(&lines).await {
         Ok(_) => true,
         // One of them can never be stored, so the batch is dropped.

@@ -1,7 +1,7 @@
 //! A look: one round in which a worker searches for jobs and claims them.
 //!
-//! A look claims at once if it is known that there are jobs. Otherwise it peeks first: one read that says whether there is anything to do.
-//! Now and then a look is a sweep, which reads behind the cursors (`schedule.rs` says when).
+//! A look claims at once if it is known that there are jobs. Otherwise it peeks first: one read that shows whether there is anything to do.
+//! Now and then a look is a sweep, which reads behind the cursors (`schedule.rs` decides when).
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -89,7 +89,7 @@ impl<'a> Looks<'a> {
         self.schedule.restart_after_empty_wakeup(Instant::now())
     }
 
-    /// One look.
+    /// Runs one look.
     pub(super) async fn look(
         &mut self,
         wanted: usize,
@@ -188,7 +188,7 @@ impl<'a> Looks<'a> {
         Ok(served)
     }
 
-    /// Peeks and does what the peek found to do. `known`: there are known to be jobs, so a claim is sent whatever the peek finds. A sweep
+    /// Peeks, and does the work that the peek found. `known`: there are known to be jobs, so a claim is sent whatever the peek finds. A sweep
     /// also queries the writing transactions.
     async fn peek_and_claim(
         &mut self,
@@ -269,7 +269,7 @@ impl<'a> Looks<'a> {
     /// Gives due jobs their turn. True if there were any.
     async fn promote(&mut self) -> Result<bool, StoreError> {
         let within = self.schedule.due_within(Instant::now());
-        let with_ids = events::all_are_logged();
+        let with_ids = events::routine_events_are_logged();
         let promotion = self.shared.store.promote(within, with_ids).await?;
         for id in &promotion.ids {
             events::promoted(&self.shared.settings.worker_id, *id);

@@ -28,7 +28,7 @@ pub enum OutcomeLabel {
     Refused,
     /// The answer to its settlement was lost, and a later try was refused: its outcome may have been written.
     Unconfirmed,
-    /// Its lease was lost, and the worker knew it before it settled.
+    /// Its lease was lost, and the worker knew this before the settlement.
     Dropped,
     /// Its outcome could not be settled in time.
     GivenUp,
@@ -47,7 +47,7 @@ impl OutcomeLabel {
         Self::GivenUp,
     ];
 
-    /// The word used in `rouse_attempts_total`.
+    /// The value of the label.
     fn as_str(self) -> &'static str {
         match self {
             Self::Succeeded => "succeeded",

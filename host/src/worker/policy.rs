@@ -47,7 +47,7 @@ pub struct Policy {
 }
 
 impl Default for Policy {
-    /// The policy of a handler without settings in its manifest or of the operator.
+    /// The policy of a handler for which neither its manifest nor the operator has settings.
     fn default() -> Self {
         Self {
             lease: HandlerManifest::LEASE,

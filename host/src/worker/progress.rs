@@ -80,11 +80,11 @@ impl Progress {
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     loop {
         shared.reports.progress.any.notified().await;
-        let turn = shared.calls.patient.acquire().await;
+        let permit = shared.calls.patient.acquire().await;
         let Pending { reports, ended } = shared.reports.progress.take();
         let sent: Vec<Report> = reports.values().cloned().collect();
         let answer = shared.store.report(&sent, &ended).await;
-        drop(turn);
+        drop(permit);
         match answer {
             Ok(mine) => {
                 for report in sent.iter().filter(|report| !mine.contains(&report.id)) {

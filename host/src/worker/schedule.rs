@@ -17,7 +17,7 @@ pub(super) enum Trigger {
 
 /// Restarts take at most 1/20 of the time: re-reading is expensive while an open transaction keeps dead rows from being removed.
 const RESTART_SHARE: u32 = 20;
-/// Periodic restarts, which have no reason but the time, take at most 1/100 of it.
+/// Periodic restarts, which have no other reason than the time since the last one, take at most 1/100 of the time.
 const PERIODIC_RESTART_SHARE: u32 = 100;
 /// Due jobs and expired leases are searched from this long before the last look that found none.
 pub(super) const WINDOW_MARGIN: Duration = Duration::from_secs(2);

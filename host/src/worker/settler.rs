@@ -155,7 +155,7 @@ enum Tried {
 struct Settler<'a> {
     shared: &'a Arc<Shared>,
     /// Outcomes that could not be settled and do not hold up others: their jobs are locked by another open transaction, the database
-    /// refuses them, or it has no room for them.
+    /// refuses them, or it has no space for them.
     later: Vec<Unsettled>,
     /// Outcomes whose settlement was not answered although it was the only row. Each waits for up to 15 s, so they are retried in
     /// parallel with the others, one at a time. A task returns an outcome that the database has refused.
@@ -163,8 +163,8 @@ struct Settler<'a> {
     one_at_a_time: Arc<Semaphore>,
     /// Consecutive failures to settle anything.
     failures: u32,
-    /// Something was settled since the last outcome that found no room.
-    has_room: bool,
+    /// Something was settled since the last outcome for which there was no space.
+    has_space: bool,
 }
 
 impl<'a> Settler<'a> {
@@ -175,7 +175,7 @@ impl<'a> Settler<'a> {
             unanswered: JoinSet::new(),
             one_at_a_time: Arc::new(Semaphore::new(1)),
             failures: 0,
-            has_room: false,
+            has_space: false,
         }
     }
 
@@ -198,14 +198,18 @@ impl<'a> Settler<'a> {
     /// How long a batch waits for attempts that are about to end. `None` means not at all.
     fn gathers_for(&self) -> Option<Duration> {
         match self.failures {
-            0 => self.shared.slots.are_full().then_some(GATHERED_FOR),
+            0 => self
+                .shared
+                .slots
+                .have_waiting_claims()
+                .then_some(GATHERED_FOR),
             // Each batch is one more try.
             _ => Some(RETRY_AFTER),
         }
     }
 }
 
-/// Gives up the outcomes whose lease can no longer be trusted: another worker will run those jobs. After an order to abort, gives up all.
+/// Gives up the outcomes whose lease can no longer be trusted: another worker will run those jobs. After an immediate stop, gives up all.
 fn give_up_lost(shared: &Shared, part: &mut Vec<Unsettled>) {
     let is_stopping = shared.stop.is_stopping();
     part.retain(|one| {

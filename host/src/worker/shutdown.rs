@@ -13,7 +13,7 @@ use crate::store::StoreError;
 
 /// How long a worker that stops during an outage waits for the database before its last try to unregister.
 const UNREGISTER_WITHIN: Duration = Duration::from_secs(5);
-/// The time limit, after the order to abort, for writing the last outcomes, and again for unregistering.
+/// The time limit, after an immediate stop, for writing the last outcomes, and again for unregistering.
 const LAST_WITHIN: Duration = Duration::from_secs(5);
 
 /// Gives back the claims in line, and waits until all attempts have ended.
@@ -41,7 +41,7 @@ async fn wait_for_attempts(shared: &Shared) {
     shared.attempts.tasks.wait().await;
 }
 
-/// Waits until the settler has written the outcomes of all attempts, which have ended; after an order to abort, for a limited time.
+/// Waits until the settler has written the outcomes of all attempts, which have ended; after an immediate stop, for a limited time.
 ///
 /// # Errors
 /// If the settler has failed.
@@ -66,7 +66,7 @@ pub(super) async fn settle_last_outcomes(
 /// Stores the last log lines and unregisters the worker.
 ///
 /// # Errors
-/// Why this worker could not continue, if it did not stop by an order.
+/// If the worker could not continue, with the reason.
 pub(super) async fn leave(shared: &Shared) -> anyhow::Result<()> {
     shared.store.try_now();
     logs::finish(shared).await;
@@ -99,7 +99,7 @@ async fn unregister(shared: &Shared) -> Result<(), StoreError> {
     }
 }
 
-/// The result of this work. `None` if it is not done [`LAST_WITHIN`] after the order to abort.
+/// The result of this work. `None` if it is not done [`LAST_WITHIN`] after an immediate stop.
 async fn before_last_deadline<T>(shared: &Shared, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         done = work => Some(done),

@@ -26,7 +26,7 @@ pub(super) struct Slots {
     /// A copy of [`Self::in_hand`] for [`Health`](super::Health).
     in_hand_gauge: Arc<AtomicUsize>,
     inner: Mutex<Inner>,
-    /// Signals the room that the claimer waits for.
+    /// Signals that the claimer can claim again.
     freed: Notify,
 }
 
@@ -65,7 +65,7 @@ impl Slots {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Updates the gauge, and notifies the claimer if there is now the room that it waits for.
+    /// Updates the gauge, and notifies the claimer if it can now claim as many jobs as it waits for.
     fn changed(&self, mut inner: MutexGuard<'_, Inner>) {
         self.in_hand_gauge.store(inner.in_hand(), Ordering::Relaxed);
         if inner.in_hand() < inner.notify_below {
@@ -86,7 +86,7 @@ impl Slots {
     }
 
     /// True while claims wait for a slot.
-    pub(super) fn are_full(&self) -> bool {
+    pub(super) fn have_waiting_claims(&self) -> bool {
         !self.lock().waiting.is_empty()
     }
 
@@ -102,14 +102,14 @@ impl Slots {
 
     /// How many jobs may be claimed, if `ahead` of them may wait for a slot. `None` if there are too few to be worth a claim;
     /// [`freed`](Self::freed) then signals when there are enough.
-    pub(super) fn room(&self, ahead: usize) -> Option<usize> {
+    pub(super) fn capacity(&self, ahead: usize) -> Option<usize> {
         let mut inner = self.lock();
         let all = self.max + ahead;
         // Jobs cost Postgres less in larger claims, so the line is refilled once half of it is empty.
         let worthwhile = (ahead / 2).max(1);
-        let room = all.saturating_sub(inner.in_hand());
-        if room >= worthwhile {
-            return Some(room);
+        let capacity = all.saturating_sub(inner.in_hand());
+        if capacity >= worthwhile {
+            return Some(capacity);
         }
         inner.notify_below = all - worthwhile + 1;
         None
@@ -267,19 +267,19 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn the_claimer_is_notified_once_there_is_room_for_a_worthwhile_claim() {
+    async fn the_claimer_is_notified_once_enough_slots_are_free_for_a_worthwhile_claim() {
         let slots = Slots::new(2, Arc::default());
-        assert_eq!(slots.room(4), Some(6));
+        assert_eq!(slots.capacity(4), Some(6));
         slots.put(claims(1..7));
-        assert_eq!(slots.room(4), None);
+        assert_eq!(slots.capacity(4), None);
         slots.next(false);
         slots.next(false);
         slots.next(true);
         let mut freed = std::pin::pin!(slots.freed());
-        assert!(futures_poll(freed.as_mut()).is_pending(), "room for one");
+        assert!(futures_poll(freed.as_mut()).is_pending(), "one is free");
         slots.next(true);
-        assert!(futures_poll(freed.as_mut()).is_ready(), "room for two");
-        assert_eq!(slots.room(4), Some(2));
+        assert!(futures_poll(freed.as_mut()).is_ready(), "two are free");
+        assert_eq!(slots.capacity(4), Some(2));
         assert_eq!(slots.ended(), 2);
     }
 

@@ -15,7 +15,7 @@ impl Stop {
         self.drain.cancel();
     }
 
-    /// Also abort running attempts (with `shutdown`), and give their jobs back.
+    /// An immediate stop: also abort running attempts (with `shutdown`), and give their jobs back.
     pub fn now(&self) {
         self.drain.cancel();
         self.now.cancel();

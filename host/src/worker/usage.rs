@@ -17,11 +17,11 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     let mut reported = 0;
     loop {
         tokio::time::sleep(EVERY).await;
-        let running = shared.leases.used(RUNS_FOR);
+        let running = shared.leases.usage(RUNS_FOR);
         if running.is_empty() && reported == 0 {
             continue;
         }
-        let _turn = shared.calls.patient.acquire().await;
+        let _permit = shared.calls.patient.acquire().await;
         match shared.store.report_usage(&running).await {
             Ok(()) => reported = running.len(),
             // The attempts are lost, and their rows with them.

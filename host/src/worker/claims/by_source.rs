@@ -47,7 +47,7 @@ impl Claims<'_> {
         };
         // The sources take turns in being the first.
         self.sources.rotate_left(1);
-        let is_cut = self.weigh(&jobs);
+        let is_cut = self.record_size(&jobs);
         let jobs = self.dispatch(under_way, jobs, sent, false).await;
         Ok(Found {
             jobs,

@@ -38,7 +38,7 @@ impl Claims<'_> {
         self.unbound
             .set(unbound.map(|(source, _)| source.clone()).collect());
         self.lanes.serve(|lane: &Lane| {
-            let queue_place = match settings.queues.as_slice() {
+            let queue_index = match settings.queues.as_slice() {
                 [] => 0,
                 queues => queues.iter().position(|queue| *queue == lane.queue)?,
             };
@@ -50,7 +50,7 @@ impl Claims<'_> {
                 lease_ms: handler
                     .map(|handler| lease_ms(handler))
                     .or(bound_lease_ms)?,
-                queue_place,
+                queue_index,
                 by_source: handler.is_none(),
             })
         });
@@ -65,11 +65,11 @@ impl Claims<'_> {
             .store
             .lanes_after(self.lanes.read_after())
             .await?;
-        let news = self.lanes.learn(lanes);
-        if news.changed {
+        let change = self.lanes.learn(lanes);
+        if change.changed {
             self.handlers = None;
             self.serve();
         }
-        Ok(news.new)
+        Ok(change.new)
     }
 }

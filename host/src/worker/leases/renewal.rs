@@ -37,7 +37,7 @@ pub(in crate::worker) async fn renew_forever(shared: Arc<Shared>) {
                             .database_answers
                             .store(true, Ordering::Relaxed);
                     }
-                    lost |= take_answers(&shared, &due, sent, answers);
+                    lost |= apply_answers(&shared, &due, sent, answers);
                 }
                 Err(error) => {
                     shared.leases.unanswered(&due);
@@ -56,7 +56,7 @@ pub(in crate::worker) async fn renew_forever(shared: Arc<Shared>) {
 }
 
 /// Applies the answers; true if another worker has taken over one of the jobs.
-fn take_answers(
+fn apply_answers(
     shared: &Shared,
     due: &[Renewal],
     sent: BootTime,

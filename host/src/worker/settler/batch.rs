@@ -15,12 +15,12 @@ struct Batch {
     /// The parts that are not settled yet, in order.
     parts: VecDeque<Vec<Unsettled>>,
     locked: Locked,
-    /// A single outcome found no room. If others find none either, they are not halved but retried together.
+    /// The database has no space for a single outcome. If it has none for others either, they are not halved but retried together.
     is_full: bool,
-    found_no_room: bool,
+    found_no_space: bool,
     /// A part was not answered in time.
     is_silent: bool,
-    /// Single outcomes that found no room.
+    /// Single outcomes for which the database has no space.
     alone: Vec<Unsettled>,
 }
 
@@ -28,7 +28,7 @@ impl Batch {
     fn new(outcomes: Vec<Unsettled>, tried: Tried, failures: u32) -> Self {
         let mut parts = VecDeque::from([outcomes]);
         if tried == Tried::Again && failures > 0 {
-            // One of them, a different one each time, finds out whether there is room again.
+            // One of them, a different one each time, tests whether there is space again.
             let others = parts[0].split_off(1);
             parts.push_back(others);
         }
@@ -39,7 +39,7 @@ impl Batch {
                 Tried::Again => Locked::Skip,
             },
             is_full: tried == Tried::First && failures > 0,
-            found_no_room: false,
+            found_no_space: false,
             is_silent: false,
             alone: Vec::new(),
         }
@@ -66,7 +66,7 @@ impl Settler<'_> {
             return;
         }
         if tried == Tried::First {
-            self.has_room = false;
+            self.has_space = false;
         }
         let mut batch = Batch::new(outcomes, tried, self.failures);
         while let Some(mut part) = batch.parts.pop_front() {
@@ -95,7 +95,7 @@ impl Settler<'_> {
     fn report_part(&mut self, part: Vec<Unsettled>, settled: &Settled) {
         // If all rows were locked, nothing was written.
         if settled.locked.len() < part.len() {
-            (self.has_room, self.failures) = (true, 0);
+            (self.has_space, self.failures) = (true, 0);
         }
         self.shared
             .attempts
@@ -124,7 +124,7 @@ impl Settler<'_> {
             batch.locked = Locked::Skip;
             batch.put_back(part);
         } else if error.may_be_one_rows_fault() {
-            self.handle_no_room(batch, part, error);
+            self.handle_no_space(batch, part, error);
         } else if self.shared.is_incarnation_over(error) {
             // The database no longer knows this worker, and has given its jobs to others.
             for one in &part {
@@ -149,22 +149,22 @@ impl Settler<'_> {
         }
     }
 
-    /// Handles a part for which the database has no room: its halves are tried, down to single outcomes. Once a single one has found no
-    /// room, the rest of the batch is retried later.
-    fn handle_no_room(&mut self, batch: &mut Batch, mut part: Vec<Unsettled>, error: &StoreError) {
+    /// Handles a part for which the database has no space: its halves are tried, down to single outcomes. Once there is no space for
+    /// a single one, the rest of the batch is retried later.
+    fn handle_no_space(&mut self, batch: &mut Batch, mut part: Vec<Unsettled>, error: &StoreError) {
         match part.len() {
             2.. if !batch.is_full => {
-                debug!(%error, jobs = part.len(), "a batch found no room; settling its halves");
+                debug!(%error, jobs = part.len(), "the database has no space for a batch; settling its halves");
                 batch.halve(part);
             }
             2.. => {
-                batch.found_no_room = true;
+                batch.found_no_space = true;
                 self.later.append(&mut part);
                 self.later.extend(batch.parts.drain(..).flatten());
             }
             _ => {
                 warn!(%error, "cannot settle; trying again");
-                (batch.is_full, batch.found_no_room) = (true, true);
+                (batch.is_full, batch.found_no_space) = (true, true);
                 batch.alone.append(&mut part);
             }
         }
@@ -214,19 +214,19 @@ impl Settler<'_> {
     /// temporary: the outcome is retried after the others, and its lease is no longer renewed, so that the retries end with the lease.
     fn handle_refusal(&mut self, batch: &mut Batch, mut one: Unsettled, error: &StoreError) {
         let Settlement { id, fence, .. } = one.settlement;
-        let what = match &one.settlement.outcome {
+        let value = match &one.settlement.outcome {
             Outcome::Succeeded(_) => Some("its result"),
             Outcome::Failed(_) | Outcome::TimedOut(_) | Outcome::Retry { .. } => Some("its error"),
             Outcome::Released => None,
         };
-        match what {
-            Some(what) if error.is_about_data() && !one.replaced => {
-                warn!(job.id = id.0, handler = %one.meters.handler, %error, "Postgres cannot store {what}; the job fails");
-                let why = AttemptError::new(
+        match value {
+            Some(value) if error.is_about_data() && !one.replaced => {
+                warn!(job.id = id.0, handler = %one.meters.handler, %error, "Postgres cannot store {value}; the job fails");
+                let failure = AttemptError::new(
                     ErrorKind::InvalidResult,
-                    format!("Postgres cannot store {what}: {error}"),
+                    format!("Postgres cannot store {value}: {error}"),
                 );
-                one.settlement.outcome = Outcome::Failed(why);
+                one.settlement.outcome = Outcome::Failed(failure);
                 one.replaced = true;
                 batch.put_back(vec![one]);
             }
@@ -238,14 +238,14 @@ impl Settler<'_> {
         }
     }
 
-    /// Keeps the outcomes that found no room for the next try.
+    /// Keeps the outcomes for which there was no space for the next try.
     fn finish(&mut self, mut batch: Batch) {
-        if self.has_room {
-            // There is room, but not for these. Their leases are no longer renewed, so that the retries end.
+        if self.has_space {
+            // There is space, but not for these. Their leases are no longer renewed, so that the retries end.
             for Unsettled { settlement, .. } in &batch.alone {
                 self.shared.leases.give_up(settlement.id, settlement.fence);
             }
-        } else if batch.found_no_room {
+        } else if batch.found_no_space {
             self.failures += 1;
         }
         // They go last, so that the next try finds the fault of other outcomes first.
