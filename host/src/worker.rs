@@ -1,11 +1,12 @@
 //! The worker connects store and sandbox: it claims jobs, runs their attempts and settles the outcomes.
 //!
-//! The path of one claim is in `attempt.rs`: slot → sandbox run (within the middlewares) → `RunEnd` → `Outcome` → settler. The other loops
-//! each have a file: the claimer, the slots, the settler, the leases, the wakeups, the heartbeats, the challenges, the progress, the log
-//! lines, the usage and the maintenance. They share `Shared` and nothing else.
+//! The path of one claim is in `attempt.rs`: slot → sandbox run (within the middlewares) → `RunEnd` → `Outcome` →
+//! settler. The other loops each have a file: the claimer, the slots, the settler, the leases, the wakeups, the
+//! heartbeats, the challenges, the progress, the log lines, the usage and the maintenance. They share `Shared` and
+//! nothing else.
 //!
-//! Guarantees: a job runs at least once (it may run twice if a lease is lost); it is settled at most once, by the owner of its fence; no
-//! decision depends on the wall clock of this machine.
+//! Guarantees: a job runs at least once (it may run twice if a lease is lost); it is settled at most once, by the owner
+//! of its fence; no decision depends on the wall clock of this machine.
 
 mod ageing;
 mod attempt;
@@ -99,7 +100,8 @@ struct Shared {
     stop: Stop,
 }
 
-/// Limits how many calls of a kind use a connection at a time, so that claims, settlements and renewals find a free one.
+/// Limits how many calls of a kind use a connection at a time, so that claims, settlements and renewals find a free
+/// one.
 struct Calls {
     /// Calls by guests about recorded steps.
     steps: Semaphore,
@@ -158,8 +160,8 @@ impl Shared {
         events::worker(event, &self.settings, *self.presence.incarnation.borrow());
     }
 
-    /// True if the error says that this worker's incarnation is over. If so, it also triggers a heartbeat, which registers the worker again
-    /// or finds out why it cannot.
+    /// True if the error says that this worker's incarnation is over. If so, it also triggers a heartbeat, which
+    /// registers the worker again or finds out why it cannot.
     fn is_incarnation_over(&self, error: &StoreError) -> bool {
         let is_over = error.is_over() || error.is_superseded();
         if is_over {
@@ -176,7 +178,8 @@ pub struct Health {
     pub database_answers: Arc<AtomicBool>,
     /// The outcomes of its attempts so far.
     pub outcomes: Arc<OutcomeCounts>,
-    /// The number of claimed jobs whose attempt has not ended, not counting jobs that are just being claimed or settled.
+    /// The number of claimed jobs whose attempt has not ended, not counting jobs that are just being claimed or
+    /// settled.
     pub in_hand: Arc<AtomicUsize>,
     /// Notified when the metrics have been read: the worker then updates the database metrics for the next reading.
     pub metrics_read: Arc<Notify>,

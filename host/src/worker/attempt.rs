@@ -7,7 +7,8 @@
 //! 3. [`decide`] turns the `RunEnd` into an `Outcome`.
 //! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence.
 //!
-//! If step 1 fails, [`end_unstarted`] replaces step 2: the reason is a `RunEnd` too, and is decided and settled in the same way.
+//! If step 1 fails, [`end_unstarted`] replaces step 2: the reason is a `RunEnd` too, and is decided and settled in the
+//! same way.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -176,8 +177,8 @@ async fn start(shared: &Arc<Shared>, claim: &Claim) -> Result<Started, Unstarted
     })
 }
 
-/// The handler that the operator bound to the job's source, or else the handler that the job names. `None` if this host no longer has it:
-/// it may have been withdrawn since the claim.
+/// The handler that the operator bound to the job's source, or else the handler that the job names. `None` if this host
+/// no longer has it: it may have been withdrawn since the claim.
 fn find_handler(shared: &Shared, claim: &Claim) -> Option<Arc<Handler>> {
     let source = claim.job.source.as_deref();
     let name = shared.settings.handler_for(source, &claim.lane.handler);
@@ -422,7 +423,8 @@ async fn settle(
         replaced: false,
         unanswered: false,
     };
-    // The settler outlives every attempt. If it did not, the lease would run out and another worker would adopt the job.
+    // The settler outlives every attempt. If it did not, the lease would run out and another worker would adopt the
+    // job.
     if shared.attempts.settlements.send(unsettled).await.is_err() {
         shared.leases.remove(job.id, job.fence);
     }

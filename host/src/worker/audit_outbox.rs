@@ -1,4 +1,5 @@
-//! Logs admin actions. They do not pass through a host, so the database keeps them in an outbox, and one host logs each.
+//! Logs admin actions. They do not pass through a host, so the database keeps them in an outbox, and one host logs
+//! each.
 
 use super::reach::warn_unless_unreachable;
 use super::{Shared, events};

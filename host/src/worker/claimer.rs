@@ -1,8 +1,8 @@
 //! Decides when to look for jobs.
 //!
-//! Correctness depends on the poll alone: waits of 5, 10, 20 … ms up to the maximum, reset by every find. A notification only ends a wait
-//! early. The claimer requests notifications before its last look, and then polls at short intervals: a job that slips between the two
-//! waits for milliseconds instead of the longest wait.
+//! Correctness depends on the poll alone: waits of 5, 10, 20 … ms up to the maximum, reset by every find. A
+//! notification only ends a wait early. The claimer requests notifications before its last look, and then polls at
+//! short intervals: a job that slips between the two waits for milliseconds instead of the longest wait.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -54,8 +54,8 @@ impl Claimer<'_> {
     async fn claim_until_stopped(&mut self) {
         let stop = self.shared.stop.drain.clone();
         let mut trigger = Trigger::Poll;
-        // A stop interrupts only the waits. Postgres would still execute an interrupted claim, and its jobs would wait until their leases
-        // run out.
+        // A stop interrupts only the waits. Postgres would still execute an interrupted claim, and its jobs would wait
+        // until their leases run out.
         loop {
             let Some(wanted) = stop.run_until_cancelled(self.wait_for_capacity()).await else {
                 return;
@@ -114,7 +114,8 @@ impl Claimer<'_> {
         }
     }
 
-    /// Handles the result of a look. Returns the trigger of the next look if it follows at once, `None` if a wait comes first.
+    /// Handles the result of a look. Returns the trigger of the next look if it follows at once, `None` if a wait comes
+    /// first.
     async fn handle_found(
         &mut self,
         found: Found,
@@ -177,7 +178,8 @@ impl Claimer<'_> {
         Some(Trigger::Poll)
     }
 
-    /// Waits for a notification, for the next poll or for the next due job, whichever comes first. True for a notification.
+    /// Waits for a notification, for the next poll or for the next due job, whichever comes first. True for a
+    /// notification.
     async fn wait(&mut self) -> bool {
         let started = Instant::now();
         let listening = self.shared.listener.connected.load(Ordering::Relaxed);

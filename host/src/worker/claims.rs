@@ -21,11 +21,13 @@ use crate::store::{ClaimOrder, Claimed, ClaimedJob, StoreError, fills_an_answer}
 /// The result of a look or a claim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    /// The number of jobs found. It leaves out jobs that are given back again and again because their handler is missing.
+    /// The number of jobs found. It leaves out jobs that are given back again and again because their handler is
+    /// missing.
     pub(super) jobs: usize,
     /// There may be more jobs: an answer ended because of its size, or an adoption found as many jobs as wanted.
     pub(super) is_cut: bool,
-    /// The claim found an expired lease, and claimed nothing. Leases were checked up to this time, by the database's clock.
+    /// The claim found an expired lease, and claimed nothing. Leases were checked up to this time, by the database's
+    /// clock.
     orphans: Option<SystemTime>,
 }
 
@@ -54,7 +56,8 @@ pub(super) struct Claims<'a> {
     sources: Vec<String>,
     /// Jobs of sources that are bound to a handler which this host does not have.
     unbound: Unbound,
-    /// The last search by source found nothing, and is not repeated before this time, unless a notification announces a job.
+    /// The last search by source found nothing, and is not repeated before this time, unless a notification announces a
+    /// job.
     by_source_at: Instant,
     /// The share of each claim for jobs found by their source, so that neither they nor the other jobs starve.
     by_source_share: Share,
@@ -93,8 +96,8 @@ impl<'a> Claims<'a> {
         self.checked_at = SystemTime::UNIX_EPOCH;
     }
 
-    /// How many jobs to claim beyond the free slots. Zero while there are orphans: queued jobs may not precede them, and orphans do not
-    /// wait in line ([`Self::adopt`]). Also zero if slots wait between jobs.
+    /// How many jobs to claim beyond the free slots. Zero while there are orphans: queued jobs may not precede them,
+    /// and orphans do not wait in line ([`Self::adopt`]). Also zero if slots wait between jobs.
     pub(super) fn ahead(&mut self) -> usize {
         let ended = self.shared.slots.ended();
         let ahead = self.prefetch.jobs(ended, Instant::now());
@@ -133,16 +136,16 @@ impl<'a> Claims<'a> {
             found += self.adopt(rest, Some(since), until).await?;
             let rest = wanted.saturating_sub(found.jobs);
             if !found.is_cut && rest > 0 {
-                // Without the check: if leases of lanes that only others may adopt from expire continually, this worker would otherwise
-                // never claim anything. Leases that have expired since are found by the next claim.
+                // Without the check: if leases of lanes that only others may adopt from expire continually, this worker
+                // would otherwise never claim anything. Leases that have expired since are found by the next claim.
                 found += self.claim_queued(rest, after, false).await?;
             }
         }
         Ok(found)
     }
 
-    /// Claims queued jobs: first the share of overdue jobs, then half of the rest by source. `check`: claims nothing if a lease has
-    /// expired.
+    /// Claims queued jobs: first the share of overdue jobs, then half of the rest by source. `check`: claims nothing if
+    /// a lease has expired.
     async fn claim_queued(
         &mut self,
         wanted: usize,

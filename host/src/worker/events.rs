@@ -1,6 +1,6 @@
-//! Logs every transition of a job as a structured event. The target is `rouse::job`; the fields are `event`, `job.id`, `handler`,
-//! `attempt`, `worker.id` and, from the claim on, `elapsed_ms`. An admin action has no claim, and names the login instead.
-//! docs/reference/events.md lists all events.
+//! Logs every transition of a job as a structured event. The target is `rouse::job`; the fields are `event`, `job.id`,
+//! `handler`, `attempt`, `worker.id` and, from the claim on, `elapsed_ms`. An admin action has no claim, and names the
+//! login instead. docs/reference/events.md lists all events.
 
 use std::time::{Duration, SystemTime};
 
@@ -218,9 +218,9 @@ pub(super) fn admin_action(worker_id: &str, action: &AdminAction) {
     );
 }
 
-/// The error for the log, as JSON. It leaves out the backtrace and the handler's details, which are stored with the attempt (`rouse job
-/// ID`): a backtrace would add two thousand characters to the line of each retry, and details can be of any size. The guest's standard
-/// error has been logged already.
+/// The error for the log, as JSON. It leaves out the backtrace and the handler's details, which are stored with the
+/// attempt (`rouse job ID`): a backtrace would add two thousand characters to the line of each retry, and details can
+/// be of any size. The guest's standard error has been logged already.
 fn summary(error: &AttemptError) -> String {
     let short = AttemptError {
         kind: error.kind,

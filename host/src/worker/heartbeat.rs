@@ -68,8 +68,8 @@ fn capabilities(settings: &Settings, handlers: &HandlerSet) -> Value {
 pub(super) struct Presence {
     /// The current incarnation.
     pub(super) incarnation: watch::Sender<Incarnation>,
-    /// Sends the next heartbeat at once, because the database has refused this worker or was unreachable, or because attempts were lost: a
-    /// heartbeat after the loss shows that the host has not crashed.
+    /// Sends the next heartbeat at once, because the database has refused this worker or was unreachable, or because
+    /// attempts were lost: a heartbeat after the loss shows that the host has not crashed.
     pub(super) heartbeat_now: Notify,
     /// Why this worker cannot continue at all.
     pub(super) fatal: OnceLock<String>,
@@ -196,7 +196,8 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
     // Admin actions that were taken while no host was running.
     audit_outbox::log_all(&shared).await;
     loop {
-        // Without heartbeats, the attempts that this worker loses count as crashes. So a failed heartbeat is repeated soon.
+        // Without heartbeats, the attempts that this worker loses count as crashes. So a failed heartbeat is repeated
+        // soon.
         let wait = match failures {
             0 => every,
             failures => backoff(failures - 1, rand::random()).min(every),
@@ -259,7 +260,8 @@ fn show_timeouts(timeouts: i64) {
     gauge!("rouse_worker_timeouts").set(timeouts as f64);
 }
 
-/// All claims of the old incarnation are lost. The worker continues under a new one, unless another host has taken its id.
+/// All claims of the old incarnation are lost. The worker continues under a new one, unless another host has taken its
+/// id.
 async fn register_again(shared: &Arc<Shared>, why: &StoreError) {
     let ids = shared.leases.lose_all(AbortReason::Error);
     warn!(error = %why, job.ids = ?ids, "this incarnation of the worker is over; aborting its attempts");

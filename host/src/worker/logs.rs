@@ -19,7 +19,8 @@ const EVERY: Duration = Duration::from_millis(500);
 /// Lines in one statement.
 const BATCH_MAX: usize = 2_000;
 
-/// The maximum size of lines that wait while the database does not answer, bytes. Further lines are only in the host's own log.
+/// The maximum size of lines that wait while the database does not answer, bytes. Further lines are only in the host's
+/// own log.
 const PENDING_BYTES_MAX: usize = 8 << 20;
 
 /// The memory of a pending line apart from its text, bytes.

@@ -1,7 +1,8 @@
 //! A look: one round in which a worker searches for jobs and claims them.
 //!
-//! A look claims at once if it is known that there are jobs. Otherwise it peeks first: one read that shows whether there is anything to do.
-//! Now and then a look is a sweep, which reads behind the cursors (`schedule.rs` decides when).
+//! A look claims at once if it is known that there are jobs. Otherwise it peeks first: one read that shows whether
+//! there is anything to do. Now and then a look is a sweep, which reads behind the cursors (`schedule.rs` decides
+//! when).
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -83,8 +84,8 @@ impl<'a> Looks<'a> {
         self.schedule.start_over(Instant::now());
     }
 
-    /// Called after a look that a notification triggered and that found nothing. True if the next look has to follow at once; it is a
-    /// restart.
+    /// Called after a look that a notification triggered and that found nothing. True if the next look has to follow at
+    /// once; it is a restart.
     pub(super) fn restart_after_empty_wakeup(&mut self) -> bool {
         self.schedule.restart_after_empty_wakeup(Instant::now())
     }
@@ -135,8 +136,8 @@ impl<'a> Looks<'a> {
             self.claims.lanes.restart();
             self.no_orphans_since = None;
         } else {
-            // A turn that was assigned before this one and not committed at the last sweep belongs to a transaction which that sweep has
-            // recorded.
+            // A turn that was assigned before this one and not committed at the last sweep belongs to a transaction
+            // which that sweep has recorded.
             let starts_at = if self.writers.all_are_late() {
                 newer
             } else {
@@ -172,8 +173,8 @@ impl<'a> Looks<'a> {
         self.schedule.checked_overdue(started, Instant::now());
     }
 
-    /// Takes the lanes that notifications named. True if it is certain that one of them is served; false if something other than a job may
-    /// have changed.
+    /// Takes the lanes that notifications named. True if it is certain that one of them is served; false if something
+    /// other than a job may have changed.
     async fn take_wakeups(&mut self) -> Result<bool, StoreError> {
         let Some(lanes) = self.shared.wakeups.take() else {
             return Ok(false);
@@ -188,8 +189,8 @@ impl<'a> Looks<'a> {
         Ok(served)
     }
 
-    /// Peeks, and does the work that the peek found. `known`: there are known to be jobs, so a claim is sent whatever the peek finds. A sweep
-    /// also queries the writing transactions.
+    /// Peeks, and does the work that the peek found. `known`: there are known to be jobs, so a claim is sent whatever
+    /// the peek finds. A sweep also queries the writing transactions.
     async fn peek_and_claim(
         &mut self,
         wanted: usize,

@@ -59,8 +59,9 @@ impl Progress {
         std::mem::take(&mut *self.lock())
     }
 
-    /// Puts back reports that could not be written, except for attempts that have ended or reported again. Attempts that had already ended
-    /// are not put back, because they would accumulate during an outage; their rows are not shown, and the next maintenance deletes them.
+    /// Puts back reports that could not be written, except for attempts that have ended or reported again. Attempts
+    /// that had already ended are not put back, because they would accumulate during an outage; their rows are not
+    /// shown, and the next maintenance deletes them.
     fn put_back(&self, reports: HashMap<JobId, Report>) {
         let mut pending = self.lock();
         for (id, report) in reports {

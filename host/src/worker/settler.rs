@@ -1,8 +1,8 @@
 //! Settles outcomes in batches: as many as have arrived, in one statement.
 //!
-//! While one batch commits, the next one gathers, so batches grow with the load. If claims wait for a slot, a batch waits 2 ms for
-//! attempts that are about to end. An outcome that Postgres cannot store fails alone, and an outcome whose settlement is never answered
-//! is retried in parallel with the others.
+//! While one batch commits, the next one gathers, so batches grow with the load. If claims wait for a slot, a batch
+//! waits 2 ms for attempts that are about to end. An outcome that Postgres cannot store fails alone, and an outcome
+//! whose settlement is never answered is retried in parallel with the others.
 
 mod alone;
 mod batch;
@@ -26,7 +26,8 @@ use crate::store::Settlement;
 pub(super) const QUEUE_MAX: usize = 4000;
 /// The largest number of outcomes in one statement.
 const BATCH_MAX: usize = 1000;
-/// How long a batch gathers while claims wait for a slot: a statement and a commit cost Postgres as much as ten or twenty outcomes.
+/// How long a batch gathers while claims wait for a slot: a statement and a commit cost Postgres as much as ten or
+/// twenty outcomes.
 const GATHERED_FOR: Duration = Duration::from_millis(2);
 /// Results and errors in one statement. Postgres closes a connection that sends 1 GiB.
 const BATCH_BYTES_MAX: usize = 64 << 20;
@@ -154,11 +155,11 @@ enum Tried {
 /// State that is kept from one batch to the next.
 struct Settler<'a> {
     shared: &'a Arc<Shared>,
-    /// Outcomes that could not be settled and do not hold up others: their jobs are locked by another open transaction, the database
-    /// refuses them, or it has no space for them.
+    /// Outcomes that could not be settled and do not hold up others: their jobs are locked by another open transaction,
+    /// the database refuses them, or it has no space for them.
     later: Vec<Unsettled>,
-    /// Outcomes whose settlement was not answered although it was the only row. Each waits for up to 15 s, so they are retried in
-    /// parallel with the others, one at a time. A task returns an outcome that the database has refused.
+    /// Outcomes whose settlement was not answered although it was the only row. Each waits for up to 15 s, so they are
+    /// retried in parallel with the others, one at a time. A task returns an outcome that the database has refused.
     unanswered: JoinSet<Option<Unsettled>>,
     one_at_a_time: Arc<Semaphore>,
     /// Consecutive failures to settle anything.
@@ -209,7 +210,8 @@ impl<'a> Settler<'a> {
     }
 }
 
-/// Gives up the outcomes whose lease can no longer be trusted: another worker will run those jobs. After an immediate stop, gives up all.
+/// Gives up the outcomes whose lease can no longer be trusted: another worker will run those jobs. After an immediate
+/// stop, gives up all.
 fn give_up_lost(shared: &Shared, part: &mut Vec<Unsettled>) {
     let is_stopping = shared.stop.is_stopping();
     part.retain(|one| {

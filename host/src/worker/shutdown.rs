@@ -41,7 +41,8 @@ async fn wait_for_attempts(shared: &Shared) {
     shared.attempts.tasks.wait().await;
 }
 
-/// Waits until the settler has written the outcomes of all attempts, which have ended; after an immediate stop, for a limited time.
+/// Waits until the settler has written the outcomes of all attempts, which have ended; after an immediate stop, for a
+/// limited time.
 ///
 /// # Errors
 /// If the settler has failed.
@@ -83,8 +84,8 @@ pub(super) async fn leave(shared: &Shared) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Unregisters without waiting for the backoff: otherwise attempts that were lost in an outage would count as crashes. During an outage it
-/// tries twice.
+/// Unregisters without waiting for the backoff: otherwise attempts that were lost in an outage would count as crashes.
+/// During an outage it tries twice.
 async fn unregister(shared: &Shared) -> Result<(), StoreError> {
     let store = &shared.store;
     store.try_now();

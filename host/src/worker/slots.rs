@@ -1,7 +1,7 @@
 //! The line of claims that wait for a slot, and the slots that take them.
 //!
-//! A slot is a task on the guest threads that takes claims from the line, one after another, until the line is empty. So a short job needs
-//! no hand-over between threads: the task that ended the last attempt starts the next one.
+//! A slot is a task on the guest threads that takes claims from the line, one after another, until the line is empty.
+//! So a short job needs no hand-over between threads: the task that ended the last attempt starts the next one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -100,8 +100,8 @@ impl Slots {
         self.lock().ended
     }
 
-    /// How many jobs may be claimed, if `ahead` of them may wait for a slot. `None` if there are too few to be worth a claim;
-    /// [`freed`](Self::freed) then signals when there are enough.
+    /// How many jobs may be claimed, if `ahead` of them may wait for a slot. `None` if there are too few to be worth a
+    /// claim; [`freed`](Self::freed) then signals when there are enough.
     pub(super) fn capacity(&self, ahead: usize) -> Option<usize> {
         let mut inner = self.lock();
         let all = self.max + ahead;
@@ -124,7 +124,8 @@ impl Slots {
         let mut inner = self.lock();
         inner.waiting.extend(claims);
         let more = inner.waiting.len().min(self.max - inner.running);
-        // The new slots count from now on. If a running slot takes the claim first, the new slot finds the line empty and ends.
+        // The new slots count from now on. If a running slot takes the claim first, the new slot finds the line empty
+        // and ends.
         inner.running += more;
         self.in_hand_gauge.store(inner.in_hand(), Ordering::Relaxed);
         more
@@ -177,8 +178,8 @@ pub(super) fn start(shared: &Arc<Shared>, claims: Vec<Claim>) {
 pub(super) async fn give_back_late_claims(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(LATE_EVERY).await;
-        // `give_back_all` does not see the claims that are taken out of the line here. The token keeps the settler running until their
-        // outcomes have been sent.
+        // `give_back_all` does not see the claims that are taken out of the line here. The token keeps the settler
+        // running until their outcomes have been sent.
         let _under_way = shared.attempts.tasks.token();
         if let Some(then) = Instant::now().checked_sub(START_WITHIN) {
             for claim in shared.slots.take_late(then) {

@@ -1,7 +1,8 @@
-//! Jobs whose source the operator has bound to a handler that this host does not have. They wait for it, without losing an attempt.
+//! Jobs whose source the operator has bound to a handler that this host does not have. They wait for it, without losing
+//! an attempt.
 //!
-//! A claim cannot exclude them, so each is given back and goes to the end of its lane. If the worker claims only the same jobs again in a
-//! lane, it pauses the lane for a while.
+//! A claim cannot exclude them, so each is given back and goes to the end of its lane. If the worker claims only the
+//! same jobs again in a lane, it pauses the lane for a while.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -9,7 +10,8 @@ use std::time::{Duration, Instant};
 use crate::job::{JobId, LaneId};
 use crate::store::ClaimedJob;
 
-/// How long nothing is claimed from such a lane. After that, other jobs may have been enqueued, or the host that ran them may be gone.
+/// How long nothing is claimed from such a lane. After that, other jobs may have been enqueued, or the host that ran
+/// them may be gone.
 const PAUSED_FOR: Duration = Duration::from_secs(10);
 /// A lane is paused after this many jobs in any case: each costs a claim and a settlement.
 const ROUND_MAX: usize = 10_000;

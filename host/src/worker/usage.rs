@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::Shared;
 use super::reach::warn_unless_unreachable;
 
-/// The interval. Usage is for people, and a thousand attempts that run for hours cost two hundred small updates a second.
+/// The interval. Usage is for people, and a thousand attempts that run for hours cost two hundred small updates a
+/// second.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// Attempts that have run for less than this are not reported.

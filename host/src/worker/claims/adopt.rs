@@ -21,11 +21,11 @@ impl Claims<'_> {
         self.orphans_left = false;
     }
 
-    /// Adopts jobs whose lease has ended at `since` or later, by the database's clock. The leases were checked up to `until`; the next
-    /// claims check those that end later.
+    /// Adopts jobs whose lease has ended at `since` or later, by the database's clock. The leases were checked up to
+    /// `until`; the next claims check those that end later.
     ///
-    /// It adopts no more jobs than can run at once: if one of them kills this host too, all jobs in line behind it are lost once more, and
-    /// a job may be lost only a few times.
+    /// It adopts no more jobs than can run at once: if one of them kills this host too, all jobs in line behind it are
+    /// lost once more, and a job may be lost only a few times.
     pub(in crate::worker) async fn adopt(
         &mut self,
         wanted: usize,

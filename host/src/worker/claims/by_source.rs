@@ -18,7 +18,8 @@ impl Claims<'_> {
         !self.sources.is_empty() && self.lanes.serves_by_source()
     }
 
-    /// Claims jobs of bound sources from lanes whose own handler this host does not have. Without such lanes it sends no query.
+    /// Claims jobs of bound sources from lanes whose own handler this host does not have. Without such lanes it sends
+    /// no query.
     pub(in crate::worker) async fn claim_by_source(
         &mut self,
         wanted: usize,

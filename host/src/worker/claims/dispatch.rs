@@ -12,7 +12,8 @@ use crate::worker::unbound::Sorted;
 use crate::worker::{attempt, events, slots};
 
 impl Claims<'_> {
-    /// Puts the jobs of a claim in line, and gives back those whose handler is missing. Returns how many jobs count as found.
+    /// Puts the jobs of a claim in line, and gives back those whose handler is missing. Returns how many jobs count as
+    /// found.
     pub(super) async fn dispatch(
         &mut self,
         under_way: UnderWay<'_>,

@@ -9,8 +9,8 @@ use crate::worker::lanes::Serving;
 use crate::worker::policy::Policy;
 
 impl Claims<'_> {
-    /// Chooses the lanes to serve, by the loaded handlers and by the queues and tags of the settings. True if the handlers have changed
-    /// since the last choice.
+    /// Chooses the lanes to serve, by the loaded handlers and by the queues and tags of the settings. True if the
+    /// handlers have changed since the last choice.
     pub(in crate::worker) fn serve(&mut self) -> bool {
         let handlers = self.shared.catalog.current();
         if self

@@ -29,8 +29,8 @@ pub(in crate::worker) async fn renew_forever(shared: Arc<Shared>) {
             // It takes at most a second: a database that does not answer must not delay the check below.
             match shared.store.renew(&due).await {
                 Ok(answers) => {
-                    // While all slots are taken, the next claim may be far away. Otherwise a host that cannot claim is not ready, even
-                    // if it can renew.
+                    // While all slots are taken, the next claim may be far away. Otherwise a host that cannot claim is
+                    // not ready, even if it can renew.
                     if shared.slots.are_taken() {
                         shared
                             .health

@@ -9,8 +9,8 @@ use super::{Unsettled, give_up_lost, report, retry_after};
 use crate::store::{Locked, Settlement};
 use crate::worker::Shared;
 
-/// Settles one outcome whose settlement was not answered. If it is not answered again, its lease is no longer renewed, so that the
-/// retries end. Returns the outcome if the database refused it.
+/// Settles one outcome whose settlement was not answered. If it is not answered again, its lease is no longer renewed,
+/// so that the retries end. Returns the outcome if the database refused it.
 pub(super) async fn settle_alone(
     shared: Arc<Shared>,
     one_at_a_time: Arc<Semaphore>,

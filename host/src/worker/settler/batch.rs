@@ -15,7 +15,8 @@ struct Batch {
     /// The parts that are not settled yet, in order.
     parts: VecDeque<Vec<Unsettled>>,
     locked: Locked,
-    /// The database has no space for a single outcome. If it has none for others either, they are not halved but retried together.
+    /// The database has no space for a single outcome. If it has none for others either, they are not halved but
+    /// retried together.
     is_full: bool,
     found_no_space: bool,
     /// A part was not answered in time.
@@ -59,8 +60,8 @@ impl Batch {
 }
 
 impl Settler<'_> {
-    /// Settles a batch. If the database refuses the batch, its halves are tried, down to the one outcome that is refused. If the database
-    /// is unreachable, the batch is retried until the leases have run out.
+    /// Settles a batch. If the database refuses the batch, its halves are tried, down to the one outcome that is
+    /// refused. If the database is unreachable, the batch is retried until the leases have run out.
     pub(super) async fn settle(&mut self, outcomes: Vec<Unsettled>, tried: Tried) {
         if outcomes.is_empty() {
             return;
@@ -149,8 +150,8 @@ impl Settler<'_> {
         }
     }
 
-    /// Handles a part for which the database has no space: its halves are tried, down to single outcomes. Once there is no space for
-    /// a single one, the rest of the batch is retried later.
+    /// Handles a part for which the database has no space: its halves are tried, down to single outcomes. Once there is
+    /// no space for a single one, the rest of the batch is retried later.
     fn handle_no_space(&mut self, batch: &mut Batch, mut part: Vec<Unsettled>, error: &StoreError) {
         match part.len() {
             2.. if !batch.is_full => {
@@ -170,7 +171,8 @@ impl Settler<'_> {
         }
     }
 
-    /// Handles a part whose settlement was not answered: its halves are tried, and a single outcome is retried in parallel with the others.
+    /// Handles a part whose settlement was not answered: its halves are tried, and a single outcome is retried in
+    /// parallel with the others.
     async fn retry_unanswered(
         &mut self,
         batch: &mut Batch,
@@ -210,8 +212,9 @@ impl Settler<'_> {
         }
     }
 
-    /// Handles a single outcome that the database refuses. A value that Postgres cannot store fails the job. Any other refusal may be
-    /// temporary: the outcome is retried after the others, and its lease is no longer renewed, so that the retries end with the lease.
+    /// Handles a single outcome that the database refuses. A value that Postgres cannot store fails the job. Any other
+    /// refusal may be temporary: the outcome is retried after the others, and its lease is no longer renewed, so that
+    /// the retries end with the lease.
     fn handle_refusal(&mut self, batch: &mut Batch, mut one: Unsettled, error: &StoreError) {
         let Settlement { id, fence, .. } = one.settlement;
         let value = match &one.settlement.outcome {
