@@ -82,7 +82,7 @@ pub struct Parts {
     pub middlewares: Vec<Arc<dyn Middleware>>,
 }
 
-/// What the loops of one worker share. Each field belongs to the file that defines its type.
+/// The state that the loops of one worker share. Each field belongs to the file that defines its type.
 struct Shared {
     settings: Settings,
     store: Store,
@@ -111,7 +111,7 @@ struct Calls {
     patient: Semaphore,
 }
 
-/// What attempts report while they run, gathered for the next statement.
+/// Reports of running attempts, gathered for the next statement.
 #[derive(Default)]
 struct Reports {
     progress: progress::Progress,
@@ -160,7 +160,7 @@ impl Shared {
         events::worker(event, &self.settings, *self.presence.incarnation.borrow());
     }
 
-    /// True if the error says that this worker's incarnation is over. If so, it also triggers a heartbeat, which
+    /// True if the error means that this worker's incarnation is over. If so, it also triggers a heartbeat, which
     /// registers the worker again or finds out why it cannot.
     fn is_incarnation_over(&self, error: &StoreError) -> bool {
         let is_over = error.is_over() || error.is_superseded();

@@ -33,7 +33,7 @@ use crate::job::{
 use crate::sandbox::{AbortHandle, Attenuation, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Ran, Settlement};
 
-/// What all attempts of one worker share.
+/// The state that all attempts of one worker share.
 pub(super) struct Attempts {
     /// The middlewares around each attempt, outermost first.
     pub(super) middlewares: Vec<Arc<dyn Middleware>>,
@@ -130,12 +130,12 @@ struct Started {
     after: Duration,
 }
 
-/// What an attempt runs, and within which limits.
+/// The handler of an attempt, and its limits.
 struct Terms {
     /// The handler, with the job's attenuation applied.
     handler: Arc<Handler>,
     policy: Policy,
-    /// Which of the limits the job has set itself.
+    /// The limits that the job has set itself.
     own: OwnLimits,
 }
 
@@ -374,7 +374,7 @@ async fn end_unstarted(shared: &Shared, claim: &Claim, meters: Arc<HandlerMeters
     settle(shared, claim, meters, None, outcome).await;
 }
 
-/// What the settlement records about an attempt that has started.
+/// The measurements of a started attempt that its settlement records.
 struct RunStats {
     /// From the arrival of the claim to the start.
     started_after: Duration,

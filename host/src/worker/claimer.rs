@@ -172,7 +172,7 @@ impl Claimer<'_> {
             let _ = self.shared.stop.drain.run_until_cancelled(retry).await;
         }
         self.failures += 1;
-        // What this worker remembers about the database may be wrong.
+        // The remembered state of the database may be wrong.
         self.looks.start_over();
         self.sleeper.start_over();
         Some(Trigger::Poll)

@@ -46,7 +46,7 @@ impl AddAssign for Found {
     }
 }
 
-/// Claims jobs from lanes, with what it remembers from one claim to the next.
+/// Claims jobs from lanes, and keeps state from one claim to the next.
 pub(super) struct Claims<'a> {
     shared: &'a Arc<Shared>,
     pub(super) lanes: Lanes,
@@ -89,7 +89,7 @@ impl<'a> Claims<'a> {
         }
     }
 
-    /// Forgets what is remembered about the database: after an error it may be wrong.
+    /// Forgets the remembered state of the database: after an error it may be wrong.
     pub(super) fn start_over(&mut self) {
         self.lanes.forget();
         // The next server may have a different clock.

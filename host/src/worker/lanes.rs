@@ -459,7 +459,7 @@ impl Lanes {
         }
     }
 
-    /// Forgets the catalog's end and all cursors: what is remembered about the database may be wrong.
+    /// Forgets the catalog's end and all cursors: the remembered state of the database may be wrong.
     pub(super) fn forget(&mut self) {
         self.forget_catalog();
         for known in self.known.values_mut() {

@@ -101,7 +101,7 @@ impl Logs {
         taken
     }
 
-    /// Puts back lines that could not be written, as far as there is room.
+    /// Puts back lines that could not be written, as far as they fit.
     fn put_back(&self, taken: Vec<PendingLine>) {
         let mut pending = self.lock();
         let newer = std::mem::take(&mut pending.lines);

@@ -21,7 +21,7 @@ use crate::store::{Looking, StoreError};
 /// The maximum number of lanes with jobs that one peek returns: as many as fit one claim.
 const PEEKED_MAX: usize = 256;
 
-/// Looks for jobs, with what is remembered from one look to the next.
+/// Looks for jobs, and keeps state from one look to the next.
 pub(super) struct Looks<'a> {
     shared: &'a Arc<Shared>,
     claims: Claims<'a>,
@@ -76,7 +76,7 @@ impl<'a> Looks<'a> {
         !self.claims.lanes.knows(lane) || self.claims.lanes.serves(lane)
     }
 
-    /// Forgets what is remembered about the database: after an error it may be wrong.
+    /// Forgets the remembered state of the database: after an error it may be wrong.
     pub(super) fn start_over(&mut self) {
         self.claims.start_over();
         self.swept_turns = [None; 2];

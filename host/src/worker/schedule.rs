@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::lanes::After;
 
-/// What triggered a look.
+/// The trigger of a look.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Trigger {
     /// The last look found as many jobs as it wanted.
@@ -51,7 +51,7 @@ impl Default for Intervals {
     }
 }
 
-/// What a look does.
+/// The work of a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     /// Read behind the cursors.
@@ -123,7 +123,7 @@ impl Schedule {
         is_time
     }
 
-    /// What the look that starts now does. `known`: there are known to be jobs.
+    /// Decides the work of the look that starts now. `known`: there are known to be jobs.
     pub(super) fn next(&mut self, now: Instant, trigger: Trigger, known: bool) -> Step {
         let patience = match trigger {
             // A job that was announced comes first; the sweep follows with the next look.

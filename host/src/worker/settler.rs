@@ -22,7 +22,7 @@ use crate::job::{Attempt, Outcome};
 use crate::sandbox::BootTime;
 use crate::store::Settlement;
 
-/// How many outcomes may wait before attempts wait with them.
+/// The maximum number of waiting outcomes. Further attempts wait until theirs fit.
 pub(super) const QUEUE_MAX: usize = 4000;
 /// The largest number of outcomes in one statement.
 const BATCH_MAX: usize = 1000;
@@ -115,7 +115,7 @@ async fn run(
     while more || !settler.later.is_empty() || !settler.unanswered.is_empty() {
         tokio::select! {
             received = outcomes.recv_many(&mut batch, BATCH_MAX), if more => more = received > 0,
-            // What is in the channel is still received.
+            // Outcomes in the channel are still received.
             () = all_sent.cancelled(), if !outcomes.is_closed() => outcomes.close(),
             // They are retried even if nothing arrives in the meantime.
             () = tokio::time::sleep_until(retry_at.into()), if !settler.later.is_empty() => {}
@@ -180,7 +180,7 @@ impl<'a> Settler<'a> {
         }
     }
 
-    /// Adds the outcomes of attempts that end within a short time to a batch that has room for them.
+    /// Adds the outcomes of attempts that end within a short time to a batch that is not full.
     async fn gather(&self, batch: &mut Vec<Unsettled>, outcomes: &mut mpsc::Receiver<Unsettled>) {
         if batch.is_empty() || batch.len() >= BATCH_MAX {
             return;

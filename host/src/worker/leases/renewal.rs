@@ -49,7 +49,7 @@ pub(in crate::worker) async fn renew_forever(shared: Arc<Shared>) {
         }
         lost |= shared.leases.distrust(BootTime::now());
         if lost {
-            // The database learns that this host is alive: it did not crash because of these jobs.
+            // A heartbeat shows that this host is alive: it did not crash because of these jobs.
             shared.presence.heartbeat_now.notify_one();
         }
     }
