@@ -16,7 +16,7 @@ use super::lanes::After;
 use super::schedule::{Schedule, Step, Sweep, Trigger, WINDOW_MARGIN};
 use super::writers::Writers;
 use crate::job::LaneId;
-use crate::store::{Looking, StoreError};
+use crate::store::{Looking, Peek, StoreError};
 
 /// The maximum number of lanes with jobs that one peek returns: as many as fit one claim.
 const PEEKED_MAX: usize = 256;
@@ -36,7 +36,7 @@ pub(super) struct Looks<'a> {
 /// The result of a look with a peek.
 struct Peeked {
     found: Found,
-    /// As in [`Peek`](crate::store::Peek).
+    /// As in [`Peek`].
     turn: Option<i64>,
     /// Transactions that have written and are in progress, if this is a sweep.
     writers: Vec<i64>,
@@ -198,11 +198,37 @@ impl<'a> Looks<'a> {
         is_sweep: bool,
     ) -> Result<Peeked, StoreError> {
         let started = Instant::now();
+        let orphaned_since = self.no_orphans_since.map(|then| then - WINDOW_MARGIN);
+        let peek = self.peek(started, orphaned_since, known, is_sweep).await?;
+        let is_ready = self.prepare_claims(started, &peek, known).await?;
+        let mut found = self.adopt(wanted, orphaned_since, &peek).await?;
+        // Orphans that a cut adoption has left precede queued jobs.
+        if !found.is_cut && found.jobs < wanted {
+            let rest = wanted - found.jobs;
+            found += match is_ready {
+                true => self.claims.claim(rest, After::Recent).await?,
+                // The peek does not cover jobs that are found by their source.
+                false => self.claims.claim_by_source(rest).await?,
+            };
+        }
+        Ok(Peeked {
+            found,
+            turn: peek.turn,
+            is_cut: peek.ready.len() >= PEEKED_MAX,
+            writers: peek.writers.unwrap_or_default(),
+        })
+    }
+
+    async fn peek(
+        &self,
+        started: Instant,
+        orphaned_since: Option<SystemTime>,
+        known: bool,
+        is_sweep: bool,
+    ) -> Result<Peek, StoreError> {
         let lanes = &self.claims.lanes;
         let peeked_lanes = if known { lanes.idle() } else { lanes.all() };
-        let orphaned_since = self.no_orphans_since.map(|then| then - WINDOW_MARGIN);
-        let peek = self
-            .shared
+        self.shared
             .store
             .peek(&Looking {
                 lanes: &peeked_lanes,
@@ -213,49 +239,50 @@ impl<'a> Looks<'a> {
                 most: PEEKED_MAX,
                 with_writers: is_sweep,
             })
-            .await?;
-        let is_cut = peek.ready.len() >= PEEKED_MAX;
+            .await
+    }
+
+    /// Marks the lanes with jobs, reads new lanes, and gives due jobs their turn. True if there are jobs to claim.
+    async fn prepare_claims(
+        &mut self,
+        started: Instant,
+        peek: &Peek,
+        known: bool,
+    ) -> Result<bool, StoreError> {
         self.schedule.next_due(Instant::now(), peek.next_due);
-        let mut ready = known || !peek.ready.is_empty();
+        let mut is_ready = known || !peek.ready.is_empty();
         if !known {
             self.claims.lanes.mark_all_empty();
         }
-        for lane in peek.ready {
-            self.claims.lanes.mark_active(lane);
+        for lane in &peek.ready {
+            self.claims.lanes.mark_active(*lane);
         }
         if peek.catalog_changed {
-            ready |= self.read_catalog().await?;
+            is_ready |= self.read_catalog().await?;
         }
         if peek.due {
-            ready |= self.promote().await?;
+            is_ready |= self.promote().await?;
         } else {
             self.schedule.found_none_due(started);
         }
-        let mut found = Found::default();
-        if peek.orphans {
-            found += self
-                .claims
-                .adopt(wanted, orphaned_since, peek.looked_at)
-                .await?;
-        } else {
+        Ok(is_ready)
+    }
+
+    /// Adopts orphans if the peek found any.
+    async fn adopt(
+        &mut self,
+        wanted: usize,
+        orphaned_since: Option<SystemTime>,
+        peek: &Peek,
+    ) -> Result<Found, StoreError> {
+        if !peek.orphans {
             self.no_orphans_since = Some(peek.looked_at);
             self.claims.had_no_orphans(peek.looked_at);
+            return Ok(Found::default());
         }
-        // Orphans that a cut adoption has left precede queued jobs.
-        if !found.is_cut && found.jobs < wanted {
-            let rest = wanted - found.jobs;
-            found += match ready {
-                true => self.claims.claim(rest, After::Recent).await?,
-                // The peek does not cover jobs that are found by their source.
-                false => self.claims.claim_by_source(rest).await?,
-            };
-        }
-        Ok(Peeked {
-            found,
-            turn: peek.turn,
-            writers: peek.writers.unwrap_or_default(),
-            is_cut,
-        })
+        self.claims
+            .adopt(wanted, orphaned_since, peek.looked_at)
+            .await
     }
 
     /// Reads new lanes from the catalog. True if there are any.
