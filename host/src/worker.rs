@@ -1,15 +1,17 @@
 //! The worker connects store and sandbox: it claims jobs, runs their attempts and settles the outcomes.
 //!
-//! The path of one claim is in `attempt.rs`: slot → sandbox run (within the middlewares) → `RunEnd` → `Outcome` → settler. The other loops
-//! each have a file: the claimer, the slots, the settler, the leases, the wakeups, the heartbeats, the challenges, the progress, the log
-//! lines, the usage and the maintenance. They share `Shared` and nothing else.
+//! The path of one claim is in `attempt.rs`: slot → sandbox run (within the middlewares) → `RunEnd` → `Outcome` →
+//! settler. The other loops each have a file: the claimer, the slots, the settler, the leases, the wakeups, the
+//! heartbeats, the challenges, the progress, the log lines, the usage and the maintenance. They share `Shared` and
+//! nothing else. `background.rs` starts the tasks beside the claimer, and `shutdown.rs` has the last steps.
 //!
-//! Guarantees: a job runs at least once (it may run twice if a lease is lost); it is settled at most once, by the owner of its fence; no
-//! decision depends on the wall clock of this machine.
+//! Guarantees: a job runs at least once (it may run twice if a lease is lost); it is settled at most once, by the owner
+//! of its fence; no decision depends on the wall clock of this machine.
 
 mod ageing;
 mod attempt;
 mod audit_outbox;
+mod background;
 mod challenges;
 mod claim;
 mod claimer;
@@ -34,41 +36,38 @@ mod releases;
 mod schedule;
 mod settings;
 mod settler;
+mod shutdown;
 mod sleeper;
 mod slots;
 mod state;
+mod stop;
 mod unbound;
 mod usage;
 mod waits;
 mod wakeups;
 mod writers;
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::sync::{Notify, Semaphore, mpsc};
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::{info, warn};
 
 pub use meters::{OutcomeCounts, OutcomeLabel};
 pub use middleware::{AttemptInfo, Middleware, Next, Running};
 pub use policy::{Override, Overrides, Policy};
 pub use schedule::Intervals;
 pub use settings::{QueueOrder, Settings};
+pub use stop::Stop;
 
-use crate::job::AbortReason;
+use self::background::Background;
+use self::settler::SettlerTask;
+use crate::job::Incarnation;
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, StoreError};
-
-/// How long a worker that stops during an outage waits for the database before its last try to unregister.
-const UNREGISTER_WITHIN: Duration = Duration::from_secs(5);
-/// The time limit, after the order to abort, for writing the last outcomes, and again for unregistering.
-const LAST_WITHIN: Duration = Duration::from_secs(5);
 
 /// The parts that a worker is built from.
 pub struct Parts {
@@ -84,50 +83,7 @@ pub struct Parts {
     pub middlewares: Vec<Arc<dyn Middleware>>,
 }
 
-/// Signals everything that runs attempts to stop. Dropping it has no effect.
-#[derive(Clone, Default)]
-pub struct Stop {
-    drain: CancellationToken,
-    now: CancellationToken,
-}
-
-impl Stop {
-    /// Stop claiming, and finish the running attempts.
-    pub fn drain(&self) {
-        self.drain.cancel();
-    }
-
-    /// Also abort running attempts (with `shutdown`), and give their jobs back.
-    pub fn now(&self) {
-        self.drain.cancel();
-        self.now.cancel();
-    }
-
-    /// A signal that follows this one, and can be given alone.
-    pub fn child(&self) -> Self {
-        Self {
-            drain: self.drain.child_token(),
-            now: self.now.child_token(),
-        }
-    }
-
-    /// Waits for the signal to stop.
-    pub async fn stopping(&self) {
-        self.drain.cancelled().await;
-    }
-
-    /// Waits for the signal to abort running attempts.
-    pub async fn aborting(&self) {
-        self.now.cancelled().await;
-    }
-
-    /// True after the signal to stop.
-    pub fn is_stopping(&self) -> bool {
-        self.drain.is_cancelled()
-    }
-}
-
-/// What the loops of one worker share. Each field belongs to the file that defines its type.
+/// The state that the loops of one worker share. Each field belongs to the file that defines its type.
 struct Shared {
     settings: Settings,
     store: Store,
@@ -147,7 +103,8 @@ struct Shared {
     stop: Stop,
 }
 
-/// Limits how many calls of a kind use a connection at a time, so that claims, settlements and renewals find a free one.
+/// Limits how many calls of a kind use a connection at a time, so that claims, settlements and renewals find a free
+/// one.
 struct Calls {
     /// Calls by guests about recorded steps.
     steps: Semaphore,
@@ -157,7 +114,7 @@ struct Calls {
     patient: Semaphore,
 }
 
-/// What attempts report while they run, gathered for the next statement.
+/// Reports of running attempts, gathered for the next statement.
 #[derive(Default)]
 struct Reports {
     progress: progress::Progress,
@@ -165,8 +122,50 @@ struct Reports {
 }
 
 impl Shared {
-    /// True if the error says that this worker's incarnation is over. If so, it also triggers a heartbeat, which registers the worker again
-    /// or finds out why it cannot.
+    fn new(
+        settings: Settings,
+        parts: Parts,
+        health: Health,
+        stop: Stop,
+        incarnation: Incarnation,
+        settlements: mpsc::Sender<settler::Unsettled>,
+    ) -> Arc<Self> {
+        let meters = meters::Meters::new(health.outcomes.clone());
+        Arc::new(Self {
+            slots: slots::Slots::new(settings.slots, health.in_hand.clone()),
+            leases: leases::Leases::default(),
+            attempts: attempt::Attempts {
+                middlewares: meters.around(parts.middlewares),
+                meters,
+                settlements,
+                tasks: TaskTracker::new(),
+            },
+            wakeups: wakeups::Wakeups::default(),
+            listener: wakeups::ListenerState::default(),
+            presence: heartbeat::Presence::new(incarnation),
+            calls: Calls {
+                steps: Semaphore::new(journal::CALLS_MAX),
+                state: Semaphore::new(journal::CALLS_MAX),
+                patient: Semaphore::new(1),
+            },
+            reports: Reports::default(),
+            releases: Notify::new(),
+            settings,
+            store: parts.store,
+            sandbox: parts.sandbox,
+            catalog: parts.catalog,
+            health,
+            stop,
+        })
+    }
+
+    /// Logs an event of the worker itself.
+    fn log_event(&self, event: &str) {
+        events::worker(event, &self.settings, *self.presence.incarnation.borrow());
+    }
+
+    /// True if the error means that this worker's incarnation is over. If so, it also triggers a heartbeat, which
+    /// registers the worker again or finds out why it cannot.
     fn is_incarnation_over(&self, error: &StoreError) -> bool {
         let is_over = error.is_over() || error.is_superseded();
         if is_over {
@@ -183,7 +182,8 @@ pub struct Health {
     pub database_answers: Arc<AtomicBool>,
     /// The outcomes of its attempts so far.
     pub outcomes: Arc<OutcomeCounts>,
-    /// The number of claimed jobs whose attempt has not ended, not counting jobs that are just being claimed or settled.
+    /// The number of claimed jobs whose attempt has not ended, not counting jobs that are just being claimed or
+    /// settled.
     pub in_hand: Arc<AtomicUsize>,
     /// Notified when the metrics have been read: the worker then updates the database metrics for the next reading.
     pub metrics_read: Arc<Notify>,
@@ -196,174 +196,44 @@ pub async fn run(
     health: Health,
     stop: Stop,
 ) -> anyhow::Result<()> {
-    let Parts {
-        store,
-        listen_at,
-        sandbox,
-        catalog,
-        middlewares,
-    } = parts;
+    let (incarnation, heartbeat) = register(&settings, &parts).await?;
+    events::worker("started", &settings, incarnation);
+    health.database_answers.store(true, Ordering::Relaxed);
+
+    let listen_at = parts.listen_at.clone();
+    let (settlements, outcomes) = mpsc::channel(settler::QUEUE_MAX);
+    let shared = Shared::new(settings, parts, health, stop, incarnation, settlements);
+    let background = Background::start(&shared, heartbeat, listen_at);
+    let mut settler = SettlerTask::start(&shared, outcomes);
+    tokio::select! {
+        () = claimer::run(&shared) => {}
+        // A host that cannot settle must not claim.
+        ended = settler.ended() => anyhow::bail!(
+            "the settler ended early ({ended:?}); other workers take over the jobs when their leases run out"
+        ),
+    }
+    shared.log_event("stopping");
+    shutdown::drain(&shared).await;
+    shutdown::settle_last_outcomes(&shared, settler).await?;
+    background.stop().await;
+    shutdown::leave(&shared).await?;
+    shared.log_event("stopped");
+    Ok(())
+}
+
+/// Registers the worker. Returns its incarnation and the interval of its heartbeats.
+async fn register(settings: &Settings, parts: &Parts) -> anyhow::Result<(Incarnation, Duration)> {
+    let Parts { store, catalog, .. } = parts;
     store
         .prepare_partitions()
         .await
         .context("make the partitions of the history")?;
-    let (incarnation, heartbeat) = store
+    store
         .register(&heartbeat::registration(
-            &settings,
+            settings,
             &catalog.current(),
-            heartbeat::Tally::at_start(&catalog),
+            heartbeat::Tally::at_start(catalog),
         ))
         .await
-        .context("register the worker")?;
-    events::worker("started", &settings, incarnation);
-    health.database_answers.store(true, Ordering::Relaxed);
-
-    let (settlements, outcomes) = mpsc::channel(settler::QUEUE_MAX);
-    let meters = meters::Meters::new(health.outcomes.clone());
-    let shared = Arc::new(Shared {
-        slots: slots::Slots::new(settings.slots, health.in_hand.clone()),
-        leases: leases::Leases::default(),
-        attempts: attempt::Attempts {
-            middlewares: meters.around(middlewares),
-            meters,
-            settlements,
-            tasks: TaskTracker::new(),
-        },
-        wakeups: wakeups::Wakeups::default(),
-        listener: wakeups::ListenerState::default(),
-        presence: heartbeat::Presence::new(incarnation),
-        calls: Calls {
-            steps: Semaphore::new(journal::CALLS_MAX),
-            state: Semaphore::new(journal::CALLS_MAX),
-            patient: Semaphore::new(1),
-        },
-        reports: Reports::default(),
-        releases: Notify::new(),
-        settings,
-        store,
-        sandbox,
-        catalog,
-        health,
-        stop: stop.clone(),
-    });
-
-    let background = TaskTracker::new();
-    let background_stop = CancellationToken::new();
-    let spawn = |task: Pin<Box<dyn Future<Output = ()> + Send>>| {
-        let stop = background_stop.clone();
-        background.spawn(async move { stop.run_until_cancelled(task).await });
-    };
-    spawn(Box::pin(leases::renew_forever(shared.clone())));
-    spawn(Box::pin(reach::report_forever(shared.clone())));
-    spawn(Box::pin(reach::hurry_when_stopping(shared.clone())));
-    spawn(Box::pin(releases::run_forever(shared.clone())));
-    spawn(Box::pin(progress::run_forever(shared.clone())));
-    background.spawn(logs::run_until(shared.clone(), background_stop.clone()));
-    spawn(Box::pin(usage::run_forever(shared.clone())));
-    spawn(Box::pin(slots::give_back_late_claims(shared.clone())));
-    spawn(Box::pin(maintenance::run_forever(shared.clone())));
-    spawn(Box::pin(database_metrics::run_forever(shared.clone())));
-    spawn(Box::pin(heartbeat::run_forever(shared.clone(), heartbeat)));
-    spawn(Box::pin(challenges::answer_forever(shared.clone())));
-    spawn(Box::pin(wakeups::listen_forever(shared.clone(), listen_at)));
-    let all_sent = CancellationToken::new();
-    let mut settler = tokio::spawn(settler::run(shared.clone(), outcomes, all_sent.clone()));
-
-    tokio::select! {
-        () = claimer::run(&shared) => {}
-        // A host that cannot settle must not claim.
-        ended = &mut settler => anyhow::bail!(
-            "the settler ended early ({ended:?}); other workers take over the jobs when their leases run out"
-        ),
-    }
-    events::worker(
-        "stopping",
-        &shared.settings,
-        *shared.presence.incarnation.borrow(),
-    );
-    slots::give_back_all(&shared).await;
-    shared.attempts.tasks.close();
-    wait_for_attempts(&shared).await;
-    // Every attempt has sent its outcome. The settler ends once it has written all of them.
-    all_sent.cancel();
-    match before_last_deadline(&shared.stop.now, &mut settler).await {
-        Some(ended) => ended.context("the settler has failed")?,
-        None => {
-            settler.abort();
-            warn!(
-                job.ids = ?shared.leases.ids(),
-                "could not write the last outcomes in time; these jobs run again once their leases have run out"
-            );
-        }
-    }
-
-    background_stop.cancel();
-    background.close();
-    background.wait().await;
-    shared.store.try_now();
-    logs::finish(&shared).await;
-    if let Some(why) = shared.presence.fatal.get() {
-        anyhow::bail!("{why}");
-    }
-    match before_last_deadline(&shared.stop.now, unregister(&shared)).await {
-        Some(Ok(())) => {}
-        Some(Err(error)) => {
-            warn!(%error, "could not unregister; this worker will be listed as dead in 90 s");
-        }
-        None => warn!("could not unregister in time; this worker will be listed as dead in 90 s"),
-    }
-    events::worker(
-        "stopped",
-        &shared.settings,
-        *shared.presence.incarnation.borrow(),
-    );
-    Ok(())
-}
-
-/// The result of this work. `None` if it is not done [`LAST_WITHIN`] after the order to abort.
-async fn before_last_deadline<T>(
-    now: &CancellationToken,
-    work: impl Future<Output = T>,
-) -> Option<T> {
-    tokio::select! {
-        done = work => Some(done),
-        () = async {
-            now.cancelled().await;
-            tokio::time::sleep(LAST_WITHIN).await;
-        } => None,
-    }
-}
-
-/// Unregisters without waiting for the backoff: otherwise attempts that were lost in an outage would count as crashes. During an outage it
-/// tries twice.
-async fn unregister(shared: &Shared) -> Result<(), StoreError> {
-    let store = &shared.store;
-    store.try_now();
-    match store.unregister().await {
-        Err(error) if error.is_unreachable() => {
-            // Tries again whether or not the database became reachable in time.
-            let _ = tokio::time::timeout(UNREGISTER_WITHIN, store.ready()).await;
-            store.try_now();
-            store.unregister().await
-        }
-        answer => answer,
-    }
-}
-
-/// Waits for the running attempts, for as long as the settings allow; then aborts them.
-async fn wait_for_attempts(shared: &Arc<Shared>) {
-    let running = shared.slots.in_hand();
-    if running > 0 {
-        info!(running, "waiting for running attempts");
-    }
-    tokio::select! {
-        () = shared.attempts.tasks.wait() => return,
-        () = shared.stop.now.cancelled() => {}
-        () = tokio::time::sleep(shared.settings.drain_timeout) => {}
-    }
-    let ids = shared.leases.abort_all(AbortReason::Shutdown);
-    if !ids.is_empty() {
-        warn!(job.ids = ?ids, "aborting attempts that have not finished; their jobs are given back");
-    }
-    shared.attempts.tasks.wait().await;
+        .context("register the worker")
 }

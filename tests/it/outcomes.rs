@@ -446,6 +446,31 @@ async fn an_outcome_whose_settlement_never_arrives_blocks_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outcome_whose_answer_is_lost_with_its_connection_is_logged_as_unconfirmed() {
+    let db = TestDb::new().await;
+    let proxy = Proxy::start(&db).await;
+    let client = db.client().await;
+    let host = serve(proxy.url());
+    let answer = proxy.hold("rouse.settle(", Side::Answer);
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    answer.caught().await;
+    // The database has written the outcome, and the host does not learn it.
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    proxy.goes_away();
+    host.line(PATIENCE, |line| {
+        line.contains("the database is unreachable")
+    });
+    proxy.comes_back();
+    let line = host.line(PATIENCE, |line| {
+        line.contains("outcome unconfirmed: the answer to its settlement was lost")
+    });
+    assert!(line.contains(&format!("job.id={id} ")), "{line}");
+    let job = show(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
+    drop(answer);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_signal_waits_five_seconds_for_an_unanswered_outcome_and_names_its_job() {
     let db = TestDb::new().await;
     let proxy = Proxy::start(&db).await;

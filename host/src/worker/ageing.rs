@@ -1,7 +1,7 @@
 //! Overdue jobs, which have waited too long, go ahead of newer jobs that would otherwise be first.
 //!
-//! By default they get all claims while there are any. An operator can limit their share, so that an overdue backlog does not delay new jobs
-//! of high priority. (`docs/decisions/overdue-jobs-go-first.md`)
+//! By default they get all claims while there are any. An operator can limit their share, so that an overdue backlog
+//! does not delay new jobs of high priority. (`docs/decisions/overdue-jobs-go-first.md`)
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Share {
     percent: usize,
-    /// What is carried, hundredths of a job.
+    /// The carried fraction, hundredths of a job.
     rest: usize,
 }
 
@@ -76,8 +76,8 @@ impl Overdue {
         self.lanes = lanes.iter().map(known).collect();
     }
 
-    /// The lanes with overdue jobs, in order, and their share of a claim of this many jobs: zero without such lanes. A job is overdue if it
-    /// has waited for `wait`.
+    /// The lanes with overdue jobs, in order, and their share of a claim of this many jobs: zero without such lanes. A
+    /// job is overdue if it has waited for `wait`.
     pub(super) fn claim(
         &mut self,
         wanted: usize,

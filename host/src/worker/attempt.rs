@@ -7,7 +7,8 @@
 //! 3. [`decide`] turns the `RunEnd` into an `Outcome`.
 //! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence.
 //!
-//! If step 1 fails, [`end_unstarted`] replaces step 2: the reason is a `RunEnd` too, and is decided and settled in the same way.
+//! If step 1 fails, [`end_unstarted`] replaces step 2: the reason is a `RunEnd` too, and is decided and settled in the
+//! same way.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -32,7 +33,7 @@ use crate::job::{
 use crate::sandbox::{AbortHandle, Attenuation, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Ran, Settlement};
 
-/// What all attempts of one worker share.
+/// The state that all attempts of one worker share.
 pub(super) struct Attempts {
     /// The middlewares around each attempt, outermost first.
     pub(super) middlewares: Vec<Arc<dyn Middleware>>,
@@ -47,11 +48,11 @@ pub(super) struct Attempts {
 pub(super) async fn serve(shared: Arc<Shared>) {
     let mut slot = Slot {
         shared: &shared,
-        holds: None,
+        current: None,
         finished: false,
     };
-    while let Some(claim) = shared.slots.next(slot.holds.is_some()) {
-        slot.holds = Some((claim.job.id, claim.job.fence));
+    while let Some(claim) = shared.slots.next(slot.current.is_some()) {
+        slot.current = Some((claim.job.id, claim.job.fence));
         let delay = run(&shared, claim).await;
         if !delay.is_zero() {
             // The slot stays taken during the delay, so nothing is claimed for it.
@@ -70,8 +71,8 @@ pub(super) async fn serve(shared: Arc<Shared>) {
 /// Frees a slot if its task ends in the middle of an attempt.
 struct Slot<'a> {
     shared: &'a Shared,
-    /// The last job that it took.
-    holds: Option<(JobId, Fence)>,
+    /// The job that it took last.
+    current: Option<(JobId, Fence)>,
     finished: bool,
 }
 
@@ -80,7 +81,7 @@ impl Drop for Slot<'_> {
         if self.finished {
             return;
         }
-        if let Some((id, fence)) = self.holds {
+        if let Some((id, fence)) = self.current {
             // The attempt will not be settled. Without renewals its lease runs out, and the job is adopted.
             self.shared.leases.remove(id, fence);
         }
@@ -129,19 +130,19 @@ struct Started {
     after: Duration,
 }
 
-/// What an attempt runs, and within which limits.
+/// The handler of an attempt, and its limits.
 struct Terms {
     /// The handler, with the job's attenuation applied.
     handler: Arc<Handler>,
     policy: Policy,
-    /// Which of the limits the job has set itself.
+    /// The limits that the job has set itself.
     own: OwnLimits,
 }
 
 /// An attempt that did not start.
 struct Unstarted {
     meters: Arc<HandlerMeters>,
-    /// Why.
+    /// Why it did not start.
     end: RunEnd,
 }
 
@@ -176,8 +177,8 @@ async fn start(shared: &Arc<Shared>, claim: &Claim) -> Result<Started, Unstarted
     })
 }
 
-/// The handler that the operator bound to the job's source, or else the handler that the job names. `None` if this host no longer has it:
-/// it may have been withdrawn since the claim.
+/// The handler that the operator bound to the job's source, or else the handler that the job names. `None` if this host
+/// no longer has it: it may have been withdrawn since the claim.
 fn find_handler(shared: &Shared, claim: &Claim) -> Option<Arc<Handler>> {
     let source = claim.job.source.as_deref();
     let name = shared.settings.handler_for(source, &claim.lane.handler);
@@ -306,7 +307,7 @@ async fn run_in_sandbox(shared: &Arc<Shared>, claim: &mut Claim, started: &Start
     run
 }
 
-/// What the guest learns about its job.
+/// The input of the guest.
 fn input(claim: &mut Claim, policy: &Policy) -> JobInput {
     let job = &mut claim.job;
     JobInput {
@@ -322,7 +323,7 @@ fn input(claim: &mut Claim, policy: &Policy) -> JobInput {
     }
 }
 
-/// How often the job was tried, and how often it may be.
+/// How many attempts the job has had, and how many it may have.
 fn tries(job: &ClaimedJob, terms: &Terms) -> Tries {
     let max_attempts = terms.policy.retry.max_attempts;
     Tries {
@@ -333,7 +334,7 @@ fn tries(job: &ClaimedJob, terms: &Terms) -> Tries {
     }
 }
 
-/// How often the job was tried, as far as its row says: without the settings of its handler.
+/// The same, from the job's row alone: without the settings of its handler.
 fn tries_of_row(job: &ClaimedJob) -> Tries {
     let failed = job.attempt.0 - job.lost;
     Tries {
@@ -344,7 +345,7 @@ fn tries_of_row(job: &ClaimedJob) -> Tries {
     }
 }
 
-/// The larger memory limit that the job has since an earlier attempt ran out of memory. `None` if it has the usual limit.
+/// The larger memory limit that the job received when an earlier attempt ran out of memory. `None` for the usual limit.
 fn memory_bytes(job: &ClaimedJob) -> Option<usize> {
     job.memory_bytes
         .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
@@ -373,7 +374,7 @@ async fn end_unstarted(shared: &Shared, claim: &Claim, meters: Arc<HandlerMeters
     settle(shared, claim, meters, None, outcome).await;
 }
 
-/// What the settlement records about an attempt that has started.
+/// The measurements of a started attempt that its settlement records.
 struct RunStats {
     /// From the arrival of the claim to the start.
     started_after: Duration,
@@ -420,8 +421,10 @@ async fn settle(
         attempt: job.attempt,
         claim_sent: claim.sent,
         replaced: false,
+        unanswered: false,
     };
-    // The settler outlives every attempt. If it did not, the lease would run out and another worker would adopt the job.
+    // The settler outlives every attempt. If it did not, the lease would run out and another worker would adopt the
+    // job.
     if shared.attempts.settlements.send(unsettled).await.is_err() {
         shared.leases.remove(job.id, job.fence);
     }

@@ -1,4 +1,5 @@
-//! Logs admin actions. They go through no host, so the database keeps them in an outbox, and one host logs each.
+//! Logs admin actions. They do not pass through a host, so the database keeps them in an outbox, and one host logs
+//! each.
 
 use super::reach::warn_unless_unreachable;
 use super::{Shared, events};
@@ -8,7 +9,7 @@ const ROWS_MAX: usize = 1000;
 /// Statements of one heartbeat: the rest waits for the next one.
 const STATEMENTS_MAX: usize = 10;
 
-/// Takes what the outbox holds and logs it.
+/// Takes the actions out of the outbox and logs them.
 pub(super) async fn log_all(shared: &Shared) {
     // A host that does not log these events leaves them to others, and only has old rows deleted.
     if !events::admin_actions_are_logged() {

@@ -1,7 +1,8 @@
 //! Proves to operators that this worker has the handlers that it has registered.
 //!
-//! A registration alone proves nothing. A challenged worker calls the module's `describe` in a throwaway instance, and hashes the nonce of
-//! the challenge with the bytes of the module's file, which requires the file. An operator who also has the file compares the hash.
+//! A registration alone proves nothing. A challenged worker calls the module's `describe` in a throwaway instance, and
+//! hashes the nonce of the challenge with the bytes of the module's file, which requires the file. An operator who also
+//! has the file compares the hash.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -68,7 +69,8 @@ async fn answer_all(shared: &Shared) -> Result<(), StoreError> {
 }
 
 /// `{"has": true, "version": …, "sha256": …, "grants": […], "proof": …}`, or `{"has": false, "why": …}`. `proof` is the
-/// [proof](crate::sandbox::Digest::proof) that the worker has the file; `unproven` replaces it if the file cannot be read.
+/// [proof](crate::sandbox::Digest::proof) that the worker has the file; `unproven` replaces it if the file cannot be
+/// read.
 async fn answer_to(shared: &Shared, challenge: &Challenge) -> Value {
     let handlers = shared.catalog.current();
     let Some(handler) = handlers.get(&challenge.handler) else {

@@ -1,8 +1,8 @@
 //! Decides when to look for jobs.
 //!
-//! Correctness depends on the poll alone: waits of 5, 10, 20 … ms up to the maximum, reset by every find. A notification only ends a wait
-//! early. The claimer requests notifications before its last look, and then polls at short intervals: a job that slips between the two
-//! waits for milliseconds instead of the longest wait.
+//! Correctness depends on the poll alone: waits of 5, 10, 20 … ms up to the maximum, reset by every find. A
+//! notification only ends a wait early. The claimer requests notifications before its last look, and then polls at
+//! short intervals: a job that slips between the two waits for milliseconds instead of the longest wait.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,7 +33,7 @@ struct Claimer<'a> {
     /// A warning was logged that claims fail.
     warned: bool,
     /// Memory was short at the last check.
-    short: bool,
+    memory_is_short: bool,
 }
 
 /// Claims and dispatches until the worker stops.
@@ -45,26 +45,26 @@ pub(super) async fn run(shared: &Arc<Shared>) {
         poll: Poll::new(shared.settings.poll_min, shared.settings.poll_max),
         failures: 0,
         warned: false,
-        short: false,
+        memory_is_short: false,
     };
-    claimer.until_stopped().await;
+    claimer.claim_until_stopped().await;
 }
 
 impl Claimer<'_> {
-    async fn until_stopped(&mut self) {
+    async fn claim_until_stopped(&mut self) {
         let stop = self.shared.stop.drain.clone();
         let mut trigger = Trigger::Poll;
-        // A stop interrupts only the waits. Postgres would still execute an interrupted claim, and its jobs would wait until their leases
-        // run out.
+        // A stop interrupts only the waits. Postgres would still execute an interrupted claim, and its jobs would wait
+        // until their leases run out.
         loop {
-            let Some(wanted) = stop.run_until_cancelled(self.wait_for_room()).await else {
+            let Some(wanted) = stop.run_until_cancelled(self.wait_for_capacity()).await else {
                 return;
             };
-            // `run_until_cancelled` returns the room if both come together.
+            // `run_until_cancelled` returns the capacity if both happen together.
             if stop.is_cancelled() {
                 return;
             }
-            // The order to abort interrupts the look, too: the database may be hanging.
+            // An immediate stop interrupts the look, too: the database may be hanging.
             let now = &self.shared.stop.now;
             let Some(found) = now
                 .run_until_cancelled(self.looks.look(wanted, trigger))
@@ -73,8 +73,8 @@ impl Claimer<'_> {
                 return;
             };
             let again = match found {
-                Ok(found) => self.looked(found, wanted, trigger).await,
-                Err(error) => self.failed(&error).await,
+                Ok(found) => self.handle_found(found, wanted, trigger).await,
+                Err(error) => self.handle_failure(&error).await,
             };
             trigger = match again {
                 Some(trigger) => trigger,
@@ -86,16 +86,16 @@ impl Claimer<'_> {
         }
     }
 
-    /// Waits until there is room for a worthwhile claim. Returns how many jobs to claim.
-    async fn wait_for_room(&mut self) -> usize {
+    /// Waits until enough slots are free for a worthwhile claim. Returns how many jobs to claim.
+    async fn wait_for_capacity(&mut self) -> usize {
         let slots = &self.shared.slots;
         loop {
             if self.shared.sandbox.memory_is_short() {
                 self.wait_for_memory().await;
                 continue;
             }
-            if let Some(room) = slots.room(self.looks.ahead()) {
-                return room.min(self.looks.wanted_max());
+            if let Some(capacity) = slots.capacity(self.looks.ahead()) {
+                return capacity.min(self.looks.wanted_max());
             }
             slots.freed().await;
         }
@@ -103,19 +103,25 @@ impl Claimer<'_> {
 
     /// Waits briefly for memory; other hosts can claim the jobs meanwhile.
     async fn wait_for_memory(&mut self) {
-        if !std::mem::replace(&mut self.short, true) {
+        if !std::mem::replace(&mut self.memory_is_short, true) {
             info!("claims paused: running attempts use nearly all of this host's memory");
         }
         // Memory is freed when an attempt ends. It may be an invocation, which frees no slot.
         let _ = tokio::time::timeout(MEMORY_CHECK_EVERY, self.shared.slots.freed()).await;
         if !self.shared.sandbox.memory_is_short() {
-            self.short = false;
+            self.memory_is_short = false;
             info!("claims resumed");
         }
     }
 
-    /// Handles the result of a look. Returns the trigger of the next look if it follows at once, `None` if a wait comes first.
-    async fn looked(&mut self, found: Found, wanted: usize, trigger: Trigger) -> Option<Trigger> {
+    /// Handles the result of a look. Returns the trigger of the next look if it follows at once, `None` if a wait comes
+    /// first.
+    async fn handle_found(
+        &mut self,
+        found: Found,
+        wanted: usize,
+        trigger: Trigger,
+    ) -> Option<Trigger> {
         if self.failures > 0 {
             self.shared.presence.heartbeat_now.notify_one();
         }
@@ -141,7 +147,7 @@ impl Claimer<'_> {
     }
 
     /// Handles a failed look: waits until another try makes sense.
-    async fn failed(&mut self, error: &StoreError) -> Option<Trigger> {
+    async fn handle_failure(&mut self, error: &StoreError) -> Option<Trigger> {
         self.shared
             .health
             .database_answers
@@ -154,7 +160,7 @@ impl Claimer<'_> {
             let wait = backoff(self.failures - 1, rand::random());
             let wait_ms = wait.as_millis();
             warn_unless_unreachable!(error, wait_ms, "cannot claim; trying again");
-            let back = async {
+            let retry = async {
                 tokio::select! {
                     () = self.shared.store.ready(), if error.is_unreachable() => {}
                     // Even if no new connection can be opened, one of the pool may be free again.
@@ -163,16 +169,17 @@ impl Claimer<'_> {
                     () = self.shared.wakeups.notified() => {}
                 }
             };
-            let _ = self.shared.stop.drain.run_until_cancelled(back).await;
+            let _ = self.shared.stop.drain.run_until_cancelled(retry).await;
         }
         self.failures += 1;
-        // What this worker remembers about the database may be wrong.
+        // The remembered state of the database may be wrong.
         self.looks.start_over();
         self.sleeper.start_over();
         Some(Trigger::Poll)
     }
 
-    /// Waits for a notification, for the next poll or for the next due job, whichever comes first. True for a notification.
+    /// Waits for a notification, for the next poll or for the next due job, whichever comes first. True for a
+    /// notification.
     async fn wait(&mut self) -> bool {
         let started = Instant::now();
         let listening = self.shared.listener.connected.load(Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Database metrics: queues, dead rows, old transactions.
 //!
-//! They are queried only after the metrics page was read, for its next reading: counting the jobs of many lanes is expensive, and there may
-//! be a hundred hosts.
+//! They are queried only after the metrics page was read, for its next reading: counting the jobs of many lanes is
+//! expensive, and there may be a hundred hosts.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::store::{Depth, StoreError};
 const EVERY: Duration = Duration::from_secs(15);
 /// The queries take at most 1/20 of the time, however expensive they are.
 const SHARE: u32 = 20;
-/// The maximum number of pairs of queue and handler that a host ever shows. Each is four series, which stay on the page until the host
-/// ends. `rouse.backlog` shows all pairs.
+/// The maximum number of pairs of queue and handler that a host ever shows. Each is four series, which stay on the page
+/// until the host ends. `rouse.backlog` shows all pairs.
 const PAIRS_MAX: usize = 1_000;
 
 /// Updates the gauges after each reading, until the worker ends.
@@ -44,7 +44,7 @@ fn pause_after(took: Duration) -> Duration {
 }
 
 async fn refresh(shared: &Shared, pairs: &mut Pairs) -> Result<(), StoreError> {
-    let _turn = shared.calls.patient.acquire().await;
+    let _permit = shared.calls.patient.acquire().await;
     let database_metrics = shared.store.database_metrics().await?;
     gauge!("rouse_dead_rows").set(database_metrics.dead_rows as f64);
     gauge!("rouse_oldest_transaction_seconds")

@@ -1,6 +1,6 @@
-//! Logs every transition of a job as a structured event. The target is `rouse::job`; the fields are `event`, `job.id`, `handler`,
-//! `attempt`, `worker.id` and, from the claim on, `elapsed_ms`. An admin action has no claim, and names the login instead.
-//! docs/reference/events.md lists all events.
+//! Logs every transition of a job as a structured event. The target is `rouse::job`; the fields are `event`, `job.id`,
+//! `handler`, `attempt`, `worker.id` and, from the claim on, `elapsed_ms`. An admin action has no claim, and names the
+//! login instead. docs/reference/events.md lists all events.
 
 use std::time::{Duration, SystemTime};
 
@@ -71,8 +71,8 @@ pub(super) fn worker(event: &str, settings: &Settings, incarnation: Incarnation)
     );
 }
 
-/// True if events of single jobs are logged even if nothing went wrong.
-pub(super) fn all_are_logged() -> bool {
+/// True if routine events of single jobs are logged.
+pub(super) fn routine_events_are_logged() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
 }
 
@@ -82,7 +82,7 @@ pub(super) fn enqueued(context: EventContext<'_>, queue: &str, at: SystemTime) {
     event!(debug, "enqueued", context, queue, at = %at);
 }
 
-/// The job is due, and has got its turn.
+/// The job is due, and has received its turn.
 pub(super) fn promoted(worker_id: &str, id: JobId) {
     debug!(target: TARGET, event = "promoted", job.id = id.0, worker.id = worker_id);
 }
@@ -143,13 +143,23 @@ pub(super) fn dropped(context: EventContext<'_>, reason: AbortReason) {
     event!(debug, "dropped", context, reason = reason.as_str());
 }
 
-/// The outcome came too late.
+/// The database refused the outcome, because its lease was lost.
 pub(super) fn refused(context: EventContext<'_>) {
     event!(
         info,
         "refused",
         context,
         "outcome refused: the lease is lost"
+    );
+}
+
+/// The outcome was sent, but its answer was lost; a later try found that the claim is over.
+pub(super) fn unconfirmed(context: EventContext<'_>) {
+    event!(
+        info,
+        "unconfirmed",
+        context,
+        "outcome unconfirmed: the answer to its settlement was lost; either it was written, or the lease is lost"
     );
 }
 
@@ -208,9 +218,9 @@ pub(super) fn admin_action(worker_id: &str, action: &AdminAction) {
     );
 }
 
-/// The error for the log, as JSON. It leaves out the backtrace and the handler's details, which are stored with the attempt (`rouse job
-/// ID`): a backtrace would add two thousand characters to the line of each retry, and details can be of any size. The guest's standard
-/// error has been logged already.
+/// The error for the log, as JSON. It leaves out the backtrace and the handler's details, which are stored with the
+/// attempt (`rouse job ID`): a backtrace would add two thousand characters to the line of each retry, and details can
+/// be of any size. The guest's standard error has been logged already.
 fn summary(error: &AttemptError) -> String {
     let short = AttemptError {
         kind: error.kind,

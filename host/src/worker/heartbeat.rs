@@ -68,8 +68,8 @@ fn capabilities(settings: &Settings, handlers: &HandlerSet) -> Value {
 pub(super) struct Presence {
     /// The current incarnation.
     pub(super) incarnation: watch::Sender<Incarnation>,
-    /// Sends the next heartbeat at once, because the database has refused this worker or was unreachable, or because attempts were lost: a
-    /// heartbeat after the loss shows that the host has not crashed.
+    /// Sends the next heartbeat at once, because the database has refused this worker or was unreachable, or because
+    /// attempts were lost: a heartbeat after the loss shows that the host has not crashed.
     pub(super) heartbeat_now: Notify,
     /// Why this worker cannot continue at all.
     pub(super) fatal: OnceLock<String>,
@@ -183,84 +183,128 @@ fn cpu_time() -> Duration {
     )
 }
 
-/// Sends heartbeats until the worker ends, and registers it again if the database says that its incarnation is over.
+/// Sends heartbeats until the worker ends, and registers it again if the database reports that its incarnation is over.
 pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
-    let (mut last_at, mut last_cpu) = (Instant::now(), cpu_time());
-    let mut changes = shared.catalog.changed();
-    // A worker that starts to drain reports it at once.
-    let mut draining = false;
-    // Consecutive heartbeats that failed.
-    let mut failures = 0;
-    // The capabilities that the database has. They are sent only after a change, because they may be megabytes.
-    let mut reported = None;
+    let mut heartbeats = Heartbeats::new(&shared, every);
     // Admin actions that were taken while no host was running.
     audit_outbox::log_all(&shared).await;
     loop {
-        // Without heartbeats, the attempts that this worker loses count as crashes. So a failed heartbeat is repeated soon.
-        let wait = match failures {
-            0 => every,
-            failures => backoff(failures - 1, rand::random()).min(every),
+        heartbeats.wait().await;
+        heartbeats.send().await;
+    }
+}
+
+/// The heartbeats of one worker.
+struct Heartbeats<'a> {
+    shared: &'a Arc<Shared>,
+    every: Duration,
+    changes: watch::Receiver<u64>,
+    last_at: Instant,
+    last_cpu: Duration,
+    /// The last heartbeat reported that the worker drains. A worker that starts to drain reports it at once.
+    draining: bool,
+    /// Consecutive heartbeats that failed.
+    failures: u32,
+    /// The capabilities that the database has. They are sent only after a change, because they may be megabytes.
+    reported: Option<Value>,
+}
+
+impl<'a> Heartbeats<'a> {
+    fn new(shared: &'a Arc<Shared>, every: Duration) -> Self {
+        Self {
+            shared,
+            every,
+            changes: shared.catalog.changed(),
+            last_at: Instant::now(),
+            last_cpu: cpu_time(),
+            draining: false,
+            failures: 0,
+            reported: None,
+        }
+    }
+
+    /// Waits until the next heartbeat is due.
+    async fn wait(&mut self) {
+        let shared = self.shared;
+        // Without heartbeats, the attempts that this worker loses count as crashes. So a failed heartbeat is repeated
+        // soon.
+        let wait = match self.failures {
+            0 => self.every,
+            failures => backoff(failures - 1, rand::random()).min(self.every),
         };
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             () = shared.presence.heartbeat_now.notified() => {}
             // The fleet learns at once which handlers this worker has. The catalog outlives the worker.
-            _ = changes.changed() => shared.wakeups.notify(None),
-            () = shared.stop.drain.cancelled(), if !draining => {}
+            _ = self.changes.changed() => shared.wakeups.notify(None),
+            () = shared.stop.drain.cancelled(), if !self.draining => {}
         }
-        let (now, cpu) = (Instant::now(), cpu_time());
-        let cores = (cpu - last_cpu).as_secs_f64() / (now - last_at).as_secs_f64().max(0.001);
-        (last_at, last_cpu) = (now, cpu);
-        let stats = shared.presence.tally.stats(&shared, Some(cores));
+    }
+
+    async fn send(&mut self) {
+        let shared = self.shared;
+        let stats = shared.presence.tally.stats(shared, Some(self.cpu_cores()));
         let capabilities = Some(capabilities(&shared.settings, &shared.catalog.current()));
-        draining = shared.stop.is_stopping();
-        let changed = capabilities.as_ref().filter(|_| capabilities != reported);
-        match shared.store.heartbeat(changed, &stats, draining).await {
+        self.draining = shared.stop.is_stopping();
+        let changed = capabilities
+            .as_ref()
+            .filter(|_| capabilities != self.reported);
+        match shared.store.heartbeat(changed, &stats, self.draining).await {
             Ok(Heartbeat { expired, timeouts }) => {
-                failures = 0;
-                reported = capabilities;
-                timeout_flag(timeouts);
+                self.failures = 0;
+                self.reported = capabilities;
+                show_timeouts(timeouts);
                 if expired > 0 {
                     warn!(
                         expired,
                         "other workers sent no heartbeat for 90 s; their jobs can be taken over"
                     );
                 }
-                challenges::check_without_notifications(&shared);
-                audit_outbox::log_all(&shared).await;
+                challenges::check_without_notifications(shared);
+                audit_outbox::log_all(shared).await;
             }
             Err(error) if error.is_over() || error.is_superseded() => {
-                failures = 0;
-                reported = None;
-                start_again(&shared, &error).await
+                self.failures = 0;
+                self.reported = None;
+                register_again(shared, &error).await;
             }
-            // The capabilities are for people. The heartbeat itself protects the jobs.
+            // The capabilities are only shown to people. The heartbeat itself protects the jobs.
             Err(error) if error.is_about_data() && changed.is_some() => {
                 error!(%error, "the database refused the capabilities of this worker; the fleet still shows the previous ones");
-                reported = capabilities;
+                self.reported = capabilities;
                 shared.presence.heartbeat_now.notify_one();
             }
             Err(error) => {
-                if failures == 0 {
+                if self.failures == 0 {
                     warn_unless_unreachable!(
                         error,
                         "heartbeat failed; retrying with backoff, first within a second"
                     );
                 }
-                failures += 1;
+                self.failures += 1;
             }
         }
+    }
+
+    /// How many cores this process has used since the last heartbeat, on average.
+    fn cpu_cores(&mut self) -> f64 {
+        let (now, cpu) = (Instant::now(), cpu_time());
+        let wall = (now - self.last_at).as_secs_f64().max(0.001);
+        let cores = (cpu - self.last_cpu).as_secs_f64() / wall;
+        (self.last_at, self.last_cpu) = (now, cpu);
+        cores
     }
 }
 
 /// Shows how many timeouts caused this worker's timeout flag.
-fn timeout_flag(timeouts: i64) {
+fn show_timeouts(timeouts: i64) {
     #[expect(clippy::cast_precision_loss, reason = "timeouts are few")]
     gauge!("rouse_worker_timeouts").set(timeouts as f64);
 }
 
-/// All claims of the old incarnation are lost. The worker continues under a new one, unless another host has taken its id.
-async fn start_again(shared: &Arc<Shared>, why: &StoreError) {
+/// All claims of the old incarnation are lost. The worker continues under a new one, unless another host has taken its
+/// id.
+async fn register_again(shared: &Arc<Shared>, why: &StoreError) {
     let ids = shared.leases.lose_all(AbortReason::Error);
     warn!(error = %why, job.ids = ?ids, "this incarnation of the worker is over; aborting its attempts");
     // Empties the line. The database refuses these settlements: the jobs already belong to others.

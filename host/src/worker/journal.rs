@@ -1,5 +1,5 @@
-//! The journal of an attempt, written to Postgres behind the fence: results of steps, log lines and progress. `state.rs` has the state of
-//! its handler.
+//! The journal of an attempt, written to Postgres behind the fence: results of steps, log lines and progress.
+//! `state.rs` has the state of its handler.
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -24,12 +24,12 @@ const LOCKED_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The limit of `rouse.progress`.
 const STEP_CHARS_MAX: usize = 200;
 
-/// The maximum number of concurrent calls about steps, and of those about state. It leaves some of the worker's few connections to claims,
-/// settlements and renewals.
+/// The maximum number of concurrent calls about steps, and of concurrent calls about state. It leaves some of the
+/// worker's few connections to claims, settlements and renewals.
 pub(super) const CALLS_MAX: usize = 2;
 
-/// The journal of one attempt. A call that the database does not answer is repeated until the worker no longer trusts the lease; then the
-/// abort signal ends the wait.
+/// The journal of one attempt. A call that the database does not answer is repeated until the worker no longer trusts
+/// the lease; then the abort signal ends the wait.
 pub(super) struct AttemptJournal {
     pub(super) shared: Arc<Shared>,
     pub(super) id: JobId,
@@ -90,7 +90,8 @@ impl AttemptJournal {
         }
     }
 
-    /// The answer of the database. `None` if the call has to be repeated. If the attempt has lost its job, it waits for the abort signal.
+    /// Returns the answer of the database, or `None` if the call has to be repeated. If the attempt has lost its job,
+    /// waits for the abort signal.
     pub(super) async fn answer<T>(
         &self,
         answer: Result<Result<T, NotMine>, StoreError>,

@@ -1,4 +1,5 @@
-//! The claimer's knowledge about lanes: which lanes it serves, which of them have jobs, and from which turn to read them.
+//! The claimer's knowledge about lanes: which lanes it serves, which of them have jobs, and from which turn to read
+//! them.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -8,14 +9,15 @@ use super::QueueOrder;
 use crate::job::LaneId;
 use crate::store::{ClaimOrder, ClaimedJob, Lane, Only};
 
-/// The maximum number of lanes in one claim: each costs an index lookup, even if it is empty. If more lanes are served, claims go to lanes
-/// that are known to have jobs.
+/// The maximum number of lanes in one claim: each costs an index lookup, even if it is empty. If more lanes are served,
+/// claims go to lanes that are known to have jobs.
 const LANES_PER_CLAIM: usize = 256;
-/// The catalog is re-read from this far before its known end, because a lane's row may be committed after rows with higher numbers.
+/// The catalog is re-read from this far before its known end, because a lane's row may be committed after rows with
+/// higher numbers.
 const CATALOG_WINDOW: i64 = 256;
 
-/// The lanes, with a cursor for each. Cursors are hints: turns are assigned before they are committed, so a turn may appear behind the
-/// cursor. The next sweep finds it.
+/// The lanes, with a cursor for each. Cursors are hints: turns are assigned before they are committed, so a turn may
+/// appear behind the cursor. The next sweep finds it.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     known: HashMap<LaneId, Known>,
@@ -36,9 +38,11 @@ pub(super) struct Lanes {
 pub(super) enum After {
     /// The cursor. Used during a backlog: jobs that are being committed now are far behind the backlog.
     Cursor,
-    /// The cursor of a moment ago. Used without a backlog: the cursor is among jobs that are being committed now, in any order.
+    /// The cursor of a moment ago. Used without a backlog: the cursor is among jobs that are being committed now, in
+    /// any order.
     Recent,
-    /// The last turn that was ever claimed; sweeps do not change it. Jobs that were committed late before it are left out.
+    /// The last turn that was ever claimed; sweeps do not change it. Jobs that were committed late before it are left
+    /// out.
     Reached,
 }
 
@@ -48,9 +52,9 @@ pub(super) struct Serving {
     /// The lease of claims from it.
     pub(super) lease_ms: i64,
     /// The position of its queue in the settings.
-    pub(super) queue_place: usize,
-    /// Only jobs of sources that are bound to a handler of this host are claimed, because this host does not have the lane's own handler.
-    /// Such a lane has no cursor.
+    pub(super) queue_index: usize,
+    /// Only jobs of sources that are bound to a handler of this host are claimed, because this host does not have the
+    /// lane's own handler. Such a lane has no cursor.
     pub(super) by_source: bool,
 }
 
@@ -97,20 +101,20 @@ impl Known {
         })
     }
 
-    /// Its place in the order of claims: by class, then by the last turn reached. Turns are numbered across lanes, so the lane that has
-    /// reached the lowest turn has the oldest jobs. The cursor does not decide: each restart resets it, and the lanes with the smallest ids
-    /// would go first until they are empty.
-    fn place(&self, order: QueueOrder) -> ([usize; 2], i64, LaneId) {
+    /// Its position in the order of claims: by class, then by the last turn reached. Turns are numbered across lanes,
+    /// so the lane that has reached the lowest turn has the oldest jobs. The cursor does not decide: each restart
+    /// resets it, and the lanes with the smallest ids would go first until they are empty.
+    fn sort_key(&self, order: QueueOrder) -> ([usize; 2], i64, LaneId) {
         (self.class(order), self.reached, self.lane.id)
     }
 
     /// Its class. Lanes of one class take turns; lanes of a later class wait until the earlier classes are empty.
     fn class(&self, order: QueueOrder) -> [usize; 2] {
-        let queue_place = self.serving.map_or(0, |serving| serving.queue_place);
+        let queue_index = self.serving.map_or(0, |serving| serving.queue_index);
         let priority = self.lane.priority as usize;
         match order {
-            QueueOrder::Priority => [priority, queue_place],
-            QueueOrder::Strict => [queue_place, priority],
+            QueueOrder::Priority => [priority, queue_index],
+            QueueOrder::Strict => [queue_index, priority],
         }
     }
 
@@ -118,7 +122,7 @@ impl Known {
     fn tier(&self, order: QueueOrder) -> usize {
         match order {
             QueueOrder::Priority => 0,
-            QueueOrder::Strict => self.serving.map_or(0, |serving| serving.queue_place),
+            QueueOrder::Strict => self.serving.map_or(0, |serving| serving.queue_index),
         }
     }
 }
@@ -158,12 +162,12 @@ impl Lanes {
         known.is_some_and(|known| known.serving.is_some())
     }
 
-    /// Adds the lanes of the catalog after [`Self::read_after`]. A new lane counts as active: it is catalogued with its first job. If this
-    /// is the whole catalog, lanes that are missing from it are forgotten.
+    /// Adds the lanes of the catalog after [`Self::read_after`]. A new lane counts as active: it is catalogued with its
+    /// first job. If this is the whole catalog, lanes that are missing from it are forgotten.
     pub(super) fn learn(&mut self, lanes: Vec<Lane>) -> CatalogChange {
         let whole = self.read_after() < 1;
         let mut new = false;
-        let mut there = HashSet::new();
+        let mut listed = HashSet::new();
         // Rows that have been deleted no longer count.
         self.newest.clear();
         for lane in lanes {
@@ -172,7 +176,7 @@ impl Lanes {
             if lane.retired {
                 continue;
             }
-            there.insert(lane.id);
+            listed.insert(lane.id);
             self.known.entry(lane.id).or_insert_with(|| {
                 new = true;
                 self.active.insert(lane.id);
@@ -189,7 +193,7 @@ impl Lanes {
         self.newest = self.newest.split_off(&(self.read_after() + 1));
         let all = self.known.len();
         if whole {
-            self.known.retain(|id, _| there.contains(id));
+            self.known.retain(|id, _| listed.contains(id));
         }
         CatalogChange {
             new,
@@ -215,10 +219,10 @@ impl Lanes {
             serving.is_some_and(|serving| serving.by_source)
         };
         self.by_source.retain(by_source);
-        let there: HashSet<LaneId> = self.by_source.iter().copied().collect();
+        let before: HashSet<LaneId> = self.by_source.iter().copied().collect();
         let new = known
             .keys()
-            .filter(|id| by_source(id) && !there.contains(id));
+            .filter(|id| by_source(id) && !before.contains(id));
         // A new lane is catalogued with its first job.
         for id in new {
             self.by_source.push_front(*id);
@@ -236,8 +240,8 @@ impl Lanes {
         !self.by_source.is_empty()
     }
 
-    /// The lanes that are served by source, for the next claim, ordered by class. The lanes of a class take turns in being the first. If
-    /// there are more than fit one claim, each call returns other ones.
+    /// The lanes that are served by source, for the next claim, ordered by class. The lanes of a class take turns in
+    /// being the first. If there are more than fit one claim, each call returns other ones.
     pub(super) fn by_source(&mut self) -> Vec<LaneId> {
         let count = self.by_source.len();
         let mut lanes: Vec<LaneId> = self
@@ -292,9 +296,9 @@ impl Lanes {
     pub(super) fn mark_active(&mut self, id: LaneId) -> bool {
         if self.known.get(&id).is_some_and(Known::is_served_whole) {
             self.active.insert(id);
-        } else if let Some(place) = self.by_source.iter().position(|lane| *lane == id) {
+        } else if let Some(index) = self.by_source.iter().position(|lane| *lane == id) {
             // The next claim by source starts with it.
-            self.by_source.remove(place);
+            self.by_source.remove(index);
             self.by_source.push_front(id);
         }
         self.serves(id)
@@ -310,15 +314,18 @@ impl Lanes {
             known.filter(|lane| lane.is_served_whole()).collect()
         };
         if lanes.len() > LANES_PER_CLAIM {
-            lanes.select_nth_unstable_by_key(LANES_PER_CLAIM, |lane| lane.place(self.queue_order));
+            lanes.select_nth_unstable_by_key(LANES_PER_CLAIM, |lane| {
+                lane.sort_key(self.queue_order)
+            });
             lanes.truncate(LANES_PER_CLAIM);
         }
-        lanes.sort_unstable_by_key(|lane| lane.place(self.queue_order));
+        lanes.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));
         let orders = lanes.into_iter().filter_map(|lane| lane.order(after));
         orders.collect()
     }
 
-    /// Updates cursors and active lanes after a claim from these lanes. `is_all`: the claim returned all jobs that there were.
+    /// Updates cursors and active lanes after a claim from these lanes. `is_all`: the claim returned all jobs that
+    /// there were.
     pub(super) fn claimed(&mut self, orders: &[ClaimOrder], jobs: &[ClaimedJob], is_all: bool) {
         let mut with_jobs = HashSet::new();
         for job in jobs {
@@ -354,8 +361,8 @@ impl Lanes {
             .collect()
     }
 
-    /// The claim orders for overdue jobs, which go ahead of other jobs of their tier. They are those of the first tier that has any, after
-    /// the lanes of earlier tiers.
+    /// The claim orders for overdue jobs, which go ahead of other jobs of their tier. They are those of the first tier
+    /// that has any, after the lanes of earlier tiers.
     pub(super) fn promoted(&self, overdue: &[(LaneId, Only)]) -> Vec<ClaimOrder> {
         let tier_of = |id: &LaneId| Some(self.known.get(id)?.tier(self.queue_order));
         let Some(tier) = overdue.iter().filter_map(|(id, _)| tier_of(id)).min() else {
@@ -391,7 +398,7 @@ impl Lanes {
             .values()
             .filter(|known| wanted(known.lane.id))
             .collect();
-        lanes.sort_unstable_by_key(|lane| lane.place(self.queue_order));
+        lanes.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));
         let orders = lanes
             .into_iter()
             .filter_map(|lane| lane.order(After::Recent));
@@ -413,8 +420,9 @@ impl Lanes {
         }
     }
 
-    /// The short sweep: resets every cursor to its place two sweeps ago, or to turn `starts_at` if there is no such place. In a lane that
-    /// still has jobs, the cursor never moves forward: since a restart, the jobs may be before that place.
+    /// The short sweep: resets every cursor to its position two sweeps ago, or to turn `starts_at` if there is no such
+    /// position. In a lane that still has jobs, the cursor never moves forward: since a restart, the jobs may be before
+    /// that position.
     pub(super) fn rewind(&mut self, starts_at: i64) {
         for (id, known) in &mut self.known {
             let [oldest, newer] = known.marks;
@@ -439,9 +447,9 @@ impl Lanes {
         self.served <= LANES_PER_CLAIM
     }
 
-    /// After a sweep that found everything: moves the cursors forward to the last turn reached, so that the next look does not read the
-    /// same rows again. Lanes without jobs move forward to `empty_to`, a turn that was assigned a while ago: looks then skip the dead rows
-    /// of finished jobs that an open transaction keeps.
+    /// After a sweep that found everything: moves the cursors forward to the last turn reached, so that the next look
+    /// does not read the same rows again. Lanes without jobs move forward to `empty_to`, a turn that was assigned a
+    /// while ago: looks then skip the dead rows of finished jobs that an open transaction keeps.
     pub(super) fn swept(&mut self, empty_to: Option<i64>) {
         for (id, known) in &mut self.known {
             if known.is_served_whole() && !self.active.contains(id) {
@@ -451,7 +459,7 @@ impl Lanes {
         }
     }
 
-    /// Forgets the catalog's end and all cursors: what is remembered about the database may be wrong.
+    /// Forgets the catalog's end and all cursors: the remembered state of the database may be wrong.
     pub(super) fn forget(&mut self) {
         self.forget_catalog();
         for known in self.known.values_mut() {

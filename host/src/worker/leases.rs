@@ -1,9 +1,10 @@
 //! The leases of claims and running attempts.
 //!
-//! A lease is held from the arrival of its claim on, so that a change of the job is noticed while the claim waits for a slot. An attempt
-//! whose job may have changed starts only after the database has confirmed it.
+//! A lease is held from the arrival of its claim on, so that a change of the job is noticed while the claim waits for a
+//! slot. An attempt whose job may have changed starts only after the database has confirmed it.
 //!
-//! The worker counts from before it sent a claim or a renewal, so that it stops trusting a lease before the database does.
+//! The worker counts from before it sent a claim or a renewal, so that it stops trusting a lease before the database
+//! does.
 
 mod lease;
 mod renewal;
@@ -25,7 +26,7 @@ use crate::job::{AbortReason, Fence, JobId, RunEnd};
 use crate::sandbox::{AbortHandle, BootTime};
 use crate::store::{Renewal, RunningUsage};
 
-/// A claim in doubt keeps its slot waiting no longer than this; then it is given back.
+/// A claim in doubt waits in its slot for at most this long; then it is given back.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
 /// The leases of all claims, from their arrival to their settlement.
@@ -43,8 +44,8 @@ struct Inner {
     held: HashMap<JobId, Lease>,
     /// Why all attempts were aborted, including those of claims that arrive later.
     all_aborted: Option<AbortReason>,
-    /// The jobs that were changed while a claim is under way, which may bring them; `Some(None)` stands for any job. `None` if no claim is
-    /// under way.
+    /// The jobs that were changed while a claim is under way, whose answer may contain them; `Some(None)` stands for
+    /// any job. `None` if no claim is under way.
     changed: Option<HashSet<Option<JobId>>>,
 }
 
@@ -86,8 +87,8 @@ impl Inner {
         if let Some(reason) = self.all_aborted {
             lease.abort.abort(reason, lease.grace());
         }
-        // This worker has adopted its own job before it noticed that it had lost it, for instance after a suspension. This is the last
-        // chance to stop the earlier attempt.
+        // This worker has adopted its own job before it noticed that it had lost it, for instance after a suspension.
+        // This is the last chance to stop the earlier attempt.
         if let Some(before) = self.held.insert(id, lease) {
             before
                 .abort
@@ -116,13 +117,15 @@ impl Leases {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A claim is about to be sent. From here on, changes of its jobs are noticed. One claim at a time.
+    /// A claim is about to be sent. From here on, changes of its jobs are noticed. Only one claim may be under way at a
+    /// time.
     pub(super) fn claiming(&self) -> UnderWay<'_> {
         self.lock().changed = Some(HashSet::new());
         UnderWay(self)
     }
 
-    /// Starts an attempt of a claim that has arrived. If the job may have changed meanwhile, the lease is renewed first.
+    /// Starts an attempt of a claim that has arrived. If the job may have changed meanwhile, the lease is renewed
+    /// first.
     ///
     /// # Errors
     /// How the attempt ends without having started: the job has another owner or none, or it has to be given back.
@@ -232,8 +235,8 @@ impl Leases {
     }
 
     /// The usage so far of attempts that have run for at least this long.
-    pub(super) fn used(&self, runs_for: Duration) -> Vec<RunningUsage> {
-        let used = |(id, lease): (JobId, &Lease)| {
+    pub(super) fn usage(&self, runs_for: Duration) -> Vec<RunningUsage> {
+        let usage = |(id, lease): (JobId, &Lease)| {
             let attempt = lease.attempt.as_ref()?;
             Some(RunningUsage {
                 id,
@@ -241,7 +244,7 @@ impl Leases {
                 usage: attempt.usage.after(runs_for)?,
             })
         };
-        self.lock().running().filter_map(used).collect()
+        self.lock().running().filter_map(usage).collect()
     }
 
     /// The renewals to send now. A doubt that arrives while they are under way leads to another renewal.
@@ -262,8 +265,8 @@ impl Leases {
             .collect()
     }
 
-    /// Extends a lease that was renewed. False if its attempt has been aborted meanwhile because the lease could no longer be trusted:
-    /// an abort is final.
+    /// Extends a lease that was renewed. False if its attempt has been aborted meanwhile because the lease could no
+    /// longer be trusted: an abort is final.
     #[must_use]
     fn extend(&self, renewal: &Renewal, sent: BootTime) -> bool {
         if let Some(lease) = self.lock().get(renewal.id, renewal.fence) {
@@ -310,7 +313,7 @@ impl Leases {
         }
         let message = "lease lost; aborting the attempt";
         match reason {
-            // An operator or a program wanted this.
+            // An operator or a program ended the job.
             AbortReason::AlreadyCompleted | AbortReason::Cancelled => {
                 info!(job.id = id.0, reason = reason.as_str(), "{message}");
             }
@@ -331,9 +334,9 @@ impl Leases {
         }
     }
 
-    /// True if the lease of an attempt that has ended, or of a claim that is given back, can no longer be trusted. While the worker is
-    /// stopping, a claim is trusted only for the shortest lease after `claim_sent`, so that a stop in an outage does not wait for leases
-    /// of attempts that never started.
+    /// True if the lease of an attempt that has ended, or of a claim that is given back, can no longer be trusted.
+    /// While the worker is stopping, a claim is trusted only for the shortest lease after `claim_sent`, so that a stop
+    /// in an outage does not wait for leases of attempts that never started.
     pub(super) fn is_lost(
         &self,
         id: JobId,

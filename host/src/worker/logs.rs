@@ -19,7 +19,8 @@ const EVERY: Duration = Duration::from_millis(500);
 /// Lines in one statement.
 const BATCH_MAX: usize = 2_000;
 
-/// The maximum size of lines that wait while the database does not answer, bytes. Further lines are only in the host's own log.
+/// The maximum size of lines that wait while the database does not answer, bytes. Further lines are only in the host's
+/// own log.
 const PENDING_BYTES_MAX: usize = 8 << 20;
 
 /// The memory of a pending line apart from its text, bytes.
@@ -68,7 +69,7 @@ impl Logs {
                 attempt,
                 line,
                 age: Duration::ZERO,
-                level: word(level),
+                level: level_name(level),
                 text: text.to_owned(),
             },
         });
@@ -100,7 +101,7 @@ impl Logs {
         taken
     }
 
-    /// Puts back lines that could not be written, as far as there is room.
+    /// Puts back lines that could not be written, as far as they fit.
     fn put_back(&self, taken: Vec<PendingLine>) {
         let mut pending = self.lock();
         let newer = std::mem::take(&mut pending.lines);
@@ -125,7 +126,7 @@ impl PendingLine {
     }
 }
 
-fn word(level: Level) -> &'static str {
+fn level_name(level: Level) -> &'static str {
     match level {
         Level::TRACE => "trace",
         Level::DEBUG => "debug",
@@ -180,7 +181,7 @@ async fn write(shared: &Shared) -> bool {
             pending.line.clone()
         })
         .collect();
-    let _turn = shared.calls.patient.acquire().await;
+    let _permit = shared.calls.patient.acquire().await;
     match shared.store.append_log(&lines).await {
         Ok(_) => true,
         // One of them can never be stored, so the batch is dropped.

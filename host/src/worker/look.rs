@@ -1,7 +1,8 @@
 //! A look: one round in which a worker searches for jobs and claims them.
 //!
-//! A look claims at once if it is known that there are jobs. Otherwise it peeks first: one read that says whether there is anything to do.
-//! Now and then a look is a sweep, which reads behind the cursors (`schedule.rs` says when).
+//! A look claims at once if it is known that there are jobs. Otherwise it peeks first: one read that shows whether
+//! there is anything to do. Now and then a look is a sweep, which reads behind the cursors (`schedule.rs` decides
+//! when).
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -15,12 +16,12 @@ use super::lanes::After;
 use super::schedule::{Schedule, Step, Sweep, Trigger, WINDOW_MARGIN};
 use super::writers::Writers;
 use crate::job::LaneId;
-use crate::store::{Looking, StoreError};
+use crate::store::{Looking, Peek, StoreError};
 
 /// The maximum number of lanes with jobs that one peek returns: as many as fit one claim.
 const PEEKED_MAX: usize = 256;
 
-/// Looks for jobs, with what is remembered from one look to the next.
+/// Looks for jobs, and keeps state from one look to the next.
 pub(super) struct Looks<'a> {
     shared: &'a Arc<Shared>,
     claims: Claims<'a>,
@@ -35,7 +36,7 @@ pub(super) struct Looks<'a> {
 /// The result of a look with a peek.
 struct Peeked {
     found: Found,
-    /// As in [`Peek`](crate::store::Peek).
+    /// As in [`Peek`].
     turn: Option<i64>,
     /// Transactions that have written and are in progress, if this is a sweep.
     writers: Vec<i64>,
@@ -75,7 +76,7 @@ impl<'a> Looks<'a> {
         !self.claims.lanes.knows(lane) || self.claims.lanes.serves(lane)
     }
 
-    /// Forgets what is remembered about the database: after an error it may be wrong.
+    /// Forgets the remembered state of the database: after an error it may be wrong.
     pub(super) fn start_over(&mut self) {
         self.claims.start_over();
         self.swept_turns = [None; 2];
@@ -83,13 +84,13 @@ impl<'a> Looks<'a> {
         self.schedule.start_over(Instant::now());
     }
 
-    /// Called after a look that a notification triggered and that found nothing. True if the next look has to follow at once; it is a
-    /// restart.
+    /// Called after a look that a notification triggered and that found nothing. True if the next look has to follow at
+    /// once; it is a restart.
     pub(super) fn restart_after_empty_wakeup(&mut self) -> bool {
         self.schedule.restart_after_empty_wakeup(Instant::now())
     }
 
-    /// One look.
+    /// Runs one look.
     pub(super) async fn look(
         &mut self,
         wanted: usize,
@@ -135,8 +136,8 @@ impl<'a> Looks<'a> {
             self.claims.lanes.restart();
             self.no_orphans_since = None;
         } else {
-            // A turn that was assigned before this one and not committed at the last sweep belongs to a transaction which that sweep has
-            // recorded.
+            // A turn that was assigned before this one and not committed at the last sweep belongs to a transaction
+            // which that sweep has recorded.
             let starts_at = if self.writers.all_are_late() {
                 newer
             } else {
@@ -172,8 +173,8 @@ impl<'a> Looks<'a> {
         self.schedule.checked_overdue(started, Instant::now());
     }
 
-    /// Takes the lanes that notifications named. True if it is certain that one of them is served; false if something other than a job may
-    /// have changed.
+    /// Takes the lanes that notifications named. True if it is certain that one of them is served; false if something
+    /// other than a job may have changed.
     async fn take_wakeups(&mut self) -> Result<bool, StoreError> {
         let Some(lanes) = self.shared.wakeups.take() else {
             return Ok(false);
@@ -188,8 +189,8 @@ impl<'a> Looks<'a> {
         Ok(served)
     }
 
-    /// Peeks and does what the peek found to do. `known`: there are known to be jobs, so a claim is sent whatever the peek finds. A sweep
-    /// also queries the writing transactions.
+    /// Peeks, and does the work that the peek found. `known`: there are known to be jobs, so a claim is sent whatever
+    /// the peek finds. A sweep also queries the writing transactions.
     async fn peek_and_claim(
         &mut self,
         wanted: usize,
@@ -197,11 +198,37 @@ impl<'a> Looks<'a> {
         is_sweep: bool,
     ) -> Result<Peeked, StoreError> {
         let started = Instant::now();
+        let orphaned_since = self.no_orphans_since.map(|then| then - WINDOW_MARGIN);
+        let peek = self.peek(started, orphaned_since, known, is_sweep).await?;
+        let is_ready = self.prepare_claims(started, &peek, known).await?;
+        let mut found = self.adopt(wanted, orphaned_since, &peek).await?;
+        // Orphans that a cut adoption has left precede queued jobs.
+        if !found.is_cut && found.jobs < wanted {
+            let rest = wanted - found.jobs;
+            found += match is_ready {
+                true => self.claims.claim(rest, After::Recent).await?,
+                // The peek does not cover jobs that are found by their source.
+                false => self.claims.claim_by_source(rest).await?,
+            };
+        }
+        Ok(Peeked {
+            found,
+            turn: peek.turn,
+            is_cut: peek.ready.len() >= PEEKED_MAX,
+            writers: peek.writers.unwrap_or_default(),
+        })
+    }
+
+    async fn peek(
+        &self,
+        started: Instant,
+        orphaned_since: Option<SystemTime>,
+        known: bool,
+        is_sweep: bool,
+    ) -> Result<Peek, StoreError> {
         let lanes = &self.claims.lanes;
         let peeked_lanes = if known { lanes.idle() } else { lanes.all() };
-        let orphaned_since = self.no_orphans_since.map(|then| then - WINDOW_MARGIN);
-        let peek = self
-            .shared
+        self.shared
             .store
             .peek(&Looking {
                 lanes: &peeked_lanes,
@@ -212,52 +239,53 @@ impl<'a> Looks<'a> {
                 most: PEEKED_MAX,
                 with_writers: is_sweep,
             })
-            .await?;
-        let is_cut = peek.ready.len() >= PEEKED_MAX;
+            .await
+    }
+
+    /// Marks the lanes with jobs, reads new lanes, and gives due jobs their turn. True if there are jobs to claim.
+    async fn prepare_claims(
+        &mut self,
+        started: Instant,
+        peek: &Peek,
+        known: bool,
+    ) -> Result<bool, StoreError> {
         self.schedule.next_due(Instant::now(), peek.next_due);
         if peek.releases {
             self.shared.releases.notify_one();
         }
-        let mut ready = known || !peek.ready.is_empty();
+        let mut is_ready = known || !peek.ready.is_empty();
         if !known {
             self.claims.lanes.mark_all_empty();
         }
-        for lane in peek.ready {
-            self.claims.lanes.mark_active(lane);
+        for lane in &peek.ready {
+            self.claims.lanes.mark_active(*lane);
         }
         if peek.catalog_changed {
-            ready |= self.read_catalog().await?;
+            is_ready |= self.read_catalog().await?;
         }
         if peek.due {
-            ready |= self.promote().await?;
+            is_ready |= self.promote().await?;
         } else {
             self.schedule.found_none_due(started);
         }
-        let mut found = Found::default();
-        if peek.orphans {
-            found += self
-                .claims
-                .adopt(wanted, orphaned_since, peek.looked_at)
-                .await?;
-        } else {
+        Ok(is_ready)
+    }
+
+    /// Adopts orphans if the peek found any.
+    async fn adopt(
+        &mut self,
+        wanted: usize,
+        orphaned_since: Option<SystemTime>,
+        peek: &Peek,
+    ) -> Result<Found, StoreError> {
+        if !peek.orphans {
             self.no_orphans_since = Some(peek.looked_at);
             self.claims.had_no_orphans(peek.looked_at);
+            return Ok(Found::default());
         }
-        // Orphans that a cut adoption has left precede queued jobs.
-        if !found.is_cut && found.jobs < wanted {
-            let rest = wanted - found.jobs;
-            found += match ready {
-                true => self.claims.claim(rest, After::Recent).await?,
-                // The peek does not cover jobs that are found by their source.
-                false => self.claims.claim_by_source(rest).await?,
-            };
-        }
-        Ok(Peeked {
-            found,
-            turn: peek.turn,
-            writers: peek.writers.unwrap_or_default(),
-            is_cut,
-        })
+        self.claims
+            .adopt(wanted, orphaned_since, peek.looked_at)
+            .await
     }
 
     /// Reads new lanes from the catalog. True if there are any.
@@ -272,7 +300,7 @@ impl<'a> Looks<'a> {
     /// Gives due jobs their turn. True if there were any.
     async fn promote(&mut self) -> Result<bool, StoreError> {
         let within = self.schedule.due_within(Instant::now());
-        let with_ids = events::all_are_logged();
+        let with_ids = events::routine_events_are_logged();
         let promotion = self.shared.store.promote(within, with_ids).await?;
         for id in &promotion.ids {
             events::promoted(&self.shared.settings.worker_id, *id);

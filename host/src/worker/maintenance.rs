@@ -23,7 +23,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
 
 /// Creates and drops partitions. Returns the wait before the next time.
 async fn partitions(shared: &Shared) -> Duration {
-    let _turn = shared.calls.patient.acquire().await;
+    let _permit = shared.calls.patient.acquire().await;
     let made = shared.store.prepare_partitions().await;
     let dropped = shared
         .store
@@ -53,9 +53,9 @@ async fn partitions(shared: &Shared) -> Duration {
     }
 }
 
-/// Closes unused lanes and removes closed ones. After an error, the next round does it.
+/// Closes unused lanes and removes closed ones. After an error, the next round tries again.
 async fn lanes(shared: &Shared) {
-    let _turn = shared.calls.patient.acquire().await;
+    let _permit = shared.calls.patient.acquire().await;
     match shared.store.maintain_lanes().await {
         Ok((0, 0, 0)) => {}
         Ok((closed, reopened, removed)) => {

@@ -26,25 +26,28 @@ pub enum OutcomeLabel {
     Released,
     /// Its lease was lost, and the database refused its outcome.
     Refused,
-    /// Its lease was lost, and the worker knew it before it settled.
+    /// The answer to its settlement was lost, and a later try was refused: its outcome may have been written.
+    Unconfirmed,
+    /// Its lease was lost, and the worker knew this before the settlement.
     Dropped,
     /// Its outcome could not be settled in time.
     GivenUp,
 }
 
 impl OutcomeLabel {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Succeeded,
         Self::Failed,
         Self::TimedOut,
         Self::Retried,
         Self::Released,
         Self::Refused,
+        Self::Unconfirmed,
         Self::Dropped,
         Self::GivenUp,
     ];
 
-    /// The word used in `rouse_attempts_total`.
+    /// The value of the label.
     fn as_str(self) -> &'static str {
         match self {
             Self::Succeeded => "succeeded",
@@ -53,6 +56,7 @@ impl OutcomeLabel {
             Self::Retried => "retried",
             Self::Released => "released",
             Self::Refused => "refused",
+            Self::Unconfirmed => "unconfirmed",
             Self::Dropped => "dropped",
             Self::GivenUp => "given_up",
         }

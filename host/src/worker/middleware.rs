@@ -13,14 +13,14 @@ use crate::sandbox::Run;
 /// A running attempt.
 pub type Running<'a> = Pin<Box<dyn Future<Output = Run> + Send + 'a>>;
 
-/// A wrapper around each attempt. It is called before the sandbox, awaits [`Next`], and gets the [`Run`] before the outcome of the job is
-/// decided.
+/// A wrapper around each attempt. It is called before the sandbox, awaits [`Next`], and gets the [`Run`] before the
+/// outcome of the job is decided.
 ///
-/// Middlewares nest in the order of [`Parts::middlewares`](super::Parts::middlewares), the first one outermost. Rouse's own, for traces and
-/// metrics, are around all of them. The run timeout and the abort signal act on the sandbox, inside all middlewares. A middleware that
-/// calls [`Next::instead`] decides how the attempt ends, without a guest. If it panics, the attempt is lost, as if its host had died.
-/// Middlewares run on the guest threads, so they must not block. The lease is renewed while they run, so one that never ends keeps its slot
-/// for ever.
+/// Middlewares nest in the order of [`Parts::middlewares`](super::Parts::middlewares), the first one outermost. Rouse's
+/// own, for traces and metrics, are around all of them. The run timeout and the abort signal act on the sandbox, inside
+/// all middlewares. A middleware that calls [`Next::instead`] decides how the attempt ends, without a guest. If it
+/// panics, the attempt is lost, as if its host had died. Middlewares run on the guest threads, so they must not block.
+/// The lease is renewed while they run, so one that never ends keeps its slot for ever.
 ///
 /// ```
 /// use rouse::worker::{AttemptInfo, Middleware, Next, Running};
@@ -65,7 +65,8 @@ pub struct AttemptInfo<'a> {
     pub max_attempts: u32,
     /// When the job was enqueued.
     pub requested_at: SystemTime,
-    /// When the job became ready: at its enqueue, when it was due, or for its retry. `None` if it was taken over from another worker.
+    /// When the job became ready: at its enqueue, when it was due, or for its retry. `None` if it was taken over from
+    /// another worker.
     pub ready_at: Option<SystemTime>,
     /// When this worker claimed it.
     pub claimed_at: SystemTime,

@@ -18,8 +18,8 @@ const DAY_MS: u64 = 24 * HOUR_MS;
 /// The operator's settings for one handler. The rest are the module's own.
 pub type Override = Overlay<Policy>;
 
-/// The operator's settings by handler name or pattern (`image.*`). The most specific entry that has a setting decides it: the exact
-/// name before a pattern, a longer pattern before a shorter one.
+/// The operator's settings by handler name or pattern (`image.*`). The most specific entry that has a setting decides
+/// it: the exact name before a pattern, a longer pattern before a shorter one.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Overrides(pub BTreeMap<String, Override>);
 
@@ -47,7 +47,7 @@ pub struct Policy {
 }
 
 impl Default for Policy {
-    /// The policy of a handler without settings in its manifest or of the operator.
+    /// The policy of a handler for which neither its manifest nor the operator has settings.
     fn default() -> Self {
         Self {
             lease: HandlerManifest::LEASE,
@@ -151,8 +151,8 @@ impl Policy {
         }
     }
 
-    /// The policy with the lease and the run timeout of a job, if it has its own. The timeout may exceed the module's, which is only a proposal,
-    /// but never the one that the operator has set for the handler.
+    /// The policy with the lease and the run timeout of a job, if it has its own. The timeout may exceed the module's,
+    /// which is only a proposal, but never the one that the operator has set for the handler.
     pub(super) fn of_job(
         self,
         lease: Option<Duration>,

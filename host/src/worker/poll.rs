@@ -5,8 +5,8 @@ use std::time::Duration;
 /// A worker that receives no notifications looks at the shortest interval for this long after its last find.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// Waits that double from `min` up to `max`. A find resets them. Jitter keeps hosts that went idle together from looking at the same
-/// moments.
+/// Waits that double from `min` up to `max`. A find resets them. Jitter keeps hosts that went idle together from
+/// looking at the same moments.
 #[derive(Debug)]
 pub(super) struct Poll {
     min: Duration,
@@ -33,8 +33,8 @@ impl Poll {
         self.waited = Duration::ZERO;
     }
 
-    /// The wait after a look that found nothing: three quarters of the current step to the whole step, and never more than `max`. `random`
-    /// is uniform in `0.0..1.0`.
+    /// The wait after a look that found nothing: three quarters of the current step to the whole step, and never more
+    /// than `max`. `random` is uniform in `0.0..1.0`.
     pub(super) fn wait(&mut self, notified: bool, random: f64) -> Duration {
         let step = self.next;
         self.waited += step;

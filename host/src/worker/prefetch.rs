@@ -6,19 +6,20 @@ use crate::store::{CLAIM_BYTES_MAX, COLUMNS_BYTES};
 
 /// Jobs are claimed this far ahead of their start.
 const AHEAD: Duration = Duration::from_millis(100);
-/// The maximum number of jobs claimed ahead. A claim of 1,000 jobs costs Postgres half as much per job as a claim of 50; larger claims save
-/// little more.
+/// The maximum number of jobs claimed ahead. A claim of 1,000 jobs costs Postgres half as much per job as a claim of
+/// 50; larger claims save little more.
 const PREFETCH_MAX: f64 = 2000.0;
-/// A claim of less than 128 KiB returns its jobs in its answer, without a second statement to read them. This limit, and the size of a
-/// job's columns, are those of `rouse.claim` (migrations/functions/claim.sql); it is a little lower, because jobs differ in size.
+/// A claim of less than 128 KiB returns its jobs in its answer, without a second statement to read them. This limit,
+/// and the size of a job's columns, are those of `rouse.claim` (migrations/functions/claim.sql); it is a little lower,
+/// because jobs differ in size.
 const INLINE_BYTES: f64 = (124 << 10) as f64;
 /// If fewer jobs than this fit inline, one large claim with a second statement is cheaper than many small claims.
 const INLINE_JOBS_MIN: f64 = 100.0;
 /// The minimum time over which the pace is measured.
 const MEASURED_OVER: Duration = Duration::from_millis(20);
 
-/// Claims as many jobs ahead as this worker has recently finished in a tenth of a second. So long jobs are never claimed ahead, and short
-/// jobs never wait for a round trip.
+/// Claims as many jobs ahead as this worker has recently finished in a tenth of a second. So long jobs are never
+/// claimed ahead, and short jobs never wait for a round trip.
 #[derive(Debug)]
 pub(super) struct Prefetch {
     since: Instant,

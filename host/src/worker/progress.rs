@@ -59,8 +59,9 @@ impl Progress {
         std::mem::take(&mut *self.lock())
     }
 
-    /// Puts back reports that could not be written, except for attempts that have ended or reported again. Attempts that had already ended
-    /// are not put back, because they would accumulate during an outage; their rows are not shown, and the next maintenance deletes them.
+    /// Puts back reports that could not be written, except for attempts that have ended or reported again. Attempts
+    /// that had already ended are not put back, because they would accumulate during an outage; their rows are not
+    /// shown, and the next maintenance deletes them.
     fn put_back(&self, reports: HashMap<JobId, Report>) {
         let mut pending = self.lock();
         for (id, report) in reports {
@@ -80,11 +81,11 @@ impl Progress {
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     loop {
         shared.reports.progress.any.notified().await;
-        let turn = shared.calls.patient.acquire().await;
+        let permit = shared.calls.patient.acquire().await;
         let Pending { reports, ended } = shared.reports.progress.take();
         let sent: Vec<Report> = reports.values().cloned().collect();
         let answer = shared.store.report(&sent, &ended).await;
-        drop(turn);
+        drop(permit);
         match answer {
             Ok(mine) => {
                 for report in sent.iter().filter(|report| !mine.contains(&report.id)) {

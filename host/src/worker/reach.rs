@@ -8,8 +8,8 @@ use tracing::{info, warn};
 
 use super::Shared;
 
-/// Logs a failed call: as a warning; at info if its connection broke; at debug if there was no connection, since [`report_forever`] warns
-/// of an outage once.
+/// Logs a failed call: as a warning; at info if its connection broke; at debug if there was no connection, since
+/// [`report_forever`] warns of an outage once.
 macro_rules! warn_unless_unreachable {
     ($error:ident, $($rest:tt)+) => {
         if $error.is_unreachable() {
@@ -26,9 +26,9 @@ pub(super) use warn_unless_unreachable;
 /// How often a worker that stops tries to connect, regardless of the backoff.
 const STOPPING_TRY_EVERY: Duration = Duration::from_secs(5);
 
-/// Shortens the backoff after the order to stop: a host that is killed before it has settled loses its outcomes, and the losses count as
-/// crashes.
-pub(super) async fn hurry_when_stopping(shared: Arc<Shared>) {
+/// Shortens the backoff after a stop: a host that is killed before it has settled loses its outcomes, and the losses
+/// count as crashes.
+pub(super) async fn shorten_backoff_when_stopping(shared: Arc<Shared>) {
     shared.stop.drain.cancelled().await;
     loop {
         shared.store.try_now();

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::lanes::After;
 
-/// What triggered a look.
+/// The trigger of a look.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Trigger {
     /// The last look found as many jobs as it wanted.
@@ -15,9 +15,10 @@ pub(super) enum Trigger {
     Poll,
 }
 
-/// Restarts take at most 1/20 of the time: re-reading is expensive while an open transaction keeps dead rows from being removed.
+/// Restarts take at most 1/20 of the time: re-reading is expensive while an open transaction keeps dead rows from being
+/// removed.
 const RESTART_SHARE: u32 = 20;
-/// Periodic restarts, which have no reason but the time, take at most 1/100 of it.
+/// Periodic restarts, which have no other reason than the time since the last one, take at most 1/100 of the time.
 const PERIODIC_RESTART_SHARE: u32 = 100;
 /// Due jobs and expired leases are searched from this long before the last look that found none.
 pub(super) const WINDOW_MARGIN: Duration = Duration::from_secs(2);
@@ -25,15 +26,16 @@ pub(super) const WINDOW_MARGIN: Duration = Duration::from_secs(2);
 /// How often a worker looks behind its cursors. Tests set these; operators do not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Intervals {
-    /// Turns are assigned before their jobs are committed, and those of the same few milliseconds are committed in any order. Without a
-    /// backlog, looks start from the cursors of this long ago, or up to twice as long.
+    /// Turns are assigned before their jobs are committed, and those of the same few milliseconds are committed in any
+    /// order. Without a backlog, looks start from the cursors of this long ago, or up to twice as long.
     pub look_back: Duration,
     /// The time between two short sweeps. Jobs that were committed late are found within about two of these.
     pub sweep: Duration,
-    /// The longest delay of a restart that has a reason, and the shortest interval of periodic restarts. A restart re-reads all lanes. Also
-    /// the interval at which the catalog of lanes is re-read.
+    /// The longest delay of a restart that has a reason, and the shortest interval of periodic restarts. A restart
+    /// re-reads all lanes. Also the interval at which the catalog of lanes is re-read.
     pub restart: Duration,
-    /// The longest interval of periodic restarts, even if the last one was slow: the server may have been slow only once.
+    /// The longest interval of periodic restarts, even if the last one was slow: the server may have been slow only
+    /// once.
     pub restart_max: Duration,
 }
 
@@ -49,7 +51,7 @@ impl Default for Intervals {
     }
 }
 
-/// What a look does.
+/// The work of a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     /// Read behind the cursors.
@@ -121,7 +123,7 @@ impl Schedule {
         is_time
     }
 
-    /// What the look that starts now does. `known`: there are known to be jobs.
+    /// Decides the work of the look that starts now. `known`: there are known to be jobs.
     pub(super) fn next(&mut self, now: Instant, trigger: Trigger, known: bool) -> Step {
         let patience = match trigger {
             // A job that was announced comes first; the sweep follows with the next look.
@@ -162,8 +164,8 @@ impl Schedule {
         }
     }
 
-    /// Schedules the next sweeps after this one. `late`: a late transaction has ended, whose jobs short sweeps miss. `is_cut`: the sweep
-    /// may have left out lanes.
+    /// Schedules the next sweeps after this one. `late`: a late transaction has ended, whose jobs short sweeps miss.
+    /// `is_cut`: the sweep may have left out lanes.
     pub(super) fn swept(&mut self, now: Instant, sweep: Sweep, late: bool, is_cut: bool) {
         if late {
             self.needs_restart = true;
@@ -189,8 +191,9 @@ impl Schedule {
         }
     }
 
-    /// A notification announced a job that the look did not find: its producer may have committed it late, behind the cursors or after it
-    /// was due. True if the next look has to follow at once; it is a restart. At most once per short sweep.
+    /// A notification announced a job that the look did not find: its producer may have committed it late, behind the
+    /// cursors or after it was due. True if the next look has to follow at once; it is a restart. At most once per
+    /// short sweep.
     pub(super) fn restart_after_empty_wakeup(&mut self, now: Instant) -> bool {
         if now < self.wakeup_restart_at {
             return false;
@@ -207,8 +210,8 @@ impl Schedule {
         self.restart_at = now;
     }
 
-    /// Called after a sweep whose claims were filled, and so may have left out lanes. Returns the turn after which to check for overdue
-    /// jobs; `None` if no check is due.
+    /// Called after a sweep whose claims were filled, and so may have left out lanes. Returns the turn after which to
+    /// check for overdue jobs; `None` if no check is due.
     pub(super) fn checks_overdue(&mut self, now: Instant, sweep: Sweep) -> Option<After> {
         if now < self.overdue_at {
             return None;
@@ -220,8 +223,8 @@ impl Schedule {
         Some(After::Reached)
     }
 
-    /// Schedules the next check for overdue jobs. While an open transaction keeps many dead rows, a check is as expensive as a restart, and
-    /// is limited to the same share of the time.
+    /// Schedules the next check for overdue jobs. While an open transaction keeps many dead rows, a check is as
+    /// expensive as a restart, and is limited to the same share of the time.
     pub(super) fn checked_overdue(&mut self, started: Instant, now: Instant) {
         let pause = now.saturating_duration_since(started) * RESTART_SHARE;
         self.overdue_at = now + pause.min(self.intervals.restart);
@@ -274,7 +277,8 @@ mod tests {
         }
     }
 
-    /// Runs the schedule for this many seconds. `took`: the duration of each restart. Returns for each sweep whether it was a restart.
+    /// Runs the schedule for this many seconds. `took`: the duration of each restart. Returns for each sweep whether it
+    /// was a restart.
     fn sweep_for(
         schedule: &mut Schedule,
         mut now: Instant,

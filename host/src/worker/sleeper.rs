@@ -9,8 +9,8 @@ use tracing::debug;
 use super::Shared;
 use super::reach::warn_unless_unreachable;
 
-/// A worker that has found jobs at every look for this long, without a wait of this length in between, withdraws its request for
-/// notifications.
+/// A worker that has found jobs at every look for this long, without a wait of this length in between, withdraws its
+/// request for notifications.
 pub(super) const BUSY_AFTER: Duration = Duration::from_millis(50);
 /// The request for notifications is renewed after this long.
 const RENEWED_EVERY: Duration = Duration::from_secs(20);

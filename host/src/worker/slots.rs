@@ -1,7 +1,7 @@
 //! The line of claims that wait for a slot, and the slots that take them.
 //!
-//! A slot is a task on the guest threads that takes claims from the line, one after another, until the line is empty. So a short job needs
-//! no hand-over between threads: the task that ended the last attempt starts the next one.
+//! A slot is a task on the guest threads that takes claims from the line, one after another, until the line is empty.
+//! So a short job needs no hand-over between threads: the task that ended the last attempt starts the next one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ pub(super) struct Slots {
     /// A copy of [`Self::in_hand`] for [`Health`](super::Health).
     in_hand_gauge: Arc<AtomicUsize>,
     inner: Mutex<Inner>,
-    /// Signals the room that the claimer waits for.
+    /// Signals that the claimer can claim again.
     freed: Notify,
 }
 
@@ -65,7 +65,7 @@ impl Slots {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Updates the gauge, and notifies the claimer if there is now the room that it waits for.
+    /// Updates the gauge, and notifies the claimer if it can now claim as many jobs as it waits for.
     fn changed(&self, mut inner: MutexGuard<'_, Inner>) {
         self.in_hand_gauge.store(inner.in_hand(), Ordering::Relaxed);
         if inner.in_hand() < inner.notify_below {
@@ -86,7 +86,7 @@ impl Slots {
     }
 
     /// True while claims wait for a slot.
-    pub(super) fn are_full(&self) -> bool {
+    pub(super) fn have_waiting_claims(&self) -> bool {
         !self.lock().waiting.is_empty()
     }
 
@@ -100,16 +100,16 @@ impl Slots {
         self.lock().ended
     }
 
-    /// How many jobs may be claimed, if `ahead` of them may wait for a slot. `None` if there are too few to be worth a claim;
-    /// [`freed`](Self::freed) then signals when there are enough.
-    pub(super) fn room(&self, ahead: usize) -> Option<usize> {
+    /// How many jobs may be claimed, if `ahead` of them may wait for a slot. `None` if there are too few to be worth a
+    /// claim; [`freed`](Self::freed) then signals when there are enough.
+    pub(super) fn capacity(&self, ahead: usize) -> Option<usize> {
         let mut inner = self.lock();
         let all = self.max + ahead;
         // Jobs cost Postgres less in larger claims, so the line is refilled once half of it is empty.
         let worthwhile = (ahead / 2).max(1);
-        let room = all.saturating_sub(inner.in_hand());
-        if room >= worthwhile {
-            return Some(room);
+        let capacity = all.saturating_sub(inner.in_hand());
+        if capacity >= worthwhile {
+            return Some(capacity);
         }
         inner.notify_below = all - worthwhile + 1;
         None
@@ -124,7 +124,8 @@ impl Slots {
         let mut inner = self.lock();
         inner.waiting.extend(claims);
         let more = inner.waiting.len().min(self.max - inner.running);
-        // The new slots count from now on. If a running slot takes the claim first, the new slot finds the line empty and ends.
+        // The new slots count from now on. If a running slot takes the claim first, the new slot finds the line empty
+        // and ends.
         inner.running += more;
         self.in_hand_gauge.store(inner.in_hand(), Ordering::Relaxed);
         more
@@ -177,8 +178,8 @@ pub(super) fn start(shared: &Arc<Shared>, claims: Vec<Claim>) {
 pub(super) async fn give_back_late_claims(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(LATE_EVERY).await;
-        // `give_back_all` does not see the claims that are taken out of the line here. The token keeps the settler running until their
-        // outcomes have been sent.
+        // `give_back_all` does not see the claims that are taken out of the line here. The token keeps the settler
+        // running until their outcomes have been sent.
         let _under_way = shared.attempts.tasks.token();
         if let Some(then) = Instant::now().checked_sub(START_WITHIN) {
             for claim in shared.slots.take_late(then) {
@@ -267,19 +268,19 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn the_claimer_is_notified_once_there_is_room_for_a_worthwhile_claim() {
+    async fn the_claimer_is_notified_once_enough_slots_are_free_for_a_worthwhile_claim() {
         let slots = Slots::new(2, Arc::default());
-        assert_eq!(slots.room(4), Some(6));
+        assert_eq!(slots.capacity(4), Some(6));
         slots.put(claims(1..7));
-        assert_eq!(slots.room(4), None);
+        assert_eq!(slots.capacity(4), None);
         slots.next(false);
         slots.next(false);
         slots.next(true);
         let mut freed = std::pin::pin!(slots.freed());
-        assert!(futures_poll(freed.as_mut()).is_pending(), "room for one");
+        assert!(futures_poll(freed.as_mut()).is_pending(), "one is free");
         slots.next(true);
-        assert!(futures_poll(freed.as_mut()).is_ready(), "room for two");
-        assert_eq!(slots.room(4), Some(2));
+        assert!(futures_poll(freed.as_mut()).is_ready(), "two are free");
+        assert_eq!(slots.capacity(4), Some(2));
         assert_eq!(slots.ended(), 2);
     }
 

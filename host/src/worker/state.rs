@@ -13,8 +13,8 @@ impl AttemptJournal {
         }
     }
 
-    /// Repeats a call until the database answers it. These calls have a limit of their own, so one that waits for a lock does not delay
-    /// steps.
+    /// Repeats a call until the database answers it. These calls have a limit of their own, so one that waits for a
+    /// lock does not delay steps.
     async fn call<T, F>(&self, call: impl Fn() -> F) -> Result<T, String>
     where
         F: Future<Output = Result<Result<T, NotMine>, StoreError>>,

@@ -1,7 +1,8 @@
-//! Jobs whose source the operator has bound to a handler that this host does not have. They wait for it, without losing an attempt.
+//! Jobs whose source the operator has bound to a handler that this host does not have. They wait for it, without losing
+//! an attempt.
 //!
-//! A claim cannot leave them out, so each is given back and goes to the end of its lane. If the worker meets the same jobs again in a lane,
-//! and no others, it pauses the lane for a while.
+//! A claim cannot exclude them, so each is given back and goes to the end of its lane. If the worker claims only the
+//! same jobs again in a lane, it pauses the lane for a while.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -9,19 +10,20 @@ use std::time::{Duration, Instant};
 use crate::job::{JobId, LaneId};
 use crate::store::ClaimedJob;
 
-/// How long nothing is claimed from such a lane. After that, other jobs may have been enqueued, or the host that ran them may have gone.
+/// How long nothing is claimed from such a lane. After that, other jobs may have been enqueued, or the host that ran
+/// them may be gone.
 const PAUSED_FOR: Duration = Duration::from_secs(10);
 /// A lane is paused after this many jobs in any case: each costs a claim and a settlement.
 const ROUND_MAX: usize = 10_000;
 
-/// The sources that are bound to missing handlers, and the lanes in which their jobs were met.
+/// The sources that are bound to missing handlers, and the lanes in which their jobs were claimed.
 #[derive(Debug, Default)]
 pub(super) struct Unbound {
     sources: HashSet<String>,
     lanes: HashMap<LaneId, Round>,
 }
 
-/// The jobs that were met in one lane since it was last paused.
+/// The jobs that were given back in one lane since it was last paused.
 #[derive(Debug, Default)]
 struct Round {
     given_back: HashSet<JobId>,
@@ -33,7 +35,7 @@ pub(super) struct Sorted {
     pub(super) runnable: Vec<ClaimedJob>,
     /// Jobs to give back.
     pub(super) unbound: Vec<ClaimedJob>,
-    /// How many of both have not been given back in this round. If there are none, there is nothing more to claim for now.
+    /// How many of both have not been given back in this round. With none, there is nothing more to claim for now.
     pub(super) new: usize,
 }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::Shared;
 use super::reach::warn_unless_unreachable;
 
-/// The interval. Usage is for people, and a thousand attempts that run for hours cost two hundred small updates a second.
+/// The interval. Usage is for people, and a thousand attempts that run for hours cost two hundred small updates a
+/// second.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// Attempts that have run for less than this are not reported.
@@ -17,11 +18,11 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     let mut reported = 0;
     loop {
         tokio::time::sleep(EVERY).await;
-        let running = shared.leases.used(RUNS_FOR);
+        let running = shared.leases.usage(RUNS_FOR);
         if running.is_empty() && reported == 0 {
             continue;
         }
-        let _turn = shared.calls.patient.acquire().await;
+        let _permit = shared.calls.patient.acquire().await;
         match shared.store.report_usage(&running).await {
             Ok(()) => reported = running.len(),
             // The attempts are lost, and their rows with them.

@@ -8,7 +8,8 @@ use metrics::{Histogram, histogram};
 use super::middleware::AttemptInfo;
 use crate::job::Attempt;
 
-/// The maximum number of queues with histograms of their own. Producers choose the names; all further queues share one pair.
+/// The maximum number of queues with histograms of their own. Producers choose the names; all further queues share one
+/// pair.
 const QUEUES_MAX: usize = 1_000;
 /// The label of the shared pair. It is not a valid queue name.
 const OTHERS: &str = "(other)";

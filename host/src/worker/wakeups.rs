@@ -71,7 +71,8 @@ pub(super) struct ListenerState {
     pub(super) reconnected: AtomicBool,
 }
 
-/// Listens until the worker ends. After a failure that is not an outage, it backs off in the same way as after an outage.
+/// Listens until the worker ends. After a failure that is not an outage, it backs off in the same way as after an
+/// outage.
 pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
     if !shared.settings.notify {
         return;

@@ -1,4 +1,5 @@
-//! Writing transactions that are in progress during sweeps: jobs that they commit later may have turns behind the cursors.
+//! Writing transactions that are in progress during sweeps: jobs that they commit later may have turns behind the
+//! cursors.
 
 use std::collections::HashSet;
 
@@ -10,9 +11,9 @@ const FIRST_SWEEPS: u8 = 3;
 pub(super) struct Writers {
     /// Sweeps since a lane became known.
     sweeps: u8,
-    /// All of them at the last sweep.
+    /// All writing transactions at the last sweep.
     last: HashSet<i64>,
-    /// The late ones: their jobs are missed by the short sweep, because they were in progress at the sweep before, too. Any other
+    /// The late ones. They were in progress at the sweep before, too, so the short sweep misses their jobs. Any other
     /// transaction has taken its turns since that sweep, and the next sweep goes back to the cursors of that time.
     late: HashSet<i64>,
 }

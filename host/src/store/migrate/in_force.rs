@@ -104,8 +104,8 @@ pub(super) async fn record(
     sources: Sources<'_>,
 ) -> Result<(), MigrateError> {
     let query = format!(
-        "INSERT INTO rouse.definitions (sha256, release, protocol_oldest, protocol_newest, server_major, facts)
-         SELECT $2, $3, $4, $5, current_setting('server_version_num')::integer / 10000, jsonb_object_agg(f.fact, f.value) FROM ({}) AS f",
+        "INSERT INTO rouse.definitions (sha256, release, protocol_oldest, server_major, facts)
+         SELECT $2, $3, $4, current_setting('server_version_num')::integer / 10000, jsonb_object_agg(f.fact, f.value) FROM ({}) AS f",
         include_str!("in_force.sql")
     );
     transaction
@@ -120,7 +120,6 @@ pub(super) async fn record(
                 (&sources.digest(), Type::TEXT),
                 (&release(), Type::INT4_ARRAY),
                 (&sources.protocols.0, Type::INT4),
-                (&sources.protocols.1, Type::INT4),
             ],
         )
         .await

@@ -11,9 +11,8 @@ CREATE TABLE rouse.definitions (
     sha256       text PRIMARY KEY,
     -- The release of the host that applied them.
     release      integer[] NOT NULL,
-    -- The protocol numbers of the hosts that they serve.
+    -- The oldest protocol number of hosts that they serve.
     protocol_oldest integer NOT NULL,
-    protocol_newest integer NOT NULL,
     server_major integer NOT NULL,
     -- What was in force afterwards: a digest for each function, view, trigger and right.
     facts        jsonb NOT NULL,

@@ -20,7 +20,7 @@ fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
 
 const SERVED: Serving = Serving {
     lease_ms: 1000,
-    queue_place: 0,
+    queue_index: 0,
     by_source: false,
 };
 
@@ -82,7 +82,7 @@ fn lanes_of_one_priority_go_by_the_order_of_queues_in_the_settings() {
     // The second queue is that of lane 10.
     lanes.serve(|lane| {
         Some(Serving {
-            queue_place: usize::from(lane.id.0 == 10),
+            queue_index: usize::from(lane.id.0 == 10),
             ..SERVED
         })
     });
@@ -114,7 +114,7 @@ fn strict_order_puts_the_queue_before_the_priority_also_for_overdue_jobs() {
     // The second queue is that of lanes 10 and 40.
     lanes.serve(|lane| {
         Some(Serving {
-            queue_place: usize::from([10, 40].contains(&lane.id.0)),
+            queue_index: usize::from([10, 40].contains(&lane.id.0)),
             ..SERVED
         })
     });

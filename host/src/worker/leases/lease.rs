@@ -58,8 +58,8 @@ impl Lease {
             .map_or(Duration::ZERO, |attempt| attempt.grace)
     }
 
-    /// True if it has to be renewed now. A claim that waits is renewed only if it is in doubt: it is given back long before its lease is
-    /// due.
+    /// True if it has to be renewed now. A claim that waits is renewed only if it is in doubt: it is given back long
+    /// before its lease is due.
     pub(super) fn is_due(&self, now: BootTime) -> bool {
         let is_late = now.plus(self.lease.mul_f64(1.0 - RENEWED_AFTER)) >= self.trusted_until;
         !self.over && (self.doubted || (self.attempt.is_some() && is_late))
@@ -82,8 +82,8 @@ impl Lease {
             return None;
         }
         self.lease = attempt.lease;
-        // Until the first renewal, the lease is that of the claim. A new version of the handler, or a handler that the operator bound to
-        // the source, may have another one.
+        // Until the first renewal, the lease is that of the claim. A new version of the handler, or a handler that the
+        // operator bound to the source, may have another one.
         self.abort.trust_until(self.trusted_until, attempt.grace);
         self.attempt = Some(attempt.clone());
         Some(Ok(self.abort.clone()))

@@ -29,15 +29,15 @@ pub(in crate::worker) async fn renew_forever(shared: Arc<Shared>) {
             // It takes at most a second: a database that does not answer must not delay the check below.
             match shared.store.renew(&due).await {
                 Ok(answers) => {
-                    // While all slots are taken, the next claim may be far away. Otherwise a host that cannot claim is not ready, even
-                    // if it can renew.
+                    // While all slots are taken, the next claim may be far away. Otherwise a host that cannot claim is
+                    // not ready, even if it can renew.
                     if shared.slots.are_taken() {
                         shared
                             .health
                             .database_answers
                             .store(true, Ordering::Relaxed);
                     }
-                    lost |= take_answers(&shared, &due, sent, answers);
+                    lost |= apply_answers(&shared, &due, sent, answers);
                 }
                 Err(error) => {
                     shared.leases.unanswered(&due);
@@ -49,14 +49,14 @@ pub(in crate::worker) async fn renew_forever(shared: Arc<Shared>) {
         }
         lost |= shared.leases.distrust(BootTime::now());
         if lost {
-            // The database learns that this host is alive: it did not crash because of these jobs.
+            // A heartbeat shows that this host is alive: it did not crash because of these jobs.
             shared.presence.heartbeat_now.notify_one();
         }
     }
 }
 
 /// Applies the answers; true if another worker has taken over one of the jobs.
-fn take_answers(
+fn apply_answers(
     shared: &Shared,
     due: &[Renewal],
     sent: BootTime,

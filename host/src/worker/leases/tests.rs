@@ -53,8 +53,8 @@ fn ago(duration: Duration) -> BootTime {
 }
 
 proptest! {
-    /// The database counts a lease from its answer, and the worker from before it sent the claim. So the worker always stops trusting the
-    /// lease first, and renewals are due in the first half.
+    /// The database counts a lease from its answer, and the worker from before it sent the claim. So the worker always
+    /// stops trusting the lease first, and renewals are due in the first half.
     #[test]
     fn the_worker_stops_trusting_a_lease_before_the_database_does(
         lease_ms in 2_000_u64..10_000_000, latency_ms in 0_u64..5_000, later_ms in 0_u64..20_000_000,

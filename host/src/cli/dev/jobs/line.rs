@@ -43,7 +43,7 @@ impl JobEnd {
             // An admin action ended the job while it ran here.
             ("dropped", Some("cancelled")) => "cancelled".to_owned(),
             ("dropped", Some("already_completed")) => "completed".to_owned(),
-            ("lost" | "given_up" | "refused", _) => event.clone(),
+            ("lost" | "given_up" | "refused" | "unconfirmed", _) => event.clone(),
             _ => return None,
         };
         // A retry by an admin is a new job, not an end.
@@ -71,6 +71,7 @@ impl JobEnd {
             "timed_out" => "timed out",
             "given_up" => "outcome given up",
             "refused" => "outcome refused",
+            "unconfirmed" => "outcome unconfirmed",
             other => other,
         };
         let word = match Colour::of_state(&self.outcome).or(self.is_error().then_some(Colour::Red))

@@ -1,0 +1,132 @@
+//! Adopts jobs whose worker is gone.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use metrics::counter;
+use tracing::error;
+
+use super::{Claims, Found};
+use crate::job::{AfterLoss, Fence, LaneId, after_loss};
+use crate::sandbox::BootTime;
+use crate::store::{
+    Adopted, Adoption, ClaimOrder, ClaimedJob, Lane, Orphan, StoreError, fills_an_answer,
+};
+use crate::worker::events::{self, EventContext, Since};
+
+impl Claims<'_> {
+    /// There were no orphans at this time, by the database's clock.
+    pub(in crate::worker) fn had_no_orphans(&mut self, at: SystemTime) {
+        self.checked_at = at;
+        self.orphans_left = false;
+    }
+
+    /// Adopts jobs whose lease has ended at `since` or later, by the database's clock. The leases were checked up to
+    /// `until`; the next claims check those that end later.
+    ///
+    /// It adopts no more jobs than can run at once: if one of them kills this host too, all jobs in line behind it are
+    /// lost once more, and a job may be lost only a few times.
+    pub(in crate::worker) async fn adopt(
+        &mut self,
+        wanted: usize,
+        since: Option<SystemTime>,
+        until: SystemTime,
+    ) -> Result<Found, StoreError> {
+        let wanted = wanted.min(self.shared.settings.slots);
+        let found = match self.adopt_from_all(wanted, since).await {
+            Ok(found) => found,
+            Err(error) if error.is_transient() => return Err(error),
+            // An orphan that cannot be adopted must not block the other claims.
+            Err(error) => {
+                error!(%error, "cannot adopt jobs whose worker is gone; trying again within seconds");
+                Found::default()
+            }
+        };
+        self.orphans_left = found.is_cut;
+        self.checked_at = match found.is_cut {
+            true => self.checked_at.min(since.unwrap_or(SystemTime::UNIX_EPOCH)),
+            false => until,
+        };
+        Ok(found)
+    }
+
+    async fn adopt_from_all(
+        &mut self,
+        wanted: usize,
+        since: Option<SystemTime>,
+    ) -> Result<Found, StoreError> {
+        let lanes = self.lanes.all();
+        let mut found = self.adopt_from(&lanes, None, wanted, since).await?;
+        if !found.is_cut && self.finds_by_source() {
+            let lanes = self.lanes.all_by_source();
+            let sources = self.sources.clone();
+            let rest = wanted.saturating_sub(found.jobs);
+            found += self.adopt_from(&lanes, Some(&sources), rest, since).await?;
+        }
+        Ok(found)
+    }
+
+    async fn adopt_from(
+        &mut self,
+        orders: &[ClaimOrder],
+        sources: Option<&[String]>,
+        wanted: usize,
+        since: Option<SystemTime>,
+    ) -> Result<Found, StoreError> {
+        let shared = self.shared;
+        let lanes: Vec<LaneId> = orders.iter().map(|order| order.lane).collect();
+        let orphans = shared.store.orphans(&lanes, sources, wanted, since).await?;
+        let is_filled = orphans.len() >= wanted;
+        let crashes_max = shared.settings.lost_max;
+        let adoptions: Vec<Adoption> = orphans
+            .into_iter()
+            .map(|orphan| Adoption {
+                orphan,
+                next: after_loss(orphan.crashes, crashes_max),
+                lease: self.lane_of(orphan).1,
+            })
+            .collect();
+        let fence = Fence(rand::random());
+        let sent = BootTime::now();
+        let under_way = shared.leases.claiming();
+        let Adopted { claimed, lost } = shared.store.adopt(fence, &adoptions).await?;
+        counter!("rouse_jobs_adopted_total").increment(claimed.len() as u64);
+        for adoption in &lost {
+            self.report_lost(adoption);
+        }
+        let bytes = claimed.iter().map(ClaimedJob::bytes).sum();
+        let is_cut = is_filled || fills_an_answer(claimed.len(), bytes);
+        let jobs = self.dispatch(under_way, claimed, sent, true).await;
+        Ok(Found {
+            jobs,
+            is_cut,
+            orphans: None,
+        })
+    }
+
+    fn lane_of(&self, orphan: Orphan) -> (Arc<Lane>, Duration) {
+        let lane = self.lanes.get(orphan.lane);
+        lane.expect("jobs are adopted from lanes that are served")
+    }
+
+    /// Reports a lost job that is not claimed now: it waits, or has failed.
+    fn report_lost(&self, adoption: &Adoption) {
+        let Adoption { orphan, next, .. } = *adoption;
+        let (lane, _) = self.lane_of(orphan);
+        let has_failed = next == AfterLoss::Fail;
+        let next = match has_failed {
+            true => "failed",
+            false => "queued",
+        };
+        let handler = lane.handler.clone();
+        counter!("rouse_jobs_lost_total", "handler" => handler, "next" => next).increment(1);
+        let context = EventContext {
+            worker_id: &self.shared.settings.worker_id,
+            id: orphan.id,
+            handler: &lane.handler,
+            attempt: orphan.attempt,
+            since: Since::ClaimedElsewhere(orphan.after),
+        };
+        events::lost(context, orphan.lost, has_failed);
+    }
+}

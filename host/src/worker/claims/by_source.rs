@@ -1,0 +1,86 @@
+//! Claims jobs by their source, whose own handler this host does not have.
+
+use std::time::{Duration, Instant};
+
+use super::{Claims, Found};
+use crate::job::{Fence, LaneId};
+use crate::sandbox::BootTime;
+use crate::store::StoreError;
+
+/// A search by source that finds nothing is repeated after this multiple of its duration.
+const BY_SOURCE_SHARE: u32 = 20;
+/// The longest wait before it is repeated.
+const BY_SOURCE_WITHIN: Duration = Duration::from_secs(30);
+
+impl Claims<'_> {
+    /// True if this worker may run jobs of a lane whose own handler it does not have, because their source is bound.
+    pub(super) fn finds_by_source(&self) -> bool {
+        !self.sources.is_empty() && self.lanes.serves_by_source()
+    }
+
+    /// Claims jobs of bound sources from lanes whose own handler this host does not have. Without such lanes it sends
+    /// no query.
+    pub(in crate::worker) async fn claim_by_source(
+        &mut self,
+        wanted: usize,
+    ) -> Result<Found, StoreError> {
+        let started = Instant::now();
+        let lanes = match wanted > 0 && self.finds_by_source() && started >= self.by_source_at {
+            true => self.lanes.by_source(),
+            false => Vec::new(),
+        };
+        // Any of them will do: they have the same lease.
+        let Some((_, lease)) = lanes.first().and_then(|lane| self.lanes.get(*lane)) else {
+            return Ok(Found::default());
+        };
+        let fence = Fence(rand::random());
+        let sent = BootTime::now();
+        let shared = self.shared;
+        let store = &shared.store;
+        let under_way = shared.leases.claiming();
+        let jobs = store
+            .claim_bound(fence, &lanes, &self.sources, lease, wanted)
+            .await?;
+        // The search is expensive if it covers many lanes or passes dead rows.
+        self.by_source_at = match jobs.is_empty() {
+            true => started + pause_after(started.elapsed()),
+            false => started,
+        };
+        // The sources take turns in being the first.
+        self.sources.rotate_left(1);
+        let is_cut = self.record_size(&jobs);
+        let jobs = self.dispatch(under_way, jobs, sent, false).await;
+        Ok(Found {
+            jobs,
+            is_cut,
+            orphans: None,
+        })
+    }
+
+    /// Notes that there may be a job in this lane. True if the lane is served.
+    pub(in crate::worker) fn mark_active(&mut self, lane: LaneId) -> bool {
+        if self.lanes.is_served_by_source(lane) {
+            self.by_source_at = Instant::now();
+        }
+        self.lanes.mark_active(lane)
+    }
+}
+
+/// The pause after a search by source that found nothing.
+fn pause_after(took: Duration) -> Duration {
+    (took * BY_SOURCE_SHARE).min(BY_SOURCE_WITHIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expensive_search_by_source_is_repeated_rarely_but_always_within_thirty_seconds() {
+        let pauses = [0, 1, 100, 1_500, 60_000]
+            .map(Duration::from_millis)
+            .map(pause_after);
+        let expected = [0, 20, 2_000, 30_000, 30_000].map(Duration::from_millis);
+        assert_eq!(pauses, expected);
+    }
+}

@@ -1,0 +1,75 @@
+//! Chooses the lanes from which jobs are claimed.
+
+use std::sync::Arc;
+
+use super::Claims;
+use crate::sandbox::Handler;
+use crate::store::{Lane, StoreError};
+use crate::worker::lanes::Serving;
+use crate::worker::policy::Policy;
+
+impl Claims<'_> {
+    /// Chooses the lanes to serve, by the loaded handlers and by the queues and tags of the settings. True if the
+    /// handlers have changed since the last choice.
+    pub(in crate::worker) fn serve(&mut self) -> bool {
+        let handlers = self.shared.catalog.current();
+        if self
+            .handlers
+            .as_ref()
+            .is_some_and(|before| Arc::ptr_eq(before, &handlers))
+        {
+            return false;
+        }
+        let settings = &self.shared.settings;
+        let lease_ms = |handler: &Handler| {
+            let policy = Policy::resolve(&handler.manifest, &settings.overrides);
+            i64::try_from(policy.lease.as_millis()).unwrap_or(i64::MAX)
+        };
+        let bound: Vec<(&String, &Arc<Handler>)> = settings
+            .sources
+            .iter()
+            .filter_map(|(source, name)| Some((source, handlers.get(name)?)))
+            .collect();
+        // Which of them runs is not known before the claim.
+        let bound_lease_ms = bound.iter().map(|(_, handler)| lease_ms(handler)).max();
+        self.sources = bound.iter().map(|(source, _)| (*source).clone()).collect();
+        let unbound = settings.sources.iter();
+        let unbound = unbound.filter(|(_, name)| handlers.get(name).is_none());
+        self.unbound
+            .set(unbound.map(|(source, _)| source.clone()).collect());
+        self.lanes.serve(|lane: &Lane| {
+            let queue_index = match settings.queues.as_slice() {
+                [] => 0,
+                queues => queues.iter().position(|queue| *queue == lane.queue)?,
+            };
+            if !lane.tags.iter().all(|tag| settings.tags.contains(tag)) {
+                return None;
+            }
+            let handler = handlers.get(&lane.handler);
+            Some(Serving {
+                lease_ms: handler
+                    .map(|handler| lease_ms(handler))
+                    .or(bound_lease_ms)?,
+                queue_index,
+                by_source: handler.is_none(),
+            })
+        });
+        self.handlers = Some(handlers);
+        true
+    }
+
+    /// Reads new lanes from the catalog. True if there are any.
+    pub(in crate::worker) async fn read_catalog(&mut self) -> Result<bool, StoreError> {
+        let lanes = self
+            .shared
+            .store
+            .lanes_after(self.lanes.read_after())
+            .await?;
+        let change = self.lanes.learn(lanes);
+        if change.changed {
+            self.handlers = None;
+            self.serve();
+        }
+        Ok(change.new)
+    }
+}

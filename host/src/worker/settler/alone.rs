@@ -1,0 +1,51 @@
+//! Settles outcomes one at a time.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+use tracing::warn;
+
+use super::{Unsettled, give_up_lost, report, retry_after};
+use crate::store::{Locked, Settlement};
+use crate::worker::Shared;
+
+/// Settles one outcome whose settlement was not answered. If it is not answered again, its lease is no longer renewed,
+/// so that the retries end. Returns the outcome if the database refused it.
+pub(super) async fn settle_alone(
+    shared: Arc<Shared>,
+    one_at_a_time: Arc<Semaphore>,
+    one: Unsettled,
+) -> Option<Unsettled> {
+    let Settlement { id, fence, .. } = one.settlement;
+    let mut part = vec![one];
+    let mut failures = 0;
+    loop {
+        tokio::time::sleep(retry_after(failures)).await;
+        let permit = one_at_a_time.acquire().await;
+        give_up_lost(&shared, &mut part);
+        let one = part.first()?;
+        let answer = shared.store.settle(&[&one.settlement], Locked::Skip).await;
+        drop(permit);
+        match answer {
+            Ok(settled) if settled.locked.contains(&id) => {}
+            Ok(settled) => {
+                if settled.has_releases {
+                    shared.releases.notify_one();
+                }
+                report(&shared, one, settled.accepted.contains(&id));
+                return None;
+            }
+            Err(error) if error.is_unanswered() => {
+                warn!(job.id = id.0, handler = %one.meters.handler, %error, "cannot settle; trying until the lease runs out");
+                shared.leases.give_up(id, fence);
+            }
+            Err(error) if shared.is_incarnation_over(&error) => {
+                report(&shared, one, false);
+                return None;
+            }
+            Err(error) if error.is_transient() => {}
+            Err(_) => return part.pop(),
+        }
+        failures += 1;
+    }
+}

@@ -1,0 +1,266 @@
+//! Settles a batch of outcomes, in parts if the database does not accept it as a whole.
+
+use std::collections::VecDeque;
+
+use tracing::{debug, error, warn};
+
+use super::alone::settle_alone;
+use super::{BATCH_BYTES_MAX, Settler, Tried, Unsettled, give_up_lost, report, retry_after};
+use crate::job::{AttemptError, ErrorKind, Outcome};
+use crate::store::{Locked, Settled, Settlement, StoreError};
+use crate::worker::reach::warn_unless_unreachable;
+
+/// A batch that is being settled.
+struct Batch {
+    /// The parts that are not settled yet, in order.
+    parts: VecDeque<Vec<Unsettled>>,
+    locked: Locked,
+    /// The database has no space for a single outcome. If it has none for others either, they are not halved but
+    /// retried together.
+    is_full: bool,
+    found_no_space: bool,
+    /// A part was not answered in time.
+    is_silent: bool,
+    /// Single outcomes for which the database has no space.
+    alone: Vec<Unsettled>,
+}
+
+impl Batch {
+    fn new(outcomes: Vec<Unsettled>, tried: Tried, failures: u32) -> Self {
+        let mut parts = VecDeque::from([outcomes]);
+        if tried == Tried::Again && failures > 0 {
+            // One of them, a different one each time, tests whether there is space again.
+            let others = parts[0].split_off(1);
+            parts.push_back(others);
+        }
+        Self {
+            parts,
+            locked: match tried {
+                Tried::First => Locked::Wait,
+                Tried::Again => Locked::Skip,
+            },
+            is_full: tried == Tried::First && failures > 0,
+            found_no_space: false,
+            is_silent: false,
+            alone: Vec::new(),
+        }
+    }
+
+    /// Makes a part the next one again.
+    fn put_back(&mut self, part: Vec<Unsettled>) {
+        self.parts.push_front(part);
+    }
+
+    /// Makes the halves of a part the next ones.
+    fn halve(&mut self, mut part: Vec<Unsettled>) {
+        let half = part.split_off(part.len() / 2);
+        self.parts.push_front(half);
+        self.parts.push_front(part);
+    }
+}
+
+impl Settler<'_> {
+    /// Settles a batch. If the database refuses the batch, its halves are tried, down to the one outcome that is
+    /// refused. If the database is unreachable, the batch is retried until the leases have run out.
+    pub(super) async fn settle(&mut self, outcomes: Vec<Unsettled>, tried: Tried) {
+        if outcomes.is_empty() {
+            return;
+        }
+        if tried == Tried::First {
+            self.has_space = false;
+        }
+        let mut batch = Batch::new(outcomes, tried, self.failures);
+        while let Some(mut part) = batch.parts.pop_front() {
+            if batch.is_silent && self.shared.stop.now.is_cancelled() {
+                // Each further part could wait for its answer just as long.
+                give_up_lost(self.shared, &mut part);
+            }
+            if part.is_empty() {
+                continue;
+            }
+            if part.len() > 1 && part.iter().map(Unsettled::bytes).sum::<usize>() > BATCH_BYTES_MAX
+            {
+                batch.halve(part);
+                continue;
+            }
+            let settlements: Vec<&Settlement> = part.iter().map(|one| &one.settlement).collect();
+            match self.shared.store.settle(&settlements, batch.locked).await {
+                Ok(settled) => self.report_part(part, &settled),
+                Err(error) => self.handle_error(&mut batch, part, &error).await,
+            }
+        }
+        self.finish(batch);
+    }
+
+    /// Reports the outcomes of a part that the database has answered.
+    fn report_part(&mut self, part: Vec<Unsettled>, settled: &Settled) {
+        if settled.has_releases {
+            self.shared.releases.notify_one();
+        }
+        // If all rows were locked, nothing was written.
+        if settled.locked.len() < part.len() {
+            (self.has_space, self.failures) = (true, 0);
+        }
+        self.shared
+            .attempts
+            .meters
+            .settle_batch_jobs
+            .record(part.len() as f64);
+        for one in part {
+            if settled.locked.contains(&one.settlement.id) {
+                self.later.push(one);
+            } else {
+                let accepted = settled.accepted.contains(&one.settlement.id);
+                report(self.shared, &one, accepted);
+            }
+        }
+    }
+
+    /// Decides what becomes of a part whose settlement has failed.
+    async fn handle_error(
+        &mut self,
+        batch: &mut Batch,
+        mut part: Vec<Unsettled>,
+        error: &StoreError,
+    ) {
+        if error.is_locked() {
+            debug!(%error, jobs = part.len(), "another transaction has locked some of these jobs; settling the others");
+            batch.locked = Locked::Skip;
+            batch.put_back(part);
+        } else if error.may_be_one_rows_fault() {
+            self.handle_no_space(batch, part, error);
+        } else if self.shared.is_incarnation_over(error) {
+            // The database no longer knows this worker, and has given its jobs to others.
+            for one in &part {
+                report(self.shared, one, false);
+            }
+        } else if error.is_unanswered() {
+            self.retry_unanswered(batch, part, error).await;
+        } else if error.is_transient() {
+            warn_unless_unreachable!(error, jobs = part.len(), "cannot settle; trying again");
+            self.wait().await;
+            give_up_lost(self.shared, &mut part);
+            batch.put_back(part);
+        } else if error.is_partition_missing() {
+            self.prepare_partitions().await;
+            give_up_lost(self.shared, &mut part);
+            batch.put_back(part);
+        } else if part.len() > 1 {
+            debug!(%error, jobs = part.len(), "a batch was refused; settling its halves");
+            batch.halve(part);
+        } else if let Some(one) = part.pop() {
+            self.handle_refusal(batch, one, error);
+        }
+    }
+
+    /// Handles a part for which the database has no space: its halves are tried, down to single outcomes. Once there is
+    /// no space for a single one, the rest of the batch is retried later.
+    fn handle_no_space(&mut self, batch: &mut Batch, mut part: Vec<Unsettled>, error: &StoreError) {
+        match part.len() {
+            2.. if !batch.is_full => {
+                debug!(%error, jobs = part.len(), "the database has no space for a batch; settling its halves");
+                batch.halve(part);
+            }
+            2.. => {
+                batch.found_no_space = true;
+                self.later.append(&mut part);
+                self.later.extend(batch.parts.drain(..).flatten());
+            }
+            _ => {
+                warn!(%error, "cannot settle; trying again");
+                (batch.is_full, batch.found_no_space) = (true, true);
+                batch.alone.append(&mut part);
+            }
+        }
+    }
+
+    /// Handles a part whose settlement was not answered: its halves are tried, and a single outcome is retried in
+    /// parallel with the others.
+    async fn retry_unanswered(
+        &mut self,
+        batch: &mut Batch,
+        mut part: Vec<Unsettled>,
+        error: &StoreError,
+    ) {
+        // The first statement may still be running and holding its locks.
+        batch.locked = Locked::Skip;
+        for one in &mut part {
+            one.unanswered = true;
+        }
+        // If only the connection broke, the next one may work.
+        batch.is_silent |= matches!(error, StoreError::Silent { .. });
+        if part.len() > 1 {
+            warn_unless_unreachable!(error, jobs = part.len(), "cannot settle; trying its halves");
+            self.wait().await;
+            give_up_lost(self.shared, &mut part);
+            batch.halve(part);
+        } else if let Some(one) = part.pop() {
+            warn_unless_unreachable!(
+                error,
+                job.id = one.settlement.id.0,
+                handler = %one.meters.handler,
+                "cannot settle; retrying in parallel with the others"
+            );
+            let (shared, one_at_a_time) = (self.shared.clone(), self.one_at_a_time.clone());
+            self.unanswered
+                .spawn(settle_alone(shared, one_at_a_time, one));
+        }
+    }
+
+    /// Creates today's partition of the history. If that fails, waits.
+    async fn prepare_partitions(&mut self) {
+        if let Err(error) = self.shared.store.prepare_partitions().await {
+            error!(%error, "cannot make today's partition of the history");
+            self.wait().await;
+        }
+    }
+
+    /// Handles a single outcome that the database refuses. A value that Postgres cannot store fails the job. Any other
+    /// refusal may be temporary: the outcome is retried after the others, and its lease is no longer renewed, so that
+    /// the retries end with the lease.
+    fn handle_refusal(&mut self, batch: &mut Batch, mut one: Unsettled, error: &StoreError) {
+        let Settlement { id, fence, .. } = one.settlement;
+        let value = match &one.settlement.outcome {
+            Outcome::Succeeded(_) => Some("its result"),
+            Outcome::Failed(_) | Outcome::TimedOut(_) | Outcome::Retry { .. } => Some("its error"),
+            Outcome::Released => None,
+        };
+        match value {
+            Some(value) if error.is_about_data() && !one.replaced => {
+                warn!(job.id = id.0, handler = %one.meters.handler, %error, "Postgres cannot store {value}; the job fails");
+                let failure = AttemptError::new(
+                    ErrorKind::InvalidResult,
+                    format!("Postgres cannot store {value}: {error}"),
+                );
+                one.settlement.outcome = Outcome::Failed(failure);
+                one.replaced = true;
+                batch.put_back(vec![one]);
+            }
+            Some(_) | None => {
+                error!(job.id = id.0, handler = %one.meters.handler, %error, "cannot settle; trying until the lease runs out");
+                self.shared.leases.give_up(id, fence);
+                self.later.push(one);
+            }
+        }
+    }
+
+    /// Keeps the outcomes for which there was no space for the next try.
+    fn finish(&mut self, mut batch: Batch) {
+        if self.has_space {
+            // There is space, but not for these. Their leases are no longer renewed, so that the retries end.
+            for Unsettled { settlement, .. } in &batch.alone {
+                self.shared.leases.give_up(settlement.id, settlement.fence);
+            }
+        } else if batch.found_no_space {
+            self.failures += 1;
+        }
+        // They go last, so that the next try finds the fault of other outcomes first.
+        self.later.append(&mut batch.alone);
+    }
+
+    /// Waits for a database that is unreachable.
+    async fn wait(&mut self) {
+        tokio::time::sleep(retry_after(self.failures)).await;
+        self.failures += 1;
+    }
+}

@@ -1,0 +1,112 @@
+//! The last steps of a worker: its attempts end, their outcomes are settled, and it unregisters.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tracing::{info, warn};
+
+use super::settler::SettlerTask;
+use super::{Shared, logs, slots};
+use crate::job::AbortReason;
+use crate::store::StoreError;
+
+/// How long a worker that stops during an outage waits for the database before its last try to unregister.
+const UNREGISTER_WITHIN: Duration = Duration::from_secs(5);
+/// The time limit, after an immediate stop, for writing the last outcomes, and again for unregistering.
+const LAST_WITHIN: Duration = Duration::from_secs(5);
+
+/// Gives back the claims in line, and waits until all attempts have ended.
+pub(super) async fn drain(shared: &Arc<Shared>) {
+    slots::give_back_all(shared).await;
+    shared.attempts.tasks.close();
+    wait_for_attempts(shared).await;
+}
+
+/// Waits for the running attempts, for as long as the settings allow; then aborts them.
+async fn wait_for_attempts(shared: &Shared) {
+    let running = shared.slots.in_hand();
+    if running > 0 {
+        info!(running, "waiting for running attempts");
+    }
+    tokio::select! {
+        () = shared.attempts.tasks.wait() => return,
+        () = shared.stop.now.cancelled() => {}
+        () = tokio::time::sleep(shared.settings.drain_timeout) => {}
+    }
+    let ids = shared.leases.abort_all(AbortReason::Shutdown);
+    if !ids.is_empty() {
+        warn!(job.ids = ?ids, "aborting attempts that have not finished; their jobs are given back");
+    }
+    shared.attempts.tasks.wait().await;
+}
+
+/// Waits until the settler has written the outcomes of all attempts, which have ended; after an immediate stop, for a
+/// limited time.
+///
+/// # Errors
+/// If the settler has failed.
+pub(super) async fn settle_last_outcomes(
+    shared: &Shared,
+    mut settler: SettlerTask,
+) -> anyhow::Result<()> {
+    settler.finish_soon();
+    match before_last_deadline(shared, settler.ended()).await {
+        Some(ended) => ended.context("the settler has failed"),
+        None => {
+            settler.abort();
+            warn!(
+                job.ids = ?shared.leases.ids(),
+                "could not write the last outcomes in time; these jobs run again once their leases have run out"
+            );
+            Ok(())
+        }
+    }
+}
+
+/// Stores the last log lines and unregisters the worker.
+///
+/// # Errors
+/// If the worker could not continue, with the reason.
+pub(super) async fn leave(shared: &Shared) -> anyhow::Result<()> {
+    shared.store.try_now();
+    logs::finish(shared).await;
+    if let Some(why) = shared.presence.fatal.get() {
+        anyhow::bail!("{why}");
+    }
+    match before_last_deadline(shared, unregister(shared)).await {
+        Some(Ok(())) => {}
+        Some(Err(error)) => {
+            warn!(%error, "could not unregister; this worker will be listed as dead in 90 s");
+        }
+        None => warn!("could not unregister in time; this worker will be listed as dead in 90 s"),
+    }
+    Ok(())
+}
+
+/// Unregisters without waiting for the backoff: otherwise attempts that were lost in an outage would count as crashes.
+/// During an outage it tries twice.
+async fn unregister(shared: &Shared) -> Result<(), StoreError> {
+    let store = &shared.store;
+    store.try_now();
+    match store.unregister().await {
+        Err(error) if error.is_unreachable() => {
+            // Tries again whether or not the database became reachable in time.
+            let _ = tokio::time::timeout(UNREGISTER_WITHIN, store.ready()).await;
+            store.try_now();
+            store.unregister().await
+        }
+        answer => answer,
+    }
+}
+
+/// The result of this work. `None` if it is not done [`LAST_WITHIN`] after an immediate stop.
+async fn before_last_deadline<T>(shared: &Shared, work: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        done = work => Some(done),
+        () = async {
+            shared.stop.now.cancelled().await;
+            tokio::time::sleep(LAST_WITHIN).await;
+        } => None,
+    }
+}

@@ -1,0 +1,46 @@
+//! The signal to stop.
+
+use tokio_util::sync::CancellationToken;
+
+/// Signals everything that runs attempts to stop. Dropping it has no effect.
+#[derive(Clone, Default)]
+pub struct Stop {
+    pub(super) drain: CancellationToken,
+    pub(super) now: CancellationToken,
+}
+
+impl Stop {
+    /// Stop claiming, and finish the running attempts.
+    pub fn drain(&self) {
+        self.drain.cancel();
+    }
+
+    /// An immediate stop: also abort running attempts (with `shutdown`), and give their jobs back.
+    pub fn now(&self) {
+        self.drain.cancel();
+        self.now.cancel();
+    }
+
+    /// A signal that follows this one, and can be given alone.
+    pub fn child(&self) -> Self {
+        Self {
+            drain: self.drain.child_token(),
+            now: self.now.child_token(),
+        }
+    }
+
+    /// Waits for the signal to stop.
+    pub async fn stopping(&self) {
+        self.drain.cancelled().await;
+    }
+
+    /// Waits for the signal to abort running attempts.
+    pub async fn aborting(&self) {
+        self.now.cancelled().await;
+    }
+
+    /// True after the signal to stop.
+    pub fn is_stopping(&self) -> bool {
+        self.drain.is_cancelled()
+    }
+}
