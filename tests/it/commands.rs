@@ -251,7 +251,7 @@ async fn mistakes_on_the_command_line_are_reported_with_the_next_step() {
         ),
         (
             &["serve", "--poll-max", "2h"],
-            "must be between 1ms and 60s",
+            "must be between 1ms and 1m",
         ),
         (&["job", "12", "--timeout", "1s"], "--wait"),
         (
