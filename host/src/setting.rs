@@ -1,23 +1,26 @@
-//! What an operator can set. One row describes each key: its name, values, default and meaning, and the field of a number.
+//! What an operator can set. One row describes each key: its name, values, default and meaning.
 //!
-//! `rouse.toml` and the options of `rouse serve` are read and checked from the rows, `rouse handlers show` and `--help` print from
-//! them, and a test writes the tables of docs/reference/configuration.md. A new number is a field with its default, and a row:
-//! [`Limits`](crate::sandbox::Limits), [`StateQuota`](crate::sandbox::StateQuota) and [`Quota`](crate::sandbox::Quota) have theirs
-//! in `sandbox/settable.rs`, [`Policy`](crate::worker::Policy) in `worker/policy.rs`, and
-//! [`HostSettings`](crate::config::HostSettings), the numbers of the whole host, in `config/file/host_settings.rs`. Keys that are not
-//! numbers have an [`Entry`] where their table is read, in `config/file`.
+//! Everything else follows from the rows: how `rouse.toml` and the options of `rouse serve` are read and checked, what
+//! `rouse handlers show` and `--help` print, and the tables of docs/reference/configuration.md, which a test writes.
+//!
+//! - A number is a field with its default, and a [`Setting`]. [`Limits`](crate::sandbox::Limits),
+//!   [`StateQuota`](crate::sandbox::StateQuota) and [`Quota`](crate::sandbox::Quota) have their rows in `sandbox/settable.rs`,
+//!   [`Policy`](crate::worker::Policy) in `worker/policy.rs`, and [`HostSettings`](crate::config::HostSettings), the numbers of the
+//!   whole host, in `config/file/host_settings.rs`.
+//! - Any other key has an [`Entry`] where its table is read: at the top of the file in `config/file.rs`, otherwise in a file for
+//!   each table in `config/file/`.
 
-mod keys;
+mod entry;
 mod number;
 mod overlay;
+pub(crate) mod table;
 
 use std::ops::RangeInclusive;
 
 use serde::de::DeserializeSeed;
 use serde::{Deserialize, Deserializer};
 
-pub use keys::Entry;
-pub(crate) use keys::{Key, Keys};
+pub use entry::Entry;
 pub use number::{Field, Number};
 pub use overlay::{Overlay, Overlays};
 
@@ -208,7 +211,7 @@ impl<T: Settable> Setting<T> {
             (None, None, Some(size)) => format!("`{}` ({size})", default.written()),
             (None, None, None) => format!("`{}`", default.written()),
         };
-        let by = keys::overrides(self.overrides());
+        let by = entry::overrides(self.overrides());
         let (key, values, doc) = (self.key, self.values(), self.doc);
         format!("| `{key}` | {default} | {values} | {doc}{by} |")
     }

@@ -10,7 +10,6 @@ mod list;
 mod modules;
 mod own_settings;
 mod secret_table;
-mod table;
 mod unquoted;
 mod way;
 
@@ -32,13 +31,13 @@ use serde::de::MapAccess;
 use serde::{Deserialize, Deserializer};
 
 use crate::sandbox::{Limits, PublicKey};
+use crate::setting::table::{self, Table};
 use crate::setting::{Entry, Overlay};
 use crate::worker::QueueOrder;
 use handler_table::HandlerTable;
 pub use host_settings::{HostSettings, InvokeSettings, host_help, host_number};
 use modules::{PinWord, TrustedKeys};
 use secret_table::SecretTable;
-use table::Table;
 
 /// An error in the settings.
 #[derive(Debug, thiserror::Error)]

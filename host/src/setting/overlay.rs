@@ -1,15 +1,14 @@
 //! The numbers that one table of `rouse.toml`, or the command line, sets.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use serde::de::{MapAccess, Visitor};
+use serde::de::MapAccess;
 use serde::{Deserialize, Deserializer};
 
-use super::keys::{Key, Keys};
-use super::{Number, Settable, Setting, setting};
+use super::table::{self, Table};
+use super::{Entry, Number, Settable, Setting, setting};
 
 /// What one table of `rouse.toml` sets. Every key may be left out.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -104,29 +103,23 @@ impl<T: Settable> Overlay<T> {
     }
 }
 
-impl<'de, T: Settable> Deserialize<'de> for Overlay<T> {
-    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        input.deserialize_map(Numbers(PhantomData))
+/// A table that has only numbers.
+impl<T: Settable> Table for Overlay<T> {
+    type Numbers = T;
+    const EXPECTED: &'static str = "a table";
+    const ENTRIES: &'static [Entry] = &[];
+
+    fn numbers(&mut self) -> Option<&mut Self> {
+        Some(self)
+    }
+
+    fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, _: &mut A) -> Result<(), A::Error> {
+        unreachable!("{key} is not a number, and has no row")
     }
 }
 
-/// Reads a table that has only numbers.
-struct Numbers<T>(PhantomData<T>);
-
-impl<'de, T: Settable> Visitor<'de> for Numbers<T> {
-    type Value = Overlay<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a table")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut table = Overlay::default();
-        while let Some(key) = map.next_key_seed(Keys::and(&[]))? {
-            if let Key::Number(setting) = key {
-                table.insert(setting, map.next_value_seed(setting)?);
-            }
-        }
-        Ok(table)
+impl<'de, T: Settable> Deserialize<'de> for Overlay<T> {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        table::read(input)
     }
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use serde::de::MapAccess;
 use serde::{Deserialize, Deserializer};
 
-use super::table::{self, Table};
 use crate::sandbox::{Grant, Mode, Quota};
+use crate::setting::table::{self, Table};
 use crate::setting::{Entry, Overlay};
 
 /// A directory that is granted.

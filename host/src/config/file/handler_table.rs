@@ -12,8 +12,8 @@ use super::list::List;
 use super::modules::{Bindings, OldestVersion};
 use super::own_settings::OwnSettings;
 use super::secret_table::SecretUseTable;
-use super::table::{self, Table};
 use crate::sandbox::{Instances, Limits, ModuleBinding, StateQuota};
+use crate::setting::table::{self, Table};
 use crate::setting::{Entry, Overlay};
 use crate::worker::Policy;
 

@@ -3,9 +3,9 @@
 use serde::de::MapAccess;
 use serde::{Deserialize, Deserializer};
 
-use super::table::{self, Table};
 use crate::sandbox::{HostPattern, HttpGrant, HttpScheme};
 use crate::setting::Entry;
+use crate::setting::table::{self, Table};
 
 /// Requests that a handler may send.
 #[derive(Debug)]

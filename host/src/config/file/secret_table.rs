@@ -7,11 +7,11 @@ use serde::de::MapAccess;
 use serde::{Deserialize, Deserializer};
 
 use super::http_table::Hosts;
-use super::table::{self, Table};
 use crate::config::env::Environment;
 use crate::config::token_file::read_text;
 use crate::sandbox::{HostPattern, SecretGrant};
 use crate::setting::Entry;
+use crate::setting::table::{self, Table};
 
 /// Where a secret is read from: a variable or a file.
 #[derive(Debug, Default)]

@@ -8,9 +8,9 @@ use crate::config::file::dir_table::DirTable;
 use crate::config::file::handler_table::HandlerTable;
 use crate::config::file::http_table::HttpTable;
 use crate::config::file::secret_table::{SecretTable, SecretUseTable};
-use crate::config::file::table::Table;
 use crate::config::file::{File, HostSettings};
 use crate::sandbox::{Limits, Quota, StateQuota};
+use crate::setting::table::Table;
 use crate::setting::{Entry, Overlay, Settable, Setting};
 use crate::worker::Policy;
 

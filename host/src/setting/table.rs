@@ -1,15 +1,15 @@
-//! Reads the tables of `rouse.toml`, each by the rows of its keys.
+//! Reads the tables of `rouse.toml`, each by the rows of its keys. Only a key that has a row can be read.
 
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::Deserializer;
-use serde::de::{Error as _, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
-use crate::setting::{Entry, Key, Keys, Overlay, Settable};
+use super::{Entry, Overlay, Settable, Setting};
 
 /// A table. Its default is the table without any key.
-pub(super) trait Table: Default {
+pub(crate) trait Table: Default {
     /// The struct whose rows are the numbers of the table; `()` if it has none.
     type Numbers: Settable;
     /// What to write instead of another type, for the error.
@@ -27,7 +27,7 @@ pub(super) trait Table: Default {
 }
 
 /// Reads a table. A key without a row is an error, and so is a missing key that the table needs.
-pub(super) fn read<'de, T: Table, D: Deserializer<'de>>(input: D) -> Result<T, D::Error> {
+pub(crate) fn read<'de, T: Table, D: Deserializer<'de>>(input: D) -> Result<T, D::Error> {
     input.deserialize_map(Reader(PhantomData))
 }
 
@@ -65,5 +65,49 @@ impl<'de, T: Table> Visitor<'de> for Reader<T> {
             Some(entry) => Err(A::Error::missing_field(entry.key)),
             None => Ok(table),
         }
+    }
+}
+
+/// A key of a table, by its row.
+enum Key<T: 'static> {
+    /// It sets a number.
+    Number(&'static Setting<T>),
+    /// It sets something else.
+    Other(&'static Entry),
+}
+
+/// Reads a key of a table that has the numbers of `T` and these other keys. An unknown key is an error that lists the known ones.
+struct Keys<T> {
+    others: &'static [Entry],
+    of: PhantomData<T>,
+}
+
+impl<T> Keys<T> {
+    fn and(others: &'static [Entry]) -> Self {
+        Self {
+            others,
+            of: PhantomData,
+        }
+    }
+}
+
+impl<'de, T: Settable> DeserializeSeed<'de> for Keys<T> {
+    type Value = Key<T>;
+
+    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<Key<T>, D::Error> {
+        let key = String::deserialize(input)?;
+        if let Some(setting) = T::SETTINGS.iter().find(|setting| setting.key == key) {
+            return Ok(Key::Number(setting));
+        }
+        if let Some(other) = self.others.iter().find(|other| other.key == key) {
+            return Ok(Key::Other(other));
+        }
+        let others = self.others.iter().map(|other| other.key);
+        let known = others.chain(T::SETTINGS.iter().map(|setting| setting.key));
+        let known: Vec<String> = known.map(|key| format!("`{key}`")).collect();
+        Err(Error::custom(format!(
+            "unknown field `{key}`, expected one of {}",
+            known.join(", ")
+        )))
     }
 }

@@ -1,11 +1,4 @@
-//! Keys of tables of `rouse.toml`. Only a key that has a row can be read.
-
-use std::marker::PhantomData;
-
-use serde::de::{DeserializeSeed, Error};
-use serde::{Deserialize, Deserializer};
-
-use super::{Settable, Setting};
+//! The rows of keys that are not numbers.
 
 /// A key whose value is not a number: a text, a path, a word, a list or a table.
 #[derive(Debug)]
@@ -13,7 +6,7 @@ pub struct Entry {
     /// The key in `rouse.toml`.
     pub key: &'static str,
     /// What its value may be, for the reference page.
-    values: &'static str,
+    pub values: &'static str,
     /// What applies without the key. `None`: the table needs the key.
     default: Option<&'static str>,
     /// What it means, for the reference page and for `--help`.
@@ -90,49 +83,5 @@ pub(super) fn overrides(names: &[&str]) -> String {
     match names.is_empty() {
         true => String::new(),
         false => format!(". Overridden by {}", names.join(" and ")),
-    }
-}
-
-/// A key of a table, by its row.
-pub(crate) enum Key<T: 'static> {
-    /// It sets a number.
-    Number(&'static Setting<T>),
-    /// It sets something else.
-    Other(&'static Entry),
-}
-
-/// Reads a key of a table that has the numbers of `T` and these other keys. An unknown key is an error that lists the known ones.
-pub(crate) struct Keys<T> {
-    others: &'static [Entry],
-    of: PhantomData<T>,
-}
-
-impl<T> Keys<T> {
-    pub(crate) fn and(others: &'static [Entry]) -> Self {
-        Self {
-            others,
-            of: PhantomData,
-        }
-    }
-}
-
-impl<'de, T: Settable> DeserializeSeed<'de> for Keys<T> {
-    type Value = Key<T>;
-
-    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<Key<T>, D::Error> {
-        let key = String::deserialize(input)?;
-        if let Some(setting) = T::SETTINGS.iter().find(|setting| setting.key == key) {
-            return Ok(Key::Number(setting));
-        }
-        if let Some(other) = self.others.iter().find(|other| other.key == key) {
-            return Ok(Key::Other(other));
-        }
-        let others = self.others.iter().map(|other| other.key);
-        let known = others.chain(T::SETTINGS.iter().map(|setting| setting.key));
-        let known: Vec<String> = known.map(|key| format!("`{key}`")).collect();
-        Err(D::Error::custom(format!(
-            "unknown field `{key}`, expected one of {}",
-            known.join(", ")
-        )))
     }
 }
