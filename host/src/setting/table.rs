@@ -22,6 +22,11 @@ pub(crate) trait Table: Default {
         None
     }
 
+    /// Notes which keys the table sets, except numbers, for their origin.
+    fn note(&mut self, keys: Vec<&'static str>) {
+        let _ = keys;
+    }
+
     /// Reads the value of a key that is not a number.
     fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error>;
 }
@@ -43,7 +48,7 @@ impl<'de, T: Table> Visitor<'de> for Reader<T> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T, A::Error> {
         let mut table = T::default();
         let mut set = Vec::new();
-        while let Some(key) = map.next_key_seed(Keys::<T::Numbers>::and(T::ENTRIES))? {
+        while let Some(key) = map.next_key_seed(Keys::<T>(PhantomData))? {
             match key {
                 Key::Number(setting) => {
                     let number = map.next_value_seed(setting)?;
@@ -58,52 +63,40 @@ impl<'de, T: Table> Visitor<'de> for Reader<T> {
                 }
             }
         }
-        let missing = T::ENTRIES
-            .iter()
-            .find(|entry| entry.is_required() && !set.contains(&entry.key));
-        match missing {
-            Some(entry) => Err(A::Error::missing_field(entry.key)),
-            None => Ok(table),
+        let mut required = T::ENTRIES.iter().filter(|entry| entry.is_required());
+        if let Some(missing) = required.find(|entry| !set.contains(&entry.key)) {
+            return Err(A::Error::missing_field(missing.key));
         }
+        table.note(set);
+        Ok(table)
     }
 }
 
 /// A key of a table, by its row.
-enum Key<T: 'static> {
+enum Key<T: Table> {
     /// It sets a number.
-    Number(&'static Setting<T>),
+    Number(&'static Setting<T::Numbers>),
     /// It sets something else.
     Other(&'static Entry),
 }
 
-/// Reads a key of a table that has the numbers of `T` and these other keys. An unknown key is an error that lists the known ones.
-struct Keys<T> {
-    others: &'static [Entry],
-    of: PhantomData<T>,
-}
+/// Reads a key of a table. An unknown key is an error that lists the known ones.
+struct Keys<T>(PhantomData<T>);
 
-impl<T> Keys<T> {
-    fn and(others: &'static [Entry]) -> Self {
-        Self {
-            others,
-            of: PhantomData,
-        }
-    }
-}
-
-impl<'de, T: Settable> DeserializeSeed<'de> for Keys<T> {
+impl<'de, T: Table> DeserializeSeed<'de> for Keys<T> {
     type Value = Key<T>;
 
     fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<Key<T>, D::Error> {
         let key = String::deserialize(input)?;
-        if let Some(setting) = T::SETTINGS.iter().find(|setting| setting.key == key) {
+        let numbers = T::Numbers::SETTINGS;
+        if let Some(setting) = numbers.iter().find(|setting| setting.key == key) {
             return Ok(Key::Number(setting));
         }
-        if let Some(other) = self.others.iter().find(|other| other.key == key) {
+        if let Some(other) = T::ENTRIES.iter().find(|other| other.key == key) {
             return Ok(Key::Other(other));
         }
-        let others = self.others.iter().map(|other| other.key);
-        let known = others.chain(T::SETTINGS.iter().map(|setting| setting.key));
+        let others = T::ENTRIES.iter().map(|other| other.key);
+        let known = others.chain(numbers.iter().map(|setting| setting.key));
         let known: Vec<String> = known.map(|key| format!("`{key}`")).collect();
         Err(Error::custom(format!(
             "unknown field `{key}`, expected one of {}",

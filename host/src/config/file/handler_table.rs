@@ -44,6 +44,8 @@ pub(super) struct HandlerTable {
     pub(super) state: Option<Overlay<StateQuota>>,
     /// True: its clocks are as fine as the machine's.
     pub(super) fine_clocks: Option<bool>,
+    /// The keys that the table sets, except numbers.
+    pub(super) set: Vec<&'static str>,
 }
 
 impl Table for HandlerTable {
@@ -126,6 +128,10 @@ impl Table for HandlerTable {
 
     fn numbers(&mut self) -> Option<&mut Overlay<Policy>> {
         Some(&mut self.policy)
+    }
+
+    fn note(&mut self, keys: Vec<&'static str>) {
+        self.set = keys;
     }
 
     fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {

@@ -12,7 +12,7 @@ use crate::worker::Policy;
 #[test]
 fn the_origin_of_a_value_is_the_narrowest_table_that_sets_it() {
     let file = read(
-        "[limits]\nmemory_mb = 64\nsteps = 7\n[handlers.\"*\"]\nlease = \"5s\"\n[handlers.\"my.*\".limits]\nmemory_mb = 16\n\
+        "[limits]\nmemory_mb = 64\nsteps = 7\n[handlers.\"*\"]\nlease = \"5s\"\ninstances = \"fresh\"\n[handlers.\"my.*\".limits]\nmemory_mb = 16\n\
          [handlers.\"my.busy\".limits]\ncpu = \"2s\"\n[handlers.\"my.*\".state]\nkeys_max = 7",
     )
     .unwrap();
@@ -41,6 +41,9 @@ fn the_origin_of_a_value_is_the_narrowest_table_that_sets_it() {
     assert_eq!(origin(&policy, "grace"), None);
     let state = origin(&file.state_of("my.busy"), "keys_max");
     assert_eq!(state.as_deref(), Some("[handlers.\"my.*\".state]"));
+    let instances = file.origin("my.busy", "instances");
+    assert_eq!(instances.as_deref(), Some("[handlers.\"*\"]"));
+    assert_eq!(file.origin("my.busy", "fine_clocks"), None);
     let state = file.table_of("my.busy", "state");
     assert_eq!(state.as_deref(), Some("[handlers.\"my.*\".state]"));
 }
