@@ -16,15 +16,14 @@ use tracing::{debug, info, warn};
 
 use self::invocations::{TOKEN, Tokenless};
 use super::misspelt::Named;
-use super::number::between;
 use super::open_files;
 use super::settings::sandbox_settings;
 use super::signals::Signals;
-use crate::config::{self, Environment, File, Queue};
-use crate::duration;
+use crate::config::{self, Environment, File, HostSettings, Queue};
 use crate::http::{self, Access, Invocations, Metrics, Pages, Readiness, Report};
 use crate::invoke::{Invoker, Share};
 use crate::sandbox::{self, Catalog, HandlerSet, Sandbox};
+use crate::setting::{Number, Overlay};
 use crate::store::connect::Connector;
 use crate::store::{Store, WorkerKey};
 use crate::worker::{self, Health, Middleware, Parts, QueueOrder, Stop};
@@ -51,34 +50,52 @@ pub(super) struct HostArgs {
     #[arg(long = "queue", value_name = "NAME")]
     queues: Vec<String>,
 
-    /// `priority`: the order of queues counts within a priority; `strict`: an earlier queue goes first, regardless of priorities
-    #[arg(long, value_name = "ORDER", hide_possible_values = true)]
+    #[arg(
+        long,
+        value_name = "ORDER",
+        hide_possible_values = true,
+        help = config::help("queue_order")
+    )]
     queue_order: Option<QueueOrder>,
 
-    /// Attempts at the same time; default: 4 for each core
-    #[arg(long, value_name = "N", value_parser = between(1_u16, 10_000))]
-    slots: Option<u16>,
+    #[arg(
+        long,
+        value_name = "N",
+        help = config::host_help("slots"),
+        value_parser = config::host_number("slots")
+    )]
+    slots: Option<Number>,
 
-    /// This worker's id: letters, digits, - and _; default: a random one
-    #[arg(long, value_name = "ID", value_parser = worker_id)]
+    #[arg(
+        long,
+        value_name = "ID",
+        help = config::help("worker_id"),
+        value_parser = worker_id
+    )]
     worker_id: Option<String>,
 
-    /// The file with this worker's key, created if missing: with it, a host that was killed takes its id over at once;
-    /// default: a new key for each start, and the id is free after 90 s
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help = config::help("worker_key_file"))]
     worker_key_file: Option<PathBuf>,
 
     /// Do not listen for notifications; find jobs by polling alone
     #[arg(long)]
     no_notify: bool,
 
-    /// The longest wait between two polls, for instance 500ms or 10s (at most 60s); default: 2s
-    #[arg(long, value_name = "TIME", value_parser = poll_ceiling)]
-    poll_max: Option<std::time::Duration>,
+    #[arg(
+        long,
+        value_name = "TIME",
+        help = config::host_help("poll_max"),
+        value_parser = config::host_number("poll_max")
+    )]
+    poll_max: Option<Number>,
 
-    /// How long running attempts may continue after SIGTERM; default: 300s
-    #[arg(long, value_name = "TIME", value_parser = duration::argument)]
-    drain_timeout: Option<std::time::Duration>,
+    #[arg(
+        long,
+        value_name = "TIME",
+        help = config::host_help("drain_timeout"),
+        value_parser = config::host_number("drain_timeout")
+    )]
+    drain_timeout: Option<Number>,
 }
 
 impl HostArgs {
@@ -89,9 +106,26 @@ impl HostArgs {
         self.config.as_deref().or(existing)
     }
 
-    /// Reads `rouse.toml`.
+    /// The numbers that the options set.
+    fn numbers(&self) -> Overlay<HostSettings> {
+        let mut set = Overlay::default();
+        for (key, number) in [
+            ("slots", self.slots),
+            ("poll_max", self.poll_max),
+            ("drain_timeout", self.drain_timeout),
+        ] {
+            if let Some(number) = number {
+                set.set(key, number);
+            }
+        }
+        set
+    }
+
+    /// Reads `rouse.toml`. The numbers of the options override those of the file.
     pub(super) fn read(&self) -> anyhow::Result<Written> {
-        let (file, folder) = File::read(self.config.as_deref())?;
+        let (mut file, folder) = File::read(self.config.as_deref())?;
+        file.override_host(self.numbers())
+            .map_err(anyhow::Error::msg)?;
         let queue = file.queue();
         Ok(Written {
             file,
@@ -120,19 +154,6 @@ pub(super) struct Databases {
 
 pub(super) fn worker_id(text: &str) -> Result<String, String> {
     config::check_worker_id(text).map(|()| text.to_string())
-}
-
-fn poll_ceiling(text: &str) -> Result<std::time::Duration, String> {
-    let time = duration::argument(text)?;
-    let (min, max) = (
-        std::time::Duration::from_millis(1),
-        std::time::Duration::from_secs(60),
-    );
-    if (min..=max).contains(&time) {
-        Ok(time)
-    } else {
-        Err("must be between 1ms and 60s".into())
-    }
 }
 
 /// A host that is loading its handlers, and does not claim yet.
@@ -169,9 +190,6 @@ impl Host {
         if let Some(order) = args.queue_order {
             settings.queue_order = order;
         }
-        if let Some(slots) = args.slots {
-            settings.slots = slots.into();
-        }
         if let Some(id) = &args.worker_id {
             settings.worker_id.clone_from(id);
         }
@@ -181,12 +199,6 @@ impl Host {
             .or_else(|| file.worker_key_file(&folder));
         if let Some(key_file) = key_file {
             settings.key = WorkerKey::new(config::read_or_make_key(&key_file)?);
-        }
-        if let Some(time) = args.poll_max {
-            settings.poll_max = time;
-        }
-        if let Some(time) = args.drain_timeout {
-            settings.drain_timeout = time;
         }
         settings.notify &= !args.no_notify;
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use clap::{Arg, Command, CommandFactory as _};
 
 use super::Cli;
+use crate::config::{self, Environment};
 
 const HEAD: &str = "\
 <!-- From the code: UPDATE_DOCS=1 cargo test -p rouse-host --lib writes this page. -->
@@ -33,6 +34,22 @@ fn the_page_matches_the_commands() {
         "{} does not match the commands; write it with UPDATE_DOCS=1 cargo test -p rouse-host --lib",
         path.display()
     );
+}
+
+#[test]
+fn what_overrides_a_setting_exists() {
+    let command = Cli::command();
+    let commands = ["dev", "serve"].map(|name| command.find_subcommand(name).expect("a command"));
+    let options = commands.iter().flat_map(|command| command.get_arguments());
+    let options: Vec<&str> = options.filter_map(Arg::get_long).collect();
+    let variables = Environment::VARIABLES.iter().map(|row| row.key);
+    let variables: Vec<&str> = variables.chain(["cache_dir"]).collect();
+    for name in config::overrides() {
+        match name.strip_prefix("--") {
+            Some(option) => assert!(options.contains(&option), "{name}"),
+            None => assert!(variables.contains(&name), "{name}"),
+        }
+    }
 }
 
 /// A section for the command, then one for each of its subcommands.

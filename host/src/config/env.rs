@@ -5,11 +5,69 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 
-/// The environment of this process. Rooms that need a variable receive this, or the value.
+use crate::setting::Entry;
+
+/// The environment of this process. Modules that need a variable receive this, or the value.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Environment;
 
 impl Environment {
+    /// The variables that Rouse reads, besides those that `rouse.toml` names for secrets.
+    pub const VARIABLES: &'static [Entry] = &[
+        Entry::new(
+            "DATABASE_URL",
+            "a URL",
+            "`PG*`, else a `rouse dev` that runs in this folder",
+            "The database",
+        )
+        .overridden_by(&["--database-url"]),
+        Entry::new(
+            "PG*",
+            "as for libpq",
+            "none",
+            "`PGHOST`, `PGPASSFILE` and the others complete `DATABASE_URL`, or replace it",
+        ),
+        Entry::new(
+            "ROUSE_LISTEN_URL",
+            "a URL",
+            "the database's own",
+            "The address for notifications, if `DATABASE_URL` leads through a transaction pooler",
+        )
+        .overridden_by(&["--listen-url"]),
+        Entry::new(
+            "ROUSE_DATA_DIR",
+            "a path",
+            "`./.rouse/pg`",
+            "The data folder of the private Postgres",
+        )
+        .overridden_by(&["--data-dir"]),
+        Entry::new(
+            "ROUSE_PG_BIN",
+            "a path",
+            "`PATH` and the usual folders",
+            "The folder with the programs of Postgres, for `rouse dev` and `rouse postgres`",
+        ),
+        Entry::new(
+            "ROUSE_INVOKE_TOKEN",
+            "a token",
+            "`invoke_token_file` of rouse.toml",
+            "The token that callers of `/invoke` need",
+        ),
+        Entry::new(
+            "ROUSE_CACHE_DIR",
+            "a path",
+            "`rouse` in `XDG_CACHE_HOME`, else in `~/.cache`",
+            "The folder of the code cache",
+        )
+        .overridden_by(&["cache_dir"]),
+        Entry::new(
+            "ROUSE_LOG",
+            "such as `info,rouse=debug`",
+            "depends on the command",
+            "The filter of log lines",
+        ),
+    ];
+
     /// The variable's value; `None` if it is unset, empty or not UTF-8.
     pub fn get(self, name: &str) -> Option<String> {
         std::env::var(name).ok().filter(|value| !value.is_empty())

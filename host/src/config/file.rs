@@ -1,6 +1,7 @@
 //! `rouse.toml`: the keys that it may have, and how it is read.
 //!
-//! The numbers of a handler are described in tables (see [`setting`](crate::setting)); this struct has the other keys.
+//! Rows describe the keys (see [`setting`](crate::setting)): those of the whole file are here and in `host_settings.rs`, those of
+//! inner tables in a file for each.
 
 mod dir_table;
 mod handler_table;
@@ -25,15 +26,17 @@ mod settings;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use serde::Deserialize;
+use serde::de::MapAccess;
+use serde::{Deserialize, Deserializer};
 
 use crate::sandbox::{Limits, PublicKey};
-use crate::setting::Overlay;
+use crate::setting::table::{self, Table};
+use crate::setting::{Entry, Overlay};
 use crate::worker::QueueOrder;
 use handler_table::HandlerTable;
-use modules::PinWord;
+pub use host_settings::{HostSettings, InvokeSettings, host_help, host_number};
+use modules::{PinWord, TrustedKeys};
 use secret_table::SecretTable;
 
 /// An error in the settings.
@@ -67,107 +70,204 @@ pub fn check_worker_id(id: &str) -> Result<(), String> {
         Ok(())
     } else {
         Err(format!(
-            "a worker_id has 1 to 64 letters, digits, - and _, not {id:?}"
+            "worker_id must be 1 to 64 letters, digits, - or _, not {id:?}"
         ))
     }
 }
 
-/// The keys of `rouse.toml`. Every key may be left out.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// What `rouse.toml` sets. Every key may be left out.
+#[derive(Debug, Default)]
 pub struct File {
     /// The path, unless it is the usual one.
-    #[serde(skip)]
     path: Option<PathBuf>,
     /// Its text.
-    #[serde(skip)]
     text: Arc<str>,
     /// The file that was read; `None` if there is none.
-    #[serde(skip)]
     found: Option<PathBuf>,
-    /// The worker's id; default: a random one for each start.
+    /// The numbers of the host, and those of the command line.
+    host: Overlay<HostSettings>,
     worker_id: Option<String>,
-    /// The file with the worker's key, created if missing; default: a new key for each start.
     worker_key_file: Option<PathBuf>,
-    /// The queues to serve; default: all.
     queues: Option<Vec<String>>,
-    /// What their order means; default: it orders jobs of one priority.
     queue_order: Option<QueueOrder>,
-    /// The worker's tags.
     tags: Option<Vec<String>>,
-    /// Attempts at the same time; default: 4 × cores.
-    slots: Option<usize>,
-    /// False: poll only.
     notify: Option<bool>,
-    /// The shortest wait between two polls; default 5 ms.
-    #[serde(default, deserialize_with = "crate::duration::optional")]
-    poll_min: Option<Duration>,
-    /// The longest wait between two polls; default 2 s, at most 60 s.
-    #[serde(default, deserialize_with = "crate::duration::optional")]
-    poll_max: Option<Duration>,
-    /// How long running attempts may continue after a stop; default 300 s.
-    #[serde(default, deserialize_with = "crate::duration::optional")]
-    drain_timeout: Option<Duration>,
-    /// How long a slot waits after an attempt before it starts the next one; default 0.
-    #[serde(default, deserialize_with = "crate::duration::optional")]
-    job_delay: Option<Duration>,
-    /// Days for which finished jobs are kept; default 7.
-    keep_days: Option<u32>,
-    /// How long a job waits before it goes ahead of newer ones; default 15 min, 0s: never.
-    #[serde(default, deserialize_with = "crate::duration::optional")]
-    promote_after: Option<Duration>,
-    /// The share of each claim for such jobs, percent; default 100.
-    promote_share: Option<u8>,
-    /// How often a job may be lost with its worker before it fails; default 3.
-    lost_max: Option<u32>,
-    /// Memory of all attempts together in MiB; default: three quarters of the machine's.
-    memory_total_mb: Option<usize>,
-    /// What the attempts of every handler may use.
-    #[serde(default)]
-    limits: Overlay<Limits>,
-    /// `off`: no queue and no database, only invocations.
-    #[serde(default)]
     queue: Queue,
-    /// Invocations at the same time, in addition to the slots; default: as many as slots; 0: none.
-    invoke_max: Option<usize>,
-    /// The file with the token of invocations.
     invoke_token_file: Option<PathBuf>,
-    /// The largest payload of an invocation, bytes; default 256 KiB.
-    invoke_payload_bytes_max: Option<usize>,
-    /// The folder of the code cache, or `off`; default: in the user's cache.
     cache_dir: Option<PathBuf>,
-    /// Compilations at the same time; default: one for each core, at most 4.
-    compilations_max: Option<usize>,
-    /// CPU time to compile one module; default 120 s.
-    #[serde(default, deserialize_with = "crate::duration::optional")]
-    compile_cpu: Option<Duration>,
-    /// Address space to compile one module, MiB; default 2048.
-    compile_memory_mb: Option<usize>,
-    /// Core instances of one module; default 20.
-    module_core_instances_max: Option<u32>,
-    /// Linear memories of one module; default 4.
-    module_memories_max: Option<u32>,
-    /// Tables of one module; default 8.
-    module_tables_max: Option<u32>,
-    /// `lock`: only modules serve whose digests are in `handlers.lock` next to this file.
     pin: Option<PinWord>,
-    /// Keys of which a module needs a signature; default: none.
-    #[serde(default, deserialize_with = "modules::keys")]
     trusted_keys: Vec<PublicKey>,
-    /// How long an HTTP request may take, its response included; default 10 min.
-    #[serde(default, deserialize_with = "crate::duration::optional")]
-    http_timeout: Option<Duration>,
-    /// The file with certificate authorities that are trusted in addition to the system's.
     http_ca_file: Option<PathBuf>,
-    /// Secrets by name, each with where it is read from.
-    #[serde(default)]
+    limits: Overlay<Limits>,
     secrets: BTreeMap<String, SecretTable>,
     /// Source → handler.
-    #[serde(default)]
     sources: BTreeMap<String, String>,
-    /// Settings by handler name or pattern.
-    #[serde(default)]
+    /// By handler name or pattern.
     handlers: BTreeMap<String, HandlerTable>,
+}
+
+impl Table for File {
+    type Numbers = HostSettings;
+    const EXPECTED: &'static str = "the keys of rouse.toml";
+    const ENTRIES: &'static [Entry] = &[
+        Entry::new(
+            "worker_id",
+            "a text",
+            "a random one for each start",
+            "This worker's id: 1 to 64 letters, digits, - and _",
+        )
+        .overridden_by(&["--worker-id"]),
+        Entry::new(
+            "worker_key_file",
+            "a path",
+            "a new key for each start, and the id is free after 90 s",
+            "The file with this worker's key, created if missing: with it, a host that was killed takes its id over at once",
+        )
+        .overridden_by(&["--worker-key-file"]),
+        Entry::new(
+            "queues",
+            "a list of names",
+            "all",
+            "The queues to serve; within a priority, jobs of the first go first",
+        )
+        .overridden_by(&["--queue"]),
+        Entry::new(
+            "queue_order",
+            "`\"priority\"`, `\"strict\"`",
+            "`\"priority\"`",
+            "`priority`: the order of queues counts within a priority; `strict`: an earlier queue goes first, regardless of priorities",
+        )
+        .overridden_by(&["--queue-order"]),
+        Entry::new(
+            "tags",
+            "a list of names, or of `name=value`",
+            "none",
+            "The worker's tags; it claims a job that requires tags only if it has all of them",
+        ),
+        Entry::new(
+            "notify",
+            "`true`, `false`",
+            "`true`",
+            "`false`: do not listen for notifications; find jobs by polling alone",
+        )
+        .overridden_by(&["--no-notify"]),
+        Entry::new(
+            "queue",
+            "`\"on\"`, `\"off\"`",
+            "`\"on\"`",
+            "`\"off\"`: take no jobs and use no database, only POST /invoke/HANDLER",
+        )
+        .overridden_by(&["--no-queue"]),
+        Entry::new(
+            "invoke_token_file",
+            "a path",
+            "none: `rouse serve` takes no invocations",
+            "The file with the token that callers need",
+        )
+        .overridden_by(&["ROUSE_INVOKE_TOKEN"]),
+        Entry::new(
+            "cache_dir",
+            "a path, `\"off\"`",
+            "`ROUSE_CACHE_DIR`, else `rouse` in `XDG_CACHE_HOME`, else `~/.cache/rouse`",
+            "The folder of the code cache; `\"off\"`: none",
+        ),
+        Entry::new(
+            "pin",
+            "`\"lock\"`",
+            "none",
+            "`\"lock\"`: only modules listed in handlers.lock serve (`rouse handlers lock`)",
+        ),
+        Entry::new(
+            "trusted_keys",
+            "a list of public keys, base64",
+            "none",
+            "If set, modules need a signature by one of these keys (`rouse handlers keygen`, `sign`)",
+        ),
+        Entry::new(
+            "http_ca_file",
+            "a path",
+            "none",
+            "The file with certificate authorities that are trusted in addition to the system's",
+        ),
+        Entry::new(
+            "limits",
+            "a table",
+            "the defaults",
+            "[Limits](#limits) of the attempts of every handler",
+        ),
+        Entry::new(
+            "secrets",
+            "a table for each secret",
+            "none",
+            "Where [secrets](#secrets) are read from, by their names",
+        ),
+        Entry::new(
+            "sources",
+            "a table of handlers by source",
+            "none",
+            "Jobs of a source run its handler, regardless of the handler that they name",
+        ),
+        Entry::new(
+            "handlers",
+            "a table for each name or pattern",
+            "none",
+            "Settings of [handlers](#handlers); a pattern is `image.*` or `*`",
+        ),
+    ];
+
+    fn numbers(&mut self) -> Option<&mut Overlay<HostSettings>> {
+        Some(&mut self.host)
+    }
+
+    fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
+        match key {
+            "worker_id" => self.worker_id = Some(map.next_value()?),
+            "worker_key_file" => self.worker_key_file = Some(map.next_value()?),
+            "queues" => self.queues = Some(map.next_value()?),
+            "queue_order" => self.queue_order = Some(map.next_value()?),
+            "tags" => self.tags = Some(map.next_value()?),
+            "notify" => self.notify = Some(map.next_value()?),
+            "queue" => self.queue = map.next_value()?,
+            "invoke_token_file" => self.invoke_token_file = Some(map.next_value()?),
+            "cache_dir" => self.cache_dir = Some(map.next_value()?),
+            "pin" => self.pin = Some(map.next_value()?),
+            "trusted_keys" => self.trusted_keys = map.next_value::<TrustedKeys>()?.0,
+            "http_ca_file" => self.http_ca_file = Some(map.next_value()?),
+            "limits" => self.limits = map.next_value()?,
+            "secrets" => self.secrets = map.next_value()?,
+            "sources" => self.sources = map.next_value()?,
+            "handlers" => self.handlers = map.next_value()?,
+            key => unreachable!("{key} has a row, and is not read"),
+        }
+        Ok(())
+    }
+}
+
+impl<'de> Deserialize<'de> for File {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        table::read(input)
+    }
+}
+
+/// The help of an option that sets a key of the host that is not a number.
+///
+/// # Panics
+/// If there is no such key.
+pub fn help(key: &str) -> String {
+    let entry = File::ENTRIES.iter().find(|entry| entry.key == key);
+    entry
+        .unwrap_or_else(|| panic!("there is no key {key}"))
+        .help()
+}
+
+/// The options and variables that override a key of the file or a variable.
+#[cfg(test)]
+pub(crate) fn overrides() -> Vec<&'static str> {
+    let entries = File::ENTRIES.iter().chain(super::Environment::VARIABLES);
+    let numbers = <HostSettings as crate::setting::Settable>::SETTINGS.iter();
+    let entries = entries.flat_map(Entry::overrides);
+    let numbers = numbers.flat_map(|setting| setting.overrides());
+    entries.chain(numbers).copied().collect()
 }
 
 /// Whether the host works for the queue.
@@ -238,21 +338,11 @@ impl File {
         self.queue
     }
 
-    /// Invocations at the same time.
-    pub fn invoke_max(&self) -> Option<usize> {
-        self.invoke_max
-    }
-
     /// The file with the token of invocations; a relative path starts at `folder`.
     pub fn invoke_token_file(&self, folder: &Path) -> Option<PathBuf> {
         self.invoke_token_file
             .as_ref()
             .map(|file| folder.join(file))
-    }
-
-    /// The largest payload of an invocation, bytes. The default is that of a queue.
-    pub fn invoke_payload_bytes_max(&self) -> usize {
-        self.invoke_payload_bytes_max.unwrap_or(256 << 10)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The file with a worker's key, with which a host that was killed can take its id over at once.
+//! The file with a worker's key. A host that was killed needs it to take over its id at once.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -22,7 +22,7 @@ pub fn read_or_make_key(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
             let length = bytes.len();
             bytes.try_into().map_err(|_| {
                 anyhow::anyhow!(
-                    "{} is not a worker key: it has {} bytes, and a key has {KEY_BYTES}; remove it, and the next start makes a new one",
+                    "{} is not a worker key: it has {} bytes, and a key has {KEY_BYTES}; remove it, and the next start creates a new one",
                     path.display(),
                     if length > KEY_BYTES {
                         format!("more than {KEY_BYTES}")
@@ -33,7 +33,7 @@ pub fn read_or_make_key(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
             })
         }
         Err(error) if is_missing(&error) => {
-            make(path).with_context(|| format!("make the worker key {}", path.display()))
+            create(path).with_context(|| format!("create the worker key {}", path.display()))
         }
         Err(error) => Err(error),
     }
@@ -45,7 +45,7 @@ fn is_missing(error: &anyhow::Error) -> bool {
 }
 
 /// Writes a temporary file and renames it, so that no reader sees half a key.
-fn make(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
+fn create(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
     let key: [u8; KEY_BYTES] = rand::random();
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}", std::process::id()));
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_made_once_and_for_its_owner_only() {
+    fn a_key_is_created_once_and_only_its_owner_can_read_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         let key = read_or_make_key(&path).unwrap();
@@ -81,18 +81,18 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_key_is_refused_with_what_to_do() {
+    fn an_invalid_key_is_rejected_with_a_remedy() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
-        let says = |bytes: &[u8], mode: u32| {
+        let error = |bytes: &[u8], mode: u32| {
             fs::write(&path, bytes).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             format!("{:#}", read_or_make_key(&path).unwrap_err())
         };
-        assert!(says(b"short", 0o600).contains("it has 5 bytes"));
-        assert!(says(&[0; 33], 0o600).contains("more than 32 bytes"));
-        assert!(says(&[0; 32], 0o644).contains("chmod 600"));
+        assert!(error(b"short", 0o600).contains("it has 5 bytes"));
+        assert!(error(&[0; 33], 0o600).contains("more than 32 bytes"));
+        assert!(error(&[0; 32], 0o644).contains("chmod 600"));
         let nowhere = read_or_make_key(Path::new("/nowhere/key")).unwrap_err();
-        assert!(format!("{nowhere:#}").starts_with("make the worker key /nowhere/key"));
+        assert!(format!("{nowhere:#}").starts_with("create the worker key /nowhere/key"));
     }
 }

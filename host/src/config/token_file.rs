@@ -18,17 +18,17 @@ pub fn read_token(path: &Path) -> anyhow::Result<String> {
 }
 
 /// The trimmed text of a file that only its owner may read.
-pub(super) fn read_text(path: &Path, what: &str) -> anyhow::Result<String> {
-    let bytes = read_private(path, what, FILE_BYTES_MAX)?;
+pub(super) fn read_text(path: &Path, kind: &str) -> anyhow::Result<String> {
+    let bytes = read_private(path, kind, FILE_BYTES_MAX)?;
     if bytes.len() > FILE_BYTES_MAX {
         bail!(
-            "{} is not a {what}: it has more than {FILE_BYTES_MAX} bytes",
+            "{} is not a {kind}: it has more than {FILE_BYTES_MAX} bytes",
             path.display()
         );
     }
     match str::from_utf8(&bytes) {
         Ok(text) => Ok(text.trim().to_string()),
-        Err(_) => bail!("{} is not a {what}: it is not UTF-8", path.display()),
+        Err(_) => bail!("{} is not a {kind}: it is not UTF-8", path.display()),
     }
 }
 

@@ -1,6 +1,7 @@
-//! The limits and quotas that an operator can set. Their defaults, with the reasons, are next to their fields.
+//! The limits and quotas that an operator can set. Their defaults are next to their fields, with the reasons; the reasons for bounds
+//! are here.
 
-use super::{Limits, StateQuota};
+use super::{Limits, Quota, StateQuota};
 use crate::setting::Field::{Mib, Time, U32, U64, Usize};
 use crate::setting::{Overlay, Settable, Setting};
 
@@ -39,15 +40,15 @@ impl Settable for Limits {
             "log_bytes",
             0..=64 << 20,
             |of| Usize(&mut of.log_bytes),
-            "What an attempt prints and logs",
+            "Output and log of an attempt",
         ),
         Setting::new(
             "log_lines_per_second",
             1..=1_000_000,
             |of| U32(&mut of.log_lines_per_second),
-            "Lines of it within a second",
+            "Lines of output and log within a second",
         ),
-        // The pool has room for so many.
+        // The pool reserves space for this many.
         Setting::new(
             "table_elements",
             1..=20_000,
@@ -181,6 +182,27 @@ impl Settable for StateQuota {
         }
         Ok(())
     }
+}
+
+impl Settable for Quota {
+    const SETTINGS: &'static [Setting<Self>] = &[
+        // Sums of sizes stay far below 64 bits.
+        Setting::new(
+            "bytes_max",
+            1..=1 << 60,
+            |of: &mut Self| U64(&mut of.bytes_max),
+            "Total size of its files; needs `mode = \"read-write\"`",
+        )
+        .default_words("no limit"),
+        // Measuring a directory takes some microseconds for each file.
+        Setting::new(
+            "files_max",
+            1..=1_000_000,
+            |of: &mut Self| U64(&mut of.files_max),
+            "Files, directories and links in it; needs `mode = \"read-write\"`",
+        )
+        .default_words("no limit, or `100000` if `bytes_max` is set"),
+    ];
 }
 
 #[cfg(test)]

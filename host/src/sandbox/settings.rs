@@ -105,7 +105,7 @@ pub struct Settings {
     pub http: HttpSettings,
     /// The secrets of the host. Default: none.
     pub secrets: Secrets,
-    /// Which handlers may send which secrets where. Default: none.
+    /// Which secrets handlers may send, and where. Default: none.
     pub secret_grants: Vec<SecretGrant>,
     /// Which handlers may keep state, and how much, by handler name or pattern; the narrowest entry counts. Default:
     /// none.

@@ -27,7 +27,7 @@ pub struct Settings {
     pub slots: usize,
     /// Whether the worker listens for notifications. Otherwise only the poll finds jobs.
     pub notify: bool,
-    /// The first wait after a look that found nothing.
+    /// The first wait after a look that found nothing. Lowered to `poll_max` if it is longer.
     pub poll_min: Duration,
     /// The longest wait between two looks.
     pub poll_max: Duration,

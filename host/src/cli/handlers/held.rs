@@ -29,7 +29,7 @@ impl<'a> Held<'a> {
                 Capability::Env(Some(_)) => file.table_of(name, "env"),
                 Capability::Settings(Some(_)) => file.table_of(name, "settings"),
                 Capability::State => file.table_of(name, "state"),
-                Capability::FineClocks => file.fine_clocks_origin(name),
+                Capability::FineClocks => file.origin(name, "fine_clocks"),
                 // These are listed in full.
                 Capability::Http(_)
                 | Capability::Secrets(_)

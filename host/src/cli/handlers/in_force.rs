@@ -85,7 +85,7 @@ fn instances(handler: &Handler, settings: &Settings, file: &File) -> Setting {
     let name = &handler.manifest.name;
     let word = if handler.reuses { "reuse" } else { "fresh" };
     let wanted = settings.instances_of(name) == Instances::Reuse;
-    let from = match file.instances_origin(name) {
+    let from = match file.origin(name, "instances") {
         None => DEFAULT.into(),
         Some(table) if wanted && !handler.reuses => {
             format!("module, which does not declare the reuse that {table} allows")

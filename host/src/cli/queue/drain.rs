@@ -24,11 +24,11 @@ use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::cli::used::warn_of_unused_queue;
 use crate::config::{Environment, File};
-use crate::duration;
 use crate::sandbox::{Catalog, Sandbox};
+use crate::setting::{Number, setting};
 use crate::store::connect::Connector;
 use crate::store::{Remaining, Store, StoreError};
-use crate::worker::{self, Health, Middleware, Parts, Settings, Stop};
+use crate::worker::{self, Health, Middleware, Parts, Policy, Settings, Stop};
 
 /// Connections of the pool: those of a host, and one to query the queue.
 const POOL_SIZE: usize = 5;
@@ -81,19 +81,15 @@ pub(super) struct Args {
 
     /// How long a claim is valid without renewal; overrides modules and rouse.toml
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = lease)]
-    lease: Duration,
+    lease: Number,
 
     /// Print one JSON object at the end
     #[arg(long)]
     json: bool,
 }
 
-fn lease(text: &str) -> Result<Duration, String> {
-    let time = duration::argument(text)?;
-    match (Duration::from_secs(2)..=Duration::from_secs(86_400)).contains(&time) {
-        true => Ok(time),
-        false => Err("must be between 2s and 24h".into()),
-    }
+fn lease(text: &str) -> Result<Number, String> {
+    setting::<Policy>("lease").parse(text)
 }
 
 /// Drains the queue, and prints a summary.

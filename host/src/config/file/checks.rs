@@ -1,4 +1,4 @@
-//! Rules that neither the types of the file nor the tables of settings express.
+//! Rules that neither the types of the file nor the rows of its keys express.
 
 use std::path::Path;
 
@@ -6,7 +6,6 @@ use super::dirs_together::check_together;
 use super::own_settings::check_env;
 use super::{File, check_worker_id};
 use crate::job::is_pattern;
-use crate::worker;
 
 impl File {
     /// Rejects invalid values, with the key. Relative paths start at `folder`.
@@ -32,16 +31,7 @@ impl File {
                 }
             }
         }
-        self.check_host_settings()?;
-        let poll_max = self
-            .poll_max
-            .unwrap_or(worker::Settings::default().poll_max);
-        if self.poll_min.is_some_and(|poll_min| poll_min > poll_max) {
-            return Err(format!(
-                "poll_min, the shortest wait, is longer than poll_max, which is {}",
-                humantime::format_duration(poll_max)
-            ));
-        }
+        self.check_host()?;
         self.check_limits()?;
         for (name, secret) in &self.secrets {
             secret

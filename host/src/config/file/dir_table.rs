@@ -2,28 +2,64 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::de::MapAccess;
+use serde::{Deserialize, Deserializer};
 
 use crate::sandbox::{Grant, Mode, Quota};
-use crate::setting::Number;
-
-/// The default of `files_max` if `bytes_max` is set. Counting this many files takes a tenth of a second.
-const FILES_MAX: u64 = 100_000;
+use crate::setting::table::{self, Table};
+use crate::setting::{Entry, Overlay};
 
 /// A directory that is granted.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default)]
 pub(super) struct DirTable {
-    /// The directory on this machine; relative to the folder of `rouse.toml`.
     pub(super) dir: PathBuf,
-    /// The path under which the handler sees it.
     pub(super) at: String,
-    #[serde(default)]
     pub(super) mode: ModeWord,
-    /// The total size of its files; default: no limit.
-    bytes_max: Option<u64>,
-    /// Files, directories and links in it; default: no limit, or 100,000 if `bytes_max` is set.
-    files_max: Option<u64>,
+    /// Without a number in it, the directory has no quota.
+    quota: Overlay<Quota>,
+}
+
+impl Table for DirTable {
+    type Numbers = Quota;
+    const EXPECTED: &'static str = "a table such as { dir = \"photos\", at = \"/photos\" }";
+    const ENTRIES: &'static [Entry] = &[
+        Entry::required(
+            "dir",
+            "a path",
+            "The directory on this machine; relative to the folder of `rouse.toml`",
+        ),
+        Entry::required(
+            "at",
+            "an absolute path",
+            "The path under which the handler sees it",
+        ),
+        Entry::new(
+            "mode",
+            "`\"read\"`, `\"read-write\"`",
+            "`\"read\"`",
+            "Whether the handler may change what is in it",
+        ),
+    ];
+
+    fn numbers(&mut self) -> Option<&mut Overlay<Quota>> {
+        Some(&mut self.quota)
+    }
+
+    fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
+        match key {
+            "dir" => self.dir = map.next_value()?,
+            "at" => self.at = map.next_value()?,
+            "mode" => self.mode = map.next_value()?,
+            key => unreachable!("{key} has a row, and is not read"),
+        }
+        Ok(())
+    }
+}
+
+impl<'de> Deserialize<'de> for DirTable {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        table::read(input)
+    }
 }
 
 /// What the handler may do in it.
@@ -52,25 +88,11 @@ impl DirTable {
                 self.at
             ));
         }
-        for (key, value, max) in [
-            ("bytes_max", self.bytes_max, 1 << 60),
-            ("files_max", self.files_max, 1_000_000),
-        ] {
-            if let Some(value) = value {
-                Number::from(value).check(&format!("{name}.{key}"), &(1..=max))?;
-            }
-        }
-        Ok(())
+        self.quota.check(name)
     }
 
     pub(super) fn quota(&self) -> Option<Quota> {
-        match (self.bytes_max, self.files_max) {
-            (None, None) => None,
-            (bytes_max, files_max) => Some(Quota {
-                bytes_max: bytes_max.unwrap_or(u64::MAX),
-                files_max: files_max.unwrap_or(FILES_MAX),
-            }),
-        }
+        (!self.quota.is_empty()).then(|| self.quota.over(&Quota::default()))
     }
 
     pub(super) fn grant(&self, handler: &str, folder: &Path) -> Grant {
@@ -85,9 +107,7 @@ impl DirTable {
             quota: self.quota(),
         }
     }
-}
 
-impl DirTable {
     pub(super) fn writes(&self) -> bool {
         self.mode == ModeWord::ReadWrite
     }

@@ -15,8 +15,8 @@ struct Entry<'a> {
     way: Way,
 }
 
-/// Rejects two entries that contradict each other. A handler sees one directory at a path, a directory has one quota for all who
-/// write to it, and no directory is inside another one that handlers may change.
+/// Rejects two entries that contradict each other. A handler sees one directory at a path, a directory has one quota for all
+/// handlers that write to it, and no directory is inside another one that handlers may change.
 pub(super) fn check_together(
     handlers: &BTreeMap<String, HandlerTable>,
     folder: &Path,
@@ -78,7 +78,7 @@ impl Entry<'_> {
         }
         Err(format!(
             "{} is {}, which is reached through {}, where {} lets handlers write: they could replace it, and \
-             write around a quota; grant directories that lie beside each other, or {} with mode = \"read\"",
+             bypass a quota; grant directories that lie beside each other, or {} with mode = \"read\"",
             beneath.name(),
             beneath.table.dir.display(),
             self.table.dir.display(),

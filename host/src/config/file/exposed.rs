@@ -33,7 +33,7 @@ impl File {
         );
         let own: Vec<(&str, PathBuf, Way)> = own
             .into_iter()
-            .map(|(what, path)| (what, path.clone(), Way::of(&path)))
+            .map(|(name, path)| (name, path.clone(), Way::of(&path)))
             .collect();
 
         let mut warnings = Vec::new();
@@ -47,9 +47,9 @@ impl File {
             let exposed = own
                 .iter()
                 .filter(|(.., way)| way.end == dir || way.is_beneath(&dir));
-            warnings.extend(exposed.map(|(what, path, _)| {
+            warnings.extend(exposed.map(|(name, path, _)| {
                 format!(
-                    "{} may change {what} ({}), and so what the host runs and grants: it lies in {}, which is granted read-write; grant a directory of its own instead",
+                    "{} may change {name} ({}), and so what the host runs and grants: it lies in {}, which is granted read-write; grant a directory of its own instead",
                     grant.handler,
                     path.display(),
                     grant.dir.display()
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_cache_that_a_handler_may_write_is_refused() {
+    fn reject_a_code_cache_that_a_handler_may_write() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         std::fs::create_dir_all(folder.join("data/cache")).unwrap();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_the_host_that_handlers_may_write_are_named() {
+    fn warn_of_files_of_the_host_that_handlers_may_write() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         let warnings = |grants: &str| {
@@ -141,15 +141,15 @@ mod tests {
             file.exposed(&start, &folder.join("modules")).join("\n")
         };
         let all = warnings(r#"{ dir = ".", at = "/all", mode = "read-write" }"#);
-        for what in [
+        for name in [
             "the handlers folder",
             "rouse.toml",
             "handlers.lock",
             "a secret",
         ] {
             assert!(
-                all.contains(&format!("x may change {what} (")),
-                "{what}: {all}"
+                all.contains(&format!("x may change {name} (")),
+                "{name}: {all}"
             );
         }
         let secret = warnings(r#"{ dir = "keys", at = "/keys", mode = "read-write" }"#);

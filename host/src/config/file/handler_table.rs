@@ -1,10 +1,9 @@
 //! `[handlers."…"]`: what an operator sets for a handler, or for all handlers of a pattern.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use semver::Version;
-use serde::de::{Error as _, MapAccess, Visitor};
+use serde::de::{Error as _, MapAccess};
 use serde::{Deserialize, Deserializer};
 
 use super::dir_table::DirTable;
@@ -14,7 +13,8 @@ use super::modules::{Bindings, OldestVersion};
 use super::own_settings::OwnSettings;
 use super::secret_table::SecretUseTable;
 use crate::sandbox::{Instances, Limits, ModuleBinding, StateQuota};
-use crate::setting::{Key, Keys, Overlay};
+use crate::setting::table::{self, Table};
+use crate::setting::{Entry, Overlay};
 use crate::worker::Policy;
 
 /// The settings of one handler or pattern.
@@ -44,66 +44,119 @@ pub(super) struct HandlerTable {
     pub(super) state: Option<Overlay<StateQuota>>,
     /// True: its clocks are as fine as the machine's.
     pub(super) fine_clocks: Option<bool>,
+    /// The keys that the table sets, except numbers.
+    pub(super) set: Vec<&'static str>,
 }
 
-/// The keys besides those of [`Policy`].
-const KEYS: [&str; 12] = [
-    "module",
-    "version_min",
-    "instances",
-    "limits",
-    "dirs",
-    "http",
-    "secrets",
-    "env",
-    "settings",
-    "state",
-    "fine_clocks",
-    "concurrency",
-];
+impl Table for HandlerTable {
+    type Numbers = Policy;
+    const EXPECTED: &'static str = "a table such as [handlers.\"mail.send\"]";
+    const ENTRIES: &'static [Entry] = &[
+        Entry::new(
+            "module",
+            "`\"mail.wasm\"`, `\"sha256:…\"`, `\"ed25519:…\"`, or a list",
+            "any module",
+            "The modules that may have the name: files, digests or signing keys",
+        ),
+        Entry::new(
+            "version_min",
+            "a version such as `\"1.2.0\"`",
+            "any version",
+            "The oldest version that may serve",
+        ),
+        Entry::new(
+            "instances",
+            "`\"fresh\"`, `\"reuse\"`",
+            "`\"fresh\"`",
+            "`\"reuse\"`: an instance may serve many jobs of a tenant, if the handler declares reuse",
+        ),
+        Entry::new(
+            "limits",
+            "a table",
+            "`[limits]`",
+            "[Limits](#limits) of its attempts",
+        ),
+        Entry::new(
+            "dirs",
+            "a list of tables",
+            "none",
+            "[Directories](#directories) that it may use",
+        ),
+        Entry::new(
+            "http",
+            "a list of tables",
+            "none",
+            "[Requests](#requests) that it may send",
+        ),
+        Entry::new(
+            "secrets",
+            "a list of tables",
+            "none",
+            "[Secrets](#secrets) that may be sent for it, or with which the host signs for it",
+        ),
+        Entry::new(
+            "env",
+            "a table of texts",
+            "none",
+            "Its environment variables; it never has those of the host",
+        ),
+        Entry::new(
+            "settings",
+            "a table",
+            "none",
+            "The handler's own settings, for `ctx.settings()`; at most 64 KiB as JSON",
+        ),
+        Entry::new(
+            "state",
+            "a table",
+            "none",
+            "Grants [state](#state), with its quota",
+        ),
+        Entry::new(
+            "fine_clocks",
+            "`true`, `false`",
+            "`false`",
+            "`true`: its clocks are as fine as the machine's, instead of 1 ms",
+        ),
+        Entry::new(
+            "concurrency",
+            "none",
+            "none",
+            "Refused, because no host enforces it yet; `slots` limits the attempts of a host",
+        ),
+    ];
+
+    fn numbers(&mut self) -> Option<&mut Overlay<Policy>> {
+        Some(&mut self.policy)
+    }
+
+    fn note(&mut self, keys: Vec<&'static str>) {
+        self.set = keys;
+    }
+
+    fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
+        match key {
+            "module" => self.module = Some(map.next_value::<Bindings>()?.0),
+            "version_min" => self.version_min = Some(map.next_value::<OldestVersion>()?.0),
+            "instances" => self.instances = Some(map.next_value()?),
+            "limits" => self.limits = map.next_value()?,
+            "dirs" => self.dirs = map.next_value::<List<_>>()?.0,
+            "http" => self.http = map.next_value::<List<_>>()?.0,
+            "secrets" => self.secrets = map.next_value::<List<_>>()?.0,
+            "env" => self.env = Some(map.next_value()?),
+            "settings" => self.settings = Some(map.next_value()?),
+            "state" => self.state = Some(map.next_value()?),
+            "fine_clocks" => self.fine_clocks = Some(map.next_value()?),
+            "concurrency" => map.next_value::<NotEnforced>().map(drop)?,
+            key => unreachable!("{key} has a row, and is not read"),
+        }
+        Ok(())
+    }
+}
 
 impl<'de> Deserialize<'de> for HandlerTable {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        input.deserialize_map(Entries)
-    }
-}
-
-struct Entries;
-
-impl<'de> Visitor<'de> for Entries {
-    type Value = HandlerTable;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a table such as [handlers.\"mail.send\"]")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut table = HandlerTable::default();
-        while let Some(key) = map.next_key_seed(Keys::and(&KEYS))? {
-            let key = match key {
-                Key::Setting(setting) => {
-                    table.policy.insert(setting, map.next_value_seed(setting)?);
-                    continue;
-                }
-                Key::Other(key) => key,
-            };
-            match key {
-                "module" => table.module = Some(map.next_value::<Bindings>()?.0),
-                "version_min" => table.version_min = Some(map.next_value::<OldestVersion>()?.0),
-                "instances" => table.instances = Some(map.next_value()?),
-                "limits" => table.limits = map.next_value()?,
-                "dirs" => table.dirs = map.next_value::<List<_>>()?.0,
-                "http" => table.http = map.next_value::<List<_>>()?.0,
-                "secrets" => table.secrets = map.next_value::<List<_>>()?.0,
-                "env" => table.env = Some(map.next_value()?),
-                "settings" => table.settings = Some(map.next_value()?),
-                "state" => table.state = Some(map.next_value()?),
-                "fine_clocks" => table.fine_clocks = Some(map.next_value()?),
-                "concurrency" => map.next_value::<NotEnforced>().map(drop)?,
-                key => unreachable!("{key} is one of KEYS"),
-            }
-        }
-        Ok(table)
+        table::read(input)
     }
 }
 

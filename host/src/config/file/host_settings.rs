@@ -1,188 +1,236 @@
-//! The numbers at the top of `rouse.toml`, which hold for the whole host: their bounds, defaults and meaning.
+//! The numbers at the top of `rouse.toml`, which apply to the whole host. Some have an option on the command line too.
 
-use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use humantime::format_duration;
 
 use super::File;
-use crate::setting::Number;
-
-#[cfg(test)]
-use crate::{sandbox, setting, worker};
+use crate::setting::Field::{Mib, Time, U8, U32, Usize};
+use crate::setting::{Number, Overlay, Settable, Setting, setting};
+use crate::{sandbox, worker};
 
 const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
 
-/// One setting.
-struct HostSetting {
-    key: &'static str,
-    /// As written: a count, bytes, MiB, or milliseconds of a duration.
-    bounds: RangeInclusive<u64>,
-    /// What the file sets.
-    written: fn(&File) -> Option<Number>,
-    /// What it means, for the reference page.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the reference page"))]
-    doc: &'static str,
+/// As large as the payload of a job may be by default.
+const INVOKE_PAYLOAD_BYTES_MAX: usize = 256 << 10;
+
+/// What the operator sets for the whole host.
+#[derive(Debug, Clone, Default)]
+pub struct HostSettings {
+    /// The worker.
+    pub worker: worker::Settings,
+    /// The sandbox.
+    pub sandbox: sandbox::Settings,
+    /// Invocations.
+    pub invoke: InvokeSettings,
 }
 
-/// Describes a setting.
-const fn setting(
-    key: &'static str,
-    bounds: RangeInclusive<u64>,
-    written: fn(&File) -> Option<Number>,
-    doc: &'static str,
-) -> HostSetting {
-    HostSetting {
-        key,
-        bounds,
-        written,
-        doc,
+/// What the operator sets for invocations.
+#[derive(Debug, Clone)]
+pub struct InvokeSettings {
+    /// Invocations at the same time, in addition to the slots. Default: as many as slots.
+    pub max: Option<usize>,
+    /// The largest payload, bytes. Default: 256 KiB, as for jobs.
+    pub payload_bytes_max: usize,
+}
+
+impl Default for InvokeSettings {
+    fn default() -> Self {
+        Self {
+            max: None,
+            payload_bytes_max: INVOKE_PAYLOAD_BYTES_MAX,
+        }
     }
 }
 
-const SETTINGS: &[HostSetting] = &[
-    setting(
-        "slots",
-        1..=10_000,
-        |file| file.slots.map(Number::from),
-        "Attempts at the same time",
-    ),
-    setting(
-        "poll_min",
-        1..=60_000,
-        |file| file.poll_min.map(Number::from),
-        "First wait after a poll that found nothing",
-    ),
-    setting(
-        "poll_max",
-        1..=60_000,
-        |file| file.poll_max.map(Number::from),
-        "Longest wait between two polls",
-    ),
-    setting(
-        "job_delay",
-        0..=HOUR_MS,
-        |file| file.job_delay.map(Number::from),
-        "How long a slot waits after an attempt before it starts the next one",
-    ),
-    setting(
-        "keep_days",
-        1..=36_500,
-        |file| file.keep_days.map(Number::from),
-        "Days for which finished jobs are kept; the smallest value of all hosts counts",
-    ),
-    setting(
-        "lost_max",
-        1..=1000,
-        |file| file.lost_max.map(Number::from),
-        "How often a job may be lost with its worker before it fails",
-    ),
-    setting(
-        "promote_share",
-        1..=100,
-        |file| file.promote_share.map(|share| u32::from(share).into()),
-        "Percent of each claim for jobs that have waited for `promote_after`, while there are any",
-    ),
-    setting(
-        "memory_total_mb",
-        16..=1 << 24,
-        |file| file.memory_total_mb.map(Number::from),
-        "Memory of all attempts together, MiB",
-    ),
-    setting(
-        "invoke_max",
-        0..=10_000,
-        |file| file.invoke_max.map(Number::from),
-        "Invocations at the same time, besides the slots; 0: none",
-    ),
-    setting(
-        "invoke_payload_bytes_max",
-        2..=64 << 20,
-        |file| file.invoke_payload_bytes_max.map(Number::from),
-        "Size of an invocation's payload",
-    ),
-    setting(
-        "http_timeout",
-        1..=DAY_MS,
-        |file| file.http_timeout.map(Number::from),
-        "How long a handler's HTTP request may take, its response included",
-    ),
-    setting(
-        "compilations_max",
-        1..=64,
-        |file| file.compilations_max.map(Number::from),
-        "Compilations at the same time",
-    ),
-    setting(
-        "compile_cpu",
-        1000..=HOUR_MS,
-        |file| file.compile_cpu.map(Number::from),
-        "CPU time to compile one module",
-    ),
-    setting(
-        "compile_memory_mb",
-        512..=65_536,
-        |file| file.compile_memory_mb.map(Number::from),
-        "Address space to compile one module, MiB",
-    ),
-    setting(
-        "module_core_instances_max",
-        4..=1000,
-        |file| file.module_core_instances_max.map(Number::from),
-        "Core instances of one module",
-    ),
-    setting(
-        "module_memories_max",
-        1..=64,
-        |file| file.module_memories_max.map(Number::from),
-        "Linear memories of one module; each reserves 4 GiB of address space for each slot",
-    ),
-    setting(
-        "module_tables_max",
-        2..=64,
-        |file| file.module_tables_max.map(Number::from),
-        "Tables of one module",
-    ),
-];
+impl Settable for HostSettings {
+    const SETTINGS: &'static [Setting<Self>] = &[
+        Setting::new(
+            "slots",
+            1..=10_000,
+            |of: &mut Self| Usize(&mut of.worker.slots),
+            "Attempts at the same time",
+        )
+        .default_words("4 for each core")
+        .option("--slots"),
+        Setting::new(
+            "poll_min",
+            1..=60_000,
+            |of: &mut Self| Time(&mut of.worker.poll_min),
+            "First wait after a poll that found nothing",
+        ),
+        Setting::new(
+            "poll_max",
+            1..=60_000,
+            |of: &mut Self| Time(&mut of.worker.poll_max),
+            "Longest wait between two polls",
+        )
+        .option("--poll-max"),
+        // As long as an attempt may run.
+        Setting::new(
+            "drain_timeout",
+            0..=30 * DAY_MS,
+            |of: &mut Self| Time(&mut of.worker.drain_timeout),
+            "How long running attempts may continue after SIGTERM",
+        )
+        .option("--drain-timeout"),
+        Setting::new(
+            "job_delay",
+            0..=HOUR_MS,
+            |of: &mut Self| Time(&mut of.worker.job_delay),
+            "How long a slot waits after an attempt before it starts the next one",
+        ),
+        Setting::new(
+            "keep_days",
+            1..=36_500,
+            |of: &mut Self| U32(&mut of.worker.keep_days),
+            "Days for which finished jobs are kept; the smallest value of all hosts counts",
+        ),
+        Setting::new(
+            "lost_max",
+            1..=1000,
+            |of: &mut Self| U32(&mut of.worker.lost_max),
+            "How often a job may be lost with its worker before it fails",
+        ),
+        Setting::new(
+            "promote_after",
+            0..=30 * DAY_MS,
+            |of: &mut Self| Time(of.worker.promote_after.get_or_insert_default()),
+            "How long a job waits before it goes ahead of newer ones; `0s`: it never does",
+        ),
+        Setting::new(
+            "promote_share",
+            1..=100,
+            |of: &mut Self| U8(&mut of.worker.promote_share),
+            "Percent of each claim for jobs that have waited for `promote_after`, while there are any",
+        ),
+        Setting::new(
+            "memory_total_mb",
+            16..=1 << 24,
+            |of: &mut Self| Mib(of.sandbox.memory_bytes_total_max.get_or_insert_default()),
+            "Memory of all attempts together, MiB",
+        )
+        .default_words("three quarters of the machine's"),
+        Setting::new(
+            "invoke_max",
+            0..=10_000,
+            |of: &mut Self| Usize(of.invoke.max.get_or_insert_default()),
+            "Invocations at the same time, besides the slots; 0: none",
+        )
+        .default_words("as many as slots"),
+        Setting::new(
+            "invoke_payload_bytes_max",
+            2..=64 << 20,
+            |of: &mut Self| Usize(&mut of.invoke.payload_bytes_max),
+            "Size of an invocation's payload",
+        ),
+        Setting::new(
+            "http_timeout",
+            1..=DAY_MS,
+            |of: &mut Self| Time(&mut of.sandbox.http.timeout),
+            "How long a handler's HTTP request may take, its response included",
+        ),
+        Setting::new(
+            "compilations_max",
+            1..=64,
+            |of: &mut Self| Usize(&mut of.sandbox.compilations_max),
+            "Compilations at the same time",
+        )
+        .default_words("one for each core, at most 4"),
+        Setting::new(
+            "compile_cpu",
+            1000..=HOUR_MS,
+            |of: &mut Self| Time(&mut of.sandbox.compile_cpu_max),
+            "CPU time to compile one module",
+        ),
+        Setting::new(
+            "compile_memory_mb",
+            512..=65_536,
+            |of: &mut Self| Mib(&mut of.sandbox.compile_memory_bytes_max),
+            "Address space to compile one module, MiB",
+        ),
+        Setting::new(
+            "module_core_instances_max",
+            4..=1000,
+            |of: &mut Self| U32(&mut of.sandbox.module_parts.core_instances),
+            "Core instances of one module",
+        ),
+        Setting::new(
+            "module_memories_max",
+            1..=64,
+            |of: &mut Self| U32(&mut of.sandbox.module_parts.memories),
+            "Linear memories of one module; each reserves 4 GiB of address space for each slot",
+        ),
+        Setting::new(
+            "module_tables_max",
+            2..=64,
+            |of: &mut Self| U32(&mut of.sandbox.module_parts.tables),
+            "Tables of one module",
+        ),
+    ];
+
+    fn check_together(&self, _: &Overlay<Self>, set: &Overlay<Self>) -> Result<(), String> {
+        let (min, max) = (self.worker.poll_min, self.worker.poll_max);
+        // A worker lowers the default of poll_min to poll_max.
+        if set.has("poll_min") && min > max {
+            return Err(format!(
+                "poll_min must be at most poll_max, which is {}, not {}",
+                format_duration(max),
+                format_duration(min)
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The help of an option that sets a number of the host.
+///
+/// # Panics
+/// If there is no such key.
+pub fn host_help(key: &str) -> String {
+    setting::<HostSettings>(key).help()
+}
+
+/// The parser of an option that sets a number of the host.
+///
+/// # Panics
+/// If there is no such key.
+pub fn host_number(key: &'static str) -> impl Fn(&str) -> Result<Number, String> + Clone {
+    let setting = setting::<HostSettings>(key);
+    move |text| setting.parse(text)
+}
 
 impl File {
-    /// Rejects numbers out of their bounds.
-    pub(super) fn check_host_settings(&self) -> Result<(), String> {
-        SETTINGS
-            .iter()
-            .filter_map(|setting| Some((setting, (setting.written)(self)?)))
-            .try_for_each(|(setting, number)| number.check(setting.key, &setting.bounds))
+    /// Sets what the command line sets, which overrides the file.
+    ///
+    /// # Errors
+    /// If it contradicts what the file sets. The error names the keys.
+    pub fn override_host(&mut self, set: Overlay<HostSettings>) -> Result<(), String> {
+        self.host = set.or(&self.host);
+        self.check_host()
     }
-}
 
-/// Their rows on the reference page.
-#[cfg(test)]
-pub(super) fn rows() -> Vec<String> {
-    let (worker, sandbox) = (worker::Settings::default(), sandbox::Settings::default());
-    let default = |key: &str| -> (Number, Option<&str>) {
-        match key {
-            "slots" => (0_usize.into(), Some("4 for each core")),
-            "poll_min" => (worker.poll_min.into(), None),
-            "poll_max" => (worker.poll_max.into(), None),
-            "job_delay" => (worker.job_delay.into(), None),
-            "keep_days" => (worker.keep_days.into(), None),
-            "lost_max" => (worker.lost_max.into(), None),
-            "promote_share" => (u32::from(worker.promote_share).into(), None),
-            "memory_total_mb" => (0_usize.into(), Some("three quarters of the machine's")),
-            "invoke_max" => (0_usize.into(), Some("as many as slots")),
-            "invoke_payload_bytes_max" => (File::default().invoke_payload_bytes_max().into(), None),
-            "http_timeout" => (sandbox.http.timeout.into(), None),
-            "compilations_max" => (0_usize.into(), Some("one for each core, at most 4")),
-            "compile_cpu" => (sandbox.compile_cpu_max.into(), None),
-            "compile_memory_mb" => ((sandbox.compile_memory_bytes_max >> 20).into(), None),
-            "module_core_instances_max" => (sandbox.module_parts.core_instances.into(), None),
-            "module_memories_max" => (sandbox.module_parts.memories.into(), None),
-            "module_tables_max" => (sandbox.module_parts.tables.into(), None),
-            key => panic!("{key} needs a default"),
-        }
-    };
-    let rows = SETTINGS.iter().map(|setting| {
-        let (number, text) = default(setting.key);
-        let text = text.map(str::to_owned);
-        setting::row(setting.key, number, text, &setting.bounds, setting.doc)
-    });
-    rows.collect()
+    /// The numbers of the host, and the defaults of everything else.
+    pub(super) fn host(&self) -> HostSettings {
+        let mut host = self.host.over(&HostSettings::default());
+        let promote_after = host.worker.promote_after;
+        host.worker.promote_after = promote_after.filter(|after| !after.is_zero());
+        host
+    }
+
+    /// How long a slot waits after an attempt of any handler.
+    pub fn job_delay(&self) -> Duration {
+        self.host().worker.job_delay
+    }
+
+    /// Invocations at the same time; `None` if the operator does not set it.
+    pub fn invoke_max(&self) -> Option<usize> {
+        self.host().invoke.max
+    }
+
+    /// The largest payload of an invocation, bytes.
+    pub fn invoke_payload_bytes_max(&self) -> usize {
+        self.host().invoke.payload_bytes_max
+    }
 }

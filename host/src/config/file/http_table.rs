@@ -1,30 +1,84 @@
 //! `[[handlers."…".http]]`: requests that a handler may send.
 
+use serde::de::MapAccess;
 use serde::{Deserialize, Deserializer};
 
 use crate::sandbox::{HostPattern, HttpGrant, HttpScheme};
+use crate::setting::Entry;
+use crate::setting::table::{self, Table};
 
 /// Requests that a handler may send.
-#[derive(Debug, Deserialize)]
-#[serde(
-    deny_unknown_fields,
-    expecting = "a table such as { hosts = [\"api.example.com\"], methods = [\"GET\"] }"
-)]
+#[derive(Debug)]
 pub(super) struct HttpTable {
-    /// `api.example.com`, `*.example.com`, `192.0.2.1`, or `*` for all.
-    #[serde(deserialize_with = "hosts")]
     hosts: Vec<HostPattern>,
-    #[serde(default = "https_alone")]
     schemes: Vec<SchemeWord>,
     /// Empty: the ports of the schemes.
-    #[serde(default)]
     ports: Vec<u16>,
     /// Empty: all methods.
-    #[serde(default)]
     methods: Vec<String>,
-    /// True: the hosts may also be on this machine or its network.
-    #[serde(default)]
     private: bool,
+}
+
+impl Default for HttpTable {
+    fn default() -> Self {
+        Self {
+            hosts: Vec::new(),
+            schemes: vec![SchemeWord::Https],
+            ports: Vec::new(),
+            methods: Vec::new(),
+            private: false,
+        }
+    }
+}
+
+impl Table for HttpTable {
+    type Numbers = ();
+    const EXPECTED: &'static str =
+        "a table such as { hosts = [\"api.example.com\"], methods = [\"GET\"] }";
+    const ENTRIES: &'static [Entry] = &[
+        Entry::required(
+            "hosts",
+            "names, `*.suffix`, addresses, `*`",
+            "The servers; `*`: all",
+        ),
+        Entry::new(
+            "schemes",
+            "`https`, `http`",
+            "`[\"https\"]`",
+            "The schemes of requests",
+        ),
+        Entry::new(
+            "ports",
+            "1 to 65535",
+            "those of the schemes",
+            "The ports of the servers",
+        ),
+        Entry::new("methods", "such as `GET`", "all", "The methods of requests"),
+        Entry::new(
+            "private",
+            "`true`, `false`",
+            "`false`",
+            "`true`: names may resolve to this machine and private networks; addresses in `hosts` always may",
+        ),
+    ];
+
+    fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
+        match key {
+            "hosts" => self.hosts = map.next_value::<Hosts>()?.0,
+            "schemes" => self.schemes = map.next_value()?,
+            "ports" => self.ports = map.next_value()?,
+            "methods" => self.methods = map.next_value()?,
+            "private" => self.private = map.next_value()?,
+            key => unreachable!("{key} has a row, and is not read"),
+        }
+        Ok(())
+    }
+}
+
+impl<'de> Deserialize<'de> for HttpTable {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        table::read(input)
+    }
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -34,25 +88,25 @@ enum SchemeWord {
     Https,
 }
 
-fn https_alone() -> Vec<SchemeWord> {
-    vec![SchemeWord::Https]
-}
+/// Patterns of hosts.
+pub(super) struct Hosts(pub(super) Vec<HostPattern>);
 
-/// Reads patterns of hosts.
-pub(super) fn hosts<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<HostPattern>, D::Error> {
-    let texts = Vec::<String>::deserialize(input)?;
-    let read = |text: &String| {
-        text.parse::<HostPattern>().map_err(|why| {
-            let hint = match has_more_than_a_host(text) {
-                true => {
-                    "; write the host alone: its port goes into `ports` and its scheme into `schemes` of [[handlers.\"…\".http]]"
-                }
-                false => "",
-            };
-            serde::de::Error::custom(format!("the host {text:?}: {why}{hint}"))
-        })
-    };
-    texts.iter().map(read).collect()
+impl<'de> Deserialize<'de> for Hosts {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let texts = Vec::<String>::deserialize(input)?;
+        let read = |text: &String| {
+            text.parse::<HostPattern>().map_err(|why| {
+                let hint = match has_more_than_a_host(text) {
+                    true => {
+                        "; write the host alone: its port goes into `ports` and its scheme into `schemes` of [[handlers.\"…\".http]]"
+                    }
+                    false => "",
+                };
+                serde::de::Error::custom(format!("the host {text:?}: {why}{hint}"))
+            })
+        };
+        texts.iter().map(read).collect::<Result<_, _>>().map(Self)
+    }
 }
 
 /// True for a URL, and for a host with its port.

@@ -1,9 +1,9 @@
-//! What holds for a handler if several tables match it: each key from the narrowest table that sets it.
+//! The settings in force for a handler if several tables match it: each comes from the narrowest table that sets it.
 
 use super::File;
 use super::handler_table::HandlerTable;
 use crate::sandbox::{Limits, StateQuota};
-use crate::setting::{Overlay, Settable};
+use crate::setting::{Overlay, Settable, in_table};
 use crate::worker::Policy;
 
 impl File {
@@ -30,6 +30,11 @@ impl File {
         }
     }
 
+    /// The same for the numbers of the host.
+    pub(super) fn check_host(&self) -> Result<(), String> {
+        check("", &self.host, &[(String::new(), &self.host)])
+    }
+
     /// The same for `[limits]`.
     pub(super) fn check_limits(&self) -> Result<(), String> {
         check("limits", &self.limits, &[(String::new(), &self.limits)])
@@ -47,7 +52,7 @@ fn check<T: Settable>(
         .fold(Overlay::default(), |set, (_, wider)| set.or(wider));
     in_force(tables)
         .check_together(here, &all)
-        .map_err(|why| format!("{name}.{why}"))
+        .map_err(|why| in_table(name, &why))
 }
 
 fn in_force<T: Settable>(tables: &[(String, &Overlay<T>)]) -> T {

@@ -16,14 +16,18 @@ pub(super) enum PinWord {
     Lock,
 }
 
-/// Parses public keys.
-pub(super) fn keys<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<PublicKey>, D::Error> {
-    let texts = Vec::<String>::deserialize(input)?;
-    let keys = texts.iter().map(|text| {
-        text.parse()
-            .map_err(|why| serde::de::Error::custom(format!("{text:?}: {why}")))
-    });
-    keys.collect()
+/// Public keys.
+pub(super) struct TrustedKeys(pub(super) Vec<PublicKey>);
+
+impl<'de> Deserialize<'de> for TrustedKeys {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let texts = Vec::<String>::deserialize(input)?;
+        let keys = texts.iter().map(|text| {
+            text.parse()
+                .map_err(|why| serde::de::Error::custom(format!("{text:?}: {why}")))
+        });
+        keys.collect::<Result<_, _>>().map(Self)
+    }
 }
 
 /// What a name is bound to: one text, or a list of them.

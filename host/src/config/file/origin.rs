@@ -33,31 +33,22 @@ impl File {
             .collect()
     }
 
-    /// The table that sets `instances`.
-    pub fn instances_origin(&self, handler: &str) -> Option<String> {
-        self.origin(handler, |table| table.instances.is_some())
-    }
-
-    /// The table that sets `fine_clocks`.
-    pub fn fine_clocks_origin(&self, handler: &str) -> Option<String> {
-        self.origin(handler, |table| table.fine_clocks.is_some())
+    /// The narrowest of the handler's tables that sets this key, which is not a number.
+    pub fn origin(&self, handler: &str, key: &str) -> Option<String> {
+        self.narrowest_with(handler, key).map(name)
     }
 
     /// The narrowest of the handler's tables with this name: `env`, `settings` or `state`.
     pub fn table_of(&self, handler: &str, key: &str) -> Option<String> {
-        let has_it = |table: &HandlerTable| match key {
-            "env" => table.env.is_some(),
-            "settings" => table.settings.is_some(),
-            "state" => table.state.is_some(),
-            _ => false,
-        };
-        let (pattern, _) = self.tables(handler).find(|(_, table)| has_it(table))?;
+        let is_table = ["env", "settings", "state"].contains(&key);
+        let pattern = self.narrowest_with(handler, key).filter(|_| is_table)?;
         Some(inner(pattern, key))
     }
 
-    fn origin(&self, handler: &str, sets: impl Fn(&HandlerTable) -> bool) -> Option<String> {
+    fn narrowest_with(&self, handler: &str, key: &str) -> Option<&str> {
+        let sets = |table: &HandlerTable| table.set.contains(&key);
         let (pattern, _) = self.tables(handler).find(|(_, table)| sets(table))?;
-        Some(name(pattern))
+        Some(pattern)
     }
 
     fn tables(&self, handler: &str) -> impl Iterator<Item = (&str, &HandlerTable)> {

@@ -3,42 +3,115 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
-use serde::Deserialize;
+use serde::de::MapAccess;
+use serde::{Deserialize, Deserializer};
 
-use super::http_table::hosts;
+use super::http_table::Hosts;
 use crate::config::env::Environment;
 use crate::config::token_file::read_text;
 use crate::sandbox::{HostPattern, SecretGrant};
+use crate::setting::Entry;
+use crate::setting::table::{self, Table};
 
 /// Where a secret is read from: a variable or a file.
-#[derive(Debug, Deserialize)]
-#[serde(
-    deny_unknown_fields,
-    expecting = "a table that says where the secret is read from: [secrets.NAME] with env = \"VARIABLE\" or file = \"PATH\""
-)]
+#[derive(Debug, Default)]
 pub(super) struct SecretTable {
-    /// A variable of the environment.
     env: Option<String>,
-    /// A file that only its owner may read; relative to the folder of `rouse.toml`.
     pub(super) file: Option<PathBuf>,
 }
 
-/// Where the host sends a secret for a handler, and whether the handler may have it sign.
-#[derive(Debug, Deserialize)]
-#[serde(
-    deny_unknown_fields,
-    expecting = "a table such as { name = \"KEY\", hosts = [\"api.example.com\"], headers = [\"authorization\"] } or { name = \"KEY\", sign = true }"
-)]
+impl Table for SecretTable {
+    type Numbers = ();
+    const EXPECTED: &'static str = "a table that names where the secret is read from: [secrets.NAME] with env = \"VARIABLE\" or file = \"PATH\"";
+    const ENTRIES: &'static [Entry] = &[
+        Entry::new(
+            "env",
+            "a name",
+            "none",
+            "The environment variable that has the secret",
+        ),
+        Entry::new(
+            "file",
+            "a path",
+            "none",
+            "The file with the secret, which only its owner may read; relative to the folder of `rouse.toml`",
+        ),
+    ];
+
+    fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
+        match key {
+            "env" => self.env = Some(map.next_value()?),
+            "file" => self.file = Some(map.next_value()?),
+            key => unreachable!("{key} has a row, and is not read"),
+        }
+        Ok(())
+    }
+}
+
+impl<'de> Deserialize<'de> for SecretTable {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        table::read(input)
+    }
+}
+
+/// Where the host sends a secret for a handler, and whether the host signs with it for the handler.
+#[derive(Debug, Default)]
 pub(super) struct SecretUseTable {
     pub(super) name: String,
-    #[serde(default, deserialize_with = "hosts")]
     hosts: Vec<HostPattern>,
-    #[serde(default)]
     headers: Vec<String>,
-    #[serde(default)]
     body: bool,
-    #[serde(default)]
     pub(super) sign: bool,
+}
+
+impl Table for SecretUseTable {
+    type Numbers = ();
+    const EXPECTED: &'static str = "a table such as { name = \"KEY\", hosts = [\"api.example.com\"], headers = [\"authorization\"] } or { name = \"KEY\", sign = true }";
+    const ENTRIES: &'static [Entry] = &[
+        Entry::required("name", "a name", "The secret, by its name in `[secrets]`"),
+        Entry::new(
+            "hosts",
+            "as in `http`",
+            "none",
+            "The servers to which it may be sent",
+        ),
+        Entry::new(
+            "headers",
+            "names of headers",
+            "none",
+            "The headers in which it may be sent",
+        ),
+        Entry::new(
+            "body",
+            "`true`, `false`",
+            "`false`",
+            "`true`: it may also be sent in bodies",
+        ),
+        Entry::new(
+            "sign",
+            "`true`, `false`",
+            "`false`",
+            "`true`: the host signs with it (HMAC-SHA256); `hosts` and `headers` may be left out",
+        ),
+    ];
+
+    fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
+        match key {
+            "name" => self.name = map.next_value()?,
+            "hosts" => self.hosts = map.next_value::<Hosts>()?.0,
+            "headers" => self.headers = map.next_value()?,
+            "body" => self.body = map.next_value()?,
+            "sign" => self.sign = map.next_value()?,
+            key => unreachable!("{key} has a row, and is not read"),
+        }
+        Ok(())
+    }
+}
+
+impl<'de> Deserialize<'de> for SecretUseTable {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        table::read(input)
+    }
 }
 
 /// The message for a file that contains a secret itself, which the message does not repeat.
@@ -47,7 +120,7 @@ pub(super) fn written_out(text: &str) -> Option<String> {
     let mut secrets = file.get("secrets")?.as_table()?.iter();
     let (name, _) = secrets.find(|(_, value)| value.is_str())?;
     Some(format!(
-        "secrets.{name} says where the secret is read from, and is not the secret itself: write [secrets.{name}] with \
+        "secrets.{name} must name where the secret is read from, not contain the secret itself: write [secrets.{name}] with \
          env = \"VARIABLE\" or file = \"PATH\""
     ))
 }
@@ -96,12 +169,12 @@ impl SecretTable {
 }
 
 impl SecretUseTable {
-    /// Rejects an invalid table. `known`: there is such a secret.
+    /// Rejects an invalid table. `known` is true if the file has such a secret.
     pub(super) fn check(&self, known: bool) -> Result<(), String> {
         let name = &self.name;
         if !known {
             return Err(format!(
-                "there is no [secrets.{name}], which says where {name} is read from"
+                "there is no [secrets.{name}]; add it, with the env or file from which {name} is read"
             ));
         }
         let is_sent = !self.hosts.is_empty() && (self.body || !self.headers.is_empty());

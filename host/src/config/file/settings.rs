@@ -2,55 +2,35 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
 
 use super::File;
 use super::dir_table::DirTable;
 use super::handler_table::HandlerTable;
 use super::http_table::HttpTable;
 use super::secret_table::SecretUseTable;
-use crate::sandbox::{self, Grants, HttpSettings, ModuleParts};
+use crate::sandbox::{self, Grants, HttpSettings};
 use crate::worker::{self, Overrides};
 
 impl File {
     /// The worker's settings, without its key.
     pub fn worker(&self, hostname: String) -> worker::Settings {
-        let default = worker::Settings::default();
+        let host = self.host().worker;
         worker::Settings {
-            worker_id: self.worker_id.clone().unwrap_or(default.worker_id),
-            key: default.key,
+            worker_id: self.worker_id.clone().unwrap_or(host.worker_id),
             hostname,
-            queues: self.queues.clone().unwrap_or(default.queues),
-            queue_order: self.queue_order.unwrap_or(default.queue_order),
-            tags: self.tags.clone().unwrap_or(default.tags),
-            slots: self.slots.unwrap_or(default.slots),
-            notify: self.notify.unwrap_or(default.notify),
-            poll_min: self.poll_min.unwrap_or(default.poll_min),
-            poll_max: self.poll_max.unwrap_or(default.poll_max),
-            drain_timeout: self.drain_timeout.unwrap_or(default.drain_timeout),
-            job_delay: self.job_delay(),
-            keep_days: self.keep_days.unwrap_or(default.keep_days),
-            promote_after: self
-                .promote_after
-                .or(default.promote_after)
-                .filter(|after| !after.is_zero()),
-            promote_share: self.promote_share.unwrap_or(default.promote_share),
-            lost_max: self.lost_max.unwrap_or(default.lost_max),
+            queues: self.queues.clone().unwrap_or(host.queues),
+            queue_order: self.queue_order.unwrap_or(host.queue_order),
+            tags: self.tags.clone().unwrap_or(host.tags),
+            notify: self.notify.unwrap_or(host.notify),
             sources: self.sources.clone().into_iter().collect(),
             overrides: self.overrides(),
-            intervals: default.intervals,
+            ..host
         }
     }
 
     /// The settings that override those of the modules.
     pub fn overrides(&self) -> Overrides {
         Overrides(self.of_handlers(|table| Some(table.policy.clone())))
-    }
-
-    /// How long a slot waits after an attempt of any handler.
-    pub fn job_delay(&self) -> Duration {
-        self.job_delay
-            .unwrap_or(worker::Settings::default().job_delay)
     }
 
     /// The names and patterns of handlers that have settings.
@@ -85,53 +65,33 @@ impl File {
 
     /// The sandbox's settings, without the secrets. Relative directories start at `folder`.
     pub fn sandbox(&self, folder: &Path, slots: usize) -> sandbox::Settings {
-        let default = sandbox::Settings::default();
+        let host = self.host().sandbox;
         let dir = |dir: &DirTable, handler: &str| dir.grant(handler, folder);
+        let state = self.handlers.keys();
+        let state = state.filter_map(|handler| Some((handler.clone(), self.state(handler)?)));
         sandbox::Settings {
             config_file: self.path.clone(),
             config: self.text.clone(),
             attempts_max: slots,
-            limits: self.limits.over(&default.limits),
+            limits: self.limits.over(&host.limits),
             limits_of: self.of_handlers(|table| Some(table.limits.clone())),
-            memory_bytes_total_max: self.memory_total_mb.map(|mb| mb << 20),
             grants: Grants(self.by_handler(|table| &table.dirs, dir)),
             env: self.of_handlers(|table| table.env.clone()),
             handler_settings: self.of_handlers(|table| table.settings.clone().map(|own| own.0)),
             fine_clocks: self.of_handlers(|table| table.fine_clocks),
             http_grants: self.by_handler(|table| &table.http, HttpTable::grant),
             http: HttpSettings {
-                timeout: self.http_timeout.unwrap_or(default.http.timeout),
                 ca_file: self.http_ca_file.as_ref().map(|file| folder.join(file)),
-                resolver: default.http.resolver,
+                ..host.http
             },
             secret_grants: self.by_handler(|table| &table.secrets, SecretUseTable::grant),
-            state: self
-                .handlers
-                .keys()
-                .filter_map(|handler| Some((handler.clone(), self.state(handler)?)))
-                .collect(),
+            state: state.collect(),
             instances: self.of_handlers(|table| table.instances),
-            compile_cpu_max: self.compile_cpu.unwrap_or(default.compile_cpu_max),
-            compile_memory_bytes_max: self
-                .compile_memory_mb
-                .map_or(default.compile_memory_bytes_max, |mb| mb << 20),
-            compilations_max: self.compilations_max.unwrap_or(default.compilations_max),
-            module_parts: ModuleParts {
-                core_instances: self
-                    .module_core_instances_max
-                    .unwrap_or(default.module_parts.core_instances),
-                memories: self
-                    .module_memories_max
-                    .unwrap_or(default.module_parts.memories),
-                tables: self
-                    .module_tables_max
-                    .unwrap_or(default.module_parts.tables),
-            },
             cache_dir: self.cache_dir(folder),
             pin: self.pin(folder),
             modules: self.of_handlers(|table| table.module.clone()),
             versions_min: self.of_handlers(|table| table.version_min.clone()),
-            ..default
+            ..host
         }
     }
 }

@@ -2,10 +2,8 @@
 
 use toml::{Table, Value};
 
-/// Keys of a handler that are tables.
-const TABLES: [&str; 7] = [
-    "limits", "env", "settings", "state", "dirs", "http", "secrets",
-];
+use super::handler_table::HandlerTable;
+use crate::setting::table::Table as _;
 
 /// A hint for a file that cannot be parsed, if a missing quote seems to be the reason.
 pub(super) fn hint(text: &str) -> Option<String> {
@@ -24,9 +22,14 @@ pub(super) fn hint(text: &str) -> Option<String> {
 
 fn whole_name(name: &str, table: &Table) -> Option<String> {
     let (word, inner) = table.iter().find_map(|(key, value)| match value {
-        Value::Table(inner) if !TABLES.contains(&key.as_str()) => Some((key, inner)),
+        Value::Table(inner) if !is_key(key) => Some((key, inner)),
         _ => None,
     })?;
     let name = format!("{name}.{word}");
     Some(whole_name(&name, inner).unwrap_or(name))
+}
+
+/// True for a key of a handler's table.
+fn is_key(word: &str) -> bool {
+    HandlerTable::ENTRIES.iter().any(|entry| entry.key == word)
 }

@@ -1,9 +1,9 @@
-//! The names through which a path leads to a directory.
+//! Resolves paths: the directory at the end, and the names on the way.
 
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 
-/// Linux follows as many links.
+/// Linux follows at most this many links.
 const LINKS_MAX: usize = 40;
 
 /// A resolved path, with the names on the way.

@@ -35,13 +35,26 @@ impl Mode {
     }
 }
 
+/// Counting this many files takes a tenth of a second.
+const FILES_MAX: u64 = 100_000;
+
 /// How much a directory may hold; beyond it, its handlers cannot add anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
-    /// The total size of its files, bytes.
+    /// The total size of its files, bytes. Default: no limit.
     pub bytes_max: u64,
-    /// The number of files, directories and links in its tree.
+    /// The number of files, directories and links in its tree. Default: 100,000.
     pub files_max: u64,
+}
+
+impl Default for Quota {
+    /// The quota of a directory for which the operator sets either of the two.
+    fn default() -> Self {
+        Self {
+            bytes_max: u64::MAX,
+            files_max: FILES_MAX,
+        }
+    }
 }
 
 /// A grant of one directory to a handler or a family of handlers.
