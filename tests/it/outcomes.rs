@@ -456,11 +456,11 @@ async fn an_outcome_whose_answer_is_lost_with_its_connection_is_logged_as_unconf
     answer.caught().await;
     // The database has written the outcome, and the host does not learn it.
     assert_eq!(ended(&client, id).await.state, "succeeded");
-    proxy.goes_away();
+    proxy.go_down();
     host.line(PATIENCE, |line| {
         line.contains("the database is unreachable")
     });
-    proxy.comes_back();
+    proxy.come_up();
     let line = host.line(PATIENCE, |line| {
         line.contains("outcome unconfirmed: the answer to its settlement was lost")
     });
