@@ -5,7 +5,7 @@ use clap::{Args, Command};
 use rouse_workbench::host_process::Interruption;
 
 use super::report::{ALL, Report};
-use super::{Bench, decay, drain, enqueue, idle, latency, scale};
+use super::{Bench, decay, drain, enqueue, flows, idle, latency, scale};
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -21,6 +21,7 @@ pub(super) struct Options {
 const QUICK_DRAIN: [&str; 2] = ["--jobs=5000", "--runs=1"];
 const QUICK_LATENCY: [&str; 1] = ["--seconds=3"];
 const QUICK_ENQUEUE: [&str; 2] = ["--seconds=1", "--pairs=1"];
+const QUICK_FLOWS: [&str; 2] = ["--jobs=5000", "--runs=1"];
 const QUICK_DECAY: [&str; 6] = [
     "--jobs=3000",
     "--runs=1",
@@ -59,6 +60,8 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     all.part("latency", latency::run(bench, &given)).await?;
     let given: enqueue::Options = defaults(sizes(&QUICK_ENQUEUE))?;
     all.part("enqueue", enqueue::run(bench, &given)).await?;
+    let given: flows::Options = defaults(sizes(&QUICK_FLOWS))?;
+    all.part("flows", flows::run(bench, &given)).await?;
     let given: decay::Options = defaults(sizes(&QUICK_DECAY))?;
     all.part("decay", decay::run(bench, &given)).await?;
     let given: idle::Options = defaults(sizes(&QUICK_IDLE))?;
@@ -116,6 +119,10 @@ mod tests {
         assert_eq!(
             defaults::<enqueue::Options>(&QUICK_ENQUEUE).unwrap().pairs,
             1
+        );
+        assert_eq!(
+            defaults::<flows::Options>(&QUICK_FLOWS).unwrap().jobs,
+            5_000
         );
         assert_eq!(
             defaults::<decay::Options>(&QUICK_DECAY).unwrap().window,

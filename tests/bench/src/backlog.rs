@@ -10,6 +10,8 @@ use super::progress::Progress;
 /// SQL over `n`, the number of the job: about 100 bytes of JSON, like a typical payload.
 pub(super) const PAYLOAD: &str = "jsonb_build_object('n', n, 'pad', repeat('x', 80))";
 const ENQUEUE_BATCH: i64 = 1_000;
+/// The largest flow.
+const FLOW_BATCH: i64 = 10_000;
 
 /// The benchmark fails if no job has finished for this long.
 const STALLED_AFTER: Duration = Duration::from_secs(60);
@@ -26,6 +28,33 @@ pub(super) struct Work {
     pub(super) priority: &'static str,
     /// `None` uses the queue `default`; otherwise round robin over the queues `q0`, `q1` …
     pub(super) queues: Option<i64>,
+    /// How the jobs wait for each other; `None`: not at all.
+    pub(super) graph: Option<Graph>,
+}
+
+/// How the jobs of a flow of up to 10,000 wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Graph {
+    /// All but the first and the last wait for the first, and the last waits for these.
+    FanOutIn,
+    /// Each waits for the one before, except every tenth.
+    Chains,
+}
+
+impl Graph {
+    /// SQL over `n` and the first and last job of the flow, `$1` and `$2`: what job `n` waits for.
+    fn after(self) -> &'static str {
+        match self {
+            Self::FanOutIn => {
+                "CASE n WHEN $1 THEN '[]'
+                        WHEN $2 THEN (SELECT jsonb_agg('n' || m) FROM generate_series($1 + 1, $2 - 1) AS m)
+                        ELSE jsonb_build_array('n' || $1) END"
+            }
+            Self::Chains => {
+                "CASE WHEN (n - $1) % 10 = 0 THEN '[]' ELSE jsonb_build_array('n' || n - 1) END"
+            }
+        }
+    }
 }
 
 impl Work {
@@ -37,11 +66,15 @@ impl Work {
             payload: PAYLOAD.to_owned(),
             priority: "normal",
             queues: None,
+            graph: None,
         }
     }
 
     /// Enqueues all jobs, in the open transaction if there is one.
     pub(super) async fn enqueue(&self, client: &Client, progress: &Progress) -> Result<Backlog> {
+        if let Some(graph) = self.graph {
+            return self.enqueue_flows(client, progress, graph).await;
+        }
         let ids = match self.queues {
             None => format!(
                 "rouse.enqueue_many('{}', ARRAY(SELECT {} FROM generate_series($1::bigint, $2::bigint) AS n),
@@ -88,6 +121,45 @@ impl Work {
                 .query_one(&statement, &[&from, &to])
                 .await
                 .context("enqueue a batch")?;
+            backlog.first = backlog.first.min(row.get(0));
+            backlog.last = backlog.last.max(row.get(1));
+            progress.at(to.unsigned_abs());
+            from = to + 1;
+        }
+        Ok(backlog)
+    }
+
+    /// Enqueues all jobs in flows.
+    async fn enqueue_flows(
+        &self,
+        client: &Client,
+        progress: &Progress,
+        graph: Graph,
+    ) -> Result<Backlog> {
+        let sql = format!(
+            "SELECT rouse.enqueue_flow(jsonb_agg(jsonb_build_object(
+                 'name', 'n' || n, 'handler', '{}', 'payload', {}, 'after', {})))
+             FROM generate_series($1::bigint, $2::bigint) AS n",
+            self.handler,
+            self.payload,
+            graph.after()
+        );
+        let label = format!("enqueueing {} jobs in flows", self.jobs);
+        progress.count(&label, self.jobs.unsigned_abs());
+        let mut backlog = Backlog {
+            jobs: self.jobs,
+            first: i64::MAX,
+            last: 0,
+            statements: 1,
+        };
+        let mut from = 1;
+        while from <= self.jobs {
+            let to = self.jobs.min(from + FLOW_BATCH - 1);
+            let flow = client.query_one(&sql, &[&from, &to]).await;
+            let flow: i64 = flow.context("enqueue a flow")?.get(0);
+            let range = "SELECT min(job), max(job) FROM rouse.flow($1)";
+            let row = client.query_one(range, &[&flow]).await;
+            let row = row.context("read a flow")?;
             backlog.first = backlog.first.min(row.get(0));
             backlog.last = backlog.last.max(row.get(1));
             progress.at(to.unsigned_abs());

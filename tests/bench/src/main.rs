@@ -5,6 +5,8 @@ mod latency;
 
 mod enqueue;
 
+mod flows;
+
 mod decay;
 
 mod idle;
@@ -72,6 +74,8 @@ enum Part {
     Latency(latency::Options),
     /// Enqueues per second over 1, 8 and 32 connections, compared with plain INSERTs of the same row
     Enqueue(enqueue::Options),
+    /// Jobs per second of jobs that wait for each other, compared with jobs that do not
+    Flows(flows::Options),
     /// Jobs per second with many pending jobs, many finished jobs, an open transaction, or partition maintenance
     Decay(decay::Options),
     /// CPU time and statements of idle hosts
@@ -119,6 +123,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             Part::Drain(options) => drain::run(&bench, &options).await,
             Part::Latency(options) => latency::run(&bench, &options).await,
             Part::Enqueue(options) => enqueue::run(&bench, &options).await,
+            Part::Flows(options) => flows::run(&bench, &options).await,
             Part::Decay(options) => decay::run(&bench, &options).await,
             Part::Idle(options) => idle::run(&bench, &options).await,
             Part::Scale(options) => scale::run(&bench, &options).await,
