@@ -23,7 +23,7 @@ pub(super) enum Line {
     Sent {
         at_us: i64,
         call: u64,
-        request: Request,
+        request: Box<Request>,
     },
     Answered {
         at_us: i64,
@@ -200,7 +200,7 @@ impl Ledger {
         self.write(&Line::Sent {
             at_us,
             call,
-            request,
+            request: Box::new(request),
         })?;
         Ok(call)
     }

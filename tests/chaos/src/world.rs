@@ -205,7 +205,7 @@ impl World {
                     indexes.insert(call, self.calls.len());
                     self.calls.push(Call {
                         number: call,
-                        request,
+                        request: *request,
                         sent_us: at_us,
                         answered_us: self.dumped_us,
                         answer: Answer::Unknown("never answered".into()),
@@ -378,7 +378,7 @@ mod tests {
         let sent = |call| Line::Sent {
             at_us: 5,
             call,
-            request: request.clone(),
+            request: Box::new(request.clone()),
         };
         let answer = Line::Answered {
             at_us: 9,
