@@ -94,7 +94,7 @@ enum Command {
     Invoke(invoke::Args),
     /// Show, list and change jobs
     Job(job::Args),
-    /// Show, list, cancel and retry flows: graphs of jobs
+    /// Show, list, cancel, retry and delete flows: graphs of jobs
     Flow(flow::Args),
     /// Show what happened, when, and who did it
     Audit(audit::Args),

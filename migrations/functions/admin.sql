@@ -17,7 +17,8 @@ $$;
 
 -- Ends a live job, and returns whether it was live. A running job is settled with its own fence, and its worker is notified: any outcome of
 -- its attempt is refused. Waits for a concurrent change of the job, and then acts on the result. Served by the primary key.
-CREATE OR REPLACE FUNCTION rouse._end(p_id bigint, p_state rouse.state, p_result jsonb, p_error jsonb, p_event text) RETURNS boolean
+CREATE OR REPLACE FUNCTION rouse._end(
+    p_id bigint, p_state rouse.state, p_result jsonb, p_error jsonb, p_event text, p_detail jsonb DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     at     timestamptz;
@@ -44,7 +45,7 @@ BEGIN
         chains := rouse._end_queued(ARRAY[p_id], p_state, p_result, p_error, at);
         PERFORM rouse._chains_ended(chains, ARRAY[p_state = 'succeeded']);
     END IF;
-    INSERT INTO rouse.record (at, job, event, attempt, who) VALUES (at, p_id, p_event, live.attempt, session_user);
+    INSERT INTO rouse.record (at, job, event, attempt, who, detail) VALUES (at, p_id, p_event, live.attempt, session_user, p_detail);
     RETURN true;
 END
 $$;
@@ -200,7 +201,10 @@ BEGIN
         continued := NULL;
     END IF;
     IF p_was.after IS NOT NULL AND p_was.attempt = 0 THEN
-        parents := rouse._find_parents(p_was.after);
+        -- A chain that is no longer kept was over when this job was released or cancelled.
+        parents := rouse._find_parents((
+            SELECT coalesce(jsonb_object_agg(d.name, d.entry), '{}') FROM rouse._dependencies_of(p_was.after) AS d
+            WHERE rouse._chain_of((d.job #>> '{}')::bigint) IS NOT NULL));
         IF parents.failed IS NOT NULL THEN
             failed := parents.failed;
             RETURN;
@@ -212,8 +216,8 @@ BEGIN
                                     unique_key, payload, payload_at, wake, grants, lease_ms, timeout_ms, after)
         VALUES (fresh, p_was.lane, CASE WHEN blockers IS NULL THEN fresh END, p_was.id, continued, p_was.flow, p_was.flow_name, p_at, p_at, p_was.max_attempts, blockers,
                 bytes + rouse._other_bytes(p_was.tenant, p_was.source, p_was.grants),
-                p_was.tenant, p_was.source, p_was.unique_key, CASE WHEN stored_at IS NULL THEN payload END, stored_at, true,
-                p_was.grants, p_was.lease_ms, p_was.timeout_ms, p_was.after)
+                p_was.tenant, p_was.source, p_was.unique_key, CASE WHEN stored_at IS NULL THEN payload END, stored_at,
+                CASE WHEN blockers IS NULL THEN true END, p_was.grants, p_was.lease_ms, p_was.timeout_ms, p_was.after)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             IF blockers IS NOT NULL THEN
@@ -253,17 +257,18 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     at   timestamptz := clock_timestamp();
-    live rouse.state;
+    live record;
     was  rouse.finished;
     done record;
 BEGIN
     PERFORM rouse._check_id('retry', retry.id);
-    SELECT j.state INTO live FROM rouse.job AS j WHERE j.id = retry.id;
+    SELECT j.state, j.blockers INTO live FROM rouse.job AS j WHERE j.id = retry.id;
     IF FOUND THEN
-        RAISE EXCEPTION 'rouse: job % cannot be retried: it is %', retry.id, live
+        RAISE EXCEPTION 'rouse: job % cannot be retried: it is %', retry.id, live.state
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = CASE live WHEN 'queued' THEN format('SELECT rouse.reschedule(%s) makes it ready at once.', retry.id)
-                                   ELSE 'Wait for its end, or cancel it first.' END;
+                  HINT = CASE WHEN live.blockers IS NOT NULL THEN 'It waits for other jobs: waits_for in rouse.jobs names them.'
+                              WHEN live.state = 'queued' THEN format('SELECT rouse.reschedule(%s) makes it ready at once.', retry.id)
+                              ELSE 'Wait for its end, or cancel it first.' END;
     END IF;
     was := rouse._ended_job(retry.id);
     PERFORM rouse._ensure_partitions(at);
@@ -433,8 +438,9 @@ END
 $$;
 
 -- Cancels up to `most` ready jobs of a queue, the oldest of each lane first, and returns how many. Running and scheduled jobs are not
--- cancelled, nor jobs that are being claimed at this moment. One record contains their number, and each job has a record of its own. Served
--- by job_ready, after one read of the catalog of lanes.
+-- cancelled, nor jobs that wait for others, nor jobs that are being claimed at this moment. Jobs of any queue that wait for the cancelled ones
+-- are cancelled or released, as their on_failure says. One record contains the number of ready jobs, and each job has a record of its own.
+-- Served by job_ready, after one read of the catalog of lanes.
 CREATE OR REPLACE FUNCTION rouse.purge_queue(queue text, most integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -486,8 +492,8 @@ DO $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.record'::regclass AND tgname = 'record_to_audit_outbox') THEN
         CREATE TRIGGER record_to_audit_outbox AFTER INSERT ON rouse.record
-            -- For a purge, only the record of the queue.
-            FOR EACH ROW WHEN (NEW.who IS NOT NULL AND (NEW.job IS NULL OR NEW.event <> 'purged')) EXECUTE FUNCTION rouse._fill_audit_outbox();
+            -- For a purge, only the record of the queue; for an action on a flow, only that of the flow.
+            FOR EACH ROW WHEN (NEW.who IS NOT NULL AND (NEW.job IS NULL OR (NEW.event <> 'purged' AND NOT coalesce(NEW.detail ? 'flow', false)))) EXECUTE FUNCTION rouse._fill_audit_outbox();
     END IF;
 END
 $$;

@@ -1,6 +1,7 @@
 -- Chains: a job and those that continue it. Each function takes the id of any job of the chain. The id of a chain is that of its first job.
 
--- The jobs of a chain, in order; no row if the job does not exist or is no longer kept.
+-- The jobs of a chain, in order; no row if the job does not exist or is no longer kept. Served by finished_id, finished_chain, job_chain and
+-- the primary key.
 CREATE OR REPLACE FUNCTION rouse.chain(id bigint)
 RETURNS TABLE (job bigint, handler text, queue text, state rouse.state, attempt integer, retried_from bigint, requested_at timestamptz,
                finished_at timestamptz)
@@ -22,7 +23,8 @@ BEGIN
 END
 $$;
 
--- The result of a chain, which is that of its last job; null while it is live, if it has not succeeded, and if it is unknown.
+-- The result of a chain, which is that of its last job; null while it is live, if it has not succeeded, and if it is unknown. Served as
+-- rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.chain_result(id bigint) RETURNS jsonb
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
@@ -37,7 +39,7 @@ END
 $$;
 
 -- Locks the live job of a chain and returns it, or the job that ended last. An error if the chain does not exist or is no longer kept. Waits
--- for a concurrent change of the job, and then for the job that continues the chain.
+-- for a concurrent change of that job; if it has ended, goes on with the job that continues the chain. Served as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse._lock_chain(p_name text, p_id bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -94,8 +96,8 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Deletes a chain: its queued job is cancelled, and a record shows that it was deleted. Refused while its job runs. Refused while other jobs
--- wait for it, unless `cascade` is true: then they are cancelled too, and what waits for them, whatever their on_failure is. Up to 1,000 of
--- them in this transaction, and the others by a host.
+-- wait for it, unless `cascade` is true: then these are cancelled too, whatever their on_failure is, up to 1,000 in this transaction and the
+-- others by a host. Jobs that wait for those follow their own on_failure. Served by dependency_pkey.
 CREATE OR REPLACE FUNCTION rouse.delete_chain(id bigint, cascade boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -112,6 +114,9 @@ BEGIN
                   HINT = format('SELECT rouse.delete_chain(%s, cascade => true) cancels them too.', first);
     END IF;
     UPDATE rouse.dependency AS d SET on_failure = 'cancel' WHERE d.chain = first AND d.on_failure <> 'cancel';
-    RETURN rouse.delete(last);
+    PERFORM rouse.delete(last);
+    -- If the chain had already ended, its end does not cancel them.
+    PERFORM rouse._chains_ended(ARRAY[first], ARRAY[false]);
+    RETURN true;
 END
 $$;

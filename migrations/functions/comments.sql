@@ -144,6 +144,8 @@ COMMENT ON FUNCTION rouse.maintain_partitions IS
     'Drops expired partitions, stale progress and stale usage.';
 COMMENT ON FUNCTION rouse.maintain_lanes IS
     'Closes lanes that have had no job for a day and removes those that nothing refers to.';
+COMMENT ON FUNCTION rouse.maintain_dependencies IS
+    'Finds jobs that wait for chains that have ended, and deletes flows of which no job is kept.';
 COMMENT ON FUNCTION rouse.prepare_partitions IS
     'Creates the partitions of today and the next days; returns how many.';
 

@@ -12,7 +12,7 @@
 --     there are too many, is noted in rouse.pending_release in the same transaction. The host that settled continues at once, and any other
 --     host after a second.
 
--- The chain of a job; null if the job does not exist or is no longer kept.
+-- The chain of a job; null if the job does not exist or is no longer kept. Served by the primary key and finished_id.
 CREATE OR REPLACE FUNCTION rouse._chain_of(p_id bigint) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT coalesce(j.chain, j.id) FROM rouse.job AS j WHERE j.id = p_id),
@@ -46,92 +46,126 @@ LANGUAGE sql AS $$
     SELECT coalesce(j.chain, j.id) FROM rouse.job AS j WHERE j.id = p_id FOR KEY SHARE
 $$;
 
--- Finds the chains that `after` of an enqueue names, and locks them as described above:
+-- The entries of an `after`: the name, the job that it names, what its failure does, and the entry itself. None if it is null. The job of a
+-- wrong entry is null or no id.
+CREATE OR REPLACE FUNCTION rouse._dependencies_of(p_after jsonb) RETURNS TABLE (name text, job jsonb, on_failure jsonb, entry jsonb)
+LANGUAGE sql IMMUTABLE ROWS 10 AS $$
+    SELECT e.name, CASE jsonb_typeof(e.entry) WHEN 'object' THEN coalesce(e.entry -> 'job', 'null') ELSE e.entry END,
+           CASE jsonb_typeof(e.entry) WHEN 'object' THEN coalesce(e.entry -> 'on_failure', '"cancel"') ELSE '"cancel"' END, e.entry
+    FROM (
+        SELECT o.key, o.value FROM jsonb_each(CASE WHEN jsonb_typeof(p_after) = 'object' THEN p_after END) AS o
+        UNION ALL
+        SELECT coalesce(a.value #>> '{}', 'null'), a.value FROM jsonb_array_elements(CASE WHEN jsonb_typeof(p_after) = 'array' THEN p_after END) AS a
+    ) AS e(name, entry)
+$$;
+
+-- Rejects an `after` of the wrong shape, with the entry at fault.
+CREATE OR REPLACE FUNCTION rouse._check_after(p_after jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    entries bigint;
+    wrong   record;
+BEGIN
+    IF jsonb_typeof(p_after) NOT IN ('array', 'object') THEN
+        RAISE EXCEPTION 'rouse.enqueue: after must be a list of job ids, or an object with a job id for each name, not %', left(p_after::text, 140)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance [17, 18], or {"charge": 17, "notify": {"job": 18, "on_failure": "run"}}.';
+    END IF;
+    entries := (SELECT count(*) FROM rouse._dependencies_of(p_after));
+    IF entries > 10000 THEN
+        RAISE EXCEPTION 'rouse.enqueue: after names % jobs; at most 10000 are allowed', entries USING ERRCODE = 'program_limit_exceeded';
+    END IF;
+    SELECT d.name, d.entry INTO wrong
+    FROM rouse._dependencies_of(p_after) AS d
+    WHERE length(d.name) NOT BETWEEN 1 AND 200
+       OR jsonb_typeof(d.job) NOT IN ('number', 'string') OR d.job #>> '{}' !~ '^[1-9][0-9]{0,17}$'
+       OR d.on_failure NOT IN ('"cancel"', '"run"', '"wait"')
+       OR (jsonb_typeof(d.entry) = 'object' AND d.entry - '{job,on_failure}'::text[] <> '{}')
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'rouse.enqueue: entry % of after must be a job id, not %', quote_literal(left(wrong.name, 140)), left(wrong.entry::text, 140)
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'A name has 1 to 200 characters. Its job is an id, or {"job": id, "on_failure": "cancel"}, or "run" or "wait" instead of "cancel".';
+    END IF;
+END
+$$;
+
+-- Locks the chain of a job until the caller commits, as described above; null if the job does not exist or is no longer kept. `waits`: the
+-- chain has not ended, or it has failed and p_on_failure waits for a retry. `has_failed`: it has failed, and p_on_failure cancels. Waits for a
+-- settlement of the chain that is about to commit. Served by the primary key, job_chain, finished_chain and finished_id.
+CREATE OR REPLACE FUNCTION rouse._lock_parent(p_id bigint, p_on_failure text, OUT chain bigint, OUT waits boolean, OUT has_failed boolean)
+LANGUAGE plpgsql AS $$
+DECLARE
+    live  bigint := p_id;
+    ended rouse.finished;
+BEGIN
+    has_failed := false;
+    LOOP
+        -- Null if it is not live, or has ended just now; then another job may continue its chain.
+        chain := rouse._lock_live(live);
+        waits := chain IS NOT NULL;
+        EXIT WHEN waits;
+        chain := rouse._chain_of(p_id);
+        EXIT WHEN chain IS NULL;
+        live := rouse._live_job(chain);
+        CONTINUE WHEN live IS NOT NULL;
+        ended := rouse._last_ended(chain);
+        EXIT WHEN ended.state = 'succeeded' OR p_on_failure = 'run';
+        has_failed := p_on_failure = 'cancel';
+        EXIT WHEN has_failed;
+        -- A single snapshot would not show a retry that has committed since.
+        IF current_setting('transaction_isolation') <> 'read committed' THEN
+            RAISE EXCEPTION 'rouse.enqueue: job % has failed, and only a transaction with isolation level READ COMMITTED can wait for its retry', p_id
+                USING ERRCODE = 'feature_not_supported';
+        END IF;
+        -- A retry takes a stronger lock of this row: either it waits, and sees the dependency, or it has committed.
+        PERFORM FROM rouse.finished AS f WHERE f.id = ended.id FOR KEY SHARE;
+        waits := rouse._live_job(chain) IS NULL;
+        EXIT WHEN waits;
+    END LOOP;
+END
+$$;
+
+-- Finds the chains that `after` of an enqueue names, and locks them in the order of the ids of their jobs:
 --
 --   after                the argument as it is stored: by name, and with chains instead of jobs; null: it names none
---   chains, on_failures  those that the job waits for: they have not ended, or have failed and it waits for a retry
+--   chains, on_failures  those that the job waits for
 --   failed               a chain whose failure cancels the job; null: none
 CREATE OR REPLACE FUNCTION rouse._find_parents(p_after jsonb, OUT after jsonb, OUT chains bigint[], OUT on_failures text[], OUT failed bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
-    wrong  record;
     parent record;
-    chain  bigint;
-    live   bigint;
-    ended  rouse.finished;
+    locked record;
     names  text[] := '{}';
     named  bigint[] := '{}';
     kinds  text[] := '{}';
+    twice  text;
 BEGIN
-    IF jsonb_typeof(p_after) = 'array' THEN
-        SELECT coalesce(jsonb_object_agg(coalesce(e.value #>> '{}', 'null'), e.value), '{}') INTO p_after FROM jsonb_array_elements(p_after) AS e;
-    ELSIF jsonb_typeof(p_after) <> 'object' THEN
-        RAISE EXCEPTION 'rouse.enqueue: after must be a list of job ids, or an object with a job id for each name, not %', left(p_after::text, 140)
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance [17, 18], or {"charge": 17, "notify": {"job": 18, "on_failure": "run"}}.';
-    END IF;
-    IF (SELECT count(*) FROM jsonb_object_keys(p_after)) > 10000 THEN
-        RAISE EXCEPTION 'rouse.enqueue: after names more than 10000 jobs, the maximum' USING ERRCODE = 'program_limit_exceeded';
-    END IF;
-    SELECT e.key, e.value INTO wrong
-    FROM jsonb_each(p_after) AS e
-    CROSS JOIN LATERAL (SELECT CASE jsonb_typeof(e.value) WHEN 'object' THEN e.value -> 'job' ELSE e.value END AS id) AS job
-    WHERE length(e.key) NOT BETWEEN 1 AND 200
-       OR coalesce(jsonb_typeof(job.id), 'null') NOT IN ('number', 'string')
-       OR job.id #>> '{}' !~ '^[1-9][0-9]{0,17}$'
-       OR (jsonb_typeof(e.value) = 'object'
-           AND (coalesce(e.value -> 'on_failure', '"cancel"') NOT IN ('"cancel"', '"run"', '"wait"') OR e.value - '{job,on_failure}'::text[] <> '{}'))
-    LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION 'rouse.enqueue: entry % of after must be a job id, not %', quote_literal(left(wrong.key, 140)), left(wrong.value::text, 140)
-            USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'A name has 1 to 200 characters. Its job is an id, or {"job": id, "on_failure": "cancel"}, or "run" or "wait" instead of "cancel".';
-    END IF;
-
+    PERFORM rouse._check_after(p_after);
     chains := '{}';
     on_failures := '{}';
     FOR parent IN
-        SELECT asked.name, asked.id, asked.on_failure, rouse._lock_live(asked.id) AS chain
-        FROM (
-            SELECT e.key AS name, (CASE jsonb_typeof(e.value) WHEN 'object' THEN e.value ->> 'job' ELSE e.value #>> '{}' END)::bigint AS id,
-                   CASE jsonb_typeof(e.value) WHEN 'object' THEN coalesce(e.value ->> 'on_failure', 'cancel') ELSE 'cancel' END AS on_failure
-            FROM jsonb_each(p_after) AS e ORDER BY 2) AS asked
+        SELECT d.name, (d.job #>> '{}')::bigint AS id, d.on_failure #>> '{}' AS on_failure FROM rouse._dependencies_of(p_after) AS d ORDER BY 2
     LOOP
-        chain := coalesce(parent.chain, rouse._chain_of(parent.id));
-        IF chain IS NULL THEN
+        locked := rouse._lock_parent(parent.id, parent.on_failure);
+        IF locked.chain IS NULL THEN
             RAISE EXCEPTION 'rouse.enqueue: after names job % (as %), which does not exist or is no longer kept', parent.id, quote_literal(parent.name)
                 USING ERRCODE = 'no_data_found', HINT = 'Only the transaction that enqueues a job can name it before it commits.';
         END IF;
         names := names || parent.name;
-        named := named || chain;
+        named := named || locked.chain;
         kinds := kinds || parent.on_failure;
-        live := parent.id;
-        WHILE parent.chain IS NULL LOOP
-            live := rouse._live_job(chain);
-            IF live IS NULL THEN
-                ended := rouse._last_ended(chain);
-                EXIT WHEN ended.state = 'succeeded' OR parent.on_failure = 'run';
-                IF parent.on_failure = 'cancel' THEN
-                    failed := chain;
-                    EXIT;
-                END IF;
-                -- A retry takes a stronger lock of this row: either it waits, and sees the dependency, or it has committed.
-                PERFORM FROM rouse.finished AS f WHERE f.id = ended.id FOR KEY SHARE;
-                EXIT WHEN rouse._live_job(chain) IS NULL;
-            ELSE
-                -- Null if it has ended just now; then another job may continue the chain.
-                parent.chain := rouse._lock_live(live);
-            END IF;
-        END LOOP;
-        IF live IS NOT NULL OR (parent.on_failure = 'wait' AND ended.state <> 'succeeded') THEN
-            chains := chains || chain;
+        IF locked.waits THEN
+            chains := chains || locked.chain;
             on_failures := on_failures || parent.on_failure;
+        ELSIF locked.has_failed THEN
+            failed := locked.chain;
         END IF;
     END LOOP;
-    SELECT string_agg(quote_literal(n.name), ' and ') INTO wrong
+    SELECT string_agg(quote_literal(n.name), ' and ') INTO twice
     FROM unnest(names, named) AS n(name, chain) GROUP BY n.chain HAVING count(*) > 1 LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'rouse.enqueue: % of after name the same chain', wrong.string_agg
+        RAISE EXCEPTION 'rouse.enqueue: % of after name the same chain', twice
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A job waits for the end of a chain, whichever of its jobs is named.';
     END IF;
     SELECT jsonb_object_agg(n.name, CASE n.kind WHEN 'cancel' THEN to_jsonb(n.chain) ELSE jsonb_build_object('job', n.chain, 'on_failure', n.kind) END)
@@ -140,7 +174,8 @@ BEGIN
 END
 $$;
 
--- Adds the dependencies of a new job, as rouse._find_parents has found them. If one of its chains has failed, the job is cancelled.
+-- Adds the dependencies of a new job, as rouse._find_parents has found them. If one of its chains has failed, the job is cancelled. Nothing
+-- waits for the job yet. Served by dependency_pkey.
 CREATE OR REPLACE FUNCTION rouse._add_dependencies(p_job bigint, p_chains bigint[], p_on_failures text[], p_failed bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -153,7 +188,7 @@ END
 $$;
 
 -- Ends queued jobs, which the caller has locked, and returns their chains. Their dependencies are deleted. The caller releases the jobs that
--- wait for these chains (rouse._chains_ended).
+-- wait for these chains (rouse._chains_ended). Served by the primary key, dependency_job and queue_keeps.
 CREATE OR REPLACE FUNCTION rouse._end_queued(p_ids bigint[], p_state rouse.state, p_result jsonb, p_error jsonb, p_at timestamptz) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -179,9 +214,9 @@ BEGIN
 END
 $$;
 
--- Cancels jobs, which the caller has locked, because chains that they wait for have failed. What waits for them is left to
--- rouse.continue_releases, so that a transaction cancels one level of a graph.
-CREATE OR REPLACE FUNCTION rouse._cancel_dependents(p_ids bigint[], p_failed bigint[]) RETURNS void
+-- Cancels jobs, which the caller has locked, because chains that they wait for have failed. Jobs that wait for these are left to
+-- rouse.continue_releases, so that a transaction cancels one level of a graph; returns whether there are any. Served by dependency_pkey.
+CREATE OR REPLACE FUNCTION rouse._cancel_dependents(p_ids bigint[], p_failed bigint[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     at     timestamptz := clock_timestamp();
@@ -195,14 +230,16 @@ BEGIN
     SELECT ended.chain, false, at FROM unnest(chains) AS ended(chain)
     WHERE EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain = ANY (ARRAY[ended.chain]) AND d.on_failure IN ('cancel', 'run'))
     ON CONFLICT (chain) DO UPDATE SET succeeded = false, tried_at = at;
+    RETURN FOUND;
 END
 $$;
 
 -- Releases jobs that wait for these chains, which have ended, at most `p_most`: a chain that has succeeded counts down the blockers of each
 -- job; one that has failed does so for those with on_failure 'run', cancels those with 'cancel', and leaves those with 'wait' alone. Jobs
--- that wait for nothing else become ready, or wait for their run_at. Never waits for a lock. Returns how many dependencies were resolved,
--- and the chains that have some left. Served by the primary keys.
-CREATE OR REPLACE FUNCTION rouse._release(p_chains bigint[], p_succeeded boolean[], p_most integer, OUT resolved integer, OUT remaining bigint[])
+-- that wait for nothing else become ready, or wait for their run_at. Never waits for a lock. Returns how many dependencies were resolved, the
+-- chains that have some left, and whether rouse.continue_releases has anything to do. Served by the primary keys.
+CREATE OR REPLACE FUNCTION rouse._release(
+    p_chains bigint[], p_succeeded boolean[], p_most integer, OUT resolved integer, OUT remaining bigint[], OUT has_more boolean)
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -210,39 +247,39 @@ DECLARE
     cancelled bigint[];
     failed    bigint[];
     lanes     bigint[];
+    -- Lanes of jobs that wait for their run_at.
+    scheduled bigint[];
 BEGIN
     resolved := 0;
+    has_more := false;
     IF false = ANY (p_succeeded) THEN
         SELECT coalesce(array_agg(d.job), '{}'), array_agg(d.chain) INTO cancelled, failed
         FROM (
+            -- A job may wait for several of these chains.
             SELECT d.job, min(d.chain) AS chain
-            FROM unnest(p_chains, p_succeeded) AS ended(chain, succeeded)
-            CROSS JOIN LATERAL (
-                SELECT d.chain, d.job FROM rouse.dependency AS d
-                WHERE d.chain = ended.chain AND d.on_failure = 'cancel' LIMIT p_most) AS d
-            WHERE NOT ended.succeeded
-            GROUP BY d.job ORDER BY d.job LIMIT p_most) AS d
-        CROSS JOIN LATERAL (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[d.job]) FOR UPDATE SKIP LOCKED) AS j;
+            FROM (
+                SELECT d.job, d.chain
+                FROM unnest(p_chains, p_succeeded) AS ended(chain, succeeded)
+                -- Only lookups can serve such conditions (claim.sql).
+                JOIN rouse.dependency AS d ON d.chain = ANY (ARRAY[ended.chain]) AND d.on_failure = 'cancel'
+                CROSS JOIN LATERAL (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[d.job]) FOR UPDATE SKIP LOCKED) AS j
+                WHERE NOT ended.succeeded
+                LIMIT p_most) AS d
+            GROUP BY d.job) AS d;
         IF cancelled <> '{}' THEN
-            PERFORM rouse._cancel_dependents(cancelled, failed);
+            has_more := rouse._cancel_dependents(cancelled, failed);
             resolved := cardinality(cancelled);
         END IF;
     END IF;
     WITH locked AS MATERIALIZED (
         SELECT d.chain, d.on_failure, d.job
-        FROM (
-            SELECT d.chain, d.on_failure, d.job
-            FROM unnest(p_chains, p_succeeded) AS ended(chain, succeeded)
-            CROSS JOIN LATERAL unnest(CASE WHEN ended.succeeded THEN '{cancel,run,wait}' ELSE '{run}' END::text[]) AS kind(name)
-            CROSS JOIN LATERAL (
-                SELECT d.chain, d.on_failure, d.job FROM rouse.dependency AS d
-                WHERE d.chain = ended.chain AND d.on_failure = kind.name LIMIT p_most) AS d
-            LIMIT p_most - resolved) AS d
-        -- Once for each dependency: it is the same lock.
-        CROSS JOIN LATERAL (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[d.job]) FOR NO KEY UPDATE SKIP LOCKED) AS j),
+        FROM unnest(p_chains, p_succeeded) AS ended(chain, succeeded)
+        CROSS JOIN LATERAL unnest(CASE WHEN ended.succeeded THEN '{cancel,run,wait}' ELSE '{run}' END::text[]) AS kind(name)
+        JOIN rouse.dependency AS d ON d.chain = ANY (ARRAY[ended.chain]) AND d.on_failure = ANY (ARRAY[kind.name])
+        CROSS JOIN LATERAL (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[d.job]) FOR NO KEY UPDATE SKIP LOCKED) AS j
+        LIMIT p_most - resolved),
     gone AS (
         DELETE FROM rouse.dependency AS d USING locked AS l
-        -- Only lookups can serve these conditions (claim.sql).
         WHERE d.chain = ANY (ARRAY[l.chain]) AND d.on_failure = ANY (ARRAY[l.on_failure]) AND d.job = ANY (ARRAY[l.job])
         RETURNING d.job),
     -- In the order of their ids, which becomes that of their turns.
@@ -253,27 +290,31 @@ BEGIN
             turn = CASE WHEN j.blockers = c.chains AND j.available_at <= at THEN nextval('rouse.turn_seq') END,
             available_at = CASE WHEN j.blockers = c.chains THEN greatest(j.available_at, at) ELSE j.available_at END
         FROM counted AS c WHERE j.id = ANY (ARRAY[c.job])
-        RETURNING j.lane, j.turn, c.chains)
-    SELECT resolved + coalesce(sum(r.chains), 0), array_agg(DISTINCT r.lane) FILTER (WHERE r.turn IS NOT NULL)
-    INTO resolved, lanes FROM released AS r;
+        RETURNING j.lane, j.turn, j.blockers, c.chains)
+    SELECT resolved + coalesce(sum(r.chains), 0), array_agg(DISTINCT r.lane) FILTER (WHERE r.turn IS NOT NULL),
+           array_agg(DISTINCT r.lane) FILTER (WHERE r.turn IS NULL AND r.blockers IS NULL)
+    INTO resolved, lanes, scheduled FROM released AS r;
     -- As in rouse._settle: for many lanes no lock is taken.
     PERFORM rouse._notify(l.lane, true, CASE WHEN cardinality(lanes) <= 32 THEN at ELSE '-infinity' END)
     FROM unnest(lanes) AS l(lane);
+    PERFORM rouse._notify(l.lane, false, CASE WHEN cardinality(scheduled) <= 32 THEN at ELSE '-infinity' END)
+    FROM unnest(scheduled) AS l(lane);
     remaining := ARRAY(
         SELECT ended.chain FROM unnest(p_chains, p_succeeded) AS ended(chain, succeeded)
         WHERE EXISTS (
             SELECT FROM unnest(CASE WHEN ended.succeeded THEN '{cancel,run,wait}' ELSE '{cancel,run}' END::text[]) AS kind(name)
             CROSS JOIN LATERAL (
                 SELECT FROM rouse.dependency AS d WHERE d.chain = ended.chain AND d.on_failure = kind.name LIMIT 1) AS d));
+    has_more := has_more OR remaining <> '{}';
 END
 $$;
 
 -- Releases the jobs that wait for these chains, which have ended in this transaction. Returns whether some are left to
--- rouse.continue_releases.
+-- rouse.continue_releases. Served by dependency_pkey.
 CREATE OR REPLACE FUNCTION rouse._chains_ended(p_chains bigint[], p_succeeded boolean[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    remaining bigint[];
+    released record;
 BEGIN
     -- Most jobs have none that wait for them.
     PERFORM FROM unnest(p_chains) AS ended(chain)
@@ -281,12 +322,12 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    SELECT r.remaining INTO remaining FROM rouse._release(p_chains, p_succeeded, 1000) AS r;
+    released := rouse._release(p_chains, p_succeeded, 1000);
     INSERT INTO rouse.pending_release (chain, succeeded, tried_at)
     SELECT ended.chain, ended.succeeded, clock_timestamp()
-    FROM unnest(p_chains, p_succeeded) AS ended(chain, succeeded) WHERE ended.chain = ANY (remaining)
+    FROM unnest(p_chains, p_succeeded) AS ended(chain, succeeded) WHERE ended.chain = ANY (released.remaining)
     ON CONFLICT (chain) DO UPDATE SET succeeded = excluded.succeeded, tried_at = excluded.tried_at;
-    RETURN remaining <> '{}';
+    RETURN released.has_more;
 END
 $$;
 
@@ -306,30 +347,42 @@ BEGIN
     IF chains IS NULL THEN
         RETURN false;
     END IF;
-    SELECT * INTO released FROM rouse._release(chains, succeeded, least(greatest(coalesce(p_most, 0), 1), 10000));
+    released := rouse._release(chains, succeeded, least(greatest(coalesce(p_most, 0), 1), 10000));
     DELETE FROM rouse.pending_release AS p WHERE p.chain = ANY (chains) AND NOT p.chain = ANY (released.remaining);
     UPDATE rouse.pending_release AS p SET tried_at = clock_timestamp() WHERE p.chain = ANY (released.remaining);
     RETURN released.resolved > 0 AND EXISTS (SELECT FROM rouse.pending_release);
 END
 $$;
 
--- The net below all of this, for maintenance: notes chains that have ended although jobs still wait for them, which no known interleaving
--- leaves behind. A chain that is no longer kept counts as failed, and cancels also the jobs that wait for a retry of it, which can never
--- come. Looks at `p_most` chains from a random one on. Served by the primary keys.
+-- A safety net, for maintenance: notes chains that have ended while jobs still wait for them, which no known interleaving leaves behind. A
+-- chain that is no longer kept counts as failed, and cancels also the jobs that wait for a retry of it, which can never come. Looks at up to
+-- `p_most` chains, from a random one on, and returns how many it has noted. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse._sweep_dependencies(p_most integer) RETURNS integer
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    next  bigint := (SELECT max(d.chain) FROM rouse.dependency AS d) * random();
-    ended rouse.finished;
-    noted integer := 0;
+    first   bigint := (SELECT max(d.chain) FROM rouse.dependency AS d) * random();
+    next    bigint := first;
+    wrapped boolean := false;
+    ended   rouse.finished;
+    noted   integer := 0;
 BEGIN
     FOR n IN 1 .. p_most LOOP
         next := (SELECT min(d.chain) FROM rouse.dependency AS d WHERE d.chain > next);
-        EXIT WHEN next IS NULL;
+        IF next IS NULL THEN
+            EXIT WHEN wrapped;
+            wrapped := true;
+            next := 0;
+            CONTINUE;
+        END IF;
+        EXIT WHEN wrapped AND next > first;
         CONTINUE WHEN rouse._live_job(next) IS NOT NULL;
         ended := rouse._last_ended(next);
         IF ended.id IS NULL THEN
             UPDATE rouse.dependency AS d SET on_failure = 'cancel' WHERE d.chain = next AND d.on_failure = 'wait';
+        ELSE
+            -- A retry in progress has locked this row, and one that has committed is live.
+            PERFORM FROM rouse.finished AS f WHERE f.id = ended.id FOR KEY SHARE SKIP LOCKED;
+            CONTINUE WHEN NOT FOUND OR rouse._live_job(next) IS NOT NULL;
         END IF;
         INSERT INTO rouse.pending_release (chain, succeeded, tried_at)
         SELECT next, coalesce(ended.state = 'succeeded', false), clock_timestamp()
@@ -338,5 +391,26 @@ BEGIN
         noted := noted + CASE WHEN FOUND THEN 1 ELSE 0 END;
     END LOOP;
     RETURN noted;
+END
+$$;
+
+-- Sweeps dependencies, and deletes flows of which no job is kept, from a random one on: it looks at up to 1,000. For workers; those of a limited login without the right to
+-- maintenance do nothing. Returns how many chains were noted. Served by flow_pkey, job_flow and finished_flow.
+CREATE OR REPLACE FUNCTION rouse.maintain_dependencies(p_worker bigint, p_key bytea) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+BEGIN
+    IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
+        RETURN 0;
+    END IF;
+    DELETE FROM rouse.flow AS w
+    WHERE w.id = ANY (ARRAY(
+        SELECT f.id
+        FROM (
+            SELECT f.id FROM rouse.flow AS f
+            WHERE f.id >= (SELECT max(f.id) FROM rouse.flow AS f) * random() AND f.requested_at < now() - interval '1 day'
+            ORDER BY f.id LIMIT 1000) AS f
+        WHERE NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.flow = f.id) AND NOT EXISTS (SELECT FROM rouse.finished AS e WHERE e.flow = f.id)));
+    RETURN rouse._sweep_dependencies(10000);
 END
 $$;

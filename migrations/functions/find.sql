@@ -260,7 +260,7 @@ $$;
 -- rouse.retry. Repeating a batch finds nothing to do, because its jobs have been retried. The filter has to name states.
 --
 --   retried, made   the jobs, and the new job of each
---   refused         jobs whose unique key a live job has, and those whose payload was removed
+--   refused         jobs whose unique key a live job has, whose payload was removed, or that wait for a chain that has failed
 CREATE OR REPLACE FUNCTION rouse.retry_jobs(
     filter jsonb, before bigint DEFAULT NULL, most integer DEFAULT 100, look_at integer DEFAULT 100000,
     OUT retried bigint[], OUT made bigint[], OUT refused bigint[], OUT looked_at integer, OUT next_before bigint)
@@ -297,7 +297,8 @@ BEGIN
     refused := '{}';
     looked_at := batch.looked_at;
     next_before := batch.next_before;
-    FOREACH found_job IN ARRAY batch.ids LOOP
+    -- Each after those that it waits for.
+    FOREACH found_job IN ARRAY ARRAY(SELECT i.id FROM unnest(batch.ids) AS i(id) ORDER BY i.id) LOOP
         SELECT * INTO was FROM rouse.finished AS f WHERE f.id = found_job LIMIT 1;
         -- Its partition may have been dropped in the meantime.
         CONTINUE WHEN NOT FOUND;

@@ -10,16 +10,6 @@ BEGIN
 END
 $$;
 
--- The entries of an `after`: the name, the job that it names, and the entry itself. None if it is null.
-CREATE OR REPLACE FUNCTION rouse._dependencies_of(p_after jsonb) RETURNS TABLE (name text, job jsonb, entry jsonb)
-LANGUAGE sql IMMUTABLE ROWS 10 AS $$
-    SELECT e.key, CASE jsonb_typeof(e.value) WHEN 'object' THEN coalesce(e.value -> 'job', 'null') ELSE e.value END, e.value
-    FROM jsonb_each(CASE WHEN jsonb_typeof(p_after) = 'object' THEN p_after END) AS e
-    UNION ALL
-    SELECT coalesce(e.value #>> '{}', 'null'), e.value, e.value
-    FROM jsonb_array_elements(CASE WHEN jsonb_typeof(p_after) = 'array' THEN p_after END) AS e
-$$;
-
 -- The jobs of a graph in an order in which each comes after those that it waits for: their places in `p_names`. `p_children` wait for
 -- `p_parents`, also places. Raises an error with the names of a circle.
 CREATE OR REPLACE FUNCTION rouse._in_order(p_names text[], p_parents integer[], p_children integer[]) RETURNS integer[]
@@ -33,6 +23,8 @@ DECLARE
     place    integer;
     child    integer;
     next     integer := 1;
+    -- For each job that is left, one that it waits for and that is left too.
+    back     integer[];
     path     integer[] := '{}';
 BEGIN
     SELECT array_agg(e.child ORDER BY e.parent) INTO children FROM unnest(p_parents, p_children) AS e(parent, child);
@@ -62,11 +54,15 @@ BEGIN
         RETURN ready;
     END IF;
     -- Each of the others waits for another one of them: going back from any leads into a circle.
+    SELECT array_agg(b.parent ORDER BY n) INTO back
+    FROM generate_series(1, cardinality(p_names)) AS n
+    LEFT JOIN (
+        SELECT DISTINCT ON (e.child) e.child, e.parent FROM unnest(p_parents, p_children) AS e(parent, child) WHERE missing[e.parent] > 0) AS b
+        ON b.child = n;
     SELECT m.n INTO place FROM unnest(missing) WITH ORDINALITY AS m(count, n) WHERE m.count > 0 ORDER BY m.n LIMIT 1;
     WHILE NOT place = ANY (path) LOOP
         path := place || path;
-        SELECT e.parent INTO place FROM unnest(p_parents, p_children) AS e(parent, child)
-        WHERE e.child = path[1] AND missing[e.parent] > 0 LIMIT 1;
+        place := back[place];
     END LOOP;
     path := place || path[:array_position(path, place)];
     PERFORM rouse._refuse_flow('its jobs wait for each other in a circle: ' || (
@@ -85,7 +81,8 @@ $$;
 --                   {"paid": "charge", "stock": {"job": "reserve", "on_failure": "run"}}
 --
 -- `name` describes the flow; `queue`, `tenant`, `source` and `priority` apply to jobs that have none. All or nothing is enqueued, in the
--- transaction of the caller. If a live job has the unique key of one of them, the others wait for that job.
+-- transaction of the caller. If a live job has the unique key of one of them, that job is used: it is not listed in the flow, and the others
+-- wait for it.
 CREATE OR REPLACE FUNCTION rouse.enqueue_flow(
     jobs     jsonb,
     name     text DEFAULT NULL,
@@ -114,6 +111,9 @@ BEGIN
         PERFORM rouse._refuse_flow('jobs must be a list of 1 to 10000 objects, not ' || CASE jsonb_typeof(jobs)
             WHEN 'array' THEN jsonb_array_length(jobs) || ' of them' ELSE coalesce(left(jobs::text, 140), 'null') END);
     END IF;
+    IF length(name) NOT BETWEEN 1 AND 200 THEN
+        PERFORM rouse._refuse_flow('name must have 1 to 200 characters, or be left out');
+    END IF;
     SELECT e.n, e.job INTO wrong FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n)
     WHERE jsonb_typeof(e.job) <> 'object' OR jsonb_typeof(e.job -> 'name') IS DISTINCT FROM 'string' OR length(e.job ->> 'name') NOT BETWEEN 1 AND 200
     LIMIT 1;
@@ -136,6 +136,18 @@ BEGIN
     WHERE coalesce(jsonb_typeof(e.job -> 'after'), 'null') NOT IN ('array', 'object', 'null') LIMIT 1;
     IF FOUND THEN
         PERFORM rouse._refuse_flow(format('after of job %L must be a list or an object, not %s', wrong.name, left(wrong.after::text, 140)));
+    END IF;
+    SELECT e.job ->> 'name' AS name, d.name AS entry INTO wrong
+    FROM jsonb_array_elements(jobs) AS e(job) CROSS JOIN LATERAL rouse._dependencies_of(e.job -> 'after') AS d
+    GROUP BY 1, 2 HAVING count(DISTINCT d.job) > 1 LIMIT 1;
+    IF FOUND THEN
+        PERFORM rouse._refuse_flow(format('after of job %L has two entries with the name %L', wrong.name, wrong.entry),
+            'An object can give them different names.');
+    END IF;
+    SELECT e.job ->> 'name' AS name, e.job -> 'tags' AS tags INTO wrong FROM jsonb_array_elements(jobs) AS e(job)
+    WHERE coalesce(jsonb_typeof(e.job -> 'tags'), 'null') NOT IN ('array', 'null') LIMIT 1;
+    IF FOUND THEN
+        PERFORM rouse._refuse_flow(format('tags of job %L must be a list, not %s', wrong.name, left(wrong.tags::text, 140)));
     END IF;
     SELECT array_agg(e.job ->> 'name' ORDER BY e.n) INTO names FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n);
 
@@ -167,7 +179,7 @@ BEGIN
             nextval('rouse.turn_seq'), job ->> 'handler', job -> 'payload', octet_length((job -> 'payload')::text), NULL,
             coalesce(job ->> 'queue', queue), coalesce(job ->> 'tenant', tenant), coalesce(job ->> 'source', source),
             coalesce(job ->> 'priority', priority), (job ->> 'run_at')::timestamptz, (job ->> 'max_attempts')::integer, job ->> 'unique_key',
-            ARRAY(SELECT jsonb_array_elements_text(job -> 'tags')), nullif(job -> 'grants', 'null'),
+            ARRAY(SELECT jsonb_array_elements_text(nullif(job -> 'tags', 'null'))), nullif(job -> 'grants', 'null'),
             (job ->> 'lease')::interval, (job ->> 'timeout')::interval, after, flow_id, names[place]) AS e);
     END LOOP;
     RETURN flow_id;
@@ -179,22 +191,23 @@ EXCEPTION
         -- The name of the job at fault.
         GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, hint = PG_EXCEPTION_HINT;
         RAISE EXCEPTION 'rouse.enqueue_flow: job %: %', quote_literal(names[place]), regexp_replace(message, '^rouse[.]enqueue: ', '')
-            USING ERRCODE = SQLSTATE, HINT = hint;
+            USING ERRCODE = SQLSTATE, HINT = coalesce(nullif(hint, ''), 'Nothing was enqueued.');
 END
 $$;
 
--- The jobs of a flow: of each name the latest one, in the order in which they were enqueued. `job` is its id, `chain` the id of its chain:
--- `after` and `waits_for` name chains.
+-- The jobs of a flow: of each name the latest one, each after those that it waits for. `job` is its id, and `chain` the chain that `after` and
+-- `waits_for` of other jobs name: that of the first job of the name. `is_stuck`: a chain that it waits for has failed, until it is retried. Served by job_flow, finished_flow, dependency_job and lane_id.
 CREATE OR REPLACE FUNCTION rouse.flow(id bigint)
-RETURNS TABLE (name text, job bigint, chain bigint, handler text, queue text, state rouse.state, attempt integer, after jsonb, waits_for bigint[],
+RETURNS TABLE (name text, job bigint, chain bigint, handler text, queue text, state rouse.state, attempt integer, after jsonb, waits_for bigint[], is_stuck boolean,
                requested_at timestamptz, available_at timestamptz, started_at timestamptz, finished_at timestamptz, error jsonb)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     SELECT e.name, e.job, e.chain, l.handler, l.queue, e.state, e.attempt, e.after,
            CASE WHEN e.blockers IS NOT NULL THEN ARRAY(SELECT d.chain FROM rouse.dependency AS d WHERE d.job = e.job ORDER BY d.chain LIMIT 100) END,
+           e.blockers IS NOT NULL AND EXISTS (SELECT FROM rouse.dependency AS d WHERE d.job = e.job AND rouse._live_job(d.chain) IS NULL),
            e.requested_at, e.available_at, e.started_at, e.finished_at, e.error
     FROM (
-        SELECT DISTINCT ON (e.name) e.* FROM (
-            SELECT j.flow_name AS name, j.id AS job, coalesce(j.chain, j.id) AS chain, j.lane, j.state, j.attempt, j.after, j.blockers,
+        SELECT DISTINCT ON (e.name) e.*, min(e.of_chain) OVER (PARTITION BY e.name) AS chain FROM (
+            SELECT j.flow_name AS name, j.id AS job, coalesce(j.chain, j.id) AS of_chain, j.lane, j.state, j.attempt, j.after, j.blockers,
                    j.requested_at, j.available_at, NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::jsonb AS error
             FROM rouse.job AS j WHERE j.flow = flow.id
             UNION ALL
@@ -208,7 +221,7 @@ $$;
 
 -- Every flow that is kept, with its jobs by what they do, counted when it is read. `waiting`: for other jobs; `scheduled`: for their time;
 -- `stuck`: those that wait for a chain that has failed, until somebody retries it. `finished_at`: when the last job ended; null while one
--- is live.
+-- is live. Each flow is read as by rouse.flow.
 CREATE OR REPLACE VIEW rouse.flows AS
 SELECT w.id, w.name, w.tenant, w.requested_at, c.finished_at, coalesce(c.finished_at, clock_timestamp()) - w.requested_at AS age,
        CASE WHEN c.waiting + c.scheduled + c.ready + c.running > 0 THEN 'live' WHEN c.failed + c.cancelled > 0 THEN 'failed' ELSE 'succeeded' END AS state,
@@ -223,7 +236,7 @@ CROSS JOIN LATERAL (
            count(*) FILTER (WHERE j.state = 'succeeded') AS succeeded,
            count(*) FILTER (WHERE j.state IN ('failed', 'timed_out')) AS failed,
            count(*) FILTER (WHERE j.state = 'cancelled') AS cancelled,
-           count(*) FILTER (WHERE EXISTS (SELECT FROM unnest(j.waits_for) AS w(chain) WHERE rouse._live_job(w.chain) IS NULL)) AS stuck,
+           count(*) FILTER (WHERE j.is_stuck) AS stuck,
            CASE WHEN bool_and(j.state > 'running') THEN max(j.finished_at) END AS finished_at
     FROM rouse.flow(w.id) AS j) AS c;
 
@@ -240,8 +253,9 @@ BEGIN
 END
 $$;
 
--- Cancels up to `most` live jobs of a flow, and returns how many. Call it until it returns 0: each call is a transaction of its own, so that a
--- large flow holds up nothing else. Jobs that another transaction has locked at this moment are left to the next call. Served by job_flow.
+-- Cancels up to `most` live jobs of a flow, and returns how many. Call it until it returns 0, which means that none is live: each call is a
+-- transaction of its own, so that a large flow holds up nothing else. Jobs that another transaction has locked at this moment are left to the
+-- next call; if there are only such jobs, it waits for one. Served by job_flow.
 CREATE OR REPLACE FUNCTION rouse.cancel_flow(id bigint, most integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -252,6 +266,7 @@ DECLARE
     running bigint[];
     chains  bigint[];
     one     bigint;
+    cancelled integer;
 BEGIN
     PERFORM rouse._check_flow('cancel_flow', cancel_flow.id);
     IF most IS NULL OR most < 1 THEN
@@ -260,26 +275,29 @@ BEGIN
     PERFORM rouse._ensure_partitions(at);
     queued := ARRAY(
         SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'queued' ORDER BY j.id DESC LIMIT most FOR UPDATE SKIP LOCKED);
-    INSERT INTO rouse.record (at, job, event, detail)
-    SELECT at, q.id, 'cancelled', jsonb_build_object('by', session_user, 'flow', cancel_flow.id) FROM unnest(queued) AS q(id);
+    INSERT INTO rouse.record (at, job, event, who, detail)
+    SELECT at, q.id, 'cancelled', session_user, jsonb_build_object('flow', cancel_flow.id) FROM unnest(queued) AS q(id);
     chains := rouse._end_queued(queued, 'cancelled', NULL, NULL, at);
     PERFORM rouse._chains_ended(chains, array_fill(false, ARRAY[cardinality(chains)]));
     running := ARRAY(
         SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'running' LIMIT most - cardinality(queued) FOR UPDATE SKIP LOCKED);
-    FOREACH one IN ARRAY running LOOP
-        PERFORM rouse._end(one, 'cancelled', NULL, NULL, 'cancelled');
-    END LOOP;
-    IF cardinality(queued) + cardinality(running) > 0 THEN
-        INSERT INTO rouse.record (at, event, who, detail)
-        VALUES (at, 'flow_cancelled', session_user,
-                jsonb_build_object('flow', cancel_flow.id, 'jobs', cardinality(queued) + cardinality(running)));
+    IF queued = '{}' AND running = '{}' THEN
+        running := ARRAY(SELECT min(j.id) FROM rouse.job AS j WHERE j.flow = cancel_flow.id HAVING min(j.id) IS NOT NULL);
     END IF;
-    RETURN cardinality(queued) + cardinality(running);
+    cancelled := cardinality(queued);
+    FOREACH one IN ARRAY running LOOP
+        cancelled := cancelled + rouse._end(one, 'cancelled', NULL, NULL, 'cancelled', jsonb_build_object('flow', cancel_flow.id))::integer;
+    END LOOP;
+    IF cancelled > 0 THEN
+        INSERT INTO rouse.record (at, event, who, detail)
+        VALUES (at, 'flow_cancelled', session_user, jsonb_build_object('flow', cancel_flow.id, 'jobs', cancelled));
+    END IF;
+    RETURN cancelled;
 END
 $$;
 
--- Retries the jobs of a flow that did not succeed, failed ones and those that were cancelled because of them, and returns how many. The
--- others keep their results. Jobs whose payload was removed, or whose unique key a live job has, are left out.
+-- Retries the jobs of a flow that failed, timed out or were cancelled, and returns how many. The others keep their results. It leaves out
+-- jobs that wait for a failed chain outside of the flow, whose payload was removed, or whose unique key a live job has. Served as rouse.flow.
 CREATE OR REPLACE FUNCTION rouse.retry_flow(id bigint) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -297,12 +315,16 @@ BEGIN
         SELECT * INTO done FROM rouse._retry(rouse._ended_job(job), at);
         count := count + CASE WHEN done.made IS NOT NULL THEN 1 ELSE 0 END;
     END LOOP;
+    IF count > 0 THEN
+        INSERT INTO rouse.record (at, event, who, detail)
+        VALUES (at, 'flow_retried', session_user, jsonb_build_object('flow', retry_flow.id, 'jobs', count));
+    END IF;
     RETURN count;
 END
 $$;
 
 -- Deletes a flow: its queued jobs are cancelled, and records show that they were deleted. Returns how many. Refused while one of its jobs
--- runs, and while jobs outside of the flow wait for it.
+-- runs, and while jobs outside of the flow wait for it. Served by job_flow and dependency_pkey.
 CREATE OR REPLACE FUNCTION rouse.delete_flow(id bigint) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -328,8 +350,8 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Cancel or delete them first.';
     END IF;
     PERFORM rouse._ensure_partitions(at);
-    INSERT INTO rouse.record (at, job, event, detail)
-    SELECT at, q.id, 'deleted', jsonb_build_object('by', session_user, 'flow', delete_flow.id) FROM unnest(queued) AS q(id);
+    INSERT INTO rouse.record (at, job, event, who, detail)
+    SELECT at, q.id, 'deleted', session_user, jsonb_build_object('flow', delete_flow.id) FROM unnest(queued) AS q(id);
     PERFORM rouse._end_queued(queued, 'cancelled', NULL, NULL, at);
     IF queued <> '{}' THEN
         INSERT INTO rouse.record (at, event, who, detail)

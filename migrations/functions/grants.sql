@@ -42,7 +42,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.recorded_step_names, rouse.recorded_step, rouse.record_step, rouse.report, rouse.report_usage, rouse.append_log,
     rouse.get_state, rouse.state_keys, rouse.set_state, rouse.delete_state,
     rouse.challenges, rouse.answer_challenge, rouse.take_audit_outbox,
-    rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes
+    rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes, rouse.maintain_dependencies
     TO rouse_worker;
 GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
 
@@ -51,7 +51,7 @@ GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_resu
     rouse.depth, rouse.remaining, rouse.remaining_bound
     TO rouse_observer, rouse_operator;
 -- Views run with the rights of their owner; these functions run with those of the reader.
-GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload, rouse._live_job TO rouse_observer, rouse_operator;
+GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload TO rouse_observer, rouse_operator;
 GRANT SELECT ON
     rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.dependency, rouse.pending_release, rouse.flow, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.log, rouse.sleeper,
     rouse.handler_state, rouse.challenge, rouse.audit_outbox, rouse.worker_login,

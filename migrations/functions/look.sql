@@ -24,7 +24,7 @@ $$;
 --   turn                the last assigned turn; null while a queue is paused, because a lane that seems empty may have jobs then
 --   writers             transactions of this database that have written and are in progress, or prepared: their jobs are not visible yet;
 --                       null unless requested (`with_writers`), because it reads all sessions of the server
---   releases            jobs that wait for chains that have ended are left to rouse.continue_releases, since a second (served by
+--   releases            releases have been pending for more than a second (rouse.continue_releases; served by
 --                       pending_release_tried)
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_rows bigint,

@@ -254,7 +254,7 @@ END
 $$;
 
 -- rouse.drop_partitions for workers. Those of a limited login without the right to maintenance drop nothing. Also removes stale progress
--- and usage of attempts whose worker is gone, and flows without jobs, and sweeps dependencies.
+-- and usage of attempts whose worker is gone.
 CREATE OR REPLACE FUNCTION rouse.maintain_partitions(p_worker bigint, p_key bytea, p_keep interval, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -269,10 +269,6 @@ BEGIN
     DELETE FROM rouse.running AS r
     WHERE r.at < clock_timestamp() - interval '1 hour'
       AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = r.job AND j.fence = r.fence);
-    DELETE FROM rouse.flow AS w
-    WHERE w.requested_at < now() - interval '1 day'
-      AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.flow = w.id) AND NOT EXISTS (SELECT FROM rouse.finished AS f WHERE f.flow = w.id);
-    PERFORM rouse._sweep_dependencies(100000);
     SELECT d.dropped, d.in_use INTO dropped, in_use FROM rouse.drop_partitions(p_keep) AS d;
 END
 $$;

@@ -301,7 +301,7 @@ async fn a_failed_compiler_is_distinguished_from_a_bad_module_and_retried() {
     let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
     let why = handlers.refusal("echo.wasm");
     assert!(
-        why.contains("the compiler /nowhere/rouse does not start"),
+        why.contains("the compiler /nowhere/rouse could not be started"),
         "{why}"
     );
 }

@@ -230,6 +230,18 @@ async fn wrong_graphs_are_refused_with_the_job_at_fault_and_leave_nothing() {
             "job 'a': after names job 99999999 (as '99999999'), which does not exist or is no longer kept",
         ),
         (
+            a(json!({"after": ["a", "a"]})),
+            "its jobs wait for each other in a circle: 'a' → 'a'",
+        ),
+        (
+            json!([{"name": "1", "handler": "x"}, {"name": "b", "handler": "x", "after": ["1", 1]}]),
+            "after of job 'b' has two entries with the name '1'",
+        ),
+        (
+            a(json!({"tags": "gpu"})),
+            "tags of job 'a' must be a list, not \"gpu\"",
+        ),
+        (
             a(json!({"after": [true]})),
             "job 'a': entry 'true' of after must be a job id, not true",
         ),
@@ -348,6 +360,12 @@ async fn a_flow_is_cancelled_in_batches_that_leave_records() {
     let records = "SELECT array_agg(detail ->> 'jobs') FROM rouse.record WHERE event = 'flow_cancelled' AND who = session_user";
     let row = client.query_one(records, &[]).await.unwrap();
     assert_eq!(row.get::<_, Vec<String>>(0), ["2", "2"]);
+    let outbox = "SELECT array_agg(event) FROM rouse.audit_outbox";
+    let row = client.query_one(outbox, &[]).await.unwrap();
+    assert_eq!(
+        row.get::<_, Vec<String>>(0),
+        ["flow_cancelled", "flow_cancelled"]
+    );
     let left = "SELECT NOT EXISTS (SELECT FROM rouse.dependency) AND NOT EXISTS (SELECT FROM rouse.pending_release)";
     until_true(&client, left).await;
     let error = client
@@ -441,4 +459,87 @@ async fn a_worker_runs_a_flow_of_ten_thousand_jobs() {
         (10_000, 10_000)
     );
     worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_flow_has_a_name_of_at_most_200_characters_and_hints_are_never_empty() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let jobs = json!([{"name": "a", "handler": "x", "max_attempts": "many", "tags": null}]);
+    for name in ["", &"n".repeat(201)] {
+        let sql = "SELECT rouse.enqueue_flow($1, name => $2)";
+        let error = client.query_one(sql, &[&jobs, &name]).await.unwrap_err();
+        let error = error.as_db_error().unwrap();
+        assert_eq!(
+            error.message(),
+            "rouse.enqueue_flow: name must have 1 to 200 characters, or be left out"
+        );
+    }
+    let error = client
+        .query_one("SELECT rouse.enqueue_flow($1)", &[&jobs])
+        .await;
+    let error = error.unwrap_err();
+    assert_eq!(
+        error.as_db_error().unwrap().hint(),
+        Some("Nothing was enqueued.")
+    );
+}
+
+#[tokio::test]
+async fn a_live_job_with_the_unique_key_takes_the_place_of_a_job_of_the_flow() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let sql = "SELECT rouse.enqueue('x', unique_key => 'k')";
+    let live: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
+    let jobs = json!([
+        {"name": "a", "handler": "x", "unique_key": "k"},
+        {"name": "b", "handler": "x", "after": ["a"]},
+    ]);
+    let flow = enqueue_flow(&client, jobs).await;
+    let sql = "SELECT name, waits_for FROM rouse.flow($1)";
+    let row = client.query_one(sql, &[&flow]).await.unwrap();
+    assert_eq!((row.get(0), row.get(1)), ("b", vec![live]));
+}
+
+#[tokio::test]
+async fn a_cancellation_waits_for_a_job_that_is_locked_instead_of_reporting_success() {
+    let db = TestDb::new().await;
+    let (mut other, client) = (db.client().await, db.client().await);
+    let flow = enqueue_flow(&client, json!([{"name": "a", "handler": "x"}])).await;
+    let a = job_of(&client, flow, "a").await;
+    let producer = other.transaction().await.unwrap();
+    producer
+        .execute(
+            "SELECT rouse.enqueue('x', after => jsonb_build_array($1::bigint))",
+            &[&a],
+        )
+        .await
+        .unwrap();
+    let operator = db.client().await;
+    let cancelled = tokio::spawn(async move { act(&operator, "cancel_flow", flow).await });
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+    until_true(&client, waits).await;
+    producer.rollback().await.unwrap();
+    assert_eq!(cancelled.await.unwrap(), 1);
+    assert_eq!(states(&client, flow).await, ["a cancelled"]);
+}
+
+#[tokio::test]
+async fn a_retry_of_a_flow_leaves_out_jobs_that_wait_for_a_failed_one_outside() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let outside = enqueue(&client, "x", json!(1)).await;
+    let flow = enqueue_flow(
+        &client,
+        json!([{"name": "a", "handler": "x", "after": [outside]}]),
+    )
+    .await;
+    settle_ready(&store, &[outside]).await;
+    assert_eq!(states(&client, flow).await, ["a cancelled"]);
+    assert_eq!(act(&client, "retry_flow", flow).await, 0);
+    client
+        .execute("SELECT rouse.retry($1)", &[&outside])
+        .await
+        .unwrap();
+    assert_eq!(act(&client, "retry_flow", flow).await, 1);
 }

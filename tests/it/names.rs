@@ -313,7 +313,7 @@ async fn names_beyond_the_maximum_are_refused_and_known_ones_are_kept() {
     let set = until(4_001, 1).await;
     let set = set.unwrap_or_else(|_| panic!("{:?}", catalog.current().refused));
     assert!(
-        set.refused[0].why.contains("20000 names"),
+        set.refused[0].why.contains("20000 recorded names"),
         "{:?}",
         set.refused
     );

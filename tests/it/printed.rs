@@ -377,7 +377,7 @@ fn the_end_of_a_help_page_uses_the_width_of_the_terminal() {
 fn lines_of(message: &str) -> String {
     let (_, rest) = message.split_once(":\n").expect("lines to copy");
     let (lines, _) = rest
-        .split_once("\n\nPut them")
+        .split_once("\n\nPut ")
         .expect("a paragraph after the lines");
     lines.to_owned()
 }

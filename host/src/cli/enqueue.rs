@@ -65,8 +65,9 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     timeout: Option<Duration>,
 
-    /// Run it after the end of this job (repeat for several). If that job fails, this one is cancelled; `:run` runs it nevertheless,
-    /// and `:wait` waits until the job was retried and has succeeded. The name is for the handler; default: the id
+    /// Run it after the end of this job (repeat for several). If that job fails, this one is cancelled; with `:run` it
+    /// runs nevertheless, and with `:wait` it waits until the job was retried and has succeeded. NAME describes the
+    /// job in `rouse job ID`; default: the id
     #[arg(long = "after", value_name = "[NAME=]ID[:ON_FAILURE]", value_parser = dependency)]
     after: Vec<(String, Value)>,
 
@@ -152,7 +153,8 @@ fn dependency(text: &str) -> Result<(String, Value), String> {
         Some((id, on_failure)) => (id, Some(on_failure)),
         None => (job, None),
     };
-    let number: i64 = id.parse().map_err(|_| {
+    let number = id.parse().ok().filter(|number: &i64| *number > 0);
+    let number = number.ok_or_else(|| {
         format!("{id:?} is not a job id; for instance 17, charge=17 or charge=17:run")
     })?;
     let entry = match on_failure {

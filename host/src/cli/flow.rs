@@ -27,7 +27,7 @@ const EXIT_UNKNOWN: u8 = 3;
 const EXIT_REFUSED: u8 = 6;
 
 const EXIT_CODES: &str =
-    "Exit codes: 0 done · 3 no such flow · 6 the flow is not in a state for that";
+    "Exit codes: 0 done · 3 no such flow · 6 (delete) the flow is not in a state for that";
 
 /// Options of `rouse flow`.
 #[derive(Debug, ClapArgs)]
@@ -91,7 +91,8 @@ struct Ls {
 /// Options of `rouse flow show`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Each job is drawn below one of the jobs that it waits for; the last column names all of them.\n\
+Each job is drawn below one of the jobs that it waits for; the last column names these, or three of them and the \
+number of the others.\n\
 Exit codes: 0 found · 3 no such flow")]
 struct Show {
     #[command(flatten)]

@@ -4,8 +4,9 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use humantime::format_duration;
 use serde_json::{Value, json};
+
+use crate::duration;
 
 /// A field, by its type; the type decides how `rouse.toml` writes it.
 #[derive(Debug)]
@@ -71,7 +72,7 @@ impl fmt::Display for Number {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Whole(count) => write!(f, "{count}"),
-            Self::Time(time) => write!(f, "{}", format_duration(*time)),
+            Self::Time(time) => f.write_str(&duration::shown(*time)),
             Self::Ratio(ratio) => write!(f, "{ratio}"),
         }
     }

@@ -46,7 +46,7 @@ pub struct Peek {
     /// The ids of the transactions in progress that have written: their jobs are not visible yet. `None` if they were
     /// not requested.
     pub writers: Option<Vec<i64>>,
-    /// A worker has left releases to continue for a second.
+    /// Releases have been pending for more than a second.
     pub releases: bool,
 }
 

@@ -1,10 +1,11 @@
-//! Releases jobs that wait for chains that have ended.
+//! Releases jobs that wait for chains that have ended, and looks for those whose release was lost.
 
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
 
-/// How many dependencies one call resolves at most: enough for a wide graph, and short enough to hold no lock for long.
+/// How many dependencies one call resolves at most: enough for a wide graph, and short enough to hold no lock for
+/// long.
 const RELEASED_MAX: i32 = 1000;
 
 impl Store {
@@ -22,5 +23,22 @@ impl Store {
             )
             .await?;
         Ok(rows.first().is_some_and(|row| row.get(0)))
+    }
+
+    /// Finds jobs that wait for chains that have ended, and deletes flows of which no job is kept. Returns how many
+    /// chains were found: no known fault leaves any.
+    pub async fn maintain_dependencies(&self) -> Result<i32, StoreError> {
+        let worker = self.identity()?;
+        let rows = self
+            .query(
+                "SELECT rouse.maintain_dependencies($1, $2)",
+                &[
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
+                ],
+            )
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
     }
 }

@@ -1,9 +1,10 @@
-//! Maintenance: creates and drops partitions of the history, and cleans up the catalog of lanes.
+//! Maintenance: creates and drops partitions of the history, cleans up the catalog of lanes, and looks for lost
+//! releases.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::info;
+use tracing::{info, warn};
 
 use super::Shared;
 use super::reach::warn_unless_unreachable;
@@ -17,6 +18,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     loop {
         let again = partitions(&shared).await;
         lanes(&shared).await;
+        dependencies(&shared).await;
         tokio::time::sleep(again).await;
     }
 }
@@ -66,6 +68,27 @@ async fn lanes(shared: &Shared) {
                 error,
                 "could not maintain the catalog of lanes; trying again with the next maintenance"
             )
+        }
+    }
+}
+
+/// Looks for jobs whose release was lost. After an error, the next round tries again.
+async fn dependencies(shared: &Shared) {
+    let _permit = shared.calls.patient.acquire().await;
+    match shared.store.maintain_dependencies().await {
+        Ok(0) => {}
+        Ok(chains) => {
+            warn!(
+                chains,
+                "jobs were waiting for chains that had ended; releasing them (please report this)"
+            );
+            shared.releases.notify_one();
+        }
+        Err(error) => {
+            warn_unless_unreachable!(
+                error,
+                "could not look for jobs whose release was lost; trying again in an hour"
+            );
         }
     }
 }

@@ -18,8 +18,8 @@ pub(super) struct Line {
     pub(super) after: String,
 }
 
-/// Draws the rows of `rouse.flow`, in which each job comes after those that it waits for. At most `most` jobs are drawn below each other
-/// job, and as many without one; a line counts the others.
+/// Draws the rows of `rouse.flow`, in which each job comes after those that it waits for. At most `most` jobs are drawn
+/// below each other job, and as many without one; a line counts the others.
 pub(super) fn draw(jobs: &[Value], most: usize) -> Vec<Line> {
     let at: HashMap<i64, usize> = jobs
         .iter()
@@ -31,7 +31,7 @@ pub(super) fn draw(jobs: &[Value], most: usize) -> Vec<Line> {
     let mut below = vec![Vec::new(); jobs.len()];
     for (place, job) in jobs.iter().enumerate() {
         let parents = chains(job).filter_map(|(_, chain)| at.get(&chain).copied());
-        // A parent that comes later would be a circle.
+        // Rows are in the order of the graph; anything else is ignored.
         let parents = parents.filter(|parent| *parent < place);
         match parents.max_by_key(|parent| (depths[*parent], *parent)) {
             None => roots.push(place),
@@ -41,10 +41,6 @@ pub(super) fn draw(jobs: &[Value], most: usize) -> Vec<Line> {
             }
         }
     }
-    let names: HashMap<i64, &str> = jobs
-        .iter()
-        .filter_map(|job| Some((job["chain"].as_i64()?, job["name"].as_str()?)))
-        .collect();
     let mut lines = Vec::new();
     // Jobs to draw, the next one last, with the branches in front of them and below.
     let mut stack = Vec::new();
@@ -52,11 +48,11 @@ pub(super) fn draw(jobs: &[Value], most: usize) -> Vec<Line> {
     while let Some((next, front, under)) = stack.pop() {
         match next {
             Next::Rest(count) => lines.push(Line {
-                drawn: format!("{front}… {count} more"),
+                drawn: format!("{front}… {count} more (show --all)"),
                 ..Line::default()
             }),
             Next::Job(place) => {
-                lines.push(line(&jobs[place], &front, &names));
+                lines.push(line(&jobs[place], &front, jobs, &at));
                 push(&mut stack, &below[place], most, Some(&under));
             }
         }
@@ -94,13 +90,15 @@ fn push(
     }
 }
 
-fn line(job: &Value, front: &str, names: &HashMap<i64, &str>) -> Line {
+fn line(job: &Value, front: &str, jobs: &[Value], at: &HashMap<i64, usize>) -> Line {
     let text = |key: &str| job[key].as_str().unwrap_or_default().to_owned();
     let waits = !job["waits_for"].is_null();
     let mut parents: Vec<String> = chains(job)
         .map(|(on_failure, chain)| {
-            let name = names.get(&chain);
-            let name = name.map_or_else(|| format!("job {chain}"), |name| (*name).to_owned());
+            let name = at
+                .get(&chain)
+                .and_then(|place| jobs[*place]["name"].as_str());
+            let name = name.map_or_else(|| format!("job {chain}"), str::to_owned);
             match on_failure {
                 None => name,
                 Some(word) => format!("{name} ({word})"),
@@ -215,7 +213,7 @@ mod tests {
                 "root | ",
                 "├─ n2 | after root",
                 "├─ n3 | after root",
-                "└─ … 3 more | ",
+                "└─ … 3 more (show --all) | ",
             ]
         );
         assert_eq!(

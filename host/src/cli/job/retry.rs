@@ -221,7 +221,7 @@ impl Work<'_> {
             false => "",
         };
         format!(
-            "{} were refused, because a live job has their unique key: {}{more}",
+            "{} were refused, because a live job has their unique key, their payload was removed, or a job that they wait for has failed: {}{more}",
             self.refused.len(),
             named.join(", ")
         )

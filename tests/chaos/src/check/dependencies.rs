@@ -28,7 +28,7 @@ impl Parent<'_> {
         failed.filter_map(|job| job.finished_us).min()
     }
 
-    /// True if the chain is live, or its last job has failed and the job waits for no retry.
+    /// True if a job of the chain has not ended.
     fn is_live(&self) -> bool {
         self.jobs.iter().any(|job| job.finished_us.is_none())
     }
@@ -99,7 +99,7 @@ pub(super) fn no_child_stranded(known: &Known<'_>) -> Found {
                 });
             }
             Some(finished_us) => {
-                // Of a cancellation that has another reason, `admin_ends_were_requested` asks.
+                // `admin_ends_were_requested` checks the other cancellations.
                 let wrong = job.cancelled_after.is_some_and(|chain| {
                     let failed = parents.iter().any(|parent| {
                         parent.chain == Some(chain)

@@ -18,7 +18,8 @@ pub(super) fn nothing_stuck(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
         let stuck = job.finished_us.is_none()
-            && (job.state == "running" || job.available_us < known.world.dumped_us);
+            && (job.state == "running"
+                || !job.is_waiting && job.available_us < known.world.dumped_us);
         found.case(job.id, stuck, || {
             format!("job {} is still {} at the end", job.id, job.state)
         });
