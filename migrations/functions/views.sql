@@ -40,7 +40,7 @@ SELECT f.id, l.handler, l.queue, l.priority, l.tags, f.state, f.tenant, f.source
 FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
 
--- The number of jobs of each lane: ready; scheduled (including due jobs that have not been given a turn yet); running, and of these
+-- The number of jobs of each lane: ready; scheduled (including jobs that wait for others, and due ones that have no turn yet); running, and of these
 -- `orphans`, whose lease has ended. Ready and scheduled jobs are counted up to 10,000 for each lane, running ones up to 100,000 in all; if
 -- there are more, `at_least` is true. Served by job_ready, job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.depth()
