@@ -335,7 +335,7 @@ async fn names_beyond_the_maximum_are_refused_and_known_ones_are_kept() {
     machine.put("new-2.wasm", echo("new.two", "1"));
     let catalog = bound.start().await;
     until_refused(&catalog, "0.wasm", "mail.wasm, a file that is missing").await;
-    until_refused(&catalog, "new-2.wasm", "20000 names").await;
+    until_refused(&catalog, "new-2.wasm", "20000 recorded names").await;
     // A bound name is served anyway.
     let set = catalog.current();
     assert_eq!(server(&set, "new.one").as_deref(), Some("new.wasm"));
