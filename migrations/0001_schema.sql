@@ -247,9 +247,10 @@ CREATE TABLE rouse.dependency (
     chain      bigint NOT NULL,
     -- If the chain fails: cancel the job, run it nevertheless, or wait until the chain was retried and has succeeded.
     on_failure text NOT NULL CHECK (on_failure IN ('cancel', 'run', 'wait')),
-    job        bigint NOT NULL,
-    PRIMARY KEY (chain, on_failure, job)
+    job        bigint NOT NULL
 );
+-- None of them could serve the other's searches, not even while the statistics are empty.
+CREATE INDEX dependency_chain ON rouse.dependency (chain, on_failure);
 CREATE INDEX dependency_job ON rouse.dependency (job);
 
 -- Flows: graphs of jobs that were enqueued in one call (functions/flows.sql). Their jobs refer to them. A row is deleted when none of its
@@ -265,9 +266,11 @@ CREATE TABLE rouse.flow (
 CREATE TABLE rouse.pending_release (
     chain     bigint PRIMARY KEY,
     succeeded boolean NOT NULL,
-    tried_at  timestamptz NOT NULL
+    noted_at  timestamptz NOT NULL,
+    -- When it is tried next.
+    try_at    timestamptz NOT NULL
 );
-CREATE INDEX pending_release_tried ON rouse.pending_release (tried_at);
+CREATE INDEX pending_release_due ON rouse.pending_release (try_at);
 
 -- Large payloads (functions/payloads.sql): written once, by the enqueue; rows of rouse.job and rouse.finished refer to them. Insert-only,
 -- one partition a day.

@@ -177,7 +177,7 @@ $$;
 -- unique key. Returns its id; or, if a live job prevents that, the id of that job, with `is_retry`: true if it is a retry of the job, false
 -- if it only has its unique key. All are null if the payload was removed. Served by job_retry and job_unique_key; wakes like an enqueue.
 --
--- If its chain has failed with this job, the retry goes on with the chain. If the job never ran, the retry waits for what it had waited for:
+-- If its chain has failed, the retry goes on with the chain; if the chain is live, its live job is the retry. If the job never ran, the retry waits for what it had waited for:
 -- `failed` is a chain that has failed, and prevents the retry.
 CREATE OR REPLACE FUNCTION rouse._retry(
     p_was rouse.finished, p_at timestamptz, OUT made bigint, OUT live bigint, OUT is_retry boolean, OUT failed bigint)
@@ -188,6 +188,7 @@ DECLARE
     bytes     integer := octet_length(payload::text);
     stored_at timestamptz := rouse._payload_at(bytes, p_at);
     continued bigint := coalesce(p_was.chain, p_was.id);
+    last      rouse.finished;
     parents   record;
     blockers  integer;
 BEGIN
@@ -195,10 +196,23 @@ BEGIN
         RETURN;
     END IF;
     PERFORM rouse._open_lane(p_was.lane);
-    -- An enqueue that waits for a retry of this chain locks the row too (rouse._find_parents).
-    PERFORM FROM rouse.finished AS f WHERE f.id = p_was.id FOR UPDATE;
-    IF p_was.state = 'succeeded' OR rouse._live_job(continued) IS NOT NULL OR (rouse._last_ended(continued)).id <> p_was.id THEN
+    IF p_was.state = 'succeeded' THEN
         continued := NULL;
+    ELSE
+        LOOP
+            live := rouse._live_job(continued);
+            IF live IS NOT NULL THEN
+                is_retry := true;
+                RETURN;
+            END IF;
+            last := rouse._last_ended(continued);
+            -- An enqueue that waits for a retry of this chain locks the row too (rouse._lock_parent).
+            PERFORM FROM rouse.finished AS f WHERE f.id = last.id FOR UPDATE;
+            EXIT WHEN rouse._live_job(continued) IS NULL AND (rouse._last_ended(continued)).id = last.id;
+        END LOOP;
+        IF last.state = 'succeeded' THEN
+            continued := NULL;
+        END IF;
     END IF;
     IF p_was.after IS NOT NULL AND p_was.attempt = 0 THEN
         -- A chain that is no longer kept was over when this job was released or cancelled.
@@ -223,7 +237,7 @@ BEGIN
             IF blockers IS NOT NULL THEN
                 PERFORM rouse._add_dependencies(fresh, parents.chains, parents.on_failures, NULL);
             END IF;
-            -- Jobs that its failure has not cancelled yet wait for the retry.
+            -- Jobs that its failure has not reached yet wait for the retry.
             DELETE FROM rouse.pending_release AS p WHERE p.chain = continued;
             IF stored_at IS NOT NULL THEN
                 INSERT INTO rouse.payload (job, payload, kept_at) VALUES (fresh, payload::text, stored_at);

@@ -122,6 +122,9 @@ BEGIN
             'lease_ended_at', orphan.lease_until);
         -- The fence is compared once more, because a job can be in the list twice.
         IF orphan.next = 'failed' THEN
+            -- A producer that has named the job (rouse._lock_live) holds up its end.
+            PERFORM FROM rouse.job AS j WHERE j.id = orphan.id AND j.fence = orphan.fence FOR UPDATE SKIP LOCKED;
+            CONTINUE WHEN NOT FOUND;
             CONTINUE WHEN rouse._crashes(orphan.id, orphan.worker, orphan.claimed_at, orphan.lease_until) < greatest(orphan.crashes, 1);
             UPDATE rouse.job AS j SET lost = j.lost + 1 WHERE j.id = orphan.id AND j.fence = orphan.fence;
             CONTINUE WHEN NOT FOUND;

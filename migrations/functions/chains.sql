@@ -97,7 +97,7 @@ $$;
 
 -- Deletes a chain: its queued job is cancelled, and a record shows that it was deleted. Refused while its job runs. Refused while other jobs
 -- wait for it, unless `cascade` is true: then these are cancelled too, whatever their on_failure is, up to 1,000 in this transaction and the
--- others by a host. Jobs that wait for those follow their own on_failure. Served by dependency_pkey.
+-- others by a host. Jobs that wait for those follow their own on_failure. Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse.delete_chain(id bigint, cascade boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -105,7 +105,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     last    bigint := rouse._lock_chain('delete_chain', delete_chain.id);
     first   bigint := rouse._chain_of(last);
-    waiting bigint[] := ARRAY(SELECT d.job FROM rouse.dependency AS d WHERE d.chain = first ORDER BY d.job LIMIT 11);
+    waiting bigint[] := ARRAY(SELECT d.job FROM (SELECT d.job FROM rouse.dependency AS d WHERE d.chain = first LIMIT 11) AS d ORDER BY 1);
 BEGIN
     IF waiting <> '{}' AND cascade IS NOT TRUE THEN
         RAISE EXCEPTION 'rouse: chain % cannot be deleted: % for it', first,
@@ -113,7 +113,12 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('SELECT rouse.delete_chain(%s, cascade => true) cancels them too.', first);
     END IF;
-    UPDATE rouse.dependency AS d SET on_failure = 'cancel' WHERE d.chain = first AND d.on_failure <> 'cancel';
+    PERFORM rouse._cancel_on_failure(first);
+    PERFORM FROM rouse.dependency AS d WHERE d.chain = first AND d.on_failure IN ('run', 'wait') LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'rouse: chain % cannot be deleted: another transaction has locked a job that waits for it', first
+            USING ERRCODE = 'lock_not_available', HINT = 'Try again.';
+    END IF;
     PERFORM rouse.delete(last);
     -- If the chain had already ended, its end does not cancel them.
     PERFORM rouse._chains_ended(ARRAY[first], ARRAY[false]);

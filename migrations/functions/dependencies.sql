@@ -12,11 +12,15 @@
 --     there are too many, is noted in rouse.pending_release in the same transaction. The host that settled continues at once, and any other
 --     host after a second.
 
--- The chain of a job; null if the job does not exist or is no longer kept. Served by the primary key and finished_id.
+-- The chain of a job; null if the job does not exist or is no longer kept. Served by the primary key,
+-- job_chain, finished_id and finished_chain.
 CREATE OR REPLACE FUNCTION rouse._chain_of(p_id bigint) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT coalesce(j.chain, j.id) FROM rouse.job AS j WHERE j.id = p_id),
-                    (SELECT coalesce(f.chain, f.id) FROM rouse.finished AS f WHERE f.id = p_id LIMIT 1))
+                    (SELECT coalesce(f.chain, f.id) FROM rouse.finished AS f WHERE f.id = p_id LIMIT 1),
+                    -- The first job of a chain may be gone.
+                    (SELECT j.chain FROM rouse.job AS j WHERE j.chain = p_id),
+                    (SELECT f.chain FROM rouse.finished AS f WHERE f.chain = p_id LIMIT 1))
 $$;
 
 -- The live job of a chain; null if the chain has ended. Served by the primary key and job_chain.
@@ -165,7 +169,7 @@ BEGIN
     SELECT string_agg(quote_literal(n.name), ' and ') INTO twice
     FROM unnest(names, named) AS n(name, chain) GROUP BY n.chain HAVING count(*) > 1 LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'rouse.enqueue: % of after name the same chain', twice
+        RAISE EXCEPTION 'rouse.enqueue: % of after name the same chain', left(twice, 140)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A job waits for the end of a chain, whichever of its jobs is named.';
     END IF;
     SELECT jsonb_object_agg(n.name, CASE n.kind WHEN 'cancel' THEN to_jsonb(n.chain) ELSE jsonb_build_object('job', n.chain, 'on_failure', n.kind) END)
@@ -175,7 +179,7 @@ END
 $$;
 
 -- Adds the dependencies of a new job, as rouse._find_parents has found them. If one of its chains has failed, the job is cancelled. Nothing
--- waits for the job yet. Served by dependency_pkey.
+-- waits for the job yet. Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse._add_dependencies(p_job bigint, p_chains bigint[], p_on_failures text[], p_failed bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -214,8 +218,28 @@ BEGIN
 END
 $$;
 
+-- Notes those of these chains, which have ended, that have dependencies, for rouse.continue_releases; returns whether there are any. Under
+-- one snapshot for the whole transaction, dependencies that producers have committed since are invisible: then all are noted. Served by
+-- dependency_chain.
+CREATE OR REPLACE FUNCTION rouse._note_releases(p_chains bigint[], p_succeeded boolean[]) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    at     timestamptz := clock_timestamp();
+    is_old boolean := current_setting('transaction_isolation') <> 'read committed';
+BEGIN
+    INSERT INTO rouse.pending_release (chain, succeeded, noted_at, try_at)
+    SELECT ended.chain, ended.succeeded, at, at FROM unnest(p_chains, p_succeeded) AS ended(chain, succeeded)
+    LEFT JOIN LATERAL (
+        SELECT true AS is_there FROM rouse.dependency AS d
+        WHERE d.chain = ended.chain AND (ended.succeeded OR d.on_failure IN ('cancel', 'run')) LIMIT 1) AS d ON true
+    WHERE is_old OR d.is_there
+    ON CONFLICT (chain) DO UPDATE SET succeeded = excluded.succeeded, noted_at = at, try_at = at;
+    RETURN FOUND;
+END
+$$;
+
 -- Cancels jobs, which the caller has locked, because chains that they wait for have failed. Jobs that wait for these are left to
--- rouse.continue_releases, so that a transaction cancels one level of a graph; returns whether there are any. Served by dependency_pkey.
+-- rouse.continue_releases, so that a transaction cancels one level of a graph; returns whether there are any. Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse._cancel_dependents(p_ids bigint[], p_failed bigint[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -226,11 +250,7 @@ BEGIN
     INSERT INTO rouse.record (at, job, event, detail)
     SELECT at, ended.id, 'cancelled', jsonb_build_object('after', ended.failed) FROM unnest(p_ids, p_failed) AS ended(id, failed);
     chains := rouse._end_queued(p_ids, 'cancelled', NULL, NULL, at);
-    INSERT INTO rouse.pending_release (chain, succeeded, tried_at)
-    SELECT ended.chain, false, at FROM unnest(chains) AS ended(chain)
-    WHERE EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain = ANY (ARRAY[ended.chain]) AND d.on_failure IN ('cancel', 'run'))
-    ON CONFLICT (chain) DO UPDATE SET succeeded = false, tried_at = at;
-    RETURN FOUND;
+    RETURN rouse._note_releases(chains, array_fill(false, ARRAY[cardinality(chains)]));
 END
 $$;
 
@@ -272,15 +292,15 @@ BEGIN
         END IF;
     END IF;
     WITH locked AS MATERIALIZED (
-        SELECT d.chain, d.on_failure, d.job
+        SELECT d.ctid AS row, d.job
         FROM unnest(p_chains, p_succeeded) AS ended(chain, succeeded)
         CROSS JOIN LATERAL unnest(CASE WHEN ended.succeeded THEN '{cancel,run,wait}' ELSE '{run}' END::text[]) AS kind(name)
         JOIN rouse.dependency AS d ON d.chain = ANY (ARRAY[ended.chain]) AND d.on_failure = ANY (ARRAY[kind.name])
         CROSS JOIN LATERAL (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[d.job]) FOR NO KEY UPDATE SKIP LOCKED) AS j
         LIMIT p_most - resolved),
     gone AS (
-        DELETE FROM rouse.dependency AS d USING locked AS l
-        WHERE d.chain = ANY (ARRAY[l.chain]) AND d.on_failure = ANY (ARRAY[l.on_failure]) AND d.job = ANY (ARRAY[l.job])
+        -- Rows of a job change only under its lock. One that was deleted before that lock is not found.
+        DELETE FROM rouse.dependency AS d USING locked AS l WHERE d.ctid = l.row
         RETURNING d.job),
     -- In the order of their ids, which becomes that of their turns.
     counted AS MATERIALIZED (SELECT g.job, count(*)::integer AS chains FROM gone AS g GROUP BY g.job ORDER BY g.job),
@@ -301,21 +321,23 @@ BEGIN
     FROM unnest(scheduled) AS l(lane);
     remaining := ARRAY(
         SELECT ended.chain FROM unnest(p_chains, p_succeeded) AS ended(chain, succeeded)
-        WHERE EXISTS (
-            SELECT FROM unnest(CASE WHEN ended.succeeded THEN '{cancel,run,wait}' ELSE '{cancel,run}' END::text[]) AS kind(name)
-            CROSS JOIN LATERAL (
-                SELECT FROM rouse.dependency AS d WHERE d.chain = ended.chain AND d.on_failure = kind.name LIMIT 1) AS d));
+        CROSS JOIN LATERAL (
+            SELECT FROM rouse.dependency AS d
+            WHERE d.chain = ended.chain AND (ended.succeeded OR d.on_failure IN ('cancel', 'run')) LIMIT 1) AS d);
     has_more := has_more OR remaining <> '{}';
 END
 $$;
 
 -- Releases the jobs that wait for these chains, which have ended in this transaction. Returns whether some are left to
--- rouse.continue_releases. Served by dependency_pkey.
+-- rouse.continue_releases. Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse._chains_ended(p_chains bigint[], p_succeeded boolean[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     released record;
 BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN rouse._note_releases(p_chains, p_succeeded);
+    END IF;
     -- Most jobs have none that wait for them.
     PERFORM FROM unnest(p_chains) AS ended(chain)
     CROSS JOIN LATERAL (SELECT FROM rouse.dependency AS d WHERE d.chain = ended.chain LIMIT 1) AS d LIMIT 1;
@@ -323,34 +345,54 @@ BEGIN
         RETURN false;
     END IF;
     released := rouse._release(p_chains, p_succeeded, 1000);
-    INSERT INTO rouse.pending_release (chain, succeeded, tried_at)
-    SELECT ended.chain, ended.succeeded, clock_timestamp()
-    FROM unnest(p_chains, p_succeeded) AS ended(chain, succeeded) WHERE ended.chain = ANY (released.remaining)
-    ON CONFLICT (chain) DO UPDATE SET succeeded = excluded.succeeded, tried_at = excluded.tried_at;
+    IF released.remaining <> '{}' THEN
+        PERFORM rouse._note_releases(p_chains, p_succeeded);
+    END IF;
     RETURN released.has_more;
 END
 $$;
 
--- Releases more of the jobs that wait for chains that have ended, at most `p_most`. Returns whether there is more to do at once: not if all
--- that is left is locked by other transactions. Any worker may call it. Served by pending_release_tried.
+-- Releases more of the jobs that wait for chains that have ended, at most `p_most`. Returns whether there is more to do at once. A chain whose
+-- jobs are locked by other transactions is tried again after a second, and later and later: after a tenth of the time since it was noted, a
+-- minute at most. Any worker may call it. Served by pending_release_due.
 CREATE OR REPLACE FUNCTION rouse.continue_releases(p_worker bigint, p_key bytea, p_most integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
+    at        timestamptz := clock_timestamp();
     chains    bigint[];
     succeeded boolean[];
     released  record;
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     SELECT array_agg(p.chain), array_agg(p.succeeded) INTO chains, succeeded
-    FROM (SELECT p.chain, p.succeeded FROM rouse.pending_release AS p ORDER BY p.tried_at LIMIT 100 FOR UPDATE SKIP LOCKED) AS p;
+    FROM (
+        SELECT p.chain, p.succeeded FROM rouse.pending_release AS p
+        WHERE p.try_at <= at ORDER BY p.try_at LIMIT 100 FOR UPDATE SKIP LOCKED) AS p;
     IF chains IS NULL THEN
         RETURN false;
     END IF;
     released := rouse._release(chains, succeeded, least(greatest(coalesce(p_most, 0), 1), 10000));
     DELETE FROM rouse.pending_release AS p WHERE p.chain = ANY (chains) AND NOT p.chain = ANY (released.remaining);
-    UPDATE rouse.pending_release AS p SET tried_at = clock_timestamp() WHERE p.chain = ANY (released.remaining);
-    RETURN released.resolved > 0 AND EXISTS (SELECT FROM rouse.pending_release);
+    -- The limit may have left some of these chains untouched.
+    IF released.resolved < p_most THEN
+        UPDATE rouse.pending_release AS p SET try_at = at + least(greatest((at - p.noted_at) / 10, interval '1 second'), interval '1 minute')
+        WHERE p.chain = ANY (released.remaining);
+    END IF;
+    RETURN EXISTS (SELECT FROM rouse.pending_release AS p WHERE p.try_at <= at);
+END
+$$;
+
+-- Lets the failure of a chain cancel all jobs that wait for it, whatever their on_failure is, except those that another transaction has locked.
+-- Served by dependency_chain.
+CREATE OR REPLACE FUNCTION rouse._cancel_on_failure(p_chain bigint) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+BEGIN
+    WITH locked AS MATERIALIZED (
+        SELECT d.ctid AS row FROM rouse.dependency AS d
+        CROSS JOIN LATERAL (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[d.job]) FOR UPDATE SKIP LOCKED) AS j
+        WHERE d.chain = p_chain AND d.on_failure IN ('run', 'wait'))
+    UPDATE rouse.dependency AS d SET on_failure = 'cancel' FROM locked AS l WHERE d.ctid = l.row;
 END
 $$;
 
@@ -375,20 +417,16 @@ BEGIN
             CONTINUE;
         END IF;
         EXIT WHEN wrapped AND next > first;
-        CONTINUE WHEN rouse._live_job(next) IS NOT NULL;
+        CONTINUE WHEN rouse._live_job(next) IS NOT NULL OR EXISTS (SELECT FROM rouse.pending_release AS p WHERE p.chain = next);
         ended := rouse._last_ended(next);
         IF ended.id IS NULL THEN
-            UPDATE rouse.dependency AS d SET on_failure = 'cancel' WHERE d.chain = next AND d.on_failure = 'wait';
+            PERFORM rouse._cancel_on_failure(next);
         ELSE
             -- A retry in progress has locked this row, and one that has committed is live.
             PERFORM FROM rouse.finished AS f WHERE f.id = ended.id FOR KEY SHARE SKIP LOCKED;
             CONTINUE WHEN NOT FOUND OR rouse._live_job(next) IS NOT NULL;
         END IF;
-        INSERT INTO rouse.pending_release (chain, succeeded, tried_at)
-        SELECT next, coalesce(ended.state = 'succeeded', false), clock_timestamp()
-        WHERE ended.state = 'succeeded' OR EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain = next AND d.on_failure IN ('cancel', 'run'))
-        ON CONFLICT DO NOTHING;
-        noted := noted + CASE WHEN FOUND THEN 1 ELSE 0 END;
+        noted := noted + rouse._note_releases(ARRAY[next], ARRAY[coalesce(ended.state = 'succeeded', false)])::integer;
     END LOOP;
     RETURN noted;
 END

@@ -104,6 +104,7 @@ DECLARE
     children integer[];
     ids      bigint[];
     place    integer;
+    list     jsonb[];
     job      jsonb;
     after    jsonb;
 BEGIN
@@ -151,6 +152,7 @@ BEGIN
     END IF;
     SELECT array_agg(e.job ->> 'name' ORDER BY e.n) INTO names FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n);
 
+    list := ARRAY(SELECT e.job FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n) ORDER BY e.n);
     SELECT jsonb_object_agg(n.name, n.place) INTO places FROM unnest(names) WITH ORDINALITY AS n(name, place);
 
     -- The dependencies within the flow.
@@ -169,7 +171,7 @@ BEGIN
     INSERT INTO rouse.flow (id, name, tenant, requested_at) VALUES (flow_id, name, tenant, clock_timestamp());
     ids := array_fill(NULL::bigint, ARRAY[cardinality(names)]);
     FOREACH place IN ARRAY rouse._in_order(names, parents, children) LOOP
-        job := jobs -> place - 1;
+        job := list[place];
         SELECT jsonb_object_agg(d.name, CASE
                    WHEN jsonb_typeof(d.job) <> 'string' THEN d.entry
                    WHEN jsonb_typeof(d.entry) = 'object' THEN d.entry || jsonb_build_object('job', ids[(places ->> (d.job #>> '{}'))::integer])
@@ -202,8 +204,10 @@ RETURNS TABLE (name text, job bigint, chain bigint, handler text, queue text, st
                requested_at timestamptz, available_at timestamptz, started_at timestamptz, finished_at timestamptz, error jsonb)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     SELECT e.name, e.job, e.chain, l.handler, l.queue, e.state, e.attempt, e.after,
-           CASE WHEN e.blockers IS NOT NULL THEN ARRAY(SELECT d.chain FROM rouse.dependency AS d WHERE d.job = e.job ORDER BY d.chain LIMIT 100) END,
-           e.blockers IS NOT NULL AND EXISTS (SELECT FROM rouse.dependency AS d WHERE d.job = e.job AND rouse._live_job(d.chain) IS NULL),
+           CASE WHEN e.blockers IS NOT NULL THEN
+               ARRAY(SELECT d.chain FROM (SELECT d.chain FROM rouse.dependency AS d WHERE d.job = e.job LIMIT 100) AS d ORDER BY 1) END,
+           e.blockers IS NOT NULL AND EXISTS (SELECT FROM rouse.dependency AS d WHERE d.job = e.job AND rouse._live_job(d.chain) IS NULL
+               AND (rouse._last_ended(d.chain)).state IS DISTINCT FROM 'succeeded'),
            e.requested_at, e.available_at, e.started_at, e.finished_at, e.error
     FROM (
         SELECT DISTINCT ON (e.name) e.*, min(e.of_chain) OVER (PARTITION BY e.name) AS chain FROM (
@@ -223,22 +227,25 @@ $$;
 -- `stuck`: those that wait for a chain that has failed, until somebody retries it. `finished_at`: when the last job ended; null while one
 -- is live. Each flow is read as by rouse.flow.
 CREATE OR REPLACE VIEW rouse.flows AS
-SELECT w.id, w.name, w.tenant, w.requested_at, c.finished_at, coalesce(c.finished_at, clock_timestamp()) - w.requested_at AS age,
-       CASE WHEN c.waiting + c.scheduled + c.ready + c.running > 0 THEN 'live' WHEN c.failed + c.cancelled > 0 THEN 'failed' ELSE 'succeeded' END AS state,
+SELECT w.id, w.name, w.tenant, w.requested_at, c.finished_at, c.age, c.state,
        c.jobs, c.waiting, c.scheduled, c.ready, c.running, c.succeeded, c.failed, c.cancelled, c.stuck
 FROM rouse.flow AS w
+-- All that depends on the time is in here, so that a query with a limit counts only the flows that it returns.
 CROSS JOIN LATERAL (
-    SELECT count(*) AS jobs,
-           count(*) FILTER (WHERE j.waits_for IS NOT NULL) AS waiting,
-           count(*) FILTER (WHERE j.state = 'queued' AND j.waits_for IS NULL AND j.available_at > clock_timestamp()) AS scheduled,
-           count(*) FILTER (WHERE j.state = 'queued' AND j.waits_for IS NULL AND j.available_at <= clock_timestamp()) AS ready,
-           count(*) FILTER (WHERE j.state = 'running') AS running,
-           count(*) FILTER (WHERE j.state = 'succeeded') AS succeeded,
-           count(*) FILTER (WHERE j.state IN ('failed', 'timed_out')) AS failed,
-           count(*) FILTER (WHERE j.state = 'cancelled') AS cancelled,
-           count(*) FILTER (WHERE j.is_stuck) AS stuck,
-           CASE WHEN bool_and(j.state > 'running') THEN max(j.finished_at) END AS finished_at
-    FROM rouse.flow(w.id) AS j) AS c;
+    SELECT c.*, coalesce(c.finished_at, clock_timestamp()) - w.requested_at AS age,
+           CASE WHEN c.waiting + c.scheduled + c.ready + c.running > 0 THEN 'live' WHEN c.failed + c.cancelled > 0 THEN 'failed' ELSE 'succeeded' END AS state
+    FROM (
+        SELECT count(*) AS jobs,
+               count(*) FILTER (WHERE j.waits_for IS NOT NULL) AS waiting,
+               count(*) FILTER (WHERE j.state = 'queued' AND j.waits_for IS NULL AND j.available_at > clock_timestamp()) AS scheduled,
+               count(*) FILTER (WHERE j.state = 'queued' AND j.waits_for IS NULL AND j.available_at <= clock_timestamp()) AS ready,
+               count(*) FILTER (WHERE j.state = 'running') AS running,
+               count(*) FILTER (WHERE j.state = 'succeeded') AS succeeded,
+               count(*) FILTER (WHERE j.state IN ('failed', 'timed_out')) AS failed,
+               count(*) FILTER (WHERE j.state = 'cancelled') AS cancelled,
+               count(*) FILTER (WHERE j.is_stuck) AS stuck,
+               CASE WHEN bool_and(j.state > 'running') THEN max(j.finished_at) END AS finished_at
+        FROM rouse.flow(w.id) AS j) AS c) AS c;
 
 -- Rejects an unknown flow.
 CREATE OR REPLACE FUNCTION rouse._check_flow(p_name text, p_id bigint) RETURNS void
@@ -248,7 +255,7 @@ BEGIN
     PERFORM FROM rouse.flow AS f WHERE f.id = p_id;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'rouse: flow % does not exist, or is no longer kept', p_id
-            USING ERRCODE = 'no_data_found', HINT = 'SELECT id, name, state FROM rouse.flows lists the flows.';
+            USING ERRCODE = 'no_data_found', HINT = 'It was never enqueued, its transaction is not committed, or none of its jobs is kept any more.';
     END IF;
 END
 $$;
@@ -324,16 +331,17 @@ END
 $$;
 
 -- Deletes a flow: its queued jobs are cancelled, and records show that they were deleted. Returns how many. Refused while one of its jobs
--- runs, and while jobs outside of the flow wait for it. Served by job_flow and dependency_pkey.
+-- runs, and while jobs outside of the flow wait for it. Served by job_flow and dependency_chain.
 CREATE OR REPLACE FUNCTION rouse.delete_flow(id bigint) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     at      timestamptz := clock_timestamp();
     queued  bigint[];
     running bigint[];
     waiting bigint[];
+    chains  bigint[];
 BEGIN
     PERFORM rouse._check_flow('delete_flow', delete_flow.id);
     SELECT array_agg(j.id) FILTER (WHERE j.state = 'running'), coalesce(array_agg(j.id) FILTER (WHERE j.state = 'queued'), '{}') INTO running, queued
@@ -343,8 +351,12 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('SELECT rouse.cancel_flow(%s) stops it.', delete_flow.id);
     END IF;
     waiting := ARRAY(
-        SELECT DISTINCT d.job FROM rouse.flow(delete_flow.id) AS j JOIN rouse.dependency AS d ON d.chain = j.chain
-        WHERE NOT d.job = ANY (queued) ORDER BY d.job LIMIT 11);
+        SELECT DISTINCT d.job
+        FROM (
+            SELECT j.chain FROM rouse.flow(delete_flow.id) AS j
+            UNION SELECT coalesce(j.chain, j.id) FROM rouse.job AS j WHERE j.flow = delete_flow.id) AS its
+        JOIN rouse.dependency AS d ON d.chain = ANY (ARRAY[its.chain])
+        WHERE NOT d.job = ANY (queued) LIMIT 11);
     IF waiting <> '{}' THEN
         RAISE EXCEPTION 'rouse: flow % cannot be deleted: % for it', delete_flow.id, rouse._those_that_wait(waiting)
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Cancel or delete them first.';
@@ -352,7 +364,8 @@ BEGIN
     PERFORM rouse._ensure_partitions(at);
     INSERT INTO rouse.record (at, job, event, who, detail)
     SELECT at, q.id, 'deleted', session_user, jsonb_build_object('flow', delete_flow.id) FROM unnest(queued) AS q(id);
-    PERFORM rouse._end_queued(queued, 'cancelled', NULL, NULL, at);
+    chains := rouse._end_queued(queued, 'cancelled', NULL, NULL, at);
+    PERFORM rouse._chains_ended(chains, array_fill(false, ARRAY[cardinality(chains)]));
     IF queued <> '{}' THEN
         INSERT INTO rouse.record (at, event, who, detail)
         VALUES (at, 'flow_deleted', session_user, jsonb_build_object('flow', delete_flow.id, 'jobs', cardinality(queued)));

@@ -25,7 +25,7 @@ $$;
 --   writers             transactions of this database that have written and are in progress, or prepared: their jobs are not visible yet;
 --                       null unless requested (`with_writers`), because it reads all sessions of the server
 --   releases            releases have been pending for more than a second (rouse.continue_releases; served by
---                       pending_release_tried)
+--                       pending_release_due)
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_rows bigint,
     p_orphaned_since timestamptz, p_due_within_ms bigint, p_most integer, p_with_writers boolean,
@@ -85,7 +85,7 @@ BEGIN
     WHERE j.state = 'queued' AND j.turn IS NULL AND j.blockers IS NULL AND j.available_at > due_since
     ORDER BY j.available_at LIMIT 1;
     due := coalesce(next_at <= at, false);
-    releases := EXISTS (SELECT FROM rouse.pending_release AS p WHERE p.tried_at < at - interval '1 second' ORDER BY p.tried_at LIMIT 1);
+    releases := EXISTS (SELECT FROM rouse.pending_release AS p WHERE p.try_at < at - interval '1 second' ORDER BY p.try_at LIMIT 1);
     -- GREATEST would turn null into 0, and the worker would never wait.
     IF next_at IS NOT NULL THEN
         next_due_ms := greatest(0, ceil(extract(epoch FROM next_at - clock_timestamp()) * 1000))::bigint;

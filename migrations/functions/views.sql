@@ -27,7 +27,8 @@ SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source
        j.grants, CASE WHEN j.lease_until < clock_timestamp() THEN j.lease_until END AS orphaned_at,
        NULL::text AS ran, j.lease_ms, j.timeout_ms, coalesce(j.chain, j.id) AS chain, j.after,
        CASE WHEN j.blockers IS NOT NULL THEN
-           ARRAY(SELECT d.chain FROM rouse.dependency AS d WHERE d.job = j.id ORDER BY d.chain LIMIT 100) END AS waits_for
+           -- Not ORDER BY below the LIMIT, which dependency_chain would provide, by reading all of it.
+           ARRAY(SELECT d.chain FROM (SELECT d.chain FROM rouse.dependency AS d WHERE d.job = j.id LIMIT 100) AS d ORDER BY 1) END AS waits_for
 FROM rouse.job AS j
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l
 UNION ALL

@@ -1,12 +1,13 @@
 //! Releases that meet other transactions, forced by transactions that stay open.
 
+use rouse::job::Fence;
 use rouse::store::{ClaimedJob, Locked};
 use serde_json::json;
-use tokio_postgres::{Client, Transaction};
+use tokio_postgres::{Client, IsolationLevel, Transaction};
 
 use super::{enqueue_after, failed, ok, settle_ready, waits_for};
 use crate::support::TestDb;
-use crate::support::claims::{claim, settlement};
+use crate::support::claims::{adopt, claim, orders, rand, settlement};
 use crate::support::worker::{enqueue, show, until_true};
 
 const SOMEBODY_WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
@@ -231,4 +232,98 @@ async fn a_child_locked_for_long_does_not_hold_up_the_release_of_others() {
     other.rollback().await.unwrap();
     assert!(!store.continue_releases().await.unwrap());
     assert_eq!(settle_ready(&store, &[ok()]).await.0, [locked]);
+}
+
+#[tokio::test]
+async fn a_chain_that_ends_in_a_transaction_with_an_old_snapshot_still_releases() {
+    for action in ["complete($1)", "cancel($1)"] {
+        let db = TestDb::new().await;
+        let (mut operator, client, store) =
+            (db.client().await, db.client().await, db.worker().await);
+        let parent = enqueue(&client, "x", json!(1)).await;
+        let transaction = operator
+            .build_transaction()
+            .isolation_level(IsolationLevel::RepeatableRead)
+            .start()
+            .await
+            .unwrap();
+        transaction
+            .execute("SELECT FROM rouse.job", &[])
+            .await
+            .unwrap();
+        let after = json!({"p": {"job": parent, "on_failure": "run"}});
+        let child = enqueue_after(&client, "x", after).await;
+        let sql = format!("SELECT rouse.{action}");
+        transaction.execute(&sql, &[&parent]).await.unwrap();
+        transaction.commit().await.unwrap();
+        store.continue_releases().await.unwrap();
+        assert_eq!(settle_ready(&store, &[ok()]).await.0, [child], "{action}");
+        let noted = "SELECT NOT EXISTS (SELECT FROM rouse.pending_release)";
+        until_true(&client, noted).await;
+    }
+}
+
+#[tokio::test]
+async fn an_adoption_does_not_wait_for_a_producer_that_has_named_the_job() {
+    let db = TestDb::new().await;
+    let (mut client, store, next) = (db.client().await, db.worker().await, db.worker().await);
+    let parent = enqueue(&client, "x", json!(1)).await;
+    claim(&store, 1).await;
+    let expire = "UPDATE rouse.job SET lease_until = clock_timestamp() WHERE id = $1";
+    client.execute(expire, &[&parent]).await.unwrap();
+    let producer = client.transaction().await.unwrap();
+    let child = enqueue_in(&producer, parent).await;
+    let orders = orders(&next, 60_000).await;
+    let adopt = async || {
+        adopt(&next, Fence(rand()), &orders, 10, 1, None)
+            .await
+            .unwrap()
+    };
+    adopt().await;
+    producer.commit().await.unwrap();
+    assert_eq!(show(&client, parent).await.state, "running");
+    adopt().await;
+    let client = db.client().await;
+    assert_eq!(show(&client, parent).await.state, "failed");
+    assert_eq!(show(&client, child).await.state, "cancelled");
+}
+
+#[tokio::test]
+async fn a_retry_of_any_job_of_a_live_chain_is_its_live_job() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let first = enqueue(&client, "x", json!(1)).await;
+    settle_ready(&store, &[failed()]).await;
+    let second = retry(&client, first).await;
+    settle_ready(&store, &[failed()]).await;
+    let third = retry(&client, first).await;
+    for id in [first, second] {
+        assert_eq!(retry(&client, id).await, third);
+    }
+    let sql = "SELECT array_agg(job) FROM rouse.chain($1)";
+    let row = client.query_one(sql, &[&second]).await.unwrap();
+    assert_eq!(row.get::<_, Vec<i64>>(0), [first, second, third]);
+}
+
+#[tokio::test]
+async fn deleting_a_chain_does_not_wait_for_a_job_that_waits_for_it() {
+    let db = TestDb::new().await;
+    let (mut other, client) = (db.client().await, db.client().await);
+    let parent = enqueue(&client, "x", json!(1)).await;
+    let after = json!({"p": {"job": parent, "on_failure": "run"}});
+    let child = enqueue_after(&client, "x", after).await;
+    let transaction = other.transaction().await.unwrap();
+    let lock = "SELECT FROM rouse.job WHERE id = $1 FOR UPDATE";
+    transaction.execute(lock, &[&child]).await.unwrap();
+    let delete = "SELECT rouse.delete_chain($1, cascade => true)";
+    let error = client.query_one(delete, &[&parent]).await.unwrap_err();
+    assert_eq!(
+        error.as_db_error().unwrap().message(),
+        format!(
+            "rouse: chain {parent} cannot be deleted: another transaction has locked a job that waits for it"
+        )
+    );
+    transaction.rollback().await.unwrap();
+    client.query_one(delete, &[&parent]).await.unwrap();
+    assert_eq!(show(&client, child).await.state, "cancelled");
 }

@@ -123,7 +123,13 @@ impl Settler<'_> {
         mut part: Vec<Unsettled>,
         error: &StoreError,
     ) {
-        if error.is_locked() {
+        if error.is_locked() && batch.locked == Locked::Skip {
+            // Something else than these jobs is locked, and holds up one of them.
+            match part.len() {
+                2.. => batch.halve(part),
+                _ => self.later.append(&mut part),
+            }
+        } else if error.is_locked() {
             debug!(%error, jobs = part.len(), "another transaction has locked some of these jobs; settling the others");
             batch.locked = Locked::Skip;
             batch.put_back(part);
