@@ -64,7 +64,8 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 const RESULT_BYTES: usize = 1 << 20;
 const RESULT_BYTES_MAX: usize = 2 << 20;
 
-/// A file is held in memory before it is written, while it grows up to three times, and an attempt has 128 MiB.
+/// The body is held in memory until it is written, and its buffer can take three times its size while it grows; an
+/// attempt has 128 MiB.
 const FILE_BYTES: usize = 16 << 20;
 const FILE_BYTES_MAX: usize = 32 << 20;
 
@@ -142,7 +143,7 @@ pub async fn fetch(ctx: &Ctx, input: Input) -> Result<Fetched, Error> {
         ctx.info("not modified");
         return Ok(fetched);
     }
-    let body = found(response)?;
+    let body = successful_body(response)?;
     ctx.info(format_args!("{} bytes", body.len()));
     fetched.bytes = Some(body.len());
     fetched.sha256 = Some(hexadecimal(&Sha256::digest(&body)));
@@ -179,7 +180,7 @@ fn check(input: &Input) -> Result<usize, Error> {
 }
 
 /// The body of a successful response.
-fn found(response: Response) -> Result<Vec<u8>, Error> {
+fn successful_body(response: Response) -> Result<Vec<u8>, Error> {
     if (300..400).contains(&response.status) {
         let (url, status) = (&response.url, response.status);
         let to = http::without_user(response.header("location").unwrap_or("nowhere"));
@@ -198,8 +199,8 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The temporary file of an attempt. Each attempt has its own, so that an attempt that was wrongly declared lost writes
-/// to no other's file.
+/// The temporary file of an attempt. Each attempt has its own, so that an attempt that was wrongly declared lost never
+/// writes to another attempt's file.
 fn part(ctx: &Ctx, to: &str, attempt: u32) -> String {
     format!("{to}.{}-{attempt}.part", ctx.job().id)
 }
@@ -239,7 +240,7 @@ fn unwritable(to: &str, error: &io::Error) -> Error {
             Error::retryable(message)
         }
         _ => Error::permanent(format_args!(
-            "{message}. Check that rouse.toml grants its directory to http.fetch, with mode = \"read-write\", and the grants of the job include it"
+            "{message}. Check that rouse.toml grants its directory to http.fetch, with mode = \"read-write\", and that the grants of the job include it"
         ))
         .kind("file-denied"),
     }

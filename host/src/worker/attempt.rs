@@ -2,7 +2,7 @@
 //!
 //! A slot ([`serve`]) takes one claim after another from the line. [`run`] takes each claim through these steps:
 //!
-//! 1. [`start`] finds the handler, checks the payload, resolves the policy, attenuates the grants and starts the lease.
+//! 1. [`start`] finds the handler, checks that the payload is there, resolves the policy, attenuates the grants and starts the lease.
 //! 2. [`run_in_sandbox`] runs the guest within the middlewares, and returns how the run ended: a `RunEnd`.
 //! 3. [`decide`] turns the `RunEnd` into an `Outcome`.
 //! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence.
@@ -162,7 +162,7 @@ async fn start(shared: &Arc<Shared>, claim: &Claim) -> Result<Started, Unstarted
         meters: meters.clone(),
         end,
     };
-    check_payload(&claim.job).map_err(unstarted)?;
+    require_payload(&claim.job).map_err(unstarted)?;
     let policy = resolve_policy(shared, &claim.job, &handler);
     let terms = attenuate(&claim.job, handler, policy).map_err(unstarted)?;
     let (journal, abort) = start_lease(shared, claim, &terms)
@@ -186,7 +186,7 @@ fn find_handler(shared: &Shared, claim: &Claim) -> Option<Arc<Handler>> {
 }
 
 /// JSON is never empty, so an empty payload means that its row is gone.
-fn check_payload(job: &ClaimedJob) -> Result<(), RunEnd> {
+fn require_payload(job: &ClaimedJob) -> Result<(), RunEnd> {
     match job.payload.0.is_empty() {
         true => Err(RunEnd::PayloadRefused(
             "the payload is missing: its row was deleted from rouse.payload".to_owned(),
@@ -323,7 +323,7 @@ fn input(claim: &mut Claim, policy: &Policy) -> JobInput {
     }
 }
 
-/// How many attempts the job has had, and how many it may have.
+/// How many attempts have ended in an error, and how many may.
 fn tries(job: &ClaimedJob, terms: &Terms) -> Tries {
     let max_attempts = terms.policy.retry.max_attempts;
     Tries {
@@ -360,7 +360,7 @@ fn more_memory_bytes(handler: &Handler, job: &ClaimedJob) -> Option<u64> {
 }
 
 /// Gives back a claim that has not started.
-pub(super) async fn give_back(shared: &Shared, claim: &Claim, why: RunEnd) {
+pub(super) async fn release_claim(shared: &Shared, claim: &Claim, why: RunEnd) {
     let meters = shared.attempts.meters.of(&claim.lane.handler);
     end_unstarted(shared, claim, meters, why).await;
 }

@@ -35,7 +35,7 @@ impl Background {
         let logging = logs::run_until(shared.clone(), background.stop.clone());
         background.tasks.spawn(logging);
         background.spawn(usage::run_forever(shared.clone()));
-        background.spawn(slots::give_back_late_claims(shared.clone()));
+        background.spawn(slots::release_late_claims(shared.clone()));
         background.spawn(maintenance::run_forever(shared.clone()));
         background.spawn(database_metrics::run_forever(shared.clone()));
         background.spawn(heartbeat::run_forever(shared.clone(), heartbeat));

@@ -308,7 +308,7 @@ async fn register_again(shared: &Arc<Shared>, why: &StoreError) {
     let ids = shared.leases.lose_all(AbortReason::Error);
     warn!(error = %why, job.ids = ?ids, "this incarnation of the worker is over; aborting its attempts");
     // Empties the line. The database refuses these settlements: the jobs already belong to others.
-    slots::give_back_all(shared).await;
+    slots::release_all(shared).await;
     // This host has not crashed, so its losses must not count as crashes of its jobs.
     if let Err(error) = shared.store.outlived().await {
         warn_unless_unreachable!(

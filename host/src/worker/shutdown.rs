@@ -18,7 +18,7 @@ const LAST_WITHIN: Duration = Duration::from_secs(5);
 
 /// Gives back the claims in line, and waits until all attempts have ended.
 pub(super) async fn drain(shared: &Arc<Shared>) {
-    slots::give_back_all(shared).await;
+    slots::release_all(shared).await;
     shared.attempts.tasks.close();
     wait_for_attempts(shared).await;
 }

@@ -175,24 +175,24 @@ pub(super) fn start(shared: &Arc<Shared>, claims: Vec<Claim>) {
 }
 
 /// Gives back claims that wait too long for a slot, until the worker ends.
-pub(super) async fn give_back_late_claims(shared: Arc<Shared>) {
+pub(super) async fn release_late_claims(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(LATE_EVERY).await;
-        // `give_back_all` does not see the claims that are taken out of the line here. The token keeps the settler
+        // `release_all` does not see the claims that are taken out of the line here. The token keeps the settler
         // running until their outcomes have been sent.
         let _under_way = shared.attempts.tasks.token();
         if let Some(then) = Instant::now().checked_sub(START_WITHIN) {
             for claim in shared.slots.take_late(then) {
-                attempt::give_back(&shared, &claim, RunEnd::NotStarted).await;
+                attempt::release_claim(&shared, &claim, RunEnd::NotStarted).await;
             }
         }
     }
 }
 
 /// Gives back all claims in line. Called before the worker stops.
-pub(super) async fn give_back_all(shared: &Shared) {
+pub(super) async fn release_all(shared: &Shared) {
     for claim in shared.slots.take_late(Instant::now()) {
-        attempt::give_back(shared, &claim, RunEnd::NotStarted).await;
+        attempt::release_claim(shared, &claim, RunEnd::NotStarted).await;
     }
 }
 

@@ -297,7 +297,8 @@ async fn every_public_function_has_a_comment_and_none_is_executable_by_public() 
     );
     let unused = "SELECT p.oid::regprocedure::text FROM pg_proc AS p
                   WHERE p.pronamespace = 'rouse'::regnamespace AND NOT starts_with(p.proname, '_') AND NOT EXISTS (
-                      SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a WHERE a.grantee <> p.proowner)";
+                      SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a WHERE a.grantee <> p.proowner)
+                  ORDER BY 1";
     assert_eq!(
         list(unused).await,
         [

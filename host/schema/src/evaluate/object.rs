@@ -29,7 +29,7 @@ impl<'s, 'j> Check<'s, 'j, '_> {
                 self.require(id, at, &members, names, "dependentRequired")?;
             }
         }
-        // Properties with nested rules come last: a tag decides first which alternative this is.
+        // Properties with nested rules come last: so that a tag selects the alternative first.
         let first = self.deferred.len();
         for member in &members {
             if let Some(names) = rules.property_names {
@@ -106,7 +106,7 @@ impl<'s, 'j> Check<'s, 'j, '_> {
             self.count_bytes(self.json.raw(name).len())?;
             count += 1;
         }
-        // They are sorted, and may be recorded.
+        // Pays for sorting the members, and for recording the evaluated ones.
         self.count(count * u64::from(2 + count.max(1).ilog2() / 2))?;
         Ok(self.json.members(at))
     }

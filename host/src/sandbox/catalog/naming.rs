@@ -16,7 +16,7 @@ use crate::sandbox::module::admission::Denied;
 const HANDLERS_MAX: usize = 10_000;
 
 impl Folder {
-    /// Lets waiting modules serve if their names are their own, in the order in which they arrived. Returns true if
+    /// Lets waiting modules serve if they own their names, in the order in which they arrived. Returns true if
     /// something changed.
     pub(super) fn settle_names(&mut self) -> bool {
         let mut changed = false;

@@ -34,8 +34,8 @@ impl<'a> Lock<'a> {
         let pid = pid(keeper).await?;
         let transaction = keeper
             .build_transaction()
-            // The isolation level is explicit, because a stricter default of the database would keep a snapshot, and a
-            // concurrent index would wait for that.
+            // The isolation level is explicit, because a stricter default of the database would keep a snapshot, for
+            // which CREATE INDEX CONCURRENTLY would wait.
             .isolation_level(IsolationLevel::ReadCommitted)
             .read_only(false)
             .start()
@@ -112,7 +112,7 @@ async fn has_ledger(client: &impl GenericClient) -> Result<bool, MigrateError> {
 }
 
 /// The rows of a query, as text. Uses the simple protocol, because the extended one keeps the last query of a
-/// transaction open, with its snapshot, for which a concurrent index would wait.
+/// transaction open, with its snapshot, for which CREATE INDEX CONCURRENTLY would wait.
 async fn rows(
     client: &impl GenericClient,
     query: &str,
@@ -162,7 +162,7 @@ pub(super) async fn watched<T>(
     }
 }
 
-/// The sessions with open transactions, for any of which a concurrent index may have to wait.
+/// The sessions with open transactions, for any of which CREATE INDEX CONCURRENTLY may have to wait.
 pub(super) async fn with_open_transactions(
     client: &impl GenericClient,
 ) -> Result<Vec<String>, MigrateError> {

@@ -66,7 +66,7 @@ impl Claims<'_> {
         let unbound = claims.split_off(unbound_from);
         slots::start(self.shared, claims);
         for claim in unbound {
-            attempt::give_back(self.shared, &claim, RunEnd::NoHandler).await;
+            attempt::release_claim(self.shared, &claim, RunEnd::NoHandler).await;
         }
         new
     }

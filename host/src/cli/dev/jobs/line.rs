@@ -20,7 +20,7 @@ pub(super) struct JobEnd {
     pub(super) outcome: String,
     attempt: Option<u64>,
     elapsed_ms: Option<u64>,
-    /// The next attempt: in this time, or at this time.
+    /// The delay until the next attempt, or its time.
     next_ms: Option<u64>,
     next_at: Option<String>,
     /// The login of an admin action.
@@ -40,7 +40,7 @@ impl JobEnd {
                 | "deleted",
                 _,
             ) => event.clone(),
-            // An admin action ended the job while it ran here.
+            // The job ended while it ran here: by an admin action, or settled by another worker.
             ("dropped", Some("cancelled")) => "cancelled".to_owned(),
             ("dropped", Some("already_completed")) => "completed".to_owned(),
             ("lost" | "given_up" | "refused" | "unconfirmed", _) => event.clone(),

@@ -8,7 +8,7 @@ use super::note::Names;
 /// A file that has been missing, or has served without a name, for this long loses the name.
 pub(super) const GONE_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// How often a continuing contest is saved again; it ends [`GONE_MAX`] after the last time.
+/// How often a continuing contest is saved again; it ends [`GONE_MAX`] after it was last saved.
 const CONTEST_SAVED_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Owners {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::Owners;
 use crate::sandbox::Digest;
 
-/// A file that has a name in its manifest.
+/// A file whose manifest declares a handler name.
 pub(in crate::sandbox::catalog) struct Claimant<'a> {
     pub(in crate::sandbox::catalog) file: &'a str,
     pub(in crate::sandbox::catalog) digest: Digest,
