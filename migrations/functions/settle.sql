@@ -18,7 +18,12 @@ DECLARE
     at          timestamptz := clock_timestamp();
     some_differ boolean;
     ended       bigint[];
+    lowest      bigint;
+    highest     bigint;
+    -- Those that are not the first of their chain, with their chains.
+    continuing  bigint[];
     chains      bigint[];
+    failed      bigint[];
     succeeded   boolean[];
     released    bigint[];
     lanes       bigint[];
@@ -45,10 +50,22 @@ BEGIN
                g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants, g.handler,
                g.lease_ms, g.timeout_ms, g.after, CASE WHEN some_differ THEN rouse._keep_days(g.lane, g.state, at) ELSE 0 END
         FROM gone AS g
-        RETURNING f.id, coalesce(f.chain, f.id) AS chain, f.state = 'succeeded' AS succeeded)
-    SELECT array_agg(k.id), array_agg(k.chain), array_agg(k.succeeded) INTO ended, chains, succeeded FROM kept AS k;
-    IF rouse._chains_ended(chains, succeeded) THEN
-        RETURN NEXT NULL;
+        RETURNING f.id, f.chain, f.state)
+    -- Arrays of all chains and states would cost each settlement more than the rest of this.
+    SELECT array_agg(k.id), min(coalesce(k.chain, k.id)), max(coalesce(k.chain, k.id)),
+           array_agg(k.id) FILTER (WHERE k.chain IS NOT NULL), array_agg(k.chain) FILTER (WHERE k.chain IS NOT NULL),
+           array_agg(k.id) FILTER (WHERE k.state <> 'succeeded')
+    INTO ended, lowest, highest, continuing, chains, failed
+    FROM kept AS k;
+    -- Most jobs have none that wait for them: this is one lookup for all.
+    IF EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain >= lowest AND d.chain <= highest)
+       OR current_setting('transaction_isolation') <> 'read committed' THEN
+        SELECT array_agg(coalesce((SELECT c.chain FROM unnest(continuing, chains) AS c(id, chain) WHERE c.id = e.id), e.id)),
+               array_agg(NOT e.id = ANY (coalesce(failed, '{}')))
+        INTO chains, succeeded FROM unnest(ended) AS e(id);
+        IF rouse._chains_ended(chains, succeeded) THEN
+            RETURN NEXT NULL;
+        END IF;
     END IF;
     RETURN QUERY SELECT e.id FROM unnest(ended) AS e(id);
 
