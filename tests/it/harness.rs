@@ -82,7 +82,9 @@ async fn a_connection_string_of_the_harness_works_with_psql() {
 
 #[tokio::test]
 async fn the_server_is_of_the_version_that_was_asked_for() {
-    let client = TestDb::unmigrated().await.client().await;
+    // The database is dropped with `db`, and ends its sessions.
+    let db = TestDb::unmigrated().await;
+    let client = db.client().await;
     let row = client.query_one("SHOW server_version_num", &[]).await;
     let version: u32 = row.unwrap().get::<_, &str>(0).parse().unwrap();
     let major = (version / 10_000).to_string();

@@ -270,7 +270,15 @@ async fn a_stopping_host_refuses_new_calls_and_lets_running_ones_finish() {
     host.line(PATIENCE, |line| line.contains("waiting for the abort"));
     host.signal(libc::SIGTERM);
     host.line(PATIENCE, |line| line.contains("stopping: "));
-    let refused = post(address, "noop", "{\"n\": 1}").await;
+    // The line is written just before the host stops.
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let refused = loop {
+        let answer = post(address, "noop", "{\"n\": 1}").await;
+        if answer.status != 200 {
+            break answer;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "it takes calls");
+    };
     assert_eq!(refused.status, 503, "{}", refused.body);
     assert_eq!(refused.body["error"]["kind"], "stopping");
     assert!(get(address, "/readyz").await.0.contains("503"));
