@@ -177,8 +177,8 @@ $$;
 -- unique key. Returns its id; or, if a live job prevents that, the id of that job, with `is_retry`: true if it is a retry of the job, false
 -- if it only has its unique key. All are null if the payload was removed. Served by job_retry and job_unique_key; wakes like an enqueue.
 --
--- If its chain has failed, the retry goes on with the chain; if the chain is live, its live job is the retry. If the job never ran, the retry waits for what it had waited for:
--- `failed` is a chain that has failed, and prevents the retry.
+-- If its chain has failed, the retry goes on with the chain; if the chain is live, its live job is the retry. If the job never ran, the retry
+-- waits for what it had waited for: `failed` is a chain that has failed, and prevents the retry.
 CREATE OR REPLACE FUNCTION rouse._retry(
     p_was rouse.finished, p_at timestamptz, OUT made bigint, OUT live bigint, OUT is_retry boolean, OUT failed bigint)
 LANGUAGE plpgsql AS $$
@@ -226,9 +226,10 @@ BEGIN
         blockers := nullif(cardinality(parents.chains), 0);
     END IF;
     FOR try IN 1 .. 10 LOOP
-        INSERT INTO rouse.job AS j (id, lane, turn, retried_from, chain, flow, flow_name, requested_at, available_at, max_attempts, blockers, bytes, tenant, source,
-                                    unique_key, payload, payload_at, wake, grants, lease_ms, timeout_ms, after)
-        VALUES (fresh, p_was.lane, CASE WHEN blockers IS NULL THEN fresh END, p_was.id, continued, p_was.flow, p_was.flow_name, p_at, p_at, p_was.max_attempts, blockers,
+        INSERT INTO rouse.job AS j (id, lane, turn, retried_from, chain, flow, flow_name, requested_at, available_at,
+                                    max_attempts, blockers, bytes, tenant, source, unique_key, payload, payload_at, wake, grants, lease_ms, timeout_ms, after)
+        VALUES (fresh, p_was.lane, CASE WHEN blockers IS NULL THEN fresh END, p_was.id, continued,
+                p_was.flow, p_was.flow_name, p_at, p_at, p_was.max_attempts, blockers,
                 bytes + rouse._other_bytes(p_was.tenant, p_was.source, p_was.grants),
                 p_was.tenant, p_was.source, p_was.unique_key, CASE WHEN stored_at IS NULL THEN payload END, stored_at,
                 CASE WHEN blockers IS NULL THEN true END, p_was.grants, p_was.lease_ms, p_was.timeout_ms, p_was.after)
@@ -507,7 +508,9 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.record'::regclass AND tgname = 'record_to_audit_outbox') THEN
         CREATE TRIGGER record_to_audit_outbox AFTER INSERT ON rouse.record
             -- For a purge, only the record of the queue; for an action on a flow, only that of the flow.
-            FOR EACH ROW WHEN (NEW.who IS NOT NULL AND (NEW.job IS NULL OR (NEW.event <> 'purged' AND NOT coalesce(NEW.detail ? 'flow', false)))) EXECUTE FUNCTION rouse._fill_audit_outbox();
+            FOR EACH ROW WHEN (NEW.who IS NOT NULL
+                AND (NEW.job IS NULL OR (NEW.event <> 'purged' AND NOT coalesce(NEW.detail ? 'flow', false))))
+            EXECUTE FUNCTION rouse._fill_audit_outbox();
     END IF;
 END
 $$;
