@@ -1,11 +1,13 @@
 //! The context of a running attempt: its job, and the functions of the host.
 
-use std::cell::RefCell;
+mod flow;
+mod steps;
+
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::Rc;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::host::{Answer, Host as _};
@@ -45,6 +47,8 @@ pub struct Ctx {
     /// The numbers of the steps of each name that are running or done in this attempt. Ordered, because the first hash
     /// table of an attempt would ask the host for a random seed.
     started: RefCell<BTreeMap<String, BTreeSet<u32>>>,
+    /// True while the work of a step runs.
+    in_step: Cell<bool>,
 }
 
 impl Ctx {
@@ -53,6 +57,7 @@ impl Ctx {
             job,
             world,
             started: RefCell::default(),
+            in_step: Cell::new(false),
         }
     }
 
@@ -94,73 +99,6 @@ impl Ctx {
     /// Reports the progress of the attempt, 0 to 100 (more counts as 100), with its current step.
     pub fn progress(&self, percent: u8, step: impl AsRef<str>) {
         self.world.progress(percent.min(100), step.as_ref());
-    }
-
-    /// Does a piece of work once per job: its result is committed at once, and a later attempt gets the result instead
-    /// of doing the work again.
-    ///
-    /// ```
-    /// use rouse_sdk::{Ctx, Error, TestCtx};
-    ///
-    /// fn order(ctx: &Ctx) -> Result<u64, Error> {
-    ///     let charge: u64 = ctx.step("charge", || Ok(17))?;
-    ///     ctx.step("ship", || match ctx.job().attempt {
-    ///         1 => Err(Error::retryable("no parcel service today")),
-    ///         _ => Ok(charge),
-    ///     })
-    /// }
-    ///
-    /// let first = TestCtx::new();
-    /// assert!(order(&first).is_err());
-    /// // The second attempt does not charge again.
-    /// let second = first.next_attempt();
-    /// assert_eq!(order(&second).unwrap(), 17);
-    /// assert_eq!(second.steps_done(), ["ship"]);
-    /// ```
-    ///
-    /// The name has 1 to 200 characters without `#`. The second step of the same name within an attempt is a different
-    /// step (unless the first has failed or was dropped: then it is the same one). So a step may be in a loop, as long
-    /// as each attempt goes through the loop in the same order. A job has up to 1,000 steps, each with a result of at
-    /// most 256 KiB, 8 MiB in total.
-    ///
-    /// The work may still be done twice, because an attempt can be lost between the work and its record. External
-    /// effects of the work should be idempotent (with an idempotency key, for instance `format!("{}-charge",
-    /// ctx.job().id)`).
-    ///
-    /// # Errors
-    /// Those of the work, of which nothing is recorded; if a recorded result no longer matches `T` (kind
-    /// `step-changed`); if the host refuses the step (kind `step-refused`); and if the attempt has to stop (kind
-    /// `aborted`).
-    pub fn step<T: Serialize + DeserializeOwned>(
-        &self,
-        name: impl AsRef<str>,
-        work: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
-        let started = self.start(name.as_ref())?;
-        let output = match self.recorded(&started.name)? {
-            Some(recorded) => recorded,
-            None => self.record(&started.name, work()?)?,
-        };
-        started.done();
-        Ok(output)
-    }
-
-    /// [`step`](Self::step) for asynchronous work: the future is only awaited if there is no result yet.
-    ///
-    /// # Errors
-    /// As for [`step`](Self::step).
-    pub async fn step_async<T: Serialize + DeserializeOwned>(
-        &self,
-        name: impl AsRef<str>,
-        work: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
-        let started = self.start(name.as_ref())?;
-        let output = match self.recorded(&started.name)? {
-            Some(recorded) => recorded,
-            None => self.record(&started.name, work.await?)?,
-        };
-        started.done();
-        Ok(output)
     }
 
     /// A placeholder for a secret, for a header or body of a request. The host replaces it with the secret, if
@@ -253,72 +191,9 @@ impl Ctx {
         self.world.http(request)
     }
 
-    /// Takes the first free name: `name`, `name#2`, `name#3` …
-    fn start(&self, name: &str) -> Result<StartedStep<'_>> {
-        if name.contains('#') {
-            let why = format_args!("the name of a step must not contain #: {name:?}");
-            return Err(Error::permanent(why).kind("step-refused"));
-        }
-        let mut started = self.started.borrow_mut();
-        let taken = started.entry(name.to_owned()).or_default();
-        let nth = (1..).find(|nth| !taken.contains(nth)).unwrap_or(u32::MAX);
-        taken.insert(nth);
-        Ok(StartedStep {
-            ctx: self,
-            base: name.to_owned(),
-            nth,
-            name: match nth {
-                1 => name.to_owned(),
-                nth => format!("{name}#{nth}"),
-            },
-        })
-    }
-
-    fn recorded<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        let Some(bytes) = self.world.start_step(name)? else {
-            return Ok(None);
-        };
-        serde_json::from_slice(&bytes).map(Some).map_err(|error| {
-            Error::retryable(format_args!(
-                "the recorded result of the step {name} does not match what this version of the handler expects: {error}"
-            ))
-            .kind("step-changed")
-        })
-    }
-
-    fn record<T: Serialize>(&self, name: &str, output: T) -> Result<T> {
-        self.world
-            .complete_step(name, serde_json::to_vec(&output)?)?;
-        Ok(output)
-    }
-
     /// This attempt's abort signal.
     pub fn abort(&self) -> AbortSignal {
         AbortSignal::new(Rc::clone(&self.world))
-    }
-}
-
-/// A running step. If it is dropped before it is done, it releases its name: starting it again in this attempt starts
-/// the same step.
-struct StartedStep<'a> {
-    ctx: &'a Ctx,
-    base: String,
-    nth: u32,
-    name: String,
-}
-
-impl StartedStep<'_> {
-    fn done(mut self) {
-        // The name is not released.
-        self.nth = 0;
-    }
-}
-
-impl Drop for StartedStep<'_> {
-    fn drop(&mut self) {
-        if let Some(taken) = self.ctx.started.borrow_mut().get_mut(&self.base) {
-            taken.remove(&self.nth);
-        }
     }
 }
 

@@ -50,6 +50,12 @@ pub struct Definition {
 /// A function with [`#[handler]`](macro@crate::handler). The attribute implements it for a type with the name of the
 /// function.
 pub trait Handler {
+    /// The type of the payload.
+    type Input;
+
+    /// The type of the result.
+    type Output;
+
     /// The options that the handler declares.
     const DEFINITION: Definition;
 

@@ -4,6 +4,8 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use crate::http::{Request, Response};
+use crate::job::NewJob;
+use crate::results::Parent;
 use crate::task::Source;
 use crate::{AbortReason, Result};
 
@@ -51,6 +53,22 @@ pub(crate) trait Host {
     fn hmac_sha256(&self, name: &str, message: &[u8]) -> Result<Vec<u8>>;
     /// Sends one request; redirects, timeouts and the abort are handled by the caller.
     fn http<'a>(&'a self, request: &'a Request) -> Answer<'a>;
+}
+
+/// The functions of the host that tie jobs together.
+pub(crate) trait Flow {
+    /// A number for `after`, below 0.
+    fn enqueue(&self, job: NewJob) -> Result<i64>;
+    fn continue_with(&self, job: NewJob) -> Result<()>;
+    /// A page of the chains that the job has waited for, by name; an empty page ends the listing.
+    fn parents(&self, after: Option<&str>) -> Result<Vec<Parent>>;
+    /// Does not return if the wait suspends the attempt, like the other waits.
+    fn sleep(&self, step: &str, duration_ms: u64) -> Result<()>;
+    fn sleep_until(&self, step: &str, unix_ms: i64) -> Result<()>;
+    /// The payload, JSON; `None` after the timeout.
+    fn signal(&self, step: &str, name: &str, timeout_ms: Option<u64>) -> Result<Option<Vec<u8>>>;
+    /// The results, or errors, of these jobs, each with its step: JSON.
+    fn call(&self, calls: Vec<(String, NewJob)>) -> Result<Vec<Result<Vec<u8>, Vec<u8>>>>;
 }
 
 /// A pending response.

@@ -60,6 +60,8 @@
 //! - [`export!`]: makes a module of one or more handlers.
 //! - [`Ctx`]: the job, logging, progress, the abort signal, and steps whose results later attempts reuse.
 //! - [`State`]: values that the handler keeps between its jobs.
+//! - [`Job`]: jobs that a handler enqueues, continues with, or calls; [`Results`] of those that it has waited for.
+//! - [`Ctx::sleep`], [`Ctx::wait_signal`], [`Ctx::call`]: durable waits, which suspend the job.
 //! - [`http`]: requests to servers that the operator has granted.
 //! - [`Error`]: retryable, permanent, or retryable after or at a time; `?` works on any error.
 //! - [`sleep`], [`race`], [`block_on`]: waiting, also in an `async fn` handler.
@@ -81,7 +83,9 @@ mod error;
 mod handler;
 mod host;
 pub mod http;
+mod job;
 mod manifest;
+mod results;
 mod state;
 mod task;
 
@@ -104,11 +108,13 @@ pub use ctx::{Ctx, JobInfo};
 pub use error::{Error, Result};
 pub use handler::{Definition, Handler, Instances};
 pub use host::Level;
+pub use job::{Child, Job, OnFailure, Priority};
+pub use results::{End, Failure, Parent, Results};
 pub use rouse_sdk_macros::handler;
 pub use state::State;
 pub use task::{Either, block_on, race, sleep};
 #[cfg(not(target_family = "wasm"))]
-pub use testing::{Aborter, LogLine, ProgressReport, TestCtx};
+pub use testing::{Aborter, Attempt, EnqueuedJob, LogLine, ProgressReport, TestCtx, Wait};
 
 pub use schemars;
 pub use serde;

@@ -1,5 +1,7 @@
 //! The native replacement of [`Ctx`], for unit tests.
 
+mod flow;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -16,6 +18,9 @@ use crate::http::{Request, Response};
 use crate::native::Abort;
 use crate::task::Source;
 use crate::{AbortReason, Ctx, Error, Handler, JobInfo, Level};
+
+use flow::FlowState;
+pub use flow::{Attempt, EnqueuedJob, Wait};
 
 /// A line that the handler logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,7 +89,8 @@ impl TestCtx {
         }
     }
 
-    /// Runs a handler like the host, from JSON to JSON: `ctx.run::<greet>(json!({…}))`.
+    /// Runs a handler like the host, from JSON to JSON: `ctx.run::<greet>(json!({…}))`. Jobs that it has enqueued are
+    /// dropped unless it succeeds.
     ///
     /// # Errors
     /// Those of the handler, and those of a payload that does not match its input type.
@@ -92,7 +98,8 @@ impl TestCtx {
     /// # Panics
     /// If the handler panics.
     pub fn run<H: Handler>(&self, payload: Value) -> Result<Value, Error> {
-        let bytes = H::run(&self.ctx, payload.to_string().as_bytes())?;
+        let result = H::run(&self.ctx, payload.to_string().as_bytes());
+        let bytes = result.inspect_err(|_| self.recorder.flow.clear_jobs())?;
         Ok(serde_json::from_slice(&bytes).expect("a handler's result was written by serde_json"))
     }
 
@@ -106,21 +113,25 @@ impl TestCtx {
         self.recorder.progress.borrow().clone()
     }
 
-    /// The next attempt at the same job: with the steps that are recorded so far, the handler's state, and nothing
-    /// else.
+    /// The next attempt at the same job: with the steps that are recorded so far, the waits that are over, signals,
+    /// parents, the answer to calls, the handler's state, and nothing else.
     #[must_use]
     pub fn next_attempt(&self) -> Self {
         let job = self.ctx.job().clone();
-        let recorded = self.recorder.recorded.borrow().clone();
-        let next = Recorder {
-            recorded: RefCell::new(recorded),
-            state: Rc::clone(&self.recorder.state),
-            ..Recorder::default()
-        };
-        Self::with(next, |next| {
+        Self::with(self.next_recorder(), |next| {
             *next = job;
             next.attempt += 1;
         })
+    }
+
+    /// With what the job keeps between its attempts.
+    fn next_recorder(&self) -> Recorder {
+        Recorder {
+            recorded: RefCell::new(self.recorder.recorded.borrow().clone()),
+            state: Rc::clone(&self.recorder.state),
+            flow: FlowState::with(self.recorder.flow.kept.borrow().clone()),
+            ..Recorder::default()
+        }
     }
 
     /// The first attempt at the next job for the same handler and tenant. It shares the handler's state with this one:
@@ -151,7 +162,7 @@ impl TestCtx {
 
     /// Answers requests from now on, in place of servers. Without this, each request is an error.
     pub fn on_http(&self, answer: impl FnMut(&Request) -> Result<Response, Error> + 'static) {
-        *self.recorder.server.borrow_mut() = Some(Box::new(answer));
+        *self.recorder.server.borrow_mut() = Some(Rc::new(RefCell::new(answer)));
     }
 
     /// The requests sent so far, including each redirect that was followed.
@@ -190,7 +201,7 @@ impl fmt::Debug for TestCtx {
             .field("job", self.ctx.job())
             .field("logs", &self.recorder.logs)
             .field("progress", &self.recorder.progress)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -213,7 +224,7 @@ impl fmt::Debug for Aborter {
 }
 
 /// Answers requests.
-type Server = Box<dyn FnMut(&Request) -> Result<Response, Error>>;
+type Server = Rc<RefCell<dyn FnMut(&Request) -> Result<Response, Error>>>;
 
 /// State entries with their versions, and the latest version.
 #[derive(Default)]
@@ -244,10 +255,12 @@ pub(crate) struct Recorder {
     server: RefCell<Option<Server>>,
     settings: RefCell<Settings>,
     state: Rc<StateStore>,
+    flow: FlowState,
     abort: Arc<Abort>,
 }
 
 /// A JSON object.
+#[derive(Clone)]
 struct Settings(Value);
 
 impl Default for Settings {
@@ -361,9 +374,10 @@ impl Host for Recorder {
         Box::pin(async move {
             self.unless_aborted()?;
             self.requests.borrow_mut().push(request.clone());
-            match &mut *self.server.borrow_mut() {
+            let server = self.server.borrow().clone();
+            match server {
                 Some(answer) => {
-                    let mut response = answer(request)?;
+                    let mut response = (answer.borrow_mut())(request)?;
                     response.cut = request.fit(&mut response.body)?;
                     Ok(response)
                 }

@@ -1,5 +1,6 @@
 //! The module's side of the contract: imports, exports, panics, pollables.
 
+mod flow;
 mod http;
 
 use std::cell::OnceCell;
@@ -7,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use crate::handler::Entry;
 use crate::host::{Answer, Host};
@@ -73,7 +74,7 @@ pub fn run(entries: &[Entry], job: JobInfo) -> Result<Vec<u8>, Failure> {
 
 fn failure(error: Error) -> Failure {
     if let Some(at) = error.retry_at.filter(|_| !error.permanent) {
-        retry::at(unix_ms(at));
+        retry::at(crate::job::unix_ms(at));
     }
     Failure {
         kind: error.kind.into_owned(),
@@ -88,18 +89,14 @@ fn failure(error: Error) -> Failure {
     }
 }
 
-/// Milliseconds since 1970; 0 for earlier times.
-fn unix_ms(at: SystemTime) -> i64 {
-    let since = at
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+fn aborted() -> Error {
+    Error::retryable("the attempt has to stop").kind("aborted")
 }
 
 /// Converts an error of steps.
 fn step_error(error: steps::StepError) -> Error {
     match error {
-        steps::StepError::Aborted => Error::retryable("the attempt has to stop").kind("aborted"),
+        steps::StepError::Aborted => aborted(),
         steps::StepError::Refused(why) => Error::permanent(why).kind("step-refused"),
     }
 }
@@ -107,7 +104,7 @@ fn step_error(error: steps::StepError) -> Error {
 /// Converts an error of state.
 fn state_error(error: state::StateError) -> Error {
     match error {
-        state::StateError::Aborted => Error::retryable("the attempt has to stop").kind("aborted"),
+        state::StateError::Aborted => aborted(),
         state::StateError::NotGranted(why) => Error::permanent(why).kind("denied"),
         state::StateError::Refused(why) => Error::permanent(why).kind("state-refused"),
     }

@@ -131,6 +131,10 @@ fn implementation(function: &ItemFn, options: &Options, shape: &Shape<'_>) -> To
     let output_schema =
         quote_spanned!(output.span()=> ::rouse_sdk::__private::output_schema::<#output>());
 
+    // So does "private type `Input` in public interface".
+    let input_type = quote_spanned!(input.span()=> type Input = #input;);
+    let output_type = quote_spanned!(output.span()=> type Output = #output;);
+
     let call = if shape.takes_ctx {
         quote!(#name(ctx, input))
     } else {
@@ -155,6 +159,9 @@ fn implementation(function: &ItemFn, options: &Options, shape: &Shape<'_>) -> To
         #visibility enum #name {}
 
         impl ::rouse_sdk::Handler for #name {
+            #input_type
+            #output_type
+
             const DEFINITION: ::rouse_sdk::Definition = #definition;
 
             fn input_schema() -> ::rouse_sdk::schemars::Schema {

@@ -11,7 +11,7 @@ use proc_macro::TokenStream;
 /// The function takes the context and an input, or only an input, and is plain or `async`: `fn(&Ctx, Input) ->
 /// Result<Output, E>`, `fn(Input) -> Output`. The input is `serde::Deserialize + schemars::JsonSchema`, the output
 /// `serde::Serialize + schemars::JsonSchema`, the error any type that `?` turns into a `rouse_sdk::Error`. The function
-/// itself is left unchanged.
+/// itself is left unchanged. The types of a public function have to be public too.
 ///
 /// | option | value | default |
 /// |---|---|---|
@@ -27,7 +27,7 @@ use proc_macro::TokenStream;
 /// | `timeout` | `"1h"`: the run timeout of an attempt | the host's default |
 /// | `grace` | `"5s"`: from the abort signal to the hard stop | the host's default |
 /// | `instances` | `"reuse"`: an instance may serve many jobs, see the README | `"fresh"` |
-/// | `capabilities` | what the handler needs, in the words of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "sign:HOOK_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "fine_clocks"]`; without the part after the colon, any | nothing |
+/// | `capabilities` | what the handler needs, in the words of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "sign:HOOK_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "enqueue:photo.*", "fine_clocks"]`; without the part after the colon, any | nothing |
 ///
 /// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. All values are checked at compile time. The
 /// operator's settings take precedence over them.

@@ -14,7 +14,7 @@ fn every_option_is_read() {
         name = "a.b-c_d", version = "2", description = "does it", max_attempts = 7,
         initial_backoff = "1s", max_backoff = "1m", multiplier = 3, jitter = 0.5,
         lease = "2m", timeout = "1h", grace = "500ms", instances = "reuse",
-        capabilities = ["dirs", "http:*.example.com"],
+        capabilities = ["dirs", "http:*.example.com", "enqueue:photo.*"],
     })
     .expect("all of them are valid");
     assert_eq!(options.name, "a.b-c_d");
@@ -29,7 +29,8 @@ fn every_option_is_read() {
     assert_eq!(options.timeout_ms, Some(3_600_000));
     assert_eq!(options.grace_ms, Some(500));
     assert!(options.reuse);
-    assert_eq!(options.capabilities, ["dirs", "http:*.example.com"]);
+    let capabilities = ["dirs", "http:*.example.com", "enqueue:photo.*"];
+    assert_eq!(options.capabilities, capabilities);
 }
 
 #[test]

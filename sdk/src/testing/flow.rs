@@ -1,0 +1,489 @@
+//! Children, parents and waits in native tests.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::rc::Rc;
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+
+use super::{Recorder, TestCtx};
+use crate::host::Flow;
+use crate::job::NewJob;
+use crate::{End, Error, Parent, Result};
+
+/// Sleeps that are shorter do not suspend an attempt, as on the host.
+const SUSPENDS_FROM: Duration = Duration::from_secs(2);
+
+/// A job that the handler has enqueued, continued with or called.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct EnqueuedJob {
+    /// The name of its handler.
+    pub handler: String,
+    /// The payload.
+    pub payload: Value,
+    /// The options as the host gets them, for instance `{"queue": "bulk"}`; an empty object if there are none. In
+    /// `after`, -1 stands for the first job that the attempt has enqueued.
+    pub options: Value,
+}
+
+impl EnqueuedJob {
+    fn of(job: &NewJob) -> Self {
+        let read = |json: &[u8]| -> Value {
+            serde_json::from_slice(json).expect("payload and options were written by serde_json")
+        };
+        Self {
+            handler: job.handler.clone(),
+            payload: read(&job.payload),
+            options: read(job.options.as_deref().unwrap_or(b"{}")),
+        }
+    }
+}
+
+/// A wait of the handler.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Wait {
+    /// [`Ctx::sleep`](crate::Ctx::sleep).
+    Sleep {
+        /// The name; the second sleep with this name is `name#2`.
+        name: String,
+        /// How long, in whole milliseconds.
+        duration: Duration,
+    },
+    /// [`Ctx::sleep_until`](crate::Ctx::sleep_until).
+    SleepUntil {
+        /// The name; the second sleep with this name is `name#2`.
+        name: String,
+        /// When it ends, in whole milliseconds.
+        time: SystemTime,
+    },
+    /// [`Ctx::wait_signal`](crate::Ctx::wait_signal).
+    Signal {
+        /// The name of the signal.
+        name: String,
+        /// The timeout, in whole milliseconds.
+        timeout: Option<Duration>,
+    },
+    /// [`Ctx::call`](crate::Ctx::call), [`Ctx::try_call`](crate::Ctx::try_call) and
+    /// [`Ctx::call_all`](crate::Ctx::call_all).
+    Calls(Vec<EnqueuedJob>),
+}
+
+/// The end of an attempt, from [`TestCtx::attempt`].
+#[derive(Debug, Clone, PartialEq)]
+#[must_use]
+pub enum Attempt<T> {
+    /// The handler has returned.
+    Ended(Result<T>),
+    /// A wait has suspended the attempt.
+    Suspended(Wait),
+}
+
+impl<T> Attempt<T> {
+    /// What the handler has returned.
+    ///
+    /// # Panics
+    /// If the attempt is suspended.
+    pub fn ended(self) -> Result<T> {
+        match self {
+            Self::Ended(result) => result,
+            Self::Suspended(wait) => panic!("the attempt is suspended: {wait:?}"),
+        }
+    }
+
+    /// The wait that has suspended the attempt.
+    ///
+    /// # Panics
+    /// If the handler has returned.
+    pub fn suspended(self) -> Wait {
+        match self {
+            Self::Suspended(wait) => wait,
+            Self::Ended(Ok(_)) => panic!("the attempt is not suspended: the handler has succeeded"),
+            Self::Ended(Err(error)) => panic!("the attempt is not suspended: it failed: {error:?}"),
+        }
+    }
+}
+
+/// Answers calls.
+type Callee = Rc<RefCell<dyn FnMut(&EnqueuedJob) -> Result<Value>>>;
+
+/// What outlives an attempt.
+#[derive(Clone, Default)]
+pub(super) struct Kept {
+    parents: BTreeMap<String, Parent>,
+    signals: Vec<(String, Vec<u8>)>,
+    callee: Option<Callee>,
+    /// All waits so far, with their steps.
+    waits: Vec<(Vec<String>, Wait)>,
+    /// What the waits that are over have returned, by their steps.
+    over: BTreeMap<String, Over>,
+}
+
+impl Kept {
+    /// Takes the oldest signal with this name.
+    fn take_signal(&mut self, name: &str) -> Option<Vec<u8>> {
+        let at = self.signals.iter().position(|(sent, _)| sent == name)?;
+        Some(self.signals.remove(at).1)
+    }
+}
+
+#[derive(Clone)]
+enum Over {
+    Slept,
+    Signal(Option<Vec<u8>>),
+    Call(Result<Vec<u8>, Vec<u8>>),
+}
+
+/// The flow of one attempt.
+#[derive(Default)]
+pub(super) struct FlowState {
+    pub(super) kept: RefCell<Kept>,
+    enqueued: RefCell<Vec<EnqueuedJob>>,
+    continued_with: RefCell<Option<EnqueuedJob>>,
+    /// True within [`TestCtx::attempt`].
+    suspends: Cell<bool>,
+    /// The steps of the wait that has suspended the attempt.
+    suspended: RefCell<Option<(Vec<String>, Wait)>>,
+}
+
+impl FlowState {
+    pub(super) fn with(kept: Kept) -> Self {
+        Self {
+            kept: RefCell::new(kept),
+            ..Self::default()
+        }
+    }
+
+    /// An attempt that does not succeed enqueues nothing.
+    pub(super) fn clear_jobs(&self) {
+        self.enqueued.borrow_mut().clear();
+        self.continued_with.borrow_mut().take();
+    }
+
+    /// Returns if the wait does not suspend the attempt.
+    fn wait(&self, steps: Vec<String>, wait: Wait) {
+        let begun = |(begun, _): &(Vec<String>, Wait)| *begun == steps;
+        if !self.kept.borrow().waits.iter().any(begun) {
+            let wait = (steps.clone(), wait.clone());
+            self.kept.borrow_mut().waits.push(wait);
+        }
+        if self.suspends.get() {
+            *self.suspended.borrow_mut() = Some((steps, wait));
+            // Without the panic hook: nothing is printed.
+            resume_unwind(Box::new(Suspension));
+        }
+    }
+
+    fn sleep(&self, step: &str, wait: Wait, is_short: bool) -> Result<()> {
+        if !self.kept.borrow().over.contains_key(step) {
+            if !is_short {
+                self.wait(vec![step.to_owned()], wait);
+            }
+            let mut kept = self.kept.borrow_mut();
+            kept.over.insert(step.to_owned(), Over::Slept);
+        }
+        Ok(())
+    }
+
+    fn answer(&self, job: &EnqueuedJob) -> Option<Result<Vec<u8>, Vec<u8>>> {
+        let callee = self.kept.borrow().callee.clone()?;
+        let answer = (callee.borrow_mut())(job);
+        Some(match answer {
+            Ok(result) => Ok(result.to_string().into_bytes()),
+            Err(error) => Err(error_of(&error).to_string().into_bytes()),
+        })
+    }
+
+    /// Ends a wait, with what it has returned; nothing for a signal that is yet to come.
+    fn end(&self, steps: &[String], wait: &Wait) {
+        let over: Vec<Over> = match wait {
+            Wait::Sleep { .. } | Wait::SleepUntil { .. } => vec![Over::Slept],
+            Wait::Signal { name, timeout } => {
+                let signal = self.kept.borrow_mut().take_signal(name);
+                let is_over = signal.is_some() || timeout.is_some();
+                is_over
+                    .then_some(Over::Signal(signal))
+                    .into_iter()
+                    .collect()
+            }
+            Wait::Calls(jobs) => {
+                let answers = jobs.iter().map(|job| self.answer(job).expect(UNANSWERED));
+                answers.map(Over::Call).collect()
+            }
+        };
+        let mut kept = self.kept.borrow_mut();
+        kept.over.extend(steps.iter().cloned().zip(over));
+    }
+}
+
+const UNANSWERED: &str = "this test answers no calls: set an answer with TestCtx::on_call";
+
+/// Unwinds the handler of an attempt that is suspended.
+struct Suspension;
+
+/// The error of a job, as the host stores it.
+fn error_of(error: &Error) -> Value {
+    let mut stored = json!({
+        "kind": "guest_error",
+        "guest_kind": error.kind,
+        "message": error.message,
+    });
+    if let Some(details) = &error.details {
+        stored["details"] = details.clone();
+    }
+    stored
+}
+
+/// # Jobs and waits
+/// If a test calls the handler itself, or with [`run`](Self::run), time passes at once: sleeps return, and a signal
+/// that was not sent has timed out. With [`attempt`](Self::attempt), waits suspend the attempt as on a host, and
+/// [`resumed`](Self::resumed) is the next attempt.
+impl TestCtx {
+    /// Runs one attempt of a handler: a wait suspends it, unless it is over or a sleep of less than two seconds. Jobs
+    /// that were enqueued are dropped unless the handler succeeds.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use rouse_sdk::{Ctx, Result, TestCtx, Wait};
+    ///
+    /// fn trial(ctx: &Ctx) -> Result<&'static str> {
+    ///     ctx.step("welcome", || Ok(()))?;
+    ///     ctx.sleep("the trial", Duration::from_secs(14 * 24 * 3600))?;
+    ///     ctx.step("invoice", || Ok(()))?;
+    ///     Ok("invoiced")
+    /// }
+    ///
+    /// let ctx = TestCtx::new();
+    /// assert!(matches!(ctx.attempt(|ctx| trial(ctx)).suspended(), Wait::Sleep { .. }));
+    /// assert_eq!(ctx.steps_done(), ["welcome"]);
+    ///
+    /// let ctx = ctx.resumed();
+    /// assert_eq!(ctx.attempt(|ctx| trial(ctx)).ended().unwrap(), "invoiced");
+    /// assert_eq!(ctx.steps_done(), ["invoice"]);
+    /// ```
+    ///
+    /// The handler is unwound when it is suspended. On a host it just stops: there, its destructors do not run.
+    ///
+    /// # Panics
+    /// If the handler panics.
+    pub fn attempt<T>(&self, handler: impl FnOnce(&Self) -> Result<T>) -> Attempt<T> {
+        let flow = &self.recorder.flow;
+        let outer = flow.suspends.replace(true);
+        let end = catch_unwind(AssertUnwindSafe(|| handler(self)));
+        flow.suspends.set(outer);
+        let attempt = match end {
+            Ok(result) => Attempt::Ended(result),
+            Err(panic) => Attempt::Suspended(self.suspension(panic)),
+        };
+        if !matches!(attempt, Attempt::Ended(Ok(_))) {
+            flow.clear_jobs();
+        }
+        attempt
+    }
+
+    /// Panics again if it is another panic.
+    fn suspension(&self, panic: Box<dyn Any + Send>) -> Wait {
+        let suspended = self.recorder.flow.suspended.borrow();
+        match &*suspended {
+            Some((_, wait)) if panic.is::<Suspension>() => wait.clone(),
+            _ => resume_unwind(panic),
+        }
+    }
+
+    /// The attempt that follows a suspension, when the wait is over: a sleep has passed, calls have ended
+    /// ([`on_call`](Self::on_call) answers them), the signal has come, or its timeout has passed. (Without either, the
+    /// next attempt waits again.) It has the number of the suspended attempt, its steps, settings and answers, and the
+    /// handler's state.
+    ///
+    /// # Panics
+    /// If the attempt is not suspended, or nothing answers its calls.
+    #[must_use]
+    pub fn resumed(&self) -> Self {
+        let suspended = self.recorder.flow.suspended.borrow().clone();
+        let (steps, wait) =
+            suspended.expect("the attempt is not suspended: run it with TestCtx::attempt");
+        let next = self.next_recorder();
+        *next.settings.borrow_mut() = self.recorder.settings.borrow().clone();
+        *next.server.borrow_mut() = self.recorder.server.borrow().clone();
+        next.flow.end(&steps, &wait);
+        let job = self.ctx.job().clone();
+        Self::with(next, |next| *next = job)
+    }
+
+    /// The jobs that this attempt has enqueued, in order. [`run`](Self::run) and [`attempt`](Self::attempt) drop them
+    /// unless the handler succeeds.
+    pub fn enqueued(&self) -> Vec<EnqueuedJob> {
+        self.recorder.flow.enqueued.borrow().clone()
+    }
+
+    /// The job with which this attempt continues its chain; dropped like those of [`enqueued`](Self::enqueued).
+    pub fn continued_with(&self) -> Option<EnqueuedJob> {
+        self.recorder.flow.continued_with.borrow().clone()
+    }
+
+    /// All waits of the job so far, in order, without sleeps of less than two seconds.
+    pub fn waits(&self) -> Vec<Wait> {
+        let kept = self.recorder.flow.kept.borrow();
+        kept.waits.iter().map(|(_, wait)| wait.clone()).collect()
+    }
+
+    /// Sends a signal to the job. It is kept until a wait takes it, in this attempt or in those that are made of it
+    /// later.
+    pub fn send_signal(&self, name: impl Into<String>, payload: Value) {
+        let signal = (name.into(), payload.to_string().into_bytes());
+        self.recorder.flow.kept.borrow_mut().signals.push(signal);
+    }
+
+    /// Answers calls, in this attempt and in those that are made of it later. Without this, each call is an error (kind
+    /// `denied`).
+    pub fn on_call(&self, answer: impl FnMut(&EnqueuedJob) -> Result<Value> + 'static) {
+        let callee: Callee = Rc::new(RefCell::new(answer));
+        self.recorder.flow.kept.borrow_mut().callee = Some(callee);
+    }
+
+    /// Adds a chain that the job has waited for, or changes its end. `output` is the result, or the error:
+    ///
+    /// ```
+    /// use rouse_sdk::{End, TestCtx, serde_json::json};
+    ///
+    /// let ctx = TestCtx::new();
+    /// ctx.set_parent("charge", End::Succeeded, json!("paid 17"));
+    /// let error = json!({"kind": "guest_error", "guest_kind": "no-stock", "message": "none left"});
+    /// ctx.set_parent("reserve", End::Failed, error);
+    ///
+    /// let parents = ctx.results().unwrap();
+    /// assert_eq!(parents.get::<String>("charge").unwrap(), "paid 17");
+    /// let failure = parents.parent("reserve").and_then(|parent| parent.failure()).unwrap();
+    /// assert_eq!(failure.kind, "no-stock");
+    /// ```
+    pub fn set_parent(&self, name: impl Into<String>, end: End, output: Value) {
+        let name = name.into();
+        let mut kept = self.recorder.flow.kept.borrow_mut();
+        let number = i64::try_from(kept.parents.len()).unwrap_or(i64::MAX - 1_000_000);
+        let parent = Parent {
+            name: name.clone(),
+            job: match end {
+                End::Deleted => 0,
+                _ => 1_000_000 + number,
+            },
+            end,
+            output: (!output.is_null() || end == End::Succeeded)
+                .then(|| output.to_string().into_bytes()),
+        };
+        kept.parents.insert(name, parent);
+    }
+}
+
+impl Flow for Recorder {
+    fn enqueue(&self, job: NewJob) -> Result<i64> {
+        self.unless_aborted()?;
+        let mut enqueued = self.flow.enqueued.borrow_mut();
+        enqueued.push(EnqueuedJob::of(&job));
+        Ok(i64::try_from(enqueued.len()).map_or(i64::MIN, |number| -number))
+    }
+
+    fn continue_with(&self, job: NewJob) -> Result<()> {
+        self.unless_aborted()?;
+        let mut continued_with = self.flow.continued_with.borrow_mut();
+        if let Some(next) = &*continued_with {
+            let why = format_args!("the attempt already continues with {}", next.handler);
+            return Err(Error::permanent(why).kind("job-refused"));
+        }
+        *continued_with = Some(EnqueuedJob::of(&job));
+        Ok(())
+    }
+
+    fn parents(&self, after: Option<&str>) -> Result<Vec<Parent>> {
+        self.unless_aborted()?;
+        let kept = self.flow.kept.borrow();
+        let parents = kept.parents.values();
+        let page = parents.filter(|parent| after.is_none_or(|after| parent.name.as_str() > after));
+        Ok(page.cloned().collect())
+    }
+
+    fn sleep(&self, step: &str, duration_ms: u64) -> Result<()> {
+        self.unless_aborted()?;
+        let duration = Duration::from_millis(duration_ms);
+        let wait = Wait::Sleep {
+            name: named(step),
+            duration,
+        };
+        self.flow.sleep(step, wait, duration < SUSPENDS_FROM)
+    }
+
+    fn sleep_until(&self, step: &str, unix_ms: i64) -> Result<()> {
+        self.unless_aborted()?;
+        let since = Duration::from_millis(u64::try_from(unix_ms).unwrap_or_default());
+        let time = SystemTime::UNIX_EPOCH + since;
+        let is_short = time < SystemTime::now() + SUSPENDS_FROM;
+        let wait = Wait::SleepUntil {
+            name: named(step),
+            time,
+        };
+        self.flow.sleep(step, wait, is_short)
+    }
+
+    fn signal(&self, step: &str, name: &str, timeout_ms: Option<u64>) -> Result<Option<Vec<u8>>> {
+        self.unless_aborted()?;
+        let over = self.flow.kept.borrow().over.get(step).cloned();
+        if let Some(Over::Signal(payload)) = over {
+            return Ok(payload);
+        }
+        let wait = Wait::Signal {
+            name: name.to_owned(),
+            timeout: timeout_ms.map(Duration::from_millis),
+        };
+        let steps = vec![step.to_owned()];
+        let signal = self.flow.kept.borrow_mut().take_signal(name);
+        if signal.is_none() {
+            self.flow.wait(steps, wait);
+            assert!(
+                timeout_ms.is_some(),
+                "the handler waits for the signal {name:?} without a timeout: send it with TestCtx::send_signal, or run the handler with TestCtx::attempt"
+            );
+        }
+        let over = Over::Signal(signal.clone());
+        let mut kept = self.flow.kept.borrow_mut();
+        kept.over.insert(step.to_owned(), over);
+        Ok(signal)
+    }
+
+    fn call(&self, calls: Vec<(String, NewJob)>) -> Result<Vec<Result<Vec<u8>, Vec<u8>>>> {
+        self.unless_aborted()?;
+        let (steps, jobs): (Vec<String>, Vec<EnqueuedJob>) = calls
+            .iter()
+            .filter(|(step, _)| !self.flow.kept.borrow().over.contains_key(step))
+            .map(|(step, job)| (step.clone(), EnqueuedJob::of(job)))
+            .unzip();
+        if jobs.iter().any(|job| !job.options["after"].is_null()) {
+            return Err(Error::permanent("a call has no `after`").kind("job-refused"));
+        }
+        if !steps.is_empty() {
+            let wait = Wait::Calls(jobs);
+            self.flow.wait(steps.clone(), wait.clone());
+            if self.flow.kept.borrow().callee.is_none() {
+                return Err(Error::permanent(UNANSWERED).kind("denied"));
+            }
+            self.flow.end(&steps, &wait);
+        }
+        let kept = self.flow.kept.borrow();
+        let ends = calls.iter().map(|(step, _)| match kept.over.get(step) {
+            Some(Over::Call(end)) => Ok(end.clone()),
+            _ => {
+                let why = format_args!("the step {step} was another wait in an earlier attempt");
+                Err(Error::permanent(why).kind("job-refused"))
+            }
+        });
+        ends.collect()
+    }
+}
+
+/// The name in the step of a wait.
+fn named(step: &str) -> String {
+    step.split_once(':')
+        .map_or(step, |(_, name)| name)
+        .to_owned()
+}
