@@ -1,0 +1,102 @@
+//! Guests that enqueue jobs.
+
+use std::time::Duration;
+
+use rouse_sdk::{Ctx, Error, Job, Result, handler};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::spec::{Spec, once};
+
+/// The behaviour after the jobs are enqueued.
+#[derive(Deserialize, JsonSchema, Clone, Copy, Default)]
+#[serde(rename_all = "kebab-case")]
+enum Then {
+    #[default]
+    Succeed,
+    Fail,
+    /// Fail in the first attempt, and succeed in the second.
+    FailOnce,
+    FailPermanently,
+    Panic,
+    Trap,
+    /// Report `waiting` as the progress, wait for the abort, and enqueue another job of the first kind.
+    Wait,
+}
+
+#[derive(Deserialize, JsonSchema)]
+pub(crate) struct Children {
+    /// In this order.
+    jobs: Vec<Spec>,
+    /// All of them so many times.
+    #[serde(default = "once")]
+    times: u32,
+    /// Sleep durably for this long after that.
+    nap_ms: Option<u64>,
+    /// Continue the chain with this one.
+    next: Option<Spec>,
+    #[serde(default)]
+    then: Then,
+}
+
+/// Enqueues jobs, and ends as the payload says. Returns their number.
+#[handler(
+    name = "flow.children",
+    max_attempts = 2,
+    initial_backoff = "10ms",
+    max_backoff = "10ms",
+    grace = "500ms",
+    capabilities = ["enqueue:flow.*"]
+)]
+pub(crate) async fn children(ctx: &Ctx, payload: Children) -> Result<Value> {
+    let mut enqueued = Vec::new();
+    for _ in 0..payload.times {
+        for job in &payload.jobs {
+            enqueued.push(ctx.enqueue(job.job(&enqueued)?)?);
+        }
+    }
+    if let Some(next) = &payload.next {
+        ctx.continue_with(next.job(&enqueued)?)?;
+    }
+    if let Some(ms) = payload.nap_ms {
+        ctx.sleep("nap", Duration::from_millis(ms))?;
+    }
+    match payload.then {
+        Then::Succeed => {}
+        Then::Fail => return Err(Error::retryable("it fails after its jobs")),
+        Then::FailOnce if ctx.job().attempt == 1 => {
+            return Err(Error::retryable("it fails once after its jobs"));
+        }
+        Then::FailOnce => {}
+        Then::FailPermanently => return Err(Error::permanent("it fails after its jobs")),
+        Then::Panic => panic!("it panics after its jobs"),
+        Then::Trap => std::process::abort(),
+        Then::Wait => {
+            ctx.progress(50, "waiting");
+            ctx.abort().wait().await;
+            if let Some(job) = payload.jobs.first() {
+                ctx.enqueue(job.job(&enqueued)?)?;
+            }
+        }
+    }
+    Ok(json!(enqueued.len()))
+}
+
+#[derive(Deserialize, Serialize, JsonSchema)]
+pub(crate) struct Tree {
+    depth: u32,
+    width: u32,
+}
+
+/// Enqueues itself: a tree of jobs, this deep and wide.
+#[handler(name = "flow.tree", max_attempts = 1, capabilities = ["enqueue:flow.tree"])]
+pub(crate) fn tree(ctx: &Ctx, payload: Tree) -> Result<()> {
+    if let Some(depth) = payload.depth.checked_sub(1) {
+        let width = payload.width;
+        for _ in 0..width {
+            ctx.enqueue(Job::of::<tree>(&Tree { depth, width }))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! Handlers that tie jobs together, one behaviour each, for the tests of the host.
+
+mod abuse;
+mod calls;
+mod chain;
+mod children;
+mod raw;
+mod results;
+mod spec;
+mod waits;
+
+use rouse_sdk::export;
+
+export!(
+    children::children,
+    children::tree,
+    chain::next,
+    chain::hop,
+    results::results,
+    results::result,
+    waits::sleeps,
+    waits::sleep_until,
+    waits::naps,
+    waits::signals,
+    calls::call,
+    calls::call_all,
+    calls::square,
+    calls::fails,
+    abuse::in_step,
+    abuse::many_children,
+    abuse::many_waits,
+    raw::raw,
+);
