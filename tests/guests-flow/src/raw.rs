@@ -11,7 +11,7 @@ use serde_json::Value;
     not(target_family = "wasm"),
     expect(dead_code, reason = "only a module calls the host")
 )]
-pub(crate) enum Call {
+pub(crate) enum HostCall {
     Enqueue(NewJob),
     ContinueWith(NewJob),
     /// The names in a page of parents.
@@ -53,12 +53,12 @@ pub(crate) enum Bytes {
 /// Makes these calls, one after the other. Returns what the host has answered: `{"ok": …}`, or `{"refused": why}`,
 /// `{"not-granted": why}`, `{"aborted": null}`.
 #[handler(name = "flow.raw", max_attempts = 1, capabilities = ["enqueue"])]
-pub(crate) fn raw(_ctx: &Ctx, calls: Vec<Call>) -> Result<Vec<Value>> {
+pub(crate) fn raw(_ctx: &Ctx, calls: Vec<HostCall>) -> Result<Vec<Value>> {
     Ok(calls.into_iter().map(answer).collect())
 }
 
 #[cfg(not(target_family = "wasm"))]
-fn answer(_call: Call) -> Value {
+fn answer(_call: HostCall) -> Value {
     Value::Null
 }
 
@@ -73,34 +73,34 @@ mod wasm {
     use rouse_sdk::__private::bindings::rouse::handler::waits::{self, Returned};
     use serde_json::{Value, json};
 
-    use super::{Bytes, Call, NewJob};
+    use super::{Bytes, HostCall, NewJob};
 
-    pub(super) fn answer(call: Call) -> Value {
+    pub(super) fn answer(call: HostCall) -> Value {
         match call {
-            Call::Enqueue(job) => told(
+            HostCall::Enqueue(job) => told(
                 jobs::enqueue(&new_job(job))
                     .map(Value::from)
                     .map_err(job_error),
             ),
-            Call::ContinueWith(job) => {
+            HostCall::ContinueWith(job) => {
                 let continued = jobs::continue_with(&new_job(job));
                 told(continued.map(Value::from).map_err(job_error))
             }
-            Call::Parents(after) => {
+            HostCall::Parents(after) => {
                 let page = parents::page(after.as_deref()).map_err(|error| match error {
                     ParentError::Aborted => json!({"aborted": null}),
                     ParentError::Refused(why) => json!({"refused": why}),
                 });
                 told(page.map(|page| page.into_iter().map(|parent| parent.name).collect()))
             }
-            Call::Sleep(step, ms) => {
+            HostCall::Sleep(step, ms) => {
                 told(waits::sleep(&step, ms).map(Value::from).map_err(step_error))
             }
-            Call::SleepUntil(step, ms) => {
+            HostCall::SleepUntil(step, ms) => {
                 let slept = waits::sleep_until(&step, ms);
                 told(slept.map(Value::from).map_err(step_error))
             }
-            Call::Signal(step, name, timeout_ms) => {
+            HostCall::Signal(step, name, timeout_ms) => {
                 let signal = waits::signal(&step, &name, timeout_ms);
                 told(
                     signal
@@ -108,7 +108,7 @@ mod wasm {
                         .map_err(step_error),
                 )
             }
-            Call::Call(calls) => {
+            HostCall::Call(calls) => {
                 let calls: Vec<waits::NewCall> = calls
                     .into_iter()
                     .map(|(step, job)| waits::NewCall {
@@ -119,7 +119,7 @@ mod wasm {
                 let ends = waits::call(&calls).map_err(job_error);
                 told(ends.map(|ends| ends.into_iter().map(returned).collect()))
             }
-            Call::Step(name, output) => told(step(&name, output).map_err(step_error)),
+            HostCall::Step(name, output) => told(step(&name, output).map_err(step_error)),
         }
     }
 
