@@ -129,7 +129,9 @@ impl<T> Job<T> {
     /// Starts the job this long after it is enqueued, rounded up to milliseconds. Replaces [`run_at`](Self::run_at).
     pub fn delay(mut self, delay: Duration) -> Self {
         self.options.remove("run_at");
-        self.with("delay_ms", milliseconds(delay))
+        // Postgres reads it as a bigint.
+        let ms = i64::try_from(milliseconds(delay)).unwrap_or(i64::MAX);
+        self.with("delay_ms", ms)
     }
 
     /// Starts the job at this time, by the database's clock; a time in the past means at once. Replaces
@@ -382,9 +384,9 @@ mod tests {
     }
 
     #[test]
-    fn endless_durations_are_the_longest_that_can_be_sent() {
+    fn an_endless_delay_fits_into_a_bigint() {
         let job = Job::new("a", &()).delay(Duration::MAX);
-        assert_eq!(options(job), json!({"delay_ms": u64::MAX}));
+        assert_eq!(options(job), json!({"delay_ms": i64::MAX}));
     }
 
     #[test]
