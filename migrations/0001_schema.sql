@@ -56,7 +56,11 @@ CREATE TABLE rouse.limits (
     -- Lanes of one handler. A worker polls each lane of its handlers.
     lanes_per_handler_max integer NOT NULL DEFAULT 1000 CHECK (lanes_per_handler_max > 0),
     -- Lanes of all handlers. Each worker keeps the whole catalog in memory.
-    lanes_max             integer NOT NULL DEFAULT 20000 CHECK (lanes_max > 0)
+    lanes_max             integer NOT NULL DEFAULT 20000 CHECK (lanes_max > 0),
+    -- Jobs that the attempts of one job may enqueue, with those that these enqueue, and so on.
+    descendants_max       integer NOT NULL DEFAULT 10000 CHECK (descendants_max > 0),
+    -- How deep these may be nested.
+    depth_max             integer NOT NULL DEFAULT 20 CHECK (depth_max > 0)
 );
 INSERT INTO rouse.limits DEFAULT VALUES;
 
@@ -168,8 +172,8 @@ CREATE TABLE rouse.job (
     lease_until  timestamptz,
     -- The number of started attempts, including the running one.
     attempt      integer NOT NULL DEFAULT 0,
-    -- How many of them were lost with their worker.
-    lost         integer NOT NULL DEFAULT 0,
+    -- How many of them do not count towards max_attempts: they were lost with their worker, or suspended.
+    uncounted    integer NOT NULL DEFAULT 0,
     -- Null means the handler's own.
     max_attempts integer,
     -- How many chains it waits for; null: none. While it waits, it has no turn.
@@ -198,6 +202,11 @@ CREATE TABLE rouse.job (
     timeout_ms   bigint,
     -- The chains that it waits or waited for, by name: {"charge": 17, "reserve": {"job": 18, "on_failure": "run"}}.
     after        jsonb,
+    -- While the job is suspended (queued, without a turn): what it waits for (functions/waits.sql). Otherwise without a meaning.
+    wait         jsonb,
+    -- The job whose attempt has enqueued it, and how many jobs it may enqueue in turn, with theirs (functions/children.sql):
+    -- {"parent": 17, "depth": 1, "descendants": 312}; null: none.
+    origin       jsonb,
     -- Postgres parses the text of each CHECK again for every statement that writes, which was more than half the cost of an insert, so one
     -- short constraint replaces six long ones. Two rules are left out, because only the functions can write: that max_attempts is at most
     -- 1000 (rouse._lane), and that a running job has a turn and an attempt (rouse.claim).
@@ -206,7 +215,7 @@ CREATE TABLE rouse.job (
         state < 'succeeded'
         -- A running job has all of these, a queued job none.
         AND num_nonnulls(nullif(state, 'queued'), fence, worker, claimed_at, lease_until) IN (0, 5)
-        AND lost BETWEEN 0 AND attempt
+        AND uncounted BETWEEN 0 AND attempt
         AND max_attempts > 0
         AND isfinite(available_at)
         AND num_nulls(payload, payload_at) = 1
@@ -310,7 +319,7 @@ CREATE TABLE rouse.finished (
     started_at        timestamptz,
     finished_at       timestamptz NOT NULL,
     attempt           integer NOT NULL,
-    lost              integer NOT NULL,
+    uncounted         integer NOT NULL,
     max_attempts      integer,
     state             rouse.state NOT NULL CHECK (state NOT IN ('queued', 'running')),
     tenant            text,
@@ -338,6 +347,7 @@ CREATE TABLE rouse.finished (
     timeout_ms        bigint,
     -- As in rouse.job.
     after             jsonb,
+    origin            jsonb,
     -- For how many days it is kept; 0 means the general retention.
     keep_days         smallint NOT NULL DEFAULT 0,
     CHECK ((state = 'succeeded') = (result IS NOT NULL)),
@@ -359,7 +369,7 @@ CREATE INDEX finished_payload ON rouse.finished (payload_at)
 -- Serves the search for jobs that did not succeed, which are few.
 CREATE INDEX finished_unsuccessful ON rouse.finished (id) WHERE state <> 'succeeded';
 
--- Attempts that ended without finishing their job: failed ones that were retried, and lost ones.
+-- Attempts that ended without finishing their job: failed ones that were retried, suspended ones, and lost ones.
 -- Insert-only, one partition a day.
 CREATE TABLE rouse.attempt (
     job               bigint NOT NULL,
@@ -370,7 +380,9 @@ CREATE TABLE rouse.attempt (
     -- Null for a lost attempt: only its worker knew.
     started_at        timestamptz,
     ended_at          timestamptz NOT NULL,
-    error             jsonb NOT NULL,
+    error             jsonb,
+    -- What a suspended attempt waits for; then there is no error.
+    wait              jsonb,
     lane              bigint,
     tenant            text,
     -- As in rouse.finished.
@@ -380,7 +392,8 @@ CREATE TABLE rouse.attempt (
     bytes_in          bigint,
     bytes_out         bigint,
     digest            bytea CHECK (length(digest) = 32),
-    handler           text
+    handler           text,
+    CHECK (num_nulls(error, wait) = 1)
 ) PARTITION BY RANGE (ended_at);
 CREATE INDEX attempt_job ON rouse.attempt (job);
 CREATE INDEX attempt_ended ON rouse.attempt USING brin (ended_at) WITH (pages_per_range = 32, autosummarize = on);
@@ -414,19 +427,33 @@ CREATE UNLOGGED TABLE rouse.audit_outbox (
     detail  jsonb
 );
 
--- Results of steps. Insert-only, one partition a day.
+-- Steps: their results, and the starts of those that wait. Insert-only, one partition a day.
 CREATE TABLE rouse.step (
     job     bigint NOT NULL,
     name    text NOT NULL CHECK (length(name) BETWEEN 1 AND 200),
     -- As the handler wrote it: json, which preserves every byte, not jsonb.
-    result  json NOT NULL,
+    result  json,
+    -- When the wait of this step began: what it waits for. A result follows in another row, except after a sleep. The last row counts.
+    wait    jsonb,
     attempt integer NOT NULL,
     worker  bigint NOT NULL,
     at      timestamptz NOT NULL,
     -- The day of its partition: `at`, or later if its job was still live when that partition was dropped.
-    kept_at timestamptz NOT NULL
+    kept_at timestamptz NOT NULL,
+    CHECK (num_nulls(result, wait) = 1)
 ) PARTITION BY RANGE (kept_at);
 CREATE INDEX step_job ON rouse.step (job);
+
+-- Signals that no wait has taken yet (functions/waits.sql). Deleted when one takes it, or some time after the job has ended.
+CREATE TABLE rouse.signal (
+    id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    job     bigint NOT NULL,
+    name    text NOT NULL CHECK (length(name) BETWEEN 1 AND 200),
+    payload json NOT NULL,
+    at      timestamptz NOT NULL
+);
+-- Serves waits: the oldest signal of a job with this name.
+CREATE INDEX signal_job ON rouse.signal (job, name, id);
 
 -- Output and log lines of attempts, one row per line. Insert-only, one partition a day.
 CREATE TABLE rouse.log (

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use rouse::job::{AbortReason, Attempt, JobId, RunEnd};
-use rouse::sandbox::{AbortHandle, Catalog, Handler, Instances, JobInput, Sandbox, Settings};
+use rouse::sandbox::{
+    AbortHandle, Catalog, DatabaseClock, Handler, Instances, JobInput, Sandbox, Settings,
+};
 
 /// Attempts that are not measured: they touch memory for the first time, and bring code into the caches.
 const WARM_UP: usize = 2_000;
@@ -164,6 +166,7 @@ fn job(payload: Vec<u8>) -> JobInput {
         requested_at_ms: 1_700_000_000_000,
         payload,
         memory_bytes: None,
+        clock: DatabaseClock::of_host(),
     }
 }
 

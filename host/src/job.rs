@@ -15,6 +15,7 @@ mod result;
 mod retry;
 mod state;
 mod usage;
+mod wait;
 
 pub use abort::AbortReason;
 pub use end::{Failure, RunEnd};
@@ -24,9 +25,13 @@ pub use json::JsonText;
 pub use loss::{AfterLoss, after_loss};
 pub use outcome::{Outcome, OwnLimits, Tries, decide};
 pub use pattern::{is_pattern, narrowest, narrowest_first, pattern_covers};
+pub(crate) use result::json_from;
 pub use retry::{NextAttempt, RetryAt, RetryPolicy};
 pub use state::{Priority, State};
 pub use usage::Usage;
+pub use wait::{
+    BegunWait, NewJob, NewJobKind, ParentEnd, RecordedStep, ReturnedCall, Suspension, Wait,
+};
 
 #[cfg(test)]
 mod tests;

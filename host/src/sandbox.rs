@@ -21,8 +21,9 @@ mod module;
 
 pub use attempt::abort::AbortHandle;
 pub use attempt::boottime::BootTime;
+pub use attempt::clocks::DatabaseClock;
 pub use attempt::journal::{
-    Expected, Journal, JournalFuture, NewValue, StateStore, StoredValue, WriteOutcome,
+    Expected, Journal, JournalFuture, NewValue, StateStore, StoredValue, WaitStore, WriteOutcome,
 };
 pub use attempt::limits::Limits;
 pub use attempt::meter::Meter;

@@ -41,6 +41,7 @@ mod running;
 mod settle;
 mod sleep;
 mod steps;
+mod waits;
 
 use std::error::Error as _;
 use std::io;

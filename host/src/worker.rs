@@ -19,6 +19,7 @@ mod claims;
 mod database_metrics;
 mod events;
 mod heartbeat;
+mod job_waits;
 mod journal;
 mod lanes;
 mod leases;

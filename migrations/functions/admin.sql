@@ -227,12 +227,12 @@ BEGIN
     END IF;
     FOR try IN 1 .. 10 LOOP
         INSERT INTO rouse.job AS j (id, lane, turn, retried_from, chain, flow, flow_name, requested_at, available_at,
-                                    max_attempts, blockers, bytes, tenant, source, unique_key, payload, payload_at, wake, grants, lease_ms, timeout_ms, after)
+                                    max_attempts, blockers, bytes, tenant, source, unique_key, payload, payload_at, wake, grants, lease_ms, timeout_ms, after, origin)
         VALUES (fresh, p_was.lane, CASE WHEN blockers IS NULL THEN fresh END, p_was.id, continued,
                 p_was.flow, p_was.flow_name, p_at, p_at, p_was.max_attempts, blockers,
                 bytes + rouse._other_bytes(p_was.tenant, p_was.source, p_was.grants),
                 p_was.tenant, p_was.source, p_was.unique_key, CASE WHEN stored_at IS NULL THEN payload END, stored_at,
-                CASE WHEN blockers IS NULL THEN true END, p_was.grants, p_was.lease_ms, p_was.timeout_ms, p_was.after)
+                CASE WHEN blockers IS NULL THEN true END, p_was.grants, p_was.lease_ms, p_was.timeout_ms, p_was.after, p_was.origin)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             IF blockers IS NOT NULL THEN
@@ -321,7 +321,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.reschedule: run_at must be a time, not %', reschedule.run_at
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Omit it to run the job at once.';
     END IF;
-    SELECT j.state, j.lane, j.turn, j.available_at, j.attempt, j.blockers INTO live FROM rouse.job AS j WHERE j.id = reschedule.id FOR UPDATE;
+    SELECT j.state, j.lane, j.turn, j.available_at, j.attempt, j.blockers, j.wait INTO live FROM rouse.job AS j WHERE j.id = reschedule.id FOR UPDATE;
     IF NOT FOUND THEN
         was := rouse._ended_job(reschedule.id);
         PERFORM rouse._refuse_ended(reschedule.id, 'rescheduled', was.state, '');
@@ -330,6 +330,18 @@ BEGIN
         RAISE EXCEPTION 'rouse: job % cannot be rescheduled: it is running', reschedule.id
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('Wait for its end, or stop it with SELECT rouse.cancel(%s).', reschedule.id);
+    END IF;
+    IF live.turn IS NULL AND live.wait ->> 'kind' = 'call' THEN
+        RAISE EXCEPTION 'rouse: job % cannot be rescheduled: it waits for the jobs that it has called', reschedule.id
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'rouse.jobs lists them in waits_for. Complete, fail or cancel these.';
+    ELSIF live.turn IS NULL AND live.wait IS NOT NULL THEN
+        -- The sleep, or the timeout of the wait for a signal, ends then.
+        INSERT INTO rouse.step (job, name, wait, attempt, worker, at, kept_at)
+        SELECT reschedule.id, live.wait ->> 'step', live.wait || jsonb_build_object(
+                   'until_ms', ceil(extract(epoch FROM least(coalesce(reschedule.run_at, at), at + interval '100 years')) * 1000)::bigint),
+               live.attempt, a.worker, at, at
+        FROM rouse.attempt AS a WHERE a.job = reschedule.id AND a.attempt = live.attempt;
     END IF;
     IF live.blockers IS NOT NULL THEN
         -- It gets its turn when it is released, at run_at at the earliest.

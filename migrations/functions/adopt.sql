@@ -44,7 +44,7 @@ $$;
 -- by the primary key.
 CREATE OR REPLACE FUNCTION rouse.orphans(
     p_worker bigint, p_key bytea, p_lanes bigint[], p_sources text[], p_wanted integer, p_since timestamptz)
-RETURNS TABLE (id bigint, fence bigint, lane bigint, attempt integer, lost integer, crashes bigint, lost_after_ms bigint)
+RETURNS TABLE (id bigint, fence bigint, lane bigint, attempt integer, uncounted integer, crashes bigint, lost_after_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 10
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -66,7 +66,7 @@ BEGIN
     FROM unnest(p_lanes) AS asked(lane)
     CROSS JOIN LATERAL (SELECT l.priority FROM rouse.lane AS l WHERE l.id = asked.lane LIMIT 1) AS l;
     RETURN QUERY
-    SELECT o.id, o.fence, o.lane, o.attempt, o.lost, rouse._crashes(o.id, o.worker, o.claimed_at, o.lease_until),
+    SELECT o.id, o.fence, o.lane, o.attempt, o.uncounted, rouse._crashes(o.id, o.worker, o.claimed_at, o.lease_until),
            (extract(epoch FROM at - o.claimed_at) * 1000)::bigint
     FROM (
         SELECT j.*
@@ -126,7 +126,7 @@ BEGIN
             PERFORM FROM rouse.job AS j WHERE j.id = orphan.id AND j.fence = orphan.fence FOR UPDATE SKIP LOCKED;
             CONTINUE WHEN NOT FOUND;
             CONTINUE WHEN rouse._crashes(orphan.id, orphan.worker, orphan.claimed_at, orphan.lease_until) < greatest(orphan.crashes, 1);
-            UPDATE rouse.job AS j SET lost = j.lost + 1 WHERE j.id = orphan.id AND j.fence = orphan.fence;
+            UPDATE rouse.job AS j SET uncounted = j.uncounted + 1 WHERE j.id = orphan.id AND j.fence = orphan.fence;
             CONTINUE WHEN NOT FOUND;
             ended.id := orphan.id;
             ended.fence := orphan.fence;
@@ -137,14 +137,14 @@ BEGIN
         ELSE
             IF orphan.next = 'running' THEN
                 UPDATE rouse.job AS j
-                SET attempt = j.attempt + 1, lost = j.lost + 1, fence = p_fence, worker = p_worker, claimed_at = at,
+                SET attempt = j.attempt + 1, uncounted = j.uncounted + 1, fence = p_fence, worker = p_worker, claimed_at = at,
                     lease_until = at + coalesce(j.lease_ms, least(greatest(orphan.lease_ms, 1), 86400000)) * interval '1 millisecond', turn = nextval('rouse.turn_seq')
                 WHERE j.id = orphan.id AND j.fence = orphan.fence;
                 CONTINUE WHEN NOT FOUND;
                 taken := taken + orphan.bytes;
             ELSE
                 UPDATE rouse.job AS j
-                SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, lost = j.lost + 1,
+                SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, uncounted = j.uncounted + 1, wait = NULL,
                     available_at = at + least(greatest(orphan.delay_ms, 0), 31622400000) * interval '1 millisecond'
                 WHERE j.id = orphan.id AND j.fence = orphan.fence;
                 CONTINUE WHEN NOT FOUND;

@@ -30,7 +30,7 @@
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL)
-RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
+RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, uncounted integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
                lease_ms bigint, timeout_ms bigint, unread bigint[])
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
@@ -86,7 +86,7 @@ BEGIN
         SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
             claimed_at = at, lease_until = at + coalesce(j.lease_ms, picked.lease_ms) * interval '1 millisecond'
         FROM unnest(ids, leases) AS picked(id, lease_ms) WHERE j.id = ANY (ARRAY[picked.id])
-        RETURNING j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
+        RETURNING j.id, j.lane, j.turn, j.attempt, j.uncounted, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
                   j.payload::text, j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms, NULL::bigint[];
     ELSIF ids IS NOT NULL THEN
         WITH claimed AS (
@@ -152,7 +152,7 @@ $$;
 -- STABLE: if it has waited for such a drop, it has to see the copied payloads. A removed payload is an empty text: that job fails, and no
 -- other. Served by the primary key and payload_job.
 CREATE OR REPLACE FUNCTION rouse.claimed(p_worker bigint, p_key bytea, p_fence bigint, p_ids bigint[])
-RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
+RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, uncounted integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
                lease_ms bigint, timeout_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
@@ -163,7 +163,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     RETURN QUERY
-    SELECT j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
+    SELECT j.id, j.lane, j.turn, j.attempt, j.uncounted, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
            -- Usually in the partition of its day. A large payload stays there until it is sent.
            coalesce(j.payload::text, stored.payload,
                     (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at > j.payload_at LIMIT 1), ''),

@@ -116,6 +116,12 @@ COMMENT ON FUNCTION rouse.renew IS
     'Extends leases; returns the reason for each lease that is lost.';
 COMMENT ON FUNCTION rouse.recorded_step_names IS
     'Lists the recorded steps of a job with the size of their results.';
+COMMENT ON FUNCTION rouse.take_signal IS
+    'Ends the wait of a job for a signal, if there is one or its time is over.';
+COMMENT ON FUNCTION rouse.returned_calls IS
+    'Records and returns the ends of the jobs that a job has called.';
+COMMENT ON FUNCTION rouse.parent_ends IS
+    'Returns the ends of the chains that a job has waited for.';
 COMMENT ON FUNCTION rouse.recorded_step IS
     'Returns the result of one recorded step.';
 COMMENT ON FUNCTION rouse.record_step IS

@@ -206,11 +206,11 @@ BEGIN
         DELETE FROM rouse.job AS j USING unnest(p_ids) AS ended(id) WHERE j.id = ANY (ARRAY[ended.id]) AND j.state = 'queued' RETURNING j.*),
     kept AS (
         INSERT INTO rouse.finished AS f (id, lane, retried_from, chain, flow, flow_name, requested_at, available_at, finished_at,
-                                    attempt, lost, max_attempts, state, tenant, source, unique_key, payload, payload_at, result, error, grants,
-                                    lease_ms, timeout_ms, after, keep_days)
+                                    attempt, uncounted, max_attempts, state, tenant, source, unique_key, payload, payload_at, result, error, grants,
+                                    lease_ms, timeout_ms, after, origin, keep_days)
         SELECT g.id, g.lane, g.retried_from, g.chain, g.flow, g.flow_name, g.requested_at, g.available_at, p_at,
-               g.attempt, g.lost, g.max_attempts, p_state, g.tenant, g.source, g.unique_key, g.payload, g.payload_at, p_result, p_error, g.grants,
-               g.lease_ms, g.timeout_ms, g.after, CASE WHEN some_differ THEN rouse._keep_days(g.lane, p_state, p_at) ELSE 0 END
+               g.attempt, g.uncounted, g.max_attempts, p_state, g.tenant, g.source, g.unique_key, g.payload, g.payload_at, p_result, p_error, g.grants,
+               g.lease_ms, g.timeout_ms, g.after, g.origin, CASE WHEN some_differ THEN rouse._keep_days(g.lane, p_state, p_at) ELSE 0 END
         FROM gone AS g
         RETURNING coalesce(f.chain, f.id) AS chain)
     SELECT coalesce(array_agg(k.chain), '{}') INTO chains FROM kept AS k;
@@ -432,8 +432,8 @@ BEGIN
 END
 $$;
 
--- Sweeps dependencies, and deletes flows of which no job is kept, from a random one on: it looks at up to 1,000. For workers; those of a limited login without the right to
--- maintenance do nothing. Returns how many chains were noted. Served by flow_pkey, job_flow and finished_flow.
+-- Sweeps dependencies, deletes signals to jobs that have ended, and deletes flows of which no job is kept, from a random one on: it looks
+-- at up to 1,000. For workers; those of a limited login without the right to maintenance do nothing. Returns how many chains were noted. Served by flow_pkey, job_flow and finished_flow.
 CREATE OR REPLACE FUNCTION rouse.maintain_dependencies(p_worker bigint, p_key bytea) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
@@ -441,6 +441,10 @@ BEGIN
     IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
         RETURN 0;
     END IF;
+    DELETE FROM rouse.signal AS g
+    WHERE g.id = ANY (ARRAY(
+        SELECT s.id FROM rouse.signal AS s
+        WHERE s.at < now() - interval '1 hour' AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = s.job) LIMIT 10000));
     DELETE FROM rouse.flow AS w
     WHERE w.id = ANY (ARRAY(
         SELECT f.id

@@ -55,8 +55,13 @@ DECLARE
     entry record;
     wrong text;
 BEGIN
+    IF jsonb_typeof(p_grants) = 'array' AND jsonb_array_length(p_grants) <= 32 AND octet_length(p_grants::text) <= 8192
+       AND NOT jsonb_path_exists(p_grants, 'strict $[*] ? (@.type() == "array")') THEN
+        PERFORM rouse._check_grants(g) FROM jsonb_array_elements(p_grants) AS g;
+        RETURN;
+    END IF;
     IF jsonb_typeof(p_grants) <> 'object' THEN
-        RAISE EXCEPTION 'rouse.enqueue: grants must be an object, not %', left(p_grants::text, 140)
+        RAISE EXCEPTION 'rouse.enqueue: grants must be an object, or a list of up to 32 objects which all apply, not %', left(p_grants::text, 140)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance {"http": ["api.example.com"], "memory_mb": 32}. Leave it out for all grants of the handler.';
     END IF;
     IF octet_length(p_grants::text) > 8192 THEN
@@ -64,7 +69,7 @@ BEGIN
             USING ERRCODE = 'program_limit_exceeded';
     END IF;
     FOR entry IN SELECT g.key, g.value FROM jsonb_each(p_grants) AS g LOOP
-        IF entry.key IN ('http', 'secrets', 'dirs', 'env') THEN
+        IF entry.key IN ('http', 'secrets', 'dirs', 'env', 'enqueue') THEN
             IF jsonb_typeof(entry.value) <> 'array'
                OR jsonb_path_exists(entry.value, 'strict $[*] ? (@.type() != "string")') THEN
                 wrong := 'a list of texts';
@@ -90,7 +95,7 @@ BEGIN
         ELSE
             RAISE EXCEPTION 'rouse.enqueue: % is not a key of grants', quote_literal(left(entry.key, 140))
                 USING ERRCODE = 'invalid_parameter_value',
-                      HINT = 'The keys are http, secrets, dirs, env, state, memory_mb, cpu and timeout.';
+                      HINT = 'The keys are http, secrets, dirs, env, enqueue, state, memory_mb, cpu and timeout.';
         END IF;
         IF wrong IS NOT NULL THEN
             RAISE EXCEPTION 'rouse.enqueue: % of grants must be %, not %', entry.key, wrong, left(entry.value::text, 140)
@@ -134,7 +139,7 @@ $$;
 --                 its id is returned and nothing is inserted; rouse.enqueue_unique also returns which of both has happened
 --   tags          only workers that have all of these take the job
 --   grants        an attenuation of the handler's grants: {"http": hosts, "secrets": names, "dirs": paths, "env": names, "memory_mb": …,
---                 "cpu": …, "timeout": …}; entries that a given list does not name are removed
+--                 "cpu": …, "timeout": …}; entries that a given list does not name are removed; a list of such objects: all of them apply
 --   lease         the duration of a claim without renewal, 2 seconds to 1 day; null: the handler's own
 --   timeout       the run timeout of an attempt, 1 millisecond to 30 days; null: the handler's own. If rouse.toml sets one for the
 --                 handler, the shorter of the two counts
@@ -228,7 +233,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._enqueue(
     p_id bigint, p_handler text, p_payload jsonb, p_bytes integer, p_stored_at timestamptz, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
     p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb, p_lease interval, p_timeout interval,
-    p_after jsonb, p_flow bigint, p_flow_name text,
+    p_after jsonb, p_flow bigint, p_flow_name text, p_chain bigint DEFAULT NULL, p_origin jsonb DEFAULT NULL,
     OUT id bigint, OUT created boolean, OUT differs text[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -269,10 +274,10 @@ BEGIN
     END IF;
     FOR try IN 1 .. 10 LOOP
         INSERT INTO rouse.job AS j (id, lane, turn, flow, flow_name, requested_at, available_at, max_attempts, blockers, bytes, tenant, source, unique_key,
-                                    payload, payload_at, wake, grants, lease_ms, timeout_ms, after)
+                                    payload, payload_at, wake, grants, lease_ms, timeout_ms, after, chain, origin)
         VALUES (p_id, lane_id, CASE WHEN p_run_at > at OR blockers > 0 THEN NULL ELSE p_id END, p_flow, p_flow_name, at, coalesce(p_run_at, at),
                 p_max_attempts, blockers, p_bytes + rouse._other_bytes(p_tenant, p_source, p_grants), p_tenant, p_source, key,
-                CASE WHEN stored_at IS NULL THEN p_payload END, stored_at, CASE WHEN blockers IS NULL THEN true END, p_grants, lease, timeout, p_after)
+                CASE WHEN stored_at IS NULL THEN p_payload END, stored_at, CASE WHEN blockers IS NULL THEN true END, p_grants, lease, timeout, p_after, p_chain, p_origin)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             IF p_after IS NOT NULL THEN

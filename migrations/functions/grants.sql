@@ -20,7 +20,7 @@ GRANT USAGE ON SCHEMA rouse TO rouse_enqueuer, rouse_producer, rouse_operator, r
 GRANT SELECT ON rouse.migration, rouse.definitions TO PUBLIC;
 
 -- Enqueuers.
-GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_many, rouse.enqueue_flow, rouse.receipt TO rouse_enqueuer, rouse_producer, rouse_operator;
+GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_many, rouse.enqueue_flow, rouse.signal, rouse.receipt TO rouse_enqueuer, rouse_producer, rouse_operator;
 
 -- Producers.
 GRANT EXECUTE ON FUNCTION
@@ -39,7 +39,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.register, rouse.heartbeat, rouse.outlived, rouse.unregister, rouse.sleep, rouse.awake,
     rouse.peek, rouse.promote, rouse.continue_releases, rouse.overdue, rouse.remaining, rouse.remaining_bound, rouse.depth,
     rouse.claim, rouse.claim_bound, rouse.claimed, rouse.orphans, rouse.adopt, rouse.settle, rouse.renew,
-    rouse.recorded_step_names, rouse.recorded_step, rouse.record_step, rouse.report, rouse.report_usage, rouse.append_log,
+    rouse.recorded_step_names, rouse.recorded_step, rouse.record_step, rouse.take_signal, rouse.returned_calls, rouse.parent_ends, rouse.report, rouse.report_usage, rouse.append_log,
     rouse.get_state, rouse.state_keys, rouse.set_state, rouse.delete_state,
     rouse.challenges, rouse.answer_challenge, rouse.take_audit_outbox,
     rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes, rouse.maintain_dependencies
@@ -53,7 +53,7 @@ GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_resu
 -- Views run with the rights of their owner; these functions run with those of the reader.
 GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload TO rouse_observer, rouse_operator;
 GRANT SELECT ON
-    rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.dependency, rouse.pending_release, rouse.flow, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.log, rouse.sleeper,
+    rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.dependency, rouse.pending_release, rouse.flow, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
     rouse.handler_state, rouse.challenge, rouse.audit_outbox, rouse.worker_login,
     rouse.jobs, rouse.flows, rouse.queues, rouse.backlog, rouse.workers, rouse.handlers, rouse.usage, rouse.top
     TO rouse_observer, rouse_operator;

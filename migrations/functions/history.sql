@@ -99,9 +99,9 @@ BEGIN
             FROM rouse.finished AS f
             WHERE f.finished_at >= starts AND f.finished_at < upto AND audit.who IS NULL
             UNION ALL
-            SELECT a.ended_at, CASE WHEN a.lost THEN 'lost' ELSE 'attempt_failed' END, a.job, a.lane, NULL, a.handler, a.attempt, a.worker, NULL,
+            SELECT a.ended_at, CASE WHEN a.lost THEN 'lost' WHEN a.wait IS NOT NULL THEN 'suspended' ELSE 'attempt_failed' END, a.job, a.lane, NULL, a.handler, a.attempt, a.worker, NULL,
                    jsonb_strip_nulls(jsonb_build_object('claimed_at', a.claimed_at, 'started_at', a.started_at, 'sha256', encode(a.digest, 'hex'),
-                       'kind', a.error -> 'kind', 'message', left(a.error ->> 'message', 200)))
+                       'kind', coalesce(a.error, a.wait) -> 'kind', 'message', left(a.error ->> 'message', 200)))
             FROM rouse.attempt AS a
             WHERE a.ended_at >= starts AND a.ended_at < upto AND audit.who IS NULL
             UNION ALL

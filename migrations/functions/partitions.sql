@@ -217,7 +217,7 @@ BEGIN
                 -- Partitions this old are no longer written to.
                 IF parent = 'step' THEN
                     EXECUTE format(
-                        'INSERT INTO rouse.step SELECT s.job, s.name, s.result, s.attempt, s.worker, s.at, clock_timestamp() FROM rouse.%I AS s '
+                        'INSERT INTO rouse.step SELECT s.job, s.name, s.result, s.wait, s.attempt, s.worker, s.at, clock_timestamp() FROM rouse.%I AS s '
                         'WHERE EXISTS (SELECT FROM rouse.job AS j WHERE j.id = s.job)', part);
                 ELSE
                     EXECUTE format(

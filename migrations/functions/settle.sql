@@ -3,7 +3,7 @@
 -- were accepted.
 
 -- Settles attempts, and returns the ids of those that were accepted. The others had lost their lease, and nothing was changed for them.
--- `p_worker`: only jobs that this worker has claimed; null: jobs of any worker.
+-- `p_worker`: only jobs that this worker has claimed; null: jobs of any worker. `p_jobs`: jobs that the attempts enqueue (children.sql).
 --
 -- The time of each end is read after its row was locked, so it is later than a renewal that the lock waited for.
 --
@@ -12,7 +12,7 @@
 --
 -- Served by the primary key of rouse.job. The insert into rouse.finished goes to a partition of today, chosen by the queue's retention
 -- (partitions.sql).
-CREATE OR REPLACE FUNCTION rouse._settle(p_worker bigint, p_settlements rouse.settlement[]) RETURNS SETOF bigint
+CREATE OR REPLACE FUNCTION rouse._settle(p_worker bigint, p_settlements rouse.settlement[], p_jobs rouse.new_job[] DEFAULT NULL) RETURNS SETOF bigint
 LANGUAGE plpgsql ROWS 100 AS $$
 DECLARE
     at          timestamptz := clock_timestamp();
@@ -27,28 +27,43 @@ DECLARE
     succeeded   boolean[];
     released    bigint[];
     lanes       bigint[];
+    parents     rouse.job[];
+    continued   bigint[];
+    calls       jsonb;
 BEGIN
     PERFORM FROM rouse.queue AS q WHERE q.keep_days IS NOT NULL OR q.keep_failed_days IS NOT NULL;
     some_differ := FOUND;
+    IF p_jobs <> '{}' THEN
+        -- Locked before the jobs are enqueued, so that these are enqueued if, and only if, the attempt is accepted.
+        parents := ARRAY(
+            SELECT j FROM unnest(p_settlements) AS s JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence
+            WHERE (p_worker IS NULL OR j.worker = p_worker) AND s.error IS NULL AND EXISTS (SELECT FROM unnest(p_jobs) AS made WHERE made.parent = s.id)
+            FOR UPDATE OF j);
+        p_jobs := ARRAY(
+            SELECT ROW(s.parent, s.kind, s.step, s.handler, s.payload, s.options)::rouse.new_job
+            FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, place) JOIN unnest(parents) AS p ON p.id = s.parent
+            ORDER BY s.place);
+        continued := ARRAY(SELECT s.parent FROM unnest(p_jobs) AS s WHERE s.kind = 'next');
+    END IF;
     WITH gone AS (
         DELETE FROM rouse.job AS j
         USING unnest(p_settlements) AS s
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state <> 'queued' AND (p_worker IS NULL OR j.worker = p_worker)
         RETURNING j.id, j.lane, j.worker, j.retried_from, j.chain, j.flow, j.flow_name, j.requested_at, j.available_at, j.claimed_at,
                   CASE WHEN s.started_us IS NOT NULL THEN least(at, j.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at,
-                  j.attempt, j.lost, j.max_attempts, s.state::rouse.state AS state, j.tenant, j.source, j.unique_key, j.payload, j.payload_at, s.result, s.error,
+                  j.attempt, j.uncounted, j.max_attempts, s.state::rouse.state AS state, j.tenant, j.source, j.unique_key, j.payload, j.payload_at, s.result, s.error,
                   abs(s.cpu_us) AS cpu_us, abs(s.memory_peak_bytes) AS memory_peak, abs(s.host_calls) AS host_calls,
                   abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest, j.grants, left(s.handler, 128) AS handler,
-                  j.lease_ms, j.timeout_ms, j.after),
+                  j.lease_ms, j.timeout_ms, j.after, j.origin),
     kept AS (
         INSERT INTO rouse.finished AS f (id, lane, worker, retried_from, chain, flow, flow_name, requested_at, available_at, claimed_at, started_at, finished_at,
-                                    attempt, lost, max_attempts, state, tenant, source, unique_key, payload, payload_at, result, error,
+                                    attempt, uncounted, max_attempts, state, tenant, source, unique_key, payload, payload_at, result, error,
                                     cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants, handler,
-                                    lease_ms, timeout_ms, after, keep_days)
+                                    lease_ms, timeout_ms, after, origin, keep_days)
         SELECT g.id, g.lane, g.worker, g.retried_from, g.chain, g.flow, g.flow_name, g.requested_at, g.available_at, g.claimed_at, g.started_at, clock_timestamp(),
-               g.attempt, g.lost, g.max_attempts, g.state, g.tenant, g.source, g.unique_key, g.payload, g.payload_at, g.result, g.error,
+               g.attempt, g.uncounted, g.max_attempts, g.state, g.tenant, g.source, g.unique_key, g.payload, g.payload_at, g.result, g.error,
                g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants, g.handler,
-               g.lease_ms, g.timeout_ms, g.after, CASE WHEN some_differ THEN rouse._keep_days(g.lane, g.state, at) ELSE 0 END
+               g.lease_ms, g.timeout_ms, g.after, g.origin, CASE WHEN some_differ THEN rouse._keep_days(g.lane, g.state, at) ELSE 0 END
         FROM gone AS g
         RETURNING f.id, f.chain, f.state)
     -- Arrays of all chains and states would cost each settlement more than the rest of this.
@@ -57,12 +72,18 @@ BEGIN
            array_agg(k.id) FILTER (WHERE k.state <> 'succeeded')
     INTO ended, lowest, highest, continuing, chains, failed
     FROM kept AS k;
+    -- After its predecessor is gone, because a chain has one live job.
+    IF p_jobs <> '{}' THEN
+        SELECT jsonb_agg(to_jsonb(c)) INTO calls FROM rouse._enqueue_children(parents, p_jobs) AS c;
+    END IF;
     -- Most jobs have none that wait for them: this is one lookup for all.
     IF EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain >= lowest AND d.chain <= highest)
        OR current_setting('transaction_isolation') <> 'read committed' THEN
         SELECT array_agg(coalesce((SELECT c.chain FROM unnest(continuing, chains) AS c(id, chain) WHERE c.id = e.id), e.id)),
                array_agg(NOT e.id = ANY (coalesce(failed, '{}')))
-        INTO chains, succeeded FROM unnest(ended) AS e(id);
+        INTO chains, succeeded FROM unnest(ended) AS e(id)
+        -- A chain that continues has not ended.
+        WHERE continued IS NULL OR e.id <> ALL (continued);
         IF rouse._chains_ended(chains, succeeded) THEN
             RETURN NEXT NULL;
         END IF;
@@ -78,7 +99,7 @@ BEGIN
     RETURN QUERY
     WITH back AS (
         UPDATE rouse.job AS j
-        SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL,
+        SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, wait = NULL,
             -- At most a year and a day from now.
             available_at = least(coalesce(s.retry_at, at + least(greatest(s.delay_ms, 0), 31622400000) * interval '1 millisecond'),
                                  at + interval '366 days'),
@@ -97,13 +118,18 @@ BEGIN
     FROM back AS b
     RETURNING a.job;
 
+    PERFORM FROM unnest(p_settlements) AS s WHERE s.state = 'queued' AND s.result IS NOT NULL LIMIT 1;
+    IF FOUND THEN
+        RETURN QUERY SELECT * FROM rouse._suspend(p_worker, p_settlements, coalesce(calls, '[]'));
+    END IF;
+
     -- Released claims: as if the claim had never been made, except for a record. The jobs are ready at once, so sleepers are notified.
     WITH back AS (
         UPDATE rouse.job AS j
         SET state = 'queued', attempt = j.attempt - 1, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL,
             turn = nextval('rouse.turn_seq')
         FROM unnest(p_settlements) AS s, rouse.job AS was
-        WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NULL
+        WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NULL AND s.result IS NULL
           AND (p_worker IS NULL OR j.worker = p_worker) AND was.id = ANY (ARRAY[s.id])
         RETURNING j.id, j.lane, was.attempt, was.worker, was.claimed_at),
     kept AS (
@@ -122,7 +148,8 @@ $$;
 -- another transaction has locked (a cancellation that is not committed yet) fails the call after 250 ms. The worker then calls again with
 -- p_skip_locked, which skips locked rows and returns them as locked. An id that is not returned has lost its lease, or never belonged to
 -- this worker; the worker's row counts these. A null id asks the worker to call rouse.continue_releases.
-CREATE OR REPLACE FUNCTION rouse.settle(p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_skip_locked boolean)
+CREATE OR REPLACE FUNCTION rouse.settle(
+    p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_jobs rouse.new_job[], p_skip_locked boolean)
 RETURNS TABLE (id bigint, locked boolean)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
@@ -132,7 +159,9 @@ DECLARE
     free bigint[];
     done bigint[];
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    IF rouse._known(p_worker, p_key) AND p_jobs <> '{}' THEN
+        PERFORM rouse._check_children(p_jobs);
+    END IF;
     -- Single sizes are checked only if the total exceeds the limit of one.
     IF pg_column_size(p_settlements) > 67108864 THEN
         PERFORM rouse._check_size('settle', octet_length(one.text), 67108864)
@@ -149,9 +178,9 @@ BEGIN
         JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence
         WHERE NOT s.id = ANY (free);
         -- The other jobs are locked or lost.
-        done := ARRAY(SELECT d.id FROM rouse._settle(p_worker, ARRAY(SELECT s FROM unnest(p_settlements) AS s WHERE s.id = ANY (free))) AS d(id));
+        done := ARRAY(SELECT d.id FROM rouse._settle(p_worker, ARRAY(SELECT s FROM unnest(p_settlements) AS s WHERE s.id = ANY (free)), p_jobs) AS d(id));
     ELSE
-        done := ARRAY(SELECT d.id FROM rouse._settle(p_worker, p_settlements) AS d(id));
+        done := ARRAY(SELECT d.id FROM rouse._settle(p_worker, p_settlements, p_jobs) AS d(id));
     END IF;
     IF array_position(done, NULL) IS NOT NULL THEN
         done := array_remove(done, NULL);

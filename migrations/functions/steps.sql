@@ -22,9 +22,10 @@ END
 $$;
 
 -- The recorded steps of a job with the sizes of their results in bytes, for the worker that runs it; or one row with the reason why it is
--- not this worker's. Served by step_job, in each partition.
+-- not this worker's. A step that waits has no size; until_ms is when its wait ends by itself, in milliseconds since 1970. The last row of a
+-- step counts. Served by step_job, in each partition.
 CREATE OR REPLACE FUNCTION rouse.recorded_step_names(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint)
-RETURNS TABLE (refusal text, name text, bytes integer)
+RETURNS TABLE (refusal text, name text, bytes integer, until_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -35,7 +36,8 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    RETURN QUERY SELECT NULL::text, s.name, octet_length(s.result::text) FROM rouse.step AS s WHERE s.job = p_id;
+    RETURN QUERY SELECT NULL::text, s.name, octet_length(s.result::text), (s.wait ->> 'until_ms')::bigint FROM rouse.step AS s
+    WHERE s.job = p_id ORDER BY s.result IS NOT NULL, s.at;
 END
 $$;
 
@@ -52,7 +54,7 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    RETURN QUERY SELECT NULL::text, s.result FROM rouse.step AS s WHERE s.job = p_id AND s.name = p_name LIMIT 1;
+    RETURN QUERY SELECT NULL::text, s.result FROM rouse.step AS s WHERE s.job = p_id AND s.name = p_name AND s.result IS NOT NULL LIMIT 1;
 END
 $$;
 
@@ -76,7 +78,7 @@ BEGIN
         -- Null would mean that it is recorded, so this is never null, even if no reason is found a moment later.
         RETURN coalesce(rouse._refusal(p_worker, p_id, p_fence), 'error');
     END IF;
-    PERFORM FROM rouse.step AS s WHERE s.job = p_id AND s.name = p_name;
+    PERFORM FROM rouse.step AS s WHERE s.job = p_id AND s.name = p_name AND s.result IS NOT NULL;
     IF NOT FOUND THEN
         INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at)
         VALUES (p_id, p_name, p_result, attempt_number, p_worker, at, at);

@@ -20,7 +20,8 @@ BEGIN
     END IF;
     -- The end of an attempt.
     --   state       succeeded, failed, timed_out, cancelled: the job's final state;
-    --               queued with an error: retry after delay_ms; queued without: the claim is
+    --               queued with an error: retry after delay_ms; queued with a result: suspended,
+    --               and the result is the wait (waits.sql); queued without both: the claim is
     --               released, and the attempt does not count
     --   started_us  microseconds from the claim to the real start; null: it never started
     --   retry_at    retry at this time instead
@@ -32,6 +33,14 @@ BEGIN
             id bigint, fence bigint, state text, started_us bigint, result jsonb, error jsonb, delay_ms bigint, retry_at timestamptz,
             next_memory_bytes bigint, cpu_us bigint, memory_peak_bytes bigint, host_calls integer, bytes_in bigint, bytes_out bigint,
             digest bytea, handler text);
+    END IF;
+    -- A job that an attempt enqueues.
+    --   parent   the job of the attempt
+    --   kind     child; call: the parent waits for it; next: it continues the parent's chain
+    --   step     of a call
+    --   options  arguments of rouse.enqueue; null: none
+    IF to_regtype('rouse.new_job') IS NULL THEN
+        CREATE TYPE rouse.new_job AS (parent bigint, kind text, step text, handler text, payload jsonb, options jsonb);
     END IF;
     -- The progress of an attempt.
     IF to_regtype('rouse.progress_report') IS NULL THEN

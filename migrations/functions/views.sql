@@ -13,13 +13,13 @@ $$;
 -- attempt; `usage` is that of the last attempt, or of the running one so far; `grants` are the job's attenuated grants; `lease_ms` and
 -- `timeout_ms` are the job's own, null: the handler's. `orphaned_at` is when the lease of a running job ended: its worker is gone, and no
 -- other has adopted it yet. `after` are the chains that it waits or waited for, by name; `waits_for` are those that have not ended, at most
--- 100. `ran` is the handler that ran, if its worker has bound the job's source to another handler.
+-- 100. `wait` is what a suspended job waits for. `parent` is the job whose attempt has enqueued it. `ran` is the handler that ran, if its worker has bound the job's source to another handler.
 CREATE OR REPLACE VIEW rouse.jobs AS
 SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source, substr(j.unique_key, strpos(j.unique_key, '/') + 1) AS unique_key,
-       j.attempt, j.lost, j.max_attempts, j.retried_from, j.worker,
+       j.attempt, j.uncounted, j.max_attempts, j.retried_from, j.worker,
        j.requested_at, j.available_at, j.claimed_at, NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at,
        rouse._payload(j.id, j.payload, j.payload_at) AS payload, NULL::jsonb AS result,
-       (SELECT a.error FROM rouse.attempt AS a WHERE a.job = j.id ORDER BY a.attempt DESC LIMIT 1) AS error,
+       (SELECT a.error FROM rouse.attempt AS a WHERE a.job = j.id AND a.error IS NOT NULL ORDER BY a.attempt DESC LIMIT 1) AS error,
        (SELECT jsonb_build_object('percent', p.percent, 'step', p.step, 'at', p.at)
         FROM rouse.progress AS p WHERE p.job = j.id AND p.fence = j.fence) AS progress,
        (SELECT rouse._usage(r.cpu_us, r.memory_bytes, r.host_calls, r.bytes_in, r.bytes_out, NULL)
@@ -28,16 +28,17 @@ SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source
        NULL::text AS ran, j.lease_ms, j.timeout_ms, coalesce(j.chain, j.id) AS chain, j.after,
        CASE WHEN j.blockers IS NOT NULL THEN
            -- Not ORDER BY below the LIMIT, which dependency_chain would provide, by reading all of it.
-           ARRAY(SELECT d.chain FROM (SELECT d.chain FROM rouse.dependency AS d WHERE d.job = j.id LIMIT 100) AS d ORDER BY 1) END AS waits_for
+           ARRAY(SELECT d.chain FROM (SELECT d.chain FROM rouse.dependency AS d WHERE d.job = j.id LIMIT 100) AS d ORDER BY 1) END AS waits_for,
+       CASE WHEN j.turn IS NULL AND j.fence IS NULL THEN j.wait END AS wait, (j.origin ->> 'parent')::bigint AS parent
 FROM rouse.job AS j
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l
 UNION ALL
 SELECT f.id, l.handler, l.queue, l.priority, l.tags, f.state, f.tenant, f.source, substr(f.unique_key, strpos(f.unique_key, '/') + 1),
-       f.attempt, f.lost, f.max_attempts, f.retried_from, f.worker,
+       f.attempt, f.uncounted, f.max_attempts, f.retried_from, f.worker,
        f.requested_at, f.available_at, f.claimed_at, f.started_at, f.finished_at,
        rouse._payload(f.id, f.payload, f.payload_at), f.result, f.error, NULL,
        rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest), f.grants, NULL, f.handler, f.lease_ms, f.timeout_ms,
-       coalesce(f.chain, f.id), f.after, NULL
+       coalesce(f.chain, f.id), f.after, NULL, NULL, (f.origin ->> 'parent')::bigint
 FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
 
@@ -211,8 +212,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
                CASE WHEN a.handler IS NOT NULL THEN jsonb_build_object('handler', a.handler) END
         FROM rouse.attempt AS a WHERE a.job = history.id
         UNION ALL
-        SELECT 2 * a.attempt + 1, a.ended_at, CASE WHEN a.lost THEN 'lost' ELSE 'failed' END, a.attempt, a.worker,
-               a.error || jsonb_strip_nulls(jsonb_build_object('usage', rouse._usage(a.cpu_us, a.memory_peak_bytes, a.host_calls, a.bytes_in, a.bytes_out, a.digest)))
+        SELECT 2 * a.attempt + 1, a.ended_at, CASE WHEN a.lost THEN 'lost' WHEN a.wait IS NOT NULL THEN 'suspended' ELSE 'failed' END, a.attempt, a.worker,
+               coalesce(a.error, a.wait) || jsonb_strip_nulls(jsonb_build_object('usage', rouse._usage(a.cpu_us, a.memory_peak_bytes, a.host_calls, a.bytes_in, a.bytes_out, a.digest)))
         FROM rouse.attempt AS a WHERE a.job = history.id
         UNION ALL
         SELECT 2 * j.attempt, j.claimed_at, 'claimed', j.attempt, j.worker, NULL
@@ -232,7 +233,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         FROM rouse.finished AS f WHERE f.id = history.id
         UNION ALL
         SELECT 2 * s.attempt, s.at, 'step', s.attempt, s.worker, jsonb_build_object('name', s.name)
-        FROM rouse.step AS s WHERE s.job = history.id
+        FROM rouse.step AS s WHERE s.job = history.id AND s.result IS NOT NULL
         UNION ALL
         SELECT CASE WHEN r.event IN ('released', 'renewed') THEN 2 * r.attempt
                     WHEN r.event = 'retried' THEN 2147483647

@@ -197,6 +197,7 @@ fn succeeded(id: i64) -> Settlement {
         ran: None,
         handler: None,
         outcome: Outcome::Succeeded(JsonText("\"its own\"".into())),
+        jobs: Vec::new(),
     }
 }
 
@@ -421,6 +422,7 @@ async fn release(store: &Store, id: i64, fence: i64) {
         ran: None,
         handler: None,
         outcome: Outcome::Released,
+        jobs: Vec::new(),
     };
     let settled = store.settle(&[settlement], Locked::Wait).await.unwrap();
     assert!(settled.accepted.contains(&JobId(id)));

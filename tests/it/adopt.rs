@@ -61,7 +61,7 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
         };
         let orphan = adoption.orphan;
         assert_eq!((orphan.id, orphan.lane), (first.id, first.lane));
-        (orphan.attempt, orphan.lost, adoption.next)
+        (orphan.attempt, orphan.uncounted, adoption.next)
     };
 
     expire(&client, first.id).await;
@@ -69,7 +69,7 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
     let second = adopted.claimed.remove(0);
     assert!(adopted.lost.is_empty(), "its event is the adoption");
     assert_eq!(
-        (second.attempt.0, second.lost),
+        (second.attempt.0, second.uncounted),
         (2, 1),
         "the job is adopted at once after its first loss"
     );
@@ -91,7 +91,7 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
     make_due(&client, id).await;
     last.promote(None, false).await.unwrap();
     let third = claim(&last, 1).await.remove(0);
-    assert_eq!((third.attempt.0, third.lost), (3, 2));
+    assert_eq!((third.attempt.0, third.uncounted), (3, 2));
 
     client
         .execute(
@@ -155,7 +155,7 @@ async fn a_loss_does_not_count_as_a_crash_if_the_worker_survived() {
             heartbeat(owner).await;
         }
     }
-    assert_eq!((job.attempt.0, job.lost), (6, 5));
+    assert_eq!((job.attempt.0, job.uncounted), (6, 5));
     assert_eq!(show(&client, id).await.state, "running");
 }
 
@@ -175,7 +175,7 @@ async fn a_loss_does_not_count_as_a_crash_if_the_worker_sent_a_heartbeat_before_
         job = adopt(&next).await.claimed.remove(0);
         owner = next;
     }
-    assert_eq!((job.attempt.0, job.lost), (5, 4));
+    assert_eq!((job.attempt.0, job.uncounted), (5, 4));
     assert_eq!(show(&client, id).await.state, "running");
 }
 
@@ -355,7 +355,7 @@ async fn a_loss_does_not_count_as_a_crash_if_the_worker_was_replaced() {
             .unwrap();
         holder = next;
     }
-    assert_eq!((job.attempt.0, job.lost), (5, 4));
+    assert_eq!((job.attempt.0, job.uncounted), (5, 4));
     assert_eq!(show(&client, id).await.state, "running");
 }
 

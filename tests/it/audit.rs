@@ -353,7 +353,7 @@ async fn a_page_of_an_audit_reads_only_rows_near_its_time() {
     client
         .batch_execute(&format!(
             "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished_default FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
-             INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, lost, state, payload, result)
+             INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, uncounted, state, payload, result)
              SELECT nextval('rouse.turn_seq'), f.lane, at, at, at, 1, 0, 'succeeded', '{{}}', '{{}}'
              FROM (SELECT lane FROM rouse.finished LIMIT 1) AS f, generate_series(0, {MANY} - 1) AS n,
                   LATERAL (SELECT timestamptz '2020-01-01' + n * interval '1 day' / {MANY} AS at) AS t"

@@ -237,5 +237,5 @@ async fn naming_a_lane_twice_claims_each_job_once() {
     again.sort_unstable();
     assert_eq!(again, ids, "in the same order as before");
     assert_eq!(ids.len(), 3);
-    assert!(adopted.claimed.iter().all(|job| job.lost == 1));
+    assert!(adopted.claimed.iter().all(|job| job.uncounted == 1));
 }

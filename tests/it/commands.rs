@@ -187,7 +187,7 @@ async fn a_listing_reads_only_the_newest_jobs_reports_that_and_can_be_continued(
         .batch_execute(
             "SELECT rouse.enqueue('rare');
              SELECT rouse.enqueue('usual', queue => 'q');
-             INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, lost, state, payload)
+             INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, uncounted, state, payload)
              SELECT 10 + n, (SELECT id FROM rouse.lane WHERE queue = 'q'), '2026-01-02Z', now(), now(), 0, 0, 'cancelled', '{}'
              FROM generate_series(1, 100000) AS n",
         )

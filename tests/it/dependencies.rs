@@ -429,7 +429,7 @@ async fn maintenance_finds_dependencies_on_chains_that_have_ended_or_are_no_long
     let after = json!({"p": {"job": gone, "on_failure": "wait"}});
     let orphan = enqueue_after(&client, "x", after).await;
     // As if a release had been lost, and the history of a failed chain had been dropped.
-    let lose = "INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, lost, state, payload, result)
+    let lose = "INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, uncounted, state, payload, result)
                 SELECT id, lane, requested_at, available_at, clock_timestamp(), 1, 0, 'succeeded', payload, '1' FROM rouse.job WHERE id = $1";
     client.execute(lose, &[&parent]).await.unwrap();
     let delete = "DELETE FROM rouse.job WHERE id = ANY ($1)";

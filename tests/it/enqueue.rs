@@ -437,7 +437,7 @@ async fn the_schema_refuses_rows_that_break_its_invariants() {
         ("running", "NULL", "NULL"),
     ] {
         let sql = format!(
-            "INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, lost, state, payload, result, error)
+            "INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, uncounted, state, payload, result, error)
              VALUES (1, 1, now(), now(), now(), 1, 0, '{state}', '{{}}', {result}, {error})"
         );
         assert!(refused(&client, &sql).await.contains("(23514)"), "{state}");

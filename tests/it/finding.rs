@@ -48,7 +48,7 @@ async fn kept(client: &Client, days_ago: i32, state: &str, ids: std::ops::RangeI
                      EXECUTE format('CREATE TABLE rouse.finished_ago_{days_ago} PARTITION OF rouse.finished_default FOR VALUES FROM (%L) TO (%L)',
                                     day, day + interval '1 day');
                  END IF;
-                 INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, lost, state, payload, result, error)
+                 INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, uncounted, state, payload, result, error)
                  SELECT n, lane_id, day, day, day, 0, 0, '{state}', '{{}}', {result}, {error}
                  FROM generate_series({}, {}) AS n;
              END $$",

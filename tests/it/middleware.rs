@@ -203,7 +203,7 @@ async fn lost_and_failed_attempts_are_logged_as_events_and_counted() {
     for (id, lost) in [(waiting, 1), (failed, 2)] {
         client
             .execute(
-                "UPDATE rouse.job SET state = 'running', attempt = $2 + 1, lost = $2, fence = 1, worker = -1,
+                "UPDATE rouse.job SET state = 'running', attempt = $2 + 1, uncounted = $2, fence = 1, worker = -1,
                     claimed_at = now() - interval '2 min', lease_until = now() - interval '1 min' WHERE id = $1",
                 &[&id, &lost],
             )
@@ -251,7 +251,7 @@ async fn lost_and_failed_attempts_are_logged_as_events_and_counted() {
     for (name, id, lost) in [("lost", waiting, 2), ("failed", failed, 3)] {
         let event = event(name, id);
         assert_eq!(
-            (&event["attempt"], &event["lost"]),
+            (&event["attempt"], &event["uncounted"]),
             (&lost.into(), &lost.into())
         );
         assert_eq!(event["handler"], "noop");

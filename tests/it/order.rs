@@ -128,12 +128,15 @@ async fn a_busy_worker_adopts_waiting_orphans_before_it_claims_queued_jobs() {
     let mut order = Vec::new();
     for part in [&orphans[..1], &orphans[1..2], &orphans[2..]] {
         let so_far = client
-            .query_one("SELECT count(*) FROM rouse.finished WHERE lost = 0", &[])
+            .query_one(
+                "SELECT count(*) FROM rouse.finished WHERE uncounted = 0",
+                &[],
+            )
             .await
             .unwrap();
         let so_far: i64 = so_far.get(0);
         let has_progressed = format!(
-            "SELECT count(*) > {} FROM rouse.finished WHERE lost = 0",
+            "SELECT count(*) > {} FROM rouse.finished WHERE uncounted = 0",
             so_far + 20
         );
         until_true(&client, &has_progressed).await;
@@ -160,7 +163,7 @@ async fn a_busy_worker_adopts_waiting_orphans_before_it_claims_queued_jobs() {
             .query_one(
                 "WITH adopted AS (SELECT f.id, f.claimed_at FROM rouse.finished AS f WHERE id = ANY ($1))
                  SELECT (SELECT array_agg(id ORDER BY claimed_at) FROM adopted),
-                        (SELECT count(*) FROM rouse.jobs WHERE lost = 0 AND claimed_at > $2 AND claimed_at < (SELECT max(claimed_at) FROM adopted))",
+                        (SELECT count(*) FROM rouse.jobs WHERE uncounted = 0 AND claimed_at > $2 AND claimed_at < (SELECT max(claimed_at) FROM adopted))",
                 &[&part, &ended],
             )
             .await

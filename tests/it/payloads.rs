@@ -189,7 +189,7 @@ async fn a_payload_outlives_its_partition_as_long_as_a_job_refers_to_it() {
              CREATE TABLE rouse.finished_keep_3650_20200101 PARTITION OF rouse.finished_keep_3650 FOR VALUES FROM ('2020-01-01') TO ('2020-02-01');
              INSERT INTO rouse.payload SELECT id, '{{\"n\": 1}}', '2020-01-01 12:00' FROM unnest(ARRAY[{live}, -1, -2, -3]) AS id;
              UPDATE rouse.job SET payload = NULL, payload_at = '2020-01-01 12:00';
-             INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, lost, state, payload_at, keep_days)
+             INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, uncounted, state, payload_at, keep_days)
              SELECT f.id, j.lane, f.at, f.at, f.at, 0, 0, 'cancelled', '2020-01-01 12:00', f.keep
              FROM rouse.job AS j, (VALUES (-1, now(), 0), (-2, timestamptz '2020-01-01 13:00', 3650)) AS f(id, at, keep)"
         ))

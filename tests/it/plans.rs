@@ -156,7 +156,7 @@ async fn each_job_is_looked_up_regardless_of_the_statistics() {
             "UPDATE rouse.job SET state = 'running', fence = 1, worker = 1, attempt = 1, claimed_at = now(),
                     lease_until = now() + interval '1 hour';
              ANALYZE rouse.job;
-             UPDATE rouse.job SET state = 'queued', fence = NULL, worker = NULL, attempt = 0, lost = 0, claimed_at = NULL,
+             UPDATE rouse.job SET state = 'queued', fence = NULL, worker = NULL, attempt = 0, uncounted = 0, claimed_at = NULL,
                     lease_until = NULL",
         ),
         (

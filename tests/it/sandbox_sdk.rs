@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rouse::job::{AbortReason, Attempt, JobId, RunEnd};
-use rouse::sandbox::{AbortHandle, Capability, Catalog, JobInput, Run};
+use rouse::sandbox::{AbortHandle, Capability, Catalog, DatabaseClock, JobInput, Run};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -102,6 +102,7 @@ async fn a_guest_receives_all_properties_of_its_job() {
         requested_at_ms: 1_700_000_000_123,
         payload: r#"{"ü":[1,null]}"#.into(),
         memory_bytes: None,
+        clock: DatabaseClock::of_host(),
     };
     let run = attempt(
         &sandbox(),

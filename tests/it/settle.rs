@@ -120,7 +120,7 @@ async fn a_retry_keeps_its_attempt_count_waits_for_its_time_and_takes_a_new_turn
     make_due(&client, id).await;
     assert_eq!(store.promote(None, false).await.unwrap().promoted, 1);
     let second = claim(&store, 1).await.remove(0);
-    assert_eq!((second.attempt.0, second.lost), (2, 0));
+    assert_eq!((second.attempt.0, second.uncounted), (2, 0));
     assert!(second.turn > job.turn);
     assert_ne!(second.fence, job.fence);
     assert_eq!(

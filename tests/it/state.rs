@@ -263,7 +263,7 @@ impl StateStore for Counting {
 }
 
 impl Journal for Counting {
-    fn recorded(&self) -> JournalFuture<'_, HashMap<String, usize>> {
+    fn recorded(&self) -> JournalFuture<'_, HashMap<String, rouse::job::RecordedStep>> {
         Box::pin(async { HashMap::new() })
     }
 

@@ -146,7 +146,10 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
         assert_eq!(outcome, Ok(()));
     }
     let steps = owner.recorded_steps(id, fence).await.unwrap().unwrap();
-    assert_eq!(steps, [("s".to_owned(), 3)].into());
+    assert_eq!(
+        steps,
+        [("s".to_owned(), rouse::job::RecordedStep::Done(3))].into()
+    );
     let first = owner.recorded_step(id, fence, "s").await.unwrap();
     assert_eq!(first, Ok(Some(b"[1]".to_vec())), "the first result stays");
     let none = owner.recorded_step(id, fence, "t").await.unwrap();

@@ -297,7 +297,7 @@ async fn a_rolling_restart_of_three_hosts_under_load_uses_up_no_attempt() {
     }
     let row = client
         .query_one(
-            "SELECT count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1 AND lost = 0), count(DISTINCT worker),
+            "SELECT count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1 AND uncounted = 0), count(DISTINCT worker),
                     (SELECT count(*) FROM rouse.attempt)
              FROM rouse.finished",
             &[],

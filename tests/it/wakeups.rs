@@ -415,6 +415,7 @@ async fn a_released_claim_wakes_sleeping_workers() {
         ran: None,
         handler: None,
         outcome: Outcome::Released,
+        jobs: Vec::new(),
     };
     store.settle(&[released], Locked::Wait).await.unwrap();
     assert_eq!(

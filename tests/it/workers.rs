@@ -36,6 +36,7 @@ fn succeeded(job: &ClaimedJob) -> Settlement {
         ran: None,
         handler: None,
         outcome: Outcome::Succeeded(JsonText("1".into())),
+        jobs: Vec::new(),
     }
 }
 

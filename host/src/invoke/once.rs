@@ -9,7 +9,7 @@ use crate::job::{
     AbortReason, Attempt, AttemptError, JobId, Outcome, OwnLimits, RunEnd, State, Tries, Usage,
     decide,
 };
-use crate::sandbox::{AbortHandle, Handler, JobInput, Profile, Sandbox};
+use crate::sandbox::{AbortHandle, DatabaseClock, Handler, JobInput, Profile, Sandbox};
 use crate::worker::Policy;
 
 /// An invocation is not retried.
@@ -75,7 +75,8 @@ impl From<Outcome> for Answer {
             Outcome::Retry { error, .. } => Self::Failed(error),
             Outcome::Failed(error) => Self::Failed(error),
             Outcome::TimedOut(error) => Self::TimedOut(error),
-            Outcome::Released => Self::Stopped(AbortReason::Shutdown),
+            // Without the queue, no wait suspends an attempt.
+            Outcome::Suspended(_) | Outcome::Released => Self::Stopped(AbortReason::Shutdown),
         }
     }
 }
@@ -98,6 +99,7 @@ pub async fn once(
         requested_at_ms: now_ms(),
         payload: call.payload,
         memory_bytes: None,
+        clock: DatabaseClock::of_host(),
     };
     // Steps are not recorded, because no later attempt could use them; progress goes to the log. State is refused: a
     // handler that believes lost state was saved is worse off than one that gets an error.

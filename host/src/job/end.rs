@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::AbortReason;
+use super::{AbortReason, Suspension};
 
 /// How a run in the sandbox ended. This is a fact; [`decide`](super::decide) turns it into an
 /// [`Outcome`](super::Outcome).
@@ -10,6 +10,8 @@ use super::AbortReason;
 pub enum RunEnd {
     /// The handler returned these bytes: supposedly UTF-8 JSON, not checked yet.
     Returned(Vec<u8>),
+    /// The handler waits: the host stopped it until the wait ends.
+    Suspended(Suspension),
     /// The handler returned an error of its own.
     Failed(Failure),
     /// The handler panicked.

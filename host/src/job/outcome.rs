@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::result::result_from;
+use super::result::json_from;
 use super::{
     AbortReason, AttemptError, ErrorKind, Failure, JsonText, NextAttempt, RetryAt, RetryPolicy,
-    RunEnd,
+    RunEnd, Suspension,
 };
 use crate::harmless::{line, lines};
 
@@ -25,6 +25,8 @@ pub enum Outcome {
     Failed(AttemptError),
     /// `timed_out`: the last attempt ran longer than its run timeout.
     TimedOut(AttemptError),
+    /// Back to `queued`, suspended: until its wait ends. The attempt does not count.
+    Suspended(Suspension),
     /// Back to `queued` at once, as if the claim had never been made: the host gave the job back unfinished.
     Released,
 }
@@ -72,6 +74,7 @@ pub struct OwnLimits {
 /// | the run timeout | after the backoff; the last attempt ends the job as `timed_out` |
 /// | the host could not run it | after the backoff |
 /// | grants of the job that this host does not understand | never |
+/// | suspended | when its wait ends; this attempt does not count |
 /// | a shutdown, or it never started (no slot in time, no handler) | immediately; this attempt does not count |
 ///
 /// # Errors
@@ -84,10 +87,11 @@ pub fn decide(
     random: f64,
 ) -> Result<Outcome, AbortReason> {
     let (mut error, next) = match end {
-        RunEnd::Returned(bytes) => match result_from(bytes) {
+        RunEnd::Returned(bytes) => match json_from("result", bytes) {
             Ok(result) => return Ok(Outcome::Succeeded(result)),
             Err(why) => retried(ErrorKind::InvalidResult, why),
         },
+        RunEnd::Suspended(suspension) => return Ok(Outcome::Suspended(suspension)),
         RunEnd::Aborted(AbortReason::Shutdown) | RunEnd::NotStarted | RunEnd::NoHandler => {
             return Ok(Outcome::Released);
         }
@@ -261,7 +265,7 @@ impl Outcome {
     pub fn error(&self) -> Option<&AttemptError> {
         match self {
             Self::Retry { error, .. } | Self::Failed(error) | Self::TimedOut(error) => Some(error),
-            Self::Succeeded(_) | Self::Released => None,
+            Self::Succeeded(_) | Self::Suspended(_) | Self::Released => None,
         }
     }
 
@@ -276,7 +280,7 @@ impl Outcome {
                     ..error
                 })
             }
-            Self::Succeeded(_) | Self::Released => self,
+            Self::Succeeded(_) | Self::Suspended(_) | Self::Released => self,
         }
     }
 }

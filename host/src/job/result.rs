@@ -1,4 +1,4 @@
-//! Checks a handler's result before it is sent to Postgres.
+//! Checks JSON from a handler before it is sent to Postgres.
 
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -9,31 +9,30 @@ use super::JsonText;
 /// bytes of `1e131071` become 128 KiB each time they are read.
 const EXPONENT_MAX: u32 = 400;
 
-/// The result as JSON that `jsonb` can hold. Postgres refuses `\u0000` in text; without this check, one such result
-/// would make it refuse a whole batch of settlements.
+/// JSON that `jsonb` can hold; `what` it is, for the error. Postgres refuses `\u0000` in text; without this check, one
+/// such result would make it refuse a whole batch of settlements.
 ///
 /// # Errors
-/// The problem with the result, as a message for people.
-pub(super) fn result_from(bytes: Vec<u8>) -> Result<JsonText, String> {
+/// The problem with it, as a message for people.
+pub(crate) fn json_from(what: &str, bytes: Vec<u8>) -> Result<JsonText, String> {
     let text =
-        String::from_utf8(bytes).map_err(|error| format!("the result is not UTF-8: {error}"))?;
+        String::from_utf8(bytes).map_err(|error| format!("the {what} is not UTF-8: {error}"))?;
     let _: &RawValue =
-        serde_json::from_str(&text).map_err(|error| format!("the result is not JSON: {error}"))?;
+        serde_json::from_str(&text).map_err(|error| format!("the {what} is not JSON: {error}"))?;
     if let Some(exponent) = huge_exponent(&text) {
         return Err(format!(
-            "the result has a number with the exponent {exponent}, which Postgres would write out in full; the maximum is {EXPONENT_MAX}"
+            "the {what} has a number with the exponent {exponent}, which Postgres would write out in full; the maximum is {EXPONENT_MAX}"
         ));
     }
     // Only an escape can put a NUL or a lone surrogate into a string. Results without escapes, the usual case, are not
     // parsed further.
     if text.contains("\\u") {
         let value: Value = serde_json::from_str(&text)
-            .map_err(|error| format!("the result has a string that is not Unicode: {error}"))?;
+            .map_err(|error| format!("the {what} has a string that is not Unicode: {error}"))?;
         if has_nul(&value) {
-            return Err(
-                "the result has a NUL character (\\u0000), which Postgres cannot store in jsonb"
-                    .into(),
-            );
+            return Err(format!(
+                "the {what} has a NUL character (\\u0000), which Postgres cannot store in jsonb"
+            ));
         }
     }
     Ok(JsonText(text))

@@ -82,7 +82,7 @@ proptest! {
         match outcome {
             Ok(Outcome::Retry { .. }) => prop_assert!(failed < max),
             Ok(Outcome::Failed(_) | Outcome::TimedOut(_)) => {}
-            Ok(Outcome::Succeeded(_) | Outcome::Released) | Err(_) => prop_assert!(false),
+            Ok(Outcome::Succeeded(_) | Outcome::Suspended(_) | Outcome::Released) | Err(_) => prop_assert!(false),
         }
     }
 

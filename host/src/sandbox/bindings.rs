@@ -6,6 +6,8 @@ wasmtime::component::bindgen!({
     imports: {
         "rouse:handler/state": async | trappable,
         "rouse:handler/steps": async | trappable,
+        "rouse:handler/parents": async | trappable,
+        "rouse:handler/waits": async | trappable,
         default: trappable,
     },
     exports: { default: async },

@@ -3,17 +3,21 @@
 mod context;
 mod files;
 mod http;
+mod jobs;
 mod log;
 mod output;
 mod pace;
+mod parents;
 mod secrets;
 mod sockets;
 mod state;
 mod steps;
+mod waits;
 
 pub use self::http::{Addresses, HttpSettings, Resolver, SystemResolver};
 pub(super) use self::http::{FIELDS_BYTES_MAX, Http, HttpAccess, Net, link_http};
 pub(super) use files::{Fds, OutsidePaths, guard_files};
+pub(super) use jobs::NewJobs;
 pub(super) use log::{GuestLog, LogSource, Stream};
 pub(super) use output::GuestOutput;
 pub(super) use sockets::guard_sockets;

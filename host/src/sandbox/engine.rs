@@ -286,6 +286,24 @@ fn linker(engine: &Engine) -> anyhow::Result<Linker<AttemptState>> {
                 |state| state,
             )
         })
+        .and_then(|()| {
+            bindings::rouse::handler::jobs::add_to_linker::<_, HasSelf<AttemptState>>(
+                &mut linker,
+                |state| state,
+            )
+        })
+        .and_then(|()| {
+            bindings::rouse::handler::parents::add_to_linker::<_, HasSelf<AttemptState>>(
+                &mut linker,
+                |state| state,
+            )
+        })
+        .and_then(|()| {
+            bindings::rouse::handler::waits::add_to_linker::<_, HasSelf<AttemptState>>(
+                &mut linker,
+                |state| state,
+            )
+        })
         .map_err(|error| anyhow::anyhow!("link the host's interfaces: {error:#}"))?;
     Ok(linker)
 }

@@ -134,6 +134,18 @@ impl Settable for Limits {
             |of| Usize(&mut of.state_bytes),
             "Bytes of state that an attempt reads and writes",
         ),
+        Setting::new(
+            "jobs",
+            0..=10_000,
+            |of| Usize(&mut of.jobs),
+            "Jobs that an attempt enqueues",
+        ),
+        Setting::new(
+            "jobs_bytes",
+            0..=64 << 20,
+            |of| Usize(&mut of.jobs_bytes),
+            "Bytes of their payloads and options together",
+        ),
     ];
 
     fn check_together(&self, here: &Overlay<Self>, _: &Overlay<Self>) -> Result<(), String> {

@@ -99,6 +99,8 @@ pub struct Settings {
     /// Which handlers have clocks as fine as the machine's, by name or pattern; the narrowest entry counts. Default:
     /// none.
     pub fine_clocks: BTreeMap<String, bool>,
+    /// The handlers whose jobs a handler may enqueue, names and patterns, by handler or pattern.
+    pub enqueue: BTreeMap<String, Vec<String>>,
     /// Which requests handlers may send. Default: none.
     pub http_grants: Vec<HttpGrant>,
     /// Settings for all requests.
@@ -191,6 +193,7 @@ impl Default for Settings {
             env: BTreeMap::new(),
             handler_settings: BTreeMap::new(),
             fine_clocks: BTreeMap::new(),
+            enqueue: BTreeMap::new(),
             http_grants: Vec::new(),
             http: HttpSettings::default(),
             secrets: Secrets::default(),

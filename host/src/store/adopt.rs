@@ -21,8 +21,8 @@ pub struct Orphan {
     pub lane: LaneId,
     /// The attempt that was lost.
     pub attempt: Attempt,
-    /// How many of its attempts were lost, this one included.
-    pub lost: i32,
+    /// How many of its attempts do not count, this one included: they were lost, or suspended.
+    pub uncounted: i32,
     /// How many of them crashed their worker.
     pub crashes: u32,
     /// From the claim of the attempt to now, by the database's clock.
@@ -82,7 +82,7 @@ impl Store {
             fence: Fence(row.get(1)),
             lane: LaneId(row.get(2)),
             attempt: Attempt(row.get(3)),
-            lost: row.get::<_, i32>(4) + 1,
+            uncounted: row.get::<_, i32>(4) + 1,
             crashes: u32::try_from(row.get::<_, i64>(5)).unwrap_or(u32::MAX),
             after: Duration::from_millis(row.get::<_, i64>(6).try_into().unwrap_or(0)),
         };

@@ -101,8 +101,8 @@ pub struct ClaimedJob {
     pub turn: i64,
     /// Which attempt this is; 1 for the first.
     pub attempt: Attempt,
-    /// How many of its attempts were lost with their worker.
-    pub lost: i32,
+    /// How many of its attempts do not count: they were lost with their worker, or suspended.
+    pub uncounted: i32,
     /// The maximum number of attempts; `None` means the handler's own.
     pub max_attempts: Option<u32>,
     /// The tenant that it belongs to.
@@ -149,7 +149,7 @@ impl ClaimedJob {
             lane: LaneId(row.try_get(1)?),
             turn: row.try_get(2)?,
             attempt: Attempt(row.try_get(3)?),
-            lost: row.try_get(4)?,
+            uncounted: row.try_get(4)?,
             max_attempts: row
                 .try_get::<_, Option<i32>>(5)?
                 .and_then(|max| u32::try_from(max).ok()),

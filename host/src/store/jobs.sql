@@ -7,16 +7,16 @@ SELECT to_jsonb(j) || CASE WHEN j.finished_at IS NULL AND j.attempt > 0
            (SELECT a.error->'max_attempts' FROM rouse.attempt AS a WHERE a.job = j.id AND a.error ? 'max_attempts'
             ORDER BY a.attempt DESC LIMIT 1))) ELSE '{}' END
 FROM (
-    SELECT w.id, w.state, l.handler, l.queue, l.priority, l.tags, w.tenant, w.source, w.attempt, w.lost, w.max_attempts,
+    SELECT w.id, w.state, l.handler, l.queue, l.priority, l.tags, w.tenant, w.source, w.attempt, w.uncounted, w.max_attempts,
            w.requested_at, w.available_at, w.claimed_at, w.finished_at,
            CASE WHEN w.lease_until < clock_timestamp() THEN w.lease_until END AS orphaned_at
     FROM unnest($1) AS asked(id)
     CROSS JOIN LATERAL (
-        SELECT j.id, j.lane, j.state, j.tenant, j.source, j.attempt, j.lost, j.max_attempts,
+        SELECT j.id, j.lane, j.state, j.tenant, j.source, j.attempt, j.uncounted, j.max_attempts,
                j.requested_at, j.available_at, j.claimed_at, NULL::timestamptz AS finished_at, j.lease_until
         FROM rouse.job AS j WHERE j.id = asked.id
         UNION ALL
-        SELECT f.id, f.lane, f.state, f.tenant, f.source, f.attempt, f.lost, f.max_attempts,
+        SELECT f.id, f.lane, f.state, f.tenant, f.source, f.attempt, f.uncounted, f.max_attempts,
                f.requested_at, f.available_at, f.claimed_at, f.finished_at, NULL
         FROM rouse.finished AS f WHERE f.id = asked.id) AS w
     CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = w.lane LIMIT 1) AS l) AS j

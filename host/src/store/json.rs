@@ -1,5 +1,7 @@
 //! [`JsonText`] on the wire: `jsonb`, or its text.
 
+use std::borrow::Cow;
+
 use crate::job::JsonText;
 use bytes::{BufMut, BytesMut};
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
@@ -31,6 +33,22 @@ impl ToSql for JsonText {
 
     fn accepts(ty: &Type) -> bool {
         *ty == Type::JSONB
+    }
+
+    to_sql_checked!();
+}
+
+/// JSON that may be borrowed.
+#[derive(Debug)]
+pub(super) struct CowJson<'a>(pub(super) Cow<'a, JsonText>);
+
+impl ToSql for CowJson<'_> {
+    fn to_sql(&self, ty: &Type, out: &mut BytesMut) -> Result<IsNull, Error> {
+        self.0.as_ref().to_sql(ty, out)
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        <JsonText as ToSql>::accepts(ty)
     }
 
     to_sql_checked!();

@@ -13,10 +13,11 @@ use tokio_postgres::types::{Field, Kind, ToSql, Type};
 use super::{Store, StoreError};
 
 /// The records that a host sends.
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 7] = [
     "adoption",
     "claim_order",
     "settlement",
+    "new_job",
     "progress_report",
     "attempt_usage",
     "log_line",

@@ -1,14 +1,17 @@
 //! Settles attempts in batches, behind their fences.
 
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use postgres_types::ToSql;
 use tokio_postgres::types::Type;
 
+use super::json::CowJson;
 use super::{Store, StoreError, count, micros, millis};
-use crate::job::{AttemptError, Fence, JobId, JsonText, Outcome, RetryAt, State, Usage};
+use crate::job::{
+    AttemptError, Fence, JobId, JsonText, NewJob, NewJobKind, Outcome, RetryAt, State, Usage,
+};
 
 /// The end of one attempt, as it is written to the database.
 #[derive(Debug, Clone)]
@@ -25,6 +28,8 @@ pub struct Settlement {
     pub handler: Option<String>,
     /// The outcome.
     pub outcome: Outcome,
+    /// The jobs that the attempt enqueues: if it has succeeded, or calls them.
+    pub jobs: Vec<NewJob>,
 }
 
 /// The guest that ran.
@@ -64,6 +69,8 @@ impl Store {
         locked: Locked,
     ) -> Result<Settled, StoreError> {
         let (worker, lists) = (self.identity()?, self.lists().await?);
+        let jobs: Vec<NewJobRecord<'_>> =
+            batch.iter().flat_map(|it| new_jobs(it.borrow())).collect();
         let batch: Vec<SettlementRecord<'_>> =
             batch.iter().map(|item| item.borrow().into()).collect();
         let rows = self
@@ -73,6 +80,7 @@ impl Store {
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
                     (&batch, lists.of("settlement")),
+                    (&jobs, lists.of("new_job")),
                     (&(locked == Locked::Skip), Type::BOOL),
                 ],
             )
@@ -93,6 +101,32 @@ impl Store {
     }
 }
 
+/// A job that an attempt enqueues, as `rouse.settle` takes it.
+#[derive(Debug, ToSql)]
+#[postgres(name = "new_job")]
+struct NewJobRecord<'a> {
+    parent: i64,
+    kind: &'static str,
+    step: Option<&'a str>,
+    handler: &'a str,
+    payload: &'a JsonText,
+    options: Option<&'a JsonText>,
+}
+
+fn new_jobs(settlement: &Settlement) -> impl Iterator<Item = NewJobRecord<'_>> {
+    settlement.jobs.iter().map(|job| NewJobRecord {
+        parent: settlement.id.0,
+        kind: job.kind.as_str(),
+        step: match &job.kind {
+            NewJobKind::Call { step } => Some(step),
+            NewJobKind::Child | NewJobKind::Next => None,
+        },
+        handler: &job.handler,
+        payload: &job.payload,
+        options: job.options.as_ref(),
+    })
+}
+
 /// The record that `rouse.settle` takes.
 #[derive(Debug, Default, ToSql)]
 #[postgres(name = "settlement")]
@@ -101,7 +135,7 @@ struct SettlementRecord<'a> {
     fence: i64,
     state: &'static str,
     started_us: Option<i64>,
-    result: Option<&'a JsonText>,
+    result: Option<CowJson<'a>>,
     error: Option<JsonText>,
     delay_ms: Option<i64>,
     retry_at: Option<SystemTime>,
@@ -128,7 +162,7 @@ impl<'a> From<&'a Settlement> for SettlementRecord<'a> {
         match &settlement.outcome {
             Outcome::Succeeded(result) => {
                 record.state = State::Succeeded.as_str();
-                record.result = Some(result);
+                record.result = Some(CowJson(Cow::Borrowed(result)));
             }
             Outcome::Failed(error) => {
                 record.state = State::Failed.as_str();
@@ -146,6 +180,11 @@ impl<'a> From<&'a Settlement> for SettlementRecord<'a> {
                     RetryAt::After(delay) => record.delay_ms = Some(millis(delay)),
                     RetryAt::Time(time) => record.retry_at = Some(time),
                 }
+            }
+            Outcome::Suspended(suspension) => {
+                record.state = State::Queued.as_str();
+                record.result = Some(CowJson(Cow::Owned(suspension.to_json())));
+                record.retry_at = suspension.until();
             }
             Outcome::Released => record.state = State::Queued.as_str(),
         }

@@ -1,11 +1,12 @@
 //! Results of steps, recorded behind the fence.
 
 use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
 
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
-use crate::job::{AbortReason, Fence, JobId};
+use crate::job::{AbortReason, BegunWait, Fence, JobId, RecordedStep};
 
 /// The job is no longer this worker's, for this reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,12 +19,12 @@ impl NotMine {
 }
 
 impl Store {
-    /// The steps of a job that this worker has claimed, with the bytes of their results.
+    /// The recorded steps of a job that this worker has claimed.
     pub async fn recorded_steps(
         &self,
         id: JobId,
         fence: Fence,
-    ) -> Result<Result<HashMap<String, usize>, NotMine>, StoreError> {
+    ) -> Result<Result<HashMap<String, RecordedStep>, NotMine>, StoreError> {
         let worker = self.identity()?;
         let rows = self
             .query(
@@ -41,8 +42,17 @@ impl Store {
             .map(|row| match row.get::<_, Option<&str>>(0) {
                 Some(reason) => Err(NotMine::read(reason)),
                 None => {
-                    let bytes = usize::try_from(row.get::<_, i32>(2)).unwrap_or(0);
-                    Ok((row.get(1), bytes))
+                    let bytes: Option<i32> = row.get(2);
+                    let until_ms: Option<i64> = row.get(3);
+                    let step = match bytes.map(usize::try_from) {
+                        Some(bytes) => RecordedStep::Done(bytes.unwrap_or(0)),
+                        None => RecordedStep::Waits(BegunWait {
+                            until: until_ms
+                                .and_then(|ms| u64::try_from(ms).ok())
+                                .map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms)),
+                        }),
+                    };
+                    Ok((row.get(1), step))
                 }
             })
             .collect())

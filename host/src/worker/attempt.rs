@@ -27,10 +27,10 @@ use super::middleware::{AttemptInfo, Middleware, Next};
 use super::policy::Policy;
 use super::settler::Unsettled;
 use crate::job::{
-    AbortReason, ErrorKind, Fence, JobId, JsonText, Outcome, OwnLimits, RetryPolicy, RunEnd, Tries,
-    decide,
+    AbortReason, ErrorKind, Fence, JobId, JsonText, NewJob, Outcome, OwnLimits, RetryPolicy,
+    RunEnd, Tries, decide,
 };
-use crate::sandbox::{AbortHandle, Attenuation, Handler, JobInput, Run};
+use crate::sandbox::{AbortHandle, Attenuation, DatabaseClock, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Ran, Settlement};
 
 /// The state that all attempts of one worker share.
@@ -115,6 +115,7 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
     let stats = RunStats {
         started_after: started.after,
         ran,
+        jobs: run.jobs,
     };
     settle(shared, &claim, started.meters, Some(stats), outcome).await;
     policy.job_delay.unwrap_or(shared.settings.job_delay)
@@ -316,10 +317,16 @@ fn input(claim: &mut Claim, policy: &Policy) -> JobInput {
         tenant: job.tenant.clone(),
         source: job.source.clone(),
         attempt: job.attempt,
-        max_attempts: job.max_attempts.unwrap_or(policy.retry.max_attempts),
+        // Attempts that do not count have a number too.
+        max_attempts: job.max_attempts.unwrap_or(policy.retry.max_attempts)
+            + u32::try_from(job.uncounted).unwrap_or(0),
         requested_at_ms: unix_ms(job.requested_at),
         payload: std::mem::take(&mut job.payload.0).into_bytes(),
         memory_bytes: memory_bytes(job),
+        clock: DatabaseClock {
+            at: job.claimed_at,
+            read: claim.received,
+        },
     }
 }
 
@@ -336,7 +343,7 @@ fn tries(job: &ClaimedJob, terms: &Terms) -> Tries {
 
 /// The same, from the job's row alone: without the settings of its handler.
 fn tries_of_row(job: &ClaimedJob) -> Tries {
-    let failed = job.attempt.0 - job.lost;
+    let failed = job.attempt.0 - job.uncounted;
     Tries {
         failed: u32::try_from(failed).unwrap_or(0),
         max: job.max_attempts.unwrap_or(1),
@@ -380,6 +387,8 @@ struct RunStats {
     started_after: Duration,
     /// `None` if no guest ran.
     ran: Option<Ran>,
+    /// The jobs that it enqueues.
+    jobs: Vec<NewJob>,
 }
 
 /// Passes the outcome to the settler, which writes it behind the fence. If the job is lost, there is nothing to write.
@@ -413,9 +422,10 @@ async fn settle(
             id: job.id,
             fence: job.fence,
             started_after: stats.as_ref().map(|stats| stats.started_after),
-            ran: stats.and_then(|stats| stats.ran),
+            ran: stats.as_ref().and_then(|stats| stats.ran),
             handler: is_bound.then(|| meters.handler.clone()),
             outcome,
+            jobs: stats.map_or_else(Vec::new, |stats| stats.jobs),
         },
         meters,
         attempt: job.attempt,

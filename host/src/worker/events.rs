@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use tracing::{debug, error, info, warn};
 
 use super::Settings;
+use crate::harmless::printable;
 use crate::job::{AbortReason, Attempt, AttemptError, Incarnation, JobId, Outcome, RetryAt};
 use crate::sandbox::BootTime;
 use crate::store::AdminAction;
@@ -91,31 +92,31 @@ pub(super) fn claimed(context: EventContext<'_>) {
     event!(debug, "claimed", context);
 }
 
-pub(super) fn adopted(context: EventContext<'_>, lost: i32) {
+pub(super) fn adopted(context: EventContext<'_>, uncounted: i32) {
     event!(
         info,
         "adopted",
         context,
-        lost,
+        uncounted,
         "taken over from a worker that is gone"
     );
 }
 
 /// The job was lost with its worker and is not claimed at once: it waits, or has failed.
-pub(super) fn lost(context: EventContext<'_>, lost: i32, has_failed: bool) {
+pub(super) fn lost(context: EventContext<'_>, uncounted: i32, has_failed: bool) {
     match has_failed {
         false => event!(
             warn,
             "lost",
             context,
-            lost,
+            uncounted,
             "its worker is gone; the job waits for its next attempt"
         ),
         true => event!(
             warn,
             "failed",
             context,
-            lost,
+            uncounted,
             error = r#"{"kind":"lost"}"#,
             "its worker is gone; the job has crashed its workers too often"
         ),
@@ -191,6 +192,10 @@ pub(super) fn settled(context: EventContext<'_>, outcome: &Outcome) {
                     event!(info, "retried", context, retry_at = %at, error = %error);
                 }
             }
+        }
+        Outcome::Suspended(suspension) => {
+            let (wait, step) = (suspension.wait.kind(), printable(&suspension.step, 200));
+            event!(debug, "suspended", context, wait, step);
         }
         Outcome::Released => event!(debug, "released", context),
     }

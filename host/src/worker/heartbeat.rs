@@ -131,7 +131,7 @@ impl Tally {
             Outcome::Succeeded(_) => &[&self.completed],
             Outcome::Failed(_) | Outcome::TimedOut(_) => &[&self.failed, &self.attempts_failed],
             Outcome::Retry { .. } => &[&self.attempts_failed],
-            Outcome::Released => &[],
+            Outcome::Suspended(_) | Outcome::Released => &[],
         };
         for count in counts {
             count.fetch_add(1, Ordering::Relaxed);

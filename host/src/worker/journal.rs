@@ -1,5 +1,5 @@
 //! The journal of an attempt, written to Postgres behind the fence: results of steps, log lines and progress.
-//! `state.rs` has the state of its handler.
+//! `state.rs` has the state of its handler, `job_waits.rs` signals and the ends of other jobs.
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Semaphore;
 use tracing::{Level, debug};
 
 use super::Shared;
 use super::reach::warn_unless_unreachable;
-use crate::job::{Attempt, Fence, JobId, Usage};
-use crate::sandbox::{Handler, Journal, JournalFuture, Meter, StateStore};
+use crate::job::{Attempt, Fence, JobId, RecordedStep, Usage};
+use crate::sandbox::{Handler, Journal, JournalFuture, Meter, StateStore, WaitStore};
 use crate::store::{ClaimedJob, NotMine, Report, StoreError};
 
 /// The wait after a temporary failure.
@@ -90,6 +91,33 @@ impl AttemptJournal {
         }
     }
 
+    /// Repeats a call until the database answers it. `limit`: how many such calls there may be at once.
+    ///
+    /// # Errors
+    /// If the database can never accept the data; a message for people.
+    pub(super) async fn call<T, F>(
+        &self,
+        limit: &Semaphore,
+        call: impl Fn() -> F,
+    ) -> Result<T, String>
+    where
+        F: Future<Output = Result<Result<T, NotMine>, StoreError>>,
+    {
+        loop {
+            let permit = limit.acquire().await;
+            let answer = call().await;
+            drop(permit);
+            match answer {
+                Err(error) if error.is_about_data() => return Err(error.to_string()),
+                answer => {
+                    if let Some(answer) = self.answer(answer).await {
+                        return Ok(answer);
+                    }
+                }
+            }
+        }
+    }
+
     /// Returns the answer of the database, or `None` if the call has to be repeated. If the attempt has lost its job,
     /// waits for the abort signal.
     pub(super) async fn answer<T>(
@@ -124,7 +152,7 @@ impl AttemptJournal {
 }
 
 impl Journal for AttemptJournal {
-    fn recorded(&self) -> JournalFuture<'_, HashMap<String, usize>> {
+    fn recorded(&self) -> JournalFuture<'_, HashMap<String, RecordedStep>> {
         Box::pin(async {
             loop {
                 let call = self.shared.calls.steps.acquire().await;
@@ -160,19 +188,8 @@ impl Journal for AttemptJournal {
         Box::pin(async move {
             let output = str::from_utf8(output).map_err(|error| error.to_string())?;
             let store = &self.shared.store;
-            loop {
-                let call = self.shared.calls.steps.acquire().await;
-                let answer = store.record_step(self.id, self.fence, step, output).await;
-                drop(call);
-                match answer {
-                    Err(error) if error.is_about_data() => return Err(error.to_string()),
-                    answer => {
-                        if let Some(()) = self.answer(answer).await {
-                            return Ok(());
-                        }
-                    }
-                }
-            }
+            let record = || store.record_step(self.id, self.fence, step, output);
+            self.call(&self.shared.calls.steps, record).await
         })
     }
 
@@ -189,6 +206,10 @@ impl Journal for AttemptJournal {
     }
 
     fn state(&self) -> Option<&dyn StateStore> {
+        Some(self)
+    }
+
+    fn waits(&self) -> Option<&dyn WaitStore> {
         Some(self)
     }
 

@@ -22,6 +22,8 @@ pub enum OutcomeLabel {
     TimedOut,
     /// It failed, and its job will be tried again.
     Retried,
+    /// It was suspended until its wait ends.
+    Suspended,
     /// Its claim was given back.
     Released,
     /// Its lease was lost, and the database refused its outcome.
@@ -35,11 +37,12 @@ pub enum OutcomeLabel {
 }
 
 impl OutcomeLabel {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Succeeded,
         Self::Failed,
         Self::TimedOut,
         Self::Retried,
+        Self::Suspended,
         Self::Released,
         Self::Refused,
         Self::Unconfirmed,
@@ -54,6 +57,7 @@ impl OutcomeLabel {
             Self::Failed => "failed",
             Self::TimedOut => "timed_out",
             Self::Retried => "retried",
+            Self::Suspended => "suspended",
             Self::Released => "released",
             Self::Refused => "refused",
             Self::Unconfirmed => "unconfirmed",
@@ -70,6 +74,7 @@ impl From<&Outcome> for OutcomeLabel {
             Outcome::Failed(_) => Self::Failed,
             Outcome::TimedOut(_) => Self::TimedOut,
             Outcome::Retry { .. } => Self::Retried,
+            Outcome::Suspended(_) => Self::Suspended,
             Outcome::Released => Self::Released,
         }
     }

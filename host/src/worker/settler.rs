@@ -18,7 +18,7 @@ use super::Shared;
 use super::events::{self, EventContext, Since};
 use super::meters::{HandlerMeters, OutcomeLabel};
 use super::policy::LEASE_MIN;
-use crate::job::{Attempt, Outcome};
+use crate::job::{Attempt, NewJob, Outcome};
 use crate::sandbox::BootTime;
 use crate::store::Settlement;
 
@@ -62,13 +62,15 @@ impl Unsettled {
 
     /// The bytes of JSON that its settlement sends.
     fn bytes(&self) -> usize {
-        match &self.settlement.outcome {
+        let outcome = match &self.settlement.outcome {
             Outcome::Succeeded(result) => result.0.len(),
             Outcome::Retry { error, .. } | Outcome::Failed(error) | Outcome::TimedOut(error) => {
                 error.to_json().len()
             }
-            Outcome::Released => 0,
-        }
+            Outcome::Suspended(_) | Outcome::Released => 0,
+        };
+        let jobs: usize = self.settlement.jobs.iter().map(NewJob::bytes).sum();
+        outcome + jobs
     }
 }
 
@@ -250,7 +252,7 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     one.meters.count(outcome.into());
     shared.presence.tally.settled(outcome);
     events::settled(one.event_context(shared), outcome);
-    if let Outcome::Retry { .. } = outcome {
+    if let Outcome::Retry { .. } | Outcome::Suspended(_) = outcome {
         // The claimer's sleep has to end when this job is due.
         shared.wakeups.notify(None);
     }

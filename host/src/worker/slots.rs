@@ -213,7 +213,7 @@ pub(super) mod tests {
             lane: LaneId(1),
             turn: id,
             attempt: Attempt(1),
-            lost: 0,
+            uncounted: 0,
             max_attempts: None,
             tenant: None,
             source: None,

@@ -2,7 +2,7 @@
 
 use super::journal::AttemptJournal;
 use crate::sandbox::{Expected, JournalFuture, NewValue, StateStore, StoredValue, WriteOutcome};
-use crate::store::{NotMine, StateOf, StateSet, StateWrite, StoreError};
+use crate::store::{StateOf, StateSet, StateWrite};
 
 impl AttemptJournal {
     fn state_of(&self) -> StateOf<'_> {
@@ -12,34 +12,17 @@ impl AttemptJournal {
             handler: &self.handler.manifest.name,
         }
     }
-
-    /// Repeats a call until the database answers it. These calls have a limit of their own, so one that waits for a
-    /// lock does not delay steps.
-    async fn call<T, F>(&self, call: impl Fn() -> F) -> Result<T, String>
-    where
-        F: Future<Output = Result<Result<T, NotMine>, StoreError>>,
-    {
-        loop {
-            let permit = self.shared.calls.state.acquire().await;
-            let answer = call().await;
-            drop(permit);
-            match answer {
-                Err(error) if error.is_about_data() => return Err(error.to_string()),
-                answer => {
-                    if let Some(answer) = self.answer(answer).await {
-                        return Ok(answer);
-                    }
-                }
-            }
-        }
-    }
 }
 
 impl StateStore for AttemptJournal {
     fn get<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Result<Option<StoredValue>, String>> {
         Box::pin(async move {
             let store = &self.shared.store;
-            let found = self.call(|| store.get_state(self.state_of(), key)).await?;
+            let found = self
+                .call(&self.shared.calls.state, || {
+                    store.get_state(self.state_of(), key)
+                })
+                .await?;
             Ok(found.map(|(value, version)| StoredValue { value, version }))
         })
     }
@@ -52,8 +35,10 @@ impl StateStore for AttemptJournal {
     ) -> JournalFuture<'a, Result<Vec<String>, String>> {
         Box::pin(async move {
             let store = &self.shared.store;
-            self.call(|| store.state_keys(self.state_of(), prefix, after, max))
-                .await
+            self.call(&self.shared.calls.state, || {
+                store.state_keys(self.state_of(), prefix, after, max)
+            })
+            .await
         })
     }
 
@@ -75,7 +60,12 @@ impl StateStore for AttemptJournal {
             };
             loop {
                 return Ok(
-                    match self.call(|| store.set_state(self.state_of(), set)).await? {
+                    match self
+                        .call(&self.shared.calls.state, || {
+                            store.set_state(self.state_of(), set)
+                        })
+                        .await?
+                    {
                         StateWrite::Set => WriteOutcome::Done,
                         StateWrite::Conflict => WriteOutcome::Changed,
                         StateWrite::Again => continue,
@@ -90,7 +80,10 @@ impl StateStore for AttemptJournal {
     fn delete<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Result<bool, String>> {
         Box::pin(async move {
             let store = &self.shared.store;
-            self.call(|| store.delete_state(self.state_of(), key)).await
+            self.call(&self.shared.calls.state, || {
+                store.delete_state(self.state_of(), key)
+            })
+            .await
         })
     }
 }

@@ -46,7 +46,7 @@ const TABLES: [(&str, &str); 5] = [
         "jobs",
         concat!(
             "SELECT json_build_object('id', id, 'queue', queue, 'handler', handler, 'tags', tags, 'state', state, ",
-            "'unique_key', unique_key, 'tenant', tenant, 'attempt', attempt, 'lost', lost, 'retried_from', retried_from, 'worker', worker, 'sha256', usage->>'sha256', ",
+            "'unique_key', unique_key, 'tenant', tenant, 'attempt', attempt, 'uncounted', uncounted, 'retried_from', retried_from, 'worker', worker, 'sha256', usage->>'sha256', ",
             "'n', payload->'n', 'result', result, 'after', after, 'chain', chain, 'is_waiting', waits_for IS NOT NULL, ",
             "'cancelled_after', (SELECT r.detail->'after' FROM rouse.record AS r WHERE r.job = jobs.id AND r.event = 'cancelled' LIMIT 1), 'error', CASE WHEN finished_at IS NOT NULL THEN error END, ",
             "'requested_us', ",

@@ -53,7 +53,7 @@ pub(super) struct Job {
     #[serde(default)]
     pub(super) tenant: Option<String>,
     pub(super) attempt: i32,
-    pub(super) lost: i32,
+    pub(super) uncounted: i32,
     pub(super) retried_from: Option<i64>,
     pub(super) worker: Option<i64>,
     /// Digest of the module that ran last.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rouse::job::{AbortReason, Attempt, JobId, RunEnd};
-use rouse::sandbox::{AbortHandle, Catalog, Handler, JobInput, Sandbox, Settings};
+use rouse::sandbox::{AbortHandle, Catalog, DatabaseClock, Handler, JobInput, Sandbox, Settings};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
@@ -69,6 +69,7 @@ impl Host {
             requested_at_ms: 0,
             payload: PAYLOAD.into(),
             memory_bytes: None,
+            clock: DatabaseClock::of_host(),
         };
         let abort = AbortHandle::new();
         let run = self.sandbox.run(handler, job, abort.clone(), None);
@@ -88,6 +89,7 @@ impl Host {
 fn name_of(end: &RunEnd) -> &'static str {
     match end {
         RunEnd::Returned(_) => "returned",
+        RunEnd::Suspended(_) => "suspended",
         RunEnd::Failed(_) => "failed",
         RunEnd::Panicked { .. } => "panicked",
         RunEnd::Trapped { .. } => "trapped",

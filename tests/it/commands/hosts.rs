@@ -25,7 +25,7 @@ async fn two_hosts_share_five_thousand_jobs_and_each_job_runs_exactly_once() {
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     let row = client
         .query_one(
-            "SELECT count(*), count(DISTINCT id), count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1 AND lost = 0
+            "SELECT count(*), count(DISTINCT id), count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1 AND uncounted = 0
                         AND result->'n' = payload->'n'),
                     count(DISTINCT worker), (SELECT count(*) FROM rouse.attempt)
              FROM rouse.finished",

@@ -27,6 +27,7 @@ pub(crate) fn settlement(job: &ClaimedJob, outcome: Outcome) -> Settlement {
         ran: None,
         handler: None,
         outcome,
+        jobs: Vec::new(),
     }
 }
 

@@ -54,6 +54,7 @@ pub(crate) fn sandbox() -> Arc<Sandbox> {
                 },
                 compiler: Some(rouse_binary()),
                 cache_dir: Some(code_cache()),
+                enqueue: [("flow.*".to_owned(), vec!["flow.*".to_owned()])].into(),
                 ..SandboxSettings::default()
             };
             Sandbox::start(settings).expect("a sandbox")

@@ -30,13 +30,17 @@ impl<'a> Held<'a> {
                 Capability::Settings(Some(_)) => file.table_of(name, "settings"),
                 Capability::State => file.table_of(name, "state"),
                 Capability::FineClocks => file.origin(name, "fine_clocks"),
+                Capability::Enqueue(Some(_)) => file.origin(name, "enqueue"),
                 // These are listed in full.
                 Capability::Http(_)
                 | Capability::Secrets(_)
                 | Capability::Sign(_)
                 | Capability::Dirs(_) => return None,
                 // A manifest can ask for these, but no handler holds them.
-                Capability::Env(None) | Capability::Settings(None) | Capability::Unknown(_) => {
+                Capability::Env(None)
+                | Capability::Settings(None)
+                | Capability::Enqueue(None)
+                | Capability::Unknown(_) => {
                     return None;
                 }
             };

@@ -127,7 +127,7 @@ fn show(job: &JobView, now: f64) -> String {
         "after",
         "waits_for",
         "attempt",
-        "lost",
+        "uncounted",
         "max_attempts",
         "lease_ms",
         "timeout_ms",
@@ -142,7 +142,7 @@ fn show(job: &JobView, now: f64) -> String {
         let is_usual = |value: &Value| {
             value.is_null()
                 || (key == "tags" && *value == json!([]))
-                || (key == "lost" && *value == json!(0))
+                || (key == "uncounted" && *value == json!(0))
                 || (key == "chain" && *value == record["id"])
         };
         let Some(value) = record.get(key).filter(|value| !is_usual(value)) else {

@@ -9,9 +9,9 @@ use crate::cli::ago;
 pub(super) fn tries(job: &Value, max: Option<u64>, now: f64) -> String {
     let number = |key: &str| job[key].as_u64().unwrap_or_default();
     let attempt = number("attempt");
-    // Lost attempts are not counted against the limit.
+    // Attempts that were lost or suspended are not counted against the limit.
     let mut text = match max {
-        Some(max) if attempt > 0 => format!("{attempt} of {}", max + number("lost")),
+        Some(max) if attempt > 0 => format!("{attempt} of {}", max + number("uncounted")),
         _ => attempt.to_string(),
     };
     let next = job["available_at"].as_str().and_then(ago::epoch);
@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn a_failed_attempt_shows_its_number_the_limit_and_the_time_of_the_next_one() {
-        let job = |state, attempt, lost, at| json!({"state": state, "attempt": attempt, "lost": lost, "available_at": at});
+        let job = |state, attempt, lost, at| json!({"state": state, "attempt": attempt, "uncounted": lost, "available_at": at});
         let (later, before) = ("1970-01-01T00:00:08+00:00", "1970-01-01T00:00:00+00:00");
         for (job, max, text) in [
             (job("queued", 2, 0, later), Some(3), "2 of 3, next in 8 s"),

@@ -12,6 +12,7 @@ use super::list::List;
 use super::modules::{Bindings, OldestVersion};
 use super::own_settings::OwnSettings;
 use super::secret_table::SecretUseTable;
+use crate::job::is_pattern;
 use crate::sandbox::{Instances, Limits, ModuleBinding, StateQuota};
 use crate::setting::table::{self, Table};
 use crate::setting::{Entry, Overlay};
@@ -44,6 +45,7 @@ pub(super) struct HandlerTable {
     pub(super) state: Option<Overlay<StateQuota>>,
     /// True: its clocks are as fine as the machine's.
     pub(super) fine_clocks: Option<bool>,
+    pub(super) enqueue: Option<Vec<String>>,
     /// The keys that the table sets, except numbers.
     pub(super) set: Vec<&'static str>,
 }
@@ -119,6 +121,12 @@ impl Table for HandlerTable {
             "`true`: its clocks are as fine as the machine's, instead of 1 ms",
         ),
         Entry::new(
+            "enqueue",
+            "a list of names and patterns",
+            "none",
+            "The handlers whose jobs it may enqueue, call, and continue with",
+        ),
+        Entry::new(
             "concurrency",
             "none",
             "none",
@@ -147,6 +155,7 @@ impl Table for HandlerTable {
             "settings" => self.settings = Some(map.next_value()?),
             "state" => self.state = Some(map.next_value()?),
             "fine_clocks" => self.fine_clocks = Some(map.next_value()?),
+            "enqueue" => self.enqueue = Some(map.next_value::<Patterns>()?.0),
             "concurrency" => map.next_value::<NotEnforced>().map(drop)?,
             key => unreachable!("{key} has a row, and is not read"),
         }
@@ -157,6 +166,21 @@ impl Table for HandlerTable {
 impl<'de> Deserialize<'de> for HandlerTable {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
         table::read(input)
+    }
+}
+
+/// Names of handlers, and patterns.
+struct Patterns(Vec<String>);
+
+impl<'de> Deserialize<'de> for Patterns {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let patterns = Vec::<String>::deserialize(input)?;
+        match patterns.iter().find(|pattern| !is_pattern(pattern)) {
+            Some(wrong) => Err(D::Error::custom(format!(
+                "enqueue: {wrong:?} is neither a handler name nor a pattern such as \"photo.*\""
+            ))),
+            None => Ok(Self(patterns)),
+        }
     }
 }
 

@@ -23,6 +23,30 @@ pub(in crate::sandbox) fn start() {
     LazyLock::force(&START);
 }
 
+/// The database's clock, which decides when waits end: a time that was read from it, and the time since.
+#[derive(Debug, Clone, Copy)]
+pub struct DatabaseClock {
+    /// The time of the database.
+    pub at: SystemTime,
+    /// When it was read.
+    pub read: Instant,
+}
+
+impl DatabaseClock {
+    /// The host's clock, where there is no database.
+    pub fn of_host() -> Self {
+        Self {
+            at: SystemTime::now(),
+            read: Instant::now(),
+        }
+    }
+
+    /// The time of the database. It is never ahead: the answer took some time, and a suspended machine counts none.
+    pub fn now(self) -> SystemTime {
+        self.at + self.read.elapsed()
+    }
+}
+
 /// A clock that rounds down to whole steps.
 #[derive(Clone, Copy)]
 pub(in crate::sandbox) struct Clock {

@@ -45,6 +45,9 @@ pub(in crate::sandbox) fn classify(
     limits: &Limits,
 ) -> RunEnd {
     let result_bytes_max = limits.result_bytes;
+    if let (Err(_), Some(suspension)) = (&stop, &state.suspension) {
+        return RunEnd::Suspended(suspension.clone());
+    }
     match stop {
         Ok(result) if result.len() > result_bytes_max => RunEnd::OutputTooLarge {
             bytes: result.len(),
@@ -80,7 +83,8 @@ pub(in crate::sandbox) fn classify(
 pub(in crate::sandbox) fn returned_normally(end: &RunEnd) -> bool {
     match end {
         RunEnd::Returned(_) | RunEnd::Failed(_) | RunEnd::ResultRefused(_) => true,
-        RunEnd::Panicked { .. }
+        RunEnd::Suspended(_)
+        | RunEnd::Panicked { .. }
         | RunEnd::Trapped { .. }
         | RunEnd::StackOverflow { .. }
         | RunEnd::Denied { .. }
@@ -148,6 +152,7 @@ fn guest_message(end: &RunEnd) -> Option<&str> {
         RunEnd::Failed(failure) => Some(&failure.message),
         RunEnd::Panicked { message, .. } | RunEnd::Trapped { message, .. } => Some(message),
         RunEnd::Returned(_)
+        | RunEnd::Suspended(_)
         | RunEnd::StackOverflow { .. }
         | RunEnd::Denied { .. }
         | RunEnd::OutOfMemory { .. }

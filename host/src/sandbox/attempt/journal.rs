@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use tracing::Level;
 
 use super::meter::Meter;
+use crate::job::{ParentEnd, RecordedStep, ReturnedCall};
 
 /// The future of a call of a [`Journal`] or [`StateStore`].
 pub type JournalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -17,9 +19,9 @@ pub type JournalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// A journal that finds out that the attempt has to stop aborts it, and need not return: its callers wait for the abort
 /// too.
 pub trait Journal: Send + Sync {
-    /// The steps that earlier attempts at the job recorded, with the sizes of their results in bytes. The results
-    /// stay in the store, because those of many attempts together do not fit into a host's memory.
-    fn recorded(&self) -> JournalFuture<'_, HashMap<String, usize>>;
+    /// The steps that earlier attempts at the job recorded. Their results stay in the store, because those of many
+    /// attempts together do not fit into a host's memory.
+    fn recorded(&self) -> JournalFuture<'_, HashMap<String, RecordedStep>>;
 
     /// The result of a recorded step, JSON.
     ///
@@ -50,6 +52,42 @@ pub trait Journal: Send + Sync {
     fn state(&self) -> Option<&dyn StateStore> {
         None
     }
+
+    /// Where signals and the ends of other jobs are read; `None` if it cannot wait for them.
+    fn waits(&self) -> Option<&dyn WaitStore> {
+        None
+    }
+}
+
+/// Signals of a job, and the ends of jobs that it has called or waited for. The code that runs attempts implements it
+/// (`worker/waits.rs`: in Postgres, behind the fence).
+///
+/// A store that finds out that the attempt has to stop aborts it, and need not return, like a [`StateStore`].
+pub trait WaitStore: Send + Sync {
+    /// Takes the oldest signal with this name, and records it as the result of the step: JSON, `{"payload": …}`. If
+    /// there is none at `until`, records and returns `{"timed_out": true}`; before, `None`.
+    fn take_signal<'a>(
+        &'a self,
+        step: &'a str,
+        name: &'a str,
+        until: Option<SystemTime>,
+    ) -> JournalFuture<'a, Result<Option<Vec<u8>>, String>>;
+
+    /// The ends of the calls of these steps, recorded as their results. A step that was not called yet is left out.
+    ///
+    /// # Errors
+    /// If the results have more than `bytes_max` bytes.
+    fn returned_calls<'a>(
+        &'a self,
+        steps: &'a [String],
+        bytes_max: usize,
+    ) -> JournalFuture<'a, Result<HashMap<String, ReturnedCall>, String>>;
+
+    /// Some of the ends of the chains that the job has waited for, by name, after this name.
+    fn parents<'a>(
+        &'a self,
+        after: Option<&'a str>,
+    ) -> JournalFuture<'a, Result<Vec<ParentEnd>, String>>;
 }
 
 /// A stored value.

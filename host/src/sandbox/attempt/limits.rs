@@ -66,6 +66,12 @@ const STATE_CALLS: usize = 10_000;
 /// A thousand values of the default maximum size.
 const STATE_BYTES: usize = 64 << 20;
 
+/// A loop that enqueues would fill the database. Larger graphs are enqueued by jobs of their own.
+const JOBS: usize = 1_000;
+
+/// Large data belongs elsewhere, as for a producer; one settlement carries all of it.
+const JOBS_BYTES: usize = 8 << 20;
+
 /// The limits of one handler's attempts. The defaults apply if the operator sets nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -111,6 +117,10 @@ pub struct Limits {
     pub state_calls: usize,
     /// Bytes of state that it may read and write. Default: 64 MiB.
     pub state_bytes: usize,
+    /// Jobs that an attempt may enqueue. Default: 1,000.
+    pub jobs: usize,
+    /// The payloads and options of these jobs together, bytes. Default: 8 MiB.
+    pub jobs_bytes: usize,
 }
 
 impl Default for Limits {
@@ -136,6 +146,8 @@ impl Default for Limits {
             http_body_bytes: HTTP_BODY_BYTES,
             state_calls: STATE_CALLS,
             state_bytes: STATE_BYTES,
+            jobs: JOBS,
+            jobs_bytes: JOBS_BYTES,
         }
     }
 }

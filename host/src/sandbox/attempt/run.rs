@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use super::clocks::DatabaseClock;
 use super::end;
 use super::meter::{Meter, within_cpu};
 use super::state::PerAttempt;
-use crate::job::{Attempt, JobId, RunEnd, Usage};
+use crate::job::{Attempt, JobId, NewJob, RunEnd, Usage};
 use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
-use crate::sandbox::capability::{GuestLog, Http, LogSource, Steps};
+use crate::sandbox::capability::{GuestLog, Http, LogSource, NewJobs, Steps};
 use crate::sandbox::{AbortHandle, Handler, Journal, Profile, Sandbox};
 
 /// The data about its job that a guest receives, except for the handler's name.
@@ -36,6 +37,8 @@ pub struct JobInput {
     pub payload: Vec<u8>,
     /// The memory that it may use, bytes; `None` means the usual limit.
     pub memory_bytes: Option<usize>,
+    /// The database's clock.
+    pub clock: DatabaseClock,
 }
 
 /// The outcome of an attempt.
@@ -47,6 +50,8 @@ pub struct Run {
     pub wall: Duration,
     /// The resources that it used; `None` if no guest ran.
     pub used: Option<Usage>,
+    /// The jobs that it enqueues, if it has succeeded or calls them.
+    pub jobs: Vec<NewJob>,
 }
 
 impl Sandbox {
@@ -145,7 +150,9 @@ impl Sandbox {
             abort: abort.clone(),
             log: Arc::new(log),
             steps: Steps::new(journal.clone(), limits),
-            handler_state: handler.state_for(journal),
+            handler_state: handler.state_for(journal.clone()),
+            jobs: NewJobs::new(journal.is_some(), limits),
+            clock: job.clock,
             http: Http::new(
                 Some(handler.http.clone()),
                 &handler.limits,
@@ -176,6 +183,7 @@ impl Sandbox {
             }
         };
 
+        let jobs = instance.state_mut().jobs.take();
         let state = instance.state();
         state.log.finish();
         let end = match (called, abort.reason()) {
@@ -187,10 +195,14 @@ impl Sandbox {
             Some(tenant) => self.keep(handler, tenant, instance, &end),
             None => drop(instance),
         }
+        let end = self.check_result(handler, end, &abort).await;
+        let has_jobs = matches!(end, RunEnd::Returned(_) | RunEnd::Suspended(_));
+        let jobs = if has_jobs { jobs } else { Vec::new() };
         Run {
-            end: self.check_result(handler, end, &abort).await,
+            end,
             wall: Duration::ZERO,
             used: Some(meter.usage()),
+            jobs,
         }
     }
 }
@@ -209,6 +221,7 @@ impl Run {
             end,
             wall: Duration::ZERO,
             used: None,
+            jobs: Vec::new(),
         }
     }
 }

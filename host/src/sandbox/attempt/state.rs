@@ -8,12 +8,13 @@ use wasmtime_wasi::filesystem::{WasiFilesystemCtx, WasiFilesystemCtxView};
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 use wasmtime_wasi_http::WasiHttpCtx;
 
-use super::clocks::Clock;
+use super::clocks::{Clock, DatabaseClock};
 use super::memory::AttemptLimiter;
 use super::meter::Meter;
+use crate::job::Suspension;
 use crate::sandbox::capability::{
-    FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, LogSource, OutsidePaths,
-    Steps, Stream,
+    FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, LogSource, NewJobs,
+    OutsidePaths, Steps, Stream,
 };
 use crate::sandbox::grants::Granted;
 use crate::sandbox::module::lines::Lines;
@@ -41,6 +42,11 @@ pub(in crate::sandbox) struct AttemptState {
     pub(in crate::sandbox) panic: Option<Panic>,
     pub(in crate::sandbox) steps: Steps,
     pub(in crate::sandbox) handler_state: HandlerState,
+    /// The jobs that it enqueues.
+    pub(in crate::sandbox) jobs: NewJobs,
+    /// Set when the host stops the guest because it waits.
+    pub(in crate::sandbox) suspension: Option<Suspension>,
+    pub(in crate::sandbox) clock: DatabaseClock,
     pub(in crate::sandbox) http: Http,
     /// Limits the size of a request's header fields.
     pub(in crate::sandbox) http_fields: WasiHttpCtx,
@@ -63,6 +69,8 @@ pub(in crate::sandbox) struct PerAttempt {
     pub(in crate::sandbox) log: Arc<GuestLog>,
     pub(in crate::sandbox) steps: Steps,
     pub(in crate::sandbox) handler_state: HandlerState,
+    pub(in crate::sandbox) jobs: NewJobs,
+    pub(in crate::sandbox) clock: DatabaseClock,
     pub(in crate::sandbox) http: Http,
     pub(in crate::sandbox) profile: Option<Arc<Profile>>,
 }
@@ -81,6 +89,8 @@ impl PerAttempt {
             )),
             steps: Steps::default(),
             handler_state: HandlerState::default(),
+            jobs: NewJobs::default(),
+            clock: DatabaseClock::of_host(),
             http: Http::new(None, &limits, abort.clone(), Arc::default()),
             profile: None,
             abort,
@@ -114,6 +124,8 @@ impl AttemptState {
             log,
             steps,
             handler_state,
+            jobs,
+            clock,
             http,
             profile,
         } = of;
@@ -139,6 +151,9 @@ impl AttemptState {
             handler_state,
             http,
             http_fields,
+            jobs,
+            suspension: None,
+            clock,
             denial: None,
             outside_paths: OutsidePaths::default(),
             retry_at_ms: None,
@@ -169,6 +184,8 @@ impl AttemptState {
             log,
             steps,
             handler_state,
+            jobs,
+            clock,
             http,
             profile,
         } = of;
@@ -181,6 +198,9 @@ impl AttemptState {
         self.panic = None;
         self.steps = steps;
         self.handler_state = handler_state;
+        self.jobs = jobs;
+        self.suspension = None;
+        self.clock = clock;
         self.http = http.within(self.limiter.host_memory().clone());
         self.denial = None;
         self.outside_paths = OutsidePaths::default();

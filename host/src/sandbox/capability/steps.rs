@@ -2,6 +2,7 @@
 
 mod recorded;
 
+pub(super) use self::recorded::StepStart;
 pub(in crate::sandbox) use self::recorded::Steps;
 use crate::sandbox::AbortHandle;
 use crate::sandbox::attempt::state::AttemptState;

@@ -37,7 +37,7 @@ pub struct Handler {
 }
 
 /// The kinds of capabilities that an operator can grant, as returned by [`Handler::granted`].
-pub const GRANTS: [&str; 8] = [
+pub const GRANTS: [&str; 9] = [
     "files",
     "http",
     "secrets",
@@ -46,6 +46,7 @@ pub const GRANTS: [&str; 8] = [
     "env",
     "settings",
     "fine_clocks",
+    "enqueue",
 ];
 
 impl Handler {
@@ -60,6 +61,7 @@ impl Handler {
             !self.granted.env.is_empty(),
             self.granted.settings.is_some(),
             self.granted.fine_clocks,
+            !self.granted.enqueue.is_empty(),
         ];
         GRANTS
             .into_iter()
@@ -106,6 +108,7 @@ impl Handler {
             | Capability::Env(_)
             | Capability::Settings(_)
             | Capability::FineClocks
+            | Capability::Enqueue(_)
             | Capability::Unknown(_) => return None,
         };
         let withheld = self.withheld.iter().filter(|it| it.what == kind);

@@ -6,11 +6,17 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::{Host, HostPattern, Mode};
+use crate::job::pattern_covers;
 
-/// A job's attenuation of its handler's grants and limits. Kinds that it does not name are not restricted.
+/// A job's attenuation of its handler's grants and limits: all of its parts apply. A job that another one enqueues has
+/// the parts of that one, and its own.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Attenuation(Vec<Part>);
+
+/// A part of an attenuation. Kinds that it does not name are not restricted.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Attenuation {
+struct Part {
     #[serde(default, deserialize_with = "hosts")]
     http: Option<Vec<HostPattern>>,
     #[serde(default)]
@@ -20,26 +26,36 @@ pub struct Attenuation {
     dirs: Option<Vec<String>>,
     #[serde(default)]
     env: Option<Vec<String>>,
+    /// Handlers whose jobs it may enqueue: names and patterns.
+    #[serde(default)]
+    enqueue: Option<Vec<String>>,
     /// False removes the handler's state.
     #[serde(default)]
     state: Option<bool>,
     #[serde(default)]
     memory_mb: Option<usize>,
     #[serde(default, deserialize_with = "crate::duration::optional")]
-    pub(in crate::sandbox) cpu: Option<Duration>,
+    cpu: Option<Duration>,
     #[serde(default, deserialize_with = "crate::duration::optional")]
     timeout: Option<Duration>,
 }
 
 impl Attenuation {
-    /// Parses a job's grants.
+    /// Parses a job's grants: an object, or a list of objects.
     ///
     /// # Errors
     /// A message for people that says why this host cannot enforce them.
     pub fn parse(json: &str) -> Result<Self, String> {
-        // Serde would read a list as the fields in order.
-        let object = serde_json::from_str::<Map<String, Value>>(json).map(Value::Object);
-        object.and_then(serde_json::from_value).map_err(|error| {
+        // Serde would read a list as the fields of a part in order.
+        let parts = match json.trim_start().starts_with('[') {
+            true => serde_json::from_str::<Vec<Map<String, Value>>>(json),
+            false => serde_json::from_str::<Map<String, Value>>(json).map(|part| vec![part]),
+        };
+        let parts = parts.and_then(|parts| {
+            let parts = parts.into_iter().map(Value::Object);
+            parts.map(serde_json::from_value).collect()
+        });
+        parts.map(Self).map_err(|error| {
             format!(
                 "this host cannot enforce the job's grants, so it does not run the job: {error}"
             )
@@ -48,32 +64,68 @@ impl Attenuation {
 
     /// The run timeout of the job, given that of its handler.
     pub fn timeout(&self, usual: Duration) -> Duration {
-        self.timeout.map_or(usual, |timeout| timeout.min(usual))
+        let parts = self.0.iter().filter_map(|part| part.timeout);
+        parts.fold(usual, Duration::min)
+    }
+
+    pub(in crate::sandbox) fn cpu(&self, usual: Duration) -> Duration {
+        let parts = self.0.iter().filter_map(|part| part.cpu);
+        parts.fold(usual, Duration::min)
     }
 
     pub(in crate::sandbox) fn memory_bytes(&self) -> Option<usize> {
-        self.memory_mb.map(|mb| mb.saturating_mul(1 << 20))
+        let parts = self.0.iter().filter_map(|part| part.memory_mb);
+        parts.min().map(|mb| mb.saturating_mul(1 << 20))
     }
 
     pub(in crate::sandbox) fn leaves_host(&self, host: &Host) -> bool {
         let covers = |left: &Vec<HostPattern>| left.iter().any(|pattern| pattern.covers(host));
-        self.http.as_ref().is_none_or(covers)
+        let mut parts = self.0.iter();
+        parts.all(|part| part.http.as_ref().is_none_or(covers))
     }
 
     pub(in crate::sandbox) fn leaves_secret(&self, name: &str) -> bool {
-        lists(self.secrets.as_ref(), name)
+        let mut parts = self.0.iter();
+        parts.all(|part| lists(part.secrets.as_ref(), name))
     }
 
     pub(in crate::sandbox) fn leaves_env(&self, name: &str) -> bool {
-        lists(self.env.as_ref(), name)
+        let mut parts = self.0.iter();
+        parts.all(|part| lists(part.env.as_ref(), name))
     }
 
     pub(in crate::sandbox) fn leaves_state(&self) -> bool {
-        self.state != Some(false)
+        self.0.iter().all(|part| part.state != Some(false))
+    }
+
+    /// The rest of these patterns of handlers: those that a pattern of each part covers, and the patterns of a part that
+    /// these cover.
+    pub(in crate::sandbox) fn leaves_enqueue(&self, granted: &[String]) -> Vec<String> {
+        let covers = |one: &String, other: &str| one == other || pattern_covers(one, other);
+        let parts = self.0.iter().filter_map(|part| part.enqueue.as_ref());
+        parts.fold(granted.to_vec(), |granted, listed| {
+            let narrower = |one: &[String], other: &[String]| -> Vec<String> {
+                let one = one.iter();
+                let left = one.filter(|one| other.iter().any(|other| covers(other, one)));
+                left.cloned().collect()
+            };
+            let mut left = narrower(&granted, listed);
+            left.extend(narrower(listed, &granted));
+            left.sort_unstable();
+            left.dedup();
+            left
+        })
     }
 
     /// The job's access to the directory at this path; `None` means no access.
     pub(in crate::sandbox) fn mode(&self, at: &str, granted: Mode) -> Option<Mode> {
+        let mut parts = self.0.iter();
+        parts.try_fold(granted, |granted, part| part.mode(at, granted))
+    }
+}
+
+impl Part {
+    fn mode(&self, at: &str, granted: Mode) -> Option<Mode> {
         let Some(dirs) = &self.dirs else {
             return Some(granted);
         };
@@ -143,6 +195,34 @@ mod tests {
     }
 
     #[test]
+    fn all_parts_apply() {
+        let job = read(
+            r#"[{"http": ["*.a.example"], "secrets": ["KEY", "OTHER"], "dirs": ["/out"], "enqueue": ["photo.*", "mail.send"], "memory_mb": 64},
+                {"http": ["x.a.example", "b.example"], "secrets": ["KEY"], "dirs": ["/out:read"], "enqueue": ["*"], "memory_mb": 32, "timeout": "1m"}]"#,
+        );
+        let host = |name: &str| job.leaves_host(&Host::Name(name.into()));
+        assert!(host("x.a.example") && !host("y.a.example") && !host("b.example"));
+        assert!(job.leaves_secret("KEY") && !job.leaves_secret("OTHER"));
+        assert_eq!(job.mode("/out", Mode::ReadWrite), Some(Mode::Read));
+        assert_eq!(job.mode("/in", Mode::Read), None);
+        assert_eq!(job.memory_bytes(), Some(32 << 20));
+        assert_eq!(
+            job.timeout(Duration::from_secs(3600)),
+            Duration::from_secs(60)
+        );
+        let left = |granted: &[&str]| {
+            let granted: Vec<String> = granted.iter().map(|it| (*it).to_owned()).collect();
+            job.leaves_enqueue(&granted)
+        };
+        assert_eq!(
+            left(&["photo.resize", "mail.*", "x"]),
+            ["mail.send", "photo.resize"]
+        );
+        assert_eq!(left(&["*"]), ["mail.send", "photo.*"]);
+        assert!(left(&[]).is_empty());
+    }
+
+    #[test]
     fn refuse_attenuations_that_this_host_does_not_know() {
         for json in [
             r#"{"sockets": []}"#,
@@ -150,7 +230,8 @@ mod tests {
             r#"{"http": null}"#,
             r#"{"cpu": 5}"#,
             r#"{"memory_mb": -1}"#,
-            "[]",
+            "[[]]",
+            "7",
         ] {
             assert!(Attenuation::parse(json).is_err(), "{json}");
         }

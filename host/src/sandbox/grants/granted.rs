@@ -7,7 +7,7 @@ use wasmtime_wasi::filesystem::Dir;
 
 use super::quota::{Ledger, Ledgers};
 use super::{Grant, Mode, Root, Roots};
-use crate::job::narrowest;
+use crate::job::{narrowest, pattern_covers};
 use crate::sandbox::{Attenuation, Limits, Origin, Settings};
 
 /// The grants of one handler, except for HTTP. The default is nothing.
@@ -26,6 +26,10 @@ pub(in crate::sandbox) struct Granted {
     pub(in crate::sandbox) settings: Option<Arc<str>>,
     /// Whether it has clocks as fine as the machine's.
     pub(in crate::sandbox) fine_clocks: bool,
+    /// The handlers whose jobs it may enqueue: names and patterns.
+    pub(in crate::sandbox) enqueue: Vec<String>,
+    /// True if the job's attenuation removes some of them.
+    pub(in crate::sandbox) enqueue_is_attenuated: bool,
     /// The text of the operator's file, for suggested lines.
     pub(in crate::sandbox) config: Arc<str>,
 }
@@ -80,6 +84,10 @@ impl Granted {
             env: env.into_iter().flatten().map(clone_pair).collect(),
             settings: own.map(|settings| settings.to_string().into()),
             fine_clocks: narrowest(&settings.fine_clocks, handler) == Some(&true),
+            enqueue: narrowest(&settings.enqueue, handler)
+                .cloned()
+                .unwrap_or_default(),
+            enqueue_is_attenuated: false,
             config: settings.config.clone(),
         }
     }
@@ -110,6 +118,8 @@ impl Granted {
             env: env.cloned().collect(),
             settings: self.settings.clone(),
             fine_clocks: self.fine_clocks,
+            enqueue: job.leaves_enqueue(&self.enqueue),
+            enqueue_is_attenuated: job.leaves_enqueue(&self.enqueue) != self.enqueue,
             config: self.config.clone(),
         }
     }
@@ -130,6 +140,13 @@ impl Granted {
         };
         let dirs = self.dirs.iter().filter(contains);
         dirs.max_by_key(|dir| dir.grant.at.len())
+    }
+
+    /// True if it may enqueue jobs for this handler, or for all that this pattern covers.
+    pub(in crate::sandbox) fn may_enqueue(&self, handler: &str) -> bool {
+        self.enqueue
+            .iter()
+            .any(|pattern| pattern == handler || pattern_covers(pattern, handler))
     }
 
     /// True for a path in a directory with read access only.
@@ -165,7 +182,7 @@ impl Limits {
         Self {
             memory_bytes: self.memory_bytes.min(memory),
             memory_retry_bytes: self.memory_retry_bytes.min(memory),
-            cpu: job.cpu.map_or(self.cpu, |cpu| cpu.min(self.cpu)),
+            cpu: job.cpu(self.cpu),
             ..self.clone()
         }
     }

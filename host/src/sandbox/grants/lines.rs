@@ -130,6 +130,12 @@ pub(in crate::sandbox) fn module_key(file: &str) -> String {
     format!("module = {}", toml::Value::from(file))
 }
 
+/// Lets it enqueue jobs for these handlers.
+pub(in crate::sandbox) fn enqueue(handler: &str, pattern: Option<&str>) -> String {
+    let pattern = pattern.unwrap_or(UNKNOWN);
+    format!("[handlers.\"{handler}\"]\nenqueue = [\"{pattern}\"]")
+}
+
 /// Grants fine clocks.
 pub(in crate::sandbox) fn fine_clocks(handler: &str) -> String {
     format!("[handlers.\"{handler}\"]\nfine_clocks = true")

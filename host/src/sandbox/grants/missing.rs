@@ -50,6 +50,8 @@ pub(in crate::sandbox) fn granted_capabilities(
     let settings = granted.setting_names().into_iter();
     let settings = settings.map(Some).map(Capability::Settings);
     let clocks = granted.fine_clocks.then_some(Capability::FineClocks);
+    let enqueue = granted.enqueue.iter().cloned();
+    let enqueue = enqueue.map(Some).map(Capability::Enqueue);
     hosts
         .chain(secrets)
         .chain(keys)
@@ -58,6 +60,7 @@ pub(in crate::sandbox) fn granted_capabilities(
         .chain(settings)
         .chain(state.map(|_| Capability::State))
         .chain(clocks)
+        .chain(enqueue)
         .collect()
 }
 
@@ -82,6 +85,8 @@ fn is_granted(
         Capability::Settings(None) => granted.settings.is_some(),
         Capability::State => state.is_some(),
         Capability::FineClocks => granted.fine_clocks,
+        Capability::Enqueue(Some(pattern)) => granted.may_enqueue(pattern),
+        Capability::Enqueue(None) => !granted.enqueue.is_empty(),
         Capability::Unknown(_) => false,
     }
 }
@@ -105,6 +110,7 @@ fn lines_for(handler: &str, capability: &Capability) -> Option<String> {
         Capability::Settings(name) => keys(handler, "settings", name.as_deref()),
         Capability::State => lines::state(handler),
         Capability::FineClocks => lines::fine_clocks(handler),
+        Capability::Enqueue(pattern) => lines::enqueue(handler, pattern.as_deref()),
         Capability::Unknown(_) => return None,
     })
 }

@@ -116,6 +116,8 @@ pub const ALL: Sources<'static> = Sources {
         "look",
         "claim",
         "settle",
+        "children",
+        "waits",
         "adopt",
         "steps",
         "state",

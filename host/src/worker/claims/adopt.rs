@@ -127,6 +127,6 @@ impl Claims<'_> {
             attempt: orphan.attempt,
             since: Since::ClaimedElsewhere(orphan.after),
         };
-        events::lost(context, orphan.lost, has_failed);
+        events::lost(context, orphan.uncounted, has_failed);
     }
 }

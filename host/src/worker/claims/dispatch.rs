@@ -51,7 +51,7 @@ impl Claims<'_> {
                 };
                 let context = claim.event_context(self.shared, &claim.lane.handler);
                 match adopted {
-                    true => events::adopted(context, claim.job.lost),
+                    true => events::adopted(context, claim.job.uncounted),
                     false => {
                         if claim.job.attempt == Attempt(1) {
                             events::enqueued(context, &claim.lane.queue, claim.job.requested_at);

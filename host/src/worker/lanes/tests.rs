@@ -31,7 +31,7 @@ fn job(lane: i64, turn: i64) -> ClaimedJob {
         lane: LaneId(lane),
         turn,
         attempt: Attempt(1),
-        lost: 0,
+        uncounted: 0,
         max_attempts: None,
         tenant: None,
         source: None,

@@ -227,8 +227,12 @@ impl Settler<'_> {
     fn handle_refusal(&mut self, batch: &mut Batch, mut one: Unsettled, error: &StoreError) {
         let Settlement { id, fence, .. } = one.settlement;
         let value = match &one.settlement.outcome {
+            Outcome::Succeeded(_) if !one.settlement.jobs.is_empty() => {
+                Some("its result, or the jobs that it enqueues")
+            }
             Outcome::Succeeded(_) => Some("its result"),
             Outcome::Failed(_) | Outcome::TimedOut(_) | Outcome::Retry { .. } => Some("its error"),
+            Outcome::Suspended(_) => Some("its wait, or the jobs that it calls"),
             Outcome::Released => None,
         };
         match value {
@@ -239,6 +243,7 @@ impl Settler<'_> {
                     format!("Postgres cannot store {value}: {error}"),
                 );
                 one.settlement.outcome = Outcome::Failed(failure);
+                one.settlement.jobs.clear();
                 one.replaced = true;
                 batch.put_back(vec![one]);
             }

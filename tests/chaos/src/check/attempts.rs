@@ -14,7 +14,7 @@ pub(super) fn within_max(known: &Known<'_>) -> Found {
             continue;
         };
         let max = spec.attempts_max();
-        let failed = job.attempt - job.lost;
+        let failed = job.attempt - job.uncounted;
         found.case(job.id, failed > max, || {
             format!(
                 "job {} has {failed} attempts that were not lost, more than {max}",
@@ -25,12 +25,12 @@ pub(super) fn within_max(known: &Known<'_>) -> Found {
         let released = records.filter(|r| r.event == "released").count();
         let until = job.finished_us.unwrap_or(known.world.dumped_us);
         let crashes = known.crashes(job.requested_us, until);
-        let started_max = max as usize + job.lost as usize + released + crashes;
+        let started_max = max as usize + job.uncounted as usize + released + crashes;
         let started = known.evidence(job.id).len();
         found.case(job.id, started > started_max, || {
             format!(
                 "job {} has started {started} times, more than {max} plus {} lost, {released} released and {crashes} crashes",
-                job.id, job.lost
+                job.id, job.uncounted
             )
         });
     }
@@ -76,7 +76,7 @@ pub(super) fn lost_after_crashes(known: &Known<'_>) -> Found {
     let lost_max = known.world.run.lost_max;
     for job in &known.world.jobs {
         let gave_up = job.state == "failed" && kind(job.error.as_ref()) == "lost";
-        if job.lost < lost_max && !gave_up {
+        if job.uncounted < lost_max && !gave_up {
             continue;
         }
         let losses = losses(known, job, gave_up);
@@ -98,7 +98,7 @@ pub(super) fn lost_after_crashes(known: &Known<'_>) -> Found {
         let message = || {
             format!(
                 "job {} was lost {} times, {crashes} times by a crash of its host (of at most {lost_max}), and is {}: {:?}",
-                job.id, job.lost, job.state, job.error
+                job.id, job.uncounted, job.state, job.error
             )
         };
         match gave_up || crashes >= lost_max {
@@ -145,7 +145,7 @@ pub(super) fn ends_as_decided(known: &Known<'_>) -> Found {
         let Some(spec) = known.spec(job) else {
             continue;
         };
-        let tried = job.attempt - job.lost;
+        let tried = job.attempt - job.uncounted;
         let max = spec.attempts_max();
         let right = match job.state.as_str() {
             "succeeded" => {

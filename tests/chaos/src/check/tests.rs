@@ -573,7 +573,7 @@ fn a_job_that_waits_for_a_host_frozen_during_its_claim_is_found() {
         runs_late(world);
         world.attempts.retain(|attempt| attempt.job != LARGE[0]);
         let late = job(world, LARGE[0]);
-        (late.attempt, late.lost) = (1, 0);
+        (late.attempt, late.uncounted) = (1, 0);
         late.result.as_mut().expect("it has succeeded")["attempt"] = json!(1);
         evidence(world, LARGE[0]).attempt = 1;
     });
@@ -714,7 +714,7 @@ fn an_attempt_lost_with_a_host_that_was_stopped_in_order_is_found() {
             ..Attempt::default()
         });
         let stopped = job(world, STOPPED);
-        (stopped.attempt, stopped.lost) = (2, 1);
+        (stopped.attempt, stopped.uncounted) = (2, 1);
         stopped.claimed_us = Some(146 * S);
         stopped.finished_us = Some(147 * S);
         let result = stopped.result.as_mut().expect("it has succeeded");

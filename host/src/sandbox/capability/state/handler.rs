@@ -217,6 +217,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+    use crate::job::RecordedStep;
     use crate::sandbox::{JournalFuture, StoredValue};
 
     /// A store in memory, whose values always have the same version.
@@ -255,7 +256,7 @@ mod tests {
     }
 
     impl Journal for InMemory {
-        fn recorded(&self) -> JournalFuture<'_, HashMap<String, usize>> {
+        fn recorded(&self) -> JournalFuture<'_, HashMap<String, RecordedStep>> {
             Box::pin(async { HashMap::new() })
         }
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use serde::de::IgnoredAny;
 
+use crate::job::{BegunWait, RecordedStep};
 use crate::sandbox::bindings::rouse::handler::steps::StepError;
-use crate::sandbox::{Journal, Limits};
+use crate::sandbox::{Journal, Limits, WaitStore};
 
 /// The length of a step's name, which people read.
 const NAME_CHARS_MAX: usize = 200;
@@ -25,8 +26,18 @@ struct StepLimits {
 pub(in crate::sandbox) struct Steps {
     journal: Option<Arc<dyn Journal>>,
     limits: StepLimits,
-    /// The sizes of recorded results by step name, bytes; `None` until the first step starts.
-    recorded: Option<HashMap<String, usize>>,
+    /// The recorded steps by name; `None` until the first step starts.
+    recorded: Option<HashMap<String, RecordedStep>>,
+}
+
+/// How far a step is.
+pub(in crate::sandbox::capability) enum StepStart {
+    /// It is new.
+    New,
+    /// It waits.
+    Waits(BegunWait),
+    /// It is done, with this result.
+    Done(Vec<u8>),
 }
 
 impl Steps {
@@ -47,7 +58,16 @@ impl Steps {
         self.journal.as_deref()
     }
 
-    async fn recorded(&mut self) -> &mut HashMap<String, usize> {
+    pub(in crate::sandbox::capability) fn waits(&self) -> Option<&dyn WaitStore> {
+        self.journal.as_ref()?.waits()
+    }
+
+    /// The limit on all results together, bytes.
+    pub(in crate::sandbox::capability) fn bytes_max(&self) -> usize {
+        self.limits.bytes_total
+    }
+
+    async fn recorded(&mut self) -> &mut HashMap<String, RecordedStep> {
         if self.recorded.is_none() {
             let recorded = match &self.journal {
                 Some(journal) => journal.recorded().await,
@@ -58,36 +78,64 @@ impl Steps {
         self.recorded.get_or_insert_default()
     }
 
-    /// The journal if the step is recorded; `None` if it has to run.
-    async fn recorded_in(&mut self, name: &str) -> Result<Option<Arc<dyn Journal>>, StepError> {
+    /// The step if it is recorded; `None` if it has to run.
+    async fn find(&mut self, name: &str) -> Result<Option<RecordedStep>, StepError> {
         check_name(name)?;
         let count_max = self.limits.count;
         let recorded = self.recorded().await;
-        let (is_recorded, is_full) = (recorded.contains_key(name), recorded.len() >= count_max);
-        if is_recorded {
-            return Ok(self.journal.clone());
-        }
-        if is_full {
-            return Err(refused(format!(
+        match recorded.get(name) {
+            Some(step) => Ok(Some(*step)),
+            None if recorded.len() < count_max => Ok(None),
+            None => Err(refused(format!(
                 "a job may have at most {count_max} steps (limits.steps in rouse.toml)"
-            )));
+            ))),
         }
-        Ok(None)
     }
 
     pub(super) async fn start(&mut self, name: &str) -> Result<Option<Vec<u8>>, StepError> {
-        match self.recorded_in(name).await? {
-            Some(journal) => journal.result(name).await.map(Some).map_err(refused),
-            None => Ok(None),
+        match self.start_wait(name).await? {
+            StepStart::New => Ok(None),
+            StepStart::Done(result) => Ok(Some(result)),
+            StepStart::Waits(_) => Err(refused(format!("the step {name} is a wait"))),
         }
     }
 
-    pub(super) async fn complete(
+    /// True if an earlier attempt has recorded this step, or its start.
+    pub(in crate::sandbox::capability) async fn is_recorded(
+        &mut self,
+        name: &str,
+    ) -> Result<bool, StepError> {
+        Ok(self.find(name).await?.is_some())
+    }
+
+    /// How far a step is that waits.
+    pub(in crate::sandbox::capability) async fn start_wait(
+        &mut self,
+        name: &str,
+    ) -> Result<StepStart, StepError> {
+        match (self.find(name).await?, &self.journal) {
+            (Some(RecordedStep::Waits(begun)), _) => Ok(StepStart::Waits(begun)),
+            (Some(RecordedStep::Done(_)), Some(journal)) => {
+                let result = journal.result(name).await.map_err(refused)?;
+                Ok(StepStart::Done(result))
+            }
+            // Without a journal, every step runs.
+            (Some(RecordedStep::Done(_)) | None, _) => Ok(StepStart::New),
+        }
+    }
+
+    /// The database has recorded the result of this step.
+    pub(in crate::sandbox::capability) fn note(&mut self, name: String, bytes: usize) {
+        let recorded = self.recorded.get_or_insert_default();
+        recorded.insert(name, RecordedStep::Done(bytes));
+    }
+
+    pub(in crate::sandbox::capability) async fn complete(
         &mut self,
         name: String,
         output: Vec<u8>,
     ) -> Result<(), StepError> {
-        if self.recorded_in(&name).await?.is_some() {
+        if self.find(&name).await?.is_some() && self.journal.is_some() {
             return Err(refused(format!("the step {name} is already recorded")));
         }
         let StepLimits {
@@ -101,7 +149,13 @@ impl Steps {
                 output.len()
             )));
         }
-        let bytes: usize = self.recorded().await.values().sum();
+        let recorded = self.recorded().await.values();
+        let bytes: usize = recorded
+            .map(|step| match step {
+                RecordedStep::Done(bytes) => *bytes,
+                RecordedStep::Waits(_) => 0,
+            })
+            .sum();
         if bytes + output.len() > bytes_total {
             return Err(refused(format!(
                 "the step {name} cannot be recorded: with it, the results of all steps exceed the maximum of {bytes_total} bytes (limits.steps_bytes in rouse.toml)"
@@ -115,7 +169,7 @@ impl Steps {
         if let Some(journal) = &self.journal {
             journal.record(&name, &output).await.map_err(refused)?;
         }
-        self.recorded().await.insert(name, output.len());
+        self.note(name, output.len());
         Ok(())
     }
 }
@@ -151,10 +205,12 @@ mod tests {
     }
 
     impl Journal for Recorder {
-        fn recorded(&self) -> JournalFuture<'_, HashMap<String, usize>> {
+        fn recorded(&self) -> JournalFuture<'_, HashMap<String, RecordedStep>> {
             self.calls.lock().unwrap().push("names".into());
             let results = self.results.lock().unwrap();
-            let sizes = results.iter().map(|(name, it)| (name.clone(), it.len()));
+            let sizes = results
+                .iter()
+                .map(|(name, it)| (name.clone(), RecordedStep::Done(it.len())));
             let sizes = sizes.collect();
             Box::pin(async move { sizes })
         }

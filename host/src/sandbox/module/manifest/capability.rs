@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::job::is_pattern;
 use crate::sandbox::{HostPattern, Mode};
 
 pub(super) const NAME_CHARS_MAX: usize = 128;
@@ -29,6 +30,8 @@ pub enum Capability {
     State,
     /// `fine_clocks`: clocks that are not coarse.
     FineClocks,
+    /// `enqueue:photo.resize`, `enqueue:photo.*`: jobs for these handlers.
+    Enqueue(Option<String>),
     /// A word that this host does not know.
     Unknown(String),
 }
@@ -75,6 +78,12 @@ impl FromStr for Capability {
             ("settings", name) => Self::Settings(name.map(key).transpose()?),
             ("state", None) => Self::State,
             ("fine_clocks", None) => Self::FineClocks,
+            ("enqueue", Some(pattern)) if !is_pattern(pattern) => {
+                return Err(format!(
+                    "the capability `{text}`: after the colon must be a handler name or a pattern such as `photo.*`"
+                ));
+            }
+            ("enqueue", pattern) => Self::Enqueue(pattern.map(str::to_owned)),
             (_, _) => Self::Unknown(text.to_owned()),
         })
     }
@@ -105,6 +114,8 @@ impl fmt::Display for Capability {
             Self::Settings(None) => f.write_str("settings"),
             Self::State => f.write_str("state"),
             Self::FineClocks => f.write_str("fine_clocks"),
+            Self::Enqueue(Some(pattern)) => write!(f, "enqueue:{pattern}"),
+            Self::Enqueue(None) => f.write_str("enqueue"),
             Self::Unknown(text) => f.write_str(text),
         }
     }
@@ -141,6 +152,8 @@ mod tests {
             "settings:threshold",
             "state",
             "fine_clocks",
+            "enqueue",
+            "enqueue:photo.*",
             "of-the-future:with detail",
         ] {
             let capability: Capability = text.parse().unwrap();
@@ -157,6 +170,7 @@ mod tests {
             "http:",
             "secrets:a b",
             "sign:a\"b",
+            "enqueue:photo*",
             "env:A=B",
             "dirs:/a\"b",
             "dirs:/a\nb",

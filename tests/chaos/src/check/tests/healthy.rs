@@ -135,7 +135,7 @@ impl Builder {
             lease_ended_us: lost.then_some(ended_us - 100_000),
         });
         let job = self.of(id);
-        job.lost += i32::from(lost);
+        job.uncounted += i32::from(lost);
         job.worker = None;
         job.claimed_us = None;
     }
@@ -293,7 +293,7 @@ pub(super) fn healthy() -> World {
     }
     b.start(DOOMED, 3, B, 60 * S);
     b.happen(64 * S, 64 * S, killed());
-    b.of(DOOMED).lost = 3;
+    b.of(DOOMED).uncounted = 3;
     b.end(DOOMED, "failed", json!({"kind": "lost"}), 66 * S);
 
     let later = JobSpec {

@@ -1,0 +1,292 @@
+//! `rouse:handler/waits`: sleeps, signals and calls. A wait that takes a while ends the attempt: the host records it,
+//! and does not return from the call.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+
+use super::steps::StepStart;
+use crate::job::{NewJobKind, ReturnedCall, Suspension, Wait};
+use crate::sandbox::attempt::state::AttemptState;
+use crate::sandbox::bindings::rouse::handler::jobs::JobError;
+use crate::sandbox::bindings::rouse::handler::steps::StepError;
+use crate::sandbox::bindings::rouse::handler::waits::{Host, NewCall, Returned};
+
+/// A shorter wait holds its slot: to suspend and resume an attempt costs the database as much as a job.
+const IN_PLACE: Duration = Duration::from_secs(2);
+
+/// A handler that requests more has confused its units.
+const WAIT_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// The length of a signal's name, which people read.
+const NAME_CHARS_MAX: usize = 200;
+
+/// The end of an attempt that is suspended. The guest cannot catch it.
+#[derive(Debug)]
+struct Suspended;
+
+impl std::fmt::Display for Suspended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the attempt is suspended")
+    }
+}
+
+impl std::error::Error for Suspended {}
+
+/// How a call of the host ends.
+enum Ended<T> {
+    /// It returns.
+    Returned(T),
+    /// It does not: the attempt is suspended.
+    Suspended(Suspension),
+}
+
+impl AttemptState {
+    /// Runs a wait, unless the attempt has to stop before it is done. A suspension stops the guest.
+    async fn wait<T, E>(
+        &mut self,
+        aborted: E,
+        wait: impl AsyncFnOnce(&mut Self) -> Result<Ended<T>, E>,
+    ) -> wasmtime::Result<Result<T, E>> {
+        self.meter.count_host_call();
+        let abort = self.abort.clone();
+        let ended = tokio::select! {
+            biased;
+            () = abort.aborted() => Err(aborted),
+            ended = wait(self) => ended,
+        };
+        match ended {
+            Ok(Ended::Returned(value)) => Ok(Ok(value)),
+            Ok(Ended::Suspended(suspension)) => {
+                self.jobs.keep_calls();
+                self.suspension = Some(suspension);
+                Err(wasmtime::Error::new(Suspended))
+            }
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    async fn sleep_to(&mut self, step: String, until: Until) -> Result<Ended<()>, StepError> {
+        let begun = match self.steps.start_wait(&step).await? {
+            StepStart::Done(_) => return Ok(Ended::Returned(())),
+            StepStart::Waits(begun) => Some(begun),
+            StepStart::New => None,
+        };
+        let now = self.clock.now();
+        let until = match begun.and_then(|begun| begun.until) {
+            Some(until) => until,
+            None => until.from(now),
+        };
+        let rest = until.duration_since(now).unwrap_or_default();
+        if rest < IN_PLACE || self.steps.waits().is_none() {
+            tokio::time::sleep(rest).await;
+            if begun.is_none() {
+                self.steps.complete(step, b"null".to_vec()).await?;
+            }
+            return Ok(Ended::Returned(()));
+        }
+        Ok(Ended::Suspended(Suspension {
+            step,
+            wait: Wait::Sleep { until },
+            has_begun: begun.is_some(),
+        }))
+    }
+
+    async fn signalled(
+        &mut self,
+        step: String,
+        name: String,
+        timeout: Option<Duration>,
+    ) -> Result<Ended<Option<Vec<u8>>>, StepError> {
+        let chars = name.chars().count();
+        if chars == 0 || chars > NAME_CHARS_MAX || name.chars().any(char::is_control) {
+            return Err(StepError::Refused(format!(
+                "the name of a signal must have 1 to {NAME_CHARS_MAX} printable characters"
+            )));
+        }
+        let begun = match self.steps.start_wait(&step).await? {
+            StepStart::Done(result) => return payload(&result).map(Ended::Returned),
+            StepStart::Waits(begun) => Some(begun),
+            StepStart::New => None,
+        };
+        let now = self.clock.now();
+        let until = match begun {
+            Some(begun) => begun.until,
+            None => timeout.map(|timeout| now + timeout.min(WAIT_MAX)),
+        };
+        let waits = self.steps.waits().ok_or_else(no_queue)?;
+        let taken = waits.take_signal(&step, &name, until).await;
+        if let Some(result) = taken.map_err(StepError::Refused)? {
+            let answer = payload(&result)?;
+            self.steps.note(step, result.len());
+            return Ok(Ended::Returned(answer));
+        }
+        Ok(Ended::Suspended(Suspension {
+            step,
+            wait: Wait::Signal { name, until },
+            has_begun: begun.is_some(),
+        }))
+    }
+
+    async fn called(&mut self, calls: Vec<NewCall>) -> Result<Ended<Vec<Returned>>, JobError> {
+        let Some(first) = calls.first().map(|call| call.step.clone()) else {
+            return Ok(Ended::Returned(Vec::new()));
+        };
+        if calls.len() > self.jobs.count_max() {
+            return Err(JobError::Refused(format!(
+                "an attempt may call at most {} jobs at once (limits.jobs in rouse.toml)",
+                self.jobs.count_max()
+            )));
+        }
+        let steps: Vec<String> = calls.iter().map(|call| call.step.clone()).collect();
+        let mut returned = match self.have_begun(&steps).await? {
+            false => HashMap::new(),
+            true => {
+                let bytes_max = self.steps.bytes_max();
+                let waits = self.steps.waits().ok_or_else(no_queue);
+                let waits = waits.map_err(refused_job)?;
+                let returned = waits.returned_calls(&steps, bytes_max).await;
+                returned.map_err(JobError::Refused)?
+            }
+        };
+        let mut pending = Vec::new();
+        let mut done = Vec::new();
+        let mut is_new = false;
+        for call in calls {
+            match returned.remove(&call.step) {
+                Some(ReturnedCall::Pending(job)) => pending.push(job),
+                Some(ReturnedCall::Done(result)) => done.push(end_of_call(&result)?),
+                None => {
+                    is_new = true;
+                    let kind = NewJobKind::Call { step: call.step };
+                    self.add_job(call.job, kind)?;
+                }
+            }
+        }
+        if pending.is_empty() && !is_new {
+            return Ok(Ended::Returned(done));
+        }
+        Ok(Ended::Suspended(Suspension {
+            step: first,
+            wait: Wait::Calls { jobs: pending },
+            has_begun: true,
+        }))
+    }
+
+    /// True if an earlier attempt has called some of these steps.
+    async fn have_begun(&mut self, steps: &[String]) -> Result<bool, JobError> {
+        let mut names = HashSet::new();
+        let mut have_begun = false;
+        for step in steps {
+            if !names.insert(step) {
+                return Err(JobError::Refused(format!("two calls have the name {step}")));
+            }
+            have_begun |= self.steps.is_recorded(step).await.map_err(refused_job)?;
+        }
+        Ok(have_begun)
+    }
+}
+
+/// The end of a sleep.
+enum Until {
+    After(Duration),
+    At(i64),
+}
+
+impl Until {
+    fn from(&self, now: SystemTime) -> SystemTime {
+        match *self {
+            Self::After(wait) => now + wait.min(WAIT_MAX),
+            Self::At(unix_ms) => {
+                let ms = u64::try_from(unix_ms).unwrap_or(0);
+                let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms));
+                at.map_or(now + WAIT_MAX, |at| at.min(now + WAIT_MAX))
+            }
+        }
+    }
+}
+
+impl Host for AttemptState {
+    async fn sleep(
+        &mut self,
+        step: String,
+        duration_ms: u64,
+    ) -> wasmtime::Result<Result<(), StepError>> {
+        let until = Until::After(Duration::from_millis(duration_ms));
+        self.wait(StepError::Aborted, async |it| {
+            it.sleep_to(step, until).await
+        })
+        .await
+    }
+
+    async fn sleep_until(
+        &mut self,
+        step: String,
+        unix_ms: i64,
+    ) -> wasmtime::Result<Result<(), StepError>> {
+        let until = Until::At(unix_ms);
+        self.wait(StepError::Aborted, async |it| {
+            it.sleep_to(step, until).await
+        })
+        .await
+    }
+
+    async fn signal(
+        &mut self,
+        step: String,
+        name: String,
+        timeout_ms: Option<u64>,
+    ) -> wasmtime::Result<Result<Option<Vec<u8>>, StepError>> {
+        let timeout = timeout_ms.map(Duration::from_millis);
+        self.wait(StepError::Aborted, async |it| {
+            it.signalled(step, name, timeout).await
+        })
+        .await
+    }
+
+    async fn call(
+        &mut self,
+        calls: Vec<NewCall>,
+    ) -> wasmtime::Result<Result<Vec<Returned>, JobError>> {
+        self.wait(JobError::Aborted, async |it| it.called(calls).await)
+            .await
+    }
+}
+
+/// The payload of a taken signal, from the result of its step; `None` after the timeout.
+fn payload(result: &[u8]) -> Result<Option<Vec<u8>>, StepError> {
+    let result: Value = serde_json::from_slice(result)
+        .map_err(|error| StepError::Refused(format!("the recorded signal is not JSON: {error}")))?;
+    Ok(result.get("payload").map(|it| it.to_string().into_bytes()))
+}
+
+/// The end of a call, from the result of its step.
+fn end_of_call(result: &[u8]) -> Result<Returned, JobError> {
+    let mut result: Value = serde_json::from_slice(result)
+        .map_err(|error| JobError::Refused(format!("the recorded call is not JSON: {error}")))?;
+    let mut bytes = |key: &str| {
+        let value = result.get_mut(key).map(Value::take);
+        value.map(|value| value.to_string().into_bytes())
+    };
+    match bytes("output") {
+        Some(output) => Ok(Returned::Output(output)),
+        None => Ok(Returned::Failed(
+            bytes("failed").unwrap_or_else(|| b"{}".to_vec()),
+        )),
+    }
+}
+
+fn no_queue() -> StepError {
+    StepError::Refused(
+        "a handler that is invoked without the queue cannot wait; enqueue a job for it instead"
+            .into(),
+    )
+}
+
+fn refused_job(error: StepError) -> JobError {
+    match error {
+        StepError::Aborted => JobError::Aborted,
+        StepError::Refused(why) => JobError::Refused(why),
+    }
+}

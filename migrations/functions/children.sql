@@ -1,0 +1,157 @@
+-- Jobs that attempts enqueue: children, calls, and the next job of their own chain. They are committed with the settlement.
+
+-- The attenuation of a job that another one enqueues: what that one has left, and its own. Both apply.
+CREATE OR REPLACE FUNCTION rouse._both_grants(p_parent jsonb, p_own jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_own IS NULL OR p_parent = p_own
+                     OR EXISTS (SELECT FROM jsonb_array_elements(CASE jsonb_typeof(p_parent) WHEN 'array' THEN p_parent END) AS g WHERE g = p_own) THEN p_parent
+                WHEN p_parent IS NULL THEN p_own
+                ELSE (CASE jsonb_typeof(p_parent) WHEN 'array' THEN p_parent ELSE jsonb_build_array(p_parent) END)
+                     || (CASE jsonb_typeof(p_own) WHEN 'array' THEN p_own ELSE jsonb_build_array(p_own) END) END
+$$;
+
+-- Enqueues one job of an attempt, with all checks, and returns its id: the id of a live job with its unique key, if there is one. p_queue and
+-- p_priority are those of its parent. p_own: the children of the attempt that are enqueued already; `after` names them as -1, -2 ….
+CREATE OR REPLACE FUNCTION rouse._enqueue_child(
+    p_id bigint, p_parent rouse.job, p_queue text, p_priority rouse.priority, p_job rouse.new_job, p_own bigint[], p_origin jsonb) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    at      timestamptz := clock_timestamp();
+    options jsonb := coalesce(p_job.options, '{}');
+    delay   numeric := (options ->> 'delay_ms')::numeric;
+    after   jsonb;
+    made    record;
+BEGIN
+    SELECT jsonb_object_agg(d.name, jsonb_build_object('job', p_own[-(d.job #>> '{}')::bigint], 'on_failure', d.on_failure)) INTO after
+    FROM rouse._dependencies_of(options -> 'after') AS d;
+    made := rouse._enqueue(
+        p_id, p_job.handler, p_job.payload, octet_length(p_job.payload::text), NULL,
+        coalesce(options ->> 'queue', p_queue), p_parent.tenant, NULL, coalesce(options ->> 'priority', p_priority::text),
+        coalesce(CASE WHEN delay IS NOT NULL THEN at + least(delay, 3153600000000)::bigint * interval '1 millisecond' END, (options ->> 'run_at')::timestamptz),
+        (options ->> 'max_attempts')::integer, options ->> 'unique_key',
+        ARRAY(SELECT jsonb_array_elements_text(nullif(options -> 'tags', 'null'))),
+        rouse._both_grants(p_parent.grants, nullif(options -> 'grants', 'null')),
+        (options ->> 'lease')::interval, (options ->> 'timeout')::interval, after,
+        CASE WHEN p_job.kind = 'next' THEN p_parent.flow END, CASE WHEN p_job.kind = 'next' THEN p_parent.flow_name END,
+        CASE WHEN p_job.kind = 'next' THEN coalesce(p_parent.chain, p_parent.id) END, p_origin);
+    IF p_job.kind = 'next' AND NOT made.created THEN
+        RAISE EXCEPTION 'rouse: job % cannot be continued: job % has the unique key %', p_parent.id, made.id, quote_literal(options ->> 'unique_key')
+            USING ERRCODE = 'unique_violation';
+    END IF;
+    RETURN made.id;
+END
+$$;
+
+-- What the jobs of each attempt may enqueue in turn: its rest, shared evenly. Raises an error if it has enqueued too many.
+CREATE OR REPLACE FUNCTION rouse._child_origins(p_parents rouse.job[], p_jobs rouse.new_job[]) RETURNS TABLE (parent bigint, origin jsonb)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    wrong record;
+BEGIN
+    SELECT p.id, coalesce((p.origin ->> 'descendants')::integer, l.descendants_max) AS rest, l.depth_max, made.jobs INTO wrong
+    FROM (SELECT s.parent, count(*) AS jobs FROM unnest(p_jobs) AS s WHERE s.kind <> 'next' GROUP BY s.parent) AS made
+    JOIN unnest(p_parents) AS p ON p.id = made.parent CROSS JOIN rouse.limits AS l
+    WHERE made.jobs > coalesce((p.origin ->> 'descendants')::integer, l.descendants_max)
+       OR coalesce((p.origin ->> 'depth')::integer, 0) >= l.depth_max
+    LIMIT 1;
+    IF FOUND THEN
+        IF wrong.jobs > wrong.rest THEN
+            RAISE EXCEPTION 'rouse: job % enqueues % jobs; it may have at most % more descendants', wrong.id, wrong.jobs, wrong.rest
+                USING ERRCODE = 'program_limit_exceeded', HINT = 'The limit of a whole tree of jobs is descendants_max in rouse.limits.';
+        END IF;
+        RAISE EXCEPTION 'rouse: job % cannot enqueue others: they would be nested deeper than %', wrong.id, wrong.depth_max
+            USING ERRCODE = 'program_limit_exceeded', HINT = 'The limit is depth_max in rouse.limits.';
+    END IF;
+    RETURN QUERY
+    SELECT p.id, jsonb_build_object(
+        'parent', p.id, 'depth', coalesce((p.origin ->> 'depth')::integer, 0) + 1,
+        'descendants', (coalesce((p.origin ->> 'descendants')::integer, l.descendants_max) - made.jobs) / made.jobs)
+    FROM (SELECT s.parent, count(*) AS jobs FROM unnest(p_jobs) AS s WHERE s.kind <> 'next' GROUP BY s.parent) AS made
+    JOIN unnest(p_parents) AS p ON p.id = made.parent CROSS JOIN rouse.limits AS l;
+END
+$$;
+
+-- Enqueues the jobs of attempts that are being settled. `p_parents` are the rows of their jobs as they were while they ran. Returns the
+-- calls. Jobs without options are inserted in one statement. Served by lane_id and lane_key.
+CREATE OR REPLACE FUNCTION rouse._enqueue_children(p_parents rouse.job[], p_jobs rouse.new_job[]) RETURNS TABLE (parent bigint, step text, id bigint)
+LANGUAGE plpgsql SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    at      timestamptz := clock_timestamp();
+    ids     bigint[] := ARRAY(SELECT nextval('rouse.turn_seq') FROM unnest(p_jobs));
+    made    bigint[];
+    lanes   bigint[];
+    origins jsonb := '{}';
+    child   record;
+    current bigint;
+    own     bigint[];
+BEGIN
+    PERFORM FROM unnest(p_jobs) AS s WHERE s.kind <> 'next' LIMIT 1;
+    IF FOUND THEN
+        SELECT jsonb_object_agg(o.parent, o.origin) INTO origins FROM rouse._child_origins(p_parents, p_jobs) AS o;
+    END IF;
+    WITH plain AS (
+        INSERT INTO rouse.job AS j (id, lane, turn, chain, flow, flow_name, requested_at, available_at, bytes, tenant, payload, grants, origin)
+        SELECT ids[s.place], l.id, ids[s.place], CASE WHEN s.kind = 'next' THEN coalesce(p.chain, p.id) END,
+               CASE WHEN s.kind = 'next' THEN p.flow END, CASE WHEN s.kind = 'next' THEN p.flow_name END, at, at,
+               octet_length(s.payload::text) + rouse._other_bytes(p.tenant, NULL, p.grants), p.tenant, s.payload, p.grants,
+               CASE WHEN s.kind = 'next' THEN p.origin ELSE origins -> p.id::text END
+        FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, place)
+        JOIN unnest(p_parents) AS p ON p.id = s.parent
+        CROSS JOIN LATERAL (SELECT l.queue, l.priority FROM rouse.lane AS l WHERE l.id = p.lane LIMIT 1) AS own
+        CROSS JOIN LATERAL (
+            SELECT l.id FROM rouse.lane AS l
+            WHERE l.handler = s.handler AND l.queue = own.queue AND l.priority = own.priority AND l.tags = '{}' AND l.closed_at IS NULL LIMIT 1) AS l
+        WHERE s.options IS NULL AND octet_length(s.payload::text) <= 1024
+        RETURNING j.id, j.lane)
+    SELECT array_agg(p.id), array_agg(DISTINCT p.lane) INTO made, lanes FROM plain AS p;
+    IF coalesce(cardinality(made), 0) < cardinality(p_jobs) THEN
+        FOR child IN
+            SELECT s.place, s.kind, p AS parent, p.id AS parent_id, l.queue, l.priority, ROW(s.parent, s.kind, s.step, s.handler, s.payload, s.options)::rouse.new_job AS job
+            FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, place)
+            JOIN unnest(p_parents) AS p ON p.id = s.parent
+            CROSS JOIN LATERAL (SELECT l.queue, l.priority FROM rouse.lane AS l WHERE l.id = p.lane LIMIT 1) AS l
+            ORDER BY s.parent, s.place
+        LOOP
+            IF child.parent_id IS DISTINCT FROM current THEN
+                current := child.parent_id;
+                own := '{}';
+            END IF;
+            IF ids[child.place] <> ALL (coalesce(made, '{}')) THEN
+                ids[child.place] := rouse._enqueue_child(ids[child.place], child.parent, child.queue, child.priority, child.job, own,
+                    CASE WHEN child.kind = 'next' THEN (child.parent).origin ELSE origins -> current::text END);
+            END IF;
+            IF child.kind = 'child' THEN
+                own := own || ids[child.place];
+            END IF;
+        END LOOP;
+    END IF;
+    -- As in rouse._settle: for many lanes no lock is taken.
+    PERFORM rouse._notify(l.lane, true, CASE WHEN cardinality(lanes) <= 32 THEN at ELSE '-infinity' END) FROM unnest(lanes) AS l(lane);
+    RETURN QUERY SELECT s.parent, s.step, ids[s.place]
+    FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, place) WHERE s.kind = 'call';
+END
+$$;
+
+-- Rejects jobs for handlers or queues that the limited login of a worker does not serve, unless it may enqueue anything.
+CREATE OR REPLACE FUNCTION rouse._check_children(p_jobs rouse.new_job[]) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    wrong record;
+BEGIN
+    IF pg_has_role(session_user, 'rouse_enqueuer', 'USAGE') THEN
+        RETURN;
+    END IF;
+    SELECT s.handler, s.options ->> 'queue' AS queue INTO wrong
+    FROM unnest(p_jobs) AS s CROSS JOIN rouse._limits() AS limits
+    WHERE NOT rouse._matches_any(s.handler, limits.handlers) OR NOT rouse._matches_any(coalesce(s.options ->> 'queue', limits.queues[1]), limits.queues)
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'rouse: login % may not enqueue jobs for handler % in queue %', session_user, quote_literal(left(wrong.handler, 140)),
+            coalesce(quote_literal(left(wrong.queue, 140)), 'of their parent')
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Its handlers and queues are listed in rouse.worker_login; the role rouse_enqueuer may enqueue any job.';
+    END IF;
+END
+$$;

@@ -1,0 +1,261 @@
+-- Waits: sleeps, signals and calls of suspended jobs.
+--
+-- A job is suspended if it is queued, has no turn, and `wait` of its row says what it waits for:
+--
+--   {"kind": "sleep", "step": …, "until_ms": …}               available_at is that time, and rouse.promote ends the wait
+--   {"kind": "signal", "step": …, "name": …, "until_ms": …}   the same, with the timeout; a signal ends it earlier
+--   {"kind": "call", "step": …, "jobs": […]}                  it depends on the chains of these jobs, like a job with `after`
+--
+-- No signal is lost: rouse.signal locks the row of the job (FOR KEY SHARE) until it commits, as producers do that name a parent. A
+-- suspension that waits for a signal takes a stronger lock: either it waits, and sees the signal, or the sender waits, and sees the wait.
+
+-- Suspends the attempts whose settlement says so, and returns their jobs. `p_calls`: the jobs that they have called, as a list of
+-- {"parent": …, "step": …, "id": …}. A resumed attempt that waits again for the same step has `begun` it. Served by the primary key and
+-- signal_job.
+CREATE OR REPLACE FUNCTION rouse._suspend(p_worker bigint, p_settlements rouse.settlement[], p_calls jsonb) RETURNS SETOF bigint
+LANGUAGE plpgsql ROWS 10
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
+DECLARE
+    at      timestamptz := clock_timestamp();
+    waiting bigint[];
+    called  record;
+    chains  bigint[];
+    lanes   bigint[];
+BEGIN
+    -- The lock that conflicts with those of senders.
+    PERFORM FROM unnest(p_settlements) AS s JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence
+    WHERE s.state = 'queued' AND s.error IS NULL AND s.result ->> 'kind' = 'signal' FOR UPDATE OF j;
+    WITH back AS (
+        UPDATE rouse.job AS j
+        SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, uncounted = j.uncounted + 1,
+            wait = s.result - 'begun' || CASE WHEN s.result ->> 'kind' = 'call' THEN jsonb_build_object(
+                'jobs', coalesce(s.result -> 'jobs', '[]') || coalesce((
+                    SELECT jsonb_agg(c.value -> 'id') FROM jsonb_array_elements(p_calls) AS c WHERE (c.value ->> 'parent')::bigint = s.id), '[]')) ELSE '{}' END,
+            -- A hundred years stand for a signal without a timeout.
+            available_at = CASE WHEN s.result ->> 'kind' = 'call' THEN at
+                           ELSE least(coalesce(s.retry_at, 'infinity'), at + interval '100 years') END
+        FROM unnest(p_settlements) AS s, rouse.job AS was
+        WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NULL AND s.result IS NOT NULL
+          AND (p_worker IS NULL OR j.worker = p_worker) AND was.id = ANY (ARRAY[s.id])
+        RETURNING j.id, j.attempt, j.lane, j.tenant, j.wait, s.result, was.worker, was.claimed_at,
+                  CASE WHEN s.started_us IS NOT NULL THEN least(at, was.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at,
+                  abs(s.cpu_us) AS cpu_us, abs(s.memory_peak_bytes) AS memory_peak, abs(s.host_calls) AS host_calls,
+                  abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest, left(s.handler, 128) AS handler),
+    ended AS (
+        INSERT INTO rouse.attempt (job, attempt, lost, worker, claimed_at, started_at, ended_at, wait, lane, tenant,
+                                   cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, handler)
+        SELECT b.id, b.attempt, false, b.worker, b.claimed_at, b.started_at, at, b.wait, b.lane, b.tenant,
+               b.cpu_us, b.memory_peak, b.host_calls, b.bytes_in, b.bytes_out, b.digest, b.handler
+        FROM back AS b),
+    begun AS (
+        INSERT INTO rouse.step (job, name, wait, attempt, worker, at, kept_at)
+        SELECT b.id, b.result ->> 'step', b.wait, b.attempt, b.worker, at, at FROM back AS b
+        WHERE b.result ->> 'kind' <> 'call' AND b.result -> 'begun' IS NULL
+        UNION ALL
+        SELECT b.id, c.value ->> 'step', jsonb_build_object('kind', 'call', 'job', c.value -> 'id'), b.attempt, b.worker, at, at
+        FROM jsonb_array_elements(p_calls) AS c JOIN back AS b ON b.id = (c.value ->> 'parent')::bigint)
+    SELECT array_agg(b.id) INTO waiting FROM back AS b;
+    RETURN QUERY SELECT w.id FROM unnest(waiting) AS w(id);
+
+    FOR called IN
+        SELECT j.id, j.lane, j.wait FROM unnest(waiting) AS w(id) JOIN rouse.job AS j ON j.id = ANY (ARRAY[w.id]) WHERE j.wait ->> 'kind' = 'call'
+    LOOP
+        -- In the order of the ids, as an enqueue locks them.
+        chains := '{}';
+        SELECT coalesce(array_agg(DISTINCT locked.chain), '{}') INTO chains
+        FROM (SELECT DISTINCT e.id::bigint AS id FROM jsonb_array_elements_text(called.wait -> 'jobs') AS e(id) ORDER BY 1) AS e
+        CROSS JOIN LATERAL rouse._lock_parent(e.id, 'run') AS locked WHERE locked.waits;
+        PERFORM rouse._add_dependencies(called.id, chains, array_fill('run'::text, ARRAY[cardinality(chains)]), NULL);
+        UPDATE rouse.job AS j
+        SET blockers = nullif(cardinality(chains), 0), turn = CASE WHEN chains = '{}' THEN nextval('rouse.turn_seq') END
+        WHERE j.id = called.id;
+        IF chains = '{}' THEN
+            PERFORM rouse._notify(called.lane, true, at);
+        END IF;
+    END LOOP;
+
+    -- A new statement sees signals that were committed while the lock was waited for.
+    WITH signalled AS (
+        UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq'), available_at = at
+        FROM unnest(waiting) AS w(id)
+        WHERE j.id = ANY (ARRAY[w.id]) AND j.wait ->> 'kind' = 'signal'
+          AND EXISTS (SELECT FROM rouse.signal AS g WHERE g.job = j.id AND g.name = j.wait ->> 'name')
+        RETURNING j.lane)
+    SELECT array_agg(DISTINCT s.lane) INTO lanes FROM signalled AS s;
+    PERFORM rouse._notify(l.lane, true, CASE WHEN cardinality(lanes) <= 32 THEN at ELSE '-infinity' END) FROM unnest(lanes) AS l(lane);
+END
+$$;
+
+-- Sends a signal to a job, in the caller's transaction. True: the job has it, and the wait for it ends, now or when it begins. False: the
+-- job has ended. An error if the job does not exist or is no longer kept, or if it has 1,000 signals that it has not waited for.
+--
+-- Served by the primary key and signal_job. Waits for a settlement of the job that is about to commit.
+CREATE OR REPLACE FUNCTION rouse.signal(id bigint, name text, payload jsonb DEFAULT 'null') RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at   timestamptz := clock_timestamp();
+    lane bigint;
+BEGIN
+    PERFORM rouse._check_id('signal', signal.id);
+    IF signal.name IS NULL OR length(signal.name) NOT BETWEEN 1 AND 200 THEN
+        RAISE EXCEPTION 'rouse.signal: name must have 1 to 200 characters' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF octet_length(signal.payload::text) > 262144 THEN
+        RAISE EXCEPTION 'rouse.signal: the payload has % bytes; at most 262144 are allowed', octet_length(signal.payload::text)
+            USING ERRCODE = 'program_limit_exceeded', HINT = 'Store large data elsewhere and send a reference to it.';
+    END IF;
+    IF rouse._lock_live(signal.id) IS NULL THEN
+        PERFORM rouse._ended_job(signal.id);
+        RETURN false;
+    END IF;
+    IF (SELECT count(*) FROM (SELECT FROM rouse.signal AS g WHERE g.job = signal.id LIMIT 1000) AS g) = 1000 THEN
+        RAISE EXCEPTION 'rouse.signal: job % has 1000 signals that it has not waited for yet', signal.id USING ERRCODE = 'program_limit_exceeded';
+    END IF;
+    INSERT INTO rouse.signal (job, name, payload, at) VALUES (signal.id, signal.name, coalesce(signal.payload, 'null')::json, at);
+    UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq'), available_at = least(j.available_at, at)
+    WHERE j.id = signal.id AND j.state = 'queued' AND j.turn IS NULL AND j.wait ->> 'kind' = 'signal' AND j.wait ->> 'name' = signal.name
+    RETURNING j.lane INTO lane;
+    IF FOUND THEN
+        PERFORM rouse._notify(lane, true, at);
+    END IF;
+    RETURN true;
+END
+$$;
+
+-- Locks the row of a running job for a write of its attempt, as rouse.record_step does, and returns the attempt; null if the job is not
+-- this worker's.
+CREATE OR REPLACE FUNCTION rouse._lock_attempt(p_worker bigint, p_id bigint, p_fence bigint) RETURNS integer
+LANGUAGE sql AS $$
+    SELECT j.attempt FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE
+$$;
+
+-- Ends a wait for a signal, for the worker that runs the job: takes the oldest one with this name and records it as the result of the step,
+-- {"payload": …}; or, if there is none at p_until, {"timed_out": true}. No row if it has to wait. A repeated call returns what is recorded.
+-- Served by signal_job and step_job.
+CREATE OR REPLACE FUNCTION rouse.take_signal(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_step text, p_name text, p_until timestamptz)
+RETURNS TABLE (refusal text, result json)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at      timestamptz;
+    attempt integer;
+    taken   record;
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    attempt := rouse._lock_attempt(p_worker, p_id, p_fence);
+    IF attempt IS NULL THEN
+        refusal := coalesce(rouse._refusal(p_worker, p_id, p_fence), 'error');
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    at := clock_timestamp();
+    SELECT s.result INTO result FROM rouse.step AS s WHERE s.job = p_id AND s.name = p_step AND s.result IS NOT NULL LIMIT 1;
+    IF NOT FOUND THEN
+        SELECT g.id, g.payload INTO taken FROM rouse.signal AS g WHERE g.job = p_id AND g.name = p_name ORDER BY g.id LIMIT 1;
+        IF FOUND THEN
+            DELETE FROM rouse.signal AS g WHERE g.id = taken.id;
+            result := json_build_object('payload', taken.payload);
+        ELSIF p_until <= at THEN
+            result := '{"timed_out": true}';
+        ELSE
+            RETURN;
+        END IF;
+        INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at) VALUES (p_id, p_step, result, attempt, p_worker, at, at);
+    END IF;
+    RETURN NEXT;
+END
+$$;
+
+-- The ends of calls, for the worker that runs the job: records those that have ended as the results of their steps, {"output": …} or
+-- {"failed": {"kind": …, "message": …}}, and returns all that are recorded. `job`: the job of a call that has not ended. A step that is not
+-- returned was not called yet. Fails if the results together exceed p_bytes_max. Served by step_job, and as rouse.chain.
+CREATE OR REPLACE FUNCTION rouse.returned_calls(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_steps text[], p_bytes_max bigint)
+RETURNS TABLE (refusal text, step text, result json, job bigint)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at      timestamptz := clock_timestamp();
+    attempt integer;
+    total   bigint := 0;
+    called  record;
+    chain   bigint;
+    ended   rouse.finished;
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    attempt := rouse._lock_attempt(p_worker, p_id, p_fence);
+    IF attempt IS NULL THEN
+        refusal := coalesce(rouse._refusal(p_worker, p_id, p_fence), 'error');
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    FOR called IN
+        SELECT s.name, (array_agg(s.result) FILTER (WHERE s.result IS NOT NULL))[1] AS result, max((s.wait ->> 'job')::bigint) AS job
+        FROM rouse.step AS s WHERE s.job = p_id AND s.name = ANY (p_steps) GROUP BY s.name
+    LOOP
+        step := called.name;
+        result := called.result;
+        job := NULL;
+        IF result IS NULL THEN
+            chain := rouse._chain_of(called.job);
+            IF rouse._live_job(chain) IS NOT NULL THEN
+                job := called.job;
+            ELSE
+                ended := rouse._last_ended(chain);
+                result := CASE
+                    WHEN ended.id IS NULL THEN json_build_object('failed', json_build_object(
+                        'kind', 'gone', 'message', format('job %s was called, and is no longer kept', called.job)))
+                    WHEN ended.state = 'succeeded' THEN json_build_object('output', ended.result)
+                    ELSE json_build_object('failed', coalesce(ended.error, jsonb_build_object(
+                        'kind', 'cancelled', 'message', format('job %s was called, and was cancelled', ended.id)))) END;
+                INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at) VALUES (p_id, step, result, attempt, p_worker, at, at);
+            END IF;
+        END IF;
+        total := total + coalesce(octet_length(result::text), 0);
+        IF total > p_bytes_max THEN
+            RAISE EXCEPTION 'the results of these calls have more than % bytes', p_bytes_max USING ERRCODE = 'program_limit_exceeded';
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+-- The ends of the chains that a job has waited for (`after`), by name in the order of their bytes, from after p_after, for the worker that
+-- runs it; or one row with the refusal. At most 1,000, and not more after 1 MiB. `job` is null for a chain that is no longer kept. Served
+-- as rouse.chain.
+CREATE OR REPLACE FUNCTION rouse.parent_ends(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_after text)
+RETURNS TABLE (refusal text, name text, job bigint, state text, output jsonb)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    parent record;
+    ended  rouse.finished;
+    total  bigint := 0;
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    refusal := rouse._refusal(p_worker, p_id, p_fence);
+    IF refusal IS NOT NULL THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    FOR parent IN
+        SELECT d.name, (d.job #>> '{}')::bigint AS id
+        FROM rouse.job AS j CROSS JOIN LATERAL rouse._dependencies_of(j.after) AS d
+        WHERE j.id = p_id AND (p_after IS NULL OR d.name COLLATE "C" > p_after)
+        ORDER BY d.name COLLATE "C" LIMIT 1000
+    LOOP
+        ended := rouse._last_ended(rouse._chain_of(parent.id));
+        name := parent.name;
+        job := ended.id;
+        state := ended.state;
+        output := coalesce(ended.result, ended.error);
+        RETURN NEXT;
+        total := total + coalesce(octet_length(output::text), 0);
+        EXIT WHEN total > 1048576;
+    END LOOP;
+END
+$$;

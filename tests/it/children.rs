@@ -1,0 +1,417 @@
+//! Jobs that attempts enqueue: committed with the outcome, or not at all.
+
+use std::time::Duration;
+
+use rouse::job::{ErrorKind, JsonText, NewJob, NewJobKind, Outcome};
+use rouse::store::{ClaimedJob, Locked, Settlement, Store};
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::claims::{claim, error, lock_job, result, settlement};
+use crate::support::worker::{enqueue, enqueue_sql};
+
+fn new(kind: NewJobKind, handler: &str, payload: Value, options: Option<Value>) -> NewJob {
+    NewJob {
+        kind,
+        handler: handler.into(),
+        payload: JsonText(payload.to_string()),
+        options: options.map(|options| JsonText(options.to_string())),
+    }
+}
+
+fn child(payload: Value) -> NewJob {
+    new(NewJobKind::Child, "child", payload, None)
+}
+
+fn next(payload: Value) -> NewJob {
+    new(NewJobKind::Next, "x", payload, None)
+}
+
+fn ending(job: &ClaimedJob, outcome: Outcome, jobs: Vec<NewJob>) -> Settlement {
+    Settlement {
+        jobs,
+        ..settlement(job, outcome)
+    }
+}
+
+/// Settles as succeeded, with these jobs.
+async fn succeed(store: &Store, job: &ClaimedJob, jobs: Vec<NewJob>) -> Result<usize, String> {
+    let settlement = ending(job, result("1"), jobs);
+    let settled = store.settle(&[settlement], Locked::Wait).await;
+    settled
+        .map(|settled| settled.accepted.len())
+        .map_err(|error| error.to_string())
+}
+
+/// The jobs of this parent: handler, payload, queue, priority, tenant, state.
+async fn children(client: &Client, parent: i64) -> Vec<Value> {
+    let sql = "SELECT json_build_array(handler, payload, queue, priority, tenant, state) FROM rouse.jobs WHERE parent = $1 ORDER BY id";
+    let rows = client.query(sql, &[&parent]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+async fn one(store: &Store) -> ClaimedJob {
+    let mut jobs = claim(store, 1).await;
+    jobs.pop().expect("a job is ready")
+}
+
+#[tokio::test]
+async fn children_are_committed_with_a_success_and_inherit_queue_priority_and_tenant() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let parent = enqueue_sql(
+        &client,
+        "'x', queue => 'bulk', priority => 'low', tenant => 'acme'",
+    )
+    .await;
+    let job = one(&store).await;
+    let other = json!({"queue": "else", "priority": "high", "delay_ms": 3_600_000, "max_attempts": 7, "tags": ["gpu"],
+                       "unique_key": "k", "lease": "20 seconds", "timeout": "1 minute"});
+    let jobs = vec![
+        child(json!(1)),
+        new(NewJobKind::Child, "other", json!(2), Some(other)),
+        child(json!("x".repeat(5000))),
+    ];
+    assert_eq!(succeed(&store, &job, jobs).await, Ok(1));
+    let found = children(&client, parent).await;
+    assert_eq!(
+        found[0],
+        json!(["child", 1, "bulk", "low", "acme", "queued"])
+    );
+    assert_eq!(
+        found[1],
+        json!(["other", 2, "else", "high", "acme", "queued"])
+    );
+    assert_eq!(found[2][1].as_str().map(str::len), Some(5000));
+    let sql = "SELECT max_attempts = 7 AND tags = '{gpu}' AND unique_key = 'k' AND lease_ms = 20000 AND timeout_ms = 60000
+                      AND available_at > now() + interval '50 minutes' AND chain = id FROM rouse.jobs WHERE handler = 'other'";
+    assert!(client.query_one(sql, &[]).await.unwrap().get::<_, bool>(0));
+    // The two that are ready can be claimed at once.
+    assert_eq!(claim(&store, 9).await.len(), 2);
+}
+
+#[tokio::test]
+async fn an_attempt_that_fails_is_retried_or_has_lost_its_job_enqueues_nothing() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let retry = || Outcome::Retry {
+        again: Duration::from_secs(60).into(),
+        error: error(ErrorKind::GuestError),
+    };
+    for (outcome, accepted) in [
+        (retry(), 1),
+        (Outcome::Failed(error(ErrorKind::GuestError)), 1),
+    ] {
+        let parent = enqueue(&client, "x", json!(1)).await;
+        let job = one(&store).await;
+        let ended = ending(&job, outcome, vec![child(json!(1)), next(json!(2))]);
+        let settled = store.settle(&[ended], Locked::Wait).await.unwrap();
+        assert_eq!(settled.accepted.len(), accepted);
+        assert!(children(&client, parent).await.is_empty());
+    }
+    let parent = enqueue(&client, "x", json!(1)).await;
+    let mut job = one(&store).await;
+    job.fence.0 += 1;
+    assert_eq!(succeed(&store, &job, vec![child(json!(1))]).await, Ok(0));
+    assert!(children(&client, parent).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_locked_parent_enqueues_its_children_when_it_is_settled_and_not_before() {
+    let db = TestDb::new().await;
+    let (mut client, store) = (db.client().await, db.worker().await);
+    let parents = [
+        enqueue(&client, "x", json!(1)).await,
+        enqueue(&client, "x", json!(2)).await,
+    ];
+    let jobs = claim(&store, 2).await;
+    let batch: Vec<Settlement> = jobs
+        .iter()
+        .map(|job| ending(job, result("1"), vec![child(json!(job.id.0))]))
+        .collect();
+    let locker = client.transaction().await.unwrap();
+    lock_job(&locker, parents[0]).await;
+    let settled = store.settle(&batch, Locked::Skip).await.unwrap();
+    assert_eq!((settled.accepted.len(), settled.locked.len()), (1, 1));
+    locker.rollback().await.unwrap();
+    assert_eq!(children(&client, parents[0]).await.len(), 0);
+    assert_eq!(children(&client, parents[1]).await.len(), 1);
+    let settled = store.settle(&batch, Locked::Skip).await.unwrap();
+    assert_eq!(settled.accepted.len(), 1);
+    for parent in parents {
+        assert_eq!(children(&client, parent).await.len(), 1, "once");
+    }
+}
+
+#[tokio::test]
+async fn children_may_wait_for_earlier_children_of_their_attempt() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let parent = enqueue(&client, "x", json!(1)).await;
+    let job = one(&store).await;
+    let after = json!({"after": {"a": -1, "b": {"job": -2, "on_failure": "run"}}});
+    let jobs = vec![
+        child(json!(1)),
+        child(json!(2)),
+        new(NewJobKind::Child, "sum", json!(3), Some(after)),
+    ];
+    assert_eq!(succeed(&store, &job, jobs).await, Ok(1));
+    let sql = "SELECT after, waits_for FROM rouse.jobs WHERE handler = 'sum'";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    let ids: Vec<i64> = row.get(1);
+    assert_eq!(
+        row.get::<_, Value>(0),
+        json!({"a": ids[0], "b": {"job": ids[1], "on_failure": "run"}})
+    );
+    for job in claim(&store, 9).await {
+        assert_eq!(succeed(&store, &job, Vec::new()).await, Ok(1));
+    }
+    assert_eq!(one(&store).await.payload.0, "3");
+    assert_eq!(children(&client, parent).await.len(), 3);
+}
+
+#[tokio::test]
+async fn the_next_job_continues_the_chain_and_its_end_releases_those_that_wait() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let first = enqueue(&client, "x", json!(1)).await;
+    let job = one(&store).await;
+    let waiting = enqueue_sql(&client, &format!("'waiting', after => '[{first}]'")).await;
+    assert_eq!(succeed(&store, &job, vec![next(json!(2))]).await, Ok(1));
+    // The predecessor has ended, the chain has not.
+    let later = enqueue_sql(&client, &format!("'later', after => '[{first}]'")).await;
+    let second = one(&store).await;
+    assert_eq!(second.payload.0, "2");
+    assert_eq!(claim(&store, 9).await.len(), 0);
+    let ended = ending(&second, result(r#"{"last": true}"#), Vec::new());
+    store.settle(&[ended], Locked::Wait).await.unwrap();
+    let mut released: Vec<i64> = claim(&store, 9).await.iter().map(|job| job.id.0).collect();
+    released.sort_unstable();
+    assert_eq!(released, [waiting, later]);
+    let sql = "SELECT rouse.chain_result($1), (SELECT array_agg(job) FROM rouse.chain($1))";
+    let row = client.query_one(sql, &[&first]).await.unwrap();
+    assert_eq!(row.get::<_, Value>(0), json!({"last": true}));
+    assert_eq!(row.get::<_, Vec<i64>>(1), [first, second.id.0]);
+}
+
+#[tokio::test]
+async fn a_chain_whose_next_job_fails_has_failed() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let first = enqueue(&client, "x", json!(1)).await;
+    let job = one(&store).await;
+    let waiting = enqueue_sql(&client, &format!("'waiting', after => '[{first}]'")).await;
+    succeed(&store, &job, vec![next(json!(2))]).await.unwrap();
+    let failed = Outcome::Failed(error(ErrorKind::GuestError));
+    let second = one(&store).await;
+    store
+        .settle(&[ending(&second, failed, Vec::new())], Locked::Wait)
+        .await
+        .unwrap();
+    let sql = "SELECT state::text FROM rouse.jobs WHERE id = $1";
+    let state: String = client.query_one(sql, &[&waiting]).await.unwrap().get(0);
+    assert_eq!(state, "cancelled");
+}
+
+#[tokio::test]
+async fn the_attenuation_of_a_job_applies_to_all_that_it_enqueues() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    enqueue_sql(&client, r#"'x', grants => '{"http": ["a.example"]}'"#).await;
+    let job = one(&store).await;
+    let own = |grants: Value| Some(json!({ "grants": grants }));
+    let jobs = vec![
+        child(json!(1)),
+        new(
+            NewJobKind::Child,
+            "child",
+            json!(2),
+            own(json!({"http": ["*"]})),
+        ),
+        new(NewJobKind::Next, "x", json!(3), own(json!({"env": []}))),
+    ];
+    succeed(&store, &job, jobs).await.unwrap();
+    let sql = "SELECT payload, grants FROM rouse.jobs WHERE state = 'queued' ORDER BY payload";
+    let rows = client.query(sql, &[]).await.unwrap();
+    let grants: Vec<Value> = rows.iter().map(|row| row.get(1)).collect();
+    let parent = json!({"http": ["a.example"]});
+    assert_eq!(
+        grants,
+        [
+            parent.clone(),
+            json!([parent, {"http": ["*"]}]),
+            json!([parent, {"env": []}])
+        ]
+    );
+    // The same part again changes nothing.
+    let third = claim(&store, 9)
+        .await
+        .into_iter()
+        .find(|job| job.payload.0 == "3");
+    let jobs = vec![new(
+        NewJobKind::Next,
+        "x",
+        json!(4),
+        own(json!({"env": []})),
+    )];
+    succeed(&store, &third.unwrap(), jobs).await.unwrap();
+    let sql = "SELECT jsonb_array_length(grants) FROM rouse.jobs WHERE payload = '4'";
+    assert_eq!(
+        client.query_one(sql, &[]).await.unwrap().get::<_, i32>(0),
+        2
+    );
+}
+
+#[tokio::test]
+async fn a_tree_of_jobs_is_limited_in_number_and_depth() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let limits = "UPDATE rouse.limits SET descendants_max = 7, depth_max = 2";
+    client.batch_execute(limits).await.unwrap();
+    enqueue(&client, "x", json!(0)).await;
+    let root = one(&store).await;
+    let many = |n: i32| (0..n).map(|n| child(json!(n))).collect::<Vec<_>>();
+    let refused = succeed(&store, &root, many(8)).await.unwrap_err();
+    assert!(refused.contains("at most 7 more descendants"), "{refused}");
+    assert_eq!(succeed(&store, &root, many(2)).await, Ok(1));
+    // Each of the two may enqueue half of the rest.
+    let first = one(&store).await;
+    let refused = succeed(&store, &first, many(3)).await.unwrap_err();
+    assert!(refused.contains("at most 2 more descendants"), "{refused}");
+    // To continue a chain costs nothing, and keeps the rest.
+    assert_eq!(
+        succeed(
+            &store,
+            &first,
+            vec![new(NewJobKind::Next, "child", json!(7), None)]
+        )
+        .await,
+        Ok(1)
+    );
+    let jobs = claim(&store, 9).await;
+    let next = jobs.iter().find(|job| job.payload.0 == "7").unwrap();
+    assert_eq!(succeed(&store, next, many(1)).await, Ok(1));
+    let deep = one(&store).await;
+    let refused = succeed(&store, &deep, many(1)).await.unwrap_err();
+    assert!(refused.contains("nested deeper than 2"), "{refused}");
+}
+
+#[tokio::test]
+async fn values_that_only_the_database_checks_refuse_the_settlement() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    enqueue_sql(&client, "'y', unique_key => 'k'").await;
+    let parent = enqueue(&client, "x", json!(1)).await;
+    let jobs = claim(&store, 2).await;
+    let job = jobs.iter().find(|job| job.id.0 == parent).unwrap();
+    let bad = [
+        (
+            new(NewJobKind::Child, "No Name", json!(1), None),
+            "not a handler name",
+        ),
+        (
+            new(
+                NewJobKind::Child,
+                "y",
+                json!(1),
+                Some(json!({"run_at": "soon"})),
+            ),
+            "timestamp",
+        ),
+        (
+            new(
+                NewJobKind::Child,
+                "y",
+                json!(1),
+                Some(json!({"grants": {"sockets": []}})),
+            ),
+            "not a key of grants",
+        ),
+        (
+            new(
+                NewJobKind::Child,
+                "y",
+                json!(1),
+                Some(json!({"lease": "1 second"})),
+            ),
+            "between 2 seconds",
+        ),
+        (
+            new(
+                NewJobKind::Next,
+                "y",
+                json!(1),
+                Some(json!({"unique_key": "k"})),
+            ),
+            "cannot be continued",
+        ),
+    ];
+    for (wrong, why) in bad {
+        let refused = succeed(&store, job, vec![child(json!(1)), wrong]).await;
+        let refused = refused.expect_err(why);
+        assert!(refused.contains(why), "{refused}");
+    }
+    assert!(children(&client, parent).await.is_empty());
+    // A child with a unique key that is taken is the live job.
+    let taken = new(
+        NewJobKind::Child,
+        "y",
+        json!(1),
+        Some(json!({"unique_key": "k"})),
+    );
+    assert_eq!(succeed(&store, job, vec![taken]).await, Ok(1));
+    assert!(children(&client, parent).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_retry_of_a_continued_job_keeps_chain_and_parent() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let parent = enqueue(&client, "x", json!(1)).await;
+    succeed(&store, &one(&store).await, vec![child(json!(1))])
+        .await
+        .unwrap();
+    let first = one(&store).await;
+    let next = new(NewJobKind::Next, "child", json!(2), None);
+    succeed(&store, &first, vec![next]).await.unwrap();
+    let second = one(&store).await;
+    let failed = Outcome::Failed(error(ErrorKind::GuestError));
+    store
+        .settle(&[ending(&second, failed, Vec::new())], Locked::Wait)
+        .await
+        .unwrap();
+    let sql = "SELECT rouse.retry($1)";
+    let retry: i64 = client.query_one(sql, &[&second.id.0]).await.unwrap().get(0);
+    let sql = "SELECT chain, parent FROM rouse.jobs WHERE id = $1";
+    let row = client.query_one(sql, &[&retry]).await.unwrap();
+    assert_eq!(
+        (row.get::<_, i64>(0), row.get::<_, i64>(1)),
+        (first.id.0, parent)
+    );
+}
+
+#[tokio::test]
+async fn a_retry_at_a_time_of_the_handler_is_not_a_wait() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let id = enqueue(&client, "x", json!(1)).await;
+    let job = one(&store).await;
+    let again = Duration::from_secs(60).into();
+    let retry = Outcome::Retry {
+        again,
+        error: error(ErrorKind::GuestError),
+    };
+    store
+        .settle(&[ending(&job, retry, Vec::new())], Locked::Wait)
+        .await
+        .unwrap();
+    let sql = "SELECT wait IS NULL AND uncounted = 0 FROM rouse.jobs WHERE id = $1";
+    assert!(
+        client
+            .query_one(sql, &[&id])
+            .await
+            .unwrap()
+            .get::<_, bool>(0)
+    );
+}
