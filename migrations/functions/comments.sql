@@ -15,6 +15,10 @@ COMMENT ON FUNCTION rouse.job IS
     'Returns one job, live or finished; no row if it does not exist or is no longer kept.';
 COMMENT ON FUNCTION rouse.result IS
     'Returns the result of a job that has succeeded, otherwise null.';
+COMMENT ON FUNCTION rouse.outcomes IS
+    'Returns the state of each of these jobs and, once it has ended, its result or error.';
+COMMENT ON FUNCTION rouse.wait IS
+    'Waits until all of these jobs have ended or the timeout is over, and returns how each of them has ended.';
 COMMENT ON FUNCTION rouse.flow IS
     'Returns the jobs of a flow, of each name the latest one, each after those that it waits for.';
 COMMENT ON FUNCTION rouse.chain IS

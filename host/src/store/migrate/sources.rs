@@ -123,7 +123,8 @@ pub const ALL: Sources<'static> = Sources {
         "chains",
         "flows",
         "views",
-        "find"
+        "find",
+        "wait"
     ),
     rights: sources!("comments", "grants"),
 };
