@@ -7,6 +7,7 @@
 mod registry;
 
 use std::collections::HashSet;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,6 +25,9 @@ pub const WAITERS_MAX: usize = 2000;
 
 /// How long a caller waits for the first look, whatever its own timeout is.
 const FIRST_LOOK_WITHIN: Duration = Duration::from_secs(5);
+/// The pauses between two looks at all jobs.
+const POLL_MIN: Duration = Duration::from_millis(100);
+const POLL_MAX: Duration = Duration::from_secs(1);
 /// The pause after each look: whatever is due meanwhile is looked at together.
 const PAUSE: Duration = Duration::from_millis(10);
 /// The pause after a look that failed.
@@ -65,7 +69,7 @@ struct Shared {
 
 impl Default for Ends {
     fn default() -> Self {
-        Self::with_max(WAITERS_MAX)
+        Self::with(WAITERS_MAX, POLL_MIN..=POLL_MAX)
     }
 }
 
@@ -78,12 +82,12 @@ impl std::fmt::Debug for Ends {
 }
 
 impl Ends {
-    /// At most this many callers may wait at once.
-    pub fn with_max(waiters_max: usize) -> Self {
+    /// At most `waiters_max` callers may wait at once, and the pauses between looks at all jobs are in this range.
+    pub fn with(waiters_max: usize, pauses: RangeInclusive<Duration>) -> Self {
         Self(Arc::new(Shared {
             waiters_max,
             waiters: AtomicUsize::new(0),
-            registry: Mutex::default(),
+            registry: Mutex::new(Registry::new(pauses)),
             changed: Notify::new(),
         }))
     }

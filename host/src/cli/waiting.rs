@@ -79,7 +79,10 @@ mod tests {
     #[test]
     fn pauses_grow_with_the_time_waited_and_end_with_the_timeout() {
         let pause = |waited, timeout| {
-            let pause = pause_after(Duration::from_millis(waited), Duration::from_millis(timeout));
+            let pause = pause_after(
+                Duration::from_millis(waited),
+                Duration::from_millis(timeout),
+            );
             pause.map(|pause| pause.as_millis())
         };
         assert_eq!(pause(0, 60_000), Some(10));

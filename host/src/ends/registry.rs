@@ -1,6 +1,7 @@
 //! Which jobs are waited for, and which of them to look at next. Without I/O.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -9,13 +10,9 @@ use tokio::time::Instant;
 use super::Seen;
 use crate::job::JobId;
 
-/// The pauses between two looks at all jobs.
-const POLL_MIN: Duration = Duration::from_millis(100);
-const POLL_MAX: Duration = Duration::from_secs(1);
-
 /// The jobs that callers wait for.
-#[derive(Default)]
 pub(super) struct Registry {
+    pauses: RangeInclusive<Duration>,
     jobs: HashMap<JobId, Watched>,
     /// How many looks have begun.
     looks: u64,
@@ -59,6 +56,17 @@ pub(super) enum Next {
 }
 
 impl Registry {
+    /// The pauses between two looks at all jobs are in this range.
+    pub(super) fn new(pauses: RangeInclusive<Duration>) -> Self {
+        Self {
+            pauses,
+            jobs: HashMap::new(),
+            looks: 0,
+            looked_at_all: None,
+            newest: None,
+        }
+    }
+
     /// A caller waits for this job: it is looked at, unless its end is known. Returns the sights of it, and how many
     /// looks have begun before.
     pub(super) fn enter(&mut self, id: JobId, now: Instant) -> (watch::Receiver<Sight>, u64) {
@@ -105,7 +113,8 @@ impl Registry {
             self.looked_at_all = None;
             return Next::Never;
         };
-        let pause = (now.saturating_duration_since(newest) / 10).clamp(POLL_MIN, POLL_MAX);
+        let tenth = now.saturating_duration_since(newest) / 10;
+        let pause = tenth.clamp(*self.pauses.start(), *self.pauses.end());
         let at = *self.looked_at_all.get_or_insert(now) + pause;
         let is_of_all = now >= at;
         let mut ids = Vec::new();
@@ -131,6 +140,13 @@ mod tests {
     use super::*;
     use crate::job::JsonText;
 
+    const PAUSE: Duration = Duration::from_millis(100);
+
+    fn start() -> (Registry, Instant) {
+        let pauses = PAUSE..=Duration::from_secs(1);
+        (Registry::new(pauses), Instant::now())
+    }
+
     fn row() -> JsonText {
         JsonText("{}".into())
     }
@@ -147,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_job_is_looked_at_when_it_is_new_or_has_ended_here_and_otherwise_with_all_others() {
-        let (mut registry, now) = (Registry::default(), Instant::now());
+        let (mut registry, now) = start();
         assert_eq!(registry.next(now), Next::Never);
         for id in 1..=3 {
             let _ = registry.enter(JobId(id), now);
@@ -156,16 +172,16 @@ mod tests {
         for id in 1..=3 {
             registry.show(JobId(id), Seen::Live(row()));
         }
-        assert_eq!(registry.next(now), Next::At(now + POLL_MIN));
+        assert_eq!(registry.next(now), Next::At(now + PAUSE));
         assert!(registry.mark_due(JobId(2)) && !registry.mark_due(JobId(9)));
         assert_eq!(look(&mut registry, now), [2]);
         registry.show(JobId(2), Seen::Ended(row()));
-        assert_eq!(look(&mut registry, now + POLL_MIN), [1, 3], "2 has ended");
+        assert_eq!(look(&mut registry, now + PAUSE), [1, 3], "2 has ended");
     }
 
     #[test]
     fn a_job_that_ends_during_a_look_is_looked_at_again_at_once() {
-        let (mut registry, now) = (Registry::default(), Instant::now());
+        let (mut registry, now) = start();
         let _ = registry.enter(JobId(1), now);
         assert_eq!(look(&mut registry, now), [1]);
         registry.mark_due(JobId(1));
@@ -175,7 +191,7 @@ mod tests {
 
     #[test]
     fn looks_become_rarer_the_longer_the_newest_caller_waits() {
-        let (mut registry, start) = (Registry::default(), Instant::now());
+        let (mut registry, start) = start();
         let _ = registry.enter(JobId(1), start);
         assert_eq!(look(&mut registry, start), [1]);
         for (waited, pause) in [(200, 100), (4_000, 400), (60_000, 1_000)] {
@@ -190,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_caller_that_comes_later_believes_a_known_end_and_nothing_else_that_is_older() {
-        let (mut registry, now) = (Registry::default(), Instant::now());
+        let (mut registry, now) = start();
         let _first = registry.enter(JobId(1), now);
         assert_eq!(look(&mut registry, now), [1]);
         // During that look, and after it.
