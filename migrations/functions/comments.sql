@@ -36,7 +36,7 @@ COMMENT ON FUNCTION rouse.cancel IS
 COMMENT ON FUNCTION rouse.cancel_flow IS
     'Cancels live jobs of a flow, at most a given number, and returns how many; call it until it returns 0.';
 COMMENT ON FUNCTION rouse.retry_flow IS
-    'Retries the jobs of a flow that did not succeed and returns how many; the others keep their results.';
+    'Retries jobs of a flow that did not succeed, at most a given number, and returns how many; call it until it returns 0.';
 COMMENT ON FUNCTION rouse.delete_flow IS
     'Removes the queued jobs of a flow and returns how many; refused while one runs, or while other jobs wait for the flow.';
 COMMENT ON FUNCTION rouse.cancel_chain IS

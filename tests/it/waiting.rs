@@ -255,7 +255,7 @@ async fn a_wait_reads_only_the_jobs_that_it_names() {
     let db = TestDb::new().await;
     let mut client = db.client().await;
     client.batch_execute("ANALYZE rouse.job").await.unwrap();
-    let many = "SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[3000]))";
+    let many = "SELECT array_agg(e.id) FROM rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[3000])) AS e(id)";
     let ids: Vec<i64> = client.query_one(many, &[]).await.unwrap().get(0);
     let transaction = client.transaction().await.unwrap();
     let rows = transaction

@@ -36,7 +36,7 @@ fn row_of(seen: Seen) -> serde_json::Value {
 async fn a_thousand_waiters_cost_one_look_for_all() {
     let db = TestDb::new().await;
     let (client, proxy) = (db.client().await, Proxy::start(&db).await);
-    let many = "SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[1000]))";
+    let many = "SELECT array_agg(e.id) FROM rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[1000])) AS e(id)";
     let ids: Vec<i64> = client.query_one(many, &[]).await.unwrap().get(0);
     let pause = Duration::from_millis(100);
     let ends = Ends::with(1000, pause..=pause);
