@@ -1,14 +1,15 @@
 //! A retry of a flow goes in batches, each in a transaction of its own.
 
+use rouse::store::Locked;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
 
 use super::{act, enqueue_flow, job_of, settle_ready, states};
 use crate::support::TestDb;
 use crate::support::claims::{claim, lock_job, result, settlement};
 use crate::support::database::refusal;
 use crate::support::worker::{PATIENCE, enqueue, until_true};
-use rouse::store::Locked;
 
 /// Jobs that wait for each other, one after another.
 fn chain(length: usize) -> Value {
@@ -25,7 +26,8 @@ fn chain(length: usize) -> Value {
 /// Retries at most this many jobs.
 async fn retry(client: &Client, flow: i64, most: i32) -> i32 {
     let sql = "SELECT rouse.retry_flow($1, $2)";
-    let retried = tokio::time::timeout(PATIENCE, client.query_one(sql, &[&flow, &most]));
+    let args: [&(dyn ToSql + Sync); 2] = [&flow, &most];
+    let retried = tokio::time::timeout(PATIENCE, client.query_one(sql, &args));
     retried.await.expect("no deadlock").unwrap().get(0)
 }
 
