@@ -304,7 +304,7 @@ END
 $$;
 
 -- Retries jobs of a flow that failed, timed out or were cancelled, up to `most`, and returns how many. The others keep their results. Call it
--- until it returns 0: each call is a transaction of its own, which ends after 30 ms, because a retry locks the jobs that it waits for against
+-- until it returns 0: each call is a transaction of its own, which ends 30 ms after its first retry, because a retry locks the jobs that it waits for against
 -- their ends. Jobs that ended at or after `before` (null: the time of the call) are left alone: pass the time of the first call to retry each
 -- job once, even if it fails again meanwhile.
 --
@@ -322,6 +322,8 @@ DECLARE
     parents record;
     locked  integer;
     done    record;
+    -- Since the first retry.
+    since   timestamptz;
     count   integer := 0;
 BEGIN
     PERFORM rouse._check_flow('retry_flow', retry_flow.id);
@@ -343,7 +345,7 @@ BEGIN
         WHERE e.state IN ('failed', 'timed_out', 'cancelled') AND e.finished_at < coalesce(retry_flow.before, at)
         ORDER BY e.chain
     LOOP
-        EXIT WHEN count >= most OR count > 0 AND clock_timestamp() > at + interval '30 milliseconds';
+        EXIT WHEN count >= most OR clock_timestamp() > since + interval '30 milliseconds';
         was := rouse._ended_job(job);
         IF count > 0 THEN
             PERFORM FROM rouse.finished AS f WHERE f.id = job FOR UPDATE SKIP LOCKED;
@@ -365,7 +367,10 @@ BEGIN
             END IF;
         END IF;
         SELECT * INTO done FROM rouse._retry(was, at);
-        count := count + CASE WHEN done.made IS NOT NULL THEN 1 ELSE 0 END;
+        IF done.made IS NOT NULL THEN
+            count := count + 1;
+            since := coalesce(since, clock_timestamp());
+        END IF;
     END LOOP;
     IF count > 0 THEN
         INSERT INTO rouse.record (at, event, who, detail)
