@@ -202,7 +202,7 @@ CREATE TABLE rouse.job (
     timeout_ms   bigint,
     -- The chains that it waits or waited for, by name: {"charge": 17, "reserve": {"job": 18, "on_failure": "run"}}.
     after        jsonb,
-    -- While the job is suspended (queued, without a turn): what it waits for (functions/waits.sql). Otherwise without a meaning.
+    -- While the job is suspended (queued, without a turn): what it waits for (functions/suspensions.sql). Otherwise without a meaning.
     wait         jsonb,
     -- The job whose attempt has enqueued it, and how many jobs it may enqueue in turn, with theirs (functions/children.sql):
     -- {"parent": 17, "depth": 1, "descendants": 312}; null: none.
@@ -444,7 +444,7 @@ CREATE TABLE rouse.step (
 ) PARTITION BY RANGE (kept_at);
 CREATE INDEX step_job ON rouse.step (job);
 
--- Signals that no wait has taken yet (functions/waits.sql). Deleted when one takes it, or some time after the job has ended.
+-- Signals that no wait has taken yet (functions/suspensions.sql). Deleted when one takes it, or some time after the job has ended.
 CREATE TABLE rouse.signal (
     id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     job     bigint NOT NULL,

@@ -3,6 +3,7 @@
 mod ago;
 mod attempt_error;
 mod audit;
+mod chain;
 mod compile_module;
 mod dev;
 mod each;
@@ -35,6 +36,7 @@ mod target;
 mod text;
 mod top;
 mod used;
+mod waiting;
 mod wit;
 mod workers;
 
@@ -94,6 +96,8 @@ enum Command {
     Invoke(invoke::Args),
     /// Show, list and change jobs
     Job(job::Args),
+    /// Show a chain: a job and those that continue it
+    Chain(chain::Args),
     /// Show, list, cancel, retry and delete flows: graphs of jobs
     Flow(flow::Args),
     /// Show what happened, when, and who did it
@@ -133,6 +137,7 @@ impl Command {
             Self::Migrate(_)
             | Self::Enqueue(_)
             | Self::Job(_)
+            | Self::Chain(_)
             | Self::Flow(_)
             | Self::Audit(_)
             | Self::Queue(_)
@@ -155,6 +160,7 @@ impl Command {
             | Self::Migrate(_)
             | Self::Enqueue(_)
             | Self::Job(_)
+            | Self::Chain(_)
             | Self::Flow(_)
             | Self::Audit(_)
             | Self::State(_)
@@ -227,6 +233,7 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
             Command::Enqueue(args) => enqueue::run(args).await,
             Command::Invoke(args) => invoke::run(args).await,
             Command::Job(args) => job::run(args).await,
+            Command::Chain(args) => chain::run(args).await,
             Command::Flow(args) => flow::run(args).await,
             Command::Audit(args) => audit::run(args).await,
             Command::Queue(args) => queue::run(args, middlewares).await,

@@ -1,14 +1,15 @@
-//! Health, metrics and invocations over HTTP.
+//! Health, metrics, invocations and the states of jobs over HTTP.
 //!
 //! `GET /healthz` shows that the process is alive, `GET /readyz` whether it can run jobs, and `GET /metrics`
 //! all counters as Prometheus text. They need no login and change nothing. The address is therefore on
 //! loopback unless the operator sets another; on loopback the last two check the `host` header.
 //! `POST /invoke/{handler}` runs a handler for callers with the token; `rouse dev` also runs it for programs on
-//! this machine without one.
+//! this machine without one. `GET /jobs/{id}` shows the same callers how a job is doing, or how it has ended.
 
 mod access;
 mod connections;
 mod invoke;
+mod jobs;
 mod metrics;
 mod readiness;
 
@@ -25,8 +26,11 @@ use axum::{
 use tokio::{net::TcpListener, time};
 use tokio_util::sync::CancellationToken;
 
+use crate::ends::WAITERS_MAX;
+
 pub use access::{Access, Token};
 pub use invoke::Invocations;
+pub use jobs::Jobs;
 pub use metrics::{Metrics, install_metrics};
 pub use readiness::{Readiness, Report};
 
@@ -63,6 +67,8 @@ pub struct Pages {
     pub metrics: Metrics,
     /// For `/invoke`; `None` if invocations are off.
     pub invocations: Option<Invocations>,
+    /// For `/jobs`; `None` if there is no queue, or no caller may read.
+    pub jobs: Option<Jobs>,
 }
 
 /// Binds the address before anything else starts, so that a conflict is reported at once.
@@ -81,7 +87,9 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, HttpError> {
 pub async fn serve(listener: TcpListener, pages: Pages, shutdown: impl Future<Output = ()>) {
     let on_loopback = listener.local_addr().is_ok_and(access::is_loopback);
     let invocations = pages.invocations.as_ref();
-    let max = connections::OTHER_CONNECTIONS_MAX + invocations.map_or(0, |it| it.invoker.max());
+    let max = connections::OTHER_CONNECTIONS_MAX
+        + invocations.map_or(0, |it| it.invoker.max())
+        + pages.jobs.as_ref().map_or(0, |_| WAITERS_MAX);
     let stop = CancellationToken::new();
     let patience = async {
         shutdown.await;
@@ -109,6 +117,7 @@ fn router(pages: Pages, on_loopback: bool) -> Router {
     }
     status
         .route("/invoke/{handler}", invoke)
+        .route("/jobs/{id}", get(jobs::job))
         .route("/healthz", get(async || "ok\n"))
         .with_state(pages)
 }

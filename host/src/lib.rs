@@ -1,9 +1,10 @@
 //! Rouse runs Postgres jobs in WebAssembly sandboxes. This is the host; ARCHITECTURE.md is its map.
 //!
-//! Modules in reading order. Dependencies point one way: `cli`, `http` → `invoke` → `worker` →
+//! Modules in reading order. Dependencies point one way: `cli`, `http` → `invoke` → `worker` → `ends` →
 //! `store`, `sandbox` → `job`. `store` and `sandbox` do not depend on each other. Only `config` reads the environment.
 
 mod duration;
+pub mod ends;
 mod harmless;
 pub mod job;
 pub mod sandbox;

@@ -65,6 +65,7 @@ pub use stop::Stop;
 
 use self::background::Background;
 use self::settler::SettlerTask;
+use crate::ends::Ends;
 use crate::job::Incarnation;
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
@@ -188,6 +189,8 @@ pub struct Health {
     pub in_hand: Arc<AtomicUsize>,
     /// Notified when the metrics have been read: the worker then updates the database metrics for the next reading.
     pub metrics_read: Arc<Notify>,
+    /// Learns of jobs that have ended on this host.
+    pub ends: Ends,
 }
 
 /// Runs a worker until `stop`. Returns when all outcomes are settled and the worker is unregistered.

@@ -15,6 +15,10 @@ COMMENT ON FUNCTION rouse.job IS
     'Returns one job, live or finished; no row if it does not exist or is no longer kept.';
 COMMENT ON FUNCTION rouse.result IS
     'Returns the result of a job that has succeeded, otherwise null.';
+COMMENT ON FUNCTION rouse.outcomes IS
+    'Returns the state of each of these jobs and, once it has ended, its result or error.';
+COMMENT ON FUNCTION rouse.wait IS
+    'Waits until all of these jobs have ended or the timeout is over, and returns how each of them has ended.';
 COMMENT ON FUNCTION rouse.flow IS
     'Returns the jobs of a flow, of each name the latest one, each after those that it waits for.';
 COMMENT ON FUNCTION rouse.chain IS
@@ -32,7 +36,7 @@ COMMENT ON FUNCTION rouse.cancel IS
 COMMENT ON FUNCTION rouse.cancel_flow IS
     'Cancels live jobs of a flow, at most a given number, and returns how many; call it until it returns 0.';
 COMMENT ON FUNCTION rouse.retry_flow IS
-    'Retries the jobs of a flow that did not succeed and returns how many; the others keep their results.';
+    'Retries jobs of a flow that did not succeed, at most a given number, and returns how many; call it until it returns 0.';
 COMMENT ON FUNCTION rouse.delete_flow IS
     'Removes the queued jobs of a flow and returns how many; refused while one runs, or while other jobs wait for the flow.';
 COMMENT ON FUNCTION rouse.cancel_chain IS

@@ -303,24 +303,74 @@ BEGIN
 END
 $$;
 
--- Retries the jobs of a flow that failed, timed out or were cancelled, and returns how many. The others keep their results. It leaves out
--- jobs that wait for a failed chain outside of the flow, whose payload was removed, or whose unique key a live job has. Served as rouse.flow.
-CREATE OR REPLACE FUNCTION rouse.retry_flow(id bigint) RETURNS integer
+-- Retries jobs of a flow that failed, timed out or were cancelled, up to `most`, and returns how many. The others keep their results. Call it
+-- until it returns 0: each call is a transaction of its own, which ends 30 ms after its first retry, because a retry locks the jobs that it waits for against
+-- their ends. Jobs that ended at or after `before` (null: the time of the call) are left alone: pass the time of the first call to retry each
+-- job once, even if it fails again meanwhile.
+--
+-- It leaves out jobs that wait for a failed chain, whose payload was removed, or whose unique key a live job has. Jobs come after those that
+-- they wait for. If another transaction has locked a job or one of these, the call ends before that job; if that is the first one, it waits, so
+-- that it never waits for a lock while others may wait for its own. Served by job_flow, finished_flow and finished_id.
+CREATE OR REPLACE FUNCTION rouse.retry_flow(id bigint, most integer DEFAULT 1000, before timestamptz DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    at    timestamptz := clock_timestamp();
-    job   bigint;
-    done  record;
-    count integer := 0;
+    at      timestamptz := clock_timestamp();
+    job     bigint;
+    was     rouse.finished;
+    parents record;
+    locked  integer;
+    done    record;
+    -- Since the first retry.
+    since   timestamptz;
+    count   integer := 0;
 BEGIN
     PERFORM rouse._check_flow('retry_flow', retry_flow.id);
+    IF most IS NULL OR most < 1 THEN
+        RAISE EXCEPTION 'rouse.retry_flow: most must be at least 1, not %', coalesce(most::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     PERFORM rouse._ensure_partitions(at);
-    -- In the order of chains: jobs after those that they wait for.
-    FOR job IN SELECT j.job FROM rouse.flow(retry_flow.id) AS j WHERE j.state IN ('failed', 'timed_out', 'cancelled') ORDER BY j.chain LOOP
-        SELECT * INTO done FROM rouse._retry(rouse._ended_job(job), at);
-        count := count + CASE WHEN done.made IS NOT NULL THEN 1 ELSE 0 END;
+    FOR job IN
+        SELECT e.job
+        FROM (
+            -- Of each name the latest job, as in rouse.flow.
+            SELECT DISTINCT ON (e.name) e.job, e.finished_at, e.state, min(e.chain) OVER (PARTITION BY e.name) AS chain
+            FROM (
+                SELECT j.flow_name AS name, j.id AS job, coalesce(j.chain, j.id) AS chain, j.state, NULL::timestamptz AS finished_at
+                FROM rouse.job AS j WHERE j.flow = retry_flow.id
+                UNION ALL
+                SELECT f.flow_name, f.id, coalesce(f.chain, f.id), f.state, f.finished_at FROM rouse.finished AS f WHERE f.flow = retry_flow.id) AS e
+            ORDER BY e.name, e.job DESC) AS e
+        WHERE e.state IN ('failed', 'timed_out', 'cancelled') AND e.finished_at < coalesce(retry_flow.before, at)
+        ORDER BY e.chain
+    LOOP
+        EXIT WHEN count >= most OR clock_timestamp() > since + interval '30 milliseconds';
+        was := rouse._ended_job(job);
+        IF count > 0 THEN
+            PERFORM FROM rouse.finished AS f WHERE f.id = job FOR UPDATE SKIP LOCKED;
+            EXIT WHEN NOT FOUND;
+        END IF;
+        IF was.after IS NOT NULL AND was.attempt = 0 THEN
+            -- Without a lock; rouse._retry decides.
+            SELECT array_agg(d.live) FILTER (WHERE d.live IS NOT NULL) AS live,
+                   bool_or(d.live IS NULL AND d.on_failure = '"cancel"' AND (rouse._last_ended(d.chain)).state <> 'succeeded') AS has_failed
+            INTO parents
+            FROM (
+                SELECT d.chain, d.on_failure, rouse._live_job(d.chain) AS live
+                FROM (SELECT (d.job #>> '{}')::bigint AS chain, d.on_failure FROM rouse._dependencies_of(was.after) AS d) AS d) AS d;
+            CONTINUE WHEN parents.has_failed;
+            IF count > 0 THEN
+                PERFORM FROM rouse.job AS j WHERE j.id = ANY (parents.live) FOR KEY SHARE SKIP LOCKED;
+                GET DIAGNOSTICS locked = ROW_COUNT;
+                EXIT WHEN locked < cardinality(parents.live);
+            END IF;
+        END IF;
+        SELECT * INTO done FROM rouse._retry(was, at);
+        IF done.made IS NOT NULL THEN
+            count := count + 1;
+            since := coalesce(since, clock_timestamp());
+        END IF;
     END LOOP;
     IF count > 0 THEN
         INSERT INTO rouse.record (at, event, who, detail)

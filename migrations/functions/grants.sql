@@ -24,7 +24,8 @@ GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_man
 
 -- Producers.
 GRANT EXECUTE ON FUNCTION
-    rouse.cancel, rouse.cancel_chain, rouse.cancel_flow, rouse.job, rouse.result, rouse.chain, rouse.chain_result, rouse.flow, rouse.history, rouse.job_log
+    rouse.cancel, rouse.cancel_chain, rouse.cancel_flow, rouse.job, rouse.result, rouse.chain, rouse.chain_result, rouse.flow, rouse.history, rouse.job_log,
+    rouse.outcomes, rouse.wait
     TO rouse_producer, rouse_operator;
 
 -- Operators.
@@ -48,6 +49,7 @@ GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.ba
 
 -- Observers, and operators.
 GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_result, rouse.flow, rouse.history, rouse.audit, rouse.job_log, rouse.search_jobs, rouse.find_jobs,
+    rouse.outcomes, rouse.wait,
     rouse.depth, rouse.remaining, rouse.remaining_bound
     TO rouse_observer, rouse_operator;
 -- Views run with the rights of their owner; these functions run with those of the reader.

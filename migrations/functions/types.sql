@@ -21,7 +21,7 @@ BEGIN
     -- The end of an attempt.
     --   state       succeeded, failed, timed_out, cancelled: the job's final state;
     --               queued with an error: retry after delay_ms; queued with a result: suspended,
-    --               and the result is the wait (waits.sql); queued without both: the claim is
+    --               and the result is the wait (suspensions.sql); queued without both: the claim is
     --               released, and the attempt does not count
     --   started_us  microseconds from the claim to the real start; null: it never started
     --   retry_at    retry at this time instead

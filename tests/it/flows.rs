@@ -1,5 +1,7 @@
 //! Graphs of jobs that are enqueued in one call.
 
+mod retries;
+
 use rouse::job::{ErrorKind, Outcome};
 use rouse::store::{Locked, Store};
 use rouse::worker::Settings;

@@ -37,6 +37,7 @@ async fn start_at(address: &str) -> Running {
         readiness: Readiness::new(move || shared.lock().unwrap().clone()),
         metrics: install_metrics().unwrap(),
         invocations: None,
+        jobs: None,
     };
     let (stop, stopped) = oneshot::channel();
     let server = tokio::spawn(serve(listener, pages, async {

@@ -23,6 +23,7 @@ mod settle;
 mod sources;
 mod starting;
 mod state;
+mod waiting;
 mod wakeups;
 
 mod admin_actions;

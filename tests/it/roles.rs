@@ -65,6 +65,8 @@ const READ_STATE: &str = "SELECT * FROM rouse.handler_state";
 const DELETE_STATE_ROWS: &str = "DELETE FROM rouse.handler_state";
 const RECEIPT: &str = "SELECT * FROM rouse.receipt(1)";
 const RESULT: &str = "SELECT rouse.result(1)";
+const OUTCOMES: &str = "SELECT * FROM rouse.outcomes('{1}')";
+const WAIT: &str = "SELECT * FROM rouse.wait('{}')";
 const JOB_LOG: &str = "SELECT * FROM rouse.job_log(1)";
 const FAIL: &str = "SELECT rouse.fail((SELECT rouse.enqueue('x')), 'why')";
 const DELETE: &str = "SELECT rouse.delete((SELECT rouse.enqueue('x')))";
@@ -84,12 +86,14 @@ const DELETE_LIMITS: &str = "DELETE FROM rouse.worker_login";
 async fn each_role_has_its_own_rights_and_no_others() {
     let db = TestDb::new().await;
     let enqueuer = &[ENQUEUE, ENQUEUE_MANY, RECEIPT][..];
-    let producer = &[CANCEL, JOB, RESULT, HISTORY, JOB_LOG][..];
+    let producer = &[CANCEL, JOB, RESULT, OUTCOMES, WAIT, HISTORY, JOB_LOG][..];
     let observer = &[
         READ_TABLE,
         READ_VIEW,
         JOB,
         RESULT,
+        OUTCOMES,
+        WAIT,
         HISTORY,
         JOB_LOG,
         WORKERS,
@@ -181,6 +185,8 @@ async fn each_role_has_its_own_rights_and_no_others() {
             DELETE_STATE_ROWS,
             RECEIPT,
             RESULT,
+            OUTCOMES,
+            WAIT,
             JOB_LOG,
             FAIL,
             DELETE,

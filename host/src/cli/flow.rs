@@ -18,8 +18,8 @@ use super::target::Target;
 use super::text::{as_json, plain};
 use crate::store::StoreError;
 
-/// Jobs in one statement of a cancellation, which takes some ten milliseconds.
-const CANCEL_BATCH: i32 = 1_000;
+/// The maximum number of jobs in one statement of a cancellation or a retry, which takes some ten milliseconds.
+const BATCH: i32 = 1_000;
 
 /// There is no such flow, or it is no longer kept.
 const EXIT_UNKNOWN: u8 = 3;
@@ -156,11 +156,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(Verb::Ls(args)) => ls(args).await,
         Some(Verb::Show(args)) => show(args).await,
         Some(Verb::Cancel(args)) => cancel(args).await,
-        Some(Verb::Retry(args)) => {
-            let store = args.target.checked_store().await?;
-            let done = store.retry_flow(args.id).await;
-            report(&args, "retried", done)
-        }
+        Some(Verb::Retry(args)) => retry(args).await,
         Some(Verb::Delete(args)) => {
             let store = args.target.checked_store().await?;
             let done = store.delete_flow(args.id).await;
@@ -263,24 +259,46 @@ async fn show(args: Show) -> anyhow::Result<ExitCode> {
 
 async fn cancel(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
+    let done = in_batches("cancelled", async || {
+        store.cancel_flow(args.id, BATCH).await
+    });
+    report(&args, "cancelled", done.await)
+}
+
+async fn retry(args: Named) -> anyhow::Result<ExitCode> {
+    let store = args.target.checked_store().await?;
+    // A job that fails again meanwhile is not retried again.
+    let before = store.now().await?;
+    let done = in_batches("retried", async || {
+        store.retry_flow(args.id, BATCH, before).await
+    });
+    report(&args, "retried", done.await)
+}
+
+/// Repeats a change until it changes nothing more; returns how many jobs it has changed. Shows its progress on a
+/// terminal.
+async fn in_batches(
+    verb: &str,
+    change: impl AsyncFn() -> Result<i32, StoreError>,
+) -> Result<i32, StoreError> {
     let shown = std::io::stderr().is_terminal();
-    let mut cancelled = 0;
+    let mut changed = 0;
     let done = loop {
-        match store.cancel_flow(args.id, CANCEL_BATCH).await {
-            Ok(0) => break Ok(cancelled),
-            Ok(batch) => cancelled += batch,
+        match change().await {
+            Ok(0) => break Ok(changed),
+            Ok(batch) => changed += batch,
             Err(error) => break Err(error),
         }
         if shown {
-            eprint!("\rcancelled {cancelled}");
+            eprint!("\r{verb} {changed}");
             // Progress is only a hint.
             let _ = std::io::stderr().flush();
         }
     };
-    if shown && cancelled > 0 {
+    if shown && changed > 0 {
         eprintln!();
     }
-    report(&args, "cancelled", done)
+    done
 }
 
 /// Prints how many jobs a verb has changed, or why it is refused.

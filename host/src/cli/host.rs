@@ -20,7 +20,7 @@ use super::open_files;
 use super::settings::sandbox_settings;
 use super::signals::Signals;
 use crate::config::{self, Environment, File, HostSettings, Queue};
-use crate::http::{self, Access, Invocations, Metrics, Pages, Readiness, Report};
+use crate::http::{self, Access, Invocations, Jobs, Metrics, Pages, Readiness, Report};
 use crate::invoke::{Invoker, Share};
 use crate::sandbox::{self, Catalog, HandlerSet, Sandbox};
 use crate::setting::{Number, Overlay};
@@ -164,6 +164,8 @@ pub(super) struct Host {
     http: Option<TcpListener>,
     metrics: Metrics,
     invocations: Option<Invocations>,
+    /// The callers that may read jobs.
+    readers: Option<Access>,
     /// The handlers that `rouse.toml` names.
     named: Named,
     stop: Stop,
@@ -215,7 +217,8 @@ impl Host {
         };
         let metrics = http::install_metrics()?;
         let address = http.as_ref().and_then(|http| http.local_addr().ok());
-        let offer = invocations::offer(&file, &folder, address, settings.slots, tokenless)?;
+        let access = invocations::access(&file, &folder, address, tokenless)?;
+        let offer = invocations::offer(&file, access.as_ref(), address, settings.slots, tokenless);
         if queue == Queue::Off && offer.is_none() {
             anyhow::bail!(
                 "the queue is off (queue = \"off\" in rouse.toml, or --no-queue) and invocations are off, so nothing is left to do; \
@@ -266,6 +269,7 @@ impl Host {
             http,
             metrics,
             invocations,
+            readers: access,
             named: Named::of(&file),
             stop,
         })
@@ -320,11 +324,24 @@ impl Host {
             tokio::spawn(async move { invoker.end(patience).await })
         });
         let http_stop = CancellationToken::new();
+        let store = databases
+            .as_ref()
+            .map(|databases| Store::new(&databases.connector, POOL_SIZE));
+        let jobs = self.readers.and_then(|access| {
+            let (ends, store) = (health.as_ref()?.ends.clone(), store.clone()?);
+            tokio::spawn(ends.clone().look_forever(store));
+            Some(Jobs {
+                access,
+                ends,
+                stopping: http_stop.clone(),
+            })
+        });
         let http = self.http.map(|listener| {
             let pages = Pages {
                 readiness,
                 metrics: self.metrics,
                 invocations: self.invocations,
+                jobs,
             };
             tokio::spawn(http::serve(
                 listener,
@@ -335,11 +352,11 @@ impl Host {
         tokio::spawn(self.named.follow(&self.catalog));
         let config = self.sandbox.settings().config_file.clone();
         tokio::spawn(log_loaded(&self.catalog, config));
-        let done = match (databases, health) {
-            (Some(databases), Some(health)) => {
+        let done = match (databases, store, health) {
+            (Some(databases), Some(store), Some(health)) => {
                 wait_for_bound(&self.settings, &self.catalog, &stop).await;
                 let parts = Parts {
-                    store: Store::new(&databases.connector, POOL_SIZE),
+                    store,
                     listen_at: databases.listen_at,
                     sandbox: self.sandbox,
                     catalog: self.catalog,

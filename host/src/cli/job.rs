@@ -24,7 +24,7 @@ const EXIT_UNKNOWN: u8 = 3;
     after_help = "\
 With an id: shows that job. Without one: lists the newest jobs, like `rouse job ls`.\n\
 Exit codes: 0 found, or done · 3 no such job · 6 the job is not in a state for that · \
-with --wait also 4 ended without success · 5 not ended in time"
+with --wait also 4 failed or timed out · 5 not ended in time · 7 cancelled"
 )]
 pub(super) struct Args {
     #[command(subcommand)]

@@ -51,7 +51,7 @@ impl Environment {
             "ROUSE_INVOKE_TOKEN",
             "a token",
             "`invoke_token_file` of rouse.toml",
-            "The token that callers of `/invoke` need",
+            "The token that callers of `/invoke` and `/jobs` need",
         ),
         Entry::new(
             "ROUSE_CACHE_DIR",

@@ -161,8 +161,8 @@ impl Table for File {
         Entry::new(
             "invoke_token_file",
             "a path",
-            "none: `rouse serve` takes no invocations",
-            "The file with the token that callers need",
+            "none: `rouse serve` takes no invocations, and shows no jobs",
+            "The file with the token that callers of `/invoke` and `/jobs` need",
         )
         .overridden_by(&["ROUSE_INVOKE_TOKEN"]),
         Entry::new(

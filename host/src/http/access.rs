@@ -1,4 +1,4 @@
-//! Access control for invocations and for the status pages.
+//! Access control for invocations, for the states of jobs, and for the status pages.
 //!
 //! A loopback port is reachable only from this machine, with three exceptions. Two are browsers: any page can make a
 //! browser send requests to `http://127.0.0.1` (cross-site request forgery), and its owner can point the page's own
@@ -60,8 +60,24 @@ impl Access {
         is_loopback(address).then_some(Self::Loopback)
     }
 
-    /// Admits a request, or gives the reason why not.
+    /// Admits a request that runs something, or gives the reason why not.
     pub(super) fn admit(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        self.admit_caller(headers)?;
+        let kind = text(headers, header::CONTENT_TYPE).unwrap_or_default();
+        let kind = kind.split(';').next().unwrap_or_default().trim();
+        if !kind.eq_ignore_ascii_case("application/json") {
+            return Err(Problem::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "not_json",
+                "the header `content-type: application/json` is missing",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Admits a request that only reads, or gives the reason why not. A page of another origin can send one, but cannot
+    /// read the response.
+    pub(super) fn admit_caller(&self, headers: &HeaderMap) -> Result<(), Problem> {
         match self {
             Self::Token(token) => {
                 let shown = text(headers, header::AUTHORIZATION).and_then(bearer);
@@ -94,15 +110,6 @@ impl Access {
                     ));
                 }
             }
-        }
-        let kind = text(headers, header::CONTENT_TYPE).unwrap_or_default();
-        let kind = kind.split(';').next().unwrap_or_default().trim();
-        if !kind.eq_ignore_ascii_case("application/json") {
-            return Err(Problem::new(
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "not_json",
-                "the header `content-type: application/json` is missing",
-            ));
         }
         Ok(())
     }
@@ -168,6 +175,22 @@ fn is_this_machine(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_that_only_reads_needs_no_content_type_and_comes_from_this_machine() {
+        let read = |headers: &[(HeaderName, &str)]| {
+            let map = headers
+                .iter()
+                .map(|(name, value)| (name.clone(), value.parse().unwrap()))
+                .collect();
+            let refused = Access::Loopback.admit_caller(&map).err();
+            refused.map_or(200, |problem| problem.status().as_u16())
+        };
+        assert_eq!(read(&[(header::HOST, "localhost:8420")]), 200);
+        assert_eq!(read(&[(header::HOST, "rebound.example")]), 403);
+        let here = (header::HOST, "localhost:8420");
+        assert_eq!(read(&[here, (header::ORIGIN, "http://evil.example")]), 403);
+    }
 
     fn status(access: &Access, headers: &[(HeaderName, &str)]) -> u16 {
         let map = headers

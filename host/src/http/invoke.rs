@@ -48,7 +48,7 @@ impl std::fmt::Debug for Invocations {
 pub(super) struct Problem {
     status: StatusCode,
     error: Value,
-    /// `None` if the handler ran, which is counted elsewhere.
+    /// `None` if the handler ran, which is counted elsewhere, or the call is not an invocation.
     refused: Option<&'static str>,
 }
 
@@ -60,6 +60,21 @@ impl Problem {
             error: json!({"kind": kind, "message": message.into()}),
             refused: Some(kind),
         }
+    }
+
+    /// A refusal of a call that is not an invocation.
+    pub(super) fn unrelated(
+        status: StatusCode,
+        kind: &'static str,
+        message: impl Into<String>,
+    ) -> Self {
+        Self::new(status, kind, message).uncounted()
+    }
+
+    /// The same, not counted as a refused invocation.
+    pub(super) fn uncounted(self) -> Self {
+        let refused = None;
+        Self { refused, ..self }
     }
 
     #[cfg(test)]

@@ -49,7 +49,7 @@ impl Suspension {
         }
     }
 
-    /// The wait as it is stored (migrations/functions/waits.sql), JSON.
+    /// The wait as it is stored (migrations/functions/suspensions.sql), JSON.
     pub fn to_json(&self) -> JsonText {
         let mut stored = json!({"kind": self.wait.kind(), "step": self.step});
         match &self.wait {

@@ -43,10 +43,16 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Retries the jobs of a flow that did not succeed; returns how many.
-    pub async fn retry_flow(&self, id: i64) -> Result<i32, StoreError> {
+    /// Retries up to `limit` jobs of a flow that ended without success before this time, seconds since 1970 of the
+    /// database's clock; returns how many.
+    pub async fn retry_flow(&self, id: i64, limit: i32, before: f64) -> Result<i32, StoreError> {
+        let args = [
+            (&id as _, Type::INT8),
+            (&limit as _, Type::INT4),
+            (&before as _, Type::FLOAT8),
+        ];
         let rows = self
-            .query("SELECT rouse.retry_flow($1)", &[(&id, Type::INT8)])
+            .query("SELECT rouse.retry_flow($1, $2, to_timestamp($3))", &args)
             .await?;
         let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))

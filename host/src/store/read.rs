@@ -1,4 +1,4 @@
-//! Reads one job.
+//! Reads one job, or one chain.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use tokio_postgres::types::Type;
 use super::{JsonText, Store, StoreError};
 use crate::job::JobId;
 
-/// A job, for display.
+/// A job or a chain, for display.
 #[derive(Debug, Clone)]
 pub struct JobView {
     /// Its state.
@@ -61,6 +61,18 @@ impl Store {
     pub async fn job(&self, id: JobId) -> Result<Option<JobView>, StoreError> {
         let rows = self
             .query(include_str!("read.sql"), &[(&id.0, Type::INT8)])
+            .await?;
+        Ok(rows.first().map(|row| {
+            let JsonText(text) = row.get(1);
+            JobView::of(row.get(0), text)
+        }))
+    }
+
+    /// The chain of this job, with its `jobs`: the rows of `rouse.chain`. State, result and error are those of its last
+    /// job. `None` if the job does not exist or is no longer kept.
+    pub async fn chain(&self, id: JobId) -> Result<Option<JobView>, StoreError> {
+        let rows = self
+            .query(include_str!("chain.sql"), &[(&id.0, Type::INT8)])
             .await?;
         Ok(rows.first().map(|row| {
             let JsonText(text) = row.get(1);

@@ -252,9 +252,13 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     one.meters.count(outcome.into());
     shared.presence.tally.settled(outcome);
     events::settled(one.event_context(shared), outcome);
-    if let Outcome::Retry { .. } | Outcome::Suspended(_) = outcome {
+    match outcome {
+        Outcome::Succeeded(_) | Outcome::Failed(_) | Outcome::TimedOut(_) => {
+            shared.health.ends.job_ended(*id);
+        }
         // The claimer's sleep has to end when this job is due.
-        shared.wakeups.notify(None);
+        Outcome::Retry { .. } | Outcome::Suspended(_) => shared.wakeups.notify(None),
+        Outcome::Released => {}
     }
 }
 

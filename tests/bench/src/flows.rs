@@ -1,4 +1,5 @@
-//! How fast one host runs jobs that wait for each other, compared with jobs that do not.
+//! How fast one host runs jobs that wait for each other, compared with jobs that do not, and how long settlements are
+//! held up while such jobs are cancelled or retried (`held_up.rs`).
 
 use anyhow::Result;
 use clap::Args;
@@ -7,13 +8,14 @@ use rouse_workbench::percentiles::median;
 use super::Bench;
 use super::backlog::{Graph, Work};
 use super::drained::{self, Drained};
+use super::held_up;
 use super::host::HostOptions;
 use super::report::{Report, Unit};
 use super::server::Server;
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// Jobs per run, in flows of 10,000
+    /// Jobs per run, in flows of 10,000; and jobs that are cancelled
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(i64).range(1..=1_000_000))]
     pub(super) jobs: i64,
     /// Runs of each shape, in turns; the median of each figure is reported
@@ -93,6 +95,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
                 Unit::Count,
             );
         }
+        held_up::run(bench, server, options.jobs, &mut report).await?;
         Ok(report)
     })
     .await

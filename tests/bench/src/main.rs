@@ -6,6 +6,7 @@ mod latency;
 mod enqueue;
 
 mod flows;
+mod held_up;
 
 mod decay;
 

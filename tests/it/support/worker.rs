@@ -153,13 +153,13 @@ impl TestWorker {
 
     /// Starts a worker from parts of the test's own.
     pub(crate) fn start_with(parts: Parts, settings: Settings) -> Self {
+        Self::start_sharing(parts, settings, Health::default())
+    }
+
+    /// Like [`start_with`](Self::start_with); the test shares this state with it.
+    pub(crate) fn start_sharing(parts: Parts, settings: Settings, health: Health) -> Self {
         let stop = Stop::default();
-        let task = tokio::spawn(worker::run(
-            settings,
-            parts,
-            Health::default(),
-            stop.clone(),
-        ));
+        let task = tokio::spawn(worker::run(settings, parts, health, stop.clone()));
         Self { stop, task }
     }
 

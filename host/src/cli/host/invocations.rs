@@ -1,4 +1,5 @@
-//! The settings of direct invocations: whether they are on, which callers are admitted, and how many run at once.
+//! The settings of direct invocations: whether they are on, which callers are admitted (also to the states of jobs), and
+//! how many run at once.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -29,35 +30,47 @@ pub(in crate::cli) enum Tokenless {
     Nobody,
 }
 
-/// Reads the settings. Invocations are on with a token; without one, `tokenless` decides.
-pub(super) fn offer(
+/// The callers that may invoke, and read jobs: those with the token; without one, `tokenless` decides.
+pub(super) fn access(
     file: &File,
     folder: &Path,
     address: Option<SocketAddr>,
-    slots: usize,
     tokenless: Tokenless,
-) -> anyhow::Result<Option<Offer>> {
-    let max = file.invoke_max().unwrap_or(slots);
-    let Some(address) = address.filter(|_| max > 0) else {
+) -> anyhow::Result<Option<Access>> {
+    let Some(address) = address else {
         return Ok(None);
     };
-    let access = match (token(file, folder)?, tokenless) {
+    Ok(match (token(file, folder)?, tokenless) {
         (Some(token), _) => Some(Access::Token(token)),
         (None, Tokenless::ThisMachine) => Access::without_token(address),
         (None, Tokenless::Nobody) => None,
+    })
+}
+
+/// Reads the settings. Invocations are on if a caller has access.
+pub(super) fn offer(
+    file: &File,
+    access: Option<&Access>,
+    address: Option<SocketAddr>,
+    slots: usize,
+    tokenless: Tokenless,
+) -> Option<Offer> {
+    let max = file.invoke_max().unwrap_or(slots);
+    let Some(address) = address.filter(|_| max > 0) else {
+        return None;
     };
-    let Some(access) = access else {
+    let Some(access) = access.cloned() else {
         // Warn an operator who asked for them; the first log lines tell the others that they are off.
         if file.invoke_max().is_some() || tokenless == Tokenless::ThisMachine {
             warn!(%address, "invocations are off: they need {TOKEN}; set a token, or invoke_max = 0 if you want no invocations");
         }
-        return Ok(None);
+        return None;
     };
-    Ok(Some(Offer {
+    Some(Offer {
         access,
         max,
         payload_bytes_max: file.invoke_payload_bytes_max(),
-    }))
+    })
 }
 
 /// The token of the environment, else of the file.

@@ -17,23 +17,16 @@ use crate::cli::served::{Wanted, waits};
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::cli::top::bytes;
+use crate::cli::waiting::{Waiting, exit_code, is_live};
 use crate::duration;
 use crate::job::JobId;
-use crate::store::JobView;
-
-/// How often --wait polls.
-const POLL_EVERY: Duration = Duration::from_millis(50);
-
-/// The job ended without success.
-const EXIT_UNSUCCESSFUL: u8 = 4;
-/// The job had not ended in time.
-const EXIT_TIMEOUT: u8 = 5;
+use crate::store::{JobView, Looked, Store};
 
 /// Options of `rouse job show`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Exit codes: 0 found (with --wait: succeeded) · 3 no such job · with --wait also \
-4 ended without success · 5 not ended in time")]
+4 failed or timed out · 5 not ended in time · 7 cancelled")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -74,39 +67,42 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         anyhow::bail!("which job? `rouse job ID`, or `rouse job ls`");
     };
     let store = args.target.checked_store().await?;
-    let deadline = tokio::time::Instant::now() + args.timeout;
-    let mut warned = false;
-    let (job, code) = loop {
-        let Some(job) = store.job(JobId(id)).await? else {
-            eprintln!("rouse: {}", unknown(id));
-            return Ok(ExitCode::from(EXIT_UNKNOWN));
-        };
-        if waits(&job.record) && !warned {
-            warned = true;
-            Wanted::of(&job.record).warn_if_unserved(&store).await?;
-        }
-        match job.state.as_str() {
-            _ if !args.wait => break (job, 0),
-            "succeeded" => break (job, 0),
-            "queued" | "running" if tokio::time::Instant::now() >= deadline => {
-                eprintln!(
-                    "rouse: job {} has not ended within {}",
-                    id,
-                    humantime::format_duration(args.timeout)
-                );
-                break (job, EXIT_TIMEOUT);
-            }
-            "queued" | "running" => tokio::time::sleep(POLL_EVERY).await,
-            // failed, timed_out or cancelled.
-            _ => break (job, EXIT_UNSUCCESSFUL),
-        }
+    let waiting = Waiting::start(args.timeout);
+    let Some(mut job) = store.job(JobId(id)).await? else {
+        eprintln!("rouse: {}", unknown(id));
+        return Ok(ExitCode::from(EXIT_UNKNOWN));
     };
+    if waits(&job.record) {
+        Wanted::of(&job.record).warn_if_unserved(&store).await?;
+    }
+    if args.wait && is_live(&job.state) {
+        if !has_ended_in_time(&store, id, &waiting).await? {
+            eprintln!(
+                "rouse: job {id} has not ended within {}",
+                humantime::format_duration(args.timeout)
+            );
+        }
+        // If it was removed meanwhile, the last view is all there is.
+        job = store.job(JobId(id)).await?.unwrap_or(job);
+    }
+    let code = if args.wait { exit_code(&job.state) } else { 0 };
     if args.json {
         println!("{}", as_json(&job.text));
     } else {
         println!("{}", show(&job, store.now().await?));
     }
     Ok(ExitCode::from(code))
+}
+
+/// Waits until the job is no longer live.
+async fn has_ended_in_time(store: &Store, id: i64, waiting: &Waiting) -> anyhow::Result<bool> {
+    while waiting.pause().await {
+        let looked = store.look_at(&[id]).await?;
+        if !matches!(looked.first(), Some((_, Looked::Live(_)))) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn show(job: &JobView, now: f64) -> String {

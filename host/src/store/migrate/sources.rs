@@ -117,7 +117,7 @@ pub const ALL: Sources<'static> = Sources {
         "claim",
         "settle",
         "children",
-        "waits",
+        "suspensions",
         "adopt",
         "steps",
         "state",
@@ -125,7 +125,8 @@ pub const ALL: Sources<'static> = Sources {
         "chains",
         "flows",
         "views",
-        "find"
+        "find",
+        "wait"
     ),
     rights: sources!("comments", "grants"),
 };

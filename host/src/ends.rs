@@ -1,0 +1,228 @@
+//! Waits for the ends of jobs, on behalf of HTTP callers: one look for all of them.
+//!
+//! A waiter costs no statement of its own. All jobs that somebody waits for are looked at together: at once if they are
+//! new here or have just ended on this host, else after a tenth of the time that the newest waiter has waited. Without
+//! waiters nothing is looked at. An outage of the database ends no wait.
+
+mod registry;
+
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use self::registry::{Next, Registry, Sight};
+use crate::job::{JobId, JsonText};
+use crate::store::{Looked, Store, StoreError};
+
+/// How many callers may wait at once. Each keeps a connection open.
+pub const WAITERS_MAX: usize = 2000;
+
+/// How long a caller waits for the first look, whatever its own timeout is.
+const FIRST_LOOK_WITHIN: Duration = Duration::from_secs(5);
+/// The pauses between two looks at all jobs.
+const POLL_MIN: Duration = Duration::from_millis(100);
+const POLL_MAX: Duration = Duration::from_secs(1);
+/// The pause after each look: whatever is due meanwhile is looked at together.
+const PAUSE: Duration = Duration::from_millis(10);
+/// The pause after a look that failed.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+/// Ended jobs in one statement. Each may have a result of 4 MiB.
+const READ_TOGETHER_MAX: usize = 16;
+
+/// What is known of a job.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Seen {
+    /// Nothing: the database has not answered yet.
+    #[default]
+    Nothing,
+    /// There is no such job, or it is no longer kept.
+    Unknown,
+    /// It had not ended when it was looked at last: its row of `rouse.outcomes`.
+    Live(JsonText),
+    /// It has ended: its row of `rouse.outcomes`.
+    Ended(JsonText),
+    /// The database refuses the look.
+    Refused(Arc<str>),
+}
+
+/// Too many callers wait.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// The jobs that callers wait for. Cheap to clone.
+#[derive(Clone)]
+pub struct Ends(Arc<Shared>);
+
+struct Shared {
+    waiters_max: usize,
+    /// As many as in the registry: read before the lock is taken.
+    waiters: AtomicUsize,
+    registry: Mutex<Registry>,
+    changed: Notify,
+}
+
+impl Default for Ends {
+    fn default() -> Self {
+        Self::with(WAITERS_MAX, POLL_MIN..=POLL_MAX)
+    }
+}
+
+impl std::fmt::Debug for Ends {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ends")
+            .field("waiters", &self.waiters())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Ends {
+    /// At most `waiters_max` callers may wait at once, and the pauses between looks at all jobs are in this range.
+    pub fn with(waiters_max: usize, pauses: RangeInclusive<Duration>) -> Self {
+        Self(Arc::new(Shared {
+            waiters_max,
+            waiters: AtomicUsize::new(0),
+            registry: Mutex::new(Registry::new(pauses)),
+            changed: Notify::new(),
+        }))
+    }
+
+    /// How many callers wait.
+    pub fn waiters(&self) -> usize {
+        self.0.waiters.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the job has ended, or for `patience`, and at least until it was looked at once. Returns what is known
+    /// of it then. Dropping the future ends the wait.
+    ///
+    /// # Errors
+    /// If too many callers wait.
+    pub async fn wait(&self, id: JobId, patience: Duration) -> Result<Seen, Full> {
+        let start = Instant::now();
+        let mut waiter = self.enter(id, start)?;
+        loop {
+            let sight = waiter.sights.borrow_and_update().clone();
+            let is_of_now = sight.is_of_now(waiter.looks_before);
+            let seen = sight.seen;
+            let deadline = match &seen {
+                _ if !is_of_now => start + patience.max(FIRST_LOOK_WITHIN),
+                Seen::Unknown | Seen::Ended(_) | Seen::Refused(_) => return Ok(seen),
+                Seen::Nothing | Seen::Live(_) => start + patience,
+            };
+            match tokio::time::timeout_at(deadline, waiter.sights.changed()).await {
+                // The sender is in the registry, as long as this waiter is.
+                Ok(changed) => changed.expect("the job is in the registry"),
+                Err(_) if is_of_now => return Ok(seen),
+                Err(_) => return Ok(Seen::Nothing),
+            }
+        }
+    }
+
+    /// A job has ended on this host: those that wait for it are answered at once. Costs nothing while nobody waits.
+    pub fn job_ended(&self, id: JobId) {
+        if self.waiters() > 0 && self.registry().mark_due(id) {
+            self.0.changed.notify_one();
+        }
+    }
+
+    /// Looks at the jobs that callers wait for, as long as the task runs.
+    pub async fn look_forever(self, store: Store) {
+        loop {
+            let next = self.registry().next(Instant::now());
+            match next {
+                Next::Look(ids) => {
+                    let pause = self.look_or_explain(&store, &ids).await;
+                    tokio::time::sleep(pause).await;
+                }
+                // Something may be due at once after a change.
+                Next::At(at) => _ = tokio::time::timeout_at(at, self.0.changed.notified()).await,
+                Next::Never => self.0.changed.notified().await,
+            }
+        }
+    }
+
+    /// One look. Returns how long to pause after it.
+    async fn look_or_explain(&self, store: &Store, ids: &[i64]) -> Duration {
+        let Err(error) = self.look(store, ids).await else {
+            return PAUSE;
+        };
+        let mut registry = self.registry();
+        if error.is_transient() {
+            debug!(%error, jobs = ids.len(), "cannot look at jobs that callers wait for; trying again");
+            for id in ids {
+                registry.mark_due(JobId(*id));
+            }
+            return RETRY_AFTER;
+        }
+        warn!(%error, jobs = ids.len(), "the database refuses to show jobs that callers wait for");
+        let refused = Seen::Refused(error.to_string().into());
+        for id in ids {
+            registry.show(JobId(*id), refused.clone());
+        }
+        PAUSE
+    }
+
+    async fn look(&self, store: &Store, ids: &[i64]) -> Result<(), StoreError> {
+        let mut unknown: HashSet<JobId> = ids.iter().map(|id| JobId(*id)).collect();
+        let mut ended = Vec::new();
+        for (id, looked) in store.look_at(ids).await? {
+            unknown.remove(&id);
+            match looked {
+                Looked::Live(row) => self.registry().show(id, Seen::Live(row)),
+                Looked::Ended => ended.push(id.0),
+            }
+        }
+        for id in unknown {
+            self.registry().show(id, Seen::Unknown);
+        }
+        for some in ended.chunks(READ_TOGETHER_MAX) {
+            for (id, row) in store.outcomes(some).await? {
+                self.registry().show(id, Seen::Ended(row));
+            }
+        }
+        Ok(())
+    }
+
+    fn enter(&self, id: JobId, now: Instant) -> Result<Waiter, Full> {
+        let mut registry = self.registry();
+        if self.waiters() >= self.0.waiters_max {
+            return Err(Full);
+        }
+        self.0.waiters.fetch_add(1, Ordering::Relaxed);
+        let (sights, looks_before) = registry.enter(id, now);
+        drop(registry);
+        self.0.changed.notify_one();
+        Ok(Waiter {
+            id,
+            sights,
+            looks_before,
+            ends: self.clone(),
+        })
+    }
+
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        // Only the allocator can panic while the lock is held.
+        let registry = self.0.registry.lock();
+        registry.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One caller. It leaves the registry when it is dropped.
+struct Waiter {
+    id: JobId,
+    sights: watch::Receiver<Sight>,
+    looks_before: u64,
+    ends: Ends,
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.ends.registry().leave(self.id);
+        self.ends.0.waiters.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,146 @@
+//! A retry of a flow goes in batches, each in a transaction of its own.
+
+use rouse::store::Locked;
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
+
+use super::{act, enqueue_flow, job_of, settle_ready, states};
+use crate::support::TestDb;
+use crate::support::claims::{claim, lock_job, result, settlement};
+use crate::support::database::refusal;
+use crate::support::worker::{PATIENCE, enqueue, until_true};
+
+/// Jobs that wait for each other, one after another.
+fn chain(length: usize) -> Value {
+    let jobs = (0..length).map(|n| {
+        let mut job = json!({"name": n.to_string(), "handler": "x"});
+        if n > 0 {
+            job["after"] = json!([(n - 1).to_string()]);
+        }
+        job
+    });
+    jobs.collect()
+}
+
+/// Retries at most this many jobs.
+async fn retry(client: &Client, flow: i64, most: i32) -> i32 {
+    let sql = "SELECT rouse.retry_flow($1, $2)";
+    let args: [&(dyn ToSql + Sync); 2] = [&flow, &most];
+    let retried = tokio::time::timeout(PATIENCE, client.query_one(sql, &args));
+    retried.await.expect("no deadlock").unwrap().get(0)
+}
+
+#[tokio::test]
+async fn a_retry_that_was_interrupted_between_two_batches_is_completed_by_the_next_call() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let flow = enqueue_flow(&client, chain(5)).await;
+    assert_eq!(act(&client, "cancel_flow", flow).await, 5);
+    assert_eq!(retry(&client, flow, 2).await, 2);
+    assert_eq!(
+        states(&client, flow).await,
+        [
+            "0 queued",
+            "1 queued",
+            "2 cancelled",
+            "3 cancelled",
+            "4 cancelled"
+        ]
+    );
+    // The operator's session is gone, and the jobs go on meanwhile: the first has ended, the second runs.
+    drop(client);
+    settle_ready(&store, &[]).await;
+    let running = claim(&store, 1).await.remove(0);
+    let client = db.client().await;
+    assert_eq!(retry(&client, flow, 2).await, 2);
+    let batch = [settlement(&running, result("1"))];
+    store.settle(&batch, Locked::Wait).await.unwrap();
+    assert_eq!(retry(&client, flow, 2).await, 1);
+    assert_eq!(retry(&client, flow, 2).await, 0);
+    for _ in 0..3 {
+        settle_ready(&store, &[]).await;
+    }
+    assert_eq!(
+        states(&client, flow).await,
+        [
+            "0 succeeded",
+            "1 succeeded",
+            "2 succeeded",
+            "3 succeeded",
+            "4 succeeded"
+        ]
+    );
+    let records = "SELECT array_agg(detail ->> 'jobs' ORDER BY at) FROM rouse.record WHERE event = 'flow_retried'";
+    let row = client.query_one(records, &[]).await.unwrap();
+    assert_eq!(row.get::<_, Vec<String>>(0), ["2", "2", "1"]);
+    assert_eq!(
+        refusal(&client, &format!("SELECT rouse.retry_flow({flow}, 0)")).await,
+        "rouse.retry_flow: most must be at least 1, not 0 / "
+    );
+}
+
+#[tokio::test]
+async fn a_job_that_fails_again_between_two_batches_is_not_retried_again() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let flow = enqueue_flow(
+        &client,
+        json!([
+            {"name": "a", "handler": "x"},
+            {"name": "b", "handler": "x", "after": ["a"]},
+            {"name": "c", "handler": "x"},
+        ]),
+    )
+    .await;
+    act(&client, "cancel_flow", flow).await;
+    let now = "SELECT clock_timestamp()::text";
+    let before: String = client.query_one(now, &[]).await.unwrap().get(0);
+    let retry = async || {
+        let sql = "SELECT rouse.retry_flow($1, 1, $2::text::timestamptz)";
+        let row = client.query_one(sql, &[&flow, &before]).await;
+        row.unwrap().get::<_, i32>(0)
+    };
+    assert_eq!(retry().await, 1);
+    let a = job_of(&client, flow, "a").await;
+    settle_ready(&store, &[a]).await;
+    // The job that waits for it is left out, and the others are not.
+    assert_eq!(retry().await, 1);
+    assert_eq!(retry().await, 0);
+    assert_eq!(
+        states(&client, flow).await,
+        ["a failed", "c queued", "b cancelled"]
+    );
+    assert_eq!(act(&client, "retry_flow", flow).await, 2);
+}
+
+#[tokio::test]
+async fn a_batch_ends_before_a_job_whose_parent_is_locked_and_waits_only_if_it_is_the_first() {
+    let db = TestDb::new().await;
+    let (mut other, client) = (db.client().await, db.client().await);
+    let outside = enqueue(&client, "x", json!(1)).await;
+    let flow = enqueue_flow(
+        &client,
+        json!([
+            {"name": "a", "handler": "x"},
+            {"name": "b", "handler": "x", "after": [outside]},
+            {"name": "c", "handler": "x"},
+        ]),
+    )
+    .await;
+    act(&client, "cancel_flow", flow).await;
+    // As its settlement would.
+    let settling = other.transaction().await.unwrap();
+    lock_job(&settling, outside).await;
+    assert_eq!(retry(&client, flow, 1000).await, 1);
+    assert_eq!(
+        states(&client, flow).await,
+        ["a queued", "b cancelled", "c cancelled"]
+    );
+    let operator = db.client().await;
+    let retried = tokio::spawn(async move { retry(&operator, flow, 1000).await });
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+    until_true(&client, waits).await;
+    settling.rollback().await.unwrap();
+    assert_eq!(retried.await.unwrap(), 2);
+}

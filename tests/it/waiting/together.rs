@@ -1,0 +1,201 @@
+//! Many waiters of one host cost one look.
+
+use std::time::{Duration, Instant};
+
+use rouse::ends::{Ends, Full, Seen};
+use rouse::job::JobId;
+use rouse::worker::{Health, Parts, Settings};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use crate::support::TestDb;
+use crate::support::database::cut_all_others;
+use crate::support::proxy::Proxy;
+use crate::support::worker::{PATIENCE, TestWorker, cancel, catalog, enqueue, sandbox};
+
+/// Longer than any test.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Waits until this many callers wait.
+async fn until_waiting(ends: &Ends, waiters: usize) {
+    let deadline = Instant::now() + PATIENCE;
+    while ends.waiters() != waiters {
+        assert!(Instant::now() < deadline, "{ends:?}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn row_of(seen: Seen) -> serde_json::Value {
+    match seen {
+        Seen::Ended(row) | Seen::Live(row) => serde_json::from_str(&row.0).unwrap(),
+        seen => panic!("{seen:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_thousand_waiters_cost_one_look_for_all() {
+    let db = TestDb::new().await;
+    let (client, proxy) = (db.client().await, Proxy::start(&db).await);
+    let many = "SELECT array_agg(e.id) FROM rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[1000])) AS e(id)";
+    let ids: Vec<i64> = client.query_one(many, &[]).await.unwrap().get(0);
+    let pause = Duration::from_millis(100);
+    let ends = Ends::with(1000, pause..=pause);
+    let looks = tokio::spawn(ends.clone().look_forever(proxy.store()));
+    let mut waiters = JoinSet::new();
+    let started = Instant::now();
+    for id in &ids {
+        let (ends, id) = (ends.clone(), JobId(*id));
+        waiters.spawn(async move { ends.wait(id, LONG).await.unwrap() });
+    }
+    until_waiting(&ends, 1000).await;
+    assert_eq!(ends.wait(JobId(ids[0]), LONG).await, Err(Full));
+    // Ten looks: each of them is of all jobs.
+    let looked_at = proxy.sent();
+    while proxy.sent() < looked_at + 10 {
+        assert!(started.elapsed() < PATIENCE, "{} statements", proxy.sent());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let most = started.elapsed().as_millis() / pause.as_millis() + 20;
+    assert!((proxy.sent() as u128) < most, "{} statements", proxy.sent());
+
+    let before = proxy.sent();
+    client
+        .execute(
+            "SELECT rouse.cancel(id) FROM unnest($1::bigint[]) AS j(id)",
+            &[&ids],
+        )
+        .await
+        .unwrap();
+    let mut ended = Vec::new();
+    while let Some(seen) = waiters.join_next().await {
+        let row = row_of(seen.unwrap());
+        assert_eq!(row["state"], "cancelled");
+        ended.push(row["id"].as_i64().unwrap());
+    }
+    ended.sort_unstable();
+    assert_eq!(ended, ids);
+    // Their outcomes are read in batches of 16.
+    let after = proxy.sent();
+    assert!(after - before < 100, "{} statements", after - before);
+    assert_eq!(ends.waiters(), 0);
+    tokio::time::sleep(4 * pause).await;
+    assert!(
+        proxy.sent() <= after + 1,
+        "nobody waits, nothing is looked at"
+    );
+    looks.abort();
+}
+
+#[tokio::test]
+async fn waiters_that_give_up_leave_nothing_behind() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = JobId(enqueue(&client, "x", json!(1)).await);
+    let ends = Ends::default();
+    tokio::spawn(ends.clone().look_forever(db.store()));
+    let mut waiters = JoinSet::new();
+    for _ in 0..10 {
+        let ends = ends.clone();
+        waiters.spawn(async move { ends.wait(id, LONG).await });
+    }
+    until_waiting(&ends, 10).await;
+    waiters.shutdown().await;
+    assert_eq!(ends.waiters(), 0);
+    let seen = ends.wait(id, Duration::ZERO).await.unwrap();
+    assert_eq!(row_of(seen)["state"], "queued");
+    assert_eq!(ends.waiters(), 0);
+}
+
+#[tokio::test]
+async fn a_job_that_ends_on_this_host_ends_its_wait_at_once() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // Polls come too late for this test.
+    let ends = Ends::with(10, LONG..=LONG);
+    tokio::spawn(ends.clone().look_forever(db.store()));
+    let parts = Parts {
+        store: db.store(),
+        listen_at: db.connector(),
+        sandbox: sandbox(),
+        catalog: catalog().await,
+        middlewares: Vec::new(),
+    };
+    let health = Health {
+        ends: ends.clone(),
+        ..Health::default()
+    };
+    let worker = TestWorker::start_sharing(parts, Settings::default(), health);
+    let later = "SELECT rouse.enqueue('noop', '{\"n\": 1}', run_at => now() + interval '1 day')";
+    let id: i64 = client.query_one(later, &[]).await.unwrap().get(0);
+    let other: i64 = client.query_one(later, &[]).await.unwrap().get(0);
+    let wait = |id| {
+        let ends = ends.clone();
+        tokio::spawn(async move { ends.wait(JobId(id), LONG).await.unwrap() })
+    };
+    let (waiting, others) = (wait(id), wait(other));
+    until_waiting(&ends, 2).await;
+    // It was looked at before it has ended.
+    let seen = ends.wait(JobId(id), Duration::ZERO).await.unwrap();
+    assert_eq!(row_of(seen)["state"], "queued");
+    client
+        .execute("SELECT rouse.reschedule($1)", &[&id])
+        .await
+        .unwrap();
+    let row = row_of(
+        tokio::time::timeout(PATIENCE, waiting)
+            .await
+            .unwrap()
+            .unwrap(),
+    );
+    assert_eq!(
+        (&row["state"], &row["result"]),
+        (&json!("succeeded"), &json!({"n": 1}))
+    );
+    assert!(!others.is_finished());
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_wait_goes_on_across_an_outage_of_the_database() {
+    let db = TestDb::new().await;
+    let (client, proxy) = (db.client().await, Proxy::start(&db).await);
+    let first = enqueue(&client, "x", json!(1)).await;
+    let second = enqueue(&client, "x", json!(2)).await;
+    let ends = Ends::default();
+    tokio::spawn(ends.clone().look_forever(proxy.store()));
+    let wait = |id| {
+        let ends = ends.clone();
+        tokio::spawn(async move { ends.wait(JobId(id), LONG).await.unwrap() })
+    };
+    let (waiting, longer) = (wait(first), wait(second));
+    until_waiting(&ends, 2).await;
+    let seen = ends.wait(JobId(first), Duration::ZERO).await.unwrap();
+    assert_eq!(row_of(seen)["state"], "queued");
+    // Sessions are cut, then no connection opens.
+    cut_all_others(&client).await;
+    cancel(&client, first).await;
+    let row = row_of(
+        tokio::time::timeout(PATIENCE, waiting)
+            .await
+            .unwrap()
+            .unwrap(),
+    );
+    assert_eq!(row["state"], "cancelled");
+    proxy.go_down();
+    proxy.refused_until(|tries| !tries.is_empty()).await;
+    cancel(&client, second).await;
+    assert_eq!(
+        ends.wait(JobId(second), Duration::ZERO).await,
+        Ok(Seen::Nothing),
+        "the database does not answer"
+    );
+    assert!(!longer.is_finished());
+    proxy.come_up();
+    let row = row_of(
+        tokio::time::timeout(PATIENCE, longer)
+            .await
+            .unwrap()
+            .unwrap(),
+    );
+    assert_eq!(row["state"], "cancelled");
+}
