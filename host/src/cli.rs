@@ -25,6 +25,7 @@ mod postgres;
 mod queue;
 #[cfg(test)]
 mod reference;
+mod schedule;
 mod screen;
 mod serve;
 mod served;
@@ -96,6 +97,8 @@ enum Command {
     Job(job::Args),
     /// Show, list, cancel, retry and delete flows: graphs of jobs
     Flow(flow::Args),
+    /// List, show, set, run, pause and backfill schedules: jobs at certain times
+    Schedule(schedule::Args),
     /// Show what happened, when, and who did it
     Audit(audit::Args),
     /// List, drain, pause, resume and purge queues
@@ -134,6 +137,7 @@ impl Command {
             | Self::Enqueue(_)
             | Self::Job(_)
             | Self::Flow(_)
+            | Self::Schedule(_)
             | Self::Audit(_)
             | Self::Queue(_)
             | Self::State(_)
@@ -156,6 +160,7 @@ impl Command {
             | Self::Enqueue(_)
             | Self::Job(_)
             | Self::Flow(_)
+            | Self::Schedule(_)
             | Self::Audit(_)
             | Self::State(_)
             | Self::Top(_)
@@ -228,6 +233,7 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
             Command::Invoke(args) => invoke::run(args).await,
             Command::Job(args) => job::run(args).await,
             Command::Flow(args) => flow::run(args).await,
+            Command::Schedule(args) => schedule::run(args).await,
             Command::Audit(args) => audit::run(args).await,
             Command::Queue(args) => queue::run(args, middlewares).await,
             Command::State(args) => state::run(args).await,

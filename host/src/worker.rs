@@ -16,7 +16,9 @@ mod challenges;
 mod claim;
 mod claimer;
 mod claims;
+mod cron;
 mod database_metrics;
+mod declared;
 mod events;
 mod heartbeat;
 mod journal;
@@ -99,6 +101,10 @@ struct Shared {
     reports: Reports,
     /// Notified when there are releases to continue.
     releases: Notify,
+    /// Notified when the time at which the next schedule is due may have changed.
+    schedules: Notify,
+    /// Notified when the database has other capabilities of this worker.
+    capabilities_sent: Notify,
     health: Health,
     stop: Stop,
 }
@@ -150,6 +156,8 @@ impl Shared {
             },
             reports: Reports::default(),
             releases: Notify::new(),
+            schedules: Notify::new(),
+            capabilities_sent: Notify::new(),
             settings,
             store: parts.store,
             sandbox: parts.sandbox,

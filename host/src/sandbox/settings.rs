@@ -99,6 +99,9 @@ pub struct Settings {
     /// Which handlers have clocks as fine as the machine's, by name or pattern; the narrowest entry counts. Default:
     /// none.
     pub fine_clocks: BTreeMap<String, bool>,
+    /// Of which handlers the schedules that their modules declare are created, by name or pattern; the narrowest entry
+    /// counts. Default: none.
+    pub schedules: BTreeMap<String, bool>,
     /// Which requests handlers may send. Default: none.
     pub http_grants: Vec<HttpGrant>,
     /// Settings for all requests.
@@ -191,6 +194,7 @@ impl Default for Settings {
             env: BTreeMap::new(),
             handler_settings: BTreeMap::new(),
             fine_clocks: BTreeMap::new(),
+            schedules: BTreeMap::new(),
             http_grants: Vec::new(),
             http: HttpSettings::default(),
             secrets: Secrets::default(),

@@ -13,13 +13,15 @@ use tokio_postgres::types::{Field, Kind, ToSql, Type};
 use super::{Store, StoreError};
 
 /// The records that a host sends.
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 8] = [
     "adoption",
     "claim_order",
     "settlement",
     "progress_report",
     "attempt_usage",
     "log_line",
+    "schedule_change",
+    "schedule_firing",
 ];
 
 /// Array types of records, by the name of the record. Their oids differ from database to database.

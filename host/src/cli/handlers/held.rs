@@ -30,6 +30,7 @@ impl<'a> Held<'a> {
                 Capability::Settings(Some(_)) => file.table_of(name, "settings"),
                 Capability::State => file.table_of(name, "state"),
                 Capability::FineClocks => file.origin(name, "fine_clocks"),
+                Capability::Schedule => file.origin(name, "schedule"),
                 // These are listed in full.
                 Capability::Http(_)
                 | Capability::Secrets(_)

@@ -44,6 +44,8 @@ pub(super) struct HandlerTable {
     pub(super) state: Option<Overlay<StateQuota>>,
     /// True: its clocks are as fine as the machine's.
     pub(super) fine_clocks: Option<bool>,
+    /// True: the schedule that its module declares is created.
+    pub(super) schedule: Option<bool>,
     /// The keys that the table sets, except numbers.
     pub(super) set: Vec<&'static str>,
 }
@@ -119,6 +121,12 @@ impl Table for HandlerTable {
             "`true`: its clocks are as fine as the machine's, instead of 1 ms",
         ),
         Entry::new(
+            "schedule",
+            "`true`, `false`",
+            "`false`",
+            "`true`: the schedule that its module declares is created",
+        ),
+        Entry::new(
             "concurrency",
             "none",
             "none",
@@ -147,6 +155,7 @@ impl Table for HandlerTable {
             "settings" => self.settings = Some(map.next_value()?),
             "state" => self.state = Some(map.next_value()?),
             "fine_clocks" => self.fine_clocks = Some(map.next_value()?),
+            "schedule" => self.schedule = Some(map.next_value()?),
             "concurrency" => map.next_value::<NotEnforced>().map(drop)?,
             key => unreachable!("{key} has a row, and is not read"),
         }

@@ -26,6 +26,8 @@ pub(in crate::sandbox) struct Granted {
     pub(in crate::sandbox) settings: Option<Arc<str>>,
     /// Whether it has clocks as fine as the machine's.
     pub(in crate::sandbox) fine_clocks: bool,
+    /// Whether the schedule that its module declares is created.
+    pub(in crate::sandbox) schedule: bool,
     /// The text of the operator's file, for suggested lines.
     pub(in crate::sandbox) config: Arc<str>,
 }
@@ -80,6 +82,7 @@ impl Granted {
             env: env.into_iter().flatten().map(clone_pair).collect(),
             settings: own.map(|settings| settings.to_string().into()),
             fine_clocks: narrowest(&settings.fine_clocks, handler) == Some(&true),
+            schedule: narrowest(&settings.schedules, handler) == Some(&true),
             config: settings.config.clone(),
         }
     }
@@ -110,6 +113,7 @@ impl Granted {
             env: env.cloned().collect(),
             settings: self.settings.clone(),
             fine_clocks: self.fine_clocks,
+            schedule: self.schedule,
             config: self.config.clone(),
         }
     }

@@ -130,6 +130,11 @@ pub(in crate::sandbox) fn module_key(file: &str) -> String {
     format!("module = {}", toml::Value::from(file))
 }
 
+/// Allows the schedule that the module declares.
+pub(in crate::sandbox) fn schedule(handler: &str) -> String {
+    format!("[handlers.\"{handler}\"]\nschedule = true")
+}
+
 /// Grants fine clocks.
 pub(in crate::sandbox) fn fine_clocks(handler: &str) -> String {
     format!("[handlers.\"{handler}\"]\nfine_clocks = true")

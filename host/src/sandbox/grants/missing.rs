@@ -50,6 +50,7 @@ pub(in crate::sandbox) fn granted_capabilities(
     let settings = granted.setting_names().into_iter();
     let settings = settings.map(Some).map(Capability::Settings);
     let clocks = granted.fine_clocks.then_some(Capability::FineClocks);
+    let schedule = granted.schedule.then_some(Capability::Schedule);
     hosts
         .chain(secrets)
         .chain(keys)
@@ -58,6 +59,7 @@ pub(in crate::sandbox) fn granted_capabilities(
         .chain(settings)
         .chain(state.map(|_| Capability::State))
         .chain(clocks)
+        .chain(schedule)
         .collect()
 }
 
@@ -82,6 +84,7 @@ fn is_granted(
         Capability::Settings(None) => granted.settings.is_some(),
         Capability::State => state.is_some(),
         Capability::FineClocks => granted.fine_clocks,
+        Capability::Schedule => granted.schedule,
         Capability::Unknown(_) => false,
     }
 }
@@ -105,6 +108,7 @@ fn lines_for(handler: &str, capability: &Capability) -> Option<String> {
         Capability::Settings(name) => keys(handler, "settings", name.as_deref()),
         Capability::State => lines::state(handler),
         Capability::FineClocks => lines::fine_clocks(handler),
+        Capability::Schedule => lines::schedule(handler),
         Capability::Unknown(_) => return None,
     })
 }

@@ -122,6 +122,9 @@ pub const ALL: Sources<'static> = Sources {
         "admin",
         "chains",
         "flows",
+        "schedules",
+        "fire",
+        "declared",
         "views",
         "find"
     ),

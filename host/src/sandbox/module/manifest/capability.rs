@@ -29,6 +29,8 @@ pub enum Capability {
     State,
     /// `fine_clocks`: clocks that are not coarse.
     FineClocks,
+    /// `schedule`: jobs by the schedule that the manifest declares.
+    Schedule,
     /// A word that this host does not know.
     Unknown(String),
 }
@@ -75,6 +77,7 @@ impl FromStr for Capability {
             ("settings", name) => Self::Settings(name.map(key).transpose()?),
             ("state", None) => Self::State,
             ("fine_clocks", None) => Self::FineClocks,
+            ("schedule", None) => Self::Schedule,
             (_, _) => Self::Unknown(text.to_owned()),
         })
     }
@@ -105,6 +108,7 @@ impl fmt::Display for Capability {
             Self::Settings(None) => f.write_str("settings"),
             Self::State => f.write_str("state"),
             Self::FineClocks => f.write_str("fine_clocks"),
+            Self::Schedule => f.write_str("schedule"),
             Self::Unknown(text) => f.write_str(text),
         }
     }
@@ -141,6 +145,7 @@ mod tests {
             "settings:threshold",
             "state",
             "fine_clocks",
+            "schedule",
             "of-the-future:with detail",
         ] {
             let capability: Capability = text.parse().unwrap();
