@@ -129,7 +129,7 @@ BEGIN
         END IF;
     END LOOP;
     UPDATE rouse.schedule AS s
-    SET handled_until = greatest(c.handled_until, s.handled_until), next_at = coalesce(c.next_at, 'infinity'),
+    SET handled_until = greatest(least(c.handled_until, at), s.handled_until), next_at = coalesce(c.next_at, 'infinity'),
         upcoming = coalesce(c.upcoming[1:5], '{}'), error = left(c.error, 1000), revision = nextval('rouse.turn_seq'),
         last_job = coalesce(f.job, s.last_job)
     FROM unnest(p_changes) AS c

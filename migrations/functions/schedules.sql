@@ -33,14 +33,25 @@ BEGIN
 END
 $$;
 
--- Rejects a time zone that Postgres does not know by this name. Reads the time zone files of the server, for some ten milliseconds.
+-- Rejects a time zone that Postgres does not know. For most names, Postgres finds the file of the zone. Other names could be abbreviations or
+-- rules, which hosts do not know; for them, this reads the names of all zones, for some ten milliseconds.
 CREATE OR REPLACE FUNCTION rouse._check_time_zone(p_name text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF p_name IS NULL OR (p_name <> 'UTC' AND NOT EXISTS (SELECT FROM pg_timezone_names AS z WHERE z.name = p_name)) THEN
-        RAISE EXCEPTION 'rouse.schedule: % is not a time zone', coalesce(quote_literal(left(p_name, 140)), 'null')
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Names are those of pg_timezone_names, such as Europe/Berlin or UTC.';
+    IF p_name = 'UTC' THEN
+        RETURN;
+    ELSIF p_name ~ '^[A-Za-z_]+(/[A-Za-z_]+)+$' THEN
+        BEGIN
+            PERFORM now() AT TIME ZONE p_name;
+            RETURN;
+        EXCEPTION
+            WHEN invalid_parameter_value THEN NULL;
+        END;
+    ELSIF EXISTS (SELECT FROM pg_timezone_names AS z WHERE z.name = p_name) THEN
+        RETURN;
     END IF;
+    RAISE EXCEPTION 'rouse.schedule: % is not a time zone', coalesce(quote_literal(left(p_name, 140)), 'null')
+        USING ERRCODE = 'invalid_parameter_value', HINT = 'Names are those of pg_timezone_names, such as Europe/Berlin or UTC.';
 END
 $$;
 

@@ -12,6 +12,7 @@ mod decay;
 mod idle;
 
 mod scale;
+mod schedules;
 
 mod all;
 mod levels;
