@@ -151,7 +151,7 @@ DECLARE
     the      rouse.backfill;
     its      rouse.schedule;
     due_at   timestamptz;
-    enqueued integer := 0;
+    made     integer := 0;
 BEGIN
     IF cardinality(p_due) > 1000 THEN
         RAISE EXCEPTION 'rouse.fire_backfill: at most 1000 due times in one call' USING ERRCODE = 'program_limit_exceeded';
@@ -169,10 +169,10 @@ BEGIN
         IF due_at < the.since OR due_at >= the.before OR due_at <= the.handled_until THEN
             RAISE EXCEPTION 'rouse.fire_backfill: % is not in backfill %', due_at, p_id USING ERRCODE = 'invalid_parameter_value';
         END IF;
-        enqueued := enqueued + (rouse._enqueue_run(its, due_at, 'backfilled', NULL, NULL, at) IS NOT NULL)::integer;
+        made := made + (rouse._enqueue_run(its, due_at, 'backfilled', NULL, NULL, at) IS NOT NULL)::integer;
     END LOOP;
     UPDATE rouse.backfill AS b
-    SET handled_until = coalesce(p_due[cardinality(p_due)], b.handled_until), enqueued = b.enqueued + fire_backfill.enqueued,
+    SET handled_until = coalesce(p_due[cardinality(p_due)], b.handled_until), enqueued = b.enqueued + made,
         finished_at = CASE WHEN p_finished THEN at END, error = left(p_error, 1000)
     WHERE b.id = p_id;
     RETURN true;

@@ -342,10 +342,10 @@ CREATE OR REPLACE FUNCTION rouse._enqueue_run(
     p_schedule rouse.schedule, p_due_at timestamptz, p_outcome text, p_run_at timestamptz, p_after jsonb, p_at timestamptz) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    job     bigint := nextval('rouse.turn_seq');
+    made    bigint := nextval('rouse.turn_seq');
     payload jsonb := p_schedule.payload;
 BEGIN
-    INSERT INTO rouse.schedule_run (schedule, due_at, at, outcome, job) VALUES (p_schedule.name, p_due_at, p_at, p_outcome, job)
+    INSERT INTO rouse.schedule_run (schedule, due_at, at, outcome, job) VALUES (p_schedule.name, p_due_at, p_at, p_outcome, made)
     ON CONFLICT (schedule, due_at) WHERE job IS NOT NULL DO NOTHING;
     IF NOT FOUND THEN
         RETURN NULL;
@@ -355,10 +355,10 @@ BEGIN
             p_schedule.due_key, to_char(coalesce(p_due_at, p_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'));
     END IF;
     PERFORM rouse._enqueue(
-        job, p_schedule.handler, payload, octet_length(payload::text), NULL, p_schedule.queue, p_schedule.tenant,
+        made, p_schedule.handler, payload, octet_length(payload::text), NULL, p_schedule.queue, p_schedule.tenant,
         coalesce(p_schedule.source, 'schedule:' || p_schedule.name), p_schedule.priority::text, p_run_at, p_schedule.max_attempts, NULL,
         p_schedule.tags, p_schedule.grants, p_schedule.lease, p_schedule.timeout, p_after, NULL, NULL);
-    RETURN job;
+    RETURN made;
 END
 $$;
 
