@@ -45,19 +45,27 @@ struct Report {
 )]
 fn report(ctx: &Ctx, night: Night) -> Result<Report, Error> {
     let Some(day) = night.due.get(..10) else {
-        return Err(Error::permanent(format!("{:?} is not a due time", night.due)));
+        return Err(Error::permanent(format!(
+            "{:?} is not a due time",
+            night.due
+        )));
     };
     let path = format!("{}/{day}.csv", night.orders);
     // Not permanent: the file of the day may come late, and the next attempt finds it.
-    let text = fs::read_to_string(&path).map_err(|why| Error::retryable(format!("{path}: {why}")))?;
+    let text =
+        fs::read_to_string(&path).map_err(|why| Error::retryable(format!("{path}: {why}")))?;
     let mut report = Report {
         day: day.to_owned(),
         orders: 0,
         cents: 0,
     };
     for line in text.lines().skip(1) {
-        let cents = line.split(',').nth(1).and_then(|cents| cents.parse::<u64>().ok());
-        let cents = cents.ok_or_else(|| Error::permanent(format!("{path}: {line:?} has no amount")))?;
+        let cents = line
+            .split(',')
+            .nth(1)
+            .and_then(|cents| cents.parse::<u64>().ok());
+        let cents =
+            cents.ok_or_else(|| Error::permanent(format!("{path}: {line:?} has no amount")))?;
         report.orders += 1;
         report.cents += cents;
     }
@@ -80,19 +88,28 @@ mod tests {
     fn run(orders: &str, due: &str) -> Result<Value, Error> {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("2026-03-01.csv"), orders).unwrap();
-        TestCtx::new().run::<super::report>(json!({"due": due, "orders": folder.path(), "reports": folder.path()}))
+        TestCtx::new().run::<super::report>(
+            json!({"due": due, "orders": folder.path(), "reports": folder.path()}),
+        )
     }
 
     #[test]
     fn the_orders_of_the_due_day_are_added_up() {
         let report = run("order,cents\n1,250\n2,1000\n", "2026-03-01T23:30:00Z").unwrap();
-        assert_eq!(report, json!({"day": "2026-03-01", "orders": 2, "cents": 1250}));
+        assert_eq!(
+            report,
+            json!({"day": "2026-03-01", "orders": 2, "cents": 1250})
+        );
     }
 
     #[test]
     fn a_missing_file_is_tried_again_and_a_wrong_line_is_not() {
         assert!(!run("", "2026-03-02T23:30:00Z").unwrap_err().permanent);
-        assert!(run("order,cents\n1,x\n", "2026-03-01T23:30:00Z").unwrap_err().permanent);
+        assert!(
+            run("order,cents\n1,x\n", "2026-03-01T23:30:00Z")
+                .unwrap_err()
+                .permanent
+        );
         assert!(run("", "yesterday").unwrap_err().permanent);
     }
 }

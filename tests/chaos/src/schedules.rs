@@ -19,7 +19,9 @@ pub(super) async fn create(client: &Client) -> Result<()> {
 
 /// Pauses them at the end of the load.
 pub(super) async fn pause(client: &Client) -> Result<()> {
-    let paused = client.execute("SELECT rouse.pause_schedule(name) FROM rouse.schedule", &[]).await;
+    let paused = client
+        .execute("SELECT rouse.pause_schedule(name) FROM rouse.schedule", &[])
+        .await;
     paused.context("pause the schedules")?;
     Ok(())
 }

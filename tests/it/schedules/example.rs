@@ -28,12 +28,24 @@ async fn the_nightly_report_is_written_for_each_day_of_a_backfill() {
     for statement in blocks_of(PAGE, "sql") {
         client.batch_execute(&statement).await.unwrap();
     }
-    until_true(&client, "SELECT count(*) = 3 FROM rouse.finished WHERE state = 'succeeded'").await;
+    until_true(
+        &client,
+        "SELECT count(*) = 3 FROM rouse.finished WHERE state = 'succeeded'",
+    )
+    .await;
     host.signal(libc::SIGTERM);
     assert!(host.exit(PATIENCE).0.success());
-    let results: Value = one(&client, "SELECT jsonb_agg(result ORDER BY id) FROM rouse.finished").await;
-    let report = |day, cents| json!({"day": format!("2026-03-0{day}"), "orders": 2, "cents": cents});
-    assert_eq!(results, json!([report(1, 500), report(2, 2_000), report(3, 198)]));
+    let results: Value = one(
+        &client,
+        "SELECT jsonb_agg(result ORDER BY id) FROM rouse.finished",
+    )
+    .await;
+    let report =
+        |day, cents| json!({"day": format!("2026-03-0{day}"), "orders": 2, "cents": cents});
+    assert_eq!(
+        results,
+        json!([report(1, 500), report(2, 2_000), report(3, 198)])
+    );
     let written = fs::read_to_string(folder.join("reports/2026-03-02.txt")).unwrap();
     assert_eq!(written, "2 orders, 2000 cents\n");
 }

@@ -12,7 +12,9 @@ pub(super) fn each_due_time_once(known: &Known<'_>) -> Found {
     let mut jobs: BTreeMap<(&str, i64), i64> = BTreeMap::new();
     for due in &known.world.due {
         let Some(due_us) = due.due_us else {
-            found.unless(due.job, true, || "a schedule has enqueued it without a due time".into());
+            found.unless(due.job, true, || {
+                "a schedule has enqueued it without a due time".into()
+            });
             continue;
         };
         *jobs.entry((&due.schedule, due_us)).or_default() += due.jobs;
@@ -22,7 +24,8 @@ pub(super) fn each_due_time_once(known: &Known<'_>) -> Found {
         found.case(None, count != 1, || {
             format!("schedule {schedule} has {count} jobs for its due time {due_us}")
         });
-        let skipped = previous.is_some_and(|(before, us)| before == schedule && due_us - us != SECOND_US);
+        let skipped =
+            previous.is_some_and(|(before, us)| before == schedule && due_us - us != SECOND_US);
         found.unless(None, skipped, || {
             format!("schedule {schedule} has left out a due time before {due_us}")
         });
