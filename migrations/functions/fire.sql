@@ -96,7 +96,8 @@ BEGIN
         WHERE f.name = ANY (names) ORDER BY f.name, f.due_at
     LOOP
         IF firing.due_at > at OR firing.due_at <= (firing.schedule).handled_until THEN
-            RAISE EXCEPTION 'rouse.fire_schedules: % is not due at %', (firing.schedule).name, firing.due_at USING ERRCODE = 'invalid_parameter_value';
+            RAISE EXCEPTION 'rouse.fire_schedules: % is not due at %', (firing.schedule).name, firing.due_at
+                USING ERRCODE = 'invalid_parameter_value';
         END IF;
         IF (firing.schedule).name IS DISTINCT FROM current THEN
             current := (firing.schedule).name;

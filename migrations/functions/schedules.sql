@@ -89,7 +89,8 @@ $$;
 -- The part of a schedule that its creator decides.
 CREATE OR REPLACE FUNCTION rouse._definition(p_schedule rouse.schedule) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
-    SELECT to_jsonb(p_schedule) - '{module_version,login,created_at,changed_at,paused_at,revision,handled_until,next_at,upcoming,error,last_job}'::text[]
+    SELECT to_jsonb(p_schedule)
+        - '{module_version,login,created_at,changed_at,paused_at,revision,handled_until,next_at,upcoming,error,last_job}'::text[]
 $$;
 
 -- Wakes the hosts: the time at which they have to look may have changed.
@@ -99,7 +100,8 @@ LANGUAGE sql AS $$
 $$;
 
 -- Leaves a record of an action on a schedule.
-CREATE OR REPLACE FUNCTION rouse._record_schedule(p_event text, p_name text, p_at timestamptz, p_job bigint DEFAULT NULL, p_detail jsonb DEFAULT '{}') RETURNS void
+CREATE OR REPLACE FUNCTION rouse._record_schedule(
+    p_event text, p_name text, p_at timestamptz, p_job bigint DEFAULT NULL, p_detail jsonb DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM rouse._ensure_partitions(p_at);
@@ -133,7 +135,8 @@ BEGIN
         p_schedule.upcoming := '{}';
         INSERT INTO rouse.schedule SELECT (p_schedule).* ON CONFLICT DO NOTHING;
         IF FOUND THEN
-            PERFORM rouse._record_schedule('schedule_created', p_schedule.name, at, NULL, jsonb_build_object('cron', p_schedule.cron, 'time_zone', p_schedule.time_zone));
+            PERFORM rouse._record_schedule('schedule_created', p_schedule.name, at, NULL,
+                jsonb_build_object('cron', p_schedule.cron, 'time_zone', p_schedule.time_zone));
             PERFORM rouse._wake_for_schedules();
             RETURN 'created';
         END IF;
@@ -282,7 +285,8 @@ BEGIN
     IF was.module_version IS NOT NULL THEN
         RAISE EXCEPTION 'rouse: schedule % cannot be removed: the module of handler % declares it', was.name, was.handler
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = format('SELECT rouse.pause_schedule(%L) stops it. Without schedule = true for the handler in rouse.toml, the hosts remove it.', was.name);
+                  HINT = format('SELECT rouse.pause_schedule(%L) stops it. '
+                                'Without schedule = true for the handler in rouse.toml, the hosts remove it.', was.name);
     END IF;
     PERFORM rouse._drop_schedule(was.name);
     RETURN true;
@@ -388,7 +392,8 @@ DECLARE
     at  timestamptz := clock_timestamp();
     id  bigint;
 BEGIN
-    IF NOT coalesce(isfinite(backfill_schedule.since) AND backfill_schedule.since < backfill_schedule.before AND backfill_schedule.before <= at, false)
+    IF NOT coalesce(isfinite(backfill_schedule.since) AND backfill_schedule.since < backfill_schedule.before
+                    AND backfill_schedule.before <= at, false)
        OR backfill_schedule.since < '1970-01-01Z' THEN
         RAISE EXCEPTION 'rouse.backfill_schedule: since must be before before, and both in the past, not % and %',
             coalesce(backfill_schedule.since::text, 'null'), coalesce(backfill_schedule.before::text, 'null')

@@ -1,8 +1,8 @@
 //! The due times of a schedule: a cron expression, read in a time zone.
 //!
-//! Expressions are parsed and searched by the crate croner, time zones come from the crate jiff, with the rules that are
-//! compiled into the program, so that all hosts of a release agree. What happens in the hour that daylight saving time
-//! skips or repeats is decided here: see [`DueTimes::next_after`].
+//! Expressions are parsed and searched by the crate croner. Time zones come from the crate jiff, with the rules that
+//! are compiled into the program, so that all hosts of a release agree. What happens in the hour that daylight saving
+//! time skips or repeats is decided here: see [`DueTimes::next_after`].
 
 use croner::Cron;
 use croner::parser::{CronParser, Seconds, Year};
@@ -82,7 +82,7 @@ impl DueTimes {
                 .search(&after.to_zoned(self.zone.clone()))
                 .filter(|next| *next > after);
         }
-        // In a calendar without daylight saving time: the due times of the dates and times of day that it finds are in the same order.
+        // The search is in UTC, which has no daylight saving time. What it finds is in the order of the due times.
         let mut date = self.zone.to_datetime(after);
         loop {
             let found = self.search(&date.to_zoned(TimeZone::UTC).ok()?)?;

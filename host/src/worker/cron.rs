@@ -22,7 +22,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(30);
 const LISTED_MAX: i32 = 250;
 /// How many due times one transaction handles.
 const FIRED_MAX: usize = 500;
-/// The wait after a round in which other hosts were faster.
+/// The wait after a round in which nothing could be written, because other hosts were faster, or a transaction that has
+/// changed the schedule is still open. It doubles with each such round, up to [`RETRY_AFTER`].
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// The wait after an error.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -32,9 +33,19 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     if !shared.settings.schedules {
         return;
     }
+    let mut again = AGAIN_AFTER;
     loop {
         let wait = match round(&shared).await {
-            Ok(wait) => wait,
+            Ok(Round::Idle(wait)) => wait,
+            Ok(Round::Fired) => {
+                again = AGAIN_AFTER;
+                Duration::ZERO
+            }
+            Ok(Round::Refused(next_in)) => {
+                let wait = again.min(next_in);
+                again = (again * 2).min(RETRY_AFTER);
+                wait
+            }
             Err(error) => {
                 if !shared.is_incarnation_over(&error) {
                     warn_unless_unreachable!(
@@ -52,12 +63,22 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     }
 }
 
-/// Fires what is due. Returns when to look again.
-async fn round(shared: &Arc<Shared>) -> Result<Duration, StoreError> {
+/// How a round ended.
+enum Round {
+    /// Nothing was due. The next schedule is due after this time, if any is.
+    Idle(Duration),
+    /// Something was written; more may be due.
+    Fired,
+    /// Nothing could be written. Another schedule is due after this time, if any is.
+    Refused(Duration),
+}
+
+/// Fires what is due.
+async fn round(shared: &Arc<Shared>) -> Result<Round, StoreError> {
     let due = shared.store.due_schedules(LISTED_MAX).await?;
+    let next_in = due.next_in.unwrap_or(LOOK_EVERY);
     if due.schedules.is_empty() && due.backfills.is_empty() {
-        // The database counts in milliseconds, rounded up.
-        return Ok(due.next_in.unwrap_or(LOOK_EVERY));
+        return Ok(Round::Idle(next_in));
     }
     // Some expressions take milliseconds to find that they are never due.
     let decided = spawn_blocking(move || decide(due)).await;
@@ -66,10 +87,9 @@ async fn round(shared: &Arc<Shared>) -> Result<Duration, StoreError> {
     for next in backfills {
         progress |= go_on_with(shared, next).await?;
     }
-    Ok(if progress {
-        Duration::ZERO
-    } else {
-        AGAIN_AFTER
+    Ok(match progress {
+        true => Round::Fired,
+        false => Round::Refused(next_in),
     })
 }
 
