@@ -60,7 +60,8 @@ CREATE TABLE rouse.limits (
     -- Jobs that the attempts of one job may enqueue, with those that these enqueue, and so on.
     descendants_max       integer NOT NULL DEFAULT 10000 CHECK (descendants_max > 0),
     -- How deep these may be nested.
-    depth_max             integer NOT NULL DEFAULT 20 CHECK (depth_max > 0)
+    depth_max             integer NOT NULL DEFAULT 20 CHECK (depth_max > 0),
+    schedules_max         integer NOT NULL DEFAULT 10000 CHECK (schedules_max > 0)
 );
 INSERT INTO rouse.limits DEFAULT VALUES;
 
@@ -271,6 +272,96 @@ CREATE TABLE rouse.flow (
     requested_at timestamptz NOT NULL
 );
 
+-- Schedules: each enqueues a job whenever it is due (functions/schedules.sql). Hosts compute the due times.
+CREATE TABLE rouse.schedule (
+    name            text COLLATE "C" PRIMARY KEY CHECK (name ~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$'),
+    -- The arguments of its jobs, as in rouse.enqueue.
+    handler         text NOT NULL,
+    payload         jsonb NOT NULL,
+    queue           text NOT NULL,
+    tenant          text,
+    source          text,
+    priority        rouse.priority NOT NULL,
+    max_attempts    integer,
+    tags            text[] NOT NULL,
+    grants          jsonb,
+    lease           interval,
+    timeout         interval,
+    -- The key of the payload that gets the due time; null: none.
+    due_key         text,
+    -- When it is due: five or six fields, and the time zone in which they are read.
+    cron            text NOT NULL,
+    time_zone       text NOT NULL,
+    overlap         text NOT NULL CHECK (overlap IN ('skip', 'queue', 'allow', 'cancel')),
+    catch_up        text NOT NULL CHECK (catch_up IN ('none', 'one', 'all')),
+    -- Missed due times that are older are not caught up; null: whatever their age.
+    catch_up_window interval CHECK (catch_up_window > interval '0'),
+    jitter          interval NOT NULL CHECK (jitter BETWEEN interval '0' AND interval '1 day'),
+    -- The version of the module that has declared it; null: a login has created it.
+    module_version  text,
+    -- The login that has created it, or that of the worker.
+    login           name NOT NULL,
+    created_at      timestamptz NOT NULL,
+    changed_at      timestamptz NOT NULL,
+    -- Null if it is not paused, otherwise since when.
+    paused_at       timestamptz,
+    -- Drawn from rouse.turn_seq with each change, so that what a host has decided applies only to the row that it has read.
+    revision        bigint NOT NULL,
+    -- All due times up to this one have been handled.
+    handled_until   timestamptz NOT NULL,
+    -- The next due time; null: a host has to compute it; infinity: none.
+    next_at         timestamptz,
+    -- The next five due times.
+    upcoming        timestamptz[] NOT NULL DEFAULT '{}',
+    -- Why no host can compute its due times, or why its last job was not enqueued; null: nothing is wrong.
+    error           text,
+    -- The last job that it has enqueued.
+    last_job        bigint
+) WITH (fillfactor = 70);
+-- Serves the search for the next due schedules.
+CREATE INDEX schedule_due ON rouse.schedule (coalesce(next_at, '-infinity')) WHERE paused_at IS NULL;
+
+-- What became of each due time. Insert-only. Old rows are deleted by rouse.maintain_schedules.
+CREATE TABLE rouse.schedule_run (
+    id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    schedule text COLLATE "C" NOT NULL,
+    -- Null if it was run by hand.
+    due_at   timestamptz,
+    at       timestamptz NOT NULL,
+    -- enqueued: a job was enqueued; queued: one that waits for the previous one; replaced: one after the previous one was cancelled;
+    -- backfilled; manual: run by hand. Without a job: skipped, because the previous one was live; missed: this due time, and perhaps earlier
+    -- ones, were too old; refused: rouse.enqueue has refused it.
+    outcome  text NOT NULL CHECK (outcome IN ('enqueued', 'queued', 'replaced', 'backfilled', 'manual', 'skipped', 'missed', 'refused')),
+    job      bigint,
+    error    text,
+    CHECK ((job IS NULL) = (outcome IN ('skipped', 'missed', 'refused')))
+);
+-- A due time has one job.
+CREATE UNIQUE INDEX schedule_run_due ON rouse.schedule_run (schedule, due_at) WHERE job IS NOT NULL;
+CREATE INDEX schedule_run_last ON rouse.schedule_run (schedule, id);
+CREATE INDEX schedule_run_at ON rouse.schedule_run (at);
+
+-- Requests to enqueue jobs for due times of the past, from `since` to before `before`.
+CREATE TABLE rouse.backfill (
+    id            bigint PRIMARY KEY DEFAULT nextval('rouse.turn_seq'),
+    schedule      text COLLATE "C" NOT NULL,
+    -- As it was when the backfill was requested.
+    cron          text NOT NULL,
+    time_zone     text NOT NULL,
+    since         timestamptz NOT NULL,
+    before        timestamptz NOT NULL,
+    -- Due times up to this one have been handled; null: none yet.
+    handled_until timestamptz,
+    -- How many jobs were enqueued: a due time that had one before gets no other.
+    enqueued      integer NOT NULL DEFAULT 0,
+    requested_at  timestamptz NOT NULL,
+    who           name NOT NULL,
+    finished_at   timestamptz,
+    error         text
+);
+CREATE INDEX backfill_open ON rouse.backfill (id) WHERE finished_at IS NULL;
+CREATE INDEX backfill_schedule ON rouse.backfill (schedule);
+
 -- Chains that have ended while some of their dependencies remain: they are too many for one transaction, or their jobs are locked.
 CREATE TABLE rouse.pending_release (
     chain     bigint PRIMARY KEY,
@@ -404,7 +495,8 @@ CREATE TABLE rouse.record (
     job     bigint,
     queue   text,
     -- released, renewed, cancelled, completed, failed, retried, rescheduled, deleted, purged (of a job, and of a queue); paused, resumed,
-    -- retention_set; flow_cancelled, flow_deleted; forgotten, timeouts_cleared; state_put, state_removed; history_unlocked.
+    -- retention_set; flow_cancelled, flow_deleted; schedule_created, schedule_replaced, schedule_paused, schedule_resumed, schedule_removed,
+    -- schedule_run, schedule_backfilled; forgotten, timeouts_cleared; state_put, state_removed; history_unlocked.
     event   text NOT NULL,
     attempt integer,
     worker  bigint,

@@ -26,6 +26,7 @@ mod postgres;
 mod queue;
 #[cfg(test)]
 mod reference;
+mod schedule;
 mod screen;
 mod serve;
 mod served;
@@ -100,6 +101,8 @@ enum Command {
     Chain(chain::Args),
     /// Show, list, cancel, retry and delete flows: graphs of jobs
     Flow(flow::Args),
+    /// List, show, set, run, pause and backfill schedules: jobs at certain times
+    Schedule(schedule::Args),
     /// Show what happened, when, and who did it
     Audit(audit::Args),
     /// List, drain, pause, resume and purge queues
@@ -139,6 +142,7 @@ impl Command {
             | Self::Job(_)
             | Self::Chain(_)
             | Self::Flow(_)
+            | Self::Schedule(_)
             | Self::Audit(_)
             | Self::Queue(_)
             | Self::State(_)
@@ -162,6 +166,7 @@ impl Command {
             | Self::Job(_)
             | Self::Chain(_)
             | Self::Flow(_)
+            | Self::Schedule(_)
             | Self::Audit(_)
             | Self::State(_)
             | Self::Top(_)
@@ -235,6 +240,7 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
             Command::Job(args) => job::run(args).await,
             Command::Chain(args) => chain::run(args).await,
             Command::Flow(args) => flow::run(args).await,
+            Command::Schedule(args) => schedule::run(args).await,
             Command::Audit(args) => audit::run(args).await,
             Command::Queue(args) => queue::run(args, middlewares).await,
             Command::State(args) => state::run(args).await,

@@ -4,8 +4,11 @@
 //! randomness as an argument, so they can be tested exhaustively.
 
 mod abort;
+pub mod cron;
+pub mod declared;
 mod end;
 mod error;
+pub mod firing;
 mod ids;
 mod json;
 mod loss;

@@ -15,8 +15,10 @@ mod audit_outbox;
 mod challenge;
 mod claim;
 mod database_metrics;
+mod declared;
 mod enqueue;
 mod find;
+mod fire;
 mod fleet;
 mod flows;
 mod handler_state;
@@ -39,6 +41,7 @@ mod remaining;
 mod renew;
 mod report;
 mod running;
+mod schedules;
 mod settle;
 mod sleep;
 mod steps;
@@ -70,8 +73,10 @@ pub use claim::{
     CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, Only, fills_an_answer,
 };
 pub use database_metrics::{COUNTED_WITHIN, DatabaseMetrics, Depth};
+pub use declared::ModuleSchedule;
 pub use enqueue::{Enqueue, Enqueued};
 pub use find::{FoundJobs, RetriedJobs};
+pub use fire::{Backfill, Due, DueSchedule, Fired};
 pub use handler_state::{StateOf, StateSet, StateWrite};
 pub use jobs::{EXAMINED_MAX, Listed, Listing};
 pub use lanes::Lane;
@@ -87,6 +92,7 @@ pub use remaining::Remaining;
 pub use renew::{Refusal, Renewal};
 pub use report::Report;
 pub use running::RunningUsage;
+pub use schedules::NewSchedule;
 pub use settle::{Locked, Ran, Settled, Settlement};
 pub use steps::NotMine;
 

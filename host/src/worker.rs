@@ -2,8 +2,8 @@
 //!
 //! The path of one claim is in `attempt.rs`: slot → sandbox run (within the middlewares) → `RunEnd` → `Outcome` →
 //! settler. The other loops each have a file: the claimer, the slots, the settler, the leases, the wakeups, the
-//! heartbeats, the challenges, the progress, the log lines, the usage and the maintenance. They share `Shared` and
-//! nothing else. `background.rs` starts the tasks beside the claimer, and `shutdown.rs` has the last steps.
+//! heartbeats, the challenges, the progress, the log lines, the usage, the schedules and the maintenance. They share
+//! `Shared` and nothing else. `background.rs` starts the tasks beside the claimer, and `shutdown.rs` has the last steps.
 //!
 //! Guarantees: a job runs at least once (it may run twice if a lease is lost); it is settled at most once, by the owner
 //! of its fence; no decision depends on the wall clock of this machine.
@@ -16,7 +16,9 @@ mod challenges;
 mod claim;
 mod claimer;
 mod claims;
+mod cron;
 mod database_metrics;
+mod declared;
 mod events;
 mod heartbeat;
 mod job_waits;
@@ -101,6 +103,10 @@ struct Shared {
     reports: Reports,
     /// Notified when there are releases to continue.
     releases: Notify,
+    /// Notified when the time at which the next schedule is due may have changed.
+    schedules: Notify,
+    /// Notified when the database has other capabilities of this worker.
+    capabilities_sent: Notify,
     health: Health,
     stop: Stop,
 }
@@ -152,6 +158,8 @@ impl Shared {
             },
             reports: Reports::default(),
             releases: Notify::new(),
+            schedules: Notify::new(),
+            capabilities_sent: Notify::new(),
             settings,
             store: parts.store,
             sandbox: parts.sandbox,

@@ -30,6 +30,20 @@ COMMENT ON FUNCTION rouse.history IS
 COMMENT ON FUNCTION rouse.job_log IS
     'Returns the log lines of the attempts of a job in order, after a given line.';
 
+-- Schedules.
+COMMENT ON FUNCTION rouse.schedule IS
+    'Creates or replaces a schedule in the transaction of the caller; returns created, replaced or unchanged.';
+COMMENT ON FUNCTION rouse.unschedule IS
+    'Removes a schedule; true if it existed. Its jobs stay.';
+COMMENT ON FUNCTION rouse.pause_schedule IS
+    'Pauses a schedule and returns since when it is paused; its live jobs continue.';
+COMMENT ON FUNCTION rouse.resume_schedule IS
+    'Resumes a paused schedule; true if it was paused. What was due in between is not caught up.';
+COMMENT ON FUNCTION rouse.run_schedule IS
+    'Enqueues a job of a schedule now and returns its id.';
+COMMENT ON FUNCTION rouse.backfill_schedule IS
+    'Requests jobs for the due times of a schedule between two times of the past; returns the id of the backfill.';
+
 -- Admin actions.
 COMMENT ON FUNCTION rouse.cancel IS
     'Cancels a queued or running job; true if it is cancelled now, false if it had ended otherwise or does not exist.';
@@ -150,6 +164,20 @@ COMMENT ON FUNCTION rouse.answer_challenge IS
     'Answers one challenge; false if it is not open.';
 COMMENT ON FUNCTION rouse.take_audit_outbox IS
     'Takes admin actions that no host has logged yet.';
+COMMENT ON FUNCTION rouse.due_schedules IS
+    'Lists the schedules that are due, unfinished backfills, and when the next schedule is due.';
+COMMENT ON FUNCTION rouse.fire_schedules IS
+    'Writes what becomes of due times, for schedules that have not changed since they were listed; returns their names.';
+COMMENT ON FUNCTION rouse.fire_backfill IS
+    'Enqueues the next jobs of a backfill; false if another host has gone on with it.';
+COMMENT ON FUNCTION rouse.maintain_schedules IS
+    'Deletes old rows about due times and finished backfills.';
+COMMENT ON FUNCTION rouse.module_schedules IS
+    'Lists the schedules that modules of live workers declare, and those that hosts have created for modules.';
+COMMENT ON FUNCTION rouse.put_module_schedule IS
+    'Creates or replaces the schedule of a handler as its module declares it.';
+COMMENT ON FUNCTION rouse.remove_module_schedule IS
+    'Removes the schedule of a handler whose module no longer declares it; true if it existed.';
 COMMENT ON FUNCTION rouse.maintain_partitions IS
     'Drops expired partitions, stale progress and stale usage.';
 COMMENT ON FUNCTION rouse.maintain_lanes IS

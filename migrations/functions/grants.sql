@@ -2,7 +2,7 @@
 -- left alone.
 --
 --   rouse_enqueuer  enqueues, and reads the state of single jobs
---   rouse_producer  the same; cancels and reads single jobs
+--   rouse_producer  the same; cancels and reads single jobs; schedules, and changes the schedules of its own login
 --   rouse_operator  the same; reads what observers read, and takes all admin actions
 --   rouse_worker    the functions that hosts call
 --   rouse_observer  reads everything except keys and fences, changes nothing
@@ -20,12 +20,13 @@ GRANT USAGE ON SCHEMA rouse TO rouse_enqueuer, rouse_producer, rouse_operator, r
 GRANT SELECT ON rouse.migration, rouse.definitions TO PUBLIC;
 
 -- Enqueuers.
-GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_many, rouse.enqueue_flow, rouse.signal, rouse.receipt TO rouse_enqueuer, rouse_producer, rouse_operator;
+GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_many, rouse.enqueue_flow, rouse.receipt TO rouse_enqueuer, rouse_producer, rouse_operator;
 
 -- Producers.
 GRANT EXECUTE ON FUNCTION
     rouse.cancel, rouse.cancel_chain, rouse.cancel_flow, rouse.job, rouse.result, rouse.chain, rouse.chain_result, rouse.flow, rouse.history, rouse.job_log,
-    rouse.outcomes, rouse.wait
+    rouse.outcomes, rouse.wait, rouse.signal,
+    rouse.schedule, rouse.unschedule, rouse.pause_schedule, rouse.resume_schedule, rouse.run_schedule, rouse.backfill_schedule
     TO rouse_producer, rouse_operator;
 
 -- Operators.
@@ -40,9 +41,12 @@ GRANT EXECUTE ON FUNCTION
     rouse.register, rouse.heartbeat, rouse.outlived, rouse.unregister, rouse.sleep, rouse.awake,
     rouse.peek, rouse.promote, rouse.continue_releases, rouse.overdue, rouse.remaining, rouse.remaining_bound, rouse.depth,
     rouse.claim, rouse.claim_bound, rouse.claimed, rouse.orphans, rouse.adopt, rouse.settle, rouse.renew,
-    rouse.recorded_step_names, rouse.recorded_step, rouse.record_step, rouse.take_signal, rouse.returned_calls, rouse.parent_ends, rouse.report, rouse.report_usage, rouse.append_log,
+    rouse.recorded_step_names, rouse.recorded_step, rouse.record_step, rouse.take_signal, rouse.returned_calls, rouse.parent_ends,
+    rouse.report, rouse.report_usage, rouse.append_log,
     rouse.get_state, rouse.state_keys, rouse.set_state, rouse.delete_state,
     rouse.challenges, rouse.answer_challenge, rouse.take_audit_outbox,
+    rouse.due_schedules, rouse.fire_schedules, rouse.fire_backfill, rouse.maintain_schedules,
+    rouse.module_schedules, rouse.put_module_schedule, rouse.remove_module_schedule,
     rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes, rouse.maintain_dependencies
     TO rouse_worker;
 GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
@@ -55,9 +59,9 @@ GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_resu
 -- Views run with the rights of their owner; these functions run with those of the reader.
 GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload TO rouse_observer, rouse_operator;
 GRANT SELECT ON
-    rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.dependency, rouse.pending_release, rouse.flow, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
+    rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.dependency, rouse.pending_release, rouse.flow, rouse.schedule, rouse.schedule_run, rouse.backfill, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
     rouse.handler_state, rouse.challenge, rouse.audit_outbox, rouse.worker_login,
-    rouse.jobs, rouse.flows, rouse.queues, rouse.backlog, rouse.workers, rouse.handlers, rouse.usage, rouse.top
+    rouse.jobs, rouse.flows, rouse.schedules, rouse.queues, rouse.backlog, rouse.workers, rouse.handlers, rouse.usage, rouse.top
     TO rouse_observer, rouse_operator;
 -- Not the fences.
 GRANT SELECT (job, percent, step, at) ON rouse.progress TO rouse_observer, rouse_operator;

@@ -55,5 +55,20 @@ BEGIN
     IF to_regtype('rouse.log_line') IS NULL THEN
         CREATE TYPE rouse.log_line AS (id bigint, attempt integer, line integer, age_ms bigint, level text, text text);
     END IF;
+    -- A schedule whose due times up to handled_until are handled, if its revision is still this one.
+    --   next_at   the next due time; null: there is none
+    --   upcoming  the next five due times
+    --   error     why they cannot be computed; null: nothing is wrong
+    IF to_regtype('rouse.schedule_change') IS NULL THEN
+        CREATE TYPE rouse.schedule_change AS (
+            name text, revision bigint, handled_until timestamptz, next_at timestamptz, upcoming timestamptz[], error text);
+    END IF;
+    -- What becomes of a due time of a schedule.
+    --   action  enqueue; queue: behind the previous job; replace: cancel the previous job first; skip, miss, refuse: no job
+    --   run_at  the due time with jitter; null: at once
+    --   error   with refuse: why
+    IF to_regtype('rouse.schedule_firing') IS NULL THEN
+        CREATE TYPE rouse.schedule_firing AS (name text, due_at timestamptz, action text, run_at timestamptz, error text);
+    END IF;
 END
 $$;

@@ -117,6 +117,7 @@ BEGIN
         WHEN jsonb_typeof(c.value -> 'grants') <> 'array' OR jsonb_path_exists(c.value, '$.grants[*] ? (@.type() != "string")')
             THEN 'grants must be a list of texts'
         WHEN jsonb_typeof(c.value -> 'max_attempts') NOT IN ('number', 'null') THEN 'max_attempts must be a number'
+        WHEN jsonb_typeof(c.value -> 'schedule') NOT IN ('object', 'null') THEN 'schedule must be an object'
         WHEN jsonb_typeof(c.value -> 'payload_keys') NOT IN ('array', 'null') THEN 'payload_keys must be a list'
     END AS wrong) AS of
     WHERE of.wrong IS NOT NULL

@@ -43,6 +43,10 @@ pub struct Definition {
     pub grace_ms: Option<u64>,
     /// Whether an instance may serve many jobs.
     pub instances: Instances,
+    /// When it is to run, if the operator allows it: a cron expression.
+    pub schedule: Option<&'static str>,
+    /// The time zone of the schedule; UTC by default.
+    pub schedule_time_zone: Option<&'static str>,
     /// The capabilities that the handler asks the operator for, for instance `dirs:/photos`.
     pub capabilities: &'static [&'static str],
 }

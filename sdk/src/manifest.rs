@@ -27,6 +27,8 @@ fn handler(entry: &Entry) -> Value {
         timeout_ms,
         grace_ms,
         instances,
+        schedule,
+        schedule_time_zone,
         capabilities,
     } = entry.definition;
 
@@ -56,6 +58,13 @@ fn handler(entry: &Entry) -> Value {
                 Instances::Fresh => None,
                 Instances::Reuse => Some("reuse".into()),
             },
+        ),
+        (
+            "schedule",
+            schedule.map(|cron| {
+                let zone = schedule_time_zone.map(Value::from);
+                object([("cron", Some(cron.into())), ("time_zone", zone)]).into()
+            }),
         ),
         (
             "capabilities",

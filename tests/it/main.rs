@@ -19,6 +19,7 @@ mod plans;
 mod retention;
 mod revoked;
 mod roles;
+mod schedules;
 mod settle;
 mod sources;
 mod starting;

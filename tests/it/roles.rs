@@ -79,6 +79,22 @@ const RESUME: &str = "SELECT rouse.resume_queue('roles')";
 const CHALLENGE: &str = "SELECT rouse.challenge('nobody', 'x')";
 const ANSWER: &str = "SELECT rouse.challenge_answer(gen_random_uuid())";
 const FORGET_WORKER: &str = "SELECT rouse.forget_worker('nobody')";
+const SCHEDULE: &str = "SELECT rouse.schedule('roles', 'x', cron => '0 0 1 1 *')";
+const UNSCHEDULE: &str = "SELECT rouse.unschedule('nobody')";
+const PAUSE_SCHEDULE: &str = "SELECT rouse.pause_schedule('nobody')";
+const RESUME_SCHEDULE: &str = "SELECT rouse.resume_schedule('nobody')";
+const RUN_SCHEDULE: &str = "SELECT rouse.run_schedule('nobody')";
+const BACKFILL: &str = "SELECT rouse.backfill_schedule('nobody', now(), now())";
+const SCHEDULES: &str = "SELECT * FROM rouse.schedules";
+const CHANGE_SCHEDULES: &str = "UPDATE rouse.schedule SET next_at = NULL";
+const DUE_SCHEDULES: &str = "SELECT rouse.due_schedules(1, NULL, 1)";
+const FIRE_SCHEDULES: &str = "SELECT rouse.fire_schedules(1, NULL, '{}', '{}')";
+const FIRE_BACKFILL: &str = "SELECT rouse.fire_backfill(1, NULL, 1, NULL, '{}', true, NULL)";
+const MAINTAIN_SCHEDULES: &str = "SELECT rouse.maintain_schedules(1, NULL, '7 days')";
+const MODULE_SCHEDULES: &str = "SELECT rouse.module_schedules(1, NULL)";
+const PUT_MODULE_SCHEDULE: &str =
+    "SELECT rouse.put_module_schedule(1, NULL, 'x', '1', '* * * * *', 'UTC')";
+const REMOVE_MODULE_SCHEDULE: &str = "SELECT rouse.remove_module_schedule(1, NULL, 'x')";
 const READ_LIMITS: &str = "SELECT * FROM rouse.worker_login";
 const DELETE_LIMITS: &str = "DELETE FROM rouse.worker_login";
 
@@ -86,7 +102,21 @@ const DELETE_LIMITS: &str = "DELETE FROM rouse.worker_login";
 async fn each_role_has_its_own_rights_and_no_others() {
     let db = TestDb::new().await;
     let enqueuer = &[ENQUEUE, ENQUEUE_MANY, RECEIPT][..];
-    let producer = &[CANCEL, JOB, RESULT, OUTCOMES, WAIT, HISTORY, JOB_LOG][..];
+    let producer = &[
+        CANCEL,
+        JOB,
+        RESULT,
+        OUTCOMES,
+        WAIT,
+        HISTORY,
+        JOB_LOG,
+        SCHEDULE,
+        UNSCHEDULE,
+        PAUSE_SCHEDULE,
+        RESUME_SCHEDULE,
+        RUN_SCHEDULE,
+        BACKFILL,
+    ][..];
     let observer = &[
         READ_TABLE,
         READ_VIEW,
@@ -103,6 +133,7 @@ async fn each_role_has_its_own_rights_and_no_others() {
         READ_LIMITS,
         SEARCH,
         FIND,
+        SCHEDULES,
     ][..];
     let operator = &[
         COMPLETE,
@@ -135,6 +166,13 @@ async fn each_role_has_its_own_rights_and_no_others() {
         STATE_KEYS,
         SET_STATE,
         DELETE_STATE,
+        DUE_SCHEDULES,
+        FIRE_SCHEDULES,
+        FIRE_BACKFILL,
+        MAINTAIN_SCHEDULES,
+        MODULE_SCHEDULES,
+        PUT_MODULE_SCHEDULE,
+        REMOVE_MODULE_SCHEDULE,
     ][..];
     for (role, allowed) in [
         ("rouse_enqueuer", enqueuer.to_vec()),
@@ -201,6 +239,21 @@ async fn each_role_has_its_own_rights_and_no_others() {
             FORGET_WORKER,
             READ_LIMITS,
             DELETE_LIMITS,
+            SCHEDULE,
+            UNSCHEDULE,
+            PAUSE_SCHEDULE,
+            RESUME_SCHEDULE,
+            RUN_SCHEDULE,
+            BACKFILL,
+            SCHEDULES,
+            CHANGE_SCHEDULES,
+            DUE_SCHEDULES,
+            FIRE_SCHEDULES,
+            FIRE_BACKFILL,
+            MAINTAIN_SCHEDULES,
+            MODULE_SCHEDULES,
+            PUT_MODULE_SCHEDULE,
+            REMOVE_MODULE_SCHEDULE,
         ] {
             assert_eq!(
                 may_call(&db, role, call).await,

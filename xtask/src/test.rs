@@ -45,7 +45,7 @@ impl Postgres {
 }
 
 /// The modules of tests/it that test Rouse's SQL. The other modules reach the database through the same functions.
-const SQL_MODULES: [&str; 31] = [
+const SQL_MODULES: [&str; 32] = [
     "admin_actions",
     "adopt",
     "audit",
@@ -70,6 +70,7 @@ const SQL_MODULES: [&str; 31] = [
     "retention",
     "revoked",
     "roles",
+    "schedules",
     "settle",
     "sources",
     "state",

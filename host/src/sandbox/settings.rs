@@ -101,6 +101,9 @@ pub struct Settings {
     pub fine_clocks: BTreeMap<String, bool>,
     /// The handlers whose jobs a handler may enqueue, names and patterns, by handler or pattern.
     pub enqueue: BTreeMap<String, Vec<String>>,
+    /// Of which handlers the schedules that their modules declare are created, by name or pattern; the narrowest entry
+    /// counts. Default: none.
+    pub schedules: BTreeMap<String, bool>,
     /// Which requests handlers may send. Default: none.
     pub http_grants: Vec<HttpGrant>,
     /// Settings for all requests.
@@ -194,6 +197,7 @@ impl Default for Settings {
             handler_settings: BTreeMap::new(),
             fine_clocks: BTreeMap::new(),
             enqueue: BTreeMap::new(),
+            schedules: BTreeMap::new(),
             http_grants: Vec::new(),
             http: HttpSettings::default(),
             secrets: Secrets::default(),

@@ -46,6 +46,8 @@ pub enum Notification {
     Wakeup(Wakeup),
     /// Another session has changed this job, which the worker had claimed; `None` means any of its jobs.
     Changed(Option<JobId>),
+    /// The time at which the next schedule is due may have changed.
+    Schedules,
     /// This worker has been challenged.
     Challenged,
     /// The worker's own notification to itself.
@@ -64,6 +66,9 @@ impl Notification {
 }
 
 const ECHO: &str = "echo";
+
+/// The note of `rouse._wake_for_schedules` (`migrations/functions/schedules.sql`). No queue has this name.
+const SCHEDULES: &str = "*schedules";
 
 /// See `rouse.challenge` (`migrations/functions/workers.sql`).
 const CHALLENGE: &str = "challenge";
@@ -98,6 +103,7 @@ impl Listener {
             while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
                 if let AsyncMessage::Notification(note) = message {
                     let notification = match note.channel() {
+                        WAKE_CHANNEL if note.payload() == SCHEDULES => Notification::Schedules,
                         WAKE_CHANNEL => Notification::Wakeup(Wakeup::parse(note.payload())),
                         _ => Notification::own(note.payload()),
                     };

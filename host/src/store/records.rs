@@ -13,7 +13,7 @@ use tokio_postgres::types::{Field, Kind, ToSql, Type};
 use super::{Store, StoreError};
 
 /// The records that a host sends.
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 9] = [
     "adoption",
     "claim_order",
     "settlement",
@@ -21,6 +21,8 @@ const NAMES: [&str; 7] = [
     "progress_report",
     "attempt_usage",
     "log_line",
+    "schedule_change",
+    "schedule_firing",
 ];
 
 /// Array types of records, by the name of the record. Their oids differ from database to database.

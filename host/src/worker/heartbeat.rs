@@ -41,7 +41,7 @@ pub(super) fn registration(
 /// The maximum size of the payload keys of all handlers in one registration, bytes. Keys beyond it are left out.
 const KEYS_BYTES_MAX: usize = 256 << 10;
 
-/// `{"handler": {"version": …, "grants": […], "max_attempts": …, "payload_keys": […]}, …}`
+/// `{"handler": {"version": …, "grants": […], "max_attempts": …, "payload_keys": […], "schedule": {…}}, …}`
 fn capabilities(settings: &Settings, handlers: &HandlerSet) -> Value {
     let mut keys_bytes = 0;
     let capability = |name: &String| {
@@ -52,6 +52,9 @@ fn capabilities(settings: &Settings, handlers: &HandlerSet) -> Value {
             "grants": handler.granted(),
             "max_attempts": Policy::resolve(&handler.manifest, &settings.overrides).retry.max_attempts,
         });
+        if let Some(schedule) = handler.schedule() {
+            capability["schedule"] = json!(schedule);
+        }
         if let Some(keys) = &handler.manifest.payload_keys {
             // With quotes and a comma.
             keys_bytes += keys.iter().map(|key| key.len() + 4).sum::<usize>();
@@ -252,6 +255,9 @@ impl<'a> Heartbeats<'a> {
         match shared.store.heartbeat(changed, &stats, self.draining).await {
             Ok(Heartbeat { expired, timeouts }) => {
                 self.failures = 0;
+                if changed.is_some() {
+                    shared.capabilities_sent.notify_one();
+                }
                 self.reported = capabilities;
                 show_timeouts(timeouts);
                 if expired > 0 {

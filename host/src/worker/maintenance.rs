@@ -19,6 +19,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         let again = partitions(&shared).await;
         lanes(&shared).await;
         dependencies(&shared).await;
+        schedules(&shared).await;
         tokio::time::sleep(again).await;
     }
 }
@@ -89,6 +90,28 @@ async fn dependencies(shared: &Shared) {
                 error,
                 "could not look for jobs whose release was lost; trying again in an hour"
             );
+        }
+    }
+}
+
+/// Deletes old rows about due times. After an error, the next round goes on.
+async fn schedules(shared: &Shared) {
+    loop {
+        let _permit = shared.calls.patient.acquire().await;
+        match shared
+            .store
+            .maintain_schedules(shared.settings.keep_days)
+            .await
+        {
+            Ok(0) => break,
+            Ok(deleted) => info!(deleted, "deleted old rows about due times of schedules"),
+            Err(error) => {
+                warn_unless_unreachable!(
+                    error,
+                    "could not delete old rows about due times; trying again with the next maintenance"
+                );
+                break;
+            }
         }
     }
 }

@@ -27,6 +27,8 @@ pub struct Settings {
     pub slots: usize,
     /// Whether the worker listens for notifications. Otherwise only the poll finds jobs.
     pub notify: bool,
+    /// Whether the worker fires schedules. Not while it drains a single queue.
+    pub schedules: bool,
     /// The first wait after a look that found nothing. Lowered to `poll_max` if it is longer.
     pub poll_min: Duration,
     /// The longest wait between two looks.
@@ -96,6 +98,7 @@ impl Default for Settings {
             tags: Vec::new(),
             slots: 4 * cores,
             notify: true,
+            schedules: true,
             poll_min: Duration::from_millis(5),
             poll_max: Duration::from_secs(2),
             promote_after: Some(Duration::from_secs(15 * 60)),

@@ -133,10 +133,12 @@ async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
     }
     shared.listener.connected.store(true, Ordering::Relaxed);
     shared.listener.reconnected.store(true, Ordering::Relaxed);
-    // Notifications may have been missed: look for jobs, renew all leases, and check for challenges.
+    // Notifications may have been missed: look for jobs and schedules, renew all leases, and check for
+    // challenges.
     shared.wakeups.notify(None);
     shared.leases.doubt(None);
     shared.presence.challenges.notify();
+    shared.schedules.notify_one();
     loop {
         let received = tokio::select! {
             received = listener.next() => received,
@@ -158,6 +160,7 @@ async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
                     shared.presence.heartbeat_now.notify_one();
                 }
             }
+            Some(Notification::Schedules) => shared.schedules.notify_one(),
             Some(Notification::Challenged) => shared.presence.challenges.notify(),
             // A late echo.
             Some(Notification::Echo) => {}

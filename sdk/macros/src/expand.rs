@@ -199,6 +199,8 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
         timeout_ms,
         grace_ms,
         reuse,
+        schedule,
+        schedule_time_zone,
         capabilities,
     } = options;
     let version = match version {
@@ -220,6 +222,8 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
         true => quote!(::rouse_sdk::Instances::Reuse),
         false => quote!(::rouse_sdk::Instances::Fresh),
     };
+    let schedule = option(schedule);
+    let schedule_time_zone = option(schedule_time_zone);
     quote! {
         ::rouse_sdk::Definition {
             name: #name,
@@ -234,6 +238,8 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
             timeout_ms: #timeout_ms,
             grace_ms: #grace_ms,
             instances: #instances,
+            schedule: #schedule,
+            schedule_time_zone: #schedule_time_zone,
             capabilities: &[#(#capabilities),*],
         }
     }

@@ -27,6 +27,8 @@ use proc_macro::TokenStream;
 /// | `timeout` | `"1h"`: the run timeout of an attempt | the host's default |
 /// | `grace` | `"5s"`: from the abort signal to the hard stop | the host's default |
 /// | `instances` | `"reuse"`: an instance may serve many jobs, see the README | `"fresh"` |
+/// | `schedule` | `"0 3 * * *"`: when the handler is to run, if the operator allows it; five cron fields, or six with seconds first | never |
+/// | `schedule_time_zone` | `"Europe/Berlin"`: the time zone of the schedule | UTC |
 /// | `capabilities` | what the handler needs, in the words of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "sign:HOOK_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "enqueue:photo.*", "fine_clocks"]`; without the part after the colon, any | nothing |
 ///
 /// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. All values are checked at compile time. The

@@ -12,7 +12,8 @@ use crate::duration::milliseconds;
 const NAME_BYTES_MAX: usize = 128;
 
 const KNOWN: &str = "name, version, description, max_attempts, initial_backoff, max_backoff, \
-                     multiplier, jitter, lease, timeout, grace, instances, capabilities";
+                     multiplier, jitter, lease, timeout, grace, instances, schedule, \
+                     schedule_time_zone, capabilities";
 
 /// The options that the author declared.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ pub(crate) struct Options {
     pub(crate) timeout_ms: Option<u64>,
     pub(crate) grace_ms: Option<u64>,
     pub(crate) reuse: bool,
+    pub(crate) schedule: Option<String>,
+    pub(crate) schedule_time_zone: Option<String>,
     pub(crate) capabilities: Vec<String>,
 }
 
@@ -70,6 +73,8 @@ impl Options {
             timeout_ms: None,
             grace_ms: None,
             reuse: false,
+            schedule: None,
+            schedule_time_zone: None,
             capabilities: Vec::new(),
         };
         for Setting { name, value } in &settings {
@@ -93,6 +98,8 @@ impl Options {
                     reader.fail(name.span(), "`concurrency` is not supported yet; remove it")
                 }
                 "instances" => o.reuse = reader.keep(reuse(value)).unwrap_or_default(),
+                "schedule" => o.schedule = reader.keep(cron(value)),
+                "schedule_time_zone" => o.schedule_time_zone = reader.keep(nonempty(value)),
                 "capabilities" => o.capabilities = reader.keep(words(value)).unwrap_or_default(),
                 other => reader.fail(
                     name.span(),
@@ -115,6 +122,16 @@ impl Options {
             reader.fail(
                 setting.value.span(),
                 "max_backoff is shorter than initial_backoff",
+            );
+        }
+        if let Some(setting) = settings
+            .iter()
+            .find(|setting| setting.name == "schedule_time_zone")
+            && !settings.iter().any(|setting| setting.name == "schedule")
+        {
+            reader.fail(
+                setting.name.span(),
+                "a time zone needs a schedule: schedule = \"0 3 * * *\"",
             );
         }
         reader.finish(options)
@@ -181,6 +198,20 @@ fn nonempty(value: &Expr) -> syn::Result<String> {
         return Err(syn::Error::new(text.span(), "expected text; this is empty"));
     }
     Ok(text.value())
+}
+
+/// A cron expression; the host checks the fields.
+fn cron(value: &Expr) -> syn::Result<String> {
+    let literal = text(value)?;
+    let cron = literal.value();
+    if matches!(cron.split_whitespace().count(), 5 | 6) {
+        return Ok(cron);
+    }
+    Err(syn::Error::new(
+        literal.span(),
+        "expected five fields (minute, hour, day of the month, month, day of the week), or six with seconds first, \
+         for instance \"0 3 * * *\"",
+    ))
 }
 
 fn handler_name(value: &Expr) -> syn::Result<String> {

@@ -11,6 +11,7 @@ use super::drained::{self, Drained};
 use super::held_up;
 use super::host::HostOptions;
 use super::report::{Report, Unit};
+use super::schedules;
 use super::server::Server;
 
 #[derive(Args)]
@@ -21,6 +22,9 @@ pub(super) struct Options {
     /// Runs of each shape, in turns; the median of each figure is reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     pub(super) runs: u16,
+    /// Schedules that are due in the same second
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(i32).range(1..=10_000))]
+    pub(super) schedules: i32,
 }
 
 /// Each shape, with its name and label.
@@ -96,6 +100,15 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
             );
         }
         held_up::run(bench, server, options.jobs, &mut report).await?;
+        schedules::run(
+            bench,
+            server,
+            &host,
+            options.schedules,
+            options.runs,
+            &mut report,
+        )
+        .await?;
         Ok(report)
     })
     .await

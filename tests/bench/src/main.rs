@@ -13,6 +13,7 @@ mod decay;
 mod idle;
 
 mod scale;
+mod schedules;
 
 mod all;
 mod levels;

@@ -15,6 +15,7 @@ mod frozen;
 mod keys;
 mod order;
 mod recovery;
+mod schedules;
 mod settled;
 mod steps;
 mod times;
@@ -120,7 +121,7 @@ enum Needs {
 }
 
 /// Every rule.
-pub(super) const RULES: [Rule; 31] = [
+pub(super) const RULES: [Rule; 32] = [
     Rule {
         name: "accepted_jobs_exist",
         promise: "a job exists if its enqueue was answered with its id",
@@ -306,6 +307,12 @@ pub(super) const RULES: [Rule; 31] = [
         promise: "no job waits for chains that have all ended, and none is cancelled for a failure that did not happen",
         needs: Needs::Nothing,
         check: dependencies::no_child_stranded,
+    },
+    Rule {
+        name: "each_due_time_once",
+        promise: "each due time of a schedule has one job, and none is left out",
+        needs: Needs::Nothing,
+        check: schedules::each_due_time_once,
     },
 ];
 

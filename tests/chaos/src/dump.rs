@@ -9,6 +9,7 @@ use tokio_postgres::Client;
 
 use super::folder::Folder;
 use super::ledger::now_us;
+use super::schedules::SOURCE;
 
 /// Covers the waits after repeated losses (10 s, then 20 s), leases and retries.
 const DRAINED_WITHIN: Duration = Duration::from_secs(120);
@@ -22,7 +23,8 @@ pub(super) async fn drained(client: &Client) -> Result<i64> {
     let started = Instant::now();
     let sql = format!(
         "SELECT count(*) FROM rouse.job
-         WHERE state = 'running' OR turn IS NOT NULL OR available_at < now() + interval '{AHEAD}'"
+         WHERE source IS DISTINCT FROM '{SOURCE}'
+           AND (state = 'running' OR turn IS NOT NULL OR available_at < now() + interval '{AHEAD}')"
     );
     loop {
         let left: i64 = client.query_one(&sql, &[]).await?.get(0);
@@ -41,7 +43,7 @@ macro_rules! us {
 }
 
 /// Each table with its query: one JSON object per row.
-const TABLES: [(&str, &str); 5] = [
+const TABLES: [(&str, &str); 6] = [
     (
         "jobs",
         concat!(
@@ -57,7 +59,7 @@ const TABLES: [(&str, &str); 5] = [
             us!("claimed_at"),
             ", 'finished_us', ",
             us!("finished_at"),
-            ")::text FROM rouse.jobs"
+            ")::text FROM rouse.jobs WHERE source IS DISTINCT FROM 'chaos-schedule'"
         ),
     ),
     (
@@ -94,6 +96,17 @@ const TABLES: [(&str, &str); 5] = [
     (
         "workers",
         "SELECT json_build_object('incarnation', incarnation, 'worker_id', worker_id)::text FROM rouse.worker",
+    ),
+    (
+        "due",
+        concat!(
+            "SELECT json_build_object('schedule', r.schedule, 'job', r.job, ",
+            "'jobs', (SELECT count(*) FROM rouse.jobs AS j WHERE j.id = r.job AND j.source = 'chaos-schedule'), 'due_us', ",
+            us!("r.due_at"),
+            ")::text FROM rouse.schedule_run AS r ",
+            "UNION ALL SELECT json_build_object('schedule', '', 'job', j.id, 'jobs', 1, 'due_us', NULL)::text FROM rouse.jobs AS j ",
+            "WHERE j.source = 'chaos-schedule' AND NOT EXISTS (SELECT FROM rouse.schedule_run AS r WHERE r.job = j.id)"
+        ),
     ),
 ];
 

@@ -4,6 +4,7 @@
 //! its answer, and the evidence that each attempt leaves.
 
 mod run;
+mod schedules;
 
 mod load;
 mod plan;

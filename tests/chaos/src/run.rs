@@ -21,6 +21,7 @@ use super::load::QUEUES;
 use super::module::Module;
 use super::plan::{self, Planned};
 use super::producers::{Producer, Recent};
+use super::schedules;
 use super::server::Server;
 use super::settings::LINE_HOSTS;
 use super::watch;
@@ -99,6 +100,7 @@ async fn run_with(
         settings.hosts,
     )?);
     registered(&server, settings.hosts + LINE_HOSTS).await?;
+    schedules::create(&database::connect(&server.url).await?).await?;
 
     eprintln!(
         "load and {} faults for {} minutes",
@@ -134,6 +136,7 @@ async fn run_with(
         }
         ledger.happened(now_us(), Event::LoadEnded)?;
         server.answers().await?;
+        schedules::pause(&database::connect(&server.url).await?).await?;
         for queue in QUEUES {
             faults.resume(queue).await?;
         }

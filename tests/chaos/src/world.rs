@@ -129,6 +129,16 @@ pub(super) struct Progress {
     pub(super) worker: Option<i64>,
 }
 
+/// A row of rouse.schedule_run, or a job of a schedule that has none.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Due {
+    pub(super) schedule: String,
+    pub(super) due_us: Option<i64>,
+    pub(super) job: Option<i64>,
+    /// How many jobs have this id.
+    pub(super) jobs: i64,
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Worker {
     pub(super) incarnation: i64,
@@ -158,6 +168,7 @@ pub(super) struct World {
     pub(super) steps: Vec<Step>,
     pub(super) progress: Vec<Progress>,
     pub(super) workers: Vec<Worker>,
+    pub(super) due: Vec<Due>,
     pub(super) tries: Vec<Try>,
     pub(super) dumped_us: i64,
 }
@@ -179,6 +190,7 @@ impl World {
             steps: rows(&folder.dump("steps"))?,
             progress: rows(&folder.dump("progress"))?,
             workers: rows(&folder.dump("workers"))?,
+            due: rows(&folder.dump("due"))?,
             tries: tries(&folder.hosts())?,
             ..Self::default()
         };

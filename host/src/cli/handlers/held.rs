@@ -31,6 +31,7 @@ impl<'a> Held<'a> {
                 Capability::State => file.table_of(name, "state"),
                 Capability::FineClocks => file.origin(name, "fine_clocks"),
                 Capability::Enqueue(Some(_)) => file.origin(name, "enqueue"),
+                Capability::Schedule => file.origin(name, "schedule"),
                 // These are listed in full.
                 Capability::Http(_)
                 | Capability::Secrets(_)

@@ -226,6 +226,8 @@ fn settings(args: &Args, file: &File) -> Settings {
         worker_id: args.worker_id.clone().unwrap_or(random),
         queues: vec![args.name.clone()],
         overrides,
+        // The queue would not become empty.
+        schedules: false,
         ..written
     }
 }

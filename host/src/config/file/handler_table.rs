@@ -46,6 +46,8 @@ pub(super) struct HandlerTable {
     /// True: its clocks are as fine as the machine's.
     pub(super) fine_clocks: Option<bool>,
     pub(super) enqueue: Option<Vec<String>>,
+    /// True: the schedule that its module declares is created.
+    pub(super) schedule: Option<bool>,
     /// The keys that the table sets, except numbers.
     pub(super) set: Vec<&'static str>,
 }
@@ -127,6 +129,12 @@ impl Table for HandlerTable {
             "The handlers whose jobs it may enqueue, call, and continue with",
         ),
         Entry::new(
+            "schedule",
+            "`true`, `false`",
+            "`false`",
+            "`true`: the schedule that its module declares is created",
+        ),
+        Entry::new(
             "concurrency",
             "none",
             "none",
@@ -156,6 +164,7 @@ impl Table for HandlerTable {
             "state" => self.state = Some(map.next_value()?),
             "fine_clocks" => self.fine_clocks = Some(map.next_value()?),
             "enqueue" => self.enqueue = Some(map.next_value::<Patterns>()?.0),
+            "schedule" => self.schedule = Some(map.next_value()?),
             "concurrency" => map.next_value::<NotEnforced>().map(drop)?,
             key => unreachable!("{key} has a row, and is not read"),
         }

@@ -80,6 +80,7 @@ impl File {
             handler_settings: self.of_handlers(|table| table.settings.clone().map(|own| own.0)),
             fine_clocks: self.of_handlers(|table| table.fine_clocks),
             enqueue: self.of_handlers(|table| table.enqueue.clone()),
+            schedules: self.of_handlers(|table| table.schedule),
             http_grants: self.by_handler(|table| &table.http, HttpTable::grant),
             http: HttpSettings {
                 ca_file: self.http_ca_file.as_ref().map(|file| folder.join(file)),

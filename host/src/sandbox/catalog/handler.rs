@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::job::declared::DeclaredSchedule;
 use crate::sandbox::capability::{HandlerState, HttpAccess};
 use crate::sandbox::grants::{Granted, granted_capabilities, lines, missing};
 use crate::sandbox::{
@@ -37,7 +38,7 @@ pub struct Handler {
 }
 
 /// The kinds of capabilities that an operator can grant, as returned by [`Handler::granted`].
-pub const GRANTS: [&str; 9] = [
+pub const GRANTS: [&str; 10] = [
     "files",
     "http",
     "secrets",
@@ -47,6 +48,7 @@ pub const GRANTS: [&str; 9] = [
     "settings",
     "fine_clocks",
     "enqueue",
+    "schedule",
 ];
 
 impl Handler {
@@ -62,12 +64,19 @@ impl Handler {
             self.granted.settings.is_some(),
             self.granted.fine_clocks,
             !self.granted.enqueue.is_empty(),
+            self.granted.schedule,
         ];
         GRANTS
             .into_iter()
             .zip(granted)
             .filter_map(|(word, granted)| granted.then_some(word))
             .collect()
+    }
+
+    /// The schedule that its module declares, if the operator allows it.
+    pub fn schedule(&self) -> Option<&DeclaredSchedule> {
+        let declared = self.manifest.schedule.as_ref();
+        declared.filter(|_| self.granted.schedule)
     }
 
     /// Everything that it is granted, in manifest notation.
@@ -109,6 +118,7 @@ impl Handler {
             | Capability::Settings(_)
             | Capability::FineClocks
             | Capability::Enqueue(_)
+            | Capability::Schedule
             | Capability::Unknown(_) => return None,
         };
         let withheld = self.withheld.iter().filter(|it| it.what == kind);

@@ -30,6 +30,8 @@ pub(in crate::sandbox) struct Granted {
     pub(in crate::sandbox) enqueue: Vec<String>,
     /// True if the job's attenuation removes some of them.
     pub(in crate::sandbox) enqueue_is_attenuated: bool,
+    /// Whether the schedule that its module declares is created.
+    pub(in crate::sandbox) schedule: bool,
     /// The text of the operator's file, for suggested lines.
     pub(in crate::sandbox) config: Arc<str>,
 }
@@ -88,6 +90,7 @@ impl Granted {
                 .cloned()
                 .unwrap_or_default(),
             enqueue_is_attenuated: false,
+            schedule: narrowest(&settings.schedules, handler) == Some(&true),
             config: settings.config.clone(),
         }
     }
@@ -120,6 +123,7 @@ impl Granted {
             fine_clocks: self.fine_clocks,
             enqueue: job.leaves_enqueue(&self.enqueue),
             enqueue_is_attenuated: job.leaves_enqueue(&self.enqueue) != self.enqueue,
+            schedule: self.schedule,
             config: self.config.clone(),
         }
     }

@@ -136,6 +136,11 @@ pub(in crate::sandbox) fn enqueue(handler: &str, pattern: Option<&str>) -> Strin
     format!("[handlers.\"{handler}\"]\nenqueue = [\"{pattern}\"]")
 }
 
+/// Allows the schedule that the module declares.
+pub(in crate::sandbox) fn schedule(handler: &str) -> String {
+    format!("[handlers.\"{handler}\"]\nschedule = true")
+}
+
 /// Grants fine clocks.
 pub(in crate::sandbox) fn fine_clocks(handler: &str) -> String {
     format!("[handlers.\"{handler}\"]\nfine_clocks = true")

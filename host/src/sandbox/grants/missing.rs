@@ -52,6 +52,7 @@ pub(in crate::sandbox) fn granted_capabilities(
     let clocks = granted.fine_clocks.then_some(Capability::FineClocks);
     let enqueue = granted.enqueue.iter().cloned();
     let enqueue = enqueue.map(Some).map(Capability::Enqueue);
+    let schedule = granted.schedule.then_some(Capability::Schedule);
     hosts
         .chain(secrets)
         .chain(keys)
@@ -61,6 +62,7 @@ pub(in crate::sandbox) fn granted_capabilities(
         .chain(state.map(|_| Capability::State))
         .chain(clocks)
         .chain(enqueue)
+        .chain(schedule)
         .collect()
 }
 
@@ -87,6 +89,7 @@ fn is_granted(
         Capability::FineClocks => granted.fine_clocks,
         Capability::Enqueue(Some(pattern)) => granted.may_enqueue(pattern),
         Capability::Enqueue(None) => !granted.enqueue.is_empty(),
+        Capability::Schedule => granted.schedule,
         Capability::Unknown(_) => false,
     }
 }
@@ -111,6 +114,7 @@ fn lines_for(handler: &str, capability: &Capability) -> Option<String> {
         Capability::State => lines::state(handler),
         Capability::FineClocks => lines::fine_clocks(handler),
         Capability::Enqueue(pattern) => lines::enqueue(handler, pattern.as_deref()),
+        Capability::Schedule => lines::schedule(handler),
         Capability::Unknown(_) => return None,
     })
 }

@@ -14,6 +14,8 @@ use serde_json::value::RawValue;
 
 use crate::harmless::printable;
 use crate::job::RetryPolicy;
+use crate::job::cron::DueTimes;
+use crate::job::declared::DeclaredSchedule;
 
 pub use self::capability::Capability;
 use self::capability::{NAME_CHARS_MAX, is_name};
@@ -80,7 +82,9 @@ pub struct HandlerManifest {
     pub grace: Duration,
     /// Whether its instances may serve many jobs. Default: fresh ones.
     pub instances: Instances,
-    /// The capabilities that it declares.
+    /// The schedule that it declares.
+    pub schedule: Option<DeclaredSchedule>,
+    /// The capabilities that it declares; with a schedule, also that.
     pub capabilities: Vec<Capability>,
 }
 
@@ -136,6 +140,7 @@ struct WrittenHandler<'a> {
     concurrency: Option<&'a RawValue>,
     #[serde(default, deserialize_with = "null_is_default")]
     instances: Instances,
+    schedule: Option<DeclaredSchedule>,
     #[serde(default, deserialize_with = "null_is_default")]
     capabilities: Vec<String>,
 }
@@ -264,6 +269,10 @@ impl HandlerManifest {
             );
         }
         let capabilities = written.capabilities.iter().map(|word| word.parse());
+        let mut capabilities: Vec<Capability> = capabilities.collect::<Result<_, _>>()?;
+        if written.schedule.is_some() && !capabilities.contains(&Capability::Schedule) {
+            capabilities.push(Capability::Schedule);
+        }
         let input_schema = schema("input_schema", written.input_schema, patterns)?;
         Ok(Self {
             name: written.name,
@@ -287,9 +296,21 @@ impl HandlerManifest {
             grace: between("grace_ms", written.grace_ms, 0, GRACE_MS_MAX)?
                 .unwrap_or(HandlerManifest::GRACE),
             instances: written.instances,
-            capabilities: capabilities.collect::<Result<_, _>>()?,
+            schedule: written.schedule.map(schedule).transpose()?,
+            capabilities,
         })
     }
+}
+
+/// Checks the expression and the time zone of a schedule.
+fn schedule(written: DeclaredSchedule) -> Result<DeclaredSchedule, String> {
+    let DeclaredSchedule { cron, time_zone } = written;
+    DueTimes::parse(&cron, &time_zone).map_err(|why| format!("schedule: {why}"))?;
+    let fields: Vec<&str> = cron.split_ascii_whitespace().collect();
+    Ok(DeclaredSchedule {
+        cron: fields.join(" "),
+        time_zone,
+    })
 }
 
 impl WrittenRetry {

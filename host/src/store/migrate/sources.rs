@@ -124,6 +124,9 @@ pub const ALL: Sources<'static> = Sources {
         "admin",
         "chains",
         "flows",
+        "schedules",
+        "fire",
+        "declared",
         "views",
         "find",
         "wait"

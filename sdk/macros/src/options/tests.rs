@@ -14,6 +14,7 @@ fn every_option_is_read() {
         name = "a.b-c_d", version = "2", description = "does it", max_attempts = 7,
         initial_backoff = "1s", max_backoff = "1m", multiplier = 3, jitter = 0.5,
         lease = "2m", timeout = "1h", grace = "500ms", instances = "reuse",
+        schedule = "0 3 * * *", schedule_time_zone = "Europe/Berlin",
         capabilities = ["dirs", "http:*.example.com", "enqueue:photo.*"],
     })
     .expect("all of them are valid");
@@ -29,6 +30,8 @@ fn every_option_is_read() {
     assert_eq!(options.timeout_ms, Some(3_600_000));
     assert_eq!(options.grace_ms, Some(500));
     assert!(options.reuse);
+    assert_eq!(options.schedule.as_deref(), Some("0 3 * * *"));
+    assert_eq!(options.schedule_time_zone.as_deref(), Some("Europe/Berlin"));
     let capabilities = ["dirs", "http:*.example.com", "enqueue:photo.*"];
     assert_eq!(options.capabilities, capabilities);
 }
@@ -48,6 +51,14 @@ fn an_unknown_option_lists_the_known_ones() {
 fn an_unsupported_limit_is_refused() {
     let why = why(quote!(name = "a", concurrency = 3));
     assert_eq!(why, "`concurrency` is not supported yet; remove it");
+}
+
+#[test]
+fn a_schedule_has_five_or_six_fields_and_its_time_zone_needs_one() {
+    let fields = why(quote!(name = "a", schedule = "@daily"));
+    assert!(fields.starts_with("expected five fields"), "{fields}");
+    let zone = why(quote!(name = "a", schedule_time_zone = "UTC"));
+    assert!(zone.starts_with("a time zone needs a schedule"), "{zone}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::super::ledger::{Answer, Event, Happened, Request, Run};
 use super::super::load::ATTEMPTS_MAX;
 use super::super::plan::Fault;
-use super::super::world::{Attempt, Evidence, Job, Worker, World};
+use super::super::world::{Attempt, Due, Evidence, Job, Worker, World};
 use super::{Known, RULES, Rule, check};
 use healthy::*;
 
@@ -871,5 +871,23 @@ fn a_job_that_waits_for_nothing_or_is_cancelled_without_a_failure_is_found() {
     breaks("no_child_stranded", |world| {
         job(world, DROPPED).after = Some(json!({"q": QUICK}));
         job(world, DROPPED).cancelled_after = Some(QUICK);
+    });
+}
+
+#[test]
+fn a_due_time_with_two_jobs_or_none_is_found_and_so_is_one_that_is_left_out() {
+    let twice = |world: &mut World| {
+        let again = world.due[1].clone();
+        world.due.push(again);
+    };
+    breaks("each_due_time_once", twice);
+    breaks("each_due_time_once", |world| world.due[1].jobs = 0);
+    breaks("each_due_time_once", |world| drop(world.due.remove(1)));
+    breaks("each_due_time_once", |world| {
+        world.due.push(Due {
+            job: Some(1),
+            jobs: 1,
+            ..Due::default()
+        });
     });
 }

@@ -32,6 +32,8 @@ pub enum Capability {
     FineClocks,
     /// `enqueue:photo.resize`, `enqueue:photo.*`: jobs for these handlers.
     Enqueue(Option<String>),
+    /// `schedule`: jobs by the schedule that the manifest declares.
+    Schedule,
     /// A word that this host does not know.
     Unknown(String),
 }
@@ -84,6 +86,7 @@ impl FromStr for Capability {
                 ));
             }
             ("enqueue", pattern) => Self::Enqueue(pattern.map(str::to_owned)),
+            ("schedule", None) => Self::Schedule,
             (_, _) => Self::Unknown(text.to_owned()),
         })
     }
@@ -116,6 +119,7 @@ impl fmt::Display for Capability {
             Self::FineClocks => f.write_str("fine_clocks"),
             Self::Enqueue(Some(pattern)) => write!(f, "enqueue:{pattern}"),
             Self::Enqueue(None) => f.write_str("enqueue"),
+            Self::Schedule => f.write_str("schedule"),
             Self::Unknown(text) => f.write_str(text),
         }
     }
@@ -154,6 +158,7 @@ mod tests {
             "fine_clocks",
             "enqueue",
             "enqueue:photo.*",
+            "schedule",
             "of-the-future:with detail",
         ] {
             let capability: Capability = text.parse().unwrap();

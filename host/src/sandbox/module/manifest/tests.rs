@@ -199,3 +199,33 @@ fn report_unknown_keys_without_refusing_them() {
     assert_eq!(manifest.unknown.len(), UNKNOWN_MAX);
     assert!(manifest.unknown[0].len() <= UNKNOWN_BYTES_MAX + "`…`".len());
 }
+
+#[test]
+fn a_schedule_is_checked_and_asks_for_permission() {
+    let schedule = json!({"cron": " 0  3 * * *", "time_zone": "Europe/Berlin"});
+    let handler =
+        one(json!({ "name": "a", "schedule": schedule, "capabilities": ["state"] })).unwrap();
+    let declared = handler.schedule.unwrap();
+    assert_eq!(
+        (&*declared.cron, &*declared.time_zone),
+        ("0 3 * * *", "Europe/Berlin")
+    );
+    let words = ["state", "schedule"].map(|word| word.parse().unwrap());
+    assert_eq!(handler.capabilities, words);
+    let handler = one(json!({ "name": "a", "schedule": {"cron": "0 3 * * *"} })).unwrap();
+    assert_eq!(handler.schedule.unwrap().time_zone, "UTC");
+    for (schedule, why) in [
+        (
+            json!({"cron": "0 25 * * *"}),
+            "schedule: the cron expression is wrong",
+        ),
+        (
+            json!({"cron": "0 3 * * *", "time_zone": "Mars"}),
+            "the time zone \"Mars\" is unknown",
+        ),
+        (json!({}), "missing field `cron`"),
+    ] {
+        let error = one(json!({ "name": "a", "schedule": schedule })).unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
+}

@@ -6,7 +6,7 @@ use super::super::super::ledger::{Answer, Event, Exit, Happened, Request, Run};
 use super::super::super::load::{JobSpec, WORK};
 use super::super::super::plan::Fault;
 use super::super::super::world::{
-    Attempt, Call, Evidence, Job, Progress, Record, Step, Try, Worker, World,
+    Attempt, Call, Due, Evidence, Job, Progress, Record, Step, Try, Worker, World,
 };
 
 pub(super) const S: i64 = 1_000_000;
@@ -184,6 +184,14 @@ pub(super) fn healthy() -> World {
         b.0.workers.push(Worker {
             incarnation,
             worker_id: format!("host-{incarnation}"),
+        });
+    }
+    for second in 0..3 {
+        b.0.due.push(Due {
+            schedule: "chaos-1".into(),
+            due_us: Some(second * S),
+            job: Some(900 + second),
+            jobs: 1,
         });
     }
     let plain = JobSpec::default;

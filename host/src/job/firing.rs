@@ -1,0 +1,260 @@
+//! What becomes of the due times of a schedule: missed ones, and those whose previous job is live.
+
+use jiff::{SignedDuration, Timestamp};
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::cron::DueTimes;
+
+/// A due time that is handled later than this is missed: no host was running. Any delay of a host that runs is shorter.
+const MISSED_AFTER: SignedDuration = SignedDuration::from_secs(60);
+
+/// How many due times of one schedule are handled at once; the rest follows.
+const FIRED_MAX: usize = 100;
+
+/// When a schedule that no host can compute is looked at again: a newer host may know its time zone.
+const WRONG_AGAIN_AFTER: SignedDuration = SignedDuration::from_hours(1);
+
+/// How many due times a schedule shows.
+pub const UPCOMING: usize = 5;
+
+/// How many due times a backfill may have.
+pub const BACKFILL_MAX: usize = 10_000;
+
+/// What happens if the previous job is live when the next one is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Overlap {
+    /// The new one is left out.
+    Skip,
+    /// The new one waits for the end of the previous one; if one waits already, it is left out.
+    Queue,
+    /// Both are live.
+    Allow,
+    /// The previous one is cancelled.
+    Cancel,
+}
+
+/// Which missed due times get a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CatchUp {
+    /// None of them.
+    None,
+    /// The latest one, unless a later due time is not missed.
+    One,
+    /// All of them.
+    All,
+}
+
+/// A live previous job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Previous {
+    /// It has not started.
+    Waiting,
+    /// It has started, or waits for its next attempt.
+    Running,
+}
+
+/// A schedule, as far as it decides what becomes of its due times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Schedule {
+    /// Its name.
+    pub name: String,
+    /// What happens if the previous job is live.
+    pub overlap: Overlap,
+    /// Which missed due times get a job.
+    pub catch_up: CatchUp,
+    /// Missed due times that are older get none.
+    pub window: Option<SignedDuration>,
+    /// Jobs start up to this much later.
+    pub jitter: SignedDuration,
+    /// All due times up to this one have been handled.
+    pub handled_until: Timestamp,
+    /// The previous job, if it is live.
+    pub previous: Option<Previous>,
+}
+
+/// What becomes of one due time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// A job is enqueued.
+    Enqueue,
+    /// A job is enqueued that waits for the previous one.
+    Queue,
+    /// The previous job is cancelled, and a job is enqueued.
+    Replace,
+    /// No job: the previous one is live.
+    Skip,
+    /// No job: it is too old, and so are earlier ones, if there are any.
+    Miss,
+}
+
+/// A due time, and what becomes of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Firing {
+    /// The due time.
+    pub due_at: Timestamp,
+    /// What becomes of it.
+    pub action: Action,
+    /// When its job starts, if that is later than now.
+    pub run_at: Option<Timestamp>,
+}
+
+/// What a host writes about a schedule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// Its due times, in order.
+    pub firings: Vec<Firing>,
+    /// All due times up to this one are handled.
+    pub handled_until: Timestamp,
+    /// The next due time that is not handled. It is in the past if there were too many for once.
+    pub next_at: Option<Timestamp>,
+    /// The next due times after now.
+    pub upcoming: Vec<Timestamp>,
+    /// Why it has none.
+    pub error: Option<String>,
+}
+
+/// Decides what becomes of the due times of a schedule up to now, by the database's clock.
+pub fn fire(schedule: &Schedule, due: &Result<DueTimes, String>, now: Timestamp) -> Decision {
+    let due = match due {
+        Ok(due) => due,
+        Err(why) => return wrong(schedule, why, now),
+    };
+    let (mut firings, times, handled_until) = handled(schedule, due, now);
+    overlap(schedule, times, now, &mut firings);
+    let upcoming = due.upcoming(now.max(handled_until), UPCOMING);
+    let next_at = match handled_until < now {
+        true => due.next_after(handled_until),
+        false => upcoming.first().copied(),
+    };
+    let never = "the schedule is never due again; its cron expression names no later date";
+    Decision {
+        firings,
+        handled_until,
+        next_at,
+        error: upcoming.is_empty().then(|| never.into()),
+        upcoming,
+    }
+}
+
+fn wrong(schedule: &Schedule, why: &str, now: Timestamp) -> Decision {
+    Decision {
+        firings: Vec::new(),
+        handled_until: schedule.handled_until,
+        next_at: now.checked_add(WRONG_AGAIN_AFTER).ok(),
+        upcoming: Vec::new(),
+        error: Some(why.to_owned()),
+    }
+}
+
+/// The due times up to now that get a job unless the previous one prevents it, a record of those that are missed, and
+/// the time up to which all are handled then.
+fn handled(
+    schedule: &Schedule,
+    due: &DueTimes,
+    now: Timestamp,
+) -> (Vec<Firing>, Vec<Timestamp>, Timestamp) {
+    let since = schedule.handled_until;
+    let back = |span| now.checked_sub(span).unwrap_or(Timestamp::MIN);
+    // Missed up to here.
+    let missed = back(MISSED_AFTER).max(since);
+    let window = schedule.window.map_or(since, back).clamp(since, missed);
+    let start = match schedule.catch_up {
+        CatchUp::All => window,
+        CatchUp::None | CatchUp::One => missed,
+    };
+    let mut times: Vec<Timestamp> = due.between(start, now).take(FIRED_MAX).collect();
+    let mut dropped = due.last_between(since, start);
+    if schedule.catch_up == CatchUp::One && times.is_empty() {
+        // The latest one is recent enough, or none is.
+        times.extend(dropped.take_if(|last| *last > window));
+    }
+    let handled_until = match times.last() {
+        Some(last) if times.len() == FIRED_MAX => *last,
+        _ => now.max(since),
+    };
+    let missed = dropped.map(|due_at| Firing {
+        due_at,
+        action: Action::Miss,
+        run_at: None,
+    });
+    (missed.into_iter().collect(), times, handled_until)
+}
+
+/// Decides about each due time by the job before it.
+fn overlap(schedule: &Schedule, times: Vec<Timestamp>, now: Timestamp, firings: &mut Vec<Firing>) {
+    let mut previous = schedule.previous;
+    let last = times.last().copied();
+    for due_at in times {
+        let action = match (schedule.overlap, previous) {
+            (Overlap::Allow, _) | (Overlap::Skip | Overlap::Queue, None) => Action::Enqueue,
+            // Each would be cancelled by the next one at once.
+            (Overlap::Cancel, _) if Some(due_at) != last => Action::Skip,
+            (Overlap::Cancel, None) => Action::Enqueue,
+            (Overlap::Cancel, Some(_)) => Action::Replace,
+            (Overlap::Queue, Some(Previous::Running)) => Action::Queue,
+            (Overlap::Queue, Some(Previous::Waiting)) | (Overlap::Skip, Some(_)) => Action::Skip,
+        };
+        let enqueues = action != Action::Skip;
+        if enqueues {
+            previous = Some(Previous::Waiting);
+        }
+        let run_at = jittered(&schedule.name, due_at, schedule.jitter);
+        firings.push(Firing {
+            due_at,
+            action,
+            run_at: run_at.filter(|at| enqueues && *at > now),
+        });
+    }
+}
+
+/// The due time with a delay of up to `jitter`, which is the same on every host.
+fn jittered(name: &str, due_at: Timestamp, jitter: SignedDuration) -> Option<Timestamp> {
+    let most = u64::try_from(jitter.as_millis())
+        .ok()
+        .filter(|ms| *ms > 0)?;
+    let hash = Sha256::new()
+        .chain_update(name)
+        .chain_update([0])
+        .chain_update(due_at.as_second().to_be_bytes())
+        .finalize();
+    let (bytes, _) = hash.split_first_chunk().expect("a SHA-256 has 32 bytes");
+    let ms = u64::from_be_bytes(*bytes) % (most + 1);
+    due_at
+        .checked_add(SignedDuration::from_millis(i64::try_from(ms).ok()?))
+        .ok()
+}
+
+/// The next due times of a backfill from `since` to before `before`, of which those up to `handled_until` are handled;
+/// and whether these are the last ones.
+///
+/// # Errors
+/// If there are too many, or the expression is wrong.
+pub fn backfill(
+    due: &Result<DueTimes, String>,
+    since: Timestamp,
+    before: Timestamp,
+    handled_until: Option<Timestamp>,
+) -> Result<(Vec<Timestamp>, bool), String> {
+    let due = due.as_ref().map_err(Clone::clone)?;
+    let moment = SignedDuration::from_micros(1);
+    let until = before.checked_sub(moment).unwrap_or(Timestamp::MIN);
+    let start = since.checked_sub(moment).unwrap_or(Timestamp::MIN);
+    if handled_until.is_none() && due.between(start, until).nth(BACKFILL_MAX).is_some() {
+        return Err(format!(
+            "there are more than {BACKFILL_MAX} due times between these times; backfill a shorter time, and then the next one"
+        ));
+    }
+    let times: Vec<Timestamp> = due
+        .between(handled_until.unwrap_or(start), until)
+        .take(FIRED_MAX)
+        .collect();
+    let is_last = times.len() < FIRED_MAX;
+    Ok((times, is_last))
+}
+
+#[cfg(test)]
+mod tests;

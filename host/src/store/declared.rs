@@ -1,0 +1,85 @@
+//! Schedules that modules declare.
+
+use tokio_postgres::types::Type;
+
+use super::{JsonText, Store, StoreError};
+use crate::job::declared::{Current, Declaring};
+
+/// A handler for which a live worker reports a schedule, or for which one was created.
+#[derive(Debug, Clone)]
+pub struct ModuleSchedule {
+    /// The handler, and the name of its schedule.
+    pub handler: String,
+    /// The live workers that have it.
+    pub workers: Vec<Declaring>,
+    /// Its schedule.
+    pub current: Option<Current>,
+}
+
+impl Store {
+    /// Lists them. Handlers with a schedule that a login has created are left out.
+    pub async fn module_schedules(&self) -> Result<Vec<ModuleSchedule>, StoreError> {
+        let worker = self.identity()?;
+        let rows = self
+            .query(
+                "SELECT handler, workers, current FROM rouse.module_schedules($1, $2)",
+                &[
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
+                ],
+            )
+            .await?;
+        let listed = rows.iter().map(|row| {
+            let (workers, current): (Option<JsonText>, Option<JsonText>) = (row.get(1), row.get(2));
+            // A worker with other capabilities than those of a host is left out.
+            let workers = workers.and_then(|JsonText(text)| serde_json::from_str(&text).ok());
+            ModuleSchedule {
+                handler: row.get(0),
+                workers: workers.unwrap_or_default(),
+                current: current.and_then(|JsonText(text)| serde_json::from_str(&text).ok()),
+            }
+        });
+        Ok(listed.collect())
+    }
+
+    /// Creates or replaces the schedule of a handler. Returns `created`, `replaced`, `unchanged` or `foreign`.
+    pub async fn put_module_schedule(
+        &self,
+        handler: &str,
+        wanted: &Current,
+    ) -> Result<String, StoreError> {
+        let worker = self.identity()?;
+        let rows = self
+            .query(
+                "SELECT rouse.put_module_schedule($1, $2, $3, $4, $5, $6)",
+                &[
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
+                    (&handler, Type::TEXT),
+                    (&wanted.version, Type::TEXT),
+                    (&wanted.schedule.cron, Type::TEXT),
+                    (&wanted.schedule.time_zone, Type::TEXT),
+                ],
+            )
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+
+    /// Removes the schedule of a handler whose module no longer declares it.
+    pub async fn remove_module_schedule(&self, handler: &str) -> Result<bool, StoreError> {
+        let worker = self.identity()?;
+        let rows = self
+            .query(
+                "SELECT rouse.remove_module_schedule($1, $2, $3)",
+                &[
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
+                    (&handler, Type::TEXT),
+                ],
+            )
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+}

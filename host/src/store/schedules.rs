@@ -1,0 +1,153 @@
+//! Schedules for the command line: listing them, and actions on them.
+
+use serde_json::Value;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{ToSql, Type};
+
+use super::{JsonText, Store, StoreError};
+
+/// The arguments of `rouse.schedule` that the command line offers. `None` means the default of the function.
+#[derive(Debug, Clone, Default)]
+pub struct NewSchedule {
+    /// Its name.
+    pub name: String,
+    /// The handler of its jobs.
+    pub handler: String,
+    /// Their payload, JSON.
+    pub payload: String,
+    /// The cron expression.
+    pub cron: String,
+    /// Its time zone.
+    pub time_zone: Option<String>,
+    /// `skip`, `queue`, `allow` or `cancel`.
+    pub overlap: Option<String>,
+    /// `none`, `one` or `all`.
+    pub catch_up: Option<String>,
+    /// Seconds.
+    pub catch_up_window_secs: Option<f64>,
+    /// Seconds.
+    pub jitter_secs: Option<f64>,
+    /// The queue of its jobs.
+    pub queue: Option<String>,
+    /// Their tenant.
+    pub tenant: Option<String>,
+    /// Their source.
+    pub source: Option<String>,
+    /// `high`, `normal` or `low`.
+    pub priority: Option<String>,
+    /// The maximum number of attempts.
+    pub max_attempts: Option<i32>,
+    /// Tags that their workers must have.
+    pub tags: Vec<String>,
+    /// Their attenuated grants, JSON.
+    pub grants: Option<String>,
+    /// Their lease, seconds.
+    pub lease_secs: Option<f64>,
+    /// Their run timeout, seconds.
+    pub timeout_secs: Option<f64>,
+    /// The key of the payload that gets the due time.
+    pub due_key: Option<String>,
+}
+
+impl StoreError {
+    /// True if the schedule does not exist.
+    pub fn is_unknown_schedule(&self) -> bool {
+        self.code() == Some(&SqlState::NO_DATA_FOUND)
+    }
+}
+
+impl Store {
+    /// The schedule of this name, or all in the order of their names: rows of the view `rouse.schedules`.
+    pub async fn schedules(&self, name: Option<&str>) -> Result<Vec<Value>, StoreError> {
+        let rows = self
+            .query(include_str!("schedules.sql"), &[(&name, Type::TEXT)])
+            .await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Creates or replaces a schedule. Returns `created`, `replaced` or `unchanged`.
+    pub async fn put_schedule(&self, new: &NewSchedule) -> Result<String, StoreError> {
+        let payload = JsonText(new.payload.clone());
+        let grants = new.grants.clone().map(JsonText);
+        let args: [(&(dyn ToSql + Sync), Type); 19] = [
+            (&new.name, Type::TEXT),
+            (&new.handler, Type::TEXT),
+            (&payload, Type::JSONB),
+            (&new.cron, Type::TEXT),
+            (&new.time_zone, Type::TEXT),
+            (&new.overlap, Type::TEXT),
+            (&new.catch_up, Type::TEXT),
+            (&new.catch_up_window_secs, Type::FLOAT8),
+            (&new.jitter_secs, Type::FLOAT8),
+            (&new.queue, Type::TEXT),
+            (&new.tenant, Type::TEXT),
+            (&new.source, Type::TEXT),
+            (&new.priority, Type::TEXT),
+            (&new.max_attempts, Type::INT4),
+            (&new.tags, Type::TEXT_ARRAY),
+            (&grants, Type::JSONB),
+            (&new.lease_secs, Type::FLOAT8),
+            (&new.timeout_secs, Type::FLOAT8),
+            (&new.due_key, Type::TEXT),
+        ];
+        let rows = self.query(include_str!("put_schedule.sql"), &args).await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+
+    /// Removes a schedule; returns whether it existed.
+    pub async fn unschedule(&self, name: &str) -> Result<bool, StoreError> {
+        let rows = self
+            .query("SELECT rouse.unschedule($1)", &[(&name, Type::TEXT)])
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+
+    /// Pauses a schedule; returns since when it is paused, for people.
+    pub async fn pause_schedule(&self, name: &str) -> Result<String, StoreError> {
+        let sql = "SELECT to_jsonb(rouse.pause_schedule($1)) #>> '{}'";
+        let rows = self.query(sql, &[(&name, Type::TEXT)]).await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+
+    /// Resumes a paused schedule; returns whether it was paused.
+    pub async fn resume_schedule(&self, name: &str) -> Result<bool, StoreError> {
+        let rows = self
+            .query("SELECT rouse.resume_schedule($1)", &[(&name, Type::TEXT)])
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+
+    /// Enqueues a job of a schedule now; returns its id.
+    pub async fn run_schedule(&self, name: &str) -> Result<i64, StoreError> {
+        let rows = self
+            .query("SELECT rouse.run_schedule($1)", &[(&name, Type::TEXT)])
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+
+    /// Requests jobs for the due times between these times, as Postgres reads them; returns the id of the backfill.
+    pub async fn backfill_schedule(
+        &self,
+        name: &str,
+        since: &str,
+        before: &str,
+    ) -> Result<i64, StoreError> {
+        let rows = self
+            .query(
+                "SELECT rouse.backfill_schedule($1, $2::text::timestamptz, $3::text::timestamptz)",
+                &[
+                    (&name, Type::TEXT),
+                    (&since, Type::TEXT),
+                    (&before, Type::TEXT),
+                ],
+            )
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+}

@@ -1,0 +1,230 @@
+//! Fires schedules: enqueues their jobs when they are due.
+//!
+//! No host has a special role. Each knows when the next schedule is due, and looks then; the database lets one of them
+//! write what becomes of a due time. Nothing is kept in between: a host that dies leaves the due time to the others.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::spawn_blocking;
+use tracing::{debug, info, warn};
+
+use super::Shared;
+use super::reach::warn_unless_unreachable;
+use crate::job::cron::DueTimes;
+use crate::job::firing::{Action, Decision, backfill, fire};
+use crate::store::{Backfill, Due, DueSchedule, Fired, StoreError};
+
+/// A host looks at least this often: a new schedule whose notification was lost, or a clock of the database that was
+/// set, is noticed after this time.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// How many schedules are listed, and fired, at once. A transaction of this size takes some ten milliseconds.
+const LISTED_MAX: i32 = 250;
+/// How many due times one transaction handles.
+const FIRED_MAX: usize = 500;
+/// The wait after a round in which nothing could be written, because other hosts were faster, or a transaction that has
+/// changed the schedule is still open. It doubles with each such round, up to [`RETRY_AFTER`].
+const AGAIN_AFTER: Duration = Duration::from_millis(20);
+/// The wait after an error.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Fires schedules until the worker ends.
+pub(super) async fn run_forever(shared: Arc<Shared>) {
+    if !shared.settings.schedules {
+        return;
+    }
+    let mut again = AGAIN_AFTER;
+    loop {
+        let wait = match round(&shared).await {
+            Ok(Round::Idle(wait)) => wait,
+            Ok(Round::Fired) => {
+                again = AGAIN_AFTER;
+                Duration::ZERO
+            }
+            Ok(Round::Refused(next_in)) => {
+                let wait = again.min(next_in);
+                again = (again * 2).min(RETRY_AFTER);
+                wait
+            }
+            Err(error) => {
+                if !shared.is_incarnation_over(&error) {
+                    warn_unless_unreachable!(
+                        error,
+                        "cannot fire schedules; trying again in a second"
+                    );
+                }
+                RETRY_AFTER
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(wait.min(LOOK_EVERY)) => {}
+            () = shared.schedules.notified() => {}
+        }
+    }
+}
+
+/// How a round ended.
+enum Round {
+    /// Nothing was due. The next schedule is due after this time, if any is.
+    Idle(Duration),
+    /// Something was written; more may be due.
+    Fired,
+    /// Nothing could be written. Another schedule is due after this time, if any is.
+    Refused(Duration),
+}
+
+/// Fires what is due.
+async fn round(shared: &Arc<Shared>) -> Result<Round, StoreError> {
+    let due = shared.store.due_schedules(LISTED_MAX).await?;
+    let next_in = due.next_in.unwrap_or(LOOK_EVERY);
+    if due.schedules.is_empty() && due.backfills.is_empty() {
+        return Ok(Round::Idle(next_in));
+    }
+    // Some expressions take milliseconds to find that they are never due.
+    let decided = spawn_blocking(move || decide(due)).await;
+    let (decided, backfills) = decided.expect("decisions do not panic");
+    let mut progress = fire_all(shared, &decided).await?;
+    for next in backfills {
+        progress |= go_on_with(shared, next).await?;
+    }
+    Ok(match progress {
+        true => Round::Fired,
+        false => Round::Refused(next_in),
+    })
+}
+
+type Decided = Vec<(DueSchedule, Decision)>;
+type BackfillStep = (Backfill, Result<(Vec<jiff::Timestamp>, bool), String>);
+
+fn decide(due: Due) -> (Decided, Vec<BackfillStep>) {
+    let now = due.now;
+    let decided = due.schedules.into_iter().map(|listed| {
+        let times = DueTimes::parse(&listed.cron, &listed.time_zone);
+        let decision = fire(&listed.schedule, &times, now);
+        (listed, decision)
+    });
+    let backfills = due.backfills.into_iter().map(|listed| {
+        let times = DueTimes::parse(&listed.cron, &listed.time_zone);
+        let next = backfill(&times, listed.since, listed.before, listed.handled_until);
+        (listed, next)
+    });
+    (decided.collect(), backfills.collect())
+}
+
+/// Writes decisions: those that lock a previous job one by one, so that no two transactions wait for each other, the
+/// others in batches. Returns whether any applied.
+async fn fire_all(
+    shared: &Shared,
+    decided: &[(DueSchedule, Decision)],
+) -> Result<bool, StoreError> {
+    let mut progress = false;
+    let mut batch: Vec<Fired<'_>> = Vec::new();
+    let mut size = 0;
+    for (due, decision) in decided {
+        if let Some(why) = &decision.error {
+            warn!(
+                schedule = due.schedule.name,
+                "this schedule has no next due time: {why}"
+            );
+        }
+        let fired = Fired {
+            due,
+            decision,
+            refused: None,
+        };
+        let locks = |action| matches!(action, Action::Queue | Action::Replace);
+        if decision.firings.iter().any(|firing| locks(firing.action)) {
+            progress |= fire_batch(shared, &[fired]).await?;
+            continue;
+        }
+        batch.push(fired);
+        size += 1 + decision.firings.len();
+        if size >= FIRED_MAX {
+            progress |= fire_batch(shared, &batch).await?;
+            batch.clear();
+            size = 0;
+        }
+    }
+    if !batch.is_empty() {
+        progress |= fire_batch(shared, &batch).await?;
+    }
+    Ok(progress)
+}
+
+/// Writes a batch. If the database refuses a job of it, each schedule is written alone, and the one at fault shows why.
+async fn fire_batch(shared: &Shared, batch: &[Fired<'_>]) -> Result<bool, StoreError> {
+    match shared.store.fire_schedules(batch).await {
+        Ok(fired) => {
+            debug!(schedules = fired.len(), of = batch.len(), "fired schedules");
+            return Ok(!fired.is_empty());
+        }
+        Err(error) if !is_refusal(&error) => return Err(error),
+        Err(error) => {
+            if let [one] = batch {
+                return refuse(shared, one, &error).await;
+            }
+        }
+    }
+    let mut progress = false;
+    for one in batch {
+        progress |= match shared.store.fire_schedules(&[*one]).await {
+            Ok(fired) => !fired.is_empty(),
+            Err(error) if is_refusal(&error) => refuse(shared, one, &error).await?,
+            Err(error) => return Err(error),
+        };
+    }
+    Ok(progress)
+}
+
+/// The due times of this schedule get no job. The next ones are tried again.
+async fn refuse(shared: &Shared, one: &Fired<'_>, error: &StoreError) -> Result<bool, StoreError> {
+    let name = &one.due.schedule.name;
+    warn!(schedule = name, %error, "the job of this schedule cannot be enqueued");
+    let why = error.to_string();
+    let refused = Fired {
+        refused: Some(&why),
+        ..*one
+    };
+    let fired = shared.store.fire_schedules(&[refused]).await?;
+    Ok(!fired.is_empty())
+}
+
+/// True if the same call would be refused again.
+fn is_refusal(error: &StoreError) -> bool {
+    !error.is_transient()
+        && !error.is_over()
+        && !error.is_superseded()
+        && !error.is_partition_missing()
+}
+
+/// Enqueues the next jobs of a backfill. Returns whether this host did it.
+async fn go_on_with(shared: &Shared, next: BackfillStep) -> Result<bool, StoreError> {
+    let (listed, step) = next;
+    let (due, is_last, error) = match step {
+        Ok((due, is_last)) => (due, is_last, None),
+        Err(why) => (Vec::new(), true, Some(why)),
+    };
+    let written = shared
+        .store
+        .fire_backfill(&listed, &due, is_last, error.as_deref());
+    let written = match written.await {
+        Err(error) if is_refusal(&error) => {
+            let why = error.to_string();
+            warn!(schedule = listed.schedule, backfill = listed.id, %error, "the jobs of this backfill cannot be enqueued");
+            shared
+                .store
+                .fire_backfill(&listed, &[], true, Some(&why))
+                .await?
+        }
+        other => other?,
+    };
+    if written && is_last {
+        info!(
+            schedule = listed.schedule,
+            backfill = listed.id,
+            error,
+            "finished a backfill"
+        );
+    }
+    Ok(written)
+}

@@ -1,0 +1,64 @@
+//! Creates, replaces and removes the schedules that modules declare.
+//!
+//! Every host reports in its capabilities which schedules its operator allows, and all decide by the reports of all live
+//! workers, so that it does not matter which host acts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use super::Shared;
+use super::reach::warn_unless_unreachable;
+use crate::job::declared::{Change, change};
+use crate::store::StoreError;
+
+/// How often a host looks besides: another host may have ended.
+const LOOK_EVERY: Duration = Duration::from_secs(300);
+
+/// Looks at the start, after each change of this host's capabilities, and from time to time, until the worker ends.
+pub(super) async fn run_forever(shared: Arc<Shared>) {
+    if !shared.settings.schedules {
+        return;
+    }
+    loop {
+        if let Err(error) = look(&shared).await {
+            warn_unless_unreachable!(
+                error,
+                "cannot create the schedules that modules declare; trying again in 5 minutes"
+            );
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = shared.capabilities_sent.notified() => {}
+        }
+    }
+}
+
+async fn look(shared: &Shared) -> Result<(), StoreError> {
+    let _permit = shared.calls.patient.acquire().await;
+    for listed in shared.store.module_schedules().await? {
+        let handler = &listed.handler;
+        let done = match change(&listed.workers, listed.current.as_ref()) {
+            Change::Keep => continue,
+            Change::Put(wanted) => {
+                let schedule = format!("{} {}", wanted.schedule.cron, wanted.schedule.time_zone);
+                let put = shared.store.put_module_schedule(handler, &wanted).await;
+                put.map(|done| format!("{done}: {schedule}"))
+            }
+            Change::Remove => {
+                let removed = shared.store.remove_module_schedule(handler).await;
+                removed.map(|_| "removed".to_owned())
+            }
+        };
+        match done {
+            Ok(done) => info!(handler, done, "changed the schedule that a module declares"),
+            Err(error) if error.is_transient() || error.is_over() => return Err(error),
+            // One that the database refuses does not prevent the others.
+            Err(error) => {
+                warn!(handler, %error, "the schedule that a module declares cannot be created")
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,89 @@
+-- Schedules that modules declare: `#[handler(schedule = "…")]`. A host reports them in its capabilities if its operator allows them. Any
+-- host creates and removes them, by what all live workers report (host/src/job/declared.rs), so that hosts with different modules agree.
+-- Their name is that of the handler.
+
+-- Lists the handlers for which a live worker reports a schedule, or for which one was created:
+--
+--   workers  the live workers that have the handler, [{"incarnation", "version", "schedule"}, …]; null: none
+--   current  its schedule, {"version", "cron", "time_zone"}; null: it has none
+--
+-- Handlers with a schedule that a login has created are left out. Reads the capabilities of all live workers.
+CREATE OR REPLACE FUNCTION rouse.module_schedules(p_worker bigint, p_key bytea) RETURNS TABLE (handler text, workers jsonb, current jsonb)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    RETURN QUERY
+    WITH live AS MATERIALIZED (
+        SELECT w.incarnation, c.key AS handler, c.value ->> 'version' AS version, c.value -> 'schedule' AS schedule
+        FROM rouse.worker AS w CROSS JOIN LATERAL jsonb_each(w.capabilities) AS c
+        WHERE w.stopped_at IS NULL AND w.dead_at IS NULL
+          AND (jsonb_path_exists(w.capabilities, '$.*.schedule') OR EXISTS (SELECT FROM rouse.schedule AS s WHERE s.module_version IS NOT NULL)
+               OR EXISTS (SELECT FROM rouse.worker AS o
+                          WHERE o.stopped_at IS NULL AND o.dead_at IS NULL AND jsonb_path_exists(o.capabilities, '$.*.schedule')))),
+    wanted AS (
+        SELECT l.handler FROM live AS l WHERE l.schedule IS NOT NULL
+        UNION
+        SELECT s.name FROM rouse.schedule AS s WHERE s.module_version IS NOT NULL)
+    SELECT n.handler,
+           (SELECT jsonb_agg(jsonb_build_object('incarnation', l.incarnation, 'version', l.version, 'schedule', l.schedule))
+            FROM live AS l WHERE l.handler = n.handler),
+           (SELECT jsonb_build_object('version', s.module_version, 'cron', s.cron, 'time_zone', s.time_zone)
+            FROM rouse.schedule AS s WHERE s.name = n.handler)
+    FROM wanted AS n
+    WHERE NOT EXISTS (SELECT FROM rouse.schedule AS s WHERE s.name = n.handler AND s.module_version IS NULL);
+END
+$$;
+
+-- Rejects a handler whose schedule this worker's login may not change.
+CREATE OR REPLACE FUNCTION rouse._check_declares(p_worker bigint, p_key bytea, p_handler text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF rouse._known(p_worker, p_key) AND NOT rouse._may_fire('default', p_handler) THEN
+        RAISE EXCEPTION 'rouse: login % may not change the schedule of handler %', session_user, coalesce(quote_literal(left(p_handler, 140)), 'null')
+            USING ERRCODE = 'RW006', HINT = 'Its handlers and queues are listed in rouse.worker_login.';
+    END IF;
+END
+$$;
+
+-- Creates or replaces the schedule of a handler as its module declares it: created, replaced, unchanged; or foreign, if a login has created
+-- one of this name, which stays. Its jobs have the payload {} and are in the queue default.
+CREATE OR REPLACE FUNCTION rouse.put_module_schedule(
+    p_worker bigint, p_key bytea, p_handler text, p_version text, p_cron text, p_time_zone text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    wanted rouse.schedule;
+BEGIN
+    PERFORM rouse._check_declares(p_worker, p_key, p_handler);
+    PERFORM rouse._check_schedule_name(p_handler);
+    wanted.name := p_handler;
+    wanted.handler := p_handler;
+    wanted.payload := '{}';
+    wanted.queue := 'default';
+    wanted.priority := 'normal';
+    wanted.tags := '{}';
+    wanted.cron := rouse._check_cron(p_cron);
+    PERFORM rouse._check_time_zone(p_time_zone);
+    wanted.time_zone := p_time_zone;
+    wanted.overlap := 'skip';
+    wanted.catch_up := 'one';
+    wanted.jitter := interval '0';
+    wanted.module_version := left(coalesce(p_version, ''), 255);
+    PERFORM rouse._check_schedule(wanted);
+    RETURN rouse._put_schedule(wanted);
+END
+$$;
+
+-- Removes the schedule of a handler whose module no longer declares it. Returns whether it existed.
+CREATE OR REPLACE FUNCTION rouse.remove_module_schedule(p_worker bigint, p_key bytea, p_handler text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    PERFORM rouse._check_declares(p_worker, p_key, p_handler);
+    PERFORM FROM rouse.schedule AS s WHERE s.name = p_handler AND s.module_version IS NOT NULL FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM rouse._drop_schedule(p_handler);
+    RETURN true;
+END
+$$;

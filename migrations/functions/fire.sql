@@ -1,0 +1,203 @@
+-- What hosts do to schedules: they list what is due, and write what they have decided. See schedules.sql.
+
+-- True if a worker of a limited login may fire schedules of this queue and handler.
+CREATE OR REPLACE FUNCTION rouse._may_fire(p_queue text, p_handler text) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
+        SELECT FROM rouse._limits() AS limits
+        WHERE rouse._matches_any(p_queue, limits.queues) AND rouse._matches_any(p_handler, limits.handlers))
+$$;
+
+-- A time in microseconds since 1970.
+CREATE OR REPLACE FUNCTION rouse._us(p_time timestamptz) RETURNS bigint
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT (extract(epoch FROM p_time) * 1000000)::bigint
+$$;
+
+-- Lists up to `p_most` schedules that are due, the most overdue first, and those whose due times no host has computed yet:
+--
+--   now_us     the time of the database
+--   wait_ms    when the next schedule is due that is not listed; null: none is
+--   due        [{"name", "revision", "cron", …}, …]; null: none. `previous`: waiting, if its last job has not started; running, if it has;
+--              null, if its chain has ended
+--   backfills  up to ten that are not finished; null: none
+--
+-- Locks nothing. Served by schedule_due and backfill_open.
+CREATE OR REPLACE FUNCTION rouse.due_schedules(
+    p_worker bigint, p_key bytea, p_most integer, OUT now_us bigint, OUT wait_ms bigint, OUT due jsonb, OUT backfills jsonb)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    at      timestamptz;
+    limited boolean := rouse._known(p_worker, p_key);
+    next    timestamptz;
+BEGIN
+    at := clock_timestamp();
+    now_us := rouse._us(at);
+    SELECT jsonb_agg(jsonb_build_object(
+        'name', s.name, 'revision', s.revision, 'cron', s.cron, 'time_zone', s.time_zone, 'overlap', s.overlap, 'catch_up', s.catch_up,
+        'window_us', (extract(epoch FROM s.catch_up_window) * 1000000)::bigint, 'jitter_us', (extract(epoch FROM s.jitter) * 1000000)::bigint,
+        'handled_us', rouse._us(s.handled_until),
+        'previous', (SELECT CASE WHEN j.state = 'queued' AND j.attempt = 0 THEN 'waiting' ELSE 'running' END
+                     FROM rouse.job AS j WHERE j.id = rouse._live_job(rouse._chain_of(s.last_job)))))
+    INTO due
+    FROM (
+        SELECT s.* FROM rouse.schedule AS s
+        WHERE s.paused_at IS NULL AND coalesce(s.next_at, '-infinity') <= at AND (NOT limited OR rouse._may_fire(s.queue, s.handler))
+        ORDER BY coalesce(s.next_at, '-infinity') LIMIT least(greatest(coalesce(p_most, 0), 1), 1000)) AS s;
+    next := (SELECT coalesce(s.next_at, '-infinity') FROM rouse.schedule AS s
+             WHERE s.paused_at IS NULL AND coalesce(s.next_at, '-infinity') > at ORDER BY coalesce(s.next_at, '-infinity') LIMIT 1);
+    IF isfinite(next) THEN
+        wait_ms := ceil(extract(epoch FROM next - at) * 1000);
+    END IF;
+    SELECT jsonb_agg(jsonb_build_object(
+        'id', b.id, 'schedule', b.schedule, 'cron', b.cron, 'time_zone', b.time_zone,
+        'since_us', rouse._us(b.since), 'before_us', rouse._us(b.before), 'handled_us', rouse._us(b.handled_until)))
+    INTO backfills
+    FROM (
+        SELECT b.* FROM rouse.backfill AS b
+        WHERE b.finished_at IS NULL
+          AND (NOT limited OR EXISTS (SELECT FROM rouse.schedule AS s WHERE s.name = b.schedule AND rouse._may_fire(s.queue, s.handler)))
+        ORDER BY b.id LIMIT 10) AS b;
+END
+$$;
+
+-- Writes what a host has decided about due schedules, and returns the names of those for which it applies: not those that have changed
+-- since they were listed, or that another host is firing at this moment. All or nothing: if one of the jobs is refused, nothing is written.
+-- Served by the primary keys.
+CREATE OR REPLACE FUNCTION rouse.fire_schedules(
+    p_worker bigint, p_key bytea, p_changes rouse.schedule_change[], p_firings rouse.schedule_firing[]) RETURNS SETOF text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    at      timestamptz;
+    limited boolean := rouse._known(p_worker, p_key);
+    names   text[];
+    firing  record;
+    current text;
+    last    bigint;
+    live    bigint;
+    job     bigint;
+    fired   text[] := '{}';
+    jobs    bigint[] := '{}';
+BEGIN
+    IF cardinality(p_changes) > 1000 OR cardinality(p_firings) > 10000 THEN
+        RAISE EXCEPTION 'rouse.fire_schedules: at most 1000 schedules and 10000 due times in one call' USING ERRCODE = 'program_limit_exceeded';
+    END IF;
+    names := ARRAY(
+        SELECT s.name FROM unnest(p_changes) AS c JOIN rouse.schedule AS s ON s.name = c.name
+        WHERE s.revision = c.revision AND s.paused_at IS NULL AND (NOT limited OR rouse._may_fire(s.queue, s.handler))
+        FOR NO KEY UPDATE OF s SKIP LOCKED);
+    -- Read after the rows are locked, so that the time of the record is not before that of the due time.
+    at := clock_timestamp();
+    FOR firing IN
+        SELECT s AS schedule, f.due_at, f.action, f.run_at, f.error
+        FROM unnest(p_firings) AS f JOIN rouse.schedule AS s ON s.name = f.name
+        WHERE f.name = ANY (names) ORDER BY f.name, f.due_at
+    LOOP
+        IF firing.due_at > at OR firing.due_at <= (firing.schedule).handled_until THEN
+            RAISE EXCEPTION 'rouse.fire_schedules: % is not due at %', (firing.schedule).name, firing.due_at
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        IF (firing.schedule).name IS DISTINCT FROM current THEN
+            current := (firing.schedule).name;
+            last := (firing.schedule).last_job;
+        END IF;
+        live := CASE WHEN firing.action IN ('queue', 'replace') THEN rouse._live_job(rouse._chain_of(last)) END;
+        job := NULL;
+        CASE firing.action
+            WHEN 'enqueue' THEN
+                job := rouse._enqueue_run(firing.schedule, firing.due_at, 'enqueued', firing.run_at, NULL, at);
+            WHEN 'queue' THEN
+                job := rouse._enqueue_run(
+                    firing.schedule, firing.due_at, CASE WHEN live IS NULL THEN 'enqueued' ELSE 'queued' END, firing.run_at,
+                    CASE WHEN live IS NOT NULL THEN jsonb_build_object('previous', jsonb_build_object('job', live, 'on_failure', 'run')) END, at);
+            WHEN 'replace' THEN
+                IF live IS NOT NULL THEN
+                    PERFORM rouse._end(live, 'cancelled', NULL, NULL, 'cancelled', jsonb_build_object('schedule', current));
+                END IF;
+                job := rouse._enqueue_run(
+                    firing.schedule, firing.due_at, CASE WHEN live IS NULL THEN 'enqueued' ELSE 'replaced' END, firing.run_at, NULL, at);
+            ELSE
+                INSERT INTO rouse.schedule_run (schedule, due_at, at, outcome, error)
+                VALUES (current, firing.due_at, at, CASE firing.action WHEN 'skip' THEN 'skipped' WHEN 'miss' THEN 'missed' ELSE 'refused' END,
+                        left(firing.error, 1000));
+        END CASE;
+        IF job IS NOT NULL THEN
+            last := job;
+            fired := fired || current;
+            jobs := jobs || job;
+        END IF;
+    END LOOP;
+    UPDATE rouse.schedule AS s
+    SET handled_until = greatest(least(c.handled_until, at), s.handled_until), next_at = coalesce(c.next_at, 'infinity'),
+        upcoming = coalesce(c.upcoming[1:5], '{}'), error = left(c.error, 1000), revision = nextval('rouse.turn_seq'),
+        last_job = coalesce(f.job, s.last_job)
+    FROM unnest(p_changes) AS c
+    LEFT JOIN (SELECT f.name, max(f.job) AS job FROM unnest(fired, jobs) AS f(name, job) GROUP BY f.name) AS f ON f.name = c.name
+    WHERE s.name = c.name AND s.name = ANY (names);
+    RETURN QUERY SELECT unnest(names);
+END
+$$;
+
+-- Enqueues jobs for due times of a backfill, unless another host has gone on with it since it was listed. `p_finished`: it is done, or has
+-- failed with `p_error`. Returns whether it applied. Served by the primary keys.
+CREATE OR REPLACE FUNCTION rouse.fire_backfill(
+    p_worker bigint, p_key bytea, p_id bigint, p_since timestamptz, p_due timestamptz[], p_finished boolean, p_error text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    at       timestamptz := clock_timestamp();
+    limited  boolean := rouse._known(p_worker, p_key);
+    the      rouse.backfill;
+    its      rouse.schedule;
+    due_at   timestamptz;
+    made     integer := 0;
+BEGIN
+    IF cardinality(p_due) > 1000 THEN
+        RAISE EXCEPTION 'rouse.fire_backfill: at most 1000 due times in one call' USING ERRCODE = 'program_limit_exceeded';
+    END IF;
+    SELECT * INTO the FROM rouse.backfill AS b
+    WHERE b.id = p_id AND b.finished_at IS NULL AND b.handled_until IS NOT DISTINCT FROM p_since FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    SELECT * INTO its FROM rouse.schedule AS s WHERE s.name = the.schedule;
+    IF NOT FOUND OR (limited AND NOT rouse._may_fire(its.queue, its.handler)) THEN
+        RETURN false;
+    END IF;
+    FOREACH due_at IN ARRAY p_due LOOP
+        IF due_at < the.since OR due_at >= the.before OR due_at <= the.handled_until THEN
+            RAISE EXCEPTION 'rouse.fire_backfill: % is not in backfill %', due_at, p_id USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        made := made + (rouse._enqueue_run(its, due_at, 'backfilled', NULL, NULL, at) IS NOT NULL)::integer;
+    END LOOP;
+    UPDATE rouse.backfill AS b
+    SET handled_until = coalesce(p_due[cardinality(p_due)], b.handled_until), enqueued = b.enqueued + made,
+        finished_at = CASE WHEN p_finished THEN at END, error = left(p_error, 1000)
+    WHERE b.id = p_id;
+    RETURN true;
+END
+$$;
+
+-- Deletes up to 10,000 rows about due times, and finished backfills, that are older than `p_keep`, except about the last job of a schedule.
+-- For workers; those of a limited login without the right to maintenance delete nothing. Returns how many. Served by schedule_run_at.
+CREATE OR REPLACE FUNCTION rouse.maintain_schedules(p_worker bigint, p_key bytea, p_keep interval) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    deleted integer;
+BEGIN
+    IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
+        RETURN 0;
+    END IF;
+    DELETE FROM rouse.backfill AS b WHERE b.finished_at < now() - p_keep;
+    DELETE FROM rouse.schedule_run AS r
+    WHERE r.id = ANY (ARRAY(
+        SELECT o.id FROM rouse.schedule_run AS o
+        WHERE o.at < now() - p_keep
+          AND NOT EXISTS (SELECT FROM rouse.schedule AS s WHERE s.name = o.schedule AND s.last_job = o.job)
+        ORDER BY o.at LIMIT 10000 FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    RETURN deleted;
+END
+$$;

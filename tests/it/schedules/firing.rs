@@ -1,0 +1,523 @@
+//! What becomes of due times: missed ones, overlaps, pauses, backfills, jobs that are refused.
+
+use std::time::Duration;
+
+use rouse::store::{ClaimedJob, Locked, Store};
+use rouse::worker::Settings;
+use serde_json::json;
+use tokio_postgres::Client;
+
+use super::{
+    decided, fire_due, handled_until, make_due, one, outcomes, schedule, shown, this_minute, write,
+};
+use crate::support::TestDb;
+use crate::support::claims::{claim, result, settlement};
+use crate::support::database::refusal;
+use crate::support::worker::{TestWorker, show, until_true};
+
+/// Settles jobs as succeeded.
+async fn settle(store: &Store, jobs: &[ClaimedJob]) {
+    let batch: Vec<_> = jobs
+        .iter()
+        .map(|job| settlement(job, result("1")))
+        .collect();
+    store.settle(&batch, Locked::Wait).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_hour_of_nobody_is_caught_up_as_the_policy_says() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    // Every ten minutes, the last time five minutes ago.
+    let minute: i32 = one(
+        &client,
+        "SELECT extract(minute FROM clock_timestamp())::integer",
+    )
+    .await;
+    let cron = format!("{}-59/10 * * * *", (minute + 5) % 10);
+    for (name, policy) in [
+        ("none", "catch_up => 'none'"),
+        ("one", "catch_up => 'one'"),
+        ("all", "catch_up => 'all'"),
+        (
+            "window",
+            "catch_up => 'all', catch_up_window => '30 minutes'",
+        ),
+    ] {
+        schedule(
+            &client,
+            &format!("'{name}', 'x', cron => '{cron}', overlap => 'allow', {policy}"),
+        )
+        .await;
+        handled_until(&client, name, "1 hour").await;
+    }
+    fire_due(&store).await;
+    let enqueued = |count| vec!["enqueued".to_owned(); count];
+    assert_eq!(outcomes(&client, "none").await, ["missed"]);
+    assert_eq!(outcomes(&client, "one").await, enqueued(1));
+    assert_eq!(outcomes(&client, "all").await, enqueued(6));
+    assert_eq!(
+        outcomes(&client, "window").await,
+        [vec!["missed".into()], enqueued(3)].concat()
+    );
+    let last: bool = one(
+        &client,
+        "SELECT bool_and(due_at = (SELECT max(due_at) FROM rouse.schedule_run)) FROM rouse.schedule_run WHERE schedule IN ('none', 'one')",
+    )
+    .await;
+    assert!(last, "the latest one");
+    // All of it is handled.
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "all").await.len(), 6);
+}
+
+#[tokio::test]
+async fn more_missed_due_times_than_one_transaction_handles_are_caught_up_in_order() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    schedule(&client, "'a', 'test.nobody-has-this', cron => '*/20 * * * * *', catch_up => 'all', overlap => 'allow'").await;
+    handled_until(&client, "a", "2 hours").await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until_true(&client, "SELECT count(*) >= 360 FROM rouse.schedule_run").await;
+    worker.drain().await;
+    let sql = "SELECT count(*) = count(DISTINCT due_at) AND bool_and(due_at = first + (n - 1) * interval '20 s')
+               FROM (SELECT due_at, row_number() OVER (ORDER BY id) AS n, first_value(due_at) OVER (ORDER BY id) AS first FROM rouse.schedule_run) AS r";
+    assert!(
+        one::<bool>(&client, sql).await,
+        "each due time once, in order"
+    );
+}
+
+/// Fires a schedule twice in a row, a second apart in due times, with the previous job in this state.
+async fn second_firing(overlap: &str, starts: bool) -> (TestDb, Client, Store) {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let cron = this_minute(&client).await;
+    schedule(
+        &client,
+        &format!("'a', 'x', cron => '{cron}', overlap => '{overlap}'"),
+    )
+    .await;
+    make_due(&client).await;
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "a").await, ["enqueued"]);
+    if starts {
+        assert_eq!(claim(&store, 1).await.len(), 1);
+    }
+    due_again(&client).await;
+    (db, client, store)
+}
+
+/// The due time that was fired becomes an older one, and is due again.
+async fn due_again(client: &Client) {
+    client
+        .batch_execute("UPDATE rouse.schedule_run SET due_at = due_at - interval '1 day'")
+        .await
+        .unwrap();
+    make_due(client).await;
+}
+
+#[tokio::test]
+async fn overlap_skip_leaves_a_due_time_out_while_the_previous_job_is_live() {
+    for starts in [false, true] {
+        let (_db, client, store) = second_firing("skip", starts).await;
+        fire_due(&store).await;
+        assert_eq!(outcomes(&client, "a").await, ["enqueued", "skipped"]);
+        let run = shown(&client, "a").await["last_runs"][0].take();
+        assert_eq!(
+            (&run["outcome"], &run["job"]),
+            (&json!("skipped"), &json!(null))
+        );
+    }
+}
+
+#[tokio::test]
+async fn overlap_skip_enqueues_again_once_the_previous_job_has_ended() {
+    let (_db, client, store) = second_firing("skip", false).await;
+    settle(&store, &claim(&store, 1).await).await;
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "enqueued"]);
+}
+
+#[tokio::test]
+async fn overlap_queue_keeps_one_job_behind_the_running_one() {
+    let (_db, client, store) = second_firing("queue", true).await;
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "queued"]);
+    assert!(claim(&store, 10).await.is_empty(), "it waits");
+    due_again(&client).await;
+    fire_due(&store).await;
+    assert_eq!(
+        outcomes(&client, "a").await,
+        ["enqueued", "queued", "skipped"]
+    );
+    // The failure of the first one releases it as well.
+    let first: i64 = one(&client, "SELECT min(job) FROM rouse.schedule_run").await;
+    client
+        .execute("SELECT rouse.fail($1, 'no')", &[&first])
+        .await
+        .unwrap();
+    let released = claim(&store, 10).await;
+    assert_eq!(released.len(), 1);
+    settle(&store, &released).await;
+    due_again(&client).await;
+    fire_due(&store).await;
+    assert_eq!(
+        outcomes(&client, "a").await,
+        ["enqueued", "queued", "skipped", "enqueued"]
+    );
+}
+
+#[tokio::test]
+async fn overlap_queue_does_not_queue_behind_a_job_that_has_not_started() {
+    let (_db, client, store) = second_firing("queue", false).await;
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "skipped"]);
+}
+
+#[tokio::test]
+async fn overlap_allow_enqueues_both() {
+    let (_db, client, store) = second_firing("allow", true).await;
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "enqueued"]);
+    assert_eq!(claim(&store, 10).await.len(), 1);
+}
+
+#[tokio::test]
+async fn overlap_cancel_cancels_the_previous_job() {
+    for starts in [false, true] {
+        let (_db, client, store) = second_firing("cancel", starts).await;
+        fire_due(&store).await;
+        assert_eq!(outcomes(&client, "a").await, ["enqueued", "replaced"]);
+        let first: i64 = one(&client, "SELECT min(job) FROM rouse.schedule_run").await;
+        assert_eq!(show(&client, first).await.state, "cancelled");
+        assert_eq!(claim(&store, 10).await.len(), 1, "only the new one");
+    }
+}
+
+#[tokio::test]
+async fn a_retry_of_the_previous_job_counts_as_the_previous_job() {
+    let (_db, client, store) = second_firing("skip", false).await;
+    let first: i64 = one(&client, "SELECT job FROM rouse.schedule_run").await;
+    client
+        .execute("SELECT rouse.fail($1, 'no')", &[&first])
+        .await
+        .unwrap();
+    client
+        .execute("SELECT rouse.retry($1)", &[&first])
+        .await
+        .unwrap();
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "skipped"]);
+}
+
+#[tokio::test]
+async fn nothing_is_enqueued_while_a_schedule_is_paused_and_nothing_is_caught_up_afterwards() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    schedule(&client, "'a', 'x', cron => '* * * * *', catch_up => 'all'").await;
+    client
+        .batch_execute("SELECT rouse.pause_schedule('a')")
+        .await
+        .unwrap();
+    handled_until(&client, "a", "1 hour").await;
+    assert!(decided(&store).await.is_empty());
+    assert_eq!(shown(&client, "a").await["state"], "paused");
+    assert_eq!(
+        schedule(&client, "'a', 'y', cron => '* * * * *', catch_up => 'all'").await,
+        "replaced"
+    );
+    assert_eq!(shown(&client, "a").await["state"], "paused");
+    // It can be run by hand.
+    let job: i64 = one(&client, "SELECT rouse.run_schedule('a')").await;
+    assert_eq!(claim(&store, 10).await[0].id.0, job);
+    assert!(one::<bool>(&client, "SELECT rouse.resume_schedule('a')").await);
+    let due = decided(&store).await;
+    assert!(
+        due[0].1.firings.len() <= 1,
+        "at most the minute that has just begun"
+    );
+    write(&store, &due).await;
+    assert_eq!(shown(&client, "a").await["state"], "active");
+    assert_eq!(
+        shown(&client, "a").await["upcoming"]
+            .as_array()
+            .map(Vec::len),
+        Some(5)
+    );
+}
+
+#[tokio::test]
+async fn a_paused_schedule_whose_pause_meets_a_firing_enqueues_nothing() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let cron = this_minute(&client).await;
+    schedule(&client, &format!("'a', 'x', cron => '{cron}'")).await;
+    make_due(&client).await;
+    let due = decided(&store).await;
+    client
+        .batch_execute("SELECT rouse.pause_schedule('a')")
+        .await
+        .unwrap();
+    assert!(write(&store, &due).await.is_empty());
+    assert!(outcomes(&client, "a").await.is_empty());
+}
+
+#[tokio::test]
+async fn a_backfill_enqueues_each_due_time_once_however_often_it_is_requested() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    schedule(&client, "'a', 'test.nobody-has-this', cron => '30 2 * * *', time_zone => 'Europe/Berlin', due_key => 'at', jitter => '1 hour'").await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    for _ in 0..2 {
+        // Both changes of the clock in 2024.
+        for (since, before) in [("2024-03-30", "2024-04-02"), ("2024-10-26", "2024-10-29")] {
+            let sql = format!(
+                "SELECT rouse.backfill_schedule('a', '{since}T00:00:00Z', '{before}T00:00:00Z')"
+            );
+            client.batch_execute(&sql).await.unwrap();
+        }
+        until_true(
+            &client,
+            "SELECT bool_and(finished_at IS NOT NULL) FROM rouse.backfill",
+        )
+        .await;
+    }
+    worker.drain().await;
+    let rows = client
+        .query("SELECT payload ->> 'at' FROM rouse.jobs WHERE state = 'queued' AND available_at <= now() ORDER BY id", &[])
+        .await
+        .unwrap();
+    let times: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(
+        times,
+        [
+            "2024-03-30T01:30:00Z",
+            // 2:30 does not exist on this day.
+            "2024-03-31T01:00:00Z",
+            "2024-04-01T00:30:00Z",
+            "2024-10-26T00:30:00Z",
+            // 2:30 exists twice on this day.
+            "2024-10-27T00:30:00Z",
+            "2024-10-28T01:30:00Z",
+        ]
+    );
+    let enqueued: Vec<i32> = client
+        .query("SELECT enqueued FROM rouse.backfill ORDER BY id", &[])
+        .await
+        .unwrap()
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    assert_eq!(enqueued, [3, 3, 0, 0]);
+}
+
+#[tokio::test]
+async fn a_large_backfill_goes_in_batches_and_one_that_is_too_large_says_so() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    schedule(&client, "'a', 'test.nobody-has-this', cron => '0 * * * *'").await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    client
+        .batch_execute(
+            "SELECT rouse.backfill_schedule('a', '2024-01-01T00:00:00Z', '2024-01-11T10:00:00Z');
+             SELECT rouse.backfill_schedule('a', '2020-01-01T00:00:00Z', '2024-01-01T00:00:00Z')",
+        )
+        .await
+        .unwrap();
+    until_true(
+        &client,
+        "SELECT bool_and(finished_at IS NOT NULL) FROM rouse.backfill",
+    )
+    .await;
+    worker.drain().await;
+    let backfills = shown(&client, "a").await["backfills"].take();
+    assert_eq!(
+        backfills.as_array().map(Vec::len),
+        Some(1),
+        "the last one that is finished"
+    );
+    let error = backfills[0]["error"].as_str().unwrap();
+    assert!(error.contains("more than 10000 due times"), "{error}");
+    assert_eq!(
+        one::<i64>(&client, "SELECT count(*) FROM rouse.job").await,
+        250
+    );
+}
+
+#[tokio::test]
+async fn a_backfill_of_impossible_times_is_refused() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    schedule(&client, "'a', 'x', cron => '* * * * *'").await;
+    for times in [
+        "now(), now() - interval '1 day'",
+        "now(), now() + interval '1 day'",
+        "NULL, now()",
+        "'-infinity', now()",
+        "now() - interval '1 day', NULL",
+    ] {
+        let refused = refusal(
+            &client,
+            &format!("SELECT rouse.backfill_schedule('a', {times})"),
+        )
+        .await;
+        assert!(
+            refused.contains("since must be before before, and both in the past"),
+            "{refused}"
+        );
+    }
+    let ten = "SELECT rouse.backfill_schedule('a', now() - interval '1 day', now()) FROM generate_series(1, 10)";
+    client.batch_execute(ten).await.unwrap();
+    let refused = refusal(
+        &client,
+        "SELECT rouse.backfill_schedule('a', now() - interval '1 day', now())",
+    )
+    .await;
+    assert!(
+        refused.contains("already has 10 unfinished backfills"),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
+async fn a_job_that_is_refused_shows_why_and_prevents_no_other() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let large = "jsonb_build_object('a', repeat('a', 5000))";
+    let cron = this_minute(&client).await;
+    schedule(
+        &client,
+        &format!("'large', 'test.nobody-has-this', {large}, cron => '{cron}', queue => 'small'"),
+    )
+    .await;
+    schedule(
+        &client,
+        &format!("'other', 'test.nobody-has-this', cron => '{cron}'"),
+    )
+    .await;
+    client
+        .batch_execute("INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('small', 2000)")
+        .await
+        .unwrap();
+    make_due(&client).await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until_true(
+        &client,
+        "SELECT count(DISTINCT schedule) = 2 FROM rouse.schedule_run",
+    )
+    .await;
+    let row = shown(&client, "large").await;
+    assert_eq!(row["state"], "error");
+    let error = row["error"].as_str().unwrap();
+    assert!(error.contains("queue small allows 2000"), "{error}");
+    assert_eq!(row["last_runs"][0]["outcome"], "refused");
+    assert_eq!(row["last_runs"][0]["error"], row["error"]);
+    assert_eq!(outcomes(&client, "other").await[0], "enqueued");
+    // The next due time is tried again.
+    client
+        .batch_execute("UPDATE rouse.queue SET payload_bytes_max = 20000 WHERE name = 'small'")
+        .await
+        .unwrap();
+    handled_until(&client, "large", "5 minutes").await;
+    client
+        .batch_execute("SELECT rouse._wake_for_schedules()")
+        .await
+        .unwrap();
+    until_true(
+        &client,
+        "SELECT state = 'active' FROM rouse.schedules WHERE name = 'large'",
+    )
+    .await;
+    worker.drain().await;
+    assert!(
+        outcomes(&client, "large")
+            .await
+            .contains(&"enqueued".to_owned())
+    );
+}
+
+#[tokio::test]
+async fn an_expression_that_only_a_host_can_check_shows_its_error() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    schedule(&client, "'wrong', 'x', cron => '0 25 * * *'").await;
+    schedule(&client, "'never', 'x', cron => '0 0 30 2 *'").await;
+    fire_due(&store).await;
+    for (name, why) in [
+        ("wrong", "the cron expression is wrong"),
+        ("never", "never due again"),
+    ] {
+        let row = shown(&client, name).await;
+        assert_eq!(
+            (&row["state"], &row["upcoming"]),
+            (&json!("error"), &json!([]))
+        );
+        assert!(row["error"].as_str().unwrap().contains(why), "{row}");
+    }
+    assert!(store.due_schedules(10).await.unwrap().schedules.is_empty());
+    assert_eq!(
+        schedule(&client, "'wrong', 'x', cron => '0 5 * * *'").await,
+        "replaced"
+    );
+    fire_due(&store).await;
+    assert_eq!(shown(&client, "wrong").await["error"], json!(null));
+}
+
+#[tokio::test]
+async fn jitter_delays_the_start_of_a_job() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let cron = this_minute(&client).await;
+    schedule(
+        &client,
+        &format!("'a', 'x', cron => '{cron}', jitter => '1 day'"),
+    )
+    .await;
+    make_due(&client).await;
+    fire_due(&store).await;
+    let sql = "SELECT j.available_at > r.due_at AND j.available_at <= r.due_at + interval '1 day' FROM rouse.jobs AS j JOIN rouse.schedule_run AS r ON r.job = j.id";
+    assert!(one::<bool>(&client, sql).await);
+    assert!(claim(&store, 1).await.is_empty());
+}
+
+#[tokio::test]
+async fn the_next_due_time_of_all_schedules_is_known_to_the_millisecond() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    assert_eq!(store.due_schedules(10).await.unwrap().next_in, None);
+    schedule(&client, "'a', 'x', cron => '* * * * *'").await;
+    schedule(&client, "'b', 'x', cron => '0 0 1 1 *'").await;
+    fire_due(&store).await;
+    let next_in = store.due_schedules(10).await.unwrap().next_in.unwrap();
+    assert!(next_in <= Duration::from_secs(60), "{next_in:?}");
+}
+
+#[tokio::test]
+async fn a_thousand_schedules_due_in_the_same_second_enqueue_a_thousand_jobs() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let sql =
+        "SELECT rouse.schedule('s' || n, 'noop', cron => $1) FROM generate_series(1, 1000) AS n";
+    let cron = this_minute(&client).await;
+    client.execute(sql, &[&cron]).await.unwrap();
+    make_due(&client).await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until_true(
+        &client,
+        "SELECT count(DISTINCT schedule) = 1000 FROM rouse.schedule_run WHERE job IS NOT NULL",
+    )
+    .await;
+    until_true(
+        &client,
+        "SELECT count(*) = 1000 FROM rouse.finished WHERE state = 'succeeded'",
+    )
+    .await;
+    worker.drain().await;
+    let twice: i64 = one(
+        &client,
+        "SELECT count(*) FROM (SELECT FROM rouse.schedule_run WHERE job IS NOT NULL GROUP BY schedule, due_at HAVING count(*) > 1) AS twice",
+    )
+    .await;
+    assert_eq!(twice, 0);
+}
