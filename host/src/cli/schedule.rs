@@ -56,7 +56,7 @@ enum Verb {
     /// Print the next due times of a cron expression, or of a schedule
     Next(next::Args),
     /// Create or replace a schedule
-    Set(set::Args),
+    Set(Box<set::Args>),
     /// Enqueue a job of a schedule now, even if it is paused or its last job runs, and print the id of the job
     Run(Named),
     /// Pause schedules: nothing is enqueued until they are resumed
@@ -122,7 +122,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(Verb::Ls(args)) => ls(args).await,
         Some(Verb::Show(args)) => show::run(args).await,
         Some(Verb::Next(args)) => next::run(args).await,
-        Some(Verb::Set(args)) => set::run(args).await,
+        Some(Verb::Set(args)) => set::run(*args).await,
         Some(Verb::Run(args)) => run_now(args).await,
         Some(Verb::Pause(args)) => pause(args).await,
         Some(Verb::Resume(args)) => resume(args).await,
