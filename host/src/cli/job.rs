@@ -7,6 +7,7 @@ mod logs;
 mod retry;
 mod show;
 mod tries;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -51,6 +52,8 @@ enum Verb {
     Complete(change::Complete),
     /// End a job as failed, with a message
     Fail(change::Fail),
+    /// Send a signal to a job, which ends its wait for it, now or later
+    Signal(change::Signal),
     /// Change when queued jobs may start
     Reschedule(change::Reschedule),
     /// Delete queued jobs
@@ -71,6 +74,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(Verb::Retry(args)) => retry::run(args).await,
         Some(Verb::Complete(args)) => change::complete(args).await,
         Some(Verb::Fail(args)) => change::fail(args).await,
+        Some(Verb::Signal(args)) => change::signal(args).await,
         Some(Verb::Reschedule(args)) => change::reschedule(args).await,
         Some(Verb::Delete(args)) => change::delete(args).await,
     }

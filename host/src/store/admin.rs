@@ -50,6 +50,27 @@ impl Store {
         Ok(())
     }
 
+    /// Sends a signal to the job. False if it has ended.
+    pub async fn signal(
+        &self,
+        id: JobId,
+        name: &str,
+        payload: JsonText,
+    ) -> Result<bool, StoreError> {
+        let rows = self
+            .query(
+                "SELECT rouse.signal($1, $2, $3)",
+                &[
+                    (&id.0, Type::INT8),
+                    (&name, Type::TEXT),
+                    (&payload, Type::JSONB),
+                ],
+            )
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+
     /// Ends the job as failed, with this message.
     pub async fn fail(&self, id: JobId, message: &str) -> Result<(), StoreError> {
         self.query(

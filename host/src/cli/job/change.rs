@@ -1,4 +1,4 @@
-//! `rouse job cancel`, `retry ID`, `complete`, `fail`, `reschedule`, `delete`.
+//! `rouse job cancel`, `retry ID`, `complete`, `fail`, `signal`, `reschedule`, `delete`.
 
 use std::io::Read as _;
 use std::process::ExitCode;
@@ -59,6 +59,31 @@ pub(super) struct Complete {
     /// The result; `-` reads it from standard input
     #[arg(value_name = "JSON", default_value = "null")]
     result: String,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `rouse job signal`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+For instance: rouse job signal 17 approved '{\"by\": \"Ada\"}'\n\
+Exit codes: 0 the job has it · 3 no such job · 6 the job has ended")]
+pub(super) struct Signal {
+    #[command(flatten)]
+    target: Target,
+
+    /// The job's id
+    #[arg(value_parser = job_id)]
+    id: i64,
+
+    /// The name that the handler waits for
+    name: String,
+
+    /// The payload; `-` reads it from standard input
+    #[arg(value_name = "JSON", default_value = "null")]
+    payload: String,
 
     /// Print one JSON object
     #[arg(long)]
@@ -149,23 +174,51 @@ pub(super) async fn retry_each(
 
 /// `rouse job complete`.
 pub(super) async fn complete(args: Complete) -> anyhow::Result<ExitCode> {
-    let result = if args.result == "-" {
-        let mut text = String::new();
-        std::io::stdin()
-            .read_to_string(&mut text)
-            .context("read the result from standard input")?;
-        text
-    } else {
-        args.result
-    };
-    serde_json::from_str::<serde::de::IgnoredAny>(&result)
-        .context("the result is not JSON (is it quoted for the shell? '{\"rows\": 3}')")?;
+    let result = json_argument("result", args.result)?;
     let store = args.target.checked_store().await?;
     each(&[args.id], JOBS, args.json, async |&id| {
         let done = store.complete(JobId(id), JsonText(result.clone())).await;
         answer(id, done, |()| now(id, "succeeded"))
     })
     .await
+}
+
+/// `rouse job signal`.
+pub(super) async fn signal(args: Signal) -> anyhow::Result<ExitCode> {
+    let payload = json_argument("payload", args.payload)?;
+    let store = args.target.checked_store().await?;
+    each(&[args.id], JOBS, args.json, async |&id| {
+        let sent = store.signal(JobId(id), &args.name, JsonText(payload.clone()));
+        let sent = sent.await;
+        if let Ok(false) = sent {
+            return Ok(Err(Refusal {
+                code: EXIT_REFUSED,
+                why: format!("job {id} has ended, and gets no signals"),
+            }));
+        }
+        answer(id, sent, |_| Done {
+            text: format!("job {id} has the signal {}", args.name),
+            json: json!({"id": id, "signal": args.name}),
+        })
+    })
+    .await
+}
+
+/// JSON from the command line, or from standard input for `-`; `what` it is, for the error.
+fn json_argument(what: &str, argument: String) -> anyhow::Result<String> {
+    let text = if argument == "-" {
+        let mut text = String::new();
+        std::io::stdin()
+            .read_to_string(&mut text)
+            .with_context(|| format!("read the {what} from standard input"))?;
+        text
+    } else {
+        argument
+    };
+    serde_json::from_str::<serde::de::IgnoredAny>(&text).with_context(|| {
+        format!("the {what} is not JSON (is it quoted for the shell? '{{\"rows\": 3}}')")
+    })?;
+    Ok(text)
 }
 
 /// `rouse job fail`.

@@ -7,6 +7,7 @@ use clap::Args as ClapArgs;
 use serde_json::{Value, json};
 
 use super::tries::tries;
+use super::wait;
 use super::{EXIT_UNKNOWN, cell, list, unknown};
 use crate::cli::ago;
 use crate::cli::attempt_error::lines;
@@ -119,6 +120,7 @@ fn show(job: &JobView, now: f64) -> String {
         "state",
         "tenant",
         "source",
+        "parent",
         "chain",
         "after",
         "waits_for",
@@ -156,6 +158,9 @@ fn show(job: &JobView, now: f64) -> String {
         };
         let name = key.strip_suffix("_ms").unwrap_or(key);
         list.row([Shown::from(name.to_string()), value]);
+    }
+    if let Some(wait) = wait::waits_for(record) {
+        list.row(["suspended".to_string(), format!("waits for {wait}")]);
     }
     if let Some(progress) = record.get("progress").filter(|value| !value.is_null()) {
         let field = |key: &str| progress.get(key).map(cell).unwrap_or_default();
@@ -202,6 +207,7 @@ fn show(job: &JobView, now: f64) -> String {
         let message = message.map(Value::from);
         let why = message
             .as_ref()
+            .or_else(|| detail("step"))
             .or_else(|| detail("name"))
             .or_else(|| detail("run_at"))
             .or_else(|| detail("as"));

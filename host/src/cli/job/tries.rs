@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::wait;
 use crate::cli::ago;
 
 /// The attempts of a job. `max` is how many there may be, by its producer or its last error. `now` is the database's
@@ -15,7 +16,8 @@ pub(super) fn tries(job: &Value, max: Option<u64>, now: f64) -> String {
         _ => attempt.to_string(),
     };
     let next = job["available_at"].as_str().and_then(ago::epoch);
-    if let (true, "queued", Some(next)) = (attempt > 0, state(job), next) {
+    let is_queued = state(job) == "queued" && wait::has_end(job);
+    if let (true, true, Some(next)) = (attempt > 0, is_queued, next) {
         text += &match next > now {
             true => format!(", next {}", ago::relative(next, now)),
             false => ", next is due".to_owned(),
