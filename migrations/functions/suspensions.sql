@@ -16,11 +16,13 @@ CREATE OR REPLACE FUNCTION rouse._suspend(p_worker bigint, p_settlements rouse.s
 LANGUAGE plpgsql ROWS 10
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
 DECLARE
-    at      timestamptz := clock_timestamp();
-    waiting bigint[];
-    called  record;
-    chains  bigint[];
-    lanes   bigint[];
+    at        timestamptz := clock_timestamp();
+    waiting   bigint[];
+    calling   bigint[];
+    listening bigint[];
+    called    record;
+    chains    bigint[];
+    lanes     bigint[];
 BEGIN
     -- The lock that conflicts with those of senders.
     PERFORM FROM unnest(p_settlements) AS s JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence
@@ -54,11 +56,12 @@ BEGIN
         UNION ALL
         SELECT b.id, c.value ->> 'step', jsonb_build_object('kind', 'call', 'job', c.value -> 'id'), b.attempt, b.worker, at, at
         FROM jsonb_array_elements(p_calls) AS c JOIN back AS b ON b.id = (c.value ->> 'parent')::bigint)
-    SELECT array_agg(b.id) INTO waiting FROM back AS b;
+    SELECT array_agg(b.id), array_agg(b.id) FILTER (WHERE b.wait ->> 'kind' = 'call'), array_agg(b.id) FILTER (WHERE b.wait ->> 'kind' = 'signal')
+    INTO waiting, calling, listening FROM back AS b;
     RETURN QUERY SELECT w.id FROM unnest(waiting) AS w(id);
 
     FOR called IN
-        SELECT j.id, j.lane, j.wait FROM unnest(waiting) AS w(id) JOIN rouse.job AS j ON j.id = ANY (ARRAY[w.id]) WHERE j.wait ->> 'kind' = 'call'
+        SELECT j.id, j.lane, j.wait FROM unnest(calling) AS w(id) JOIN rouse.job AS j ON j.id = ANY (ARRAY[w.id])
     LOOP
         -- In the order of the ids, as an enqueue locks them.
         chains := '{}';
@@ -77,8 +80,8 @@ BEGIN
     -- A new statement sees signals that were committed while the lock was waited for.
     WITH signalled AS (
         UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq'), available_at = at
-        FROM unnest(waiting) AS w(id)
-        WHERE j.id = ANY (ARRAY[w.id]) AND j.wait ->> 'kind' = 'signal'
+        FROM unnest(listening) AS w(id)
+        WHERE j.id = ANY (ARRAY[w.id])
           AND EXISTS (SELECT FROM rouse.signal AS g WHERE g.job = j.id AND g.name = j.wait ->> 'name')
         RETURNING j.lane)
     SELECT array_agg(DISTINCT s.lane) INTO lanes FROM signalled AS s;

@@ -12,6 +12,7 @@ use rouse::store::{ClaimedJob, Locked, NotMine, Ran, Settled, Settlement, Store}
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
+use crate::commands::run;
 use crate::support::TestDb;
 use crate::support::claims::{claim, error, make_due, result, settlement};
 use crate::support::worker::{enqueue, events};
@@ -457,4 +458,40 @@ async fn a_failure_after_a_wait_is_an_ordinary_retry() {
     // A signal does not end the backoff.
     send(&client, id, json!(2)).await;
     assert!(none(&store).await);
+}
+
+#[tokio::test]
+async fn the_command_shows_what_a_job_waits_for_and_sends_signals() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let id = suspend(&client, &store, signal(None), Vec::new()).await;
+    let text = id.to_string();
+    let (code, shown) = run(&db, &["job", &text]);
+    assert_eq!(code, 0, "{shown}");
+    assert!(shown.contains("waits for the signal go"), "{shown}");
+    assert!(!shown.contains("next in"), "{shown}");
+    let (code, sent) = run(
+        &db,
+        &["job", "signal", &text, "go", r#"{"by": "Ada"}"#, "--json"],
+    );
+    assert_eq!(
+        (code, sent.trim()),
+        (0, &*format!(r#"{{"id":{id},"signal":"go"}}"#))
+    );
+    let job = one(&store).await;
+    assert_eq!(
+        take(&store, &job, None).await,
+        Some(json!({"payload": {"by": "Ada"}}))
+    );
+    settle(&store, &job, result("1"), Vec::new()).await;
+    for (args, code, says) in [
+        (["job", "signal", &text, "go"], 6, "has ended"),
+        (["job", "signal", "987654", "go"], 3, "no job 987654"),
+    ] {
+        let (found, output) = run(&db, &args);
+        assert_eq!(found, code, "{output}");
+        assert!(output.contains(says), "{output}");
+    }
+    let (code, output) = run(&db, &["job", "signal", &text, "go", "{"]);
+    assert!(code == 1 && output.contains("not JSON"), "{output}");
 }
