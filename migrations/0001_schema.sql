@@ -57,7 +57,7 @@ CREATE TABLE rouse.limits (
     lanes_per_handler_max integer NOT NULL DEFAULT 1000 CHECK (lanes_per_handler_max > 0),
     -- Lanes of all handlers. Each worker keeps the whole catalog in memory.
     lanes_max             integer NOT NULL DEFAULT 20000 CHECK (lanes_max > 0),
-    -- Jobs that the attempts of one job may enqueue, with those that these enqueue, and so on.
+    -- Jobs that an attempt may enqueue, with those that these enqueue, and so on. A resumed attempt, and the next job of its chain, count anew.
     descendants_max       integer NOT NULL DEFAULT 10000 CHECK (descendants_max > 0),
     -- How deep these may be nested.
     depth_max             integer NOT NULL DEFAULT 20 CHECK (depth_max > 0),

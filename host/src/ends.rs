@@ -12,12 +12,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use self::registry::{Next, Registry, Sight};
-use crate::job::{JobId, JsonText};
+use crate::job::JobId;
 use crate::store::{Looked, Store, StoreError};
 
 /// How many callers may wait at once. Each keeps a connection open.
@@ -43,10 +44,10 @@ pub enum Seen {
     Nothing,
     /// There is no such job, or it is no longer kept.
     Unknown,
-    /// It had not ended when it was looked at last: its row of `rouse.outcomes`.
-    Live(JsonText),
+    /// It had not ended when it was looked at last: its row of `rouse.outcomes`, JSON. Shared by all that wait for it.
+    Live(Bytes),
     /// It has ended: its row of `rouse.outcomes`.
-    Ended(JsonText),
+    Ended(Bytes),
     /// The database refuses the look.
     Refused(Arc<str>),
 }
@@ -173,7 +174,7 @@ impl Ends {
         for (id, looked) in store.look_at(ids).await? {
             unknown.remove(&id);
             match looked {
-                Looked::Live(row) => self.registry().show(id, Seen::Live(row)),
+                Looked::Live(row) => self.registry().show(id, Seen::Live(row.0.into())),
                 Looked::Ended => ended.push(id.0),
             }
         }
@@ -182,7 +183,7 @@ impl Ends {
         }
         for some in ended.chunks(READ_TOGETHER_MAX) {
             for (id, row) in store.outcomes(some).await? {
-                self.registry().show(id, Seen::Ended(row));
+                self.registry().show(id, Seen::Ended(row.0.into()));
             }
         }
         Ok(())

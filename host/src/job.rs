@@ -34,6 +34,7 @@ pub use state::{Priority, State};
 pub use usage::Usage;
 pub use wait::{
     BegunWait, NewJob, NewJobKind, ParentEnd, RecordedStep, ReturnedCall, Suspension, Wait,
+    WaitKind,
 };
 
 #[cfg(test)]

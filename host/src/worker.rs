@@ -21,7 +21,7 @@ mod database_metrics;
 mod declared;
 mod events;
 mod heartbeat;
-mod job_waits;
+
 mod journal;
 mod lanes;
 mod leases;
@@ -44,6 +44,7 @@ mod sleeper;
 mod slots;
 mod state;
 mod stop;
+mod suspensions;
 mod unbound;
 mod usage;
 mod waits;

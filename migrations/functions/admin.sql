@@ -331,6 +331,7 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('Wait for its end, or stop it with SELECT rouse.cancel(%s).', reschedule.id);
     END IF;
+    PERFORM rouse._ensure_partitions(at);
     IF live.turn IS NULL AND live.wait ->> 'kind' = 'call' THEN
         RAISE EXCEPTION 'rouse: job % cannot be rescheduled: it waits for the jobs that it has called', reschedule.id
             USING ERRCODE = 'object_not_in_prerequisite_state',
@@ -340,8 +341,8 @@ BEGIN
         INSERT INTO rouse.step (job, name, wait, attempt, worker, at, kept_at)
         SELECT reschedule.id, live.wait ->> 'step', live.wait || jsonb_build_object(
                    'until_ms', ceil(extract(epoch FROM least(coalesce(reschedule.run_at, at), at + interval '100 years')) * 1000)::bigint),
-               live.attempt, a.worker, at, at
-        FROM rouse.attempt AS a WHERE a.job = reschedule.id AND a.attempt = live.attempt;
+               live.attempt, s.worker, at, at
+        FROM rouse.step AS s WHERE s.job = reschedule.id AND s.name = live.wait ->> 'step' ORDER BY s.at DESC LIMIT 1;
     END IF;
     IF live.blockers IS NOT NULL THEN
         -- It gets its turn when it is released, at run_at at the earliest.
@@ -350,7 +351,8 @@ BEGIN
         IF live.turn IS NULL AND live.available_at = reschedule.run_at THEN
             RETURN true;
         END IF;
-        UPDATE rouse.job AS j SET turn = NULL, available_at = reschedule.run_at WHERE j.id = reschedule.id;
+        -- A job that has its turn waits for nothing any more.
+        UPDATE rouse.job AS j SET turn = NULL, available_at = reschedule.run_at, wait = CASE WHEN j.turn IS NULL THEN j.wait END WHERE j.id = reschedule.id;
         PERFORM rouse._notify(live.lane, false, at);
     ELSE
         IF live.turn IS NOT NULL THEN
@@ -359,7 +361,6 @@ BEGIN
         UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq'), available_at = least(j.available_at, at) WHERE j.id = reschedule.id;
         PERFORM rouse._notify(live.lane, true, at);
     END IF;
-    PERFORM rouse._ensure_partitions(at);
     INSERT INTO rouse.record (at, job, event, attempt, who, detail)
     VALUES (clock_timestamp(), reschedule.id, 'rescheduled', live.attempt, session_user,
             jsonb_build_object('run_at', greatest(reschedule.run_at, at)));

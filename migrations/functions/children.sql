@@ -24,6 +24,9 @@ DECLARE
 BEGIN
     SELECT jsonb_object_agg(d.name, jsonb_build_object('job', p_own[-(d.job #>> '{}')::bigint], 'on_failure', d.on_failure)) INTO after
     FROM rouse._dependencies_of(options -> 'after') AS d;
+    IF p_job.kind = 'next' AND after IS NOT NULL THEN
+        PERFORM rouse._refuse_circle(coalesce(p_parent.chain, p_parent.id), ARRAY(SELECT rouse._chain_of(o.id) FROM unnest(p_own) AS o(id)));
+    END IF;
     made := rouse._enqueue(
         p_id, p_job.handler, p_job.payload, octet_length(p_job.payload::text), NULL,
         coalesce(options ->> 'queue', p_queue), p_parent.tenant, NULL, coalesce(options ->> 'priority', p_priority::text),
@@ -36,46 +39,61 @@ BEGIN
         CASE WHEN p_job.kind = 'next' THEN coalesce(p_parent.chain, p_parent.id) END, p_origin);
     IF p_job.kind = 'next' AND NOT made.created THEN
         RAISE EXCEPTION 'rouse: job % cannot be continued: job % has the unique key %', p_parent.id, made.id, quote_literal(options ->> 'unique_key')
-            USING ERRCODE = 'unique_violation';
+            USING ERRCODE = 'invalid_parameter_value';
     END IF;
     RETURN made.id;
 END
 $$;
 
--- What the jobs of each attempt may enqueue in turn: its rest, shared evenly. Raises an error if it has enqueued too many.
+-- Rejects a job that would wait for itself: one that waits for chains which wait for its own, p_chain. Served by dependency_job.
+CREATE OR REPLACE FUNCTION rouse._refuse_circle(p_chain bigint, p_chains bigint[]) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
+BEGIN
+    IF EXISTS (
+        WITH RECURSIVE waited_for(chain) AS (
+            SELECT c.chain FROM unnest(p_chains) AS c(chain)
+            UNION
+            SELECT d.chain FROM waited_for AS w JOIN rouse.dependency AS d ON d.job = ANY (ARRAY[rouse._live_job(w.chain)]))
+        SELECT FROM waited_for AS w WHERE w.chain = p_chain) THEN
+        RAISE EXCEPTION 'rouse: chain % cannot wait for a job that waits for it', p_chain
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'A unique key may have led to a job that is live already.';
+    END IF;
+END
+$$;
+
+-- The origins of the jobs that attempts enqueue: they share evenly what their attempt may enqueue. A resumed attempt, and the next job of the
+-- chain, may enqueue as many again. Raises an error if an attempt enqueues too many.
 CREATE OR REPLACE FUNCTION rouse._child_origins(p_parents rouse.job[], p_jobs rouse.new_job[]) RETURNS TABLE (parent bigint, origin jsonb)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    wrong record;
+    made record;
 BEGIN
-    SELECT p.id, coalesce((p.origin ->> 'descendants')::integer, l.descendants_max) AS rest, l.depth_max, made.jobs INTO wrong
-    FROM (SELECT s.parent, count(*) AS jobs FROM unnest(p_jobs) AS s WHERE s.kind <> 'next' GROUP BY s.parent) AS made
-    JOIN unnest(p_parents) AS p ON p.id = made.parent CROSS JOIN rouse.limits AS l
-    WHERE made.jobs > coalesce((p.origin ->> 'descendants')::integer, l.descendants_max)
-       OR coalesce((p.origin ->> 'depth')::integer, 0) >= l.depth_max
-    LIMIT 1;
-    IF FOUND THEN
-        IF wrong.jobs > wrong.rest THEN
-            RAISE EXCEPTION 'rouse: job % enqueues % jobs; it may have at most % more descendants', wrong.id, wrong.jobs, wrong.rest
-                USING ERRCODE = 'program_limit_exceeded', HINT = 'The limit of a whole tree of jobs is descendants_max in rouse.limits.';
+    FOR made IN
+        SELECT p.id, s.jobs, l.depth_max, coalesce((p.origin ->> 'depth')::integer, 0) AS depth,
+               coalesce((p.origin ->> 'descendants')::integer, l.descendants_max) AS rest
+        FROM (SELECT s.parent, count(*)::integer AS jobs FROM unnest(p_jobs) AS s WHERE s.kind <> 'next' GROUP BY s.parent) AS s
+        JOIN unnest(p_parents) AS p ON p.id = s.parent CROSS JOIN rouse.limits AS l
+    LOOP
+        IF made.jobs > made.rest THEN
+            RAISE EXCEPTION 'rouse: job % enqueues % jobs; it may have at most % more descendants', made.id, made.jobs, made.rest
+                USING ERRCODE = 'program_limit_exceeded', HINT = 'The limit for an attempt and its descendants is descendants_max in rouse.limits.';
         END IF;
-        RAISE EXCEPTION 'rouse: job % cannot enqueue others: they would be nested deeper than %', wrong.id, wrong.depth_max
-            USING ERRCODE = 'program_limit_exceeded', HINT = 'The limit is depth_max in rouse.limits.';
-    END IF;
-    RETURN QUERY
-    SELECT p.id, jsonb_build_object(
-        'parent', p.id, 'depth', coalesce((p.origin ->> 'depth')::integer, 0) + 1,
-        'descendants', (coalesce((p.origin ->> 'descendants')::integer, l.descendants_max) - made.jobs) / made.jobs)
-    FROM (SELECT s.parent, count(*) AS jobs FROM unnest(p_jobs) AS s WHERE s.kind <> 'next' GROUP BY s.parent) AS made
-    JOIN unnest(p_parents) AS p ON p.id = made.parent CROSS JOIN rouse.limits AS l;
+        IF made.depth >= made.depth_max THEN
+            RAISE EXCEPTION 'rouse: job % cannot enqueue others: they would be nested deeper than %', made.id, made.depth_max
+                USING ERRCODE = 'program_limit_exceeded', HINT = 'The limit is depth_max in rouse.limits.';
+        END IF;
+        parent := made.id;
+        origin := jsonb_build_object('parent', made.id, 'depth', made.depth + 1, 'descendants', (made.rest - made.jobs) / made.jobs);
+        RETURN NEXT;
+    END LOOP;
 END
 $$;
 
 -- Enqueues the jobs of attempts that are being settled. `p_parents` are the rows of their jobs as they were while they ran. Returns the
 -- calls. Jobs without options are inserted in one statement. Served by lane_id and lane_key.
 CREATE OR REPLACE FUNCTION rouse._enqueue_children(p_parents rouse.job[], p_jobs rouse.new_job[]) RETURNS TABLE (parent bigint, step text, id bigint)
-LANGUAGE plpgsql SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     at      timestamptz := clock_timestamp();
@@ -83,6 +101,7 @@ DECLARE
     made    bigint[];
     lanes   bigint[];
     origins jsonb := '{}';
+    missing bigint[];
     child   record;
     current bigint;
     own     bigint[];
@@ -107,18 +126,21 @@ BEGIN
         RETURNING j.id, j.lane)
     SELECT array_agg(p.id), array_agg(DISTINCT p.lane) INTO made, lanes FROM plain AS p;
     IF coalesce(cardinality(made), 0) < cardinality(p_jobs) THEN
+        missing := ARRAY(SELECT i.id FROM unnest(ids) AS i(id) EXCEPT SELECT m.id FROM unnest(made) AS m(id));
         FOR child IN
-            SELECT s.place, s.kind, p AS parent, p.id AS parent_id, l.queue, l.priority, ROW(s.parent, s.kind, s.step, s.handler, s.payload, s.options)::rouse.new_job AS job
+            SELECT s.place, s.kind, m.id IS NOT NULL AS is_missing, p AS parent, p.id AS parent_id, l.queue, l.priority,
+                   ROW(s.parent, s.kind, s.step, s.handler, s.payload, s.options)::rouse.new_job AS job
             FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, place)
             JOIN unnest(p_parents) AS p ON p.id = s.parent
             CROSS JOIN LATERAL (SELECT l.queue, l.priority FROM rouse.lane AS l WHERE l.id = p.lane LIMIT 1) AS l
+            LEFT JOIN unnest(missing) AS m(id) ON m.id = ids[s.place]
             ORDER BY s.parent, s.place
         LOOP
             IF child.parent_id IS DISTINCT FROM current THEN
                 current := child.parent_id;
                 own := '{}';
             END IF;
-            IF ids[child.place] <> ALL (coalesce(made, '{}')) THEN
+            IF child.is_missing THEN
                 ids[child.place] := rouse._enqueue_child(ids[child.place], child.parent, child.queue, child.priority, child.job, own,
                     CASE WHEN child.kind = 'next' THEN (child.parent).origin ELSE origins -> current::text END);
             END IF;

@@ -18,6 +18,10 @@ BEGIN
         SELECT w.incarnation, c.key AS handler, c.value ->> 'version' AS version, c.value -> 'schedule' AS schedule
         FROM rouse.worker AS w CROSS JOIN LATERAL jsonb_each(w.capabilities) AS c
         WHERE w.stopped_at IS NULL AND w.dead_at IS NULL
+          -- A limited login speaks for its own handlers only.
+          AND (NOT w.limited OR EXISTS (
+              SELECT FROM rouse.worker_login AS l
+              WHERE l.login = to_regrole(quote_ident(w.login)) AND rouse._matches_any(c.key, l.handlers) AND rouse._matches_any('default', l.queues)))
           AND (jsonb_path_exists(w.capabilities, '$.*.schedule') OR EXISTS (SELECT FROM rouse.schedule AS s WHERE s.module_version IS NOT NULL)
                OR EXISTS (SELECT FROM rouse.worker AS o
                           WHERE o.stopped_at IS NULL AND o.dead_at IS NULL AND jsonb_path_exists(o.capabilities, '$.*.schedule')))),

@@ -433,7 +433,7 @@ END
 $$;
 
 -- Sweeps dependencies, deletes signals to jobs that have ended, and deletes flows of which no job is kept, from a random one on: it looks
--- at up to 1,000. For workers; those of a limited login without the right to maintenance do nothing. Returns how many chains were noted. Served by flow_pkey, job_flow and finished_flow.
+-- at up to 10,000 signals and 1,000 flows. For workers; those of a limited login without the right to maintenance do nothing. Returns how many chains were noted. Served by flow_pkey, job_flow and finished_flow.
 CREATE OR REPLACE FUNCTION rouse.maintain_dependencies(p_worker bigint, p_key bytea) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
@@ -443,8 +443,11 @@ BEGIN
     END IF;
     DELETE FROM rouse.signal AS g
     WHERE g.id = ANY (ARRAY(
-        SELECT s.id FROM rouse.signal AS s
-        WHERE s.at < now() - interval '1 hour' AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = s.job) LIMIT 10000));
+        SELECT s.id
+        FROM (
+            SELECT s.id, s.job, s.at FROM rouse.signal AS s
+            WHERE s.id >= (SELECT max(s.id) FROM rouse.signal AS s) * random() ORDER BY s.id LIMIT 10000) AS s
+        WHERE s.at < now() - interval '1 hour' AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = s.job)));
     DELETE FROM rouse.flow AS w
     WHERE w.id = ANY (ARRAY(
         SELECT f.id

@@ -64,10 +64,10 @@ $$;
 
 -- Writes what a host has decided about due schedules, and returns the names of those for which it applies: not those that have changed
 -- since they were listed, or that another host is firing at this moment. All or nothing: if one of the jobs is refused, nothing is written.
--- Served by the primary keys.
+-- Waits 250 ms for the lock of a previous job. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.fire_schedules(
     p_worker bigint, p_key bytea, p_changes rouse.schedule_change[], p_firings rouse.schedule_firing[]) RETURNS SETOF text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at      timestamptz;

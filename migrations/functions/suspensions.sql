@@ -33,7 +33,7 @@ BEGIN
             wait = s.result - 'begun' || CASE WHEN s.result ->> 'kind' = 'call' THEN jsonb_build_object(
                 'jobs', coalesce(s.result -> 'jobs', '[]') || coalesce((
                     SELECT jsonb_agg(c.value -> 'id') FROM jsonb_array_elements(p_calls) AS c WHERE (c.value ->> 'parent')::bigint = s.id), '[]')) ELSE '{}' END,
-            -- A hundred years stand for a signal without a timeout.
+            -- Without a timeout: a hundred years.
             available_at = CASE WHEN s.result ->> 'kind' = 'call' THEN at
                            ELSE least(coalesce(s.retry_at, 'infinity'), at + interval '100 years') END
         FROM unnest(p_settlements) AS s, rouse.job AS was
@@ -61,13 +61,14 @@ BEGIN
     RETURN QUERY SELECT w.id FROM unnest(waiting) AS w(id);
 
     FOR called IN
-        SELECT j.id, j.lane, j.wait FROM unnest(calling) AS w(id) JOIN rouse.job AS j ON j.id = ANY (ARRAY[w.id])
+        SELECT j.id, j.lane, j.chain, j.wait FROM unnest(calling) AS w(id) JOIN rouse.job AS j ON j.id = ANY (ARRAY[w.id])
     LOOP
         -- In the order of the ids, as an enqueue locks them.
         chains := '{}';
         SELECT coalesce(array_agg(DISTINCT locked.chain), '{}') INTO chains
         FROM (SELECT DISTINCT e.id::bigint AS id FROM jsonb_array_elements_text(called.wait -> 'jobs') AS e(id) ORDER BY 1) AS e
         CROSS JOIN LATERAL rouse._lock_parent(e.id, 'run') AS locked WHERE locked.waits;
+        PERFORM rouse._refuse_circle(coalesce(called.chain, called.id), chains);
         PERFORM rouse._add_dependencies(called.id, chains, array_fill('run'::text, ARRAY[cardinality(chains)]), NULL);
         UPDATE rouse.job AS j
         SET blockers = nullif(cardinality(chains), 0), turn = CASE WHEN chains = '{}' THEN nextval('rouse.turn_seq') END

@@ -231,12 +231,13 @@ async fn signals_end_waits_before_and_after_they_begin() {
     send(json!("early")).await;
     let _worker = start(&db).await;
     until_suspended(&client, id).await;
-    send(json!({"n": 2})).await;
+    // No digit is lost on the way.
+    send(json!({"n": 12_345_678_901_234_567_890_u64})).await;
     send(json!(null)).await;
     let result = ended(&client, id).await.result.unwrap();
     assert_eq!(
         result,
-        json!([{"got": "early"}, {"got": {"n": 2}}, {"got": null}])
+        json!([{"got": "early"}, {"got": {"n": 12_345_678_901_234_567_890_u64}}, {"got": null}])
     );
     let payload = json!({"name": "never", "timeout_ms": 50});
     let (_, result, _) = run(&client, "flow.signals", payload).await;
@@ -276,6 +277,11 @@ async fn jobs_for_handlers_that_are_not_granted_are_denied_with_the_lines_to_pas
         assert!(message.contains(line), "{message}");
         assert_eq!(count(&client, &format!("parent = {id}")).await, 0);
     }
+    // A call that is not granted takes back those beside it, even if the handler goes on.
+    let calls = json!([{"call": [["a", {"handler": "flow.square", "payload": "{}"}],
+                                 ["b", {"handler": "billing.refund", "payload": "{}"}]]}]);
+    let (id, ..) = run(&client, "flow.raw", calls).await;
+    assert_eq!(count(&client, &format!("parent = {id}")).await, 0);
     let payload = json!({"jobs": [square(1)]});
     let sql = format!("'flow.children', '{payload}', grants => '{{\"enqueue\": [\"flow.hop\"]}}'");
     let id = enqueue_sql(&client, &sql).await;

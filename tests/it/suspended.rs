@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use rouse::job::{
     ErrorKind, JobId, JsonText, NewJob, NewJobKind, Outcome, RecordedStep, ReturnedCall,
-    Suspension, Usage, Wait,
+    Suspension, Usage, Wait, WaitKind,
 };
 use rouse::store::{ClaimedJob, Locked, NotMine, Ran, Settled, Settlement, Store};
 use serde_json::{Value, json};
@@ -124,6 +124,7 @@ async fn a_sleeping_job_holds_no_claim_spends_no_attempt_and_wakes_when_it_is_du
     let Some(RecordedStep::Waits(begun)) = steps.get("nap") else {
         panic!("{steps:?}");
     };
+    assert_eq!(begun.kind, WaitKind::Sleep);
     let late = begun.until.unwrap().duration_since(until).unwrap();
     assert!(late < Duration::from_millis(1), "{late:?}");
     assert_eq!(
@@ -213,7 +214,7 @@ async fn a_wait_for_a_signal_ends_with_its_timeout_by_the_databases_clock() {
 }
 
 #[tokio::test]
-async fn a_signal_to_an_ended_or_unknown_job_says_so() {
+async fn a_signal_to_an_ended_or_unknown_job_is_refused() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!(1)).await;
@@ -305,7 +306,54 @@ async fn a_called_job_that_was_retried_meanwhile_is_waited_for_again() {
 }
 
 #[tokio::test]
-async fn admin_actions_know_suspended_jobs() {
+async fn a_job_cannot_call_a_job_that_waits_for_it() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let keyed = |key: &str| NewJob {
+        options: Some(JsonText(json!({ "unique_key": key }).to_string())),
+        ..call("c", json!(1))
+    };
+    let sql = "SELECT rouse.enqueue('callee', unique_key => $1, after => $2)";
+    let enqueue = async |key: &str, after: Option<Value>| {
+        let row = client.query_one(sql, &[&key, &after]).await.unwrap();
+        row.get::<_, i64>(0)
+    };
+    let own = enqueue("own", None).await;
+    let job = one(&store).await;
+    let waiting = enqueue("waiting", Some(json!([own]))).await;
+    enqueue("further", Some(json!([waiting]))).await;
+    for key in ["own", "waiting", "further"] {
+        let calls = suspended("c", Wait::Calls { jobs: Vec::new() });
+        let settlement = Settlement {
+            jobs: vec![keyed(key)],
+            ..settlement(&job, calls)
+        };
+        let refused = store.settle(&[settlement], Locked::Wait).await.unwrap_err();
+        assert!(refused.to_string().contains("waits for it"), "{refused}");
+        assert!(refused.is_about_data(), "the attempt fails");
+    }
+    // A job that waits for nobody here can be called.
+    enqueue("other", None).await;
+    let calls = suspended("c", Wait::Calls { jobs: Vec::new() });
+    let settled = settle(&store, &job, calls, vec![keyed("other")]).await;
+    assert!(settled.accepted.contains(&job.id));
+}
+
+#[tokio::test]
+async fn a_wait_that_is_over_does_not_come_back_when_its_job_is_rescheduled() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let id = suspend(&client, &store, signal(None), Vec::new()).await;
+    send(&client, id, json!(1)).await;
+    let sql = "SELECT rouse.reschedule($1, now() + interval '1 hour')";
+    client.query_one(sql, &[&id]).await.unwrap();
+    assert_eq!(wait_of(&client, id).await, Value::Null);
+    send(&client, id, json!(2)).await;
+    assert!(none(&store).await, "not before its time");
+}
+
+#[tokio::test]
+async fn admin_actions_end_suspended_jobs() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let run = |sql: String| {

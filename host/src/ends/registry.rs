@@ -138,7 +138,7 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::JsonText;
+    use bytes::Bytes;
 
     const PAUSE: Duration = Duration::from_millis(100);
 
@@ -147,8 +147,8 @@ mod tests {
         (Registry::new(pauses), Instant::now())
     }
 
-    fn row() -> JsonText {
-        JsonText("{}".into())
+    fn row() -> Bytes {
+        "{}".into()
     }
 
     fn look(registry: &mut Registry, now: Instant) -> Vec<i64> {

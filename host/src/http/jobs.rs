@@ -81,7 +81,7 @@ async fn answer(
                 (header::CONTENT_TYPE, "application/json"),
                 (header::CACHE_CONTROL, "no-store"),
             ];
-            Ok((kind, row.0).into_response())
+            Ok((kind, row).into_response())
         }
         Seen::Unknown => Err(Problem::unrelated(
             StatusCode::NOT_FOUND,

@@ -51,7 +51,7 @@ impl Suspension {
 
     /// The wait as it is stored (migrations/functions/suspensions.sql), JSON.
     pub fn to_json(&self) -> JsonText {
-        let mut stored = json!({"kind": self.wait.kind(), "step": self.step});
+        let mut stored = json!({"kind": self.wait.kind().as_str(), "step": self.step});
         match &self.wait {
             Wait::Sleep { .. } => {}
             Wait::Signal { name, .. } => stored["name"] = json!(name),
@@ -70,19 +70,49 @@ impl Suspension {
 }
 
 impl Wait {
-    /// The word for logs and listings.
-    pub fn kind(&self) -> &'static str {
+    /// Its kind.
+    pub fn kind(&self) -> WaitKind {
         match self {
-            Self::Sleep { .. } => "sleep",
-            Self::Signal { .. } => "signal",
-            Self::Calls { .. } => "call",
+            Self::Sleep { .. } => WaitKind::Sleep,
+            Self::Signal { .. } => WaitKind::Signal,
+            Self::Calls { .. } => WaitKind::Call,
         }
+    }
+}
+
+/// The kind of a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitKind {
+    /// For a time.
+    Sleep,
+    /// For a signal.
+    Signal,
+    /// For jobs that were called.
+    Call,
+}
+
+impl WaitKind {
+    /// The word for logs, listings and the database.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Sleep => "sleep",
+            Self::Signal => "signal",
+            Self::Call => "call",
+        }
+    }
+
+    /// Reads the database's word; `None` if it is unknown.
+    pub fn parse(word: &str) -> Option<Self> {
+        let kinds = [Self::Sleep, Self::Signal, Self::Call];
+        kinds.into_iter().find(|kind| kind.as_str() == word)
     }
 }
 
 /// The recorded start of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BegunWait {
+    /// Its kind.
+    pub kind: WaitKind,
     /// When it ends by itself, by the database's clock. `None`: never.
     pub until: Option<SystemTime>,
 }

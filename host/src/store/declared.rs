@@ -1,5 +1,6 @@
 //! Schedules that modules declare.
 
+use serde_json::Value;
 use tokio_postgres::types::Type;
 
 use super::{JsonText, Store, StoreError};
@@ -32,10 +33,13 @@ impl Store {
         let listed = rows.iter().map(|row| {
             let (workers, current): (Option<JsonText>, Option<JsonText>) = (row.get(1), row.get(2));
             // A worker with other capabilities than those of a host is left out.
-            let workers = workers.and_then(|JsonText(text)| serde_json::from_str(&text).ok());
+            let workers: Option<Vec<Value>> =
+                workers.and_then(|JsonText(text)| serde_json::from_str(&text).ok());
+            let workers = workers.unwrap_or_default().into_iter();
+            let workers = workers.filter_map(|worker| serde_json::from_value(worker).ok());
             ModuleSchedule {
                 handler: row.get(0),
-                workers: workers.unwrap_or_default(),
+                workers: workers.collect(),
                 current: current.and_then(|JsonText(text)| serde_json::from_str(&text).ok()),
             }
         });

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
-use crate::job::{AbortReason, BegunWait, Fence, JobId, RecordedStep};
+use crate::job::{AbortReason, BegunWait, Fence, JobId, RecordedStep, WaitKind};
 
 /// The job is no longer this worker's, for this reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,10 +43,12 @@ impl Store {
                 Some(reason) => Err(NotMine::read(reason)),
                 None => {
                     let bytes: Option<i32> = row.get(2);
-                    let until_ms: Option<i64> = row.get(3);
+                    let kind: Option<&str> = row.get(3);
+                    let until_ms: Option<i64> = row.get(4);
                     let step = match bytes.map(usize::try_from) {
                         Some(bytes) => RecordedStep::Done(bytes.unwrap_or(0)),
                         None => RecordedStep::Waits(BegunWait {
+                            kind: kind.and_then(WaitKind::parse).unwrap_or(WaitKind::Sleep),
                             until: until_ms
                                 .and_then(|ms| u64::try_from(ms).ok())
                                 .map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms)),

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::Shared;
 use super::reach::warn_unless_unreachable;
 use crate::job::cron::DueTimes;
 use crate::job::firing::{Action, Decision, backfill, fire};
-use crate::store::{Backfill, Due, DueSchedule, Fired, StoreError};
+use crate::store::{Backfill, DueSchedule, Fired, StoreError};
 
 /// A host looks at least this often: a new schedule whose notification was lost, or a clock of the database that was
 /// set, is noticed after this time.
@@ -80,11 +80,12 @@ async fn round(shared: &Arc<Shared>) -> Result<Round, StoreError> {
     if due.schedules.is_empty() && due.backfills.is_empty() {
         return Ok(Round::Idle(next_in));
     }
-    // Some expressions take milliseconds to find that they are never due.
-    let decided = spawn_blocking(move || decide(due)).await;
-    let (decided, backfills) = decided.expect("decisions do not panic");
+    // Some expressions take milliseconds to find that they are never due, and a backfill has thousands of due times.
+    let (now, schedules, backfills) = (due.now, due.schedules, due.backfills);
+    let decided = blocking(move || decide(schedules, now)).await;
     let mut progress = fire_all(shared, &decided).await?;
-    for next in backfills {
+    let steps = blocking(move || next_steps(backfills)).await;
+    for next in steps {
         progress |= go_on_with(shared, next).await?;
     }
     Ok(match progress {
@@ -96,23 +97,35 @@ async fn round(shared: &Arc<Shared>) -> Result<Round, StoreError> {
 type Decided = Vec<(DueSchedule, Decision)>;
 type BackfillStep = (Backfill, Result<(Vec<jiff::Timestamp>, bool), String>);
 
-fn decide(due: Due) -> (Decided, Vec<BackfillStep>) {
-    let now = due.now;
-    let decided = due.schedules.into_iter().map(|listed| {
+/// Computes away from the threads of other tasks. After a panic, nothing is decided: the next round tries again.
+async fn blocking<T: Default + Send + 'static>(decide: impl FnOnce() -> T + Send + 'static) -> T {
+    let decided = spawn_blocking(decide).await;
+    decided.unwrap_or_else(|panic| {
+        error!(%panic, "the due times of schedules cannot be computed; this is a bug in Rouse");
+        T::default()
+    })
+}
+
+fn decide(schedules: Vec<DueSchedule>, now: jiff::Timestamp) -> Decided {
+    let decided = schedules.into_iter().map(|listed| {
         let times = DueTimes::parse(&listed.cron, &listed.time_zone);
         let decision = fire(&listed.schedule, &times, now);
         (listed, decision)
     });
-    let backfills = due.backfills.into_iter().map(|listed| {
+    decided.collect()
+}
+
+fn next_steps(backfills: Vec<Backfill>) -> Vec<BackfillStep> {
+    let steps = backfills.into_iter().map(|listed| {
         let times = DueTimes::parse(&listed.cron, &listed.time_zone);
         let next = backfill(&times, listed.since, listed.before, listed.handled_until);
         (listed, next)
     });
-    (decided.collect(), backfills.collect())
+    steps.collect()
 }
 
-/// Writes decisions: those that lock a previous job one by one, so that no two transactions wait for each other, the
-/// others in batches. Returns whether any applied.
+/// Writes decisions in batches; those that lock a previous job one by one, after the others, so that no two transactions
+/// wait for each other. Returns whether any applied.
 async fn fire_all(
     shared: &Shared,
     decided: &[(DueSchedule, Decision)],
@@ -120,6 +133,8 @@ async fn fire_all(
     let mut progress = false;
     let mut batch: Vec<Fired<'_>> = Vec::new();
     let mut size = 0;
+    // Last, because each may wait for a lock.
+    let mut locking = Vec::new();
     for (due, decision) in decided {
         if let Some(why) = &decision.error {
             warn!(
@@ -134,7 +149,7 @@ async fn fire_all(
         };
         let locks = |action| matches!(action, Action::Queue | Action::Replace);
         if decision.firings.iter().any(|firing| locks(firing.action)) {
-            progress |= fire_batch(shared, &[fired]).await?;
+            locking.push(fired);
             continue;
         }
         batch.push(fired);
@@ -147,6 +162,13 @@ async fn fire_all(
     }
     if !batch.is_empty() {
         progress |= fire_batch(shared, &batch).await?;
+    }
+    for fired in locking {
+        match fire_batch(shared, &[fired]).await {
+            // Another transaction has locked its previous job: the next round tries again.
+            Err(error) if error.is_locked() => {}
+            fired => progress |= fired?,
+        }
     }
     Ok(progress)
 }
@@ -191,10 +213,7 @@ async fn refuse(shared: &Shared, one: &Fired<'_>, error: &StoreError) -> Result<
 
 /// True if the same call would be refused again.
 fn is_refusal(error: &StoreError) -> bool {
-    !error.is_transient()
-        && !error.is_over()
-        && !error.is_superseded()
-        && !error.is_partition_missing()
+    error.is_about_data()
 }
 
 /// Enqueues the next jobs of a backfill. Returns whether this host did it.

@@ -194,7 +194,10 @@ pub(super) fn settled(context: EventContext<'_>, outcome: &Outcome) {
             }
         }
         Outcome::Suspended(suspension) => {
-            let (wait, step) = (suspension.wait.kind(), printable(&suspension.step, 200));
+            let (wait, step) = (
+                suspension.wait.kind().as_str(),
+                printable(&suspension.step, 200),
+            );
             event!(debug, "suspended", context, wait, step);
         }
         Outcome::Released => event!(debug, "released", context),

@@ -1,5 +1,5 @@
 //! The journal of an attempt, written to Postgres behind the fence: results of steps, log lines and progress.
-//! `state.rs` has the state of its handler, `job_waits.rs` signals and the ends of other jobs.
+//! `state.rs` has the state of its handler, `suspensions.rs` signals and the ends of other jobs.
 
 use std::collections::HashMap;
 use std::future::pending;

@@ -31,6 +31,8 @@ const BATCH_MAX: usize = 1000;
 const GATHERED_FOR: Duration = Duration::from_millis(2);
 /// Results and errors in one statement. Postgres closes a connection that sends 1 GiB.
 const BATCH_BYTES_MAX: usize = 64 << 20;
+/// Jobs that the attempts of one statement enqueue: some tens of milliseconds.
+const BATCH_JOBS_MAX: usize = 2000;
 /// The wait after a transient failure. Each further failure doubles it.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 /// The longest such wait. No longer than the shortest lease, because the outcome is lost with its lease.

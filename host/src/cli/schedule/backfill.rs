@@ -50,7 +50,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let text = |key: &str| schedule[key].as_str().unwrap_or_default();
     let due = DueTimes::parse(text("cron"), text("time_zone")).map_err(|why| anyhow!(why))?;
     let moment = SignedDuration::from_micros(1);
-    let (after, until) = (args.since - moment, args.before - moment);
+    let before = |time: Timestamp| time.checked_sub(moment).unwrap_or(Timestamp::MIN);
+    let (after, until) = (before(args.since), before(args.before));
     let count = due.between(after, until).take(BACKFILL_MAX + 1).count();
     anyhow::ensure!(
         count <= BACKFILL_MAX,

@@ -60,7 +60,7 @@ pub trait Journal: Send + Sync {
 }
 
 /// Signals of a job, and the ends of jobs that it has called or waited for. The code that runs attempts implements it
-/// (`worker/waits.rs`: in Postgres, behind the fence).
+/// (`worker/suspensions.rs`: in Postgres, behind the fence).
 ///
 /// A store that finds out that the attempt has to stop aborts it, and need not return, like a [`StateStore`].
 pub trait WaitStore: Send + Sync {

@@ -76,6 +76,17 @@ impl NewJobs {
             .retain(|job| matches!(job.kind, NewJobKind::Call { .. }));
     }
 
+    /// How many jobs there are.
+    pub(super) fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Takes back the last jobs: some of several calls were refused.
+    pub(super) fn take_back(&mut self, len: usize) {
+        let taken = self.jobs.drain(len..);
+        self.bytes -= taken.map(|job| job.bytes()).sum::<usize>();
+    }
+
     /// Adds a job. Returns the number of children so far.
     pub(super) fn add(&mut self, job: GuestJob, kind: NewJobKind) -> Result<usize, String> {
         if !self.has_queue {
@@ -102,13 +113,14 @@ impl NewJobs {
             handler: job.handler,
             payload,
         };
-        self.bytes = self.bytes.saturating_add(job.bytes());
-        if self.bytes > self.bytes_max {
+        let bytes = self.bytes.saturating_add(job.bytes());
+        if bytes > self.bytes_max {
             return Err(format!(
                 "the jobs that an attempt enqueues may have at most {} bytes together (limits.jobs_bytes in rouse.toml)",
                 self.bytes_max
             ));
         }
+        self.bytes = bytes;
         self.children += usize::from(job.kind == NewJobKind::Child);
         self.jobs.push(job);
         Ok(self.children)
@@ -277,6 +289,25 @@ mod tests {
         let mut none = NewJobs::new(false, &limits);
         let without = none.add(job("a", "1", None), NewJobKind::Child);
         assert!(without.unwrap_err().contains("without the queue"));
+    }
+
+    #[test]
+    fn a_refused_job_leaves_the_limits_as_they_were() {
+        let limits = Limits {
+            jobs: 3,
+            jobs_bytes: 30,
+            ..Limits::default()
+        };
+        let mut jobs = NewJobs::new(true, &limits);
+        let call = || NewJobKind::Call { step: "s".into() };
+        let large = format!("\"{}\"", "x".repeat(40));
+        assert!(jobs.add(job("a", "1", None), call()).is_ok());
+        assert!(jobs.add(job("a", &large, None), call()).is_err());
+        let fits = format!("\"{}\"", "x".repeat(20));
+        assert!(jobs.add(job("a", &fits, None), call()).is_ok());
+        jobs.take_back(1);
+        assert!(jobs.add(job("a", &fits, None), call()).is_ok());
+        assert_eq!(jobs.len(), 2);
     }
 
     #[test]

@@ -4,10 +4,11 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::steps::StepStart;
-use crate::job::{NewJobKind, ReturnedCall, Suspension, Wait};
+use crate::job::{JobId, NewJobKind, RecordedStep, ReturnedCall, Suspension, Wait, WaitKind};
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::jobs::JobError;
 use crate::sandbox::bindings::rouse::handler::steps::StepError;
@@ -70,7 +71,8 @@ impl AttemptState {
     async fn sleep_to(&mut self, step: String, until: Until) -> Result<Ended<()>, StepError> {
         let begun = match self.steps.start_wait(&step).await? {
             StepStart::Done(_) => return Ok(Ended::Returned(())),
-            StepStart::Waits(begun) => Some(begun),
+            StepStart::Waits(begun) if begun.kind == WaitKind::Sleep => Some(begun),
+            StepStart::Waits(_) => return Err(other_kind("sleep")),
             StepStart::New => None,
         };
         let now = self.clock.now();
@@ -107,7 +109,8 @@ impl AttemptState {
         }
         let begun = match self.steps.start_wait(&step).await? {
             StepStart::Done(result) => return payload(&result).map(Ended::Returned),
-            StepStart::Waits(begun) => Some(begun),
+            StepStart::Waits(begun) if begun.kind == WaitKind::Signal => Some(begun),
+            StepStart::Waits(_) => return Err(other_kind("signal")),
             StepStart::New => None,
         };
         let now = self.clock.now();
@@ -140,7 +143,7 @@ impl AttemptState {
             )));
         }
         let steps: Vec<String> = calls.iter().map(|call| call.step.clone()).collect();
-        let mut returned = match self.have_begun(&steps).await? {
+        let returned = match self.have_begun(&steps).await? {
             false => HashMap::new(),
             true => {
                 let bytes_max = self.steps.bytes_max();
@@ -150,21 +153,13 @@ impl AttemptState {
                 returned.map_err(JobError::Refused)?
             }
         };
-        let mut pending = Vec::new();
-        let mut done = Vec::new();
-        let mut is_new = false;
-        for call in calls {
-            match returned.remove(&call.step) {
-                Some(ReturnedCall::Pending(job)) => pending.push(job),
-                Some(ReturnedCall::Done(result)) => done.push(end_of_call(&result)?),
-                None => {
-                    is_new = true;
-                    let kind = NewJobKind::Call { step: call.step };
-                    self.add_job(call.job, kind)?;
-                }
-            }
+        let known_jobs = self.jobs.len();
+        let answered = self.call_missing(calls, returned);
+        if answered.is_err() {
+            self.jobs.take_back(known_jobs);
         }
-        if pending.is_empty() && !is_new {
+        let (done, pending) = answered?;
+        if pending.is_empty() && self.jobs.len() == known_jobs {
             return Ok(Ended::Returned(done));
         }
         Ok(Ended::Suspended(Suspension {
@@ -174,16 +169,46 @@ impl AttemptState {
         }))
     }
 
+    /// Enqueues the calls that have not begun. Returns the ends of the others, and the jobs of those that have not
+    /// ended.
+    fn call_missing(
+        &mut self,
+        calls: Vec<NewCall>,
+        mut returned: HashMap<String, ReturnedCall>,
+    ) -> Result<(Vec<Returned>, Vec<JobId>), JobError> {
+        let mut done = Vec::new();
+        let mut pending = Vec::new();
+        for call in calls {
+            match returned.remove(&call.step) {
+                Some(ReturnedCall::Pending(job)) => pending.push(job),
+                Some(ReturnedCall::Done(result)) => done.push(end_of_call(&result)?),
+                None => {
+                    let kind = NewJobKind::Call { step: call.step };
+                    self.add_job(call.job, kind)?;
+                }
+            }
+        }
+        Ok((done, pending))
+    }
+
     /// True if an earlier attempt has called some of these steps.
     async fn have_begun(&mut self, steps: &[String]) -> Result<bool, JobError> {
         let mut names = HashSet::new();
         let mut have_begun = false;
+        let mut new = 0;
         for step in steps {
             if !names.insert(step) {
                 return Err(JobError::Refused(format!("two calls have the name {step}")));
             }
-            have_begun |= self.steps.is_recorded(step).await.map_err(refused_job)?;
+            match self.steps.recorded_step(step).await.map_err(refused_job)? {
+                None => new += 1,
+                Some(RecordedStep::Waits(begun)) if begun.kind != WaitKind::Call => {
+                    return Err(refused_job(other_kind("call")));
+                }
+                Some(RecordedStep::Done(_) | RecordedStep::Waits(_)) => have_begun = true,
+            }
         }
+        self.steps.require_space(new).map_err(refused_job)?;
         Ok(have_begun)
     }
 }
@@ -254,27 +279,49 @@ impl Host for AttemptState {
     }
 }
 
+/// The result of a step that waited for a signal.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum SignalEnd<'a> {
+    #[serde(borrow)]
+    Payload(&'a RawValue),
+    TimedOut(bool),
+}
+
+/// The result of a step that called a job.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum CallEnd<'a> {
+    #[serde(borrow)]
+    Output(&'a RawValue),
+    #[serde(borrow)]
+    Failed(&'a RawValue),
+}
+
 /// The payload of a taken signal, from the result of its step; `None` after the timeout.
 fn payload(result: &[u8]) -> Result<Option<Vec<u8>>, StepError> {
-    let result: Value = serde_json::from_slice(result)
-        .map_err(|error| StepError::Refused(format!("the recorded signal is not JSON: {error}")))?;
-    Ok(result.get("payload").map(|it| it.to_string().into_bytes()))
+    match serde_json::from_slice(result) {
+        Ok(SignalEnd::Payload(payload)) => Ok(Some(payload.get().as_bytes().to_vec())),
+        Ok(SignalEnd::TimedOut(_)) => Ok(None),
+        Err(_) => Err(other_kind("signal")),
+    }
 }
 
 /// The end of a call, from the result of its step.
 fn end_of_call(result: &[u8]) -> Result<Returned, JobError> {
-    let mut result: Value = serde_json::from_slice(result)
-        .map_err(|error| JobError::Refused(format!("the recorded call is not JSON: {error}")))?;
-    let mut bytes = |key: &str| {
-        let value = result.get_mut(key).map(Value::take);
-        value.map(|value| value.to_string().into_bytes())
-    };
-    match bytes("output") {
-        Some(output) => Ok(Returned::Output(output)),
-        None => Ok(Returned::Failed(
-            bytes("failed").unwrap_or_else(|| b"{}".to_vec()),
-        )),
+    let bytes = |json: &RawValue| json.get().as_bytes().to_vec();
+    match serde_json::from_slice(result) {
+        Ok(CallEnd::Output(output)) => Ok(Returned::Output(bytes(output))),
+        Ok(CallEnd::Failed(error)) => Ok(Returned::Failed(bytes(error))),
+        Err(_) => Err(refused_job(other_kind("call"))),
     }
+}
+
+/// The recorded step of this name is not such a wait.
+fn other_kind(wanted: &str) -> StepError {
+    StepError::Refused(format!(
+        "an earlier attempt has recorded this step, and it was not a {wanted}: names of steps must not change their meaning"
+    ))
 }
 
 fn no_queue() -> StepError {

@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use tracing::{debug, error, warn};
 
 use super::alone::settle_alone;
-use super::{BATCH_BYTES_MAX, Settler, Tried, Unsettled, give_up_lost, report, retry_after};
+use super::{
+    BATCH_BYTES_MAX, BATCH_JOBS_MAX, Settler, Tried, Unsettled, give_up_lost, report, retry_after,
+};
 use crate::job::{AttemptError, ErrorKind, Outcome};
 use crate::store::{Locked, Settled, Settlement, StoreError};
 use crate::worker::reach::warn_unless_unreachable;
@@ -78,8 +80,10 @@ impl Settler<'_> {
             if part.is_empty() {
                 continue;
             }
-            if part.len() > 1 && part.iter().map(Unsettled::bytes).sum::<usize>() > BATCH_BYTES_MAX
-            {
+            let bytes = part.iter().map(Unsettled::bytes).sum::<usize>();
+            let jobs = part.iter().map(|one| one.settlement.jobs.len());
+            let is_large = bytes > BATCH_BYTES_MAX || jobs.sum::<usize>() > BATCH_JOBS_MAX;
+            if part.len() > 1 && is_large {
                 batch.halve(part);
                 continue;
             }

@@ -86,9 +86,7 @@ impl Steps {
         match recorded.get(name) {
             Some(step) => Ok(Some(*step)),
             None if recorded.len() < count_max => Ok(None),
-            None => Err(refused(format!(
-                "a job may have at most {count_max} steps (limits.steps in rouse.toml)"
-            ))),
+            None => Err(self.too_many()),
         }
     }
 
@@ -100,12 +98,31 @@ impl Steps {
         }
     }
 
-    /// True if an earlier attempt has recorded this step, or its start.
-    pub(in crate::sandbox::capability) async fn is_recorded(
+    /// The step, or its start, if an earlier attempt has recorded it.
+    pub(in crate::sandbox::capability) async fn recorded_step(
         &mut self,
         name: &str,
-    ) -> Result<bool, StepError> {
-        Ok(self.find(name).await?.is_some())
+    ) -> Result<Option<RecordedStep>, StepError> {
+        self.find(name).await
+    }
+
+    /// Refuses so many new steps if the job would have too many.
+    pub(in crate::sandbox::capability) fn require_space(
+        &self,
+        new: usize,
+    ) -> Result<(), StepError> {
+        let recorded = self.recorded.as_ref().map_or(0, HashMap::len);
+        match recorded + new <= self.limits.count {
+            true => Ok(()),
+            false => Err(self.too_many()),
+        }
+    }
+
+    fn too_many(&self) -> StepError {
+        let count_max = self.limits.count;
+        refused(format!(
+            "a job may have at most {count_max} steps (limits.steps in rouse.toml)"
+        ))
     }
 
     /// How far a step is that waits.
