@@ -312,7 +312,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    at   timestamptz := clock_timestamp();
+    at   timestamptz;
     live record;
     was  rouse.finished;
 BEGIN
@@ -322,7 +322,9 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Omit it to run the job at once.';
     END IF;
     SELECT j.state, j.lane, j.turn, j.available_at, j.attempt, j.blockers, j.wait INTO live FROM rouse.job AS j WHERE j.id = reschedule.id FOR UPDATE;
-    IF NOT FOUND THEN
+    -- Read after the lock: later than the change that it waited for.
+    at := clock_timestamp();
+    IF live.state IS NULL THEN
         was := rouse._ended_job(reschedule.id);
         PERFORM rouse._refuse_ended(reschedule.id, 'rescheduled', was.state, '');
     END IF;
@@ -341,8 +343,10 @@ BEGIN
         INSERT INTO rouse.step (job, name, wait, attempt, worker, at, kept_at)
         SELECT reschedule.id, live.wait ->> 'step', live.wait || jsonb_build_object(
                    'until_ms', ceil(extract(epoch FROM least(coalesce(reschedule.run_at, at), at + interval '100 years')) * 1000)::bigint),
-               live.attempt, s.worker, at, at
-        FROM rouse.step AS s WHERE s.job = reschedule.id AND s.name = live.wait ->> 'step' ORDER BY s.at DESC LIMIT 1;
+               live.attempt,
+               coalesce((SELECT s.worker FROM rouse.step AS s
+                         WHERE s.job = reschedule.id AND s.name = live.wait ->> 'step' ORDER BY s.at DESC LIMIT 1), 0),
+               at, at;
     END IF;
     IF live.blockers IS NOT NULL THEN
         -- It gets its turn when it is released, at run_at at the earliest.

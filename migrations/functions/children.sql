@@ -3,11 +3,22 @@
 -- The attenuation of a job that another one enqueues: what that one has left, and its own. Both apply.
 CREATE OR REPLACE FUNCTION rouse._both_grants(p_parent jsonb, p_own jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_own IS NULL OR p_parent = p_own
-                     OR EXISTS (SELECT FROM jsonb_array_elements(CASE jsonb_typeof(p_parent) WHEN 'array' THEN p_parent END) AS g WHERE g = p_own) THEN p_parent
-                WHEN p_parent IS NULL THEN p_own
-                ELSE (CASE jsonb_typeof(p_parent) WHEN 'array' THEN p_parent ELSE jsonb_build_array(p_parent) END)
-                     || (CASE jsonb_typeof(p_own) WHEN 'array' THEN p_own ELSE jsonb_build_array(p_own) END) END
+    SELECT CASE WHEN p_own IS NULL THEN p_parent WHEN p_parent IS NULL THEN p_own
+                WHEN jsonb_array_length(every.list) = 1 AND jsonb_typeof(p_parent) <> 'array' THEN every.list -> 0 ELSE every.list END
+    FROM (
+        -- Each part once, by equality.
+        SELECT jsonb_agg(g.part ORDER BY g.place) AS list
+        FROM (
+            SELECT e.part, min(e.place) AS place
+            FROM (
+                SELECT a.part, a.place
+                FROM jsonb_array_elements(CASE jsonb_typeof(p_parent) WHEN 'array' THEN p_parent ELSE jsonb_build_array(p_parent) END)
+                     WITH ORDINALITY AS a(part, place)
+                UNION ALL
+                SELECT b.part, 1000 + b.place
+                FROM jsonb_array_elements(CASE jsonb_typeof(p_own) WHEN 'array' THEN p_own ELSE jsonb_build_array(p_own) END)
+                     WITH ORDINALITY AS b(part, place)) AS e
+            GROUP BY e.part) AS g) AS every
 $$;
 
 -- Enqueues one job of an attempt, with all checks, and returns its id: the id of a live job with its unique key, if there is one. p_queue and
@@ -40,6 +51,14 @@ BEGIN
     IF p_job.kind = 'next' AND NOT made.created THEN
         RAISE EXCEPTION 'rouse: job % cannot be continued: job % has the unique key %', p_parent.id, made.id, quote_literal(options ->> 'unique_key')
             USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    -- A limited login gets no results of jobs that its workers could not run.
+    IF NOT made.created AND EXISTS (SELECT FROM rouse._limits()) AND NOT pg_has_role(session_user, 'rouse_enqueuer', 'USAGE')
+       AND NOT EXISTS (
+           SELECT FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane CROSS JOIN rouse._limits() AS limits
+           WHERE j.id = made.id AND rouse._matches_any(l.queue, limits.queues) AND rouse._matches_any(l.handler, limits.handlers)) THEN
+        RAISE EXCEPTION 'rouse: login % may not use job %, which has the unique key %', session_user, made.id, quote_literal(options ->> 'unique_key')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Its handlers and queues are listed in rouse.worker_login.';
     END IF;
     RETURN made.id;
 END
@@ -93,7 +112,7 @@ $$;
 -- Enqueues the jobs of attempts that are being settled. `p_parents` are the rows of their jobs as they were while they ran. Returns the
 -- calls. Jobs without options are inserted in one statement. Served by lane_id and lane_key.
 CREATE OR REPLACE FUNCTION rouse._enqueue_children(p_parents rouse.job[], p_jobs rouse.new_job[]) RETURNS TABLE (parent bigint, step text, id bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_hashjoin = on AS $$
 #variable_conflict use_column
 DECLARE
     at      timestamptz := clock_timestamp();
@@ -156,6 +175,16 @@ BEGIN
 END
 $$;
 
+-- Those of the jobs that belong to these attempts: calls to those that are suspended, all others to those that have succeeded. In their order.
+CREATE OR REPLACE FUNCTION rouse._jobs_of(p_jobs rouse.new_job[], p_parents bigint[], p_succeeded bigint[]) RETURNS rouse.new_job[]
+LANGUAGE sql IMMUTABLE SET enable_hashjoin = on AS $$
+    SELECT coalesce(array_agg(ROW(s.parent, s.kind, s.step, s.handler, s.payload, s.options)::rouse.new_job ORDER BY s.place), '{}')
+    FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, place)
+    JOIN unnest(p_parents) AS p(id) ON p.id = s.parent
+    LEFT JOIN unnest(p_succeeded) AS d(id) ON d.id = s.parent
+    WHERE (s.kind = 'call') = (d.id IS NULL)
+$$;
+
 -- Rejects jobs for handlers or queues that the limited login of a worker does not serve, unless it may enqueue anything.
 CREATE OR REPLACE FUNCTION rouse._check_children(p_jobs rouse.new_job[]) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -168,6 +197,8 @@ BEGIN
     SELECT s.handler, s.options ->> 'queue' AS queue INTO wrong
     FROM unnest(p_jobs) AS s CROSS JOIN rouse._limits() AS limits
     WHERE NOT rouse._matches_any(s.handler, limits.handlers) OR NOT rouse._matches_any(coalesce(s.options ->> 'queue', limits.queues[1]), limits.queues)
+       OR EXISTS (SELECT FROM jsonb_array_elements_text(CASE jsonb_typeof(s.options -> 'tags') WHEN 'array' THEN s.options -> 'tags' END) AS t(tag)
+                  WHERE NOT rouse._matches_any(t.tag, limits.tags))
     LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'rouse: login % may not enqueue jobs for handler % in queue %', session_user, quote_literal(left(wrong.handler, 140)),

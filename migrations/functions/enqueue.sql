@@ -55,7 +55,7 @@ DECLARE
     entry record;
     wrong text;
 BEGIN
-    IF jsonb_typeof(p_grants) = 'array' AND jsonb_array_length(p_grants) <= 32 AND octet_length(p_grants::text) <= 8192
+    IF jsonb_typeof(p_grants) = 'array' AND jsonb_array_length(p_grants) BETWEEN 1 AND 32 AND octet_length(p_grants::text) <= 8192
        AND NOT jsonb_path_exists(p_grants, 'strict $[*] ? (@.type() == "array")') THEN
         PERFORM rouse._check_grants(g) FROM jsonb_array_elements(p_grants) AS g;
         RETURN;
@@ -116,6 +116,8 @@ BEGIN
     IF p_time IS NULL THEN
         RETURN NULL;
     END IF;
+    -- A month has 30 days where intervals are compared, and others where they are added to a time.
+    p_time := extract(epoch FROM p_time) * interval '1 second';
     IF p_time < least_ms * interval '1 millisecond' OR p_time > most_ms * interval '1 millisecond' THEN
         RAISE EXCEPTION 'rouse.enqueue: % must be between % and %, not %', p_name,
             CASE p_name WHEN 'lease' THEN '2 seconds' ELSE '1 millisecond' END,

@@ -38,7 +38,7 @@ BEGIN
         'name', s.name, 'revision', s.revision, 'cron', s.cron, 'time_zone', s.time_zone, 'overlap', s.overlap, 'catch_up', s.catch_up,
         'window_us', (extract(epoch FROM s.catch_up_window) * 1000000)::bigint, 'jitter_us', (extract(epoch FROM s.jitter) * 1000000)::bigint,
         'handled_us', rouse._us(s.handled_until),
-        'previous', (SELECT CASE WHEN j.state = 'queued' AND j.attempt = 0 THEN 'waiting' ELSE 'running' END
+        'previous', (SELECT CASE WHEN j.state = 'queued' AND j.attempt = 0 AND (j.id = s.last_job OR j.retried_from IS NOT NULL) THEN 'waiting' ELSE 'running' END
                      FROM rouse.job AS j WHERE j.id = rouse._live_job(rouse._chain_of(s.last_job)))))
     INTO due
     FROM (

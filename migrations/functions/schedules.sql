@@ -75,7 +75,7 @@ BEGIN
             THEN format('catch_up must be none, one or all, not %s', coalesce(quote_literal(left(p_schedule.catch_up, 140)), 'null'))
         WHEN p_schedule.catch_up_window NOT BETWEEN interval '1 second' AND interval '3660 days'
             THEN format('catch_up_window must be between 1 second and 3660 days, not %s', p_schedule.catch_up_window)
-        WHEN p_schedule.jitter NOT BETWEEN interval '0' AND interval '1 day'
+        WHEN extract(epoch FROM p_schedule.jitter) NOT BETWEEN 0 AND 86400
             THEN format('jitter must be between 0 and 1 day, not %s', p_schedule.jitter)
         WHEN length(p_schedule.due_key) NOT BETWEEN 1 AND 128 THEN 'due_key must have 1 to 128 characters'
         WHEN p_schedule.due_key IS NOT NULL AND jsonb_typeof(p_schedule.payload) <> 'object'

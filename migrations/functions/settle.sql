@@ -28,6 +28,7 @@ DECLARE
     released    bigint[];
     lanes       bigint[];
     parents     rouse.job[];
+    wanted      bigint[];
     continued   bigint[];
     calls       jsonb;
 BEGIN
@@ -35,14 +36,18 @@ BEGIN
     some_differ := FOUND;
     IF p_jobs <> '{}' THEN
         -- Locked before the jobs are enqueued, so that these are enqueued if, and only if, the attempt is accepted.
+        -- Calls belong to suspended attempts, all others to those that have succeeded.
+        IF EXISTS (SELECT FROM unnest(p_jobs) AS made WHERE made.kind IS NULL OR made.kind NOT IN ('child', 'call', 'next')) THEN
+            RAISE EXCEPTION 'rouse.settle: an attempt can enqueue a child, a call or a next job' USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        wanted := ARRAY(SELECT DISTINCT made.parent FROM unnest(p_jobs) AS made);
         parents := ARRAY(
             SELECT j FROM unnest(p_settlements) AS s JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence
-            WHERE (p_worker IS NULL OR j.worker = p_worker) AND s.error IS NULL AND EXISTS (SELECT FROM unnest(p_jobs) AS made WHERE made.parent = s.id)
+            WHERE (p_worker IS NULL OR j.worker = p_worker) AND s.id = ANY (wanted)
+              AND (s.state = 'succeeded' OR s.state = 'queued' AND s.error IS NULL AND s.result ->> 'kind' = 'call')
             FOR UPDATE OF j);
-        p_jobs := ARRAY(
-            SELECT ROW(s.parent, s.kind, s.step, s.handler, s.payload, s.options)::rouse.new_job
-            FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, place) JOIN unnest(parents) AS p ON p.id = s.parent
-            ORDER BY s.place);
+        p_jobs := rouse._jobs_of(p_jobs, ARRAY(SELECT p.id FROM unnest(parents) AS p), ARRAY(
+            SELECT s.id FROM unnest(p_settlements) AS s WHERE s.state = 'succeeded' AND s.id = ANY (wanted)));
         continued := ARRAY(SELECT s.parent FROM unnest(p_jobs) AS s WHERE s.kind = 'next');
     END IF;
     WITH gone AS (

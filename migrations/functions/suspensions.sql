@@ -17,6 +17,10 @@ LANGUAGE plpgsql ROWS 10
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
 DECLARE
     at        timestamptz := clock_timestamp();
+    -- The calls by the id of their parent.
+    calls_of  jsonb := coalesce((
+        SELECT jsonb_object_agg(c.parent, c.calls)
+        FROM (SELECT c.value ->> 'parent' AS parent, jsonb_agg(c.value) AS calls FROM jsonb_array_elements(p_calls) AS c GROUP BY 1) AS c), '{}');
     waiting   bigint[];
     calling   bigint[];
     listening bigint[];
@@ -31,10 +35,12 @@ BEGIN
         UPDATE rouse.job AS j
         SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, uncounted = j.uncounted + 1,
             wait = s.result - 'begun' || CASE WHEN s.result ->> 'kind' = 'call' THEN jsonb_build_object(
-                'jobs', coalesce(s.result -> 'jobs', '[]') || coalesce((
-                    SELECT jsonb_agg(c.value -> 'id') FROM jsonb_array_elements(p_calls) AS c WHERE (c.value ->> 'parent')::bigint = s.id), '[]')) ELSE '{}' END,
+                'jobs', coalesce(s.result -> 'jobs', '[]') || coalesce(jsonb_path_query_array(calls_of -> s.id::text, '$[*].id'), '[]')) ELSE '{}' END,
             -- Without a timeout: a hundred years.
             available_at = CASE WHEN s.result ->> 'kind' = 'call' THEN at
+                           -- With a single snapshot, a signal that was waited for is invisible: the attempt looks again.
+                           WHEN s.result ->> 'kind' = 'signal' AND current_setting('transaction_isolation') <> 'read committed'
+                               THEN least(coalesce(s.retry_at, 'infinity'), at + interval '5 seconds')
                            ELSE least(coalesce(s.retry_at, 'infinity'), at + interval '100 years') END
         FROM unnest(p_settlements) AS s, rouse.job AS was
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NULL AND s.result IS NOT NULL
@@ -55,7 +61,7 @@ BEGIN
         WHERE b.result ->> 'kind' <> 'call' AND b.result -> 'begun' IS NULL
         UNION ALL
         SELECT b.id, c.value ->> 'step', jsonb_build_object('kind', 'call', 'job', c.value -> 'id'), b.attempt, b.worker, at, at
-        FROM jsonb_array_elements(p_calls) AS c JOIN back AS b ON b.id = (c.value ->> 'parent')::bigint)
+        FROM back AS b CROSS JOIN LATERAL jsonb_array_elements(calls_of -> b.id::text) AS c)
     SELECT array_agg(b.id), array_agg(b.id) FILTER (WHERE b.wait ->> 'kind' = 'call'), array_agg(b.id) FILTER (WHERE b.wait ->> 'kind' = 'signal')
     INTO waiting, calling, listening FROM back AS b;
     RETURN QUERY SELECT w.id FROM unnest(waiting) AS w(id);

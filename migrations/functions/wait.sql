@@ -65,6 +65,11 @@ BEGIN
         RAISE EXCEPTION 'rouse.wait: job % cannot run before this transaction commits, which has enqueued or changed it', own
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Commit first, then wait.';
     END IF;
+    SELECT g.job INTO own FROM unnest(p_ids) AS l(id) JOIN rouse.signal AS g ON g.job = ANY (ARRAY[l.id]) WHERE rouse._wrote(g.xmin) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'rouse.wait: job % cannot end before this transaction commits, which has sent it a signal', own
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Commit first, then wait.';
+    END IF;
     SELECT j.id INTO own
     FROM unnest(p_ids) AS l(id)
     JOIN rouse.job AS j ON j.id = ANY (ARRAY[l.id])
@@ -90,7 +95,8 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 #variable_conflict use_column
 DECLARE
     since   timestamptz := clock_timestamp();
-    most    interval := coalesce(wait.timeout, '30 seconds');
+    -- In seconds: a month has 30 days where intervals are compared, and others where they are added to a time.
+    most    interval := extract(epoch FROM coalesce(wait.timeout, '30 seconds')) * interval '1 second';
     live    bigint[];
     known   bigint[];
     unknown bigint;

@@ -264,6 +264,47 @@ async fn the_attenuation_of_a_job_applies_to_all_that_it_enqueues() {
 }
 
 #[tokio::test]
+async fn a_chain_whose_links_repeat_a_list_of_grants_keeps_each_part_once() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let grants = json!([{"memory_mb": 50}, {"state": false}]);
+    enqueue(&client, "x", json!(0)).await;
+    for n in 1..40 {
+        let job = one(&store).await;
+        let options = json!({ "grants": grants });
+        let link = new(NewJobKind::Next, "x", json!(n), Some(options));
+        assert_eq!(succeed(&store, &job, vec![link]).await, Ok(1));
+    }
+    let sql = "SELECT grants FROM rouse.jobs WHERE state = 'queued'";
+    let kept: Value = client.query_one(sql, &[]).await.unwrap().get(0);
+    assert_eq!(kept, grants);
+}
+
+#[tokio::test]
+async fn calls_belong_to_suspended_attempts_and_other_jobs_to_successes() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let parent = enqueue(&client, "x", json!(1)).await;
+    let job = one(&store).await;
+    let call = NewJobKind::Call { step: "s".into() };
+    let misplaced = vec![new(call, "child", json!(1), None)];
+    assert_eq!(succeed(&store, &job, misplaced).await, Ok(1));
+    assert!(children(&client, parent).await.is_empty());
+    let released = enqueue(&client, "x", json!(2)).await;
+    let job = one(&store).await;
+    let release = ending(
+        &job,
+        Outcome::Released,
+        vec![next(json!(3)), child(json!(4))],
+    );
+    store.settle(&[release], Locked::Wait).await.unwrap();
+    assert!(children(&client, released).await.is_empty());
+    let sql = "SELECT count(*) FROM rouse.chain($1)";
+    let jobs: i64 = client.query_one(sql, &[&released]).await.unwrap().get(0);
+    assert_eq!(jobs, 1);
+}
+
+#[tokio::test]
 async fn a_tree_of_jobs_is_limited_in_number_and_depth() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);

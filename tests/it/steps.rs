@@ -334,7 +334,7 @@ async fn steps_of_a_live_job_outlive_their_partition() {
         .batch_execute(&format!(
             "SET ROLE rouse_owner;
              CREATE TABLE rouse.step_20200101 PARTITION OF rouse.step FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
-             INSERT INTO rouse.step VALUES ({id}, 'kept', '1', 1, 1, '2020-01-01', '2020-01-01'),
+             INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at) VALUES ({id}, 'kept', '1', 1, 1, '2020-01-01', '2020-01-01'),
                                            (-1, 'gone', '1', 1, 1, '2020-01-01', '2020-01-01')"
         ))
         .await
@@ -359,7 +359,7 @@ async fn steps_are_not_copied_from_a_partition_that_is_in_use() {
         let sql = format!(
             "SET ROLE rouse_owner;
              CREATE TABLE rouse.step_2020010{day} PARTITION OF rouse.step FOR VALUES FROM ('2020-01-0{day}') TO ('2020-01-0{}');
-             INSERT INTO rouse.step VALUES ({id}, 'kept {day}', '1', 1, 1, '2020-01-0{day}', '2020-01-0{day}')",
+             INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at) VALUES ({id}, 'kept {day}', '1', 1, 1, '2020-01-0{day}', '2020-01-0{day}')",
             day + 1
         );
         client.batch_execute(&sql).await.unwrap();

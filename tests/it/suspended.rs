@@ -353,6 +353,54 @@ async fn a_wait_that_is_over_does_not_come_back_when_its_job_is_rescheduled() {
 }
 
 #[tokio::test]
+async fn a_job_suspended_for_longer_than_the_history_is_kept_can_be_rescheduled() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let id = suspend(&client, &store, sleep(in_an_hour()), Vec::new()).await;
+    let old = "SELECT rouse.unlock_history('time passes'); UPDATE rouse.step SET at = at - interval '40 days'; DELETE FROM rouse.attempt";
+    client
+        .batch_execute(&format!("BEGIN; {old}; COMMIT"))
+        .await
+        .unwrap();
+    for run_at in ["now() + interval '10 minutes'", "NULL"] {
+        let sql = format!("SELECT rouse.reschedule({id}, {run_at})");
+        client.query_one(&sql, &[]).await.unwrap();
+    }
+    let job = one(&store).await;
+    let steps = store.recorded_steps(job.id, job.fence).await;
+    let steps = steps.unwrap().unwrap();
+    let Some(RecordedStep::Waits(begun)) = steps.get("nap") else {
+        panic!("{steps:?}");
+    };
+    assert!(begun.until.unwrap() <= SystemTime::now() + Duration::from_millis(1));
+}
+
+#[tokio::test]
+async fn a_signal_is_not_lost_if_the_worker_uses_one_snapshot() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let id = enqueue(&client, "x", json!(1)).await;
+    let job = one(&store).await;
+    let sql = "SELECT count(*) FROM rouse._settle(NULL, ARRAY[jsonb_populate_record(NULL::rouse.settlement, jsonb_build_object(
+                   'id', $1::bigint, 'fence', $2::bigint, 'state', 'queued', 'result', '{\"kind\": \"signal\", \"step\": \"signal:go\", \"name\": \"go\"}'::jsonb))])";
+    let mut other = db.client().await;
+    let settlement = other
+        .build_transaction()
+        .isolation_level(tokio_postgres::IsolationLevel::RepeatableRead)
+        .start()
+        .await
+        .unwrap();
+    settlement
+        .query_one(sql, &[&id, &job.fence.0])
+        .await
+        .unwrap();
+    settlement.commit().await.unwrap();
+    let sql = "SELECT available_at < now() + interval '10 seconds' FROM rouse.job WHERE id = $1";
+    let looks_again: bool = client.query_one(sql, &[&id]).await.unwrap().get(0);
+    assert!(looks_again);
+}
+
+#[tokio::test]
 async fn admin_actions_end_suspended_jobs() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
@@ -534,7 +582,7 @@ async fn the_command_shows_what_a_job_waits_for_and_sends_signals() {
     settle(&store, &job, result("1"), Vec::new()).await;
     for (args, code, says) in [
         (["job", "signal", &text, "go"], 6, "has ended"),
-        (["job", "signal", "987654", "go"], 3, "no job 987654"),
+        (["job", "signal", "987654", "go"], 3, "does not exist"),
     ] {
         let (found, output) = run(&db, &args);
         assert_eq!(found, code, "{output}");

@@ -27,7 +27,7 @@ async fn until_waiting(ends: &Ends, waiters: usize) {
 
 fn row_of(seen: Seen) -> serde_json::Value {
     match seen {
-        Seen::Ended(row) | Seen::Live(row) => serde_json::from_str(&row.0).unwrap(),
+        Seen::Ended(row) | Seen::Live(row) => serde_json::from_slice(&row).unwrap(),
         seen => panic!("{seen:?}"),
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::steps::StepStart;
@@ -285,7 +286,7 @@ impl Host for AttemptState {
 enum SignalEnd<'a> {
     #[serde(borrow)]
     Payload(&'a RawValue),
-    TimedOut(bool),
+    TimedOut(IgnoredAny),
 }
 
 /// The result of a step that called a job.
