@@ -5,11 +5,17 @@ use std::fs;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-use crate::support::page::blocks_of;
+use crate::support::page::{blocks, blocks_of, repository, run_sql};
 use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, until_true};
 use crate::support::{Host, TestDb, command, folder_of};
 
 const PAGE: &str = "examples/flows/README.md";
+
+/// The guides with blocks of the example.
+const PAGES: [&str; 2] = [
+    "docs/guides/jobs-from-handlers.md",
+    "docs/guides/durable-waits.md",
+];
 
 /// Runs a host with the example and the settings of its page.
 fn serve(db: &TestDb) -> Host {
@@ -103,4 +109,31 @@ async fn an_approval_expires_after_three_days_and_asks_once() {
     let asked = "SELECT count(*) = 1 FROM rouse.job_log($1) WHERE text LIKE 'please approve%'";
     until_true(&client, &asked.replace("$1", &id.to_string())).await;
     stop(host);
+}
+
+#[test]
+fn the_blocks_of_rust_on_the_pages_are_part_of_the_example() {
+    let mut sources = String::new();
+    for file in ["order.rs", "photos.rs", "approval.rs"] {
+        sources += &fs::read_to_string(repository().join("examples/flows/src").join(file)).unwrap();
+    }
+    for page in PAGES {
+        let blocks = blocks_of(page, "rust,ignore");
+        assert_eq!(blocks.len(), 3, "{page}");
+        for block in blocks {
+            assert!(sources.contains(&block), "{page}: {block}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_sql_on_the_page_about_durable_waits_returns_what_the_page_shows() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let blocks = blocks(PAGES[1]);
+    let sql: Vec<_> = blocks.iter().filter(|block| block.kind == "sql").collect();
+    assert_eq!(sql.len(), 2);
+    for block in sql {
+        run_sql(&client, block).await;
+    }
 }
