@@ -380,8 +380,7 @@ async fn rescheduling_moves_the_end_of_a_wait_that_is_older_than_the_kept_attemp
     for outcome in [sleep(in_an_hour()), signal(Some(in_an_hour()))] {
         let id = suspend(&client, &store, outcome, Vec::new()).await;
         // As if the partition of the suspended attempt had been dropped.
-        let sql =
-            "BEGIN; SELECT rouse.unlock_history('older'); DELETE FROM rouse.attempt; COMMIT";
+        let sql = "BEGIN; SELECT rouse.unlock_history('older'); DELETE FROM rouse.attempt; COMMIT";
         client.batch_execute(sql).await.unwrap();
         let sql = "SELECT rouse.reschedule($1)";
         client.query_one(sql, &[&id]).await.unwrap();
