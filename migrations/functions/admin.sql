@@ -340,9 +340,10 @@ BEGIN
         INSERT INTO rouse.step (job, name, wait, attempt, worker, at, kept_at)
         SELECT reschedule.id, live.wait ->> 'step', live.wait || jsonb_build_object(
                    'until_ms', ceil(extract(epoch FROM least(coalesce(reschedule.run_at, at), at + interval '100 years')) * 1000)::bigint),
-               live.attempt, s.worker, at, at
-        -- Its beginning is kept as long as the job, unlike the attempt.
-        FROM rouse.step AS s WHERE s.job = reschedule.id AND s.name = live.wait ->> 'step' AND s.wait IS NOT NULL LIMIT 1;
+               live.attempt, begun.worker, at, at
+        -- The step is kept as long as the job, unlike the attempt.
+        FROM (SELECT s.worker FROM rouse.step AS s
+              WHERE s.job = reschedule.id AND s.name = live.wait ->> 'step' AND s.wait IS NOT NULL LIMIT 1) AS begun;
     END IF;
     IF live.blockers IS NOT NULL THEN
         -- It gets its turn when it is released, at run_at at the earliest.
