@@ -344,6 +344,7 @@ BEGIN
         SELECT reschedule.id, live.wait ->> 'step', live.wait || jsonb_build_object(
                    'until_ms', ceil(extract(epoch FROM least(coalesce(reschedule.run_at, at), at + interval '100 years')) * 1000)::bigint),
                live.attempt,
+               -- The step is kept as long as the job, unlike the attempt.
                coalesce((SELECT s.worker FROM rouse.step AS s
                          WHERE s.job = reschedule.id AND s.name = live.wait ->> 'step' ORDER BY s.at DESC LIMIT 1), 0),
                at, at;

@@ -47,6 +47,7 @@ mod workers;
 mod code_cache;
 mod compiling;
 mod contract;
+mod example_flows;
 mod files;
 mod folder;
 mod grants;

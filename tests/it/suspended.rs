@@ -93,6 +93,16 @@ async fn wait_of(client: &Client, id: i64) -> Value {
     row.get::<_, Option<Value>>(0).unwrap_or_default()
 }
 
+/// The end of the wait that an earlier attempt of the job began.
+async fn end_of_wait(store: &Store, job: &ClaimedJob) -> SystemTime {
+    let steps = store.recorded_steps(job.id, job.fence).await;
+    let steps = steps.unwrap().unwrap();
+    let Some(RecordedStep::Waits(begun)) = steps.values().next() else {
+        panic!("{steps:?}");
+    };
+    begun.until.unwrap()
+}
+
 async fn promote(store: &Store) {
     store.promote(None, false).await.unwrap();
 }
@@ -449,12 +459,7 @@ async fn rescheduling_moves_the_end_of_a_wait() {
         client.query_one(sql, &[&id]).await.unwrap();
         let job = one(&store).await;
         assert_eq!(job.id.0, id);
-        let steps = store.recorded_steps(job.id, job.fence).await;
-        let steps = steps.unwrap().unwrap();
-        let Some(RecordedStep::Waits(begun)) = steps.values().next() else {
-            panic!("{steps:?}");
-        };
-        assert!(begun.until.unwrap() <= SystemTime::now() + Duration::from_millis(1));
+        assert!(end_of_wait(&store, &job).await <= SystemTime::now() + Duration::from_millis(1));
         settle(&store, &job, result("1"), Vec::new()).await;
     }
     let calls = suspended("c", Wait::Calls { jobs: Vec::new() });
@@ -463,6 +468,23 @@ async fn rescheduling_moves_the_end_of_a_wait() {
     let refused = client.query_one(sql, &[&id]).await.unwrap_err();
     let refused = refused.as_db_error().unwrap().message().to_owned();
     assert!(refused.contains("jobs that it has called"), "{refused}");
+}
+
+#[tokio::test]
+async fn rescheduling_moves_the_end_of_a_wait_that_is_older_than_the_kept_attempts() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    for outcome in [sleep(in_an_hour()), signal(Some(in_an_hour()))] {
+        let id = suspend(&client, &store, outcome, Vec::new()).await;
+        // As if the partition of the suspended attempt had been dropped.
+        let sql = "BEGIN; SELECT rouse.unlock_history('older'); DELETE FROM rouse.attempt; COMMIT";
+        client.batch_execute(sql).await.unwrap();
+        let sql = "SELECT rouse.reschedule($1)";
+        client.query_one(sql, &[&id]).await.unwrap();
+        let job = one(&store).await;
+        assert!(end_of_wait(&store, &job).await <= SystemTime::now() + Duration::from_millis(1));
+        settle(&store, &job, result("1"), Vec::new()).await;
+    }
 }
 
 #[tokio::test]
