@@ -3,21 +3,23 @@
 use serde_json::Value;
 
 use super::super::world::Job;
+use super::known::has_continued;
 use super::{Found, Known};
 
 /// A chain that a job waits for.
 struct Parent<'a> {
     chain: Option<i64>,
-    /// The jobs of the chain: the first one and its retries.
+    /// The jobs of the chain: the first one, its retries, and those that continue it.
     jobs: Vec<&'a Job>,
     /// The job also runs if the chain has failed.
     runs_on_failure: bool,
 }
 
 impl Parent<'_> {
-    /// When the chain first let the job run: the end of a job of the chain that succeeded, or of any. `None`: it never did.
+    /// When the chain first let the job run: the end of a job of the chain that succeeded, or of any, unless another job
+    /// continues the chain. `None`: it never did.
     fn released_us(&self) -> Option<i64> {
-        let ended = self.jobs.iter();
+        let ended = self.jobs.iter().filter(|job| !has_continued(job));
         let ended = ended.filter(|job| self.runs_on_failure || job.state == "succeeded");
         ended.filter_map(|job| job.finished_us).min()
     }
