@@ -48,7 +48,7 @@ const CANCEL_AFTER: Duration = Duration::from_secs(1);
 const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 
 /// It runs until its host is killed.
-const CRASHED_SLEEPS_MS: u64 = 60_000;
+const CRASHED_SLEEPS_MS: u64 = 120_000;
 const CRASH_POLL_EVERY: Duration = Duration::from_millis(250);
 /// Three leases, a wait of 10 s after the second crash, and hosts that other faults use.
 const CRASHED_WITHIN: Duration = Duration::from_secs(150);

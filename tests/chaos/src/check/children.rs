@@ -116,7 +116,7 @@ pub(super) fn chain_continues_once(known: &Known<'_>) -> Found {
             },
         );
     }
-    for next in known.world.jobs.iter().filter(|job| is_next(&&job)) {
+    for next in known.world.jobs.iter().filter(|job| is_next(&job)) {
         let chain = known.chain(next.chain).iter();
         let is_stray = !chain
             .clone()
