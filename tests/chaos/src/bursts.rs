@@ -50,7 +50,7 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 /// It runs until its host is killed.
 const CRASHED_SLEEPS_MS: u64 = 120_000;
 const CRASH_POLL_EVERY: Duration = Duration::from_millis(250);
-/// Three leases, a wait of 10 s after the second crash, and hosts that other faults use.
+/// Outages, three leases, a wait of 10 s after the second crash, and hosts that other faults use.
 const CRASHED_WITHIN: Duration = Duration::from_secs(150);
 
 impl Faults {
@@ -200,9 +200,14 @@ impl Faults {
             sleep_ms: CRASHED_SLEEPS_MS,
             ..JobSpec::default()
         };
-        let jobs = self.enqueue_burst(&mut caller, 1, &like).await?;
-        let Some(job) = jobs.and_then(|jobs| jobs.first().copied()) else {
-            return self.skipped(Fault::CrashJob, "the server is down");
+        let until = Instant::now() + CRASHED_WITHIN;
+        // A run has this fault only once or twice, so it outwaits an outage.
+        let job = loop {
+            match self.enqueue_burst(&mut caller, 1, &like).await?.as_deref() {
+                Some([job]) => break *job,
+                _ if Instant::now() < until => {}
+                _ => return self.skipped(Fault::CrashJob, "the server is down"),
+            }
         };
         // A claim that was committed a second ago has started.
         let runs_on = "SELECT w.worker_id FROM rouse.job AS j JOIN rouse.worker AS w ON w.incarnation = j.worker
@@ -210,7 +215,6 @@ impl Faults {
         let has_ended =
             "SELECT (error ->> 'kind' = 'lost')::int::bigint FROM rouse.finished WHERE id = $1";
         let mut kills = 0;
-        let until = Instant::now() + CRASHED_WITHIN;
         while Instant::now() < until {
             tokio::time::sleep(CRASH_POLL_EVERY).await;
             let Ok(client) = database::connect(&self.server.url).await else {
