@@ -855,8 +855,18 @@ fn a_stopping_host_may_reconnect_sooner() {
 
 #[test]
 fn a_job_that_runs_before_the_jobs_that_it_waits_for_is_found() {
-    let early = |world: &mut World| job(world, QUICK).finished_us = Some(13 * S + 1);
-    breaks("no_child_before_parents", early);
+    let ends = |at_us| move |world: &mut World| job(world, QUICK).finished_us = Some(at_us);
+    breaks("no_child_before_parents", ends(13 * S + 1_001));
+    // A claim that has read the clock a moment before the end.
+    let mut world = healthy();
+    ends(13 * S + 999)(&mut world);
+    breaks_nothing(&world);
+    breaks("no_child_before_parents", |world| {
+        // A claim from which no attempt has started.
+        evidence(world, CHILD).started_us = 15 * S;
+        (job(world, CHILD).claimed_us, job(world, CHILD).finished_us) =
+            (Some(10 * S), Some(16 * S));
+    });
     breaks("no_child_before_parents", |world| {
         job(world, CHILD).after = Some(json!({"h": HOPELESS}));
     });
