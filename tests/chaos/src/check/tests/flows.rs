@@ -127,6 +127,18 @@ fn a_signal_that_is_lost_or_taken_twice_is_found() {
 }
 
 #[test]
+fn an_old_signal_to_a_job_that_has_ended_may_be_deleted() {
+    let mut world = healthy();
+    world.signals.clear();
+    world.dumped_us = 407 * S + 3_601 * S;
+    breaks_nothing(&world);
+    breaks("signals_not_lost", |world| {
+        world.signals.clear();
+        world.dumped_us = 407 * S + 3_599 * S;
+    });
+}
+
+#[test]
 fn a_signal_that_was_refused_and_is_there_is_found() {
     for answer in [Answer::Ok(0), Answer::Refused("no".into())] {
         breaks("signals_not_lost", |world| {
