@@ -613,3 +613,28 @@ async fn the_command_shows_what_a_job_waits_for_and_sends_signals() {
     let (code, output) = run(&db, &["job", "signal", &text, "go", "{"]);
     assert!(code == 1 && output.contains("not JSON"), "{output}");
 }
+
+#[tokio::test]
+async fn the_sabotage_for_the_chaos_test_drops_signals_counts_suspensions_and_doubles_children() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let sabotage = include_str!("../chaos/sabotage/broken_flows.sql");
+    client.batch_execute(sabotage).await.unwrap();
+    let id = enqueue(&client, "x", json!(1)).await;
+    assert!(send(&client, id, json!(1)).await);
+    let job = one(&store).await;
+    assert_eq!(take(&store, &job, None).await, None);
+    settle(&store, &job, signal(None), Vec::new()).await;
+    assert!(send(&client, id, json!(2)).await);
+    let job = one(&store).await;
+    let taken = take(&store, &job, None).await;
+    assert_eq!(taken, Some(json!({"payload": 2})));
+    let child = NewJob {
+        kind: NewJobKind::Child,
+        ..call("", json!(1))
+    };
+    settle(&store, &job, result("1"), vec![child]).await;
+    let sql = "SELECT uncounted, (SELECT count(*) FROM rouse.jobs WHERE parent = $1) FROM rouse.jobs WHERE id = $1";
+    let row = client.query_one(sql, &[&id]).await.unwrap();
+    assert_eq!((row.get::<_, i32>(0), row.get::<_, i64>(1)), (0, 2));
+}

@@ -47,6 +47,12 @@ const CANCEL_AFTER: Duration = Duration::from_secs(1);
 /// Longer than a call may take, so that a hanging call is noticed, and shorter than the freeze.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 
+/// It runs until its host is killed.
+const CRASHED_SLEEPS_MS: u64 = 120_000;
+const CRASH_POLL_EVERY: Duration = Duration::from_millis(250);
+/// Outages, three leases, a wait of 10 s after the second crash, and hosts that other faults use.
+const CRASHED_WITHIN: Duration = Duration::from_secs(150);
+
 impl Faults {
     /// `count` jobs that differ only in their number.
     fn specs(&self, count: usize, like: &JobSpec) -> Vec<JobSpec> {
@@ -182,6 +188,51 @@ impl Faults {
             tokio::time::sleep(Duration::from_millis(random.below(220))).await;
         }
         Ok(())
+    }
+
+    /// Enqueues a long job, and kills each host that runs it until it has failed as lost.
+    pub(super) async fn crash_job(&self, mut random: Random) -> Result<()> {
+        let from_us = now_us();
+        let mut caller = Caller::new(&self.server.url, &self.ledger);
+        let like = JobSpec {
+            handler: WORK.into(),
+            queue: (*random.pick(&QUEUES)).into(),
+            sleep_ms: CRASHED_SLEEPS_MS,
+            ..JobSpec::default()
+        };
+        let until = Instant::now() + CRASHED_WITHIN;
+        // A run has this fault only once or twice, so it outwaits an outage.
+        let job = loop {
+            match self.enqueue_burst(&mut caller, 1, &like).await?.as_deref() {
+                Some([job]) => break *job,
+                _ if Instant::now() < until => {}
+                _ => return self.skipped(Fault::CrashJob, "the server is down"),
+            }
+        };
+        // A claim that was committed a second ago has started.
+        let runs_on = "SELECT w.worker_id FROM rouse.job AS j JOIN rouse.worker AS w ON w.incarnation = j.worker
+            WHERE j.id = $1 AND j.state = 'running' AND j.claimed_at < clock_timestamp() - interval '1 s' AND j.lease_until > clock_timestamp()";
+        let has_ended =
+            "SELECT (error ->> 'kind' = 'lost')::int::bigint FROM rouse.finished WHERE id = $1";
+        let mut kills = 0;
+        while Instant::now() < until {
+            tokio::time::sleep(CRASH_POLL_EVERY).await;
+            let Ok(client) = database::connect(&self.server.url).await else {
+                continue;
+            };
+            match client.query_opt(has_ended, &[&job]).await {
+                Ok(Some(row)) if row.get::<_, Option<i64>>(0) == Some(1) => {
+                    let event = Event::JobCrashed { job, kills };
+                    return self.ledger.happened(from_us, event);
+                }
+                Ok(Some(_)) => break,
+                Ok(None) | Err(_) => {}
+            }
+            if let Ok(Some(row)) = client.query_opt(runs_on, &[&job]).await {
+                kills += u64::from(self.hosts.kill_now(row.get(0)).await?);
+            }
+        }
+        self.skipped(Fault::CrashJob, "the job has not failed as lost in time")
     }
 
     /// Enqueues 4 MiB of jobs, and freezes the host that claims them.

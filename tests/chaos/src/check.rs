@@ -10,6 +10,7 @@ mod admin_actions;
 mod attempts;
 mod backoff;
 mod cancellations;
+mod children;
 mod dependencies;
 mod frozen;
 mod keys;
@@ -17,7 +18,9 @@ mod order;
 mod recovery;
 mod schedules;
 mod settled;
+mod signals;
 mod steps;
+mod suspensions;
 mod times;
 
 #[cfg(test)]
@@ -121,7 +124,7 @@ enum Needs {
 }
 
 /// Every rule.
-pub(super) const RULES: [Rule; 32] = [
+pub(super) const RULES: [Rule; 39] = [
     Rule {
         name: "accepted_jobs_exist",
         promise: "a job exists if its enqueue was answered with its id",
@@ -197,7 +200,7 @@ pub(super) const RULES: [Rule; 32] = [
     Rule {
         name: "lost_after_crashes",
         promise: "a job fails as lost after lost_max crashes of its workers, and not before; other losses do not count",
-        needs: Needs::For(10.0, &[Fault::KillHost]),
+        needs: Needs::AnyOf(&[Fault::CrashJob]),
         check: attempts::lost_after_crashes,
     },
     Rule {
@@ -313,6 +316,48 @@ pub(super) const RULES: [Rule; 32] = [
         promise: "each due time of a schedule has one job, and none is left out",
         needs: Needs::Nothing,
         check: schedules::each_due_time_once,
+    },
+    Rule {
+        name: "children_only_of_successes",
+        promise: "a job that has succeeded has the children that it announces, and no other job has any",
+        needs: Needs::Nothing,
+        check: children::only_of_successes,
+    },
+    Rule {
+        name: "chain_continues_once",
+        promise: "a chain has one further job for each success that continues it, and none for other attempts",
+        needs: Needs::Nothing,
+        check: children::chain_continues_once,
+    },
+    Rule {
+        name: "calls_once",
+        promise: "a call makes one job, and returns how that has ended",
+        needs: Needs::Nothing,
+        check: children::calls_once,
+    },
+    Rule {
+        name: "signals_not_lost",
+        promise: "a signal that was accepted ends one wait, or is kept; no wait times out while it is there",
+        needs: Needs::Nothing,
+        check: signals::not_lost,
+    },
+    Rule {
+        name: "suspended_not_stranded",
+        promise: "no job stays suspended past its time, after its calls have ended, or with the signal that it waits for",
+        needs: Needs::Nothing,
+        check: suspensions::not_stranded,
+    },
+    Rule {
+        name: "suspensions_not_counted",
+        promise: "of a job that was suspended, exactly the lost and suspended attempts do not count",
+        needs: Needs::Nothing,
+        check: suspensions::not_counted,
+    },
+    Rule {
+        name: "steps_once",
+        promise: "a step that is recorded is not done again by any attempt after a suspension",
+        needs: Needs::Nothing,
+        check: suspensions::steps_once,
     },
 ];
 

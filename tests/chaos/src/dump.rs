@@ -43,13 +43,13 @@ macro_rules! us {
 }
 
 /// Each table with its query: one JSON object per row.
-const TABLES: [(&str, &str); 6] = [
+const TABLES: [(&str, &str); 7] = [
     (
         "jobs",
         concat!(
             "SELECT json_build_object('id', id, 'queue', queue, 'handler', handler, 'tags', tags, 'state', state, ",
             "'unique_key', unique_key, 'tenant', tenant, 'attempt', attempt, 'uncounted', uncounted, 'retried_from', retried_from, 'worker', worker, 'sha256', usage->>'sha256', ",
-            "'n', payload->'n', 'result', result, 'after', after, 'chain', chain, 'is_waiting', waits_for IS NOT NULL, ",
+            "'n', payload->'n', 'result', result, 'after', after, 'chain', chain, 'parent', parent, 'wait', wait, 'is_waiting', waits_for IS NOT NULL, ",
             "'cancelled_after', (SELECT r.detail->'after' FROM rouse.record AS r WHERE r.job = jobs.id AND r.event = 'cancelled' LIMIT 1), 'error', CASE WHEN finished_at IS NOT NULL THEN error END, ",
             "'requested_us', ",
             us!("requested_at"),
@@ -65,7 +65,7 @@ const TABLES: [(&str, &str); 6] = [
     (
         "attempts",
         concat!(
-            "SELECT json_build_object('job', job, 'attempt', attempt, 'lost', lost, 'worker', worker, 'error', error, ",
+            "SELECT json_build_object('job', job, 'attempt', attempt, 'lost', lost, 'worker', worker, 'error', error, 'wait', wait, ",
             "'sha256', encode(digest, 'hex'), 'claimed_us', ",
             us!("claimed_at"),
             ", 'ended_us', ",
@@ -87,11 +87,15 @@ const TABLES: [(&str, &str); 6] = [
     (
         "steps",
         concat!(
-            "SELECT json_build_object('job', job, 'name', name, 'result', result, 'attempt', attempt, 'worker', worker, ",
+            "SELECT json_build_object('job', job, 'name', name, 'result', result, 'wait', wait, 'attempt', attempt, 'worker', worker, ",
             "'at_us', ",
             us!("at"),
             ")::text FROM rouse.step"
         ),
+    ),
+    (
+        "signals",
+        "SELECT json_build_object('job', job, 'name', name, 'mark', payload->'mark')::text FROM rouse.signal",
     ),
     (
         "workers",

@@ -74,6 +74,7 @@ impl Faults {
             Fault::CancelLine => return self.cancel_line().await,
             Fault::CutListeners => return self.cut_listeners(random).await,
             Fault::FreezeInClaim => return self.freeze_in_claim(random).await,
+            Fault::CrashJob => return self.crash_job(random).await,
             Fault::SameId => {
                 return match self.hosts.share_an_id().await? {
                     true => Ok(()),

@@ -154,9 +154,22 @@ impl Hosts {
 
     /// Sends SIGKILL to a host. False if no host is available.
     pub(super) async fn kill(&self, draw: u64) -> Result<bool> {
-        let Some(Taken { seat, mut process }) = self.take(draw).await else {
-            return Ok(false);
-        };
+        match self.take(draw).await {
+            Some(taken) => self.kill_taken(taken).await,
+            None => Ok(false),
+        }
+    }
+
+    /// Sends SIGKILL to this host. False if it is not available.
+    pub(super) async fn kill_now(&self, worker: &str) -> Result<bool> {
+        match self.try_take(Some(worker), 0) {
+            Some(taken) => self.kill_taken(taken).await,
+            None => Ok(false),
+        }
+    }
+
+    async fn kill_taken(&self, taken: Taken) -> Result<bool> {
+        let Taken { seat, mut process } = taken;
         let from_us = now_us();
         process.child.kill().await.context("kill a host")?;
         let worker = process.worker.clone();

@@ -78,6 +78,11 @@ pub(super) enum Request {
         job: i64,
         run_at_us: Option<i64>,
     },
+    Signal {
+        job: i64,
+        /// Identifies the signal: its payload.
+        mark: i64,
+    },
     Pause {
         queue: String,
     },
@@ -139,6 +144,11 @@ pub(super) enum Event {
     /// A burst, until none of its jobs was left. `count`: the cancelled jobs that seemed to wait in line.
     LineCancelled {
         count: u64,
+    },
+    /// The hosts of this job were killed until it failed as lost.
+    JobCrashed {
+        job: i64,
+        kills: u64,
     },
     /// Two hosts shared this id, from the start of the second one. `exits` has the exits of both that were not
     /// requested.

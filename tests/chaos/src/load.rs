@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::flows::Flow;
 use super::random::Random;
 
 pub(super) const QUEUES: [&str; 3] = ["default", "mail", "bulk"];
@@ -12,6 +13,8 @@ pub(super) const WORK: &str = "chaos.work";
 pub(super) const SPIN: &str = "chaos.spin";
 /// Its lease is long enough that an attempt of a few seconds ends before the first renewal.
 pub(super) const PATIENT: &str = "chaos.patient";
+/// Its attempts are suspended, and it enqueues others.
+pub(super) const FLOW: &str = "chaos.flow";
 /// The queue, and the tag, of hosts with few slots that serve nothing else, so that claims wait in line.
 pub(super) const LINE: &str = "line";
 /// `max_attempts` of the handlers, for jobs without their own.
@@ -48,14 +51,18 @@ pub(super) enum Kind {
     Spins,
     /// It waits for jobs that its producer has enqueued before.
     Waits,
+    /// It is suspended, enqueues jobs, calls one and continues its chain.
+    Flows,
+    /// It waits for a signal that nobody sends, and is suspended at the end of the run.
+    IsNeverSignalled,
     /// Enqueued by a fault; no producer draws it.
     FromFault,
 }
 
 impl Kind {
     /// Each kind with its share of a thousand jobs.
-    pub(super) const ALL: [(Self, u64); 14] = [
-        (Self::Quick, 480),
+    pub(super) const ALL: [(Self, u64); 16] = [
+        (Self::Quick, 425),
         (Self::Sleeps, 100),
         (Self::HasSteps, 110),
         (Self::IsLong, 10),
@@ -69,6 +76,8 @@ impl Kind {
         (Self::HangsUp, 4),
         (Self::Spins, 2),
         (Self::Waits, 60),
+        (Self::Flows, 50),
+        (Self::IsNeverSignalled, 5),
     ];
 
     fn draw(random: &mut Random) -> Self {
@@ -121,6 +130,9 @@ pub(super) struct JobSpec {
     #[serde(default)]
     pub(super) tenant: Option<String>,
     pub(super) max_attempts: Option<i32>,
+    /// What it does if its handler is that of flows.
+    #[serde(default)]
+    pub(super) flow: Option<Flow>,
     /// Whether the enqueueing transaction is rolled back.
     pub(super) rolled_back: bool,
     /// The producer hangs up after this many microseconds, with or without an answer.
@@ -177,6 +189,8 @@ impl JobSpec {
                 spec.parents = random.between(1, 4) as usize;
                 spec.runs_on_failure = random.per_mille(500);
             }
+            Kind::Flows => spec.take(Flow::draw(&mut random)),
+            Kind::IsNeverSignalled => spec.take(Flow::never_signalled()),
             Kind::FromFault => {}
         }
         if random.per_mille(60) {
@@ -185,7 +199,20 @@ impl JobSpec {
         spec
     }
 
+    fn take(&mut self, flow: Flow) {
+        self.handler = FLOW.into();
+        self.flow = Some(flow);
+    }
+
+    /// Whether it ends by itself soon, so that others may wait for it.
+    pub(super) fn ends_soon(&self) -> bool {
+        self.run_in_ms.is_none() && self.kind != Kind::IsNeverSignalled
+    }
+
     pub(super) fn payload(&self) -> Value {
+        if let Some(flow) = &self.flow {
+            return flow.payload(self);
+        }
         json!({
             "n": self.n,
             "sleep_ms": self.sleep_ms,

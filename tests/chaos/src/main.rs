@@ -6,6 +6,7 @@
 mod run;
 mod schedules;
 
+mod flows;
 mod load;
 mod plan;
 mod random;

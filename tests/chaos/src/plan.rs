@@ -49,6 +49,8 @@ pub(super) enum Fault {
     FreezeInClaim,
     /// Two hosts with the same id and key file, each restarted when it exits
     SameId,
+    /// kill -9 of each host that runs a certain job, until that job fails as lost
+    CrashJob,
 }
 
 impl Fault {
@@ -63,6 +65,7 @@ impl Fault {
             Self::FreezeInClaim => 30_000,
             Self::CancelLine | Self::CutListeners => 20_000,
             Self::SameId => 60_000,
+            Self::CrashJob => 120_000,
             Self::ForgetSleepers => 4_000,
             Self::ReplaceModule | Self::PauseQueue => 15_000,
             Self::Cancel => 700,
@@ -88,14 +91,20 @@ pub(super) struct Planned {
     pub(super) draw: u64,
 }
 
-/// All faults of a run of this length, in order. In a short run, rare faults happen two or three times.
+/// All faults of a run of this length, in order. In a short run, rare faults happen two or three times, and
+/// `crash-job` once.
 pub(super) fn plan(seed: u64, length_ms: u64, faults: &[Fault]) -> Vec<Planned> {
     let mut planned = Vec::new();
     let end_ms = length_ms.max(QUIET_MS + 1);
     for fault in faults {
         let mut random = Random::new(seed, &fault.name());
-        let every_ms = fault.every_ms().min((end_ms - QUIET_MS) / 3);
-        let mut at_ms = QUIET_MS + random.below(every_ms + 1);
+        let third_ms = (end_ms - QUIET_MS) / 3;
+        let every_ms = match fault {
+            // It takes about 30 s, during which it kills hosts that other faults need: once is enough.
+            Fault::CrashJob => fault.every_ms(),
+            _ => fault.every_ms().min(third_ms),
+        };
+        let mut at_ms = QUIET_MS + random.below(every_ms.min(third_ms) + 1);
         while at_ms < end_ms {
             planned.push(Planned {
                 at_ms,

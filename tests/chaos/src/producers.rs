@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Map, Value, json};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_postgres::types::Json;
 
 use super::calls::{CallOptions, Caller};
+use super::flows;
 use super::ledger::{Answer, Ledger, Request, now_us};
 use super::load::JobSpec;
 use super::random::Random;
@@ -104,6 +106,7 @@ impl Producer {
         let mut next = Instant::now();
         // The last jobs that were accepted and are not scheduled, oldest first.
         let mut last = VecDeque::new();
+        let mut signals = JoinSet::new();
         for index in 0.. {
             // Jobs missed during an outage are not made up for: that would be a different load.
             next = next.max(Instant::now() - self.every * 20)
@@ -114,16 +117,35 @@ impl Producer {
             tokio::time::sleep_until(next).await;
             let mut spec = JobSpec::nth(self.seed, self.number, index);
             spec.after = after(&spec, &last);
-            let is_scheduled = spec.run_in_ms.is_some();
-            let id = self.enqueue(&mut caller, spec).await?;
-            if let Some(id) = id.filter(|id| !is_scheduled && !last.contains(id)) {
+            let ends_soon = spec.ends_soon();
+            let id = self.enqueue(&mut caller, spec.clone()).await?;
+            if let Some(id) = id {
+                self.signal(&mut signals, id, &spec);
+            }
+            while let Some(sent) = signals.try_join_next() {
+                sent??;
+            }
+            if let Some(id) = id.filter(|id| ends_soon && !last.contains(id)) {
                 last.push_back(id);
                 if last.len() > PARENTS_MAX {
                     last.pop_front();
                 }
             }
         }
+        while let Some(sent) = signals.join_next().await {
+            sent??;
+        }
         Ok(())
+    }
+
+    /// Sends the signals of this job at their times.
+    fn signal(&self, sending: &mut JoinSet<Result<()>>, job: i64, spec: &JobSpec) {
+        let delays = spec.flow.iter().flat_map(|flow| &flow.signals_ms);
+        for (nth, delay) in delays.enumerate() {
+            let (url, ledger) = (self.url.clone(), self.ledger.clone());
+            let (mark, delay) = (spec.n * 10 + nth as i64, Duration::from_millis(*delay));
+            sending.spawn(async move { flows::signal(&url, &ledger, job, mark, delay).await });
+        }
     }
 
     /// Returns the id of the job, if it was accepted.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::load::{ATTEMPTS_MAX, LINE, PATIENT, SPIN, SPIN_ATTEMPTS_MAX, TAG};
+use super::load::{ATTEMPTS_MAX, LINE, PATIENT, SPIN, SPIN_ATTEMPTS_MAX, TAG, WORK};
 use super::module::NAME;
 
 /// Short, so that a short run has many lost and adopted attempts.
@@ -101,7 +101,8 @@ mode = "read-write"
         )
     };
     let attempts = format!("max_attempts = {ATTEMPTS_MAX}");
-    let work = handler("chaos.*", LEASE, &attempts);
+    let enqueues = format!("{attempts}\nenqueue = [\"{WORK}\"]");
+    let work = handler("chaos.*", LEASE, &enqueues);
     let patient = handler(PATIENT, PATIENT_LEASE, &attempts);
     let spin = format!("max_attempts = {SPIN_ATTEMPTS_MAX}\ntimeout = \"200ms\"");
     let spin = handler(SPIN, LEASE, &spin);

@@ -39,6 +39,7 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
             }
             Event::ListenersCut { count } if *count > 0 => done(Fault::CutListeners),
             Event::LineCancelled { count } if *count > 0 => done(Fault::CancelLine),
+            Event::JobCrashed { .. } => done(Fault::CrashJob),
             Event::IdShared { exits, .. } if !exits.is_empty() => done(Fault::SameId),
             Event::BackendsTerminated { count } if *count > 0 => done(Fault::TerminateBackends),
             Event::ServerCrashed { how } => done(*how),
@@ -72,6 +73,7 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
                 | Request::Fail { .. }
                 | Request::Retry { .. }
                 | Request::Reschedule { .. }
+                | Request::Signal { .. }
                 | Request::Pause { .. }
                 | Request::Resume { .. },
                 _,
@@ -97,6 +99,7 @@ pub(super) fn kinds(world: &World) -> BTreeSet<Kind> {
         | Request::Fail { .. }
         | Request::Retry { .. }
         | Request::Reschedule { .. }
+        | Request::Signal { .. }
         | Request::Pause { .. }
         | Request::Resume { .. } => None,
     });
@@ -195,6 +198,25 @@ mod tests {
         assert_eq!(done(&world, Fault::ReplaceModule), 0);
         world.jobs.push(job("aa"));
         assert_eq!(done(&world, Fault::ReplaceModule), 1);
+    }
+
+    #[test]
+    fn a_job_that_has_crashed_its_hosts_counts_and_its_kills_count_as_kills() {
+        let mut world = World::default();
+        for event in [
+            Event::HostKilled {
+                worker: "host-1".into(),
+            },
+            Event::JobCrashed { job: 1, kills: 1 },
+        ] {
+            world.happened.push(Happened {
+                from_us: 0,
+                until_us: 1,
+                event,
+            });
+        }
+        assert_eq!(done(&world, Fault::CrashJob), 1);
+        assert_eq!(done(&world, Fault::KillHost), 1);
     }
 
     #[test]

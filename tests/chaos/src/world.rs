@@ -10,8 +10,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::flows::Flow;
 use super::folder::Folder;
 use super::ledger::{Answer, Happened, Line, Request, Run};
+use super::load::JobSpec;
 
 /// The message that a host logs for a failed connection attempt (`host/src/store/connect/backoff.rs`).
 const TRY: &str = "a connection did not open";
@@ -36,6 +38,8 @@ pub(super) struct Evidence {
     pub(super) started_us: i64,
     /// When this attempt recorded its step; `None` if an earlier attempt had recorded it.
     pub(super) stepped_us: Option<i64>,
+    /// When it did the work of its step, whether or not that was recorded. Only flows leave this.
+    pub(super) did_us: Option<i64>,
     /// Its last tick.
     pub(super) ticked_us: Option<i64>,
     pub(super) ended_us: Option<i64>,
@@ -65,6 +69,12 @@ pub(super) struct Job {
     /// The first job of its chain.
     #[serde(default)]
     pub(super) chain: i64,
+    /// The job whose attempt has enqueued it.
+    #[serde(default)]
+    pub(super) parent: Option<i64>,
+    /// What it waits for, if it is suspended.
+    #[serde(default)]
+    pub(super) wait: Option<Value>,
     #[serde(default)]
     pub(super) is_waiting: bool,
     /// The chain whose failure has cancelled it.
@@ -85,7 +95,11 @@ pub(super) struct Attempt {
     pub(super) attempt: i32,
     pub(super) lost: bool,
     pub(super) worker: i64,
+    /// Null if it was suspended.
     pub(super) error: Value,
+    /// What it waits for, if it was suspended.
+    #[serde(default)]
+    pub(super) wait: Option<Value>,
     /// Digest of the module that ran.
     pub(super) sha256: Option<String>,
     pub(super) claimed_us: i64,
@@ -111,7 +125,10 @@ pub(super) struct Record {
 pub(super) struct Step {
     pub(super) job: i64,
     pub(super) name: String,
+    /// Null if this row is the begin of a wait.
     pub(super) result: Value,
+    #[serde(default)]
+    pub(super) wait: Option<Value>,
     pub(super) attempt: i32,
     pub(super) worker: i64,
     pub(super) at_us: i64,
@@ -127,6 +144,14 @@ pub(super) struct Progress {
     /// The job's attempt, if the job still has the fence of the row.
     pub(super) attempt: Option<i32>,
     pub(super) worker: Option<i64>,
+}
+
+/// A row of rouse.signal: no wait has taken it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Kept {
+    pub(super) job: i64,
+    pub(super) name: String,
+    pub(super) mark: i64,
 }
 
 /// A row of rouse.schedule_run, or a job of a schedule that has none.
@@ -169,6 +194,9 @@ pub(super) struct World {
     pub(super) progress: Vec<Progress>,
     pub(super) workers: Vec<Worker>,
     pub(super) due: Vec<Due>,
+    pub(super) signals: Vec<Kept>,
+    /// The jobs that flows enqueue, with the settings that their payloads have.
+    pub(super) parts: Vec<JobSpec>,
     pub(super) tries: Vec<Try>,
     pub(super) dumped_us: i64,
 }
@@ -176,7 +204,8 @@ pub(super) struct World {
 impl Evidence {
     /// The time of its last evidence after the start.
     pub(super) fn last_us(&self) -> Option<i64> {
-        self.ended_us.max(self.stepped_us).max(self.ticked_us)
+        let steps = self.stepped_us.max(self.did_us);
+        self.ended_us.max(steps).max(self.ticked_us)
     }
 }
 
@@ -191,6 +220,7 @@ impl World {
             progress: rows(&folder.dump("progress"))?,
             workers: rows(&folder.dump("workers"))?,
             due: rows(&folder.dump("due"))?,
+            signals: rows(&folder.dump("signals"))?,
             tries: tries(&folder.hosts())?,
             ..Self::default()
         };
@@ -200,7 +230,20 @@ impl World {
             .trim()
             .parse()?;
         world.take_ledger(rows(&folder.ledger())?);
+        world.add_parts();
         Ok(world)
+    }
+
+    /// Derives the jobs that flows enqueue from the requests.
+    pub(super) fn add_parts(&mut self) {
+        for call in &self.calls {
+            if let Request::Enqueue { spec, .. } = &call.request
+                && let Some(flow) = &spec.flow
+            {
+                let parts = flow.parts().into_iter();
+                self.parts.extend(parts.map(|part| Flow::part(spec, part)));
+            }
+        }
     }
 
     fn take_ledger(&mut self, lines: Vec<Line>) {
@@ -324,6 +367,7 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
         };
         match kind.as_str() {
             "step" => evidence.stepped_us = Some(at_us),
+            "did" => evidence.did_us = Some(at_us),
             "tick" => evidence.ticked_us = evidence.ticked_us.max(Some(at_us)),
             "end" => evidence.ended_us = Some(at_us),
             _ => bail!("{kind} is not a kind of evidence"),
@@ -345,6 +389,7 @@ mod tests {
         fs::create_dir(&host).unwrap();
         for name in [
             "7.1.aa.100.start",
+            "7.1.aa.110.did",
             "7.1.aa.120.step",
             "7.1.aa.140.tick",
             "7.1.aa.130.tick",
@@ -356,6 +401,7 @@ mod tests {
         let found = evidence(dir.path()).unwrap();
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].attempt, found[0].ended_us), (1, Some(150)));
+        assert_eq!(found[0].did_us, Some(110));
         assert_eq!(found[0].stepped_us, Some(120));
         assert_eq!(found[0].ticked_us, Some(140));
         assert_eq!(found[0].last_us(), Some(150));

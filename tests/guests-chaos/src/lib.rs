@@ -1,7 +1,9 @@
 //! A handler that leaves evidence of each of its attempts outside the database.
 //!
-//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.start`, `….step`, `….tick` and `….end`.
-//! One system call creates a file, so a kill cannot leave half of it.
+//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.start`, `….did`, `….step`, `….tick` and
+//! `….end`. One system call creates a file, so a kill cannot leave half of it.
+
+mod flow;
 
 use std::collections::hash_map::RandomState;
 use std::fs::File;
@@ -145,4 +147,4 @@ fn spin(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     }
 }
 
-export!(work, patient, spin);
+export!(work, patient, spin, flow::flow);

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
+use super::super::flows::{Flow, Part};
 use super::super::ledger::{Answer, Request};
 use super::{Found, Known};
 
@@ -11,7 +12,12 @@ pub(super) fn kept(known: &Known<'_>) -> Found {
     for call in &known.world.calls {
         let (Answer::Ok(id), Request::Enqueue { spec, .. }) = (&call.answer, &call.request) else {
             if let (Answer::Ok(id), Request::Retry { job }) = (&call.answer, &call.request) {
-                let there = known.rows(*id).iter().any(|r| r.retried_from == Some(*job));
+                let chains: Vec<i64> = known.rows(*job).iter().map(|row| row.chain).collect();
+                // The live job of the chain, if an earlier retry continues it.
+                let there = known.rows(*id).iter().any(|row| {
+                    row.retried_from == Some(*job)
+                        || (Part::of(row.n) == Some(Part::Next) && chains.contains(&row.chain))
+                });
                 found.case(*id, !there, || {
                     format!("the retry {id} of job {job} does not exist")
                 });
@@ -71,7 +77,8 @@ pub(super) fn nothing_else(known: &Known<'_>) -> Found {
         });
     }
     for job in &known.world.jobs {
-        found.unless(job.id, !requested.contains(&job.n), || {
+        // The rules of children.rs check that the flow has enqueued its jobs.
+        found.unless(job.id, !requested.contains(&Flow::root(job.n)), || {
             format!("job {} has n = {}, which nobody requested", job.id, job.n)
         });
     }

@@ -20,6 +20,7 @@ fn ended_by(call: &Call, job: &Job) -> bool {
         Request::Enqueue { .. }
         | Request::Retry { .. }
         | Request::Reschedule { .. }
+        | Request::Signal { .. }
         | Request::Pause { .. }
         | Request::Resume { .. } => false,
     }

@@ -3,21 +3,27 @@
 use serde_json::Value;
 
 use super::super::world::Job;
+use super::known::has_continued;
 use super::{Found, Known};
+
+/// A claim reads the clock before it looks for jobs, so its time may be before the end of a parent that it has seen. The
+/// start of the attempt is not.
+const CLAIM_LOOKS_US: i64 = 1_000_000;
 
 /// A chain that a job waits for.
 struct Parent<'a> {
     chain: Option<i64>,
-    /// The jobs of the chain: the first one and its retries.
+    /// The jobs of the chain: the first one, its retries, and those that continue it.
     jobs: Vec<&'a Job>,
     /// The job also runs if the chain has failed.
     runs_on_failure: bool,
 }
 
 impl Parent<'_> {
-    /// When the chain first let the job run: the end of a job of the chain that succeeded, or of any. `None`: it never did.
+    /// When the chain first let the job run: the end of a job of the chain that succeeded, or of any, unless another job
+    /// continues the chain. `None`: it never did.
     fn released_us(&self) -> Option<i64> {
-        let ended = self.jobs.iter();
+        let ended = self.jobs.iter().filter(|job| !has_continued(job));
         let ended = ended.filter(|job| self.runs_on_failure || job.state == "succeeded");
         ended.filter_map(|job| job.finished_us).min()
     }
@@ -49,16 +55,16 @@ fn parents<'a>(known: &Known<'a>, job: &Job) -> Vec<Parent<'a>> {
         .collect()
 }
 
-/// Jobs with their parents, and the time of their first claim.
+/// Jobs with their parents, and the latest time at which their first claim can have found them.
 fn children<'a>(
     known: &Known<'a>,
 ) -> impl Iterator<Item = (&'a Job, Vec<Parent<'a>>, Option<i64>)> {
     let waiting = known.world.jobs.iter().filter(|job| job.after.is_some());
     waiting.map(|job| {
-        let attempts = known.attempts(job.id).iter().map(|a| a.claimed_us);
+        let claimed = known.attempts(job.id).iter().map(|a| a.claimed_us);
+        let claimed = claimed.chain(job.claimed_us).map(|at| at + CLAIM_LOOKS_US);
         let started = known.evidence(job.id).iter().map(|e| e.started_us);
-        let first = attempts.chain(started).chain(job.claimed_us).min();
-        (job, parents(known, job), first)
+        (job, parents(known, job), claimed.chain(started).min())
     })
 }
 

@@ -46,6 +46,13 @@ pub(crate) fn job_history(known: &Known<'_>, job: i64) -> String {
             format!("rouse.attempt on {worker}: {attempt:?}"),
         ));
     }
+    for kept in world.signals.iter().filter(|kept| kept.job == job) {
+        lines.push((world.dumped_us, format!("rouse.signal: {kept:?}")));
+    }
+    for made in known.enqueued_by(job) {
+        let text = format!("has enqueued job {}: n {}, {}", made.id, made.n, made.state);
+        lines.push((made.requested_us, text));
+    }
     for step in known.steps(job) {
         lines.push((step.at_us, format!("rouse.step: {step:?}")));
     }

@@ -33,6 +33,7 @@ pub(crate) struct Known<'a> {
     jobs: HashMap<i64, Vec<&'a Job>>,
     originals: HashMap<i64, Vec<&'a Job>>,
     chains: HashMap<i64, Vec<&'a Job>>,
+    enqueued: HashMap<i64, Vec<&'a Job>>,
     specs: HashMap<i64, &'a JobSpec>,
     worker_ids: HashMap<i64, &'a str>,
 }
@@ -49,6 +50,7 @@ impl<'a> Known<'a> {
             jobs: by(&world.jobs, |j| Some(j.id)),
             originals: by(&world.jobs, |j| j.retried_from.is_none().then_some(j.n)),
             chains: by(&world.jobs, |j| Some(j.chain)),
+            enqueued: by(&world.jobs, |j| j.parent),
             specs: specs(world),
             worker_ids: world
                 .workers
@@ -94,7 +96,22 @@ impl<'a> Known<'a> {
         self.calls.get(&job).map_or(&[], Vec::as_slice)
     }
 
-    /// Event its producer has requested.
+    /// The jobs that attempts of this job have enqueued, without those that continue its chain.
+    pub(super) fn enqueued_by(&self, job: i64) -> &[&'a Job] {
+        self.enqueued.get(&job).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether this attempt was suspended.
+    pub(super) fn was_suspended(&self, evidence: &Evidence) -> bool {
+        let attempts = self.attempts(evidence.job).iter();
+        let mut suspended = attempts.filter(|a| a.wait.is_some());
+        suspended.any(|a| {
+            a.attempt == evidence.attempt
+                && (a.claimed_us..=a.ended_us).contains(&evidence.started_us)
+        })
+    }
+
+    /// What its producer, or the payload of the flow that has enqueued it, requests.
     pub(super) fn spec(&self, job: &Job) -> Option<&'a JobSpec> {
         self.specs.get(&job.n).copied()
     }
@@ -155,6 +172,7 @@ impl<'a> Known<'a> {
                 | Event::ListenersCut { .. }
                 | Event::LineCancelled { .. }
                 | Event::IdShared { .. }
+                | Event::JobCrashed { .. }
                 | Event::ServerCrashed { .. }
                 | Event::SleepersForgotten { .. }
                 | Event::ModuleReplaced { .. }
@@ -313,6 +331,17 @@ pub(super) fn ended_by_an_admin(job: &Job) -> bool {
             .is_some_and(|r| r.get("by_admin").is_some())
 }
 
+/// Whether the job is suspended, at the end of the run.
+pub(super) fn is_suspended(job: &Job) -> bool {
+    job.finished_us.is_none() && job.wait.is_some()
+}
+
+/// Whether another job continues the chain of this one, by its own account.
+pub(super) fn has_continued(job: &Job) -> bool {
+    let result = job.result.as_ref();
+    job.state == "succeeded" && result.is_some_and(|result| result["continued"] == true)
+}
+
 /// The job that a call is about.
 fn job_of(call: &Call) -> Option<i64> {
     match &call.request {
@@ -321,6 +350,7 @@ fn job_of(call: &Call) -> Option<i64> {
         | Request::Fail { job, .. }
         | Request::Retry { job }
         | Request::Reschedule { job, .. } => Some(*job),
+        Request::Signal { job, .. } => Some(*job),
         Request::Enqueue { .. } | Request::Pause { .. } | Request::Resume { .. } => None,
     }
 }
@@ -330,7 +360,8 @@ fn specs(world: &World) -> HashMap<i64, &JobSpec> {
         Request::Enqueue { spec, .. } => Some((spec.n, spec)),
         _ => None,
     });
-    specs.collect()
+    let parts = world.parts.iter().map(|spec| (spec.n, spec));
+    specs.chain(parts).collect()
 }
 
 fn by<T>(all: &[T], key: impl Fn(&T) -> Option<i64>) -> HashMap<i64, Vec<&T>> {

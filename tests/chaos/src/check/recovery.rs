@@ -3,7 +3,7 @@
 use super::super::ledger::{Event, Happened};
 use super::super::load::PATIENT;
 use super::super::settings;
-use super::known::IN_LINE_US;
+use super::known::{IN_LINE_US, is_suspended};
 use super::{Found, Known};
 
 /// Allowed in addition to the lease, at the 99th percentile.
@@ -13,13 +13,15 @@ const GAVE_UP: &str = "exit status: 1";
 /// Compiling the module takes seconds on a busy machine.
 const STARTS_WITHIN_US: i64 = 30_000_000;
 
-/// Every job has finished or is scheduled for later.
+/// Every job has finished, is scheduled for later or is suspended.
 pub(super) fn nothing_stuck(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
         let stuck = job.finished_us.is_none()
             && (job.state == "running"
-                || !job.is_waiting && job.available_us < known.world.dumped_us);
+                || !job.is_waiting
+                    && !is_suspended(job)
+                    && job.available_us < known.world.dumped_us);
         found.case(job.id, stuck, || {
             format!("job {} is still {} at the end", job.id, job.state)
         });
@@ -128,6 +130,7 @@ fn was_disturbed(known: &Known<'_>, since_us: i64, stopped: &Happened, worker: &
             | Event::ListenersCut { .. }
             | Event::LineCancelled { .. }
             | Event::IdShared { .. }
+            | Event::JobCrashed { .. }
             | Event::SleepersForgotten { .. }
             | Event::ModuleReplaced { .. }
             | Event::Skipped { .. }
@@ -176,6 +179,7 @@ pub(super) fn hosts_stay_up(known: &Known<'_>) -> Found {
             | Event::ListenersCut { .. }
             | Event::LineCancelled { .. }
             | Event::IdShared { .. }
+            | Event::JobCrashed { .. }
             | Event::ServerCrashed { .. }
             | Event::SleepersForgotten { .. }
             | Event::ModuleReplaced { .. }

@@ -129,7 +129,7 @@ pub(super) fn no_start_after_end(known: &Known<'_>) -> Found {
 /// An attempt changes nothing outside the database once the next attempt has started: its host refuses changes as soon
 /// as it cannot trust the lease. If the server has forgotten the claim, or another host has taken the id, the host
 /// cannot know this yet, and the case is left out. The remaining window is a freeze between the host's check and the
-/// change: some microseconds. An attempt whose host is gone by then is not a case.
+/// change: some microseconds. An attempt whose host is gone by then, or that was suspended, is not a case.
 pub(super) fn revoked(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut next: HashMap<i64, &Evidence> = HashMap::new();
@@ -147,21 +147,22 @@ pub(super) fn revoked(known: &Known<'_>) -> Found {
         {
             continue;
         }
-        found.case(
-            evidence.job,
-            last_us.is_some_and(|at| at > next.started_us),
-            || {
-                format!(
-                    "attempt {} of job {} on {} continued {} µs after attempt {} had started on {}",
-                    evidence.attempt,
-                    evidence.job,
-                    evidence.worker,
-                    last_us.unwrap_or_default() - next.started_us,
-                    next.attempt,
-                    next.worker
-                )
-            },
-        );
+        let wrong = last_us.is_some_and(|at| at > next.started_us);
+        let message = || {
+            format!(
+                "attempt {} of job {} on {} continued {} µs after attempt {} had started on {}",
+                evidence.attempt,
+                evidence.job,
+                evidence.worker,
+                last_us.unwrap_or_default() - next.started_us,
+                next.attempt,
+                next.worker
+            )
+        };
+        match known.was_suspended(evidence) {
+            true => found.unless(evidence.job, wrong, message),
+            false => found.case(evidence.job, wrong, message),
+        }
     }
     found
 }

@@ -10,19 +10,21 @@ use super::{Found, Known};
 const LOCK_US: i64 = 1_000_000;
 
 /// No step of a stale attempt is accepted. The row has the nonce of the attempt that did the step; that attempt held
-/// the job when the row was written.
+/// the job when the row was written. The rows of waits have no nonce.
 pub(super) fn stale_step(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for step in &known.world.steps {
-        let nonce = step.result.as_str().unwrap_or_default();
+        let nonce = step.result.as_str();
         let worker = known.worker_id(step.worker);
-        let done_by = known
-            .evidence(step.job)
-            .iter()
-            .find(|e| e.nonce == nonce && e.attempt == step.attempt && e.worker == worker);
-        let wrong = match done_by {
+        let mut done_by = known.evidence(step.job).iter().filter(|e| {
+            e.attempt == step.attempt
+                && e.worker == worker
+                && nonce.is_none_or(|nonce| nonce == e.nonce)
+        });
+        let wrong = match done_by.clone().next() {
             None => Some("no such attempt started there"),
-            Some(evidence) => is_late(known, evidence, step.at_us)
+            Some(_) => done_by
+                .all(|evidence| is_late(known, evidence, step.at_us))
                 .then_some("that attempt no longer held the job"),
         };
         found.case(step.job, wrong.is_some(), || {

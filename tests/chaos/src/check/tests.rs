@@ -1,5 +1,6 @@
 //! Checks worlds in which exactly one promise is broken.
 
+mod flows;
 mod healthy;
 
 use std::collections::BTreeMap;
@@ -264,7 +265,9 @@ fn a_step_written_by_a_stale_attempt_is_found() {
 
 #[test]
 fn a_forgotten_or_repeated_step_is_found() {
-    breaks("steps_are_kept", |world| world.steps.clear());
+    breaks("steps_are_kept", |world| {
+        world.steps.retain(|step| step.job != STEPPED)
+    });
     breaks("steps_are_kept", |world| {
         let result = job(world, STEPPED).result.as_mut();
         result.expect("it has succeeded")["first"] = json!(nonce(STEPPED, 2));
@@ -365,6 +368,7 @@ fn continues(world: &mut World) {
         claimed_us: doomed.claimed_us.expect("it was claimed"),
         ended_us: 66 * S,
         lease_ended_us: None,
+        wait: None,
     });
     let mut fourth = evidence(world, QUICK).clone();
     (fourth.job, fourth.attempt, fourth.nonce) = (DOOMED, 4, nonce(DOOMED, 4));
@@ -851,8 +855,18 @@ fn a_stopping_host_may_reconnect_sooner() {
 
 #[test]
 fn a_job_that_runs_before_the_jobs_that_it_waits_for_is_found() {
-    let early = |world: &mut World| job(world, QUICK).finished_us = Some(13 * S + 1);
-    breaks("no_child_before_parents", early);
+    let ends = |at_us| move |world: &mut World| job(world, QUICK).finished_us = Some(at_us);
+    breaks("no_child_before_parents", ends(13 * S + 1_001));
+    // A claim that has read the clock a moment before the end.
+    let mut world = healthy();
+    ends(13 * S + 999)(&mut world);
+    breaks_nothing(&world);
+    breaks("no_child_before_parents", |world| {
+        // A claim from which no attempt has started.
+        evidence(world, CHILD).started_us = 15 * S;
+        (job(world, CHILD).claimed_us, job(world, CHILD).finished_us) =
+            (Some(10 * S), Some(16 * S));
+    });
     breaks("no_child_before_parents", |world| {
         job(world, CHILD).after = Some(json!({"h": HOPELESS}));
     });

@@ -1,5 +1,7 @@
 //! A world with every kind of event, in which every promise was kept.
 
+pub(super) mod flow;
+
 use serde_json::json;
 
 use super::super::super::ledger::{Answer, Event, Exit, Happened, Request, Run};
@@ -133,6 +135,7 @@ impl Builder {
             claimed_us: job.claimed_us.expect("it has started"),
             ended_us,
             lease_ended_us: lost.then_some(ended_us - 100_000),
+            wait: None,
         });
         let job = self.of(id);
         job.uncounted += i32::from(lost);
@@ -408,6 +411,7 @@ pub(super) fn healthy() -> World {
         job: STEPPED,
         name: "first".into(),
         result: json!(nonce(STEPPED, 1)),
+        wait: None,
         attempt: 1,
         worker: A,
         at_us: 81 * S + 1_400,
@@ -510,6 +514,8 @@ pub(super) fn healthy() -> World {
         clean: true,
     };
     b.happen(900 * S, 901 * S, stopped);
+
+    flow::add(&mut b);
 
     // Host C comes back to a server twice.
     for (at_ms, failures, counted) in [
