@@ -56,9 +56,7 @@ pub(super) fn offer(
     tokenless: Tokenless,
 ) -> Option<Offer> {
     let max = file.invoke_max().unwrap_or(slots);
-    let Some(address) = address.filter(|_| max > 0) else {
-        return None;
-    };
+    let address = address.filter(|_| max > 0)?;
     let Some(access) = access.cloned() else {
         // Warn an operator who asked for them; the first log lines tell the others that they are off.
         if file.invoke_max().is_some() || tokenless == Tokenless::ThisMachine {
