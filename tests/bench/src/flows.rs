@@ -106,12 +106,42 @@ const SHAPES: [(Option<Graph>, &str, &str); 3] = [
 struct Measured<'a> {
     bench: &'a Bench,
     server: &'a Server,
+    /// A host with `noop` alone.
+    noop: HostOptions,
     /// A host with the guests in tests/guests-flow.
     host: HostOptions,
     report: Report,
 }
 
 impl Measured<'_> {
+    async fn part(&mut self, part: Part, options: &Options) -> Result<()> {
+        let (bench, server) = (self.bench, self.server);
+        let (report, runs) = (&mut self.report, options.runs);
+        match part {
+            Part::Graphs => graphs(bench, server, &self.noop, options, report).await,
+            Part::Chains => continued::many(self, options.chains, runs).await,
+            Part::Hops => continued::single(self, options.hops).await,
+            Part::Sleepers => sleepers::run(self, options.sleepers, runs).await,
+            Part::Resumptions => resumptions::run(self, options.resumptions).await,
+            Part::HeldUp => held_up::run(bench, server, options.jobs, report).await,
+            Part::Schedules => {
+                let schedules = options.schedules;
+                schedules::run(bench, server, &self.noop, schedules, runs, report).await
+            }
+        }
+    }
+
+    /// Removes the jobs that a failed part has left.
+    async fn clear(&self) -> Result<()> {
+        let client = &self.server.client;
+        // It may have failed in a transaction.
+        client.batch_execute("ROLLBACK").await?;
+        let removed = client
+            .batch_execute("TRUNCATE rouse.job, rouse.dependency")
+            .await;
+        removed.context("remove all jobs")
+    }
+
     fn add(&mut self, key: &str, label: &str, value: f64, unit: Unit) {
         self.report.add(format!("flows.{key}"), label, value, unit);
     }
@@ -122,29 +152,18 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         let mut measured = Measured {
             bench,
             server,
+            noop: HostOptions::new(&server.handlers(&bench.guests, &["noop"])?),
             host: HostOptions::new(&server.handlers(&bench.guests, &["flow_guests"])?),
             report: Report::new("flows"),
         };
         measured.host.config = Some(GRANTS.to_owned());
         measured.report.settings = server.settings();
-        let noop = HostOptions::new(&server.handlers(&bench.guests, &["noop"])?);
         for part in &options.only {
-            let report = &mut measured.report;
-            match part {
-                Part::Graphs => graphs(bench, server, &noop, options, report).await?,
-                Part::Chains => {
-                    continued::many(&mut measured, options.chains, options.runs).await?;
-                }
-                Part::Hops => continued::single(&mut measured, options.hops).await?,
-                Part::Sleepers => {
-                    sleepers::run(&mut measured, options.sleepers, options.runs).await?;
-                }
-                Part::Resumptions => resumptions::run(&mut measured, options.resumptions).await?,
-                Part::HeldUp => held_up::run(bench, server, options.jobs, report).await?,
-                Part::Schedules => {
-                    let (schedules, runs) = (options.schedules, options.runs);
-                    schedules::run(bench, server, &noop, schedules, runs, report).await?;
-                }
+            // The other parts are still measured.
+            if let Err(error) = measured.part(*part, options).await {
+                let failure = format!("flows, {part:?}: {error:#}");
+                measured.report.failures.push(failure);
+                measured.clear().await?;
             }
         }
         Ok(measured.report)
