@@ -1,5 +1,6 @@
 //! Steps: their names within an attempt, and their recorded results.
 
+use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::pin::pin;
 
@@ -101,7 +102,7 @@ impl Ctx {
     pub(super) fn start(&self, name: &str) -> StartedStep<'_> {
         let mut started = self.started.borrow_mut();
         let taken = started.entry(name.to_owned()).or_default();
-        let nth = (1..).find(|nth| !taken.contains(nth)).unwrap_or(u32::MAX);
+        let nth = first_free(taken);
         taken.insert(nth);
         StartedStep {
             ctx: self,
@@ -142,6 +143,16 @@ impl Ctx {
     }
 }
 
+/// The lowest number that is not taken. The usual case, without a gap, costs no search: a handler may start the same
+/// step a thousand times in each of its attempts.
+fn first_free(taken: &BTreeSet<u32>) -> u32 {
+    let last = taken.last().copied().unwrap_or(0);
+    if u32::try_from(taken.len()) == Ok(last) {
+        return last.saturating_add(1);
+    }
+    (1..).find(|nth| !taken.contains(nth)).unwrap_or(u32::MAX)
+}
+
 /// A running step. If it is dropped before it is done, it releases its name: starting it again in this attempt starts
 /// the same step.
 pub(super) struct StartedStep<'a> {
@@ -175,5 +186,21 @@ struct Within<'a> {
 impl Drop for Within<'_> {
     fn drop(&mut self) {
         self.ctx.in_step.set(self.outer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_free_number_fills_gaps() {
+        for (taken, free) in [(&[] as &[u32], 1), (&[1, 2], 3), (&[1, 3], 2), (&[2], 1)] {
+            assert_eq!(
+                first_free(&taken.iter().copied().collect()),
+                free,
+                "{taken:?}"
+            );
+        }
     }
 }

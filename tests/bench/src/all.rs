@@ -21,7 +21,14 @@ pub(super) struct Options {
 const QUICK_DRAIN: [&str; 2] = ["--jobs=5000", "--runs=1"];
 const QUICK_LATENCY: [&str; 1] = ["--seconds=3"];
 const QUICK_ENQUEUE: [&str; 2] = ["--seconds=1", "--pairs=1"];
-const QUICK_FLOWS: [&str; 2] = ["--jobs=5000", "--runs=1"];
+const QUICK_FLOWS: [&str; 6] = [
+    "--jobs=5000",
+    "--runs=1",
+    "--chains=200",
+    "--hops=100",
+    "--sleepers=3000",
+    "--resumptions=50",
+];
 const QUICK_DECAY: [&str; 6] = [
     "--jobs=3000",
     "--runs=1",
@@ -121,8 +128,8 @@ mod tests {
             1
         );
         assert_eq!(
-            defaults::<flows::Options>(&QUICK_FLOWS).unwrap().jobs,
-            5_000
+            defaults::<flows::Options>(&QUICK_FLOWS).unwrap().sleepers,
+            3_000
         );
         assert_eq!(
             defaults::<decay::Options>(&QUICK_DECAY).unwrap().window,

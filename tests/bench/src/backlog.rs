@@ -30,6 +30,8 @@ pub(super) struct Work {
     pub(super) queues: Option<i64>,
     /// How the jobs wait for each other; `None`: not at all.
     pub(super) graph: Option<Graph>,
+    /// How many jobs each enqueued one becomes: itself, and those with which it continues its chain.
+    pub(super) chain: i64,
 }
 
 /// How the jobs of a flow of up to 10,000 wait for each other.
@@ -67,6 +69,17 @@ impl Work {
             priority: "normal",
             queues: None,
             graph: None,
+            chain: 1,
+        }
+    }
+
+    /// Jobs for the flow guests that continue their chain until it has this many jobs.
+    pub(super) fn hops(jobs: i64, chain: i64) -> Self {
+        Self {
+            handler: "flow.hop",
+            payload: format!("jsonb_build_object('n', {})", chain - 1),
+            chain,
+            ..Self::noop(jobs)
         }
     }
 
@@ -104,19 +117,17 @@ impl Work {
             ))
             .await
             .context("prepare the enqueueing")?;
-        progress.count(
-            &format!("enqueueing {} jobs", self.jobs),
-            self.jobs.unsigned_abs(),
-        );
+        let jobs = self.jobs / self.chain;
+        progress.count(&format!("enqueueing {jobs} jobs"), jobs.unsigned_abs());
         let mut backlog = Backlog {
-            jobs: self.jobs,
+            jobs: jobs * self.chain,
             first: i64::MAX,
             last: 0,
             statements: 1,
         };
         let mut from = 1;
-        while from <= self.jobs {
-            let to = self.jobs.min(from + ENQUEUE_BATCH - 1);
+        while from <= jobs {
+            let to = jobs.min(from + ENQUEUE_BATCH - 1);
             let row = client
                 .query_one(&statement, &[&from, &to])
                 .await
@@ -125,6 +136,10 @@ impl Work {
             backlog.last = backlog.last.max(row.get(1));
             progress.at(to.unsigned_abs());
             from = to + 1;
+        }
+        if self.chain > 1 {
+            // Those that follow get their ids later.
+            backlog.last = i64::MAX;
         }
         Ok(backlog)
     }
@@ -200,7 +215,7 @@ impl Backlog {
         on_progress: &mut (dyn FnMut(f64) -> Result<()> + Send),
     ) -> Result<()> {
         progress.count("draining", self.jobs.unsigned_abs());
-        // The position costs one index lookup; the jobs are counted only once the newest has finished.
+        // The position costs one index lookup; the jobs are counted only once they may all have finished.
         let reached = client
             .prepare("SELECT coalesce(max(id), 0) FROM rouse.finished WHERE id BETWEEN $1 AND $2")
             .await?;
@@ -215,7 +230,7 @@ impl Backlog {
             let id: i64 = client.query_one(&reached, &[&first, &last]).await?.get(0);
             self.statements += 1;
             let mut now = id;
-            if id == last {
+            if id - first + 1 >= self.jobs {
                 let finished: i64 = client.query_one(&count, &[&first, &last]).await?.get(0);
                 self.statements += 1;
                 if finished >= self.jobs {

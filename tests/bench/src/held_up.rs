@@ -70,7 +70,7 @@ impl Settler {
         }
         let id = self.claimed.pop().context("a claimed job")?;
         let settle = "SELECT id FROM rouse.settle($1, sha256('key'), ARRAY[jsonb_populate_record(NULL::rouse.settlement,
-                          jsonb_build_object('id', $2::bigint, 'fence', $3::bigint, 'state', 'succeeded', 'started_us', 1, 'result', 1))], false)";
+                          jsonb_build_object('id', $2::bigint, 'fence', $3::bigint, 'state', 'succeeded', 'started_us', 1, 'result', 1))], '{}', false)";
         let started = Instant::now();
         let accepted = self
             .client

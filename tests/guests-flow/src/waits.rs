@@ -12,6 +12,9 @@ use crate::spec::once;
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Sleeps {
     ms: Vec<u64>,
+    /// All of them so many times.
+    #[serde(default = "once")]
+    times: u32,
     /// Fails once after the sleeps.
     #[serde(default)]
     fail: bool,
@@ -25,8 +28,10 @@ pub(crate) struct Sleeps {
     max_backoff = "10ms"
 )]
 pub(crate) fn sleeps(ctx: &Ctx, payload: Sleeps) -> Result<u32> {
-    for ms in payload.ms {
-        ctx.sleep("nap", Duration::from_millis(ms))?;
+    for _ in 0..payload.times {
+        for ms in &payload.ms {
+            ctx.sleep("nap", Duration::from_millis(*ms))?;
+        }
     }
     match ctx.job().attempt {
         1 if payload.fail => Err(Error::retryable("it fails after its sleeps")),
