@@ -579,7 +579,7 @@ async fn a_failure_after_a_wait_is_an_ordinary_retry() {
 }
 
 #[tokio::test]
-async fn the_command_shows_what_a_job_waits_for_and_sends_signals() {
+async fn the_command_shows_what_a_suspensions_for_and_sends_signals() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let id = suspend(&client, &store, signal(None), Vec::new()).await;

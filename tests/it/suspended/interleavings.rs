@@ -101,7 +101,7 @@ async fn a_signal_that_meets_the_timeout_is_taken_or_kept_but_never_lost() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_job_waits_for_a_signal_that_is_being_sent() {
+async fn the_end_of_a_suspensions_for_a_signal_that_is_being_sent() {
     let db = TestDb::new().await;
     let (mut client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!(1)).await;
