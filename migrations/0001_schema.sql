@@ -321,7 +321,7 @@ CREATE TABLE rouse.schedule (
 -- Serves the search for the next due schedules.
 CREATE INDEX schedule_due ON rouse.schedule (coalesce(next_at, '-infinity')) WHERE paused_at IS NULL;
 
--- What became of each due time. Insert-only. Old rows are deleted by rouse.maintain_schedules.
+-- The outcome of each due time. Insert-only. Old rows are deleted by rouse.maintain_schedules.
 CREATE TABLE rouse.schedule_run (
     id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     schedule text COLLATE "C" NOT NULL,

@@ -4,7 +4,7 @@
 //! all counters as Prometheus text. They need no login and change nothing. The address is therefore on
 //! loopback unless the operator sets another; on loopback the last two check the `host` header.
 //! `POST /invoke/{handler}` runs a handler for callers with the token; `rouse dev` also runs it for programs on
-//! this machine without one. `GET /jobs/{id}` shows the same callers how a job is doing, or how it has ended.
+//! this machine without one. `GET /jobs/{id}` shows the same callers the state of a job, and how it has ended.
 
 mod access;
 mod connections;

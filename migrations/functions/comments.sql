@@ -167,7 +167,7 @@ COMMENT ON FUNCTION rouse.take_audit_outbox IS
 COMMENT ON FUNCTION rouse.due_schedules IS
     'Lists the schedules that are due, unfinished backfills, and when the next schedule is due.';
 COMMENT ON FUNCTION rouse.fire_schedules IS
-    'Writes what becomes of due times, for schedules that have not changed since they were listed; returns their names.';
+    'Writes the outcomes of due times, for schedules that have not changed since they were listed; returns their names.';
 COMMENT ON FUNCTION rouse.fire_backfill IS
     'Enqueues the next jobs of a backfill; false if another host has gone on with it.';
 COMMENT ON FUNCTION rouse.maintain_schedules IS

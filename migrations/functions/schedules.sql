@@ -1,7 +1,7 @@
 -- Schedules: each enqueues a job whenever it is due.
 --
 -- SQL cannot read cron expressions: a host computes the due times of a schedule and writes the next ones to its row. Any host fires what is
--- due: it lists the due schedules (rouse.due_schedules), decides what becomes of each due time (host/src/job/firing.rs), and writes that
+-- due: it lists the due schedules (rouse.due_schedules), decides the outcome of each due time (host/src/job/firing.rs), and writes that
 -- (rouse.fire_schedules in fire.sql) if the row has not changed since. A due time never has two jobs (schedule_run_due).
 
 -- Rejects a name that no schedule can have, and a null one.
@@ -413,7 +413,7 @@ BEGIN
 END
 $$;
 
--- Every schedule, with its next five due times and what became of the last five. `state`: active; paused; error: nothing is enqueued, as
+-- Every schedule, with its next five due times and the outcomes of the last five. `state`: active; paused; error: nothing is enqueued, as
 -- `error` says. `last_runs`: [{"due_at", "at", "outcome", "job", "state", "error"}, …], the latest first; `state` is that of the job.
 -- `backfills`: those that are not finished, and the last one that is. Served by schedule_run_last and backfill_schedule.
 CREATE OR REPLACE VIEW rouse.schedules AS

@@ -63,7 +63,7 @@ BEGIN
         CREATE TYPE rouse.schedule_change AS (
             name text, revision bigint, handled_until timestamptz, next_at timestamptz, upcoming timestamptz[], error text);
     END IF;
-    -- What becomes of a due time of a schedule.
+    -- The outcome of a due time of a schedule.
     --   action  enqueue; queue: behind the previous job; replace: cancel the previous job first; skip, miss, refuse: no job
     --   run_at  the due time with jitter; null: at once
     --   error   with refuse: why

@@ -13,7 +13,7 @@ BEGIN
 END
 $$;
 
--- How these jobs are doing, in the order of the list: one row for each job that exists and is still kept. `result` and `error` are null until
+-- The states of these jobs, in the order of the list: one row for each job that exists and is still kept. `result` and `error` are null until
 -- the job has ended. Served by the primary key and, in each partition, finished_id.
 CREATE OR REPLACE FUNCTION rouse.outcomes(ids bigint[])
 RETURNS TABLE (id bigint, state rouse.state, ended boolean, attempt integer, result jsonb, error jsonb)

@@ -55,7 +55,7 @@ pub(crate) trait Host {
     fn http<'a>(&'a self, request: &'a Request) -> Answer<'a>;
 }
 
-/// The functions of the host that tie jobs together.
+/// The functions of the host for jobs, chains and waits.
 pub(crate) trait Flow {
     /// A number for `after`, below 0.
     fn enqueue(&self, job: NewJob) -> Result<i64>;

@@ -1,4 +1,4 @@
-//! Schedules: what SQL accepts, what becomes of due times, and who may change what.
+//! Schedules: what SQL accepts, the outcomes of due times, and the rights to change schedules.
 
 mod commands;
 mod declared;
@@ -87,7 +87,7 @@ async fn fire_due(store: &Store) {
     write(store, &decided(store).await).await;
 }
 
-/// What became of the due times of a schedule, oldest first.
+/// The outcomes of the due times of a schedule, oldest first.
 async fn outcomes(client: &Client, name: &str) -> Vec<String> {
     let sql = "SELECT outcome FROM rouse.schedule_run WHERE schedule = $1 ORDER BY id";
     let rows = client.query(sql, &[&name]).await.unwrap();

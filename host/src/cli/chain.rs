@@ -24,7 +24,7 @@ const EXIT_UNKNOWN: u8 = 3;
 /// Options of `rouse chain`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-A chain is a job and those that continue it: its retries. It ends as its last job does.\n\
+A chain is a job, its retries, and the jobs with which handlers continue it. It ends as its last job does.\n\
 Exit codes: 0 found (with --wait: succeeded) · 3 no such job · with --wait also \
 4 failed or timed out · 5 not ended in time · 7 cancelled")]
 pub(super) struct Args {

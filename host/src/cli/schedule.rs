@@ -34,9 +34,9 @@ const EXIT_CODES: &str = "Exit codes: 0 done · 3 no such schedule";
     args_conflicts_with_subcommands = true,
     after_help = "\
 Without a command: lists the schedules, like `rouse schedule ls`. A schedule enqueues a job whenever it is due:\n\
-  rouse schedule next '0 3 * * *' --time-zone Europe/Berlin       when is that? (needs no database)\n\
+  rouse schedule next '0 3 * * *' --time-zone Europe/Berlin       print the next due times (no database needed)\n\
   rouse schedule set nightly report.make '0 3 * * *' --time-zone Europe/Berlin\n\
-  rouse schedule run nightly                                      once now"
+  rouse schedule run nightly                                      enqueue one job now"
 )]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -48,10 +48,10 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// List the schedules: when each is due next, and what became of its last due time
+    /// List the schedules: when each is due next, and the outcome of its last due time
     #[command(visible_alias = "list")]
     Ls(Ls),
-    /// Show one schedule: its next five due times, and what became of the last ones
+    /// Show one schedule: its next five due times, and the outcomes of the last ones
     Show(show::Args),
     /// Print the next due times of a cron expression, or of a schedule
     Next(next::Args),
@@ -178,7 +178,7 @@ fn state(schedule: &Value) -> Shown {
     Shown::in_colour(plain(word), colour)
 }
 
-/// What became of a due time: that of its job, or why it has none.
+/// The outcome of a due time: that of its job, or why it has none.
 fn last(run: &Value) -> String {
     let word = |key: &str| run[key].as_str().map(plain);
     word("state").or(word("outcome")).unwrap_or_default()

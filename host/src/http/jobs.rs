@@ -1,4 +1,4 @@
-//! `GET /jobs/{id}`: how a job is doing, at once or, with `?wait=30s`, once it has ended.
+//! `GET /jobs/{id}`: the state of a job, at once or, with `?wait=30s`, once it has ended.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub(super) async fn job(
         return Problem::unrelated(
             StatusCode::FORBIDDEN,
             "off",
-            "this host shows no jobs: that needs a queue, and a token, which callers send as `authorization: Bearer TOKEN`; set ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml, and restart the host",
+            "this host does not serve /jobs: it needs a queue and a token; set ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml, and restart the host. Callers send `authorization: Bearer TOKEN`",
         )
         .into_response();
     };

@@ -1,4 +1,4 @@
-//! What becomes of the due times of a schedule: missed ones, and those whose previous job is live.
+//! Decides the outcome of each due time of a schedule: of missed ones, and of those whose previous job is live.
 
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
@@ -57,7 +57,7 @@ pub enum Previous {
     Running,
 }
 
-/// A schedule, as far as it decides what becomes of its due times.
+/// The part of a schedule that decides the outcomes of its due times.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schedule {
     /// Its name.
@@ -76,7 +76,7 @@ pub struct Schedule {
     pub previous: Option<Previous>,
 }
 
-/// What becomes of one due time.
+/// The outcome of one due time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// A job is enqueued.
@@ -91,12 +91,12 @@ pub enum Action {
     Miss,
 }
 
-/// A due time, and what becomes of it.
+/// A due time and its outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Firing {
     /// The due time.
     pub due_at: Timestamp,
-    /// What becomes of it.
+    /// Its outcome.
     pub action: Action,
     /// When its job starts, if that is later than now.
     pub run_at: Option<Timestamp>,
@@ -117,7 +117,7 @@ pub struct Decision {
     pub error: Option<String>,
 }
 
-/// Decides what becomes of the due times of a schedule up to now, by the database's clock.
+/// Decides the outcomes of the due times of a schedule up to now, by the database's clock.
 pub fn fire(schedule: &Schedule, due: &Result<DueTimes, String>, now: Timestamp) -> Decision {
     let due = match due {
         Ok(due) => due,

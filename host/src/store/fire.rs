@@ -1,4 +1,4 @@
-//! Fires schedules: lists what is due, and writes what becomes of it.
+//! Fires schedules: lists due times and writes their outcomes.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,7 +1,7 @@
 //! Fires schedules: enqueues their jobs when they are due.
 //!
 //! No host has a special role. Each knows when the next schedule is due, and looks then; the database lets one of them
-//! write what becomes of a due time. Nothing is kept in between: a host that dies leaves the due time to the others.
+//! write the outcome of a due time. Nothing is kept in between: a host that dies leaves the due time to the others.
 
 use std::sync::Arc;
 use std::time::Duration;

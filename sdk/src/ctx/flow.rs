@@ -1,4 +1,4 @@
-//! What ties jobs together: children, chains, results of parents, and waits that suspend the attempt.
+//! Enqueues jobs, continues chains, reads results, and waits.
 
 use std::time::{Duration, SystemTime};
 
@@ -115,7 +115,7 @@ impl Ctx {
     /// ```
     ///
     /// # Waits
-    /// What follows applies to all waits: `sleep`, [`sleep_until`](Self::sleep_until),
+    /// These rules apply to all waits: `sleep`, [`sleep_until`](Self::sleep_until),
     /// [`wait_signal`](Self::wait_signal), [`call`](Self::call), [`try_call`](Self::try_call) and
     /// [`call_all`](Self::call_all).
     ///

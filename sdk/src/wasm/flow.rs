@@ -1,4 +1,4 @@
-//! The imports that tie jobs together.
+//! The imports for jobs, chains and waits.
 
 use super::bindings::rouse::handler::jobs::{self, JobError};
 use super::bindings::rouse::handler::parents::{self, ParentError};

@@ -1,4 +1,4 @@
-//! What becomes of due times: missed ones, overlaps, pauses, backfills, jobs that are refused.
+//! The outcomes of due times: missed ones, overlaps, pauses, backfills, jobs that are refused.
 
 use std::time::Duration;
 

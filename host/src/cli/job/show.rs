@@ -248,7 +248,7 @@ fn first_line(text: &Value) -> (&str, bool) {
     }
 }
 
-/// How many attempts there may be, lost ones not counted: the producer's number, else that of the last error that has
+/// How many attempts there may be, attempts that were lost or suspended are not counted: the producer's number, else that of the last error that has
 /// one.
 fn max_attempts(record: &Value) -> Option<u64> {
     let history = record["history"].as_array().into_iter().flatten().rev();

@@ -18,7 +18,7 @@ use crate::job::cron::DueTimes;
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Needs the role rouse_observer.\n\
-What became of a due time: enqueued · queued (behind the previous job) · replaced (the previous job was cancelled) · backfilled · \
+Outcomes of a due time: enqueued · queued (behind the previous job) · replaced (the previous job was cancelled) · backfilled · \
 manual (rouse schedule run) · skipped (the previous job was live) · missed (this due time, and perhaps earlier ones, were too old) · \
 refused (the job could not be enqueued)\n\
 Exit codes: 0 found · 3 no such schedule")]
@@ -64,7 +64,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What it was created with; defaults that say nothing are left out.
+/// Its definition, without uninformative defaults.
 fn properties(schedule: &Value) -> List {
     let mut list = List::plain();
     list.row([Shown::from("state".to_owned()), state(schedule)]);

@@ -21,7 +21,7 @@ fn due(expression: &str) -> Result<DueTimes, String> {
     DueTimes::parse(expression, "UTC")
 }
 
-/// What becomes of the due times of every hour, as `hour action`.
+/// The outcomes of the due times of every hour, as `hour action`.
 fn hourly(schedule: &Schedule, now: &str) -> Vec<String> {
     let decision = fire(schedule, &due("0 * * * *"), at(now));
     shown(&decision)

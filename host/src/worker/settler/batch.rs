@@ -120,7 +120,7 @@ impl Settler<'_> {
         }
     }
 
-    /// Decides what becomes of a part whose settlement has failed.
+    /// Handles a part whose settlement has failed.
     async fn handle_error(
         &mut self,
         batch: &mut Batch,
