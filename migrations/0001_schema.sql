@@ -534,7 +534,7 @@ CREATE TABLE rouse.step (
     kept_at timestamptz NOT NULL,
     CHECK (num_nulls(result, wait) = 1)
 ) PARTITION BY RANGE (kept_at);
-CREATE INDEX step_job ON rouse.step (job);
+CREATE INDEX step_job ON rouse.step (job, name);
 
 -- Signals that no wait has taken yet (functions/suspensions.sql). Deleted when one takes it, or some time after the job has ended.
 CREATE TABLE rouse.signal (
