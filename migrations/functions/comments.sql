@@ -49,6 +49,8 @@ COMMENT ON FUNCTION rouse.cancel IS
     'Cancels a queued or running job; true if it is cancelled now, false if it had ended otherwise or does not exist.';
 COMMENT ON FUNCTION rouse.cancel_flow IS
     'Cancels live jobs of a flow, at most a given number, and returns how many; call it until it returns 0.';
+COMMENT ON FUNCTION rouse.signal IS
+    'Sends a signal to a job, which ends its wait for it, now or later; false if the job has ended.';
 COMMENT ON FUNCTION rouse.retry_flow IS
     'Retries jobs of a flow that did not succeed, at most a given number, and returns how many; call it until it returns 0.';
 COMMENT ON FUNCTION rouse.delete_flow IS

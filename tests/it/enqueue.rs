@@ -180,7 +180,7 @@ async fn an_invalid_call_is_refused_with_a_clear_error_and_enqueues_nothing() {
         ),
         (
             "rouse.enqueue_unique('x', 'k', grants => '1')",
-            "grants must be an object, not 1",
+            "grants must be an object, or a list of up to 32 objects which all apply, not 1",
         ),
         (
             "rouse.enqueue_unique('x', 'k', to_jsonb(repeat('a', 262143)))",
@@ -422,7 +422,7 @@ async fn the_schema_refuses_rows_that_break_its_invariants() {
         "fence = 1",
         "worker = 1",
         "lease_until = now()",
-        "lost = 1",
+        "uncounted = 1",
         "attempt = -1",
         "max_attempts = 0",
         "available_at = 'infinity'",

@@ -34,7 +34,7 @@ async fn run_worker_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
     const RENEW: &str = "SELECT id FROM rouse.renew((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3)";
     const SETTLE: &str = "SELECT id FROM rouse.settle((SELECT max(incarnation) FROM rouse.worker), sha256('key'),
          ARRAY(SELECT ROW(s.id, s.fence, s.state, 1, s.result::jsonb, s.error::jsonb, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::rouse.settlement
-               FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[]) AS s(id, fence, state, result, error)), $6)";
+               FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[]) AS s(id, fence, state, result, error)), '{}', $6)";
     const PROMOTE: &str = "SELECT promoted::bigint FROM rouse.promote((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, NULL)";
     const ORPHANS: &str = "SELECT id FROM rouse.orphans((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, NULL, $2, NULL)";
     const ADOPT: &str = "SELECT id FROM rouse.adopt((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,

@@ -33,7 +33,7 @@ const HISTORY: &str = "SELECT * FROM rouse.history(1)";
 const CLAIM: &str = "SELECT * FROM rouse.claim(1, NULL, 1, '{}', 1)";
 const CLAIM_BOUND: &str = "SELECT * FROM rouse.claim_bound(1, NULL, 1, '{}', '{}', 1, 1)";
 const TAKE_AUDIT_OUTBOX: &str = "SELECT * FROM rouse.take_audit_outbox(1, NULL, 1)";
-const SETTLE: &str = "SELECT * FROM rouse.settle(1, NULL, '{}', false)";
+const SETTLE: &str = "SELECT * FROM rouse.settle(1, NULL, '{}', '{}', false)";
 const RENEW: &str = "SELECT * FROM rouse.renew(1, NULL, '{}', '{}', '{}')";
 const REGISTER: &str =
     "SELECT rouse.register('w', sha256('key'), 'h', 'p', 'v', '{}', 1, '{}', '{}')";
@@ -67,6 +67,10 @@ const RECEIPT: &str = "SELECT * FROM rouse.receipt(1)";
 const RESULT: &str = "SELECT rouse.result(1)";
 const OUTCOMES: &str = "SELECT * FROM rouse.outcomes('{1}')";
 const WAIT: &str = "SELECT * FROM rouse.wait('{}')";
+const SIGNAL: &str = "SELECT rouse.signal((SELECT rouse.enqueue('x')), 'go')";
+const TAKE_SIGNAL: &str = "SELECT rouse.take_signal(1, NULL, 1, 1, 's', 'go', NULL)";
+const RETURNED_CALLS: &str = "SELECT rouse.returned_calls(1, NULL, 1, 1, '{}', 1)";
+const PARENT_ENDS: &str = "SELECT rouse.parent_ends(1, NULL, 1, 1, NULL)";
 const JOB_LOG: &str = "SELECT * FROM rouse.job_log(1)";
 const FAIL: &str = "SELECT rouse.fail((SELECT rouse.enqueue('x')), 'why')";
 const DELETE: &str = "SELECT rouse.delete((SELECT rouse.enqueue('x')))";
@@ -110,6 +114,7 @@ async fn each_role_has_its_own_rights_and_no_others() {
         WAIT,
         HISTORY,
         JOB_LOG,
+        SIGNAL,
         SCHEDULE,
         UNSCHEDULE,
         PAUSE_SCHEDULE,
@@ -157,6 +162,9 @@ async fn each_role_has_its_own_rights_and_no_others() {
         CLAIM_BOUND,
         TAKE_AUDIT_OUTBOX,
         SETTLE,
+        TAKE_SIGNAL,
+        RETURNED_CALLS,
+        PARENT_ENDS,
         RENEW,
         REGISTER,
         MAINTAIN_PARTITIONS,
@@ -194,6 +202,10 @@ async fn each_role_has_its_own_rights_and_no_others() {
             CLAIM_BOUND,
             TAKE_AUDIT_OUTBOX,
             SETTLE,
+            TAKE_SIGNAL,
+            RETURNED_CALLS,
+            PARENT_ENDS,
+            SIGNAL,
             RENEW,
             REGISTER,
             READ_TABLE,

@@ -131,7 +131,7 @@ async fn only_the_holder_of_the_key_writes_as_a_worker() {
         "SELECT rouse.claim($1, sha256('guessed'), 1, '{}', 1)",
         "SELECT rouse.orphans($1, sha256('guessed'), '{}', NULL, 1, NULL)",
         "SELECT rouse.adopt($1, sha256('guessed'), 1, '{}')",
-        "SELECT rouse.settle($1, sha256('guessed'), '{}', false)",
+        "SELECT rouse.settle($1, sha256('guessed'), '{}', '{}', false)",
         "SELECT rouse.renew($1, sha256('guessed'), '{}', '{}', '{}')",
         "SELECT rouse.promote($1, sha256('guessed'), 1, NULL)",
         "SELECT rouse.heartbeat($1, sha256('guessed'), '{}', '{}', false)",

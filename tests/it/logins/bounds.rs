@@ -184,7 +184,7 @@ async fn values_reported_by_a_worker_are_bounded() {
         ),
         format!(
             "SELECT rouse.settle({incarnation}, sha256('k'), \
-             ARRAY[ROW({id}, 5, 'succeeded', 0, to_jsonb(repeat('x', 68000000)), NULL, 0, NULL, NULL, 1, 1, 1, 1, 1, NULL, NULL)::rouse.settlement], false)"
+             ARRAY[ROW({id}, 5, 'succeeded', 0, to_jsonb(repeat('x', 68000000)), NULL, 0, NULL, NULL, 1, 1, 1, 1, 1, NULL, NULL)::rouse.settlement], '{{}}', false)"
         ),
     ] {
         let error_text = refusal(&hostile, &sql).await;
@@ -200,7 +200,7 @@ async fn values_reported_by_a_worker_are_bounded() {
              SELECT rouse.append_log({incarnation}, sha256('k'), ARRAY[ROW({id}, -1, -1, -9223372036854775807, 'info', repeat('x', 99999))::rouse.log_line]);
              SELECT rouse.report_usage({incarnation}, sha256('k'), ARRAY[ROW({id}, 5, -1, -2, -3, -4, -5)::rouse.attempt_usage]);
              SELECT rouse.settle({incarnation}, sha256('k'), ARRAY[ROW({id}, 5, 'queued', 9223372036854775807, NULL, '{{}}', 9223372036854775807, NULL,
-                                 9223372036854775807, -1, -1, -1, -1, -1, NULL, NULL)::rouse.settlement], false)"
+                                 9223372036854775807, -1, -1, -1, -1, -1, NULL, NULL)::rouse.settlement], '{{}}', false)"
         ))
         .await
         .unwrap();

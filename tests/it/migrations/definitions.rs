@@ -14,9 +14,9 @@ use crate::support::{Host, TestDb};
 const NEXT: Source = Source {
     name: "functions/next",
     sql: "CREATE TYPE rouse.settlement_2 AS (one rouse.settlement, note text);
-          CREATE FUNCTION rouse.settle(p_worker bigint, p_key bytea, p_settlements rouse.settlement_2[], p_skip_locked boolean)
+          CREATE FUNCTION rouse.settle(p_worker bigint, p_key bytea, p_settlements rouse.settlement_2[], p_jobs rouse.new_job[], p_skip_locked boolean)
           RETURNS TABLE (id bigint, locked boolean) LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-              SELECT * FROM rouse.settle(p_worker, p_key, ARRAY(SELECT (s).one FROM unnest(p_settlements) AS s), p_skip_locked)
+              SELECT * FROM rouse.settle(p_worker, p_key, ARRAY(SELECT (s).one FROM unnest(p_settlements) AS s), p_jobs, p_skip_locked)
           $$",
 };
 

@@ -246,8 +246,8 @@ mod tests {
             ("{}", Some("{"), "not JSON"),
             ("{}", Some(r#"{"tenant": "other"}"#), "tenant"),
             ("{}", Some(r#"{"source": "s"}"#), "source"),
-            ("{}", Some(r#"{"max_attempts": "3"}"#), "max_attempts"),
-            ("{}", Some(r#"{"priority": "top"}"#), "priority"),
+            ("{}", Some(r#"{"max_attempts": "3"}"#), "expected u32"),
+            ("{}", Some(r#"{"priority": "top"}"#), "expected one of"),
             (
                 "{}",
                 Some(r#"{"run_at": "2030-01-01", "delay_ms": 1}"#),
