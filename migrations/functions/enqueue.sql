@@ -111,20 +111,20 @@ CREATE OR REPLACE FUNCTION rouse._time_ms(p_name text, p_time interval) RETURNS 
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     least_ms bigint := CASE p_name WHEN 'lease' THEN 2000 ELSE 1 END;
+    ms       numeric := extract(epoch FROM p_time) * 1000;
     most_ms  bigint := CASE p_name WHEN 'lease' THEN 86400000 ELSE 2592000000 END;
 BEGIN
     IF p_time IS NULL THEN
         RETURN NULL;
     END IF;
-    -- A month has 30 days where intervals are compared, and others where they are added to a time.
-    p_time := extract(epoch FROM p_time) * interval '1 second';
-    IF p_time < least_ms * interval '1 millisecond' OR p_time > most_ms * interval '1 millisecond' THEN
+    -- Not the intervals: where these are compared, a month has 30 days, and a year 360.
+    IF ms NOT BETWEEN least_ms AND most_ms THEN
         RAISE EXCEPTION 'rouse.enqueue: % must be between % and %, not %', p_name,
             CASE p_name WHEN 'lease' THEN '2 seconds' ELSE '1 millisecond' END,
             CASE p_name WHEN 'lease' THEN '1 day' ELSE '30 days' END, p_time
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out for the handler''s own.';
     END IF;
-    RETURN (extract(epoch FROM p_time) * 1000)::bigint;
+    RETURN ms::bigint;
 END
 $$;
 
