@@ -172,6 +172,8 @@ http_bytes = 2013
 http_body_bytes = 2014
 state_calls = 2015
 state_bytes = 2016
+jobs = 2017
+jobs_bytes = 2018
 "#;
 
 #[tokio::test]
