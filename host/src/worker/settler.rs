@@ -262,6 +262,10 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         Outcome::Retry { .. } | Outcome::Suspended(_) => shared.wakeups.notify(None),
         Outcome::Released => {}
     }
+    if !one.settlement.jobs.is_empty() {
+        // A worker that has just looked is not asleep, and so gets no notification of the jobs that it has enqueued.
+        shared.wakeups.notify(None);
+    }
 }
 
 #[cfg(test)]
