@@ -108,23 +108,23 @@ impl Ends {
         let mut waiter = self.enter(id, start)?;
         loop {
             let sight = waiter.sights.borrow_and_update().clone();
-            let is_of_now = sight.is_of_now(waiter.looks_before);
+            let is_current = sight.is_current(waiter.looks_before);
             let seen = sight.seen;
             let deadline = match &seen {
-                _ if !is_of_now => start + patience.max(FIRST_LOOK_WITHIN),
+                _ if !is_current => start + patience.max(FIRST_LOOK_WITHIN),
                 Seen::Unknown | Seen::Ended(_) | Seen::Refused(_) => return Ok(seen),
                 Seen::Nothing | Seen::Live(_) => start + patience,
             };
             match tokio::time::timeout_at(deadline, waiter.sights.changed()).await {
                 // The sender is in the registry, as long as this waiter is.
                 Ok(changed) => changed.expect("the job is in the registry"),
-                Err(_) if is_of_now => return Ok(seen),
+                Err(_) if is_current => return Ok(seen),
                 Err(_) => return Ok(Seen::Nothing),
             }
         }
     }
 
-    /// A job has ended on this host: those that wait for it are answered at once. Costs nothing while nobody waits.
+    /// A job has ended on this host: those that wait for it are answered at once. Costs nothing without waiters.
     pub fn job_ended(&self, id: JobId) {
         if self.waiters() > 0 && self.registry().mark_due(id) {
             self.0.changed.notify_one();

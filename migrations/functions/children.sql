@@ -24,7 +24,7 @@ $$;
 -- Enqueues one job of an attempt, with all checks, and returns its id: the id of a live job with its unique key, if there is one. p_queue and
 -- p_priority are those of its parent. p_own: the children of the attempt that are enqueued already; `after` names them as -1, -2 ….
 CREATE OR REPLACE FUNCTION rouse._enqueue_child(
-    p_id bigint, p_parent rouse.job, p_queue text, p_priority rouse.priority, p_job rouse.new_job, p_own bigint[], p_origin jsonb) RETURNS bigint
+    p_id bigint, p_parent rouse.parent_job, p_queue text, p_priority rouse.priority, p_job rouse.new_job, p_own bigint[], p_origin jsonb) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     at      timestamptz := clock_timestamp();
@@ -82,7 +82,7 @@ $$;
 
 -- The origins of the jobs that attempts enqueue: they share evenly what their attempt may enqueue. A resumed attempt, and the next job of the
 -- chain, may enqueue as many again. Raises an error if an attempt enqueues too many.
-CREATE OR REPLACE FUNCTION rouse._child_origins(p_parents rouse.job[], p_jobs rouse.new_job[]) RETURNS TABLE (parent bigint, origin jsonb)
+CREATE OR REPLACE FUNCTION rouse._child_origins(p_parents rouse.parent_job[], p_jobs rouse.new_job[]) RETURNS TABLE (parent bigint, origin jsonb)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -109,9 +109,9 @@ BEGIN
 END
 $$;
 
--- Enqueues the jobs of attempts that are being settled. `p_parents` are the rows of their jobs as they were while they ran. Returns the
+-- Enqueues the jobs of attempts that are being settled. `p_parents`: their own jobs. Returns the
 -- calls. Jobs without options are inserted in one statement. Served by lane_id and lane_key.
-CREATE OR REPLACE FUNCTION rouse._enqueue_children(p_parents rouse.job[], p_jobs rouse.new_job[]) RETURNS TABLE (parent bigint, step text, id bigint)
+CREATE OR REPLACE FUNCTION rouse._enqueue_children(p_parents rouse.parent_job[], p_jobs rouse.new_job[]) RETURNS TABLE (parent bigint, step text, id bigint)
 LANGUAGE plpgsql SET enable_hashjoin = on AS $$
 #variable_conflict use_column
 DECLARE

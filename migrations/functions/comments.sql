@@ -38,7 +38,7 @@ COMMENT ON FUNCTION rouse.unschedule IS
 COMMENT ON FUNCTION rouse.pause_schedule IS
     'Pauses a schedule and returns since when it is paused; its live jobs continue.';
 COMMENT ON FUNCTION rouse.resume_schedule IS
-    'Resumes a paused schedule; true if it was paused. What was due in between is not caught up.';
+    'Resumes a paused schedule; true if it was paused. Due times in between are not caught up.';
 COMMENT ON FUNCTION rouse.run_schedule IS
     'Enqueues a job of a schedule now and returns its id.';
 COMMENT ON FUNCTION rouse.backfill_schedule IS

@@ -1,4 +1,4 @@
--- What hosts do to schedules: they list what is due, and write what they have decided. See schedules.sql.
+-- Firing: hosts list due schedules, and write their decisions. See schedules.sql.
 
 -- True if a worker of a limited login may fire schedules of this queue and handler.
 CREATE OR REPLACE FUNCTION rouse._may_fire(p_queue text, p_handler text) RETURNS boolean

@@ -27,7 +27,7 @@ DECLARE
     succeeded   boolean[];
     released    bigint[];
     lanes       bigint[];
-    parents     rouse.job[];
+    parents     rouse.parent_job[];
     wanted      bigint[];
     continued   bigint[];
     calls       jsonb;
@@ -42,7 +42,8 @@ BEGIN
         END IF;
         wanted := ARRAY(SELECT DISTINCT made.parent FROM unnest(p_jobs) AS made);
         parents := ARRAY(
-            SELECT j FROM unnest(p_settlements) AS s JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence
+            SELECT ROW(j.id, j.lane, j.chain, j.flow, j.flow_name, j.tenant, j.grants, j.origin)::rouse.parent_job
+            FROM unnest(p_settlements) AS s JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence
             WHERE (p_worker IS NULL OR j.worker = p_worker) AND s.id = ANY (wanted)
               AND (s.state = 'succeeded' OR s.state = 'queued' AND s.error IS NULL AND s.result ->> 'kind' = 'call')
             FOR UPDATE OF j);

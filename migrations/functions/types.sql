@@ -42,6 +42,11 @@ BEGIN
     IF to_regtype('rouse.new_job') IS NULL THEN
         CREATE TYPE rouse.new_job AS (parent bigint, kind text, step text, handler text, payload jsonb, options jsonb);
     END IF;
+    -- Not sent by workers: what the jobs of an attempt take over from its own (children.sql), without its payload.
+    IF to_regtype('rouse.parent_job') IS NULL THEN
+        CREATE TYPE rouse.parent_job AS (
+            id bigint, lane bigint, chain bigint, flow bigint, flow_name text, tenant text, grants jsonb, origin jsonb);
+    END IF;
     -- The progress of an attempt.
     IF to_regtype('rouse.progress_report') IS NULL THEN
         CREATE TYPE rouse.progress_report AS (id bigint, fence bigint, percent integer, step text);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::claims::{claim, error, lock_job, result, settlement};
+use crate::support::claims::{claim, claim_one, error, lock_job, result, settlement_with};
 use crate::support::worker::{enqueue, enqueue_sql};
 
 fn new(kind: NewJobKind, handler: &str, payload: Value, options: Option<Value>) -> NewJob {
@@ -28,16 +28,9 @@ fn next(payload: Value) -> NewJob {
     new(NewJobKind::Next, "x", payload, None)
 }
 
-fn ending(job: &ClaimedJob, outcome: Outcome, jobs: Vec<NewJob>) -> Settlement {
-    Settlement {
-        jobs,
-        ..settlement(job, outcome)
-    }
-}
-
 /// Settles as succeeded, with these jobs.
 async fn succeed(store: &Store, job: &ClaimedJob, jobs: Vec<NewJob>) -> Result<usize, String> {
-    let settlement = ending(job, result("1"), jobs);
+    let settlement = settlement_with(job, result("1"), jobs);
     let settled = store.settle(&[settlement], Locked::Wait).await;
     settled
         .map(|settled| settled.accepted.len())
@@ -51,11 +44,6 @@ async fn children(client: &Client, parent: i64) -> Vec<Value> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-async fn one(store: &Store) -> ClaimedJob {
-    let mut jobs = claim(store, 1).await;
-    jobs.pop().expect("a job is ready")
-}
-
 #[tokio::test]
 async fn children_are_committed_with_a_success_and_inherit_queue_priority_and_tenant() {
     let db = TestDb::new().await;
@@ -65,7 +53,7 @@ async fn children_are_committed_with_a_success_and_inherit_queue_priority_and_te
         "'x', queue => 'bulk', priority => 'low', tenant => 'acme'",
     )
     .await;
-    let job = one(&store).await;
+    let job = claim_one(&store).await;
     let other = json!({"queue": "else", "priority": "high", "delay_ms": 3_600_000, "max_attempts": 7, "tags": ["gpu"],
                        "unique_key": "k", "lease": "20 seconds", "timeout": "1 minute"});
     let jobs = vec![
@@ -104,14 +92,14 @@ async fn an_attempt_that_fails_is_retried_or_has_lost_its_job_enqueues_nothing()
         (Outcome::Failed(error(ErrorKind::GuestError)), 1),
     ] {
         let parent = enqueue(&client, "x", json!(1)).await;
-        let job = one(&store).await;
-        let ended = ending(&job, outcome, vec![child(json!(1)), next(json!(2))]);
+        let job = claim_one(&store).await;
+        let ended = settlement_with(&job, outcome, vec![child(json!(1)), next(json!(2))]);
         let settled = store.settle(&[ended], Locked::Wait).await.unwrap();
         assert_eq!(settled.accepted.len(), accepted);
         assert!(children(&client, parent).await.is_empty());
     }
     let parent = enqueue(&client, "x", json!(1)).await;
-    let mut job = one(&store).await;
+    let mut job = claim_one(&store).await;
     job.fence.0 += 1;
     assert_eq!(succeed(&store, &job, vec![child(json!(1))]).await, Ok(0));
     assert!(children(&client, parent).await.is_empty());
@@ -128,7 +116,7 @@ async fn a_locked_parent_enqueues_its_children_when_it_is_settled_and_not_before
     let jobs = claim(&store, 2).await;
     let batch: Vec<Settlement> = jobs
         .iter()
-        .map(|job| ending(job, result("1"), vec![child(json!(job.id.0))]))
+        .map(|job| settlement_with(job, result("1"), vec![child(json!(job.id.0))]))
         .collect();
     let locker = client.transaction().await.unwrap();
     lock_job(&locker, parents[0]).await;
@@ -149,7 +137,7 @@ async fn children_may_wait_for_earlier_children_of_their_attempt() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let parent = enqueue(&client, "x", json!(1)).await;
-    let job = one(&store).await;
+    let job = claim_one(&store).await;
     let after = json!({"after": {"a": -1, "b": {"job": -2, "on_failure": "run"}}});
     let jobs = vec![
         child(json!(1)),
@@ -167,7 +155,7 @@ async fn children_may_wait_for_earlier_children_of_their_attempt() {
     for job in claim(&store, 9).await {
         assert_eq!(succeed(&store, &job, Vec::new()).await, Ok(1));
     }
-    assert_eq!(one(&store).await.payload.0, "3");
+    assert_eq!(claim_one(&store).await.payload.0, "3");
     assert_eq!(children(&client, parent).await.len(), 3);
 }
 
@@ -176,15 +164,15 @@ async fn the_next_job_continues_the_chain_and_its_end_releases_those_that_wait()
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let first = enqueue(&client, "x", json!(1)).await;
-    let job = one(&store).await;
+    let job = claim_one(&store).await;
     let waiting = enqueue_sql(&client, &format!("'waiting', after => '[{first}]'")).await;
     assert_eq!(succeed(&store, &job, vec![next(json!(2))]).await, Ok(1));
     // The predecessor has ended, the chain has not.
     let later = enqueue_sql(&client, &format!("'later', after => '[{first}]'")).await;
-    let second = one(&store).await;
+    let second = claim_one(&store).await;
     assert_eq!(second.payload.0, "2");
     assert_eq!(claim(&store, 9).await.len(), 0);
-    let ended = ending(&second, result(r#"{"last": true}"#), Vec::new());
+    let ended = settlement_with(&second, result(r#"{"last": true}"#), Vec::new());
     store.settle(&[ended], Locked::Wait).await.unwrap();
     let mut released: Vec<i64> = claim(&store, 9).await.iter().map(|job| job.id.0).collect();
     released.sort_unstable();
@@ -200,13 +188,16 @@ async fn a_chain_whose_next_job_fails_has_failed() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let first = enqueue(&client, "x", json!(1)).await;
-    let job = one(&store).await;
+    let job = claim_one(&store).await;
     let waiting = enqueue_sql(&client, &format!("'waiting', after => '[{first}]'")).await;
     succeed(&store, &job, vec![next(json!(2))]).await.unwrap();
     let failed = Outcome::Failed(error(ErrorKind::GuestError));
-    let second = one(&store).await;
+    let second = claim_one(&store).await;
     store
-        .settle(&[ending(&second, failed, Vec::new())], Locked::Wait)
+        .settle(
+            &[settlement_with(&second, failed, Vec::new())],
+            Locked::Wait,
+        )
         .await
         .unwrap();
     let sql = "SELECT state::text FROM rouse.jobs WHERE id = $1";
@@ -219,7 +210,7 @@ async fn the_attenuation_of_a_job_applies_to_all_that_it_enqueues() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     enqueue_sql(&client, r#"'x', grants => '{"http": ["a.example"]}'"#).await;
-    let job = one(&store).await;
+    let job = claim_one(&store).await;
     let own = |grants: Value| Some(json!({ "grants": grants }));
     let jobs = vec![
         child(json!(1)),
@@ -270,7 +261,7 @@ async fn a_chain_whose_links_repeat_a_list_of_grants_keeps_each_part_once() {
     let grants = json!([{"memory_mb": 50}, {"state": false}]);
     enqueue(&client, "x", json!(0)).await;
     for n in 1..40 {
-        let job = one(&store).await;
+        let job = claim_one(&store).await;
         let options = json!({ "grants": grants });
         let link = new(NewJobKind::Next, "x", json!(n), Some(options));
         assert_eq!(succeed(&store, &job, vec![link]).await, Ok(1));
@@ -285,14 +276,14 @@ async fn calls_belong_to_suspended_attempts_and_other_jobs_to_successes() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let parent = enqueue(&client, "x", json!(1)).await;
-    let job = one(&store).await;
+    let job = claim_one(&store).await;
     let call = NewJobKind::Call { step: "s".into() };
     let misplaced = vec![new(call, "child", json!(1), None)];
     assert_eq!(succeed(&store, &job, misplaced).await, Ok(1));
     assert!(children(&client, parent).await.is_empty());
     let released = enqueue(&client, "x", json!(2)).await;
-    let job = one(&store).await;
-    let release = ending(
+    let job = claim_one(&store).await;
+    let release = settlement_with(
         &job,
         Outcome::Released,
         vec![next(json!(3)), child(json!(4))],
@@ -311,13 +302,13 @@ async fn a_tree_of_jobs_is_limited_in_number_and_depth() {
     let limits = "UPDATE rouse.limits SET descendants_max = 7, depth_max = 2";
     client.batch_execute(limits).await.unwrap();
     enqueue(&client, "x", json!(0)).await;
-    let root = one(&store).await;
+    let root = claim_one(&store).await;
     let many = |n: i32| (0..n).map(|n| child(json!(n))).collect::<Vec<_>>();
     let refused = succeed(&store, &root, many(8)).await.unwrap_err();
     assert!(refused.contains("at most 7 more descendants"), "{refused}");
     assert_eq!(succeed(&store, &root, many(2)).await, Ok(1));
     // Each of the two may enqueue half of the rest.
-    let first = one(&store).await;
+    let first = claim_one(&store).await;
     let refused = succeed(&store, &first, many(3)).await.unwrap_err();
     assert!(refused.contains("at most 2 more descendants"), "{refused}");
     // To continue a chain costs nothing, and keeps the rest.
@@ -333,7 +324,7 @@ async fn a_tree_of_jobs_is_limited_in_number_and_depth() {
     let jobs = claim(&store, 9).await;
     let next = jobs.iter().find(|job| job.payload.0 == "7").unwrap();
     assert_eq!(succeed(&store, next, many(1)).await, Ok(1));
-    let deep = one(&store).await;
+    let deep = claim_one(&store).await;
     let refused = succeed(&store, &deep, many(1)).await.unwrap_err();
     assert!(refused.contains("nested deeper than 2"), "{refused}");
 }
@@ -410,16 +401,19 @@ async fn a_retry_of_a_continued_job_keeps_chain_and_parent() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let parent = enqueue(&client, "x", json!(1)).await;
-    succeed(&store, &one(&store).await, vec![child(json!(1))])
+    succeed(&store, &claim_one(&store).await, vec![child(json!(1))])
         .await
         .unwrap();
-    let first = one(&store).await;
+    let first = claim_one(&store).await;
     let next = new(NewJobKind::Next, "child", json!(2), None);
     succeed(&store, &first, vec![next]).await.unwrap();
-    let second = one(&store).await;
+    let second = claim_one(&store).await;
     let failed = Outcome::Failed(error(ErrorKind::GuestError));
     store
-        .settle(&[ending(&second, failed, Vec::new())], Locked::Wait)
+        .settle(
+            &[settlement_with(&second, failed, Vec::new())],
+            Locked::Wait,
+        )
         .await
         .unwrap();
     let sql = "SELECT rouse.retry($1)";
@@ -437,14 +431,14 @@ async fn a_retry_at_a_time_of_the_handler_is_not_a_wait() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!(1)).await;
-    let job = one(&store).await;
+    let job = claim_one(&store).await;
     let again = Duration::from_secs(60).into();
     let retry = Outcome::Retry {
         again,
         error: error(ErrorKind::GuestError),
     };
     store
-        .settle(&[ending(&job, retry, Vec::new())], Locked::Wait)
+        .settle(&[settlement_with(&job, retry, Vec::new())], Locked::Wait)
         .await
         .unwrap();
     let sql = "SELECT wait IS NULL AND uncounted = 0 FROM rouse.jobs WHERE id = $1";

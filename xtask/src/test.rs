@@ -45,14 +45,18 @@ impl Postgres {
 }
 
 /// The modules of tests/it that test Rouse's SQL. The other modules reach the database through the same functions.
-const SQL_MODULES: [&str; 32] = [
+const SQL_MODULES: [&str; 38] = [
     "admin_actions",
     "adopt",
     "audit",
+    "children",
     "claims",
     "database_metrics",
+    "dependencies",
     "enqueue",
     "finding",
+    "flows",
+    "guest_flows",
     "harness",
     "heartbeats",
     "in_line",
@@ -75,6 +79,8 @@ const SQL_MODULES: [&str; 32] = [
     "sources",
     "state",
     "steps",
+    "suspended",
+    "waiting",
     "wakeups",
     "worker",
     "workers",

@@ -1,4 +1,4 @@
-//! `--wait`: looks again and again until something has ended, and tells the exit code.
+//! `--wait`: polls until a job or chain has ended, and chooses the exit code.
 
 use std::time::Duration;
 

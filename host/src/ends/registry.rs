@@ -38,8 +38,8 @@ pub(super) struct Sight {
 }
 
 impl Sight {
-    /// True if it is still true for a caller that came when this many looks had begun.
-    pub(super) fn is_of_now(&self, looks: u64) -> bool {
+    /// True if a caller may use it that came when this many looks had begun.
+    pub(super) fn is_current(&self, looks: u64) -> bool {
         self.look > looks || matches!(self.seen, Seen::Ended(_))
     }
 }
@@ -51,7 +51,7 @@ pub(super) enum Next {
     Look(Vec<i64>),
     /// Decide again at this time, or earlier if something changes.
     At(Instant),
-    /// Nobody waits: decide again when something changes.
+    /// There are no waiters: decide again when something changes.
     Never,
 }
 
@@ -91,7 +91,7 @@ impl Registry {
         }
     }
 
-    /// This job is to be looked at at once. False if nobody waits for it.
+    /// This job is to be looked at at once. False if it has no waiters.
     pub(super) fn mark_due(&mut self, id: JobId) -> bool {
         let watched = self.jobs.get_mut(&id);
         watched.map(|watched| watched.is_due = true).is_some()
@@ -212,12 +212,12 @@ mod tests {
         // During that look, and after it.
         let (second, before) = registry.enter(JobId(1), now);
         registry.show(JobId(1), Seen::Unknown);
-        assert!(!second.borrow().is_of_now(before));
+        assert!(!second.borrow().is_current(before));
         assert_eq!(look(&mut registry, now), [1]);
         registry.show(JobId(1), Seen::Ended(row()));
-        assert!(second.borrow().is_of_now(before));
+        assert!(second.borrow().is_current(before));
         let (third, before) = registry.enter(JobId(1), now);
-        assert!(third.borrow().is_of_now(before));
+        assert!(third.borrow().is_current(before));
         assert_eq!(registry.next(now), Next::Never);
     }
 }

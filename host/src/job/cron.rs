@@ -243,7 +243,7 @@ mod tests {
                 "29 14:30:00 +02:00"
             ]
         );
-        // Only on the day of the change, of course.
+        // Only on the day of the change.
         assert_eq!(berlin("30 2 30 3 *", saturday, 1), ["30 02:30:00 +02:00"]);
     }
 

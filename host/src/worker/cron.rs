@@ -86,7 +86,7 @@ async fn round(shared: &Arc<Shared>) -> Result<Round, StoreError> {
     let mut progress = fire_all(shared, &decided).await?;
     let steps = blocking(move || next_steps(backfills)).await;
     for next in steps {
-        progress |= go_on_with(shared, next).await?;
+        progress |= advance_backfill(shared, next).await?;
     }
     Ok(match progress {
         true => Round::Fired,
@@ -173,7 +173,7 @@ async fn fire_all(
     Ok(progress)
 }
 
-/// Writes a batch. If the database refuses a job of it, each schedule is written alone, and the one at fault shows why.
+/// Writes a batch. If the database refuses a job of it, each schedule is written alone, and the error is stored in the row of the schedule that caused it.
 async fn fire_batch(shared: &Shared, batch: &[Fired<'_>]) -> Result<bool, StoreError> {
     match shared.store.fire_schedules(batch).await {
         Ok(fired) => {
@@ -217,7 +217,7 @@ fn is_refusal(error: &StoreError) -> bool {
 }
 
 /// Enqueues the next jobs of a backfill. Returns whether this host did it.
-async fn go_on_with(shared: &Shared, next: BackfillStep) -> Result<bool, StoreError> {
+async fn advance_backfill(shared: &Shared, next: BackfillStep) -> Result<bool, StoreError> {
     let (listed, step) = next;
     let (due, is_last, error) = match step {
         Ok((due, is_last)) => (due, is_last, None),

@@ -13,7 +13,7 @@ use super::reach::warn_unless_unreachable;
 use crate::job::declared::{Change, change};
 use crate::store::StoreError;
 
-/// How often a host looks besides: another host may have ended.
+/// The interval of further looks: another host may have ended.
 const LOOK_EVERY: Duration = Duration::from_secs(300);
 
 /// Looks at the start, after each change of this host's capabilities, and from time to time, until the worker ends.
@@ -44,6 +44,10 @@ async fn look(shared: &Shared) -> Result<(), StoreError> {
             Change::Put(wanted) => {
                 let schedule = format!("{} {}", wanted.schedule.cron, wanted.schedule.time_zone);
                 let put = shared.store.put_module_schedule(handler, &wanted).await;
+                // Another host may have acted first, or a login has a schedule of this name.
+                if let Ok("unchanged" | "foreign") = put.as_deref() {
+                    continue;
+                }
                 put.map(|done| format!("{done}: {schedule}"))
             }
             Change::Remove => {

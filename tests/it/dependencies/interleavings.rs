@@ -144,7 +144,7 @@ async fn retry(client: &Client, id: i64) -> i64 {
 }
 
 #[tokio::test]
-async fn a_retry_waits_for_a_producer_whose_suspensions_for_it() {
+async fn a_retry_waits_for_a_producer_whose_job_waits_for_it() {
     let db = TestDb::new().await;
     let (mut client, watcher, store) = (db.client().await, db.client().await, db.worker().await);
     let parent = enqueue(&client, "x", json!(1)).await;
@@ -162,7 +162,7 @@ async fn a_retry_waits_for_a_producer_whose_suspensions_for_it() {
 }
 
 #[tokio::test]
-async fn a_producer_whose_suspensions_for_a_retry_sees_the_one_that_is_being_made() {
+async fn a_producer_whose_job_waits_for_a_retry_sees_the_one_that_is_being_made() {
     for commits in [true, false] {
         let db = TestDb::new().await;
         let (mut client, watcher, store) =

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use rouse::job::{AttemptError, ErrorKind, Fence, JsonText, LaneId, Outcome, after_loss};
+use rouse::job::{AttemptError, ErrorKind, Fence, JsonText, LaneId, NewJob, Outcome, after_loss};
 use rouse::store::{
     Adopted, Adoption, ClaimOrder, ClaimedJob, Orphan, Settlement, Store, StoreError,
 };
@@ -31,6 +31,14 @@ pub(crate) fn settlement(job: &ClaimedJob, outcome: Outcome) -> Settlement {
     }
 }
 
+/// The settlement of a claimed job whose attempt enqueues these jobs.
+pub(crate) fn settlement_with(job: &ClaimedJob, outcome: Outcome, jobs: Vec<NewJob>) -> Settlement {
+    Settlement {
+        jobs,
+        ..settlement(job, outcome)
+    }
+}
+
 /// Claim orders for all lanes, from their start.
 pub(crate) async fn orders(store: &Store, lease_ms: i64) -> Vec<ClaimOrder> {
     let lanes = store.lanes_after(i64::MIN).await.unwrap();
@@ -53,6 +61,12 @@ pub(crate) async fn claim(store: &Store, wanted: usize) -> Vec<ClaimedJob> {
         .await
         .unwrap()
         .jobs()
+}
+
+/// Claims the next job.
+pub(crate) async fn claim_one(store: &Store) -> ClaimedJob {
+    let mut jobs = claim(store, 1).await;
+    jobs.pop().expect("a job is ready")
 }
 
 /// Locks the row of a job until the end of this transaction.

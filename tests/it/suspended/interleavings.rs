@@ -4,9 +4,11 @@ use rouse::job::{Fence, Outcome, Wait};
 use rouse::store::{Locked, Renewal, Settlement};
 use serde_json::json;
 
-use super::{call, in_an_hour, none, one, settle, signal, sleep, suspend, suspended, take};
+use super::{call, in_an_hour, none, settle, signal, sleep, suspend, suspended, take};
 use crate::support::TestDb;
-use crate::support::claims::{adopt, make_due, orders, rand, result, settlement};
+use crate::support::claims::{
+    adopt, claim, claim_one, make_due, orders, rand, result, settlement, settlement_with,
+};
 use crate::support::worker::{cancel, enqueue, until_true};
 
 const SIGNAL: &str = "SELECT rouse.signal($1, 'go', '1')";
@@ -18,7 +20,7 @@ async fn a_signal_that_is_not_committed_when_the_wait_begins_ends_it() {
         let db = TestDb::new().await;
         let (mut client, store) = (db.client().await, db.worker().await);
         let id = enqueue(&client, "x", json!(1)).await;
-        let job = one(&store).await;
+        let job = claim_one(&store).await;
         let sender = client.transaction().await.unwrap();
         sender.query_one(SIGNAL, &[&id]).await.unwrap();
         assert_eq!(take(&store, &job, None).await, None, "not committed");
@@ -41,7 +43,7 @@ async fn a_signal_waits_for_a_suspension_that_is_about_to_commit_and_ends_it() {
     let (mut client, store, sender) = (db.client().await, db.worker().await, db.client().await);
     let observer = db.client().await;
     let id = enqueue(&client, "x", json!(1)).await;
-    let job = one(&store).await;
+    let job = claim_one(&store).await;
     let suspension = client.transaction().await.unwrap();
     let sql = "SELECT count(*) FROM rouse._settle(NULL, ARRAY[jsonb_populate_record(NULL::rouse.settlement, jsonb_build_object(
                    'id', $1::bigint, 'fence', $2::bigint, 'state', 'queued', 'result', '{\"kind\": \"signal\", \"step\": \"signal:go\", \"name\": \"go\"}'::jsonb))])";
@@ -53,7 +55,7 @@ async fn a_signal_waits_for_a_suspension_that_is_about_to_commit_and_ends_it() {
     until_true(&observer, SOMEBODY_WAITS).await;
     suspension.commit().await.unwrap();
     assert!(sending.await.unwrap().get::<_, bool>(0));
-    assert_eq!(one(&store).await.id.0, id);
+    assert_eq!(claim_one(&store).await.id.0, id);
 }
 
 #[tokio::test]
@@ -73,7 +75,7 @@ async fn two_signals_at_once_wake_the_job_once_even_if_the_first_is_rolled_back(
             false => first.rollback().await.unwrap(),
         }
         sending.await.unwrap();
-        let job = one(&store).await;
+        let job = claim_one(&store).await;
         assert_eq!(job.id.0, id);
         assert!(take(&store, &job, None).await.is_some());
         let sql = "SELECT count(*) FROM rouse.signal WHERE job = $1";
@@ -94,18 +96,18 @@ async fn a_signal_that_meets_the_timeout_is_taken_or_kept_but_never_lost() {
     store.promote(None, false).await.unwrap();
     assert!(none(&store).await);
     sender.commit().await.unwrap();
-    let job = one(&store).await;
+    let job = claim_one(&store).await;
     let over = Some(std::time::SystemTime::UNIX_EPOCH);
     assert_eq!(take(&store, &job, over).await, Some(json!({"payload": 1})));
     assert!(none(&store).await, "once");
 }
 
 #[tokio::test]
-async fn the_end_of_a_suspensions_for_a_signal_that_is_being_sent() {
+async fn the_end_of_a_job_waits_for_a_signal_that_is_being_sent() {
     let db = TestDb::new().await;
     let (mut client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!(1)).await;
-    let job = one(&store).await;
+    let job = claim_one(&store).await;
     let sender = client.transaction().await.unwrap();
     sender.query_one(SIGNAL, &[&id]).await.unwrap();
     // Its lease is renewed meanwhile.
@@ -129,17 +131,14 @@ async fn a_suspended_attempt_that_was_lost_or_cancelled_is_refused() {
     let db = TestDb::new().await;
     let (client, store, other) = (db.client().await, db.worker().await, db.worker().await);
     let id = enqueue(&client, "x", json!(1)).await;
-    let job = one(&store).await;
+    let job = claim_one(&store).await;
     let sql = "UPDATE rouse.job SET lease_until = now() - interval '1 second'";
     client.batch_execute(sql).await.unwrap();
     let orders = orders(&other, 60_000).await;
     let adopted = adopt(&other, Fence(rand()), &orders, 1, 3, None).await;
     assert_eq!(adopted.unwrap().claimed.len(), 1);
     let calls = suspended("c", Wait::Calls { jobs: Vec::new() });
-    let late = Settlement {
-        jobs: vec![call("c", json!(1))],
-        ..settlement(&job, calls)
-    };
+    let late = settlement_with(&job, calls, vec![call("c", json!(1))]);
     let settled = store.settle(&[late], Locked::Wait).await.unwrap();
     assert!(settled.accepted.is_empty());
     assert!(none(&store).await, "it has called nobody");
@@ -156,7 +155,7 @@ async fn a_lost_attempt_after_a_wait_is_adopted_with_the_wait_recorded() {
     let id = suspend(&client, &store, sleep(in_an_hour()), Vec::new()).await;
     make_due(&client, id).await;
     store.promote(None, false).await.unwrap();
-    one(&store).await;
+    claim_one(&store).await;
     let sql = "UPDATE rouse.job SET lease_until = now() - interval '1 second'";
     client.batch_execute(sql).await.unwrap();
     let orders = orders(&other, 60_000).await;
@@ -176,7 +175,7 @@ async fn a_batch_settles_all_kinds_of_ends_at_once() {
     for n in 1..=5 {
         enqueue(&client, "x", json!(n)).await;
     }
-    let mut jobs = crate::support::claims::claim(&store, 9).await;
+    let mut jobs = claim(&store, 9).await;
     jobs.sort_by_key(|job| job.id.0);
     let calls = || suspended("c", Wait::Calls { jobs: Vec::new() });
     let mut batch: Vec<Settlement> = [
@@ -193,7 +192,7 @@ async fn a_batch_settles_all_kinds_of_ends_at_once() {
     batch[3].jobs = vec![call("c", json!("called"))];
     let settled = store.settle(&batch, Locked::Wait).await.unwrap();
     assert_eq!(settled.accepted.len(), 5);
-    let mut ready: Vec<String> = crate::support::claims::claim(&store, 9)
+    let mut ready: Vec<String> = claim(&store, 9)
         .await
         .into_iter()
         .map(|job| job.payload.0)

@@ -1,0 +1,99 @@
+//! Calls: jobs that a suspended job waits for.
+
+use rouse::job::{ErrorKind, JsonText, NewJob, Outcome, RecordedStep, ReturnedCall, Wait};
+use rouse::store::Locked;
+use serde_json::{Value, json};
+
+use super::{call, none, settle, suspend, suspended, wait_of};
+use crate::support::TestDb;
+use crate::support::claims::{claim, claim_one, error, result, settlement_with};
+
+#[tokio::test]
+async fn a_job_that_calls_others_resumes_once_all_have_ended_and_gets_their_ends() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let calls = vec![call("call:a", json!(1)), call("call:b", json!(2))];
+    let none_yet = suspended("call:a", Wait::Calls { jobs: Vec::new() });
+    let id = suspend(&client, &store, none_yet, calls).await;
+    let called = claim(&store, 9).await;
+    assert_eq!(called.len(), 2, "the callees");
+    settle(&store, &called[0], result(r#"{"r": 1}"#), Vec::new()).await;
+    assert!(none(&store).await, "one is missing");
+    let failed = Outcome::Failed(error(ErrorKind::GuestError));
+    settle(&store, &called[1], failed, Vec::new()).await;
+    let job = claim_one(&store).await;
+    assert_eq!(job.id.0, id);
+    let steps = ["call:a", "call:b", "call:new"].map(String::from);
+    let ends = store.returned_calls(job.id, job.fence, &steps, 1 << 20);
+    let ends = ends.await.unwrap().unwrap();
+    let end = |step: &str| match &ends[step] {
+        ReturnedCall::Done(json) => serde_json::from_slice::<Value>(json).unwrap(),
+        ReturnedCall::Pending(job) => panic!("{job:?}"),
+    };
+    assert_eq!(end("call:a"), json!({"output": {"r": 1}}));
+    assert_eq!(end("call:b")["failed"]["kind"], "guest_error");
+    assert!(!ends.contains_key("call:new"));
+    let too_large = store.returned_calls(job.id, job.fence, &steps, 10).await;
+    let too_large = too_large.unwrap_err();
+    assert!(too_large.is_about_data(), "{too_large}");
+    // They are recorded as steps.
+    let steps = store.recorded_steps(job.id, job.fence).await;
+    let steps = steps.unwrap().unwrap();
+    assert!(steps.values().all(|it| matches!(it, RecordedStep::Done(_))));
+}
+
+#[tokio::test]
+async fn a_called_job_that_was_retried_meanwhile_is_waited_for_again() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let none_yet = || suspended("call:a", Wait::Calls { jobs: Vec::new() });
+    let id = suspend(&client, &store, none_yet(), vec![call("call:a", json!(1))]).await;
+    let callee = claim_one(&store).await;
+    let failed = Outcome::Failed(error(ErrorKind::GuestError));
+    settle(&store, &callee, failed, Vec::new()).await;
+    let job = claim_one(&store).await;
+    let sql = "SELECT rouse.retry($1)";
+    client.query_one(sql, &[&callee.id.0]).await.unwrap();
+    let steps = ["call:a".to_owned()];
+    let ends = store.returned_calls(job.id, job.fence, &steps, 1 << 20);
+    let ends = ends.await.unwrap().unwrap();
+    assert_eq!(ends["call:a"], ReturnedCall::Pending(callee.id));
+    let jobs = vec![callee.id];
+    let again = suspended("call:a", Wait::Calls { jobs });
+    settle(&store, &job, again, Vec::new()).await;
+    let retry = claim_one(&store).await;
+    assert_eq!(wait_of(&client, id).await["jobs"], json!([callee.id.0]));
+    settle(&store, &retry, result("2"), Vec::new()).await;
+    assert_eq!(claim_one(&store).await.id.0, id);
+}
+
+#[tokio::test]
+async fn a_job_cannot_call_a_job_that_waits_for_it() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let keyed = |key: &str| NewJob {
+        options: Some(JsonText(json!({ "unique_key": key }).to_string())),
+        ..call("c", json!(1))
+    };
+    let sql = "SELECT rouse.enqueue('callee', unique_key => $1, after => $2)";
+    let enqueue = async |key: &str, after: Option<Value>| {
+        let row = client.query_one(sql, &[&key, &after]).await.unwrap();
+        row.get::<_, i64>(0)
+    };
+    let own = enqueue("own", None).await;
+    let job = claim_one(&store).await;
+    let waiting = enqueue("waiting", Some(json!([own]))).await;
+    enqueue("further", Some(json!([waiting]))).await;
+    for key in ["own", "waiting", "further"] {
+        let calls = suspended("c", Wait::Calls { jobs: Vec::new() });
+        let settlement = settlement_with(&job, calls, vec![keyed(key)]);
+        let refused = store.settle(&[settlement], Locked::Wait).await.unwrap_err();
+        assert!(refused.to_string().contains("waits for it"), "{refused}");
+        assert!(refused.is_about_data(), "the attempt fails");
+    }
+    // A job that waits for nobody here can be called.
+    enqueue("other", None).await;
+    let calls = suspended("c", Wait::Calls { jobs: Vec::new() });
+    let settled = settle(&store, &job, calls, vec![keyed("other")]).await;
+    assert!(settled.accepted.contains(&job.id));
+}
