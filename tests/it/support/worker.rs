@@ -245,6 +245,14 @@ pub(crate) async fn events(client: &Client, id: i64) -> Vec<String> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
+/// The events of a job that a worker has run, without the renewals of its lease: a worker renews its leases also when
+/// its LISTEN begins, which is before, during or after the first attempt.
+pub(crate) async fn events_but_renewals(client: &Client, id: i64) -> Vec<String> {
+    let mut events = events(client, id).await;
+    events.retain(|event| event != "renewed");
+    events
+}
+
 /// One job, as the database shows it.
 #[derive(Debug)]
 pub(crate) struct Shown {
