@@ -4,7 +4,7 @@ mod progress;
 
 use std::time::Duration;
 
-use rouse::job::{AbortReason, Fence, JobId};
+use rouse::job::{AbortReason, Fence, JobId, RecordedStep};
 use rouse::store::{Locked, NotMine};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
@@ -146,10 +146,21 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
         assert_eq!(outcome, Ok(()));
     }
     let steps = owner.recorded_steps(id, fence).await.unwrap().unwrap();
-    assert_eq!(
-        steps,
-        [("s".to_owned(), rouse::job::RecordedStep::Done(3))].into()
-    );
+    let small = RecordedStep::Done {
+        bytes: 3,
+        result: Some(b"[1]".to_vec()),
+    };
+    assert_eq!(steps, [("s".to_owned(), small)].into());
+    let (at_most, larger) = ("1".repeat(1024), "1".repeat(1025));
+    for (name, output) in [("at most", &at_most), ("larger", &larger)] {
+        let outcome = owner.record_step(id, fence, name, output).await.unwrap();
+        assert_eq!(outcome, Ok(()));
+    }
+    let steps = owner.recorded_steps(id, fence).await.unwrap().unwrap();
+    for (name, bytes, is_in_the_list) in [("at most", 1024, true), ("larger", 1025, false)] {
+        let result = is_in_the_list.then(|| at_most.clone().into_bytes());
+        assert_eq!(steps[name], RecordedStep::Done { bytes, result }, "{name}");
+    }
     let first = owner.recorded_step(id, fence, "s").await.unwrap();
     assert_eq!(first, Ok(Some(b"[1]".to_vec())), "the first result stays");
     let none = owner.recorded_step(id, fence, "t").await.unwrap();

@@ -118,10 +118,15 @@ pub struct BegunWait {
 }
 
 /// A step that an earlier attempt recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordedStep {
-    /// It is done, with a result of this many bytes.
-    Done(usize),
+    /// It is done.
+    Done {
+        /// The size of its result.
+        bytes: usize,
+        /// Its result, JSON. `None` if it is too large to be read with all others.
+        result: Option<Vec<u8>>,
+    },
     /// It waits.
     Waits(BegunWait),
 }

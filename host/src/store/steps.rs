@@ -19,7 +19,7 @@ impl NotMine {
 }
 
 impl Store {
-    /// The recorded steps of a job that this worker has claimed.
+    /// The recorded steps of a job that this worker has claimed, with their results if they are small.
     pub async fn recorded_steps(
         &self,
         id: JobId,
@@ -43,10 +43,14 @@ impl Store {
                 Some(reason) => Err(NotMine::read(reason)),
                 None => {
                     let bytes: Option<i32> = row.get(2);
-                    let kind: Option<&str> = row.get(3);
-                    let until_ms: Option<i64> = row.get(4);
+                    let result: Option<String> = row.get(3);
+                    let kind: Option<&str> = row.get(4);
+                    let until_ms: Option<i64> = row.get(5);
                     let step = match bytes.map(usize::try_from) {
-                        Some(bytes) => RecordedStep::Done(bytes.unwrap_or(0)),
+                        Some(bytes) => RecordedStep::Done {
+                            bytes: bytes.unwrap_or(0),
+                            result: result.map(String::into_bytes),
+                        },
                         None => RecordedStep::Waits(BegunWait {
                             kind: kind.and_then(WaitKind::parse).unwrap_or(WaitKind::Sleep),
                             until: until_ms

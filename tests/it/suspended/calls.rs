@@ -39,7 +39,11 @@ async fn a_job_that_calls_others_resumes_once_all_have_ended_and_gets_their_ends
     // They are recorded as steps.
     let steps = store.recorded_steps(job.id, job.fence).await;
     let steps = steps.unwrap().unwrap();
-    assert!(steps.values().all(|it| matches!(it, RecordedStep::Done(_))));
+    assert!(
+        steps
+            .values()
+            .all(|it| matches!(it, RecordedStep::Done { .. }))
+    );
 }
 
 #[tokio::test]

@@ -19,8 +19,8 @@ pub type JournalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// A journal that finds out that the attempt has to stop aborts it, and need not return: its callers wait for the abort
 /// too.
 pub trait Journal: Send + Sync {
-    /// The steps that earlier attempts at the job recorded. Their results stay in the store, because those of many
-    /// attempts together do not fit into a host's memory.
+    /// The steps that earlier attempts at the job recorded, with small results. Larger ones stay in the store, because
+    /// those of many attempts together do not fit into a host's memory.
     fn recorded(&self) -> JournalFuture<'_, HashMap<String, RecordedStep>>;
 
     /// The result of a recorded step, JSON.

@@ -204,12 +204,12 @@ impl AttemptState {
             if !names.insert(step) {
                 return Err(JobError::Refused(format!("two calls have the name {step}")));
             }
-            match self.steps.recorded_step(step).await.map_err(refused_job)? {
+            match self.steps.find(step).await.map_err(refused_job)? {
                 None => new += 1,
                 Some(RecordedStep::Waits(begun)) if begun.kind != WaitKind::Call => {
                     return Err(refused_job(other_kind("call")));
                 }
-                Some(RecordedStep::Done(_) | RecordedStep::Waits(_)) => have_begun = true,
+                Some(RecordedStep::Done { .. } | RecordedStep::Waits(_)) => have_begun = true,
             }
         }
         self.steps.require_space(new).map_err(refused_job)?;

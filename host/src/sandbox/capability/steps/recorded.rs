@@ -28,6 +28,8 @@ pub(in crate::sandbox) struct Steps {
     limits: StepLimits,
     /// The recorded steps by name; `None` until the first step starts.
     recorded: Option<HashMap<String, RecordedStep>>,
+    /// The size of all recorded results together.
+    bytes: usize,
 }
 
 /// How far a step is.
@@ -73,21 +75,28 @@ impl Steps {
                 Some(journal) => journal.recorded().await,
                 None => HashMap::new(),
             };
+            let sizes = recorded.values().map(|step| match step {
+                RecordedStep::Done { bytes, .. } => *bytes,
+                RecordedStep::Waits(_) => 0,
+            });
+            self.bytes = sizes.sum();
             self.recorded = Some(recorded);
         }
         self.recorded.get_or_insert_default()
     }
 
     /// The step if it is recorded; `None` if it has to run.
-    async fn find(&mut self, name: &str) -> Result<Option<RecordedStep>, StepError> {
+    pub(in crate::sandbox::capability) async fn find(
+        &mut self,
+        name: &str,
+    ) -> Result<Option<&mut RecordedStep>, StepError> {
         check_name(name)?;
         let count_max = self.limits.count;
         let recorded = self.recorded().await;
-        match recorded.get(name) {
-            Some(step) => Ok(Some(*step)),
-            None if recorded.len() < count_max => Ok(None),
-            None => Err(self.too_many()),
+        if !recorded.contains_key(name) && recorded.len() >= count_max {
+            return Err(self.too_many());
         }
+        Ok(self.recorded().await.get_mut(name))
     }
 
     pub(super) async fn start(&mut self, name: &str) -> Result<Option<Vec<u8>>, StepError> {
@@ -96,14 +105,6 @@ impl Steps {
             StepStart::Done(result) => Ok(Some(result)),
             StepStart::Waits(_) => Err(refused(format!("the step {name} is a wait"))),
         }
-    }
-
-    /// The step, or its start, if an earlier attempt has recorded it.
-    pub(in crate::sandbox::capability) async fn recorded_step(
-        &mut self,
-        name: &str,
-    ) -> Result<Option<RecordedStep>, StepError> {
-        self.find(name).await
     }
 
     /// Refuses so many new steps if the job would have too many.
@@ -130,21 +131,34 @@ impl Steps {
         &mut self,
         name: &str,
     ) -> Result<StepStart, StepError> {
-        match (self.find(name).await?, &self.journal) {
-            (Some(RecordedStep::Waits(begun)), _) => Ok(StepStart::Waits(begun)),
-            (Some(RecordedStep::Done(_)), Some(journal)) => {
+        // Each result is read once, so a small one is not kept.
+        let small = match self.find(name).await? {
+            None => return Ok(StepStart::New),
+            Some(RecordedStep::Waits(begun)) => return Ok(StepStart::Waits(*begun)),
+            Some(RecordedStep::Done { result, .. }) => result.take(),
+        };
+        match (small, &self.journal) {
+            (Some(result), _) => Ok(StepStart::Done(result)),
+            (None, Some(journal)) => {
                 let result = journal.result(name).await.map_err(refused)?;
                 Ok(StepStart::Done(result))
             }
             // Without a journal, every step runs.
-            (Some(RecordedStep::Done(_)) | None, _) => Ok(StepStart::New),
+            (None, None) => Ok(StepStart::New),
         }
     }
 
     /// The database has recorded the result of this step.
     pub(in crate::sandbox::capability) fn note(&mut self, name: String, bytes: usize) {
+        self.bytes += bytes;
         let recorded = self.recorded.get_or_insert_default();
-        recorded.insert(name, RecordedStep::Done(bytes));
+        recorded.insert(
+            name,
+            RecordedStep::Done {
+                bytes,
+                result: None,
+            },
+        );
     }
 
     pub(in crate::sandbox::capability) async fn complete(
@@ -166,14 +180,7 @@ impl Steps {
                 output.len()
             )));
         }
-        let recorded = self.recorded().await.values();
-        let bytes: usize = recorded
-            .map(|step| match step {
-                RecordedStep::Done(bytes) => *bytes,
-                RecordedStep::Waits(_) => 0,
-            })
-            .sum();
-        if bytes + output.len() > bytes_total {
+        if self.bytes + output.len() > bytes_total {
             return Err(refused(format!(
                 "the step {name} cannot be recorded: with it, the results of all steps exceed the maximum of {bytes_total} bytes (limits.steps_bytes in rouse.toml)"
             )));
@@ -214,6 +221,14 @@ mod tests {
     use super::*;
     use crate::sandbox::{JournalFuture, Meter};
 
+    /// As the store answers for a result of one byte, as if more were large.
+    fn recorded(result: &[u8]) -> RecordedStep {
+        RecordedStep::Done {
+            bytes: result.len(),
+            result: (result.len() < 2).then(|| result.to_vec()),
+        }
+    }
+
     /// A journal in memory that records its calls.
     #[derive(Default)]
     struct Recorder {
@@ -225,11 +240,11 @@ mod tests {
         fn recorded(&self) -> JournalFuture<'_, HashMap<String, RecordedStep>> {
             self.calls.lock().unwrap().push("names".into());
             let results = self.results.lock().unwrap();
-            let sizes = results
+            let steps = results
                 .iter()
-                .map(|(name, it)| (name.clone(), RecordedStep::Done(it.len())));
-            let sizes = sizes.collect();
-            Box::pin(async move { sizes })
+                .map(|(name, it)| (name.clone(), recorded(it)));
+            let steps = steps.collect();
+            Box::pin(async move { steps })
         }
 
         fn result<'a>(&'a self, step: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>> {
@@ -256,14 +271,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn read_results_from_the_journal_one_at_a_time() {
+    async fn read_large_results_from_the_journal_one_at_a_time() {
         let journal = Arc::new(Recorder::default());
-        for name in ["a", "b"] {
-            journal.record(name, b"1").await.unwrap();
+        for (name, result) in [("a", "11"), ("b", "11"), ("small", "1")] {
+            journal.record(name, result.as_bytes()).await.unwrap();
         }
         let mut steps = Steps::new(Some(journal.clone()), &Limits::default());
         steps.complete("c".into(), b"22".to_vec()).await.unwrap();
-        for (name, result) in [("b", Some("1")), ("c", Some("22")), ("d", None)] {
+        let results = [
+            ("b", Some("11")),
+            ("c", Some("22")),
+            ("d", None),
+            ("small", Some("1")),
+        ];
+        for (name, result) in results {
             let got = steps.start(name).await.unwrap();
             assert_eq!(got.as_deref(), result.map(str::as_bytes), "{name}");
         }
@@ -273,6 +294,23 @@ mod tests {
         journal.results.lock().unwrap().remove("a");
         let gone = steps.start("a").await;
         assert!(matches!(gone, Err(StepError::Refused(why)) if why == "gone"));
+    }
+
+    #[tokio::test]
+    async fn count_the_results_of_earlier_attempts_too() {
+        let journal = Arc::new(Recorder::default());
+        journal.record("a", b"[1,2]").await.unwrap();
+        let limits = Limits {
+            steps_bytes: 8,
+            ..Limits::default()
+        };
+        let mut steps = Steps::new(Some(journal), &limits);
+        steps.complete("b".into(), b"[3]".to_vec()).await.unwrap();
+        let full = steps.complete("c".into(), b"4".to_vec()).await;
+        assert!(
+            matches!(&full, Err(StepError::Refused(why)) if why.contains("maximum of 8 bytes")),
+            "{full:?}"
+        );
     }
 
     #[tokio::test]
