@@ -23,8 +23,8 @@ $$;
 
 -- The recorded steps of a job with the sizes of their results in bytes, for the worker that runs it; or one row with the reason why it is
 -- not this worker's. A result of up to 1,024 bytes is in its row; rouse.recorded_step returns larger ones, one at a time. A step that waits has a kind
--- instead of a size; until_ms is when its wait ends by itself, in milliseconds since 1970. The last row of a step counts. Served by step_job, in each
--- partition.
+-- instead of a size; until_ms is when its wait ends by itself, in milliseconds since 1970. Oldest first; the last row of a step counts, unless another one has its
+-- result. Served by step_job, in each partition.
 CREATE OR REPLACE FUNCTION rouse.recorded_steps(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint)
 RETURNS TABLE (refusal text, name text, bytes integer, result text, wait text, until_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -41,7 +41,9 @@ BEGIN
     SELECT NULL::text, s.name, octet_length(s.result::text), CASE WHEN octet_length(s.result::text) <= 1024 THEN s.result::text END,
            s.wait ->> 'kind', (s.wait ->> 'until_ms')::bigint
     FROM rouse.step AS s
-    WHERE s.job = p_id ORDER BY s.result IS NOT NULL, s.at;
+    WHERE s.job = p_id
+    -- One fixed-length key: a second key took a millisecond for a thousand steps.
+    ORDER BY s.at;
 END
 $$;
 

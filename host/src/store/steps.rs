@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
@@ -37,31 +38,20 @@ impl Store {
                 ],
             )
             .await?;
-        Ok(rows
-            .iter()
-            .map(|row| match row.get::<_, Option<&str>>(0) {
-                Some(reason) => Err(NotMine::read(reason)),
-                None => {
-                    let bytes: Option<i32> = row.get(2);
-                    let result: Option<String> = row.get(3);
-                    let kind: Option<&str> = row.get(4);
-                    let until_ms: Option<i64> = row.get(5);
-                    let step = match bytes.map(usize::try_from) {
-                        Some(bytes) => RecordedStep::Done {
-                            bytes: bytes.unwrap_or(0),
-                            result: result.map(String::into_bytes),
-                        },
-                        None => RecordedStep::Waits(BegunWait {
-                            kind: kind.and_then(WaitKind::parse).unwrap_or(WaitKind::Sleep),
-                            until: until_ms
-                                .and_then(|ms| u64::try_from(ms).ok())
-                                .map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms)),
-                        }),
-                    };
-                    Ok((row.get(1), step))
-                }
-            })
-            .collect())
+        let mut steps = HashMap::with_capacity(rows.len());
+        for row in &rows {
+            if let Some(reason) = row.get::<_, Option<&str>>(0) {
+                return Ok(Err(NotMine::read(reason)));
+            }
+            let name: String = row.get(1);
+            let step = read_step(row);
+            // A clock that was set back may have dated the end of a wait before its start.
+            let is_done = matches!(steps.get(&name), Some(RecordedStep::Done { .. }));
+            if !(is_done && matches!(step, RecordedStep::Waits(_))) {
+                steps.insert(name, step);
+            }
+        }
+        Ok(Ok(steps))
     }
 
     /// The result of one step, JSON; `None` if it is not recorded.
@@ -118,5 +108,25 @@ impl Store {
             .await?;
         let refusal: Option<&str> = rows.first().and_then(|row| row.get(0));
         Ok(refusal.map_or(Ok(()), |reason| Err(NotMine::read(reason))))
+    }
+}
+
+/// A step in a row of `recorded_steps.sql`.
+fn read_step(row: &Row) -> RecordedStep {
+    let bytes: Option<i32> = row.get(2);
+    let result: Option<String> = row.get(3);
+    let kind: Option<&str> = row.get(4);
+    let until_ms: Option<i64> = row.get(5);
+    match bytes {
+        Some(bytes) => RecordedStep::Done {
+            bytes: usize::try_from(bytes).unwrap_or(0),
+            result: result.map(String::into_bytes),
+        },
+        None => RecordedStep::Waits(BegunWait {
+            kind: kind.and_then(WaitKind::parse).unwrap_or(WaitKind::Sleep),
+            until: until_ms
+                .and_then(|ms| u64::try_from(ms).ok())
+                .map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms)),
+        }),
     }
 }

@@ -90,11 +90,13 @@ impl Steps {
         &mut self,
         name: &str,
     ) -> Result<Option<&mut RecordedStep>, StepError> {
-        check_name(name)?;
         let count_max = self.limits.count;
         let recorded = self.recorded().await;
-        if !recorded.contains_key(name) && recorded.len() >= count_max {
-            return Err(self.too_many());
+        if !recorded.contains_key(name) {
+            check_name(name)?;
+            if recorded.len() >= count_max {
+                return Err(self.too_many());
+            }
         }
         Ok(self.recorded().await.get_mut(name))
     }
