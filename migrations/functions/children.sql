@@ -176,13 +176,18 @@ END
 $$;
 
 -- Those of the jobs that belong to these attempts: calls to those that are suspended, all others to those that have succeeded. In their order.
-CREATE OR REPLACE FUNCTION rouse._jobs_of(p_jobs rouse.new_job[], p_parents bigint[], p_succeeded bigint[]) RETURNS rouse.new_job[]
-LANGUAGE sql IMMUTABLE SET enable_hashjoin = on AS $$
-    SELECT coalesce(array_agg(ROW(s.parent, s.kind, s.step, s.handler, s.payload, s.options)::rouse.new_job ORDER BY s.place), '{}')
-    FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, place)
-    JOIN unnest(p_parents) AS p(id) ON p.id = s.parent
-    LEFT JOIN unnest(p_succeeded) AS d(id) ON d.id = s.parent
-    WHERE (s.kind = 'call') = (d.id IS NULL)
+CREATE OR REPLACE FUNCTION rouse._jobs_of(p_jobs rouse.new_job[], p_succeeded rouse.parent_job[], p_suspended rouse.parent_job[]) RETURNS rouse.new_job[]
+-- In PL/pgSQL, because SQL functions that are not inlined are planned in each call.
+LANGUAGE plpgsql IMMUTABLE SET enable_hashjoin = on AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT ROW(s.parent, s.kind, s.step, s.handler, s.payload, s.options)::rouse.new_job
+        FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, place)
+        JOIN (SELECT d.id, false AS is_suspended FROM unnest(p_succeeded) AS d UNION ALL SELECT d.id, true FROM unnest(p_suspended) AS d) AS p
+            ON p.id = s.parent
+        WHERE (s.kind = 'call') = p.is_suspended
+        ORDER BY s.place);
+END
 $$;
 
 -- Rejects jobs for handlers or queues that the limited login of a worker does not serve, unless it may enqueue anything.

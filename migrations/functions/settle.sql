@@ -17,6 +17,7 @@ LANGUAGE plpgsql ROWS 100 AS $$
 DECLARE
     at          timestamptz := clock_timestamp();
     some_differ boolean;
+    has_jobs    boolean := coalesce(p_jobs <> '{}', false);
     ended       bigint[];
     lowest      bigint;
     highest     bigint;
@@ -27,29 +28,25 @@ DECLARE
     succeeded   boolean[];
     released    bigint[];
     lanes       bigint[];
+    -- Those that may have enqueued jobs.
     parents     rouse.parent_job[];
-    wanted      bigint[];
+    suspended   rouse.parent_job[];
     continued   bigint[];
     calls       jsonb;
 BEGIN
     PERFORM FROM rouse.queue AS q WHERE q.keep_days IS NOT NULL OR q.keep_failed_days IS NOT NULL;
     some_differ := FOUND;
-    IF p_jobs <> '{}' THEN
-        -- Locked before the jobs are enqueued, so that these are enqueued if, and only if, the attempt is accepted.
+    IF has_jobs THEN
         -- Calls belong to suspended attempts, all others to those that have succeeded.
         IF EXISTS (SELECT FROM unnest(p_jobs) AS made WHERE made.kind IS NULL OR made.kind NOT IN ('child', 'call', 'next')) THEN
             RAISE EXCEPTION 'rouse.settle: an attempt can enqueue a child, a call or a next job' USING ERRCODE = 'invalid_parameter_value';
         END IF;
-        wanted := ARRAY(SELECT DISTINCT made.parent FROM unnest(p_jobs) AS made);
-        parents := ARRAY(
+        -- Locked before their calls are enqueued, so that these are enqueued if, and only if, the attempt is accepted.
+        suspended := ARRAY(
             SELECT ROW(j.id, j.lane, j.chain, j.flow, j.flow_name, j.tenant, j.grants, j.origin)::rouse.parent_job
             FROM unnest(p_settlements) AS s JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence
-            WHERE (p_worker IS NULL OR j.worker = p_worker) AND s.id = ANY (wanted)
-              AND (s.state = 'succeeded' OR s.state = 'queued' AND s.error IS NULL AND s.result ->> 'kind' = 'call')
+            WHERE (p_worker IS NULL OR j.worker = p_worker) AND s.state = 'queued' AND s.error IS NULL AND s.result ->> 'kind' = 'call'
             FOR UPDATE OF j);
-        p_jobs := rouse._jobs_of(p_jobs, ARRAY(SELECT p.id FROM unnest(parents) AS p), ARRAY(
-            SELECT s.id FROM unnest(p_settlements) AS s WHERE s.state = 'succeeded' AND s.id = ANY (wanted)));
-        continued := ARRAY(SELECT s.parent FROM unnest(p_jobs) AS s WHERE s.kind = 'next');
     END IF;
     WITH gone AS (
         DELETE FROM rouse.job AS j
@@ -71,15 +68,20 @@ BEGIN
                g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants, g.handler,
                g.lease_ms, g.timeout_ms, g.after, g.origin, CASE WHEN some_differ THEN rouse._keep_days(g.lane, g.state, at) ELSE 0 END
         FROM gone AS g
-        RETURNING f.id, f.chain, f.state)
+        RETURNING f.id, f.lane, f.chain, f.flow, f.flow_name, f.state, f.tenant, f.grants, f.origin)
     -- Arrays of all chains and states would cost each settlement more than the rest of this.
     SELECT array_agg(k.id), min(coalesce(k.chain, k.id)), max(coalesce(k.chain, k.id)),
            array_agg(k.id) FILTER (WHERE k.chain IS NOT NULL), array_agg(k.chain) FILTER (WHERE k.chain IS NOT NULL),
-           array_agg(k.id) FILTER (WHERE k.state <> 'succeeded')
-    INTO ended, lowest, highest, continuing, chains, failed
+           array_agg(k.id) FILTER (WHERE k.state <> 'succeeded'),
+           array_agg(ROW(k.id, k.lane, k.chain, k.flow, k.flow_name, k.tenant, k.grants, k.origin)::rouse.parent_job)
+               FILTER (WHERE has_jobs AND k.state = 'succeeded')
+    INTO ended, lowest, highest, continuing, chains, failed, parents
     FROM kept AS k;
     -- After its predecessor is gone, because a chain has one live job.
-    IF p_jobs <> '{}' THEN
+    IF has_jobs THEN
+        p_jobs := rouse._jobs_of(p_jobs, parents, suspended);
+        parents := parents || suspended;
+        continued := ARRAY(SELECT s.parent FROM unnest(p_jobs) AS s WHERE s.kind = 'next');
         SELECT jsonb_agg(to_jsonb(c)) INTO calls FROM rouse._enqueue_children(parents, p_jobs) AS c;
     END IF;
     -- Most jobs have none that wait for them: this is one lookup for all.

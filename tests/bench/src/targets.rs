@@ -1,10 +1,10 @@
-//! The targets of the figures, in the order of the table "As fast as the fastest".
+//! The targets of the figures, in the order of the table "As fast as the fastest"; then those of flows.
 
 use serde::Deserialize;
 
 use super::report::Unit;
 
-/// One row of the table.
+/// One figure's target.
 pub(super) struct Target {
     /// The key of the figure.
     pub(super) key: &'static str,
@@ -47,8 +47,8 @@ const fn lower(key: &'static str, at_least: f64, aim: f64) -> Target {
     }
 }
 
-/// In the units of the figures: milliseconds, microseconds, bytes, percent.
-pub(super) const TARGETS: [Target; 27] = [
+/// In the units of the figures: seconds, milliseconds, microseconds, bytes, percent.
+pub(super) const TARGETS: [Target; 38] = [
     higher("drain.ratio", 0.40, 0.55),
     higher("drain.reuse.ratio", 0.60, 0.90),
     lower("drain.cpu_postgres", 18.0, 12.0),
@@ -76,6 +76,17 @@ pub(super) const TARGETS: [Target; 27] = [
     lower("drain.reuse.cpu_postgres", 18.0, 12.0),
     lower("drain.reuse.wal", 1.2 * 1024.0, 0.9 * 1024.0),
     lower("drain.rss_running", MB_300, MB_120),
+    higher("flows.fan.ratio", 0.8, 0.95),
+    higher("flows.chains.ratio", 0.8, 0.95),
+    higher("flows.continued.ratio", 0.8, 0.95),
+    lower("flows.hops.started.p50", 1.0, 0.8),
+    lower("flows.sleepers.resumed_within", 60.0, 30.0),
+    lower("flows.sleepers.rss_growth", 20e6, 5e6),
+    lower("flows.resumptions.ratio", 1.5, 1.2),
+    lower("flows.held_up.cancel.max", 50.0, 20.0),
+    lower("flows.held_up.fail.max", 50.0, 20.0),
+    lower("flows.held_up.retry.max", 50.0, 20.0),
+    lower("flows.schedules.started", 1000.0, 500.0),
 ];
 
 const MB_300: f64 = 300e6;
