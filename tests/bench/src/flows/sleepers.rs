@@ -15,7 +15,7 @@ use crate::report::Unit;
 /// The jobs sleep until this time after the start of their enqueueing, and that of a few runs of the probe: long enough
 /// for the host to suspend all of them first.
 const ASLEEP_AFTER: Duration = Duration::from_secs(5);
-const PROBES: u32 = 3;
+const PROBES: u32 = 8;
 
 /// One round.
 struct Round {
@@ -164,7 +164,9 @@ async fn suspended(measured: &Measured<'_>, backlog: &Backlog, jobs: i64) -> Res
     let sql = "SELECT count(*) FROM rouse.job WHERE wait IS NOT NULL AND id BETWEEN $1 AND $2";
     let range: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&backlog.first, &backlog.last];
     let (bench, client) = (measured.bench, &measured.server.client);
-    counted(bench, client, "suspending", sql, &range, jobs).await
+    let counted = counted(bench, client, "suspending", sql, &range, jobs).await;
+    counted
+        .context("suspend all jobs before they are due; those that are due are no longer counted")
 }
 
 /// The seconds from the first claim to the last suspension. Fails if a job was due before that.
