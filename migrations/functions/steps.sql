@@ -22,9 +22,9 @@ END
 $$;
 
 -- The recorded steps of a job with the sizes of their results in bytes, for the worker that runs it; or one row with the reason why it is
--- not this worker's. A result of up to 1,024 bytes is in its row; rouse.recorded_step returns larger ones, one at a time. A step that waits has a kind
--- instead of a size; until_ms is when its wait ends by itself, in milliseconds since 1970. Oldest first; the last row of a step counts, unless another one has its
--- result. Served by step_job, in each partition.
+-- not this worker's. A result of up to 1,024 bytes is in its row; rouse.recorded_step returns larger ones, one at a time. A step that waits
+-- has a kind instead of a size; until_ms is when its wait ends by itself, in milliseconds since 1970. Oldest first; the last row of a step
+-- counts, unless another one has its result. Served by step_job, in each partition.
 CREATE OR REPLACE FUNCTION rouse.recorded_steps(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint)
 RETURNS TABLE (refusal text, name text, bytes integer, result text, wait text, until_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER

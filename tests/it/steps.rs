@@ -116,6 +116,26 @@ async fn an_aborted_attempt_records_no_more_steps() {
 }
 
 #[tokio::test]
+async fn a_wait_that_has_ended_stays_ended_if_the_clock_was_set_back() {
+    let db = TestDb::new().await;
+    let (client, owner) = (db.client().await, db.worker().await);
+    enqueue(&client, "x", json!({})).await;
+    let job = claim(&owner, 1).await.remove(0);
+    let outcome = owner.record_step(job.id, job.fence, "s", "1").await;
+    assert_eq!(outcome.unwrap(), Ok(()));
+    let start_an_hour_later = "
+        INSERT INTO rouse.step (job, name, wait, attempt, worker, at, kept_at)
+        SELECT job, name, '{\"kind\": \"signal\"}', attempt, worker, at + interval '1 hour', kept_at FROM rouse.step";
+    client.execute(start_an_hour_later, &[]).await.unwrap();
+    let steps = owner.recorded_steps(job.id, job.fence).await;
+    let steps = steps.unwrap().unwrap();
+    assert!(
+        matches!(steps["s"], RecordedStep::Done { bytes: 1, .. }),
+        "{steps:?}"
+    );
+}
+
+#[tokio::test]
 async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
     let db = TestDb::new().await;
     let (client, owner, other) = (db.client().await, db.worker().await, db.worker().await);
