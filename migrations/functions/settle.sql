@@ -131,18 +131,23 @@ BEGIN
         RETURN QUERY SELECT * FROM rouse._suspend(p_worker, p_settlements, coalesce(calls, '[]'));
     END IF;
 
-    -- Released claims: as if the claim had never been made, except for a record. The jobs are ready at once, so sleepers are notified.
+    -- Released claims: as if the claim had never been made, except for a record. An attempt that has started keeps its number, and is not
+    -- counted: it may have recorded steps and log lines. The jobs are ready at once, so sleepers are notified.
     WITH back AS (
         UPDATE rouse.job AS j
-        SET state = 'queued', attempt = j.attempt - 1, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL,
-            turn = nextval('rouse.turn_seq')
+        SET state = 'queued', attempt = j.attempt - CASE WHEN s.started_us IS NULL THEN 1 ELSE 0 END,
+            uncounted = j.uncounted + CASE WHEN s.started_us IS NULL THEN 0 ELSE 1 END,
+            fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, turn = nextval('rouse.turn_seq')
         FROM unnest(p_settlements) AS s, rouse.job AS was
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NULL AND s.result IS NULL
           AND (p_worker IS NULL OR j.worker = p_worker) AND was.id = ANY (ARRAY[s.id])
-        RETURNING j.id, j.lane, was.attempt, was.worker, was.claimed_at),
+        RETURNING j.id, j.lane, was.attempt, was.worker, was.claimed_at,
+                  CASE WHEN s.started_us IS NOT NULL THEN least(at, was.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at),
     kept AS (
         INSERT INTO rouse.record (at, job, event, attempt, worker, detail)
-        SELECT clock_timestamp(), b.id, 'released', b.attempt, b.worker, jsonb_build_object('claimed_at', b.claimed_at) FROM back AS b)
+        SELECT clock_timestamp(), b.id, 'released', b.attempt, b.worker,
+               jsonb_strip_nulls(jsonb_build_object('claimed_at', b.claimed_at, 'started_at', b.started_at))
+        FROM back AS b)
     SELECT array_agg(b.id), array_agg(DISTINCT b.lane) INTO released, lanes FROM back AS b;
     -- Commits avoid duplicate notifications by one lock per lane, and the server has room for only some thousands of locks. So for many
     -- lanes no lock is taken.

@@ -103,6 +103,24 @@ async fn an_attempt_that_takes_a_job_over_continues_from_its_recorded_steps() {
 }
 
 #[tokio::test]
+async fn an_attempt_that_a_shutdown_stops_keeps_its_number_and_its_steps() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let id = enqueue(&client, "test.steps", json!({"between": "wait"})).await;
+    until_waiting(&client, id).await;
+    worker.stop_now().await;
+    let counts = "SELECT attempt, uncounted FROM rouse.job WHERE id = $1 AND state = 'queued'";
+    let row = client.query_one(counts, &[&id]).await.unwrap();
+    assert_eq!((row.get::<_, i32>(0), row.get::<_, i32>(1)), (1, 1));
+    let next = TestWorker::start(&db, Settings::default()).await;
+    let job = ended(&client, id).await;
+    let done = json!({"first": 1, "looped": [1, 1, 1], "second": 2});
+    assert_eq!((job.attempt, job.result), (2, Some(done)));
+    next.drain().await;
+}
+
+#[tokio::test]
 async fn an_aborted_attempt_records_no_more_steps() {
     let db = TestDb::new().await;
     let client = db.client().await;

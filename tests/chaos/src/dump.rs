@@ -79,7 +79,7 @@ const TABLES: [(&str, &str); 7] = [
         "records",
         concat!(
             "SELECT json_build_object('job', job, 'queue', queue, 'event', event, 'attempt', attempt, 'worker', worker, ",
-            "'at_us', ",
+            "'started', coalesce(detail ? 'started_at', false), 'at_us', ",
             us!("at"),
             ")::text FROM rouse.record WHERE event <> 'renewed'"
         ),

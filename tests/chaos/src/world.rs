@@ -117,6 +117,8 @@ pub(super) struct Record {
     pub(super) event: String,
     pub(super) attempt: Option<i32>,
     pub(super) worker: Option<i64>,
+    /// A released claim whose attempt had started.
+    pub(super) started: bool,
     pub(super) at_us: i64,
 }
 

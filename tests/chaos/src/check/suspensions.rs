@@ -55,7 +55,8 @@ fn stranded(known: &Known<'_>, job: &Job, wait: &Value) -> Option<&'static str> 
     }
 }
 
-/// The attempts that do not count are exactly the lost and the suspended ones, and the others are within the maximum.
+/// The attempts that do not count are exactly the lost and the suspended ones, and those that a shutdown has stopped. The
+/// others are within the maximum.
 pub(super) fn not_counted(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in suspended(known) {
@@ -66,12 +67,14 @@ pub(super) fn not_counted(known: &Known<'_>) -> Found {
         let gave_up = job.state == "failed" && kind(job.error.as_ref()) == "lost";
         let attempts = known.attempts(job.id).iter();
         let free = attempts.filter(|a| a.lost || a.wait.is_some()).count();
-        let free = free as i32 + i32::from(gave_up);
+        let stopped = known.records(job.id).iter();
+        let stopped = stopped.filter(|r| r.event == "released" && r.started).count();
+        let free = (free + stopped) as i32 + i32::from(gave_up);
         let counted = job.attempt - job.uncounted;
         let wrong = job.uncounted != free || counted > spec.attempts_max();
         found.case(job.id, wrong, || {
             format!(
-                "job {} had {} attempts, of which {free} were lost or suspended; {} do not count, and {} may",
+                "job {} had {} attempts, of which {free} were lost, suspended or stopped; {} do not count, and {} may",
                 job.id,
                 job.attempt,
                 job.uncounted,

@@ -273,10 +273,12 @@ pub(super) fn healthy() -> World {
         event: "released".into(),
         attempt: Some(1),
         worker: Some(B),
+        started: true,
         at_us: 143 * S - 1,
         ..Record::default()
     });
-    b.start(STOPPED, 1, A, 143 * S);
+    b.of(STOPPED).uncounted = 1;
+    b.start(STOPPED, 2, A, 143 * S);
     b.succeed(STOPPED, 144 * S);
 
     // One waits for jobs that succeed and fail, and the other is cancelled because of the failure.
@@ -392,10 +394,12 @@ pub(super) fn healthy() -> World {
         event: "released".into(),
         attempt: Some(1),
         worker: Some(B),
+        started: true,
         at_us: 72 * S,
         ..Record::default()
     });
-    b.start(RELEASED, 1, A, 73 * S);
+    b.of(RELEASED).uncounted = 1;
+    b.start(RELEASED, 2, A, 73 * S);
     b.succeed(RELEASED, 74 * S);
 
     // The first attempt of this one has done its step, and the second got its result.
