@@ -372,6 +372,16 @@ CREATE TABLE rouse.pending_release (
 );
 CREATE INDEX pending_release_due ON rouse.pending_release (try_at);
 
+-- How chains have ended whose rows in rouse.finished were dropped, as long as live jobs may read it (functions/dependencies.sql).
+CREATE TABLE rouse.kept_end (
+    chain  bigint PRIMARY KEY,
+    -- The job that ended last.
+    job    bigint NOT NULL,
+    state  rouse.state NOT NULL,
+    result jsonb,
+    error  jsonb
+);
+
 -- Large payloads (functions/payloads.sql): written once, by the enqueue; rows of rouse.job and rouse.finished refer to them. Insert-only,
 -- one partition a day.
 CREATE TABLE rouse.payload (

@@ -35,6 +35,7 @@ mod poll;
 mod prefetch;
 mod progress;
 mod reach;
+mod recorded;
 mod releases;
 mod schedule;
 mod settings;
@@ -102,6 +103,8 @@ struct Shared {
     presence: heartbeat::Presence,
     calls: Calls,
     reports: Reports,
+    /// Jobs whose recorded steps no call has asked for yet.
+    recorded: recorded::Waiting,
     /// Notified when there are releases to continue.
     releases: Notify,
     /// Notified when the time at which the next schedule is due may have changed.
@@ -158,6 +161,7 @@ impl Shared {
                 patient: Semaphore::new(1),
             },
             reports: Reports::default(),
+            recorded: recorded::Waiting::default(),
             releases: Notify::new(),
             schedules: Notify::new(),
             capabilities_sent: Notify::new(),

@@ -43,6 +43,54 @@ BEGIN
 END
 $$;
 
+-- How a chain has ended, for the jobs that have waited for it; `job` is null if that is no longer kept. Served as rouse._last_ended, and by
+-- the primary key.
+CREATE OR REPLACE FUNCTION rouse._end_of(p_chain bigint, OUT job bigint, OUT state rouse.state, OUT result jsonb, OUT error jsonb)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    ended rouse.finished := rouse._last_ended(p_chain);
+BEGIN
+    IF ended.id IS NULL THEN
+        SELECT k.job, k.state, k.result, k.error INTO job, state, result, error FROM rouse.kept_end AS k WHERE k.chain = p_chain;
+    ELSE
+        job := ended.id;
+        state := ended.state;
+        result := ended.result;
+        error := ended.error;
+    END IF;
+END
+$$;
+
+-- Before partitions of rouse.finished are dropped: keeps the ends of chains that live jobs have waited for, with `after` or in a call, and
+-- deletes those that no live job needs any more. Reads all live jobs once.
+CREATE OR REPLACE FUNCTION rouse._keep_ends(p_partitions text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    needed bigint[] := ARRAY(
+        SELECT (d.job #>> '{}')::bigint FROM rouse.job AS j CROSS JOIN LATERAL rouse._dependencies_of(j.after) AS d WHERE j.after IS NOT NULL
+        UNION
+        SELECT c.id::bigint FROM rouse.job AS j CROSS JOIN LATERAL jsonb_array_elements_text(j.wait -> 'jobs') AS c(id)
+        WHERE j.wait ->> 'kind' = 'call');
+    name   text;
+BEGIN
+    DELETE FROM rouse.kept_end AS k WHERE NOT EXISTS (SELECT FROM unnest(needed) AS n(chain) WHERE n.chain = k.chain);
+    IF needed = '{}' THEN
+        RETURN;
+    END IF;
+    FOREACH name IN ARRAY p_partitions LOOP
+        EXECUTE format(
+            'WITH n AS MATERIALIZED (SELECT n.chain FROM unnest($1) AS n(chain) WHERE n.chain <= (SELECT max(f.id) FROM rouse.%1$I AS f)) '
+            'INSERT INTO rouse.kept_end AS k (chain, job, state, result, error) '
+            'SELECT DISTINCT ON (e.chain) e.chain, e.id, e.state, e.result, e.error '
+            'FROM (SELECT n.chain, f.id, f.state, f.result, f.error FROM n JOIN rouse.%1$I AS f ON f.id = n.chain '
+            '      UNION ALL SELECT n.chain, f.id, f.state, f.result, f.error FROM n JOIN rouse.%1$I AS f ON f.chain = n.chain) AS e '
+            'ORDER BY e.chain, e.id DESC '
+            'ON CONFLICT (chain) DO UPDATE SET job = excluded.job, state = excluded.state, result = excluded.result, error = excluded.error '
+            'WHERE k.job < excluded.job', name) USING needed;
+    END LOOP;
+END
+$$;
+
 -- Locks a live job against its end until the caller commits, and returns its chain; null if it is not live. Waits for a settlement that is
 -- about to commit. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse._lock_live(p_id bigint) RETURNS bigint

@@ -154,7 +154,8 @@ CREATE OR REPLACE TRIGGER queue_has_partitions AFTER INSERT OR UPDATE OF keep_da
 -- Each drop is first tried and rolled back, so that partitions in use are known before steps are copied in vain, and before anything is
 -- locked for long. The locks of a drop are held until the commit, and settlements queue behind everything that it waits for afterwards. If
 -- a partition comes into use in between, that wait happens at most once, and the rest is left to a later call. Steps of live jobs are
--- copied to today's partition, as are payloads of live jobs, and of finished jobs with a longer retention.
+-- copied to today's partition, as are payloads of live jobs, and of finished jobs with a longer retention. The ends that live jobs have
+-- waited for are kept (rouse._keep_ends).
 CREATE OR REPLACE FUNCTION rouse.drop_partitions(keep interval, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '50ms' AS $$
 DECLARE
@@ -165,6 +166,7 @@ DECLARE
     steps    text[] := '{}';
     payloads text[] := '{}';
     others   text[] := '{}';
+    finished text[] := '{}';
     copied   text[];
     part     text;
 BEGIN
@@ -200,6 +202,9 @@ BEGIN
             WHEN lock_not_available THEN
                 in_use := in_use + 1;
             WHEN SQLSTATE 'RDROP' THEN
+                IF old.parent = 'finished' THEN
+                    finished := finished || old.name;
+                END IF;
                 CASE old.parent
                     WHEN 'step' THEN steps := steps || old.name;
                     WHEN 'payload' THEN payloads := payloads || old.name;
@@ -207,6 +212,10 @@ BEGIN
                 END CASE;
         END;
     END LOOP;
+
+    IF finished <> '{}' THEN
+        PERFORM rouse._keep_ends(finished);
+    END IF;
 
     FOREACH parent IN ARRAY ARRAY['step', 'payload'] LOOP
         copied := CASE parent WHEN 'step' THEN steps ELSE payloads END;

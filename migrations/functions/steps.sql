@@ -21,27 +21,27 @@ BEGIN
 END
 $$;
 
--- The recorded steps of a job with the sizes of their results in bytes, for the worker that runs it; or one row with the reason why it is
--- not this worker's. A result of up to 1,024 bytes is in its row; rouse.recorded_step returns larger ones, one at a time. A step that waits
--- has a kind instead of a size; until_ms is when its wait ends by itself, in milliseconds since 1970. Oldest first; the last row of a step
--- counts, unless another one has its result. Served by step_job, in each partition.
-CREATE OR REPLACE FUNCTION rouse.recorded_steps(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint)
-RETURNS TABLE (refusal text, name text, bytes integer, result text, wait text, until_ms bigint)
+-- The recorded steps of jobs with the sizes of their results in bytes, for the worker that runs them. `place` says which of the jobs, from 1;
+-- one that is not this worker's has one row, with the reason; one without steps has one without a name. A result of up to 1,024 bytes is in
+-- its row; rouse.recorded_step returns larger ones, one at a time. A step that waits has a kind instead of a size; until_ms is when its wait
+-- ends by itself, in milliseconds since 1970. Oldest first; the last row of a step counts, unless another one has its result. Served by
+-- step_job, in each partition.
+CREATE OR REPLACE FUNCTION rouse.recorded_steps(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[])
+RETURNS TABLE (place bigint, refusal text, name text, bytes integer, result text, wait text, until_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
-    refusal := rouse._refusal(p_worker, p_id, p_fence);
-    IF refusal IS NOT NULL THEN
-        RETURN NEXT;
-        RETURN;
-    END IF;
     RETURN QUERY
-    SELECT NULL::text, s.name, octet_length(s.result::text), CASE WHEN octet_length(s.result::text) <= 1024 THEN s.result::text END,
-           s.wait ->> 'kind', (s.wait ->> 'until_ms')::bigint
-    FROM rouse.step AS s
-    WHERE s.job = p_id
+    SELECT asked.place, asked.refusal, s.name, s.bytes, CASE WHEN s.bytes <= 1024 THEN s.result::text END, s.wait ->> 'kind', (s.wait ->> 'until_ms')::bigint
+    FROM (
+        SELECT a.place, a.id, rouse._refusal(p_worker, a.id, a.fence) AS refusal
+        FROM unnest(p_ids, p_fences) WITH ORDINALITY AS a(id, fence, place)) AS asked
+    LEFT JOIN LATERAL (
+        SELECT s.name, octet_length(s.result::text) AS bytes, s.result, s.wait, s.at FROM rouse.step AS s WHERE s.job = asked.id) AS s
+        ON asked.refusal IS NULL
     -- One fixed-length key: a second key took a millisecond for a thousand steps.
     ORDER BY s.at;
 END

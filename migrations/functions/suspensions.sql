@@ -192,8 +192,7 @@ DECLARE
     attempt integer;
     total   bigint := 0;
     called  record;
-    chain   bigint;
-    ended   rouse.finished;
+    ended   record;
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     attempt := rouse._lock_attempt(p_worker, p_id, p_fence);
@@ -210,17 +209,17 @@ BEGIN
         result := called.result;
         job := NULL;
         IF result IS NULL THEN
-            chain := rouse._chain_of(called.job);
-            IF rouse._live_job(chain) IS NOT NULL THEN
+            -- A called job is the first of its chain.
+            IF rouse._live_job(called.job) IS NOT NULL THEN
                 job := called.job;
             ELSE
-                ended := rouse._last_ended(chain);
+                ended := rouse._end_of(called.job);
                 result := CASE
-                    WHEN ended.id IS NULL THEN json_build_object('failed', json_build_object(
+                    WHEN ended.job IS NULL THEN json_build_object('failed', json_build_object(
                         'kind', 'gone', 'message', format('job %s was called, and is no longer kept', called.job)))
                     WHEN ended.state = 'succeeded' THEN json_build_object('output', ended.result)
                     ELSE json_build_object('failed', coalesce(ended.error, jsonb_build_object(
-                        'kind', 'cancelled', 'message', format('job %s was called, and was cancelled', ended.id)))) END;
+                        'kind', 'cancelled', 'message', format('job %s was called, and was cancelled', ended.job)))) END;
                 INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at) VALUES (p_id, step, result, attempt, p_worker, at, at);
             END IF;
         END IF;
@@ -243,7 +242,7 @@ SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS 
 #variable_conflict use_column
 DECLARE
     parent record;
-    ended  rouse.finished;
+    ended  record;
     total  bigint := 0;
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
@@ -258,9 +257,10 @@ BEGIN
         WHERE j.id = p_id AND (p_after IS NULL OR d.name COLLATE "C" > p_after)
         ORDER BY d.name COLLATE "C" LIMIT 1000
     LOOP
-        ended := rouse._last_ended(rouse._chain_of(parent.id));
+        -- The enqueue has stored the chain.
+        ended := rouse._end_of(parent.id);
         name := parent.name;
-        job := ended.id;
+        job := ended.job;
         state := ended.state;
         output := coalesce(ended.result, ended.error);
         RETURN NEXT;

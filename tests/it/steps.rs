@@ -2,6 +2,7 @@
 
 mod progress;
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use rouse::job::{AbortReason, Fence, JobId, RecordedStep};
@@ -10,7 +11,7 @@ use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-use crate::support::claims::{claim, orders, rand, result, settlement};
+use crate::support::claims::{claim, orders, rand, recorded_steps, result, settlement};
 use crate::support::worker::{TestWorker, cancel, ended, enqueue, events_but_renewals, until_true};
 use crate::support::{TestDb, cut_all_others};
 
@@ -145,8 +146,7 @@ async fn a_wait_that_has_ended_stays_ended_if_the_clock_was_set_back() {
         INSERT INTO rouse.step (job, name, wait, attempt, worker, at, kept_at)
         SELECT job, name, '{\"kind\": \"signal\"}', attempt, worker, at + interval '1 hour', kept_at FROM rouse.step";
     client.execute(start_an_hour_later, &[]).await.unwrap();
-    let steps = owner.recorded_steps(job.id, job.fence).await;
-    let steps = steps.unwrap().unwrap();
+    let steps = recorded_steps(&owner, job.id, job.fence).await.unwrap();
     assert!(
         matches!(steps["s"], RecordedStep::Done { bytes: 1, .. }),
         "{steps:?}"
@@ -167,7 +167,7 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
     for (store, fence) in [(&other, fence), (&owner, wrong)] {
         let outcome = store.record_step(id, fence, "s", "1").await.unwrap();
         assert_eq!(outcome, refusal(taken));
-        let outcome = store.recorded_steps(id, fence).await.unwrap();
+        let outcome = recorded_steps(store, id, fence).await;
         assert_eq!(outcome, Err(NotMine(taken)));
         let outcome = store.recorded_step(id, fence, "s").await.unwrap();
         assert_eq!(outcome, Err(NotMine(taken)));
@@ -183,7 +183,7 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
         let outcome = owner.record_step(id, fence, "s", output).await.unwrap();
         assert_eq!(outcome, Ok(()));
     }
-    let steps = owner.recorded_steps(id, fence).await.unwrap().unwrap();
+    let steps = recorded_steps(&owner, id, fence).await.unwrap();
     let small = RecordedStep::Done {
         bytes: 3,
         result: Some(b"[1]".to_vec()),
@@ -194,7 +194,7 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
         let outcome = owner.record_step(id, fence, name, output).await.unwrap();
         assert_eq!(outcome, Ok(()));
     }
-    let steps = owner.recorded_steps(id, fence).await.unwrap().unwrap();
+    let steps = recorded_steps(&owner, id, fence).await.unwrap();
     for (name, bytes, is_in_the_list) in [("at most", 1024, true), ("larger", 1025, false)] {
         let result = is_in_the_list.then(|| at_most.clone().into_bytes());
         assert_eq!(steps[name], RecordedStep::Done { bytes, result }, "{name}");
@@ -318,6 +318,79 @@ async fn a_worker_without_connections_records_its_steps_when_it_has_some() {
     assert_eq!(job.state, "succeeded", "{:?}", job.error);
     let done: Value = job.result.unwrap();
     assert_eq!(done["looped"], json!(vec![done["first"].clone(); 3]));
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn one_call_returns_the_steps_of_several_jobs() {
+    let db = TestDb::new().await;
+    let (client, owner) = (db.client().await, db.worker().await);
+    for n in 0..3 {
+        enqueue(&client, "x", json!({ "n": n })).await;
+    }
+    let jobs = claim(&owner, 3).await;
+    for (job, output) in [(&jobs[0], "\"a\""), (&jobs[2], "\"c\"")] {
+        let outcome = owner.record_step(job.id, job.fence, "s", output).await;
+        assert_eq!(outcome.unwrap(), Ok(()));
+    }
+    let wrong = Fence(jobs[0].fence.0 ^ 1);
+    let asked = [
+        (jobs[2].id, jobs[2].fence),
+        (jobs[0].id, wrong),
+        (jobs[1].id, jobs[1].fence),
+        (jobs[0].id, jobs[0].fence),
+    ];
+    let done = |text: &str| {
+        let (bytes, result) = (text.len(), Some(text.as_bytes().to_vec()));
+        HashMap::from([("s".to_owned(), RecordedStep::Done { bytes, result })])
+    };
+    assert_eq!(
+        owner.recorded_steps(&asked).await.unwrap(),
+        [
+            Ok(done("\"c\"")),
+            Err(NotMine(AbortReason::TakenByAnotherWorker)),
+            Ok(HashMap::new()),
+            Ok(done("\"a\""))
+        ]
+    );
+}
+
+#[tokio::test]
+async fn attempts_whose_common_call_is_cut_ask_again() {
+    const JOBS: i64 = 12;
+    let db = TestDb::new().await;
+    let (mut client, observer) = (db.client().await, db.client().await);
+    let mut ids = Vec::new();
+    for _ in 0..JOBS {
+        ids.push(enqueue(&client, "test.steps", json!({"between": "nothing"})).await);
+    }
+    let second_attempts = "
+        UPDATE rouse.job SET attempt = 1, uncounted = 1;
+        INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at)
+        SELECT id, 'first', '7', 1, 0, now(), now() FROM rouse.job";
+    client.batch_execute(second_attempts).await.unwrap();
+    let open = client.transaction().await.unwrap();
+    let lock = "LOCK TABLE rouse.step IN ACCESS EXCLUSIVE MODE";
+    open.batch_execute(lock).await.unwrap();
+    let slots = Settings {
+        slots: JOBS as usize,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, slots).await;
+    let waiting = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%recorded_steps%'";
+    let all_run = format!("SELECT count(*) = {JOBS} FROM rouse.job WHERE state = 'running'");
+    until_true(&observer, &all_run).await;
+    let two_calls = format!("SELECT count(*) = 2 {waiting}");
+    until_true(&observer, &two_calls).await;
+    let cut = format!("SELECT pg_terminate_backend(pid) {waiting}");
+    observer.batch_execute(&cut).await.unwrap();
+    until_true(&observer, &two_calls).await;
+    open.commit().await.unwrap();
+    for id in ids {
+        let job = ended(&observer, id).await;
+        let done = json!({"first": 7, "looped": [2, 2, 2], "second": 2});
+        assert_eq!((job.attempt, job.result), (2, Some(done)));
+    }
     worker.drain().await;
 }
 

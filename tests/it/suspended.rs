@@ -3,6 +3,7 @@
 mod admin;
 mod calls;
 mod interleavings;
+mod retention;
 mod signals;
 
 use std::time::{Duration, SystemTime};
@@ -17,7 +18,7 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{
-    claim, claim_one, error, make_due, result, settlement, settlement_with,
+    claim, claim_one, error, make_due, recorded_steps, result, settlement, settlement_with,
 };
 use crate::support::worker::{enqueue, events};
 
@@ -91,8 +92,7 @@ async fn wait_of(client: &Client, id: i64) -> Value {
 
 /// The end of the wait that an earlier attempt of the job began.
 async fn end_of_wait(store: &Store, job: &ClaimedJob) -> SystemTime {
-    let steps = store.recorded_steps(job.id, job.fence).await;
-    let steps = steps.unwrap().unwrap();
+    let steps = recorded_steps(store, job.id, job.fence).await.unwrap();
     let Some(RecordedStep::Waits(begun)) = steps.values().next() else {
         panic!("{steps:?}");
     };
@@ -122,11 +122,7 @@ async fn a_sleeping_job_holds_no_claim_spends_no_attempt_and_wakes_when_it_is_du
     let job = claim_one(&store).await;
     assert_eq!((job.attempt.0, job.uncounted), (2, 1));
     assert_eq!(wait_of(&client, id).await, Value::Null);
-    let steps = store
-        .recorded_steps(job.id, job.fence)
-        .await
-        .unwrap()
-        .unwrap();
+    let steps = recorded_steps(&store, job.id, job.fence).await.unwrap();
     let Some(RecordedStep::Waits(begun)) = steps.get("nap") else {
         panic!("{steps:?}");
     };

@@ -20,38 +20,43 @@ impl NotMine {
 }
 
 impl Store {
-    /// The recorded steps of a job that this worker has claimed, with their results if they are small.
+    /// The recorded steps of each of these jobs, which this worker has claimed, with their results if they are small.
     pub async fn recorded_steps(
         &self,
-        id: JobId,
-        fence: Fence,
-    ) -> Result<Result<HashMap<String, RecordedStep>, NotMine>, StoreError> {
+        jobs: &[(JobId, Fence)],
+    ) -> Result<Vec<Result<HashMap<String, RecordedStep>, NotMine>>, StoreError> {
         let worker = self.identity()?;
+        let (ids, fences): (Vec<i64>, Vec<i64>) =
+            jobs.iter().map(|(id, fence)| (id.0, fence.0)).unzip();
         let rows = self
             .query(
                 include_str!("recorded_steps.sql"),
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
-                    (&id.0, Type::INT8),
-                    (&fence.0, Type::INT8),
+                    (&ids, Type::INT8_ARRAY),
+                    (&fences, Type::INT8_ARRAY),
                 ],
             )
             .await?;
-        let mut steps = HashMap::with_capacity(rows.len());
+        let mut answers = vec![Ok(HashMap::new()); jobs.len()];
         for row in &rows {
-            if let Some(reason) = row.get::<_, Option<&str>>(0) {
-                return Ok(Err(NotMine::read(reason)));
-            }
-            let name: String = row.get(1);
-            let step = read_step(row);
-            // A clock that was set back may have dated the end of a wait before its start.
-            let is_done = matches!(steps.get(&name), Some(RecordedStep::Done { .. }));
-            if !(is_done && matches!(step, RecordedStep::Waits(_))) {
-                steps.insert(name, step);
+            let place = usize::try_from(row.get::<_, i64>(0) - 1).ok();
+            let Some(answer) = place.and_then(|place| answers.get_mut(place)) else {
+                continue;
+            };
+            if let Some(reason) = row.get::<_, Option<&str>>(1) {
+                *answer = Err(NotMine::read(reason));
+            } else if let (Ok(steps), Some(name)) = (answer, row.get::<_, Option<String>>(2)) {
+                let step = read_step(row);
+                // A clock that was set back may have dated the end of a wait before its start.
+                let is_done = matches!(steps.get(&name), Some(RecordedStep::Done { .. }));
+                if !(is_done && matches!(step, RecordedStep::Waits(_))) {
+                    steps.insert(name, step);
+                }
             }
         }
-        Ok(Ok(steps))
+        Ok(answers)
     }
 
     /// The result of one step, JSON; `None` if it is not recorded.
@@ -113,10 +118,10 @@ impl Store {
 
 /// A step in a row of `recorded_steps.sql`.
 fn read_step(row: &Row) -> RecordedStep {
-    let bytes: Option<i32> = row.get(2);
-    let result: Option<String> = row.get(3);
-    let kind: Option<&str> = row.get(4);
-    let until_ms: Option<i64> = row.get(5);
+    let bytes: Option<i32> = row.get(3);
+    let result: Option<String> = row.get(4);
+    let kind: Option<&str> = row.get(5);
+    let until_ms: Option<i64> = row.get(6);
     match bytes {
         Some(bytes) => RecordedStep::Done {
             bytes: usize::try_from(bytes).unwrap_or(0),

@@ -12,6 +12,7 @@ use tracing::{Level, debug};
 
 use super::Shared;
 use super::reach::warn_unless_unreachable;
+use super::recorded::recorded;
 use crate::job::{Attempt, Fence, JobId, RecordedStep, Usage};
 use crate::sandbox::{Handler, Journal, JournalFuture, Meter, StateStore, WaitStore};
 use crate::store::{ClaimedJob, NotMine, Report, StoreError};
@@ -159,9 +160,7 @@ impl Journal for AttemptJournal {
                 return HashMap::new();
             }
             loop {
-                let call = self.shared.calls.steps.acquire().await;
-                let answer = self.shared.store.recorded_steps(self.id, self.fence).await;
-                drop(call);
+                let answer = recorded(&self.shared, (self.id, self.fence)).await;
                 if let Some(recorded) = self.answer(answer).await {
                     return recorded;
                 }

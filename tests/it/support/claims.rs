@@ -1,10 +1,14 @@
 //! Claims and settlements like those of a worker, made by hand.
 
+use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
-use rouse::job::{AttemptError, ErrorKind, Fence, JsonText, LaneId, NewJob, Outcome, after_loss};
+use rouse::job::{
+    AttemptError, ErrorKind, Fence, JobId, JsonText, LaneId, NewJob, Outcome, RecordedStep,
+    after_loss,
+};
 use rouse::store::{
-    Adopted, Adoption, ClaimOrder, ClaimedJob, Orphan, Settlement, Store, StoreError,
+    Adopted, Adoption, ClaimOrder, ClaimedJob, NotMine, Orphan, Settlement, Store, StoreError,
 };
 use tokio_postgres::{Client, Transaction};
 
@@ -113,6 +117,16 @@ pub(crate) async fn adopt(
 }
 
 /// A number that no other caller draws.
+/// The recorded steps of a job that the worker has claimed.
+pub(crate) async fn recorded_steps(
+    store: &Store,
+    id: JobId,
+    fence: Fence,
+) -> Result<HashMap<String, RecordedStep>, NotMine> {
+    let mut steps = store.recorded_steps(&[(id, fence)]).await.unwrap();
+    steps.remove(0)
+}
+
 pub(crate) fn rand() -> i64 {
     use std::hash::{BuildHasher as _, RandomState};
     RandomState::new().hash_one(0) as i64

@@ -9,7 +9,7 @@ use super::{
     call, end_of_wait, in_an_hour, none, send, settle, signal, sleep, suspend, suspended, wait_of,
 };
 use crate::support::TestDb;
-use crate::support::claims::{claim, claim_one, result};
+use crate::support::claims::{claim, claim_one, recorded_steps, result};
 
 #[tokio::test]
 async fn admin_actions_end_suspended_jobs() {
@@ -86,8 +86,7 @@ async fn a_job_suspended_for_longer_than_the_history_is_kept_can_be_rescheduled(
         client.query_one(&sql, &[]).await.unwrap();
     }
     let job = claim_one(&store).await;
-    let steps = store.recorded_steps(job.id, job.fence).await;
-    let steps = steps.unwrap().unwrap();
+    let steps = recorded_steps(&store, job.id, job.fence).await.unwrap();
     let Some(RecordedStep::Waits(begun)) = steps.get("nap") else {
         panic!("{steps:?}");
     };

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{call, none, settle, suspend, suspended, wait_of};
 use crate::support::TestDb;
-use crate::support::claims::{claim, claim_one, error, result, settlement_with};
+use crate::support::claims::{claim, claim_one, error, recorded_steps, result, settlement_with};
 
 #[tokio::test]
 async fn a_job_that_calls_others_resumes_once_all_have_ended_and_gets_their_ends() {
@@ -37,8 +37,7 @@ async fn a_job_that_calls_others_resumes_once_all_have_ended_and_gets_their_ends
     let too_large = too_large.unwrap_err();
     assert!(too_large.is_about_data(), "{too_large}");
     // They are recorded as steps.
-    let steps = store.recorded_steps(job.id, job.fence).await;
-    let steps = steps.unwrap().unwrap();
+    let steps = recorded_steps(&store, job.id, job.fence).await.unwrap();
     assert!(
         steps
             .values()

@@ -7,7 +7,8 @@ use serde_json::json;
 use super::{call, in_an_hour, none, settle, signal, sleep, suspend, suspended, take};
 use crate::support::TestDb;
 use crate::support::claims::{
-    adopt, claim, claim_one, make_due, orders, rand, result, settlement, settlement_with,
+    adopt, claim, claim_one, make_due, orders, rand, recorded_steps, result, settlement,
+    settlement_with,
 };
 use crate::support::worker::{cancel, enqueue, until_true};
 
@@ -164,8 +165,8 @@ async fn a_lost_attempt_after_a_wait_is_adopted_with_the_wait_recorded() {
         .unwrap();
     let job = &adopted.claimed[0];
     assert_eq!((job.attempt.0, job.uncounted), (3, 2));
-    let steps = other.recorded_steps(job.id, job.fence).await;
-    assert!(steps.unwrap().unwrap().contains_key("nap"));
+    let steps = recorded_steps(&other, job.id, job.fence).await;
+    assert!(steps.unwrap().contains_key("nap"));
 }
 
 #[tokio::test]

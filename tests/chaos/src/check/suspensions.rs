@@ -68,7 +68,9 @@ pub(super) fn not_counted(known: &Known<'_>) -> Found {
         let attempts = known.attempts(job.id).iter();
         let free = attempts.filter(|a| a.lost || a.wait.is_some()).count();
         let stopped = known.records(job.id).iter();
-        let stopped = stopped.filter(|r| r.event == "released" && r.started).count();
+        let stopped = stopped
+            .filter(|r| r.event == "released" && r.started)
+            .count();
         let free = (free + stopped) as i32 + i32::from(gave_up);
         let counted = job.attempt - job.uncounted;
         let wrong = job.uncounted != free || counted > spec.attempts_max();

@@ -1,0 +1,124 @@
+//! Results that live jobs still need when the history that has them is dropped.
+
+use rouse::job::{NewJob, Outcome, ReturnedCall, Wait};
+use rouse::store::{ClaimedJob, Store};
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use super::{call, settle, suspend, suspended};
+use crate::support::TestDb;
+use crate::support::claims::{claim, claim_one, result};
+use crate::support::worker::enqueue;
+
+/// Moves ended jobs to a day of 2020, and drops that day.
+async fn drop_history(client: &Client, store: &Store, day: u8, ids: &[i64]) {
+    let next = day + 1;
+    let sql = format!(
+        "SET ROLE rouse_owner;
+         CREATE TABLE rouse.finished_202001{day} PARTITION OF rouse.finished_default FOR VALUES FROM ('2020-01-{day} UTC') TO ('2020-01-{next} UTC');
+         BEGIN;
+         SELECT rouse.unlock_history('a test');
+         UPDATE rouse.finished SET finished_at = '2020-01-{day} 12:00 UTC' WHERE id = ANY (ARRAY{ids:?}::bigint[]);
+         COMMIT;
+         RESET ROLE"
+    );
+    client.batch_execute(&sql).await.unwrap();
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    let sql = "SELECT count(*) FROM rouse.finished WHERE id = ANY ($1)";
+    let left: i64 = client.query_one(sql, &[&ids]).await.unwrap().get(0);
+    assert_eq!(left, 0, "they are no longer kept");
+}
+
+async fn kept(client: &Client) -> Vec<i64> {
+    let sql = "SELECT chain FROM rouse.kept_end ORDER BY chain";
+    let rows = client.query(sql, &[]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// The end of the call, as the caller gets it.
+async fn returned(store: &Store, caller: &ClaimedJob, step: &str) -> Value {
+    let steps = [step.to_owned()];
+    let ends = store.returned_calls(caller.id, caller.fence, &steps, 1 << 20);
+    match &ends.await.unwrap().unwrap()[step] {
+        ReturnedCall::Done(json) => serde_json::from_slice(json).unwrap(),
+        ReturnedCall::Pending(job) => panic!("{job:?}"),
+    }
+}
+
+#[tokio::test]
+async fn the_ends_of_calls_outlive_their_partition_until_the_caller_ends() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let calls = vec![call("call:a", json!(1)), call("call:b", json!(2))];
+    let waits = suspended("call:a", Wait::Calls { jobs: Vec::new() });
+    suspend(&client, &store, waits, calls).await;
+    // The first call continues its chain, and both of its jobs are dropped on different days.
+    let mut called = claim(&store, 9).await;
+    called.sort_by_key(|job| job.id);
+    let next = NewJob {
+        kind: rouse::job::NewJobKind::Next,
+        ..call("", json!(3))
+    };
+    settle(&store, &called[0], result("null"), vec![next]).await;
+    let last = claim_one(&store).await;
+    settle(&store, &last, result(r#"{"r": 1}"#), Vec::new()).await;
+    // A job that nobody waits for.
+    let other = enqueue(&client, "x", json!(1)).await;
+    let job = claim_one(&store).await;
+    settle(&store, &job, result("7"), Vec::new()).await;
+
+    drop_history(&client, &store, 11, &[called[0].id.0, other]).await;
+    assert_eq!(kept(&client).await, [called[0].id.0]);
+    drop_history(&client, &store, 12, &[last.id.0]).await;
+    assert_eq!(kept(&client).await, [called[0].id.0]);
+
+    settle(&store, &called[1], result("2"), Vec::new()).await;
+    let caller = claim_one(&store).await;
+    let first = returned(&store, &caller, "call:a").await;
+    assert_eq!(first, json!({"output": {"r": 1}}));
+    let second = returned(&store, &caller, "call:b").await;
+    assert_eq!(second, json!({"output": 2}));
+    settle(&store, &caller, result("null"), Vec::new()).await;
+    drop_history(&client, &store, 13, &[called[1].id.0]).await;
+    assert!(kept(&client).await.is_empty(), "no live job needs them");
+}
+
+#[tokio::test]
+async fn the_ends_of_parents_outlive_their_partition_until_the_job_ends() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let mut parents = Vec::new();
+    for n in 0..3 {
+        parents.push(enqueue(&client, "x", json!(n)).await);
+    }
+    let run = |id: i64| json!({"job": id, "on_failure": "run"});
+    let after = json!({"a": parents[0], "b": run(parents[1]), "c": parents[2]});
+    let sql = "SELECT rouse.enqueue('sum', after => $1)";
+    client.query_one(sql, &[&after]).await.unwrap();
+    let mut jobs = claim(&store, 9).await;
+    jobs.sort_by_key(|job| job.id);
+    settle(&store, &jobs[0], result("10"), Vec::new()).await;
+    let failed = crate::support::claims::error(rouse::job::ErrorKind::GuestError);
+    settle(&store, &jobs[1], Outcome::Failed(failed), Vec::new()).await;
+    drop_history(&client, &store, 11, &parents[..2]).await;
+    assert_eq!(kept(&client).await, parents[..2]);
+
+    settle(&store, &jobs[2], result("30"), Vec::new()).await;
+    let sum = claim_one(&store).await;
+    let ends = store.parent_ends(sum.id, sum.fence, None).await;
+    let ends = ends.unwrap().unwrap();
+    let states: Vec<_> = ends.iter().map(|end| end.state.as_deref()).collect();
+    assert_eq!(
+        states,
+        [Some("succeeded"), Some("failed"), Some("succeeded")]
+    );
+    let outputs: Vec<_> = ends
+        .iter()
+        .map(|end| &end.output.as_ref().unwrap().0)
+        .collect();
+    assert_eq!((outputs[0].as_str(), outputs[2].as_str()), ("10", "30"));
+    assert!(outputs[1].contains("guest_error"), "{}", outputs[1]);
+    settle(&store, &sum, result("null"), Vec::new()).await;
+    drop_history(&client, &store, 12, &parents[2..]).await;
+    assert!(kept(&client).await.is_empty(), "no live job needs them");
+}
