@@ -153,7 +153,7 @@ async fn each_job_is_looked_up_regardless_of_the_statistics() {
         ("all queued", "ANALYZE rouse.job"),
         (
             "all running",
-            "UPDATE rouse.job SET state = 'running', fence = 1, worker = 1, attempt = 1, claimed_at = now(),
+            "UPDATE rouse.job SET state = 'running', fence = 1, worker = 1, attempt = 1, uncounted = 0, claimed_at = now(),
                     lease_until = now() + interval '1 hour';
              ANALYZE rouse.job;
              UPDATE rouse.job SET state = 'queued', fence = NULL, worker = NULL, attempt = 0, uncounted = 0, claimed_at = NULL,

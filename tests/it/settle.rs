@@ -154,10 +154,11 @@ async fn a_released_claim_does_not_count() {
     let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
     let job = claim(&store, 1).await.remove(0);
-    store
-        .settle(&[settlement(&job, Outcome::Released)], Locked::Wait)
-        .await
-        .unwrap();
+    let released = Settlement {
+        started_after: None,
+        ..settlement(&job, Outcome::Released)
+    };
+    store.settle(&[released], Locked::Wait).await.unwrap();
     let shown = show(&client, id).await;
     assert_eq!((shown.state.as_str(), shown.attempt), ("queued", 0));
     assert_eq!(events(&client, id).await, ["requested", "released"]);
