@@ -178,3 +178,53 @@ async fn a_schedule_gives_each_of_its_jobs_a_deadline() {
     let third: i64 = one(&client, run).await;
     assert_eq!(deadline_after(&client, third, "requested_at").await, "");
 }
+
+#[tokio::test]
+async fn the_command_line_sets_and_shows_job_timeouts() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let run = |args: &[&str]| crate::commands::run(&db, args);
+    let (code, output) = run(&[
+        "enqueue",
+        "x",
+        "--in",
+        "1h",
+        "--job-timeout",
+        "3d",
+        "--json",
+    ]);
+    assert_eq!(code, 0, "{output}");
+    let first = output.lines().next().unwrap_or_default();
+    let done: Value = serde_json::from_str(first).unwrap();
+    let id = done["id"].as_i64().unwrap();
+    assert_eq!(deadline_after(&client, id, "available_at").await, "3 days");
+    let at: String = one(
+        &client,
+        "SELECT to_jsonb(deadline_at) #>> '{}' FROM rouse.jobs",
+    )
+    .await;
+    let (_, output) = run(&["job", &id.to_string()]);
+    let shows = |line: &str| line.trim_start().starts_with("deadline_at") && line.contains(&at);
+    assert!(output.lines().any(shows), "{at}: {output}");
+    let (code, output) = run(&["enqueue", "x", "--job-timeout", "3661d"]);
+    assert_eq!(code, 1);
+    assert!(output.contains("job_timeout must be between"), "{output}");
+    run(&["enqueue", "x", "--unique-key", "k"]);
+    let (_, again) = run(&["enqueue", "x", "--unique-key", "k", "--job-timeout", "1d"]);
+    assert!(again.contains("with a different job_timeout"), "{again}");
+
+    let (code, output) = run(&[
+        "schedule",
+        "set",
+        "s",
+        "x",
+        "0 3 * * *",
+        "--job-timeout",
+        "3d",
+    ]);
+    assert_eq!(code, 0, "{output}");
+    let (_, output) = run(&["schedule", "show", "s"]);
+    let shows =
+        |line: &str| line.trim_start().starts_with("job_timeout") && line.ends_with("72:00:00");
+    assert!(output.lines().any(shows), "{output}");
+}
