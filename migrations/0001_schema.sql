@@ -263,6 +263,18 @@ CREATE TABLE rouse.dependency (
 CREATE INDEX dependency_chain ON rouse.dependency (chain, on_failure);
 CREATE INDEX dependency_job ON rouse.dependency (job);
 
+-- Deadlines of the jobs that were enqueued with a job timeout (functions/deadlines.sql); other jobs have no row. Deleted when the deadline
+-- has passed, also if the job has ended before: so the end of a job never looks for one.
+CREATE TABLE rouse.deadline (
+    job         bigint PRIMARY KEY,
+    deadline_at timestamptz NOT NULL,
+    -- When it is enforced: the same, or later if another transaction had locked the job.
+    try_at      timestamptz NOT NULL,
+    -- The job timeout, for the error message.
+    timeout_ms  bigint NOT NULL
+);
+CREATE INDEX deadline_due ON rouse.deadline (try_at);
+
 -- Flows: graphs of jobs that were enqueued in one call (functions/flows.sql). Their jobs refer to them. A row is deleted when none of its
 -- jobs is kept any more.
 CREATE TABLE rouse.flow (
@@ -287,6 +299,7 @@ CREATE TABLE rouse.schedule (
     grants          jsonb,
     lease           interval,
     timeout         interval,
+    job_timeout     interval,
     -- The key of the payload that gets the due time; null: none.
     due_key         text,
     -- When it is due: five or six fields, and the time zone in which they are read.

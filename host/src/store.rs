@@ -15,6 +15,7 @@ mod audit_outbox;
 mod challenge;
 mod claim;
 mod database_metrics;
+mod deadlines;
 mod declared;
 mod enqueue;
 mod find;
@@ -73,6 +74,7 @@ pub use claim::{
     CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, Only, fills_an_answer,
 };
 pub use database_metrics::{COUNTED_WITHIN, DatabaseMetrics, Depth};
+pub use deadlines::{Enforced, MissedDeadline};
 pub use declared::ModuleSchedule;
 pub use enqueue::{Enqueue, Enqueued};
 pub use find::{FoundJobs, RetriedJobs};

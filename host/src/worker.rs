@@ -18,6 +18,7 @@ mod claimer;
 mod claims;
 mod cron;
 mod database_metrics;
+mod deadlines;
 mod declared;
 mod events;
 mod heartbeat;
@@ -107,6 +108,8 @@ struct Shared {
     recorded: recorded::Waiting,
     /// Notified when there are releases to continue.
     releases: Notify,
+    /// Notified when a deadline has passed.
+    deadlines: Notify,
     /// Notified when the time at which the next schedule is due may have changed.
     schedules: Notify,
     /// Notified when the database has other capabilities of this worker.
@@ -163,6 +166,7 @@ impl Shared {
             reports: Reports::default(),
             recorded: recorded::Waiting::default(),
             releases: Notify::new(),
+            deadlines: Notify::new(),
             schedules: Notify::new(),
             capabilities_sent: Notify::new(),
             settings,

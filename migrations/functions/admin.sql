@@ -16,9 +16,11 @@ END
 $$;
 
 -- Ends a live job, and returns whether it was live. A running job is settled with its own fence, and its worker is notified: any outcome of
--- its attempt is refused. Waits for a concurrent change of the job, and then acts on the result. Served by the primary key.
+-- its attempt is refused. Waits for a concurrent change of the job, and then acts on the result. `p_worker`: the worker that ends it; null:
+-- the calling login does. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse._end(
-    p_id bigint, p_state rouse.state, p_result jsonb, p_error jsonb, p_event text, p_detail jsonb DEFAULT NULL) RETURNS boolean
+    p_id bigint, p_state rouse.state, p_result jsonb, p_error jsonb, p_event text, p_detail jsonb DEFAULT NULL, p_worker bigint DEFAULT NULL)
+RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     at     timestamptz;
@@ -45,7 +47,8 @@ BEGIN
         chains := rouse._end_queued(ARRAY[p_id], p_state, p_result, p_error, at);
         PERFORM rouse._chains_ended(chains, ARRAY[p_state = 'succeeded']);
     END IF;
-    INSERT INTO rouse.record (at, job, event, attempt, who, detail) VALUES (at, p_id, p_event, live.attempt, session_user, p_detail);
+    INSERT INTO rouse.record (at, job, event, attempt, worker, who, detail)
+    VALUES (at, p_id, p_event, live.attempt, p_worker, CASE WHEN p_worker IS NULL THEN session_user END, p_detail);
     RETURN true;
 END
 $$;
@@ -174,7 +177,7 @@ END
 $$;
 
 -- Creates a new job from an ended one, `p_was`, with the same lane, payload, tenant, source, max_attempts, grants, lease, timeout and
--- unique key. Returns its id; or, if a live job prevents that, the id of that job, with `is_retry`: true if it is a retry of the job, false
+-- unique key, but without a job timeout: the deadline of the old one has passed, or was meant for it. Returns its id; or, if a live job prevents that, the id of that job, with `is_retry`: true if it is a retry of the job, false
 -- if it only has its unique key. All are null if the payload was removed. Served by job_retry and job_unique_key; wakes like an enqueue.
 --
 -- If its chain has failed, the retry goes on with the chain; if the chain is live, its live job is the retry. If the job never ran, the retry
@@ -305,8 +308,8 @@ BEGIN
 END
 $$;
 
--- Changes when a queued job may start; null, or a time in the past: at once. A job that is ready and stays ready keeps its turn. Served by
--- the primary key.
+-- Changes when a queued job may start; null, or a time in the past: at once. A job that is ready and stays ready keeps its turn. The
+-- deadline of a job with a job timeout does not change. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse.reschedule(id bigint, run_at timestamptz DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$

@@ -45,7 +45,7 @@ BEGIN
         (options ->> 'max_attempts')::integer, options ->> 'unique_key',
         ARRAY(SELECT jsonb_array_elements_text(nullif(options -> 'tags', 'null'))),
         rouse._both_grants(p_parent.grants, nullif(options -> 'grants', 'null')),
-        (options ->> 'lease')::interval, (options ->> 'timeout')::interval, after,
+        (options ->> 'lease')::interval, (options ->> 'timeout')::interval, (options ->> 'job_timeout')::interval, after,
         CASE WHEN p_job.kind = 'next' THEN p_parent.flow END, CASE WHEN p_job.kind = 'next' THEN p_parent.flow_name END,
         CASE WHEN p_job.kind = 'next' THEN coalesce(p_parent.chain, p_parent.id) END, p_origin);
     IF p_job.kind = 'next' AND NOT made.created THEN

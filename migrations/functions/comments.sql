@@ -116,6 +116,8 @@ COMMENT ON FUNCTION rouse.peek IS
     'Reads whether there is work: ready lanes, due jobs, orphans, new lanes.';
 COMMENT ON FUNCTION rouse.continue_releases IS
     'Releases more of the jobs that wait for chains that have ended; true if there is more to do at once.';
+COMMENT ON FUNCTION rouse.enforce_deadlines IS
+    'Ends jobs whose job timeout is over, and returns how many deadlines it has handled, those jobs, and when the next deadline passes.';
 COMMENT ON FUNCTION rouse.promote IS
     'Gives due jobs their turn and returns when the next job is due.';
 COMMENT ON FUNCTION rouse.overdue IS

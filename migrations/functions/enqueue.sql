@@ -105,14 +105,14 @@ BEGIN
 END
 $$;
 
--- A lease or a run timeout of a job, `p_name`, in milliseconds; rejects values that no host would honour. A lease shorter than two seconds
--- could not be renewed in time.
+-- A lease, a run timeout or a job timeout, `p_name`, in milliseconds; rejects values that no host would honour. A lease shorter than two
+-- seconds could not be renewed in time. A job timeout may be ten years long, so that it can include any wait of practical use.
 CREATE OR REPLACE FUNCTION rouse._time_ms(p_name text, p_time interval) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     least_ms bigint := CASE p_name WHEN 'lease' THEN 2000 ELSE 1 END;
     ms       numeric := extract(epoch FROM p_time) * 1000;
-    most_ms  bigint := CASE p_name WHEN 'lease' THEN 86400000 ELSE 2592000000 END;
+    most_ms  bigint := CASE p_name WHEN 'lease' THEN 86400000 WHEN 'timeout' THEN 2592000000 ELSE 316224000000 END;
 BEGIN
     IF p_time IS NULL THEN
         RETURN NULL;
@@ -121,8 +121,9 @@ BEGIN
     IF ms NOT BETWEEN least_ms AND most_ms THEN
         RAISE EXCEPTION 'rouse.enqueue: % must be between % and %, not %', p_name,
             CASE p_name WHEN 'lease' THEN '2 seconds' ELSE '1 millisecond' END,
-            CASE p_name WHEN 'lease' THEN '1 day' ELSE '30 days' END, p_time
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out for the handler''s own.';
+            CASE p_name WHEN 'lease' THEN '1 day' WHEN 'timeout' THEN '30 days' ELSE '3660 days' END, p_time
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = CASE p_name WHEN 'job_timeout' THEN 'Leave it out for none.' ELSE 'Leave it out for the handler''s own.' END;
     END IF;
     RETURN ms::bigint;
 END
@@ -145,6 +146,8 @@ $$;
 --   lease         the duration of a claim without renewal, 2 seconds to 1 day; null: the handler's own
 --   timeout       the run timeout of an attempt, 1 millisecond to 30 days; null: the handler's own. If rouse.toml sets one for the
 --                 handler, the shorter of the two counts
+--   job_timeout   the time within which the job has to end, from run_at, or from now if that is later; 1 millisecond to 3,660 days; null:
+--                 any. A job that has not ended by then fails, whatever its state (rouse.enforce_deadlines)
 --   after         the jobs that it waits for, at most 10,000: a list of ids, or an object with a name for each, {"charge": 17} or
 --                 {"charge": {"job": 17, "on_failure": "cancel"}}. It waits for the end of their chains. `on_failure`: a failed chain
 --                 cancels the job (cancel, the default), counts as ended (run), or the job waits until it was retried and has succeeded (wait)
@@ -162,6 +165,7 @@ CREATE OR REPLACE FUNCTION rouse.enqueue(
     grants       jsonb       DEFAULT NULL,
     lease        interval    DEFAULT NULL,
     timeout      interval    DEFAULT NULL,
+    job_timeout  interval    DEFAULT NULL,
     after        jsonb       DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
@@ -182,7 +186,7 @@ BEGIN
     IF unique_key IS NOT NULL THEN
         RETURN (SELECT e.id FROM rouse._enqueue(
             job_id, handler, payload, bytes, NULL, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants, lease, timeout,
-            after, NULL, NULL) AS e);
+            job_timeout, after, NULL, NULL) AS e);
     END IF;
     IF bytes > bytes_max THEN
         bytes_max := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = queue), 262144);
@@ -205,7 +209,7 @@ BEGIN
             AND (source IS NULL OR length(source) BETWEEN 1 AND 200);
     END IF;
     -- Rare: the statement below leaves them out, so that it costs other jobs nothing.
-    IF coalesce(lease, timeout) IS NOT NULL OR after IS NOT NULL THEN
+    IF coalesce(lease, timeout, job_timeout) IS NOT NULL OR after IS NOT NULL THEN
         valid := false;
     END IF;
     -- Entries of the catalog are valid: if the lane is found, its parts need no checks of their own. Null parts find no lane.
@@ -225,7 +229,7 @@ BEGIN
     -- Something is new, null, rare, or wrong: all checks, in order.
     RETURN (SELECT e.id FROM rouse._enqueue(
         job_id, handler, payload, bytes, stored_at, queue, tenant, source, priority, run_at, max_attempts, NULL, tags, grants, lease, timeout,
-        after, NULL, NULL) AS e);
+        job_timeout, after, NULL, NULL) AS e);
 END
 $$;
 
@@ -235,23 +239,25 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._enqueue(
     p_id bigint, p_handler text, p_payload jsonb, p_bytes integer, p_stored_at timestamptz, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
     p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb, p_lease interval, p_timeout interval,
-    p_after jsonb, p_flow bigint, p_flow_name text, p_chain bigint DEFAULT NULL, p_origin jsonb DEFAULT NULL,
+    p_job_timeout interval, p_after jsonb, p_flow bigint, p_flow_name text, p_chain bigint DEFAULT NULL, p_origin jsonb DEFAULT NULL,
     OUT id bigint, OUT created boolean, OUT differs text[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    at        timestamptz := clock_timestamp();
-    lane_id   bigint := rouse._lane(p_handler, p_queue, p_tenant, p_source, p_priority, p_run_at, p_max_attempts, p_tags, p_payload);
-    key       text := p_handler || '/' || p_unique_key;
-    stored_at timestamptz;
-    lease     bigint;
-    timeout   bigint;
-    parents   record;
-    blockers  integer;
+    at          timestamptz := clock_timestamp();
+    lane_id     bigint := rouse._lane(p_handler, p_queue, p_tenant, p_source, p_priority, p_run_at, p_max_attempts, p_tags, p_payload);
+    key         text := p_handler || '/' || p_unique_key;
+    stored_at   timestamptz;
+    lease       bigint;
+    timeout     bigint;
+    job_timeout bigint;
+    parents     record;
+    blockers    integer;
 BEGIN
-    IF coalesce(p_lease, p_timeout) IS NOT NULL THEN
+    IF coalesce(p_lease, p_timeout, p_job_timeout) IS NOT NULL THEN
         lease := rouse._time_ms('lease', p_lease);
         timeout := rouse._time_ms('timeout', p_timeout);
+        job_timeout := rouse._time_ms('job_timeout', p_job_timeout);
     END IF;
     IF p_payload IS NULL THEN
         p_payload := '{}';
@@ -282,6 +288,9 @@ BEGIN
                 CASE WHEN stored_at IS NULL THEN p_payload END, stored_at, CASE WHEN blockers IS NULL THEN true END, p_grants, lease, timeout, p_after, p_chain, p_origin)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
+            IF job_timeout IS NOT NULL THEN
+                PERFORM rouse._add_deadlines(ARRAY[p_id], p_run_at, at, job_timeout);
+            END IF;
             IF p_after IS NOT NULL THEN
                 PERFORM rouse._add_dependencies(p_id, parents.chains, parents.on_failures, parents.failed);
             END IF;
@@ -303,6 +312,7 @@ BEGIN
                    CASE WHEN j.grants IS DISTINCT FROM p_grants THEN 'grants' END,
                    CASE WHEN j.lease_ms IS DISTINCT FROM lease THEN 'lease' END,
                    CASE WHEN j.timeout_ms IS DISTINCT FROM timeout THEN 'timeout' END,
+                   CASE WHEN (SELECT d.timeout_ms FROM rouse.deadline AS d WHERE d.job = j.id) IS DISTINCT FROM job_timeout THEN 'job_timeout' END,
                    CASE WHEN j.after IS DISTINCT FROM p_after THEN 'after' END], NULL)
         INTO _enqueue.id, created, differs
         FROM rouse.job AS j
@@ -324,7 +334,7 @@ $$;
 --   id       the job that has the key now
 --   created  true: this call has enqueued it; false: it was live before, and nothing was added or changed
 --   differs  the arguments of this call in which the live job differs: payload, queue, source, priority, max_attempts, tags,
---            grants, lease, timeout and after; not run_at, which each retry changes
+--            grants, lease, timeout, job_timeout and after; not run_at, which each retry changes
 CREATE OR REPLACE FUNCTION rouse.enqueue_unique(
     handler      text,
     unique_key   text,
@@ -339,6 +349,7 @@ CREATE OR REPLACE FUNCTION rouse.enqueue_unique(
     grants       jsonb       DEFAULT NULL,
     lease        interval    DEFAULT NULL,
     timeout      interval    DEFAULT NULL,
+    job_timeout  interval    DEFAULT NULL,
     after        jsonb       DEFAULT NULL,
     OUT id       bigint,
     OUT created  boolean,
@@ -353,7 +364,7 @@ BEGIN
     END IF;
     SELECT u.id, u.created, u.differs INTO id, created, differs
     FROM rouse._enqueue(nextval('rouse.turn_seq'), handler, payload, octet_length(payload::text), NULL, queue, tenant, source, priority,
-                        run_at, max_attempts, unique_key, tags, grants, lease, timeout, after, NULL, NULL) AS u;
+                        run_at, max_attempts, unique_key, tags, grants, lease, timeout, job_timeout, after, NULL, NULL) AS u;
 END
 $$;
 
@@ -371,7 +382,8 @@ CREATE OR REPLACE FUNCTION rouse.enqueue_many(
     tags         text[]      DEFAULT '{}',
     grants       jsonb       DEFAULT NULL,
     lease        interval    DEFAULT NULL,
-    timeout      interval    DEFAULT NULL
+    timeout      interval    DEFAULT NULL,
+    job_timeout  interval    DEFAULT NULL
 ) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_variable
@@ -382,6 +394,7 @@ DECLARE
     others    integer := rouse._other_bytes(tenant, source, grants);
     lease_ms  bigint;
     run_ms    bigint;
+    job_ms    bigint;
     sizes     integer[];
     ids       bigint[];
     stored_at timestamptz[];
@@ -409,11 +422,15 @@ BEGIN
     IF grants IS NOT NULL THEN
         PERFORM rouse._check_grants(grants);
     END IF;
-    IF coalesce(lease, timeout) IS NOT NULL THEN
+    IF coalesce(lease, timeout, job_timeout) IS NOT NULL THEN
         lease_ms := rouse._time_ms('lease', lease);
         run_ms := rouse._time_ms('timeout', timeout);
+        job_ms := rouse._time_ms('job_timeout', job_timeout);
     END IF;
     ids := ARRAY(SELECT nextval('rouse.turn_seq') FROM unnest(sizes));
+    IF job_ms IS NOT NULL THEN
+        PERFORM rouse._add_deadlines(ids, run_at, at, job_ms);
+    END IF;
     IF rouse._payload_at((SELECT max(s) FROM unnest(sizes) AS s), at) IS NOT NULL THEN
         stored_at := ARRAY(SELECT rouse._payload_at(s.bytes, at) FROM unnest(sizes) WITH ORDINALITY AS s(bytes, place) ORDER BY s.place);
         INSERT INTO rouse.payload (job, payload, kept_at)

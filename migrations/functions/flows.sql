@@ -75,7 +75,7 @@ $$;
 -- Enqueues a graph of jobs, and returns the id of the flow. `jobs` is a list of 1 to 10,000 objects:
 --
 --   name, handler   required; names have 1 to 200 characters and are unique in the flow
---   payload, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants, lease, timeout
+--   payload, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants, lease, timeout, job_timeout
 --                   as in rouse.enqueue
 --   after           as in rouse.enqueue, with names of this flow as strings, and ids of other jobs as numbers: ["charge", 17], or
 --                   {"paid": "charge", "stock": {"job": "reserve", "on_failure": "run"}}
@@ -127,7 +127,7 @@ BEGIN
     END IF;
     SELECT e.job ->> 'name' AS name, key INTO wrong FROM jsonb_array_elements(jobs) AS e(job), jsonb_object_keys(e.job) AS key
     WHERE key NOT IN ('name', 'handler', 'payload', 'queue', 'tenant', 'source', 'priority', 'run_at', 'max_attempts', 'unique_key', 'tags', 'grants',
-                      'lease', 'timeout', 'after')
+                      'lease', 'timeout', 'job_timeout', 'after')
     LIMIT 1;
     IF FOUND THEN
         PERFORM rouse._refuse_flow(format('job %L has the unknown key %L', wrong.name, wrong.key),
@@ -182,7 +182,7 @@ BEGIN
             coalesce(job ->> 'queue', queue), coalesce(job ->> 'tenant', tenant), coalesce(job ->> 'source', source),
             coalesce(job ->> 'priority', priority), (job ->> 'run_at')::timestamptz, (job ->> 'max_attempts')::integer, job ->> 'unique_key',
             ARRAY(SELECT jsonb_array_elements_text(nullif(job -> 'tags', 'null'))), nullif(job -> 'grants', 'null'),
-            (job ->> 'lease')::interval, (job ->> 'timeout')::interval, after, flow_id, names[place]) AS e);
+            (job ->> 'lease')::interval, (job ->> 'timeout')::interval, (job ->> 'job_timeout')::interval, after, flow_id, names[place]) AS e);
     END LOOP;
     RETURN flow_id;
 EXCEPTION

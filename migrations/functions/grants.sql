@@ -39,7 +39,7 @@ GRANT EXECUTE ON FUNCTION
 -- Workers. Each function except the reads checks the worker's key.
 GRANT EXECUTE ON FUNCTION
     rouse.register, rouse.heartbeat, rouse.outlived, rouse.unregister, rouse.sleep, rouse.awake,
-    rouse.peek, rouse.promote, rouse.continue_releases, rouse.overdue, rouse.remaining, rouse.remaining_bound, rouse.depth,
+    rouse.peek, rouse.promote, rouse.continue_releases, rouse.enforce_deadlines, rouse.overdue, rouse.remaining, rouse.remaining_bound, rouse.depth,
     rouse.claim, rouse.claim_bound, rouse.claimed, rouse.orphans, rouse.adopt, rouse.settle, rouse.renew,
     rouse.recorded_steps, rouse.recorded_step, rouse.record_step, rouse.take_signal, rouse.returned_calls, rouse.parent_ends,
     rouse.report, rouse.report_usage, rouse.append_log,
@@ -59,7 +59,7 @@ GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_resu
 -- Views run with the rights of their owner; these functions run with those of the reader.
 GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload TO rouse_observer, rouse_operator;
 GRANT SELECT ON
-    rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.dependency, rouse.pending_release, rouse.kept_end, rouse.flow, rouse.schedule, rouse.schedule_run, rouse.backfill, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
+    rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.deadline, rouse.dependency, rouse.pending_release, rouse.kept_end, rouse.flow, rouse.schedule, rouse.schedule_run, rouse.backfill, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
     rouse.handler_state, rouse.challenge, rouse.audit_outbox, rouse.worker_login,
     rouse.jobs, rouse.flows, rouse.schedules, rouse.queues, rouse.backlog, rouse.workers, rouse.handlers, rouse.usage, rouse.top
     TO rouse_observer, rouse_operator;

@@ -18,8 +18,9 @@ $$;
 --   orphaned_since      orphans: a lease has ended, at this time or later; null: at any time (served by
 --                       job_lease)
 --   due_within_ms       due: a due job waits for its turn, since at most this many
---                       milliseconds; null: any (served by job_due)
---   next_due_ms         milliseconds until the next scheduled job or retry is due; null: there is none
+--                       milliseconds; null: any (served by job_due); deadlines: a deadline has passed, as
+--                       long ago (rouse.enforce_deadlines; served by deadline_due)
+--   next_due_ms         milliseconds until the next scheduled job or retry is due, or the next deadline passes; null: there is none
 --   looked_at           the time up to which leases were checked
 --   turn                the last assigned turn; null while a queue is paused, because a lane that seems empty may have jobs then
 --   writers             transactions of this database that have written and are in progress, or prepared: their jobs are not visible yet;
@@ -30,7 +31,7 @@ CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_rows bigint,
     p_orphaned_since timestamptz, p_due_within_ms bigint, p_most integer, p_with_writers boolean,
     OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint, OUT looked_at timestamptz,
-    OUT turn bigint, OUT writers bigint[], OUT releases boolean)
+    OUT turn bigint, OUT writers bigint[], OUT releases boolean, OUT deadlines boolean)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -39,6 +40,7 @@ DECLARE
     orphaned_since timestamptz := coalesce(p_orphaned_since, '-infinity');
     due_since      timestamptz := coalesce(at - p_due_within_ms * interval '1 millisecond', '-infinity');
     next_at        timestamptz;
+    deadline_at    timestamptz;
     paused         boolean;
 BEGIN
     looked_at := at;
@@ -86,6 +88,12 @@ BEGIN
     ORDER BY j.available_at LIMIT 1;
     due := coalesce(next_at <= at, false);
     releases := EXISTS (SELECT FROM rouse.pending_release AS p WHERE p.try_at < at - interval '1 second' ORDER BY p.try_at LIMIT 1);
+    SELECT d.try_at INTO deadline_at FROM rouse.deadline AS d WHERE d.try_at > due_since ORDER BY d.try_at LIMIT 1;
+    deadlines := coalesce(deadline_at <= at, false);
+    -- One that has passed is not waited for: another host may be enforcing it.
+    IF NOT deadlines THEN
+        next_at := least(next_at, deadline_at);
+    END IF;
     -- GREATEST would turn null into 0, and the worker would never wait.
     IF next_at IS NOT NULL THEN
         next_due_ms := greatest(0, ceil(extract(epoch FROM next_at - clock_timestamp()) * 1000))::bigint;

@@ -63,7 +63,8 @@ DECLARE
 BEGIN
     PERFORM rouse._lane(p_schedule.handler, p_schedule.queue, p_schedule.tenant, p_schedule.source, p_schedule.priority::text, NULL,
                         p_schedule.max_attempts, p_schedule.tags, p_schedule.payload);
-    PERFORM rouse._time_ms('lease', p_schedule.lease), rouse._time_ms('timeout', p_schedule.timeout);
+    PERFORM rouse._time_ms('lease', p_schedule.lease), rouse._time_ms('timeout', p_schedule.timeout),
+            rouse._time_ms('job_timeout', p_schedule.job_timeout);
     PERFORM rouse._check_payload(octet_length(p_schedule.payload::text), p_schedule.queue);
     IF p_schedule.grants IS NOT NULL THEN
         PERFORM rouse._check_grants(p_schedule.grants);
@@ -156,8 +157,8 @@ BEGIN
     UPDATE rouse.schedule AS s
     SET handler = p_schedule.handler, payload = p_schedule.payload, queue = p_schedule.queue, tenant = p_schedule.tenant,
         source = p_schedule.source, priority = p_schedule.priority, max_attempts = p_schedule.max_attempts, tags = p_schedule.tags,
-        grants = p_schedule.grants, lease = p_schedule.lease, timeout = p_schedule.timeout, due_key = p_schedule.due_key,
-        cron = p_schedule.cron, time_zone = p_schedule.time_zone, overlap = p_schedule.overlap, catch_up = p_schedule.catch_up,
+        grants = p_schedule.grants, lease = p_schedule.lease, timeout = p_schedule.timeout, job_timeout = p_schedule.job_timeout,
+        due_key = p_schedule.due_key, cron = p_schedule.cron, time_zone = p_schedule.time_zone, overlap = p_schedule.overlap, catch_up = p_schedule.catch_up,
         catch_up_window = p_schedule.catch_up_window, jitter = p_schedule.jitter, module_version = p_schedule.module_version,
         login = CASE WHEN was.module_version IS NOT NULL AND p_schedule.module_version IS NULL THEN session_user ELSE s.login END,
         changed_at = at, revision = nextval('rouse.turn_seq'),
@@ -217,6 +218,7 @@ CREATE OR REPLACE FUNCTION rouse.schedule(
     grants          jsonb    DEFAULT NULL,
     lease           interval DEFAULT NULL,
     timeout         interval DEFAULT NULL,
+    job_timeout     interval DEFAULT NULL,
     due_key         text     DEFAULT NULL
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -241,6 +243,7 @@ BEGIN
     wanted.grants := grants;
     wanted.lease := lease;
     wanted.timeout := timeout;
+    wanted.job_timeout := job_timeout;
     wanted.due_key := due_key;
     wanted.cron := rouse._check_cron(cron);
     wanted.time_zone := coalesce(time_zone, 'UTC');
@@ -361,7 +364,7 @@ BEGIN
     PERFORM rouse._enqueue(
         made, p_schedule.handler, payload, octet_length(payload::text), NULL, p_schedule.queue, p_schedule.tenant,
         coalesce(p_schedule.source, 'schedule:' || p_schedule.name), p_schedule.priority::text, p_run_at, p_schedule.max_attempts, NULL,
-        p_schedule.tags, p_schedule.grants, p_schedule.lease, p_schedule.timeout, p_after, NULL, NULL);
+        p_schedule.tags, p_schedule.grants, p_schedule.lease, p_schedule.timeout, p_schedule.job_timeout, p_after, NULL, NULL);
     RETURN made;
 END
 $$;
@@ -423,7 +426,7 @@ SELECT s.name, s.handler, s.cron, s.time_zone,
        CASE WHEN s.paused_at IS NULL THEN s.upcoming ELSE '{}' END AS upcoming,
        r.last_runs, s.last_job, s.error, s.overlap, s.catch_up, s.catch_up_window, s.jitter, s.payload, s.due_key,
        s.queue, s.tenant, coalesce(s.source, 'schedule:' || s.name) AS source, s.priority, s.max_attempts, s.tags, s.grants, s.lease, s.timeout,
-       s.module_version, s.login, s.created_at, s.changed_at, s.paused_at, s.handled_until, b.backfills
+       s.job_timeout, s.module_version, s.login, s.created_at, s.changed_at, s.paused_at, s.handled_until, b.backfills
 FROM rouse.schedule AS s
 CROSS JOIN LATERAL (
     SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object(

@@ -11,7 +11,7 @@ $$;
 
 -- Every job that is kept, live or finished. `error` is that of the last failed attempt; `progress` is the latest report of the running
 -- attempt; `usage` is that of the last attempt, or of the running one so far; `grants` are the job's attenuated grants; `lease_ms` and
--- `timeout_ms` are the job's own, null: the handler's. `orphaned_at` is when the lease of a running job ended: its worker is gone, and no
+-- `timeout_ms` are the job's own, null: the handler's. `deadline_at` is when the job timeout of a live job is over. `orphaned_at` is when the lease of a running job ended: its worker is gone, and no
 -- other has adopted it yet. `after` are the chains that it waits or waited for, by name; `waits_for` are those that have not ended, at most
 -- 100. `wait` is what a suspended job waits for. `parent` is the job whose attempt has enqueued it. `ran` is the handler that ran, if its worker has bound the job's source to another handler.
 CREATE OR REPLACE VIEW rouse.jobs AS
@@ -25,7 +25,8 @@ SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source
        (SELECT rouse._usage(r.cpu_us, r.memory_bytes, r.host_calls, r.bytes_in, r.bytes_out, NULL)
         FROM rouse.running AS r WHERE r.job = j.id AND r.fence = j.fence) AS usage,
        j.grants, CASE WHEN j.lease_until < clock_timestamp() THEN j.lease_until END AS orphaned_at,
-       NULL::text AS ran, j.lease_ms, j.timeout_ms, coalesce(j.chain, j.id) AS chain, j.after,
+       NULL::text AS ran, j.lease_ms, j.timeout_ms,
+       (SELECT d.deadline_at FROM rouse.deadline AS d WHERE d.job = j.id) AS deadline_at, coalesce(j.chain, j.id) AS chain, j.after,
        CASE WHEN j.blockers IS NOT NULL THEN
            -- Not ORDER BY below the LIMIT, which dependency_chain would provide, by reading all of it.
            ARRAY(SELECT d.chain FROM (SELECT d.chain FROM rouse.dependency AS d WHERE d.job = j.id LIMIT 100) AS d ORDER BY 1) END AS waits_for,
@@ -37,7 +38,7 @@ SELECT f.id, l.handler, l.queue, l.priority, l.tags, f.state, f.tenant, f.source
        f.attempt, f.uncounted, f.max_attempts, f.retried_from, f.worker,
        f.requested_at, f.available_at, f.claimed_at, f.started_at, f.finished_at,
        rouse._payload(f.id, f.payload, f.payload_at), f.result, f.error, NULL,
-       rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest), f.grants, NULL, f.handler, f.lease_ms, f.timeout_ms,
+       rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest), f.grants, NULL, f.handler, f.lease_ms, f.timeout_ms, NULL,
        coalesce(f.chain, f.id), f.after, NULL, NULL, (f.origin ->> 'parent')::bigint
 FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;

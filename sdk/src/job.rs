@@ -174,6 +174,13 @@ impl<T> Job<T> {
         self.with("timeout", interval(timeout))
     }
 
+    /// The job timeout: the time within which the job has to end, with all its attempts, retries and waits. It counts
+    /// from the time at which the job is enqueued, or from [`run_at`](Self::run_at) if that is later. A job that has not
+    /// ended by then fails, with an error of the kind `job_timeout`. By default there is none.
+    pub fn job_timeout(self, timeout: Duration) -> Self {
+        self.with("job_timeout", interval(timeout))
+    }
+
     /// Starts the job when the chain of this one, which the same attempt has enqueued, has succeeded; if that fails,
     /// the job is cancelled. Its result is `ctx.results()?.get(name)` in the job. Names have 1 to 200 characters, and
     /// differ within a job.
@@ -356,6 +363,7 @@ mod tests {
             .grants(json!({"http": []}))
             .lease(Duration::from_secs(90))
             .timeout(Duration::from_millis(1500))
+            .job_timeout(Duration::from_secs(3 * 86_400))
             .after("left", &first)
             .after_or("right", &second, OnFailure::Run);
         assert_eq!(
@@ -364,6 +372,7 @@ mod tests {
                 "queue": "bulk", "priority": "high", "delay_ms": 2, "max_attempts": 3, "unique_key": "k",
                 "tags": ["gpu", "eu"], "grants": {"http": []},
                 "lease": "90000 milliseconds", "timeout": "1500 milliseconds",
+                "job_timeout": "259200000 milliseconds",
                 "after": {
                     "left": {"job": -1, "on_failure": "cancel"},
                     "right": {"job": -2, "on_failure": "run"},

@@ -107,6 +107,20 @@ async fn an_aborted_attempt_enqueues_nothing() {
 }
 
 #[tokio::test]
+async fn a_handler_gives_its_child_a_job_timeout() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = start(&db).await;
+    let child = json!({"handler": "flow.square", "payload": {"n": 1}, "delay_ms": 3_600_000, "job_timeout_ms": 7_200_000});
+    let payload = json!({"jobs": [child], "then": "succeed"});
+    let (id, ..) = run(&client, "flow.children", payload).await;
+    let sql = "SELECT (deadline_at - available_at)::text FROM rouse.jobs WHERE parent = $1";
+    let row = client.query_one(sql, &[&id]).await.unwrap();
+    assert_eq!(row.get::<_, String>(0), "02:00:00");
+    worker.drain().await;
+}
+
+#[tokio::test]
 async fn a_chain_of_hops_has_the_result_of_its_last_job() {
     let db = TestDb::new().await;
     let client = db.client().await;

@@ -75,6 +75,7 @@ fn nothing() -> Peek {
         turn: None,
         writers: None,
         releases: false,
+        deadlines: false,
     }
 }
 

@@ -5,6 +5,7 @@ mod support;
 mod adopt;
 mod audit;
 mod database_metrics;
+mod deadlines;
 mod dependencies;
 mod enqueue;
 mod finding;

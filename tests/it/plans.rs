@@ -178,6 +178,38 @@ async fn each_job_is_looked_up_regardless_of_the_statistics() {
 }
 
 #[tokio::test]
+async fn enforcing_deadlines_reads_only_the_jobs_whose_deadline_has_passed() {
+    const REGISTER: &str =
+        "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
+    const ENFORCE: &str = "SELECT handled::bigint FROM rouse.enforce_deadlines((SELECT max(incarnation) FROM rouse.worker), sha256('key'), 1000)";
+    let db = TestDb::new().await;
+    let (mut client, producer) = (db.client().await, db.client().await);
+    client
+        .batch_execute("ANALYZE rouse.job, rouse.deadline")
+        .await
+        .unwrap();
+    client.query(REGISTER, &[]).await.unwrap();
+    // The session keeps the plans that it makes now, while the tables are empty.
+    for passed in [0, 10, 20] {
+        producer
+            .query(
+                "SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[$1::integer]), job_timeout => '1 day')",
+                &[&BACKLOG],
+            )
+            .await
+            .unwrap();
+        // Half of these jobs have ended in time.
+        let sql = "UPDATE rouse.deadline SET try_at = clock_timestamp() WHERE job IN (SELECT job FROM rouse.deadline LIMIT $1)";
+        producer.execute(sql, &[&passed]).await.unwrap();
+        let sql = "SELECT rouse.cancel(job) FROM (SELECT job FROM rouse.deadline WHERE try_at < now() LIMIT $1) AS d";
+        producer.query(sql, &[&(passed / 2)]).await.unwrap();
+        let (handled, rows) = run(&mut client, ENFORCE, &[]).await;
+        assert_eq!(handled, [passed]);
+        assert!(rows <= 12 * passed, "{rows} rows for {passed} deadlines");
+    }
+}
+
+#[tokio::test]
 async fn a_producer_looks_up_its_lane_after_the_catalog_has_grown() {
     const READ: &str = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
          FROM pg_stat_xact_user_tables WHERE relid = 'rouse.lane'::regclass";

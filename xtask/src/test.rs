@@ -45,13 +45,14 @@ impl Postgres {
 }
 
 /// The modules of tests/it that test Rouse's SQL. The other modules reach the database through the same functions.
-const SQL_MODULES: [&str; 38] = [
+const SQL_MODULES: [&str; 39] = [
     "admin_actions",
     "adopt",
     "audit",
     "children",
     "claims",
     "database_metrics",
+    "deadlines",
     "dependencies",
     "enqueue",
     "finding",

@@ -65,6 +65,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     timeout: Option<Duration>,
 
+    /// The time within which the job has to end, with all its attempts, retries and waits, at most 3660d; it counts from
+    /// now, or from the time of --in. A job that has not ended by then fails; default: none
+    #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
+    job_timeout: Option<Duration>,
+
     /// Run it after the end of this job (repeat for several). If that job fails, this one is cancelled; with `:run` it
     /// runs nevertheless, and with `:wait` it waits until the job was retried and has succeeded. NAME describes the
     /// job in `rouse job ID`; default: the id
@@ -114,6 +119,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             grants: args.grants,
             lease_secs: args.lease.map(|lease| lease.as_secs_f64()),
             timeout_secs: args.timeout.map(|timeout| timeout.as_secs_f64()),
+            job_timeout_secs: args.job_timeout.map(|timeout| timeout.as_secs_f64()),
             after,
         })
         .await?;

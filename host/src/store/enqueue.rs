@@ -34,6 +34,8 @@ pub struct Enqueue {
     pub lease_secs: Option<f64>,
     /// The run timeout of its attempts, seconds; `None` means the handler's own.
     pub timeout_secs: Option<f64>,
+    /// The time within which it has to end, seconds; `None` means no limit.
+    pub job_timeout_secs: Option<f64>,
     /// The jobs that it waits for, JSON; `None` means none.
     pub after: Option<String>,
 }
@@ -57,7 +59,7 @@ impl Store {
             job.grants.clone().map(JsonText),
             job.after.clone().map(JsonText),
         );
-        let args: [(&(dyn ToSql + Sync), Type); 14] = [
+        let args: [(&(dyn ToSql + Sync), Type); 15] = [
             (&job.handler, Type::TEXT),
             (&payload, Type::JSONB),
             (&job.queue, Type::TEXT),
@@ -70,11 +72,12 @@ impl Store {
             (&grants, Type::JSONB),
             (&job.lease_secs, Type::FLOAT8),
             (&job.timeout_secs, Type::FLOAT8),
+            (&job.job_timeout_secs, Type::FLOAT8),
             (&after, Type::JSONB),
             (&job.unique_key, Type::TEXT),
         ];
         let rows = match job.unique_key {
-            None => self.query(include_str!("enqueue.sql"), &args[..13]).await?,
+            None => self.query(include_str!("enqueue.sql"), &args[..14]).await?,
             Some(_) => {
                 self.query(include_str!("enqueue_unique.sql"), &args)
                     .await?

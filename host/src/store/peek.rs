@@ -18,7 +18,8 @@ pub struct Looking<'a> {
     pub catalog_rows: usize,
     /// Only leases that ended at this time or later, by the database's clock; `None` means all.
     pub orphaned_since: Option<SystemTime>,
-    /// Only jobs that became due within this time, by the database's clock; `None` means all.
+    /// Only jobs that became due, and deadlines that have passed, within this time, by the database's clock; `None`
+    /// means all.
     pub due_within: Option<Duration>,
     /// The maximum number of lanes to return.
     pub most: usize,
@@ -37,7 +38,8 @@ pub struct Peek {
     pub orphans: bool,
     /// A due job waits for its turn.
     pub due: bool,
-    /// The time until the next scheduled job or retry is due, by the database's clock; `None` if there is none.
+    /// The time until the next scheduled job or retry is due, or the next deadline passes, by the database's clock;
+    /// `None` if there is none.
     pub next_due: Option<Duration>,
     /// Leases were checked up to this time, by the database's clock.
     pub looked_at: SystemTime,
@@ -48,6 +50,8 @@ pub struct Peek {
     pub writers: Option<Vec<i64>>,
     /// Releases have been pending for more than a second.
     pub releases: bool,
+    /// The deadline of a job has passed.
+    pub deadlines: bool,
 }
 
 impl Store {
@@ -89,6 +93,7 @@ impl Store {
             turn: row.get(6),
             writers: row.get(7),
             releases: row.get(8),
+            deadlines: row.get(9),
         })
     }
 }

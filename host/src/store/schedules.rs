@@ -45,6 +45,8 @@ pub struct NewSchedule {
     pub lease_secs: Option<f64>,
     /// Their run timeout, seconds.
     pub timeout_secs: Option<f64>,
+    /// The time within which they have to end, seconds.
+    pub job_timeout_secs: Option<f64>,
     /// The key of the payload that gets the due time.
     pub due_key: Option<String>,
 }
@@ -69,7 +71,7 @@ impl Store {
     pub async fn put_schedule(&self, new: &NewSchedule) -> Result<String, StoreError> {
         let payload = JsonText(new.payload.clone());
         let grants = new.grants.clone().map(JsonText);
-        let args: [(&(dyn ToSql + Sync), Type); 19] = [
+        let args: [(&(dyn ToSql + Sync), Type); 20] = [
             (&new.name, Type::TEXT),
             (&new.handler, Type::TEXT),
             (&payload, Type::JSONB),
@@ -88,6 +90,7 @@ impl Store {
             (&grants, Type::JSONB),
             (&new.lease_secs, Type::FLOAT8),
             (&new.timeout_secs, Type::FLOAT8),
+            (&new.job_timeout_secs, Type::FLOAT8),
             (&new.due_key, Type::TEXT),
         ];
         let rows = self.query(include_str!("put_schedule.sql"), &args).await?;

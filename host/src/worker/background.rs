@@ -8,8 +8,8 @@ use tokio_util::task::TaskTracker;
 
 use super::Shared;
 use super::{
-    challenges, cron, database_metrics, declared, heartbeat, leases, logs, maintenance, progress,
-    reach, releases, slots, usage, wakeups,
+    challenges, cron, database_metrics, deadlines, declared, heartbeat, leases, logs, maintenance,
+    progress, reach, releases, slots, usage, wakeups,
 };
 use crate::store::connect::Connector;
 
@@ -30,6 +30,7 @@ impl Background {
         background.spawn(reach::report_forever(shared.clone()));
         background.spawn(reach::shorten_backoff_when_stopping(shared.clone()));
         background.spawn(releases::run_forever(shared.clone()));
+        background.spawn(deadlines::run_forever(shared.clone()));
         background.spawn(cron::run_forever(shared.clone()));
         background.spawn(declared::run_forever(shared.clone()));
         background.spawn(progress::run_forever(shared.clone()));

@@ -10,7 +10,7 @@ use super::Settings;
 use crate::harmless::printable;
 use crate::job::{AbortReason, Attempt, AttemptError, Incarnation, JobId, Outcome, RetryAt};
 use crate::sandbox::BootTime;
-use crate::store::AdminAction;
+use crate::store::{AdminAction, MissedDeadline};
 
 const TARGET: &str = "rouse::job";
 /// The target of events of the worker itself.
@@ -202,6 +202,20 @@ pub(super) fn settled(context: EventContext<'_>, outcome: &Outcome) {
         }
         Outcome::Released => event!(debug, "released", context),
     }
+}
+
+/// The deadline of the job has passed, and it has failed.
+pub(super) fn missed_deadline(worker_id: &str, missed: &MissedDeadline) {
+    warn!(
+        target: TARGET,
+        event = "failed",
+        job.id = missed.id.0,
+        handler = missed.handler,
+        attempt = (missed.attempt.0 > 0).then_some(missed.attempt.0),
+        worker.id = worker_id,
+        error = %missed.error,
+        "the job timeout is over"
+    );
 }
 
 /// True if admin actions are logged.

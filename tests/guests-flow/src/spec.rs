@@ -25,6 +25,7 @@ pub(crate) struct Spec {
     grants: Option<Value>,
     lease_ms: Option<u64>,
     timeout_ms: Option<u64>,
+    job_timeout_ms: Option<u64>,
     /// Jobs that the attempt has enqueued before, by name.
     #[serde(default)]
     after: BTreeMap<String, After>,
@@ -74,6 +75,9 @@ impl Spec {
         }
         if let Some(ms) = self.timeout_ms {
             job = job.timeout(Duration::from_millis(ms));
+        }
+        if let Some(ms) = self.job_timeout_ms {
+            job = job.job_timeout(Duration::from_millis(ms));
         }
         for (name, after) in &self.after {
             let Some(child) = children.get(after.child) else {

@@ -102,7 +102,7 @@ async fn enqueue_unique_reports_whether_it_created_the_job_and_how_the_live_one_
     let same = unique("'{\"n\": 1.0}', tags => '{b,a}', run_at => now() + interval '1 day'").await;
     assert_eq!(same, (id, false, vec![]));
     let other = "'{\"n\": 2}', queue => 'q', source => 's', priority => 'low', max_attempts => 2, grants => '{\"memory_mb\": 9}',
-                 lease => '1 minute', timeout => '1 minute'";
+                 lease => '1 minute', timeout => '1 minute', job_timeout => '1 hour'";
     let all = [
         "payload",
         "queue",
@@ -113,6 +113,7 @@ async fn enqueue_unique_reports_whether_it_created_the_job_and_how_the_live_one_
         "grants",
         "lease",
         "timeout",
+        "job_timeout",
     ];
     assert_eq!(
         unique(other).await,

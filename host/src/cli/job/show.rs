@@ -129,6 +129,7 @@ fn show(job: &JobView, now: f64) -> String {
         "max_attempts",
         "lease_ms",
         "timeout_ms",
+        "deadline_at",
         "grants",
         "requested_at",
         "available_at",

@@ -94,6 +94,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     timeout: Option<Duration>,
 
+    /// The time within which a job has to end, with all its attempts, retries and waits, at most 3660d. A job that has
+    /// not ended by then fails; default: none
+    #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
+    job_timeout: Option<Duration>,
+
     /// A tag that the worker must have (repeat for several)
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
@@ -134,6 +139,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             grants: args.grants,
             lease_secs: secs(args.lease),
             timeout_secs: secs(args.timeout),
+            job_timeout_secs: secs(args.job_timeout),
             due_key: args.due_key,
         })
         .await?;

@@ -88,6 +88,7 @@ fn properties(schedule: &Value) -> List {
         "grants",
         "lease",
         "timeout",
+        "job_timeout",
         "module_version",
         "login",
         "created_at",

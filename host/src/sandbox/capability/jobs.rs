@@ -39,6 +39,7 @@ struct Options {
     grants: Option<Value>,
     lease: Option<String>,
     timeout: Option<String>,
+    job_timeout: Option<String>,
     after: Option<Map<String, Value>>,
 }
 

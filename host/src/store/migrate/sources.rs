@@ -112,6 +112,7 @@ pub const ALL: Sources<'static> = Sources {
         "lanes",
         "payloads",
         "dependencies",
+        "deadlines",
         "enqueue",
         "look",
         "claim",

@@ -86,7 +86,8 @@ impl JobEnd {
         if let Some(by) = &self.by {
             text += &format!(" by {}", plain(by));
         }
-        if self.is_error() {
+        // A job whose deadline has passed may never have started.
+        if self.is_error() && self.attempt.is_some() {
             text += &format!(", attempt {}", self.tries());
         }
         if let Some(ms) = self.next_ms {

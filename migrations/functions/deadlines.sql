@@ -1,0 +1,77 @@
+-- Deadlines: a job that was enqueued with a job timeout, and has not ended when that is over, fails.
+--
+-- Its deadline is a row of rouse.deadline, because few jobs have one: claims and settlements neither read nor write it. When a job ends
+-- earlier, its row stays until the deadline, and is then deleted.
+
+-- A time in words: '3 days', '1 hour 30 minutes', '0.5 seconds'.
+CREATE OR REPLACE FUNCTION rouse._time_in_words(p_ms bigint) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp SET intervalstyle = 'postgres_verbose' AS $$
+    SELECT replace(replace(substr(justify_hours(p_ms * interval '1 millisecond')::text, 3), 'min', 'minute'), 'sec', 'second')
+$$;
+
+-- Adds the deadlines of new jobs: p_ms after their run_at, or after p_at, the time of the enqueue, if that is later.
+CREATE OR REPLACE FUNCTION rouse._add_deadlines(p_jobs bigint[], p_run_at timestamptz, p_at timestamptz, p_ms bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    passes_at timestamptz := greatest(p_run_at, p_at) + p_ms * interval '1 millisecond';
+BEGIN
+    INSERT INTO rouse.deadline (job, deadline_at, try_at, timeout_ms) SELECT made.id, passes_at, passes_at, p_ms FROM unnest(p_jobs) AS made(id);
+END
+$$;
+
+-- Ends jobs whose deadline has passed, the earliest deadlines first: each fails, whatever its state, as if rouse.fail had ended it. Also
+-- deletes the deadlines of jobs that have ended before. Any worker may call it, until it has handled none. Never waits for the lock of a
+-- job: a locked one is tried again after a second, and later and later, as in rouse.continue_releases.
+--
+--   p_most   the maximum number of deadlines. A call that has ended jobs for a tenth of a second leaves the others to the next one
+--   handled  how many were handled: their jobs have ended, or are locked
+--   next_ms  in how many milliseconds the next deadline passes; null: there is none
+--   ended    the jobs that it has ended, [{"job", "handler", "attempt", "error"}, …]; for a limited login, only those that it serves
+--
+-- Safe with any number of callers: each takes other rows. Served by deadline_due and the primary keys.
+CREATE OR REPLACE FUNCTION rouse.enforce_deadlines(
+    p_worker bigint, p_key bytea, p_most integer, OUT handled integer, OUT next_ms bigint, OUT ended jsonb)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    limited  boolean := rouse._known(p_worker, p_key);
+    at       timestamptz := clock_timestamp();
+    due      bigint[];
+    deadline record;
+    live     record;
+    error    jsonb;
+BEGIN
+    due := ARRAY(
+        SELECT d.job FROM rouse.deadline AS d
+        WHERE d.try_at <= at ORDER BY d.try_at LIMIT least(greatest(coalesce(p_most, 0), 1), 10000) FOR UPDATE SKIP LOCKED);
+    DELETE FROM rouse.deadline AS d USING unnest(due) AS passed(job)
+    WHERE d.job = ANY (ARRAY[passed.job]) AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[passed.job]));
+    GET DIAGNOSTICS handled = ROW_COUNT;
+    ended := '[]';
+    FOR deadline IN
+        SELECT d.job, d.deadline_at, d.timeout_ms
+        FROM unnest(due) AS passed(job) JOIN rouse.deadline AS d ON d.job = ANY (ARRAY[passed.job]) ORDER BY d.deadline_at
+    LOOP
+        EXIT WHEN handled > 0 AND clock_timestamp() > at + interval '100 milliseconds';
+        handled := handled + 1;
+        SELECT j.attempt, l.handler, l.queue INTO live
+        FROM rouse.job AS j CROSS JOIN LATERAL (SELECT l.handler, l.queue FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l
+        WHERE j.id = deadline.job FOR UPDATE OF j SKIP LOCKED;
+        IF NOT FOUND THEN
+            UPDATE rouse.deadline AS d
+            SET try_at = at + least(greatest((at - deadline.deadline_at) / 10, interval '1 second'), interval '1 minute')
+            WHERE d.job = deadline.job;
+            CONTINUE;
+        END IF;
+        error := jsonb_build_object('kind', 'job_timeout', 'message', format(
+            'the job had not ended within %s, the job timeout that it was enqueued with', rouse._time_in_words(deadline.timeout_ms)));
+        PERFORM rouse._end(deadline.job, 'failed', NULL, error, 'failed', jsonb_build_object('deadline_at', deadline.deadline_at), p_worker);
+        DELETE FROM rouse.deadline AS d WHERE d.job = deadline.job;
+        IF NOT limited OR rouse._may_fire(live.queue, live.handler) THEN
+            ended := ended || jsonb_build_object('job', deadline.job, 'handler', live.handler, 'attempt', live.attempt, 'error', error);
+        END IF;
+    END LOOP;
+    SELECT greatest(0, ceil(extract(epoch FROM d.try_at - clock_timestamp()) * 1000))::bigint INTO next_ms
+    FROM rouse.deadline AS d WHERE d.try_at > at ORDER BY d.try_at LIMIT 1;
+END
+$$;
