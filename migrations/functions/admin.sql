@@ -177,8 +177,9 @@ END
 $$;
 
 -- Creates a new job from an ended one, `p_was`, with the same lane, payload, tenant, source, max_attempts, grants, lease, timeout and
--- unique key, but without a job timeout: the deadline of the old one has passed, or was meant for it. Returns its id; or, if a live job prevents that, the id of that job, with `is_retry`: true if it is a retry of the job, false
--- if it only has its unique key. All are null if the payload was removed. Served by job_retry and job_unique_key; wakes like an enqueue.
+-- unique key, but without a job timeout: the deadline of the old one has passed, or was meant for it. Returns its id; or, if a live job
+-- prevents that, the id of that job, with `is_retry`: true if it is a retry of the job, false if it only has its unique key. All are null if
+-- the payload was removed. Served by job_retry and job_unique_key; wakes like an enqueue.
 --
 -- If its chain has failed, the retry goes on with the chain; if the chain is live, its live job is the retry. If the job never ran, the retry
 -- waits for what it had waited for: `failed` is a chain that has failed, and prevents the retry.

@@ -11,9 +11,10 @@ $$;
 
 -- Every job that is kept, live or finished. `error` is that of the last failed attempt; `progress` is the latest report of the running
 -- attempt; `usage` is that of the last attempt, or of the running one so far; `grants` are the job's attenuated grants; `lease_ms` and
--- `timeout_ms` are the job's own, null: the handler's. `deadline_at` is when the job timeout of a live job is over. `orphaned_at` is when the lease of a running job ended: its worker is gone, and no
--- other has adopted it yet. `after` are the chains that it waits or waited for, by name; `waits_for` are those that have not ended, at most
--- 100. `wait` is what a suspended job waits for. `parent` is the job whose attempt has enqueued it. `ran` is the handler that ran, if its worker has bound the job's source to another handler.
+-- `timeout_ms` are the job's own, null: the handler's. `deadline_at` is when the job timeout of a live job is over. `orphaned_at` is when
+-- the lease of a running job ended: its worker is gone, and no other has adopted it yet. `after` are the chains that it waits or waited
+-- for, by name; `waits_for` are those that have not ended, at most 100. `wait` is what a suspended job waits for. `parent` is the job whose
+-- attempt has enqueued it. `ran` is the handler that ran, if its worker has bound the job's source to another handler.
 CREATE OR REPLACE VIEW rouse.jobs AS
 SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source, substr(j.unique_key, strpos(j.unique_key, '/') + 1) AS unique_key,
        j.attempt, j.uncounted, j.max_attempts, j.retried_from, j.worker,

@@ -2,7 +2,7 @@
 //!
 //! Any host does it, whether or not it serves the job. The looks of an idle host notice that a deadline has passed. A
 //! host whose slots are all taken does not look, so this task also acts when the next deadline that it knows of passes,
-//! and every few seconds. The task of `releases.rs` would not do: it acts only on request.
+//! and every 15 s (`Intervals::deadlines`). The task of `releases.rs` would not do: it acts only on request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +12,15 @@ use super::events;
 use super::reach::warn_unless_unreachable;
 use crate::store::StoreError;
 
-/// How long a new deadline may pass unnoticed while the slots of all hosts are taken.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The wait after an error.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Enforces deadlines until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
+    let every = shared.settings.intervals.deadlines;
     loop {
         let wait = match enforce(&shared).await {
-            Ok(next_in) => next_in.map_or(LOOK_EVERY, |next_in| next_in.min(LOOK_EVERY)),
+            Ok(next_in) => next_in.map_or(every, |next_in| next_in.min(every)),
             Err(error) => {
                 if !shared.is_incarnation_over(&error) {
                     warn_unless_unreachable!(

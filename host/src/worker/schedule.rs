@@ -37,16 +37,19 @@ pub struct Intervals {
     /// The longest interval of periodic restarts, even if the last one was slow: the server may have been slow only
     /// once.
     pub restart_max: Duration,
+    /// How long a new deadline may pass unnoticed while the slots of all hosts are taken.
+    pub deadlines: Duration,
 }
 
 impl Default for Intervals {
-    /// 0.1 s, 1 s, 30 s, 5 minutes.
+    /// 0.1 s, 1 s, 30 s, 5 minutes, 15 s.
     fn default() -> Self {
         Self {
             look_back: Duration::from_millis(100),
             sweep: Duration::from_secs(1),
             restart: Duration::from_secs(30),
             restart_max: Duration::from_secs(300),
+            deadlines: Duration::from_secs(15),
         }
     }
 }

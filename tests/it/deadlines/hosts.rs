@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rouse::store::connect::Connector;
 use rouse::store::{Registration, Store, WorkerKey};
-use rouse::worker::Settings;
+use rouse::worker::{Intervals, Settings};
 use serde_json::{Value, json};
 
 use super::{enforced, one, pass};
@@ -46,6 +46,10 @@ async fn a_host_whose_only_slot_is_taken_stops_the_attempt_whose_deadline_has_pa
     let client = db.client().await;
     let settings = Settings {
         slots: 1,
+        intervals: Intervals {
+            deadlines: Duration::from_millis(100),
+            ..Intervals::default()
+        },
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, settings).await;
