@@ -1,4 +1,4 @@
--- The six roles of Rouse. `rouse migrate` runs this by itself if its user may create roles; otherwise an administrator runs the output of
+-- The seven roles of Rouse. `rouse migrate` runs this by itself if its user may create roles; otherwise an administrator runs the output of
 -- `rouse migrate --roles-sql`, once per server. Safe to repeat, and to run concurrently.
 --
 --   rouse_owner     owns schema rouse; not for logins
@@ -6,12 +6,13 @@
 --   rouse_producer  the same; cancels and reads single jobs
 --   rouse_operator  the same; reads everything, and takes all admin actions
 --   rouse_worker    claims and settles
+--   rouse_handler   for the logins of handlers that run statements: commits these together with the outcome of a job
 --   rouse_observer  reads everything, changes nothing
 DO $$
 DECLARE
     wanted text;
 BEGIN
-    FOREACH wanted IN ARRAY ARRAY['rouse_owner', 'rouse_enqueuer', 'rouse_producer', 'rouse_operator', 'rouse_worker', 'rouse_observer'] LOOP
+    FOREACH wanted IN ARRAY ARRAY['rouse_owner', 'rouse_enqueuer', 'rouse_producer', 'rouse_operator', 'rouse_worker', 'rouse_handler', 'rouse_observer'] LOOP
         IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = wanted) THEN
             BEGIN
                 EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', wanted);

@@ -16,6 +16,7 @@ mod outcome;
 mod pattern;
 mod result;
 mod retry;
+mod sql;
 mod state;
 mod usage;
 mod wait;
@@ -30,6 +31,7 @@ pub use outcome::{Outcome, OwnLimits, Tries, decide};
 pub use pattern::{is_pattern, narrowest, narrowest_first, pattern_covers};
 pub(crate) use result::json_from;
 pub use retry::{NextAttempt, RetryAt, RetryPolicy};
+pub use sql::{OnError, SqlCall, SqlErrorClass, SqlFailure, SqlLimits, Statement};
 pub use state::{Priority, State};
 pub use usage::Usage;
 pub use wait::{

@@ -23,7 +23,8 @@ pub use attempt::abort::AbortHandle;
 pub use attempt::boottime::BootTime;
 pub use attempt::clocks::DatabaseClock;
 pub use attempt::journal::{
-    Expected, Journal, JournalFuture, NewValue, StateStore, StoredValue, WaitStore, WriteOutcome,
+    Expected, Journal, JournalFuture, NewValue, SqlRefusal, SqlStore, StateStore, StoredValue,
+    WaitStore, WriteOutcome,
 };
 pub use attempt::limits::Limits;
 pub use attempt::meter::Meter;
@@ -34,7 +35,7 @@ pub use catalog::{Catalog, GRANTS, Handler, HandlerSet, Refusal};
 pub use engine::Sandbox;
 pub use grants::{
     Attenuation, Grant, Grants, Host, HostPattern, HttpGrant, HttpScheme, Missing, Mode, Quota,
-    Secret, SecretGrant, Secrets, StateQuota, annotated,
+    GrantedSql, Secret, SecretGrant, Secrets, SqlGrant, StateQuota, annotated,
 };
 pub use module::admission::Withheld;
 pub use module::binding::{ModuleBinding, Origin};

@@ -45,6 +45,7 @@ mod running;
 mod schedules;
 mod settle;
 mod sleep;
+mod sql;
 mod steps;
 mod waits;
 
@@ -96,6 +97,10 @@ pub use report::Report;
 pub use running::RunningUsage;
 pub use schedules::NewSchedule;
 pub use settle::{Locked, Ran, Settled, Settlement};
+pub use sql::{
+    CheckedStatement, Committed, Confirmed, Effects, Login, NotCommitted, QueryError, SqlError, Unfit,
+    With,
+};
 pub use steps::NotMine;
 
 /// How long Postgres may take to answer. None of the host's statements takes long; a connection that is silent for this
@@ -207,12 +212,7 @@ impl StoreError {
     /// True if the day's partition does not exist because no worker was running to create it. Postgres uses the code of
     /// a CHECK violation for this too, but a CHECK has a name.
     pub fn is_partition_missing(&self) -> bool {
-        let Self::Refused(error) = self else {
-            return false;
-        };
-        error
-            .as_db_error()
-            .is_some_and(|db| *db.code() == SqlState::CHECK_VIOLATION && db.constraint().is_none())
+        matches!(self, Self::Refused(error) if is_partition_missing(error))
     }
 
     /// True if the cause may be a single row or the size of the call: no space on disk or in memory, a timeout, an
@@ -386,6 +386,12 @@ impl Store {
     }
 }
 
+fn is_partition_missing(error: &tokio_postgres::Error) -> bool {
+    error
+        .as_db_error()
+        .is_some_and(|db| *db.code() == SqlState::CHECK_VIOLATION && db.constraint().is_none())
+}
+
 /// A count as the database stores it, capped at its maximum.
 fn count(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
@@ -403,31 +409,34 @@ fn millis(duration: Duration) -> i64 {
 
 /// The message of Postgres with detail and hint: `tokio_postgres::Error` alone prints "db error".
 fn describe(error: &tokio_postgres::Error) -> String {
-    match error.as_db_error() {
-        None => describe_chain(error),
-        Some(db) => {
-            let mut text = db.message().to_string();
-            // Details and hints are sentences.
-            let mut add = |sentence: &str| {
-                if !text.ends_with('.') {
-                    text.push('.');
-                }
-                text.push(' ');
-                text.push_str(sentence);
-            };
-            for part in [db.detail(), db.hint()].into_iter().flatten() {
-                add(part);
-            }
-            if *db.code() == SqlState::INSUFFICIENT_PRIVILEGE {
-                add(
-                    "The login needs a role: GRANT rouse_worker to serve, rouse_enqueuer to enqueue, rouse_producer also to cancel and to read \
-                     single jobs, rouse_observer to read everything, rouse_operator also for admin actions",
-                );
-            }
-            // It may quote a row, and with it a guest's text.
-            printable(&text, ERROR_BYTES_MAX)
+    let is_about_rights = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
+    let roles = is_about_rights.then_some(
+        "The login needs a role: GRANT rouse_worker to serve, rouse_enqueuer to enqueue, rouse_producer also to cancel and to read \
+         single jobs, rouse_observer to read everything, rouse_operator also for admin actions",
+    );
+    describe_with(error, roles)
+}
+
+/// The same about a statement of a handler.
+fn describe_sql(error: &tokio_postgres::Error) -> String {
+    describe_with(error, None)
+}
+
+fn describe_with(error: &tokio_postgres::Error, more: Option<&str>) -> String {
+    let Some(db) = error.as_db_error() else {
+        return describe_chain(error);
+    };
+    let mut text = db.message().to_string();
+    // Details and hints are sentences.
+    for sentence in [db.detail(), db.hint(), more].into_iter().flatten() {
+        if !text.ends_with('.') {
+            text.push('.');
         }
+        text.push(' ');
+        text.push_str(sentence);
     }
+    // It may quote a row, and with it a guest's text.
+    printable(&text, ERROR_BYTES_MAX)
 }
 
 /// An error with all its sources.

@@ -20,6 +20,7 @@ mod cron;
 mod database_metrics;
 mod deadlines;
 mod declared;
+mod effects;
 mod events;
 mod heartbeat;
 
@@ -44,6 +45,7 @@ mod settler;
 mod shutdown;
 mod sleeper;
 mod slots;
+mod sql;
 mod state;
 mod stop;
 mod suspensions;
@@ -53,6 +55,7 @@ mod waits;
 mod wakeups;
 mod writers;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -86,6 +89,8 @@ pub struct Parts {
     pub sandbox: Arc<Sandbox>,
     /// The handlers.
     pub catalog: Arc<Catalog>,
+    /// The logins that run the SQL statements of handlers, by the table of `rouse.toml` that grants them.
+    pub sql_logins: BTreeMap<String, Connector>,
     /// The middlewares around each attempt, outermost first.
     pub middlewares: Vec<Arc<dyn Middleware>>,
 }
@@ -104,6 +109,7 @@ struct Shared {
     presence: heartbeat::Presence,
     calls: Calls,
     reports: Reports,
+    sql: sql::Sql,
     /// Jobs whose recorded steps no call has asked for yet.
     recorded: recorded::Waiting,
     /// Notified when there are releases to continue.
@@ -164,6 +170,7 @@ impl Shared {
                 patient: Semaphore::new(1),
             },
             reports: Reports::default(),
+            sql: sql::Sql::new(parts.sql_logins),
             recorded: recorded::Waiting::default(),
             releases: Notify::new(),
             deadlines: Notify::new(),

@@ -5,17 +5,18 @@
 --   rouse_producer  the same; cancels and reads single jobs; schedules, and changes the schedules of its own login
 --   rouse_operator  the same; reads what observers read, and takes all admin actions
 --   rouse_worker    the functions that hosts call
+--   rouse_handler   the two functions with which hosts start a transaction in a session of a handler's login; they check the worker's key
 --   rouse_observer  reads everything except keys and fences, changes nothing
 --
 -- Each right is granted to every role that has it. If a role were a member of another, it would have that role's rights in every database
 -- of the server, and only an administrator could repair that.
 
-REVOKE ALL ON SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_observer;
-REVOKE ALL ON ALL TABLES IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_observer;
-REVOKE ALL ON ALL SEQUENCES IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_observer;
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_observer;
+REVOKE ALL ON SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_handler, rouse_observer;
+REVOKE ALL ON ALL TABLES IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_handler, rouse_observer;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_handler, rouse_observer;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_handler, rouse_observer;
 
-GRANT USAGE ON SCHEMA rouse TO rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_observer;
+GRANT USAGE ON SCHEMA rouse TO rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_handler, rouse_observer;
 -- To find out whether a database is migrated.
 GRANT SELECT ON rouse.migration, rouse.definitions TO PUBLIC;
 
@@ -41,7 +42,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.register, rouse.heartbeat, rouse.outlived, rouse.unregister, rouse.sleep, rouse.awake,
     rouse.peek, rouse.promote, rouse.continue_releases, rouse.enforce_deadlines, rouse.overdue, rouse.remaining, rouse.remaining_bound, rouse.depth,
     rouse.claim, rouse.claim_bound, rouse.claimed, rouse.orphans, rouse.adopt, rouse.settle, rouse.renew,
-    rouse.recorded_steps, rouse.recorded_step, rouse.record_step, rouse.take_signal, rouse.returned_calls, rouse.parent_ends,
+    rouse.recorded_steps, rouse.recorded_step, rouse.record_step, rouse.confirm, rouse.take_signal, rouse.returned_calls, rouse.parent_ends,
     rouse.report, rouse.report_usage, rouse.append_log,
     rouse.get_state, rouse.state_keys, rouse.set_state, rouse.delete_state,
     rouse.challenges, rouse.answer_challenge, rouse.take_audit_outbox,
@@ -50,6 +51,9 @@ GRANT EXECUTE ON FUNCTION
     rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes, rouse.maintain_dependencies
     TO rouse_worker;
 GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
+
+-- The logins of handlers.
+GRANT EXECUTE ON FUNCTION rouse.settle_with_effects, rouse.record_step_with_effects TO rouse_handler;
 
 -- Observers, and operators.
 GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_result, rouse.flow, rouse.history, rouse.audit, rouse.job_log, rouse.search_jobs, rouse.find_jobs,

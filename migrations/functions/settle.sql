@@ -157,6 +157,15 @@ BEGIN
 END
 $$;
 
+-- Refuses a result or an error of more than 64 MiB.
+CREATE OR REPLACE FUNCTION rouse._check_settlements(p_settlements rouse.settlement[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM rouse._check_size('settle', octet_length(one.text), 67108864)
+    FROM unnest(p_settlements) AS s CROSS JOIN LATERAL (VALUES (s.result::text), (s.error::text)) AS one(text);
+END
+$$;
+
 -- rouse._settle for workers, with the usage of each attempt. Returns the ids that were accepted, and those that are locked. A row that
 -- another transaction has locked (a cancellation that is not committed yet) fails the call after 250 ms. The worker then calls again with
 -- p_skip_locked, which skips locked rows and returns them as locked. An id that is not returned has lost its lease, or never belonged to
@@ -177,8 +186,7 @@ BEGIN
     END IF;
     -- Single sizes are checked only if the total exceeds the limit of one.
     IF pg_column_size(p_settlements) > 67108864 THEN
-        PERFORM rouse._check_size('settle', octet_length(one.text), 67108864)
-        FROM unnest(p_settlements) AS s CROSS JOIN LATERAL (VALUES (s.result::text), (s.error::text)) AS one(text);
+        PERFORM rouse._check_settlements(p_settlements);
     END IF;
     IF p_skip_locked THEN
         SELECT coalesce(array_agg(mine.id), '{}') INTO free

@@ -64,30 +64,43 @@ BEGIN
 END
 $$;
 
--- Records the result of a step, and returns null, or the reason why the job is not this worker's: then nothing is recorded. A repeated call
--- for the same step changes nothing: the answer to the first was lost. The row lock keeps the job from being settled or adopted until this
--- has committed, so that no attempt reads a result of an attempt whose lease had ended. Waits 250 ms for the lock; then the call fails with
--- lock_not_available. Served by the primary key and step_job.
-CREATE OR REPLACE FUNCTION rouse.record_step(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_name text, p_result json)
-RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqscan = off SET jit = off AS $$
+-- Records the result of a step. Returns false if it is recorded already, and null if the job is not this worker's under this fence. The row
+-- lock keeps the job from being settled or adopted until this has committed, so that no attempt reads a result of an attempt whose lease had
+-- ended. Served by the primary key and step_job.
+CREATE OR REPLACE FUNCTION rouse._record_step(p_worker bigint, p_id bigint, p_fence bigint, p_name text, p_result json) RETURNS boolean
+LANGUAGE plpgsql AS $$
 DECLARE
     at             timestamptz := clock_timestamp();
     attempt_number integer;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
     PERFORM rouse._check_size('record_step', octet_length(p_result::text), 8388608);
     SELECT j.attempt INTO attempt_number FROM rouse.job AS j
     WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE;
     IF NOT FOUND THEN
-        -- Null would mean that it is recorded, so this is never null, even if no reason is found a moment later.
-        RETURN coalesce(rouse._refusal(p_worker, p_id, p_fence), 'error');
+        RETURN NULL;
     END IF;
     PERFORM FROM rouse.step AS s WHERE s.job = p_id AND s.name = p_name AND s.result IS NOT NULL;
-    IF NOT FOUND THEN
-        INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at)
-        VALUES (p_id, p_name, p_result, attempt_number, p_worker, at, at);
+    IF FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at)
+    VALUES (p_id, p_name, p_result, attempt_number, p_worker, at, at);
+    RETURN true;
+END
+$$;
+
+-- Records the result of a step, and returns null, or the reason why the job is not this worker's: then nothing is recorded. A repeated call
+-- for the same step changes nothing: the answer to the first was lost. Waits 250 ms for the lock of the job; then the call fails with
+-- lock_not_available.
+CREATE OR REPLACE FUNCTION rouse.record_step(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_name text, p_result json)
+RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    IF rouse._record_step(p_worker, p_id, p_fence, p_name, p_result) IS NULL THEN
+        -- Null would mean that it is recorded, so this is never null, even if no reason is found a moment later.
+        RETURN coalesce(rouse._refusal(p_worker, p_id, p_fence), 'error');
     END IF;
     RETURN NULL;
 END

@@ -16,20 +16,21 @@
 --   55000  the state of the worker does not allow the action
 
 -- Authenticates a live worker by its key and login; rejects all other calls. Returns whether the login is limited (rouse.worker_login).
--- Served by the primary key.
-CREATE OR REPLACE FUNCTION rouse._known(p_worker bigint, p_key bytea) RETURNS boolean
+-- `p_any_login`: by its key alone. Served by the primary key.
+CREATE OR REPLACE FUNCTION rouse._known(p_worker bigint, p_key bytea, p_any_login boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     worker_row record;
     is_limited boolean;
 BEGIN
     SELECT w.limited INTO is_limited FROM rouse.worker AS w
-    WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.stopped_at IS NULL AND w.dead_at IS NULL AND w.login = session_user;
+    WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.stopped_at IS NULL AND w.dead_at IS NULL
+      AND (w.login = session_user OR p_any_login);
     IF FOUND THEN
         RETURN is_limited;
     END IF;
     SELECT w.worker_id, w.key_hash, w.dead_at, w.stopped_at INTO worker_row
-    FROM rouse.worker AS w WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.login = session_user;
+    FROM rouse.worker AS w WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND (w.login = session_user OR p_any_login);
     IF NOT FOUND THEN
         RAISE EXCEPTION 'rouse: no worker has incarnation % and this key', coalesce(p_worker::text, 'null') USING ERRCODE = 'RW004';
     END IF;

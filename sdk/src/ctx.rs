@@ -1,7 +1,10 @@
 //! The context of a running attempt: its job, and the functions of the host.
 
 mod flow;
+mod sql;
 mod steps;
+
+pub use self::sql::Tx;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

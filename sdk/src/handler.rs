@@ -16,6 +16,28 @@ pub enum Instances {
     Reuse,
 }
 
+/// A SQL statement that a handler declares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Statement {
+    /// Its name: letters, digits and underscores.
+    pub name: &'static str,
+    /// The text: one SELECT, INSERT, UPDATE, DELETE, MERGE or VALUES, with parameters `$1`, `$2` …
+    pub sql: &'static str,
+    /// The number of rows that it has to affect, or to return. `None`: any.
+    pub rows: Option<u64>,
+    /// What becomes of the job if Postgres refuses the statement's data.
+    pub on_error: OnError,
+}
+
+/// What becomes of a job if Postgres refuses the data of a statement, or its number of rows is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnError {
+    /// It fails.
+    Fail,
+    /// It is tried again after the backoff.
+    Retry,
+}
+
 /// The options that a handler declares. Unset fields use the host's defaults; the operator can override all of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Definition {
@@ -47,6 +69,8 @@ pub struct Definition {
     pub schedule: Option<&'static str>,
     /// The time zone of the schedule; UTC by default.
     pub schedule_time_zone: Option<&'static str>,
+    /// The SQL statements that it may run, if the operator grants them.
+    pub statements: &'static [Statement],
     /// The capabilities that the handler asks the operator for, for instance `dirs:/photos`.
     pub capabilities: &'static [&'static str],
 }

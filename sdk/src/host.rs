@@ -71,5 +71,21 @@ pub(crate) trait Flow {
     fn call(&self, calls: Vec<(String, NewJob)>) -> Result<Vec<Result<Vec<u8>, Vec<u8>>>>;
 }
 
+/// A call of a statement that the handler has declared.
+pub(crate) struct SqlCall {
+    pub(crate) statement: String,
+    /// A JSON array.
+    pub(crate) params: Vec<u8>,
+}
+
+/// The functions of the host for SQL statements.
+pub(crate) trait Sql {
+    fn execute(&self, effect: SqlCall) -> Result<()>;
+    /// Each row is a JSON object.
+    fn query(&self, query: SqlCall) -> Result<Vec<Vec<u8>>>;
+    /// Records the result of a step, and commits these effects with it.
+    fn complete_step_with(&self, name: &str, output: Vec<u8>, effects: Vec<SqlCall>) -> Result<()>;
+}
+
 /// A pending response.
 pub(crate) type Answer<'a> = Pin<Box<dyn Future<Output = Result<Response>> + 'a>>;

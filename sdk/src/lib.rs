@@ -62,6 +62,7 @@
 //! - [`State`]: values that the handler keeps between its jobs.
 //! - [`Job`]: jobs that a handler enqueues, continues with, or calls; [`Results`] of those that it has waited for.
 //! - [`Ctx::sleep`], [`Ctx::wait_signal`], [`Ctx::call`]: durable waits, which suspend the job.
+//! - [`Ctx::sql`], [`Ctx::query`], [`Ctx::step_with`]: SQL statements that commit with the outcome or a step.
 //! - [`http`]: requests to servers that the operator has granted.
 //! - [`Error`]: retryable, permanent, or retryable after or at a time; `?` works on any error.
 //! - [`sleep`], [`race`], [`block_on`]: waiting, also in an `async fn` handler.
@@ -104,9 +105,9 @@ pub(crate) use testing::Recorder as World;
 pub(crate) use wasm::Imports as World;
 
 pub use abort::{AbortReason, AbortSignal};
-pub use ctx::{Ctx, JobInfo};
+pub use ctx::{Ctx, JobInfo, Tx};
 pub use error::{Error, Result};
-pub use handler::{Definition, Handler, Instances};
+pub use handler::{Definition, Handler, Instances, OnError, Statement};
 pub use host::Level;
 pub use job::{Child, Job, OnFailure, Priority};
 pub use results::{End, Failure, Parent, Results};
@@ -114,7 +115,9 @@ pub use rouse_sdk_macros::handler;
 pub use state::State;
 pub use task::{Either, block_on, race, sleep};
 #[cfg(not(target_family = "wasm"))]
-pub use testing::{Aborter, Attempt, EnqueuedJob, LogLine, ProgressReport, TestCtx, Wait};
+pub use testing::{
+    Aborter, Attempt, EnqueuedJob, LogLine, ProgressReport, StatementCall, TestCtx, Wait,
+};
 
 pub use schemars;
 pub use serde;

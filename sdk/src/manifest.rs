@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::handler::{Definition, Entry, Instances};
+use crate::handler::{Definition, Entry, Instances, OnError, Statement};
 
 /// The manifest of a module with these handlers. Options that a handler does not declare are omitted, so that the
 /// host's defaults apply.
@@ -29,6 +29,7 @@ fn handler(entry: &Entry) -> Value {
         instances,
         schedule,
         schedule_time_zone,
+        statements,
         capabilities,
     } = entry.definition;
 
@@ -67,8 +68,27 @@ fn handler(entry: &Entry) -> Value {
             }),
         ),
         (
+            "statements",
+            (!statements.is_empty()).then(|| statements.iter().map(statement).collect()),
+        ),
+        (
             "capabilities",
             (!capabilities.is_empty()).then(|| capabilities.into()),
+        ),
+    ]))
+}
+
+fn statement(statement: &Statement) -> Value {
+    Value::Object(object([
+        ("name", Some(statement.name.into())),
+        ("sql", Some(statement.sql.into())),
+        ("rows", statement.rows.map(Value::from)),
+        (
+            "on_error",
+            match statement.on_error {
+                OnError::Fail => None,
+                OnError::Retry => Some("retry".into()),
+            },
         ),
     ]))
 }

@@ -1,6 +1,7 @@
 //! The native replacement of [`Ctx`], for unit tests.
 
 mod flow;
+mod sql;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -21,6 +22,8 @@ use crate::{AbortReason, Ctx, Error, Handler, JobInfo, Level};
 
 use flow::FlowState;
 pub use flow::{Attempt, EnqueuedJob, Wait};
+use sql::SqlState;
+pub use sql::StatementCall;
 
 /// A line that the handler logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,8 +92,8 @@ impl TestCtx {
         }
     }
 
-    /// Runs a handler like the host, from JSON to JSON: `ctx.run::<greet>(json!({…}))`. Jobs that it has enqueued are
-    /// dropped unless it succeeds.
+    /// Runs a handler like the host, from JSON to JSON: `ctx.run::<greet>(json!({…}))`. Jobs that it has enqueued, and
+    /// effects, are dropped unless it succeeds.
     ///
     /// # Errors
     /// Those of the handler, and those of a payload that does not match its input type.
@@ -99,7 +102,10 @@ impl TestCtx {
     /// If the handler panics.
     pub fn run<H: Handler>(&self, payload: Value) -> Result<Value, Error> {
         let result = H::run(&self.ctx, payload.to_string().as_bytes());
-        let bytes = result.inspect_err(|_| self.recorder.flow.clear_jobs())?;
+        let bytes = result.inspect_err(|_| {
+            self.recorder.flow.clear_jobs();
+            self.recorder.sql.effects.borrow_mut().clear();
+        })?;
         Ok(serde_json::from_slice(&bytes).expect("a handler's result was written by serde_json"))
     }
 
@@ -130,6 +136,7 @@ impl TestCtx {
             recorded: RefCell::new(self.recorder.recorded.borrow().clone()),
             state: Rc::clone(&self.recorder.state),
             flow: FlowState::with(self.recorder.flow.kept.borrow().clone()),
+            sql: self.recorder.sql.next(),
             ..Recorder::default()
         }
     }
@@ -256,6 +263,7 @@ pub(crate) struct Recorder {
     settings: RefCell<Settings>,
     state: Rc<StateStore>,
     flow: FlowState,
+    sql: SqlState,
     abort: Arc<Abort>,
 }
 

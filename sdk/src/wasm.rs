@@ -2,6 +2,7 @@
 
 mod flow;
 mod http;
+mod sql;
 
 use std::cell::OnceCell;
 use std::rc::Rc;

@@ -2,6 +2,7 @@
 
 pub(super) mod invocations;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -168,6 +169,8 @@ pub(super) struct Host {
     readers: Option<Access>,
     /// The handlers that `rouse.toml` names.
     named: Named,
+    /// The logins that run the SQL statements of handlers.
+    sql_logins: BTreeMap<String, Connector>,
     stop: Stop,
 }
 
@@ -237,6 +240,7 @@ impl Host {
             is_dev,
             ..sandbox_settings(&file, &folder, attempts_max, None)?
         };
+        let sql_logins = file.sql_logins(&folder, Environment, None)?;
         for why in file.exposed(&folder, &args.handlers) {
             warn!("{why}");
         }
@@ -271,6 +275,7 @@ impl Host {
             invocations,
             readers: access,
             named: Named::of(&file),
+            sql_logins,
             stop,
         })
     }
@@ -360,6 +365,7 @@ impl Host {
                     listen_at: databases.listen_at,
                     sandbox: self.sandbox,
                     catalog: self.catalog,
+                    sql_logins: self.sql_logins,
                     middlewares,
                 };
                 // On a worker thread of the runtime: from the main thread, each claim would change threads twice.

@@ -10,6 +10,7 @@ mod list;
 mod modules;
 mod own_settings;
 mod secret_table;
+mod sql_table;
 mod unquoted;
 mod way;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::{AbortReason, Suspension};
+use super::{AbortReason, SqlFailure, Suspension};
 
 /// How a run in the sandbox ended. This is a fact; [`decide`](super::decide) turns it into an
 /// [`Outcome`](super::Outcome).
@@ -74,6 +74,10 @@ pub enum RunEnd {
     NoHandler,
     /// The attempt never started: this host does not understand the attenuation of the job's grants.
     GrantsRefused(String),
+    /// The handler returned, and Postgres refused one of its effects: nothing was committed.
+    EffectFailed(SqlFailure),
+    /// A statement of the handler does not fit the database: the handler is parked.
+    Parked,
     /// The host could not run the handler at all (no instance, a missing import …).
     Unrunnable(String),
 }

@@ -60,6 +60,8 @@ pub enum ErrorKind {
     InvalidResult,
     /// The attempt ran longer than its run timeout.
     TimedOut,
+    /// Postgres refused an effect of the handler.
+    EffectFailed,
     /// The host could not run the handler.
     Unrunnable,
 }
@@ -79,6 +81,7 @@ impl ErrorKind {
             Self::InvalidPayload => "invalid_payload",
             Self::InvalidResult => "invalid_result",
             Self::TimedOut => "timed_out",
+            Self::EffectFailed => "effect_failed",
             Self::Unrunnable => "unrunnable",
         }
     }

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
 use super::result::json_from;
 use super::{
     AbortReason, AttemptError, ErrorKind, Failure, JsonText, NextAttempt, RetryAt, RetryPolicy,
-    RunEnd, Suspension,
+    RunEnd, SqlFailure, Suspension,
 };
 use crate::harmless::{line, lines};
 
@@ -75,6 +77,8 @@ pub struct OwnLimits {
 /// | the host could not run it | after the backoff |
 /// | grants of the job that this host does not understand | never |
 /// | suspended | when its wait ends; this attempt does not count |
+/// | Postgres refused an effect | as the statement declares: never, or after the backoff |
+/// | its handler is parked | immediately; this attempt does not count |
 /// | a shutdown, or it never started (no slot in time, no handler) | immediately; this attempt does not count |
 ///
 /// # Errors
@@ -92,9 +96,10 @@ pub fn decide(
             Err(why) => retried(ErrorKind::InvalidResult, why),
         },
         RunEnd::Suspended(suspension) => return Ok(Outcome::Suspended(suspension)),
-        RunEnd::Aborted(AbortReason::Shutdown) | RunEnd::NotStarted | RunEnd::NoHandler => {
-            return Ok(Outcome::Released);
-        }
+        RunEnd::Aborted(AbortReason::Shutdown)
+        | RunEnd::NotStarted
+        | RunEnd::NoHandler
+        | RunEnd::Parked => return Ok(Outcome::Released),
         RunEnd::Aborted(
             lost @ (AbortReason::TakenByAnotherWorker
             | AbortReason::AlreadyCompleted
@@ -157,6 +162,7 @@ pub fn decide(
         RunEnd::PayloadRefused(why) => last(ErrorKind::InvalidPayload, why),
         RunEnd::ResultRefused(why) => retried(ErrorKind::InvalidResult, why),
         RunEnd::GrantsRefused(why) => last(ErrorKind::Denied, why),
+        RunEnd::EffectFailed(failure) => effect_failed(failure),
         RunEnd::Unrunnable(why) => retried(ErrorKind::Unrunnable, why),
     };
     error.max_attempts = Some(tries.max);
@@ -213,6 +219,27 @@ fn guest_error(failure: Failure) -> (AttemptError, Next) {
             .as_deref()
             .and_then(super::error::details_from),
         ..AttemptError::new(ErrorKind::GuestError, failure.message)
+    };
+    (error, next)
+}
+
+fn effect_failed(failure: SqlFailure) -> (AttemptError, Next) {
+    let next = match failure.permanent {
+        true => Next::Never,
+        false => Next::Backoff,
+    };
+    let SqlFailure {
+        statement,
+        code,
+        message,
+        ..
+    } = failure;
+    let error = AttemptError {
+        details: Some(json!({"statement": statement, "code": code})),
+        ..AttemptError::new(
+            ErrorKind::EffectFailed,
+            format!("the statement {statement} failed, and nothing was committed: {message}"),
+        )
     };
     (error, next)
 }

@@ -8,6 +8,7 @@ wasmtime::component::bindgen!({
         "rouse:handler/steps": async | trappable,
         "rouse:handler/parents": async | trappable,
         "rouse:handler/waits": async | trappable,
+        "rouse:handler/sql": async | trappable,
         default: trappable,
     },
     exports: { default: async },

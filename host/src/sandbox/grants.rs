@@ -10,6 +10,7 @@ mod pasted;
 pub(super) mod quota;
 mod root;
 mod secrets;
+mod sql;
 mod state;
 
 pub use self::attenuation::Attenuation;
@@ -19,8 +20,9 @@ pub(super) use self::granted::Granted;
 pub(super) use self::granted::GrantedDir;
 pub use self::http::{Host, HostPattern, HttpGrant, HttpScheme};
 pub use self::missing::Missing;
-pub(super) use self::missing::{granted_capabilities, missing};
+pub(super) use self::missing::{Grantings, granted_capabilities, missing};
 pub use self::pasted::annotated;
 pub(super) use self::root::{Root, Roots};
 pub use self::secrets::{Secret, SecretGrant, Secrets};
+pub use self::sql::{GrantedSql, SqlGrant};
 pub use self::state::StateQuota;

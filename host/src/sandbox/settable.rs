@@ -2,6 +2,7 @@
 //! are here.
 
 use super::{Limits, Quota, StateQuota};
+use crate::job::SqlLimits;
 use crate::setting::Field::{Mib, Time, U32, U64, Usize};
 use crate::setting::{Overlay, Settable, Setting};
 
@@ -146,6 +147,24 @@ impl Settable for Limits {
             |of| Usize(&mut of.jobs_bytes),
             "Bytes of their payloads and options together",
         ),
+        Setting::new(
+            "effects",
+            0..=100_000,
+            |of| Usize(&mut of.effects),
+            "SQL statements that an attempt commits",
+        ),
+        Setting::new(
+            "effects_bytes",
+            0..=64 << 20,
+            |of| Usize(&mut of.effects_bytes),
+            "Bytes of their parameters together",
+        ),
+        Setting::new(
+            "queries",
+            0..=1_000_000,
+            |of| Usize(&mut of.queries),
+            "SQL queries of an attempt",
+        ),
     ];
 
     fn check_together(&self, here: &Overlay<Self>, _: &Overlay<Self>) -> Result<(), String> {
@@ -194,6 +213,36 @@ impl Settable for StateQuota {
         }
         Ok(())
     }
+}
+
+impl Settable for SqlLimits {
+    const SETTINGS: &'static [Setting<Self>] = &[
+        Setting::new(
+            "connections_max",
+            1..=1_000,
+            |of| U32(&mut of.connections_max),
+            "Connections of this host with the login",
+        ),
+        // A transaction that holds locks for longer would hold up everything else.
+        Setting::new(
+            "statement_timeout",
+            1..=600_000,
+            |of| Time(&mut of.statement_timeout),
+            "How long one statement may run",
+        ),
+        Setting::new(
+            "rows_max",
+            1..=1_000_000,
+            |of| Usize(&mut of.rows_max),
+            "Rows of one query",
+        ),
+        Setting::new(
+            "bytes_max",
+            1..=64 << 20,
+            |of| Usize(&mut of.bytes_max),
+            "The rows of one query together, as JSON",
+        ),
+    ];
 }
 
 impl Settable for Quota {

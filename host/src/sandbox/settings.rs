@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{
     Grants, HttpGrant, HttpSettings, Instances, Limits, ModuleBinding, Pin, SecretGrant, Secrets,
-    StateQuota,
+    SqlGrant, StateQuota,
 };
 use crate::job::{narrowest, narrowest_first};
 use crate::setting::Overlay;
@@ -115,6 +115,9 @@ pub struct Settings {
     /// Which handlers may keep state, and how much, by handler name or pattern; the narrowest entry counts. Default:
     /// none.
     pub state: BTreeMap<String, StateQuota>,
+    /// Which SQL statements of their modules handlers may run, by handler name or pattern; the narrowest entry counts.
+    /// Default: none.
+    pub sql: BTreeMap<String, SqlGrant>,
     /// Where instances may serve many jobs if the module agrees, by handler name or pattern; the narrowest entry
     /// counts. Default: nowhere.
     pub instances: BTreeMap<String, Instances>,
@@ -203,6 +206,7 @@ impl Default for Settings {
             secrets: Secrets::default(),
             secret_grants: Vec::new(),
             state: BTreeMap::new(),
+            sql: BTreeMap::new(),
             instances: BTreeMap::new(),
             compiler: None,
             compile_cpu_max: COMPILE_CPU_MAX,

@@ -161,6 +161,14 @@ impl Connector {
         }
     }
 
+    /// Asks the server to cancel what this connection runs.
+    ///
+    /// # Errors
+    /// If the request cannot be sent. The server does not say whether it has cancelled anything.
+    pub(super) async fn cancel(&self, client: &Client) -> Result<(), Error> {
+        client.cancel_token().cancel_query(self.tls.clone()).await
+    }
+
     /// Waits until the server is reached or the backoff has passed.
     pub async fn ready(&self) {
         self.backoff.ready().await;

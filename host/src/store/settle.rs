@@ -104,7 +104,7 @@ impl Store {
 /// A job that an attempt enqueues, as `rouse.settle` takes it.
 #[derive(Debug, ToSql)]
 #[postgres(name = "new_job")]
-struct NewJobRecord<'a> {
+pub(super) struct NewJobRecord<'a> {
     parent: i64,
     kind: &'static str,
     step: Option<&'a str>,
@@ -113,7 +113,7 @@ struct NewJobRecord<'a> {
     options: Option<&'a JsonText>,
 }
 
-fn new_jobs(settlement: &Settlement) -> impl Iterator<Item = NewJobRecord<'_>> {
+pub(super) fn new_jobs(settlement: &Settlement) -> impl Iterator<Item = NewJobRecord<'_>> {
     settlement.jobs.iter().map(|job| NewJobRecord {
         parent: settlement.id.0,
         kind: job.kind.as_str(),
@@ -130,7 +130,7 @@ fn new_jobs(settlement: &Settlement) -> impl Iterator<Item = NewJobRecord<'_>> {
 /// The record that `rouse.settle` takes.
 #[derive(Debug, Default, ToSql)]
 #[postgres(name = "settlement")]
-struct SettlementRecord<'a> {
+pub(super) struct SettlementRecord<'a> {
     id: i64,
     fence: i64,
     state: &'static str,

@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use super::Shared;
 use super::claim::Claim;
+use super::effects;
 use super::events;
 use super::journal::AttemptJournal;
 use super::leases::StartedAttempt;
@@ -102,12 +103,7 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
     let Terms {
         handler, policy, ..
     } = &started.terms;
-    let outcome = decide(
-        run.end,
-        tries(&claim.job, &started.terms),
-        &policy.retry,
-        rand::random(),
-    );
+    let tries = tries(&claim.job, &started.terms);
     let ran = run.used.map(|usage| Ran {
         usage,
         digest: handler.module.digest.0,
@@ -117,8 +113,20 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
         ran,
         jobs: run.jobs,
     };
+    let delay = policy.job_delay.unwrap_or(shared.settings.job_delay);
+    let mut outcome = decide(run.end, tries, &policy.retry, rand::random());
+    if let Ok(succeeded @ Outcome::Succeeded(_)) = &outcome
+        && !run.effects.is_empty()
+    {
+        let meters = started.meters.clone();
+        let one = unsettled(&claim, meters, Some(stats.clone()), succeeded.clone());
+        match effects::commit(shared, handler, one, &run.effects).await {
+            Ok(()) => return delay,
+            Err(end) => outcome = decide(end, tries, &policy.retry, rand::random()),
+        }
+    }
     settle(shared, &claim, started.meters, Some(stats), outcome).await;
-    policy.job_delay.unwrap_or(shared.settings.job_delay)
+    delay
 }
 
 /// An attempt that has started: its lease is renewed.
@@ -163,6 +171,9 @@ async fn start(shared: &Arc<Shared>, claim: &Claim) -> Result<Started, Unstarted
         meters: meters.clone(),
         end,
     };
+    if shared.sql.is_parked(&handler) {
+        return Err(unstarted(RunEnd::Parked));
+    }
     require_payload(&claim.job).map_err(unstarted)?;
     let policy = resolve_policy(shared, &claim.job, &handler);
     let terms = attenuate(&claim.job, handler, policy).map_err(unstarted)?;
@@ -382,6 +393,7 @@ async fn end_unstarted(shared: &Shared, claim: &Claim, meters: Arc<HandlerMeters
 }
 
 /// The measurements of a started attempt that its settlement records.
+#[derive(Clone)]
 struct RunStats {
     /// From the arrival of the claim to the start.
     started_after: Duration,
@@ -416,8 +428,24 @@ async fn settle(
             shared.presence.tally.timed_out();
         }
     }
+    let unsettled = unsettled(claim, meters, stats, outcome);
+    // The settler outlives every attempt. If it did not, the lease would run out and another worker would adopt the
+    // job.
+    if shared.attempts.settlements.send(unsettled).await.is_err() {
+        shared.leases.remove(job.id, job.fence);
+    }
+}
+
+/// An outcome that is to be settled.
+fn unsettled(
+    claim: &Claim,
+    meters: Arc<HandlerMeters>,
+    stats: Option<RunStats>,
+    outcome: Outcome,
+) -> Unsettled {
+    let job = &claim.job;
     let is_bound = stats.is_some() && meters.handler != claim.lane.handler;
-    let unsettled = Unsettled {
+    Unsettled {
         settlement: Settlement {
             id: job.id,
             fence: job.fence,
@@ -432,11 +460,6 @@ async fn settle(
         claim_sent: claim.sent,
         replaced: false,
         unanswered: false,
-    };
-    // The settler outlives every attempt. If it did not, the lease would run out and another worker would adopt the
-    // job.
-    if shared.attempts.settlements.send(unsettled).await.is_err() {
-        shared.leases.remove(job.id, job.fence);
     }
 }
 

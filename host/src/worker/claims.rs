@@ -50,8 +50,9 @@ impl AddAssign for Found {
 pub(super) struct Claims<'a> {
     shared: &'a Arc<Shared>,
     pub(super) lanes: Lanes,
-    /// The handlers by which the served lanes were chosen. `None` if they have to be chosen again.
-    handlers: Option<Arc<HandlerSet>>,
+    /// The handlers by which the served lanes were chosen, and the version of what was known of their statements. `None`
+    /// if they have to be chosen again.
+    handlers: Option<(Arc<HandlerSet>, u64)>,
     /// Sources that are bound to a handler of this host.
     sources: Vec<String>,
     /// Jobs of sources that are bound to a handler which this host does not have.

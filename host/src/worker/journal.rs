@@ -14,7 +14,7 @@ use super::Shared;
 use super::reach::warn_unless_unreachable;
 use super::recorded::recorded;
 use crate::job::{Attempt, Fence, JobId, RecordedStep, Usage};
-use crate::sandbox::{Handler, Journal, JournalFuture, Meter, StateStore, WaitStore};
+use crate::sandbox::{Handler, Journal, JournalFuture, Meter, SqlStore, StateStore, WaitStore};
 use crate::store::{ClaimedJob, NotMine, Report, StoreError};
 
 /// The wait after a temporary failure.
@@ -79,6 +79,10 @@ impl AttemptJournal {
             live_usage: Arc::default(),
             has_reported: AtomicBool::new(false),
         }
+    }
+
+    pub(super) fn attempt(&self) -> Attempt {
+        self.attempt
     }
 
     pub(super) fn live_usage(&self) -> Arc<LiveUsage> {
@@ -209,6 +213,10 @@ impl Journal for AttemptJournal {
     }
 
     fn state(&self) -> Option<&dyn StateStore> {
+        Some(self)
+    }
+
+    fn sql(&self) -> Option<&dyn SqlStore> {
         Some(self)
     }
 

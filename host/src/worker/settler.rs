@@ -52,7 +52,7 @@ pub(super) struct Unsettled {
 }
 
 impl Unsettled {
-    fn event_context<'a>(&'a self, shared: &'a Shared) -> EventContext<'a> {
+    pub(super) fn event_context<'a>(&'a self, shared: &'a Shared) -> EventContext<'a> {
         EventContext {
             worker_id: &shared.settings.worker_id,
             id: self.settlement.id,
@@ -236,7 +236,7 @@ fn give_up_lost(shared: &Shared, part: &mut Vec<Unsettled>) {
 }
 
 /// Counts and logs an outcome that the database has answered.
-fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
+pub(super) fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     let Settlement {
         id, fence, outcome, ..
     } = &one.settlement;

@@ -5,7 +5,7 @@ use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Attribute, Expr, FnArg, GenericArgument, ItemFn, Lit, PathArguments, ReturnType, Type};
 
-use crate::options::Options;
+use crate::options::{Options, Statement};
 
 /// Expands `#[handler(…)]`. On an error the function itself is still emitted, so that no "cannot find function" errors
 /// follow.
@@ -201,6 +201,7 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
         reuse,
         schedule,
         schedule_time_zone,
+        statements,
         capabilities,
     } = options;
     let version = match version {
@@ -224,6 +225,20 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
     };
     let schedule = option(schedule);
     let schedule_time_zone = option(schedule_time_zone);
+    let statements = statements.iter().map(|statement| {
+        let Statement {
+            name,
+            sql,
+            rows,
+            retries,
+        } = statement;
+        let rows = option(rows);
+        let on_error = match retries {
+            true => quote!(::rouse_sdk::OnError::Retry),
+            false => quote!(::rouse_sdk::OnError::Fail),
+        };
+        quote!(::rouse_sdk::Statement { name: #name, sql: #sql, rows: #rows, on_error: #on_error })
+    });
     quote! {
         ::rouse_sdk::Definition {
             name: #name,
@@ -240,6 +255,7 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
             instances: #instances,
             schedule: #schedule,
             schedule_time_zone: #schedule_time_zone,
+            statements: &[#(#statements),*],
             capabilities: &[#(#capabilities),*],
         }
     }

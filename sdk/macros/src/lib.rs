@@ -29,6 +29,7 @@ use proc_macro::TokenStream;
 /// | `instances` | `"reuse"`: an instance may serve many jobs, see the README | `"fresh"` |
 /// | `schedule` | `"0 3 * * *"`: when the handler is to run, if the operator allows it; five cron fields, or six with seconds first | never |
 /// | `schedule_time_zone` | `"Europe/Berlin"`: the time zone of the schedule | UTC |
+/// | `sql(…)` | `sql(mark_paid = "UPDATE orders SET paid_at = now() WHERE id = $1", rows = 1, on_error = "retry")`: a SQL statement that it may run, if the operator grants it; once for each. `rows`: how many rows it has to affect. `on_error`: `"fail"` (the default) or `"retry"` the job if Postgres refuses the data | none |
 /// | `capabilities` | what the handler needs, in the words of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "sign:HOOK_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "enqueue:photo.*", "fine_clocks"]`; without the part after the colon, any | nothing |
 ///
 /// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. All values are checked at compile time. The

@@ -13,7 +13,7 @@ const NAME_BYTES_MAX: usize = 128;
 
 const KNOWN: &str = "name, version, description, max_attempts, initial_backoff, max_backoff, \
                      multiplier, jitter, lease, timeout, grace, instances, schedule, \
-                     schedule_time_zone, capabilities";
+                     schedule_time_zone, sql(…), capabilities";
 
 /// The options that the author declared.
 #[derive(Debug)]
@@ -32,13 +32,29 @@ pub(crate) struct Options {
     pub(crate) reuse: bool,
     pub(crate) schedule: Option<String>,
     pub(crate) schedule_time_zone: Option<String>,
+    pub(crate) statements: Vec<Statement>,
     pub(crate) capabilities: Vec<String>,
 }
 
-/// `name = value`.
+/// A SQL statement: `sql(name = "…", rows = 1, on_error = "retry")`.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Statement {
+    pub(crate) name: String,
+    pub(crate) sql: String,
+    pub(crate) rows: Option<u64>,
+    pub(crate) retries: bool,
+}
+
+/// `name = value`, or `sql(…)`.
 struct Setting {
     name: Ident,
-    value: Expr,
+    value: Value,
+}
+
+enum Value {
+    Expr(Expr),
+    /// The settings in the parentheses.
+    Sql(Punctuated<Setting, Token![,]>),
 }
 
 impl Parse for Setting {
@@ -47,10 +63,16 @@ impl Parse for Setting {
             let why = "expected an option, for instance `name = \"email.send\"`";
             syn::Error::new(error.span(), why)
         })?;
+        if name == "sql" && input.peek(syn::token::Paren) {
+            let inner;
+            syn::parenthesized!(inner in input);
+            let value = Value::Sql(Punctuated::parse_terminated(&inner)?);
+            return Ok(Self { name, value });
+        }
         input
             .parse::<Token![=]>()
             .map_err(|_| syn::Error::new(name.span(), format!("expected `{name} = …`")))?;
-        let value = input.parse()?;
+        let value = Value::Expr(input.parse()?);
         Ok(Self { name, value })
     }
 }
@@ -75,13 +97,21 @@ impl Options {
             reuse: false,
             schedule: None,
             schedule_time_zone: None,
+            statements: Vec::new(),
             capabilities: Vec::new(),
         };
         for Setting { name, value } in &settings {
+            let o = &mut options;
+            let value = match value {
+                Value::Expr(value) => value,
+                Value::Sql(settings) => {
+                    o.statements.extend(reader.statement(name.span(), settings));
+                    continue;
+                }
+            };
             if !reader.first_time(name) {
                 continue;
             }
-            let o = &mut options;
             match name.to_string().as_str() {
                 "name" => o.name = reader.keep(handler_name(value)).unwrap_or_default(),
                 "version" => o.version = reader.keep(nonempty(value)),
@@ -98,6 +128,10 @@ impl Options {
                     reader.fail(name.span(), "`concurrency` is not supported yet; remove it")
                 }
                 "instances" => o.reuse = reader.keep(reuse(value)).unwrap_or_default(),
+                "sql" => reader.fail(
+                    name.span(),
+                    "expected `sql(name = \"SELECT …\")`, once for each statement",
+                ),
                 "schedule" => o.schedule = reader.keep(cron(value)),
                 "schedule_time_zone" => o.schedule_time_zone = reader.keep(nonempty(value)),
                 "capabilities" => o.capabilities = reader.keep(words(value)).unwrap_or_default(),
@@ -120,7 +154,7 @@ impl Options {
                 .find(|setting| setting.name == "max_backoff")
         {
             reader.fail(
-                setting.value.span(),
+                setting.span(),
                 "max_backoff is shorter than initial_backoff",
             );
         }
@@ -134,7 +168,26 @@ impl Options {
                 "a time zone needs a schedule: schedule = \"0 3 * * *\"",
             );
         }
+        for (index, statement) in options.statements.iter().enumerate() {
+            let earlier = &options.statements[..index];
+            if earlier.iter().any(|other| other.name == statement.name) {
+                reader.fail(
+                    Span::call_site(),
+                    format!("the statement `{}` is declared twice", statement.name),
+                );
+            }
+        }
         reader.finish(options)
+    }
+}
+
+impl Setting {
+    /// Where its value is.
+    fn span(&self) -> Span {
+        match &self.value {
+            Value::Expr(value) => value.span(),
+            Value::Sql(_) => self.name.span(),
+        }
     }
 }
 
@@ -154,6 +207,53 @@ impl Reader {
         }
         self.seen.push(text);
         true
+    }
+
+    /// A statement. The setting whose name is not an option has the text.
+    fn statement(
+        &mut self,
+        span: Span,
+        settings: &Punctuated<Setting, Token![,]>,
+    ) -> Option<Statement> {
+        let mut statement: Option<Statement> = None;
+        let (mut rows, mut retries) = (None, false);
+        for Setting { name, value } in settings {
+            let Value::Expr(value) = value else {
+                self.fail(name.span(), "a statement cannot contain another one");
+                continue;
+            };
+            match name.to_string().as_str() {
+                "rows" => rows = self.keep(row_count(value)),
+                "on_error" => retries = self.keep(on_error(value)).unwrap_or_default(),
+                _ if statement.is_some() => self.fail(
+                    name.span(),
+                    "`sql(…)` has one statement, and the options rows and on_error; write another `sql(…)` for the next one",
+                ),
+                text => {
+                    statement = self.keep(nonempty(value)).map(|sql| Statement {
+                        name: text.to_owned(),
+                        sql,
+                        rows: None,
+                        retries: false,
+                    });
+                    if !is_statement_name(text) {
+                        let why = "the name of a statement has a-z, 0-9 and _, and does not start with a digit";
+                        self.fail(name.span(), why);
+                    }
+                }
+            }
+        }
+        if statement.is_none() {
+            self.fail(
+                span,
+                "expected a statement: `sql(mark_paid = \"UPDATE … WHERE id = $1\", rows = 1)`",
+            );
+        }
+        statement.map(|statement| Statement {
+            rows,
+            retries,
+            ..statement
+        })
     }
 
     fn keep<T>(&mut self, value: syn::Result<T>) -> Option<T> {
@@ -262,6 +362,37 @@ fn is_capability(text: &str) -> bool {
             is_word(word) && !which.is_empty() && which.chars().all(fits)
         }
     }
+}
+
+fn is_statement_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    name.len() <= 63 && !name.starts_with(|c: char| c.is_ascii_digit()) && name.chars().all(plain)
+}
+
+/// True for `"retry"`, false for `"fail"`.
+fn on_error(value: &Expr) -> syn::Result<bool> {
+    let literal = text(value)?;
+    match literal.value().as_str() {
+        "fail" => Ok(false),
+        "retry" => Ok(true),
+        _ => Err(syn::Error::new(
+            literal.span(),
+            "expected \"fail\" (the job fails) or \"retry\" (it is tried again)",
+        )),
+    }
+}
+
+fn row_count(value: &Expr) -> syn::Result<u64> {
+    if let Expr::Lit(ExprLit {
+        lit: Lit::Int(number),
+        ..
+    }) = value
+        && let Ok(count) = number.base10_parse::<u64>()
+    {
+        return Ok(count);
+    }
+    let why = "expected a whole number: how many rows the statement affects";
+    Err(syn::Error::new(value.span(), why))
 }
 
 /// True for `"reuse"`, false for `"fresh"`.

@@ -330,7 +330,7 @@ impl Ctx {
     }
 
     /// A later attempt skips a step that is recorded, and would lose what the step has begun.
-    fn outside_steps(&self, what: &str) -> Result<()> {
+    pub(super) fn outside_steps(&self, what: &str) -> Result<()> {
         if !self.in_step.get() {
             return Ok(());
         }

@@ -90,7 +90,7 @@ impl Ctx {
         Ok(output)
     }
 
-    fn start_step(&self, name: &str) -> Result<StartedStep<'_>> {
+    pub(super) fn start_step(&self, name: &str) -> Result<StartedStep<'_>> {
         if name.contains('#') {
             let why = format_args!("the name of a step must not contain #: {name:?}");
             return Err(Error::permanent(why).kind("step-refused"));
@@ -115,7 +115,7 @@ impl Ctx {
         }
     }
 
-    fn recorded<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+    pub(super) fn recorded<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         let Some(bytes) = self.world.start_step(name)? else {
             return Ok(None);
         };
@@ -134,7 +134,7 @@ impl Ctx {
     }
 
     /// Runs work of a step.
-    fn within_step<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub(super) fn within_step<T>(&self, work: impl FnOnce() -> T) -> T {
         let _within = Within {
             ctx: self,
             outer: self.in_step.replace(true),

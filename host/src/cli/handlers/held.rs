@@ -32,6 +32,7 @@ impl<'a> Held<'a> {
                 Capability::FineClocks => file.origin(name, "fine_clocks"),
                 Capability::Enqueue(Some(_)) => file.origin(name, "enqueue"),
                 Capability::Schedule => file.origin(name, "schedule"),
+                Capability::Sql(Some(_)) => file.table_of(name, "sql"),
                 // These are listed in full.
                 Capability::Http(_)
                 | Capability::Secrets(_)
@@ -41,6 +42,7 @@ impl<'a> Held<'a> {
                 Capability::Env(None)
                 | Capability::Settings(None)
                 | Capability::Enqueue(None)
+                | Capability::Sql(None)
                 | Capability::Unknown(_) => {
                     return None;
                 }

@@ -3,6 +3,7 @@
 mod progress;
 mod summary;
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -165,6 +166,7 @@ async fn prepare(args: &Args) -> anyhow::Result<Option<(Summary, Option<Work>)>>
         catalog: Arc::new(catalog),
         store,
         connector,
+        sql_logins: file.sql_logins(&folder, Environment, None)?,
     };
     Ok(Some((summary, Some(work))))
 }
@@ -239,6 +241,7 @@ struct Work {
     catalog: Arc<Catalog>,
     store: Store,
     connector: Connector,
+    sql_logins: BTreeMap<String, Connector>,
 }
 
 impl Work {
@@ -255,6 +258,7 @@ impl Work {
             listen_at: self.connector.clone(),
             sandbox: self.sandbox.clone(),
             catalog: self.catalog.clone(),
+            sql_logins: self.sql_logins.clone(),
             middlewares,
         };
         let mut worker = tokio::spawn(worker::run(

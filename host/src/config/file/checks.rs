@@ -58,6 +58,9 @@ impl File {
             for http in &table.http {
                 http.check().map_err(|why| name("http") + ": " + &why)?;
             }
+            if let Some(sql) = &table.sql {
+                sql.check().map_err(|why| name("sql") + ": " + &why)?;
+            }
             for secret in &table.secrets {
                 let known = self.secrets.keys().any(|known| *known == secret.name);
                 secret

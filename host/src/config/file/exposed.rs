@@ -27,6 +27,9 @@ impl File {
             ("handlers.lock", Self::lock_file(folder)),
         ];
         own.extend(secrets.map(|file| ("a secret", folder.join(file))));
+        let logins = self.handlers.values();
+        let logins = logins.filter_map(|table| table.sql.as_ref()?.login.file.as_ref());
+        own.extend(logins.map(|file| ("the login of a handler", folder.join(file))));
         own.extend(
             self.invoke_token_file(folder)
                 .map(|file| ("the invoke token", file)),

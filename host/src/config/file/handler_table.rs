@@ -12,6 +12,7 @@ use super::list::List;
 use super::modules::{Bindings, OldestVersion};
 use super::own_settings::OwnSettings;
 use super::secret_table::SecretUseTable;
+use super::sql_table::SqlTable;
 use crate::job::is_pattern;
 use crate::sandbox::{Instances, Limits, ModuleBinding, StateQuota};
 use crate::setting::table::{self, Table};
@@ -43,6 +44,8 @@ pub(super) struct HandlerTable {
     pub(super) settings: Option<OwnSettings>,
     /// The quota of its state. The table is the grant: every key may be left out.
     pub(super) state: Option<Overlay<StateQuota>>,
+    /// SQL statements that it may run.
+    pub(super) sql: Option<SqlTable>,
     /// True: its clocks are as fine as the machine's.
     pub(super) fine_clocks: Option<bool>,
     pub(super) enqueue: Option<Vec<String>>,
@@ -117,6 +120,12 @@ impl Table for HandlerTable {
             "Grants [state](#state), with its quota",
         ),
         Entry::new(
+            "sql",
+            "a table",
+            "none",
+            "Grants [SQL statements](#sql) that its module declares",
+        ),
+        Entry::new(
             "fine_clocks",
             "`true`, `false`",
             "`false`",
@@ -162,6 +171,7 @@ impl Table for HandlerTable {
             "env" => self.env = Some(map.next_value()?),
             "settings" => self.settings = Some(map.next_value()?),
             "state" => self.state = Some(map.next_value()?),
+            "sql" => self.sql = Some(map.next_value()?),
             "fine_clocks" => self.fine_clocks = Some(map.next_value()?),
             "enqueue" => self.enqueue = Some(map.next_value::<Patterns>()?.0),
             "schedule" => self.schedule = Some(map.next_value()?),

@@ -2,6 +2,7 @@
 
 use super::File;
 use super::handler_table::HandlerTable;
+use crate::job::SqlLimits;
 use crate::sandbox::{Limits, StateQuota};
 use crate::setting::{Overlay, Settable, in_table};
 use crate::worker::Policy;
@@ -22,6 +23,12 @@ impl File {
             &table.limits,
             &self.limits_of(handler),
         )?;
+        if let Some(sql) = &table.sql {
+            // No wider table sets them: the narrowest table with statements counts as a whole.
+            let limits = sql.limits();
+            let table = format!("{name}.sql");
+            check::<SqlLimits>(&table, limits, &[(table.clone(), limits)])?;
+        }
         match &table.state {
             Some(state) => {
                 check::<StateQuota>(&format!("{name}.state"), state, &self.state_of(handler))

@@ -40,7 +40,7 @@ impl File {
 
     /// The narrowest of the handler's tables with this name: `env`, `settings` or `state`.
     pub fn table_of(&self, handler: &str, key: &str) -> Option<String> {
-        let is_table = ["env", "settings", "state"].contains(&key);
+        let is_table = ["env", "settings", "state", "sql"].contains(&key);
         let pattern = self.narrowest_with(handler, key).filter(|_| is_table)?;
         Some(inner(pattern, key))
     }

@@ -88,6 +88,7 @@ impl File {
             },
             secret_grants: self.by_handler(|table| &table.secrets, SecretUseTable::grant),
             state: state.collect(),
+            sql: self.of_handlers(|table| Some(table.sql.as_ref()?.grant())),
             instances: self.of_handlers(|table| table.instances),
             cache_dir: self.cache_dir(folder),
             pin: self.pin(folder),

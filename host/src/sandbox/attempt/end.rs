@@ -48,6 +48,9 @@ pub(in crate::sandbox) fn classify(
     if let (Err(_), Some(suspension)) = (&stop, &state.suspension) {
         return RunEnd::Suspended(suspension.clone());
     }
+    if stop.is_err() && state.sql.is_parked {
+        return RunEnd::Parked;
+    }
     match stop {
         Ok(result) if result.len() > result_bytes_max => RunEnd::OutputTooLarge {
             bytes: result.len(),
@@ -96,6 +99,8 @@ pub(in crate::sandbox) fn returned_normally(end: &RunEnd) -> bool {
         | RunEnd::NotStarted
         | RunEnd::NoHandler
         | RunEnd::GrantsRefused(_)
+        | RunEnd::EffectFailed(_)
+        | RunEnd::Parked
         | RunEnd::Unrunnable(_) => false,
     }
 }
@@ -164,6 +169,8 @@ fn guest_message(end: &RunEnd) -> Option<&str> {
         | RunEnd::NotStarted
         | RunEnd::NoHandler
         | RunEnd::GrantsRefused(_)
+        | RunEnd::EffectFailed(_)
+        | RunEnd::Parked
         | RunEnd::Unrunnable(_) => None,
     }
 }

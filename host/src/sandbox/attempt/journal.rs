@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use tracing::Level;
 
 use super::meter::Meter;
-use crate::job::{ParentEnd, RecordedStep, ReturnedCall};
+use crate::job::{ParentEnd, RecordedStep, ReturnedCall, SqlCall, SqlFailure};
 
 /// The future of a call of a [`Journal`] or [`StateStore`].
 pub type JournalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -53,6 +53,11 @@ pub trait Journal: Send + Sync {
         None
     }
 
+    /// Where its statements run; `None` if it cannot run any.
+    fn sql(&self) -> Option<&dyn SqlStore> {
+        None
+    }
+
     /// Where signals and the ends of other jobs are read; `None` if it cannot wait for them.
     fn waits(&self) -> Option<&dyn WaitStore> {
         None
@@ -88,6 +93,43 @@ pub trait WaitStore: Send + Sync {
         &'a self,
         after: Option<&'a str>,
     ) -> JournalFuture<'a, Result<Vec<ParentEnd>, String>>;
+}
+
+/// Runs the statements of a handler. The code that runs attempts implements it (`worker/sql.rs`: in Postgres, in
+/// sessions of the handler's login).
+///
+/// A store that finds out that the attempt has to stop aborts it, and need not return, like a [`StateStore`].
+pub trait SqlStore: Send + Sync {
+    /// Checks the number and the kinds of parameters.
+    ///
+    /// # Errors
+    /// A message for people, without the name of the statement.
+    fn check(&self, call: &SqlCall) -> Result<(), String>;
+
+    /// Runs a query in a read-only transaction. Each row is a JSON object.
+    fn query<'a>(
+        &'a self,
+        call: &'a SqlCall,
+    ) -> JournalFuture<'a, Result<Vec<Vec<u8>>, SqlRefusal>>;
+
+    /// Records the result of a step, JSON, and commits effects with it.
+    fn complete_step<'a>(
+        &'a self,
+        step: &'a str,
+        output: &'a [u8],
+        effects: &'a [SqlCall],
+    ) -> JournalFuture<'a, Result<(), SqlRefusal>>;
+}
+
+/// Why a statement has not run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SqlRefusal {
+    /// The call is wrong, a message for people.
+    Refused(String),
+    /// Postgres has refused it.
+    Failed(SqlFailure),
+    /// It does not fit the database: the handler is parked, and the attempt ends.
+    Parked,
 }
 
 /// A stored value.

@@ -72,6 +72,15 @@ const JOBS: usize = 1_000;
 /// Large data belongs elsewhere, as for a producer; one settlement carries all of it.
 const JOBS_BYTES: usize = 8 << 20;
 
+/// They run in one transaction, which holds locks; more rows are written with one statement and an array.
+const EFFECTS: usize = 1_000;
+
+/// One transaction carries all of it.
+const EFFECTS_BYTES: usize = 8 << 20;
+
+/// Each is a transaction; a loop of queries belongs into one statement.
+const QUERIES: usize = 1_000;
+
 /// The limits of one handler's attempts. The defaults apply if the operator sets nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -121,6 +130,12 @@ pub struct Limits {
     pub jobs: usize,
     /// The payloads and options of these jobs together, bytes. Default: 8 MiB.
     pub jobs_bytes: usize,
+    /// SQL statements that an attempt may commit. Default: 1,000.
+    pub effects: usize,
+    /// Their parameters together, bytes. Default: 8 MiB.
+    pub effects_bytes: usize,
+    /// SQL queries of an attempt. Default: 1,000.
+    pub queries: usize,
 }
 
 impl Default for Limits {
@@ -148,6 +163,9 @@ impl Default for Limits {
             state_bytes: STATE_BYTES,
             jobs: JOBS,
             jobs_bytes: JOBS_BYTES,
+            effects: EFFECTS,
+            effects_bytes: EFFECTS_BYTES,
+            queries: QUERIES,
         }
     }
 }

@@ -11,9 +11,9 @@ use super::clocks::DatabaseClock;
 use super::end;
 use super::meter::{Meter, within_cpu};
 use super::state::PerAttempt;
-use crate::job::{Attempt, JobId, NewJob, RunEnd, Usage};
+use crate::job::{Attempt, JobId, NewJob, RunEnd, SqlCall, Usage};
 use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
-use crate::sandbox::capability::{GuestLog, Http, LogSource, NewJobs, Steps};
+use crate::sandbox::capability::{GuestLog, Http, LogSource, NewJobs, Sql, Steps};
 use crate::sandbox::{AbortHandle, Handler, Journal, Profile, Sandbox};
 
 /// The data about its job that a guest receives, except for the handler's name.
@@ -52,6 +52,8 @@ pub struct Run {
     pub used: Option<Usage>,
     /// The jobs that it enqueues, if it has succeeded or calls them.
     pub jobs: Vec<NewJob>,
+    /// Its effects, if it has succeeded.
+    pub effects: Vec<SqlCall>,
 }
 
 impl Sandbox {
@@ -152,6 +154,7 @@ impl Sandbox {
             steps: Steps::new(journal.clone(), limits),
             handler_state: handler.state_for(journal.clone()),
             jobs: NewJobs::new(journal.is_some(), limits),
+            sql: Sql::new(handler.sql.clone(), journal.clone(), limits),
             clock: job.clock,
             http: Http::new(
                 Some(handler.http.clone()),
@@ -184,6 +187,7 @@ impl Sandbox {
         };
 
         let jobs = instance.state_mut().jobs.take();
+        let effects = instance.state_mut().sql.take();
         let state = instance.state();
         state.log.finish();
         let end = match (called, abort.reason()) {
@@ -198,11 +202,14 @@ impl Sandbox {
         let end = self.check_result(handler, end, &abort).await;
         let has_jobs = matches!(end, RunEnd::Returned(_) | RunEnd::Suspended(_));
         let jobs = if has_jobs { jobs } else { Vec::new() };
+        let has_effects = matches!(end, RunEnd::Returned(_));
+        let effects = if has_effects { effects } else { Vec::new() };
         Run {
             end,
             wall: Duration::ZERO,
             used: Some(meter.usage()),
             jobs,
+            effects,
         }
     }
 }
@@ -222,6 +229,7 @@ impl Run {
             wall: Duration::ZERO,
             used: None,
             jobs: Vec::new(),
+            effects: Vec::new(),
         }
     }
 }

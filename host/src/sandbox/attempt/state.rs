@@ -14,7 +14,7 @@ use super::meter::Meter;
 use crate::job::Suspension;
 use crate::sandbox::capability::{
     FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, LogSource, NewJobs,
-    OutsidePaths, Steps, Stream,
+    OutsidePaths, Sql, Steps, Stream,
 };
 use crate::sandbox::grants::Granted;
 use crate::sandbox::module::lines::Lines;
@@ -44,6 +44,7 @@ pub(in crate::sandbox) struct AttemptState {
     pub(in crate::sandbox) handler_state: HandlerState,
     /// The jobs that it enqueues.
     pub(in crate::sandbox) jobs: NewJobs,
+    pub(in crate::sandbox) sql: Sql,
     /// Set when the host stops the guest because it waits.
     pub(in crate::sandbox) suspension: Option<Suspension>,
     pub(in crate::sandbox) clock: DatabaseClock,
@@ -70,6 +71,7 @@ pub(in crate::sandbox) struct PerAttempt {
     pub(in crate::sandbox) steps: Steps,
     pub(in crate::sandbox) handler_state: HandlerState,
     pub(in crate::sandbox) jobs: NewJobs,
+    pub(in crate::sandbox) sql: Sql,
     pub(in crate::sandbox) clock: DatabaseClock,
     pub(in crate::sandbox) http: Http,
     pub(in crate::sandbox) profile: Option<Arc<Profile>>,
@@ -90,6 +92,7 @@ impl PerAttempt {
             steps: Steps::default(),
             handler_state: HandlerState::default(),
             jobs: NewJobs::default(),
+            sql: Sql::default(),
             clock: DatabaseClock::of_host(),
             http: Http::new(None, &limits, abort.clone(), Arc::default()),
             profile: None,
@@ -125,6 +128,7 @@ impl AttemptState {
             steps,
             handler_state,
             jobs,
+            sql,
             clock,
             http,
             profile,
@@ -152,6 +156,7 @@ impl AttemptState {
             http,
             http_fields,
             jobs,
+            sql,
             suspension: None,
             clock,
             denial: None,
@@ -185,6 +190,7 @@ impl AttemptState {
             steps,
             handler_state,
             jobs,
+            sql,
             clock,
             http,
             profile,
@@ -199,6 +205,7 @@ impl AttemptState {
         self.steps = steps;
         self.handler_state = handler_state;
         self.jobs = jobs;
+        self.sql = sql;
         self.suspension = None;
         self.clock = clock;
         self.http = http.within(self.limiter.host_memory().clone());

@@ -8,7 +8,7 @@ use super::file::Stamp;
 use super::handler::Handler;
 use crate::harmless::printable;
 use crate::job::narrowest_first;
-use crate::sandbox::capability::HttpAccess;
+use crate::sandbox::capability::{HttpAccess, SqlAccess};
 use crate::sandbox::grants::{Granted, lines};
 use crate::sandbox::module::admission::Denied;
 use crate::sandbox::{Digest, HandlerManifest, Instances, Module, Sandbox, Settings};
@@ -243,6 +243,7 @@ impl Serving {
                         .find(|(table, _)| settings.grants_own_to(table, module.origin()))
                         .map(|(_, quota)| *quota),
                     state_is_removed: false,
+                    sql: Arc::new(SqlAccess::of(manifest, module.origin(), settings)),
                     reuses: reuses(manifest, settings),
                     owner,
                     bound_by: settings

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use crate::job::Statement;
 use crate::job::declared::DeclaredSchedule;
-use crate::sandbox::capability::{HandlerState, HttpAccess};
-use crate::sandbox::grants::{Granted, granted_capabilities, lines, missing};
+use crate::sandbox::capability::{HandlerState, HttpAccess, SqlAccess};
+use crate::sandbox::grants::{Granted, Grantings, granted_capabilities, lines, missing};
 use crate::sandbox::{
-    Attenuation, Capability, HandlerManifest, Journal, Limits, Missing, Module, StateQuota,
+    Attenuation, Capability, GrantedSql, HandlerManifest, Journal, Limits, Missing, Module, StateQuota,
     Withheld,
 };
 
@@ -25,6 +26,7 @@ pub struct Handler {
     pub(in crate::sandbox) http: Arc<HttpAccess>,
     /// The quota of its state; `None` means that it has no state.
     pub state: Option<StateQuota>,
+    pub(in crate::sandbox) sql: Arc<SqlAccess>,
     /// The operator grants state, but the job's attenuation removes it.
     pub(in crate::sandbox) state_is_removed: bool,
     /// Its instances may serve many jobs: module and operator both allow it.
@@ -38,7 +40,7 @@ pub struct Handler {
 }
 
 /// The kinds of capabilities that an operator can grant, as returned by [`Handler::granted`].
-pub const GRANTS: [&str; 10] = [
+pub const GRANTS: [&str; 11] = [
     "files",
     "http",
     "secrets",
@@ -49,6 +51,7 @@ pub const GRANTS: [&str; 10] = [
     "fine_clocks",
     "enqueue",
     "schedule",
+    "sql",
 ];
 
 impl Handler {
@@ -65,6 +68,7 @@ impl Handler {
             self.granted.fine_clocks,
             !self.granted.enqueue.is_empty(),
             self.granted.schedule,
+            !self.statements().is_empty(),
         ];
         GRANTS
             .into_iter()
@@ -79,21 +83,40 @@ impl Handler {
         declared.filter(|_| self.granted.schedule)
     }
 
+    /// The SQL statements that it may run; `None` if no table grants it any.
+    pub fn sql(&self) -> Option<&Arc<GrantedSql>> {
+        self.sql.granted.as_ref()
+    }
+
+    fn statements(&self) -> &[Statement] {
+        self.sql().map_or(&[], |granted| &granted.statements)
+    }
+
     /// Everything that it is granted, in manifest notation.
     pub fn held(&self) -> Vec<Capability> {
-        granted_capabilities(&self.granted, &self.http, self.state)
+        let statements = self.statements().iter();
+        let statements = statements.map(|it| Capability::Sql(Some(it.name.clone())));
+        let mut held = granted_capabilities(&self.granted, &self.http, self.state);
+        held.extend(statements);
+        held
     }
 
     /// The capabilities that it declares and is not granted.
     pub fn missing(&self) -> Vec<Missing> {
         let requested = &self.manifest.capabilities;
-        let missing = missing(&self.name, requested, &self.granted, &self.http, self.state);
+        let granted = Grantings {
+            granted: &self.granted,
+            http: &self.http,
+            state: self.state,
+            sql: self.sql.granted.as_deref(),
+        };
+        let missing = missing(&self.name, requested, granted);
         let binding =
             (self.bound_by.is_none()).then(|| lines::module(&self.name, &self.module.file));
         let with_binding = |one: Missing| {
             let lines = match (&one.what, &binding) {
-                // Secrets are granted to bound modules only.
-                (Capability::Secrets(_) | Capability::Sign(_), Some(binding)) => {
+                // Secrets and statements are granted to bound modules only.
+                (Capability::Secrets(_) | Capability::Sign(_) | Capability::Sql(_), Some(binding)) => {
                     let own = one.lines.as_deref().unwrap_or_default();
                     Some(format!("{binding}\n\n{own}"))
                 }
@@ -113,6 +136,7 @@ impl Handler {
             Capability::Secrets(_) | Capability::Sign(_) => "secrets",
             Capability::Dirs(_) => "dirs",
             Capability::State => "state",
+            Capability::Sql(_) => "sql",
             Capability::Http(_)
             | Capability::Env(_)
             | Capability::Settings(_)
@@ -151,6 +175,7 @@ impl Handler {
             http: self.http.attenuated(job),
             state: self.state.filter(|_| job.leaves_state()),
             state_is_removed: self.state.is_some() && !job.leaves_state(),
+            sql: self.sql.attenuated(job),
             reuses: false,
             owner: self.owner.clone(),
             bound_by: self.bound_by.clone(),

@@ -32,6 +32,9 @@ struct Part {
     /// False removes the handler's state.
     #[serde(default)]
     state: Option<bool>,
+    /// The names of SQL statements.
+    #[serde(default)]
+    sql: Option<Vec<String>>,
     #[serde(default)]
     memory_mb: Option<usize>,
     #[serde(default, deserialize_with = "crate::duration::optional")]
@@ -92,6 +95,11 @@ impl Attenuation {
     pub(in crate::sandbox) fn leaves_env(&self, name: &str) -> bool {
         let mut parts = self.0.iter();
         parts.all(|part| lists(part.env.as_ref(), name))
+    }
+
+    pub(in crate::sandbox) fn leaves_sql(&self, name: &str) -> bool {
+        let mut parts = self.0.iter();
+        parts.all(|part| lists(part.sql.as_ref(), name))
     }
 
     pub(in crate::sandbox) fn leaves_state(&self) -> bool {

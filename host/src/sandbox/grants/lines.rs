@@ -141,6 +141,17 @@ pub(in crate::sandbox) fn schedule(handler: &str) -> String {
     format!("[handlers.\"{handler}\"]\nschedule = true")
 }
 
+/// Grants a statement, or all that the module declares. The login is read from a variable.
+pub(in crate::sandbox) fn sql(handler: &str, statement: Option<&str>) -> String {
+    let statements = match statement {
+        Some(name) => format!("[\"{name}\"]"),
+        None => "\"all\"".into(),
+    };
+    format!(
+        "[handlers.\"{handler}\".sql]\nlogin = {{ env = \"{UNKNOWN}\" }}\nstatements = {statements}"
+    )
+}
+
 /// Grants fine clocks.
 pub(in crate::sandbox) fn fine_clocks(handler: &str) -> String {
     format!("[handlers.\"{handler}\"]\nfine_clocks = true")

@@ -1,6 +1,6 @@
 //! The capabilities that a handler declares and is not granted.
 
-use super::{Granted, HostPattern, Mode, StateQuota, lines};
+use super::{Granted, GrantedSql, HostPattern, Mode, StateQuota, lines};
 use crate::sandbox::capability::HttpAccess;
 use crate::sandbox::{Capability, HttpScheme};
 
@@ -14,17 +14,24 @@ pub struct Missing {
     pub lines: Option<String>,
 }
 
+/// The grants of a handler, of all kinds.
+#[derive(Clone, Copy)]
+pub(in crate::sandbox) struct Grantings<'a> {
+    pub(in crate::sandbox) granted: &'a Granted,
+    pub(in crate::sandbox) http: &'a HttpAccess,
+    pub(in crate::sandbox) state: Option<StateQuota>,
+    pub(in crate::sandbox) sql: Option<&'a GrantedSql>,
+}
+
 /// Returns the requested capabilities that are not granted.
 pub(in crate::sandbox) fn missing(
     handler: &str,
     requested: &[Capability],
-    granted: &Granted,
-    http: &HttpAccess,
-    state: Option<StateQuota>,
+    all: Grantings<'_>,
 ) -> Vec<Missing> {
     let missing = requested
         .iter()
-        .filter(|capability| !is_granted(capability, granted, http, state))
+        .filter(|capability| !is_granted(capability, all))
         .map(|capability| Missing {
             what: capability.clone(),
             lines: lines_for(handler, capability),
@@ -66,12 +73,13 @@ pub(in crate::sandbox) fn granted_capabilities(
         .collect()
 }
 
-fn is_granted(
-    capability: &Capability,
-    granted: &Granted,
-    http: &HttpAccess,
-    state: Option<StateQuota>,
-) -> bool {
+fn is_granted(capability: &Capability, all: Grantings<'_>) -> bool {
+    let Grantings {
+        granted,
+        http,
+        state,
+        sql,
+    } = all;
     match capability {
         Capability::Http(Some(hosts)) => http.reaches(hosts),
         Capability::Http(None) => http.sends(),
@@ -90,6 +98,8 @@ fn is_granted(
         Capability::Enqueue(Some(pattern)) => granted.may_enqueue(pattern),
         Capability::Enqueue(None) => !granted.enqueue.is_empty(),
         Capability::Schedule => granted.schedule,
+        Capability::Sql(Some(name)) => sql.is_some_and(|sql| sql.statement(name).is_some()),
+        Capability::Sql(None) => sql.is_some(),
         Capability::Unknown(_) => false,
     }
 }
@@ -115,6 +125,7 @@ fn lines_for(handler: &str, capability: &Capability) -> Option<String> {
         Capability::FineClocks => lines::fine_clocks(handler),
         Capability::Enqueue(pattern) => lines::enqueue(handler, pattern.as_deref()),
         Capability::Schedule => lines::schedule(handler),
+        Capability::Sql(name) => lines::sql(handler, name.as_deref()),
         Capability::Unknown(_) => return None,
     })
 }

@@ -27,7 +27,7 @@ pub(in crate::sandbox) struct Denied {
 pub struct Withheld {
     /// The table's handler name or pattern.
     pub table: String,
-    /// The kind of grant, as in `rouse.toml`: `secrets`, `state`, `dirs`.
+    /// The kind of grant, as in `rouse.toml`: `secrets`, `state`, `dirs`, `sql`.
     pub what: &'static str,
     /// The lines of `rouse.toml` that would bind the table to the module.
     pub lines: String,
@@ -90,7 +90,7 @@ impl Settings {
         })
     }
 
-    /// True if secrets, state and directories of this table are for this module.
+    /// True if secrets, statements, state and directories of this table are for this module.
     pub fn grants_to(&self, table: &str, origin: Origin<'_>) -> bool {
         match narrowest(&self.modules, table) {
             Some(to) => to.iter().any(|binding| binding.is(origin)),
@@ -104,7 +104,7 @@ impl Settings {
         self.grants_to(table, origin) || (!table.ends_with('*') && self.bound(table).is_none())
     }
 
-    /// Like [`grants_to`](Self::grants_to), for secrets: in development, a single handler's table works without a
+    /// Like [`grants_to`](Self::grants_to), for secrets and statements: in development, a single handler's table works without a
     /// binding.
     pub fn grants_secrets_to(&self, table: &str, origin: Origin<'_>) -> bool {
         match self.is_dev {
@@ -135,7 +135,11 @@ impl Settings {
             .state
             .keys()
             .filter_map(|table| withheld(table, "state", self.grants_own_to(table, origin)));
-        let mut all: Vec<Withheld> = secrets.chain(dirs).chain(states).collect();
+        let sql = self
+            .sql
+            .keys()
+            .filter_map(|table| withheld(table, "sql", self.grants_secrets_to(table, origin)));
+        let mut all: Vec<Withheld> = secrets.chain(dirs).chain(states).chain(sql).collect();
         all.sort_by(|a, b| (&a.table, a.what).cmp(&(&b.table, b.what)));
         all.dedup();
         all

@@ -2,6 +2,7 @@
 
 mod capability;
 mod keys;
+mod statements;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +14,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use crate::harmless::printable;
-use crate::job::RetryPolicy;
+use crate::job::{RetryPolicy, Statement};
 use crate::job::cron::DueTimes;
 use crate::job::declared::DeclaredSchedule;
 
@@ -84,7 +85,9 @@ pub struct HandlerManifest {
     pub instances: Instances,
     /// The schedule that it declares.
     pub schedule: Option<DeclaredSchedule>,
-    /// The capabilities that it declares; with a schedule, also that.
+    /// The SQL statements that it declares.
+    pub statements: Vec<Statement>,
+    /// The capabilities that it declares; with a schedule or statements, also those.
     pub capabilities: Vec<Capability>,
 }
 
@@ -141,6 +144,8 @@ struct WrittenHandler<'a> {
     #[serde(default, deserialize_with = "null_is_default")]
     instances: Instances,
     schedule: Option<DeclaredSchedule>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    statements: Vec<Statement>,
     #[serde(default, deserialize_with = "null_is_default")]
     capabilities: Vec<String>,
 }
@@ -273,6 +278,13 @@ impl HandlerManifest {
         if written.schedule.is_some() && !capabilities.contains(&Capability::Schedule) {
             capabilities.push(Capability::Schedule);
         }
+        let statements = statements::check(written.statements)?;
+        for Statement { name, .. } in &statements {
+            let declared = Capability::Sql(Some(name.clone()));
+            if !capabilities.contains(&declared) {
+                capabilities.push(declared);
+            }
+        }
         let input_schema = schema("input_schema", written.input_schema, patterns)?;
         Ok(Self {
             name: written.name,
@@ -297,6 +309,7 @@ impl HandlerManifest {
                 .unwrap_or(HandlerManifest::GRACE),
             instances: written.instances,
             schedule: written.schedule.map(schedule).transpose()?,
+            statements,
             capabilities,
         })
     }

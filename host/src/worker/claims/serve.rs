@@ -13,14 +13,20 @@ impl Claims<'_> {
     /// handlers have changed since the last choice.
     pub(in crate::worker) fn serve(&mut self) -> bool {
         let handlers = self.shared.catalog.current();
+        let sql = self.shared.sql.version();
         if self
             .handlers
             .as_ref()
-            .is_some_and(|before| Arc::ptr_eq(before, &handlers))
+            .is_some_and(|(before, of)| Arc::ptr_eq(before, &handlers) && *of == sql)
         {
             return false;
         }
         let settings = &self.shared.settings;
+        // The jobs of a parked handler wait.
+        let served = |name: &str| {
+            let handler = handlers.get(name)?;
+            (!self.shared.sql.is_parked(handler)).then_some(handler)
+        };
         let lease_ms = |handler: &Handler| {
             let policy = Policy::resolve(&handler.manifest, &settings.overrides);
             i64::try_from(policy.lease.as_millis()).unwrap_or(i64::MAX)
@@ -28,13 +34,13 @@ impl Claims<'_> {
         let bound: Vec<(&String, &Arc<Handler>)> = settings
             .sources
             .iter()
-            .filter_map(|(source, name)| Some((source, handlers.get(name)?)))
+            .filter_map(|(source, name)| Some((source, served(name)?)))
             .collect();
         // Which of them runs is not known before the claim.
         let bound_lease_ms = bound.iter().map(|(_, handler)| lease_ms(handler)).max();
         self.sources = bound.iter().map(|(source, _)| (*source).clone()).collect();
         let unbound = settings.sources.iter();
-        let unbound = unbound.filter(|(_, name)| handlers.get(name).is_none());
+        let unbound = unbound.filter(|(_, name)| served(name).is_none());
         self.unbound
             .set(unbound.map(|(source, _)| source.clone()).collect());
         self.lanes.serve(|lane: &Lane| {
@@ -45,7 +51,7 @@ impl Claims<'_> {
             if !lane.tags.iter().all(|tag| settings.tags.contains(tag)) {
                 return None;
             }
-            let handler = handlers.get(&lane.handler);
+            let handler = served(&lane.handler);
             Some(Serving {
                 lease_ms: handler
                     .map(|handler| lease_ms(handler))
@@ -54,7 +60,7 @@ impl Claims<'_> {
                 by_source: handler.is_none(),
             })
         });
-        self.handlers = Some(handlers);
+        self.handlers = Some((handlers, sql));
         true
     }
 

@@ -163,12 +163,13 @@ impl Steps {
         );
     }
 
-    pub(in crate::sandbox::capability) async fn complete(
+    /// Refuses a result that cannot be recorded.
+    pub(in crate::sandbox::capability) async fn check_complete(
         &mut self,
-        name: String,
-        output: Vec<u8>,
+        name: &str,
+        output: &[u8],
     ) -> Result<(), StepError> {
-        if self.find(&name).await?.is_some() && self.journal.is_some() {
+        if self.find(name).await?.is_some() && self.journal.is_some() {
             return Err(refused(format!("the step {name} is already recorded")));
         }
         let StepLimits {
@@ -187,11 +188,20 @@ impl Steps {
                 "the step {name} cannot be recorded: with it, the results of all steps exceed the maximum of {bytes_total} bytes (limits.steps_bytes in rouse.toml)"
             )));
         }
-        if let Err(error) = serde_json::from_slice::<IgnoredAny>(&output) {
+        if let Err(error) = serde_json::from_slice::<IgnoredAny>(output) {
             return Err(refused(format!(
                 "the result of the step {name} is not JSON: {error}"
             )));
         }
+        Ok(())
+    }
+
+    pub(in crate::sandbox::capability) async fn complete(
+        &mut self,
+        name: String,
+        output: Vec<u8>,
+    ) -> Result<(), StepError> {
+        self.check_complete(&name, &output).await?;
         if let Some(journal) = &self.journal {
             journal.record(&name, &output).await.map_err(refused)?;
         }

@@ -34,6 +34,8 @@ pub enum Capability {
     Enqueue(Option<String>),
     /// `schedule`: jobs by the schedule that the manifest declares.
     Schedule,
+    /// `sql:mark_paid`: this SQL statement of the manifest.
+    Sql(Option<String>),
     /// A word that this host does not know.
     Unknown(String),
 }
@@ -87,6 +89,7 @@ impl FromStr for Capability {
             }
             ("enqueue", pattern) => Self::Enqueue(pattern.map(str::to_owned)),
             ("schedule", None) => Self::Schedule,
+            ("sql", name) => Self::Sql(name.map(key).transpose()?),
             (_, _) => Self::Unknown(text.to_owned()),
         })
     }
@@ -120,6 +123,8 @@ impl fmt::Display for Capability {
             Self::Enqueue(Some(pattern)) => write!(f, "enqueue:{pattern}"),
             Self::Enqueue(None) => f.write_str("enqueue"),
             Self::Schedule => f.write_str("schedule"),
+            Self::Sql(Some(name)) => write!(f, "sql:{name}"),
+            Self::Sql(None) => f.write_str("sql"),
             Self::Unknown(text) => f.write_str(text),
         }
     }
@@ -159,6 +164,8 @@ mod tests {
             "enqueue",
             "enqueue:photo.*",
             "schedule",
+            "sql",
+            "sql:mark_paid",
             "of-the-future:with detail",
         ] {
             let capability: Capability = text.parse().unwrap();

@@ -1,0 +1,185 @@
+//! Statements that a module has declared, and what an error of Postgres about one of them means.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::JsonText;
+
+/// A statement that a module has declared in its manifest.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Statement {
+    /// Its name: letters, digits and underscores.
+    pub name: String,
+    /// The text: one SELECT, INSERT, UPDATE, DELETE, MERGE or VALUES, with parameters `$1`, `$2` …
+    pub sql: String,
+    /// The number of rows that it has to affect, or to return. `None`: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<u64>,
+    /// What becomes of the attempt if Postgres refuses it.
+    #[serde(default, skip_serializing_if = "OnError::is_default")]
+    pub on_error: OnError,
+}
+
+/// What becomes of an attempt if Postgres refuses the data of one of its statements, or the number of rows is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnError {
+    /// The job fails.
+    #[default]
+    Fail,
+    /// The job is tried again after the backoff.
+    Retry,
+}
+
+impl OnError {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Commits of one handler on a host run side by side on these; more than a few rarely make it faster.
+const CONNECTIONS_MAX: u32 = 4;
+
+/// The transaction holds locks meanwhile. A statement that takes longer belongs into a job of the database.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a guest can look at within its memory; more is read in pages.
+const ROWS_MAX: usize = 1_000;
+
+/// The host holds the rows of all its attempts.
+const BYTES_MAX: usize = 1 << 20;
+
+/// Limits on the statements of a handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SqlLimits {
+    /// Connections of this host with the login. Default: 4.
+    pub connections_max: u32,
+    /// How long one statement may run. Default: 5 s.
+    pub statement_timeout: Duration,
+    /// Rows of one query. Default: 1,000.
+    pub rows_max: usize,
+    /// The rows of one query together, as JSON, bytes. Default: 1 MiB.
+    pub bytes_max: usize,
+}
+
+impl Default for SqlLimits {
+    fn default() -> Self {
+        Self {
+            connections_max: CONNECTIONS_MAX,
+            statement_timeout: STATEMENT_TIMEOUT,
+            rows_max: ROWS_MAX,
+            bytes_max: BYTES_MAX,
+        }
+    }
+}
+
+/// A call of a statement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SqlCall {
+    /// The name of the statement.
+    pub statement: String,
+    /// A JSON array with its parameters.
+    pub params: JsonText,
+}
+
+impl SqlCall {
+    /// The bytes that its transaction sends, roughly.
+    pub fn bytes(&self) -> usize {
+        self.statement.len() + self.params.0.len()
+    }
+}
+
+/// A refusal of one statement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SqlFailure {
+    /// The name of the statement.
+    pub statement: String,
+    /// The SQLSTATE, or [`SqlFailure::ROWS`].
+    pub code: String,
+    /// The message of Postgres, in one line.
+    pub message: String,
+    /// True if another attempt would fail in the same way, by the statement's declaration.
+    pub permanent: bool,
+}
+
+impl SqlFailure {
+    /// The code of a statement that had another number of rows than its declaration.
+    pub const ROWS: &str = "rows";
+}
+
+/// What an error of Postgres says about a transaction with statements of a handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SqlErrorClass {
+    /// Another transaction was in the way: the same transaction may succeed at once.
+    Conflict,
+    /// The server went away, or has no connection left: the same transaction may succeed later.
+    Away,
+    /// The statement does not fit the database: a missing table, a missing right. It would fail for each job.
+    Misfit,
+    /// The server could not run it now, or not in time: retried after the backoff.
+    Temporary,
+    /// The statement refuses this data: its declaration says what follows.
+    Data,
+}
+
+impl SqlErrorClass {
+    /// The class of a SQLSTATE (<https://www.postgresql.org/docs/current/errcodes-appendix.html>). `routine`: the
+    /// function of the server that has raised it, if known.
+    pub fn of(code: &str, routine: Option<&str>) -> Self {
+        match code {
+            // Serialization failure, deadlock, lock not available.
+            "40001" | "40P01" | "55P03" => Self::Conflict,
+            // Shutdown, crash, starting up; too many connections; the session ended for its age.
+            "57P01" | "57P02" | "57P03" | "57P05" | "53300" => Self::Away,
+            // A row that violates a policy has the code of a missing right.
+            "42501" if routine == Some("ExecWithCheckOptions") => Self::Data,
+            _ => match code.get(..2) {
+                Some("08") => Self::Away,
+                // Syntax error or access rule violation; invalid schema, catalog; wrong password; not supported.
+                Some("42" | "3F" | "3D" | "28" | "0A") => Self::Misfit,
+                // Cancelled by a timeout; no resources; a limit of the server; a failing disk; an internal error; a
+                // read-only server.
+                Some("57" | "53" | "54" | "58" | "XX" | "25") => Self::Temporary,
+                // Data exceptions, violated constraints, RAISE EXCEPTION, codes of extensions.
+                Some(_) | None => Self::Data,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_postgres_by_class() {
+        use SqlErrorClass::{Away, Conflict, Data, Misfit, Temporary};
+        for (code, class) in [
+            ("40001", Conflict),
+            ("40P01", Conflict),
+            ("55P03", Conflict),
+            ("08006", Away),
+            ("57P01", Away),
+            ("53300", Away),
+            ("57014", Temporary),
+            ("53100", Temporary),
+            ("25006", Temporary),
+            ("XX000", Temporary),
+            ("42P01", Misfit),
+            ("42501", Misfit),
+            ("28P01", Misfit),
+            ("3F000", Misfit),
+            ("22P02", Data),
+            ("23505", Data),
+            ("P0001", Data),
+            ("ABC12", Data),
+            ("", Data),
+        ] {
+            assert_eq!(SqlErrorClass::of(code, None), class, "{code}");
+        }
+        let policy = Some("ExecWithCheckOptions");
+        assert_eq!(SqlErrorClass::of("42501", policy), Data);
+    }
+}

@@ -1,0 +1,619 @@
+//! SQL statements of handlers, in sessions of the handlers' own logins: checked, run as queries, and committed as
+//! effects.
+//!
+//! A transaction is open only while the host waits for Postgres, never while a guest runs. A transaction with effects
+//! starts with the fence: `rouse.settle_with_effects` or `rouse.record_step_with_effects` fails unless this worker holds
+//! the job (migrations/functions/effects.sql). Everything is sent at once and answered in one round trip; the COMMIT
+//! follows when all answers are right.
+
+mod check;
+mod params;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use deadpool::managed::{Object, PoolError};
+use futures_util::future::join_all;
+use tokio_postgres::types::{ToSql, Type};
+
+pub use self::check::{CheckedStatement, Unfit};
+use self::check::EffectText;
+use self::params::TextParam;
+use super::connect::{Connector, NotOpened, Pool, PooledClient};
+use super::settle::{NewJobRecord, SettlementRecord, new_jobs};
+use super::{ANSWER_WITHIN, Settlement, Store, StoreError, describe_sql};
+use crate::job::{
+    Attempt, Fence, JobId, OnError, SqlCall, SqlErrorClass, SqlFailure, SqlLimits,
+};
+
+/// How many times its statement timeout a transaction may take.
+const STATEMENTS: u32 = 4;
+
+/// How long a transaction waits for the lock of another one: it holds the lock of the job meanwhile.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
+
+/// How long a request to cancel a statement may take.
+const CANCELLED_WITHIN: Duration = Duration::from_secs(1);
+
+/// A login of a handler, with its connections.
+#[derive(Debug, Clone)]
+pub struct Login {
+    pool: Pool,
+    connector: Connector,
+    /// The address, without secrets.
+    target: Arc<str>,
+}
+
+/// An error of Postgres, or of the connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SqlError {
+    /// The SQLSTATE; `None` if there was no answer.
+    code: Option<String>,
+    /// The function of the server that raised it.
+    routine: Option<String>,
+    /// For people, in one line.
+    message: String,
+    /// The statement of the handler, if one has failed.
+    statement: Option<String>,
+    /// Today's partition of the history does not exist.
+    is_partition_missing: bool,
+}
+
+impl SqlError {
+    fn code(&self) -> &str {
+        // 08000: connection exception.
+        self.code.as_deref().unwrap_or("08000")
+    }
+
+    /// What it says about the transaction.
+    pub fn class(&self) -> SqlErrorClass {
+        SqlErrorClass::of(self.code(), self.routine.as_deref())
+    }
+
+    fn no_answer(message: String) -> Self {
+        Self {
+            code: None,
+            routine: None,
+            message,
+            statement: None,
+            is_partition_missing: false,
+        }
+    }
+
+    /// A failure after which another attempt may succeed.
+    pub fn into_failure(self) -> SqlFailure {
+        SqlFailure {
+            code: self.code().to_owned(),
+            statement: self.statement.unwrap_or_else(|| "(none)".into()),
+            message: self.message,
+            permanent: false,
+        }
+    }
+
+    /// A failure with the consequence that the statement declares.
+    fn failure(mut self, statement: &CheckedStatement) -> SqlFailure {
+        self.statement = Some(statement.name.clone());
+        SqlFailure {
+            permanent: statement.on_error == OnError::Fail,
+            ..self.into_failure()
+        }
+    }
+}
+
+impl std::fmt::Display for SqlError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<&tokio_postgres::Error> for SqlError {
+    fn from(error: &tokio_postgres::Error) -> Self {
+        Self {
+            code: error.code().map(|code| code.code().to_owned()),
+            routine: error
+                .as_db_error()
+                .and_then(|db| db.routine().map(str::to_owned)),
+            message: describe_sql(error),
+            statement: None,
+            is_partition_missing: super::is_partition_missing(error),
+        }
+    }
+}
+
+/// A transaction with effects.
+#[derive(Debug, Clone, Copy)]
+pub struct Effects<'a> {
+    /// What is committed with them.
+    pub with: With<'a>,
+    /// The statements, in order.
+    pub calls: &'a [(&'a CheckedStatement, &'a SqlCall)],
+    /// The limits of the handler.
+    pub limits: &'a SqlLimits,
+}
+
+/// What effects are committed with.
+#[derive(Debug, Clone, Copy)]
+pub enum With<'a> {
+    /// The outcome of an attempt that has succeeded.
+    Outcome(&'a Settlement),
+    /// The result of a step, JSON.
+    Step {
+        /// The job.
+        id: JobId,
+        /// The fence of its claim.
+        fence: Fence,
+        /// The name of the step.
+        name: &'a str,
+        /// The result.
+        output: &'a str,
+    },
+}
+
+/// The effects are committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Committed {
+    /// Some jobs that wait for this one are not released yet: [`Store::continue_releases`] goes on.
+    pub has_releases: bool,
+}
+
+/// Why effects were not committed.
+#[derive(Debug)]
+pub enum NotCommitted {
+    /// The worker does not hold the job under this fence.
+    Lost,
+    /// The step is recorded already.
+    Recorded,
+    /// Postgres refused a statement, or its number of rows is wrong.
+    Statement(SqlFailure),
+    /// Postgres cannot store the result, or the jobs that the attempt enqueues: a message for people.
+    Refused(String),
+    /// Today's partition of the history does not exist.
+    NoPartition,
+    /// The incarnation of the worker is over.
+    Over,
+    /// Nothing was committed, because of this. It is not the fault of a statement's data.
+    Failed(SqlError),
+    /// The COMMIT was sent, and not answered.
+    InDoubt(SqlError),
+    /// A verb for workers was called too early, or the schema is not migrated.
+    Store(StoreError),
+}
+
+/// What became of an attempt whose settlement was not answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Confirmed {
+    /// The worker holds the job: nothing was committed.
+    Held,
+    /// The attempt has ended the job.
+    Settled,
+    /// The job has another owner, or has ended otherwise.
+    Lost,
+}
+
+/// Why a query has no rows.
+#[derive(Debug)]
+pub enum QueryError {
+    /// The call is wrong, or there are too many rows: a message for people.
+    Refused(String),
+    /// Postgres refused it.
+    Statement(SqlFailure),
+    /// It did not run, because of this.
+    Failed(SqlError),
+}
+
+/// The start of a transaction. Settings that an earlier transaction of the session has left are reset.
+fn start_of(mode: &str, statement_timeout: Duration) -> String {
+    let lock_timeout = statement_timeout.min(LOCK_WAIT);
+    format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED, {mode}; \
+         SET SESSION AUTHORIZATION DEFAULT; RESET ALL; SELECT pg_advisory_unlock_all(); \
+         SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; \
+         SELECT set_config('search_path', concat_ws(', ', nullif(current_setting('search_path'), ''), 'pg_temp'), true)",
+        statement_timeout.as_millis(),
+        lock_timeout.as_millis(),
+    )
+}
+
+impl Login {
+    /// A login with at most this many connections. None is opened before it is needed.
+    pub fn new(connector: &Connector, connections: usize) -> Self {
+        Self {
+            pool: connector.pool(connections),
+            connector: connector.clone(),
+            target: connector.target().into(),
+        }
+    }
+
+    /// The address, without secrets.
+    pub fn target(&self) -> &str {
+        &self.target
+    }
+
+    async fn client(&self) -> Result<PooledClient, SqlError> {
+        let opened = tokio::time::timeout(ANSWER_WITHIN, self.pool.get()).await;
+        let Ok(opened) = opened else {
+            return Err(SqlError::no_answer(format!(
+                "no connection was free or opened within {} s",
+                ANSWER_WITHIN.as_secs()
+            )));
+        };
+        opened.map_err(|error| match error {
+            PoolError::Backend(NotOpened::Failed(error)) => SqlError::from(&error),
+            PoolError::Backend(NotOpened::Away(away)) => SqlError::no_answer(away.why),
+            other => SqlError::no_answer(other.to_string()),
+        })
+    }
+
+    fn silent(&self, waited: Duration) -> SqlError {
+        SqlError::no_answer(format!(
+            "no answer from {} within {} s",
+            self.target,
+            waited.as_secs()
+        ))
+    }
+
+    /// Runs a query in a read-only transaction. Each row is a JSON object.
+    pub async fn query(
+        &self,
+        statement: &CheckedStatement,
+        params: &str,
+        limits: &SqlLimits,
+    ) -> Result<Vec<Vec<u8>>, QueryError> {
+        let Some(query) = &statement.query else {
+            return Err(QueryError::Refused(format!(
+                "the statement {} is not a query",
+                statement.name
+            )));
+        };
+        let values = statement.bind(params).map_err(QueryError::Refused)?;
+        let client = self.client().await.map_err(QueryError::Failed)?;
+        let start = start_of("READ ONLY", limits.statement_timeout);
+        let params = typed(&values, &statement.params);
+        let running = async {
+            let (started, rows, ended) = tokio::join!(
+                client.batch_execute(&start),
+                client.query_typed(query, &params),
+                client.batch_execute("ROLLBACK"),
+            );
+            started.map_err(|error| QueryError::Failed((&error).into()))?;
+            let rows = rows.map_err(|error| {
+                let error = SqlError::from(&error);
+                match error.class() {
+                    SqlErrorClass::Data => QueryError::Statement(error.failure(statement)),
+                    _ => QueryError::Failed(error),
+                }
+            })?;
+            ended.map_err(|error| QueryError::Failed((&error).into()))?;
+            Ok(rows)
+        };
+        let patience = limits.statement_timeout + ANSWER_WITHIN;
+        let Ok(rows) = tokio::time::timeout(patience, running).await else {
+            self.cancel(client).await;
+            return Err(QueryError::Failed(self.silent(patience)));
+        };
+        let rows = rows?;
+        if rows.len() > limits.rows_max {
+            return Err(QueryError::Refused(format!(
+                "the statement {} returns more than {} rows (rows_max of its table in rouse.toml)",
+                statement.name, limits.rows_max
+            )));
+        }
+        let rows = rows.iter().map(|row| row.get::<_, Option<String>>(0));
+        let rows: Option<Vec<Vec<u8>>> = rows.map(|row| row.map(String::into_bytes)).collect();
+        rows.ok_or_else(|| {
+            QueryError::Refused(format!(
+                "the rows of the statement {} have more than {} bytes as JSON (bytes_max of its table in rouse.toml)",
+                statement.name, limits.bytes_max
+            ))
+        })
+    }
+
+    /// Ends a session that does not answer: cancels its statement, and closes the connection.
+    async fn cancel(&self, client: PooledClient) {
+        let client = Object::take(client);
+        // The server ends the transaction when it notices the closed connection; a running statement does not notice.
+        // If that fails too, its statement timeout ends it.
+        let _ = tokio::time::timeout(CANCELLED_WITHIN, self.connector.cancel(&client)).await;
+    }
+}
+
+/// Parameters with their types.
+fn typed<'a>(values: &'a [TextParam], types: &[Type]) -> Vec<(&'a (dyn ToSql + Sync), Type)> {
+    let values = values.iter().map(|value| value as &(dyn ToSql + Sync));
+    values.zip(types.iter().cloned()).collect()
+}
+
+/// The answer to one statement of a transaction.
+enum Answer {
+    Rows(u64),
+    Failed(SqlError),
+}
+
+impl Store {
+    /// Checks that a login may commit effects, and that it is in this database.
+    ///
+    /// # Errors
+    /// If it cannot be used.
+    pub async fn check_login(&self, login: &Login) -> Result<(), Unfit> {
+        let client = login.client().await.map_err(|error| login.unfit(&error))?;
+        let (worker, lists) = match (self.identity(), self.lists().await) {
+            (Ok(worker), Ok(lists)) => (worker, lists),
+            (Err(error), _) | (_, Err(error)) => return Err(Unfit::Unchecked(error.to_string())),
+        };
+        let nothing: [SettlementRecord<'_>; 0] = [];
+        let jobs: [NewJobRecord<'_>; 0] = [];
+        let (nothing, jobs) = (&nothing.as_slice(), &jobs.as_slice());
+        let (incarnation, key) = (worker.incarnation.0, worker.key());
+        let params: [(&(dyn ToSql + Sync), Type); 4] = [
+            (&incarnation, Type::INT8),
+            (&key, Type::BYTEA),
+            (nothing, lists.of("settlement")),
+            (jobs, lists.of("new_job")),
+        ];
+        let checking = async {
+            let rows = client.query_typed(include_str!("sql/login.sql"), &[]).await?;
+            let too_much: Option<String> = rows.first().and_then(|row| row.get(0));
+            if let Some(why) = too_much {
+                return Ok(Some(why));
+            }
+            client
+                .query_typed(include_str!("sql/settle_with_effects.sql"), &params)
+                .await?;
+            Ok(None)
+        };
+        match tokio::time::timeout(ANSWER_WITHIN, checking).await {
+            Ok(Ok(None)) => Ok(()),
+            Ok(Ok(Some(why))) => Err(Unfit::Misfit(format!("{}: {why}", login.target))),
+            Ok(Err(error)) => Err(unfit_login(login, &error)),
+            Err(_) => {
+                drop(Object::take(client));
+                Err(Unfit::Unchecked(login.silent(ANSWER_WITHIN).message))
+            }
+        }
+    }
+
+    /// Commits effects with an outcome or a step.
+    ///
+    /// # Errors
+    /// If nothing was committed, or if that is not known.
+    pub async fn commit_effects(
+        &self,
+        login: &Login,
+        effects: Effects<'_>,
+    ) -> Result<Committed, NotCommitted> {
+        let (worker, lists) = (
+            self.identity().map_err(NotCommitted::Store)?,
+            self.lists().await.map_err(NotCommitted::Store)?,
+        );
+        let Effects {
+            with,
+            calls,
+            limits,
+        } = effects;
+        let (incarnation, key) = (worker.incarnation.0, worker.key());
+        // The fence.
+        let settlement: Vec<SettlementRecord<'_>>;
+        let jobs: Vec<NewJobRecord<'_>>;
+        let (id, fence_number);
+        let (fence, mut fence_params): (&str, Vec<(&(dyn ToSql + Sync), Type)>);
+        fence_params = vec![(&incarnation, Type::INT8), (&key, Type::BYTEA)];
+        match &with {
+            With::Outcome(one) => {
+                settlement = vec![SettlementRecord::from(*one)];
+                jobs = new_jobs(one).collect();
+                fence = include_str!("sql/settle_with_effects.sql");
+                fence_params.push((&settlement, lists.of("settlement")));
+                fence_params.push((&jobs, lists.of("new_job")));
+            }
+            With::Step {
+                id: job,
+                fence: number,
+                name,
+                output,
+            } => {
+                (id, fence_number) = (job.0, number.0);
+                fence = include_str!("sql/record_step_with_effects.sql");
+                fence_params.push((&id, Type::INT8));
+                fence_params.push((&fence_number, Type::INT8));
+                fence_params.push((name, Type::TEXT));
+                fence_params.push((output, Type::TEXT));
+            }
+        }
+        let values = calls.iter().map(|(statement, call)| {
+            statement
+                .bind(&call.params.0)
+                .map_err(|message| NotCommitted::Statement(misbound(statement, message)))
+        });
+        let values: Vec<Vec<TextParam>> = values.collect::<Result<_, _>>()?;
+        let params: Vec<Vec<(&(dyn ToSql + Sync), Type)>> = calls
+            .iter()
+            .zip(&values)
+            .map(|((statement, _), values)| typed(values, &statement.params))
+            .collect();
+
+        let client = login.client().await.map_err(NotCommitted::Failed)?;
+        let start = start_of("READ WRITE", limits.statement_timeout);
+        let statements = calls.iter().zip(&params);
+        let statements = statements.map(|((statement, _), params)| run(&client, statement, params));
+        let running = async {
+            tokio::join!(
+                client.batch_execute(&start),
+                client.query_typed(fence, &fence_params),
+                join_all(statements),
+            )
+        };
+        let patience = limits.statement_timeout * STATEMENTS + ANSWER_WITHIN;
+        let Ok((started, fenced, answers)) = tokio::time::timeout(patience, running).await else {
+            login.cancel(client).await;
+            return Err(NotCommitted::Failed(login.silent(patience)));
+        };
+        if let Some(why) = refusal(started, &fenced, answers, calls) {
+            // Without an answer the connection is of no use, and the server rolls back by itself.
+            if client.batch_execute("ROLLBACK").await.is_err() {
+                drop(Object::take(client));
+            }
+            return Err(why);
+        }
+        let has_releases = match fenced {
+            Ok(rows) => rows.first().and_then(|row| row.try_get(0).ok()),
+            Err(_) => None,
+        };
+        match tokio::time::timeout(ANSWER_WITHIN, client.batch_execute("COMMIT")).await {
+            Ok(Ok(())) => Ok(Committed {
+                has_releases: has_releases.unwrap_or(false),
+            }),
+            Ok(Err(error)) => Err(after_commit(SqlError::from(&error), calls)),
+            Err(_) => {
+                drop(Object::take(client));
+                Err(NotCommitted::InDoubt(login.silent(ANSWER_WITHIN)))
+            }
+        }
+    }
+
+    /// What became of an attempt whose settlement was not answered. Waits for its transaction, for at most 250 ms
+    /// (`lock_not_available`).
+    pub async fn confirm(
+        &self,
+        id: JobId,
+        fence: Fence,
+        attempt: Attempt,
+    ) -> Result<Confirmed, StoreError> {
+        let worker = self.identity()?;
+        let rows = self
+            .query(
+                include_str!("sql/confirm.sql"),
+                &[
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
+                    (&id.0, Type::INT8),
+                    (&fence.0, Type::INT8),
+                    (&attempt.0, Type::INT4),
+                ],
+            )
+            .await?;
+        Ok(match rows.first().map(|row| row.get::<_, &str>(0)) {
+            Some("held") => Confirmed::Held,
+            Some("settled") => Confirmed::Settled,
+            Some(_) | None => Confirmed::Lost,
+        })
+    }
+}
+
+/// Runs one statement of a transaction.
+async fn run(
+    client: &tokio_postgres::Client,
+    statement: &CheckedStatement,
+    params: &[(&(dyn ToSql + Sync), Type)],
+) -> Answer {
+    let rows = match &statement.effect {
+        EffectText::Plain(sql) => client.execute_typed(sql, params).await,
+        EffectText::Counted(sql) => client.query_typed(sql, params).await.map(|rows| {
+            let count = rows.first().map_or(0, |row| row.get::<_, i64>(0));
+            u64::try_from(count).unwrap_or(0)
+        }),
+    };
+    match rows {
+        Ok(rows) => Answer::Rows(rows),
+        Err(error) => Answer::Failed((&error).into()),
+    }
+}
+
+/// The first answer that is an error, or a wrong number of rows. All after it only say that the transaction has failed.
+fn refusal(
+    started: Result<(), tokio_postgres::Error>,
+    fenced: &Result<Vec<tokio_postgres::Row>, tokio_postgres::Error>,
+    answers: Vec<Answer>,
+    calls: &[(&CheckedStatement, &SqlCall)],
+) -> Option<NotCommitted> {
+    if let Err(error) = started {
+        return Some(NotCommitted::Failed((&error).into()));
+    }
+    if let Err(error) = fenced {
+        let error = SqlError::from(error);
+        return Some(match error.code() {
+            "RW007" => NotCommitted::Lost,
+            "RW008" => NotCommitted::Recorded,
+            "RW001" | "RW002" | "RW004" => NotCommitted::Over,
+            _ if error.is_partition_missing => NotCommitted::NoPartition,
+            _ if error.class() == SqlErrorClass::Data => NotCommitted::Refused(error.message),
+            _ => NotCommitted::Failed(error),
+        });
+    }
+    for (answer, (statement, _)) in answers.into_iter().zip(calls) {
+        match answer {
+            Answer::Failed(error) => return Some(of_statement(error, statement)),
+            Answer::Rows(rows) => {
+                if let Some(expected) = statement.rows.filter(|expected| *expected != rows) {
+                    return Some(NotCommitted::Statement(SqlFailure {
+                        statement: statement.name.clone(),
+                        code: SqlFailure::ROWS.into(),
+                        message: format!("expected {expected} rows, got {rows}"),
+                        permanent: statement.on_error == OnError::Fail,
+                    }));
+                }
+            }
+        }
+    }
+    None
+}
+
+fn of_statement(mut error: SqlError, statement: &CheckedStatement) -> NotCommitted {
+    error.statement = Some(statement.name.clone());
+    match error.class() {
+        SqlErrorClass::Data => NotCommitted::Statement(error.failure(statement)),
+        SqlErrorClass::Conflict
+        | SqlErrorClass::Away
+        | SqlErrorClass::Misfit
+        | SqlErrorClass::Temporary => NotCommitted::Failed(error),
+    }
+}
+
+/// An error as the answer to COMMIT: a deferred constraint is the fault of some statement, and nothing is committed. A
+/// lost connection leaves it open.
+fn after_commit(error: SqlError, calls: &[(&CheckedStatement, &SqlCall)]) -> NotCommitted {
+    match (error.class(), calls.last()) {
+        (SqlErrorClass::Away, _) => NotCommitted::InDoubt(error),
+        (SqlErrorClass::Data, Some((last, _))) => {
+            let names: Vec<&str> = calls.iter().map(|(it, _)| it.name.as_str()).collect();
+            let mut failure = error.failure(last);
+            failure.statement = match names.as_slice() {
+                [only] => (*only).to_owned(),
+                _ => format!("one of {}", names.join(", ")),
+            };
+            failure.permanent = calls.iter().all(|(it, _)| it.on_error == OnError::Fail);
+            NotCommitted::Statement(failure)
+        }
+        (_, _) => NotCommitted::Failed(error),
+    }
+}
+
+fn misbound(statement: &CheckedStatement, message: String) -> SqlFailure {
+    SqlFailure {
+        statement: statement.name.clone(),
+        // Invalid parameter value.
+        code: "22023".into(),
+        message,
+        permanent: true,
+    }
+}
+
+fn unfit_login(login: &Login, error: &tokio_postgres::Error) -> Unfit {
+    let user = login.target.rsplit(" as ").next().unwrap_or_default();
+    let error = SqlError::from(error);
+    match error.code() {
+        "42501" => Unfit::Misfit(format!(
+            "{}: the login may not commit effects; GRANT rouse_handler TO {user}",
+            login.target
+        )),
+        "3F000" | "42883" | "42704" => Unfit::Misfit(format!(
+            "{}: this is not Rouse's database, or it is not migrated; effects are committed in the database of the jobs",
+            login.target
+        )),
+        // The worker is unknown here.
+        "RW004" => Unfit::Misfit(format!(
+            "{}: this is another database than Rouse's; effects are committed in the database of the jobs",
+            login.target
+        )),
+        _ => login.unfit(&error),
+    }
+}

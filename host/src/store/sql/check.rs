@@ -1,0 +1,202 @@
+//! Checks that a handler's statement fits the database, in a session of the handler's login.
+
+use deadpool::managed::Object;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::Type;
+
+use super::params::{self, TextParam};
+use super::{Login, SqlError, start_of};
+use crate::job::{OnError, SqlErrorClass, SqlLimits, Statement};
+use crate::store::ANSWER_WITHIN;
+
+/// A statement that fits the database.
+#[derive(Debug, Clone)]
+pub struct CheckedStatement {
+    pub(super) name: String,
+    /// The text that runs it as an effect.
+    pub(super) effect: EffectText,
+    /// The text that runs it as a query; `None` if it is not a query.
+    pub(super) query: Option<String>,
+    pub(super) params: Vec<Type>,
+    pub(super) rows: Option<u64>,
+    pub(super) on_error: OnError,
+}
+
+/// How an effect is run.
+#[derive(Debug, Clone)]
+pub(super) enum EffectText {
+    /// As it is: it returns no rows.
+    Plain(String),
+    /// Within a statement that counts its rows, so that the server does not send them.
+    Counted(String),
+}
+
+impl CheckedStatement {
+    /// The parameters of a call, from a JSON array.
+    ///
+    /// # Errors
+    /// A message for people.
+    pub(super) fn bind(&self, params: &str) -> Result<Vec<TextParam>, String> {
+        params::from_json(params, &self.params)
+    }
+
+    /// Checks the parameters of a call.
+    ///
+    /// # Errors
+    /// A message for people.
+    pub fn check_params(&self, params: &str) -> Result<(), String> {
+        self.bind(params).map(drop)
+    }
+}
+
+/// Why a statement cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unfit {
+    /// It does not fit the database, or the login may not run it: a message for people.
+    Misfit(String),
+    /// It could not be checked now: a message for people.
+    Unchecked(String),
+}
+
+impl Login {
+    /// Checks a statement: its kind, its types, and the rights of the login. Changes nothing.
+    ///
+    /// # Errors
+    /// If it cannot be used.
+    pub async fn check(
+        &self,
+        statement: &Statement,
+        limits: &SqlLimits,
+    ) -> Result<CheckedStatement, Unfit> {
+        let client = self.client().await.map_err(|error| self.unfit(&error))?;
+        let checking = check(&client, statement, limits);
+        let patience = limits.statement_timeout + ANSWER_WITHIN;
+        let checked = match tokio::time::timeout(patience, checking).await {
+            Ok(checked) => checked,
+            Err(_) => {
+                drop(Object::take(client));
+                return Err(Unfit::Unchecked(self.silent(patience).to_string()));
+            }
+        };
+        if client.batch_execute("ROLLBACK").await.is_err() {
+            drop(Object::take(client));
+        }
+        checked.map_err(|error| match error {
+            Unfit::Misfit(why) => Unfit::Misfit(format!("the statement {}: {why}", statement.name)),
+            unchecked @ Unfit::Unchecked(_) => unchecked,
+        })
+    }
+
+    /// Why the login cannot be used.
+    pub(super) fn unfit(&self, error: &SqlError) -> Unfit {
+        let why = format!("{}: {}", self.target, error.message);
+        match SqlErrorClass::of(error.code(), error.routine.as_deref()) {
+            SqlErrorClass::Misfit => Unfit::Misfit(why),
+            SqlErrorClass::Away
+            | SqlErrorClass::Conflict
+            | SqlErrorClass::Temporary
+            | SqlErrorClass::Data => Unfit::Unchecked(why),
+        }
+    }
+}
+
+async fn check(
+    client: &tokio_postgres::Client,
+    statement: &Statement,
+    limits: &SqlLimits,
+) -> Result<CheckedStatement, Unfit> {
+    let unfit = |error: tokio_postgres::Error| {
+        let error = SqlError::from(&error);
+        match error.code.as_deref() {
+            // Lost connections and timeouts say nothing about the statement.
+            None => Unfit::Unchecked(error.message),
+            Some(code) => match SqlErrorClass::of(code, None) {
+                SqlErrorClass::Away | SqlErrorClass::Conflict | SqlErrorClass::Temporary => {
+                    Unfit::Unchecked(error.message)
+                }
+                // A literal of the text may be wrong for its type.
+                SqlErrorClass::Misfit | SqlErrorClass::Data => Unfit::Misfit(error.message),
+            },
+        }
+    };
+    let start = start_of("READ ONLY", limits.statement_timeout);
+    client.batch_execute(&start).await.map_err(unfit)?;
+    // PREPARE takes SELECT, INSERT, UPDATE, DELETE, MERGE and VALUES only, and the extended protocol one statement
+    // only.
+    let sql = &statement.sql;
+    let prepare = format!("PREPARE rouse_check AS {sql}");
+    client.execute_typed(&prepare, &[]).await.map_err(unfit)?;
+    let prepared = client.prepare(sql).await.map_err(unfit)?;
+    let params = prepared.params().to_vec();
+    // EXPLAIN checks the rights that PREPARE does not, and runs nothing.
+    let nulls = vec!["NULL"; params.len()].join(", ");
+    let explain = match params.len() {
+        0 => "EXPLAIN EXECUTE rouse_check".to_owned(),
+        _ => format!("EXPLAIN EXECUTE rouse_check({nulls})"),
+    };
+    client.query_typed(&explain, &[]).await.map_err(unfit)?;
+    client
+        .batch_execute("DEALLOCATE rouse_check")
+        .await
+        .map_err(unfit)?;
+    let effect = match prepared.columns() {
+        [] => EffectText::Plain(sql.clone()),
+        _ => {
+            let counted = counted(sql);
+            if !parses(client, &counted).await.map_err(unfit)? {
+                return Err(Unfit::Misfit(
+                    "it returns rows, and cannot be part of another statement; leave out RETURNING, or the data-modifying WITH"
+                        .into(),
+                ));
+            }
+            EffectText::Counted(counted)
+        }
+    };
+    let query = limited(sql, limits);
+    let is_query = !prepared.columns().is_empty() && parses(client, &query).await.map_err(unfit)?;
+    Ok(CheckedStatement {
+        name: statement.name.clone(),
+        effect,
+        query: is_query.then_some(query),
+        params,
+        rows: statement.rows,
+        on_error: statement.on_error,
+    })
+}
+
+/// The number of rows of a statement. The line break ends a comment at its end.
+fn counted(sql: &str) -> String {
+    format!("WITH rouse_effect AS (\n{sql}\n) SELECT count(*) FROM rouse_effect")
+}
+
+/// The rows of a query as JSON. The row after the last one that is allowed is returned too, and a row is null if it
+/// exceeds the size of all rows together.
+fn limited(sql: &str, limits: &SqlLimits) -> String {
+    format!(
+        "SELECT CASE WHEN sized.bytes <= {bytes_max} THEN sized.json END FROM (\
+             SELECT row.json, sum(octet_length(row.json)) OVER (ROWS UNBOUNDED PRECEDING) AS bytes FROM (\
+                 SELECT row_to_json(rouse_query)::text AS json FROM (\n{sql}\n) AS rouse_query LIMIT {rows}) AS row) AS sized",
+        bytes_max = limits.bytes_max,
+        rows = limits.rows_max.saturating_add(1),
+    )
+}
+
+/// Whether Postgres accepts this text.
+async fn parses(client: &tokio_postgres::Client, sql: &str) -> Result<bool, tokio_postgres::Error> {
+    client.batch_execute("SAVEPOINT rouse_parse").await?;
+    match client.prepare(sql).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.code().is_some_and(is_about_the_text) => {
+            client
+                .batch_execute("ROLLBACK TO SAVEPOINT rouse_parse")
+                .await?;
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Syntax errors, and what Postgres does not support in this place.
+fn is_about_the_text(code: &SqlState) -> bool {
+    matches!(&code.code()[..2], "42" | "0A")
+}

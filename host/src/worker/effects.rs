@@ -1,0 +1,366 @@
+//! Runs the SQL statements of attempts: queries, effects that are committed with a step, and effects that are committed
+//! with the outcome.
+//!
+//! A commit whose answer is lost is looked up before anything is tried again: the fence and the finished row say what
+//! became of it.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{debug, info, warn};
+
+use super::Shared;
+use super::events;
+use super::journal::AttemptJournal;
+use super::meters::OutcomeLabel;
+use super::settler::{self, Unsettled};
+use super::sql::{Statements, is_misfit};
+use crate::job::{AbortReason, Attempt, Fence, JobId, RunEnd, SqlCall, SqlErrorClass, SqlFailure};
+use crate::sandbox::{GrantedSql, Handler, JournalFuture, SqlRefusal, SqlStore};
+use crate::store::{
+    CheckedStatement, Committed, Confirmed, Effects, NotCommitted, QueryError, SqlError, StoreError,
+    With,
+};
+
+/// How many times a transaction is tried that is in the way of others. After that the attempt fails, and counts.
+const CONFLICTS_MAX: u32 = 5;
+
+/// The wait after a conflict. Each further one doubles it.
+const CONFLICT_RETRY_AFTER: Duration = Duration::from_millis(10);
+
+/// The wait after a lost connection, and before a commit in doubt is looked up again.
+const RETRY_AFTER: Duration = Duration::from_millis(200);
+
+/// What follows from a failure.
+enum Then {
+    /// The same again.
+    Again,
+    /// The handler is parked.
+    Parked,
+    /// The statement has failed; another attempt may succeed.
+    Failed(SqlFailure),
+}
+
+/// Decides what follows from a failure that is not the fault of a statement's data. Waits if it is tried again.
+async fn after_failure(
+    shared: &Shared,
+    handler: &Handler,
+    error: SqlError,
+    conflicts: &mut u32,
+) -> Then {
+    match error.class() {
+        SqlErrorClass::Conflict if *conflicts < CONFLICTS_MAX => {
+            let wait = CONFLICT_RETRY_AFTER * (1 << *conflicts);
+            *conflicts += 1;
+            debug!(handler = %handler.manifest.name, %error, "another transaction is in the way; trying again");
+            tokio::time::sleep(wait.mul_f64(rand::random_range(0.5..1.5))).await;
+            Then::Again
+        }
+        SqlErrorClass::Away => {
+            info!(handler = %handler.manifest.name, %error, "cannot run SQL statements of the handler; trying again");
+            tokio::time::sleep(RETRY_AFTER).await;
+            Then::Again
+        }
+        SqlErrorClass::Misfit if is_misfit(shared, handler).await => Then::Parked,
+        SqlErrorClass::Conflict
+        | SqlErrorClass::Misfit
+        | SqlErrorClass::Temporary
+        | SqlErrorClass::Data => Then::Failed(error.into_failure()),
+    }
+}
+
+/// The statements of calls, in order.
+fn checked<'a>(
+    statements: &'a Statements,
+    calls: &'a [SqlCall],
+) -> Option<Vec<(&'a CheckedStatement, &'a SqlCall)>> {
+    let checked = calls.iter().map(|call| Some((statements.by_name.get(&call.statement)?, call)));
+    checked.collect()
+}
+
+/// Commits the effects of an attempt with its outcome, and reports it. It ends with the attempt's lease at the latest.
+///
+/// # Errors
+/// How the attempt has ended instead: nothing was committed.
+pub(super) async fn commit(
+    shared: &Shared,
+    handler: &Handler,
+    mut one: Unsettled,
+    calls: &[SqlCall],
+) -> Result<(), RunEnd> {
+    let (Some(statements), Some(granted)) = (
+        shared.sql.statements(&handler.manifest.name),
+        handler.sql(),
+    ) else {
+        return Err(RunEnd::Parked);
+    };
+    let Some(checked) = checked(&statements, calls) else {
+        return Err(RunEnd::Parked);
+    };
+    let mut conflicts = 0;
+    loop {
+        if give_up_lost(shared, &one) {
+            return Ok(());
+        }
+        let effects = Effects {
+            with: With::Outcome(&one.settlement),
+            calls: &checked,
+            limits: &granted.limits,
+        };
+        let failure = match shared.store.commit_effects(&statements.login, effects).await {
+            Ok(Committed { has_releases }) => {
+                if has_releases {
+                    shared.releases.notify_one();
+                }
+                settler::report(shared, &one, true);
+                return Ok(());
+            }
+            Err(failure) => failure,
+        };
+        match failure {
+            // A try before was not answered: it may have been that.
+            NotCommitted::Lost if one.unanswered => {
+                if let Some(accepted) = confirmed(shared, &one).await {
+                    settler::report(shared, &one, accepted);
+                }
+                return Ok(());
+            }
+            NotCommitted::Lost | NotCommitted::Over => {
+                if matches!(failure, NotCommitted::Over) {
+                    shared.presence.heartbeat_now.notify_one();
+                }
+                settler::report(shared, &one, false);
+                return Ok(());
+            }
+            NotCommitted::InDoubt(error) => {
+                info!(job.id = one.settlement.id.0, handler = %handler.manifest.name, %error, "the answer to a commit with effects was lost; looking it up");
+                one.unanswered = true;
+                if let Some(accepted) = confirmed(shared, &one).await {
+                    settler::report(shared, &one, accepted);
+                    return Ok(());
+                }
+            }
+            NotCommitted::Statement(failure) => return Err(RunEnd::EffectFailed(failure)),
+            NotCommitted::Recorded => unreachable!("an outcome records no step"),
+            NotCommitted::NoPartition => {
+                if let Err(error) = shared.store.prepare_partitions().await {
+                    warn!(%error, "cannot make today's partition of the history");
+                    tokio::time::sleep(RETRY_AFTER).await;
+                }
+            }
+            NotCommitted::Refused(why) => {
+                return Err(RunEnd::ResultRefused(format!(
+                    "Postgres cannot store its result, or the jobs that it enqueues: {why}"
+                )));
+            }
+            NotCommitted::Store(error) => {
+                debug!(%error, "cannot commit effects; trying again");
+                tokio::time::sleep(RETRY_AFTER).await;
+            }
+            NotCommitted::Failed(error) => {
+                match after_failure(shared, handler, error, &mut conflicts).await {
+                    Then::Again => {}
+                    Then::Parked => return Err(RunEnd::Parked),
+                    Then::Failed(failure) => return Err(RunEnd::EffectFailed(failure)),
+                }
+            }
+        }
+    }
+}
+
+/// True if the lease can no longer be trusted: another worker will run the job.
+fn give_up_lost(shared: &Shared, one: &Unsettled) -> bool {
+    let (id, fence) = (one.settlement.id, one.settlement.fence);
+    let is_lost = shared.stop.now.is_cancelled()
+        || shared
+            .leases
+            .is_lost(id, fence, one.claim_sent, shared.stop.is_stopping());
+    if is_lost {
+        one.meters.count(OutcomeLabel::GivenUp);
+        events::given_up(one.event_context(shared));
+        shared.leases.remove(id, fence);
+    }
+    is_lost
+}
+
+/// Looks up whether an outcome was committed. `None` if it was not, and the worker still holds the job; then its lease
+/// decides whether it is tried again.
+async fn confirmed(shared: &Shared, one: &Unsettled) -> Option<bool> {
+    let (id, fence) = (one.settlement.id, one.settlement.fence);
+    loop {
+        match shared.store.confirm(id, fence, one.attempt).await {
+            Ok(Confirmed::Held) => return None,
+            Ok(Confirmed::Settled) => return Some(true),
+            Ok(Confirmed::Lost) => return Some(false),
+            Err(error) if shared.is_incarnation_over(&error) => return Some(false),
+            Err(error) => {
+                debug!(job.id = id.0, %error, "cannot look up a commit; trying again");
+                if shared.stop.now.is_cancelled()
+                    || shared
+                        .leases
+                        .is_lost(id, fence, one.claim_sent, shared.stop.is_stopping())
+                {
+                    return None;
+                }
+                tokio::time::sleep(RETRY_AFTER).await;
+            }
+        }
+    }
+}
+
+impl AttemptJournal {
+    fn statements(&self) -> Result<(Arc<Statements>, &Arc<GrantedSql>), SqlRefusal> {
+        let statements = self.shared.sql.statements(&self.handler.manifest.name);
+        // It was parked after the attempt had started.
+        statements.zip(self.handler.sql()).ok_or(SqlRefusal::Parked)
+    }
+
+    /// What a guest gets after a failure; `None`: the same again.
+    async fn refusal(&self, error: SqlError, conflicts: &mut u32) -> Option<SqlRefusal> {
+        match after_failure(&self.shared, &self.handler, error, conflicts).await {
+            Then::Again => None,
+            Then::Parked => Some(SqlRefusal::Parked),
+            Then::Failed(failure) => Some(SqlRefusal::Failed(failure)),
+        }
+    }
+
+    /// Waits for the abort signal: the job is lost.
+    async fn lost(&self) -> ! {
+        let (id, fence) = (self.id, self.fence);
+        self.shared
+            .leases
+            .lose(id, fence, AbortReason::TakenByAnotherWorker);
+        pending().await
+    }
+
+    /// Looks up whether a step was recorded by a commit that was not answered.
+    async fn is_recorded(&self, step: &str, attempt: Attempt) -> bool {
+        let (store, id, fence): (_, JobId, Fence) = (&self.shared.store, self.id, self.fence);
+        loop {
+            // It waits for the transaction in question.
+            let answer = match store.confirm(id, fence, attempt).await {
+                Ok(Confirmed::Held) => store.recorded_step(id, fence, step).await,
+                Ok(Confirmed::Settled | Confirmed::Lost) => self.lost().await,
+                Err(error) => Err(error),
+            };
+            if let Some(result) = self.answer(answer).await {
+                return result.is_some();
+            }
+        }
+    }
+
+    async fn commit_step(
+        &self,
+        step: &str,
+        output: &str,
+        calls: &[SqlCall],
+    ) -> Result<(), SqlRefusal> {
+        let (statements, granted) = self.statements()?;
+        let checked = checked(&statements, calls).ok_or(SqlRefusal::Parked)?;
+        let mut conflicts = 0;
+        loop {
+            let effects = Effects {
+                with: With::Step {
+                    id: self.id,
+                    fence: self.fence,
+                    name: step,
+                    output,
+                },
+                calls: &checked,
+                limits: &granted.limits,
+            };
+            let committed = self.shared.store.commit_effects(&statements.login, effects);
+            let failure = match committed.await {
+                Ok(_) => return Ok(()),
+                Err(failure) => failure,
+            };
+            match failure {
+                // By a try that was not answered.
+                NotCommitted::Recorded => return Ok(()),
+                NotCommitted::Lost => self.lost().await,
+                NotCommitted::Over => {
+                    // The next heartbeat aborts the attempt.
+                    self.shared.presence.heartbeat_now.notify_one();
+                    pending::<()>().await;
+                }
+                NotCommitted::Statement(failure) => return Err(SqlRefusal::Failed(failure)),
+                NotCommitted::Refused(why) => return Err(SqlRefusal::Refused(why)),
+                NotCommitted::NoPartition => {
+                    if let Err(error) = self.shared.store.prepare_partitions().await {
+                        warn!(%error, "cannot make today's partition of the history");
+                        tokio::time::sleep(RETRY_AFTER).await;
+                    }
+                }
+                NotCommitted::Store(error) => {
+                    let answer: Result<_, StoreError> = Err(error);
+                    self.answer::<()>(answer).await;
+                }
+                NotCommitted::InDoubt(error) => {
+                    info!(job.id = self.id.0, %error, "the answer to a commit with effects was lost; looking it up");
+                    if self.is_recorded(step, self.attempt()).await {
+                        return Ok(());
+                    }
+                }
+                NotCommitted::Failed(error) => {
+                    if let Some(refusal) = self.refusal(error, &mut conflicts).await {
+                        return Err(refusal);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl SqlStore for AttemptJournal {
+    fn check(&self, call: &SqlCall) -> Result<(), String> {
+        // A handler that was parked in the meantime is noticed when the statement runs.
+        let Some(statements) = self.shared.sql.statements(&self.handler.manifest.name) else {
+            return Ok(());
+        };
+        match statements.by_name.get(&call.statement) {
+            Some(statement) => statement.check_params(&call.params.0),
+            None => Ok(()),
+        }
+    }
+
+    fn query<'a>(
+        &'a self,
+        call: &'a SqlCall,
+    ) -> JournalFuture<'a, Result<Vec<Vec<u8>>, SqlRefusal>> {
+        Box::pin(async move {
+            let (statements, granted) = self.statements()?;
+            let statement = statements.by_name.get(&call.statement);
+            let statement = statement.ok_or(SqlRefusal::Parked)?;
+            let mut conflicts = 0;
+            loop {
+                let rows = statements
+                    .login
+                    .query(statement, &call.params.0, &granted.limits)
+                    .await;
+                let error = match rows {
+                    Ok(rows) => return Ok(rows),
+                    Err(QueryError::Refused(why)) => return Err(SqlRefusal::Refused(why)),
+                    Err(QueryError::Statement(failure)) => return Err(SqlRefusal::Failed(failure)),
+                    Err(QueryError::Failed(error)) => error,
+                };
+                if let Some(refusal) = self.refusal(error, &mut conflicts).await {
+                    return Err(refusal);
+                }
+            }
+        })
+    }
+
+    fn complete_step<'a>(
+        &'a self,
+        step: &'a str,
+        output: &'a [u8],
+        effects: &'a [SqlCall],
+    ) -> JournalFuture<'a, Result<(), SqlRefusal>> {
+        Box::pin(async move {
+            let output =
+                str::from_utf8(output).map_err(|error| SqlRefusal::Refused(error.to_string()))?;
+            self.commit_step(step, output, effects).await
+        })
+    }
+}

@@ -1,0 +1,278 @@
+//! The SQL statements of handlers on this host: which of them fit the database.
+//!
+//! A handler with granted statements is served only after the database has accepted all of them in a session of the
+//! handler's login. A handler whose statements do not fit is parked: its jobs wait, for another host or until the next
+//! check. `effects.rs` runs the statements.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use metrics::gauge;
+use tokio::sync::{Mutex, Notify};
+use tracing::{debug, info, warn};
+
+use super::Shared;
+use crate::sandbox::{Digest, GrantedSql, Handler};
+use crate::store::connect::Connector;
+use crate::store::{CheckedStatement, Login, Unfit};
+
+/// How often parked handlers are checked again: somebody has to run a GRANT or a migration meanwhile.
+const PARKED_CHECK_EVERY: Duration = Duration::from_secs(30);
+
+/// How often handlers are checked that could not be checked: the database may be reachable again.
+const UNCHECKED_CHECK_EVERY: Duration = Duration::from_secs(1);
+
+/// The statements of all handlers of one worker.
+pub(super) struct Sql {
+    /// By the table of `rouse.toml` that names them.
+    logins: BTreeMap<String, Connector>,
+    /// Connections, by the same tables.
+    opened: Mutex<HashMap<String, Login>>,
+    /// By handler; those without granted statements are missing.
+    fits: ArcSwap<HashMap<String, Fit>>,
+    /// Incremented with each change of them.
+    version: AtomicU64,
+    /// One check at a time.
+    checking: Mutex<()>,
+    /// A handler has to be checked.
+    check: Notify,
+}
+
+/// What is known of the statements of a handler.
+#[derive(Clone)]
+struct Fit {
+    digest: Digest,
+    granted: Arc<GrantedSql>,
+    state: FitState,
+}
+
+#[derive(Clone)]
+enum FitState {
+    /// All of them fit.
+    Fits(Arc<Statements>),
+    /// Not checked yet.
+    Unchecked(Arc<str>),
+    /// One of them does not fit, for this reason.
+    Parked(Arc<str>),
+}
+
+/// The statements of a handler, which fit the database.
+pub(super) struct Statements {
+    pub(super) login: Login,
+    pub(super) by_name: HashMap<String, CheckedStatement>,
+}
+
+impl Fit {
+    fn is_of(&self, handler: &Handler, granted: &GrantedSql) -> bool {
+        self.digest == handler.module.digest && *self.granted == *granted
+    }
+}
+
+impl Sql {
+    pub(super) fn new(logins: BTreeMap<String, Connector>) -> Self {
+        Self {
+            logins,
+            opened: Mutex::default(),
+            fits: ArcSwap::default(),
+            version: AtomicU64::new(0),
+            checking: Mutex::default(),
+            check: Notify::new(),
+        }
+    }
+
+    /// Changes whenever [`is_parked`](Self::is_parked) may.
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// The statements of this handler. `None` if it has none, or if it is parked.
+    pub(super) fn statements(&self, handler: &str) -> Option<Arc<Statements>> {
+        match &self.fits.load().get(handler)?.state {
+            FitState::Fits(statements) => Some(statements.clone()),
+            FitState::Unchecked(_) | FitState::Parked(_) => None,
+        }
+    }
+
+    /// True if the jobs of this handler have to wait, because its statements do not fit, or were not checked yet.
+    pub(super) fn is_parked(&self, handler: &Handler) -> bool {
+        let Some(granted) = granted(handler) else {
+            return false;
+        };
+        match self.fits.load().get(&handler.manifest.name) {
+            // A job's attenuation removes statements from the grant, and changes nothing else.
+            Some(fit) if fit.digest == handler.module.digest && fit.granted.table == granted.table => {
+                !matches!(fit.state, FitState::Fits(_))
+            }
+            Some(_) | None => true,
+        }
+    }
+
+    /// Why this handler is parked; `None` if it is not.
+    pub(super) fn parked_because(&self, handler: &str) -> Option<Arc<str>> {
+        match &self.fits.load().get(handler)?.state {
+            FitState::Parked(why) => Some(why.clone()),
+            FitState::Fits(_) | FitState::Unchecked(_) => None,
+        }
+    }
+
+    async fn login(&self, granted: &GrantedSql) -> Option<Login> {
+        let connector = self.logins.get(&granted.table)?;
+        let mut opened = self.opened.lock().await;
+        let connections = usize::try_from(granted.limits.connections_max).unwrap_or(usize::MAX);
+        let login = opened
+            .entry(granted.table.clone())
+            .or_insert_with(|| Login::new(connector, connections));
+        Some(login.clone())
+    }
+
+    fn set(&self, handler: &str, fit: Option<Fit>) {
+        let mut fits = HashMap::clone(&self.fits.load());
+        match fit {
+            Some(fit) => fits.insert(handler.to_owned(), fit),
+            None => fits.remove(handler),
+        };
+        self.fits.store(Arc::new(fits));
+        self.version.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// The granted statements; `None` if there are none.
+fn granted(handler: &Handler) -> Option<&Arc<GrantedSql>> {
+    handler.sql().filter(|granted| !granted.statements.is_empty())
+}
+
+/// Checks the statements of all handlers at the start and after each change of the handlers, and those that do not fit
+/// again and again, until the worker ends.
+pub(super) async fn run_forever(shared: Arc<Shared>) {
+    let mut changes = shared.catalog.changed();
+    loop {
+        changes.mark_unchanged();
+        let wait = check_all(&shared).await;
+        tokio::select! {
+            () = async {
+                match wait {
+                    Some(wait) => tokio::time::sleep(wait).await,
+                    None => std::future::pending().await,
+                }
+            } => {}
+            () = shared.sql.check.notified() => {}
+            changed = changes.changed() => if changed.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Checks what is not known to fit. Returns after which time to check again; `None`: not before a change.
+async fn check_all(shared: &Shared) -> Option<Duration> {
+    let handlers = shared.catalog.current();
+    let gone = |name: &String| handlers.get(name).is_none_or(|it| granted(it).is_none());
+    let known = shared.sql.fits.load_full();
+    for name in known.keys().filter(|name| gone(name)) {
+        shared.sql.set(name, None);
+        gauge!("rouse_handler_parked", "handler" => name.clone()).set(0.0);
+    }
+    let mut wait: Option<Duration> = None;
+    for handler in handlers.names().iter().filter_map(|name| handlers.get(name)) {
+        let Some(granted) = granted(handler) else {
+            continue;
+        };
+        let name = &handler.manifest.name;
+        let fits = |fit: &Fit| {
+            fit.is_of(handler, granted) && matches!(fit.state, FitState::Fits(_))
+        };
+        if known.get(name).is_some_and(fits) {
+            continue;
+        }
+        let again = match check(shared, handler, granted).await {
+            FitState::Fits(_) => continue,
+            FitState::Parked(_) => PARKED_CHECK_EVERY,
+            FitState::Unchecked(_) => UNCHECKED_CHECK_EVERY,
+        };
+        wait = Some(wait.map_or(again, |wait| wait.min(again)));
+    }
+    wait
+}
+
+/// Checks the statements of a handler again after Postgres has refused one of them, although they did fit. Returns
+/// true if the handler is parked now.
+pub(super) async fn is_misfit(shared: &Shared, handler: &Handler) -> bool {
+    // Without a job's attenuation.
+    let handlers = shared.catalog.current();
+    let Some(handler) = handlers.get(&handler.manifest.name) else {
+        return true;
+    };
+    match granted(handler) {
+        Some(granted) => matches!(
+            check(shared, handler, granted).await,
+            FitState::Parked(_)
+        ),
+        None => true,
+    }
+}
+
+async fn check(shared: &Shared, handler: &Handler, granted: &Arc<GrantedSql>) -> FitState {
+    let sql = &shared.sql;
+    let _one_at_a_time = sql.checking.lock().await;
+    let name = &handler.manifest.name;
+    let state = match check_statements(shared, granted).await {
+        Ok(statements) => FitState::Fits(Arc::new(statements)),
+        Err(Unfit::Misfit(why)) => FitState::Parked(why.into()),
+        Err(Unfit::Unchecked(why)) => FitState::Unchecked(why.into()),
+    };
+    let before = sql.fits.load().get(name).map(|fit| fit.state.clone());
+    report(name, before.as_ref(), &state);
+    sql.set(
+        name,
+        Some(Fit {
+            digest: handler.module.digest,
+            granted: granted.clone(),
+            state: state.clone(),
+        }),
+    );
+    let was = before.map(|state| std::mem::discriminant(&state));
+    if was != Some(std::mem::discriminant(&state)) {
+        // The claimer chooses its lanes again, and the fleet learns which handlers are parked.
+        shared.wakeups.notify(None);
+        shared.presence.heartbeat_now.notify_one();
+    }
+    state
+}
+
+async fn check_statements(shared: &Shared, granted: &GrantedSql) -> Result<Statements, Unfit> {
+    let Some(login) = shared.sql.login(granted).await else {
+        return Err(Unfit::Misfit(format!(
+            "[handlers.\"{}\".sql] of rouse.toml names no login",
+            granted.table
+        )));
+    };
+    shared.store.check_login(&login).await?;
+    let mut by_name = HashMap::new();
+    for statement in &granted.statements {
+        let checked = login.check(statement, &granted.limits).await?;
+        by_name.insert(statement.name.clone(), checked);
+    }
+    Ok(Statements { login, by_name })
+}
+
+/// Logs a change.
+fn report(handler: &str, before: Option<&FitState>, now: &FitState) {
+    let is_parked = matches!(now, FitState::Parked(_));
+    gauge!("rouse_handler_parked", "handler" => handler.to_owned()).set(f64::from(u8::from(is_parked)));
+    match (before, now) {
+        (Some(FitState::Parked(before)), FitState::Parked(now)) if before == now => {}
+        (_, FitState::Parked(why)) => {
+            warn!(handler, error = %why, "the handler is parked: its SQL statements do not fit the database; its jobs wait, and it is checked again every 30 s");
+        }
+        (Some(FitState::Parked(_)), FitState::Fits(_)) => {
+            info!(handler, "the handler is no longer parked");
+        }
+        (_, FitState::Unchecked(why)) => {
+            debug!(handler, error = %why, "the SQL statements of the handler cannot be checked now; trying again in a second");
+        }
+        (_, FitState::Fits(_)) => debug!(handler, "the SQL statements of the handler fit the database"),
+    }
+}

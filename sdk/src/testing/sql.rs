@@ -1,0 +1,132 @@
+//! SQL statements in native tests.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use serde_json::Value;
+
+use super::{Recorder, TestCtx};
+use crate::host::{Host as _, Sql, SqlCall};
+use crate::{Error, Result};
+
+/// A call of a statement.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct StatementCall {
+    /// The name of the statement.
+    pub statement: String,
+    /// The parameters: a JSON array.
+    pub params: Value,
+}
+
+impl StatementCall {
+    fn of(call: &SqlCall) -> Self {
+        Self {
+            statement: call.statement.clone(),
+            params: serde_json::from_slice(&call.params)
+                .expect("the parameters were written by serde_json"),
+        }
+    }
+}
+
+/// Answers queries with rows.
+type Database = Rc<RefCell<dyn FnMut(&StatementCall) -> Result<Vec<Value>>>>;
+
+/// The statements of one attempt.
+#[derive(Default)]
+pub(super) struct SqlState {
+    /// Those that are committed with the outcome.
+    pub(super) effects: RefCell<Vec<StatementCall>>,
+    /// Those that were committed with a step.
+    committed: RefCell<Vec<StatementCall>>,
+    database: RefCell<Option<Database>>,
+}
+
+impl SqlState {
+    /// For the next attempt.
+    pub(super) fn next(&self) -> Self {
+        Self {
+            database: RefCell::new(self.database.borrow().clone()),
+            ..Self::default()
+        }
+    }
+}
+
+impl TestCtx {
+    /// The effects of this attempt so far, in order: those of finished steps ([`Ctx::step_with`](crate::Ctx::step_with)),
+    /// and then those that are committed with the outcome ([`Ctx::sql`](crate::Ctx::sql)).
+    pub fn effects(&self) -> Vec<StatementCall> {
+        let sql = &self.recorder.sql;
+        let mut effects = sql.committed.borrow().clone();
+        effects.extend(sql.effects.borrow().iter().cloned());
+        effects
+    }
+
+    /// Answers queries from now on, in place of a database: each row is an object with a key for each column. Without
+    /// this, each query is an error.
+    pub fn on_query(&self, answer: impl FnMut(&StatementCall) -> Result<Vec<Value>> + 'static) {
+        *self.recorder.sql.database.borrow_mut() = Some(Rc::new(RefCell::new(answer)));
+    }
+}
+
+impl Sql for Recorder {
+    fn execute(&self, effect: SqlCall) -> Result<()> {
+        self.unless_aborted()?;
+        let effect = StatementCall::of(&effect);
+        self.sql.effects.borrow_mut().push(effect);
+        Ok(())
+    }
+
+    fn query(&self, query: SqlCall) -> Result<Vec<Vec<u8>>> {
+        self.unless_aborted()?;
+        let query = StatementCall::of(&query);
+        let database = self.sql.database.borrow().clone();
+        let Some(answer) = database else {
+            let why = format_args!(
+                "{}: this test answers no queries; set an answer with TestCtx::on_query",
+                query.statement
+            );
+            return Err(Error::permanent(why).kind("denied"));
+        };
+        let rows = (answer.borrow_mut())(&query)?;
+        Ok(rows.iter().map(|row| row.to_string().into_bytes()).collect())
+    }
+
+    fn complete_step_with(&self, name: &str, output: Vec<u8>, effects: Vec<SqlCall>) -> Result<()> {
+        self.complete_step(name, output)?;
+        let effects = effects.iter().map(StatementCall::of);
+        self.sql.committed.borrow_mut().extend(effects);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn effects_of_an_attempt_that_fails_are_dropped_except_those_of_its_steps() {
+        let ctx = TestCtx::new();
+        ctx.step_with("first", |tx| tx.sql("one", ())).unwrap();
+        ctx.sql("two", (2, "b")).unwrap();
+        assert_eq!(ctx.effects()[0].params, json!([]));
+        assert_eq!(ctx.effects()[1].params, json!([2, "b"]));
+        let next = ctx.next_attempt();
+        next.step_with("first", |tx| tx.sql("one", ())).unwrap();
+        assert_eq!(next.effects(), []);
+    }
+
+    #[test]
+    fn parameters_are_a_tuple_or_a_list_and_effects_are_outside_of_steps() {
+        let ctx = TestCtx::new();
+        let refused = ctx.sql("one", 7).unwrap_err();
+        assert_eq!(refused.kind, "sql-refused");
+        ctx.sql("one", [1, 2]).unwrap();
+        let within = ctx.step("s", || ctx.sql("one", ())).unwrap_err();
+        assert_eq!(within.kind, "in-step");
+        let none: Result<Vec<Value>> = ctx.query("q", ());
+        assert!(none.unwrap_err().message.contains("on_query"));
+    }
+}
