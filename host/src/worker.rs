@@ -260,6 +260,7 @@ async fn register(settings: &Settings, parts: &Parts) -> anyhow::Result<(Incarna
         .register(&heartbeat::registration(
             settings,
             &catalog.current(),
+            None,
             heartbeat::Tally::at_start(catalog),
         ))
         .await

@@ -142,7 +142,7 @@ SELECT c.key AS handler, c.value->>'version' AS version, c.value->>'sha256' AS s
        coalesce(c.value->'grants', '[]') AS grants,
        w.worker_id, w.incarnation, w.state, w.queues, w.tags, w.slots,
        CASE WHEN jsonb_typeof(c.value->'max_attempts') = 'number' THEN (c.value->>'max_attempts')::numeric END AS max_attempts,
-       c.value->'payload_keys' AS payload_keys
+       c.value->'payload_keys' AS payload_keys, c.value->>'parked' AS parked
 FROM rouse.workers AS w
 CROSS JOIN LATERAL jsonb_each(w.capabilities) AS c
 WHERE w.state IN ('active', 'draining');

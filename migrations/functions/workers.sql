@@ -120,6 +120,8 @@ BEGIN
         WHEN jsonb_typeof(c.value -> 'max_attempts') NOT IN ('number', 'null') THEN 'max_attempts must be a number'
         WHEN jsonb_typeof(c.value -> 'schedule') NOT IN ('object', 'null') THEN 'schedule must be an object'
         WHEN jsonb_typeof(c.value -> 'payload_keys') NOT IN ('array', 'null') THEN 'payload_keys must be a list'
+        WHEN jsonb_typeof(c.value -> 'parked') NOT IN ('string', 'null') OR length(c.value ->> 'parked') > 4096
+            THEN 'parked must be a text of at most 4096 characters'
     END AS wrong) AS of
     WHERE of.wrong IS NOT NULL
     LIMIT 1;

@@ -118,6 +118,7 @@ async fn a_job_cancelled_before_the_answer_to_its_claim_arrives_never_starts() {
         listen_at: db.connector(),
         sandbox: sandbox(),
         catalog: catalog().await,
+        sql_logins: Default::default(),
         middlewares,
     };
     let worker = TestWorker::start_with(parts, Settings::default());

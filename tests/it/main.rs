@@ -53,6 +53,7 @@ mod files;
 mod folder;
 mod grants;
 mod guest_flows;
+mod guest_sql;
 mod harmless;
 mod hostile;
 mod in_force;

@@ -12,7 +12,9 @@ use tracing::{error, info, warn};
 
 use super::policy::Policy;
 use super::reach::warn_unless_unreachable;
+use super::sql::Sql;
 use super::{Settings, Shared, audit_outbox, challenges, slots};
+use crate::harmless::printable;
 use crate::job::{AbortReason, Incarnation, Outcome};
 use crate::sandbox::{Catalog, HandlerSet};
 use crate::store::connect::backoff;
@@ -22,6 +24,7 @@ use crate::store::{Heartbeat, Registration, Stats, StoreError};
 pub(super) fn registration(
     settings: &Settings,
     handlers: &HandlerSet,
+    sql: Option<&Sql>,
     stats: Stats,
 ) -> Registration {
     Registration {
@@ -30,7 +33,7 @@ pub(super) fn registration(
         hostname: settings.hostname.clone(),
         platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         version: env!("CARGO_PKG_VERSION").into(),
-        capabilities: capabilities(settings, handlers),
+        capabilities: capabilities(settings, handlers, sql),
         slots: settings.slots,
         queues: settings.queues.clone(),
         tags: settings.tags.clone(),
@@ -38,11 +41,14 @@ pub(super) fn registration(
     }
 }
 
+/// The maximum size of the reason why a handler is parked, bytes.
+const PARKED_BYTES_MAX: usize = 1 << 10;
+
 /// The maximum size of the payload keys of all handlers in one registration, bytes. Keys beyond it are left out.
 const KEYS_BYTES_MAX: usize = 256 << 10;
 
-/// `{"handler": {"version": …, "grants": […], "max_attempts": …, "payload_keys": […], "schedule": {…}}, …}`
-fn capabilities(settings: &Settings, handlers: &HandlerSet) -> Value {
+/// `{"handler": {"version": …, "grants": […], "max_attempts": …, "payload_keys": […], "schedule": {…}, "parked": …}, …}`
+fn capabilities(settings: &Settings, handlers: &HandlerSet, sql: Option<&Sql>) -> Value {
     let mut keys_bytes = 0;
     let capability = |name: &String| {
         let handler = handlers.get(name)?;
@@ -54,6 +60,9 @@ fn capabilities(settings: &Settings, handlers: &HandlerSet) -> Value {
         });
         if let Some(schedule) = handler.schedule() {
             capability["schedule"] = json!(schedule);
+        }
+        if let Some(why) = sql.and_then(|sql| sql.parked_because(name)) {
+            capability["parked"] = json!(printable(&why, PARKED_BYTES_MAX));
         }
         if let Some(keys) = &handler.manifest.payload_keys {
             // With quotes and a comma.
@@ -247,7 +256,11 @@ impl<'a> Heartbeats<'a> {
     async fn send(&mut self) {
         let shared = self.shared;
         let stats = shared.presence.tally.stats(shared, Some(self.cpu_cores()));
-        let capabilities = Some(capabilities(&shared.settings, &shared.catalog.current()));
+        let capabilities = Some(capabilities(
+            &shared.settings,
+            &shared.catalog.current(),
+            Some(&shared.sql),
+        ));
         self.draining = shared.stop.is_stopping();
         let changed = capabilities
             .as_ref()
@@ -332,7 +345,12 @@ async fn register_again(shared: &Arc<Shared>, why: &StoreError) {
         return;
     }
     let stats = shared.presence.tally.stats(shared, None);
-    let registration = registration(&shared.settings, &shared.catalog.current(), stats);
+    let registration = registration(
+        &shared.settings,
+        &shared.catalog.current(),
+        Some(&shared.sql),
+        stats,
+    );
     match shared.store.register(&registration).await {
         Ok((incarnation, _)) => {
             info!(worker.id = %registration.worker_id, incarnation = incarnation.0, "registered again");

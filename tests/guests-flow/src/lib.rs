@@ -7,6 +7,7 @@ mod children;
 mod raw;
 mod results;
 mod spec;
+mod sql;
 mod waits;
 
 use rouse_sdk::export;
@@ -30,4 +31,18 @@ export!(
     abuse::many_children,
     abuse::many_waits,
     raw::raw,
+    sql::run,
+    sql::jobs,
+    sql::settle,
+    sql::copy,
+    sql::listen,
+    sql::block,
+    sql::temporary,
+    sql::two,
+    sql::commit,
+    sql::set_role,
+    sql::missing,
+    sql::modifying,
+    sql::syntax,
+    sql::into,
 );

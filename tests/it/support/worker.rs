@@ -1,5 +1,6 @@
 //! Workers inside the test process, with handlers that were built beforehand.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -113,6 +114,7 @@ impl TestWorker {
             listen_at,
             sandbox: sandbox(),
             catalog,
+            sql_logins: BTreeMap::new(),
             middlewares: Vec::new(),
         };
         Self::start_with(parts, settings)
@@ -129,6 +131,7 @@ impl TestWorker {
             listen_at: db.connector(),
             sandbox: sandbox(),
             catalog: catalog().await,
+            sql_logins: BTreeMap::new(),
             middlewares,
         };
         Self::start_with(parts, settings)
@@ -146,6 +149,7 @@ impl TestWorker {
             listen_at: db.connector(),
             sandbox,
             catalog,
+            sql_logins: BTreeMap::new(),
             middlewares: Vec::new(),
         };
         Self::start_with(parts, settings)

@@ -1,0 +1,144 @@
+//! Commits whose answers are lost, and attempts that have lost their jobs.
+
+use std::time::Duration;
+
+use rouse::worker::{Overrides, Settings};
+use serde_json::{Value, json};
+
+use super::shop::{Shop, call, connector};
+use crate::support::proxy::{Proxy, Side};
+use crate::support::worker::lease;
+
+fn pays() -> Value {
+    json!([
+        {"sql": call("mark_paid", json!([1]))},
+        {"sql": call("add_line", json!([1, 10]))},
+    ])
+}
+
+fn short_leases() -> Overrides {
+    lease("sql.*", 5)
+}
+
+/// A shop whose effects go through a proxy.
+async fn through_a_proxy() -> (Shop, Proxy) {
+    let shop = Shop::open().await;
+    shop.sql("INSERT INTO orders VALUES (1)").await;
+    let proxy = Proxy::start(&shop.db).await;
+    (shop, proxy)
+}
+
+/// The effects are there once, and the job has ended once.
+async fn is_paid_once(shop: &Shop, id: i64) {
+    let ended = shop.ended(id).await;
+    assert_eq!(ended.state, "succeeded", "{:?}", ended.error);
+    assert!(shop.holds("SELECT count(*) = 1 AND sum(amount) = 10 FROM ledger").await);
+    assert!(shop.holds("SELECT bool_and(paid) FROM orders").await);
+}
+
+#[tokio::test]
+async fn a_connection_that_is_cut_at_any_message_commits_once() {
+    for (words, side) in [
+        ("BEGIN ISOLATION", Side::Cut),
+        ("BEGIN ISOLATION", Side::Answer),
+        ("COMMIT", Side::Cut),
+        ("COMMIT", Side::Answer),
+    ] {
+        let (shop, proxy) = through_a_proxy().await;
+        let login = connector(&shop.as_login(proxy.url()));
+        let worker = shop.start_with(login, Settings::default()).await;
+        // Its statements have been checked.
+        let warm = shop.run(json!([])).await;
+        assert_eq!(warm.state, "succeeded");
+        let held = proxy.hold(words, side);
+        let id = shop.enqueue(pays()).await;
+        held.caught().await;
+        if side == Side::Answer {
+            // The server has done it, and the host does not know.
+            proxy.go_down();
+            proxy.come_up();
+        }
+        held.release();
+        is_paid_once(&shop, id).await;
+        let attempts = format!("SELECT attempt = 1 FROM rouse.jobs WHERE id = {id}");
+        assert!(shop.holds(&attempts).await, "{words} {side:?}");
+        worker.drain().await;
+    }
+}
+
+#[tokio::test]
+async fn a_backend_that_is_terminated_while_it_commits_commits_once() {
+    let shop = Shop::open().await;
+    let worker = shop.start().await;
+    let terminate = format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{}'",
+        shop.role
+    );
+    for id in 1..=20 {
+        shop.sql(&format!("INSERT INTO orders VALUES ({id})")).await;
+        let job = shop
+            .enqueue(json!([
+                {"sql": call("mark_paid", json!([id]))},
+                {"sql": call("add_line", json!([id, 10]))},
+            ]))
+            .await;
+        shop.sql(&terminate).await;
+        let ended = shop.ended(job).await;
+        assert_eq!(ended.state, "succeeded", "{:?}", ended.error);
+    }
+    assert!(shop.holds("SELECT count(*) = 20 AND count(DISTINCT job) = 20 FROM ledger").await);
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_step_whose_commit_was_not_answered_is_looked_up() {
+    for side in [Side::Cut, Side::Answer] {
+        let (shop, proxy) = through_a_proxy().await;
+        let login = connector(&shop.as_login(proxy.url()));
+        let worker = shop.start_with(login, Settings::default()).await;
+        assert_eq!(shop.run(json!([])).await.state, "succeeded");
+        let held = proxy.hold("COMMIT", side);
+        let effects = json!([call("mark_paid", json!([1])), call("add_line", json!([1, 10]))]);
+        let id = shop
+            .enqueue(json!([{"step": {"name": "pay", "effects": effects}}]))
+            .await;
+        held.caught().await;
+        if side == Side::Answer {
+            proxy.go_down();
+            proxy.come_up();
+        }
+        held.release();
+        is_paid_once(&shop, id).await;
+        worker.drain().await;
+    }
+}
+
+#[tokio::test]
+async fn an_attempt_whose_job_was_taken_over_while_it_committed_has_no_effects() {
+    let (shop, proxy) = through_a_proxy().await;
+    let login = connector(&shop.as_login(proxy.url()));
+    let settings = Settings {
+        overrides: short_leases(),
+        ..Settings::default()
+    };
+    let first = shop.start_with(login, settings.clone()).await;
+    assert_eq!(shop.run(json!([])).await.state, "succeeded");
+    // The transaction of the first worker is frozen before the server sees it.
+    let held = proxy.hold("BEGIN ISOLATION", Side::Statement);
+    let id = shop.enqueue(pays()).await;
+    held.caught().await;
+    // Another worker takes the job over and ends it.
+    shop.sql(&format!(
+        "UPDATE rouse.job SET lease_until = clock_timestamp() - interval '1 s' WHERE id = {id}"
+    ))
+    .await;
+    let second = shop.start_with(shop.login(), settings).await;
+    assert_eq!(shop.ended(id).await.state, "succeeded");
+    // Now the first transaction arrives, and its fence stops it.
+    held.release();
+    tokio::time::timeout(Duration::from_secs(60), first.drain())
+        .await
+        .expect("it ends");
+    is_paid_once(&shop, id).await;
+    second.drain().await;
+}

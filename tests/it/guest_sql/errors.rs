@@ -1,0 +1,185 @@
+//! Errors of Postgres about effects, by their classes.
+
+use std::time::Duration;
+
+use rouse::worker::Settings;
+use serde_json::json;
+use tokio_postgres::Client;
+
+use super::shop::{Shop, call};
+use crate::support::database::connect;
+
+/// Holds the lock of a row in a transaction of its own.
+async fn lock(shop: &Shop, sql: &str) -> Client {
+    let other = connect(&shop.db.url()).await;
+    other
+        .batch_execute(&format!("BEGIN; {sql}"))
+        .await
+        .unwrap();
+    other
+}
+
+#[tokio::test]
+async fn data_that_postgres_refuses_fails_the_job_or_retries_it_as_the_statement_says() {
+    let shop = Shop::open().await;
+    let _worker = shop.start().await;
+    shop.sql("INSERT INTO orders VALUES (1)").await;
+    for (statement, params, code, attempts) in [
+        ("add_order", json!([1]), "23505", 1),
+        ("add_or_retry", json!([1]), "23505", 3),
+        ("add_order", json!(["seven"]), "22P02", 1),
+        ("add_line", json!([null, 1]), "23502", 1),
+    ] {
+        let failed = shop
+            .run(json!([
+                {"sql": call("add_line", json!([1, 1]))},
+                {"sql": call(statement, params)},
+            ]))
+            .await;
+        let error = failed.error.unwrap();
+        assert_eq!(failed.state, "failed", "{statement}");
+        assert_eq!(error["kind"], "effect_failed", "{error}");
+        assert_eq!(error["details"]["code"], code, "{error}");
+        assert_eq!(failed.attempt, attempts, "{statement}");
+    }
+    assert_eq!(shop.count("ledger").await, 0);
+}
+
+#[tokio::test]
+async fn wrong_parameters_are_refused_at_once() {
+    let shop = Shop::open().await;
+    let _worker = shop.start().await;
+    for (params, why) in [
+        (json!([]), "it has 1 parameters, and the call has 0"),
+        (json!([{}]), "parameter $1: expected a value of type int8, got an object"),
+    ] {
+        let failed = shop.run(json!([{"sql": call("add_order", params)}])).await;
+        let error = failed.error.unwrap();
+        assert_eq!(error["guest_kind"], "sql-refused");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(why), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn a_lock_that_is_free_soon_costs_no_attempt() {
+    let shop = Shop::open().await;
+    let _worker = shop.start().await;
+    shop.sql("INSERT INTO orders VALUES (1)").await;
+    let other = lock(&shop, "SELECT FROM orders WHERE id = 1 FOR UPDATE").await;
+    let id = shop.enqueue(json!([{"sql": call("mark_paid", json!([1]))}])).await;
+    // The lock timeout of one second has passed at least once.
+    let waits = format!(
+        "SELECT count(*) > 0 FROM pg_stat_activity WHERE usename = '{}' AND wait_event_type = 'Lock' AND xact_start < clock_timestamp() - interval '0.5 s'",
+        shop.role
+    );
+    shop.until(&waits).await;
+    shop.until(&waits.replace("> 0", "= 0")).await;
+    other.batch_execute("ROLLBACK").await.unwrap();
+    let ended = shop.ended(id).await;
+    assert_eq!((ended.state.as_str(), ended.attempt), ("succeeded", 1));
+}
+
+#[tokio::test]
+async fn a_statement_that_never_ends_is_stopped_and_holds_up_no_other_job() {
+    let shop = Shop::open().await;
+    let _worker = shop.start().await;
+    let slow = shop.enqueue(json!([{"sql": call("sleepy", json!([3600]))}])).await;
+    shop.until("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%pg_sleep%' AND state = 'active' AND pid <> pg_backend_pid())")
+        .await;
+    let other = shop.run(json!([{"sql": call("add_line", json!([1, 1]))}])).await;
+    assert_eq!(other.state, "succeeded");
+    let slow = shop.ended(slow).await;
+    let error = slow.error.unwrap();
+    assert_eq!((slow.state.as_str(), slow.attempt), ("failed", 3));
+    assert_eq!(error["details"]["code"], "57014", "{error}");
+}
+
+#[tokio::test]
+async fn a_cancelled_job_has_no_effects() {
+    let shop = Shop::open().await;
+    let _worker = shop.start().await;
+    shop.sql("INSERT INTO orders VALUES (1)").await;
+    // Its effect waits for this lock when it is cancelled.
+    let other = lock(&shop, "SELECT FROM orders WHERE id = 1 FOR UPDATE").await;
+    let id = shop
+        .enqueue(json!([{"run": {"ms": 1000}}, {"sql": call("mark_paid", json!([1]))}]))
+        .await;
+    shop.until(&format!(
+        "SELECT coalesce(progress->>'step' = 'waiting', false) FROM rouse.job({id})"
+    ))
+    .await;
+    assert!(crate::support::worker::cancel(&shop.client, id).await);
+    other.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(shop.ended(id).await.state, "cancelled");
+    assert!(shop.holds("SELECT NOT paid FROM orders").await);
+}
+
+#[tokio::test]
+async fn a_deferred_constraint_and_a_trigger_fail_the_job_at_commit() {
+    let shop = Shop::open().await;
+    let _worker = shop.start().await;
+    shop.sql(
+        "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not %', NEW.amount; END $$;
+         CREATE CONSTRAINT TRIGGER late AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED
+             FOR EACH ROW WHEN (NEW.amount = 1) EXECUTE FUNCTION no();
+         CREATE TRIGGER early BEFORE INSERT ON ledger FOR EACH ROW WHEN (NEW.amount = 2) EXECUTE FUNCTION no();",
+    )
+    .await;
+    for amount in [1, 2] {
+        let failed = shop
+            .run(json!([
+                {"sql": call("add_order", json!([amount]))},
+                {"sql": call("add_line", json!([1, amount]))},
+            ]))
+            .await;
+        let error = failed.error.unwrap();
+        assert_eq!((failed.state.as_str(), failed.attempt), ("failed", 1), "{error}");
+        assert_eq!(error["details"]["code"], "P0001", "{error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(&format!("not {amount}")), "{message}");
+    }
+    assert_eq!(shop.count("orders").await, 0);
+}
+
+#[tokio::test]
+async fn a_row_that_violates_a_policy_fails_its_job_and_parks_nothing() {
+    let shop = Shop::open().await;
+    let _worker = shop.start().await;
+    shop.sql(
+        "ALTER TABLE ledger ENABLE ROW LEVEL SECURITY;
+         CREATE POLICY small ON ledger WITH CHECK (amount < 100)",
+    )
+    .await;
+    let failed = shop.run(json!([{"sql": call("add_line", json!([1, 100]))}])).await;
+    assert_eq!(failed.state, "failed");
+    assert_eq!(failed.error.unwrap()["details"]["code"], "42501");
+    let other = shop.run(json!([{"sql": call("add_line", json!([1, 99]))}])).await;
+    assert_eq!(other.state, "succeeded");
+}
+
+#[tokio::test]
+async fn effects_wait_for_a_free_connection_and_all_are_committed() {
+    let shop = Shop::open().await;
+    let settings = Settings {
+        slots: 20,
+        ..Settings::default()
+    };
+    let worker = shop.start_with(shop.login(), settings).await;
+    let mut ids = Vec::new();
+    for amount in 0..100 {
+        ids.push(shop.enqueue(json!([{"sql": call("add_line", json!([1, amount]))}])).await);
+    }
+    for id in ids {
+        assert_eq!(shop.ended(id).await.state, "succeeded");
+    }
+    let connections = format!(
+        "SELECT count(*) <= 2 FROM pg_stat_activity WHERE usename = '{}'",
+        shop.role
+    );
+    assert!(shop.holds(&connections).await);
+    assert!(shop.holds("SELECT count(DISTINCT amount) = 100 AND count(*) = 100 FROM ledger").await);
+    tokio::time::timeout(Duration::from_secs(30), worker.drain())
+        .await
+        .expect("it ends");
+}

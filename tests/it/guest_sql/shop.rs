@@ -1,0 +1,169 @@
+//! A database with tables of a shop, a login for its handlers, and workers that run them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rouse::job::SqlLimits;
+use rouse::sandbox::{Catalog, Sandbox, Settings as SandboxSettings, SqlGrant};
+use rouse::store::connect::Connector;
+use rouse::worker::{Parts, Settings};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+use tokio_postgres::Client;
+
+use crate::support::worker::{self, Shown, TestWorker, guests_dir, until_true};
+use crate::support::{TestDb, code_cache, rouse_binary};
+
+const TABLES: &str = "
+    CREATE TABLE orders (id bigint PRIMARY KEY, paid boolean NOT NULL DEFAULT false);
+    CREATE TABLE ledger (job bigint NOT NULL, amount bigint NOT NULL);
+    CREATE TABLE accounts (id bigint PRIMARY KEY, balance bigint NOT NULL CHECK (balance >= 0));
+    CREATE FUNCTION checked(n integer) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN RETURN n; END $$;";
+
+pub(super) struct Shop {
+    pub(super) db: TestDb,
+    pub(super) client: Client,
+    /// The login of the handlers.
+    pub(super) role: String,
+}
+
+/// A call of a statement.
+pub(super) fn call(statement: &str, params: Value) -> Value {
+    json!({"statement": statement, "params": params})
+}
+
+impl Shop {
+    pub(super) async fn open() -> Self {
+        let shop = Self::without_rights().await;
+        shop.grant().await;
+        shop
+    }
+
+    /// Its login has no right on the tables yet.
+    pub(super) async fn without_rights() -> Self {
+        let db = TestDb::new().await;
+        let client = db.client().await;
+        let role = format!("sql_{}", db.address().database);
+        client
+            .batch_execute(&format!(
+                "{TABLES} CREATE ROLE {role} LOGIN IN ROLE rouse_handler"
+            ))
+            .await
+            .unwrap();
+        Self { db, client, role }
+    }
+
+    pub(super) async fn grant(&self) {
+        self.sql(&format!(
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON orders, ledger, accounts TO {}",
+            self.role
+        ))
+        .await;
+    }
+
+    /// The connection string of its login, from one of a superuser.
+    pub(super) fn as_login(&self, url: &str) -> String {
+        let (_, rest) = url.split_once('@').expect("a user");
+        format!("postgres://{}@{rest}", self.role)
+    }
+
+    pub(super) fn login(&self) -> Connector {
+        connector(&self.as_login(&self.db.url()))
+    }
+
+    pub(super) async fn start(&self) -> TestWorker {
+        self.start_with(self.login(), Settings::default()).await
+    }
+
+    /// Starts a worker whose handlers run their statements with this login.
+    pub(super) async fn start_with(&self, login: Connector, settings: Settings) -> TestWorker {
+        let parts = self.parts(login).await;
+        TestWorker::start_with(parts, settings)
+    }
+
+    pub(super) async fn parts(&self, login: Connector) -> Parts {
+        let (sandbox, catalog) = guests().await;
+        Parts {
+            store: self.db.store(),
+            listen_at: self.db.connector(),
+            sandbox,
+            catalog,
+            sql_logins: [("sql.*".to_owned(), login)].into(),
+            middlewares: Vec::new(),
+        }
+    }
+
+    pub(super) async fn enqueue(&self, script: Value) -> i64 {
+        worker::enqueue(&self.client, "sql.run", json!({"script": script})).await
+    }
+
+    pub(super) async fn ended(&self, id: i64) -> Shown {
+        worker::ended(&self.client, id).await
+    }
+
+    pub(super) async fn run(&self, script: Value) -> Shown {
+        self.ended(self.enqueue(script).await).await
+    }
+
+    pub(super) async fn until(&self, sql: &str) {
+        until_true(&self.client, sql).await;
+    }
+
+    pub(super) async fn sql(&self, sql: &str) {
+        self.client
+            .batch_execute(sql)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+
+    pub(super) async fn holds(&self, sql: &str) -> bool {
+        let row = self.client.query_one(sql, &[]).await;
+        row.unwrap_or_else(|error| panic!("{sql}: {error:?}")).get(0)
+    }
+
+    pub(super) async fn count(&self, table: &str) -> i64 {
+        let sql = format!("SELECT count(*) FROM {table}");
+        self.client.query_one(&sql, &[]).await.unwrap().get(0)
+    }
+
+    pub(super) async fn clear(&self) {
+        self.sql("TRUNCATE orders, ledger, accounts").await;
+    }
+}
+
+pub(super) fn connector(url: &str) -> Connector {
+    Connector::from_url(url, &|_| None).expect("a good connection string")
+}
+
+/// The guests, with grants of all their statements.
+async fn guests() -> (Arc<Sandbox>, Arc<Catalog>) {
+    static GUESTS: OnceCell<(Arc<Sandbox>, Arc<Catalog>)> = OnceCell::const_new();
+    GUESTS
+        .get_or_init(|| async {
+            let grant = SqlGrant {
+                statements: None,
+                limits: SqlLimits {
+                    connections_max: 2,
+                    statement_timeout: std::time::Duration::from_secs(2),
+                    ..SqlLimits::default()
+                },
+            };
+            let module = "flow_guests.wasm".parse().expect("a binding");
+            let settings = SandboxSettings {
+                attempts_max: 50,
+                compiler: Some(rouse_binary()),
+                cache_dir: Some(code_cache()),
+                modules: BTreeMap::from([("sql.*".to_owned(), vec![module])]),
+                sql: BTreeMap::from([("sql.*".to_owned(), grant)]),
+                ..SandboxSettings::default()
+            };
+            let sandbox = Sandbox::start(settings).expect("a sandbox");
+            let folder = tempfile::tempdir().expect("a folder");
+            let file = "flow_guests.wasm";
+            std::fs::copy(guests_dir().join(file), folder.path().join(file)).expect("a guest");
+            let catalog = Catalog::open(sandbox.clone(), folder.path()).await;
+            (sandbox, Arc::new(catalog.expect("the guests load")))
+        })
+        .await
+        .clone()
+}
