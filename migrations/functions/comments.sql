@@ -147,13 +147,13 @@ COMMENT ON FUNCTION rouse.parent_ends IS
 COMMENT ON FUNCTION rouse.recorded_step IS
     'Returns the result of one recorded step.';
 COMMENT ON FUNCTION rouse.record_step IS
-    'Records the result of a step behind the fence; COMMENT ON FUNCTION rouse.confirm IS
+    'Records the result of a step behind the fence; returns null or the reason for a refusal.';
+COMMENT ON FUNCTION rouse.confirm IS
     'Returns whether an attempt whose settlement was not answered still holds its job, has ended it, or has lost it.';
 COMMENT ON FUNCTION rouse.settle_with_effects IS
     'Settles attempts that have succeeded, as the start of a transaction that goes on with their effects.';
 COMMENT ON FUNCTION rouse.record_step_with_effects IS
     'Records the result of a step, as the start of a transaction that goes on with its effects.';
-returns null or the reason for a refusal.';
 COMMENT ON FUNCTION rouse.report IS
     'Stores the progress of running attempts.';
 COMMENT ON FUNCTION rouse.report_usage IS

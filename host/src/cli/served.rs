@@ -121,11 +121,16 @@ impl<'a> Wanted<'a> {
             ));
         }
         let tags: Vec<&str> = texts(self.tags).collect();
-        let tagged = serving
+        let tagged: Vec<_> = serving
             .iter()
-            .any(|worker| tags.iter().all(|tag| has(&worker["tags"], tag)));
-        if tagged {
-            return None;
+            .filter(|worker| tags.iter().all(|tag| has(&worker["tags"], tag)))
+            .collect();
+        if let Some(first) = tagged.first() {
+            let parked = |worker: &Value| worker["parked"][self.handler].as_str().map(plain);
+            let is_parked = tagged.iter().all(|worker| parked(worker).is_some());
+            return parked(first).filter(|_| is_parked).map(|why| {
+                format!("the handler {handler} is parked, because its SQL statements do not fit the database: {why}")
+            });
         }
         let tags = plain(&tags.join(", "));
         Some(format!(
@@ -157,6 +162,11 @@ mod tests {
         };
         assert_eq!(why("a", "any", json!([])), None);
         assert_eq!(why("a", "mail", json!(["gpu"])), None);
+        let parked = json!({"handlers": ["a"], "queues": [], "tags": [], "parked": {"a": "no right"}});
+        let row = json!({"handler": "a", "queue": "q", "tags": []});
+        let on = |workers: &[Value]| Wanted::of(&row).why_unserved(workers);
+        assert!(on(std::slice::from_ref(&parked)).is_some_and(|why| why.contains("no right")));
+        assert_eq!(on(&[parked, workers[1].clone()]), None);
         let says = |why: Option<String>, part: &str| {
             assert!(
                 why.as_ref().is_some_and(|why| why.contains(part)),

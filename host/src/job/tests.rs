@@ -70,6 +70,12 @@ fn simple_ends() -> impl Strategy<Value = RunEnd> {
         text.prop_map(RunEnd::GrantsRefused),
         text.prop_map(RunEnd::ResultRefused),
         text.prop_map(RunEnd::Unrunnable),
+        (text, any::<bool>()).prop_map(|(message, permanent)| RunEnd::EffectFailed(SqlFailure {
+            statement: "mark_paid".into(),
+            code: "23505".into(),
+            message,
+            permanent,
+        })),
     ]
 }
 
@@ -411,7 +417,7 @@ fn a_lost_lease_drops_the_outcome_and_a_shutdown_releases_the_job() {
 #[test]
 fn an_attempt_that_never_started_does_not_count_and_unknown_grants_fail_the_job() {
     let outcome = |end| decide(end, tries(3, 3), &RetryPolicy::default(), 0.0);
-    for end in [RunEnd::NotStarted, RunEnd::NoHandler] {
+    for end in [RunEnd::NotStarted, RunEnd::NoHandler, RunEnd::Parked] {
         assert!(outcome(end) == Ok(Outcome::Released));
     }
     let end = RunEnd::GrantsRefused("grants of a later version".into());
@@ -420,6 +426,28 @@ fn an_attempt_that_never_started_does_not_count_and_unknown_grants_fail_the_job(
     };
     assert_eq!(error.kind, ErrorKind::Denied);
     assert_eq!(error.message, "grants of a later version");
+}
+
+#[test]
+fn a_failed_effect_follows_the_word_of_its_statement() {
+    let outcome = |permanent| {
+        let end = RunEnd::EffectFailed(SqlFailure {
+            statement: "mark_paid".into(),
+            code: SqlFailure::ROWS.into(),
+            message: "expected 1 rows, got 0".into(),
+            permanent,
+        });
+        decide(end, tries(1, 3), &RetryPolicy::default(), 0.0)
+    };
+    let Ok(Outcome::Failed(error)) = outcome(true) else {
+        panic!("the statement says that the job fails");
+    };
+    assert_eq!(error.kind, ErrorKind::EffectFailed);
+    assert_eq!(
+        error.message,
+        "the statement mark_paid failed, and nothing was committed: expected 1 rows, got 0"
+    );
+    assert!(matches!(outcome(false), Ok(Outcome::Retry { .. })));
 }
 
 #[test]

@@ -40,11 +40,12 @@ pub const LOCK_WAIT: Duration = Duration::from_millis(150);
 pub const WAIT: Duration = Duration::from_secs(60);
 
 /// The roles that receive rights.
-const ROLES: [&str; 5] = [
+const ROLES: [&str; 6] = [
     "rouse_enqueuer",
     "rouse_producer",
     "rouse_operator",
     "rouse_worker",
+    "rouse_handler",
     "rouse_observer",
 ];
 /// The name of the definitions in lists of migrations.

@@ -5,7 +5,7 @@ use clap::{Args, Command};
 use rouse_workbench::host_process::Interruption;
 
 use super::report::{ALL, Report};
-use super::{Bench, decay, drain, enqueue, flows, idle, latency, scale};
+use super::{Bench, decay, drain, effects, enqueue, flows, idle, latency, scale};
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -69,6 +69,8 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     all.part("enqueue", enqueue::run(bench, &given)).await?;
     let given: flows::Options = defaults(sizes(&QUICK_FLOWS))?;
     all.part("flows", flows::run(bench, &given)).await?;
+    let given: effects::Options = defaults(sizes(&[]))?;
+    all.part("effects", effects::run(bench, &given)).await?;
     let given: decay::Options = defaults(sizes(&QUICK_DECAY))?;
     all.part("decay", decay::run(bench, &given)).await?;
     let given: idle::Options = defaults(sizes(&QUICK_IDLE))?;

@@ -5,6 +5,7 @@ mod latency;
 
 mod enqueue;
 
+mod effects;
 mod flows;
 mod held_up;
 
@@ -78,6 +79,8 @@ enum Part {
     Enqueue(enqueue::Options),
     /// Jobs per second of jobs that wait for each other, compared with jobs that do not
     Flows(flows::Options),
+    /// Jobs per second of jobs that each change a row of another table, compared with plain SQL
+    Effects(effects::Options),
     /// Jobs per second with many pending jobs, many finished jobs, an open transaction, or partition maintenance
     Decay(decay::Options),
     /// CPU time and statements of idle hosts
@@ -126,6 +129,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             Part::Latency(options) => latency::run(&bench, &options).await,
             Part::Enqueue(options) => enqueue::run(&bench, &options).await,
             Part::Flows(options) => flows::run(&bench, &options).await,
+            Part::Effects(options) => effects::run(&bench, &options).await,
             Part::Decay(options) => decay::run(&bench, &options).await,
             Part::Idle(options) => idle::run(&bench, &options).await,
             Part::Scale(options) => scale::run(&bench, &options).await,

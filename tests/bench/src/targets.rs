@@ -88,6 +88,7 @@ pub(super) const TARGETS: [Target; 38] = [
     lower("flows.held_up.fail.max", 50.0, 20.0),
     lower("flows.held_up.retry.max", 50.0, 20.0),
     lower("flows.schedules.started", 1000.0, 500.0),
+    higher("effects.ratio", 1.0, 3.0),
 ];
 
 const MB_300: f64 = 300e6;

@@ -103,6 +103,9 @@ fn name_of(end: &RunEnd) -> &'static str {
         RunEnd::Aborted(_) => "stopped",
         RunEnd::Unrunnable(_) => "unrunnable",
         // Ends of claims, which are not made here.
-        RunEnd::NotStarted | RunEnd::NoHandler | RunEnd::GrantsRefused(_) => "not started",
+        RunEnd::NotStarted | RunEnd::NoHandler | RunEnd::GrantsRefused(_) | RunEnd::Parked => {
+            "not started"
+        }
+        RunEnd::EffectFailed(_) => "effect failed",
     }
 }

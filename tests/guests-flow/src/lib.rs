@@ -32,6 +32,7 @@ export!(
     abuse::many_waits,
     raw::raw,
     sql::run,
+    sql::transfer,
     sql::jobs,
     sql::settle,
     sql::copy,

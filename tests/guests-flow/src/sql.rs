@@ -115,6 +115,20 @@ pub(crate) async fn run(ctx: &Ctx, payload: Script) -> Result<Value> {
     Ok(json!(results))
 }
 
+#[derive(Deserialize, JsonSchema)]
+pub(crate) struct Transfer {
+    account: i64,
+}
+
+/// Adds 1 to an account.
+#[handler(
+    name = "sql.transfer",
+    sql(add = "UPDATE accounts SET balance = balance + 1 WHERE id = $1", rows = 1)
+)]
+pub(crate) fn transfer(ctx: &Ctx, payload: Transfer) -> Result<()> {
+    ctx.sql("add", (payload.account,))
+}
+
 #[derive(Deserialize, Serialize, JsonSchema)]
 pub(crate) struct Nothing {}
 

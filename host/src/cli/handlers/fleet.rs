@@ -107,12 +107,13 @@ fn table(rows: &[Value]) -> List {
     table
 }
 
-/// The worker's id, marked if the worker is draining.
+/// The worker's id, marked if the worker is draining, or if the handler is parked there.
 pub(super) fn worker(row: &Value) -> String {
     let id = plain(row["worker_id"].as_str().unwrap_or_default());
-    match row["state"] == "draining" {
-        true => format!("{id} (draining)"),
-        false => id,
+    match (row["state"] == "draining", row["parked"].is_string()) {
+        (true, _) => format!("{id} (draining)"),
+        (false, true) => format!("{id} (parked)"),
+        (false, false) => id,
     }
 }
 

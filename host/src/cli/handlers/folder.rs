@@ -175,6 +175,7 @@ impl Folder {
             "granted": words(&handler.held()),
             "grants": self.held(handler).json(),
             "missing": handler.missing().iter().map(missing).collect::<Vec<_>>(),
+            "statements": statements(handler),
         });
         let mut all = known.as_object().cloned().unwrap_or_default();
         in_force::add_to(&mut all, &self.in_force(handler));
@@ -193,6 +194,22 @@ impl Folder {
 
 fn raw(value: &Value) -> Box<RawValue> {
     to_raw_value(value).expect("a Value is JSON")
+}
+
+/// The SQL statements that it declares.
+fn statements(handler: &Handler) -> Vec<Value> {
+    let granted = |name: &str| handler.sql().and_then(|sql| sql.statement(name)).is_some();
+    let statements = handler.manifest.statements.iter();
+    let statements = statements.map(|it| {
+        json!({
+            "name": it.name,
+            "sql": it.sql,
+            "rows": it.rows,
+            "on_error": it.on_error,
+            "granted": granted(&it.name),
+        })
+    });
+    statements.collect()
 }
 
 /// The capabilities as words, without duplicates.

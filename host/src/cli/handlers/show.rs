@@ -18,6 +18,7 @@ use crate::cli::nearest::{did_you_mean, nearest};
 use crate::cli::target::{Target, seen};
 use crate::cli::text::{as_json, digest, plain, words};
 use crate::config::File;
+use crate::job::OnError;
 use crate::sandbox::{Handler, Missing, annotated};
 
 /// No worker and no folder has the handler, and no job waits for it.
@@ -107,6 +108,13 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             false => workers(&on),
         });
     }
+    let parked: Vec<String> = on.iter().filter_map(parked).collect();
+    if !parked.is_empty() {
+        parts.push(format!(
+            "parked, because its SQL statements do not fit the database\n{}",
+            parked.join("\n")
+        ));
+    }
     if !waiting.is_empty() {
         parts.push(format!("waiting\n{}", backlog(&waiting, now)));
     }
@@ -114,6 +122,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         parts.push(format!("manifest\n{}", here.shown()));
         parts.push(here.as_in.clone());
         parts.push(format!("granted\n{}", here.granted));
+        if !here.statements.is_empty() {
+            parts.push(format!("statements\n{}", here.statements));
+        }
         if !here.withheld.is_empty() {
             parts.push(format!(
                 "withheld, because its table is not bound to a module\n{}",
@@ -152,6 +163,8 @@ struct Shown<'a> {
 struct Here {
     manifest: Manifest,
     granted: String,
+    /// The SQL statements that it declares, in full: an operator grants their texts.
+    statements: String,
     withheld: String,
     settings: Vec<Setting>,
     /// The file that decides about both: a host may have been started with another one.
@@ -165,6 +178,7 @@ impl Here {
         Self {
             manifest: folder.manifest(handler),
             granted: folder.held(handler).table(),
+            statements: statements(handler),
             withheld: withheld(handler),
             settings: folder.in_force(handler),
             as_in: match folder.file.found() {
@@ -190,6 +204,34 @@ impl Here {
             }),
         }
     }
+}
+
+/// Why the handler is parked on this worker.
+fn parked(row: &Value) -> Option<String> {
+    let why = row["parked"].as_str()?;
+    let id = row["worker_id"].as_str().unwrap_or_default();
+    Some(format!("{}: {}", plain(id), plain(why)))
+}
+
+/// The statements with their texts, each line indented.
+fn statements(handler: &Handler) -> String {
+    let mut text = String::new();
+    for statement in &handler.manifest.statements {
+        let granted = handler.sql().and_then(|sql| sql.statement(&statement.name));
+        let mut notes = vec![match granted {
+            Some(_) => "granted".to_owned(),
+            None => "not granted".to_owned(),
+        }];
+        notes.extend(statement.rows.map(|rows| format!("rows = {rows}")));
+        if statement.on_error == OnError::Retry {
+            notes.push("retried after an error".into());
+        }
+        text += &format!("{}: {}\n", plain(&statement.name), notes.join(", "));
+        for line in statement.sql.lines() {
+            text += &format!("    {}\n", plain(line));
+        }
+    }
+    text.trim_end().to_owned()
 }
 
 /// A line for each kind of grant that is withheld.
@@ -313,7 +355,9 @@ impl Here {
                         .map(|missing| &missing["what"]);
                     words(&names.cloned().collect())
                 }
-                "granted" | "grants" | "from" | "limits" | "state" | "withheld" => continue,
+                "granted" | "grants" | "from" | "limits" | "state" | "statements" | "withheld" => {
+                    continue;
+                }
                 "bound_by" if value.is_null() => {
                     "no table: the name belongs to the first file that had it".into()
                 }

@@ -121,6 +121,7 @@ pub const ALL: Sources<'static> = Sources {
         "suspensions",
         "adopt",
         "steps",
+        "effects",
         "state",
         "admin",
         "chains",

@@ -37,6 +37,44 @@ fn every_option_is_read() {
 }
 
 #[test]
+fn statements_are_read_with_their_options() {
+    let options = Options::read(quote! {
+        name = "a",
+        sql(mark_paid = "UPDATE orders", rows = 1, on_error = "retry"),
+        sql(read = "SELECT 1"),
+    })
+    .expect("both are valid");
+    let statement = |name: &str, sql: &str, rows, retries| Statement {
+        name: name.into(),
+        sql: sql.into(),
+        rows,
+        retries,
+    };
+    let read = statement("read", "SELECT 1", None, false);
+    let paid = statement("mark_paid", "UPDATE orders", Some(1), true);
+    assert_eq!(options.statements, [paid, read]);
+}
+
+#[test]
+fn wrong_statements_are_refused() {
+    for (tokens, part) in [
+        (quote!(sql = "SELECT 1"), "expected `sql(name ="),
+        (quote!(sql()), "expected a statement"),
+        (quote!(sql(rows = 1)), "expected a statement"),
+        (quote!(sql(a = "SELECT 1", b = "SELECT 2")), "has one statement"),
+        (quote!(sql(a = "SELECT 1"), sql(a = "SELECT 2")), "declared twice"),
+        (quote!(sql(A = "SELECT 1")), "a-z, 0-9 and _"),
+        (quote!(sql(a = "")), "this is empty"),
+        (quote!(sql(a = "SELECT 1", rows = "one")), "a whole number"),
+        (quote!(sql(a = "SELECT 1", on_error = "panic")), "\"fail\""),
+        (quote!(sql(a = "SELECT 1", sql(b = "SELECT 2"))), "another one"),
+    ] {
+        let why = why(quote!(name = "a", #tokens));
+        assert!(why.contains(part), "{part}: {why}");
+    }
+}
+
+#[test]
 fn a_missing_name_is_named_with_an_example() {
     assert!(why(quote!()).contains("#[handler(name = \"email.send\")]"));
 }

@@ -53,6 +53,24 @@ fn errors_name_the_key() {
             "state.value_bytes_max",
         ),
         ("[handlers.x.state]\nkeys = 1", "keys"),
+        ("[handlers.x.sql]\nstatements = \"all\"", "login"),
+        ("[handlers.x.sql]\nlogin = { env = \"A\" }", "statements"),
+        (
+            "[handlers.x.sql]\nlogin = { env = \"A\" }\nstatements = \"some\"",
+            "or \"all\"",
+        ),
+        (
+            "[handlers.x.sql]\nlogin = { env = \"A\", file = \"b\" }\nstatements = \"all\"",
+            "handlers.\"x\".sql: login needs one of url, env and file",
+        ),
+        (
+            "[handlers.x.sql]\nlogin = { url = \"postgres://a:b@c/d\" }\nstatements = \"all\"",
+            "the url has a password",
+        ),
+        (
+            "[handlers.x.sql]\nlogin = { env = \"A\" }\nstatements = \"all\"\nconnections_max = 0",
+            "sql.connections_max",
+        ),
         ("[[handlers.x.http]]\nhosts = []", "grants nothing"),
         ("[[handlers.x.http]]\nhosts = [\"a:443\"]", "a:443"),
         (

@@ -8,7 +8,9 @@ use crate::config::file::dir_table::DirTable;
 use crate::config::file::handler_table::HandlerTable;
 use crate::config::file::http_table::HttpTable;
 use crate::config::file::secret_table::{SecretTable, SecretUseTable};
+use crate::config::file::sql_table::{LoginTable, SqlTable};
 use crate::config::file::{File, HostSettings};
+use crate::job::SqlLimits;
 use crate::sandbox::{Limits, Quota, StateQuota};
 use crate::setting::table::Table;
 use crate::setting::{Entry, Overlay, Settable, Setting};
@@ -51,6 +53,8 @@ fn tables_of_the_file() -> Vec<Described> {
         table::<HandlerTable>("handlers", "[handlers.x]\n"),
         described::<Limits>("limits", "[limits]\n", &[]),
         described::<StateQuota>("state", "[handlers.x.state]\n", &[]),
+        table::<SqlTable>("sql", "[handlers.x.sql]\n"),
+        table::<LoginTable>("login", "[handlers.x.sql.login]\n"),
         table::<DirTable>("dirs", "[[handlers.x.dirs]]\n"),
         table::<HttpTable>("http", "[[handlers.x.http]]\n"),
         table::<SecretTable>("secrets", "[secrets.x]\n"),
@@ -141,5 +145,6 @@ fn defaults_are_within_their_bounds() {
     check::<Policy>();
     check::<Limits>();
     check::<StateQuota>();
+    check::<SqlLimits>();
     check::<Quota>();
 }
