@@ -34,8 +34,8 @@ pub use capability::{Addresses, HttpSettings, Resolver, SystemResolver};
 pub use catalog::{Catalog, GRANTS, Handler, HandlerSet, Refusal};
 pub use engine::Sandbox;
 pub use grants::{
-    Attenuation, Grant, Grants, Host, HostPattern, HttpGrant, HttpScheme, Missing, Mode, Quota,
-    GrantedSql, Secret, SecretGrant, Secrets, SqlGrant, StateQuota, annotated,
+    Attenuation, Grant, GrantedSql, Grants, Host, HostPattern, HttpGrant, HttpScheme, Missing,
+    Mode, Quota, Secret, SecretGrant, Secrets, SqlGrant, StateQuota, annotated,
 };
 pub use module::admission::Withheld;
 pub use module::binding::{ModuleBinding, Origin};

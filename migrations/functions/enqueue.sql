@@ -69,7 +69,7 @@ BEGIN
             USING ERRCODE = 'program_limit_exceeded';
     END IF;
     FOR entry IN SELECT g.key, g.value FROM jsonb_each(p_grants) AS g LOOP
-        IF entry.key IN ('http', 'secrets', 'dirs', 'env', 'enqueue') THEN
+        IF entry.key IN ('http', 'secrets', 'dirs', 'env', 'enqueue', 'sql') THEN
             IF jsonb_typeof(entry.value) <> 'array'
                OR jsonb_path_exists(entry.value, 'strict $[*] ? (@.type() != "string")') THEN
                 wrong := 'a list of texts';
@@ -95,7 +95,7 @@ BEGIN
         ELSE
             RAISE EXCEPTION 'rouse.enqueue: % is not a key of grants', quote_literal(left(entry.key, 140))
                 USING ERRCODE = 'invalid_parameter_value',
-                      HINT = 'The keys are http, secrets, dirs, env, enqueue, state, memory_mb, cpu and timeout.';
+                      HINT = 'The keys are http, secrets, dirs, env, enqueue, sql, state, memory_mb, cpu and timeout.';
         END IF;
         IF wrong IS NOT NULL THEN
             RAISE EXCEPTION 'rouse.enqueue: % of grants must be %, not %', entry.key, wrong, left(entry.value::text, 140)

@@ -116,7 +116,8 @@ async fn queries_read_what_is_committed_and_cannot_write() {
 async fn a_step_commits_its_effects_once_and_a_failed_one_commits_neither() {
     let shop = Shop::open().await;
     let _worker = shop.start().await;
-    shop.sql("INSERT INTO accounts VALUES (1, 100), (2, 0)").await;
+    shop.sql("INSERT INTO accounts VALUES (1, 100), (2, 0)")
+        .await;
     let move_ten = json!([
         call("transfer", json!([1, -10])),
         call("transfer", json!([2, 10]))
@@ -160,7 +161,10 @@ async fn steps_suspensions_and_effects_go_together_in_any_order() {
     ))
     .await;
     // Only the step is committed.
-    assert!(shop.holds("SELECT array_agg(amount) = '{2}' FROM ledger").await);
+    assert!(
+        shop.holds("SELECT array_agg(amount) = '{2}' FROM ledger")
+            .await
+    );
     shop.sql(&format!("SELECT rouse.reschedule({id})")).await;
     assert_eq!(shop.ended(id).await.state, "succeeded");
     let sql = "SELECT array_agg(amount ORDER BY amount) = '{1,2,3,4}' FROM ledger";
@@ -187,7 +191,12 @@ async fn no_transaction_is_open_while_a_guest_runs() {
             shop.role
         );
         assert!(shop.holds(&open).await, "{script}");
-        assert!(shop.holds(&format!("SELECT state = 'running' FROM rouse.jobs WHERE id = {id}")).await);
+        assert!(
+            shop.holds(&format!(
+                "SELECT state = 'running' FROM rouse.jobs WHERE id = {id}"
+            ))
+            .await
+        );
         assert_eq!(shop.ended(id).await.state, "succeeded");
     }
 }

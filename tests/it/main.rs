@@ -48,6 +48,7 @@ mod workers;
 mod code_cache;
 mod compiling;
 mod contract;
+mod example_effects;
 mod example_flows;
 mod files;
 mod folder;

@@ -162,7 +162,8 @@ mod tests {
         };
         assert_eq!(why("a", "any", json!([])), None);
         assert_eq!(why("a", "mail", json!(["gpu"])), None);
-        let parked = json!({"handlers": ["a"], "queues": [], "tags": [], "parked": {"a": "no right"}});
+        let parked =
+            json!({"handlers": ["a"], "queues": [], "tags": [], "parked": {"a": "no right"}});
         let row = json!({"handler": "a", "queue": "q", "tags": []});
         let on = |workers: &[Value]| Wanted::of(&row).why_unserved(workers);
         assert!(on(std::slice::from_ref(&parked)).is_some_and(|why| why.contains("no right")));

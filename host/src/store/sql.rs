@@ -16,15 +16,13 @@ use deadpool::managed::{Object, PoolError};
 use futures_util::future::join_all;
 use tokio_postgres::types::{ToSql, Type};
 
-pub use self::check::{CheckedStatement, Unfit};
 use self::check::EffectText;
+pub use self::check::{CheckedStatement, Unfit};
 use self::params::TextParam;
 use super::connect::{Connector, NotOpened, Pool, PooledClient};
 use super::settle::{NewJobRecord, SettlementRecord, new_jobs};
 use super::{ANSWER_WITHIN, Settlement, Store, StoreError, describe_sql};
-use crate::job::{
-    Attempt, Fence, JobId, OnError, SqlCall, SqlErrorClass, SqlFailure, SqlLimits,
-};
+use crate::job::{Attempt, Fence, JobId, OnError, SqlCall, SqlErrorClass, SqlFailure, SqlLimits};
 
 /// How many times its statement timeout a transaction may take.
 const STATEMENTS: u32 = 4;
@@ -351,7 +349,9 @@ impl Store {
             (jobs, lists.of("new_job")),
         ];
         let checking = async {
-            let rows = client.query_typed(include_str!("sql/login.sql"), &[]).await?;
+            let rows = client
+                .query_typed(include_str!("sql/login.sql"), &[])
+                .await?;
             let too_much: Option<String> = rows.first().and_then(|row| row.get(0));
             if let Some(why) = too_much {
                 return Ok(Some(why));

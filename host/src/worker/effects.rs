@@ -19,8 +19,8 @@ use super::sql::{Statements, is_misfit};
 use crate::job::{AbortReason, Attempt, Fence, JobId, RunEnd, SqlCall, SqlErrorClass, SqlFailure};
 use crate::sandbox::{GrantedSql, Handler, JournalFuture, SqlRefusal, SqlStore};
 use crate::store::{
-    CheckedStatement, Committed, Confirmed, Effects, NotCommitted, QueryError, SqlError, StoreError,
-    With,
+    CheckedStatement, Committed, Confirmed, Effects, NotCommitted, QueryError, SqlError,
+    StoreError, With,
 };
 
 /// How many times a transaction is tried that is in the way of others. After that the attempt fails, and counts.
@@ -75,7 +75,9 @@ fn checked<'a>(
     statements: &'a Statements,
     calls: &'a [SqlCall],
 ) -> Option<Vec<(&'a CheckedStatement, &'a SqlCall)>> {
-    let checked = calls.iter().map(|call| Some((statements.by_name.get(&call.statement)?, call)));
+    let checked = calls
+        .iter()
+        .map(|call| Some((statements.by_name.get(&call.statement)?, call)));
     checked.collect()
 }
 
@@ -89,10 +91,9 @@ pub(super) async fn commit(
     mut one: Unsettled,
     calls: &[SqlCall],
 ) -> Result<(), RunEnd> {
-    let (Some(statements), Some(granted)) = (
-        shared.sql.statements(&handler.manifest.name),
-        handler.sql(),
-    ) else {
+    let (Some(statements), Some(granted)) =
+        (shared.sql.statements(&handler.manifest.name), handler.sql())
+    else {
         return Err(RunEnd::Parked);
     };
     let Some(checked) = checked(&statements, calls) else {
@@ -108,7 +109,11 @@ pub(super) async fn commit(
             calls: &checked,
             limits: &granted.limits,
         };
-        let failure = match shared.store.commit_effects(&statements.login, effects).await {
+        let failure = match shared
+            .store
+            .commit_effects(&statements.login, effects)
+            .await
+        {
             Ok(Committed { has_releases }) => {
                 if has_releases {
                     shared.releases.notify_one();

@@ -103,7 +103,9 @@ impl Sql {
         };
         match self.fits.load().get(&handler.manifest.name) {
             // A job's attenuation removes statements from the grant, and changes nothing else.
-            Some(fit) if fit.digest == handler.module.digest && fit.granted.table == granted.table => {
+            Some(fit)
+                if fit.digest == handler.module.digest && fit.granted.table == granted.table =>
+            {
                 !matches!(fit.state, FitState::Fits(_))
             }
             Some(_) | None => true,
@@ -141,7 +143,9 @@ impl Sql {
 
 /// The granted statements; `None` if there are none.
 fn granted(handler: &Handler) -> Option<&Arc<GrantedSql>> {
-    handler.sql().filter(|granted| !granted.statements.is_empty())
+    handler
+        .sql()
+        .filter(|granted| !granted.statements.is_empty())
 }
 
 /// Checks the statements of all handlers at the start and after each change of the handlers, and those that do not fit
@@ -176,14 +180,17 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
         gauge!("rouse_handler_parked", "handler" => name.clone()).set(0.0);
     }
     let mut wait: Option<Duration> = None;
-    for handler in handlers.names().iter().filter_map(|name| handlers.get(name)) {
+    for handler in handlers
+        .names()
+        .iter()
+        .filter_map(|name| handlers.get(name))
+    {
         let Some(granted) = granted(handler) else {
             continue;
         };
         let name = &handler.manifest.name;
-        let fits = |fit: &Fit| {
-            fit.is_of(handler, granted) && matches!(fit.state, FitState::Fits(_))
-        };
+        let fits =
+            |fit: &Fit| fit.is_of(handler, granted) && matches!(fit.state, FitState::Fits(_));
         if known.get(name).is_some_and(fits) {
             continue;
         }
@@ -206,10 +213,7 @@ pub(super) async fn is_misfit(shared: &Shared, handler: &Handler) -> bool {
         return true;
     };
     match granted(handler) {
-        Some(granted) => matches!(
-            check(shared, handler, granted).await,
-            FitState::Parked(_)
-        ),
+        Some(granted) => matches!(check(shared, handler, granted).await, FitState::Parked(_)),
         None => true,
     }
 }
@@ -261,7 +265,8 @@ async fn check_statements(shared: &Shared, granted: &GrantedSql) -> Result<State
 /// Logs a change.
 fn report(handler: &str, before: Option<&FitState>, now: &FitState) {
     let is_parked = matches!(now, FitState::Parked(_));
-    gauge!("rouse_handler_parked", "handler" => handler.to_owned()).set(f64::from(u8::from(is_parked)));
+    gauge!("rouse_handler_parked", "handler" => handler.to_owned())
+        .set(f64::from(u8::from(is_parked)));
     match (before, now) {
         (Some(FitState::Parked(before)), FitState::Parked(now)) if before == now => {}
         (_, FitState::Parked(why)) => {
@@ -273,6 +278,9 @@ fn report(handler: &str, before: Option<&FitState>, now: &FitState) {
         (_, FitState::Unchecked(why)) => {
             debug!(handler, error = %why, "the SQL statements of the handler cannot be checked now; trying again in a second");
         }
-        (_, FitState::Fits(_)) => debug!(handler, "the SQL statements of the handler fit the database"),
+        (_, FitState::Fits(_)) => debug!(
+            handler,
+            "the SQL statements of the handler fit the database"
+        ),
     }
 }

@@ -89,7 +89,10 @@ impl Sql for Recorder {
             return Err(Error::permanent(why).kind("denied"));
         };
         let rows = (answer.borrow_mut())(&query)?;
-        Ok(rows.iter().map(|row| row.to_string().into_bytes()).collect())
+        Ok(rows
+            .iter()
+            .map(|row| row.to_string().into_bytes())
+            .collect())
     }
 
     fn complete_step_with(&self, name: &str, output: Vec<u8>, effects: Vec<SqlCall>) -> Result<()> {

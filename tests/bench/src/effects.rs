@@ -99,7 +99,10 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
 
 /// Lets the guest run its statement.
 fn config(server: &Server) -> Result<String> {
-    let (_, rest) = server.url.split_once('@').context("find the host in the URL")?;
+    let (_, rest) = server
+        .url
+        .split_once('@')
+        .context("find the host in the URL")?;
     let url = format!("postgres://bench_handler@{rest}");
     Ok(format!(
         "[handlers.\"sql.transfer\"]\nmodule = \"flow_guests.wasm\"\n\n\

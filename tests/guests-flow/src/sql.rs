@@ -26,13 +26,23 @@ enum Do {
     /// The same, and go on if it fails; the kind and the details of the error are part of the result.
     TryQuery(Call),
     /// A step with effects; its result is the number of the attempt.
-    Step { name: String, effects: Vec<Call> },
+    Step {
+        name: String,
+        effects: Vec<Call>,
+    },
     /// The same, and go on if it fails.
-    TryStep { name: String, effects: Vec<Call> },
+    TryStep {
+        name: String,
+        effects: Vec<Call>,
+    },
     /// Sleep durably.
-    Sleep { ms: u64 },
+    Sleep {
+        ms: u64,
+    },
     /// Report `waiting` as the progress, and run for this long.
-    Run { ms: u64 },
+    Run {
+        ms: u64,
+    },
     Fail,
     FailOnce,
     FailPermanently,
@@ -64,21 +74,42 @@ fn failure(error: &Error) -> Value {
     initial_backoff = "10ms",
     max_backoff = "10ms",
     grace = "500ms",
-    sql(mark_paid = "UPDATE orders SET paid = true WHERE id = $1 AND NOT paid", rows = 1),
+    sql(
+        mark_paid = "UPDATE orders SET paid = true WHERE id = $1 AND NOT paid",
+        rows = 1
+    ),
     sql(add_line = "INSERT INTO ledger (job, amount) VALUES ($1, $2)"),
     sql(add_order = "INSERT INTO orders (id) VALUES ($1)"),
-    sql(add_or_retry = "INSERT INTO orders (id) VALUES ($1)", on_error = "retry"),
-    sql(returning = "INSERT INTO orders (id) VALUES ($1) RETURNING id, repeat('x', $2)", rows = 1),
-    sql(transfer = "UPDATE accounts SET balance = balance + $2 WHERE id = $1", rows = 1),
+    sql(
+        add_or_retry = "INSERT INTO orders (id) VALUES ($1)",
+        on_error = "retry"
+    ),
+    sql(
+        returning = "INSERT INTO orders (id) VALUES ($1) RETURNING id, repeat('x', $2)",
+        rows = 1
+    ),
+    sql(
+        transfer = "UPDATE accounts SET balance = balance + $2 WHERE id = $1",
+        rows = 1
+    ),
     sql(orders = "SELECT id, paid FROM orders WHERE id = ANY($1) ORDER BY id -- all of them"),
-    sql(expect_unpaid = "SELECT FROM orders WHERE id = $1 AND NOT paid FOR UPDATE", rows = 1),
-    sql(types = "SELECT $1::bigint AS n, $2::text AS t, $3::jsonb AS j, $4::text[] AS a, $5::boolean AS b, $6::numeric AS d"),
+    sql(
+        expect_unpaid = "SELECT FROM orders WHERE id = $1 AND NOT paid FOR UPDATE",
+        rows = 1
+    ),
+    sql(
+        types = "SELECT $1::bigint AS n, $2::text AS t, $3::jsonb AS j, $4::text[] AS a, $5::boolean AS b, $6::numeric AS d"
+    ),
     sql(sleepy = "SELECT pg_sleep($1)"),
     sql(text = "SELECT repeat('x', $1) AS x FROM generate_series(1, $2)"),
     sql(set = "SELECT set_config($1, $2, $3)"),
-    sql(setting = "SELECT current_setting($1, true) AS value, session_user::text, current_user::text"),
+    sql(
+        setting = "SELECT current_setting($1, true) AS value, session_user::text, current_user::text"
+    ),
     sql(lock = "SELECT pg_advisory_lock($1)"),
-    sql(locks = "SELECT count(*) AS count FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"),
+    sql(
+        locks = "SELECT count(*) AS count FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+    ),
     sql(activity = "SELECT query FROM pg_stat_activity WHERE usename = session_user"),
     sql(call = "SELECT * FROM checked($1)")
 )]
@@ -106,7 +137,9 @@ pub(crate) async fn run(ctx: &Ctx, payload: Script) -> Result<Value> {
                 rouse_sdk::sleep(Duration::from_millis(*ms)).await;
             }
             Do::Fail => return Err(Error::retryable("it fails")),
-            Do::FailOnce if ctx.job().attempt == 1 => return Err(Error::retryable("it fails once")),
+            Do::FailOnce if ctx.job().attempt == 1 => {
+                return Err(Error::retryable("it fails once"));
+            }
             Do::FailOnce => {}
             Do::FailPermanently => return Err(Error::permanent("it fails")),
             Do::Panic => panic!("it panics"),
@@ -123,7 +156,10 @@ pub(crate) struct Transfer {
 /// Adds 1 to an account.
 #[handler(
     name = "sql.transfer",
-    sql(add = "UPDATE accounts SET balance = balance + 1 WHERE id = $1", rows = 1)
+    sql(
+        add = "UPDATE accounts SET balance = balance + 1 WHERE id = $1",
+        rows = 1
+    )
 )]
 pub(crate) fn transfer(ctx: &Ctx, payload: Transfer) -> Result<()> {
     ctx.sql("add", (payload.account,))

@@ -32,7 +32,10 @@ async fn through_a_proxy() -> (Shop, Proxy) {
 async fn is_paid_once(shop: &Shop, id: i64) {
     let ended = shop.ended(id).await;
     assert_eq!(ended.state, "succeeded", "{:?}", ended.error);
-    assert!(shop.holds("SELECT count(*) = 1 AND sum(amount) = 10 FROM ledger").await);
+    assert!(
+        shop.holds("SELECT count(*) = 1 AND sum(amount) = 10 FROM ledger")
+            .await
+    );
     assert!(shop.holds("SELECT bool_and(paid) FROM orders").await);
 }
 
@@ -86,7 +89,10 @@ async fn a_backend_that_is_terminated_while_it_commits_commits_once() {
         let ended = shop.ended(job).await;
         assert_eq!(ended.state, "succeeded", "{:?}", ended.error);
     }
-    assert!(shop.holds("SELECT count(*) = 20 AND count(DISTINCT job) = 20 FROM ledger").await);
+    assert!(
+        shop.holds("SELECT count(*) = 20 AND count(DISTINCT job) = 20 FROM ledger")
+            .await
+    );
     worker.drain().await;
 }
 
@@ -98,7 +104,10 @@ async fn a_step_whose_commit_was_not_answered_is_looked_up() {
         let worker = shop.start_with(login, Settings::default()).await;
         assert_eq!(shop.run(json!([])).await.state, "succeeded");
         let held = proxy.hold("COMMIT", side);
-        let effects = json!([call("mark_paid", json!([1])), call("add_line", json!([1, 10]))]);
+        let effects = json!([
+            call("mark_paid", json!([1])),
+            call("add_line", json!([1, 10]))
+        ]);
         let id = shop
             .enqueue(json!([{"step": {"name": "pay", "effects": effects}}]))
             .await;

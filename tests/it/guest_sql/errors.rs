@@ -13,7 +13,7 @@ use crate::support::database::connect;
 async fn lock(shop: &Shop, sql: &str) -> Client {
     let other = connect(&shop.db.url()).await;
     other
-        .batch_execute(&format!("BEGIN; {sql}"))
+        .batch_execute(&format!("SET search_path = public; BEGIN; {sql}"))
         .await
         .unwrap();
     other
@@ -51,7 +51,10 @@ async fn wrong_parameters_are_refused_at_once() {
     let _worker = shop.start().await;
     for (params, why) in [
         (json!([]), "it has 1 parameters, and the call has 0"),
-        (json!([{}]), "parameter $1: expected a value of type int8, got an object"),
+        (
+            json!([{}]),
+            "parameter $1: expected a value of type int8, got an object",
+        ),
     ] {
         let failed = shop.run(json!([{"sql": call("add_order", params)}])).await;
         let error = failed.error.unwrap();
@@ -67,7 +70,9 @@ async fn a_lock_that_is_free_soon_costs_no_attempt() {
     let _worker = shop.start().await;
     shop.sql("INSERT INTO orders VALUES (1)").await;
     let other = lock(&shop, "SELECT FROM orders WHERE id = 1 FOR UPDATE").await;
-    let id = shop.enqueue(json!([{"sql": call("mark_paid", json!([1]))}])).await;
+    let id = shop
+        .enqueue(json!([{"sql": call("mark_paid", json!([1]))}]))
+        .await;
     // The lock timeout of one second has passed at least once.
     let waits = format!(
         "SELECT count(*) > 0 FROM pg_stat_activity WHERE usename = '{}' AND wait_event_type = 'Lock' AND xact_start < clock_timestamp() - interval '0.5 s'",
@@ -84,10 +89,14 @@ async fn a_lock_that_is_free_soon_costs_no_attempt() {
 async fn a_statement_that_never_ends_is_stopped_and_holds_up_no_other_job() {
     let shop = Shop::open().await;
     let _worker = shop.start().await;
-    let slow = shop.enqueue(json!([{"sql": call("sleepy", json!([3600]))}])).await;
+    let slow = shop
+        .enqueue(json!([{"sql": call("sleepy", json!([3600]))}]))
+        .await;
     shop.until("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%pg_sleep%' AND state = 'active' AND pid <> pg_backend_pid())")
         .await;
-    let other = shop.run(json!([{"sql": call("add_line", json!([1, 1]))}])).await;
+    let other = shop
+        .run(json!([{"sql": call("add_line", json!([1, 1]))}]))
+        .await;
     assert_eq!(other.state, "succeeded");
     let slow = shop.ended(slow).await;
     let error = slow.error.unwrap();
@@ -134,7 +143,11 @@ async fn a_deferred_constraint_and_a_trigger_fail_the_job_at_commit() {
             ]))
             .await;
         let error = failed.error.unwrap();
-        assert_eq!((failed.state.as_str(), failed.attempt), ("failed", 1), "{error}");
+        assert_eq!(
+            (failed.state.as_str(), failed.attempt),
+            ("failed", 1),
+            "{error}"
+        );
         assert_eq!(error["details"]["code"], "P0001", "{error}");
         let message = error["message"].as_str().unwrap();
         assert!(message.contains(&format!("not {amount}")), "{message}");
@@ -151,10 +164,14 @@ async fn a_row_that_violates_a_policy_fails_its_job_and_parks_nothing() {
          CREATE POLICY small ON ledger WITH CHECK (amount < 100)",
     )
     .await;
-    let failed = shop.run(json!([{"sql": call("add_line", json!([1, 100]))}])).await;
+    let failed = shop
+        .run(json!([{"sql": call("add_line", json!([1, 100]))}]))
+        .await;
     assert_eq!(failed.state, "failed");
     assert_eq!(failed.error.unwrap()["details"]["code"], "42501");
-    let other = shop.run(json!([{"sql": call("add_line", json!([1, 99]))}])).await;
+    let other = shop
+        .run(json!([{"sql": call("add_line", json!([1, 99]))}]))
+        .await;
     assert_eq!(other.state, "succeeded");
 }
 
@@ -168,7 +185,10 @@ async fn effects_wait_for_a_free_connection_and_all_are_committed() {
     let worker = shop.start_with(shop.login(), settings).await;
     let mut ids = Vec::new();
     for amount in 0..100 {
-        ids.push(shop.enqueue(json!([{"sql": call("add_line", json!([1, amount]))}])).await);
+        ids.push(
+            shop.enqueue(json!([{"sql": call("add_line", json!([1, amount]))}]))
+                .await,
+        );
     }
     for id in ids {
         assert_eq!(shop.ended(id).await.state, "succeeded");
@@ -178,7 +198,10 @@ async fn effects_wait_for_a_free_connection_and_all_are_committed() {
         shop.role
     );
     assert!(shop.holds(&connections).await);
-    assert!(shop.holds("SELECT count(DISTINCT amount) = 100 AND count(*) = 100 FROM ledger").await);
+    assert!(
+        shop.holds("SELECT count(DISTINCT amount) = 100 AND count(*) = 100 FROM ledger")
+            .await
+    );
     tokio::time::timeout(Duration::from_secs(30), worker.drain())
         .await
         .expect("it ends");

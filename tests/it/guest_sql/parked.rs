@@ -7,12 +7,18 @@ use crate::support::worker::enqueue;
 
 /// Why a handler is parked, as the fleet shows it.
 fn parked(handler: &str) -> String {
-    format!("SELECT coalesce(bool_or(parked IS NOT NULL), false) FROM rouse.handlers WHERE handler = '{handler}'")
+    format!(
+        "SELECT coalesce(bool_or(parked IS NOT NULL), false) FROM rouse.handlers WHERE handler = '{handler}'"
+    )
 }
 
 async fn why(shop: &Shop, handler: &str) -> String {
     let sql = "SELECT coalesce(parked, '') FROM rouse.handlers WHERE handler = $1";
-    shop.client.query_one(sql, &[&handler]).await.unwrap().get(0)
+    shop.client
+        .query_one(sql, &[&handler])
+        .await
+        .unwrap()
+        .get(0)
 }
 
 #[tokio::test]
@@ -32,7 +38,7 @@ async fn statements_that_postgres_refuses_are_never_run_and_park_their_handlers(
         ("sql.missing", "no_such_table"),
         ("sql.modifying", "data-modifying WITH"),
         ("sql.syntax", "syntax error"),
-        ("sql.into", "SELECT INTO"),
+        ("sql.into", "leave out INTO"),
     ] {
         shop.until(&parked(handler)).await;
         let why = why(&shop, handler).await;
@@ -41,9 +47,12 @@ async fn statements_that_postgres_refuses_are_never_run_and_park_their_handlers(
     }
     // Their jobs wait, and other handlers of the module run.
     let waiting = enqueue(&shop.client, "sql.missing", json!({})).await;
-    let other = shop.run(json!([{"sql": call("add_order", json!([1]))}])).await;
+    let other = shop
+        .run(json!([{"sql": call("add_order", json!([1]))}]))
+        .await;
     assert_eq!(other.state, "succeeded");
-    let sql = format!("SELECT state = 'queued' AND attempt = 0 FROM rouse.jobs WHERE id = {waiting}");
+    let sql =
+        format!("SELECT state = 'queued' AND attempt = 0 FROM rouse.jobs WHERE id = {waiting}");
     assert!(shop.holds(&sql).await);
 }
 
@@ -51,15 +60,25 @@ async fn statements_that_postgres_refuses_are_never_run_and_park_their_handlers(
 async fn a_right_that_is_revoked_parks_the_handler_without_spending_the_attempt() {
     let shop = Shop::open().await;
     let worker = shop.start().await;
-    let first = shop.run(json!([{"sql": call("add_order", json!([1]))}])).await;
+    let first = shop
+        .run(json!([{"sql": call("add_order", json!([1]))}]))
+        .await;
     assert_eq!(first.state, "succeeded");
-    shop.sql(&format!("REVOKE INSERT ON orders FROM {}", shop.role)).await;
-    let second = shop.enqueue(json!([{"sql": call("add_order", json!([2]))}])).await;
+    shop.sql(&format!("REVOKE INSERT ON orders FROM {}", shop.role))
+        .await;
+    let second = shop
+        .enqueue(json!([{"sql": call("add_order", json!([2]))}]))
+        .await;
     shop.until(&parked("sql.run")).await;
     let message = why(&shop, "sql.run").await;
-    assert!(message.contains("permission denied for table orders"), "{message}");
-    shop.until(&format!("SELECT state = 'queued' AND attempt = uncounted FROM rouse.jobs WHERE id = {second}"))
-        .await;
+    assert!(
+        message.contains("permission denied for table orders"),
+        "{message}"
+    );
+    shop.until(&format!(
+        "SELECT state = 'queued' AND attempt = uncounted FROM rouse.jobs WHERE id = {second}"
+    ))
+    .await;
     // A new worker finds the right again; the running one within 30 seconds.
     shop.grant().await;
     worker.drain().await;
@@ -71,24 +90,34 @@ async fn a_right_that_is_revoked_parks_the_handler_without_spending_the_attempt(
 async fn a_parked_query_and_a_parked_step_end_their_attempts_unspent() {
     let shop = Shop::open().await;
     let worker = shop.start().await;
-    let warm = shop.run(json!([{"query": call("orders", json!([[1]]))}])).await;
-    assert_eq!(warm.state, "succeeded");
-    shop.sql(&format!("REVOKE ALL ON orders FROM {}", shop.role)).await;
-    let query = shop.enqueue(json!([{"try_query": call("orders", json!([[1]]))}])).await;
-    shop.until(&parked("sql.run")).await;
-    shop.until(&format!("SELECT state = 'queued' AND attempt = uncounted FROM rouse.jobs WHERE id = {query}"))
+    let warm = shop
+        .run(json!([{"query": call("orders", json!([[1]]))}]))
         .await;
+    assert_eq!(warm.state, "succeeded");
+    shop.sql(&format!("REVOKE ALL ON orders FROM {}", shop.role))
+        .await;
+    let query = shop
+        .enqueue(json!([{"try_query": call("orders", json!([[1]]))}]))
+        .await;
+    shop.until(&parked("sql.run")).await;
+    shop.until(&format!(
+        "SELECT state = 'queued' AND attempt = uncounted FROM rouse.jobs WHERE id = {query}"
+    ))
+    .await;
     worker.drain().await;
     shop.grant().await;
     let worker = shop.start().await;
     assert_eq!(shop.ended(query).await.state, "succeeded");
-    shop.sql(&format!("REVOKE ALL ON ledger FROM {}", shop.role)).await;
+    shop.sql(&format!("REVOKE ALL ON ledger FROM {}", shop.role))
+        .await;
     let step = shop
         .enqueue(json!([{"try_step": {"name": "s", "effects": [call("add_line", json!([1, 1]))]}}]))
         .await;
     shop.until(&parked("sql.run")).await;
-    shop.until(&format!("SELECT state = 'queued' AND attempt = uncounted FROM rouse.jobs WHERE id = {step}"))
-        .await;
+    shop.until(&format!(
+        "SELECT state = 'queued' AND attempt = uncounted FROM rouse.jobs WHERE id = {step}"
+    ))
+    .await;
     worker.drain().await;
     shop.grant().await;
     let _worker = shop.start().await;
@@ -104,10 +133,14 @@ async fn a_login_without_the_role_a_superuser_and_a_worker_are_refused() {
     let worker = shop.start().await;
     shop.until(&parked("sql.run")).await;
     let message = why(&shop, "sql.run").await;
-    assert!(message.contains(&format!("GRANT rouse_handler TO {role}")), "{message}");
+    assert!(
+        message.contains(&format!("GRANT rouse_handler TO {role}")),
+        "{message}"
+    );
     worker.drain().await;
 
-    shop.sql(&format!("GRANT rouse_handler, rouse_worker TO {role}")).await;
+    shop.sql(&format!("GRANT rouse_handler, rouse_worker TO {role}"))
+        .await;
     let worker = shop.start().await;
     shop.until(&parked("sql.run")).await;
     let message = why(&shop, "sql.run").await;

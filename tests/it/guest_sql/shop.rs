@@ -46,7 +46,7 @@ impl Shop {
         let role = format!("sql_{}", db.address().database);
         client
             .batch_execute(&format!(
-                "{TABLES} CREATE ROLE {role} LOGIN IN ROLE rouse_handler"
+                "SET search_path = public; {TABLES} CREATE ROLE {role} LOGIN IN ROLE rouse_handler"
             ))
             .await
             .unwrap();
@@ -118,7 +118,8 @@ impl Shop {
 
     pub(super) async fn holds(&self, sql: &str) -> bool {
         let row = self.client.query_one(sql, &[]).await;
-        row.unwrap_or_else(|error| panic!("{sql}: {error:?}")).get(0)
+        row.unwrap_or_else(|error| panic!("{sql}: {error:?}"))
+            .get(0)
     }
 
     pub(super) async fn count(&self, table: &str) -> i64 {

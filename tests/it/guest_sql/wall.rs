@@ -40,16 +40,23 @@ async fn settings_of_one_job_are_gone_in_the_next_one() {
 async fn a_role_that_the_login_may_take_does_not_outlive_the_transaction() {
     let shop = Shop::open().await;
     let role = &shop.role;
-    shop.sql(&format!("CREATE ROLE {role}_more; GRANT {role}_more TO {role}")).await;
+    shop.sql(&format!(
+        "CREATE ROLE {role}_more; GRANT {role}_more TO {role}"
+    ))
+    .await;
     let settings = rouse::worker::Settings {
         slots: 1,
         ..Default::default()
     };
     let _worker = shop.start_with(shop.login(), settings).await;
     let more = format!("{role}_more");
-    let set = shop.run(json!([{"sql": call("set", json!(["role", more, "false"]))}])).await;
+    let set = shop
+        .run(json!([{"sql": call("set", json!(["role", more, "false"]))}]))
+        .await;
     assert_eq!(set.state, "succeeded", "{:?}", set.error);
-    let read = shop.run(json!([{"query": call("setting", json!(["role"]))}])).await;
+    let read = shop
+        .run(json!([{"query": call("setting", json!(["role"]))}]))
+        .await;
     let rows = read.result.unwrap();
     assert_eq!(rows[0][0]["current_user"], json!(role));
     // A role that the login may not take.
@@ -117,9 +124,18 @@ async fn the_functions_for_effects_need_the_key_of_a_live_worker() {
     let shop = Shop::open().await;
     let client = crate::support::database::connect(&shop.as_login(&shop.db.url())).await;
     for (sql, why) in [
-        ("SELECT rouse.settle_with_effects(1, '\\x00', '{}', '{}')", "no worker has incarnation 1 and this key"),
-        ("SELECT rouse.record_step_with_effects(1, '\\x00', 1, 1, 's', '1')", "no worker has incarnation 1 and this key"),
-        ("SELECT rouse.confirm(1, '\\x00', 1, 1, 1)", "permission denied"),
+        (
+            "SELECT rouse.settle_with_effects(1, '\\x00', '{}', '{}')",
+            "no worker has incarnation 1 and this key",
+        ),
+        (
+            "SELECT rouse.record_step_with_effects(1, '\\x00', 1, 1, 's', '1')",
+            "no worker has incarnation 1 and this key",
+        ),
+        (
+            "SELECT rouse.confirm(1, '\\x00', 1, 1, 1)",
+            "permission denied",
+        ),
         ("SELECT rouse.enqueue('a', '{}')", "permission denied"),
         ("SELECT count(*) FROM rouse.job", "permission denied"),
         ("SELECT count(*) FROM rouse.worker", "permission denied"),

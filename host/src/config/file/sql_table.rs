@@ -201,8 +201,9 @@ impl File {
         let tables = tables.filter_map(|(pattern, table)| Some((pattern, table.sql.as_ref()?)));
         let logins = tables.map(|(pattern, table)| {
             let login = table.login.read(folder, environment);
-            let login = login
-                .with_context(|| format!("read the login of [handlers.\"{pattern}\".sql] in rouse.toml"))?;
+            let login = login.with_context(|| {
+                format!("read the login of [handlers.\"{pattern}\".sql] in rouse.toml")
+            })?;
             Ok((pattern.clone(), login))
         });
         logins.collect()

@@ -120,13 +120,23 @@ impl Sql {
     fn check(&self, call: Call) -> Result<SqlCall, Refusal> {
         let Call { statement, params } = call;
         if !self.access.declared.contains(&statement) {
-            let name: String = statement.chars().filter(|it| !it.is_control()).take(64).collect();
+            let name: String = statement
+                .chars()
+                .filter(|it| !it.is_control())
+                .take(64)
+                .collect();
             return Err(Refusal::Refused(format!(
                 "the manifest of the handler {} declares no statement {name}",
                 self.access.handler
             )));
         }
-        if self.access.granted.as_ref().and_then(|it| it.statement(&statement)).is_none() {
+        if self
+            .access
+            .granted
+            .as_ref()
+            .and_then(|it| it.statement(&statement))
+            .is_none()
+        {
             return Err(Refusal::NotGranted(self.access.denial(&statement)));
         }
         let what = |why: String| Refusal::Refused(format!("the statement {statement}: {why}"));
@@ -136,7 +146,8 @@ impl Sql {
         }
         let call = SqlCall { statement, params };
         let checked = self.store()?.check(&call);
-        checked.map_err(|why| Refusal::Refused(format!("the statement {}: {why}", call.statement)))?;
+        checked
+            .map_err(|why| Refusal::Refused(format!("the statement {}: {why}", call.statement)))?;
         Ok(call)
     }
 
@@ -196,7 +207,11 @@ impl SqlAccess {
         let mut withheld = settings.withheld(name, origin).into_iter();
         Self {
             handler: name.into(),
-            declared: manifest.statements.iter().map(|it| it.name.clone()).collect(),
+            declared: manifest
+                .statements
+                .iter()
+                .map(|it| it.name.clone())
+                .collect(),
             granted: granted.map(|(table, grant)| Arc::new(grant.of(table, &manifest.statements))),
             is_removed_by_job: false,
             unbound: withheld.find(|it| it.what == "sql").map(|it| it.lines),
@@ -345,7 +360,8 @@ mod tests {
     impl Journal for Accepting {
         fn recorded(
             &self,
-        ) -> JournalFuture<'_, std::collections::HashMap<String, crate::job::RecordedStep>> {
+        ) -> JournalFuture<'_, std::collections::HashMap<String, crate::job::RecordedStep>>
+        {
             Box::pin(async { std::collections::HashMap::new() })
         }
 
@@ -353,11 +369,7 @@ mod tests {
             Box::pin(async { Err("none".into()) })
         }
 
-        fn record<'a>(
-            &'a self,
-            _: &'a str,
-            _: &'a [u8],
-        ) -> JournalFuture<'a, Result<(), String>> {
+        fn record<'a>(&'a self, _: &'a str, _: &'a [u8]) -> JournalFuture<'a, Result<(), String>> {
             Box::pin(async { Ok(()) })
         }
 

@@ -7,8 +7,8 @@ use crate::job::declared::DeclaredSchedule;
 use crate::sandbox::capability::{HandlerState, HttpAccess, SqlAccess};
 use crate::sandbox::grants::{Granted, Grantings, granted_capabilities, lines, missing};
 use crate::sandbox::{
-    Attenuation, Capability, GrantedSql, HandlerManifest, Journal, Limits, Missing, Module, StateQuota,
-    Withheld,
+    Attenuation, Capability, GrantedSql, HandlerManifest, Journal, Limits, Missing, Module,
+    StateQuota, Withheld,
 };
 
 /// A handler that can run.
@@ -116,7 +116,10 @@ impl Handler {
         let with_binding = |one: Missing| {
             let lines = match (&one.what, &binding) {
                 // Secrets and statements are granted to bound modules only.
-                (Capability::Secrets(_) | Capability::Sign(_) | Capability::Sql(_), Some(binding)) => {
+                (
+                    Capability::Secrets(_) | Capability::Sign(_) | Capability::Sql(_),
+                    Some(binding),
+                ) => {
                     let own = one.lines.as_deref().unwrap_or_default();
                     Some(format!("{binding}\n\n{own}"))
                 }

@@ -14,9 +14,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use crate::harmless::printable;
-use crate::job::{RetryPolicy, Statement};
 use crate::job::cron::DueTimes;
 use crate::job::declared::DeclaredSchedule;
+use crate::job::{RetryPolicy, Statement};
 
 pub use self::capability::Capability;
 use self::capability::{NAME_CHARS_MAX, is_name};

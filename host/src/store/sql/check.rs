@@ -78,7 +78,11 @@ impl Login {
                 return Err(Unfit::Unchecked(self.silent(patience).to_string()));
             }
         };
-        if client.batch_execute("ROLLBACK").await.is_err() {
+        // A prepared statement outlives the transaction.
+        let ended = client
+            .batch_execute("ROLLBACK; DEALLOCATE rouse_check")
+            .await;
+        if ended.is_err_and(|error| error.code() != Some(&SqlState::INVALID_SQL_STATEMENT_NAME)) {
             drop(Object::take(client));
         }
         checked.map_err(|error| match error {
@@ -134,18 +138,15 @@ async fn check(
         0 => "EXPLAIN EXECUTE rouse_check".to_owned(),
         _ => format!("EXPLAIN EXECUTE rouse_check({nulls})"),
     };
-    client.query_typed(&explain, &[]).await.map_err(unfit)?;
-    client
-        .batch_execute("DEALLOCATE rouse_check")
-        .await
-        .map_err(unfit)?;
+    let plan = client.query_typed(&explain, &[]).await.map_err(unfit)?;
+    let top: &str = plan.first().map_or("", |row| row.get(0));
     let effect = match prepared.columns() {
-        [] => EffectText::Plain(sql.clone()),
+        [] if is_change(top) => EffectText::Plain(sql.clone()),
         _ => {
             let counted = counted(sql);
             if !parses(client, &counted).await.map_err(unfit)? {
                 return Err(Unfit::Misfit(
-                    "it returns rows, and cannot be part of another statement; leave out RETURNING, or the data-modifying WITH"
+                    "it cannot be part of another statement; leave out INTO, or RETURNING beside a data-modifying WITH"
                         .into(),
                 ));
             }
@@ -162,6 +163,14 @@ async fn check(
         rows: statement.rows,
         on_error: statement.on_error,
     })
+}
+
+/// True for the first line of a plan that changes rows, for instance `Update on orders  (cost=…`. A `SELECT INTO` has no
+/// columns either, and would create a table.
+fn is_change(top: &str) -> bool {
+    ["Insert on ", "Update on ", "Delete on ", "Merge on "]
+        .iter()
+        .any(|change| top.starts_with(change))
 }
 
 /// The number of rows of a statement. The line break ends a comment at its end.

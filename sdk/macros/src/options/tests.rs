@@ -61,13 +61,22 @@ fn wrong_statements_are_refused() {
         (quote!(sql = "SELECT 1"), "expected `sql(name ="),
         (quote!(sql()), "expected a statement"),
         (quote!(sql(rows = 1)), "expected a statement"),
-        (quote!(sql(a = "SELECT 1", b = "SELECT 2")), "has one statement"),
-        (quote!(sql(a = "SELECT 1"), sql(a = "SELECT 2")), "declared twice"),
+        (
+            quote!(sql(a = "SELECT 1", b = "SELECT 2")),
+            "has one statement",
+        ),
+        (
+            quote!(sql(a = "SELECT 1"), sql(a = "SELECT 2")),
+            "declared twice",
+        ),
         (quote!(sql(A = "SELECT 1")), "a-z, 0-9 and _"),
         (quote!(sql(a = "")), "this is empty"),
         (quote!(sql(a = "SELECT 1", rows = "one")), "a whole number"),
         (quote!(sql(a = "SELECT 1", on_error = "panic")), "\"fail\""),
-        (quote!(sql(a = "SELECT 1", sql(b = "SELECT 2"))), "another one"),
+        (
+            quote!(sql(a = "SELECT 1", sql(b = "SELECT 2"))),
+            "another one",
+        ),
     ] {
         let why = why(quote!(name = "a", #tokens));
         assert!(why.contains(part), "{part}: {why}");

@@ -202,16 +202,26 @@ fn report_unknown_keys_without_refusing_them() {
 
 #[test]
 fn statements_are_checked_and_ask_for_permission() {
-    let statement = json!({"name": "mark_paid", "sql": "UPDATE orders", "rows": 1, "on_error": "retry"});
+    let statement =
+        json!({"name": "mark_paid", "sql": "UPDATE orders", "rows": 1, "on_error": "retry"});
     let handler = one(json!({"name": "a", "statements": [statement]})).unwrap();
     assert_eq!(handler.statements[0].rows, Some(1));
     assert_eq!(handler.capabilities, ["sql:mark_paid".parse().unwrap()]);
     for (statement, why) in [
         (json!({"name": "A", "sql": "SELECT 1"}), "a name must have"),
         (json!({"name": "a"}), "missing field `sql`"),
-        (json!({"name": "a", "sql": "SELECT 1", "row": 1}), "unknown field `row`"),
-        (json!({"name": "a", "sql": "SELECT 1", "rows": -1}), "invalid value"),
-        (json!({"name": "a", "sql": "SELECT 1", "on_error": "ignore"}), "unknown variant"),
+        (
+            json!({"name": "a", "sql": "SELECT 1", "row": 1}),
+            "unknown field `row`",
+        ),
+        (
+            json!({"name": "a", "sql": "SELECT 1", "rows": -1}),
+            "invalid value",
+        ),
+        (
+            json!({"name": "a", "sql": "SELECT 1", "on_error": "ignore"}),
+            "unknown variant",
+        ),
     ] {
         let error = one(json!({"name": "a", "statements": [statement]})).unwrap_err();
         assert!(error.contains(why), "{error}");
