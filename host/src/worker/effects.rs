@@ -11,9 +11,7 @@ use std::time::Duration;
 use tracing::{debug, info, warn};
 
 use super::Shared;
-use super::events;
 use super::journal::AttemptJournal;
-use super::meters::OutcomeLabel;
 use super::settler::{self, Unsettled};
 use super::sql::{Statements, is_misfit};
 use crate::job::{AbortReason, Attempt, Fence, JobId, RunEnd, SqlCall, SqlErrorClass, SqlFailure};
@@ -101,7 +99,7 @@ pub(super) async fn commit(
     };
     let mut conflicts = 0;
     loop {
-        if give_up_lost(shared, &one) {
+        if settler::give_up_if_lost(shared, &one) {
             return Ok(());
         }
         let effects = Effects {
@@ -174,21 +172,6 @@ pub(super) async fn commit(
     }
 }
 
-/// True if the lease can no longer be trusted: another worker will run the job.
-fn give_up_lost(shared: &Shared, one: &Unsettled) -> bool {
-    let (id, fence) = (one.settlement.id, one.settlement.fence);
-    let is_lost = shared.stop.now.is_cancelled()
-        || shared
-            .leases
-            .is_lost(id, fence, one.claim_sent, shared.stop.is_stopping());
-    if is_lost {
-        one.meters.count(OutcomeLabel::GivenUp);
-        events::given_up(one.event_context(shared));
-        shared.leases.remove(id, fence);
-    }
-    is_lost
-}
-
 /// Looks up whether an outcome was committed. `None` if it was not, and the worker still holds the job; then its lease
 /// decides whether it is tried again.
 async fn confirmed(shared: &Shared, one: &Unsettled) -> Option<bool> {
@@ -201,11 +184,7 @@ async fn confirmed(shared: &Shared, one: &Unsettled) -> Option<bool> {
             Err(error) if shared.is_incarnation_over(&error) => return Some(false),
             Err(error) => {
                 debug!(job.id = id.0, %error, "cannot look up a commit; trying again");
-                if shared.stop.now.is_cancelled()
-                    || shared
-                        .leases
-                        .is_lost(id, fence, one.claim_sent, shared.stop.is_stopping())
-                {
+                if one.is_lost(shared) {
                     return None;
                 }
                 tokio::time::sleep(RETRY_AFTER).await;

@@ -62,6 +62,16 @@ impl Unsettled {
         }
     }
 
+    /// True if its lease can no longer be trusted, or after an immediate stop.
+    pub(super) fn is_lost(&self, shared: &Shared) -> bool {
+        let Settlement { id, fence, .. } = self.settlement;
+        let is_stopping = shared.stop.is_stopping();
+        shared.stop.now.is_cancelled()
+            || shared
+                .leases
+                .is_lost(id, fence, self.claim_sent, is_stopping)
+    }
+
     /// The bytes of JSON that its settlement sends.
     fn bytes(&self) -> usize {
         let outcome = match &self.settlement.outcome {
@@ -217,22 +227,20 @@ impl<'a> Settler<'a> {
 /// Gives up the outcomes whose lease can no longer be trusted: another worker will run those jobs. After an immediate
 /// stop, gives up all.
 fn give_up_lost(shared: &Shared, part: &mut Vec<Unsettled>) {
-    let is_stopping = shared.stop.is_stopping();
-    part.retain(|one| {
-        let Settlement { id, fence, .. } = one.settlement;
-        let lost = shared.stop.now.is_cancelled()
-            || shared
-                .leases
-                .is_lost(id, fence, one.claim_sent, is_stopping);
-        if lost {
-            one.meters.count(OutcomeLabel::GivenUp);
-            events::given_up(one.event_context(shared));
-            shared
-                .leases
-                .remove(one.settlement.id, one.settlement.fence);
-        }
-        !lost
-    });
+    part.retain(|one| !give_up_if_lost(shared, one));
+}
+
+/// The same for one outcome; true if it is given up.
+pub(super) fn give_up_if_lost(shared: &Shared, one: &Unsettled) -> bool {
+    let is_lost = one.is_lost(shared);
+    if is_lost {
+        one.meters.count(OutcomeLabel::GivenUp);
+        events::given_up(one.event_context(shared));
+        shared
+            .leases
+            .remove(one.settlement.id, one.settlement.fence);
+    }
+    is_lost
 }
 
 /// Counts and logs an outcome that the database has answered.
