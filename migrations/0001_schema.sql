@@ -272,6 +272,10 @@ CREATE TABLE rouse.deadline (
     try_at      timestamptz NOT NULL,
     -- The job timeout, for the error message.
     timeout_ms  bigint NOT NULL
+) WITH (
+    -- As rouse.job: its dead rows are at the front of deadline_due, where each look reads.
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000,
+    autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000
 );
 CREATE INDEX deadline_due ON rouse.deadline (try_at);
 

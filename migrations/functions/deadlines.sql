@@ -13,7 +13,8 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._add_deadlines(p_jobs bigint[], p_run_at timestamptz, p_at timestamptz, p_ms bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    passes_at timestamptz := greatest(p_run_at, p_at) + p_ms * interval '1 millisecond';
+    -- Within the range of timestamps.
+    passes_at timestamptz := least(greatest(p_run_at, p_at), timestamptz '290000-01-01 00:00+00') + p_ms * interval '1 millisecond';
 BEGIN
     INSERT INTO rouse.deadline (job, deadline_at, try_at, timeout_ms) SELECT made.id, passes_at, passes_at, p_ms FROM unnest(p_jobs) AS made(id);
 END
@@ -23,12 +24,14 @@ $$;
 -- deletes the deadlines of jobs that have ended before. Any worker may call it, until it has handled none. Never waits for the lock of a
 -- job: a locked one is tried again after a second, and later and later, as in rouse.continue_releases.
 --
---   p_most   the maximum number of deadlines. A call that has ended jobs for a tenth of a second leaves the others to the next one
+--   p_most   the maximum number of deadlines, at most 1,000. A call that has ended jobs for a tenth of a second, or has 64 KiB to report,
+--            leaves the others to the next one
 --   handled  how many were handled: their jobs have ended, or are locked
 --   next_ms  in how many milliseconds the next deadline passes; null: there is none
 --   ended    the jobs that it has ended, [{"job", "handler", "attempt", "error"}, …]; for a limited login, only those that it serves
 --
--- Safe with any number of callers: each takes other rows. Served by deadline_due and the primary keys.
+-- Safe with any number of callers: a deadline is locked when it is handled, and one that another call has locked is left to that. What is
+-- reported is small, because it is sent before the commit (claim.sql). Served by deadline_due and the primary keys.
 CREATE OR REPLACE FUNCTION rouse.enforce_deadlines(
     p_worker bigint, p_key bytea, p_most integer, OUT handled integer, OUT next_ms bigint, OUT ended jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
@@ -43,16 +46,21 @@ DECLARE
 BEGIN
     due := ARRAY(
         SELECT d.job FROM rouse.deadline AS d
-        WHERE d.try_at <= at ORDER BY d.try_at LIMIT least(greatest(coalesce(p_most, 0), 1), 10000) FOR UPDATE SKIP LOCKED);
-    DELETE FROM rouse.deadline AS d USING unnest(due) AS passed(job)
-    WHERE d.job = ANY (ARRAY[passed.job]) AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[passed.job]));
+        WHERE d.try_at <= at ORDER BY d.try_at LIMIT least(greatest(coalesce(p_most, 0), 1), 1000));
+    DELETE FROM rouse.deadline AS d USING (
+        SELECT d.job FROM unnest(due) AS passed(job) JOIN rouse.deadline AS d ON d.job = ANY (ARRAY[passed.job])
+        WHERE NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[passed.job]))
+        FOR UPDATE OF d SKIP LOCKED) AS over
+    WHERE d.job = ANY (ARRAY[over.job]);
     GET DIAGNOSTICS handled = ROW_COUNT;
     ended := '[]';
     FOR deadline IN
         SELECT d.job, d.deadline_at, d.timeout_ms
         FROM unnest(due) AS passed(job) JOIN rouse.deadline AS d ON d.job = ANY (ARRAY[passed.job]) ORDER BY d.deadline_at
     LOOP
-        EXIT WHEN handled > 0 AND clock_timestamp() > at + interval '100 milliseconds';
+        EXIT WHEN handled > 0 AND (clock_timestamp() > at + interval '100 milliseconds' OR pg_column_size(ended) > 65536);
+        PERFORM FROM rouse.deadline AS d WHERE d.job = deadline.job AND d.try_at <= at FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
         handled := handled + 1;
         SELECT j.attempt, l.handler, l.queue INTO live
         FROM rouse.job AS j CROSS JOIN LATERAL (SELECT l.handler, l.queue FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l

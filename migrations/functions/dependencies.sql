@@ -43,16 +43,15 @@ BEGIN
 END
 $$;
 
--- How a chain has ended, for the jobs that have waited for it; `job` is null if that is no longer kept. Served as rouse._last_ended, and by
--- the primary key.
+-- How a chain has ended, for the jobs that have waited for it; `job` is null if that is no longer kept. An older job of the chain may be kept
+-- longer than the last one, because its queue has another retention. Served as rouse._last_ended, and by the primary key.
 CREATE OR REPLACE FUNCTION rouse._end_of(p_chain bigint, OUT job bigint, OUT state rouse.state, OUT result jsonb, OUT error jsonb)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     ended rouse.finished := rouse._last_ended(p_chain);
 BEGIN
-    IF ended.id IS NULL THEN
-        SELECT k.job, k.state, k.result, k.error INTO job, state, result, error FROM rouse.kept_end AS k WHERE k.chain = p_chain;
-    ELSE
+    SELECT k.job, k.state, k.result, k.error INTO job, state, result, error FROM rouse.kept_end AS k WHERE k.chain = p_chain;
+    IF NOT FOUND OR job < ended.id THEN
         job := ended.id;
         state := ended.state;
         result := ended.result;
@@ -69,8 +68,12 @@ DECLARE
     needed bigint[] := ARRAY(
         SELECT (d.job #>> '{}')::bigint FROM rouse.job AS j CROSS JOIN LATERAL rouse._dependencies_of(j.after) AS d WHERE j.after IS NOT NULL
         UNION
-        SELECT c.id::bigint FROM rouse.job AS j CROSS JOIN LATERAL jsonb_array_elements_text(j.wait -> 'jobs') AS c(id)
-        WHERE j.wait ->> 'kind' = 'call');
+        -- Also of an attempt that has failed since: the next one asks for these calls again. A job with a call was suspended once.
+        SELECT (s.wait ->> 'chain')::bigint
+        FROM rouse.job AS j
+        CROSS JOIN LATERAL (SELECT s.name, s.wait FROM rouse.step AS s WHERE s.job = ANY (ARRAY[j.id]) AND s.wait ->> 'kind' = 'call') AS s
+        WHERE j.uncounted > 0
+          AND NOT EXISTS (SELECT FROM rouse.step AS done WHERE done.job = ANY (ARRAY[j.id]) AND done.name = s.name AND done.result IS NOT NULL));
     name   text;
 BEGIN
     DELETE FROM rouse.kept_end AS k WHERE NOT EXISTS (SELECT FROM unnest(needed) AS n(chain) WHERE n.chain = k.chain);

@@ -20,7 +20,7 @@ $$;
 --   due_within_ms       due: a due job waits for its turn, since at most this many
 --                       milliseconds; null: any (served by job_due); deadlines: a deadline has passed, as
 --                       long ago (rouse.enforce_deadlines; served by deadline_due)
---   next_due_ms         milliseconds until the next scheduled job or retry is due, or the next deadline passes; null: there is none
+--   next_due_ms         milliseconds until the next scheduled job or retry is due; null: there is none
 --   looked_at           the time up to which leases were checked
 --   turn                the last assigned turn; null while a queue is paused, because a lane that seems empty may have jobs then
 --   writers             transactions of this database that have written and are in progress, or prepared: their jobs are not visible yet;
@@ -90,10 +90,6 @@ BEGIN
     releases := EXISTS (SELECT FROM rouse.pending_release AS p WHERE p.try_at < at - interval '1 second' ORDER BY p.try_at LIMIT 1);
     SELECT d.try_at INTO deadline_at FROM rouse.deadline AS d WHERE d.try_at > due_since ORDER BY d.try_at LIMIT 1;
     deadlines := coalesce(deadline_at <= at, false);
-    -- One that has passed is not waited for: another host may be enforcing it.
-    IF NOT deadlines THEN
-        next_at := least(next_at, deadline_at);
-    END IF;
     -- GREATEST would turn null into 0, and the worker would never wait.
     IF next_at IS NOT NULL THEN
         next_due_ms := greatest(0, ceil(extract(epoch FROM next_at - clock_timestamp()) * 1000))::bigint;

@@ -60,7 +60,8 @@ BEGIN
         SELECT b.id, b.result ->> 'step', b.wait, b.attempt, b.worker, at, at FROM back AS b
         WHERE b.result ->> 'kind' <> 'call' AND b.result -> 'begun' IS NULL
         UNION ALL
-        SELECT b.id, c.value ->> 'step', jsonb_build_object('kind', 'call', 'job', c.value -> 'id'), b.attempt, b.worker, at, at
+        SELECT b.id, c.value ->> 'step', jsonb_build_object(
+                   'kind', 'call', 'job', c.value -> 'id', 'chain', coalesce(rouse._chain_of((c.value ->> 'id')::bigint), (c.value ->> 'id')::bigint)), b.attempt, b.worker, at, at
         FROM back AS b CROSS JOIN LATERAL jsonb_array_elements(calls_of -> b.id::text) AS c)
     SELECT array_agg(b.id), array_agg(b.id) FILTER (WHERE b.wait ->> 'kind' = 'call'), array_agg(b.id) FILTER (WHERE b.wait ->> 'kind' = 'signal')
     INTO waiting, calling, listening FROM back AS b;
@@ -180,7 +181,7 @@ END
 $$;
 
 -- The ends of calls, for the worker that runs the job: records those that have ended as the results of their steps, {"output": …} or
--- {"failed": {"kind": …, "message": …}}, and returns all that are recorded. `job`: the job of a call that has not ended. A step that is not
+-- {"failed": {"kind": …, "message": …}}, and returns all that are recorded. `job`: the job of a call whose chain has not ended. A step that is not
 -- returned was not called yet. Fails if the results together exceed p_bytes_max. Served by step_job, and as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.returned_calls(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_steps text[], p_bytes_max bigint)
 RETURNS TABLE (refusal text, step text, result json, job bigint)
@@ -202,18 +203,19 @@ BEGIN
         RETURN;
     END IF;
     FOR called IN
-        SELECT s.name, (array_agg(s.result) FILTER (WHERE s.result IS NOT NULL))[1] AS result, max((s.wait ->> 'job')::bigint) AS job
+        SELECT s.name, (array_agg(s.result) FILTER (WHERE s.result IS NOT NULL))[1] AS result, max((s.wait ->> 'job')::bigint) AS job,
+               max((s.wait ->> 'chain')::bigint) AS chain
         FROM rouse.step AS s WHERE s.job = p_id AND s.name = ANY (p_steps) GROUP BY s.name
     LOOP
         step := called.name;
         result := called.result;
         job := NULL;
         IF result IS NULL THEN
-            -- A called job is the first of its chain.
-            IF rouse._live_job(called.job) IS NOT NULL THEN
+            -- With a unique key, the called job may be a later one of its chain.
+            IF rouse._live_job(called.chain) IS NOT NULL THEN
                 job := called.job;
             ELSE
-                ended := rouse._end_of(called.job);
+                ended := rouse._end_of(called.chain);
                 result := CASE
                     WHEN ended.job IS NULL THEN json_build_object('failed', json_build_object(
                         'kind', 'gone', 'message', format('job %s was called, and is no longer kept', called.job)))

@@ -38,7 +38,7 @@ pub struct Peek {
     pub orphans: bool,
     /// A due job waits for its turn.
     pub due: bool,
-    /// The time until the next scheduled job or retry is due, or the next deadline passes, by the database's clock;
+    /// The time until the next scheduled job or retry is due, by the database's clock;
     /// `None` if there is none.
     pub next_due: Option<Duration>,
     /// Leases were checked up to this time, by the database's clock.

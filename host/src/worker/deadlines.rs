@@ -1,8 +1,7 @@
 //! Ends jobs whose job timeout is over.
 //!
-//! Any host does it, whether or not it serves the job. The looks of an idle host notice that a deadline has passed. A
-//! host whose slots are all taken does not look, so this task also acts when the next deadline that it knows of passes,
-//! and every 15 s (`Intervals::deadlines`). The task of `releases.rs` would not do: it acts only on request.
+//! Any host does it, whether or not it serves the job: when the next deadline that it knows of passes, and every 15 s
+//! (`Intervals::deadlines`). The looks of an idle host also notice that a new one has passed. The task of `releases.rs` would not do: it acts only on request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +10,9 @@ use super::Shared;
 use super::events;
 use super::reach::warn_unless_unreachable;
 use crate::store::StoreError;
+
+/// The shortest wait between two calls: with many deadlines, each host handles those of this time at once.
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// The wait after an error.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -31,8 +33,11 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
                 RETRY_AFTER
             }
         };
+        // Hosts take turns rather than call together.
+        let pause = PAUSE.mul_f64(rand::random_range(1.0..2.0));
+        tokio::time::sleep(pause).await;
         tokio::select! {
-            () = tokio::time::sleep(wait) => {}
+            () = tokio::time::sleep(wait.saturating_sub(pause)) => {}
             () = shared.deadlines.notified() => {}
         }
     }
@@ -45,8 +50,8 @@ async fn enforce(shared: &Shared) -> Result<Option<Duration>, StoreError> {
         for missed in &enforced.ended {
             events::missed_deadline(&shared.settings.worker_id, missed);
         }
-        if !enforced.ended.is_empty() {
-            // Their ends may have left jobs that wait for them.
+        if enforced.handled > 0 {
+            // Their ends may have left jobs that wait for them, also those that a limited login does not see.
             shared.releases.notify_one();
         }
         if enforced.handled == 0 {

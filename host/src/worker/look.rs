@@ -66,7 +66,7 @@ impl<'a> Looks<'a> {
         self.claims.claim_max()
     }
 
-    /// When the next scheduled job or retry is due, or the next deadline passes. `None` if none is known.
+    /// When the next scheduled job or retry is due. `None` if none is known.
     pub(super) fn due_at(&self) -> Option<Instant> {
         self.schedule.due_at()
     }

@@ -22,6 +22,10 @@ async fn an_idle_host_ends_a_job_for_which_nobody_has_a_handler() {
     // Without notifications: its looks notice it.
     let settings = Settings {
         notify: false,
+        intervals: Intervals {
+            deadlines: Duration::from_secs(3_600),
+            ..Intervals::default()
+        },
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, settings).await;

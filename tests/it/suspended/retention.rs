@@ -122,3 +122,60 @@ async fn the_ends_of_parents_outlive_their_partition_until_the_job_ends() {
     drop_history(&client, &store, 12, &parents[2..]).await;
     assert!(kept(&client).await.is_empty(), "no live job needs them");
 }
+
+#[tokio::test]
+async fn the_end_of_a_call_outlives_its_partition_although_an_attempt_has_failed_since() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let waits = suspended("call:a", Wait::Calls { jobs: Vec::new() });
+    let id = suspend(&client, &store, waits, vec![call("call:a", json!(1))]).await;
+    let called = claim_one(&store).await;
+    settle(&store, &called, result("7"), Vec::new()).await;
+    // The next attempt fails before it asks for the call.
+    let caller = claim_one(&store).await;
+    let retry = Outcome::Retry {
+        again: std::time::Duration::from_secs(3_600).into(),
+        error: crate::support::claims::error(rouse::job::ErrorKind::GuestError),
+    };
+    settle(&store, &caller, retry, Vec::new()).await;
+    drop_history(&client, &store, 11, &[called.id.0]).await;
+    assert_eq!(kept(&client).await, [called.id.0]);
+    crate::support::claims::make_due(&client, id).await;
+    let caller = claim_one(&store).await;
+    let end = returned(&store, &caller, "call:a").await;
+    assert_eq!(end, json!({"output": 7}));
+}
+
+#[tokio::test]
+async fn a_call_whose_unique_key_leads_to_a_retry_returns_the_end_of_its_chain() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let first = "SELECT rouse.enqueue('callee', unique_key => 'k')";
+    let first: i64 = client.query_one(first, &[]).await.unwrap().get(0);
+    let job = claim_one(&store).await;
+    let failed = crate::support::claims::error(rouse::job::ErrorKind::GuestError);
+    settle(&store, &job, Outcome::Failed(failed), Vec::new()).await;
+    let sql = "SELECT rouse.retry($1)";
+    client.query_one(sql, &[&first]).await.unwrap();
+    let keyed = NewJob {
+        options: Some(rouse::job::JsonText(json!({"unique_key": "k"}).to_string())),
+        ..call("call:c", json!(1))
+    };
+    // Before the caller is enqueued, so that only the caller is claimed.
+    let retry = claim_one(&store).await;
+    let waits = suspended("call:c", Wait::Calls { jobs: Vec::new() });
+    suspend(&client, &store, waits, vec![keyed]).await;
+    let next = NewJob {
+        kind: rouse::job::NewJobKind::Next,
+        ..call("", json!(3))
+    };
+    settle(&store, &retry, result("\"intermediate\""), vec![next]).await;
+    let last = claim_one(&store).await;
+    settle(&store, &last, result("\"final\""), Vec::new()).await;
+    drop_history(&client, &store, 11, &[last.id.0]).await;
+    assert_eq!(kept(&client).await, [first]);
+    let caller = claim_one(&store).await;
+    // Older jobs of the chain are still in the history.
+    let end = returned(&store, &caller, "call:c").await;
+    assert_eq!(end, json!({"output": "final"}));
+}
