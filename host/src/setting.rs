@@ -31,8 +31,8 @@ pub trait Settable: Clone + Default + 'static {
     /// One row for each setting, in the order of the documentation.
     const SETTINGS: &'static [Setting<Self>];
 
-    /// Rejects values that contradict each other. `self` is in force, `here` is set in the table at hand, and `set` in any
-    /// table that counts.
+    /// Rejects values that contradict each other. `self` has the effective values, `here` those of this table, and
+    /// `set` those of all tables that apply.
     ///
     /// # Errors
     /// What is wrong, as a sentence that starts with the key.

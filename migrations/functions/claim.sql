@@ -1,31 +1,33 @@
 -- rouse.claim and rouse.claim_bound: claim ready jobs for a worker; rouse.claimed: reads them.
 --
--- A claim commits before anything large is sent. Postgres sends rows before it commits, and waits for a client that does not read (a frozen
--- host) as long as the client is connected: its claim would be neither committed nor rolled back, and the jobs could not be adopted,
--- cancelled or deleted. A small answer fits into the buffers of the connection. So rouse.claim returns the jobs themselves if they take
--- less than 128 KiB and all payloads are in their rows, and otherwise their ids, which rouse.claimed then reads.
+-- A claim commits before anything large is sent. Postgres sends rows before it commits, and waits for a client that
+-- does not read (a frozen host) as long as the client is connected. Meanwhile the claim would be neither committed nor
+-- rolled back, and the jobs could not be adopted, cancelled or deleted. A small answer fits into the buffers of the
+-- connection. Therefore rouse.claim returns the jobs themselves only if they take less than 128 KiB and all payloads
+-- are in their rows. Otherwise it returns their ids, and rouse.claimed reads the jobs.
 --
--- The plans do not depend on statistics, and are never JIT-compiled: a session keeps the plan that it made first. A plan made while the
--- statistics of rouse.job were empty read the whole primary key where ids are joined: `j.id = s.id` can be served by a merge or by the
--- whole index on the outer side, and for no rows both are as cheap as a lookup. With 300,000 jobs that came afterwards a claim took 3.5
--- seconds. `j.id = ANY (ARRAY[s.id])` is equivalent, and can only be served by a lookup for each id. With a million pending jobs the cost
--- estimates reach the threshold at which Postgres compiles a plan (jit) on each execution: 10 ms instead of 1 for a claim. This applies to
--- all functions for workers.
+-- The plans do not depend on statistics, and are never JIT-compiled: a session keeps the plan that it made first. A
+-- plan made while rouse.job had the statistics of an empty table read the whole primary key where ids are joined: `j.id
+-- = s.id` can be served by a merge join or by a scan of the whole index on the outer side, and for an empty table both
+-- are as cheap as a lookup. After 300,000 jobs had been enqueued, a claim took 3.5 seconds. `j.id = ANY (ARRAY[s.id])`
+-- is equivalent, and can only be served by a lookup for each id. With a million pending jobs, the cost estimates reach
+-- the threshold at which Postgres JIT-compiles a plan at each execution: a claim takes 10 ms instead of 1. This applies
+-- to all functions for workers.
 
--- Claims up to `wanted` jobs from these lanes, in the order given, each lane from its cursor on, and stops after the job whose row makes
--- the total reach 8 MiB (CLAIM_BYTES_MAX of the host). A lease is at most a day, and a worker of a limited login claims only what that
--- permits (logins.sql). Safe under concurrency: rows that another claim has locked are skipped, and a row that was claimed in the meantime
--- is checked again under its lock. Served by job_ready, then by the primary key. Nothing is claimed from paused queues; that check reads an
--- index that is empty unless a queue is paused. The commit does not wait for the disk: a claim that a server crash forgets is simply made
--- again.
+-- Claims up to `wanted` jobs from these lanes, in the given order, each lane from its cursor on, and stops after the
+-- job with which the total size reaches 8 MiB (CLAIM_BYTES_MAX of the host). A lease is at most a day, and a worker of
+-- a limited login claims only what its limits permit (logins.sql). Safe under concurrency: rows that another claim has
+-- locked are skipped, and each row is checked again under its lock, because it may have been claimed in the meantime.
+-- Served by job_ready, then by the primary key. Nothing is claimed from paused queues; that check reads an index that
+-- is empty unless a queue is paused. The commit does not wait for the disk: a claim that is lost in a server crash is
+-- simply made again. Jobs beyond the size limit are locked until the claim commits, and otherwise unchanged. The size
+-- of a job is rouse.job.bytes plus 120 bytes for the columns that every row has.
 --
--- Jobs beyond the size limit are locked until this commits, and otherwise unchanged. Sizes are those of rouse.job.bytes, and 120 bytes for
--- the columns that every row has.
---
--- Orphans go first. If a lease has ended since `checked_at`, nothing is claimed, and the answer is one row without an id: its `claimed_at`
--- is the time up to which leases were checked. The caller adopts, and passes that time to its next claim. The answer does not identify the
--- orphan. Null: leases are not checked. The range starts at the end of the previous one, so that each worker reads the dead entries of
--- job_lease that an old transaction keeps only once.
+-- Orphans go first. If a lease has ended since `checked_at`, nothing is claimed, and the answer is one row without an
+-- id: its `claimed_at` is the time up to which leases were checked. The caller adopts, and passes that time to its next
+-- claim. The answer does not identify the orphan. If `checked_at` is null, leases are not checked. Each check starts
+-- where the previous one ended, so that each worker reads only once the dead entries of job_lease that an old
+-- transaction keeps.
 --
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them.
 CREATE OR REPLACE FUNCTION rouse.claim(
@@ -101,8 +103,9 @@ BEGIN
 END
 $$;
 
--- rouse.claim for jobs of these sources only, by lane and then by source, in the order given, and from the start of each: there are no
--- cursors. Served by job_source: nothing else provides a range in this order without sorting. Returns ids.
+-- rouse.claim for jobs of these sources only, by lane and then by source, in the given order, and from the start of
+-- each: there are no cursors. Served by job_source: nothing else provides a range in this order without sorting.
+-- Returns ids.
 CREATE OR REPLACE FUNCTION rouse.claim_bound(
     p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_sources text[], p_lease_ms bigint, p_wanted integer)
 RETURNS SETOF bigint
@@ -147,16 +150,17 @@ BEGIN
 END
 $$;
 
--- The jobs with these ids that the worker holds under this claim, in the order of the ids. Those that it has lost in the meantime are left
--- out. Changes nothing, and locks only what a drop of payloads waits for, so that a client that does not read blocks nothing else. Not
--- STABLE: if it has waited for such a drop, it has to see the copied payloads. A removed payload is an empty text: that job fails, and no
--- other. Served by the primary key and payload_job.
+-- Returns the jobs with these ids that the worker holds under this claim, in the order of the ids. Leaves out those
+-- that it has lost in the meantime. Changes nothing, and takes only the lock that a drop of payloads waits for, so a
+-- client that does not read blocks nothing else. Not STABLE: after waiting for such a drop, it has to see the copied
+-- payloads. A removed payload is returned as an empty text, so that only its job fails. Served by the primary key and
+-- payload_job.
 CREATE OR REPLACE FUNCTION rouse.claimed(p_worker bigint, p_key bytea, p_fence bigint, p_ids bigint[])
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, uncounted integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
                lease_ms bigint, timeout_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
--- An answer is at most 8 MiB, and should not spill to a file.
+-- An answer of up to 8 MiB should not spill to a file.
 SET work_mem = '16MB' SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -164,14 +168,15 @@ BEGIN
     PERFORM rouse._known(p_worker, p_key);
     RETURN QUERY
     SELECT j.id, j.lane, j.turn, j.attempt, j.uncounted, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
-           -- Usually in the partition of its day. A large payload stays there until it is sent.
+           -- Usually in the partition of its day. A large payload is only read when it is sent.
            coalesce(j.payload::text, stored.payload,
                     (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at > j.payload_at LIMIT 1), ''),
            j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms
     FROM unnest(p_ids) AS asked(id)
     JOIN rouse.job AS j ON j.id = ANY (ARRAY[asked.id])
     LEFT JOIN LATERAL (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at = j.payload_at LIMIT 1) AS stored ON true
-    -- No state: a job with a fence is running, and a plan that knows the state could read all running jobs for each id (job_lease).
+    -- No condition on the state: a job with a fence is running anyway, and the condition would allow a plan that reads
+    -- all running jobs for each id (job_lease).
     WHERE j.fence = p_fence AND j.worker = p_worker;
 END
 $$;

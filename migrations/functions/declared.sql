@@ -1,13 +1,12 @@
--- Schedules that modules declare: `#[handler(schedule = "…")]`. A host reports them in its capabilities if its operator allows them. Any
--- host creates and removes them, by what all live workers report (host/src/job/declared.rs), so that hosts with different modules agree.
--- Their name is that of the handler.
+-- Schedules that modules declare: `#[handler(schedule = "…")]`. A host reports them in its capabilities if its operator
+-- allows them. Any host creates and removes them, based on the reports of all live workers (host/src/job/declared.rs),
+-- so that hosts with different modules agree. Such a schedule has the name of its handler.
 
 -- Lists the handlers for which a live worker reports a schedule, or for which one was created:
 --
---   workers  the live workers that have the handler, [{"incarnation", "version", "schedule"}, …]; null: none
---   current  its schedule, {"version", "cron", "time_zone"}; null: it has none
---
--- Handlers with a schedule that a login has created are left out. Reads the capabilities of all live workers.
+--   workers  the live workers that have the handler, [{"incarnation", "version", "schedule"}, …]; null: none current
+--   its schedule, {"version", "cron", "time_zone"}; null: it has none Leaves out handlers for which a login has created
+--   a schedule. Reads the capabilities of all live workers.
 CREATE OR REPLACE FUNCTION rouse.module_schedules(p_worker bigint, p_key bytea) RETURNS TABLE (handler text, workers jsonb, current jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 #variable_conflict use_column
@@ -18,7 +17,7 @@ BEGIN
         SELECT w.incarnation, c.key AS handler, c.value ->> 'version' AS version, c.value -> 'schedule' AS schedule
         FROM rouse.worker AS w CROSS JOIN LATERAL jsonb_each(w.capabilities) AS c
         WHERE w.stopped_at IS NULL AND w.dead_at IS NULL
-          -- A limited login speaks for its own handlers only.
+          -- Workers of a limited login report only schedules of its own handlers.
           AND (NOT w.limited OR EXISTS (
               SELECT FROM rouse.worker_login AS l
               WHERE l.login = to_regrole(quote_ident(w.login)) AND rouse._matches_any(c.key, l.handlers) AND rouse._matches_any('default', l.queues)))
@@ -39,7 +38,7 @@ BEGIN
 END
 $$;
 
--- Rejects a handler whose schedule this worker's login may not change.
+-- Raises an error if this worker's login may not change the schedule of this handler.
 CREATE OR REPLACE FUNCTION rouse._check_declares(p_worker bigint, p_key bytea, p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -50,8 +49,9 @@ BEGIN
 END
 $$;
 
--- Creates or replaces the schedule of a handler as its module declares it: created, replaced, unchanged; or foreign, if a login has created
--- one of this name, which stays. Its jobs have the payload {} and are in the queue default.
+-- Creates or replaces the schedule of a handler as its module declares it. Returns created, replaced or unchanged; or
+-- foreign, if a login has created a schedule of this name, which is kept. Its jobs have the payload {} and are in the
+-- queue default.
 CREATE OR REPLACE FUNCTION rouse.put_module_schedule(
     p_worker bigint, p_key bytea, p_handler text, p_version text, p_cron text, p_time_zone text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

@@ -40,7 +40,7 @@ BEGIN
                 RETURN false;
         END;
     END IF;
-    -- The last label of a name is not a number; that would be an address in disguise.
+    -- The last label of a name is not a number; that would be an IP address in another notation.
     RETURN length(rtrim(name, '.')) <= 253
        AND name ~ '^([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?([.]|$))+$'
        AND name !~* '(^|[.])(\d+|0x[0-9a-f]*)[.]?$';
@@ -139,7 +139,7 @@ $$;
 --   run_at        not before this time
 --   max_attempts  the maximum number of attempts; null: the handler's own
 --   unique_key    unique among the live jobs of the handler and the tenant (null tenants count as one): if such a job exists,
---                 its id is returned and nothing is inserted; rouse.enqueue_unique also returns which of both has happened
+--                 its id is returned and nothing is inserted; rouse.enqueue_unique also returns which of the two has happened
 --   tags          only workers that have all of these take the job
 --   grants        an attenuation of the handler's grants: {"http": hosts, "secrets": names, "dirs": paths, "env": names, "memory_mb": …,
 --                 "cpu": …, "timeout": …}; entries that a given list does not name are removed; a list of such objects: all of them apply

@@ -1,5 +1,5 @@
 -- All rights of all roles, granted from scratch: applying this file restores rights that were revoked or dropped. Rights of other roles are
--- left alone.
+-- not changed.
 --
 --   rouse_enqueuer  enqueues, and reads the state of single jobs
 --   rouse_producer  the same; cancels and reads single jobs; schedules, and changes the schedules of its own login
@@ -67,10 +67,10 @@ GRANT SELECT ON
     rouse.handler_state, rouse.challenge, rouse.audit_outbox, rouse.worker_login,
     rouse.jobs, rouse.flows, rouse.schedules, rouse.queues, rouse.backlog, rouse.workers, rouse.handlers, rouse.usage, rouse.top
     TO rouse_observer, rouse_operator;
--- Not the fences.
+-- All columns except the fence.
 GRANT SELECT (job, percent, step, at) ON rouse.progress TO rouse_observer, rouse_operator;
 GRANT SELECT (job, worker, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out, at) ON rouse.running TO rouse_observer, rouse_operator;
--- Not the hash of the key.
+-- All columns except the hash of the key.
 GRANT SELECT (worker_id, incarnation, hostname, platform, version, handlers, capabilities, slots, queues, tags,
               registered_at, seen_at, draining_at, dead_at, replaced_at, outlived_at, stopped_at, stats, stats_at, refused, login, limited)
     ON rouse.worker TO rouse_worker, rouse_observer, rouse_operator;

@@ -1,6 +1,5 @@
--- Settlement ends attempts. rouse._settle is the only path by which a running job leaves its state, apart from rouse.adopt, which gives a
--- lost job to another worker or lets it wait. It is fenced: the caller has to show the random number of the claim. It returns which jobs
--- were accepted.
+-- Settlement ends attempts. A running job leaves its state only through rouse._settle, rouse.adopt (lost jobs) and rouse._end (admin
+-- actions, deadlines). rouse._settle is fenced: the caller has to show the fence of the claim. It returns which jobs were accepted.
 
 -- Settles attempts, and returns the ids of those that were accepted. The others had lost their lease, and nothing was changed for them.
 -- `p_worker`: only jobs that this worker has claimed; null: jobs of any worker. `p_jobs`: jobs that the attempts enqueue (children.sql).
@@ -21,7 +20,7 @@ DECLARE
     ended       bigint[];
     lowest      bigint;
     highest     bigint;
-    -- Those that are not the first of their chain, with their chains.
+    -- The jobs that are not the first of their chain, with the ids of their chains.
     continuing  bigint[];
     chains      bigint[];
     failed      bigint[];
@@ -69,7 +68,7 @@ BEGIN
                g.lease_ms, g.timeout_ms, g.after, g.origin, CASE WHEN some_differ THEN rouse._keep_days(g.lane, g.state, at) ELSE 0 END
         FROM gone AS g
         RETURNING f.id, f.lane, f.chain, f.flow, f.flow_name, f.state, f.tenant, f.grants, f.origin)
-    -- Arrays of all chains and states would cost each settlement more than the rest of this.
+    -- Aggregating all chains and states into arrays would cost more than the rest of the settlement.
     SELECT array_agg(k.id), min(coalesce(k.chain, k.id)), max(coalesce(k.chain, k.id)),
            array_agg(k.id) FILTER (WHERE k.chain IS NOT NULL), array_agg(k.chain) FILTER (WHERE k.chain IS NOT NULL),
            array_agg(k.id) FILTER (WHERE k.state <> 'succeeded'),
@@ -77,14 +76,14 @@ BEGIN
                FILTER (WHERE has_jobs AND k.state = 'succeeded')
     INTO ended, lowest, highest, continuing, chains, failed, parents
     FROM kept AS k;
-    -- After its predecessor is gone, because a chain has one live job.
+    -- After its predecessor has been deleted, because a chain has one live job.
     IF has_jobs THEN
         p_jobs := rouse._jobs_of(p_jobs, parents, suspended);
         parents := parents || suspended;
         continued := ARRAY(SELECT s.parent FROM unnest(p_jobs) AS s WHERE s.kind = 'next');
         SELECT jsonb_agg(to_jsonb(c)) INTO calls FROM rouse._enqueue_children(parents, p_jobs) AS c;
     END IF;
-    -- Most jobs have none that wait for them: this is one lookup for all.
+    -- Few jobs are waited for: this is one lookup for all.
     IF EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain >= lowest AND d.chain <= highest)
        OR current_setting('transaction_isolation') <> 'read committed' THEN
         SELECT array_agg(coalesce((SELECT c.chain FROM unnest(continuing, chains) AS c(id, chain) WHERE c.id = e.id), e.id)),

@@ -21,7 +21,7 @@ BEGIN
 END
 $$;
 
--- The recorded steps of jobs with the sizes of their results in bytes, for the worker that runs them. `place` says which of the jobs, from 1;
+-- The recorded steps of jobs with the sizes of their results in bytes, for the worker that runs them. `place` is the position of the job in the call, from 1;
 -- one that is not this worker's has one row, with the reason; one without steps has one without a name. A result of up to 1,024 bytes is in
 -- its row; rouse.recorded_step returns larger ones, one at a time. A step that waits has a kind instead of a size; until_ms is when its wait
 -- ends by itself, in milliseconds since 1970. Oldest first; the last row of a step counts, unless another one has its result. Served by

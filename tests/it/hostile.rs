@@ -24,9 +24,9 @@ use crate::harmless::is_unsafe;
 use crate::sandbox_guest::{Handlers, echo, guest_of_wasip1, job, manifest, sandbox};
 use crate::support::attempt;
 
-/// The factor over its usual median that the neighbour may take while a hostile guest runs. Two ticks of 10 ms are
-/// always allowed: a guest that computes yields at each tick, and the machines that run the tests have two cores,
-/// shared with other tests.
+/// The factor by which the neighbour's median duration may grow while a hostile guest runs. [`ALWAYS_ALLOWED`] is
+/// allowed in any case: a guest that computes yields only at each tick of 10 ms, and the test machines have two
+/// cores, shared with other tests.
 const SLOWDOWN_MAX: u32 = 20;
 const ALWAYS_ALLOWED: Duration = Duration::from_millis(40);
 
@@ -127,7 +127,7 @@ impl Neighbour {
     }
 }
 
-/// Runs the cases one after the other, in parallel with the neighbour.
+/// Runs one case after the other, each in parallel with the neighbour.
 pub(super) async fn run(cases: Vec<Case>) {
     let harmless = echo("test.echo", "1");
     let handlers = Handlers::with(&[("harmless.wasm", &harmless)]).await;

@@ -25,7 +25,7 @@ use crate::support::web::web;
 use crate::support::worker::guests_dir;
 use crate::support::{attempt, scratch};
 
-/// An address like any other on the internet, which these tests treat as one of this machine's own.
+/// A public address that these tests treat as one of this machine's own.
 const OWN: &str = "93.184.215.14";
 
 /// The name lookups of these tests. `rebound.test` resolves to a different address each time.
@@ -177,7 +177,7 @@ async fn guests() -> &'static Guests {
                 private: false,
                 ..grant("test.http.public", &["*"])
             };
-            // An address that is listed literally is granted, whatever it is.
+            // An address that is listed literally is granted even if it is private.
             let listed = HttpGrant {
                 private: false,
                 ..grant("test.http.other", &["127.0.0.1"])
@@ -270,7 +270,8 @@ async fn connections_are_reused_only_by_the_same_handler() {
         };
         answers.iter().map(connection).collect::<HashSet<u64>>()
     };
-    // A connection may be returned just after the next request has asked for one.
+    // A connection may be returned to the pool just after the next request has opened a new
+    // one.
     let own = connections("test.http.private", 20).await;
     assert!(own.len() < 15, "{own:?}");
     let again = connections("test.http.private", 1).await;
@@ -289,7 +290,7 @@ async fn requests_and_their_bytes_have_limits() {
             resolver: Arc::new(Names::default()),
             ..HttpSettings::default()
         },
-        // Limits of these handlers, not of all.
+        // Limits of these handlers only.
         limits_of: BTreeMap::from([(
             "test.http.private".to_owned(),
             Overlay::default()

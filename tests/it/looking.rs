@@ -1,4 +1,4 @@
-//! How a worker checks whether there is work, and how rarely it does so without work.
+//! How a worker looks for jobs, and how rarely it does so when there are none.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,7 +12,7 @@ use crate::support::TestDb;
 use crate::support::proxy::Proxy;
 use crate::support::worker::{TestWorker, catalog, enqueue, until_true};
 
-/// The knowledge of a worker that has read the catalog and peeks at all of it.
+/// A worker that has read the catalog and peeks at all lanes in it.
 struct Looker {
     store: Store,
     lanes: Vec<ClaimOrder>,
@@ -59,7 +59,7 @@ impl Looker {
     }
 }
 
-/// A time this long ago; the server shares this machine's clock.
+/// The time this long ago. The server runs on this machine, so they share a clock.
 fn since(within: Option<Duration>) -> Option<SystemTime> {
     within.map(|within| SystemTime::now() - within)
 }
@@ -226,13 +226,14 @@ async fn an_idle_worker_sends_few_statements() {
     let settings = Settings::default();
     let worker =
         TestWorker::start_through(proxy.store(), proxy.connector(), settings, catalog().await);
-    // Until it listens, which may take a while on a loaded machine, it looks every 5 ms.
+    // The worker looks every 5 ms until it listens, which may take a while on a loaded machine.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let before = proxy.sent();
     tokio::time::sleep(Duration::from_secs(3)).await;
     let statements = proxy.sent() - before;
     worker.drain().await;
-    // Looks after 5, 10, 20 … ms, ten of them in three seconds: 8 to 12, measured with and without other load.
+    // It looks after 5, 10, 20 … ms, ten times in three seconds. 8 to 12 statements were measured, with and
+    // without load.
     assert!(
         (1..20).contains(&statements),
         "{statements} statements in three seconds"
@@ -261,8 +262,9 @@ async fn a_peek_returns_the_newest_writing_transaction_of_its_own_database() {
     const WRITE: &str = "SELECT rouse.enqueue('x'), pg_current_xact_id()::xid::text::bigint";
     const ENDED: &str = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint";
     there.query_one(WRITE, &[]).await.unwrap();
-    // The running transactions of a snapshot lack those that are newer than all ended ones. Other tests end
-    // transactions all the time: repeat until a peek was made before one newer than this had ended.
+    // A snapshot does not list running transactions that are newer than all ended ones. Other tests end
+    // transactions all the time, so this repeats until no transaction newer than this one had ended before
+    // the peek.
     for _ in 0..100 {
         let here = here.transaction().await.unwrap();
         let id: i64 = here.query_one(WRITE, &[]).await.unwrap().get(1);

@@ -1,4 +1,4 @@
-//! The lease and the run timeout with which a job was enqueued.
+//! Jobs that are enqueued with a lease or a run timeout of their own.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::support::worker::{TestWorker, ended, enqueue_sql, lease, timeout, unt
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The lengths in seconds of the leases with which these jobs were claimed.
+/// The leases with which these jobs were claimed, in seconds.
 async fn leases(client: &Client, ids: &[i64]) -> Vec<f64> {
     let rows = client
         .query(
@@ -28,7 +28,8 @@ async fn leases(client: &Client, ids: &[i64]) -> Vec<f64> {
 async fn each_claim_lasts_as_long_as_its_jobs_lease_and_the_host_knows_it() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
-    // A small claim returns rows; a large one returns ids that are read afterwards.
+    // A small claim returns the jobs; a large one returns ids, and the jobs are read
+    // afterwards.
     for payload in ["'{}'", "to_jsonb(repeat('a', 200000))"] {
         let own = enqueue_sql(
             &client,
@@ -83,7 +84,7 @@ async fn each_claim_lasts_as_long_as_its_jobs_lease_and_the_host_knows_it() {
 async fn a_job_is_renewed_by_its_own_lease_and_not_its_handlers() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // The handler's lease is 60 s: with it, nothing would be renewed within 4 s.
+    // With the handler's lease of 60 s, nothing would be renewed within 4 s.
     let worker = TestWorker::start(&db, Settings::default()).await;
     let short = enqueue_sql(
         &client,

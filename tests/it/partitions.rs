@@ -92,7 +92,8 @@ async fn a_partition_being_rewritten_does_not_keep_others_from_being_dropped() {
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
 }
 
-/// With months of 30 days this is more than one day; by the calendar it lies in the future.
+/// If months have 30 days, the first interval is more than one day; by the calendar, its
+/// end is in the future.
 #[tokio::test]
 async fn no_interval_drops_history_younger_than_a_day() {
     let db = TestDb::new().await;

@@ -50,8 +50,8 @@ impl<'s> Cache<'s> {
         self.results.get(&(node, at)).map(|result| result.mismatch)
     }
 
-    /// Caches a result that took this many steps. If the cache is full, the cheapest results are dropped, and results
-    /// as cheap are no longer cached.
+    /// Caches a result that took this many steps. If the cache is full, the cheapest results are dropped, and equally
+    /// cheap results are no longer cached.
     pub(super) fn insert(
         &mut self,
         node: NodeId,

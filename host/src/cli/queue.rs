@@ -18,7 +18,7 @@ use super::text::{as_json, plain};
 use super::used::warn_of_unused_queue;
 use crate::worker::Middleware;
 
-/// Jobs in one statement of a purge, which takes some ten milliseconds and blocks nobody.
+/// Jobs per statement of a purge, which takes some ten milliseconds and blocks no other transaction.
 const PURGE_BATCH: i32 = 1_000;
 
 /// The items, in summaries.

@@ -120,8 +120,8 @@ pub(super) fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// Admits a request whose `host` nobody else can point to this machine. Otherwise a page whose own name leads here (DNS
-/// rebinding) could read the response.
+/// Admits a request only if nobody else can let the name in its `host` header resolve to this machine. Otherwise a page
+/// whose own name resolves to this machine (DNS rebinding) could read the response.
 pub(super) async fn only_from_this_machine(request: Request, next: Next) -> Response {
     let host = text(request.headers(), header::HOST).unwrap_or_default();
     if is_this_machine(host) {
@@ -159,7 +159,7 @@ fn bearer(authorization: &str) -> Option<&str> {
         .then_some(token.trim_start())
 }
 
-/// True for a name that nobody else can point to this machine.
+/// True for a name that nobody else can let resolve to this machine.
 fn is_this_machine(host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else {
         return false;

@@ -1,8 +1,8 @@
-//! Accepts connections, and bounds how many are open at once and how long each may be silent.
+//! Accepts connections. Limits how many are open at once and how long each may be silent.
 //!
-//! `axum::serve` bounds neither, so a client that reaches the port could exhaust the file descriptors of the process
-//! without sending a single request. If all slots are taken, a connection without a request, or one that does not read
-//! its response, is closed ([`open`]). Requests are therefore served however many clients only connect.
+//! `axum::serve` limits neither, so any client that reaches the port could exhaust the file descriptors of the process
+//! without sending a single request. If all slots are taken, a connection that has not sent a request or does not read
+//! its response is closed ([`open`]). Requests are therefore served even if many clients connect and send nothing.
 
 mod open;
 mod watched;
@@ -32,8 +32,8 @@ use self::watched::{Body, Stream};
 /// in milliseconds. More of them wait in the listen backlog unless one of these is silent.
 pub(super) const OTHER_CONNECTIONS_MAX: usize = 128;
 
-/// How long a connection may take to send the head of a request, also when it is kept alive after a response. Callers
-/// send theirs at once, and a caller that returns later can reconnect.
+/// How long a connection may take to send the head of a request, including the next request of a kept-alive
+/// connection. Callers send theirs at once, and a caller that returns later can reconnect.
 const HEAD_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The wait before the next search for a silent connection.
@@ -51,7 +51,7 @@ pub(super) async fn serve(
     let open = Open::default();
     loop {
         let next = async {
-            // If the system refuses one (too many open files), this waits a second and retries.
+            // If too many files are open, `accept` waits a second and retries.
             let (stream, _) = Listener::accept(&mut listener).await;
             (stream, acquire_slot(&slots, &open).await)
         };
@@ -97,7 +97,7 @@ async fn connection(
         let (pages, connected) = (pages.clone(), connected.clone());
         async move {
             if !connected.start_request() {
-                // It was chosen for closing just now, and is about to be dropped.
+                // It has just been chosen to be closed, and is about to be dropped.
                 std::future::pending::<()>().await;
             }
             let answer = pages.call(request).await?;

@@ -14,8 +14,8 @@ use crate::job::{AbortReason, AttemptError, ErrorKind};
 use crate::sandbox::{AbortHandle, Catalog, Handler, Sandbox};
 use crate::worker::{Overrides, Policy, Stop};
 
-/// Runs up to `max` invocations at once. There is no queue: a call above the cap is refused immediately, so that the
-/// caller can try another host in time.
+/// Runs up to `max` invocations at once. There is no queue: further calls are refused immediately, so that the caller
+/// can try another host in time.
 pub struct Invoker {
     sandbox: Arc<Sandbox>,
     catalog: Arc<Catalog>,

@@ -15,7 +15,7 @@ pub enum State {
     Running,
     /// Its handler returned a result.
     Succeeded,
-    /// Its handler failed for good.
+    /// Its handler failed permanently.
     Failed,
     /// Its last attempt ran longer than its run timeout.
     TimedOut,

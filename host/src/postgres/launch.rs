@@ -16,16 +16,16 @@ use super::{
     Settings, StartError, binaries::Binaries, error::Trying, home::Home, process::Process,
 };
 
-/// The time limit for an earlier server on the same data to end.
+/// How long to wait for an earlier server on the same data to end.
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(15);
-/// The time limit for crash recovery.
+/// How long the server may take to become ready, including crash recovery.
 const READY_PATIENCE: Duration = Duration::from_secs(120);
 const CHECK_EVERY: Duration = Duration::from_millis(5);
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 /// The maximum length of the log excerpt in an error, bytes.
 const TAIL_BYTES_MAX: usize = 4096;
 
-/// The port of a server without TCP: the socket's name contains one anyway.
+/// The port of a server that does not listen on TCP: the name of its socket contains a port anyway.
 pub(super) const SOCKET_PORT: u16 = 5432;
 
 /// Starts the server and returns when it accepts connections.
@@ -80,7 +80,7 @@ pub(super) fn launch(
                 });
             }
             Unready::Cancelled => {
-                // Dropping it below would skip the checkpoint.
+                // Dropping it would stop the server without a checkpoint.
                 process.stop();
                 return Err(StartError::Cancelled);
             }
@@ -111,7 +111,7 @@ fn command(settings: &Settings, home: &Home, binaries: &Binaries, socket_dir: &P
         set("fsync", "off");
         set("full_page_writes", "off");
     }
-    // The server takes defaults from variables that are meant for clients.
+    // The server would take defaults from these variables, which are meant for clients.
     for name in [
         "PGDATESTYLE",
         "PGTZ",

@@ -1,4 +1,5 @@
-//! Handler state, for the command line: list, read, write and remove entries, independently of running attempts.
+//! Handler state, for the command line: lists, reads, writes and removes entries, independently of running
+//! attempts.
 
 use serde_json::Value;
 use tokio_postgres::types::Type;
@@ -12,7 +13,8 @@ impl Store {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// A handler's entries for a tenant, without their values. `None` selects the jobs without a tenant.
+    /// A handler's entries for a tenant, without their values. `None` selects the entries of jobs without
+    /// a tenant.
     pub async fn state_entries(
         &self,
         handler: &str,
@@ -27,7 +29,7 @@ impl Store {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// One value, with the rest of its entry.
+    /// The value of one key, with the rest of its entry.
     pub async fn state_value(
         &self,
         handler: &str,
@@ -47,7 +49,7 @@ impl Store {
         Ok(rows.first().map(|row| (row.get(0), row.get(1))))
     }
 
-    /// Stores a value, and overwrites an existing one.
+    /// Stores a value. Overwrites an existing one.
     pub async fn put_state(
         &self,
         handler: &str,

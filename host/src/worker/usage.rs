@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Shared;
 use super::reach::warn_unless_unreachable;
 
-/// The interval. Usage is for people, and a thousand attempts that run for hours cost two hundred small updates a
+/// The interval between reports. Usage is shown to people only: and a thousand attempts that run for hours cost two hundred small updates a
 /// second.
 const EVERY: Duration = Duration::from_secs(5);
 

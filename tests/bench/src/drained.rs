@@ -1,4 +1,4 @@
-//! Lets hosts drain a backlog, and measures the time and the cost.
+//! Runs hosts that drain a backlog, and measures the time and the cost.
 
 use anyhow::Result;
 
@@ -8,13 +8,13 @@ use super::server::Server;
 use super::wal::{Position, Records};
 use super::{Bench, counts};
 
-/// A host that has run this share of the jobs has allocated its permanent memory.
+/// A host that has run this share of the jobs has allocated the memory that it keeps.
 const EARLY: f64 = 0.1;
 
 /// One backlog, from the first claim to the last settlement.
 pub(super) struct Drained {
     pub(super) jobs: i64,
-    /// The first id and the last id.
+    /// The first and the last job id.
     pub(super) ids: (i64, i64),
     pub(super) seconds: f64,
     /// The longest time without a settlement.
@@ -27,11 +27,12 @@ pub(super) struct Drained {
     pub(super) wal_enqueue: f64,
     pub(super) wal: f64,
     pub(super) log: [Position; 2],
-    /// Per 1,000 jobs.
+    /// Statements per 1,000 jobs.
     pub(super) statements: f64,
-    /// Peak of the largest host, bytes.
+    /// Peak memory of the largest host, bytes.
     pub(super) rss_peak: f64,
-    /// Growth of all hosts together from a tenth of the jobs to the end, bytes. `None` if the drain was too short.
+    /// Memory growth of all hosts together from a tenth of the jobs to the end, bytes. `None` if the drain was too
+    /// short.
     pub(super) rss_growth: Option<f64>,
 }
 
@@ -47,7 +48,7 @@ impl Drained {
     }
 }
 
-/// Starts the hosts, then gives them all of `work` at once.
+/// Starts the hosts, then enqueues all of `work` at once.
 ///
 /// All jobs are enqueued in one transaction, while the hosts are idle. Its commit starts the measurement,
 /// which therefore excludes compilation and enqueueing.

@@ -127,7 +127,7 @@ pub(super) struct Record {
 pub(super) struct Step {
     pub(super) job: i64,
     pub(super) name: String,
-    /// Null if this row is the begin of a wait.
+    /// Null if this row is the start of a wait.
     pub(super) result: Value,
     #[serde(default)]
     pub(super) wait: Option<Value>,

@@ -1,4 +1,5 @@
-//! A guest that calls the host as the SDK does not: with invalid options, foreign ids, and steps of its own choice.
+//! A guest that calls the host in ways that the SDK does not: with invalid options, foreign ids, and steps of its
+//! own choice.
 
 use rouse_sdk::{Ctx, Result, handler};
 use schemars::JsonSchema;

@@ -7,7 +7,7 @@ use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow};
 /// One block of code, in the order of the page.
 #[derive(Debug)]
 pub(crate) struct Block {
-    /// The word after the backquotes: `console`, `sql`, `text` …
+    /// The word after the backticks: `console`, `sql`, `text` …
     pub(crate) kind: String,
     /// Its contents, with line breaks.
     pub(crate) text: String,
@@ -22,7 +22,7 @@ pub(crate) fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// The blocks of a page, given by its path in the repository.
+/// The blocks of the page at this path in the repository.
 pub(crate) fn blocks(page: &str) -> Vec<Block> {
     let text = std::fs::read_to_string(repository().join(page))
         .unwrap_or_else(|why| panic!("{page}: {why}"));
@@ -54,7 +54,7 @@ pub(crate) fn blocks_of(page: &str, kind: &str) -> Vec<String> {
     blocks.map(|block| block.text).collect()
 }
 
-/// Whether a line matches a line on a page: `…` matches anything, and any number of spaces matches one.
+/// True if a line matches a line on a page: `…` matches any text, and runs of spaces match each other.
 pub(crate) fn is_as_shown(line: &str, shown: &str) -> bool {
     let plain = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let (line, shown) = (plain(line), plain(shown));

@@ -15,16 +15,16 @@ use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::store::Store;
 
-/// Jobs in one transaction, which takes some hundred milliseconds.
+/// Jobs per transaction, which then takes some hundred milliseconds.
 const BATCH: i32 = 500;
-/// The most jobs that one statement of the count finds.
+/// The maximum number of jobs that one statement counts.
 const COUNTED: i32 = 10_000;
-/// How many of the refused jobs are named.
+/// How many of the refused jobs the message names.
 const REFUSED_NAMED: usize = 20;
 
-/// Nothing was done, because it was not confirmed.
+/// Nothing was done, because `--confirm` was missing.
 const EXIT_UNCONFIRMED: u8 = 2;
-/// A signal stopped it.
+/// A signal stopped the command.
 const EXIT_STOPPED: u8 = 130;
 
 /// Options of `rouse job retry`.
@@ -80,7 +80,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     );
     let store = args.target.checked_store().await?;
     let signals = Signals::install()?;
-    // A fixed set of jobs from here on.
+    // From here on, the set of jobs is fixed.
     let mut filter = args.filter.until_now(store.now().await?);
     let mut work = Work {
         store: &store,
@@ -153,7 +153,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A walk through all matching jobs, and its progress.
+/// One pass over all matching jobs, and its progress.
 struct Work<'a> {
     store: &'a Store,
     signals: Signals,
@@ -164,7 +164,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Counts the jobs. False if a signal came before the end.
+    /// Counts the jobs. Returns false if a signal arrived before the end.
     async fn count(&mut self, filter: &Value) -> anyhow::Result<bool> {
         let mut before = None;
         loop {
@@ -178,7 +178,7 @@ impl Work<'_> {
         }
     }
 
-    /// Retries the jobs. False if a signal came before the end.
+    /// Retries the jobs. Returns false if a signal arrived before the end.
     async fn retry(&mut self, filter: &Value) -> anyhow::Result<bool> {
         let mut before = None;
         loop {
@@ -193,11 +193,11 @@ impl Work<'_> {
         }
     }
 
-    /// Shows the progress between batches. True if a signal has come.
+    /// Shows the progress between batches. Returns true if a signal has arrived.
     async fn is_stopped(&mut self, verb: &str) -> bool {
         if std::io::stderr().is_terminal() {
             eprint!("\r{verb} {}, examined {}", self.done, self.looked_at);
-            // Progress is only a hint.
+            // The progress is not essential, so an error is ignored.
             let _ = std::io::stderr().flush();
         }
         self.signals.unless(ready(())).await.is_none()

@@ -45,7 +45,7 @@ impl Need {
 }
 
 /// The widths of columns with these needs, together at most `available` if possible. Each column gets its longest word,
-/// and the rest goes to the column that lacks most. If words must break, the widest column is narrowed first.
+/// and the rest goes to the column that lacks the most. If words must be broken, the widest column is narrowed first.
 pub(super) fn widths(needs: &[Need], available: usize) -> Vec<usize> {
     let mut widths: Vec<usize> = needs.iter().map(|need| need.least()).collect();
     let mut used: usize = widths.iter().sum();

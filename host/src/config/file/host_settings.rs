@@ -1,4 +1,5 @@
-//! The numbers at the top of `rouse.toml`, which apply to the whole host. Some have an option on the command line too.
+//! The numeric settings at the top of `rouse.toml`, which apply to the whole host. Some also have a command-line
+//! option.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::{sandbox, worker};
 const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
 
-/// As large as the payload of a job may be by default.
+/// The same as the default limit of a job's payload.
 const INVOKE_PAYLOAD_BYTES_MAX: usize = 256 << 10;
 
 /// What the operator sets for the whole host.
@@ -29,9 +30,9 @@ pub struct HostSettings {
 /// What the operator sets for invocations.
 #[derive(Debug, Clone)]
 pub struct InvokeSettings {
-    /// Invocations at the same time, in addition to the slots. Default: as many as slots.
+    /// The maximum number of concurrent invocations, in addition to the slots. Default: the number of slots.
     pub max: Option<usize>,
-    /// The largest payload, bytes. Default: 256 KiB, as for jobs.
+    /// The maximum size of a payload, in bytes. Default: 256 KiB, as for jobs.
     pub payload_bytes_max: usize,
 }
 
@@ -67,7 +68,7 @@ impl Settable for HostSettings {
             "Longest wait between two polls",
         )
         .option("--poll-max"),
-        // As long as an attempt may run.
+        // The maximum is that of the run timeout.
         Setting::new(
             "drain_timeout",
             0..=30 * DAY_MS,
@@ -184,7 +185,7 @@ impl Settable for HostSettings {
     }
 }
 
-/// The help of an option that sets a number of the host.
+/// The help of an option that sets one of these numbers.
 ///
 /// # Panics
 /// If there is no such key.
@@ -192,7 +193,7 @@ pub fn host_help(key: &str) -> String {
     setting::<HostSettings>(key).help()
 }
 
-/// The parser of an option that sets a number of the host.
+/// The parser of an option that sets one of these numbers.
 ///
 /// # Panics
 /// If there is no such key.
@@ -202,10 +203,10 @@ pub fn host_number(key: &'static str) -> impl Fn(&str) -> Result<Number, String>
 }
 
 impl File {
-    /// Sets what the command line sets, which overrides the file.
+    /// Applies the settings of the command line, which override those of the file.
     ///
     /// # Errors
-    /// If it contradicts what the file sets. The error names the keys.
+    /// If they contradict the settings of the file. The error names the keys.
     pub fn override_host(&mut self, set: Overlay<HostSettings>) -> Result<(), String> {
         self.host = set.or(&self.host);
         self.check_host()
@@ -224,12 +225,12 @@ impl File {
         self.host().worker.job_delay
     }
 
-    /// Invocations at the same time; `None` if the operator does not set it.
+    /// The maximum number of concurrent invocations; `None` if the operator has not set it.
     pub fn invoke_max(&self) -> Option<usize> {
         self.host().invoke.max
     }
 
-    /// The largest payload of an invocation, bytes.
+    /// The maximum size of an invocation's payload, in bytes.
     pub fn invoke_payload_bytes_max(&self) -> usize {
         self.host().invoke.payload_bytes_max
     }

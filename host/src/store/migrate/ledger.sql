@@ -6,12 +6,12 @@ CREATE TABLE rouse.migration (
     name       text NOT NULL,
     sha256     text NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now());
--- The functions, views and rights that were applied last.
+-- The functions, views and rights that were last applied.
 CREATE TABLE rouse.definitions (
     sha256       text PRIMARY KEY,
     -- The release of the host that applied them.
     release      integer[] NOT NULL,
-    -- The oldest protocol number of hosts that they serve.
+    -- The oldest protocol of hosts that they support.
     protocol_oldest integer NOT NULL,
     server_major integer NOT NULL,
     -- What was in force afterwards: a digest for each function, view, trigger and right.

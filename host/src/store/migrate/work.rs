@@ -76,8 +76,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Waits before the next try, without holding any lock that producers or workers need; fails if there is no time
-    /// left.
+    /// Waits before the next attempt, without holding any lock that producers or workers need; fails if there is no
+    /// time left.
     async fn pause(&mut self, name: &str, pause: &mut Duration) -> Result<(), MigrateError> {
         let by = self.blockers.latest();
         let left = self.wait.saturating_sub(self.started.elapsed());

@@ -1,4 +1,5 @@
-//! The progress of a drain: a bar on a terminal, a line every few seconds elsewhere.
+//! The progress of a drain: a progress bar on a terminal, otherwise a line every few
+//! seconds.
 
 use std::cell::Cell;
 use std::io::IsTerminal as _;
@@ -9,14 +10,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::Summary;
 use crate::cli::text::plain;
 
-/// How often a line is printed without a terminal.
+/// The time between two lines if there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// The progress of a drain, on standard error.
 pub(super) enum Progress {
     /// On a terminal.
     Bar(ProgressBar),
-    /// Elsewhere; holds the time of the last line.
+    /// Without a terminal; holds the time of the last line.
     Lines(Cell<Instant>),
 }
 
