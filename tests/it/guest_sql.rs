@@ -135,7 +135,7 @@ async fn a_step_commits_its_effects_once_and_a_failed_one_commits_neither() {
         .await;
     let result = done.result.unwrap();
     // The second attempt has the result of the first one, and has tried the failed step again.
-    assert_eq!(result[0], 1);
+    assert_eq!(result[0], 1, "{result} {:?}", crate::support::worker::events(&shop.client, 1).await);
     assert_eq!(result[1]["kind"], "sql-failed");
     assert_eq!(result[1]["details"]["code"], "23514");
     let sql = "SELECT array_agg(balance ORDER BY id) = '{90,10}' FROM accounts";

@@ -9,11 +9,13 @@
 mod check;
 mod params;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool::managed::{Object, PoolError};
 use futures_util::future::join_all;
+use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
 use self::check::EffectText;
@@ -30,8 +32,11 @@ const STATEMENTS: u32 = 4;
 /// How long a transaction waits for the lock of another one: it holds the lock of the job meanwhile.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
 
-/// How long a request to cancel a statement may take.
-const CANCELLED_WITHIN: Duration = Duration::from_secs(1);
+/// How much longer than its timeouts a transaction may take: for the way, and for a busy server.
+const ANSWER_SLACK: Duration = Duration::from_secs(5);
+
+/// How long a statement may take to end after the request to cancel it.
+const CANCELLED_WITHIN: Duration = Duration::from_secs(2);
 
 /// A login of a handler, with its connections.
 #[derive(Debug, Clone)]
@@ -199,12 +204,15 @@ pub enum QueryError {
     Failed(SqlError),
 }
 
-/// The start of a transaction. Settings that an earlier transaction of the session has left are reset.
+/// Removes what an earlier transaction of the session may have left: a role, settings, advisory locks.
+const RESET: &str =
+    "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; SELECT pg_advisory_unlock_all()";
+
+/// The start of a transaction.
 fn start_of(mode: &str, statement_timeout: Duration) -> String {
     let lock_timeout = statement_timeout.min(LOCK_WAIT);
     format!(
-        "BEGIN ISOLATION LEVEL READ COMMITTED, {mode}; \
-         SET SESSION AUTHORIZATION DEFAULT; RESET ALL; SELECT pg_advisory_unlock_all(); \
+        "BEGIN ISOLATION LEVEL READ COMMITTED, {mode}; {RESET}; \
          SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; \
          SELECT set_config('search_path', concat_ws(', ', nullif(current_setting('search_path'), ''), 'pg_temp'), true)",
         statement_timeout.as_millis(),
@@ -284,11 +292,12 @@ impl Login {
             ended.map_err(|error| QueryError::Failed((&error).into()))?;
             Ok(rows)
         };
-        let patience = limits.statement_timeout + ANSWER_WITHIN;
-        let Ok(rows) = tokio::time::timeout(patience, running).await else {
-            self.cancel(client).await;
-            return Err(QueryError::Failed(self.silent(patience)));
-        };
+        let patience = limits.statement_timeout + ANSWER_SLACK;
+        let (answered, is_usable) = self.answer(&client, patience, running).await;
+        if !is_usable {
+            drop(Object::take(client));
+        }
+        let rows = answered.map_err(QueryError::Failed)?;
         let rows = rows?;
         if rows.len() > limits.rows_max {
             return Err(QueryError::Refused(format!(
@@ -306,12 +315,29 @@ impl Login {
         })
     }
 
-    /// Ends a session that does not answer: cancels its statement, and closes the connection.
-    async fn cancel(&self, client: PooledClient) {
-        let client = Object::take(client);
-        // The server ends the transaction when it notices the closed connection; a running statement does not notice.
-        // If that fails too, its statement timeout ends it.
-        let _ = tokio::time::timeout(CANCELLED_WITHIN, self.connector.cancel(&client)).await;
+    /// Waits for the answer of a session. A statement can lift its own statement timeout, so it is cancelled after
+    /// `patience`, and the answer to that counts too. The second value is false then: the session must not be used
+    /// again, since the request may arrive late.
+    ///
+    /// # Errors
+    /// If there is no answer at all. The server ends the transaction when it notices the closed connection.
+    async fn answer<T>(
+        &self,
+        client: &Client,
+        patience: Duration,
+        running: impl Future<Output = T>,
+    ) -> (Result<T, SqlError>, bool) {
+        let mut running = pin!(running);
+        if let Ok(answer) = tokio::time::timeout(patience, &mut running).await {
+            return (Ok(answer), true);
+        }
+        let cancelled = async {
+            // If the request fails, there will be no answer either.
+            let _ = self.connector.cancel(client).await;
+            running.await
+        };
+        let answer = tokio::time::timeout(CANCELLED_WITHIN, cancelled).await;
+        (answer.map_err(|_| self.silent(patience)), false)
     }
 }
 
@@ -349,6 +375,7 @@ impl Store {
             (jobs, lists.of("new_job")),
         ];
         let checking = async {
+            client.batch_execute(RESET).await?;
             let rows = client
                 .query_typed(include_str!("sql/login.sql"), &[])
                 .await?;
@@ -442,31 +469,39 @@ impl Store {
                 join_all(statements),
             )
         };
-        let patience = limits.statement_timeout * STATEMENTS + ANSWER_WITHIN;
-        let Ok((started, fenced, answers)) = tokio::time::timeout(patience, running).await else {
-            login.cancel(client).await;
-            return Err(NotCommitted::Failed(login.silent(patience)));
+        let patience = limits.statement_timeout * STATEMENTS + ANSWER_SLACK;
+        let (answered, is_usable) = login.answer(&client, patience, running).await;
+        let refused = match answered {
+            Ok((started, fenced, answers)) => match refusal(started, &fenced, answers, calls) {
+                None => Ok(fenced),
+                Some(why) => Err(why),
+            },
+            Err(silent) => Err(NotCommitted::Failed(silent)),
         };
-        if let Some(why) = refusal(started, &fenced, answers, calls) {
-            // Without an answer the connection is of no use, and the server rolls back by itself.
-            if client.batch_execute("ROLLBACK").await.is_err() {
-                drop(Object::take(client));
+        let fenced = match refused {
+            Ok(fenced) => fenced,
+            Err(why) => {
+                // Without an answer the connection is of no use, and the server rolls back by itself.
+                if !is_usable || client.batch_execute("ROLLBACK").await.is_err() {
+                    drop(Object::take(client));
+                }
+                return Err(why);
             }
-            return Err(why);
-        }
+        };
         let has_releases = match fenced {
             Ok(rows) => rows.first().and_then(|row| row.try_get(0).ok()),
             Err(_) => None,
         };
-        match tokio::time::timeout(ANSWER_WITHIN, client.batch_execute("COMMIT")).await {
+        let committed = tokio::time::timeout(ANSWER_WITHIN, client.batch_execute("COMMIT")).await;
+        if !is_usable || committed.is_err() {
+            drop(Object::take(client));
+        }
+        match committed {
             Ok(Ok(())) => Ok(Committed {
                 has_releases: has_releases.unwrap_or(false),
             }),
             Ok(Err(error)) => Err(after_commit(SqlError::from(&error), calls)),
-            Err(_) => {
-                drop(Object::take(client));
-                Err(NotCommitted::InDoubt(login.silent(ANSWER_WITHIN)))
-            }
+            Err(_) => Err(NotCommitted::InDoubt(login.silent(ANSWER_WITHIN))),
         }
     }
 
@@ -501,7 +536,7 @@ impl Store {
 
 /// Runs one statement of a transaction.
 async fn run(
-    client: &tokio_postgres::Client,
+    client: &Client,
     statement: &CheckedStatement,
     params: &[(&(dyn ToSql + Sync), Type)],
 ) -> Answer {

@@ -126,11 +126,12 @@ async fn a_step_whose_commit_was_not_answered_is_looked_up() {
 async fn an_attempt_whose_job_was_taken_over_while_it_committed_has_no_effects() {
     let (shop, proxy) = through_a_proxy().await;
     let login = connector(&shop.as_login(proxy.url()));
-    let settings = Settings {
+    // Each has a worker id of its own.
+    let settings = || Settings {
         overrides: short_leases(),
         ..Settings::default()
     };
-    let first = shop.start_with(login, settings.clone()).await;
+    let first = shop.start_with(login, settings()).await;
     assert_eq!(shop.run(json!([])).await.state, "succeeded");
     // The transaction of the first worker is frozen before the server sees it.
     let held = proxy.hold("BEGIN ISOLATION", Side::Statement);
@@ -141,7 +142,7 @@ async fn an_attempt_whose_job_was_taken_over_while_it_committed_has_no_effects()
         "UPDATE rouse.job SET lease_until = clock_timestamp() - interval '1 s' WHERE id = {id}"
     ))
     .await;
-    let second = shop.start_with(shop.login(), settings).await;
+    let second = shop.start_with(shop.login(), settings()).await;
     assert_eq!(shop.ended(id).await.state, "succeeded");
     // Now the first transaction arrives, and its fence stops it.
     held.release();

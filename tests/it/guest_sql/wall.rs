@@ -63,7 +63,9 @@ async fn a_role_that_the_login_may_take_does_not_outlive_the_transaction() {
     let refused = shop
         .run(json!([{"sql": call("set", json!(["role", "rouse_owner", "false"]))}]))
         .await;
-    assert_ne!(refused.state, "succeeded");
+    let error = refused.error.unwrap();
+    assert_eq!((refused.state.as_str(), refused.attempt), ("failed", 3));
+    assert_eq!(error["details"]["code"], "42501", "{error}");
 }
 
 #[tokio::test]

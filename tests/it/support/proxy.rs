@@ -21,11 +21,19 @@ pub(crate) const ECHO: &str = "SELECT pg_notify($1, $2)";
 pub(crate) struct Proxy {
     url: String,
     next: Arc<Mutex<Option<Arc<Hold>>>>,
-    is_down: Arc<watch::Sender<bool>>,
+    outage: Arc<watch::Sender<Outage>>,
     /// The times of refused connections.
     tries: Arc<watch::Sender<Vec<Instant>>>,
     /// How many messages, or groups of them, clients have sent.
     sent: Arc<AtomicUsize>,
+}
+
+/// The outages of a proxy.
+#[derive(Debug, Clone, Copy, Default)]
+struct Outage {
+    is_down: bool,
+    /// How many have begun. A connection does not survive one, however short it is.
+    begun: usize,
 }
 
 /// The part of an exchange that is held.
@@ -35,7 +43,7 @@ pub(crate) enum Side {
     Statement,
     /// The answer and everything after it on that connection: the database has executed the statement.
     Answer,
-    /// The connection: it is cut each time the statement comes.
+    /// The connection: it is cut each time the statement comes, until the release.
     Cut,
 }
 
@@ -91,15 +99,16 @@ impl Proxy {
         let (socket, holds) = (at.directory.join(".s.PGSQL.5432"), next.clone());
         let sent = Arc::new(AtomicUsize::new(0));
         let sending = sent.clone();
-        let is_down = Arc::new(watch::Sender::new(false));
+        let outage = Arc::new(watch::Sender::<Outage>::default());
         let tries = Arc::new(watch::Sender::<Vec<Instant>>::default());
-        let (down, refused) = (is_down.clone(), tries.clone());
+        let (outages, refused) = (outage.clone(), tries.clone());
         let permits = Arc::new(Semaphore::new(connections_max));
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let mut down = down.subscribe();
+                let mut outages = outages.subscribe();
+                let Outage { is_down, begun } = *outages.borrow();
                 let permit = permits.clone().try_acquire_owned().ok();
-                let Some(permit) = permit.filter(|_| !*down.borrow()) else {
+                let Some(permit) = permit.filter(|_| !is_down) else {
                     refused.send_modify(|tries| tries.push(Instant::now()));
                     continue;
                 };
@@ -108,7 +117,7 @@ impl Proxy {
                 tokio::spawn(async move {
                     tokio::select! {
                         () = forward(client, socket, holds, &sending) => {}
-                        _ = down.wait_for(|down| *down) => {}
+                        _ = outages.wait_for(|outage| outage.begun > begun) => {}
                     }
                     drop(permit);
                 });
@@ -121,7 +130,7 @@ impl Proxy {
         Self {
             url,
             next,
-            is_down,
+            outage,
             tries,
             sent,
         }
@@ -135,12 +144,15 @@ impl Proxy {
 
     /// Cuts all connections, and each new one.
     pub(crate) fn go_down(&self) {
-        self.is_down.send_replace(true);
+        self.outage.send_modify(|outage| {
+            outage.is_down = true;
+            outage.begun += 1;
+        });
     }
 
     /// Forwards connections again.
     pub(crate) fn come_up(&self) {
-        self.is_down.send_replace(false);
+        self.outage.send_modify(|outage| outage.is_down = false);
     }
 
     /// Waits for a refused connection this long after the first one; returns the times of all.
@@ -208,7 +220,9 @@ impl Holds {
         let words = next.as_ref()?.words.as_bytes();
         let fits = bytes.windows(words.len()).any(|window| window == words);
         let hold = match next.as_ref()?.side {
-            Side::Cut => next.clone().filter(|_| fits),
+            Side::Cut => next
+                .clone()
+                .filter(|hold| fits && !*hold.is_released.borrow()),
             Side::Statement | Side::Answer => next.take_if(|_| fits),
         }?;
         hold.caught.send_modify(|times| *times += 1);
