@@ -139,7 +139,7 @@ async fn an_attempt_whose_job_was_taken_over_while_it_committed_has_no_effects()
     held.caught().await;
     // Another worker takes the job over and ends it.
     shop.sql(&format!(
-        "UPDATE rouse.job SET lease_until = clock_timestamp() - interval '1 s' WHERE id = {id}"
+        "UPDATE rouse.job SET lease_until = claimed_at WHERE id = {id}"
     ))
     .await;
     let second = shop.start_with(shop.login(), settings()).await;
