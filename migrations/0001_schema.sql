@@ -61,7 +61,10 @@ CREATE TABLE rouse.limits (
     descendants_max       integer NOT NULL DEFAULT 10000 CHECK (descendants_max > 0),
     -- How deep these may be nested.
     depth_max             integer NOT NULL DEFAULT 20 CHECK (depth_max > 0),
-    schedules_max         integer NOT NULL DEFAULT 10000 CHECK (schedules_max > 0)
+    schedules_max         integer NOT NULL DEFAULT 10000 CHECK (schedules_max > 0),
+    -- What an enqueue of an unknown handler gets, once a contract is published: an error, a notice, or silence. Null means a notice. A handler
+    -- is unknown if it has no contract and no live worker has it.
+    unknown_handlers      text CHECK (unknown_handlers IN ('error', 'notice', 'silence'))
 );
 INSERT INTO rouse.limits DEFAULT VALUES;
 
@@ -628,6 +631,47 @@ CREATE TABLE rouse.handler_state (
     PRIMARY KEY (handler, tenant, key) INCLUDE (bytes)
     -- Space for a new version of a row on the same page: if its size is unchanged, the index is unchanged too.
 ) WITH (fillfactor = 70);
+
+-- Contracts: what producers may enqueue for a handler, made from its input schema (functions/contract.sql). One row for each handler, and the
+-- row '*' while there is any other.
+CREATE TABLE rouse.contract (
+    handler         text COLLATE "C" PRIMARY KEY CHECK (handler = '*' OR handler ~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' AND length(handler) <= 128),
+    -- A predicate that is true only for payloads that no version accepts; null: every payload is accepted. Read by every enqueue, so it is
+    -- kept in the row.
+    refuses         jsonpath,
+    -- When the handler was removed: no worker had it, and a publication left it out. Its function raises an error. Null: it was not.
+    removed_at      timestamptz,
+    -- Its typed function, the only one of this name in this schema.
+    function_schema name,
+    function_name   name,
+    -- [{"name": …, "type": …, "required": …, "default": …}, …], in order; empty if the function takes the payload as a whole.
+    parameters      jsonb NOT NULL DEFAULT '[]',
+    -- The statement that has created the function, and its comment.
+    definition      text NOT NULL DEFAULT '',
+    comment         text NOT NULL DEFAULT '',
+    published_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    published_by    name NOT NULL DEFAULT session_user
+) WITH (toast_tuple_target = 8160);
+ALTER TABLE rouse.contract ALTER COLUMN refuses SET STORAGE MAIN;
+CREATE UNIQUE INDEX contract_function ON rouse.contract (function_schema, function_name);
+
+-- The versions of contracts: one row for each input schema of a handler. What one of them accepts is accepted.
+CREATE TABLE rouse.contract_version (
+    handler      text COLLATE "C" NOT NULL,
+    -- The SHA-256 of the schema.
+    digest       text NOT NULL CHECK (digest ~ '^[0-9a-f]{64}$'),
+    -- The version of the module that was published last with this schema.
+    version      text NOT NULL,
+    -- The SHA-256 of each module that was published with this schema, and of which a live worker may still serve this handler.
+    modules      text[] NOT NULL,
+    schema       json NOT NULL,
+    -- The predicate of this version; null: it accepts every payload.
+    refuses      text,
+    -- The same rules by location, to find the one that a refused payload violates.
+    rules        jsonb NOT NULL,
+    published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (handler, digest)
+);
 
 -- Locks between functions: rows that only the owner can lock, because any login of the database can hold an advisory lock. A name maps to
 -- one of 1,024 slots; names that share a slot wait for each other, which is rare and short.

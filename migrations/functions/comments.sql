@@ -212,3 +212,9 @@ COMMENT ON FUNCTION rouse._payload IS
     'Returns the payload of a job, from its row or from rouse.payload; the view rouse.jobs calls it with the rights of the reader.';
 COMMENT ON FUNCTION rouse._usage IS
     'Formats the resource usage of an attempt as JSON; the view rouse.jobs calls it with the rights of the reader.';
+
+-- Contracts.
+COMMENT ON FUNCTION rouse.publish_contracts IS
+    'Publishes the contracts of handlers in one transaction and returns what that changes; for the owner.';
+COMMENT ON FUNCTION rouse.drop_contracts IS
+    'Drops contracts with their typed functions and returns the handlers that had one; for the owner.';

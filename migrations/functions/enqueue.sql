@@ -214,12 +214,17 @@ BEGIN
     END IF;
     -- Entries of the catalog are valid: if the lane is found, its parts need no checks of their own. Null parts find no lane.
     IF valid AND bytes <= bytes_max AND priority IN ('high', 'normal', 'low') THEN
-        -- Served by lane_key.
+        -- A payload that the contract refuses, and an unknown handler, find none either: _enqueue reports them. The condition of the contract
+        -- does not depend on the lane, so it is evaluated once. Served by lane_key and by the key of rouse.contract.
         INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants)
         SELECT job_id, l.id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
                max_attempts, sent_bytes, tenant, source, inline_payload, stored_at, true, grants
         FROM rouse.lane AS l
         WHERE l.handler = handler AND l.queue = queue AND l.priority = priority::rouse.priority AND l.tags = tags AND l.closed_at IS NULL
+          AND NOT coalesce(
+              (SELECT coalesce(jsonb_path_match(payload, c.refuses, '{}', true), false) FROM rouse.contract AS c
+               WHERE c.handler = handler AND c.removed_at IS NULL AND source IS NULL),
+              (SELECT rouse._is_unknown(handler) FROM rouse.contract AS c WHERE c.handler = '*' AND source IS NULL), false)
         LIMIT 1;
         IF FOUND THEN
             RETURN job_id;
@@ -274,6 +279,10 @@ BEGIN
     IF p_unique_key = '' OR length(p_unique_key) > 512 OR octet_length(p_unique_key) > 1024 THEN
         RAISE EXCEPTION 'rouse.enqueue: unique_key must have 1 to 512 characters and at most 1024 bytes, or be left out'
             USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    -- A source may be bound to another handler. What an attempt enqueues is checked by the worker that runs it.
+    IF p_source IS NULL AND p_origin IS NULL AND p_chain IS NULL THEN
+        PERFORM rouse._check_contract(p_handler, p_payload);
     END IF;
     IF p_after IS NOT NULL THEN
         parents := rouse._find_parents(p_after);
@@ -417,6 +426,9 @@ BEGIN
         END IF;
         RAISE EXCEPTION 'rouse.enqueue_many: payload % is too large; queue % allows % bytes', wrong, coalesce(queue, 'default'), bytes_max
             USING ERRCODE = 'program_limit_exceeded', HINT = 'Nothing was enqueued.';
+    END IF;
+    IF source IS NULL THEN
+        PERFORM rouse._check_contract_of_many(handler, payloads);
     END IF;
 
     IF grants IS NOT NULL THEN

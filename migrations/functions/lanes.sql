@@ -115,17 +115,24 @@ BEGIN
 END
 $$;
 
--- Raises a notice if no live worker has the handler: most such names are misspelt. No notice if no worker is alive, or while one is loading
--- its modules and may have it soon. Served by worker_live.
+-- True if a live worker has the handler, or one that is loading its modules may have it soon; null if no worker is alive. Served by
+-- worker_live.
+CREATE OR REPLACE FUNCTION rouse._is_served(p_handler text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT bool_or(p_handler = ANY (w.handlers)
+                           OR CASE WHEN w.stats IS NULL THEN w.handlers = '{}' ELSE w.stats ->> 'loading' = 'true' END)
+            FROM rouse.worker AS w
+            WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > clock_timestamp() - interval '90 seconds');
+END
+$$;
+
+-- Raises a notice if no live worker has the handler: most such names are misspelt. No notice if no worker is alive, or if there are
+-- contracts: then rouse._report_unknown_handler decides.
 CREATE OR REPLACE FUNCTION rouse._notice_unknown_handler(p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
-DECLARE
-    known boolean := (SELECT bool_or(p_handler = ANY (w.handlers)
-                                     OR CASE WHEN w.stats IS NULL THEN w.handlers = '{}' ELSE w.stats ->> 'loading' = 'true' END)
-                      FROM rouse.worker AS w
-                      WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > clock_timestamp() - interval '90 seconds');
 BEGIN
-    IF NOT known THEN
+    IF NOT rouse._is_served(p_handler) AND NOT EXISTS (SELECT FROM rouse.contract AS c WHERE c.handler = '*') THEN
         RAISE NOTICE 'rouse.enqueue: no live worker has the handler %; its jobs wait for one that has it', p_handler
             USING HINT = 'Check the name: `rouse handlers ls` lists the handlers of the fleet.';
     END IF;

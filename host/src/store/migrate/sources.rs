@@ -130,6 +130,7 @@ pub const ALL: Sources<'static> = Sources {
         "fire",
         "declared",
         "views",
+        "contract",
         "find",
         "wait"
     ),
