@@ -205,8 +205,7 @@ pub enum QueryError {
 }
 
 /// Removes what an earlier transaction of the session may have left: a role, settings, advisory locks.
-const RESET: &str =
-    "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; SELECT pg_advisory_unlock_all()";
+const RESET: &str = "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; SELECT pg_advisory_unlock_all()";
 
 /// The start of a transaction.
 fn start_of(mode: &str, statement_timeout: Duration) -> String {

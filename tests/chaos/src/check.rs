@@ -12,6 +12,7 @@ mod backoff;
 mod cancellations;
 mod children;
 mod dependencies;
+mod effects;
 mod frozen;
 mod keys;
 mod order;
@@ -124,7 +125,7 @@ enum Needs {
 }
 
 /// Every rule.
-pub(super) const RULES: [Rule; 39] = [
+pub(super) const RULES: [Rule; 41] = [
     Rule {
         name: "accepted_jobs_exist",
         promise: "a job exists if its enqueue was answered with its id",
@@ -358,6 +359,18 @@ pub(super) const RULES: [Rule; 39] = [
         promise: "a step that is recorded is not done again by any attempt after a suspension",
         needs: Needs::Nothing,
         check: suspensions::steps_once,
+    },
+    Rule {
+        name: "effects_once",
+        promise: "the effects of a job are committed once if it has succeeded, else never; those of a step with its record",
+        needs: Needs::Nothing,
+        check: effects::once,
+    },
+    Rule {
+        name: "sums_are_exact",
+        promise: "the balance of each account is the sum of the effects of the jobs",
+        needs: Needs::Nothing,
+        check: effects::sums_are_exact,
     },
 ];
 

@@ -43,7 +43,7 @@ macro_rules! us {
 }
 
 /// Each table with its query: one JSON object per row.
-const TABLES: [(&str, &str); 7] = [
+const TABLES: [(&str, &str); 9] = [
     (
         "jobs",
         concat!(
@@ -100,6 +100,14 @@ const TABLES: [(&str, &str); 7] = [
     (
         "workers",
         "SELECT json_build_object('incarnation', incarnation, 'worker_id', worker_id)::text FROM rouse.worker",
+    ),
+    (
+        "lines",
+        "SELECT json_build_object('job', job, 'attempt', attempt, 'part', part, 'amount', amount)::text FROM bank.line",
+    ),
+    (
+        "accounts",
+        "SELECT json_build_object('id', id, 'balance', balance)::text FROM bank.account",
     ),
     (
         "due",

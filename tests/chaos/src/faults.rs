@@ -75,6 +75,7 @@ impl Faults {
             Fault::CutListeners => return self.cut_listeners(random).await,
             Fault::FreezeInClaim => return self.freeze_in_claim(random).await,
             Fault::CrashJob => return self.crash_job(random).await,
+            Fault::CutEffects => return self.cut_effects(random).await,
             Fault::SameId => {
                 return match self.hosts.share_an_id().await? {
                     true => Ok(()),

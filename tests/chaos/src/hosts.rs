@@ -14,6 +14,7 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::bank;
 use super::folder::Folder;
 use super::ledger::{Event, Ledger, now_us};
 use super::settings::{self, Role};
@@ -315,7 +316,8 @@ impl Hosts {
         for folder in [&evidence, &own] {
             fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
         }
-        let text = settings::of(role, &evidence.to_string_lossy());
+        let login = bank::login_url(&self.url, &worker)?;
+        let text = settings::of(role, &evidence.to_string_lossy(), &login);
         fs::write(own.join("rouse.toml"), text)?;
         let log = OpenOptions::new()
             .append(true)

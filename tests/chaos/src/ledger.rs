@@ -12,6 +12,7 @@ use std::time::SystemTime;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use super::cuts::{At, How};
 use super::load::JobSpec;
 use super::plan::Fault;
 
@@ -159,6 +160,12 @@ pub(super) enum Event {
     /// From the crash until the server answers again. `how`: the fault.
     ServerCrashed {
         how: Fault,
+    },
+    /// The transaction of an attempt's effects on this host.
+    EffectsCut {
+        at: At,
+        how: How,
+        worker: String,
     },
     SleepersForgotten {
         rows: u64,

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::bank::Payment;
 use super::flows::Flow;
 use super::random::Random;
 
@@ -15,6 +16,8 @@ pub(super) const SPIN: &str = "chaos.spin";
 pub(super) const PATIENT: &str = "chaos.patient";
 /// Its attempts are suspended, and it enqueues others.
 pub(super) const FLOW: &str = "chaos.flow";
+/// Its effects move money between accounts.
+pub(super) const PAY: &str = "chaos.pay";
 /// The queue, and the tag, of hosts with few slots that serve nothing else, so that claims wait in line.
 pub(super) const LINE: &str = "line";
 /// `max_attempts` of the handlers, for jobs without their own.
@@ -55,14 +58,16 @@ pub(super) enum Kind {
     Flows,
     /// It waits for a signal that nobody sends, and is suspended at the end of the run.
     IsNeverSignalled,
+    /// Its effects, with its outcome or with a step, move money.
+    Pays,
     /// Enqueued by a fault; no producer draws it.
     FromFault,
 }
 
 impl Kind {
     /// Each kind with its share of a thousand jobs.
-    pub(super) const ALL: [(Self, u64); 16] = [
-        (Self::Quick, 425),
+    pub(super) const ALL: [(Self, u64); 17] = [
+        (Self::Quick, 225),
         (Self::Sleeps, 100),
         (Self::HasSteps, 110),
         (Self::IsLong, 10),
@@ -78,6 +83,7 @@ impl Kind {
         (Self::Waits, 60),
         (Self::Flows, 50),
         (Self::IsNeverSignalled, 5),
+        (Self::Pays, 200),
     ];
 
     fn draw(random: &mut Random) -> Self {
@@ -133,6 +139,9 @@ pub(super) struct JobSpec {
     /// What it does if its handler is that of flows.
     #[serde(default)]
     pub(super) flow: Option<Flow>,
+    /// What it does if its handler is that of payments.
+    #[serde(default)]
+    pub(super) payment: Option<Payment>,
     /// Whether the enqueueing transaction is rolled back.
     pub(super) rolled_back: bool,
     /// The producer hangs up after this many microseconds, with or without an answer.
@@ -191,6 +200,15 @@ impl JobSpec {
             }
             Kind::Flows => spec.take(Flow::draw(&mut random)),
             Kind::IsNeverSignalled => spec.take(Flow::never_signalled()),
+            Kind::Pays => {
+                let payment = Payment::draw(&mut random);
+                spec.handler = PAY.into();
+                spec.steps = payment.staged;
+                spec.payment = Some(payment);
+                spec.sleep_ms = random.below(300);
+                // In some jobs, a later attempt finds the step done.
+                spec.fail_attempts = u32::from(random.per_mille(100));
+            }
             Kind::FromFault => {}
         }
         if random.per_mille(60) {
@@ -212,6 +230,9 @@ impl JobSpec {
     pub(super) fn payload(&self) -> Value {
         if let Some(flow) = &self.flow {
             return flow.payload(self);
+        }
+        if let Some(payment) = &self.payment {
+            return payment.payload(self);
         }
         json!({
             "n": self.n,

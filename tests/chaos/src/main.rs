@@ -6,6 +6,7 @@
 mod run;
 mod schedules;
 
+mod bank;
 mod flows;
 mod load;
 mod plan;
@@ -13,6 +14,7 @@ mod random;
 
 mod admin_actions;
 mod bursts;
+mod cuts;
 mod faults;
 mod producers;
 

@@ -51,6 +51,9 @@ pub(super) enum Fault {
     SameId,
     /// kill -9 of each host that runs a certain job, until that job fails as lost
     CrashJob,
+    /// The transaction of an attempt's effects is stopped at its fence, at a statement, before or at its COMMIT; then its
+    /// session is terminated, its host is killed or the server is crashed
+    CutEffects,
 }
 
 impl Fault {
@@ -60,7 +63,7 @@ impl Fault {
             Self::KillHost => 15_000,
             Self::FreezeHost => 25_000,
             Self::StopHost => 40_000,
-            Self::TerminateBackends => 8_000,
+            Self::TerminateBackends | Self::CutEffects => 8_000,
             Self::CrashServer | Self::KillBackend => 30_000,
             Self::FreezeInClaim => 30_000,
             Self::CancelLine | Self::CutListeners => 20_000,

@@ -9,6 +9,7 @@ use rouse_workbench::percentiles::Percentiles;
 use serde_json::{Map, Value, json};
 
 use super::check::{self, Known, Rule, Violation};
+use super::cuts::{At, How};
 use super::ledger::{Answer, Request, Run};
 use super::load::Kind;
 use super::plan::Fault;
@@ -19,6 +20,8 @@ use super::world::World;
 const ACCEPTED_SHARE_MIN: f64 = 1.0 / 3.0;
 /// A kind of job may be missing by chance if fewer than this are expected (in one of a thousand runs at this number).
 const EXPECTED_MIN: f64 = 7.0;
+/// A run of this length cuts effects at each boundary in each way.
+const EVERY_CUT_MINUTES: f64 = 20.0;
 /// Maximum number of violations for which the full history of the job is written.
 const IN_FULL_MAX: usize = 40;
 /// Maximum number of violations that are printed.
@@ -28,6 +31,8 @@ pub(super) struct Report {
     run: Run,
     /// How often each fault was injected, and how often it was skipped.
     faults: BTreeMap<Fault, (u64, u64)>,
+    /// How often effects were cut at each boundary.
+    cuts: BTreeMap<(At, How), u64>,
     rules: Vec<(&'static Rule, u64, usize)>,
     counts: Vec<(&'static str, u64)>,
     /// The measurements of rules that have any.
@@ -44,6 +49,7 @@ impl Report {
         let mut report = Self {
             run: world.run.clone(),
             faults: tally::faults(world),
+            cuts: tally::cuts(world),
             rules: Vec::new(),
             counts: tally::jobs(world),
             times: Vec::new(),
@@ -105,6 +111,14 @@ impl Report {
                     .push(format!("the fault {} never happened", fault.name()));
             }
         }
+        if self.run.minutes >= EVERY_CUT_MINUTES && self.run.faults.contains(&Fault::CutEffects) {
+            for ((at, how), count) in &self.cuts {
+                if *count == 0 {
+                    self.failures
+                        .push(format!("effects were never cut at {at:?} by {how:?}"));
+                }
+            }
+        }
     }
 
     /// Each violation with the full history of its job.
@@ -131,6 +145,9 @@ impl Report {
             return;
         }
         println!("{}", self.fault_table());
+        if self.run.faults.contains(&Fault::CutEffects) {
+            println!("{}", self.cut_table());
+        }
         println!("{}", self.rule_table());
         let counts: Vec<_> = self
             .counts
@@ -194,6 +211,26 @@ impl Report {
         table
     }
 
+    fn cut_table(&self) -> Table {
+        let mut table = table([
+            "effects cut at",
+            "terminated",
+            "host killed",
+            "server crashed",
+        ]);
+        for at in At::ALL {
+            let counts = How::ALL.map(|how| self.cuts[&(at, how)].to_string());
+            let name = match at {
+                At::Fence => "their fence",
+                At::Statement => "a statement",
+                At::Answered => "the last answer",
+                At::Commit => "their commit",
+            };
+            table.add_row(std::iter::once(name.to_owned()).chain(counts));
+        }
+        table
+    }
+
     fn rule_table(&self) -> Table {
         let mut table = table(["promise", "cases", "violations"]);
         for (rule, checked, violations) in &self.rules {
@@ -213,6 +250,11 @@ impl Report {
             .map(|(fault, (done, skipped))| {
                 (fault.name(), json!({"done": done, "skipped": skipped}))
             })
+            .collect();
+        let cuts: Vec<Value> = self
+            .cuts
+            .iter()
+            .map(|((at, how), count)| json!({"at": at, "how": how, "count": count}))
             .collect();
         let rules: Map<String, Value> = self
             .rules
@@ -248,6 +290,7 @@ impl Report {
             "run": self.run,
             "command": self.command(),
             "faults": faults,
+            "effects_cut": cuts,
             "rules": rules,
             "counts": counts,
             "measured_ms": times,
@@ -258,7 +301,7 @@ impl Report {
     }
 }
 
-fn table(header: [&str; 3]) -> Table {
+fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);
     table.set_header(header);

@@ -12,6 +12,7 @@ use rouse_workbench::workspace::Workspace;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::bank;
 use super::dump;
 use super::faults::Faults;
 use super::folder::Folder;
@@ -83,6 +84,7 @@ async fn run_with(
     module: Module,
     sabotage: Option<&str>,
 ) -> Result<()> {
+    bank::create(&database::connect(&server.url).await?).await?;
     if let Some(sql) = sabotage {
         let client = database::connect(&server.url).await?;
         client.batch_execute(sql).await.context("sabotage")?;

@@ -15,6 +15,8 @@ use super::ledger::now_us;
 /// Recovery replays the WAL since the last checkpoint.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
 const POLL_EVERY: Duration = Duration::from_millis(20);
+/// By then the server has noticed a killed backend, and refuses connections until it has recovered.
+const NOTICED_WITHIN: Duration = Duration::from_millis(200);
 
 pub(super) struct Server {
     pub(super) url: String,
@@ -77,10 +79,20 @@ impl Server {
             .context("there is no other connection")?;
         let from_us = now_us();
         signal(row.get(0), Signal::KILL)?;
-        // The server notices it, and then refuses connections for a while.
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        tokio::time::sleep(NOTICED_WITHIN).await;
         self.answers().await?;
         Ok(from_us)
+    }
+
+    /// Sends SIGKILL to this backend. False if another fault restarts the server.
+    pub(super) async fn kill_this_backend(&self, pid: i32) -> Result<bool> {
+        let Ok(_process) = self.process.try_lock() else {
+            return Ok(false);
+        };
+        signal(pid, Signal::KILL)?;
+        tokio::time::sleep(NOTICED_WITHIN).await;
+        self.answers().await?;
+        Ok(true)
     }
 
     /// Waits until the server accepts connections and answers queries.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::load::{ATTEMPTS_MAX, LINE, PATIENT, SPIN, SPIN_ATTEMPTS_MAX, TAG, WORK};
+use super::load::{ATTEMPTS_MAX, LINE, PATIENT, PAY, SPIN, SPIN_ATTEMPTS_MAX, TAG, WORK};
 use super::module::NAME;
 
 /// Short, so that a short run has many lost and adopted attempts.
@@ -56,9 +56,9 @@ pub(super) fn listens(worker: &str) -> bool {
     !of("host", POLLS) && !of("line", LINE_POLLS)
 }
 
-/// The seats differ: the first two have the tag, the second keeps its id, the third polls only, and every other one has
+/// `login` is the connection string of the handler with effects. The seats differ: the first two have the tag, the second keeps its id, the third polls only, and every other one has
 /// a short drain timeout.
-pub(super) fn of(role: Role, evidence: &str) -> String {
+pub(super) fn of(role: Role, evidence: &str, login: &str) -> String {
     let tags = match role {
         Role::Main(0 | 1) => format!("[\"{TAG}\"]"),
         Role::Line(_) => format!("[\"{LINE}\"]"),
@@ -104,6 +104,7 @@ mode = "read-write"
     let enqueues = format!("{attempts}\nenqueue = [\"{WORK}\"]");
     let work = handler("chaos.*", LEASE, &enqueues);
     let patient = handler(PATIENT, PATIENT_LEASE, &attempts);
+    let pay = handler(PAY, LEASE, &attempts);
     let spin = format!("max_attempts = {SPIN_ATTEMPTS_MAX}\ntimeout = \"200ms\"");
     let spin = handler(SPIN, LEASE, &spin);
     format!(
@@ -115,7 +116,12 @@ drain_timeout = "{drain_timeout}"
 {key}
 [limits]
 memory_mb = 16
-{work}{patient}{spin}"#
+{work}{patient}{spin}{pay}
+[handlers."{PAY}".sql]
+login = {{ url = {login:?} }}
+statements = "all"
+connections_max = 4
+"#
     )
 }
 
@@ -135,7 +141,10 @@ mod tests {
         ] {
             assert_eq!(listens(&worker_id(role, 2)), listening, "{role:?}");
             let notify = format!("notify = {listening}");
-            assert!(of(role, "/evidence").contains(&notify), "{role:?}");
+            assert!(
+                of(role, "/evidence", "postgres://").contains(&notify),
+                "{role:?}"
+            );
         }
     }
 }

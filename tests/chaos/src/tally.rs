@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::cuts::{At, How};
 use super::ledger::{Answer, Event, Request};
 use super::load::Kind;
 use super::plan::Fault;
@@ -43,6 +44,7 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
             Event::IdShared { exits, .. } if !exits.is_empty() => done(Fault::SameId),
             Event::BackendsTerminated { count } if *count > 0 => done(Fault::TerminateBackends),
             Event::ServerCrashed { how } => done(*how),
+            Event::EffectsCut { .. } => done(Fault::CutEffects),
             Event::SleepersForgotten { rows } if *rows > 0 => done(Fault::ForgetSleepers),
             Event::ModuleReplaced { sha256 } if ran.contains(sha256) => done(Fault::ReplaceModule),
             Event::ModuleReplaced { .. }
@@ -83,6 +85,20 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
     for happened in &world.happened {
         if let Event::Skipped { fault, .. } = &happened.event {
             counts.entry(*fault).or_default().1 += 1;
+        }
+    }
+    counts
+}
+
+/// How often the transaction of effects was cut at each of its boundaries.
+pub(super) fn cuts(world: &World) -> BTreeMap<(At, How), u64> {
+    let mut counts = BTreeMap::new();
+    for at in At::ALL {
+        counts.extend(How::ALL.map(|how| ((at, how), 0)));
+    }
+    for happened in &world.happened {
+        if let Event::EffectsCut { at, how, .. } = happened.event {
+            *counts.entry((at, how)).or_default() += 1;
         }
     }
     counts

@@ -156,6 +156,24 @@ pub(super) struct Kept {
     pub(super) mark: i64,
 }
 
+/// A row of bank.line: a transaction with effects of this attempt.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct BankLine {
+    pub(super) job: i64,
+    pub(super) attempt: i32,
+    /// `step` or `end`.
+    pub(super) part: String,
+    /// The amount that it has moved; 0 if another one of the job moves the money.
+    pub(super) amount: i64,
+}
+
+/// A row of bank.account.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Account {
+    pub(super) id: i64,
+    pub(super) balance: i64,
+}
+
 /// A row of rouse.schedule_run, or a job of a schedule that has none.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Due {
@@ -197,6 +215,8 @@ pub(super) struct World {
     pub(super) workers: Vec<Worker>,
     pub(super) due: Vec<Due>,
     pub(super) signals: Vec<Kept>,
+    pub(super) lines: Vec<BankLine>,
+    pub(super) accounts: Vec<Account>,
     /// The jobs that flows enqueue, with the settings that their payloads have.
     pub(super) parts: Vec<JobSpec>,
     pub(super) tries: Vec<Try>,
@@ -223,6 +243,8 @@ impl World {
             workers: rows(&folder.dump("workers"))?,
             due: rows(&folder.dump("due"))?,
             signals: rows(&folder.dump("signals"))?,
+            lines: rows(&folder.dump("lines"))?,
+            accounts: rows(&folder.dump("accounts"))?,
             tries: tries(&folder.hosts())?,
             ..Self::default()
         };

@@ -4,6 +4,7 @@
 //! `….end`. One system call creates a file, so a kill cannot leave half of it.
 
 mod flow;
+mod pay;
 
 use std::collections::hash_map::RandomState;
 use std::fs::File;
@@ -147,4 +148,4 @@ fn spin(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     }
 }
 
-export!(work, patient, spin, flow::flow);
+export!(work, patient, spin, flow::flow, pay::pay);

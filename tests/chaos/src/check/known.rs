@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::super::ledger::{Answer, Event, Happened, Request};
 use super::super::load::JobSpec;
 use super::super::settings;
-use super::super::world::{Attempt, Call, Evidence, Job, Record, Step, World};
+use super::super::world::{Attempt, BankLine, Call, Evidence, Job, Record, Step, World};
 
 /// A claim commits asynchronously, and the server writes commits to disk within some tenths of a second. A crash
 /// forgets claims that were not written yet.
@@ -29,6 +29,7 @@ pub(crate) struct Known<'a> {
     attempts: HashMap<i64, Vec<&'a Attempt>>,
     records: HashMap<i64, Vec<&'a Record>>,
     steps: HashMap<i64, Vec<&'a Step>>,
+    lines: HashMap<i64, Vec<&'a BankLine>>,
     calls: HashMap<i64, Vec<&'a Call>>,
     jobs: HashMap<i64, Vec<&'a Job>>,
     originals: HashMap<i64, Vec<&'a Job>>,
@@ -46,6 +47,7 @@ impl<'a> Known<'a> {
             attempts: by(&world.attempts, |a| Some(a.job)),
             records: by(&world.records, |r| r.job),
             steps: by(&world.steps, |s| Some(s.job)),
+            lines: by(&world.lines, |line| Some(line.job)),
             calls: by(&world.calls, job_of),
             jobs: by(&world.jobs, |j| Some(j.id)),
             originals: by(&world.jobs, |j| j.retried_from.is_none().then_some(j.n)),
@@ -74,6 +76,11 @@ impl<'a> Known<'a> {
 
     pub(super) fn steps(&self, job: i64) -> &[&'a Step] {
         self.steps.get(&job).map_or(&[], Vec::as_slice)
+    }
+
+    /// The transactions with effects of this job.
+    pub(super) fn lines(&self, job: i64) -> &[&'a BankLine] {
+        self.lines.get(&job).map_or(&[], Vec::as_slice)
     }
 
     /// Rows with this id: exactly one, unless a rule is broken.
@@ -174,6 +181,7 @@ impl<'a> Known<'a> {
                 | Event::IdShared { .. }
                 | Event::JobCrashed { .. }
                 | Event::ServerCrashed { .. }
+                | Event::EffectsCut { .. }
                 | Event::SleepersForgotten { .. }
                 | Event::ModuleReplaced { .. }
                 | Event::Skipped { .. }

@@ -131,6 +131,7 @@ fn was_disturbed(known: &Known<'_>, since_us: i64, stopped: &Happened, worker: &
             | Event::LineCancelled { .. }
             | Event::IdShared { .. }
             | Event::JobCrashed { .. }
+            | Event::EffectsCut { .. }
             | Event::SleepersForgotten { .. }
             | Event::ModuleReplaced { .. }
             | Event::Skipped { .. }
@@ -181,6 +182,7 @@ pub(super) fn hosts_stay_up(known: &Known<'_>) -> Found {
             | Event::IdShared { .. }
             | Event::JobCrashed { .. }
             | Event::ServerCrashed { .. }
+            | Event::EffectsCut { .. }
             | Event::SleepersForgotten { .. }
             | Event::ModuleReplaced { .. }
             | Event::Skipped { .. }

@@ -1,5 +1,6 @@
 //! Checks worlds in which exactly one promise is broken.
 
+mod effects;
 mod flows;
 mod healthy;
 

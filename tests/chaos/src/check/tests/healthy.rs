@@ -4,11 +4,13 @@ pub(super) mod flow;
 
 use serde_json::json;
 
+use super::super::super::bank::Payment;
 use super::super::super::ledger::{Answer, Event, Exit, Happened, Request, Run};
 use super::super::super::load::{JobSpec, WORK};
 use super::super::super::plan::Fault;
 use super::super::super::world::{
-    Attempt, Call, Due, Evidence, Job, Progress, Record, Step, Try, Worker, World,
+    Account, Attempt, BankLine, Call, Due, Evidence, Job, Progress, Record, Step, Try, Worker,
+    World,
 };
 
 pub(super) const S: i64 = 1_000_000;
@@ -40,6 +42,9 @@ pub(super) const NOTIFIED: i64 = 31;
 pub(super) const LARGE: [i64; 2] = [32, 33];
 pub(super) const CHILD: i64 = 34;
 pub(super) const DROPPED: i64 = 35;
+pub(super) const PAID: i64 = 36;
+pub(super) const STAGED: i64 = 37;
+pub(super) const UNPAID: i64 = 38;
 
 /// Adds jobs to a world.
 #[derive(Default)]
@@ -164,6 +169,62 @@ impl Builder {
             until_us,
             event,
         });
+    }
+}
+
+/// Three jobs move 5 from account 1 to account 2. The first attempts of the first two fail, and the third job is
+/// hopeless.
+fn pay(b: &mut Builder) {
+    for (id, staged) in [(PAID, false), (STAGED, true), (UNPAID, false)] {
+        let spec = JobSpec {
+            steps: staged,
+            hopeless: id == UNPAID,
+            fail_attempts: 1,
+            payment: Some(Payment {
+                from: 1,
+                to: 2,
+                amount: 5,
+                staged,
+            }),
+            ..JobSpec::default()
+        };
+        b.job(id, 80 * S, spec);
+        b.start(id, 1, A, 81 * S);
+        let line = |attempt, part: &str, amount| BankLine {
+            job: id,
+            attempt,
+            part: part.into(),
+            amount,
+        };
+        if staged {
+            b.0.evidence.last_mut().expect("it has started").stepped_us = Some(81 * S + 1_500);
+            b.0.steps.push(Step {
+                job: id,
+                name: "first".into(),
+                result: json!(nonce(id, 1)),
+                wait: None,
+                attempt: 1,
+                worker: A,
+                at_us: 81 * S + 1_400,
+            });
+            b.0.lines.push(line(1, "step", 5));
+        }
+        if id == UNPAID {
+            let details = json!({"attempt": 1, "nonce": nonce(id, 1)});
+            let error =
+                json!({"kind": "guest_error", "guest_kind": "hopeless", "details": details});
+            b.end(id, "failed", error, 82 * S);
+            continue;
+        }
+        b.attempt(id, false, 82 * S);
+        b.start(id, 2, B, 83 * S);
+        b.0.lines.push(line(2, "end", if staged { 0 } else { 5 }));
+        b.succeed(id, 84 * S);
+        let result = b.of(id).result.as_mut();
+        result.expect("it has succeeded")["first"] = json!(nonce(id, 1));
+    }
+    for (id, balance) in [(1, -10), (2, 10)] {
+        b.0.accounts.push(Account { id, balance });
     }
 }
 
@@ -440,6 +501,8 @@ pub(super) fn healthy() -> World {
     b.succeed(STEPPED, 84 * S);
     let result = b.of(STEPPED).result.as_mut();
     result.expect("it has succeeded")["first"] = json!(nonce(STEPPED, 1));
+
+    pay(&mut b);
 
     // Cancelled before it has started.
     b.job(IN_LINE, 150 * S, plain());
