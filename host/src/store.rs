@@ -98,8 +98,8 @@ pub use running::RunningUsage;
 pub use schedules::NewSchedule;
 pub use settle::{Locked, Ran, Settled, Settlement};
 pub use sql::{
-    CheckedStatement, Committed, Confirmed, Effects, Login, NotCommitted, QueryError, SqlError,
-    Unfit, With,
+    CheckedCall, CheckedStatement, Committed, Confirmed, Effects, Login, NotCommitted, QueryError,
+    SqlError, Unfit, With,
 };
 pub use steps::NotMine;
 

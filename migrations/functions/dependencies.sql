@@ -65,18 +65,22 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._keep_ends(p_partitions text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    needed bigint[] := ARRAY(
-        SELECT (d.job #>> '{}')::bigint FROM rouse.job AS j CROSS JOIN LATERAL rouse._dependencies_of(j.after) AS d WHERE j.after IS NOT NULL
+    needed bigint[];
+    name   text;
+BEGIN
+    -- In one statement, because an enqueue that commits meanwhile may keep an end itself.
+    WITH needed AS MATERIALIZED (
+        SELECT (d.job #>> '{}')::bigint AS chain
+        FROM rouse.job AS j CROSS JOIN LATERAL rouse._dependencies_of(j.after) AS d WHERE j.after IS NOT NULL
         UNION
         -- Also of an attempt that has failed since: the next one asks for these calls again. A job with a call was suspended once.
         SELECT (s.wait ->> 'chain')::bigint
         FROM rouse.job AS j
         CROSS JOIN LATERAL (SELECT s.name, s.wait FROM rouse.step AS s WHERE s.job = ANY (ARRAY[j.id]) AND s.wait ->> 'kind' = 'call') AS s
         WHERE j.uncounted > 0
-          AND NOT EXISTS (SELECT FROM rouse.step AS done WHERE done.job = ANY (ARRAY[j.id]) AND done.name = s.name AND done.result IS NOT NULL));
-    name   text;
-BEGIN
-    DELETE FROM rouse.kept_end AS k WHERE NOT EXISTS (SELECT FROM unnest(needed) AS n(chain) WHERE n.chain = k.chain);
+          AND NOT EXISTS (SELECT FROM rouse.step AS done WHERE done.job = ANY (ARRAY[j.id]) AND done.name = s.name AND done.result IS NOT NULL)),
+    gone AS (DELETE FROM rouse.kept_end AS k WHERE NOT EXISTS (SELECT FROM needed AS n WHERE n.chain = k.chain))
+    SELECT coalesce(array_agg(n.chain), '{}') INTO needed FROM needed AS n;
     IF needed = '{}' THEN
         RETURN;
     END IF;
@@ -213,8 +217,15 @@ BEGIN
         IF locked.waits THEN
             chains := chains || locked.chain;
             on_failures := on_failures || parent.on_failure;
-        ELSIF locked.has_failed THEN
-            failed := locked.chain;
+        ELSE
+            -- Its partition may be dropped as soon as this transaction has committed: _keep_ends does not see it before.
+            INSERT INTO rouse.kept_end AS k (chain, job, state, result, error)
+            SELECT locked.chain, f.id, f.state, f.result, f.error FROM rouse._last_ended(locked.chain) AS f
+            WHERE f.finished_at < clock_timestamp() - interval '1 hour'
+            ON CONFLICT (chain) DO NOTHING;
+            IF locked.has_failed THEN
+                failed := locked.chain;
+            END IF;
         END IF;
     END LOOP;
     SELECT string_agg(quote_literal(n.name), ' and ') INTO twice

@@ -65,7 +65,7 @@ BEGIN
         place := back[place];
     END LOOP;
     path := place || path[:array_position(path, place)];
-    PERFORM rouse._refuse_flow('its jobs wait for each other in a circle: ' || (
+    PERFORM rouse._refuse_flow('its jobs wait for each other in a cycle: ' || (
         SELECT string_agg(quote_literal(p_names[p.place]), ' → ' ORDER BY p.n)
                || CASE WHEN cardinality(path) > 11 THEN ' → …' ELSE '' END
         FROM unnest(path) WITH ORDINALITY AS p(place, n) WHERE p.n <= 11), 'An arrow goes from a job to one that waits for it.');

@@ -233,7 +233,7 @@ async fn wrong_graphs_are_refused_with_the_job_at_fault_and_leave_nothing() {
         ),
         (
             a(json!({"after": ["a", "a"]})),
-            "its jobs wait for each other in a circle: 'a' → 'a'",
+            "its jobs wait for each other in a cycle: 'a' → 'a'",
         ),
         (
             json!([{"name": "1", "handler": "x"}, {"name": "b", "handler": "x", "after": ["1", 1]}]),
@@ -261,15 +261,15 @@ async fn wrong_graphs_are_refused_with_the_job_at_fault_and_leave_nothing() {
         ),
         (
             a(json!({"after": ["a"]})),
-            "its jobs wait for each other in a circle: 'a' → 'a'",
+            "its jobs wait for each other in a cycle: 'a' → 'a'",
         ),
         (
             circle,
-            "its jobs wait for each other in a circle: 'a' → 'b' → 'c' → 'a'",
+            "its jobs wait for each other in a cycle: 'a' → 'b' → 'c' → 'a'",
         ),
         (
             json!(large),
-            "its jobs wait for each other in a circle: '0' → '1' → '2' → '3' → '4' → '5' → '6' → '7' → '8' → '9' → '10' → …",
+            "its jobs wait for each other in a cycle: '0' → '1' → '2' → '3' → '4' → '5' → '6' → '7' → '8' → '9' → '10' → …",
         ),
     ] {
         assert_eq!(

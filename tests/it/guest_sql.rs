@@ -4,6 +4,7 @@ mod commits;
 mod errors;
 mod parked;
 mod shop;
+mod together;
 mod wall;
 
 use serde_json::{Value, json};

@@ -116,11 +116,12 @@ impl Connector {
                 config.password(password);
             }
         }
+        let backoff = Backoff::new(config.get_user().unwrap_or_default());
         Ok(Self {
             config,
             tls,
             mode,
-            backoff: Arc::new(Backoff::new()),
+            backoff: Arc::new(backoff),
         })
     }
 

@@ -3,20 +3,21 @@
 //!
 //! A transaction is open only while the host waits for Postgres, never while a guest runs. A transaction with effects
 //! starts with the fence: `rouse.settle_with_effects` or `rouse.record_step_with_effects` fails unless this worker holds
-//! the job (migrations/functions/effects.sql). Everything is sent at once and answered in one round trip; the COMMIT
-//! follows when all answers are right.
+//! the job (migrations/functions/effects.sql). The statements are sent at once and answered in one round trip; the
+//! COMMIT follows when all answers are right.
 
 mod check;
 mod params;
 
+use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool::managed::{Object, PoolError};
-use futures_util::future::join_all;
-use tokio_postgres::Client;
+use futures_util::future::{OptionFuture, join_all};
 use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, SimpleQueryMessage};
 
 use self::check::EffectText;
 pub use self::check::{CheckedStatement, Unfit};
@@ -32,6 +33,12 @@ const STATEMENTS: u32 = 4;
 /// How long a transaction waits for the lock of another one: it holds the lock of the job meanwhile.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
 
+/// The same for a transaction with the effects of several jobs, which is then tried again in parts.
+const LOCK_WAIT_OF_SEVERAL: Duration = Duration::from_millis(50);
+
+/// A statement that a transaction runs this often is prepared first, which costs a round trip.
+const PREPARED_FROM: usize = 4;
+
 /// How much longer than its timeouts a transaction may take: for the way, and for a busy server.
 const ANSWER_SLACK: Duration = Duration::from_secs(5);
 
@@ -43,6 +50,7 @@ const CANCELLED_WITHIN: Duration = Duration::from_secs(2);
 pub struct Login {
     pool: Pool,
     connector: Connector,
+    connections: usize,
     /// The address, without secrets.
     target: Arc<str>,
 }
@@ -128,17 +136,20 @@ impl From<&tokio_postgres::Error> for SqlError {
 pub struct Effects<'a> {
     /// What is committed with them.
     pub with: With<'a>,
-    /// The statements, in order.
-    pub calls: &'a [(&'a CheckedStatement, &'a SqlCall)],
+    /// The statements in order, of each outcome or of the step.
+    pub calls: &'a [Vec<CheckedCall<'a>>],
     /// The limits of the handler.
     pub limits: &'a SqlLimits,
 }
 
+/// A call of a statement that fits the database.
+pub type CheckedCall<'a> = (&'a CheckedStatement, &'a SqlCall);
+
 /// What effects are committed with.
 #[derive(Debug, Clone, Copy)]
 pub enum With<'a> {
-    /// The outcome of an attempt that has succeeded.
-    Outcome(&'a Settlement),
+    /// The outcomes of attempts that have succeeded.
+    Outcomes(&'a [&'a Settlement]),
     /// The result of a step, JSON.
     Step {
         /// The job.
@@ -207,16 +218,36 @@ pub enum QueryError {
 /// Removes what an earlier transaction of the session may have left: a role, settings, advisory locks.
 const RESET: &str = "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; SELECT pg_advisory_unlock_all()";
 
-/// The start of a transaction.
-fn start_of(mode: &str, statement_timeout: Duration) -> String {
-    let lock_timeout = statement_timeout.min(LOCK_WAIT);
+/// The timeouts of a transaction.
+fn timeouts(statement_timeout: Duration, lock_wait: Duration) -> String {
     format!(
-        "BEGIN ISOLATION LEVEL READ COMMITTED, {mode}; {RESET}; \
-         SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; \
-         SELECT set_config('search_path', concat_ws(', ', nullif(current_setting('search_path'), ''), 'pg_temp'), true)",
+        "SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}",
         statement_timeout.as_millis(),
-        lock_timeout.as_millis(),
+        statement_timeout.min(lock_wait).as_millis(),
     )
+}
+
+/// The settings of a transaction. Its last row has the search path: the schemas of the login's own one, before those of
+/// temporary objects.
+fn settings(statement_timeout: Duration, lock_wait: Duration) -> String {
+    format!(
+        "{RESET}; {}; SELECT set_config('search_path', array_to_string(
+             ARRAY(SELECT quote_ident(s) FROM unnest(current_schemas(false)) AS s) || 'pg_temp'::text, ', '), true)",
+        timeouts(statement_timeout, lock_wait)
+    )
+}
+
+/// The same settings again, between the effects of two jobs.
+fn settings_again(statement_timeout: Duration, lock_wait: Duration, search_path: &str) -> String {
+    format!(
+        "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; {}; SET LOCAL search_path = {search_path}",
+        timeouts(statement_timeout, lock_wait)
+    )
+}
+
+/// The start of a transaction.
+fn start_of(mode: &str, settings: &str) -> String {
+    format!("BEGIN ISOLATION LEVEL READ COMMITTED, {mode}; {settings}")
 }
 
 impl Login {
@@ -225,6 +256,7 @@ impl Login {
         Self {
             pool: connector.pool(connections),
             connector: connector.clone(),
+            connections,
             target: connector.target().into(),
         }
     }
@@ -232,6 +264,11 @@ impl Login {
     /// The address, without secrets.
     pub fn target(&self) -> &str {
         &self.target
+    }
+
+    /// The maximum number of its connections.
+    pub fn connections(&self) -> usize {
+        self.connections
     }
 
     async fn client(&self) -> Result<PooledClient, SqlError> {
@@ -272,7 +309,7 @@ impl Login {
         };
         let values = statement.bind(params).map_err(QueryError::Refused)?;
         let client = self.client().await.map_err(QueryError::Failed)?;
-        let start = start_of("READ ONLY", limits.statement_timeout);
+        let start = start_of("READ ONLY", &settings(limits.statement_timeout, LOCK_WAIT));
         let params = typed(&values, &statement.params);
         let running = async {
             let (started, rows, ended) = tokio::join!(
@@ -398,7 +435,7 @@ impl Store {
         }
     }
 
-    /// Commits effects with an outcome or a step.
+    /// Commits effects with outcomes or a step: all of them or none.
     ///
     /// # Errors
     /// If nothing was committed, or if that is not known.
@@ -418,17 +455,21 @@ impl Store {
         } = effects;
         let (incarnation, key) = (worker.incarnation.0, worker.key());
         // The fence.
-        let settlement: Vec<SettlementRecord<'_>>;
+        let settlements: Vec<SettlementRecord<'_>>;
         let jobs: Vec<NewJobRecord<'_>>;
+        let mut lock_wait = LOCK_WAIT;
         let (id, fence_number);
         let (fence, mut fence_params): (&str, Vec<(&(dyn ToSql + Sync), Type)>);
         fence_params = vec![(&incarnation, Type::INT8), (&key, Type::BYTEA)];
         match &with {
-            With::Outcome(one) => {
-                settlement = vec![SettlementRecord::from(*one)];
-                jobs = new_jobs(one).collect();
+            With::Outcomes(all) => {
+                settlements = all.iter().map(|one| (*one).into()).collect();
+                jobs = all.iter().flat_map(|one| new_jobs(one)).collect();
+                if settlements.len() > 1 {
+                    lock_wait = LOCK_WAIT_OF_SEVERAL;
+                }
                 fence = include_str!("sql/settle_with_effects.sql");
-                fence_params.push((&settlement, lists.of("settlement")));
+                fence_params.push((&settlements, lists.of("settlement")));
                 fence_params.push((&jobs, lists.of("new_job")));
             }
             With::Step {
@@ -445,28 +486,58 @@ impl Store {
                 fence_params.push((output, Type::TEXT));
             }
         }
-        let values = calls.iter().map(|(statement, call)| {
-            statement
-                .bind(&call.params.0)
-                .map_err(|message| NotCommitted::Statement(misbound(statement, message)))
+        let bound = calls.iter().map(|of_one| {
+            let of_one = of_one.iter().map(|(statement, call)| {
+                let values = statement.bind(&call.params.0);
+                let values =
+                    values.map_err(|why| NotCommitted::Statement(misbound(statement, why)))?;
+                Ok((*statement, values))
+            });
+            of_one.collect()
         });
-        let values: Vec<Vec<TextParam>> = values.collect::<Result<_, _>>()?;
-        let params: Vec<Vec<(&(dyn ToSql + Sync), Type)>> = calls
-            .iter()
-            .zip(&values)
-            .map(|((statement, _), values)| typed(values, &statement.params))
-            .collect();
+        let bound: Vec<Vec<(&CheckedStatement, Vec<TextParam>)>> =
+            bound.collect::<Result<_, _>>()?;
 
         let client = login.client().await.map_err(NotCommitted::Failed)?;
-        let start = start_of("READ WRITE", limits.statement_timeout);
-        let statements = calls.iter().zip(&params);
-        let statements = statements.map(|((statement, _), params)| run(&client, statement, params));
+        let settings = settings(limits.statement_timeout, lock_wait);
+        let start = start_of("READ WRITE", &settings);
+        let often = run_often(calls);
+        let preparing = often
+            .iter()
+            .map(|it| client.prepare_typed(it.effect.sql(), &it.params));
         let running = async {
-            tokio::join!(
-                client.batch_execute(&start),
-                client.query_typed(fence, &fence_params),
-                join_all(statements),
-            )
+            let opening = async {
+                tokio::join!(
+                    client.simple_query(&start),
+                    client.query_typed(fence, &fence_params),
+                    join_all(preparing),
+                )
+            };
+            let run_all = async |settings: &str, prepared: &HashMap<&str, Prepared>| {
+                let outcomes = bound.iter().enumerate().map(async |(number, calls)| {
+                    // What a statement of one job sets is gone in the next one.
+                    let settings = (number > 0).then(|| client.batch_execute(settings));
+                    let statements = calls.iter().map(|(statement, values)| {
+                        run(&client, statement, prepared.get(&*statement.name), values)
+                    });
+                    tokio::join!(OptionFuture::from(settings), join_all(statements))
+                });
+                join_all(outcomes).await
+            };
+            if often.is_empty() {
+                let nothing = HashMap::new();
+                let ((started, fenced, _), answers) =
+                    tokio::join!(opening, run_all(&settings, &nothing));
+                return (started, fenced, answers);
+            }
+            let (started, fenced, prepared) = opening.await;
+            let names = often.iter().map(|statement| &*statement.name);
+            let prepared: HashMap<&str, Prepared> = names.zip(prepared).collect();
+            let again = match started.as_deref().map(last_value) {
+                Ok(Some(path)) => settings_again(limits.statement_timeout, lock_wait, path),
+                Ok(None) | Err(_) => settings,
+            };
+            (started, fenced, run_all(&again, &prepared).await)
         };
         let patience = limits.statement_timeout * STATEMENTS + ANSWER_SLACK;
         let (answered, is_usable) = login.answer(&client, patience, running).await;
@@ -533,18 +604,60 @@ impl Store {
     }
 }
 
+/// The statements that are worth preparing.
+fn run_often<'a>(calls: &[Vec<CheckedCall<'a>>]) -> Vec<&'a CheckedStatement> {
+    let mut uses: HashMap<&str, (&CheckedStatement, usize)> = HashMap::new();
+    for (statement, _) in calls.iter().flatten() {
+        uses.entry(&statement.name).or_insert((statement, 0)).1 += 1;
+    }
+    let often = uses
+        .into_values()
+        .filter(|(_, count)| *count >= PREPARED_FROM);
+    often.map(|(statement, _)| statement).collect()
+}
+
+/// The first value of the last row.
+fn last_value(messages: &[SimpleQueryMessage]) -> Option<&str> {
+    messages.iter().rev().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    })
+}
+
+/// A statement that is prepared for one transaction.
+type Prepared = Result<tokio_postgres::Statement, tokio_postgres::Error>;
+
 /// Runs one statement of a transaction.
 async fn run(
     client: &Client,
     statement: &CheckedStatement,
-    params: &[(&(dyn ToSql + Sync), Type)],
+    prepared: Option<&Prepared>,
+    values: &[TextParam],
 ) -> Answer {
-    let rows = match &statement.effect {
-        EffectText::Plain(sql) => client.execute_typed(sql, params).await,
-        EffectText::Counted(sql) => client.query_typed(sql, params).await.map(|rows| {
-            let count = rows.first().map_or(0, |row| row.get::<_, i64>(0));
-            u64::try_from(count).unwrap_or(0)
-        }),
+    let prepared = match prepared.map(Result::as_ref).transpose() {
+        Ok(prepared) => prepared,
+        Err(error) => return Answer::Failed(error.into()),
+    };
+    let rows = match (&statement.effect, prepared) {
+        (EffectText::Plain(_), Some(prepared)) => client.execute_raw(prepared, values).await,
+        (EffectText::Plain(sql), None) => {
+            let params = typed(values, &statement.params);
+            client.execute_typed(sql, &params).await
+        }
+        (EffectText::Counted(sql), prepared) => {
+            let params = typed(values, &statement.params);
+            let rows = match prepared {
+                Some(prepared) => {
+                    let values: Vec<_> = params.iter().map(|(value, _)| *value).collect();
+                    client.query(prepared, &values).await
+                }
+                None => client.query_typed(sql, &params).await,
+            };
+            rows.map(|rows| {
+                let count = rows.first().map_or(0, |row| row.get::<_, i64>(0));
+                u64::try_from(count).unwrap_or(0)
+            })
+        }
     };
     match rows {
         Ok(rows) => Answer::Rows(rows),
@@ -554,10 +667,10 @@ async fn run(
 
 /// The first answer that is an error, or a wrong number of rows. All after it only say that the transaction has failed.
 fn refusal(
-    started: Result<(), tokio_postgres::Error>,
+    started: Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>,
     fenced: &Result<Vec<tokio_postgres::Row>, tokio_postgres::Error>,
-    answers: Vec<Answer>,
-    calls: &[(&CheckedStatement, &SqlCall)],
+    answers: Vec<(Option<Result<(), tokio_postgres::Error>>, Vec<Answer>)>,
+    calls: &[Vec<CheckedCall<'_>>],
 ) -> Option<NotCommitted> {
     if let Err(error) = started {
         return Some(NotCommitted::Failed((&error).into()));
@@ -573,18 +686,22 @@ fn refusal(
             _ => NotCommitted::Failed(error),
         });
     }
-    for (answer, (statement, _)) in answers.into_iter().zip(calls) {
-        match answer {
-            Answer::Failed(error) => return Some(of_statement(error, statement)),
-            Answer::Rows(rows) => {
-                if let Some(expected) = statement.rows.filter(|expected| *expected != rows) {
-                    return Some(NotCommitted::Statement(SqlFailure {
-                        statement: statement.name.clone(),
-                        code: SqlFailure::ROWS.into(),
-                        message: format!("expected {expected} rows, got {rows}"),
-                        permanent: statement.on_error == OnError::Fail,
-                    }));
-                }
+    for ((settings, answers), calls) in answers.into_iter().zip(calls) {
+        if let Some(Err(error)) = settings {
+            return Some(NotCommitted::Failed((&error).into()));
+        }
+        for (answer, (statement, _)) in answers.into_iter().zip(calls) {
+            let rows = match answer {
+                Answer::Failed(error) => return Some(of_statement(error, statement)),
+                Answer::Rows(rows) => rows,
+            };
+            if let Some(expected) = statement.rows.filter(|expected| *expected != rows) {
+                return Some(NotCommitted::Statement(SqlFailure {
+                    statement: statement.name.clone(),
+                    code: SqlFailure::ROWS.into(),
+                    message: format!("expected {expected} rows, got {rows}"),
+                    permanent: statement.on_error == OnError::Fail,
+                }));
             }
         }
     }
@@ -604,7 +721,8 @@ fn of_statement(mut error: SqlError, statement: &CheckedStatement) -> NotCommitt
 
 /// An error as the answer to COMMIT: a deferred constraint is the fault of some statement, and nothing is committed. A
 /// lost connection leaves it open.
-fn after_commit(error: SqlError, calls: &[(&CheckedStatement, &SqlCall)]) -> NotCommitted {
+fn after_commit(error: SqlError, calls: &[Vec<CheckedCall<'_>>]) -> NotCommitted {
+    let calls: Vec<CheckedCall<'_>> = calls.iter().flatten().copied().collect();
     match (error.class(), calls.last()) {
         (SqlErrorClass::Away, _) => NotCommitted::InDoubt(error),
         (SqlErrorClass::Data, Some((last, _))) => {

@@ -19,8 +19,8 @@ use tokio_util::task::TaskTracker;
 
 use super::Shared;
 use super::claim::Claim;
-use super::effects;
-use super::events;
+use super::effects::{self, Success};
+use super::events::{self, EventContext};
 use super::journal::AttemptJournal;
 use super::leases::StartedAttempt;
 use super::meters::{HandlerMeters, Meters, OutcomeLabel};
@@ -114,18 +114,16 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
         jobs: run.jobs,
     };
     let delay = policy.job_delay.unwrap_or(shared.settings.job_delay);
-    let mut outcome = decide(run.end, tries, &policy.retry, rand::random());
-    if let Ok(succeeded @ Outcome::Succeeded(_)) = &outcome
-        && !run.effects.is_empty()
-    {
-        let meters = started.meters.clone();
-        let one = unsettled(&claim, meters, Some(stats.clone()), succeeded.clone());
-        match effects::commit(shared, handler, one, &run.effects).await {
-            Ok(()) => return delay,
-            Err(end) => outcome = decide(end, tries, &policy.retry, rand::random()),
+    let outcome = decide(run.end, tries, &policy.retry, rand::random());
+    match outcome {
+        Ok(outcome @ Outcome::Succeeded(_)) if !run.effects.is_empty() => {
+            let one = unsettled(&claim, started.meters, Some(stats), outcome);
+            let decided_by = (tries, &policy.retry);
+            let success = Success::new(shared, handler, one, run.effects, decided_by);
+            effects::commit_with_others(success).await;
         }
+        outcome => settle(shared, &claim, started.meters, Some(stats), outcome).await,
     }
-    settle(shared, &claim, started.meters, Some(stats), outcome).await;
     delay
 }
 
@@ -412,27 +410,66 @@ async fn settle(
     outcome: Result<Outcome, AbortReason>,
 ) {
     let job = &claim.job;
-    let outcome = match outcome {
-        Ok(outcome) => outcome,
+    match outcome {
+        Ok(outcome) => send(shared, unsettled(claim, meters, stats, outcome)).await,
         Err(lost) => {
-            counter!("rouse_lease_losses_total", "reason" => lost.as_str()).increment(1);
-            events::dropped(claim.event_context(shared, &meters.handler), lost);
-            meters.count(OutcomeLabel::Dropped);
-            shared.leases.remove(job.id, job.fence);
-            return;
+            let context = claim.event_context(shared, &meters.handler);
+            drop_lost(shared, (job.id, job.fence), &meters, context, lost);
         }
-    };
+    }
+}
+
+/// Decides and settles an attempt whose success could not be committed with its effects.
+pub(super) async fn settle_instead(
+    shared: &Shared,
+    mut one: Unsettled,
+    end: RunEnd,
+    tries: Tries,
+    retry: &RetryPolicy,
+) {
+    match decide(end, tries, retry, rand::random()) {
+        Ok(outcome) => {
+            one.settlement.outcome = outcome;
+            send(shared, one).await;
+        }
+        Err(lost) => {
+            let Settlement { id, fence, .. } = one.settlement;
+            let context = one.event_context(shared);
+            drop_lost(shared, (id, fence), &one.meters, context, lost);
+        }
+    }
+}
+
+/// Counts an attempt whose job is lost: there is nothing to write.
+fn drop_lost(
+    shared: &Shared,
+    (id, fence): (JobId, Fence),
+    meters: &HandlerMeters,
+    context: EventContext<'_>,
+    lost: AbortReason,
+) {
+    counter!("rouse_lease_losses_total", "reason" => lost.as_str()).increment(1);
+    events::dropped(context, lost);
+    meters.count(OutcomeLabel::Dropped);
+    shared.leases.remove(id, fence);
+}
+
+/// Passes an outcome to the settler.
+async fn send(shared: &Shared, one: Unsettled) {
+    let Settlement {
+        id, fence, outcome, ..
+    } = &one.settlement;
+    let (id, fence) = (*id, *fence);
     if let Some(error) = outcome.error() {
-        meters.count_error(error.kind);
+        one.meters.count_error(error.kind);
         if error.kind == ErrorKind::TimedOut {
             shared.presence.tally.timed_out();
         }
     }
-    let unsettled = unsettled(claim, meters, stats, outcome);
     // The settler outlives every attempt. If it did not, the lease would run out and another worker would adopt the
     // job.
-    if shared.attempts.settlements.send(unsettled).await.is_err() {
-        shared.leases.remove(job.id, job.fence);
+    if shared.attempts.settlements.send(one).await.is_err() {
+        shared.leases.remove(id, fence);
     }
 }
 

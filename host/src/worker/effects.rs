@@ -1,8 +1,10 @@
 //! Runs the SQL statements of attempts: queries, effects that are committed with a step, and effects that are committed
-//! with the outcome.
+//! with the outcome. Outcomes of one handler share transactions (`together.rs`).
 //!
 //! A commit whose answer is lost is looked up before anything is tried again: the fence and the finished row say what
 //! became of it.
+
+mod together;
 
 use std::future::pending;
 use std::sync::Arc;
@@ -17,9 +19,11 @@ use super::sql::{Statements, is_misfit};
 use crate::job::{AbortReason, Attempt, Fence, JobId, RunEnd, SqlCall, SqlErrorClass, SqlFailure};
 use crate::sandbox::{GrantedSql, Handler, JournalFuture, SqlRefusal, SqlStore};
 use crate::store::{
-    CheckedStatement, Committed, Confirmed, Effects, NotCommitted, QueryError, SqlError,
-    StoreError, With,
+    CheckedCall, Committed, Confirmed, Effects, NotCommitted, QueryError, SqlError, StoreError,
+    With,
 };
+
+pub(super) use together::{Success, Waiting, commit as commit_with_others};
 
 /// How many times a transaction is tried that is in the way of others. After that the attempt fails, and counts.
 const CONFLICTS_MAX: u32 = 5;
@@ -69,10 +73,7 @@ async fn after_failure(
 }
 
 /// The statements of calls, in order.
-fn checked<'a>(
-    statements: &'a Statements,
-    calls: &'a [SqlCall],
-) -> Option<Vec<(&'a CheckedStatement, &'a SqlCall)>> {
+fn checked<'a>(statements: &'a Statements, calls: &'a [SqlCall]) -> Option<Vec<CheckedCall<'a>>> {
     let checked = calls
         .iter()
         .map(|call| Some((statements.by_name.get(&call.statement)?, call)));
@@ -83,27 +84,35 @@ fn checked<'a>(
 ///
 /// # Errors
 /// How the attempt has ended instead: nothing was committed.
-pub(super) async fn commit(
+async fn commit(
     shared: &Shared,
     handler: &Handler,
-    mut one: Unsettled,
+    one: &mut Unsettled,
     calls: &[SqlCall],
 ) -> Result<(), RunEnd> {
-    let (Some(statements), Some(granted)) =
-        (shared.sql.statements(&handler.manifest.name), handler.sql())
-    else {
-        return Err(RunEnd::Parked);
-    };
-    let Some(checked) = checked(&statements, calls) else {
-        return Err(RunEnd::Parked);
-    };
     let mut conflicts = 0;
     loop {
-        if settler::give_up_if_lost(shared, &one) {
+        if settler::give_up_if_lost(shared, one) {
             return Ok(());
         }
+        // A try before was not answered.
+        if one.unanswered
+            && let Some(accepted) = confirmed(shared, one).await
+        {
+            settler::report(shared, one, accepted);
+            return Ok(());
+        }
+        let (Some(statements), Some(granted)) =
+            (shared.sql.statements(&handler.manifest.name), handler.sql())
+        else {
+            return Err(RunEnd::Parked);
+        };
+        let Some(checked) = checked(&statements, calls) else {
+            return Err(RunEnd::Parked);
+        };
+        let checked = [checked];
         let effects = Effects {
-            with: With::Outcome(&one.settlement),
+            with: With::Outcomes(&[&one.settlement]),
             calls: &checked,
             limits: &granted.limits,
         };
@@ -116,42 +125,32 @@ pub(super) async fn commit(
                 if has_releases {
                     shared.releases.notify_one();
                 }
-                settler::report(shared, &one, true);
+                settler::report(shared, one, true);
                 return Ok(());
             }
             Err(failure) => failure,
         };
         match failure {
-            // A try before was not answered: it may have been that.
+            // It may have been committed since it was looked up.
             NotCommitted::Lost if one.unanswered => {
-                if let Some(accepted) = confirmed(shared, &one).await {
-                    settler::report(shared, &one, accepted);
-                }
+                let accepted = confirmed(shared, one).await;
+                settler::report(shared, one, accepted.unwrap_or(false));
                 return Ok(());
             }
             NotCommitted::Lost | NotCommitted::Over => {
                 if matches!(failure, NotCommitted::Over) {
                     shared.presence.heartbeat_now.notify_one();
                 }
-                settler::report(shared, &one, false);
+                settler::report(shared, one, false);
                 return Ok(());
             }
             NotCommitted::InDoubt(error) => {
                 info!(job.id = one.settlement.id.0, handler = %handler.manifest.name, %error, "the answer to a commit with effects was lost; looking it up");
                 one.unanswered = true;
-                if let Some(accepted) = confirmed(shared, &one).await {
-                    settler::report(shared, &one, accepted);
-                    return Ok(());
-                }
             }
             NotCommitted::Statement(failure) => return Err(RunEnd::EffectFailed(failure)),
             NotCommitted::Recorded => unreachable!("an outcome records no step"),
-            NotCommitted::NoPartition => {
-                if let Err(error) = shared.store.prepare_partitions().await {
-                    warn!(%error, "cannot make today's partition of the history");
-                    tokio::time::sleep(RETRY_AFTER).await;
-                }
-            }
+            NotCommitted::NoPartition => prepare_partitions(shared).await,
             NotCommitted::Refused(why) => {
                 return Err(RunEnd::ResultRefused(format!(
                     "Postgres cannot store its result, or the jobs that it enqueues: {why}"
@@ -169,6 +168,14 @@ pub(super) async fn commit(
                 }
             }
         }
+    }
+}
+
+/// Creates today's partition of the history. If that fails, waits.
+async fn prepare_partitions(shared: &Shared) {
+    if let Err(error) = shared.store.prepare_partitions().await {
+        warn!(%error, "cannot make today's partition of the history");
+        tokio::time::sleep(RETRY_AFTER).await;
     }
 }
 
@@ -241,7 +248,7 @@ impl AttemptJournal {
         calls: &[SqlCall],
     ) -> Result<(), SqlRefusal> {
         let (statements, granted) = self.statements()?;
-        let checked = checked(&statements, calls).ok_or(SqlRefusal::Parked)?;
+        let checked = [checked(&statements, calls).ok_or(SqlRefusal::Parked)?];
         let mut conflicts = 0;
         loop {
             let effects = Effects {
@@ -270,12 +277,7 @@ impl AttemptJournal {
                 }
                 NotCommitted::Statement(failure) => return Err(SqlRefusal::Failed(failure)),
                 NotCommitted::Refused(why) => return Err(SqlRefusal::Refused(why)),
-                NotCommitted::NoPartition => {
-                    if let Err(error) = self.shared.store.prepare_partitions().await {
-                        warn!(%error, "cannot make today's partition of the history");
-                        tokio::time::sleep(RETRY_AFTER).await;
-                    }
-                }
+                NotCommitted::NoPartition => prepare_partitions(&self.shared).await,
                 NotCommitted::Store(error) => {
                     let answer: Result<_, StoreError> = Err(error);
                     self.answer::<()>(answer).await;

@@ -73,7 +73,7 @@ impl Unsettled {
     }
 
     /// The bytes of JSON that its settlement sends.
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         let outcome = match &self.settlement.outcome {
             Outcome::Succeeded(result) => result.0.len(),
             Outcome::Retry { error, .. } | Outcome::Failed(error) | Outcome::TimedOut(error) => {

@@ -15,6 +15,7 @@ use tokio::sync::{Mutex, Notify};
 use tracing::{debug, info, warn};
 
 use super::Shared;
+use super::effects::Waiting;
 use crate::sandbox::{Digest, GrantedSql, Handler};
 use crate::store::connect::Connector;
 use crate::store::{CheckedStatement, Login, Unfit};
@@ -63,6 +64,8 @@ enum FitState {
 pub(super) struct Statements {
     pub(super) login: Login,
     pub(super) by_name: HashMap<String, CheckedStatement>,
+    /// The attempts whose effects are to be committed.
+    pub(super) waiting: Waiting,
 }
 
 impl Fit {
@@ -259,7 +262,11 @@ async fn check_statements(shared: &Shared, granted: &GrantedSql) -> Result<State
         let checked = login.check(statement, &granted.limits).await?;
         by_name.insert(statement.name.clone(), checked);
     }
-    Ok(Statements { login, by_name })
+    Ok(Statements {
+        login,
+        by_name,
+        waiting: Waiting::new(),
+    })
 }
 
 /// Logs a change.

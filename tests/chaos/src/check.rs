@@ -266,7 +266,7 @@ pub(super) const RULES: [Rule; 41] = [
     },
     Rule {
         name: "one_backoff",
-        promise: "all connection attempts of a host during an outage share one backoff: 1, 2, 4 … 60 s",
+        promise: "all connection attempts of a host with one login share one backoff during an outage: 1, 2, 4 … 60 s",
         needs: Needs::For(10.0, &[Fault::CrashServer]),
         check: backoff::one_backoff,
     },

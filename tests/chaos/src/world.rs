@@ -194,6 +194,8 @@ pub(super) struct Worker {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Try {
     pub(super) worker: String,
+    /// Each login has a backoff of its own.
+    pub(super) login: String,
     pub(super) at_us: i64,
     /// Number of consecutive failures, including this one.
     pub(super) failures: u32,
@@ -332,7 +334,7 @@ fn tries(folder: &Path) -> Result<Vec<Try>> {
     Ok(found)
 }
 
-/// Reads `2026-01-01T00:00:00.123456Z DEBUG …: a connection did not open failures=2 counted=true …`.
+/// Reads `2026-01-01T00:00:00.123456Z DEBUG …: a connection did not open failures=2 counted=true login="…" …`.
 fn failed_try(worker: &str, line: &str) -> Result<Try> {
     let field = |name: &str| {
         let mut words = line.split_ascii_whitespace();
@@ -343,6 +345,10 @@ fn failed_try(worker: &str, line: &str) -> Result<Try> {
     Ok(Try {
         worker: worker.to_owned(),
         at_us: i64::try_from(at.as_micros())?,
+        login: field("login")
+            .context("no login")?
+            .trim_matches('"')
+            .to_owned(),
         failures: field("failures").context("no failures")?.parse()?,
         counted: field("counted").context("no counted")?.parse()?,
     })
@@ -440,10 +446,11 @@ mod tests {
         let host = dir.path().join("host-0");
         fs::create_dir(&host).unwrap();
         let log = "1970-01-01T00:00:01.000000Z  INFO rouse: serving\n\
-                   1970-01-01T00:00:02.000500Z DEBUG rouse::store::connect::backoff: a connection did not open failures=3 counted=true why=\"refused\"\n";
+                   1970-01-01T00:00:02.000500Z DEBUG rouse::store::connect::backoff: a connection did not open failures=3 counted=true login=\"chaos_host\" why=\"refused\"\n";
         fs::write(host.join("log"), log).unwrap();
         let expected = Try {
             worker: "host-0".into(),
+            login: "chaos_host".into(),
             at_us: 2_000_500,
             failures: 3,
             counted: true,

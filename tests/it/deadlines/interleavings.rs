@@ -79,9 +79,7 @@ async fn a_locked_job_holds_up_no_other_and_ends_once_it_is_free() {
             let sql = format!("SELECT {again} FROM rouse.deadline");
             assert!(one::<bool>(&observer, &sql).await, "{again}");
         }
-        let peeked = peek(&store).await;
-        assert!(!peeked.deadlines);
-        assert!(peeked.next_due > Some(Duration::from_secs(1)), "{peeked:?}");
+        assert!(!peek(&store).await.deadlines);
 
         transaction.rollback().await.unwrap();
         try_again(&observer).await;

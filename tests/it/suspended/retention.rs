@@ -5,13 +5,13 @@ use rouse::store::{ClaimedJob, Store};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-use super::{call, settle, suspend, suspended};
+use super::{call, promote, settle, suspend, suspended};
 use crate::support::TestDb;
 use crate::support::claims::{claim, claim_one, result};
 use crate::support::worker::enqueue;
 
-/// Moves ended jobs to a day of 2020, and drops that day.
-async fn drop_history(client: &Client, store: &Store, day: u8, ids: &[i64]) {
+/// Moves ended jobs to a day of 2020.
+async fn make_old(client: &Client, day: u8, ids: &[i64]) {
     let next = day + 1;
     let sql = format!(
         "SET ROLE rouse_owner;
@@ -23,6 +23,11 @@ async fn drop_history(client: &Client, store: &Store, day: u8, ids: &[i64]) {
          RESET ROLE"
     );
     client.batch_execute(&sql).await.unwrap();
+}
+
+/// Moves ended jobs to a day of 2020, and drops that day.
+async fn drop_history(client: &Client, store: &Store, day: u8, ids: &[i64]) {
+    make_old(client, day, ids).await;
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
     let sql = "SELECT count(*) FROM rouse.finished WHERE id = ANY ($1)";
     let left: i64 = client.query_one(sql, &[&ids]).await.unwrap().get(0);
@@ -124,6 +129,32 @@ async fn the_ends_of_parents_outlive_their_partition_until_the_job_ends() {
 }
 
 #[tokio::test]
+async fn an_old_parent_that_a_job_names_while_its_partition_is_dropped_is_kept() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let parent = enqueue(&client, "x", json!(1)).await;
+    let job = claim_one(&store).await;
+    settle(&store, &job, result("7"), Vec::new()).await;
+    make_old(&client, 11, &[parent]).await;
+    // The steps of rouse.drop_partitions, and an enqueue between them.
+    let step = async |sql: &str| {
+        let sql = format!("SET ROLE rouse_owner; {sql}; RESET ROLE");
+        client.batch_execute(&sql).await.unwrap();
+    };
+    step("SELECT rouse._keep_ends(ARRAY['finished_20200111'])").await;
+    assert!(kept(&client).await.is_empty(), "nobody needs it yet");
+    let sql = "SELECT rouse.enqueue('sum', after => jsonb_build_object('a', $1::bigint))";
+    client.query_one(sql, &[&parent]).await.unwrap();
+    step("DROP TABLE rouse.finished_20200111").await;
+
+    let sum = claim_one(&store).await;
+    let ends = store.parent_ends(sum.id, sum.fence, None).await;
+    let ends = ends.unwrap().unwrap();
+    assert_eq!(ends[0].state.as_deref(), Some("succeeded"));
+    assert_eq!(ends[0].output.as_ref().unwrap().0, "7");
+}
+
+#[tokio::test]
 async fn the_end_of_a_call_outlives_its_partition_although_an_attempt_has_failed_since() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
@@ -141,6 +172,7 @@ async fn the_end_of_a_call_outlives_its_partition_although_an_attempt_has_failed
     drop_history(&client, &store, 11, &[called.id.0]).await;
     assert_eq!(kept(&client).await, [called.id.0]);
     crate::support::claims::make_due(&client, id).await;
+    promote(&store).await;
     let caller = claim_one(&store).await;
     let end = returned(&store, &caller, "call:a").await;
     assert_eq!(end, json!({"output": 7}));

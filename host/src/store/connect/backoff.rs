@@ -1,4 +1,4 @@
-//! One backoff for all connections to one address.
+//! One backoff for all connections of one login.
 //!
 //! As long as connections open, it has no effect. After the first failure, all callers get an error at once, without a
 //! try, until 1, 2, 4 … 60 s have passed; then the next caller makes one try. Callers that retry on their own
@@ -16,9 +16,10 @@ use tracing::debug;
 /// The longest wait, before jitter.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// The backoff of one address.
+/// The backoff of one login at one address.
 #[derive(Debug)]
 pub(super) struct Backoff {
+    login: String,
     reach: watch::Sender<Reach>,
 }
 
@@ -99,8 +100,9 @@ impl<T, E> Try<T, E> {
 }
 
 impl Backoff {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(login: &str) -> Self {
         Self {
+            login: login.to_owned(),
             reach: watch::Sender::default(),
         }
     }
@@ -228,38 +230,34 @@ impl Turn {
     fn failed(mut self, why: String) {
         self.why = why;
     }
+
+    fn log(&self, failures: u32, counted: bool) {
+        let (login, why) = (&self.backoff.login, &self.why);
+        debug!(failures, counted, login, why, "a connection did not open");
+    }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.backoff.reach.send_if_modified(|reach| {
+        let backoff = self.backoff.clone();
+        backoff.reach.send_if_modified(|reach| {
             let failures = reach.away().map_or(0, |away| away.failures);
             match self.succeeded {
                 true => reach.away.take().is_some(),
                 // Of several concurrent failures, count one.
                 false if failures != self.failures => {
-                    debug!(
-                        failures,
-                        counted = false,
-                        why = self.why,
-                        "a connection did not open"
-                    );
+                    self.log(failures, false);
                     false
                 }
                 false => {
                     let failures = failures + 1;
-                    debug!(
-                        failures,
-                        counted = true,
-                        why = self.why,
-                        "a connection did not open"
-                    );
+                    self.log(failures, true);
                     let now = Instant::now();
                     reach.away = Some(Away {
                         why: std::mem::take(&mut self.why),
                         since: reach.away().map_or(now, |away| away.since),
                         failures,
-                        next_at: Some(now + backoff(failures - 1, rand::random())),
+                        next_at: Some(now + self::backoff(failures - 1, rand::random())),
                     });
                     true
                 }
@@ -303,7 +301,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_caller_tries_after_the_backoff_and_the_others_fail_at_once() {
-        let backoff = Arc::new(Backoff::new());
+        let backoff = Arc::new(Backoff::new("rouse"));
         assert!(matches!(
             fails(&backoff).await,
             Err(NotOpened::Failed("refused"))
@@ -326,7 +324,7 @@ mod tests {
 
     #[tokio::test]
     async fn try_now_skips_the_backoff() {
-        let backoff = Arc::new(Backoff::new());
+        let backoff = Arc::new(Backoff::new("rouse"));
         for _ in 0..6 {
             backoff.try_now();
             assert!(matches!(fails(&backoff).await, Err(NotOpened::Failed(_))));
@@ -337,7 +335,7 @@ mod tests {
 
     #[tokio::test]
     async fn try_now_does_not_wait_for_a_try_that_gets_no_answer() {
-        let backoff = Arc::new(Backoff::new());
+        let backoff = Arc::new(Backoff::new("rouse"));
         let _ = fails(&backoff).await;
         backoff.try_now();
         let hangs = backoff.turn().expect("it is time");
@@ -355,7 +353,7 @@ mod tests {
 
     #[tokio::test]
     async fn concurrent_failures_count_once() {
-        let backoff = Arc::new(Backoff::new());
+        let backoff = Arc::new(Backoff::new("rouse"));
         let tries = [backoff.turn(), backoff.turn(), backoff.turn()];
         drop(tries);
         assert_eq!(away(&backoff).map(|away| away.failures), Some(1));
@@ -363,7 +361,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_try_continues_without_its_caller() {
-        let backoff = Arc::new(Backoff::new());
+        let backoff = Arc::new(Backoff::new("rouse"));
         let _ = fails(&backoff).await;
         backoff.ready().await;
         let (answer, answered) = tokio::sync::oneshot::channel::<()>();
@@ -385,7 +383,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_try_without_an_answer_fails() {
-        let backoff = Arc::new(Backoff::new());
+        let backoff = Arc::new(Backoff::new("rouse"));
         let opening = pending::<Result<(), &str>>();
         let opened = backoff.open(Duration::from_millis(1), opening, |_| String::new());
         assert!(matches!(opened.await, Err(NotOpened::Silent(_))));
@@ -395,7 +393,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_success_wakes_all_waiters() {
-        let backoff = Arc::new(Backoff::new());
+        let backoff = Arc::new(Backoff::new("rouse"));
         let early = backoff.turn();
         let _ = fails(&backoff).await;
         let later = away(&backoff).map(|away| Away {

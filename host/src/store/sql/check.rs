@@ -5,7 +5,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
 use super::params::{self, TextParam};
-use super::{Login, SqlError, start_of};
+use super::{LOCK_WAIT, Login, SqlError, settings, start_of};
 use crate::job::{OnError, SqlErrorClass, SqlLimits, Statement};
 use crate::store::ANSWER_WITHIN;
 
@@ -29,6 +29,14 @@ pub(super) enum EffectText {
     Plain(String),
     /// Within a statement that counts its rows, so that the server does not send them.
     Counted(String),
+}
+
+impl EffectText {
+    pub(super) fn sql(&self) -> &str {
+        match self {
+            Self::Plain(sql) | Self::Counted(sql) => sql,
+        }
+    }
 }
 
 impl CheckedStatement {
@@ -123,7 +131,7 @@ async fn check(
             },
         }
     };
-    let start = start_of("READ ONLY", limits.statement_timeout);
+    let start = start_of("READ ONLY", &settings(limits.statement_timeout, LOCK_WAIT));
     client.batch_execute(&start).await.map_err(unfit)?;
     // PREPARE takes SELECT, INSERT, UPDATE, DELETE, MERGE and VALUES only, and the extended protocol one statement
     // only.

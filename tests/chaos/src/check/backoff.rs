@@ -14,17 +14,18 @@ const SLACK_US: i64 = 50_000;
 /// Connections that one host may be opening when the server goes down: those of its pool, and one to listen.
 const AT_ONCE_MAX: usize = 20;
 
-/// All failed connection attempts of a host share one backoff: 1, 2, 4 … 60 s between tries, of which jitter leaves at
+/// All failed connection attempts of a host with one login share one backoff: 1, 2, 4 … 60 s between tries, of which jitter leaves at
 /// least half, whatever waits for a connection. A stopping host may retry sooner.
 pub(super) fn one_backoff(known: &Known<'_>) -> Found {
     let mut found = Found::default();
-    let mut of_hosts: HashMap<&str, Vec<&Try>> = HashMap::new();
+    let mut of_hosts: HashMap<(&str, &str), Vec<&Try>> = HashMap::new();
     for failed in &known.world.tries {
-        of_hosts.entry(&failed.worker).or_default().push(failed);
+        let of = (failed.worker.as_str(), failed.login.as_str());
+        of_hosts.entry(of).or_default().push(failed);
     }
     // Two hosts with one id write to one log.
-    of_hosts.retain(|worker, _| !known.is_shared(worker));
-    for (worker, tries) in of_hosts {
+    of_hosts.retain(|(worker, _), _| !known.is_shared(worker));
+    for ((worker, _), tries) in of_hosts {
         let stops = stops(known, worker);
         let mut last: Option<&Try> = None;
         let mut at_once = 0;

@@ -595,6 +595,7 @@ pub(super) fn healthy() -> World {
     ] {
         b.0.tries.push(Try {
             worker: "host-3".into(),
+            login: "chaos_host".into(),
             at_us: at_ms * 1000,
             failures,
             counted,

@@ -1,0 +1,212 @@
+//! Effects of several jobs in one transaction.
+
+use rouse::store::connect::Connector;
+use rouse::worker::Settings;
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use super::shop::{Shop, call, connector};
+use crate::support::proxy::{Proxy, Side};
+use crate::support::worker::TestWorker;
+
+/// Jobs whose effects wait, because two others keep both connections of the login busy.
+struct Gathered {
+    worker: TestWorker,
+    ids: Vec<i64>,
+    /// Has locked what the two need.
+    other: Client,
+}
+
+impl Gathered {
+    async fn of(shop: &Shop, login: Connector, scripts: Vec<Value>) -> Self {
+        shop.sql("INSERT INTO orders VALUES (1)").await;
+        let other = shop.db.client().await;
+        let lock = "BEGIN; UPDATE orders SET paid = true WHERE id = 1";
+        other.batch_execute(lock).await.unwrap();
+        let settings = Settings {
+            // One attempt starts after the one before has passed its effects on.
+            slots: 1,
+            ..Settings::default()
+        };
+        let worker = shop.start_with(login, settings).await;
+        for _ in 0..2 {
+            shop.enqueue(json!([{"sql": call("mark_paid", json!([1]))}]))
+                .await;
+        }
+        shop.until(&format!(
+            "SELECT count(*) = 2 FROM pg_stat_activity WHERE usename = '{}' AND wait_event_type = 'Lock'",
+            shop.role
+        ))
+        .await;
+        let mut ids = Vec::new();
+        for script in scripts {
+            ids.push(shop.enqueue(script).await);
+        }
+        let last = shop.enqueue(json!([{"run": {"ms": 500}}])).await;
+        shop.until(&format!(
+            "SELECT coalesce(progress->>'step' = 'waiting', false) FROM rouse.job({last})"
+        ))
+        .await;
+        Self { worker, ids, other }
+    }
+
+    /// Lets the two fail, without a COMMIT.
+    async fn go_on(&self) {
+        self.other.batch_execute("COMMIT").await.unwrap();
+    }
+
+    /// All of them but these succeed, at the first attempt.
+    async fn succeed(&self, shop: &Shop, except: &[usize]) {
+        for (number, id) in self.ids.iter().enumerate() {
+            if !except.contains(&number) {
+                let ended = shop.ended(*id).await;
+                let end = (ended.state.as_str(), ended.attempt);
+                assert_eq!(end, ("succeeded", 1), "{:?}", ended.error);
+            }
+        }
+    }
+}
+
+/// Adds a line with this number.
+fn line(number: usize) -> Value {
+    json!({"sql": call("add_line", json!([number, 0]))})
+}
+
+fn lines(count: usize) -> Vec<Value> {
+    (0..count).map(|number| json!([line(number)])).collect()
+}
+
+/// The lines are there once each, in fewer transactions.
+async fn are_shared(shop: &Shop, count: usize) {
+    let sql = format!("SELECT count(*) = {count} AND count(DISTINCT job) = {count} FROM ledger");
+    assert!(shop.holds(&sql).await);
+    let sql = "SELECT count(DISTINCT xmin::text) < count(*) FROM ledger";
+    assert!(shop.holds(sql).await, "each has a transaction of its own");
+}
+
+#[tokio::test]
+async fn a_bad_effect_fails_its_own_job_and_no_other_of_its_transaction() {
+    let shop = Shop::open().await;
+    let mut scripts = lines(8);
+    // There is such an order already.
+    scripts[2] = json!([line(2), {"sql": call("add_order", json!([1]))}]);
+    let gathered = Gathered::of(&shop, shop.login(), scripts).await;
+    gathered.go_on().await;
+    gathered.succeed(&shop, &[2]).await;
+    let failed = shop.ended(gathered.ids[2]).await;
+    let error = failed.error.unwrap();
+    assert_eq!((failed.state.as_str(), failed.attempt), ("failed", 1));
+    assert_eq!(error["details"]["code"], "23505", "{error}");
+    are_shared(&shop, 7).await;
+    gathered.worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_job_that_waits_for_a_lock_holds_up_no_other_of_its_transaction() {
+    let shop = Shop::open().await;
+    shop.sql("INSERT INTO accounts VALUES (0, 0)").await;
+    let other = shop.db.client().await;
+    let lock = "BEGIN; SELECT FROM accounts WHERE id = 0 FOR UPDATE";
+    other.batch_execute(lock).await.unwrap();
+    let mut scripts = lines(8);
+    scripts[2] = json!([line(2), {"sql": call("transfer", json!([0, 1]))}]);
+    let gathered = Gathered::of(&shop, shop.login(), scripts).await;
+    gathered.go_on().await;
+    // While the lock is held.
+    gathered.succeed(&shop, &[2]).await;
+    other.batch_execute("ROLLBACK").await.unwrap();
+    gathered.succeed(&shop, &[]).await;
+    assert!(shop.holds("SELECT balance = 1 FROM accounts").await);
+    are_shared(&shop, 8).await;
+    gathered.worker.drain().await;
+}
+
+#[tokio::test]
+async fn what_one_job_sets_is_gone_in_the_next_one_of_its_transaction() {
+    let shop = Shop::open().await;
+    // A line gets the amount 1 if a setting of another one is left.
+    shop.sql(
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             NEW.amount := (coalesce(current_setting('shop.tenant', true), '') <> ''
+                            OR current_user <> session_user OR current_setting('lock_timeout') = '7ms')::integer;
+             PERFORM set_config('shop.tenant', 'A', true), set_config('role', 'pg_monitor', true),
+                     set_config('lock_timeout', '7', false), set_config('search_path', 'pg_catalog', true);
+             RETURN NEW;
+         END $$;
+         CREATE TRIGGER note BEFORE INSERT ON ledger FOR EACH ROW EXECUTE FUNCTION note();",
+    )
+    .await;
+    shop.sql(&format!("GRANT pg_monitor TO {}", shop.role))
+        .await;
+    let gathered = Gathered::of(&shop, shop.login(), lines(8)).await;
+    gathered.go_on().await;
+    gathered.succeed(&shop, &[]).await;
+    are_shared(&shop, 8).await;
+    let clean = "SELECT bool_and(amount = 0) FROM ledger";
+    assert!(shop.holds(clean).await);
+    gathered.worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_cancelled_job_takes_no_other_of_its_transaction_with_it() {
+    let shop = Shop::open().await;
+    let gathered = Gathered::of(&shop, shop.login(), lines(8)).await;
+    let cancelled = gathered.ids[3];
+    assert!(crate::support::worker::cancel(&shop.client, cancelled).await);
+    gathered.go_on().await;
+    gathered.succeed(&shop, &[3]).await;
+    assert_eq!(shop.ended(cancelled).await.state, "cancelled");
+    are_shared(&shop, 7).await;
+    assert!(shop.holds("SELECT bool_and(job <> 3) FROM ledger").await);
+    gathered.worker.drain().await;
+}
+
+#[tokio::test]
+async fn effects_of_one_job_stay_in_order_however_many_they_are() {
+    let shop = Shop::open().await;
+    let _worker = shop.start().await;
+    let all: Vec<Value> = (0..90).map(line).collect();
+    let done = shop.run(json!(all)).await;
+    assert_eq!(done.state, "succeeded", "{:?}", done.error);
+    let in_order = "SELECT array_agg(job ORDER BY ctid) = ARRAY(SELECT generate_series(0, 89))::bigint[] FROM ledger";
+    assert!(shop.holds(in_order).await);
+}
+
+#[tokio::test]
+async fn a_shared_commit_whose_answer_is_lost_is_looked_up_for_each_job() {
+    for (words, side) in [
+        ("COMMIT", Side::Cut),
+        ("COMMIT", Side::Answer),
+        ("settle_with_effects", Side::Cut),
+    ] {
+        let shop = Shop::open().await;
+        let proxy = Proxy::start(&shop.db).await;
+        let login = connector(&shop.as_login(proxy.url()));
+        let gathered = Gathered::of(&shop, login, lines(8)).await;
+        let held = proxy.hold(words, side);
+        gathered.go_on().await;
+        held.caught().await;
+        if side == Side::Answer {
+            // The server has committed, and the host does not know.
+            proxy.go_down();
+            proxy.come_up();
+        }
+        held.release();
+        gathered.succeed(&shop, &[]).await;
+        let once = "SELECT count(*) = 8 AND count(DISTINCT job) = 8 FROM ledger";
+        assert!(shop.holds(once).await, "{words} {side:?}");
+        gathered.worker.drain().await;
+    }
+}
+
+#[tokio::test]
+async fn effects_that_wait_when_their_host_stops_are_committed_before_it_ends() {
+    let shop = Shop::open().await;
+    let gathered = Gathered::of(&shop, shop.login(), lines(8)).await;
+    let draining = tokio::spawn(gathered.worker.drain());
+    shop.until("SELECT bool_and(state = 'draining') FROM rouse.workers")
+        .await;
+    gathered.other.batch_execute("COMMIT").await.unwrap();
+    draining.await.unwrap();
+    are_shared(&shop, 8).await;
+}
