@@ -28,8 +28,12 @@ mod evaluate;
 mod canonical;
 mod mismatch;
 
+mod contract;
+
 #[cfg(test)]
 mod tests;
+
+pub use contract::{Contract, Parameter, Parameters};
 
 use std::fmt;
 use std::sync::Arc;
