@@ -49,6 +49,7 @@ $$;
 --   others      the node of each property that `listed` does not contain
 --   prefix      nodes of the first items
 --   items       the node of each other item
+--   same        further nodes of the value itself
 CREATE OR REPLACE FUNCTION rouse._find_violation(p_value jsonb, p_node jsonb, p_pointer text, OUT at text, OUT problem text)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -91,6 +92,12 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
+    FOR part IN SELECT e.node FROM jsonb_array_elements(p_node -> 'same') AS e(node) LOOP
+        SELECT f.at, f.problem INTO at, problem FROM rouse._find_violation(p_value, part.node, p_pointer) AS f;
+        IF problem IS NOT NULL THEN
+            RETURN;
+        END IF;
+    END LOOP;
     at := NULL;
 END
 $$;
@@ -107,9 +114,9 @@ BEGIN
     SELECT v.version, v.rules INTO last FROM rouse.contract_version AS v
     WHERE v.handler = p_handler ORDER BY v.published_at DESC, v.digest LIMIT 1;
     found := rouse._find_violation(p_payload, last.rules, '');
-    RAISE EXCEPTION 'rouse.%: % does not match the contract of %%: %',
-        CASE WHEN p_place IS NULL THEN 'enqueue' ELSE 'enqueue_many' END, coalesce('payload ' || p_place, 'payload'), p_handler,
-        coalesce(' at ' || left(nullif(found.at, ''), 200), ''), coalesce(found.problem, 'no version accepts it')
+    RAISE EXCEPTION 'rouse.%: % does not match the contract of %: %',
+        CASE WHEN p_place IS NULL THEN 'enqueue' ELSE 'enqueue_many' END, coalesce('payload ' || p_place, 'payload'),
+        p_handler || coalesce(' at ' || left(nullif(found.at, ''), 200), ''), coalesce(found.problem, 'no version accepts it')
         USING ERRCODE = 'check_violation',
               HINT = format('Nothing was enqueued. This is the contract of version %s%s; `rouse handlers show %s --schema` shows the schema.',
                             last.version, CASE WHEN versions > 1 THEN format(', and %s more that are in use do not accept it either', versions - 1) ELSE '' END,
@@ -304,6 +311,7 @@ $$;
 -- Publishes the contract of one handler, and returns what that changes.
 CREATE OR REPLACE FUNCTION rouse._publish_contract(p_contract jsonb, p_schema name) RETURNS jsonb
 LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
 DECLARE
     name       text := p_contract ->> 'handler';
     was        rouse.contract := (SELECT c FROM rouse.contract AS c WHERE c.handler = name);
