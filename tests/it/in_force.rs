@@ -174,6 +174,9 @@ state_calls = 2015
 state_bytes = 2016
 jobs = 2017
 jobs_bytes = 2018
+effects = 2019
+effects_bytes = 2020
+queries = 2021
 "#;
 
 #[tokio::test]

@@ -1,9 +1,12 @@
 //! Which output of a guest is logged.
 
 use std::io;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tracing::Dispatch;
+use tracing::subscriber::NoSubscriber;
 use tracing_subscriber::fmt::MakeWriter;
 use wasmtime_wasi::p2::{OutputStream as _, StreamError};
 
@@ -41,8 +44,14 @@ impl<'a> MakeWriter<'a> for Written {
     }
 }
 
+/// While a process has only one subscriber, tracing asks the thread that reaches an event first whether it is of
+/// interest, and keeps its answer for all threads: another test, without a subscriber, would silence this one.
+static SECOND_SUBSCRIBER: LazyLock<Dispatch> =
+    LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
+
 /// Runs an attempt's output with a limit of 1,000 bytes, and returns the host's log.
 fn logged(write: impl FnOnce(&GuestLog, &AbortHandle)) -> String {
+    LazyLock::force(&SECOND_SUBSCRIBER);
     let written = Written::default();
     let subscriber = tracing_subscriber::fmt()
         .with_writer(written.clone())
