@@ -383,6 +383,9 @@ fn typed<'a>(values: &'a [TextParam], types: &[Type]) -> Vec<(&'a (dyn ToSql + S
     values.zip(types.iter().cloned()).collect()
 }
 
+/// The answers to the statements of one outcome, after that to the settings before them, if any.
+type Answers = (Option<Result<(), tokio_postgres::Error>>, Vec<Answer>);
+
 /// The answer to one statement of a transaction.
 enum Answer {
     Rows(u64),
@@ -669,7 +672,7 @@ async fn run(
 fn refusal(
     started: Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>,
     fenced: &Result<Vec<tokio_postgres::Row>, tokio_postgres::Error>,
-    answers: Vec<(Option<Result<(), tokio_postgres::Error>>, Vec<Answer>)>,
+    answers: Vec<Answers>,
     calls: &[Vec<CheckedCall<'_>>],
 ) -> Option<NotCommitted> {
     if let Err(error) = started {
