@@ -5,6 +5,7 @@ mod attempt_error;
 mod audit;
 mod chain;
 mod compile_module;
+mod contract;
 mod dev;
 mod each;
 mod enqueue;
@@ -115,6 +116,8 @@ enum Command {
     Workers(workers::Args),
     /// List the handlers of a folder, or of the fleet
     Handlers(handlers::Args),
+    /// Publish what producers may enqueue: checks and typed functions in the database
+    Contract(contract::Args),
     /// Write the crate of a new handler
     New(new::Args),
     /// Write the contract for handlers (WIT), for languages other than Rust
@@ -149,6 +152,7 @@ impl Command {
             | Self::Top(_)
             | Self::Workers(_)
             | Self::Handlers(_)
+            | Self::Contract(_)
             | Self::CompileModule(_)
             | Self::New(_)
             | Self::Wit(_) => "error",
@@ -172,6 +176,7 @@ impl Command {
             | Self::Top(_)
             | Self::Workers(_)
             | Self::Handlers(_)
+            | Self::Contract(_)
             | Self::CompileModule(_)
             | Self::New(_)
             | Self::Wit(_) => false,
@@ -247,6 +252,7 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
             Command::Top(args) => top::run(args).await,
             Command::Workers(args) => workers::run(args).await,
             Command::Handlers(args) => handlers::run(args).await,
+            Command::Contract(args) => contract::run(args).await,
             Command::New(args) => new::run(&args),
             Command::Wit(args) => wit::run(&args),
             Command::Postgres(args) => postgres::run(args).await,

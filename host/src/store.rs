@@ -14,6 +14,7 @@ mod audit;
 mod audit_outbox;
 mod challenge;
 mod claim;
+mod contract;
 mod database_metrics;
 mod deadlines;
 mod declared;
@@ -74,6 +75,7 @@ pub use challenge::Challenge;
 pub use claim::{
     CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, Only, fills_an_answer,
 };
+pub use contract::{Change, ContractChange, ContractError, drop_contracts, publish_contracts};
 pub use database_metrics::{COUNTED_WITHIN, DatabaseMetrics, Depth};
 pub use deadlines::{Enforced, MissedDeadline};
 pub use declared::ModuleSchedule;

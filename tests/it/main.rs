@@ -48,6 +48,7 @@ mod workers;
 mod code_cache;
 mod compiling;
 mod contract;
+mod contract_sql;
 mod example_effects;
 mod example_flows;
 mod files;

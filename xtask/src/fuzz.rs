@@ -37,6 +37,8 @@ enum Target {
     Manifests,
     /// Schemas with values to check
     Schemas,
+    /// Schemas as contracts: Postgres refuses nothing that a host accepts
+    Contracts,
 }
 
 impl Target {
@@ -46,6 +48,7 @@ impl Target {
             Self::Mutated => "mutated",
             Self::Manifests => "manifests",
             Self::Schemas => "schemas",
+            Self::Contracts => "contracts",
         }
     }
 
@@ -53,15 +56,16 @@ impl Target {
     fn extension(self) -> &'static str {
         match self {
             Self::Modules | Self::Mutated => "wasm",
-            Self::Manifests | Self::Schemas => "json",
+            Self::Manifests | Self::Schemas | Self::Contracts => "json",
         }
     }
 
     /// Share of the time: a module takes as long as thousands of schemas.
     fn share(self) -> f64 {
         match self {
-            Self::Modules | Self::Mutated => 0.35,
-            Self::Manifests | Self::Schemas => 0.15,
+            Self::Modules | Self::Mutated => 0.3,
+            Self::Manifests | Self::Schemas => 0.1,
+            Self::Contracts => 0.2,
         }
     }
 }

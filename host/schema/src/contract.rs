@@ -67,7 +67,9 @@ impl Schema {
         };
         Contract {
             refuses: writer(REFUSES_BYTES_MAX).refuses(NodeId(0), "$"),
-            rules: writer(RULES_BYTES_MAX).rules(NodeId(0)).unwrap_or_else(|| json!({})),
+            rules: writer(RULES_BYTES_MAX)
+                .rules(NodeId(0))
+                .unwrap_or_else(|| json!({})),
             parameters: parameters::of(compiled, self.written.json()),
         }
     }
@@ -147,10 +149,14 @@ impl<'a> Writer<'a> {
         if let Some(object) = &node.object {
             let properties = object.properties.iter();
             let properties: serde_json::Map<String, Value> = properties
+                .filter(|(name, _)| is_storable(name))
                 .filter_map(|(name, id)| Some((name.to_string(), self.rules(*id)?)))
                 .collect();
-            let others = object.additional_properties.filter(|_| object.pattern_properties.is_empty());
-            let listed: Vec<&str> = object.properties.keys().map(|name| &**name).collect();
+            let others = object
+                .additional_properties
+                .filter(|_| object.pattern_properties.is_empty());
+            let listed = object.properties.keys().map(|name| &**name);
+            let listed: Vec<&str> = listed.filter(|name| is_storable(name)).collect();
             match others {
                 Some(id) if self.compiled.node(id).never => {
                     rules.insert("known".into(), json!(listed));
@@ -225,7 +231,10 @@ impl<'a> Writer<'a> {
             }
             if let Some(number) = self.number(id, "multipleOf") {
                 let refuses = format!("({at}.type() == \"number\" && ({at} % {number}) != 0)");
-                checks.push(Check::new(refuses, format!("expected a multiple of {number}")));
+                checks.push(Check::new(
+                    refuses,
+                    format!("expected a multiple of {number}"),
+                ));
             }
         }
         if let Some(string) = &node.string {
@@ -236,14 +245,24 @@ impl<'a> Writer<'a> {
                     checks.push(Check::new(refuses, "expected at least 1 character"));
                 }
                 Some(min @ 2..=REPEATS_MAX) => {
-                    let refuses = format!("({is_string} && !({at} like_regex \"^.{{{min}}}\" flag \"s\"))");
-                    checks.push(Check::new(refuses, format!("expected at least {min} characters")));
+                    let refuses =
+                        format!("({is_string} && !({at} like_regex \"^.{{{min}}}\" flag \"s\"))");
+                    checks.push(Check::new(
+                        refuses,
+                        format!("expected at least {min} characters"),
+                    ));
                 }
                 Some(_) | None => {}
             }
             if let Some(max) = string.max_length.filter(|max| *max < REPEATS_MAX) {
-                let refuses = format!("({is_string} && {at} like_regex \"^.{{{}}}\" flag \"s\")", max + 1);
-                checks.push(Check::new(refuses, format!("expected at most {max} characters")));
+                let refuses = format!(
+                    "({is_string} && {at} like_regex \"^.{{{}}}\" flag \"s\")",
+                    max + 1
+                );
+                checks.push(Check::new(
+                    refuses,
+                    format!("expected at most {max} characters"),
+                ));
             }
             if let Some(location) = self.compiled.rule(self.written, id, "pattern")
                 && let Some(pattern) = to_postgres(&self.written.string(location))
@@ -258,7 +277,10 @@ impl<'a> Writer<'a> {
             let is_array = format!("{at}.type() == \"array\"");
             if let Some(min) = array.min_items.filter(|min| *min > 0) {
                 let refuses = format!("({is_array} && {at}.size() < {min})");
-                checks.push(Check::new(refuses, format!("expected at least {min} items")));
+                checks.push(Check::new(
+                    refuses,
+                    format!("expected at least {min} items"),
+                ));
             }
             if let Some(max) = array.max_items {
                 let refuses = format!("({is_array} && {at}.size() > {max})");
@@ -270,7 +292,9 @@ impl<'a> Writer<'a> {
                 // In strict mode a missing key is an error.
                 if let Some(key) = literal(name) {
                     checks.push(Check {
-                        refuses: format!("({at}.type() == \"object\" && (exists({at}.{key})) is unknown)"),
+                        refuses: format!(
+                            "({at}.type() == \"object\" && (exists({at}.{key})) is unknown)"
+                        ),
                         problem: format!("the property {} is missing", shown(name)),
                         shows: false,
                     });
@@ -279,7 +303,10 @@ impl<'a> Writer<'a> {
         }
         if let Some(combined) = &node.combined {
             for alternatives in [&combined.any_of, &combined.one_of] {
-                let all: Option<Vec<String>> = alternatives.iter().map(|id| self.refuses(*id, at)).collect();
+                let all: Option<Vec<String>> = alternatives
+                    .iter()
+                    .map(|id| self.refuses(*id, at))
+                    .collect();
                 if let Some(all) = all.filter(|all| !all.is_empty()) {
                     let refuses = format!("({})", all.join(" && "));
                     checks.push(Check::new(refuses, "matches none of the alternatives"));
@@ -298,10 +325,12 @@ impl<'a> Writer<'a> {
                     any.push(format!("exists({at}.{key} ? ({refuses}))"));
                 }
             }
-            let others = object.additional_properties.filter(|_| object.pattern_properties.is_empty());
+            let others = object
+                .additional_properties
+                .filter(|_| object.pattern_properties.is_empty());
             any.extend(others.and_then(|id| {
-                let keys: Option<Vec<String>> = object.properties.keys().map(|name| literal(name)).collect();
-                let keys = keys?.iter().map(|key| format!("@.key == {key}")).collect();
+                let keys = object.properties.keys().filter_map(|name| literal(name));
+                let keys = keys.map(|key| format!("@.key == {key}")).collect();
                 let is_other = any_of(keys).map(|is_known| format!("!({is_known})"));
                 let is_refused = match self.compiled.node(id).never {
                     true => None,
@@ -312,7 +341,9 @@ impl<'a> Writer<'a> {
                     true => String::new(),
                     false => format!(" ? ({})", both.join(" && ")),
                 };
-                Some(format!("({at}.type() == \"object\" && exists({at}.keyvalue(){filter}))"))
+                Some(format!(
+                    "({at}.type() == \"object\" && exists({at}.keyvalue(){filter}))"
+                ))
             }));
         }
         if let Some(array) = &node.array {
@@ -351,8 +382,13 @@ impl<'a> Writer<'a> {
                 .collect::<Vec<_>>()
         };
         // A string that Postgres cannot store equals none. A number that is not written here could be equal.
-        of_kind("string", equal(Kind::String, &|value| literal(&json.string(value))));
-        let numbers = values.iter().filter(|value| json.kind(**value) == Kind::Number);
+        of_kind(
+            "string",
+            equal(Kind::String, &|value| literal(&json.string(value))),
+        );
+        let numbers = values
+            .iter()
+            .filter(|value| json.kind(**value) == Kind::Number);
         let numbers: Option<Vec<String>> = numbers
             .map(|value| Some(format!("{at} == {}", number(json.raw(*value))?)))
             .collect();
@@ -365,7 +401,10 @@ impl<'a> Writer<'a> {
                 passes.push(format!("({at}.type() == \"{kind}\" && ({equal}))"));
             }
         };
-        of_kind("boolean", equal(Kind::Boolean, &|value| Some(json.raw(value).to_owned())));
+        of_kind(
+            "boolean",
+            equal(Kind::Boolean, &|value| Some(json.raw(value).to_owned())),
+        );
         of_kind("null", equal(Kind::Null, &|_| Some("null".to_owned())));
         for (kind, name) in [(Kind::Array, "array"), (Kind::Object, "object")] {
             if values.iter().any(|value| json.kind(*value) == kind) {
@@ -395,7 +434,9 @@ impl<'a> Writer<'a> {
 /// The subschemas for the same value that all have to match.
 fn same_value(node: &Node) -> Vec<NodeId> {
     let combined = node.combined.as_ref();
-    combined.map_or_else(Vec::new, |it| it.references.iter().chain(&it.all_of).copied().collect())
+    combined.map_or_else(Vec::new, |it| {
+        it.references.iter().chain(&it.all_of).copied().collect()
+    })
 }
 
 fn type_check(types: Types, at: &str) -> Check {
@@ -431,10 +472,15 @@ fn any_of(any: Vec<String>) -> Option<String> {
     (!any.is_empty()).then(|| any.join(" || "))
 }
 
+/// No value of Postgres contains a NUL.
+fn is_storable(text: &str) -> bool {
+    !text.contains('\0')
+}
+
 /// A string of jsonpath; `None` if Postgres cannot store it.
 fn literal(text: &str) -> Option<String> {
     // Its escapes are a superset of JSON's.
-    (!text.contains('\0')).then(|| Value::from(text).to_string())
+    is_storable(text).then(|| Value::from(text).to_string())
 }
 
 /// A number of jsonpath; `None` if it is too long, or too large to write out.
@@ -447,7 +493,11 @@ fn number(raw: &str) -> Option<String> {
 
 /// A part of the schema in a message.
 fn shown(text: &str) -> String {
-    let mut shown: String = text.chars().filter(|it| !it.is_control()).take(SHOWN_MAX).collect();
+    let mut shown: String = text
+        .chars()
+        .filter(|it| !it.is_control())
+        .take(SHOWN_MAX)
+        .collect();
     if text.chars().count() > SHOWN_MAX {
         shown.push('…');
     }

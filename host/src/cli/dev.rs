@@ -13,9 +13,11 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
 use serde_json::json;
+use tokio_util::task::AbortOnDropHandle;
 
 pub(super) use self::jobs::Jobs;
 use self::serves::Serves;
+use super::contract;
 use super::example;
 use super::host::invocations::Tokenless;
 use super::host::{Databases, Host, HostArgs, Written};
@@ -101,6 +103,11 @@ async fn serve(
         connector,
     };
     let (catalog, http) = (host.catalog.clone(), host.http_address());
+    let publishing = tokio::spawn(contract::publish_forever(
+        databases.connector.clone(),
+        catalog.clone(),
+    ));
+    let _publishing = AbortOnDropHandle::new(publishing);
     let ready = async {
         let handlers = catalog.tried().await;
         print_ready(

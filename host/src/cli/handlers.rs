@@ -10,6 +10,8 @@ mod show;
 mod sign;
 mod trouble;
 
+pub(super) use folder::{Folder, FolderLocation};
+
 use std::process::ExitCode;
 
 use clap::{Args as ClapArgs, Subcommand};

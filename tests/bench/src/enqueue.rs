@@ -9,6 +9,7 @@ use rouse_workbench::percentiles::median;
 
 use super::Bench;
 use super::backlog::PAYLOAD;
+use super::contract;
 use super::host::{Host, HostOptions};
 use super::plain::Plain;
 use super::producers::{Kind, Producers};
@@ -88,7 +89,8 @@ impl Measure<'_> {
         match self.workers {
             Workers::Absent => {
                 self.singles().await?;
-                self.many().await
+                self.many().await?;
+                self.contracts().await
             }
             Workers::Asleep => {
                 let handlers = server.handlers(&bench.guests, &["text_stats"])?;
@@ -195,6 +197,62 @@ impl Measure<'_> {
             &pairs,
         )?;
         self.wal("enqueue.many", wal);
+        self.empty().await
+    }
+
+    /// Enqueues with a contract, compared with those without.
+    async fn contracts(&mut self) -> Result<()> {
+        let (server, clients, seconds) = (self.server, self.clients, self.options.seconds);
+        let title = "enqueueing with a contract";
+        self.bench.progress.count(title, self.options.pairs.into());
+        let (mut singles, mut many) = (Vec::new(), Vec::new());
+        for pair in 0..self.options.pairs {
+            let mut rates = [(0.0, 0.0); 2];
+            for (place, sql) in [contract::DROP, contract::PUBLISH].into_iter().enumerate() {
+                self.empty().await?;
+                let publishing = server.client.batch_execute(sql).await;
+                publishing.context("change the contract")?;
+                let single = clients.commits(Kind::Rouse, 1, seconds).await?;
+                rates[place] = (
+                    single.per_s,
+                    clients.many(Kind::Rouse, seconds).await?.per_s,
+                );
+            }
+            let [without, with] = rates;
+            singles.push(with.0 / without.0);
+            many.push(with.1 / without.1);
+            self.bench.progress.at(u64::from(pair) + 1);
+        }
+        let report = &mut *self.report;
+        for (key, label, ratios) in [
+            (
+                "enqueue.contract.ratio",
+                "with a contract, to without: 1 connection",
+                singles,
+            ),
+            (
+                "enqueue.contract.many.ratio",
+                "with a contract, to without: enqueue_many",
+                many,
+            ),
+        ] {
+            report.add(key, label, median(ratios)?, Unit::Ratio);
+        }
+        let mut took_us = [0.0; 2];
+        for (place, sql) in contract::READS.into_iter().enumerate() {
+            let started = Instant::now();
+            server.client.query_one(sql, &[]).await?;
+            took_us[place] = started.elapsed().as_secs_f64() * 1e6;
+        }
+        let check_us = (took_us[1] - took_us[0]) / f64::from(contract::CHECKED);
+        let label = "time of the check of one payload";
+        report.add(
+            "enqueue.contract.check",
+            label,
+            check_us,
+            Unit::Microseconds,
+        );
+        self.server.client.batch_execute(contract::DROP).await?;
         self.empty().await
     }
 

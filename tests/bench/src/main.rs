@@ -31,6 +31,7 @@ mod drained;
 mod host;
 mod server;
 
+mod contract;
 mod counts;
 mod cpu;
 mod wal;

@@ -48,7 +48,7 @@ const fn lower(key: &'static str, at_least: f64, aim: f64) -> Target {
 }
 
 /// In the units of the figures: seconds, milliseconds, microseconds, bytes, percent.
-pub(super) const TARGETS: [Target; 39] = [
+pub(super) const TARGETS: [Target; 42] = [
     higher("drain.ratio", 0.40, 0.55),
     higher("drain.reuse.ratio", 0.60, 0.90),
     lower("drain.cpu_postgres", 18.0, 12.0),
@@ -89,6 +89,9 @@ pub(super) const TARGETS: [Target; 39] = [
     lower("flows.held_up.retry.max", 50.0, 20.0),
     lower("flows.schedules.started", 1000.0, 500.0),
     higher("effects.ratio", 1.0, 3.0),
+    higher("enqueue.contract.ratio", 0.9, 0.97),
+    higher("enqueue.contract.many.ratio", 0.7, 0.9),
+    lower("enqueue.contract.check", 10.0, 5.0),
 ];
 
 const MB_300: f64 = 300e6;

@@ -3,6 +3,7 @@
 //! Each case is written to a file before it runs. A failure ends this process: a panic in any thread, a case that takes
 //! too long, or too much memory. The file is then the finding.
 
+mod contract;
 mod host;
 
 mod manifest;
@@ -23,6 +24,7 @@ use clap::{Parser, ValueEnum};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
+use contract::Contracts;
 use host::Host;
 
 /// Time limit of one case: compiling a module may take some seconds on a busy machine, and an attempt is stopped
@@ -70,6 +72,8 @@ enum Target {
     Manifests,
     /// Schemas with values to check
     Schemas,
+    /// Schemas as contracts: Postgres refuses nothing that a host accepts
+    Contracts,
 }
 
 /// When the running case started, in seconds from the start.
@@ -97,7 +101,11 @@ fn main() -> Result<()> {
 
     let host = match options.target {
         Target::Modules | Target::Mutated => Some(Host::start(&options.rouse)?),
-        Target::Manifests | Target::Schemas => None,
+        Target::Manifests | Target::Schemas | Target::Contracts => None,
+    };
+    let mut contracts = match options.target {
+        Target::Contracts => Some(Contracts::start(&options.rouse)?),
+        _ => None,
     };
     let guests = mutated::guests(&options.guests)?;
     let mut ends: BTreeMap<&str, u64> = BTreeMap::new();
@@ -115,6 +123,7 @@ fn main() -> Result<()> {
                 Target::Mutated => mutated::generate(&mut random, &guests),
                 Target::Manifests => manifest::generate(&mut random),
                 Target::Schemas => schema::generate(&mut random),
+                Target::Contracts => contract::generate(&mut random),
             };
             fs::write(&options.input, &input).context("write the input")?;
             input
@@ -122,6 +131,10 @@ fn main() -> Result<()> {
         let end = match (options.target, &host) {
             (Target::Manifests, _) => manifest::run(&input),
             (Target::Schemas, _) => schema::run(&input)?,
+            (Target::Contracts, _) => match &mut contracts {
+                Some(contracts) => contracts.run(&input)?,
+                None => unreachable!("started above"),
+            },
             (Target::Modules | Target::Mutated, Some(host)) => host.run(&input)?,
             (Target::Modules | Target::Mutated, None) => unreachable!("started above"),
         };
@@ -144,6 +157,9 @@ fn main() -> Result<()> {
         name.get_name(),
         ends.join(", ")
     );
+    if let Some(contracts) = contracts {
+        contracts.finish()?;
+    }
     // Cases that are refused at loading do not count as runs.
     let runs = matches!(options.target, Target::Modules | Target::Mutated);
     let ran = cases > refused;

@@ -172,7 +172,7 @@ pub(crate) fn value(random: &mut StdRng, depth: u32) -> Value {
 }
 
 /// A value as text, with features that serde_json cannot represent: large numbers, repeated names, deep nesting.
-fn text(random: &mut StdRng, depth: u32) -> String {
+pub(crate) fn text(random: &mut StdRng, depth: u32) -> String {
     match random.random_range(0..if depth == 0 { 4 } else { 8 }) {
         0 | 1 => value(random, 0).to_string(),
         2 => pick(random, NUMBERS).into(),

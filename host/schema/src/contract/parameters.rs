@@ -85,7 +85,10 @@ pub(super) fn of(compiled: &Compiled, written: Json<'_>) -> Parameters {
         })
         .collect();
     // A required property that `properties` does not list has no parameter to set it.
-    if required.iter().any(|name| !object.properties.contains_key(*name)) {
+    if required
+        .iter()
+        .any(|name| !object.properties.contains_key(*name))
+    {
         return whole;
     }
     parameters.sort_by_key(|parameter| !parameter.required);
@@ -147,7 +150,10 @@ impl Typing<'_> {
         }
         match single(node.types) {
             Some("array") => {
-                let items = node.array.as_ref().filter(|array| array.prefix_items.is_empty());
+                let items = node
+                    .array
+                    .as_ref()
+                    .filter(|array| array.prefix_items.is_empty());
                 let items = items.and_then(|array| array.items);
                 match items.map(|id| self.sql_type_of_item(self.resolve(id))) {
                     Some("text") => "text[]",

@@ -25,7 +25,9 @@ pub(super) fn to_postgres(written: &str) -> Option<String> {
 /// How many states Postgres makes of it, roughly.
 fn expanded(pattern: &Hir) -> Option<u64> {
     let total = |parts: &[Hir]| {
-        parts.iter().try_fold(1_u64, |sum, part| Some(sum.saturating_add(expanded(part)?)))
+        parts
+            .iter()
+            .try_fold(1_u64, |sum, part| Some(sum.saturating_add(expanded(part)?)))
     };
     match pattern.kind() {
         HirKind::Empty | HirKind::Look(_) | HirKind::Class(_) => Some(1),
@@ -69,7 +71,11 @@ fn write(pattern: &Hir, out: &mut String) -> Option<()> {
         HirKind::Look(_) => return None,
         HirKind::Repetition(repetition) => {
             // Postgres does not repeat what is empty.
-            repetition.sub.properties().minimum_len().filter(|len| *len > 0)?;
+            repetition
+                .sub
+                .properties()
+                .minimum_len()
+                .filter(|len| *len > 0)?;
             out.push_str("(?:");
             write(&repetition.sub, out)?;
             out.push(')');

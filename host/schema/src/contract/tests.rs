@@ -27,10 +27,22 @@ fn the_rules_for_a_value_become_a_predicate() {
             json!({"type": ["integer", "null"]}),
             r#"!(($.type() == "number" && $.floor() == $) || $.type() == "null")"#,
         ),
-        (json!({"minimum": -2.5}), r#"($.type() == "number" && $ < -2.5)"#),
-        (json!({"exclusiveMaximum": 7}), r#"($.type() == "number" && $ >= 7)"#),
-        (json!({"multipleOf": 3}), r#"($.type() == "number" && ($ % 3) != 0)"#),
-        (json!({"minLength": 1}), r#"($.type() == "string" && $ == "")"#),
+        (
+            json!({"minimum": -2.5}),
+            r#"($.type() == "number" && $ < -2.5)"#,
+        ),
+        (
+            json!({"exclusiveMaximum": 7}),
+            r#"($.type() == "number" && $ >= 7)"#,
+        ),
+        (
+            json!({"multipleOf": 3}),
+            r#"($.type() == "number" && ($ % 3) != 0)"#,
+        ),
+        (
+            json!({"minLength": 1}),
+            r#"($.type() == "string" && $ == "")"#,
+        ),
         (
             json!({"maxLength": 9}),
             r#"($.type() == "string" && $ like_regex "^.{10}" flag "s")"#,
@@ -39,7 +51,10 @@ fn the_rules_for_a_value_become_a_predicate() {
             json!({"pattern": "^[a-c]+\\d$"}),
             r#"($.type() == "string" && !($ like_regex "^(?:[a-c])+[0-9]$" flag "s"))"#,
         ),
-        (json!({"maxItems": 2}), r#"($.type() == "array" && $.size() > 2)"#),
+        (
+            json!({"maxItems": 2}),
+            r#"($.type() == "array" && $.size() > 2)"#,
+        ),
         (
             json!({"required": ["a\"b"]}),
             r#"($.type() == "object" && (exists($."a\"b")) is unknown)"#,
@@ -121,19 +136,36 @@ fn a_schema_from_a_stranger_stays_within_the_limits() {
     let doubled: serde_json::Map<_, _> = (0..60)
         .map(|n| {
             let next = json!({"$ref": format!("#/$defs/d{}", n + 1)});
-            (format!("d{n}"), json!({"anyOf": [next, next], "properties": {"a": next, "b": next}}))
+            (
+                format!("d{n}"),
+                json!({"anyOf": [next, next], "properties": {"a": next, "b": next}}),
+            )
         })
         .chain([("d60".to_owned(), json!({"type": "string"}))])
         .collect();
     let doubled = json!({"$ref": "#/$defs/d0", "$defs": doubled});
     let wide: serde_json::Map<_, _> = (0..10_000)
-        .map(|n| (format!("property_{n}"), json!({"type": "string", "enum": ["a", "b"]})))
+        .map(|n| {
+            (
+                format!("property_{n}"),
+                json!({"type": "string", "enum": ["a", "b"]}),
+            )
+        })
         .collect();
     let long: Vec<String> = (0..10_000).map(|n| format!("value {n}")).collect();
-    for schema in [recursive, doubled, json!({"properties": wide}), json!({"enum": long})] {
+    for schema in [
+        recursive,
+        doubled,
+        json!({"properties": wide}),
+        json!({"enum": long}),
+    ] {
         let contract = contract(&schema);
         let refuses = contract.refuses.unwrap_or_default();
-        assert!(refuses.len() <= super::REFUSES_BYTES_MAX, "{}", refuses.len());
+        assert!(
+            refuses.len() <= super::REFUSES_BYTES_MAX,
+            "{}",
+            refuses.len()
+        );
         let rules = contract.rules.to_string();
         assert!(rules.len() <= super::RULES_BYTES_MAX, "{}", rules.len());
     }
@@ -185,18 +217,34 @@ fn what_cannot_be_parameters_is_passed_as_a_whole() {
     for (schema, expected) in [
         (json!(true), "jsonb"),
         (json!({"type": "string"}), "text"),
-        (json!({"type": "array", "items": {"type": "integer"}}), "bigint[]"),
+        (
+            json!({"type": "array", "items": {"type": "integer"}}),
+            "bigint[]",
+        ),
         (json!({"type": "object"}), "jsonb"),
-        (json!({"type": ["object", "null"], "properties": {"a": true}}), "jsonb"),
-        (json!({"oneOf": [{"type": "string"}, {"type": "object"}]}), "jsonb"),
+        (
+            json!({"type": ["object", "null"], "properties": {"a": true}}),
+            "jsonb",
+        ),
+        (
+            json!({"oneOf": [{"type": "string"}, {"type": "object"}]}),
+            "jsonb",
+        ),
         (with(""), "jsonb"),
         (with("rouse_queue"), "jsonb"),
         (with(&"x".repeat(64)), "jsonb"),
         (with("a\u{0}"), "jsonb"),
         (json!({"type": "object", "properties": many}), "jsonb"),
-        (json!({"type": "object", "properties": {"a": true}, "required": ["b"]}), "jsonb"),
+        (
+            json!({"type": "object", "properties": {"a": true}, "required": ["b"]}),
+            "jsonb",
+        ),
     ] {
-        assert_eq!(contract(&schema).parameters, Parameters::Whole(expected), "{schema}");
+        assert_eq!(
+            contract(&schema).parameters,
+            Parameters::Whole(expected),
+            "{schema}"
+        );
     }
     let nothing = json!({"type": "object", "additionalProperties": false});
     assert_eq!(contract(&nothing).parameters, Parameters::Each(Vec::new()));

@@ -52,7 +52,7 @@ struct Listed {
 }
 
 /// The folder and the settings that a command shows.
-pub(super) struct FolderLocation {
+pub(in crate::cli) struct FolderLocation {
     pub(super) folder: PathBuf,
     config: Option<PathBuf>,
     /// The settings are those of a `rouse dev` that runs here.
@@ -62,7 +62,7 @@ pub(super) struct FolderLocation {
 impl FolderLocation {
     /// The named folder and settings. If one is not named, it is that of the `rouse dev` that runs here, else the usual
     /// one. `dev` is called only if needed.
-    pub(super) fn of(
+    pub(in crate::cli) fn of(
         folder: Option<&Path>,
         config: Option<&Path>,
         dev: impl FnOnce() -> Option<Serves>,
@@ -95,8 +95,8 @@ impl FolderLocation {
 }
 
 /// A loaded folder, with the settings.
-pub(super) struct Folder {
-    pub(super) handlers: Arc<HandlerSet>,
+pub(in crate::cli) struct Folder {
+    pub(in crate::cli) handlers: Arc<HandlerSet>,
     /// The settings are those of a `rouse dev` that runs here.
     pub(super) of_dev: bool,
     overrides: Overrides,
@@ -109,7 +109,10 @@ pub(super) struct Folder {
 
 impl Folder {
     /// Loads the folder. `option` is the one that names another folder, for messages.
-    pub(super) async fn open(location: &FolderLocation, option: &str) -> anyhow::Result<Self> {
+    pub(in crate::cli) async fn open(
+        location: &FolderLocation,
+        option: &str,
+    ) -> anyhow::Result<Self> {
         let (dir, config) = (location.folder.as_path(), location.config.as_deref());
         let (file, folder) = File::read(config)?;
         anyhow::ensure!(

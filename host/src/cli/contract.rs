@@ -1,0 +1,295 @@
+//! `rouse contract`: what producers may enqueue, published in the database.
+
+mod written;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Args as ClapArgs, Subcommand};
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use self::written::written;
+use super::dev::serves::Serves;
+use super::handlers::{Folder, FolderLocation};
+use super::target::Target;
+use super::text::{as_json, plain};
+use crate::job::pattern_covers;
+use crate::sandbox::{Catalog, Handler, HandlerSet};
+use crate::store::connect::Connector;
+use crate::store::{Change, ContractChange, drop_contracts, publish_contracts};
+
+/// The schema of the typed functions.
+const SCHEMA: &str = "jobs";
+
+/// How soon `rouse dev` publishes again while a worker still has a handler that is gone, or after an error.
+const AGAIN_AFTER: Duration = Duration::from_secs(2);
+
+/// Options of `rouse contract`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+A contract is made from the schema of a handler's payload. From then on rouse.enqueue and rouse.enqueue_many refuse payloads that the handler \
+would refuse, and a typed function enqueues its jobs:\n\n  \
+SELECT jobs.email_send(\"to\" => 'a@b.c', subject => 'x', rouse_queue => 'mail');\n\n\
+`rouse dev` publishes by itself. The view rouse.contracts lists what is published.")]
+pub(super) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Publish the contracts of the handlers in a folder
+    Publish(Publish),
+    /// Show what `publish` would change
+    Diff(Publish),
+    /// Drop contracts with their functions
+    Drop(Drop),
+}
+
+/// Options of `rouse contract publish` and `diff`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Needs the owner: a member of rouse_owner. Everything is published in one transaction, or nothing.\n\
+While workers run modules with different schemas, a payload is accepted if one of them accepts it. Without HANDLER, the contract of a handler \
+that is not in the folder, and that no worker has, is removed: its function raises an error until it is dropped.\n\
+Exit codes of diff: 0 nothing would change · 1 something would, or an error")]
+struct Publish {
+    #[command(flatten)]
+    target: Target,
+
+    /// Only these handlers, by name or pattern such as billing.*; default: all
+    #[arg(value_name = "HANDLER")]
+    only: Vec<String>,
+
+    /// The folder; default: that of a `rouse dev` that runs here, else handlers-wasm
+    #[arg(long, value_name = "DIR")]
+    handlers: Option<PathBuf>,
+
+    /// Settings; default: those of a `rouse dev` that serves the folder from here, else ./rouse.toml, if there is one
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// The schema of the typed functions; created if it does not exist
+    #[arg(long, value_name = "NAME", default_value = SCHEMA)]
+    schema: String,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `rouse contract drop`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Needs the owner: a member of rouse_owner. The schema of the functions stays.\n\
+Exit codes: 0 done · 1 one of the handlers has no contract, and nothing was dropped, or an error")]
+struct Drop {
+    #[command(flatten)]
+    target: Target,
+
+    /// The handlers
+    #[arg(value_name = "HANDLER", required_unless_present = "all")]
+    handlers: Vec<String>,
+
+    /// Drop the contracts of all handlers
+    #[arg(long, conflicts_with = "handlers")]
+    all: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the subcommand.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.verb {
+        Verb::Publish(args) => publish(&args, false).await,
+        Verb::Diff(args) => publish(&args, true).await,
+        Verb::Drop(args) => drop(&args).await,
+    }
+}
+
+async fn publish(args: &Publish, dry_run: bool) -> anyhow::Result<ExitCode> {
+    // First, because compiling the modules takes longer.
+    let connector = args.target.connector()?;
+    args.target.checked_store().await?;
+    let (folder, config) = (args.handlers.as_deref(), args.config.as_deref());
+    let location = FolderLocation::of(folder, config, Serves::here);
+    let folder = Folder::open(&location, "--handlers").await?;
+    let handlers = chosen(&folder.handlers, &args.only)?;
+    let refused = &folder.handlers.refused;
+    for refusal in refused {
+        eprintln!(
+            "rouse: {} is refused, so nothing is removed: {}",
+            refusal.file,
+            plain(&refusal.why)
+        );
+    }
+    let complete = args.only.is_empty() && refused.is_empty();
+    let contracts = contracts(&handlers);
+    let client = connector.client().await?;
+    let changes = publish_contracts(&client, &contracts, &args.schema, complete, dry_run).await?;
+    if args.json {
+        let printed = json!({"schema": args.schema, "published": !dry_run, "changes": changes});
+        println!("{}", as_json(printed));
+    } else {
+        print_changes(&changes, dry_run);
+    }
+    let differs = changes
+        .iter()
+        .any(|it| !matches!(it.change, Change::Unchanged | Change::Kept));
+    Ok(match dry_run && differs {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
+}
+
+/// The handlers that these names and patterns name; all if there are none.
+fn chosen<'a>(handlers: &'a HandlerSet, only: &[String]) -> anyhow::Result<Vec<&'a Handler>> {
+    for pattern in only {
+        let is_known = handlers
+            .handlers
+            .keys()
+            .any(|name| pattern_covers(pattern, name));
+        anyhow::ensure!(
+            is_known,
+            "no handler of the folder is called {}; `rouse handlers` lists them",
+            plain(pattern)
+        );
+    }
+    let is_chosen =
+        |name: &str| only.is_empty() || only.iter().any(|pattern| pattern_covers(pattern, name));
+    let all = handlers.handlers.iter();
+    let chosen = all.filter(|(name, _)| is_chosen(name));
+    Ok(chosen.map(|(_, handler)| &**handler).collect())
+}
+
+fn contracts(handlers: &[&Handler]) -> String {
+    let contracts: Vec<Value> = handlers.iter().map(|handler| written(handler)).collect();
+    Value::from(contracts).to_string()
+}
+
+fn print_changes(changes: &[ContractChange], dry_run: bool) {
+    let mut unchanged = 0;
+    for change in changes {
+        let ContractChange {
+            handler,
+            function,
+            fields,
+            ..
+        } = change;
+        let what = match change.change {
+            Change::New => "new",
+            Change::Changed => "changed",
+            Change::Removed => "removed",
+            Change::Kept => "kept",
+            Change::Unchanged => {
+                unchanged += 1;
+                continue;
+            }
+        };
+        let mut notes = vec![plain(handler)];
+        if let Some(version) = &change.version {
+            notes[0].push_str(&format!(" {}", plain(version)));
+        }
+        if !fields.is_empty() {
+            notes.push(plain(&fields.join(" ")));
+        }
+        match (change.change, change.versions) {
+            (Change::Removed, _) => notes.push(
+                "no worker has it: its function raises an error, `rouse contract drop` drops it"
+                    .into(),
+            ),
+            (Change::Kept, _) => notes.push("not in the folder, but a worker has it".into()),
+            (_, Some(versions @ 2..)) => notes.push(format!(
+                "{versions} schemas in use: what one of them accepts is accepted"
+            )),
+            _ => {}
+        }
+        println!("{what:8} {}  ({})", plain(function), notes.join("; "));
+    }
+    match (unchanged, changes.len()) {
+        (_, 0) => println!("no handlers"),
+        (0, _) => {}
+        (count, all) if count == all => println!(
+            "nothing {} ({count} unchanged)",
+            if dry_run { "would change" } else { "changed" }
+        ),
+        (count, _) => println!("{count} unchanged"),
+    }
+}
+
+async fn drop(args: &Drop) -> anyhow::Result<ExitCode> {
+    let client = args.target.connector()?.client().await?;
+    args.target.checked_store().await?;
+    if !args.all {
+        let unknown = "SELECT h FROM unnest($1::text[]) AS h WHERE NOT EXISTS (SELECT FROM rouse.contracts AS c WHERE c.handler = h)";
+        let unknown = client.query(unknown, &[&args.handlers]).await?;
+        if let Some(row) = unknown.first() {
+            let name: &str = row.get(0);
+            anyhow::bail!(
+                "{} has no contract; the view rouse.contracts lists them",
+                plain(name)
+            );
+        }
+    }
+    let handlers = (!args.all).then_some(&args.handlers[..]);
+    let dropped = drop_contracts(&client, handlers).await?;
+    if args.json {
+        println!("{}", as_json(json!({"dropped": dropped})));
+    } else {
+        for handler in &dropped {
+            println!("dropped  {}", plain(handler));
+        }
+        if dropped.is_empty() {
+            println!("there was none");
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Publishes the contracts of all handlers now, and after each change of the folder, until it is dropped.
+pub(super) async fn publish_forever(connector: Connector, catalog: Arc<Catalog>) {
+    let mut changed = catalog.changed();
+    loop {
+        changed.mark_unchanged();
+        let handlers = catalog.tried().await;
+        let again = match publish_all(&connector, &handlers).await {
+            Ok(changes) => changes.iter().any(|it| it.change == Change::Kept),
+            Err(error) => {
+                warn!(error = format!("{error:#}"), "cannot publish the contracts");
+                true
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(AGAIN_AFTER), if again => {}
+            changed = changed.changed() => if changed.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+async fn publish_all(
+    connector: &Connector,
+    handlers: &HandlerSet,
+) -> anyhow::Result<Vec<ContractChange>> {
+    let all: Vec<&Handler> = handlers.handlers.values().map(|it| &**it).collect();
+    let client = connector.client().await.context("connect")?;
+    let complete = handlers.refused.is_empty() && handlers.slow.is_empty();
+    let contracts = contracts(&all);
+    let changes = publish_contracts(&client, &contracts, SCHEMA, complete, false).await?;
+    for change in &changes {
+        if matches!(
+            change.change,
+            Change::New | Change::Changed | Change::Removed
+        ) {
+            info!(handler = %change.handler, function = %change.function, change = ?change.change, "published a contract");
+        }
+    }
+    Ok(changes)
+}

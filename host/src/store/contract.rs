@@ -1,0 +1,107 @@
+//! Publishes the contracts of handlers: what producers may enqueue, checked by the database.
+
+use serde::{Deserialize, Serialize};
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::Type;
+
+use super::describe_sql;
+
+/// What a publication does to the contract of one handler.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContractChange {
+    /// The handler.
+    pub handler: String,
+    /// What happens.
+    pub change: Change,
+    /// Its typed function, quoted as SQL needs it.
+    pub function: String,
+    /// The version of the module; `None` if no module is published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// The parameters that change: `+` new, `-` gone, `~` another type, default or necessity.
+    pub fields: Vec<String>,
+    /// How many input schemas are in use, this one included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub versions: Option<u32>,
+}
+
+/// What happens to a contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    /// It is made.
+    New,
+    /// Its function, its comment or what is accepted changes.
+    Changed,
+    /// Nothing.
+    Unchanged,
+    /// Its handler is not published, and no worker has it: the function raises an error from now on.
+    Removed,
+    /// Its handler is not published, but a worker has it.
+    Kept,
+}
+
+/// Contracts were not published or dropped: a message for people.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ContractError(String);
+
+impl From<&tokio_postgres::Error> for ContractError {
+    fn from(error: &tokio_postgres::Error) -> Self {
+        let hint = match error.code() {
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                "; only the owner publishes and drops contracts: a member of rouse_owner, which needs CREATE on the database for a new schema"
+            }
+            _ => "",
+        };
+        Self(format!("{}{hint}", describe_sql(error)))
+    }
+}
+
+/// Publishes contracts in one transaction, or says what that would change (`dry_run`). `contracts`: a JSON list, as
+/// `rouse.publish_contracts` takes it. With `complete`, those of all other handlers that no worker has are removed.
+///
+/// # Errors
+/// Nothing is published: the connection's user is not the owner, the schema is none that may be used, or a function of
+/// somebody else has the name.
+pub async fn publish_contracts(
+    client: &Client,
+    contracts: &str,
+    schema: &str,
+    complete: bool,
+    dry_run: bool,
+) -> Result<Vec<ContractChange>, ContractError> {
+    let row = client
+        .query_typed(
+            include_str!("publish_contracts.sql"),
+            &[
+                (&contracts, Type::TEXT),
+                (&schema, Type::TEXT),
+                (&complete, Type::BOOL),
+                (&dry_run, Type::BOOL),
+            ],
+        )
+        .await
+        .map_err(|error| ContractError::from(&error))?;
+    let changes = row.first().map_or("[]", |row| row.get(0));
+    serde_json::from_str(changes).map_err(|error| ContractError(error.to_string()))
+}
+
+/// Drops the contracts of these handlers (`None`: of all), and returns the handlers that had one.
+///
+/// # Errors
+/// The connection's user is not the owner.
+pub async fn drop_contracts(
+    client: &Client,
+    handlers: Option<&[String]>,
+) -> Result<Vec<String>, ContractError> {
+    let rows = client
+        .query_typed(
+            include_str!("drop_contracts.sql"),
+            &[(&handlers, Type::TEXT_ARRAY)],
+        )
+        .await
+        .map_err(|error| ContractError::from(&error))?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
