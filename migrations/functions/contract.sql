@@ -392,10 +392,9 @@ $$;
 --
 --   contracts      [{"handler", "version", "sha256": of its module, "schema": its text, "refuses": a predicate or null, "rules", "comment",
 --                  "parameters": [{"name", "type", "required", "default"}, …], or "payload_type": for a payload that is passed as a whole}, …]
---   schema         where the typed functions are; created if it does not exist
+--   schema         where the typed functions are; the owner needs the right to create functions there
 --   complete       true: contracts of all other handlers that no live worker has are removed
---   dry_run        true: nothing is changed
-CREATE OR REPLACE FUNCTION rouse.publish_contracts(contracts jsonb, schema name DEFAULT 'jobs', complete boolean DEFAULT false, dry_run boolean DEFAULT false) RETURNS jsonb
+CREATE OR REPLACE FUNCTION rouse.publish_contracts(contracts jsonb, schema name DEFAULT 'jobs', complete boolean DEFAULT false) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
@@ -407,39 +406,32 @@ BEGIN
         RAISE EXCEPTION 'rouse.publish_contracts: the typed functions cannot be in schema %', quote_nullable(schema)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Choose a schema of your own, such as jobs.';
     END IF;
-    BEGIN
-        -- One publication after the other; readers do not wait.
-        LOCK TABLE rouse.contract IN SHARE ROW EXCLUSIVE MODE;
-        IF NOT EXISTS (SELECT FROM pg_namespace AS n WHERE n.nspname = schema) THEN
-            EXECUTE format('CREATE SCHEMA %I', schema);
-            EXECUTE format('GRANT USAGE ON SCHEMA %I TO rouse_enqueuer, rouse_producer, rouse_operator', schema);
-        END IF;
-        FOR entry IN SELECT e.contract FROM jsonb_array_elements(contracts) AS e(contract) ORDER BY e.contract ->> 'handler' COLLATE "C" LOOP
-            changes := changes || rouse._publish_contract(entry.contract, schema);
+    IF NOT EXISTS (SELECT FROM pg_namespace AS n WHERE n.nspname = schema) THEN
+        RAISE EXCEPTION 'rouse.publish_contracts: there is no schema %', quote_nullable(schema)
+            USING ERRCODE = 'invalid_schema_name', HINT = format('CREATE SCHEMA %I AUTHORIZATION rouse_owner', schema);
+    END IF;
+    -- One publication after the other; readers do not wait.
+    LOCK TABLE rouse.contract IN SHARE ROW EXCLUSIVE MODE;
+    FOR entry IN SELECT e.contract FROM jsonb_array_elements(contracts) AS e(contract) ORDER BY e.contract ->> 'handler' COLLATE "C" LOOP
+        changes := changes || rouse._publish_contract(entry.contract, schema);
+    END LOOP;
+    IF complete THEN
+        FOR entry IN
+            SELECT c.handler, c.function_schema, c.function_name FROM rouse.contract AS c
+            WHERE c.handler <> '*' AND c.removed_at IS NULL
+              AND NOT EXISTS (SELECT FROM jsonb_array_elements(contracts) AS e(contract) WHERE e.contract ->> 'handler' = c.handler)
+            ORDER BY c.handler
+        LOOP
+            served := rouse._is_module_served(entry.handler, NULL);
+            IF NOT served THEN
+                UPDATE rouse.contract AS c SET removed_at = clock_timestamp() WHERE c.handler = entry.handler;
+                PERFORM rouse._close_function(entry.function_schema, entry.function_name, entry.handler);
+            END IF;
+            changes := changes || jsonb_build_object('handler', entry.handler, 'change', CASE WHEN served THEN 'kept' ELSE 'removed' END,
+                'function', format('%I.%I', entry.function_schema, entry.function_name), 'fields', '[]'::jsonb);
         END LOOP;
-        IF complete THEN
-            FOR entry IN
-                SELECT c.handler, c.function_schema, c.function_name FROM rouse.contract AS c
-                WHERE c.handler <> '*' AND c.removed_at IS NULL
-                  AND NOT EXISTS (SELECT FROM jsonb_array_elements(contracts) AS e(contract) WHERE e.contract ->> 'handler' = c.handler)
-                ORDER BY c.handler
-            LOOP
-                served := rouse._is_module_served(entry.handler, NULL);
-                IF NOT served THEN
-                    UPDATE rouse.contract AS c SET removed_at = clock_timestamp() WHERE c.handler = entry.handler;
-                    PERFORM rouse._close_function(entry.function_schema, entry.function_name, entry.handler);
-                END IF;
-                changes := changes || jsonb_build_object('handler', entry.handler, 'change', CASE WHEN served THEN 'kept' ELSE 'removed' END,
-                    'function', format('%I.%I', entry.function_schema, entry.function_name), 'fields', '[]'::jsonb);
-            END LOOP;
-        END IF;
-        PERFORM rouse._mark_contracts();
-        IF dry_run THEN
-            RAISE EXCEPTION 'nothing is changed' USING ERRCODE = 'RDRY1';
-        END IF;
-    EXCEPTION
-        WHEN SQLSTATE 'RDRY1' THEN NULL;
-    END;
+    END IF;
+    PERFORM rouse._mark_contracts();
     RETURN changes;
 END
 $$;

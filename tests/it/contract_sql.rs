@@ -239,12 +239,12 @@ async fn only_the_owner_publishes_and_a_function_of_somebody_else_stays() {
         };
         assert_eq!(code, 1, "{output}");
         assert!(
-            output.contains("only the owner publishes and drops contracts"),
+            output.contains("only a member of rouse_owner publishes and drops contracts"),
             "{output}"
         );
     }
     client
-        .batch_execute("CREATE SCHEMA jobs; CREATE FUNCTION jobs.mail_send() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+        .batch_execute("CREATE SCHEMA jobs; GRANT CREATE, USAGE ON SCHEMA jobs TO rouse_owner; CREATE FUNCTION jobs.mail_send() RETURNS int LANGUAGE sql AS 'SELECT 1'")
         .await
         .unwrap();
     let (code, output) = contract(&db, &folder, &["publish"]);

@@ -131,8 +131,9 @@ async fn publish(args: &Publish, dry_run: bool) -> anyhow::Result<ExitCode> {
     }
     let complete = args.only.is_empty() && refused.is_empty();
     let contracts = contracts(&handlers);
-    let client = connector.client().await?;
-    let changes = publish_contracts(&client, &contracts, &args.schema, complete, dry_run).await?;
+    let mut client = connector.client().await?;
+    let changes =
+        publish_contracts(&mut client, &contracts, &args.schema, complete, dry_run).await?;
     if args.json {
         let printed = json!({"schema": args.schema, "published": !dry_run, "changes": changes});
         println!("{}", as_json(printed));
@@ -279,10 +280,10 @@ async fn publish_all(
     handlers: &HandlerSet,
 ) -> anyhow::Result<Vec<ContractChange>> {
     let all: Vec<&Handler> = handlers.handlers.values().map(|it| &**it).collect();
-    let client = connector.client().await.context("connect")?;
+    let mut client = connector.client().await.context("connect")?;
     let complete = handlers.refused.is_empty() && handlers.slow.is_empty();
     let contracts = contracts(&all);
-    let changes = publish_contracts(&client, &contracts, SCHEMA, complete, false).await?;
+    let changes = publish_contracts(&mut client, &contracts, SCHEMA, complete, false).await?;
     for change in &changes {
         if matches!(
             change.change,

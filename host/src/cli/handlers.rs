@@ -9,6 +9,7 @@ mod lock;
 mod show;
 mod sign;
 mod trouble;
+mod types;
 
 pub(super) use folder::{Folder, FolderLocation};
 
@@ -47,6 +48,8 @@ enum Verb {
     Keygen(sign::KeygenArgs),
     /// Sign modules
     Sign(sign::SignArgs),
+    /// Print types of payloads and results, and typed calls, for producers in other languages
+    Types(types::Args),
 }
 
 /// Runs the subcommand.
@@ -58,5 +61,6 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(Verb::Lock(args)) => lock::run(&args),
         Some(Verb::Keygen(args)) => sign::keygen(&args),
         Some(Verb::Sign(args)) => sign::sign(&args),
+        Some(Verb::Types(args)) => types::run(args).await,
     }
 }

@@ -51,7 +51,7 @@ impl From<&tokio_postgres::Error> for ContractError {
     fn from(error: &tokio_postgres::Error) -> Self {
         let hint = match error.code() {
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-                "; only the owner publishes and drops contracts: a member of rouse_owner, which needs CREATE on the database for a new schema"
+                "; only a member of rouse_owner publishes and drops contracts; a new schema also needs CREATE on the database, and rouse_owner needs CREATE on one of somebody else"
             }
             _ => "",
         };
@@ -60,31 +60,48 @@ impl From<&tokio_postgres::Error> for ContractError {
 }
 
 /// Publishes contracts in one transaction, or says what that would change (`dry_run`). `contracts`: a JSON list, as
-/// `rouse.publish_contracts` takes it. With `complete`, those of all other handlers that no worker has are removed.
+/// `rouse.publish_contracts` takes it. The schema is created if it does not exist. With `complete`, the contracts of all
+/// other handlers that no worker has are removed.
 ///
 /// # Errors
 /// Nothing is published: the connection's user is not the owner, the schema is none that may be used, or a function of
 /// somebody else has the name.
 pub async fn publish_contracts(
-    client: &Client,
+    client: &mut Client,
     contracts: &str,
     schema: &str,
     complete: bool,
     dry_run: bool,
 ) -> Result<Vec<ContractChange>, ContractError> {
-    let row = client
-        .query_typed(
-            include_str!("publish_contracts.sql"),
-            &[
-                (&contracts, Type::TEXT),
-                (&schema, Type::TEXT),
-                (&complete, Type::BOOL),
-                (&dry_run, Type::BOOL),
-            ],
-        )
+    let publishing = async {
+        let transaction = client.transaction().await?;
+        let create = include_str!("contract_schema.sql");
+        let create = transaction
+            .query_typed(create, &[(&schema, Type::TEXT)])
+            .await?;
+        if let Some(create) = create.first().and_then(|row| row.get::<_, Option<&str>>(0)) {
+            transaction.batch_execute(create).await?;
+        }
+        let changes = transaction
+            .query_typed(
+                include_str!("publish_contracts.sql"),
+                &[
+                    (&contracts, Type::TEXT),
+                    (&schema, Type::TEXT),
+                    (&complete, Type::BOOL),
+                ],
+            )
+            .await?;
+        match dry_run {
+            true => transaction.rollback().await?,
+            false => transaction.commit().await?,
+        }
+        Ok(changes)
+    };
+    let changes = publishing
         .await
-        .map_err(|error| ContractError::from(&error))?;
-    let changes = row.first().map_or("[]", |row| row.get(0));
+        .map_err(|error: tokio_postgres::Error| ContractError::from(&error))?;
+    let changes = changes.first().map_or("[]", |row| row.get(0));
     serde_json::from_str(changes).map_err(|error| ContractError(error.to_string()))
 }
 

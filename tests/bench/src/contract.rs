@@ -3,6 +3,7 @@
 
 /// Publishes it for the handler that is enqueued.
 pub(super) const PUBLISH: &str = r##"
+    CREATE SCHEMA IF NOT EXISTS jobs AUTHORIZATION rouse_owner;
     SELECT rouse.publish_contracts(jsonb_build_array(jsonb_build_object(
         'handler', 'noop', 'version', '1.0.0', 'sha256', repeat('a', 64), 'schema', '{}', 'rules', '{}'::jsonb, 'payload_type', 'jsonb',
         'refuses', $path$$.type() != "object"

@@ -18,7 +18,7 @@ const HOSTILE: &[&str] = &[
     "\" ? (1 == 1) || \"",
     "%s %I %L",
     "a\nb",
-    "$1",
+    "$1 $x$",
     "${x}",
     "é\u{202e}",
 ];
@@ -72,7 +72,7 @@ async fn what_a_module_says_is_never_executed() {
 async fn names_that_are_no_parameters_leave_the_payload_whole() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let many: Map<String, Value> = (0..10_000)
+    let many: Map<String, Value> = (0..1_000)
         .map(|n| (format!("p{n}"), json!({"type": "string"})))
         .collect();
     for (place, properties) in [
@@ -80,6 +80,7 @@ async fn names_that_are_no_parameters_leave_the_payload_whole() {
         json!({"": {"type": "string"}}),
         json!({"x".repeat(64): {"type": "string"}}),
         json!({"a\u{0}": {"type": "string"}}),
+        json!({"$1": {"type": "string"}}),
         json!(many),
     ]
     .into_iter()
@@ -140,7 +141,7 @@ async fn a_schema_that_postgres_cannot_check_is_published_without_a_check() {
     }
     let schemas = [
         deep.to_string(),
-        json!({"enum": (0..20_000).map(|n| format!("value {n}")).collect::<Vec<_>>()}).to_string(),
+        json!({"enum": (0..500).map(|n| format!("value {n}")).collect::<Vec<_>>()}).to_string(),
         json!({"not": {"type": "string"}}).to_string(),
         json!({"pattern": "(a{200}){200}"}).to_string(),
     ];

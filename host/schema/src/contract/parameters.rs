@@ -96,9 +96,14 @@ pub(super) fn of(compiled: &Compiled, written: Json<'_>) -> Parameters {
 }
 
 fn is_parameter(name: &str) -> bool {
+    // PL/pgSQL calls the first parameter `$1` itself.
+    let is_position = name
+        .strip_prefix('$')
+        .is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
     (1..=NAME_BYTES_MAX).contains(&name.len())
         && !name.contains('\0')
         && !name.starts_with(OPTION_PREFIX)
+        && !is_position
 }
 
 struct Typing<'a> {

@@ -232,6 +232,7 @@ fn what_cannot_be_parameters_is_passed_as_a_whole() {
         ),
         (with(""), "jsonb"),
         (with("rouse_queue"), "jsonb"),
+        (with("$12"), "jsonb"),
         (with(&"x".repeat(64)), "jsonb"),
         (with("a\u{0}"), "jsonb"),
         (json!({"type": "object", "properties": many}), "jsonb"),

@@ -1,0 +1,415 @@
+//! What a schema says, as far as the type systems of programming languages can say it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value};
+
+use super::names::Names;
+use crate::sandbox::HandlerManifest;
+
+/// The deepest nesting that is read.
+const DEPTH_MAX: usize = 16;
+
+/// The most types of one handler; what is beyond is anything.
+const TYPES_MAX: usize = 500;
+
+/// The most fields of one object.
+const FIELDS_MAX: usize = 500;
+
+/// The most literals of one type.
+const LITERALS_MAX: usize = 200;
+
+/// A type. A value that matches the schema has it; a value of the type may still violate the schema.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Type {
+    Any,
+    Null,
+    Boolean,
+    Integer,
+    Number,
+    Text,
+    /// A string, number or boolean.
+    Literal(Value),
+    List(Box<Type>),
+    Map(Box<Type>),
+    /// Only as a definition.
+    Object(Vec<Field>),
+    /// Only as a definition, except with null.
+    Union(Vec<Type>),
+    /// A definition of the handler, by its name in the generated code.
+    Named(String),
+}
+
+/// A property of an object.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Field {
+    pub(super) name: String,
+    pub(super) of: Type,
+    pub(super) required: bool,
+    pub(super) description: String,
+}
+
+/// A named type.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Definition {
+    pub(super) name: String,
+    pub(super) of: Type,
+    pub(super) description: String,
+}
+
+/// The types of one handler.
+#[derive(Debug)]
+pub(super) struct HandlerTypes {
+    pub(super) handler: String,
+    pub(super) description: String,
+    /// The name of the handler in UpperCamelCase, unique in the file.
+    pub(super) stem: String,
+    pub(super) definitions: Vec<Definition>,
+    pub(super) payload: String,
+    pub(super) result: String,
+    /// As the module wrote them.
+    pub(super) schemas: [String; 2],
+}
+
+impl HandlerTypes {
+    /// The types of a handler. `names` are those of the file so far.
+    pub(super) fn of(manifest: &HandlerManifest, names: &mut Names) -> Self {
+        let stem = names.take(&super::names::upper_camel(&manifest.name));
+        let mut definitions = Vec::new();
+        let roots = [
+            ("Payload", "", &manifest.input_schema),
+            ("Result", "Result", &manifest.output_schema),
+        ];
+        let [payload, result] = roots.map(|(what, infix, schema)| {
+            // A number that a `Value` cannot hold: then nothing is said.
+            let schema = serde_json::from_str(schema.written()).unwrap_or(Value::Bool(true));
+            let root = names.take(&format!("{stem}{what}"));
+            let mut reader = Reader {
+                stem: format!("{stem}{infix}"),
+                schema: &schema,
+                names,
+                definitions: &mut definitions,
+                by_pointer: BTreeMap::from([(String::new(), root.clone())]),
+                pending: vec![(String::new(), root.clone())],
+                count: 0,
+            };
+            reader.read_all();
+            root
+        });
+        Self {
+            handler: manifest.name.clone(),
+            description: manifest.description.clone(),
+            stem,
+            definitions,
+            payload,
+            result,
+            schemas: [&manifest.input_schema, &manifest.output_schema]
+                .map(|it| it.written().to_owned()),
+        }
+    }
+
+    /// The definitions that can lead back to themselves.
+    pub(super) fn recursive(&self) -> BTreeSet<&str> {
+        let by_name: BTreeMap<&str, &Type> = self
+            .definitions
+            .iter()
+            .map(|it| (&*it.name, &it.of))
+            .collect();
+        let reaches_itself = |name: &&str| {
+            let mut seen = BTreeSet::new();
+            let mut open = vec![*name];
+            while let Some(at) = open.pop() {
+                for next in by_name
+                    .get(at)
+                    .map(|of| of.references())
+                    .unwrap_or_default()
+                {
+                    if next == *name {
+                        return true;
+                    }
+                    if seen.insert(next) {
+                        open.push(next);
+                    }
+                }
+            }
+            false
+        };
+        by_name.keys().copied().filter(reaches_itself).collect()
+    }
+}
+
+impl Type {
+    /// The names of the definitions that it refers to.
+    fn references(&self) -> Vec<&str> {
+        match self {
+            Self::Named(name) => vec![name],
+            Self::List(of) | Self::Map(of) => of.references(),
+            Self::Union(all) => all.iter().flat_map(Self::references).collect(),
+            Self::Object(fields) => fields
+                .iter()
+                .flat_map(|field| field.of.references())
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Without null, and whether null was there.
+    pub(super) fn without_null(&self) -> (Self, bool) {
+        let Self::Union(all) = self else {
+            return (self.clone(), *self == Self::Null);
+        };
+        let others: Vec<Self> = all
+            .iter()
+            .filter(|it| **it != Self::Null)
+            .cloned()
+            .collect();
+        let is_nullable = others.len() < all.len();
+        (union(others), is_nullable)
+    }
+
+    /// The texts, if it is one of several texts.
+    pub(super) fn texts(&self) -> Option<Vec<&str>> {
+        let all = match self {
+            Self::Union(all) => all,
+            one => std::slice::from_ref(one),
+        };
+        let texts = all.iter().map(|it| match it {
+            Self::Literal(Value::String(text)) => Some(&**text),
+            _ => None,
+        });
+        texts.collect()
+    }
+}
+
+fn union(all: Vec<Type>) -> Type {
+    let mut distinct: Vec<Type> = Vec::new();
+    for one in all {
+        if one == Type::Any {
+            return Type::Any;
+        }
+        if !distinct.contains(&one) {
+            distinct.push(one);
+        }
+    }
+    match distinct.len() {
+        0 => Type::Any,
+        1 => distinct.remove(0),
+        _ => Type::Union(distinct),
+    }
+}
+
+struct Reader<'a> {
+    stem: String,
+    schema: &'a Value,
+    names: &'a mut Names,
+    definitions: &'a mut Vec<Definition>,
+    /// The names of the definitions, by their JSON pointers.
+    by_pointer: BTreeMap<String, String>,
+    pending: Vec<(String, String)>,
+    count: usize,
+}
+
+impl Reader<'_> {
+    fn read_all(&mut self) {
+        while let Some((pointer, name)) = self.pending.pop() {
+            let schema = self
+                .schema
+                .pointer(&pointer)
+                .cloned()
+                .unwrap_or(Value::Bool(true));
+            let of = self.read(&schema, DEPTH_MAX, &name);
+            self.definitions.push(Definition {
+                name,
+                of,
+                description: text(&schema, "description"),
+            });
+        }
+    }
+
+    /// A type within another one: what needs a name gets one.
+    fn inner(&mut self, schema: &Value, depth: usize, name: &str) -> Type {
+        let of = self.read(schema, depth, name);
+        let (of, is_nullable) = match of {
+            Type::Null => return Type::Null,
+            of => of.without_null(),
+        };
+        let needs_name = matches!(of, Type::Object(_) | Type::Union(_)) || of.texts().is_some();
+        let of = match needs_name {
+            false => of,
+            true => {
+                let name = self.names.take(name);
+                self.definitions.push(Definition {
+                    name: name.clone(),
+                    of,
+                    description: text(schema, "description"),
+                });
+                Type::Named(name)
+            }
+        };
+        match is_nullable && of != Type::Any {
+            true => Type::Union(vec![of, Type::Null]),
+            false => of,
+        }
+    }
+
+    fn read(&mut self, schema: &Value, depth: usize, name: &str) -> Type {
+        let Value::Object(keywords) = schema else {
+            return Type::Any;
+        };
+        self.count += 1;
+        if depth == 0 || self.count > TYPES_MAX {
+            return Type::Any;
+        }
+        if let Some(reference) = keywords.get("$ref") {
+            return reference
+                .as_str()
+                .map_or(Type::Any, |it| self.reference(it));
+        }
+        if let Some(value) = keywords.get("const") {
+            return literal(value);
+        }
+        if let Some(Value::Array(values)) = keywords.get("enum")
+            && values.len() <= LITERALS_MAX
+        {
+            return union(values.iter().map(literal).collect());
+        }
+        for keyword in ["anyOf", "oneOf"] {
+            if let Some(Value::Array(all)) = keywords.get(keyword) {
+                // Properties beside alternatives belong to all of them.
+                return match keywords.contains_key("properties") {
+                    true => Type::Any,
+                    false => self.alternatives(all, depth, name),
+                };
+            }
+        }
+        match keywords.get("allOf") {
+            Some(Value::Array(all)) if all.len() == 1 && !keywords.contains_key("properties") => {
+                return self.read(&all[0], depth - 1, name);
+            }
+            Some(_) => return Type::Any,
+            None => {}
+        }
+        self.by_types(keywords, depth, name)
+    }
+
+    /// Alternatives of texts only are one type, others have names.
+    fn alternatives(&mut self, all: &[Value], depth: usize, name: &str) -> Type {
+        let read = all.iter().enumerate().map(|(place, one)| {
+            let name = match text(one, "title") {
+                title if title.is_empty() => format!("{name}{}", place + 1),
+                title => format!("{name}{}", super::names::upper_camel(&title)),
+            };
+            let is_text = one.get("const").is_some() || one.get("enum").is_some();
+            match is_text {
+                true => self.read(one, depth - 1, &name),
+                false => self.inner(one, depth - 1, &name),
+            }
+        });
+        let read: Vec<Type> = read.collect();
+        let flat = read.into_iter().flat_map(|of| match of {
+            Type::Union(all) => all,
+            of => vec![of],
+        });
+        union(flat.collect())
+    }
+
+    fn by_types(&mut self, keywords: &Map<String, Value>, depth: usize, name: &str) -> Type {
+        let types: Vec<&str> = match keywords.get("type") {
+            Some(Value::String(of)) => vec![of],
+            Some(Value::Array(all)) => all.iter().filter_map(Value::as_str).collect(),
+            _ if keywords.contains_key("properties") => vec!["object"],
+            _ => return Type::Any,
+        };
+        let only = types.iter().filter(|of| **of != "null").count() == 1;
+        let all = types.into_iter().map(|of| match of {
+            "null" => Type::Null,
+            "boolean" => Type::Boolean,
+            "integer" => Type::Integer,
+            "number" => Type::Number,
+            "string" => Type::Text,
+            "array" => match (keywords.get("items"), keywords.get("prefixItems")) {
+                (Some(items), None) => {
+                    let of = self.inner(items, depth - 1, &format!("{name}Item"));
+                    Type::List(Box::new(of))
+                }
+                _ => Type::List(Box::new(Type::Any)),
+            },
+            "object" if only => self.object(keywords, depth, name),
+            "object" => Type::Map(Box::new(Type::Any)),
+            _ => Type::Any,
+        });
+        union(all.collect())
+    }
+
+    fn object(&mut self, keywords: &Map<String, Value>, depth: usize, name: &str) -> Type {
+        let Some(Value::Object(properties)) = keywords.get("properties") else {
+            let values = keywords
+                .get("additionalProperties")
+                .filter(|it| it.is_object());
+            let of = values.map_or(Type::Any, |values| {
+                self.inner(values, depth - 1, &format!("{name}Value"))
+            });
+            return Type::Map(Box::new(of));
+        };
+        if properties.len() > FIELDS_MAX {
+            return Type::Map(Box::new(Type::Any));
+        }
+        let required: Vec<&str> = match keywords.get("required") {
+            Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
+            _ => Vec::new(),
+        };
+        let fields = properties.iter().map(|(field, schema)| Field {
+            name: field.clone(),
+            of: self.inner(
+                schema,
+                depth - 1,
+                &format!("{name}{}", super::names::upper_camel(field)),
+            ),
+            required: required.contains(&&**field),
+            description: text(schema, "description"),
+        });
+        Type::Object(fields.collect())
+    }
+
+    fn reference(&mut self, reference: &str) -> Type {
+        // Others are resolved by the host only.
+        let pointer = reference.strip_prefix('#');
+        let Some(pointer) = pointer.filter(|it| it.is_empty() || it.starts_with('/')) else {
+            return Type::Any;
+        };
+        if pointer.contains('%') || self.schema.pointer(pointer).is_none() {
+            return Type::Any;
+        }
+        if let Some(name) = self.by_pointer.get(pointer) {
+            return Type::Named(name.clone());
+        }
+        if self.by_pointer.len() >= TYPES_MAX {
+            return Type::Any;
+        }
+        let last = pointer.rsplit('/').next().unwrap_or_default();
+        let name = format!("{}{}", self.stem, super::names::upper_camel(last));
+        let name = self.names.take(&name);
+        self.by_pointer.insert(pointer.to_owned(), name.clone());
+        self.pending.push((pointer.to_owned(), name.clone()));
+        Type::Named(name)
+    }
+}
+
+fn literal(value: &Value) -> Type {
+    match value {
+        Value::Null => Type::Null,
+        Value::String(_) | Value::Bool(_) => Type::Literal(value.clone()),
+        // The same number may be written otherwise.
+        Value::Number(number) if number.is_f64() => Type::Number,
+        Value::Number(_) => Type::Literal(value.clone()),
+        Value::Array(_) | Value::Object(_) => Type::Any,
+    }
+}
+
+fn text(schema: &Value, keyword: &str) -> String {
+    schema
+        .get(keyword)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_owned()
+}

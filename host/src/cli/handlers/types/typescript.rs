@@ -1,0 +1,189 @@
+//! TypeScript, for node-postgres.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::model::{Definition, HandlerTypes, Type};
+use super::names::{Names, lower_camel};
+use super::{ENQUEUE, HEADER, comment};
+
+const START: &str = r#"/** A client, pool client or pool of pg: the job is enqueued in its transaction. */
+export interface Queryable {
+  query(text: string, values: unknown[]): Promise<{ rows: Record<string, unknown>[] }>;
+}
+
+/** The id of a job, with the type of its result. It is a string, because a bigint may exceed what a number holds. */
+export type JobId<Result> = string & { readonly result?: Result };
+
+/** Options of rouse.enqueue. What is left out has its default. */
+export interface EnqueueOptions {
+  queue?: string;
+  tenant?: string;
+  source?: string;
+  priority?: "high" | "normal" | "low";
+  runAt?: Date;
+  maxAttempts?: number;
+  uniqueKey?: string;
+  tags?: string[];
+  grants?: unknown;
+  /** For instance "30 seconds"; so are the other times. */
+  lease?: string;
+  timeout?: string;
+  jobTimeout?: string;
+  after?: unknown;
+}
+
+/** Returns the result of a job; null until it has succeeded. */
+export async function result<Result>(db: Queryable, job: JobId<Result>): Promise<Result | null> {
+  const { rows } = await db.query("SELECT rouse.result($1::bigint) AS result", [job]);
+  return (rows[0]?.["result"] ?? null) as Result | null;
+}
+
+async function enqueue<Result>(
+  db: Queryable,
+  handler: string,
+  payload: unknown,
+  options: EnqueueOptions,
+): Promise<JobId<Result>> {
+  const json = (value: unknown) => (value === undefined ? null : JSON.stringify(value));
+  const { rows } = await db.query(ENQUEUE, [
+    handler,
+    JSON.stringify(payload),
+    options.queue ?? null,
+    options.tenant ?? null,
+    options.source ?? null,
+    options.priority ?? null,
+    options.runAt ?? null,
+    options.maxAttempts ?? null,
+    options.uniqueKey ?? null,
+    options.tags ?? null,
+    json(options.grants),
+    options.lease ?? null,
+    options.timeout ?? null,
+    options.jobTimeout ?? null,
+    json(options.after),
+  ]);
+  return String(rows[0]?.["id"]) as JobId<Result>;
+}
+"#;
+
+pub(super) fn write(handlers: &[HandlerTypes]) -> String {
+    let mut out = format!("// {HEADER}\n\nconst ENQUEUE =\n  \"{ENQUEUE} AS id\";\n\n{START}");
+    let mut names = Names::default();
+    for reserved in ["result", "enqueue", "json", "db", "payload", "options"]
+        .iter()
+        .chain(KEYWORDS)
+    {
+        names.take(reserved);
+    }
+    for types in handlers {
+        for definition in &types.definitions {
+            write_definition(&mut out, definition);
+        }
+        let name = names.take(&lower_camel(&types.stem));
+        let (payload, result) = (&types.payload, &types.result);
+        let handler = Value::from(types.handler.as_str());
+        let _ = write!(
+            out,
+            "\n/** Enqueues {}. {} */\nexport function {name}(\n  db: Queryable,\n  payload: {payload},\n  options: EnqueueOptions = {{}},\n): Promise<JobId<{result}>> {{\n  return enqueue(db, {handler}, payload, options);\n}}\n",
+            comment(&types.handler),
+            comment(&types.description),
+        );
+    }
+    out
+}
+
+fn write_definition(out: &mut String, definition: &Definition) {
+    out.push('\n');
+    describe(out, "", &definition.description);
+    let _ = match &definition.of {
+        Type::Object(fields) => {
+            let _ = writeln!(out, "export type {} = {{", definition.name);
+            for field in fields {
+                describe(out, "  ", &field.description);
+                let optional = if field.required { "" } else { "?" };
+                let name = Value::from(field.name.as_str());
+                let _ = writeln!(out, "  {name}{optional}: {};", expression(&field.of));
+            }
+            writeln!(out, "}};")
+        }
+        of => writeln!(out, "export type {} = {};", definition.name, expression(of)),
+    };
+}
+
+fn describe(out: &mut String, indent: &str, description: &str) {
+    let description = comment(description);
+    if !description.is_empty() {
+        let _ = writeln!(out, "{indent}/** {description} */");
+    }
+}
+
+fn expression(of: &Type) -> String {
+    match of {
+        Type::Any => "unknown".into(),
+        Type::Null => "null".into(),
+        Type::Boolean => "boolean".into(),
+        Type::Integer | Type::Number => "number".into(),
+        Type::Text => "string".into(),
+        Type::Literal(value) => value.to_string(),
+        Type::List(of) => format!("Array<{}>", expression(of)),
+        // An index signature may refer to itself.
+        Type::Map(of) => format!("{{ [key: string]: {} }}", expression(of)),
+        Type::Object(_) => unreachable!("objects are definitions"),
+        Type::Union(all) => all.iter().map(expression).collect::<Vec<_>>().join(" | "),
+        Type::Named(name) => name.clone(),
+    }
+}
+
+const KEYWORDS: &[&str] = &[
+    "await",
+    "break",
+    "case",
+    "catch",
+    "class",
+    "const",
+    "continue",
+    "debugger",
+    "default",
+    "delete",
+    "do",
+    "else",
+    "enum",
+    "export",
+    "extends",
+    "false",
+    "finally",
+    "for",
+    "function",
+    "if",
+    "import",
+    "in",
+    "instanceof",
+    "new",
+    "null",
+    "return",
+    "super",
+    "switch",
+    "this",
+    "throw",
+    "true",
+    "try",
+    "typeof",
+    "var",
+    "void",
+    "while",
+    "with",
+    "yield",
+    "let",
+    "static",
+    "implements",
+    "interface",
+    "package",
+    "private",
+    "protected",
+    "public",
+    "arguments",
+    "eval",
+    "undefined",
+];
