@@ -95,4 +95,5 @@ mod signals;
 mod suspended;
 mod tls;
 mod tutorial;
+mod types;
 mod wit;

@@ -1,11 +1,12 @@
 //! The page for producers: its SQL, JavaScript and Python blocks return what the page shows.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rouse::worker::Settings;
 
+use crate::commands::run;
+use crate::support::libraries::{Libraries, NPM, PIP};
 use crate::support::page::{blocks, run_sql};
 use crate::support::worker::{TestWorker, until_true, watched};
 use crate::support::{Ran, TestDb, scratch, skip};
@@ -19,7 +20,10 @@ const DONE: &str = "SELECT NOT EXISTS (SELECT FROM rouse.jobs WHERE handler = 't
 async fn the_sql_on_the_page_for_producers_returns_what_the_page_shows() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let (catalog, _folder) = watched(&["text_stats.wasm"]).await;
+    let (catalog, folder) = watched(&["text_stats.wasm"]).await;
+    let handlers = folder.path().to_str().unwrap();
+    let (code, output) = run(&db, &["contract", "publish", "--handlers", handlers]);
+    assert_eq!(code, 0, "{output}");
     let worker = TestWorker::start_on(&db, Settings::default(), catalog);
     let blocks = blocks(PAGE);
     let sql: Vec<_> = blocks.iter().filter(|block| block.kind == "sql").collect();
@@ -75,16 +79,12 @@ async fn a_trigger_without_rights_fails_as_the_page_describes() {
     }
 }
 
-/// A language whose client libraries have a lock file in `tests/producers-page`.
+/// A language of blocks on the page.
 struct Language {
-    /// The folder of the lock file.
-    name: &'static str,
-    lock: &'static str,
+    libraries: Libraries,
     /// The word behind the backquotes of its blocks.
     kind: &'static str,
     extension: &'static str,
-    /// Installs the locked libraries into the working directory.
-    install: &'static [&'static [&'static str]],
     /// The interpreter; a path below the installed folder, or on PATH.
     interpreter: &'static str,
     /// The expected output of each block of the page, in order: a part of the text, and the number of its jobs.
@@ -92,84 +92,37 @@ struct Language {
 }
 
 const NODE: Language = Language {
-    name: "node",
-    lock: "package-lock.json",
+    libraries: Libraries {
+        folder: "producers-page/node",
+        lock: "package-lock.json",
+        install: NPM,
+    },
     kind: "js",
     extension: "cjs",
-    install: &[&["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]],
     interpreter: "node",
     prints: &[(" succeeded ", 1), ("[ '", 2)],
 };
 
 const PYTHON: Language = Language {
-    name: "python",
-    lock: "requirements.txt",
+    libraries: Libraries {
+        folder: "producers-page/python",
+        lock: "requirements.txt",
+        install: PIP,
+    },
     kind: "python",
     extension: "py",
-    install: &[
-        &["python3", "-m", "venv", "venv"],
-        &[
-            "venv/bin/pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--require-hashes",
-            "--requirement",
-            "requirements.txt",
-        ],
-    ],
     interpreter: "venv/bin/python",
     prints: &[(" succeeded ", 1), ("[", 2), (" ", 2)],
 };
 
-/// The folder with the installed libraries, which is kept below cargo's output until the lock file changes. An error
-/// says why they cannot be installed here.
-fn installed(language: &Language) -> Result<PathBuf, String> {
-    let locks = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/producers-page");
-    let locks = locks.join(language.name);
-    let lock = fs::read(locks.join(language.lock)).unwrap();
-    let test_binary = std::env::current_exe().unwrap();
-    let cache = test_binary
-        .ancestors()
-        .nth(3)
-        .unwrap()
-        .join("producers-page");
-    let folder = cache.join(language.name);
-    // A copy of the lock file, written last: an interrupted installation is repeated.
-    let complete = folder.join("complete");
-    if fs::read(&complete).is_ok_and(|of_installed| of_installed == lock) {
-        return Ok(folder);
-    }
-    // It may not exist yet.
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).unwrap();
-    for file in fs::read_dir(&locks).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), folder.join(file.file_name())).unwrap();
-    }
-    for command in language.install {
-        let output = Command::new(command[0])
-            .args(&command[1..])
-            .current_dir(&folder)
-            .output()
-            .map_err(|error| format!("{} does not start: {error}", command[0]))?;
-        if !output.status.success() {
-            let stderr = String::from_utf8_lossy(&output.stderr);
-            return Err(format!("`{}` failed: {stderr}", command.join(" ")));
-        }
-    }
-    fs::write(complete, lock).unwrap();
-    Ok(folder)
-}
-
 /// Runs each block of the language as a program of its own, and checks its output and its jobs.
 async fn run_blocks(language: &Language) {
-    let libraries = match installed(language) {
+    let libraries = match language.libraries.installed() {
         Ok(libraries) => libraries,
         Err(why) => {
             skip(&format!(
                 "no libraries for the {} blocks of {PAGE}: {why}",
-                language.name
+                language.kind
             ));
             return;
         }

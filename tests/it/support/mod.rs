@@ -5,6 +5,7 @@ pub(crate) mod claims;
 mod cluster;
 pub(crate) mod database;
 mod host;
+pub(crate) mod libraries;
 pub(crate) mod page;
 pub(crate) mod proxy;
 mod ran;
