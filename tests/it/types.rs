@@ -14,7 +14,13 @@ use crate::support::worker::{TestWorker, guests_dir, watched};
 use crate::support::{Ran, TestDb, rouse_without_database, scratch, skip};
 
 /// What `--lang rust` prints for the handlers of `handlers_dir`, as a part of this program.
-#[allow(dead_code, clippy::all, clippy::pedantic)]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    clippy::all,
+    clippy::pedantic,
+    reason = "it is generated, and this program uses a part of it"
+)]
 mod generated {
     include!("types/generated.rs");
 }

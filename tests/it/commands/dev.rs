@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::support::database::connect;
-use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir};
+use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, until_true};
 use crate::support::{Host, scratch};
 
 #[tokio::test]
@@ -31,6 +31,13 @@ async fn dev_needs_no_setup_and_leaves_no_process_running() {
     let id = enqueue(&client, "text.stats", json!({"text": "hello"})).await;
     let job = ended(&client, id).await;
     assert_eq!(job.result.unwrap()["words"], 1);
+    // It publishes the contracts by itself.
+    let published = "SELECT count(*) = 1 FROM rouse.contracts WHERE function = 'jobs.text_stats'";
+    until_true(&client, published).await;
+    client
+        .query_one("SELECT jobs.text_stats('hello')", &[])
+        .await
+        .unwrap();
     let tcp = connect(ready["tcp_url"].as_str().unwrap()).await;
     tcp.query("SELECT rouse.enqueue('noop')", &[])
         .await

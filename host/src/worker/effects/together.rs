@@ -24,8 +24,12 @@ use crate::store::{Effects, NotCommitted, Settlement, With};
 
 const CHECKED: &str = "it was looked up before it waited";
 
-/// The maximum number of waiting successes of a handler. Further attempts keep their slots until theirs fit.
-const WAITING_MAX: usize = 256;
+/// The results and parameters of the waiting successes of a handler, KiB. Further attempts keep their slots until theirs
+/// fit.
+const WAITING_KIB_MAX: u32 = 64 << 10;
+
+/// What a waiting success counts for at least: so at most 256 wait.
+const WAITING_KIB_MIN: u32 = 256;
 
 /// The largest number of successes in one transaction. By then the transaction costs each of them little.
 const BATCH_MAX: usize = 64;
@@ -134,7 +138,7 @@ impl Waiting {
                 committers: 0,
                 batch_max: BATCH_FIRST,
             }),
-            space: Arc::new(Semaphore::new(WAITING_MAX)),
+            space: Arc::new(Semaphore::new(WAITING_KIB_MAX as usize)),
         }
     }
 
@@ -193,7 +197,9 @@ pub(in crate::worker) async fn commit(success: Success) {
         return;
     };
     let waiting = &statements.waiting;
-    let space = waiting.space.clone().acquire_owned();
+    let kib = u32::try_from(success.bytes() / 1024).unwrap_or(u32::MAX);
+    let kib = kib.clamp(WAITING_KIB_MIN, WAITING_KIB_MAX);
+    let space = waiting.space.clone().acquire_many_owned(kib);
     let space = space.await.expect("it is never closed");
     let shared = success.shared.clone();
     waiting.gathered().successes.push_back((success, space));

@@ -111,7 +111,7 @@ pub(super) fn write(handlers: &[HandlerTypes]) -> String {
         for definition in &types.definitions {
             write_definition(&mut out, definition);
         }
-        let name = names.take(&snake(&types.stem));
+        let name = names.take(&snake(&types.handler));
         let (payload, result) = (&types.payload, &types.result);
         let handler = Value::from(types.handler.as_str());
         let _ = write!(

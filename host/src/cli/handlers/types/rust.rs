@@ -9,13 +9,10 @@ use super::model::{Definition, HandlerTypes, Type};
 use super::names::{Names, snake, upper_camel};
 use super::{ENQUEUE, HEADER, comment};
 
-const START: &str = r#"#[allow(unused_imports)]
-use std::collections::BTreeMap;
-use std::marker::PhantomData;
+const START: &str = r#"use std::marker::PhantomData;
 use std::time::SystemTime;
 
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio_postgres::types::Json;
 use tokio_postgres::{Error, GenericClient};
@@ -91,7 +88,7 @@ async fn enqueue<R>(
 }
 "#;
 
-const DERIVES: &str = "#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]";
+const DERIVES: &str = "#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]";
 
 pub(super) fn write(handlers: &[HandlerTypes]) -> String {
     let mut out = format!("// {HEADER}\n\n{START}\nconst ENQUEUE: &str = \"{ENQUEUE}\";\n");
@@ -104,7 +101,7 @@ pub(super) fn write(handlers: &[HandlerTypes]) -> String {
         for definition in &types.definitions {
             write_definition(&mut out, definition, &recursive);
         }
-        let name = names.take(&snake(&types.stem));
+        let name = names.take(&snake(&types.handler));
         let (payload, result) = (&types.payload, &types.result);
         let handler = string(&types.handler);
         let _ = write!(
@@ -222,7 +219,10 @@ fn expression(of: &Type, recursive: &BTreeSet<&str>, direct: bool) -> String {
         Type::Number => "f64".into(),
         Type::Text | Type::Literal(_) => "String".into(),
         Type::List(of) => format!("Vec<{}>", expression(of, recursive, false)),
-        Type::Map(of) => format!("BTreeMap<String, {}>", expression(of, recursive, false)),
+        Type::Map(of) => format!(
+            "std::collections::BTreeMap<String, {}>",
+            expression(of, recursive, false)
+        ),
         Type::Union(_) => match of.without_null() {
             (Type::Union(_), _) => "Value".into(),
             (of, _) => format!("Option<{}>", expression(&of, recursive, direct)),

@@ -81,7 +81,7 @@ pub(super) fn write(handlers: &[HandlerTypes]) -> String {
         for definition in &types.definitions {
             write_definition(&mut out, definition);
         }
-        let name = names.take(&lower_camel(&types.stem));
+        let name = names.take(&lower_camel(&types.handler));
         let (payload, result) = (&types.payload, &types.result);
         let handler = Value::from(types.handler.as_str());
         let _ = write!(
