@@ -85,7 +85,7 @@ pub type ABPayload = Value;
 pub type ABResult = Vec<String>;
 
 /// Enqueues a-b. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b
-pub async fn ab(
+pub async fn a_b(
     client: &impl GenericClient,
     payload: &ABPayload,
     options: &EnqueueOptions<'_>,
@@ -101,7 +101,7 @@ pub type AB2Result = AB2ResultPayload;
 pub type AB2ResultPayload = i64;
 
 /// Enqueues a.b. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b
-pub async fn ab2(
+pub async fn a_b2(
     client: &impl GenericClient,
     payload: &AB2Payload,
     options: &EnqueueOptions<'_>,
@@ -115,7 +115,7 @@ pub type ABPayload2Payload = Value;
 pub type ABPayload2Result = Value;
 
 /// Enqueues a.b-payload. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b
-pub async fn abpayload2(
+pub async fn a_b_payload(
     client: &impl GenericClient,
     payload: &ABPayload2Payload,
     options: &EnqueueOptions<'_>,
@@ -1336,7 +1336,7 @@ pub type Job2Payload = Value;
 pub type Job2Result = Value;
 
 /// Enqueues job. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b
-pub async fn job2(
+pub async fn job(
     client: &impl GenericClient,
     payload: &Job2Payload,
     options: &EnqueueOptions<'_>,
@@ -1350,7 +1350,7 @@ pub type Result2Payload = Value;
 pub type Result2Result = Value;
 
 /// Enqueues result. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b
-pub async fn result2(
+pub async fn result(
     client: &impl GenericClient,
     payload: &Result2Payload,
     options: &EnqueueOptions<'_>,
