@@ -266,6 +266,11 @@ impl Login {
         &self.target
     }
 
+    /// The name of the role.
+    fn user(&self) -> &str {
+        self.target.rsplit(" as ").next().unwrap_or_default()
+    }
+
     /// The maximum number of its connections.
     pub fn connections(&self) -> usize {
         self.connections
@@ -753,7 +758,7 @@ fn misbound(statement: &CheckedStatement, message: String) -> SqlFailure {
 }
 
 fn unfit_login(login: &Login, error: &tokio_postgres::Error) -> Unfit {
-    let user = login.target.rsplit(" as ").next().unwrap_or_default();
+    let user = login.user();
     let error = SqlError::from(error);
     match error.code() {
         "42501" => Unfit::Misfit(format!(

@@ -75,6 +75,8 @@ async fn a_right_that_is_revoked_parks_the_handler_without_spending_the_attempt(
         message.contains("permission denied for table orders"),
         "{message}"
     );
+    let grant = format!("; GRANT INSERT ON \"orders\" TO \"{}\"", shop.role);
+    assert!(message.ends_with(&grant), "{message}");
     shop.until(&format!(
         "SELECT state = 'queued' AND attempt = uncounted FROM rouse.jobs WHERE id = {second}"
     ))

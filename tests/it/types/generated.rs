@@ -78,13 +78,13 @@ async fn enqueue<R>(
     })
 }
 
-const ENQUEUE: &str = "SELECT rouse.enqueue($1, $2::jsonb, queue => $3, tenant => $4, source => $5, priority => $6, run_at => $7, max_attempts => $8, unique_key => $9, tags => $10, grants => $11::jsonb, lease => $12::text::interval, timeout => $13::text::interval, job_timeout => $14::text::interval, after => $15::jsonb)";
+const ENQUEUE: &str = "SELECT rouse.enqueue($1, $2::jsonb, queue => coalesce($3, 'default'), tenant => $4, source => $5, priority => coalesce($6, 'normal'), run_at => $7, max_attempts => $8, unique_key => $9, tags => coalesce($10::text[], '{}'), grants => $11::jsonb, lease => $12::text::interval, timeout => $13::text::interval, job_timeout => $14::text::interval, after => $15::jsonb)";
 
 pub type ABPayload = Value;
 
 pub type ABResult = Vec<String>;
 
-/// Enqueues a-b. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b
+/// Enqueues a-b. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b@ ts-ignoretype: ignoremypy: ignore-errors```
 pub async fn a_b(
     client: &impl GenericClient,
     payload: &ABPayload,
@@ -100,7 +100,7 @@ pub type AB2Result = AB2ResultPayload;
 
 pub type AB2ResultPayload = i64;
 
-/// Enqueues a.b. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b
+/// Enqueues a.b. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b@ ts-ignoretype: ignoremypy: ignore-errors```
 pub async fn a_b2(
     client: &impl GenericClient,
     payload: &AB2Payload,
@@ -114,7 +114,7 @@ pub type ABPayload2Payload = Value;
 
 pub type ABPayload2Result = Value;
 
-/// Enqueues a.b-payload. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b
+/// Enqueues a.b-payload. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b@ ts-ignoretype: ignoremypy: ignore-errors```
 pub async fn a_b_payload(
     client: &impl GenericClient,
     payload: &ABPayload2Payload,
@@ -166,6 +166,14 @@ pub enum BadNamesPayloadX {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// '''
@@ -211,6 +219,14 @@ pub enum BadNamesPayloadX2 {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// ${x}
@@ -256,6 +272,14 @@ pub enum BadNamesPayloadX3 {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// '
@@ -301,6 +325,14 @@ pub enum BadNamesPayloadX4 {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// * / x
@@ -346,6 +378,14 @@ pub enum BadNamesPayloadX5 {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// -
@@ -391,6 +431,14 @@ pub enum BadNamesPayloadX6 {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// //
@@ -436,6 +484,14 @@ pub enum BadNamesPayloadX7 {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// 2fa
@@ -481,6 +537,67 @@ pub enum BadNamesPayloadX2fa {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
+}
+
+/// @ ts-ignore
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub enum BadNamesPayloadTsIgnore {
+    #[serde(rename = "*/ x")]
+    X,
+    #[serde(rename = "\"\"\"")]
+    X2,
+    #[serde(rename = "\\")]
+    X3,
+    #[serde(rename = "'")]
+    X4,
+    #[serde(rename = "`")]
+    X5,
+    #[serde(rename = "a\nb")]
+    AB,
+    #[serde(rename = "\u{2028}")]
+    X6,
+    #[serde(rename = "class")]
+    Class,
+    #[serde(rename = "self")]
+    SelfValue,
+    #[serde(rename = "type")]
+    Type,
+    #[serde(rename = "2fa")]
+    X2fa,
+    #[serde(rename = "")]
+    X7,
+    #[serde(rename = "-")]
+    X8,
+    #[serde(rename = "a,b")]
+    AB2,
+    #[serde(rename = "é")]
+    X9,
+    #[serde(rename = "${x}")]
+    X10,
+    #[serde(rename = "//")]
+    X11,
+    #[serde(rename = "Self")]
+    SelfValue2,
+    #[serde(rename = "a b")]
+    AB3,
+    #[serde(rename = "a-b")]
+    AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// Self
@@ -526,6 +643,14 @@ pub enum BadNamesPayloadSelf {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// /
@@ -571,6 +696,14 @@ pub enum BadNamesPayloadX8 {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// `
@@ -616,6 +749,67 @@ pub enum BadNamesPayloadX9 {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
+}
+
+/// ```
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub enum BadNamesPayloadX10 {
+    #[serde(rename = "*/ x")]
+    X,
+    #[serde(rename = "\"\"\"")]
+    X2,
+    #[serde(rename = "\\")]
+    X3,
+    #[serde(rename = "'")]
+    X4,
+    #[serde(rename = "`")]
+    X5,
+    #[serde(rename = "a\nb")]
+    AB,
+    #[serde(rename = "\u{2028}")]
+    X6,
+    #[serde(rename = "class")]
+    Class,
+    #[serde(rename = "self")]
+    SelfValue,
+    #[serde(rename = "type")]
+    Type,
+    #[serde(rename = "2fa")]
+    X2fa,
+    #[serde(rename = "")]
+    X7,
+    #[serde(rename = "-")]
+    X8,
+    #[serde(rename = "a,b")]
+    AB2,
+    #[serde(rename = "é")]
+    X9,
+    #[serde(rename = "${x}")]
+    X10,
+    #[serde(rename = "//")]
+    X11,
+    #[serde(rename = "Self")]
+    SelfValue2,
+    #[serde(rename = "a b")]
+    AB3,
+    #[serde(rename = "a-b")]
+    AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// a b
@@ -661,6 +855,14 @@ pub enum BadNamesPayloadAB {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// a b
@@ -706,6 +908,14 @@ pub enum BadNamesPayloadAB2 {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// a,b
@@ -751,6 +961,14 @@ pub enum BadNamesPayloadAB3 {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// a-b
@@ -796,6 +1014,14 @@ pub enum BadNamesPayloadAB4 {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// class
@@ -841,6 +1067,67 @@ pub enum BadNamesPayloadClass {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
+}
+
+/// mypy: ignore-errors
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub enum BadNamesPayloadMypyIgnoreErrors {
+    #[serde(rename = "*/ x")]
+    X,
+    #[serde(rename = "\"\"\"")]
+    X2,
+    #[serde(rename = "\\")]
+    X3,
+    #[serde(rename = "'")]
+    X4,
+    #[serde(rename = "`")]
+    X5,
+    #[serde(rename = "a\nb")]
+    AB,
+    #[serde(rename = "\u{2028}")]
+    X6,
+    #[serde(rename = "class")]
+    Class,
+    #[serde(rename = "self")]
+    SelfValue,
+    #[serde(rename = "type")]
+    Type,
+    #[serde(rename = "2fa")]
+    X2fa,
+    #[serde(rename = "")]
+    X7,
+    #[serde(rename = "-")]
+    X8,
+    #[serde(rename = "a,b")]
+    AB2,
+    #[serde(rename = "é")]
+    X9,
+    #[serde(rename = "${x}")]
+    X10,
+    #[serde(rename = "//")]
+    X11,
+    #[serde(rename = "Self")]
+    SelfValue2,
+    #[serde(rename = "a b")]
+    AB3,
+    #[serde(rename = "a-b")]
+    AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// self
@@ -886,6 +1173,14 @@ pub enum BadNamesPayloadSelf2 {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 /// type
@@ -931,11 +1226,19 @@ pub enum BadNamesPayloadType {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
-/// é
+/// type: ignore
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub enum BadNamesPayloadX10 {
+pub enum BadNamesPayloadTypeIgnore {
     #[serde(rename = "*/ x")]
     X,
     #[serde(rename = "\"\"\"")]
@@ -976,8 +1279,17 @@ pub enum BadNamesPayloadX10 {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
+/// é
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum BadNamesPayloadX11 {
     #[serde(rename = "*/ x")]
@@ -1020,6 +1332,66 @@ pub enum BadNamesPayloadX11 {
     AB3,
     #[serde(rename = "a-b")]
     AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
+}
+
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub enum BadNamesPayloadX12 {
+    #[serde(rename = "*/ x")]
+    X,
+    #[serde(rename = "\"\"\"")]
+    X2,
+    #[serde(rename = "\\")]
+    X3,
+    #[serde(rename = "'")]
+    X4,
+    #[serde(rename = "`")]
+    X5,
+    #[serde(rename = "a\nb")]
+    AB,
+    #[serde(rename = "\u{2028}")]
+    X6,
+    #[serde(rename = "class")]
+    Class,
+    #[serde(rename = "self")]
+    SelfValue,
+    #[serde(rename = "type")]
+    Type,
+    #[serde(rename = "2fa")]
+    X2fa,
+    #[serde(rename = "")]
+    X7,
+    #[serde(rename = "-")]
+    X8,
+    #[serde(rename = "a,b")]
+    AB2,
+    #[serde(rename = "é")]
+    X9,
+    #[serde(rename = "${x}")]
+    X10,
+    #[serde(rename = "//")]
+    X11,
+    #[serde(rename = "Self")]
+    SelfValue2,
+    #[serde(rename = "a b")]
+    AB3,
+    #[serde(rename = "a-b")]
+    AB4,
+    #[serde(rename = "@ts-ignore")]
+    TsIgnore,
+    #[serde(rename = "type: ignore")]
+    TypeIgnore,
+    #[serde(rename = "mypy: ignore-errors")]
+    MypyIgnoreErrors,
+    #[serde(rename = "```")]
+    X12,
 }
 
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -1047,6 +1419,9 @@ pub struct BadNamesPayload {
     /// 2fa
     #[serde(rename = "2fa", default, skip_serializing_if = "Option::is_none")]
     pub x2fa: Option<BadNamesPayloadX2fa>,
+    /// @ ts-ignore
+    #[serde(rename = "@ts-ignore", default, skip_serializing_if = "Option::is_none")]
+    pub ts_ignore: Option<BadNamesPayloadTsIgnore>,
     /// Self
     #[serde(rename = "Self", default, skip_serializing_if = "Option::is_none")]
     pub self_: Option<BadNamesPayloadSelf>,
@@ -1056,6 +1431,9 @@ pub struct BadNamesPayload {
     /// `
     #[serde(rename = "`")]
     pub x9: BadNamesPayloadX9,
+    /// ```
+    #[serde(rename = "```", default, skip_serializing_if = "Option::is_none")]
+    pub x10: Option<BadNamesPayloadX10>,
     /// a b
     #[serde(rename = "a\nb")]
     pub a_b: BadNamesPayloadAB,
@@ -1070,22 +1448,28 @@ pub struct BadNamesPayload {
     pub a_b4: Option<BadNamesPayloadAB4>,
     /// class
     pub class: BadNamesPayloadClass,
+    /// mypy: ignore-errors
+    #[serde(rename = "mypy: ignore-errors", default, skip_serializing_if = "Option::is_none")]
+    pub mypy_ignore_errors: Option<BadNamesPayloadMypyIgnoreErrors>,
     /// self
     #[serde(rename = "self")]
     pub self2: BadNamesPayloadSelf2,
     /// type
     #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
     pub r#type: Option<BadNamesPayloadType>,
+    /// type: ignore
+    #[serde(rename = "type: ignore", default, skip_serializing_if = "Option::is_none")]
+    pub type_ignore: Option<BadNamesPayloadTypeIgnore>,
     /// é
     #[serde(rename = "é", default, skip_serializing_if = "Option::is_none")]
-    pub x10: Option<BadNamesPayloadX10>,
+    pub x11: Option<BadNamesPayloadX11>,
     #[serde(rename = "\u{2028}")]
-    pub x11: BadNamesPayloadX11,
+    pub x12: BadNamesPayloadX12,
 }
 
 pub type BadNamesResult = Value;
 
-/// Enqueues bad.names. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b
+/// Enqueues bad.names. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b@ ts-ignoretype: ignoremypy: ignore-errors```
 pub async fn bad_names(
     client: &impl GenericClient,
     payload: &BadNamesPayload,
@@ -1124,6 +1508,15 @@ pub enum BadShapesPayloadMode {
     B,
     #[serde(rename = "c")]
     C,
+}
+
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct BadShapesPayloadResult {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extra: Option<Value>,
+    pub status: i64,
 }
 
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -1176,6 +1569,8 @@ pub struct BadShapesPayload {
     pub nothing: (),
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pair: Option<Vec<Value>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<BadShapesPayloadResult>,
     pub shape: BadShapesPayloadShape,
     pub tree: Box<BadShapesTree>,
 }
@@ -1191,7 +1586,7 @@ pub type BadShapesForest = Value;
 
 pub type BadShapesResult = Option<String>;
 
-/// Enqueues bad.shapes. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b
+/// Enqueues bad.shapes. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b@ ts-ignoretype: ignoremypy: ignore-errors```
 pub async fn bad_shapes(
     client: &impl GenericClient,
     payload: &BadShapesPayload,
@@ -1305,7 +1700,30 @@ pub struct HttpFetchPayload {
 }
 
 /// The result of `http.fetch`.
-pub type HttpFetchResult = Value;
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct HttpFetchResult {
+    /// The size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<i64>,
+    /// The content type that the server declares.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content_type: Option<String>,
+    /// The etag from the server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etag: Option<String>,
+    /// True if the etag is unchanged; then the other fields are missing.
+    pub not_modified: bool,
+    /// The file that it was written to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The SHA-256, hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+    /// The status of the server's answer: 200 to 299, or 304 if the etag is unchanged.
+    pub status: i64,
+    /// The URL after all redirects.
+    pub url: String,
+}
 
 /// Enqueues http.fetch. Fetches a URL, into the result or into a file.
 pub async fn http_fetch(
@@ -1321,7 +1739,7 @@ pub type ImportPayload = Value;
 
 pub type ImportResult = Value;
 
-/// Enqueues import. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b
+/// Enqueues import. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b@ ts-ignoretype: ignoremypy: ignore-errors```
 pub async fn import(
     client: &impl GenericClient,
     payload: &ImportPayload,
@@ -1335,7 +1753,7 @@ pub type Job2Payload = Value;
 
 pub type Job2Result = Value;
 
-/// Enqueues job. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b
+/// Enqueues job. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b@ ts-ignoretype: ignoremypy: ignore-errors```
 pub async fn job(
     client: &impl GenericClient,
     payload: &Job2Payload,
@@ -1349,7 +1767,7 @@ pub type Result2Payload = Value;
 
 pub type Result2Result = Value;
 
-/// Enqueues result. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b
+/// Enqueues result. * / x'''/'`a b/u{2028}classselftype2fa-a,bé${x}//Selfa ba-b@ ts-ignoretype: ignoremypy: ignore-errors```
 pub async fn result(
     client: &impl GenericClient,
     payload: &Result2Payload,

@@ -176,8 +176,8 @@ const RESERVED: &[&str] = &[
 ];
 
 /// The SQL of every call: a null option means its default.
-const ENQUEUE: &str = "SELECT rouse.enqueue($1, $2::jsonb, queue => $3, tenant => $4, source => $5, priority => $6, run_at => $7, \
-max_attempts => $8, unique_key => $9, tags => $10, grants => $11::jsonb, lease => $12::text::interval, timeout => $13::text::interval, \
+const ENQUEUE: &str = "SELECT rouse.enqueue($1, $2::jsonb, queue => coalesce($3, 'default'), tenant => $4, source => $5, \
+priority => coalesce($6, 'normal'), run_at => $7, max_attempts => $8, unique_key => $9, tags => coalesce($10::text[], '{}'), grants => $11::jsonb, lease => $12::text::interval, timeout => $13::text::interval, \
 job_timeout => $14::text::interval, after => $15::jsonb)";
 
 /// The first line of each file, without its comment sign.
@@ -197,6 +197,7 @@ fn comment(text: &str) -> String {
     let line = line
         .replace("*/", "* /")
         .replace("\"\"\"", "'''")
+        .replace("@ts-", "@ ts-")
         .replace('\\', "/");
     let line = line.trim();
     match line.char_indices().nth(200) {

@@ -94,7 +94,11 @@ impl Login {
             drop(Object::take(client));
         }
         checked.map_err(|error| match error {
-            Unfit::Misfit(why) => Unfit::Misfit(format!("the statement {}: {why}", statement.name)),
+            Unfit::Misfit(why) => {
+                let grant = missing_grant(&why, &statement.sql, self.user());
+                let grant = grant.map_or_else(String::new, |grant| format!("; {grant}"));
+                Unfit::Misfit(format!("the statement {}: {why}{grant}", statement.name))
+            }
             unchecked @ Unfit::Unchecked(_) => unchecked,
         })
     }
@@ -173,6 +177,64 @@ async fn check(
     })
 }
 
+/// The GRANT that an operator may want to run after this message of Postgres. It is a proposal, read from the words of
+/// the message and of the statement.
+fn missing_grant(message: &str, sql: &str, user: &str) -> Option<String> {
+    let denied = message.strip_prefix("permission denied for ")?;
+    let (kind, name) = denied.split_once(' ')?;
+    let (rights, on) = match kind {
+        "table" | "view" => (table_rights(name, sql), ""),
+        "schema" => ("USAGE".to_owned(), "SCHEMA "),
+        "sequence" => ("USAGE".to_owned(), "SEQUENCE "),
+        "function" => ("EXECUTE".to_owned(), "FUNCTION "),
+        _ => return None,
+    };
+    let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
+    Some(format!(
+        "GRANT {rights} ON {on}{} TO {}",
+        quoted(name),
+        quoted(user)
+    ))
+}
+
+/// The rights on a table that a statement needs, if its words are what they seem to be.
+fn table_rights(table: &str, sql: &str) -> String {
+    let words = sql.split(|it: char| !it.is_alphanumeric() && it != '_');
+    let words: Vec<String> = words
+        .filter(|word| !word.is_empty() && !word.eq_ignore_ascii_case("only"))
+        .map(str::to_lowercase)
+        .collect();
+    let text = format!(" {} ", words.join(" "));
+    let has = |part: &str| text.contains(&format!(" {part} "));
+    let table = table.to_lowercase();
+    // The schema of the table may stand between.
+    let is_behind = |verb: &str| {
+        let places = words.iter().enumerate().filter(|(_, it)| **it == table);
+        places.into_iter().any(|(place, _)| {
+            let before = |end: usize| format!(" {}", words[..end].join(" "));
+            let verb = format!(" {verb}");
+            before(place).ends_with(&verb) || place > 0 && before(place - 1).ends_with(&verb)
+        })
+    };
+    let merges = is_behind("merge into");
+    let inserts = is_behind("insert into");
+    let changes = inserts && has("do update") || has("for update") || has("for share");
+    let updates = changes || is_behind("update") || merges && has("then update");
+    let deletes = is_behind("delete from") || merges && has("then delete");
+    let rights = [
+        ("SELECT", !inserts || updates || has("returning")),
+        ("INSERT", inserts || merges && has("then insert")),
+        ("UPDATE", updates),
+        ("DELETE", deletes),
+    ];
+    let rights: Vec<&str> = rights
+        .into_iter()
+        .filter(|(_, is_needed)| *is_needed)
+        .map(|(right, _)| right)
+        .collect();
+    rights.join(", ")
+}
+
 /// True for the first line of a plan that changes rows, for instance `Update on orders  (cost=…`. A `SELECT INTO` has no
 /// columns either, and would create a table.
 fn is_change(top: &str) -> bool {
@@ -216,4 +278,83 @@ async fn parses(client: &tokio_postgres::Client, sql: &str) -> Result<bool, toki
 /// Syntax errors, and what Postgres does not support in this place.
 fn is_about_the_text(code: &SqlState) -> bool {
     matches!(&code.code()[..2], "42" | "0A")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_right_is_proposed() {
+        for (object, sql, grant) in [
+            (
+                "table orders",
+                "SELECT cents FROM orders",
+                "SELECT ON \"orders\"",
+            ),
+            (
+                "table orders",
+                "INSERT INTO shop.orders VALUES ($1)",
+                "INSERT ON \"orders\"",
+            ),
+            (
+                "table orders",
+                "insert into orders values ($1) ON CONFLICT (id) DO UPDATE SET n = 1",
+                "SELECT, INSERT, UPDATE ON \"orders\"",
+            ),
+            (
+                "table old",
+                "INSERT INTO orders SELECT * FROM old",
+                "SELECT ON \"old\"",
+            ),
+            (
+                "table orders",
+                "WITH x AS (SELECT 1) UPDATE ONLY \"shop\".\"orders\" SET n = 1",
+                "SELECT, UPDATE ON \"orders\"",
+            ),
+            (
+                "table orders",
+                "DELETE FROM orders",
+                "SELECT, DELETE ON \"orders\"",
+            ),
+            (
+                "view a \"b",
+                "SELECT 1 FROM orders FOR UPDATE",
+                "SELECT, UPDATE ON \"a \"\"b\"",
+            ),
+            (
+                "table a",
+                "MERGE INTO a USING b ON a.i = b.i WHEN NOT MATCHED THEN INSERT VALUES (b.i)",
+                "SELECT, INSERT ON \"a\"",
+            ),
+            (
+                "schema shop",
+                "SELECT FROM shop.orders",
+                "USAGE ON SCHEMA \"shop\"",
+            ),
+            (
+                "function pay",
+                "SELECT pay()",
+                "EXECUTE ON FUNCTION \"pay\"",
+            ),
+            (
+                "sequence ids",
+                "SELECT nextval('ids')",
+                "USAGE ON SEQUENCE \"ids\"",
+            ),
+        ] {
+            let message = format!("permission denied for {object}");
+            assert_eq!(
+                missing_grant(&message, sql, "shop handler"),
+                Some(format!("GRANT {grant} TO \"shop handler\"")),
+                "{sql}"
+            );
+        }
+        for other in [
+            "relation \"orders\" does not exist",
+            "permission denied for language c",
+        ] {
+            assert_eq!(missing_grant(other, "SELECT 1", "a"), None);
+        }
+    }
 }

@@ -275,9 +275,8 @@ impl Reader<'_> {
         }
         for keyword in ["anyOf", "oneOf"] {
             if let Some(Value::Array(all)) = keywords.get(keyword) {
-                // Properties beside alternatives belong to all of them.
                 return match keywords.contains_key("properties") {
-                    true => Type::Any,
+                    true => self.by_types(&with_alternatives(keywords, all), depth, name),
                     false => self.alternatives(all, depth, name),
                 };
             }
@@ -393,6 +392,30 @@ impl Reader<'_> {
         self.pending.push((pointer.to_owned(), name.clone()));
         Type::Named(name)
     }
+}
+
+/// An object with properties beside alternatives: what only alternatives have is optional.
+fn with_alternatives(keywords: &Map<String, Value>, all: &[Value]) -> Map<String, Value> {
+    let mut merged = keywords.clone();
+    let own = &keywords["properties"];
+    let Some(Value::Object(properties)) = merged.get_mut("properties") else {
+        return merged;
+    };
+    let of_alternatives = all
+        .iter()
+        .filter_map(|one| one.get("properties")?.as_object());
+    for (name, schema) in of_alternatives.flatten() {
+        if own.get(name).is_none() {
+            let found = properties
+                .entry(name.clone())
+                .or_insert_with(|| schema.clone());
+            // Alternatives that differ: what holds for all of them is anything.
+            if found != schema {
+                *found = Value::Bool(true);
+            }
+        }
+    }
+    merged
 }
 
 fn literal(value: &Value) -> Type {

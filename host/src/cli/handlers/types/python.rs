@@ -128,7 +128,7 @@ fn write_definition(out: &mut String, definition: &Definition) {
     out.push('\n');
     let description = comment(&definition.description);
     if !description.is_empty() {
-        let _ = writeln!(out, "# {description}");
+        let _ = writeln!(out, "#: {description}");
     }
     let name = &definition.name;
     let _ = match &definition.of {
@@ -138,7 +138,7 @@ fn write_definition(out: &mut String, definition: &Definition) {
             for field in fields {
                 let description = comment(&field.description);
                 if !description.is_empty() {
-                    let _ = writeln!(out, "        # {description}");
+                    let _ = writeln!(out, "        #: {description}");
                 }
                 let of = match field.required {
                     true => expression(&field.of),
