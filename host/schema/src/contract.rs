@@ -468,8 +468,13 @@ fn type_check(types: Types, at: &str) -> Check {
     Check::new(refuses, format!("expected {}", names.join(" or ")))
 }
 
-fn any_of(any: Vec<String>) -> Option<String> {
-    (!any.is_empty()).then(|| any.join(" || "))
+/// In parentheses if there are several, so that it can be a part of any predicate.
+fn any_of(mut any: Vec<String>) -> Option<String> {
+    match any.len() {
+        0 => None,
+        1 => any.pop(),
+        _ => Some(format!("({})", any.join(" || "))),
+    }
 }
 
 /// No value of Postgres contains a NUL.

@@ -61,7 +61,7 @@ fn the_rules_for_a_value_become_a_predicate() {
         ),
         (
             json!({"enum": ["x", 1, null, [2]]}),
-            r#"!(($.type() == "string" && ($ == "x")) || ($.type() == "number" && ($ == 1)) || ($.type() == "null" && ($ == null)) || $.type() == "array")"#,
+            r#"!((($.type() == "string" && ($ == "x")) || ($.type() == "number" && ($ == 1)) || ($.type() == "null" && ($ == null)) || $.type() == "array"))"#,
         ),
         (json!({"enum": []}), "1 == 1"),
     ] {
@@ -82,7 +82,7 @@ fn values_within_a_value_are_reached_by_filters() {
         ),
         (
             json!({"prefixItems": [{"type": "null"}], "items": false}),
-            r#"exists($[0] ? (@.type() != "null")) || exists($[1 to last] ? (1 == 1))"#,
+            r#"(exists($[0] ? (@.type() != "null")) || exists($[1 to last] ? (1 == 1)))"#,
         ),
         (
             json!({"properties": {"a": true}, "additionalProperties": false}),
@@ -99,6 +99,10 @@ fn values_within_a_value_are_reached_by_filters() {
         (
             json!({"anyOf": [{"type": "string"}, {"type": "null"}]}),
             r#"($.type() != "string" && $.type() != "null")"#,
+        ),
+        (
+            json!({"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}),
+            r#"(($.type() != "string" || ($.type() == "string" && $ == "")) && $.type() != "null")"#,
         ),
     ] {
         assert_eq!(refuses(schema.clone()), expected, "{schema}");
