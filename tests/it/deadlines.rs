@@ -34,7 +34,7 @@ async fn pass(client: &Client, id: i64) {
 async fn enforce(store: &Store) -> (i32, Vec<MissedDeadline>) {
     let (mut handled, mut ended) = (0, Vec::new());
     loop {
-        let enforced = store.enforce_deadlines().await.unwrap();
+        let enforced = store.enforce_deadlines(None).await.unwrap();
         handled += enforced.handled;
         ended.extend(enforced.ended);
         if enforced.handled == 0 {

@@ -210,6 +210,51 @@ async fn enforcing_deadlines_reads_only_the_jobs_whose_deadline_has_passed() {
 }
 
 #[tokio::test]
+async fn deadlines_handled_long_ago_are_not_read_again_while_a_transaction_is_open() {
+    const REGISTER: &str =
+        "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
+    let db = TestDb::new().await;
+    let (client, old) = (db.client().await, db.client().await);
+    client.query(REGISTER, &[]).await.unwrap();
+    client
+        .batch_execute(
+            // Inserted as they are: an update would leave entries that a concurrent test can keep as well.
+            "INSERT INTO rouse.deadline (job, deadline_at, try_at, timeout_ms)
+             SELECT n, p.passed_at, p.passed_at, 1000
+             FROM generate_series(1, 1000) AS n, (SELECT clock_timestamp() - interval '1 hour') AS p(passed_at)",
+        )
+        .await
+        .unwrap();
+    old.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM rouse.deadline LIMIT 1")
+        .await
+        .unwrap();
+    // The number of deadlines that a call has handled, and that of the index entries that it has read.
+    let enforce = async |within_ms: Option<i64>| -> (i32, i64) {
+        const READ: &str =
+            "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'deadline_due'";
+        const ENFORCE: &str = "SELECT handled, pg_stat_force_next_flush()
+            FROM rouse.enforce_deadlines((SELECT max(incarnation) FROM rouse.worker), sha256('key'), 1000, $1)";
+        let before: i64 = client.query_one(READ, &[]).await.unwrap().get(0);
+        let handled = client
+            .query_one(ENFORCE, &[&within_ms])
+            .await
+            .unwrap()
+            .get(0);
+        let after: i64 = client.query_one(READ, &[]).await.unwrap().get(0);
+        (handled, after - before)
+    };
+    let (handled, _) = enforce(None).await;
+    assert_eq!(handled, 1000);
+    let (handled, read) = enforce(None).await;
+    assert!(
+        handled == 0 && read >= 1000,
+        "{handled} handled, {read} read"
+    );
+    let (handled, read) = enforce(Some(60_000)).await;
+    assert!(handled == 0 && read <= 10, "{handled} handled, {read} read");
+}
+
+#[tokio::test]
 async fn a_producer_looks_up_its_lane_after_the_catalog_has_grown() {
     const READ: &str = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
          FROM pg_stat_xact_user_tables WHERE relid = 'rouse.lane'::regclass";

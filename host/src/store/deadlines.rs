@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio_postgres::types::Type;
 
-use super::{Store, StoreError};
+use super::{Store, StoreError, millis};
 use crate::job::{Attempt, JobId};
 
 /// How many deadlines one call handles at most. Most of them belong to jobs that have ended, and are deleted together.
@@ -38,9 +38,14 @@ pub struct MissedDeadline {
 
 impl Store {
     /// Ends jobs whose deadline has passed, and deletes the deadlines of jobs that have ended before. Never waits for
-    /// the lock of a job.
-    pub async fn enforce_deadlines(&self) -> Result<Enforced, StoreError> {
+    /// the lock of a job. `within` restricts it to deadlines that passed within this time, by the database's clock
+    /// (`None`: all).
+    pub async fn enforce_deadlines(
+        &self,
+        within: Option<Duration>,
+    ) -> Result<Enforced, StoreError> {
         let me = self.identity()?;
+        let within_ms = within.map(millis);
         let rows = self
             .query(
                 include_str!("enforce_deadlines.sql"),
@@ -48,6 +53,7 @@ impl Store {
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
                     (&HANDLED_MAX, Type::INT4),
+                    (&within_ms, Type::INT8),
                 ],
             )
             .await?;

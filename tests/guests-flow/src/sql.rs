@@ -110,7 +110,13 @@ fn failure(error: &Error) -> Value {
     sql(
         locks = "SELECT count(*) AS count FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
     ),
-    sql(activity = "SELECT query FROM pg_stat_activity WHERE usename = session_user"),
+    sql(
+        activity = "SELECT query FROM pg_stat_activity WHERE usename = session_user
+            UNION ALL SELECT statement FROM pg_prepared_statements
+            UNION ALL SELECT statement FROM pg_cursors
+            UNION ALL SELECT current_query()
+            UNION ALL SELECT name || ' = ' || setting FROM pg_settings WHERE source = 'session'"
+    ),
     sql(call = "SELECT * FROM checked($1)")
 )]
 pub(crate) async fn run(ctx: &Ctx, payload: Script) -> Result<Value> {

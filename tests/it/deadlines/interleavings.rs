@@ -221,11 +221,16 @@ async fn a_peek_reports_whether_a_deadline_has_passed_and_waits_for_none() {
         next > Duration::from_secs(7_000),
         "it waits for no deadline: {next:?}"
     );
-    let next = store.enforce_deadlines().await.unwrap().next_in.unwrap();
+    let next = store
+        .enforce_deadlines(None)
+        .await
+        .unwrap()
+        .next_in
+        .unwrap();
     assert!(next > Duration::from_secs(3_500), "{next:?}");
     pass(&client, id).await;
     let peeked = peek(&store).await;
     assert!(peeked.deadlines);
     assert_eq!(enforced(&store).await, [id]);
-    assert_eq!(store.enforce_deadlines().await.unwrap().next_in, None);
+    assert_eq!(store.enforce_deadlines(None).await.unwrap().next_in, None);
 }

@@ -98,7 +98,7 @@ async fn advisory_locks_end_with_the_next_transaction_of_the_session() {
 }
 
 #[tokio::test]
-async fn neither_the_key_nor_a_fence_nor_a_parameter_is_visible_in_pg_stat_activity() {
+async fn neither_the_key_nor_a_fence_nor_a_parameter_is_visible_to_a_later_statement() {
     let shop = Shop::open().await;
     let _worker = shop.start().await;
     let mut seen = Vec::new();
