@@ -45,8 +45,12 @@ CREATE TABLE rouse.lane (
     -- When it was added to the catalog, or when rouse.maintain_lanes last found a job in it.
     used_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- Null if it is open. See functions/lanes.sql.
-    closed_at timestamptz
-);
+    closed_at timestamptz,
+    -- A copy of the contract of the handler: a predicate that is true for payloads that need a closer look; null: for none. Kept in the row,
+    -- because every enqueue reads it. See rouse._copy_contracts.
+    refuses   jsonpath
+) WITH (toast_tuple_target = 8160);
+ALTER TABLE rouse.lane ALTER COLUMN refuses SET STORAGE MAIN;
 CREATE INDEX lane_key ON rouse.lane (handler, queue, priority, tags) WHERE closed_at IS NULL;
 CREATE INDEX lane_id ON rouse.lane (id);
 
@@ -636,8 +640,7 @@ CREATE TABLE rouse.handler_state (
 -- row '*' while there is any other.
 CREATE TABLE rouse.contract (
     handler         text COLLATE "C" PRIMARY KEY CHECK (handler = '*' OR handler ~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' AND length(handler) <= 128),
-    -- A predicate that is true only for payloads that no version accepts; null: every payload is accepted. Read by every enqueue, so it is
-    -- kept in the row.
+    -- A predicate that is true only for payloads that no version accepts; null: every payload is accepted. The lanes have copies.
     refuses         jsonpath,
     -- When the handler was removed: no worker had it, and a publication left it out. Its function raises an error. Null: it was not.
     removed_at      timestamptz,
@@ -651,8 +654,7 @@ CREATE TABLE rouse.contract (
     comment         text NOT NULL DEFAULT '',
     published_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     published_by    name NOT NULL DEFAULT session_user
-) WITH (toast_tuple_target = 8160);
-ALTER TABLE rouse.contract ALTER COLUMN refuses SET STORAGE MAIN;
+);
 CREATE UNIQUE INDEX contract_function ON rouse.contract (function_schema, function_name);
 
 -- The versions of contracts: one row for each input schema of a handler. What one of them accepts is accepted.

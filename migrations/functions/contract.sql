@@ -436,7 +436,29 @@ BEGIN
 END
 $$;
 
--- Keeps the row '*' while there is any other.
+-- The copy of the contract of a handler in its lanes. If only others have one, it is true for every payload: then rouse._report_unknown_handler
+-- decides each time. Served by contract_pkey.
+CREATE OR REPLACE FUNCTION rouse._contract_of_lane(p_handler text) RETURNS jsonpath
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT CASE WHEN c.handler = '*' OR c.removed_at IS NOT NULL THEN '1 == 1' ELSE c.refuses END
+            FROM rouse.contract AS c WHERE c.handler = ANY (ARRAY[p_handler, '*']) ORDER BY c.handler = '*' LIMIT 1);
+END
+$$;
+
+-- Copies contracts to the lanes whose copy differs: after each change, and in rouse.maintain_lanes, because a lane that a transaction adds
+-- while contracts are published may have an old copy. Such a copy lets payloads pass that the host refuses later; it refuses none, since
+-- rouse._check_contract has the last word. Reads the whole catalog.
+CREATE OR REPLACE FUNCTION rouse._copy_contracts() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE rouse.lane AS l SET refuses = c.refuses
+    FROM (SELECT h.handler, rouse._contract_of_lane(h.handler) AS refuses FROM (SELECT DISTINCT n.handler FROM rouse.lane AS n) AS h OFFSET 0) AS c
+    WHERE l.handler = c.handler AND l.refuses::text IS DISTINCT FROM c.refuses::text;
+END
+$$;
+
+-- Keeps the row '*' while there is any other, and the copies in the lanes.
 CREATE OR REPLACE FUNCTION rouse._mark_contracts() RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -445,6 +467,9 @@ BEGIN
     ELSE
         DELETE FROM rouse.contract AS c WHERE c.handler = '*';
     END IF;
+    -- One after the other: rouse.maintain_lanes also changes many lanes. Producers add lanes meanwhile.
+    LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
+    PERFORM rouse._copy_contracts();
 END
 $$;
 

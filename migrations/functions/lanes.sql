@@ -79,8 +79,8 @@ BEGIN
     -- None of the parts can contain a line break, so different lanes have different texts.
     known := ('x' || encode(substr(sha256(convert_to(
         concat_ws(E'\n', p_handler, p_queue, p_priority, array_to_string(required, E'\n')), 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint;
-    INSERT INTO rouse.lane (id, queue, handler, priority, tags)
-    VALUES (known, p_queue, p_handler, p_priority::rouse.priority, required);
+    INSERT INTO rouse.lane (id, queue, handler, priority, tags, refuses)
+    VALUES (known, p_queue, p_handler, p_priority::rouse.priority, required, rouse._contract_of_lane(p_handler));
     -- A source may be bound to another handler.
     IF p_source IS NULL THEN
         PERFORM rouse._notice_unknown_handler(p_handler);
@@ -177,14 +177,14 @@ LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM rouse.lane AS l WHERE l.id = p_lane AND l.closed_at IS NULL;
     IF NOT FOUND THEN
-        INSERT INTO rouse.lane (id, queue, handler, priority, tags)
-        SELECT l.id, l.queue, l.handler, l.priority, l.tags FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1;
+        INSERT INTO rouse.lane (id, queue, handler, priority, tags, refuses)
+        SELECT l.id, l.queue, l.handler, l.priority, l.tags, l.refuses FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1;
     END IF;
 END
 $$;
 
 -- Closes lanes in which the calls of this function have found no job for a day, reopens closed lanes in which a job has appeared, and
--- removes unreferenced rows; returns how many rows of each. The queues of removed lanes stay in rouse.queue, with their last use. Neither
+-- removes unreferenced rows; returns how many rows of each. Also repairs the copies of contracts (rouse._copy_contracts). The queues of removed lanes stay in rouse.queue, with their last use. Neither
 -- producers nor workers wait for it. Only one call runs at a time: another call returns at once, as does any call while the table is being
 -- vacuumed. Reads the whole catalog, and whether each lane has jobs: served by job_ready, job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.maintain_lanes(p_worker bigint, p_key bytea, OUT closed integer, OUT reopened integer, OUT removed integer)
@@ -245,5 +245,6 @@ BEGIN
         SELECT g.queue, max(g.used_at) FROM gone AS g GROUP BY g.queue
         ON CONFLICT (name) DO UPDATE SET used_at = greatest(q.used_at, excluded.used_at))
     SELECT count(*) INTO removed FROM gone;
+    PERFORM rouse._copy_contracts();
 END
 $$;

@@ -181,3 +181,75 @@ async fn an_unknown_handler_gets_an_error_a_notice_or_silence() {
             .is_ok()
     );
 }
+
+#[tokio::test]
+async fn lanes_have_the_contract_of_their_handler_while_it_is_published_removed_and_dropped() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let bad = async |queue: &str| {
+        let sql = format!("SELECT rouse.enqueue('mail.send', '{{\"to\": 7}}', queue => '{queue}')");
+        client.query(&sql, &[]).await.is_err()
+    };
+    assert!(!bad("before").await, "nothing is published");
+    let folder = folder_of("", &[("mail.wasm", module(&[("mail.send", MAIL)]))]);
+    publish(&db, &folder);
+    assert!(bad("before").await && bad("after").await);
+    client
+        .query(
+            "SELECT rouse.enqueue('mail.send', '{\"to\": \"a@b.c\"}', queue => 'after')",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert!(bad("after").await);
+
+    // A new version accepts what the old one has refused.
+    std::fs::write(
+        folder.join("handlers-wasm/mail.wasm"),
+        module(&[(
+            "mail.send",
+            r#"{"type": "object", "properties": {"to": {"type": "integer"}}}"#,
+        )]),
+    )
+    .unwrap();
+    publish(&db, &folder);
+    assert!(!bad("before").await && !bad("after").await);
+
+    // Removed, it is an unknown handler, with a lane too.
+    client
+        .batch_execute("UPDATE rouse.limits SET unknown_handlers = 'error'")
+        .await
+        .unwrap();
+    std::fs::write(
+        folder.join("handlers-wasm/mail.wasm"),
+        module(&[("x.y", TEXT)]),
+    )
+    .unwrap();
+    publish(&db, &folder);
+    assert!(bad("before").await && bad("after").await);
+    let (code, output) = run(&db, &["contract", "drop", "--all"]);
+    assert_eq!(code, 0, "{output}");
+    assert!(!bad("before").await && !bad("after").await);
+}
+
+#[tokio::test]
+async fn a_lane_that_is_added_during_a_publication_is_checked_after_the_next_maintenance() {
+    let db = TestDb::new().await;
+    let (client, producer) = (db.client().await, db.client().await);
+    const BAD: &str = "SELECT rouse.enqueue('mail.send', '{\"to\": 7}')";
+    producer.batch_execute("BEGIN").await.unwrap();
+    producer.batch_execute(BAD).await.unwrap();
+    let folder = folder_of("", &[("mail.wasm", module(&[("mail.send", MAIL)]))]);
+    publish(&db, &folder);
+    producer.batch_execute("COMMIT").await.unwrap();
+    assert!(client.batch_execute(BAD).await.is_ok(), "the old copy");
+    client
+        .batch_execute(
+            "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}');
+             SELECT rouse.maintain_lanes((SELECT max(incarnation) FROM rouse.worker), sha256('key'))",
+        )
+        .await
+        .unwrap();
+    let (message, _) = refused(&client, BAD).await;
+    assert!(message.contains("at /to: expected string"), "{message}");
+}
