@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 
 use super::Shared;
 use super::effects::Waiting;
-use crate::sandbox::{Digest, GrantedSql, Handler};
+use crate::sandbox::{GrantedSql, Handler};
 use crate::store::connect::Connector;
 use crate::store::{CheckedStatement, Login, Unfit};
 
@@ -45,7 +45,6 @@ pub(super) struct Sql {
 /// What is known of the statements of a handler.
 #[derive(Clone)]
 struct Fit {
-    digest: Digest,
     granted: Arc<GrantedSql>,
     state: FitState,
 }
@@ -69,8 +68,15 @@ pub(super) struct Statements {
 }
 
 impl Fit {
-    fn is_of(&self, handler: &Handler, granted: &GrantedSql) -> bool {
-        self.digest == handler.module.digest && *self.granted == *granted
+    /// True if it says the same of these statements. A new version of the module with the same ones needs no new check.
+    fn covers(&self, granted: &Arc<GrantedSql>) -> bool {
+        // A job's attenuation removes statements from the grant, and changes nothing else.
+        Arc::ptr_eq(&self.granted, granted)
+            || self.granted.table == granted.table
+                && granted
+                    .statements
+                    .iter()
+                    .all(|it| self.granted.statement(&it.name) == Some(it))
     }
 }
 
@@ -105,12 +111,7 @@ impl Sql {
             return false;
         };
         match self.fits.load().get(&handler.manifest.name) {
-            // A job's attenuation removes statements from the grant, and changes nothing else.
-            Some(fit)
-                if fit.digest == handler.module.digest && fit.granted.table == granted.table =>
-            {
-                !matches!(fit.state, FitState::Fits(_))
-            }
+            Some(fit) if fit.covers(granted) => !matches!(fit.state, FitState::Fits(_)),
             Some(_) | None => true,
         }
     }
@@ -192,8 +193,7 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
             continue;
         };
         let name = &handler.manifest.name;
-        let fits =
-            |fit: &Fit| fit.is_of(handler, granted) && matches!(fit.state, FitState::Fits(_));
+        let fits = |fit: &Fit| fit.covers(granted) && matches!(fit.state, FitState::Fits(_));
         if known.get(name).is_some_and(fits) {
             continue;
         }
@@ -235,7 +235,6 @@ async fn check(shared: &Shared, handler: &Handler, granted: &Arc<GrantedSql>) ->
     sql.set(
         name,
         Some(Fit {
-            digest: handler.module.digest,
             granted: granted.clone(),
             state: state.clone(),
         }),

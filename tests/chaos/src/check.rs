@@ -260,7 +260,7 @@ pub(super) const RULES: [Rule; 41] = [
     },
     Rule {
         name: "orphans_first",
-        promise: "a worker that adopts an orphan claims no queued job between the end of its lease and the adoption",
+        promise: "a worker that adopts an orphan, and served its handler before, claims no queued job between the end of its lease and the adoption",
         needs: Needs::For(5.0, &[Fault::KillHost]),
         check: order::orphans_first,
     },

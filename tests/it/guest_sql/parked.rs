@@ -2,8 +2,10 @@
 
 use serde_json::json;
 
-use super::shop::{Shop, call};
-use crate::support::worker::enqueue;
+use rouse::worker::Settings;
+
+use super::shop::{MODULE, Shop, call, folder_of_guests, guests_in};
+use crate::support::worker::{TestWorker, enqueue};
 
 /// Why a handler is parked, as the fleet shows it.
 fn parked(handler: &str) -> String {
@@ -163,4 +165,34 @@ async fn a_login_without_the_role_a_superuser_and_a_worker_are_refused() {
     shop.until(&parked("sql.run")).await;
     let message = why(&shop, "sql.run").await;
     assert!(message.contains("another database"), "{message}");
+}
+
+#[tokio::test]
+async fn a_new_version_with_the_same_statements_is_served_without_a_new_check() {
+    let shop = Shop::open().await;
+    let folder = folder_of_guests();
+    let (sandbox, catalog) = guests_in(folder.path()).await;
+    catalog.watch();
+    let parts = shop.parts_of(sandbox, catalog, shop.login());
+    let _worker = TestWorker::start_with(parts, Settings::default());
+    let first = shop
+        .run(json!([{"sql": call("add_order", json!([1]))}]))
+        .await;
+    assert_eq!(first.state, "succeeded");
+    // From now on no check can succeed.
+    shop.sql(&format!(
+        "REVOKE rouse_handler FROM {}; CREATE TABLE first AS SELECT sha256 FROM rouse.handlers WHERE handler = 'sql.run'",
+        shop.role
+    ))
+    .await;
+    let mut module = std::fs::read(folder.path().join(MODULE)).unwrap();
+    // A custom section without a name.
+    module.extend([0, 2, 0, 7]);
+    std::fs::write(folder.path().join("next"), module).unwrap();
+    std::fs::rename(folder.path().join("next"), folder.path().join(MODULE)).unwrap();
+    shop.until(
+        "SELECT sha256 <> (SELECT sha256 FROM first) FROM rouse.handlers WHERE handler = 'sql.run'",
+    )
+    .await;
+    assert_eq!(shop.run(json!([])).await.state, "succeeded");
 }

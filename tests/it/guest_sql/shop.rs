@@ -1,6 +1,7 @@
 //! A database with tables of a shop, a login for its handlers, and workers that run them.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use rouse::job::SqlLimits;
@@ -83,6 +84,15 @@ impl Shop {
 
     pub(super) async fn parts(&self, login: Connector) -> Parts {
         let (sandbox, catalog) = guests().await;
+        self.parts_of(sandbox, catalog, login)
+    }
+
+    pub(super) fn parts_of(
+        &self,
+        sandbox: Arc<Sandbox>,
+        catalog: Arc<Catalog>,
+        login: Connector,
+    ) -> Parts {
         Parts {
             store: self.db.store(),
             listen_at: self.db.connector(),
@@ -139,32 +149,41 @@ pub(super) fn connector(url: &str) -> Connector {
 /// The guests, with grants of all their statements.
 async fn guests() -> (Arc<Sandbox>, Arc<Catalog>) {
     static GUESTS: OnceCell<(Arc<Sandbox>, Arc<Catalog>)> = OnceCell::const_new();
-    GUESTS
-        .get_or_init(|| async {
-            let grant = SqlGrant {
-                statements: None,
-                limits: SqlLimits {
-                    connections_max: 2,
-                    statement_timeout: std::time::Duration::from_secs(2),
-                    ..SqlLimits::default()
-                },
-            };
-            let module = "flow_guests.wasm".parse().expect("a binding");
-            let settings = SandboxSettings {
-                attempts_max: 50,
-                compiler: Some(rouse_binary()),
-                cache_dir: Some(code_cache()),
-                modules: BTreeMap::from([("sql.*".to_owned(), vec![module])]),
-                sql: BTreeMap::from([("sql.*".to_owned(), grant)]),
-                ..SandboxSettings::default()
-            };
-            let sandbox = Sandbox::start(settings).expect("a sandbox");
-            let folder = tempfile::tempdir().expect("a folder");
-            let file = "flow_guests.wasm";
-            std::fs::copy(guests_dir().join(file), folder.path().join(file)).expect("a guest");
-            let catalog = Catalog::open(sandbox.clone(), folder.path()).await;
-            (sandbox, Arc::new(catalog.expect("the guests load")))
-        })
-        .await
-        .clone()
+    let guests = GUESTS.get_or_init(|| async {
+        let folder = folder_of_guests();
+        guests_in(folder.path()).await
+    });
+    guests.await.clone()
+}
+
+/// The file of the guests.
+pub(super) const MODULE: &str = "flow_guests.wasm";
+
+/// A folder with the guests.
+pub(super) fn folder_of_guests() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::copy(guests_dir().join(MODULE), folder.path().join(MODULE)).expect("a guest");
+    folder
+}
+
+pub(super) async fn guests_in(folder: &Path) -> (Arc<Sandbox>, Arc<Catalog>) {
+    let grant = SqlGrant {
+        statements: None,
+        limits: SqlLimits {
+            connections_max: 2,
+            statement_timeout: std::time::Duration::from_secs(2),
+            ..SqlLimits::default()
+        },
+    };
+    let settings = SandboxSettings {
+        attempts_max: 50,
+        compiler: Some(rouse_binary()),
+        cache_dir: Some(code_cache()),
+        modules: BTreeMap::from([("sql.*".to_owned(), vec![MODULE.parse().expect("a binding")])]),
+        sql: BTreeMap::from([("sql.*".to_owned(), grant)]),
+        ..SandboxSettings::default()
+    };
+    let sandbox = Sandbox::start(settings).expect("a sandbox");
+    let catalog = Catalog::open(sandbox.clone(), folder).await;
+    (sandbox, Arc::new(catalog.expect("the guests load")))
 }

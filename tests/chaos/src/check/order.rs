@@ -11,11 +11,18 @@ const LATE_US: i64 = 500_000;
 /// A claim: job, attempt, time.
 type Claim = (i64, i32, i64);
 
-/// A worker that adopts an orphan claims no queued job between the end of the orphan's lease and the adoption.
-/// Intervals with a crash of the server are left out: it may have forgotten claims and adoptions.
+/// A worker that adopts an orphan claims no queued job between the end of the orphan's lease and the adoption, while it
+/// serves the orphan's handler: one with SQL statements is parked on a new worker until they are checked. Intervals with
+/// a crash of the server are left out: it may have forgotten claims and adoptions.
 pub(super) fn orphans_first(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let claims = claims_of(known);
+    let handlers: HashMap<i64, &str> = known
+        .world
+        .jobs
+        .iter()
+        .map(|job| (job.id, &*job.handler))
+        .collect();
     let adoptions: HashSet<(i64, i32, i64)> = known
         .world
         .attempts
@@ -36,8 +43,11 @@ pub(super) fn orphans_first(known: &Known<'_>) -> Found {
         if known.crashes(ended_us, lost.ended_us) > 0 {
             continue;
         }
+        let is_same = |claim: &&Claim| handlers.get(&claim.0) == handlers.get(&lost.job);
+        let served_from = claimed.iter().filter(is_same).map(|claim| claim.2).min();
+        let from_us = served_from.unwrap_or_default().max(ended_us + LATE_US);
         let queued = claimed.iter().find(|claim| {
-            (ended_us + LATE_US..lost.ended_us).contains(&claim.2) && !adoptions.contains(claim)
+            (from_us..lost.ended_us).contains(&claim.2) && !adoptions.contains(claim)
         });
         found.case(lost.job, queued.is_some(), || {
             format!(

@@ -834,6 +834,17 @@ fn a_queued_job_claimed_before_an_orphan_is_found() {
 }
 
 #[test]
+fn a_queued_job_may_go_first_while_the_handler_of_an_orphan_is_not_served() {
+    let mut world = healthy();
+    let lost = world.attempts.iter_mut().find(|a| a.job == ORPHAN);
+    lost.expect("it was lost").lease_ended_us = Some(10 * S);
+    // The adoption is the first claim of this handler.
+    job(&mut world, ORPHAN).handler = "chaos.other".into();
+    let found = super::order::orphans_first(&Known::of(&world));
+    assert!(found.checked > 0 && found.violations.is_empty());
+}
+
+#[test]
 fn a_host_that_reconnects_before_its_backoff_is_found() {
     breaks("one_backoff", |world| world.tries[3].at_us = 301_200_000);
     breaks("one_backoff", |world| {
