@@ -29,11 +29,6 @@ async fn an_order_is_paid_once_although_its_host_is_killed() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let sql = blocks_of(PAGE, "sql");
-    // The superuser of the tests has the name of a schema.
-    client
-        .batch_execute("SET search_path = public")
-        .await
-        .unwrap();
     client.batch_execute(&sql[0]).await.unwrap();
     // The payment of the page, which takes a second instead of 30 once the host was killed.
     client.batch_execute(&sql[1]).await.unwrap();

@@ -107,6 +107,8 @@ fn command(settings: &Settings, home: &Home, binaries: &Binaries, socket_dir: &P
     set("listen_addresses", addresses);
     set("max_connections", &settings.connections_max.to_string());
     set("cluster_name", "rouse");
+    // The default starts with the schema of the user's name, which is Rouse's own: people's tables would be among its.
+    set("search_path", "public");
     if !settings.fsync {
         set("fsync", "off");
         set("full_page_writes", "off");

@@ -12,10 +12,7 @@ use crate::support::database::connect;
 /// Holds the lock of a row in a transaction of its own.
 async fn lock(shop: &Shop, sql: &str) -> Client {
     let other = connect(&shop.db.url()).await;
-    other
-        .batch_execute(&format!("SET search_path = public; BEGIN; {sql}"))
-        .await
-        .unwrap();
+    other.batch_execute(&format!("BEGIN; {sql}")).await.unwrap();
     other
 }
 

@@ -47,7 +47,7 @@ impl Shop {
         let role = format!("sql_{}", db.address().database);
         client
             .batch_execute(&format!(
-                "SET search_path = public; {TABLES} CREATE ROLE {role} LOGIN IN ROLE rouse_handler"
+                "{TABLES} CREATE ROLE {role} LOGIN IN ROLE rouse_handler"
             ))
             .await
             .unwrap();

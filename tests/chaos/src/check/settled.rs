@@ -139,7 +139,9 @@ pub(super) fn revoked(known: &Known<'_>) -> Found {
             continue;
         };
         let last_us = evidence.last_us();
-        let forgotten = known.crashes(evidence.started_us, next.started_us) > 0;
+        // Two attempts have the same number if one of them has started from the line after its claim was forgotten.
+        let forgotten = known.crashes(evidence.started_us, next.started_us) > 0
+            || (evidence.attempt == next.attempt && known.forgotten(next));
         if forgotten
             || known.is_shared(&evidence.worker)
             || evidence.ended_us.is_some_and(|at| at < next.started_us)

@@ -241,6 +241,28 @@ fn an_attempt_whose_host_was_killed_is_not_a_case_of_revocation() {
 }
 
 #[test]
+fn an_attempt_that_starts_from_the_line_under_a_forgotten_claim_revokes_no_other() {
+    let mut world = healthy();
+    evidence(&mut world, FROZEN).ended_us = Some(129 * S + 2_000);
+    let frozen = evidence(&mut world, FROZEN).clone();
+    let mut all = world.evidence.iter_mut();
+    let next = all.find(|it| it.job == FROZEN && it.started_us > frozen.started_us);
+    let next = next.expect("it has run again");
+    (next.attempt, next.started_us) = (frozen.attempt, frozen.started_us + S);
+    let crashed_us = frozen.started_us - 1;
+    let violations = |world: &World| super::settled::revoked(&Known::of(world)).violations.len();
+    assert_eq!(violations(&world), 1);
+    world.happened.push(Happened {
+        from_us: crashed_us,
+        until_us: crashed_us,
+        event: Event::ServerCrashed {
+            how: Fault::CrashServer,
+        },
+    });
+    assert_eq!(violations(&world), 0);
+}
+
+#[test]
 fn a_late_start_under_a_forgotten_claim_is_excused() {
     let mut world = healthy();
     let at_us = starts_again(&mut world) + S / 2;
