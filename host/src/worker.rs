@@ -49,6 +49,7 @@ mod sql;
 mod state;
 mod stop;
 mod suspensions;
+mod turns;
 mod unbound;
 mod usage;
 mod waits;

@@ -27,6 +27,7 @@ impl Looker {
             lane: lane.id,
             after: 0,
             lease_ms: 60_000,
+            most: None,
             only: None,
         });
         Self {

@@ -68,6 +68,42 @@ async fn high_priority_goes_first_and_within_a_lane_the_oldest_job() {
     }
 }
 
+/// The places, from 1 on, that the jobs of a condition have in the order of all starts.
+async fn places(client: &Client, condition: &str) -> Vec<i64> {
+    let places = format!(
+        "SELECT s.place FROM (SELECT j.*, row_number() OVER (ORDER BY {START_ORDER}) AS place FROM rouse.jobs AS j) AS s
+         WHERE {condition} ORDER BY s.place"
+    );
+    let rows = client.query(&places, &[]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// Neither a queue nor a handler has to wait for the older jobs of another one.
+#[tokio::test]
+async fn a_short_lane_has_its_turns_beside_a_long_older_one() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            r#"SELECT rouse.enqueue_many('test.sleep', array_fill('{"ms": 1}'::jsonb, ARRAY[900]), priority => 'low');
+               SELECT rouse.enqueue_many('test.sleep', array_fill('{"ms": 1}'::jsonb, ARRAY[50]), queue => 'other', priority => 'low');
+               SELECT rouse.enqueue_many('test.race', array_fill('{}'::jsonb, ARRAY[50]), queue => 'other', priority => 'low');"#,
+        )
+        .await
+        .unwrap();
+    run_all_in_one_slot(&db, &client).await;
+    // The queues take turns, and within queue other its handlers do: every other job is one of this queue, every fourth
+    // one of each handler. The first claims take whole lanes in the order in which they were found.
+    for (handler, every) in [("test.sleep", 4), ("test.race", 4)] {
+        let places = places(&client, &format!("s.queue = 'other' AND s.handler = '{handler}'")).await;
+        assert_eq!(places.len(), 50);
+        for (n, place) in places.iter().enumerate() {
+            let latest = (n as i64 + 1) * every + 60;
+            assert!(*place <= latest, "job {n} of {handler} started as number {place}: {places:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn an_orphan_goes_ahead_of_older_queued_jobs() {
     let db = TestDb::new().await;

@@ -400,6 +400,7 @@ async fn a_released_claim_wakes_sleeping_workers() {
         lane,
         after: i64::MIN,
         lease_ms: 60_000,
+        most: None,
         only: None,
     };
     let jobs = store

@@ -31,6 +31,8 @@ pub struct ClaimOrder {
     pub after: i64,
     /// The lease, milliseconds.
     pub lease_ms: i64,
+    /// The maximum number of its jobs; `None` means as many as are wanted.
+    pub most: Option<usize>,
     /// Restricts the claim to some of the lane's jobs; `None` means any.
     pub only: Option<Only>,
 }
@@ -57,12 +59,13 @@ struct OrderRecord {
 
 impl From<&ClaimOrder> for OrderRecord {
     fn from(order: &ClaimOrder) -> Self {
-        let most = |only: Only| i32::try_from(only.most).unwrap_or(i32::MAX);
+        let next = order.only.map(|only| only.most);
+        let most = order.most.into_iter().chain(next).min();
         Self {
             lane: order.lane.0,
             after: order.after,
             lease_ms: order.lease_ms,
-            most: order.only.map(most),
+            most: most.map(|most| i32::try_from(most).unwrap_or(i32::MAX)),
             waited_ms: order.only.map(|only| millis(only.waited)),
         }
     }

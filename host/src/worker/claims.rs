@@ -24,7 +24,8 @@ pub(super) struct Found {
     /// The number of jobs found. It leaves out jobs that are given back again and again because their handler is
     /// missing.
     pub(super) jobs: usize,
-    /// There may be more jobs: an answer ended because of its size, or an adoption found as many jobs as wanted.
+    /// There may be more jobs: an answer ended because of its size, a lane has used up its part of the claim, or an
+    /// adoption found as many jobs as wanted.
     pub(super) is_cut: bool,
     /// The claim found an expired lease, and claimed nothing. Leases were checked up to this time, by the database's
     /// clock.
@@ -157,7 +158,7 @@ impl<'a> Claims<'a> {
         if let Some(wait) = self.shared.settings.promote_after {
             let (overdue, share) = self.overdue.claim(wanted, wait, Instant::now());
             if share > 0 {
-                let orders = self.lanes.promoted(&overdue);
+                let orders = self.lanes.promoted(&overdue, share);
                 found = self.claim_from(orders, share, check).await?;
             }
             if found.orphans.is_some() {
@@ -171,8 +172,9 @@ impl<'a> Claims<'a> {
         let by_source = self.claim_by_source(share).await?;
         found += by_source;
         if found.jobs < wanted {
-            let orders = self.lanes.orders(after);
-            found += self.claim_from(orders, wanted - found.jobs, check).await?;
+            let rest = wanted - found.jobs;
+            let orders = self.lanes.orders(after, rest);
+            found += self.claim_from(orders, rest, check).await?;
         }
         // There may be more bound jobs than their share, and too few others.
         if by_source.jobs == share && found.orphans.is_none() {
@@ -203,6 +205,7 @@ impl<'a> Claims<'a> {
         let jobs = match store.claim(fence, &orders, wanted, checked_at).await? {
             Claimed::Jobs(jobs) => jobs,
             Claimed::Orphans(until) => {
+                self.lanes.not_claimed(&orders);
                 return Ok(Found {
                     orphans: Some(until),
                     ..Found::default()
@@ -216,12 +219,12 @@ impl<'a> Claims<'a> {
         }
         let is_cut = self.record_size(&jobs);
         let is_all = jobs.len() < wanted && !is_cut;
-        self.lanes.claimed(&orders, &jobs, is_all);
+        let may_have_more = self.lanes.claimed(&orders, &jobs, wanted, is_cut);
         self.overdue.claimed(&orders, &jobs, is_all, Instant::now());
         let jobs = self.dispatch(under_way, jobs, sent, false).await;
         Ok(Found {
             jobs,
-            is_cut,
+            is_cut: is_cut || may_have_more,
             orphans: None,
         })
     }

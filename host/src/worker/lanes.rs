@@ -6,12 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::QueueOrder;
+use super::turns::{Class, Part, Place, Turns};
 use crate::job::LaneId;
 use crate::store::{ClaimOrder, ClaimedJob, Lane, Only};
 
 /// The maximum number of lanes in one claim: each costs an index lookup, even if it is empty. If more lanes are served,
 /// claims go to lanes that are known to have jobs.
 const LANES_PER_CLAIM: usize = 256;
+/// How many lanes without known jobs a claim looks at ahead of lanes with jobs, in turns. It finds new jobs before the
+/// next sweep does.
+const PROBES_PER_CLAIM: usize = 32;
 /// The catalog is re-read from this far before its known end, because a lane's row may be committed after rows with
 /// higher numbers.
 const CATALOG_WINDOW: i64 = 256;
@@ -25,8 +29,10 @@ pub(super) struct Lanes {
     served: usize,
     /// Lanes that are served by source.
     by_source: VecDeque<LaneId>,
-    /// Served lanes that are known to have jobs.
-    active: HashSet<LaneId>,
+    /// Served lanes that are known to have jobs, and whose turn it is.
+    active: Turns,
+    /// The last lane that was probed.
+    probed: Option<LaneId>,
     /// The numbers of the catalog's rows in the window.
     newest: BTreeSet<i64>,
     catalog_end: i64,
@@ -97,19 +103,29 @@ impl Known {
                 After::Reached => self.reached,
             },
             lease_ms: serving.lease_ms,
+            most: None,
             only: None,
         })
     }
 
-    /// Its position in the order of claims: by class, then by the last turn reached. Turns are numbered across lanes,
-    /// so the lane that has reached the lowest turn has the oldest jobs. The cursor does not decide: each restart
-    /// resets it, and the lanes with the smallest ids would go first until they are empty.
-    fn sort_key(&self, order: QueueOrder) -> ([usize; 2], i64, LaneId) {
+    /// Where it takes its turns.
+    fn place(&self, order: QueueOrder) -> Place {
+        Place {
+            class: self.class(order),
+            queue: self.lane.queue.as_str().into(),
+            key: "".into(),
+            share: 1.0,
+        }
+    }
+
+    /// The position of a lane without known jobs: by class, then by the last turn reached. The cursor does not decide:
+    /// each restart resets it.
+    fn sort_key(&self, order: QueueOrder) -> (Class, i64, LaneId) {
         (self.class(order), self.reached, self.lane.id)
     }
 
     /// Its class. Lanes of one class take turns; lanes of a later class wait until the earlier classes are empty.
-    fn class(&self, order: QueueOrder) -> [usize; 2] {
+    fn class(&self, order: QueueOrder) -> Class {
         let queue_index = self.serving.map_or(0, |serving| serving.queue_index);
         let priority = self.lane.priority as usize;
         match order {
@@ -162,8 +178,8 @@ impl Lanes {
         known.is_some_and(|known| known.serving.is_some())
     }
 
-    /// Adds the lanes of the catalog after [`Self::read_after`]. A new lane counts as active: it is catalogued with its
-    /// first job. If this is the whole catalog, lanes that are missing from it are forgotten.
+    /// Adds the lanes of the catalog after [`Self::read_after`]. If this is the whole catalog, lanes that are missing
+    /// from it are forgotten.
     pub(super) fn learn(&mut self, lanes: Vec<Lane>) -> CatalogChange {
         let whole = self.read_after() < 1;
         let mut new = false;
@@ -179,7 +195,6 @@ impl Lanes {
             listed.insert(lane.id);
             self.known.entry(lane.id).or_insert_with(|| {
                 new = true;
-                self.active.insert(lane.id);
                 Known {
                     lane: Arc::new(lane),
                     serving: None,
@@ -201,18 +216,28 @@ impl Lanes {
         }
     }
 
-    /// Chooses which lanes are served, and how.
+    /// Chooses which lanes are served, and how. A lane that was not served before counts as active: a new one is
+    /// catalogued with its first job.
     pub(super) fn serve(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
+        let mut active = Vec::new();
         for known in self.known.values_mut() {
             let was_served = known.is_served_whole();
             known.serving = serving(&known.lane);
-            if known.is_served_whole() && !was_served {
-                self.active.insert(known.lane.id);
+            if known.is_served_whole() && (!was_served || self.active.contains(known.lane.id)) {
+                active.push((known.lane.seq, known.lane.id));
             }
         }
         let known = &self.known;
         let is_served_whole = |id: &LaneId| known.get(id).is_some_and(Known::is_served_whole);
-        self.active.retain(is_served_whole);
+        let gone: Vec<LaneId> = self.active.lanes().filter(|id| !is_served_whole(id)).collect();
+        for id in gone {
+            self.active.remove(id);
+        }
+        // Those that come last go first.
+        active.sort_unstable_by(|left, right| right.cmp(left));
+        for (_, id) in active {
+            self.active.insert(id, known[&id].place(self.queue_order));
+        }
         self.served = known.keys().filter(|id| is_served_whole(id)).count();
         let by_source = |id: &LaneId| {
             let serving = known.get(id).and_then(|lane| lane.serving);
@@ -273,6 +298,7 @@ impl Lanes {
                     lane: known.lane.id,
                     after: i64::MIN,
                     lease_ms: known.serving?.lease_ms,
+                    most: None,
                     only: None,
                 })
             })
@@ -294,9 +320,8 @@ impl Lanes {
 
     /// Notes that there may be a job in this lane. True if the lane is served.
     pub(super) fn mark_active(&mut self, id: LaneId) -> bool {
-        if self.known.get(&id).is_some_and(Known::is_served_whole) {
-            self.active.insert(id);
-        } else if let Some(index) = self.by_source.iter().position(|lane| *lane == id) {
+        if !self.activate(id)
+            && let Some(index) = self.by_source.iter().position(|lane| *lane == id) {
             // The next claim by source starts with it.
             self.by_source.remove(index);
             self.by_source.push_front(id);
@@ -304,54 +329,122 @@ impl Lanes {
         self.serves(id)
     }
 
-    /// The lanes for the next claim, in order.
-    pub(super) fn orders(&self, after: After) -> Vec<ClaimOrder> {
-        let mut lanes: Vec<&Known> = if self.served > LANES_PER_CLAIM {
-            let active = self.active.iter();
-            active.filter_map(|id| self.known.get(id)).collect()
-        } else {
-            let known = self.known.values();
-            known.filter(|lane| lane.is_served_whole()).collect()
-        };
-        if lanes.len() > LANES_PER_CLAIM {
-            lanes.select_nth_unstable_by_key(LANES_PER_CLAIM, |lane| {
-                lane.sort_key(self.queue_order)
-            });
-            lanes.truncate(LANES_PER_CLAIM);
-        }
-        lanes.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));
-        let orders = lanes.into_iter().filter_map(|lane| lane.order(after));
-        orders.collect()
-    }
-
-    /// Updates cursors and active lanes after a claim from these lanes. `is_all`: the claim returned all jobs that
-    /// there were.
-    pub(super) fn claimed(&mut self, orders: &[ClaimOrder], jobs: &[ClaimedJob], is_all: bool) {
-        let mut with_jobs = HashSet::new();
-        for job in jobs {
-            self.advance(job.lane, job.turn);
-            with_jobs.insert(job.lane);
-        }
-        // A claim that was filled has not read the lanes after the last one that had jobs.
-        let read = if is_all {
-            orders.len()
-        } else {
-            let last = orders
-                .iter()
-                .rposition(|order| with_jobs.contains(&order.lane));
-            last.map_or(0, |last| last + 1)
-        };
-        for order in &orders[..read] {
-            if order.only.is_none() && !with_jobs.contains(&order.lane) {
-                self.active.remove(&order.lane);
+    /// The lanes for the next claim of `wanted` jobs, in order. Classes go one after the other. Within a class, lanes
+    /// that may have new jobs go first, and those that are known to have jobs share the claim.
+    pub(super) fn orders(&mut self, after: After, wanted: usize) -> Vec<ClaimOrder> {
+        let parts = self.active.divide(wanted, LANES_PER_CLAIM);
+        let class = |lane: LaneId| Some(self.known.get(&lane)?.class(self.queue_order));
+        let first = parts.first().and_then(|part| class(part.lane));
+        let mut orders: Vec<(Class, u8, ClaimOrder)> = Vec::with_capacity(parts.len());
+        for Part { lane, most } in parts {
+            if let Some(order) = self.known.get(&lane).and_then(|known| known.order(after)) {
+                let class = self.known[&lane].class(self.queue_order);
+                orders.push((class, 1, ClaimOrder { most, ..order }));
             }
         }
+        if self.served <= LANES_PER_CLAIM {
+            self.add_idle(after, first, &mut orders);
+            // Stable: the lanes of a class keep their order.
+            orders.sort_by_key(|(class, rank, _)| (*class, *rank));
+        }
+        orders.into_iter().map(|(_, _, order)| order).collect()
+    }
+
+    /// Adds the lanes without known jobs. Those of classes before the `first` that has jobs precede it anyway; some of
+    /// the same class do so in turns, for one job.
+    fn add_idle(
+        &mut self,
+        after: After,
+        first: Option<Class>,
+        orders: &mut Vec<(Class, u8, ClaimOrder)>,
+    ) {
+        let idle = self.known.values().filter(|known| !self.active.contains(known.lane.id));
+        let mut idle: Vec<&Known> = idle.filter(|known| known.is_served_whole()).collect();
+        idle.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));
+        let of_first = |known: &&&Known| Some(known.class(self.queue_order)) == first;
+        let mut probes: Vec<LaneId> = idle.iter().filter(of_first).map(|known| known.lane.id).collect();
+        probes.sort_unstable();
+        let next = probes.partition_point(|id| Some(*id) <= self.probed);
+        probes.rotate_left(next);
+        probes.truncate(PROBES_PER_CLAIM);
+        for known in idle {
+            let Some(order) = known.order(after) else {
+                continue;
+            };
+            let is_probe = probes.contains(&order.lane);
+            let most = is_probe.then_some(1);
+            let rank = if is_probe { 0 } else { 2 };
+            orders.push((known.class(self.queue_order), rank, ClaimOrder { most, ..order }));
+        }
+        if let Some(last) = probes.last() {
+            self.probed = Some(*last);
+        }
+    }
+
+    /// Gives back the turns of a claim that claimed nothing because there were orphans.
+    pub(super) fn not_claimed(&mut self, orders: &[ClaimOrder]) {
+        for order in orders {
+            self.active.settle(order.lane, order.most.unwrap_or(0), 0);
+        }
+    }
+
+    /// Notes that a lane may have jobs. False if it is not served as a whole.
+    fn activate(&mut self, id: LaneId) -> bool {
+        let known = self.known.get(&id).filter(|known| known.is_served_whole());
+        if let Some(known) = known {
+            self.active.insert(id, known.place(self.queue_order));
+        }
+        known.is_some()
+    }
+
+    /// Updates cursors, active lanes and their turns after a claim of `wanted` jobs from these lanes. `is_cut`: the
+    /// claim ended because of its size. Returns true if there may be more jobs although the claim was not filled,
+    /// because a lane has used up its part.
+    pub(super) fn claimed(
+        &mut self,
+        orders: &[ClaimOrder],
+        jobs: &[ClaimedJob],
+        wanted: usize,
+        is_cut: bool,
+    ) -> bool {
+        let mut claimed: HashMap<LaneId, usize> = HashMap::new();
+        for job in jobs {
+            self.advance(job.lane, job.turn);
+            *claimed.entry(job.lane).or_default() += 1;
+        }
+        let is_filled = jobs.len() >= wanted || is_cut;
+        let has_jobs = |order: &ClaimOrder| claimed.contains_key(&order.lane);
+        let last = orders.iter().rposition(has_jobs);
+        let mut may_have_more = false;
+        for (position, order) in orders.iter().enumerate() {
+            let jobs = claimed.get(&order.lane).copied().unwrap_or(0);
+            let was_active = self.active.contains(order.lane);
+            if let Some(most) = order.most {
+                if jobs > 0 {
+                    self.activate(order.lane);
+                }
+                self.active.settle(order.lane, if was_active { most } else { 0 }, jobs);
+            }
+            // A claim that was filled has not read the lanes after the last one that had jobs, and not all of that one.
+            if order.only.is_some() || is_filled && Some(position) > last {
+                continue;
+            }
+            let is_used_up = order.most.is_some_and(|most| jobs >= most);
+            let was_read = !is_filled || Some(position) < last;
+            may_have_more |= is_used_up;
+            if jobs == 0 || order.most.is_some() && !is_used_up && was_read {
+                self.active.remove(order.lane);
+            } else {
+                self.activate(order.lane);
+            }
+        }
+        may_have_more && !is_filled
     }
 
     /// Active lanes of a later class than the first active one. If there are more than fit one claim, any of them.
     pub(super) fn behind(&self, after: After) -> Vec<ClaimOrder> {
         let known = &self.known;
-        let active = || self.active.iter().filter_map(|id| known.get(id));
+        let active = || self.active.lanes().filter_map(|id| known.get(&id));
         let class = |lane: &Known| lane.class(self.queue_order);
         let first = active().map(class).min();
         active()
@@ -363,17 +456,17 @@ impl Lanes {
 
     /// The claim orders for overdue jobs, which go ahead of other jobs of their tier. They are those of the first tier
     /// that has any, after the lanes of earlier tiers.
-    pub(super) fn promoted(&self, overdue: &[(LaneId, Only)]) -> Vec<ClaimOrder> {
-        let tier_of = |id: &LaneId| Some(self.known.get(id)?.tier(self.queue_order));
-        let Some(tier) = overdue.iter().filter_map(|(id, _)| tier_of(id)).min() else {
+    pub(super) fn promoted(&mut self, overdue: &[(LaneId, Only)], wanted: usize) -> Vec<ClaimOrder> {
+        let tier = |lanes: &Self, id: &LaneId| Some(lanes.known.get(id)?.tier(lanes.queue_order));
+        let Some(first) = overdue.iter().filter_map(|(id, _)| tier(self, id)).min() else {
             return Vec::new();
         };
-        let mut orders = match tier {
+        let mut orders = match first {
             0 => Vec::new(),
-            _ => self.orders(After::Recent),
+            _ => self.orders(After::Recent, wanted),
         };
-        orders.retain(|order| tier_of(&order.lane) < Some(tier));
-        let of_tier = overdue.iter().filter(|(id, _)| tier_of(id) == Some(tier));
+        orders.retain(|order| tier(self, &order.lane) < Some(first));
+        let of_tier = overdue.iter().filter(|(id, _)| tier(self, id) == Some(first));
         orders.extend(of_tier.filter_map(|(id, only)| {
             let order = self.known.get(id)?.order(After::Recent)?;
             let only = Some(*only);
@@ -389,7 +482,7 @@ impl Lanes {
 
     /// All lanes that are served as a whole and not known to have jobs, in the order of claims.
     pub(super) fn idle(&self) -> Vec<ClaimOrder> {
-        self.filtered(|lane| !self.active.contains(&lane))
+        self.filtered(|lane| !self.active.contains(lane))
     }
 
     fn filtered(&self, wanted: impl Fn(LaneId) -> bool) -> Vec<ClaimOrder> {
@@ -429,7 +522,7 @@ impl Lanes {
             known.marks = [newer, known.cursor];
             known.cursor = match oldest {
                 i64::MIN => known.cursor.min(starts_at),
-                oldest if self.active.contains(id) => known.cursor.min(oldest),
+                oldest if self.active.contains(*id) => known.cursor.min(oldest),
                 oldest => oldest,
             };
         }
@@ -452,7 +545,7 @@ impl Lanes {
     /// while ago: looks then skip the dead rows of finished jobs that an open transaction keeps.
     pub(super) fn swept(&mut self, empty_to: Option<i64>) {
         for (id, known) in &mut self.known {
-            if known.is_served_whole() && !self.active.contains(id) {
+            if known.is_served_whole() && !self.active.contains(*id) {
                 known.reached = known.reached.max(empty_to.unwrap_or(i64::MIN));
             }
             known.cursor = known.reached;

@@ -52,6 +52,7 @@ pub(crate) async fn orders(store: &Store, lease_ms: i64) -> Vec<ClaimOrder> {
             lane: lane.id,
             after: i64::MIN,
             lease_ms,
+            most: None,
             only: None,
         })
         .collect()

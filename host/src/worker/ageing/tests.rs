@@ -33,6 +33,7 @@ fn orders(lanes: &[(LaneId, Only)]) -> Vec<ClaimOrder> {
         lane,
         after: 0,
         lease_ms: 1000,
+        most: None,
         only: Some(only),
     };
     lanes.iter().map(order).collect()

@@ -46,16 +46,25 @@ fn job(lane: i64, turn: i64) -> ClaimedJob {
     }
 }
 
-fn order(lanes: &Lanes) -> Vec<(i64, i64)> {
+/// The wanted jobs of a claim.
+const WANTED: usize = 12;
+
+fn order(lanes: &mut Lanes) -> Vec<(i64, i64)> {
     lanes
-        .orders(After::Cursor)
+        .orders(After::Cursor, WANTED)
         .iter()
         .map(|order| (order.lane.0, order.after))
         .collect()
 }
 
+/// The lane and the maximum of each order.
+fn parts(orders: &[ClaimOrder]) -> Vec<(i64, Option<usize>)> {
+    let parts = orders.iter().map(|order| (order.lane.0, order.most));
+    parts.collect()
+}
+
 #[test]
-fn lanes_go_by_priority_and_then_by_the_lowest_turn_reached() {
+fn lanes_go_by_priority_and_those_of_one_priority_share_a_claim() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![
         lane(1, 10, Priority::Low),
@@ -64,11 +73,37 @@ fn lanes_go_by_priority_and_then_by_the_lowest_turn_reached() {
         lane(4, 40, Priority::High),
     ]);
     lanes.serve(|_| Some(SERVED));
-    lanes.advance(LaneId(20), 7);
-    lanes.advance(LaneId(30), 5);
-    lanes.advance(LaneId(40), 99);
-    lanes.advance(LaneId(10), 1);
-    assert_eq!(order(&lanes), [(40, 99), (30, 5), (20, 7), (10, 1)]);
+    let orders = lanes.orders(After::Cursor, WANTED);
+    let shared = [(40, None), (20, Some(6)), (30, Some(6)), (10, None)];
+    assert_eq!(parts(&orders), shared);
+    // The high lane is empty, and lane 20 has only two jobs.
+    let jobs: Vec<ClaimedJob> = [20, 20, 30, 30, 30, 30, 30, 30].map(|lane| job(lane, lane)).into();
+    assert!(lanes.claimed(&orders, &jobs, WANTED, false), "lane 30 may have more");
+    let orders = lanes.orders(After::Cursor, WANTED);
+    let expected = [(40, None), (20, Some(1)), (30, None), (10, None)];
+    assert_eq!(parts(&orders), expected, "lane 20 may have a new job");
+    let jobs: Vec<ClaimedJob> = [20, 30, 30].map(|lane| job(lane, lane)).into();
+    assert!(lanes.claimed(&orders, &jobs, WANTED, false), "lane 20 has used its part up");
+    assert_eq!(lanes.orders(After::Cursor, WANTED)[1].most, Some(6));
+}
+
+#[test]
+fn lanes_without_known_jobs_are_probed_in_turns() {
+    let mut lanes = Lanes::default();
+    lanes.learn((1..=100).map(|n| lane(n, n, Priority::Low)).collect());
+    lanes.serve(|_| Some(SERVED));
+    lanes.mark_all_empty();
+    lanes.mark_active(LaneId(50));
+    let mut probed = HashSet::new();
+    for _ in 0..4 {
+        let orders = lanes.orders(After::Cursor, WANTED);
+        assert_eq!(orders.len(), 100, "all are read if the claim is not filled");
+        let (probes, rest) = orders.split_at(PROBES_PER_CLAIM);
+        assert!(probes.iter().all(|order| order.most == Some(1)));
+        assert_eq!(parts(&rest[..1]), [(50, None)]);
+        probed.extend(probes.iter().map(|order| order.lane));
+    }
+    assert_eq!(probed.len(), 99);
 }
 
 #[test]
@@ -91,11 +126,12 @@ fn lanes_of_one_priority_go_by_the_order_of_queues_in_the_settings() {
         let ids = orders.iter().map(|order| order.lane.0);
         ids.collect::<Vec<_>>()
     };
-    assert_eq!(ids(&lanes.orders(After::Cursor)), [30, 20, 10]);
+    let orders = lanes.orders(After::Cursor, WANTED);
+    assert_eq!(ids(&orders), [30, 20, 10]);
     let mut behind = ids(&lanes.behind(After::Reached));
     behind.sort_unstable();
     assert_eq!(behind, [10, 20], "all except the first class");
-    lanes.claimed(&lanes.orders(After::Cursor), &[job(20, 8)], true);
+    lanes.claimed(&orders, &[job(20, 8)], WANTED, false);
     assert!(
         lanes.behind(After::Reached).is_empty(),
         "the other lanes have no jobs"
@@ -122,14 +158,14 @@ fn strict_order_puts_the_queue_before_the_priority_also_for_overdue_jobs() {
         let ids = orders.iter().map(|order| order.lane.0);
         ids.collect::<Vec<_>>()
     };
-    assert_eq!(ids(&lanes.orders(After::Cursor)), [20, 30, 10, 40]);
+    assert_eq!(ids(&lanes.orders(After::Cursor, WANTED)), [20, 30, 10, 40]);
     let only = Only {
         most: 3,
         waited: Duration::from_secs(1),
     };
-    let promoted = |of: &[i64]| {
+    let mut promoted = |of: &[i64]| {
         let of: Vec<_> = of.iter().map(|lane| (LaneId(*lane), only)).collect();
-        let orders = lanes.promoted(&of);
+        let orders = lanes.promoted(&of, WANTED);
         let limited = orders.iter().map(|order| order.only.is_some());
         (ids(&orders), limited.collect::<Vec<_>>())
     };
@@ -168,15 +204,15 @@ fn a_sweep_rewinds_to_the_cursor_two_sweeps_ago_and_a_restart_to_the_start() {
     lanes.advance(LaneId(10), 200);
     lanes.rewind(i64::MAX);
     assert_eq!(
-        order(&lanes),
+        order(&mut lanes),
         [(10, 200)],
         "there are not yet two earlier sweeps"
     );
     lanes.advance(LaneId(10), 300);
     lanes.rewind(i64::MAX);
-    assert_eq!(order(&lanes), [(10, 100)]);
+    assert_eq!(order(&mut lanes), [(10, 100)]);
     lanes.restart();
-    assert_eq!(order(&lanes), [(10, i64::MIN)]);
+    assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
 }
 
 #[test]
@@ -186,10 +222,10 @@ fn a_sweep_without_two_earlier_ones_rewinds_to_the_given_turn() {
     lanes.serve(|_| Some(SERVED));
     lanes.advance(LaneId(10), 100);
     lanes.rewind(60);
-    assert_eq!(order(&lanes), [(10, 60)]);
+    assert_eq!(order(&mut lanes), [(10, 60)]);
     lanes.advance(LaneId(10), 100);
     lanes.rewind(i64::MIN);
-    assert_eq!(order(&lanes), [(10, i64::MIN)], "an unknown turn");
+    assert_eq!(order(&mut lanes), [(10, i64::MIN)], "an unknown turn");
 }
 
 #[test]
@@ -205,17 +241,17 @@ fn after_a_restart_no_sweep_moves_the_cursor_forward_in_a_lane_with_jobs() {
     // A claim of some jobs that were committed late.
     lanes.advance(LaneId(10), 50);
     lanes.rewind(i64::MAX);
-    assert_eq!(order(&lanes), [(10, 50)]);
+    assert_eq!(order(&mut lanes), [(10, 50)]);
     lanes.advance(LaneId(10), 60);
     lanes.rewind(i64::MAX);
-    assert_eq!(order(&lanes), [(10, 60)]);
+    assert_eq!(order(&mut lanes), [(10, 60)]);
     lanes.rewind(i64::MAX);
-    assert_eq!(order(&lanes), [(10, 50)], "two sweeps ago");
+    assert_eq!(order(&mut lanes), [(10, 50)], "two sweeps ago");
     lanes.restart();
     // The restart finds no jobs in it.
     lanes.mark_all_empty();
     lanes.rewind(i64::MAX);
-    assert_eq!(order(&lanes), [(10, 60)]);
+    assert_eq!(order(&mut lanes), [(10, 60)]);
 }
 
 #[test]
@@ -230,46 +266,47 @@ fn a_sweep_moves_the_cursor_forward_only_in_lanes_that_it_found_empty() {
     lanes.mark_all_empty();
     lanes.mark_active(LaneId(20));
     lanes.swept(Some(500));
-    assert_eq!(order(&lanes), [(20, i64::MIN), (10, 500)]);
+    assert_eq!(order(&mut lanes), [(10, 500), (20, i64::MIN)], "a probe goes first");
     lanes.advance(LaneId(10), 700);
     lanes.swept(Some(600));
-    assert_eq!(order(&lanes)[1], (10, 700), "it never moves backwards");
+    assert_eq!(order(&mut lanes)[0], (10, 700), "it never moves backwards");
     lanes.serve(|_| Some(SERVED));
     assert!(
-        order(&lanes).contains(&(30, i64::MIN)),
+        order(&mut lanes).contains(&(30, i64::MIN)),
         "this lane has not been read"
     );
     lanes.restart();
     assert!(
-        order(&lanes).contains(&(10, i64::MIN)),
+        order(&mut lanes).contains(&(10, i64::MIN)),
         "a restart reads everything"
     );
     lanes.forget();
     lanes.mark_all_empty();
     lanes.swept(None);
     assert!(
-        order(&lanes).contains(&(10, i64::MIN)),
+        order(&mut lanes).contains(&(10, i64::MIN)),
         "nothing is known about another database"
     );
 }
 
 #[test]
-fn a_sweep_changes_the_cursors_of_lanes_and_not_their_order() {
+fn a_sweep_changes_the_cursors_of_empty_lanes_and_not_their_order() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![
         lane(1, 10, Priority::Normal),
         lane(2, 20, Priority::Normal),
     ]);
     lanes.serve(|_| Some(SERVED));
+    lanes.mark_all_empty();
     lanes.advance(LaneId(10), 7);
     lanes.advance(LaneId(20), 5);
     lanes.restart();
-    assert_eq!(order(&lanes), [(20, i64::MIN), (10, i64::MIN)]);
+    assert_eq!(order(&mut lanes), [(20, i64::MIN), (10, i64::MIN)]);
     lanes.advance(LaneId(20), 6);
     lanes.rewind(i64::MAX);
-    assert_eq!(order(&lanes), [(20, 6), (10, i64::MIN)]);
+    assert_eq!(order(&mut lanes), [(20, 6), (10, i64::MIN)]);
     lanes.advance(LaneId(20), 8);
-    assert_eq!(order(&lanes), [(10, i64::MIN), (20, 8)]);
+    assert_eq!(order(&mut lanes), [(10, i64::MIN), (20, 8)]);
 }
 
 #[test]
@@ -281,7 +318,7 @@ fn a_lane_that_is_catalogued_twice_is_one_lane() {
         lane(2, 10, Priority::Normal),
     ]);
     lanes.serve(|_| Some(SERVED));
-    assert_eq!(order(&lanes), [(10, i64::MIN)]);
+    assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
     assert_eq!(lanes.read_after(), 2 - CATALOG_WINDOW);
 }
 
@@ -290,21 +327,21 @@ fn the_recent_cursor_lags_two_look_backs_behind() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
     lanes.serve(|_| Some(SERVED));
-    let recent = |lanes: &Lanes| lanes.orders(After::Recent)[0].after;
+    let recent = |lanes: &mut Lanes| lanes.orders(After::Recent, WANTED)[0].after;
     for (turn, before) in [(100, i64::MIN), (200, i64::MIN), (300, 100), (400, 200)] {
         lanes.advance(LaneId(10), turn);
-        assert_eq!(recent(&lanes), before, "at turn {turn}");
+        assert_eq!(recent(&mut lanes), before, "at turn {turn}");
         assert_eq!(lanes.idle().len(), 0, "it has jobs");
-        assert_eq!(order(&lanes), [(10, turn)]);
+        assert_eq!(order(&mut lanes), [(10, turn)]);
         lanes.look_back();
     }
     lanes.restart();
-    assert_eq!(recent(&lanes), i64::MIN);
+    assert_eq!(recent(&mut lanes), i64::MIN);
     lanes.swept(None);
-    assert_eq!(recent(&lanes), 300, "the sweep has found everything");
+    assert_eq!(recent(&mut lanes), 300, "the sweep has found everything");
     lanes.forget();
     lanes.swept(None);
-    assert_eq!(recent(&lanes), i64::MIN);
+    assert_eq!(recent(&mut lanes), i64::MIN);
 }
 
 #[test]
@@ -360,7 +397,7 @@ fn a_lane_that_is_missing_from_the_whole_catalog_is_forgotten() {
     let change = lanes.learn(read);
     assert!(change.changed && !change.new);
     lanes.serve(|_| Some(SERVED));
-    let mut ids: Vec<i64> = order(&lanes).iter().map(|(id, _)| *id).collect();
+    let mut ids: Vec<i64> = order(&mut lanes).iter().map(|(id, _)| *id).collect();
     ids.sort_unstable();
     assert_eq!(ids, [1, 4, end]);
     // The rows in the window, including retired ones, as the peek counts them.
@@ -391,9 +428,7 @@ fn many_idle() -> (Lanes, i64) {
     let many = i64::try_from(LANES_PER_CLAIM).unwrap() + 10;
     lanes.learn((1..=many).map(|n| lane(n, n, Priority::Low)).collect());
     lanes.serve(|_| Some(SERVED));
-    while let orders @ [_, ..] = &*lanes.orders(After::Cursor) {
-        lanes.claimed(orders, &[], true);
-    }
+    lanes.mark_all_empty();
     (lanes, many)
 }
 
@@ -405,15 +440,11 @@ fn if_there_are_more_lanes_than_fit_a_claim_it_covers_those_with_jobs() {
     assert!(!lanes.mark_active(LaneId(many + 1)), "it is not known");
     lanes.learn(vec![lane(many + 1, many + 1, Priority::High)]);
     lanes.serve(|_| Some(SERVED));
-    let ids = |lanes: &Lanes| order(lanes).iter().map(|(id, _)| *id).collect::<Vec<_>>();
-    assert_eq!(
-        ids(&lanes),
-        [many + 1, 7],
-        "a new lane has jobs, and priority holds"
-    );
-    let orders = lanes.orders(After::Cursor);
-    lanes.claimed(&orders, &[job(7, 70)], true);
-    assert_eq!(order(&lanes), [(7, 70)], "the other lane is empty");
+    let orders = lanes.orders(After::Cursor, WANTED);
+    let expected = [(many + 1, None), (7, None)];
+    assert_eq!(parts(&orders), expected, "a new lane has jobs, and priority holds");
+    lanes.claimed(&orders, &[job(7, 70)], WANTED, false);
+    assert_eq!(order(&mut lanes), [(7, 70)], "the other lane is empty");
 }
 
 #[test]
@@ -422,9 +453,11 @@ fn a_filled_claim_does_not_mark_later_lanes_as_empty() {
     for id in [1, 2, 3] {
         lanes.mark_active(LaneId(id));
     }
-    let orders = lanes.orders(After::Cursor);
-    lanes.claimed(&orders, &[job(2, 5)], false);
-    assert_eq!(order(&lanes), [(3, i64::MIN), (2, 5)]);
+    let orders = lanes.orders(After::Cursor, WANTED);
+    assert_eq!(parts(&orders), [(3, Some(4)), (2, Some(4)), (1, Some(4))]);
+    let jobs: Vec<ClaimedJob> = (5..9).map(|turn| job(2, turn)).collect();
+    assert!(!lanes.claimed(&orders, &jobs, 4, false));
+    assert_eq!(order(&mut lanes), [(1, i64::MIN), (2, 8)], "lane 3 was read, and is empty");
 }
 
 #[test]
@@ -443,19 +476,19 @@ fn a_lane_that_is_served_by_source_is_left_out_of_other_claims() {
         let has_handler = lane.id.0 == 10;
         Some(if has_handler { SERVED } else { by_source })
     });
-    assert_eq!(order(&lanes), [(10, i64::MIN)]);
+    assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
     assert_eq!(lanes.all().len(), 1);
     for _ in 0..3 {
         assert_eq!(lanes.by_source(), [LaneId(30), LaneId(20)], "by priority");
     }
     assert_eq!(lanes.all_by_source().len(), 2);
     assert!(lanes.serves(LaneId(20)) && lanes.mark_active(LaneId(20)));
-    assert_eq!(order(&lanes), [(10, i64::MIN)]);
+    assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
     assert!(lanes.get(LaneId(30)).is_some());
     // The handler is loaded.
     lanes.serve(|_| Some(SERVED));
     assert!(lanes.by_source().is_empty());
-    assert_eq!(order(&lanes).len(), 3);
+    assert_eq!(order(&mut lanes).len(), 3);
 }
 
 #[test]

@@ -1,0 +1,355 @@
+//! Whose turn it is: the lanes with jobs share the claims of a worker.
+//!
+//! Within a class, the queues take turns. Within a queue, its keys take turns by deficit round robin, each as often as
+//! its share says. Within a key, its lanes take turns. Pure: the caller passes in what was claimed.
+//! (`docs/decisions/lanes-take-turns.md`)
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::sync::Arc;
+
+use crate::job::LaneId;
+
+/// A position in the order of claims: lanes of a later class wait until the earlier classes are empty.
+pub(super) type Class = [usize; 2];
+
+/// Where a lane takes its turns.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Place {
+    pub(super) class: Class,
+    pub(super) queue: Arc<str>,
+    /// The lanes of one key share its turns. All lanes of a queue that is not fair have the same key.
+    pub(super) key: Arc<str>,
+    /// The turns of the key in each round: its weight times the quantum of the queue, above zero.
+    pub(super) share: f64,
+}
+
+/// The part of a claim that a lane gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) lane: LaneId,
+    /// `None`: no other lane of its class has jobs, so it gets everything.
+    pub(super) most: Option<usize>,
+}
+
+/// The lanes that are known to have jobs.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    lanes: HashMap<LaneId, Place>,
+    classes: BTreeMap<Class, Ring<Arc<str>, Ring<Arc<str>, Ring<LaneId, ()>>>>,
+}
+
+impl Turns {
+    /// Adds a lane, which may be there already.
+    pub(super) fn insert(&mut self, lane: LaneId, place: Place) {
+        if self.lanes.get(&lane) == Some(&place) {
+            return;
+        }
+        self.remove(lane);
+        let queues = self.classes.entry(place.class).or_default();
+        let keys = queues.join(&place.queue, 1.0);
+        let lanes = keys.join(&place.key, place.share);
+        lanes.join(&lane, 1.0);
+        self.lanes.insert(lane, place);
+    }
+
+    /// Removes a lane, which has no jobs. It keeps what it has left of this round.
+    pub(super) fn remove(&mut self, lane: LaneId) {
+        let Some(place) = self.lanes.remove(&lane) else {
+            return;
+        };
+        let Some(queues) = self.classes.get_mut(&place.class) else {
+            return;
+        };
+        if let Some(keys) = queues.child(&place.queue) {
+            if let Some(lanes) = keys.child(&place.key) {
+                lanes.leave(&lane);
+                if lanes.is_empty() {
+                    keys.leave(&place.key);
+                }
+            }
+            if keys.is_empty() {
+                queues.leave(&place.queue);
+            }
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        let lanes: Vec<LaneId> = self.lanes.keys().copied().collect();
+        for lane in lanes {
+            self.remove(lane);
+        }
+    }
+
+    pub(super) fn contains(&self, lane: LaneId) -> bool {
+        self.lanes.contains_key(&lane)
+    }
+
+    pub(super) fn lanes(&self) -> impl Iterator<Item = LaneId> {
+        self.lanes.keys().copied()
+    }
+
+    /// Divides a claim of `wanted` jobs among the lanes of each class, the first class first: at most `room` lanes. The
+    /// turns are taken by this; [`Self::settle`] gives back those that were not used.
+    pub(super) fn divide(&mut self, wanted: usize, room: usize) -> Vec<Part> {
+        let mut parts = Vec::new();
+        for queues in self.classes.values_mut() {
+            let room = room - parts.len();
+            let mut places: HashMap<LaneId, usize> = HashMap::new();
+            let of_class = parts.len();
+            for _ in 0..wanted {
+                let Some(lane) = queues.next() else {
+                    break;
+                };
+                if !places.contains_key(&lane) && places.len() == room {
+                    pay(queues, lane, &self.lanes, -1.0);
+                    break;
+                }
+                let place = *places.entry(lane).or_insert_with(|| {
+                    let most = Some(0);
+                    parts.push(Part { lane, most });
+                    parts.len() - 1
+                });
+                parts[place].most = parts[place].most.map(|most| most + 1);
+                if queues.is_single() {
+                    // The turns of a lane that has them all need not be counted.
+                    pay(queues, lane, &self.lanes, -1.0);
+                    parts[of_class].most = None;
+                    break;
+                }
+            }
+        }
+        parts
+    }
+
+    /// Charges a lane for `used` jobs after it has taken turns for `taken`. A lane that has left is charged too, while
+    /// it is remembered.
+    pub(super) fn settle(&mut self, lane: LaneId, taken: usize, used: usize) {
+        #[expect(clippy::cast_precision_loss, reason = "both are sizes of claims")]
+        let rest = used as f64 - taken as f64;
+        if rest == 0.0 {
+            return;
+        }
+        if let Some(place) = self.lanes.get(&lane)
+            && let Some(queues) = self.classes.get_mut(&place.class)
+        {
+            pay(queues, lane, &self.lanes, rest);
+        }
+    }
+}
+
+fn pay(
+    queues: &mut Ring<Arc<str>, Ring<Arc<str>, Ring<LaneId, ()>>>,
+    lane: LaneId,
+    lanes: &HashMap<LaneId, Place>,
+    cost: f64,
+) {
+    let Some(place) = lanes.get(&lane) else {
+        return;
+    };
+    queues.pay(&place.queue, cost);
+    if let Some(keys) = queues.child(&place.queue) {
+        keys.pay(&place.key, cost);
+        if let Some(lanes) = keys.child(&place.key) {
+            lanes.pay(&lane, cost);
+        }
+    }
+}
+
+/// Members that take turns by deficit round robin. Whoever has credit pays 1 for its turn, and goes to the end. When
+/// nobody has any left, a round ends, and each member gets its share.
+#[derive(Debug)]
+struct Ring<K, C> {
+    members: HashMap<K, Member<C>>,
+    /// Those that have credit for a turn, in order.
+    with_credit: BTreeMap<i64, K>,
+    without: BTreeMap<i64, K>,
+    /// Numbers for the ends of the orders.
+    first: i64,
+    last: i64,
+    round: u64,
+}
+
+#[derive(Debug)]
+struct Member<C> {
+    child: C,
+    share: f64,
+    credit: f64,
+    /// The last round in which it got its share.
+    round: u64,
+    /// Its number in one of the two orders. `None` if it has left.
+    number: Option<i64>,
+}
+
+impl<K, C> Default for Ring<K, C> {
+    fn default() -> Self {
+        Self {
+            members: HashMap::new(),
+            with_credit: BTreeMap::new(),
+            without: BTreeMap::new(),
+            first: 0,
+            last: 0,
+            round: 1,
+        }
+    }
+}
+
+/// What takes the turn of a member.
+trait Taker<K> {
+    fn take(&mut self, key: &K) -> Option<LaneId>;
+    /// True if it has no choice.
+    fn has_no_choice(&self) -> bool;
+}
+
+impl Taker<LaneId> for () {
+    fn take(&mut self, lane: &LaneId) -> Option<LaneId> {
+        Some(*lane)
+    }
+
+    fn has_no_choice(&self) -> bool {
+        true
+    }
+}
+
+impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Taker<Arc<str>> for Ring<K, C> {
+    fn take(&mut self, _: &Arc<str>) -> Option<LaneId> {
+        self.next()
+    }
+
+    fn has_no_choice(&self) -> bool {
+        self.is_single()
+    }
+}
+
+impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
+    /// Adds a member with a share above zero, or changes its share. One that comes back within the same round has the
+    /// credit that it left with; others get their share at once, and go first.
+    fn join(&mut self, key: &K, share: f64) -> &mut C {
+        let round = self.round;
+        let member = self.members.entry(key.clone()).or_insert_with(|| Member {
+            child: C::default(),
+            share,
+            credit: 0.0,
+            round: 0,
+            number: None,
+        });
+        member.share = share;
+        if member.number.is_none() {
+            if member.round < round {
+                member.round = round;
+                member.credit = member.credit.min(0.0) + share;
+            }
+            if member.credit >= 1.0 {
+                self.first -= 1;
+                member.number = Some(self.first);
+                self.with_credit.insert(self.first, key.clone());
+            } else {
+                self.last += 1;
+                member.number = Some(self.last);
+                self.without.insert(self.last, key.clone());
+            }
+        }
+        &mut member.child
+    }
+
+    /// Removes a member. What it has not used of earlier rounds is forfeited.
+    fn leave(&mut self, key: &K) {
+        let Some(member) = self.members.get_mut(key) else {
+            return;
+        };
+        if let Some(number) = member.number.take() {
+            self.with_credit.remove(&number);
+            self.without.remove(&number);
+            member.credit = member.credit.min(member.share.max(1.0));
+        }
+    }
+
+    fn child(&mut self, key: &K) -> Option<&mut C> {
+        self.members.get_mut(key).map(|member| &mut member.child)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.with_credit.is_empty() && self.without.is_empty()
+    }
+
+    /// True if only one lane takes turns.
+    fn is_single(&self) -> bool {
+        let mut keys = self.with_credit.values().chain(self.without.values());
+        let first = keys.next().and_then(|key| self.members.get(key));
+        keys.next().is_none() && first.is_some_and(|member| member.child.has_no_choice())
+    }
+
+    /// Takes the next turn.
+    fn next(&mut self) -> Option<LaneId> {
+        if self.with_credit.is_empty() {
+            self.start_round();
+        }
+        let (_, key) = self.with_credit.first_key_value()?;
+        let key = key.clone();
+        let lane = self.members.get_mut(&key)?.child.take(&key);
+        self.pay(&key, 1.0);
+        lane
+    }
+
+    /// Charges a member; less than zero gives back. Whoever pays goes to the end of its order, whoever gets back to the
+    /// start.
+    fn pay(&mut self, key: &K, cost: f64) {
+        let Some(member) = self.members.get_mut(key) else {
+            return;
+        };
+        member.credit -= cost;
+        let Some(before) = member.number else {
+            return;
+        };
+        let number = match cost > 0.0 {
+            true => {
+                self.last += 1;
+                self.last
+            }
+            false => {
+                self.first -= 1;
+                self.first
+            }
+        };
+        member.number = Some(number);
+        let has_credit = member.credit >= 1.0;
+        self.with_credit.remove(&before);
+        self.without.remove(&before);
+        let order = match has_credit {
+            true => &mut self.with_credit,
+            false => &mut self.without,
+        };
+        order.insert(number, key.clone());
+    }
+
+    /// Gives each member its share, as often as it takes until one has credit for a turn.
+    fn start_round(&mut self) {
+        let missing = self.without.values().filter_map(|key| self.members.get(key));
+        let rounds = missing.map(|member| ((1.0 - member.credit) / member.share).ceil());
+        let Some(rounds) = rounds.min_by(f64::total_cmp) else {
+            return;
+        };
+        let rounds = rounds.max(1.0);
+        self.round += 1;
+        // Whoever left before the last round has nothing to come back to, except a debt.
+        let round = self.round;
+        self.members.retain(|_, member| {
+            member.number.is_some() || member.round + 1 >= round || member.credit < 0.0
+        });
+        for (number, key) in std::mem::take(&mut self.without) {
+            let Some(member) = self.members.get_mut(&key) else {
+                continue;
+            };
+            member.round = round;
+            member.credit += member.share * rounds;
+            let order = match member.credit >= 1.0 {
+                true => &mut self.with_credit,
+                false => &mut self.without,
+            };
+            order.insert(number, key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

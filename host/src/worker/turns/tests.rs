@@ -1,0 +1,191 @@
+//! Tests of the turns.
+
+use super::*;
+
+const NORMAL: Class = [1, 0];
+
+fn place(queue: &str, key: &str, share: f64) -> Place {
+    Place {
+        class: NORMAL,
+        queue: queue.into(),
+        key: key.into(),
+        share,
+    }
+}
+
+/// Claims by turns, from lanes with these numbers of jobs, until this many are claimed. Returns the order of claims.
+fn run(turns: &mut Turns, jobs: &mut HashMap<i64, usize>, batch: usize, claims: usize) -> Vec<(i64, usize)> {
+    let mut claimed = Vec::new();
+    for _ in 0..claims {
+        let mut left = batch;
+        for Part { lane, most } in turns.divide(batch, 256) {
+            let has = jobs.entry(lane.0).or_default();
+            let used = most.unwrap_or(left).min(*has).min(left);
+            let is_exhausted = used == *has;
+            *has -= used;
+            left -= used;
+            claimed.push((lane.0, used));
+            if let Some(most) = most {
+                turns.settle(lane, most, used);
+            }
+            if is_exhausted {
+                turns.remove(lane);
+            }
+        }
+    }
+    claimed
+}
+
+fn totals(claimed: &[(i64, usize)]) -> BTreeMap<i64, usize> {
+    let mut totals = BTreeMap::new();
+    for (lane, jobs) in claimed {
+        *totals.entry(*lane).or_default() += jobs;
+    }
+    totals
+}
+
+#[test]
+fn a_lane_that_is_alone_gets_everything() {
+    let mut turns = Turns::default();
+    turns.insert(LaneId(1), place("a", "", 1.0));
+    let all = |lane| Part { lane: LaneId(lane), most: None };
+    assert_eq!(turns.divide(500, 256), [all(1)]);
+    let other = Place { class: [2, 0], ..place("a", "", 1.0) };
+    turns.insert(LaneId(2), other);
+    assert_eq!(turns.divide(500, 256), [all(1), all(2)], "of two classes");
+    turns.clear();
+    assert!(turns.divide(500, 256).is_empty());
+}
+
+#[test]
+fn queues_share_equally_however_many_lanes_and_jobs_they_have() {
+    let mut turns = Turns::default();
+    for lane in 1..=9 {
+        turns.insert(LaneId(lane), place("long", "", 1.0));
+    }
+    turns.insert(LaneId(10), place("short", "", 1.0));
+    let mut jobs: HashMap<i64, usize> = (1..=10).map(|lane| (lane, 1_000_000)).collect();
+    let totals = totals(&run(&mut turns, &mut jobs, 100, 90));
+    assert_eq!(totals[&10], 4500);
+    assert!((1..=9).all(|lane| totals[&lane] == 500), "{totals:?}");
+}
+
+#[test]
+fn keys_share_by_weight_whatever_the_size_of_claims() {
+    for batch in [1, 3, 7, 100] {
+        let mut turns = Turns::default();
+        turns.insert(LaneId(1), place("q", "a", 3.0));
+        turns.insert(LaneId(2), place("q", "b", 1.0));
+        turns.insert(LaneId(3), place("q", "c", 0.25));
+        let mut jobs: HashMap<i64, usize> = (1..=3).map(|lane| (lane, 1_000_000)).collect();
+        let claims = 17_000 / batch;
+        let totals = totals(&run(&mut turns, &mut jobs, batch, claims));
+        let whole = (claims * batch) as f64;
+        for (lane, share) in [(1, 12.0), (2, 4.0), (3, 1.0)] {
+            let expected = whole * share / 17.0;
+            let off = (totals[&lane] as f64 - expected).abs() / expected;
+            assert!(off < 0.01, "claims of {batch}, lane {lane}: {totals:?}");
+        }
+    }
+}
+
+#[test]
+fn the_first_key_with_credit_wins_and_pays_one() {
+    let mut turns = Turns::default();
+    turns.insert(LaneId(2), place("q", "b", 1.0));
+    turns.insert(LaneId(1), place("q", "a", 3.0));
+    let mut jobs: HashMap<i64, usize> = [(1, 100), (2, 100)].into();
+    let order: Vec<i64> = run(&mut turns, &mut jobs, 1, 8).iter().map(|(lane, _)| *lane).collect();
+    assert_eq!(order, [1, 2, 1, 1, 2, 1, 1, 1]);
+}
+
+#[test]
+fn a_new_key_is_next_but_gets_no_more_than_its_share_by_coming_back() {
+    let mut turns = Turns::default();
+    for lane in 1..=100 {
+        turns.insert(LaneId(lane), place("q", &lane.to_string(), 1.0));
+    }
+    let mut jobs: HashMap<i64, usize> = (1..=100).map(|lane| (lane, 1_000_000)).collect();
+    run(&mut turns, &mut jobs, 1, 50);
+    let mut mine = 0;
+    let mut waits = Vec::new();
+    let mut since = 0;
+    for claim in 0..10_100 {
+        // Whenever it has none left, it has a new job.
+        if jobs.get(&1000).copied().unwrap_or(0) == 0 {
+            jobs.insert(1000, 1);
+            since = claim;
+        }
+        turns.insert(LaneId(1000), place("q", "new", 1.0));
+        if run(&mut turns, &mut jobs, 1, 1) == [(1000, 1)] {
+            mine += 1;
+            waits.push(claim - since);
+        }
+    }
+    assert_eq!(waits[0], 0, "it goes first");
+    assert!((99..=102).contains(&mine), "{mine} of 10,100 turns of 101 keys");
+}
+
+#[test]
+fn turns_that_were_not_used_are_given_back() {
+    let mut turns = Turns::default();
+    turns.insert(LaneId(2), place("q", "b", 1.0));
+    turns.insert(LaneId(1), place("q", "a", 1.0));
+    // The claim is filled by the first lane each time, because the second one is busy elsewhere.
+    let mut used_by_first = 0;
+    for _ in 0..10 {
+        for Part { lane, most } in turns.divide(10, 256) {
+            let most = most.expect("there are two lanes");
+            let used = if lane == LaneId(1) { most } else { 0 };
+            used_by_first += used;
+            turns.settle(lane, most, used);
+        }
+    }
+    let mut jobs: HashMap<i64, usize> = [(1, 1000), (2, 1000)].into();
+    let totals = totals(&run(&mut turns, &mut jobs, 10, 5));
+    let lead = used_by_first + totals[&1] - totals[&2];
+    assert!(lead <= 1 && used_by_first > 0, "it catches up: {used_by_first}, {totals:?}");
+}
+
+#[test]
+fn a_key_that_leaves_takes_no_more_than_one_share_along() {
+    let mut turns = Turns::default();
+    turns.insert(LaneId(1), place("q", "a", 1.0));
+    turns.insert(LaneId(2), place("q", "b", 1.0));
+    let parts = turns.divide(1000, 256);
+    assert_eq!(parts.iter().map(|part| part.most).collect::<Vec<_>>(), [Some(500), Some(500)]);
+    turns.settle(LaneId(1), 500, 500);
+    turns.settle(LaneId(2), 500, 1);
+    turns.remove(LaneId(2));
+    turns.insert(LaneId(2), place("q", "b", 1.0));
+    let mut jobs: HashMap<i64, usize> = [(1, 1000), (2, 1000)].into();
+    let totals = totals(&run(&mut turns, &mut jobs, 1, 20));
+    assert!((10..=11).contains(&totals[&2]), "{totals:?}");
+}
+
+#[test]
+fn a_claim_covers_no_more_lanes_than_fit_and_the_next_one_goes_on() {
+    let mut turns = Turns::default();
+    for lane in 0..1000 {
+        turns.insert(LaneId(lane), place("q", &lane.to_string(), 1.0));
+    }
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..4 {
+        let parts = turns.divide(5000, 250);
+        assert_eq!(parts.len(), 250);
+        assert!(parts.iter().all(|part| part.most == Some(1)));
+        seen.extend(parts.iter().map(|part| part.lane));
+    }
+    assert_eq!(seen.len(), 1000);
+}
+
+#[test]
+fn a_tiny_share_is_served_in_its_time_and_alone_at_once() {
+    let mut turns = Turns::default();
+    turns.insert(LaneId(1), place("q", "a", 0.001));
+    assert_eq!(turns.divide(5, 256), [Part { lane: LaneId(1), most: None }]);
+    turns.insert(LaneId(2), place("q", "b", 1.0));
+    let mut jobs: HashMap<i64, usize> = [(1, 1000), (2, 100_000)].into();
+    let totals = totals(&run(&mut turns, &mut jobs, 100, 100));
+    assert!((9..=11).contains(&totals[&1]), "{totals:?}");
+}
