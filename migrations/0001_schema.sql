@@ -23,10 +23,27 @@ CREATE TABLE rouse.queue (
     used_at           timestamptz,
     -- For how many days its finished jobs are kept, and those that failed or timed out; null means the general retention, and keep_days.
     keep_days         smallint CHECK (keep_days BETWEEN 1 AND 3650),
-    keep_failed_days  smallint CHECK (keep_failed_days BETWEEN 1 AND 3650)
+    keep_failed_days  smallint CHECK (keep_failed_days BETWEEN 1 AND 3650),
+    -- Which jobs of a priority go first: those of the keys in turns (drr, deficit round robin), or none (fifo: the lanes take turns).
+    policy            text NOT NULL DEFAULT 'fifo' CHECK (policy IN ('fifo', 'drr')),
+    -- The rest applies to drr only. By what its jobs are divided.
+    fair_key          text NOT NULL DEFAULT 'tenant' CHECK (fair_key IN ('tenant', 'handler', 'source', 'tenant-and-handler')),
+    -- Jobs of a key of weight 1 in each round.
+    quantum           integer NOT NULL DEFAULT 1 CHECK (quantum BETWEEN 1 AND 1000),
+    -- {"key": weight, …}, above 0; all other keys have the default weight.
+    weights           jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(weights) = 'object'),
+    default_weight    double precision NOT NULL DEFAULT 1 CHECK (default_weight BETWEEN 0.001 AND 1000),
+    -- A job that has waited this long goes first, the oldest ahead; 0: none does.
+    starvation_s      integer NOT NULL DEFAULT 300 CHECK (starvation_s BETWEEN 0 AND 31536000),
+    -- Running jobs of a key on all workers; 0: any number.
+    max_in_flight     integer NOT NULL DEFAULT 0 CHECK (max_in_flight BETWEEN 0 AND 1000000),
+    -- What a job costs its key: one turn, or as many as its CPU time compares with that of other jobs of the queue.
+    charge            text NOT NULL DEFAULT 'jobs' CHECK (charge IN ('jobs', 'cpu'))
 );
 -- Read by every claim: empty unless a queue is paused.
 CREATE INDEX queue_paused ON rouse.queue (name) WHERE paused_at IS NOT NULL;
+-- Read by every claim: empty unless a queue limits the jobs in flight.
+CREATE INDEX queue_capped ON rouse.queue (name) WHERE policy = 'drr' AND max_in_flight > 0;
 -- Read by every settlement: empty unless a queue has its own retention.
 CREATE INDEX queue_keeps ON rouse.queue (name) WHERE keep_days IS NOT NULL OR keep_failed_days IS NOT NULL;
 INSERT INTO rouse.queue (name) VALUES ('default');
@@ -42,6 +59,11 @@ CREATE TABLE rouse.lane (
     handler  text NOT NULL,
     priority rouse.priority NOT NULL,
     tags     text[] NOT NULL,
+    -- Empty, or the jobs of one tenant or source of a fair queue: tenant:acme, source:import. See functions/fair.sql.
+    key      text NOT NULL DEFAULT '',
+    -- In a row without a key: producers use lanes with a key instead, of tenants or of sources. A copy of what rouse.queue says, kept
+    -- in the row because every enqueue reads it. Null: they use this lane.
+    divided_by text CHECK (divided_by IN ('tenant', 'source')),
     -- When it was added to the catalog, or when rouse.maintain_lanes last found a job in it.
     used_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- Null if it is open. See functions/lanes.sql.
@@ -51,7 +73,7 @@ CREATE TABLE rouse.lane (
     refuses   jsonpath
 ) WITH (toast_tuple_target = 8160);
 ALTER TABLE rouse.lane ALTER COLUMN refuses SET STORAGE MAIN;
-CREATE INDEX lane_key ON rouse.lane (handler, queue, priority, tags) WHERE closed_at IS NULL;
+CREATE INDEX lane_key ON rouse.lane (handler, queue, priority, tags, key) WHERE closed_at IS NULL;
 CREATE INDEX lane_id ON rouse.lane (id);
 
 -- Limits of the whole database, set by the owner: one row.
@@ -61,6 +83,8 @@ CREATE TABLE rouse.limits (
     lanes_per_handler_max integer NOT NULL DEFAULT 1000 CHECK (lanes_per_handler_max > 0),
     -- Lanes of all handlers. Each worker keeps the whole catalog in memory.
     lanes_max             integer NOT NULL DEFAULT 20000 CHECK (lanes_max > 0),
+    -- Lanes of tenants and sources in fair queues. Further tenants and sources share the lane of those without.
+    keyed_lanes_max       integer NOT NULL DEFAULT 20000 CHECK (keyed_lanes_max >= 0),
     -- Jobs that an attempt may enqueue, with those that these enqueue, and so on. A resumed attempt, and the next job of its chain, count anew.
     descendants_max       integer NOT NULL DEFAULT 10000 CHECK (descendants_max > 0),
     -- How deep these may be nested.
@@ -683,7 +707,7 @@ CREATE TABLE rouse.lock (
     PRIMARY KEY (purpose, slot)
 );
 INSERT INTO rouse.lock (purpose, slot)
-SELECT purpose, slot FROM unnest(ARRAY['register', 'state', 'retry_jobs']) AS purpose, generate_series(0, 1023) AS slot;
+SELECT purpose, slot FROM unnest(ARRAY['register', 'state', 'retry_jobs', 'in_flight']) AS purpose, generate_series(0, 1023) AS slot;
 
 -- One row: 244 random bits, which are part of the keys of the advisory locks of rouse._notify, so that no other login can compute and hold
 -- such a key.

@@ -140,7 +140,8 @@ BEGIN
         CROSS JOIN LATERAL (SELECT l.queue, l.priority FROM rouse.lane AS l WHERE l.id = p.lane LIMIT 1) AS own
         CROSS JOIN LATERAL (
             SELECT l.id FROM rouse.lane AS l
-            WHERE l.handler = s.handler AND l.queue = own.queue AND l.priority = own.priority AND l.tags = '{}' AND l.closed_at IS NULL LIMIT 1) AS l
+            WHERE l.handler = s.handler AND l.queue = own.queue AND l.priority = own.priority AND l.tags = '{}' AND l.key = '' AND l.closed_at IS NULL
+              AND l.divided_by IS NULL LIMIT 1) AS l
         WHERE s.options IS NULL AND octet_length(s.payload::text) <= 1024
         RETURNING j.id, j.lane)
     SELECT array_agg(p.id), array_agg(DISTINCT p.lane) INTO made, lanes FROM plain AS p;

@@ -19,7 +19,7 @@
 -- a limited login claims only what its limits permit (logins.sql). Safe under concurrency: rows that another claim has
 -- locked are skipped, and each row is checked again under its lock, because it may have been claimed in the meantime.
 -- Served by job_ready, then by the primary key. Nothing is claimed from paused queues; that check reads an index that
--- is empty unless a queue is paused. The commit does not wait for the disk: a claim that is lost in a server crash is
+-- is empty unless a queue is paused; so does that of limits of jobs in flight (fair.sql). The commit does not wait for the disk: a claim that is lost in a server crash is
 -- simply made again. Jobs beyond the size limit are locked until the claim commits, and otherwise unchanged. The size
 -- of a job is rouse.job.bytes plus 120 bytes for the columns that every row has.
 --
@@ -65,6 +65,10 @@ BEGIN
     IF FOUND THEN
         lanes := rouse._not_paused(coalesce(
             lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
+    END IF;
+    PERFORM FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0;
+    IF FOUND THEN
+        p_orders := rouse._within_caps(p_orders, p_wanted);
     END IF;
     -- Locks the rows.
     SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072 AND NOT bool_or(found.is_stored)
@@ -124,6 +128,10 @@ BEGIN
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     IF FOUND THEN
         p_lanes := rouse._not_paused(p_lanes);
+    END IF;
+    PERFORM FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0;
+    IF FOUND THEN
+        SELECT w.p_lanes, w.p_wanted INTO p_lanes, p_wanted FROM rouse._bound_within_caps(p_lanes, p_wanted) AS w;
     END IF;
     RETURN QUERY
     WITH picked AS MATERIALIZED (

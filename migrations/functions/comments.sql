@@ -81,6 +81,10 @@ COMMENT ON FUNCTION rouse.purge_queue IS
     'Cancels ready jobs of a queue, the oldest of each lane first, and returns how many.';
 COMMENT ON FUNCTION rouse.set_retention IS
     'Sets for how many days finished jobs of a queue are kept, and those that failed; 0 means the general retention.';
+COMMENT ON FUNCTION rouse.fair_keys IS
+    'The keys of fair queues that have jobs: weight, ready and running jobs, and the age of the oldest.';
+COMMENT ON FUNCTION rouse.set_fair_share IS
+    'Sets how the jobs of a queue share its workers: in turns of tenants, handlers or sources, with weights and a limit of jobs in flight.';
 COMMENT ON FUNCTION rouse.challenge IS
     'Challenges a live worker to prove that it has the module of a handler; returns the nonce of the challenge.';
 COMMENT ON FUNCTION rouse.challenge_answer IS

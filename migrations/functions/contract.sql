@@ -454,7 +454,8 @@ LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE rouse.lane AS l SET refuses = c.refuses
     FROM (SELECT h.handler, rouse._contract_of_lane(h.handler) AS refuses FROM (SELECT DISTINCT n.handler FROM rouse.lane AS n) AS h OFFSET 0) AS c
-    WHERE l.handler = c.handler AND l.refuses::text IS DISTINCT FROM c.refuses::text;
+    -- Producers read the copy of the lane without a key.
+    WHERE l.handler = c.handler AND l.key = '' AND l.refuses::text IS DISTINCT FROM c.refuses::text;
 END
 $$;
 

@@ -214,13 +214,14 @@ BEGIN
     END IF;
     -- Entries of the catalog are valid: if the lane is found, its parts need no checks of their own. Null parts find no lane.
     IF valid AND bytes <= bytes_max AND priority IN ('high', 'normal', 'low') THEN
-        -- A payload that the contract refuses, and an unknown handler, find none either: _enqueue reports them. Served by lane_key.
+        -- A payload that the contract refuses, and an unknown handler, find none either: _enqueue reports them. Nor do jobs of fair queues,
+        -- whose lane _enqueue finds by their key. Served by lane_key.
         INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants)
         SELECT job_id, l.id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
                max_attempts, sent_bytes, tenant, source, inline_payload, stored_at, true, grants
         FROM rouse.lane AS l
-        WHERE l.handler = handler AND l.queue = queue AND l.priority = priority::rouse.priority AND l.tags = tags AND l.closed_at IS NULL
-          AND (source IS NOT NULL OR NOT coalesce(jsonb_path_match(payload, l.refuses, '{}', true), false))
+        WHERE l.handler = handler AND l.queue = queue AND l.priority = priority::rouse.priority AND l.tags = tags AND l.key = '' AND l.closed_at IS NULL
+          AND l.divided_by IS NULL AND (source IS NOT NULL OR NOT coalesce(jsonb_path_match(payload, l.refuses, '{}', true), false))
         LIMIT 1;
         IF FOUND THEN
             RETURN job_id;

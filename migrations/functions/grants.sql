@@ -33,7 +33,7 @@ GRANT EXECUTE ON FUNCTION
 -- Operators.
 GRANT EXECUTE ON FUNCTION
     rouse.complete, rouse.complete_chain, rouse.fail, rouse.delete, rouse.delete_chain, rouse.delete_flow, rouse.retry, rouse.retry_flow, rouse.retry_jobs, rouse.reschedule,
-    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue, rouse.set_retention,
+    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue, rouse.set_retention, rouse.set_fair_share,
     rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.clear_timeouts, rouse.put_state, rouse.remove_state
     TO rouse_operator;
 
@@ -58,7 +58,7 @@ GRANT EXECUTE ON FUNCTION rouse.settle_with_effects, rouse.record_step_with_effe
 -- Observers, and operators.
 GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_result, rouse.flow, rouse.history, rouse.audit, rouse.job_log, rouse.search_jobs, rouse.find_jobs,
     rouse.outcomes, rouse.wait,
-    rouse.depth, rouse.remaining, rouse.remaining_bound
+    rouse.depth, rouse.fair_keys, rouse.remaining, rouse.remaining_bound
     TO rouse_observer, rouse_operator;
 -- Views run with the rights of their owner; these functions run with those of the reader.
 GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload TO rouse_observer, rouse_operator;

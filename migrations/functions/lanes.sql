@@ -8,6 +8,8 @@
 --            worker polls it, and the row provides the names for finished jobs. If a job appears in it after all, the next
 --            maintenance reopens it.
 --   removed  no kept row can refer to it
+--
+-- In a fair queue, tenants or sources have lanes of their own (fair.sql).
 
 -- Checks the arguments that all enqueuing functions share, and returns the id of their lane; null arguments mean their defaults. A lane
 -- without an open row is added to the catalog, with a notice if no live worker knows the handler or a key of p_payload.
@@ -17,6 +19,7 @@ CREATE OR REPLACE FUNCTION rouse._lane(
 LANGUAGE plpgsql AS $$
 DECLARE
     known    bigint;
+    divided  text;
     required text[];
 BEGIN
     p_queue := coalesce(p_queue, 'default');
@@ -40,12 +43,12 @@ BEGIN
     END IF;
 
     -- Entries of the catalog are valid. Served by lane_key.
-    SELECT l.id INTO known FROM rouse.lane AS l
-    WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = p_tags
+    SELECT l.id, l.divided_by INTO known, divided FROM rouse.lane AS l
+    WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = p_tags AND l.key = ''
       AND l.closed_at IS NULL
     LIMIT 1;
     IF FOUND THEN
-        RETURN known;
+        RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, p_tags, divided, p_tenant, p_source);
     END IF;
 
     IF p_handler IS NULL OR p_handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(p_handler) > 128 THEN
@@ -66,28 +69,34 @@ BEGIN
     required := p_tags;
     IF cardinality(p_tags) > 1 THEN
         SELECT array_agg(DISTINCT tag ORDER BY tag) INTO required FROM unnest(p_tags) AS tag;
-        SELECT l.id INTO known FROM rouse.lane AS l
-        WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = required
+        SELECT l.id, l.divided_by INTO known, divided FROM rouse.lane AS l
+        WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = required AND l.key = ''
           AND l.closed_at IS NULL
         LIMIT 1;
         IF FOUND THEN
-            RETURN known;
+            RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, required, divided, p_tenant, p_source);
         END IF;
     END IF;
 
     PERFORM rouse._check_room_for_lane(p_handler);
-    -- None of the parts can contain a line break, so different lanes have different texts.
-    known := ('x' || encode(substr(sha256(convert_to(
-        concat_ws(E'\n', p_handler, p_queue, p_priority, array_to_string(required, E'\n')), 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint;
-    INSERT INTO rouse.lane (id, queue, handler, priority, tags, refuses)
-    VALUES (known, p_queue, p_handler, p_priority::rouse.priority, required, rouse._contract_of_lane(p_handler));
+    known := rouse._lane_id(p_handler, p_queue, p_priority, required, '');
+    divided := rouse._divided_by(p_queue);
+    INSERT INTO rouse.lane (id, queue, handler, priority, tags, divided_by, refuses)
+    VALUES (known, p_queue, p_handler, p_priority::rouse.priority, required, divided, rouse._contract_of_lane(p_handler));
     -- A source may be bound to another handler.
     IF p_source IS NULL THEN
         PERFORM rouse._notice_unknown_handler(p_handler);
         PERFORM rouse._notice_unknown_keys(p_handler, p_payload);
     END IF;
-    RETURN known;
+    RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, required, divided, p_tenant, p_source);
 END
+$$;
+
+-- The id of a lane. No part but the key can contain a line break, so different lanes have different texts.
+CREATE OR REPLACE FUNCTION rouse._lane_id(p_handler text, p_queue text, p_priority text, p_tags text[], p_key text) RETURNS bigint
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT ('x' || encode(substr(sha256(convert_to(
+        concat_ws(E'\n', p_handler, p_queue, p_priority, array_to_string(p_tags, E'\n'), CASE WHEN p_key <> '' THEN E'\n' || p_key END), 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
 $$;
 
 -- Rejects a lane beyond the limits. Lanes of concurrent transactions are invisible: together they may exceed the limits. Served by
@@ -99,14 +108,14 @@ DECLARE
     -- time, for 30 ms.
     limits rouse.limits := (SELECT l FROM rouse.limits AS l WHERE l.only_row);
 BEGIN
-    IF (SELECT count(DISTINCT l.id) FROM rouse.lane AS l WHERE l.handler = p_handler AND l.closed_at IS NULL)
+    IF (SELECT count(DISTINCT l.id) FROM rouse.lane AS l WHERE l.handler = p_handler AND l.key = '' AND l.closed_at IS NULL)
        >= limits.lanes_per_handler_max THEN
         RAISE EXCEPTION 'rouse.enqueue: handler % already has % lanes, the maximum', p_handler, limits.lanes_per_handler_max
             USING ERRCODE = 'program_limit_exceeded',
                   HINT = 'Each combination of queue, priority and tags is a lane. Use fewer combinations (tenant and source do not count), '
                          'or raise lanes_per_handler_max in rouse.limits. Lanes without jobs are removed after a day.';
     END IF;
-    IF (SELECT count(*) FROM (SELECT FROM rouse.lane AS l WHERE l.closed_at IS NULL LIMIT limits.lanes_max) AS l) >= limits.lanes_max THEN
+    IF (SELECT count(*) FROM (SELECT FROM rouse.lane AS l WHERE l.key = '' AND l.closed_at IS NULL LIMIT limits.lanes_max) AS l) >= limits.lanes_max THEN
         RAISE EXCEPTION 'rouse.enqueue: there are already % lanes, the maximum', limits.lanes_max
             USING ERRCODE = 'program_limit_exceeded',
                   HINT = 'Each combination of handler, queue, priority and tags is a lane. Use fewer combinations, or raise lanes_max in '
@@ -177,14 +186,15 @@ LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM rouse.lane AS l WHERE l.id = p_lane AND l.closed_at IS NULL;
     IF NOT FOUND THEN
-        INSERT INTO rouse.lane (id, queue, handler, priority, tags, refuses)
-        SELECT l.id, l.queue, l.handler, l.priority, l.tags, l.refuses FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1;
+        INSERT INTO rouse.lane (id, queue, handler, priority, tags, key, divided_by, refuses)
+        SELECT l.id, l.queue, l.handler, l.priority, l.tags, l.key, l.divided_by, l.refuses FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1;
     END IF;
 END
 $$;
 
 -- Closes lanes in which the calls of this function have found no job for a day, reopens closed lanes in which a job has appeared, and
--- removes unreferenced rows; returns how many rows of each. Also repairs the copies of contracts (rouse._copy_contracts). The queues of removed lanes stay in rouse.queue, with their last use. Neither
+-- removes unreferenced rows; returns how many rows of each. Also repairs the copies of contracts (rouse._copy_contracts) and of how lanes are
+-- divided (rouse._divide_lanes). The queues of removed lanes stay in rouse.queue, with their last use. Neither
 -- producers nor workers wait for it. Only one call runs at a time: another call returns at once, as does any call while the table is being
 -- vacuumed. Reads the whole catalog, and whether each lane has jobs: served by job_ready, job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.maintain_lanes(p_worker bigint, p_key bytea, OUT closed integer, OUT reopened integer, OUT removed integer)
@@ -246,5 +256,6 @@ BEGIN
         ON CONFLICT (name) DO UPDATE SET used_at = greatest(q.used_at, excluded.used_at))
     SELECT count(*) INTO removed FROM gone;
     PERFORM rouse._copy_contracts();
+    PERFORM rouse._divide_lanes(NULL);
 END
 $$;

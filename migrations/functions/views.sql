@@ -80,6 +80,41 @@ BEGIN
 END
 $$;
 
+-- The keys of fair queues that have jobs, ready or running: with their weight, ready jobs (counted up to 10,000 for each lane; if there are more,
+-- `at_least` is true), running jobs, and since when the oldest ready one has been ready. Jobs without a key have the empty one. Served by
+-- job_ready and job_lease, after a read of the catalog.
+CREATE OR REPLACE FUNCTION rouse.fair_keys(p_queue text DEFAULT NULL)
+RETURNS TABLE (queue text, key text, weight double precision, ready bigint, at_least boolean, in_flight bigint, oldest_ready_at timestamptz)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH running AS MATERIALIZED (
+        SELECT j.lane, count(*) AS jobs FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity' GROUP BY j.lane)
+    SELECT s.queue, s.key, coalesce((q.weights ->> s.key)::double precision, q.default_weight), s.ready, s.at_least, s.in_flight, s.oldest
+    FROM (
+        SELECT l.queue, rouse._fair_name(l.fair_key, l.handler, l.key) AS key, sum(least(ready.jobs, 10000))::bigint AS ready,
+               bool_or(ready.jobs > 10000) AS at_least, sum(coalesce(r.jobs, 0))::bigint AS in_flight, min(oldest.available_at) AS oldest
+        FROM (SELECT DISTINCT ON (a.id) a.id, a.queue, a.handler, a.key, f.fair_key
+              FROM rouse.queue AS f JOIN rouse.lane AS a ON a.queue = f.name
+              WHERE f.policy = 'drr' AND (p_queue IS NULL OR f.name = p_queue) ORDER BY a.id) AS l
+        CROSS JOIN LATERAL (
+            SELECT count(*) AS jobs FROM (
+                SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
+                ORDER BY j.turn LIMIT 10001) AS j) AS ready
+        LEFT JOIN LATERAL (
+            SELECT j.available_at FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
+            ORDER BY j.turn LIMIT 1) AS oldest ON true
+        LEFT JOIN running AS r ON r.lane = l.id
+        GROUP BY 1, 2
+        HAVING sum(ready.jobs) > 0 OR sum(r.jobs) > 0) AS s
+    JOIN rouse.queue AS q ON q.name = s.queue
+    ORDER BY s.queue, s.key;
+END
+$$;
+
 -- Every queue that has settings, or was ever used, with its number of jobs. `last_used_at` is when it last had a job, to the day; null:
 -- never.
 CREATE OR REPLACE VIEW rouse.queues AS
@@ -87,7 +122,11 @@ SELECT coalesce(q.name, d.queue) AS name, coalesce(q.payload_bytes_max, 262144) 
        coalesce(d.ready, 0)::bigint AS ready, coalesce(d.scheduled, 0)::bigint AS scheduled, coalesce(d.running, 0)::bigint AS running,
        coalesce(d.at_least, false) AS at_least, d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait,
        greatest(q.used_at, (SELECT max(l.used_at) FROM rouse.lane AS l WHERE l.queue = coalesce(q.name, d.queue))) AS last_used_at,
-       q.keep_days, q.keep_failed_days
+       q.keep_days, q.keep_failed_days,
+       CASE WHEN q.policy = 'drr' THEN jsonb_build_object(
+           'policy', q.policy, 'key', q.fair_key, 'quantum', q.quantum, 'weights', q.weights, 'default_weight', q.default_weight,
+           'starvation_s', q.starvation_s, 'max_in_flight', q.max_in_flight, 'charge', q.charge)
+       ELSE '{"policy": "fifo"}' END AS fair_share
 FROM rouse.queue AS q
 FULL JOIN (
     SELECT d.queue, sum(d.ready) AS ready, sum(d.scheduled) AS scheduled, sum(d.running) AS running,

@@ -1,9 +1,14 @@
 //! Reads the catalog of lanes.
 
+use std::collections::HashMap;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
-use crate::job::{LaneId, Priority};
+use crate::job::{FairKey, FairShare, LaneId, Priority};
 
 /// One lane of the catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +25,8 @@ pub struct Lane {
     pub priority: Priority,
     /// Tags that a worker must have.
     pub tags: Vec<String>,
+    /// Empty, or the jobs of one tenant or source of a fair queue: `tenant:acme`, `source:import`.
+    pub key: String,
     /// True if no job was added since it was closed, more than a day ago.
     pub retired: bool,
 }
@@ -41,9 +48,37 @@ impl Store {
                     // A priority that only a newer host knows is left to that host.
                     priority: Priority::parse(row.get(4))?,
                     tags: row.get(5),
-                    retired: row.get(6),
+                    key: row.get(6),
+                    retired: row.get(7),
                 })
             })
+            .collect())
+    }
+
+    /// The settings of all fair queues, by name. A key that only a newer host knows is left to that host: the lanes of
+    /// such a queue take turns.
+    pub async fn fair_queues(&self) -> Result<HashMap<String, FairShare>, StoreError> {
+        let rows = self.query(include_str!("fair_queues.sql"), &[]).await?;
+        let share = |row: &Row| {
+            let weights: Value = row.get(3);
+            let weights = weights.as_object().into_iter().flatten();
+            let (starvation_s, max_in_flight): (i32, i32) = (row.get(5), row.get(6));
+            let above_zero = |value: i32| u32::try_from(value).ok().filter(|value| *value > 0);
+            Some(FairShare {
+                key: FairKey::parse(row.get(1))?,
+                quantum: u32::try_from(row.get::<_, i32>(2)).unwrap_or(1),
+                weights: weights
+                    .filter_map(|(key, weight)| Some((key.clone(), weight.as_f64()?)))
+                    .collect(),
+                default_weight: row.get(4),
+                starvation: above_zero(starvation_s).map(|s| Duration::from_secs(s.into())),
+                max_in_flight: above_zero(max_in_flight),
+                charges_cpu: row.get(7),
+            })
+        };
+        Ok(rows
+            .iter()
+            .filter_map(|row| Some((row.get(0), share(row)?)))
             .collect())
     }
 

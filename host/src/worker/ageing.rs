@@ -56,6 +56,8 @@ struct Known {
     at: Instant,
     /// How many of its next jobs are overdue, or will be soon.
     left: usize,
+    /// How long a job has to wait to be overdue.
+    wait: Duration,
 }
 
 impl Overdue {
@@ -66,30 +68,28 @@ impl Overdue {
         }
     }
 
-    /// Replaces the lanes by a new count of the database.
-    pub(super) fn learn(&mut self, lanes: &[OverdueLane], now: Instant) {
-        let known = |lane: &OverdueLane| Known {
+    /// Replaces the lanes by new counts of the database, each with the wait after which jobs are overdue.
+    pub(super) fn learn(&mut self, counts: &[(Duration, Vec<OverdueLane>)], now: Instant) {
+        let known = |wait: Duration, lane: &OverdueLane| Known {
             lane: lane.lane,
             at: now + lane.after,
             left: lane.jobs,
+            wait,
         };
-        self.lanes = lanes.iter().map(known).collect();
+        let lanes = counts.iter().flat_map(|(wait, lanes)| {
+            lanes.iter().map(|lane| known(*wait, lane))
+        });
+        self.lanes = lanes.collect();
     }
 
-    /// The lanes with overdue jobs, in order, and their share of a claim of this many jobs: zero without such lanes. A
-    /// job is overdue if it has waited for `wait`.
-    pub(super) fn claim(
-        &mut self,
-        wanted: usize,
-        wait: Duration,
-        now: Instant,
-    ) -> (Vec<(LaneId, Only)>, usize) {
+    /// The lanes with overdue jobs, in order, and their share of a claim of this many jobs: zero without such lanes.
+    pub(super) fn claim(&mut self, wanted: usize, now: Instant) -> (Vec<(LaneId, Only)>, usize) {
         let due = self.lanes.iter().filter(|known| known.at <= now);
         let due: Vec<(LaneId, Only)> = due
             .map(|known| {
                 let only = Only {
                     most: known.left,
-                    waited: wait,
+                    waited: known.wait,
                 };
                 (known.lane, only)
             })

@@ -495,6 +495,7 @@ fn unsettled(
         meters,
         attempt: job.attempt,
         claim_sent: claim.sent,
+        frees: claim.is_capped.then_some(job.lane),
         replaced: false,
         unanswered: false,
     }

@@ -12,6 +12,8 @@ use crate::store::{ClaimedJob, Lane};
 pub(super) struct Claim {
     pub(super) job: ClaimedJob,
     pub(super) lane: Arc<Lane>,
+    /// Its end may let other jobs of its key start.
+    pub(super) is_capped: bool,
     /// Just before the claim was sent.
     pub(super) sent: BootTime,
     /// When its answer arrived.

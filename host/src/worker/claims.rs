@@ -114,18 +114,22 @@ impl<'a> Claims<'a> {
         self.prefetch.claim_max()
     }
 
-    /// Queries the overdue jobs of lanes that wait behind other lanes, from `after` on in each.
+    /// Queries the overdue jobs of lanes that wait behind other lanes, and of keys of fair queues, from `after` on in
+    /// each.
     pub(super) async fn find_overdue(&mut self, after: After) -> Result<(), StoreError> {
-        let Some(wait) = self.shared.settings.promote_after else {
-            return Ok(());
-        };
-        let behind = self.lanes.behind(after);
+        let mut asked = self.lanes.starving(after);
+        if let Some(wait) = self.shared.settings.promote_after {
+            asked.insert(0, (wait, self.lanes.behind(after)));
+        }
         let store = &self.shared.store;
-        let overdue = match behind.is_empty() {
-            true => Vec::new(),
-            false => store.overdue(&behind, wait, KNOWN_AHEAD, KNOWN_MAX).await?,
-        };
-        self.overdue.learn(&overdue, Instant::now());
+        let mut counts = Vec::new();
+        for (wait, lanes) in asked {
+            if !lanes.is_empty() {
+                let overdue = store.overdue(&lanes, wait, KNOWN_AHEAD, KNOWN_MAX).await?;
+                counts.push((wait, overdue));
+            }
+        }
+        self.overdue.learn(&counts, Instant::now());
         Ok(())
     }
 
@@ -155,15 +159,13 @@ impl<'a> Claims<'a> {
         check: bool,
     ) -> Result<Found, StoreError> {
         let mut found = Found::default();
-        if let Some(wait) = self.shared.settings.promote_after {
-            let (overdue, share) = self.overdue.claim(wanted, wait, Instant::now());
-            if share > 0 {
-                let orders = self.lanes.promoted(&overdue, share);
-                found = self.claim_from(orders, share, check).await?;
-            }
-            if found.orphans.is_some() {
-                return Ok(found);
-            }
+        let (overdue, share) = self.overdue.claim(wanted, Instant::now());
+        if share > 0 {
+            let orders = self.lanes.promoted(&overdue, share);
+            found = self.claim_from(orders, share, check).await?;
+        }
+        if found.orphans.is_some() {
+            return Ok(found);
         }
         let share = match self.finds_by_source() {
             true => self.by_source_share.of(wanted.saturating_sub(found.jobs)),

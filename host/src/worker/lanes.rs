@@ -1,13 +1,13 @@
 //! The claimer's knowledge about lanes: which lanes it serves, which of them have jobs, and from which turn to read
 //! them.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::QueueOrder;
 use super::turns::{Class, Part, Place, Turns};
-use crate::job::LaneId;
+use crate::job::{FairShare, LaneId};
 use crate::store::{ClaimOrder, ClaimedJob, Lane, Only};
 
 /// The maximum number of lanes in one claim: each costs an index lookup, even if it is empty. If more lanes are served,
@@ -37,6 +37,8 @@ pub(super) struct Lanes {
     newest: BTreeSet<i64>,
     catalog_end: i64,
     queue_order: QueueOrder,
+    /// The settings of fair queues, by name.
+    fair: HashMap<String, FairShare>,
 }
 
 /// The turn after which a lane is read.
@@ -78,6 +80,10 @@ struct Known {
     lane: Arc<Lane>,
     /// `None` if it is not served.
     serving: Option<Serving>,
+    /// Where it takes its turns.
+    place: Place,
+    /// The jobs in flight of its key are limited.
+    is_capped: bool,
     cursor: i64,
     /// The cursor at the last two calls of [`Lanes::look_back`], older first.
     recent: [i64; 2],
@@ -108,14 +114,19 @@ impl Known {
         })
     }
 
-    /// Where it takes its turns.
-    fn place(&self, order: QueueOrder) -> Place {
-        Place {
+    /// Applies the settings of its queue, if that is fair.
+    fn set_share(&mut self, order: QueueOrder, fair: Option<&FairShare>) {
+        let key = fair.map(|fair| fair.key_of(&self.lane.handler, &self.lane.key));
+        self.place = Place {
             class: self.class(order),
             queue: self.lane.queue.as_str().into(),
-            key: "".into(),
-            share: 1.0,
-        }
+            share: match (fair, &key) {
+                (Some(fair), Some(key)) => fair.turns_of(key),
+                _ => 1.0,
+            },
+            key: key.unwrap_or_default().into(),
+        };
+        self.is_capped = fair.is_some_and(|fair| fair.max_in_flight.is_some());
     }
 
     /// The position of a lane without known jobs: by class, then by the last turn reached. The cursor does not decide:
@@ -198,6 +209,8 @@ impl Lanes {
                 Known {
                     lane: Arc::new(lane),
                     serving: None,
+                    place: Place::default(),
+                    is_capped: false,
                     cursor: i64::MIN,
                     recent: [i64::MIN; 2],
                     marks: [i64::MIN; 2],
@@ -223,6 +236,7 @@ impl Lanes {
         for known in self.known.values_mut() {
             let was_served = known.is_served_whole();
             known.serving = serving(&known.lane);
+            known.set_share(self.queue_order, self.fair.get(&known.lane.queue));
             if known.is_served_whole() && (!was_served || self.active.contains(known.lane.id)) {
                 active.push((known.lane.seq, known.lane.id));
             }
@@ -236,7 +250,7 @@ impl Lanes {
         // Those that come last go first.
         active.sort_unstable_by(|left, right| right.cmp(left));
         for (_, id) in active {
-            self.active.insert(id, known[&id].place(self.queue_order));
+            self.active.insert(id, known[&id].place.clone());
         }
         self.served = known.keys().filter(|id| is_served_whole(id)).count();
         let by_source = |id: &LaneId| {
@@ -252,6 +266,18 @@ impl Lanes {
         for id in new {
             self.by_source.push_front(*id);
         }
+    }
+
+    /// Sets the settings of fair queues. True if they have changed, so the served lanes have to be chosen again.
+    pub(super) fn set_fair(&mut self, fair: HashMap<String, FairShare>) -> bool {
+        let is_new = self.fair != fair;
+        self.fair = fair;
+        is_new
+    }
+
+    /// True if the end of a job of this lane may let others of its key start.
+    pub(super) fn is_capped(&self, lane: LaneId) -> bool {
+        self.known.get(&lane).is_some_and(|known| known.is_capped)
     }
 
     /// True if only jobs of bound sources are claimed from this lane.
@@ -320,6 +346,17 @@ impl Lanes {
 
     /// Notes that there may be a job in this lane. True if the lane is served.
     pub(super) fn mark_active(&mut self, id: LaneId) -> bool {
+        if self.is_capped(id) {
+            // The other lanes of its key may have waited for the same limit.
+            let place = self.known.get(&id).map(|known| &known.place);
+            let same = self.known.values().filter(|known| {
+                known.is_capped && place.is_some_and(|place| known.place.is_of(place))
+            });
+            let same: Vec<LaneId> = same.map(|known| known.lane.id).collect();
+            for lane in same {
+                self.activate(lane);
+            }
+        }
         if !self.activate(id)
             && let Some(index) = self.by_source.iter().position(|lane| *lane == id) {
             // The next claim by source starts with it.
@@ -392,7 +429,7 @@ impl Lanes {
     fn activate(&mut self, id: LaneId) -> bool {
         let known = self.known.get(&id).filter(|known| known.is_served_whole());
         if let Some(known) = known {
-            self.active.insert(id, known.place(self.queue_order));
+            self.active.insert(id, known.place.clone());
         }
         known.is_some()
     }
@@ -452,6 +489,29 @@ impl Lanes {
             .filter_map(|lane| lane.order(after))
             .take(LANES_PER_CLAIM)
             .collect()
+    }
+
+    /// The lanes of fair queues among those that have jobs and take turns now, by the wait after which their jobs starve:
+    /// for each wait, those that have reached the lowest turns.
+    pub(super) fn starving(&self, after: After) -> Vec<(Duration, Vec<ClaimOrder>)> {
+        if self.fair.is_empty() {
+            return Vec::new();
+        }
+        let active = || self.active.lanes().filter_map(|id| self.known.get(&id));
+        let first = active().map(|lane| lane.place.class).min();
+        let mut waits: BTreeMap<Duration, Vec<&Known>> = BTreeMap::new();
+        for known in active().filter(|lane| Some(lane.place.class) == first) {
+            let fair = self.fair.get(&known.lane.queue);
+            if let Some(wait) = fair.and_then(|fair| fair.starvation) {
+                waits.entry(wait).or_default().push(known);
+            }
+        }
+        let oldest = |(wait, mut lanes): (Duration, Vec<&Known>)| {
+            lanes.sort_unstable_by_key(|lane| lane.reached);
+            let orders = lanes.into_iter().filter_map(|lane| lane.order(after));
+            (wait, orders.take(LANES_PER_CLAIM).collect())
+        };
+        waits.into_iter().map(oldest).collect()
     }
 
     /// The claim orders for overdue jobs, which go ahead of other jobs of their tier. They are those of the first tier

@@ -18,7 +18,7 @@ use super::Shared;
 use super::events::{self, EventContext, Since};
 use super::meters::{HandlerMeters, OutcomeLabel};
 use super::policy::LEASE_MIN;
-use crate::job::{Attempt, NewJob, Outcome};
+use crate::job::{Attempt, LaneId, NewJob, Outcome};
 use crate::sandbox::BootTime;
 use crate::store::Settlement;
 
@@ -45,6 +45,8 @@ pub(super) struct Unsettled {
     pub(super) attempt: Attempt,
     /// Just before its claim was sent.
     pub(super) claim_sent: BootTime,
+    /// The lane whose other jobs may start when this one has ended, because the jobs in flight of its key are limited.
+    pub(super) frees: Option<LaneId>,
     /// True if Postgres could not store the handler's result or error, and this outcome replaces it.
     pub(super) replaced: bool,
     /// True if a settlement of it was sent and not answered: it may have been written.
@@ -269,6 +271,9 @@ pub(super) fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         // The claimer's sleep has to end when this job is due.
         Outcome::Retry { .. } | Outcome::Suspended(_) => shared.wakeups.notify(None),
         Outcome::Released => {}
+    }
+    if one.frees.is_some() {
+        shared.wakeups.notify(one.frees);
     }
     if !one.settlement.jobs.is_empty() {
         // A worker that has just looked is not asleep, and so gets no notification of the jobs that it has enqueued.

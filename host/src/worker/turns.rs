@@ -14,7 +14,7 @@ use crate::job::LaneId;
 pub(super) type Class = [usize; 2];
 
 /// Where a lane takes its turns.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Place {
     pub(super) class: Class,
     pub(super) queue: Arc<str>,
@@ -22,6 +22,13 @@ pub(super) struct Place {
     pub(super) key: Arc<str>,
     /// The turns of the key in each round: its weight times the quantum of the queue, above zero.
     pub(super) share: f64,
+}
+
+impl Place {
+    /// True if both are of the same key, whatever their class.
+    pub(super) fn is_of(&self, other: &Self) -> bool {
+        self.queue == other.queue && self.key == other.key
+    }
 }
 
 /// The part of a claim that a lane gets.

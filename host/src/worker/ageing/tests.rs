@@ -17,7 +17,7 @@ fn lane(lane: i64, after_ms: u64, jobs: usize) -> OverdueLane {
 /// These lanes as counted at `start`, with half of each claim as their share.
 fn known(lanes: &[OverdueLane], start: Instant) -> Overdue {
     let mut overdue = Overdue::new(Share::new(50));
-    overdue.learn(lanes, start);
+    overdue.learn(&[(WAIT, lanes.to_vec())], start);
     overdue
 }
 
@@ -81,14 +81,14 @@ fn claims_of_one_job_each_serve_overdue_jobs_bound_jobs_and_others_in_turn() {
 fn a_lane_is_claimed_from_once_its_next_job_is_overdue_longest_wait_first() {
     let start = Instant::now();
     let mut overdue = known(&[lane(1, 0, 3), lane(2, 0, 100), lane(3, 500, 1)], start);
-    let (due, share) = overdue.claim(10, WAIT, start);
+    let (due, share) = overdue.claim(10, start);
     assert_eq!((lanes_of(&due), share), (vec![(1, 3), (2, 100)], 5));
     assert_eq!(due[0].1.waited, WAIT);
     let later = start + Duration::from_millis(500);
-    let (due, _) = overdue.claim(10, WAIT, later);
+    let (due, _) = overdue.claim(10, later);
     assert_eq!(lanes_of(&due), [(1, 3), (2, 100), (3, 1)]);
     let mut none = known(&[lane(3, 500, 1)], start);
-    let (due, share) = none.claim(10, WAIT, start);
+    let (due, share) = none.claim(10, start);
     assert_eq!((due.len(), share), (0, 0), "no job is overdue");
 }
 
@@ -99,10 +99,10 @@ fn lanes_that_a_claim_did_not_reach_stay_and_empty_ones_are_forgotten() {
         &[lane(1, 0, 2), lane(2, 0, 9), lane(3, 0, 4), lane(4, 0, 1)],
         start,
     );
-    let (due, _) = overdue.claim(10, WAIT, start);
+    let (due, _) = overdue.claim(10, start);
     // A filled claim: 2 jobs of lane 1, none of lane 2, 3 of lane 3.
     overdue.claimed(&orders(&due), &jobs(&[(1, 2), (3, 3)]), false, start);
-    let (due, _) = overdue.claim(10, WAIT, start);
+    let (due, _) = overdue.claim(10, start);
     assert_eq!(lanes_of(&due), [(3, 1), (4, 1)]);
 }
 
@@ -110,15 +110,15 @@ fn lanes_that_a_claim_did_not_reach_stay_and_empty_ones_are_forgotten() {
 fn a_lane_without_more_overdue_jobs_is_retried_after_a_pause() {
     let start = Instant::now();
     let mut overdue = known(&[lane(1, 0, 9)], start);
-    let (due, _) = overdue.claim(10, WAIT, start);
+    let (due, _) = overdue.claim(10, start);
     overdue.claimed(&orders(&due), &jobs(&[(1, 2)]), true, start);
-    assert!(overdue.claim(10, WAIT, start).0.is_empty());
-    let (due, _) = overdue.claim(10, WAIT, start + RETRY_AFTER);
+    assert!(overdue.claim(10, start).0.is_empty());
+    let (due, _) = overdue.claim(10, start + RETRY_AFTER);
     assert_eq!(lanes_of(&due), [(1, 7)]);
     overdue.claimed(&orders(&due), &[], true, start + RETRY_AFTER);
     assert!(
         overdue
-            .claim(10, WAIT, start + 2 * RETRY_AFTER)
+            .claim(10, start + 2 * RETRY_AFTER)
             .0
             .is_empty()
     );

@@ -43,6 +43,7 @@ impl Claims<'_> {
                 // As in rouse.claim, the job's own lease precedes that of its lane.
                 let job_lease = job.lease;
                 let claim = Claim {
+                    is_capped: self.lanes.is_capped(job.lane),
                     job,
                     lane,
                     sent,

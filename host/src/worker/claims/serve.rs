@@ -72,7 +72,8 @@ impl Claims<'_> {
             .lanes_after(self.lanes.read_after())
             .await?;
         let change = self.lanes.learn(lanes);
-        if change.changed {
+        let fair = self.shared.store.fair_queues().await?;
+        if self.lanes.set_fair(fair) || change.changed {
             self.handlers = None;
             self.serve();
         }

@@ -14,6 +14,7 @@ fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
         handler: "noop".into(),
         priority,
         tags: Vec::new(),
+        key: String::new(),
         retired: false,
     }
 }

@@ -1,0 +1,104 @@
+//! How the jobs of a fair queue share its workers.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// By what the jobs of a queue are divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FairKey {
+    /// The tenant.
+    Tenant,
+    /// The handler.
+    Handler,
+    /// The source.
+    Source,
+    /// The tenant and the handler.
+    TenantAndHandler,
+}
+
+impl FairKey {
+    /// The key of this name in `rouse.queue.fair_key`.
+    pub fn parse(name: &str) -> Option<Self> {
+        match name {
+            "tenant" => Some(Self::Tenant),
+            "handler" => Some(Self::Handler),
+            "source" => Some(Self::Source),
+            "tenant-and-handler" => Some(Self::TenantAndHandler),
+            _ => None,
+        }
+    }
+}
+
+/// The settings of a fair queue: `rouse.set_fair_share`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FairShare {
+    /// By what its jobs are divided.
+    pub key: FairKey,
+    /// The jobs of a key of weight 1 in each round.
+    pub quantum: u32,
+    /// The weights of some keys.
+    pub weights: HashMap<String, f64>,
+    /// The weight of all other keys.
+    pub default_weight: f64,
+    /// Jobs that have waited this long go first; `None` means that none do.
+    pub starvation: Option<Duration>,
+    /// The maximum number of running jobs of a key, on all workers; `None` means any.
+    pub max_in_flight: Option<u32>,
+    /// A job costs its key as many turns as its CPU time compares with that of other jobs; otherwise one.
+    pub charges_cpu: bool,
+}
+
+impl FairShare {
+    /// The key of the jobs of a lane, by its handler and its key in the catalog (`tenant:acme`). Empty for jobs without
+    /// tenant or source, and for those of a lane that is divided in another way.
+    pub fn key_of(&self, handler: &str, lane_key: &str) -> String {
+        let tenant = lane_key.strip_prefix("tenant:").unwrap_or_default();
+        match self.key {
+            FairKey::Tenant => tenant.to_owned(),
+            FairKey::Handler => handler.to_owned(),
+            FairKey::Source => lane_key.strip_prefix("source:").unwrap_or_default().to_owned(),
+            FairKey::TenantAndHandler => format!("{tenant}/{handler}"),
+        }
+    }
+
+    /// The turns of a key in each round: its weight times the quantum.
+    pub fn turns_of(&self, key: &str) -> f64 {
+        let weight = self.weights.get(key).copied().unwrap_or(self.default_weight);
+        weight * f64::from(self.quantum)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn share(key: &str) -> FairShare {
+        FairShare {
+            key: FairKey::parse(key).expect("a key"),
+            quantum: 2,
+            weights: [("acme".to_owned(), 3.0)].into(),
+            default_weight: 0.5,
+            starvation: None,
+            max_in_flight: None,
+            charges_cpu: false,
+        }
+    }
+
+    #[test]
+    fn the_key_of_a_job_is_that_by_which_its_queue_is_divided() {
+        let keys = |lane_key: &str| {
+            ["tenant", "handler", "source", "tenant-and-handler"]
+                .map(|key| share(key).key_of("email.send", lane_key))
+        };
+        assert_eq!(keys("tenant:a:b"), ["a:b", "email.send", "", "a:b/email.send"]);
+        assert_eq!(keys("source:import"), ["", "email.send", "import", "/email.send"]);
+        assert_eq!(keys(""), ["", "email.send", "", "/email.send"]);
+        assert_eq!(FairKey::parse("queue"), None);
+    }
+
+    #[test]
+    fn a_key_gets_its_weight_times_the_quantum() {
+        let share = share("tenant");
+        assert_eq!([share.turns_of("acme"), share.turns_of("other"), share.turns_of("")], [6.0, 1.0, 1.0]);
+    }
+}
