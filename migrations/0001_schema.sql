@@ -36,9 +36,7 @@ CREATE TABLE rouse.queue (
     -- A job that has waited this long goes first, the oldest ahead; 0: none does.
     starvation_s      integer NOT NULL DEFAULT 300 CHECK (starvation_s BETWEEN 0 AND 31536000),
     -- Running jobs of a key on all workers; 0: any number.
-    max_in_flight     integer NOT NULL DEFAULT 0 CHECK (max_in_flight BETWEEN 0 AND 1000000),
-    -- What a job costs its key: one turn, or as many as its CPU time compares with that of other jobs of the queue.
-    charge            text NOT NULL DEFAULT 'jobs' CHECK (charge IN ('jobs', 'cpu'))
+    max_in_flight     integer NOT NULL DEFAULT 0 CHECK (max_in_flight BETWEEN 0 AND 1000000)
 );
 -- Read by every claim: empty unless a queue is paused.
 CREATE INDEX queue_paused ON rouse.queue (name) WHERE paused_at IS NOT NULL;

@@ -68,7 +68,7 @@ BEGIN
     END IF;
     PERFORM FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0;
     IF FOUND THEN
-        p_orders := rouse._within_caps(p_orders, p_wanted);
+        p_orders := rouse._within_caps(p_orders, lanes, p_wanted);
     END IF;
     -- Locks the rows.
     SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072 AND NOT bool_or(found.is_stored)

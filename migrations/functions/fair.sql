@@ -16,15 +16,15 @@ CREATE OR REPLACE FUNCTION rouse._divided_lane(
     p_base bigint, p_handler text, p_queue text, p_priority text, p_tags text[], p_divided_by text, p_tenant text, p_source text) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    key   text := p_divided_by || ':' || CASE p_divided_by WHEN 'tenant' THEN p_tenant ELSE p_source END;
+    own   text := p_divided_by || ':' || CASE p_divided_by WHEN 'tenant' THEN p_tenant ELSE p_source END;
     known bigint;
     most  integer;
 BEGIN
-    IF key IS NULL THEN
+    IF own IS NULL THEN
         RETURN p_base;
     END IF;
     SELECT l.id INTO known FROM rouse.lane AS l
-    WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = p_tags AND l.key = _divided_lane.key
+    WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = p_tags AND l.key = own
       AND l.closed_at IS NULL
     LIMIT 1;
     IF FOUND THEN
@@ -34,9 +34,9 @@ BEGIN
     IF (SELECT count(*) FROM (SELECT FROM rouse.lane AS l WHERE l.key <> '' AND l.closed_at IS NULL LIMIT most) AS l) >= most THEN
         RETURN p_base;
     END IF;
-    known := rouse._lane_id(p_handler, p_queue, p_priority, p_tags, key);
+    known := rouse._lane_id(p_handler, p_queue, p_priority, p_tags, own);
     INSERT INTO rouse.lane (id, queue, handler, priority, tags, key)
-    VALUES (known, p_queue, p_handler, p_priority::rouse.priority, p_tags, key);
+    VALUES (known, p_queue, p_handler, p_priority::rouse.priority, p_tags, own);
     RETURN known;
 END
 $$;
@@ -79,9 +79,9 @@ $$;
 CREATE OR REPLACE TRIGGER fair_share_added AFTER INSERT ON rouse.queue
     FOR EACH ROW EXECUTE FUNCTION rouse._queue_changed();
 CREATE OR REPLACE TRIGGER fair_share_changed AFTER UPDATE ON rouse.queue
-    FOR EACH ROW WHEN ((old.policy, old.fair_key, old.quantum, old.weights, old.default_weight, old.starvation_s, old.max_in_flight, old.charge)
+    FOR EACH ROW WHEN ((old.policy, old.fair_key, old.quantum, old.weights, old.default_weight, old.starvation_s, old.max_in_flight)
                        IS DISTINCT FROM
-                       (new.policy, new.fair_key, new.quantum, new.weights, new.default_weight, new.starvation_s, new.max_in_flight, new.charge))
+                       (new.policy, new.fair_key, new.quantum, new.weights, new.default_weight, new.starvation_s, new.max_in_flight))
     EXECUTE FUNCTION rouse._queue_changed();
 
 -- Sets how a queue is shared; null: unchanged. Returns the settings. They apply to jobs that are enqueued from now on, and within seconds
@@ -94,11 +94,9 @@ CREATE OR REPLACE TRIGGER fair_share_changed AFTER UPDATE ON rouse.queue
 --   default_weight  the weight of all other keys
 --   starvation      jobs that have waited this long go first, the oldest ahead; 0: none do
 --   max_in_flight   running jobs of a key on all workers; 0: any number
---   charge          jobs: each job costs its key one turn; cpu: as many as its CPU time compares with that of the queue's other jobs
 CREATE OR REPLACE FUNCTION rouse.set_fair_share(
     queue text, INOUT policy text DEFAULT NULL, INOUT key text DEFAULT NULL, INOUT quantum integer DEFAULT NULL, INOUT weights jsonb DEFAULT NULL,
-    INOUT default_weight double precision DEFAULT NULL, INOUT starvation interval DEFAULT NULL, INOUT max_in_flight integer DEFAULT NULL,
-    INOUT charge text DEFAULT NULL)
+    INOUT default_weight double precision DEFAULT NULL, INOUT starvation interval DEFAULT NULL, INOUT max_in_flight integer DEFAULT NULL)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -119,7 +117,6 @@ BEGIN
         WHEN extract(epoch FROM set_fair_share.starvation) NOT BETWEEN 0 AND 31536000
             THEN 'starvation must be 0 to 365 days, not ' || set_fair_share.starvation
         WHEN set_fair_share.max_in_flight NOT BETWEEN 0 AND 1000000 THEN 'max_in_flight must be 0 to 1000000, not ' || set_fair_share.max_in_flight
-        WHEN set_fair_share.charge NOT IN ('jobs', 'cpu') THEN 'charge must be jobs or cpu, not ' || quote_literal(left(set_fair_share.charge, 140))
     END;
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION 'rouse.set_fair_share: %', wrong USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out to keep the setting.';
@@ -131,7 +128,7 @@ BEGIN
         quantum = coalesce(set_fair_share.quantum, q.quantum), weights = coalesce(set_fair_share.weights, q.weights),
         default_weight = coalesce(set_fair_share.default_weight, q.default_weight),
         starvation_s = coalesce(ceil(extract(epoch FROM set_fair_share.starvation))::integer, q.starvation_s),
-        max_in_flight = coalesce(set_fair_share.max_in_flight, q.max_in_flight), charge = coalesce(set_fair_share.charge, q.charge)
+        max_in_flight = coalesce(set_fair_share.max_in_flight, q.max_in_flight)
     WHERE q.name = set_fair_share.queue
     RETURNING * INTO now;
     policy := now.policy;
@@ -141,13 +138,12 @@ BEGIN
     default_weight := now.default_weight;
     starvation := now.starvation_s * interval '1 second';
     max_in_flight := now.max_in_flight;
-    charge := now.charge;
     IF was IS DISTINCT FROM now THEN
         PERFORM rouse._ensure_partitions(at);
         INSERT INTO rouse.record (at, queue, event, who, detail)
         VALUES (at, set_fair_share.queue, 'fair_share_set', session_user, jsonb_build_object(
             'policy', policy, 'key', key, 'quantum', quantum, 'weights', CASE WHEN octet_length(weights::text) <= 8192 THEN weights END,
-            'default_weight', default_weight, 'starvation_s', now.starvation_s, 'max_in_flight', max_in_flight, 'charge', charge));
+            'default_weight', default_weight, 'starvation_s', now.starvation_s, 'max_in_flight', max_in_flight));
     END IF;
 END
 $$;
@@ -183,9 +179,10 @@ LANGUAGE sql VOLATILE AS $$
 $$;
 
 -- Restricts a claim to what max_in_flight of fair queues permits: the same orders, each with at most as many jobs (`most`) as its key may
--- still start. If several lanes have the same key, the first of them get what is left. Waits for other claims from these queues, so that
--- two never count the same room. Served by lane_id and queue_capped.
-CREATE OR REPLACE FUNCTION rouse._within_caps(p_orders rouse.claim_order[], p_wanted integer) RETURNS rouse.claim_order[]
+-- still start. If several lanes have the same key, the first ones that have ready jobs get what is left. Lanes that p_lanes (null: none)
+-- leaves out get nothing. Waits for other claims from these queues, so that two never count the same room; locks the jobs that it counts.
+-- Served by lane_id, queue_capped and job_ready.
+CREATE OR REPLACE FUNCTION rouse._within_caps(p_orders rouse.claim_order[], p_lanes bigint[], p_wanted integer) RETURNS rouse.claim_order[]
 LANGUAGE plpgsql AS $$
 DECLARE
     capped record;
@@ -211,7 +208,12 @@ BEGIN
         FROM (
             SELECT e.*, f.jobs AS running,
                    coalesce(sum(e.wanted) OVER (PARTITION BY e.key ORDER BY e.place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
-            FROM (SELECT u.*, least(coalesce(u.most, p_wanted), p_wanted) AS wanted
+            FROM (SELECT u.*, CASE WHEN u.cap IS NOT NULL THEN (
+                      SELECT count(*)::integer FROM (
+                          SELECT FROM rouse.job AS j
+                          WHERE j.lane = CASE WHEN p_lanes IS NULL THEN u.lane ELSE p_lanes[u.place] END AND j.turn > u.after
+                            AND j.state = 'queued' AND j.turn IS NOT NULL
+                          ORDER BY j.turn LIMIT least(coalesce(u.most, p_wanted), p_wanted, u.cap) FOR NO KEY UPDATE SKIP LOCKED) AS ready) END AS wanted
                   FROM ROWS FROM (unnest(p_orders), unnest(capped.caps), unnest(capped.keys)) WITH ORDINALITY
                        AS u(lane, after, lease_ms, most, waited_ms, cap, key, place)) AS e
             LEFT JOIN rouse._in_flight() AS f ON f.key = e.key) AS o);
@@ -227,7 +229,7 @@ DECLARE
     allowed rouse.claim_order[];
 BEGIN
     orders := ARRAY(SELECT ROW(u.lane, 0, 0, NULL, NULL)::rouse.claim_order FROM unnest(p_lanes) WITH ORDINALITY AS u(lane, place) ORDER BY u.place);
-    allowed := rouse._within_caps(orders, p_wanted);
+    allowed := rouse._within_caps(orders, NULL, p_wanted);
     SELECT array_agg(CASE WHEN a.most > 0 OR a.most IS NULL THEN a.lane END ORDER BY a.place), coalesce(min(a.most) FILTER (WHERE a.most > 0), p_wanted)
     INTO p_lanes, p_wanted
     FROM unnest(allowed) WITH ORDINALITY AS a(lane, after, lease_ms, most, waited_ms, place);

@@ -8,6 +8,7 @@ mod database_metrics;
 mod deadlines;
 mod dependencies;
 mod enqueue;
+mod fair;
 mod finding;
 mod flows;
 mod lanes;

@@ -95,11 +95,18 @@ async fn a_short_lane_has_its_turns_beside_a_long_older_one() {
     // The queues take turns, and within queue other its handlers do: every other job is one of this queue, every fourth
     // one of each handler. The first claims take whole lanes in the order in which they were found.
     for (handler, every) in [("test.sleep", 4), ("test.race", 4)] {
-        let places = places(&client, &format!("s.queue = 'other' AND s.handler = '{handler}'")).await;
+        let places = places(
+            &client,
+            &format!("s.queue = 'other' AND s.handler = '{handler}'"),
+        )
+        .await;
         assert_eq!(places.len(), 50);
         for (n, place) in places.iter().enumerate() {
             let latest = (n as i64 + 1) * every + 60;
-            assert!(*place <= latest, "job {n} of {handler} started as number {place}: {places:?}");
+            assert!(
+                *place <= latest,
+                "job {n} of {handler} started as number {place}: {places:?}"
+            );
         }
     }
 }

@@ -44,8 +44,6 @@ pub struct FairShare {
     pub starvation: Option<Duration>,
     /// The maximum number of running jobs of a key, on all workers; `None` means any.
     pub max_in_flight: Option<u32>,
-    /// A job costs its key as many turns as its CPU time compares with that of other jobs; otherwise one.
-    pub charges_cpu: bool,
 }
 
 impl FairShare {
@@ -56,14 +54,21 @@ impl FairShare {
         match self.key {
             FairKey::Tenant => tenant.to_owned(),
             FairKey::Handler => handler.to_owned(),
-            FairKey::Source => lane_key.strip_prefix("source:").unwrap_or_default().to_owned(),
+            FairKey::Source => lane_key
+                .strip_prefix("source:")
+                .unwrap_or_default()
+                .to_owned(),
             FairKey::TenantAndHandler => format!("{tenant}/{handler}"),
         }
     }
 
     /// The turns of a key in each round: its weight times the quantum.
     pub fn turns_of(&self, key: &str) -> f64 {
-        let weight = self.weights.get(key).copied().unwrap_or(self.default_weight);
+        let weight = self
+            .weights
+            .get(key)
+            .copied()
+            .unwrap_or(self.default_weight);
         weight * f64::from(self.quantum)
     }
 }
@@ -80,7 +85,6 @@ mod tests {
             default_weight: 0.5,
             starvation: None,
             max_in_flight: None,
-            charges_cpu: false,
         }
     }
 
@@ -90,8 +94,14 @@ mod tests {
             ["tenant", "handler", "source", "tenant-and-handler"]
                 .map(|key| share(key).key_of("email.send", lane_key))
         };
-        assert_eq!(keys("tenant:a:b"), ["a:b", "email.send", "", "a:b/email.send"]);
-        assert_eq!(keys("source:import"), ["", "email.send", "import", "/email.send"]);
+        assert_eq!(
+            keys("tenant:a:b"),
+            ["a:b", "email.send", "", "a:b/email.send"]
+        );
+        assert_eq!(
+            keys("source:import"),
+            ["", "email.send", "import", "/email.send"]
+        );
         assert_eq!(keys(""), ["", "email.send", "", "/email.send"]);
         assert_eq!(FairKey::parse("queue"), None);
     }
@@ -99,6 +109,13 @@ mod tests {
     #[test]
     fn a_key_gets_its_weight_times_the_quantum() {
         let share = share("tenant");
-        assert_eq!([share.turns_of("acme"), share.turns_of("other"), share.turns_of("")], [6.0, 1.0, 1.0]);
+        assert_eq!(
+            [
+                share.turns_of("acme"),
+                share.turns_of("other"),
+                share.turns_of("")
+            ],
+            [6.0, 1.0, 1.0]
+        );
     }
 }

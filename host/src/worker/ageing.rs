@@ -76,9 +76,9 @@ impl Overdue {
             left: lane.jobs,
             wait,
         };
-        let lanes = counts.iter().flat_map(|(wait, lanes)| {
-            lanes.iter().map(|lane| known(*wait, lane))
-        });
+        let lanes = counts
+            .iter()
+            .flat_map(|(wait, lanes)| lanes.iter().map(|lane| known(*wait, lane)));
         self.lanes = lanes.collect();
     }
 

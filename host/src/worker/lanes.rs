@@ -243,7 +243,11 @@ impl Lanes {
         }
         let known = &self.known;
         let is_served_whole = |id: &LaneId| known.get(id).is_some_and(Known::is_served_whole);
-        let gone: Vec<LaneId> = self.active.lanes().filter(|id| !is_served_whole(id)).collect();
+        let gone: Vec<LaneId> = self
+            .active
+            .lanes()
+            .filter(|id| !is_served_whole(id))
+            .collect();
         for id in gone {
             self.active.remove(id);
         }
@@ -358,7 +362,8 @@ impl Lanes {
             }
         }
         if !self.activate(id)
-            && let Some(index) = self.by_source.iter().position(|lane| *lane == id) {
+            && let Some(index) = self.by_source.iter().position(|lane| *lane == id)
+        {
             // The next claim by source starts with it.
             self.by_source.remove(index);
             self.by_source.push_front(id);
@@ -395,11 +400,18 @@ impl Lanes {
         first: Option<Class>,
         orders: &mut Vec<(Class, u8, ClaimOrder)>,
     ) {
-        let idle = self.known.values().filter(|known| !self.active.contains(known.lane.id));
+        let idle = self
+            .known
+            .values()
+            .filter(|known| !self.active.contains(known.lane.id));
         let mut idle: Vec<&Known> = idle.filter(|known| known.is_served_whole()).collect();
         idle.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));
         let of_first = |known: &&&Known| Some(known.class(self.queue_order)) == first;
-        let mut probes: Vec<LaneId> = idle.iter().filter(of_first).map(|known| known.lane.id).collect();
+        let mut probes: Vec<LaneId> = idle
+            .iter()
+            .filter(of_first)
+            .map(|known| known.lane.id)
+            .collect();
         probes.sort_unstable();
         let next = probes.partition_point(|id| Some(*id) <= self.probed);
         probes.rotate_left(next);
@@ -411,7 +423,11 @@ impl Lanes {
             let is_probe = probes.contains(&order.lane);
             let most = is_probe.then_some(1);
             let rank = if is_probe { 0 } else { 2 };
-            orders.push((known.class(self.queue_order), rank, ClaimOrder { most, ..order }));
+            orders.push((
+                known.class(self.queue_order),
+                rank,
+                ClaimOrder { most, ..order },
+            ));
         }
         if let Some(last) = probes.last() {
             self.probed = Some(*last);
@@ -460,7 +476,8 @@ impl Lanes {
                 if jobs > 0 {
                     self.activate(order.lane);
                 }
-                self.active.settle(order.lane, if was_active { most } else { 0 }, jobs);
+                self.active
+                    .settle(order.lane, if was_active { most } else { 0 }, jobs);
             }
             // A claim that was filled has not read the lanes after the last one that had jobs, and not all of that one.
             if order.only.is_some() || is_filled && Some(position) > last {
@@ -516,7 +533,11 @@ impl Lanes {
 
     /// The claim orders for overdue jobs, which go ahead of other jobs of their tier. They are those of the first tier
     /// that has any, after the lanes of earlier tiers.
-    pub(super) fn promoted(&mut self, overdue: &[(LaneId, Only)], wanted: usize) -> Vec<ClaimOrder> {
+    pub(super) fn promoted(
+        &mut self,
+        overdue: &[(LaneId, Only)],
+        wanted: usize,
+    ) -> Vec<ClaimOrder> {
         let tier = |lanes: &Self, id: &LaneId| Some(lanes.known.get(id)?.tier(lanes.queue_order));
         let Some(first) = overdue.iter().filter_map(|(id, _)| tier(self, id)).min() else {
             return Vec::new();
@@ -526,7 +547,9 @@ impl Lanes {
             _ => self.orders(After::Recent, wanted),
         };
         orders.retain(|order| tier(self, &order.lane) < Some(first));
-        let of_tier = overdue.iter().filter(|(id, _)| tier(self, id) == Some(first));
+        let of_tier = overdue
+            .iter()
+            .filter(|(id, _)| tier(self, id) == Some(first));
         orders.extend(of_tier.filter_map(|(id, only)| {
             let order = self.known.get(id)?.order(After::Recent)?;
             let only = Some(*only);

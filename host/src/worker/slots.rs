@@ -238,7 +238,7 @@ pub(super) mod tests {
                 handler: "noop".into(),
                 priority: Priority::Normal,
                 tags: Vec::new(),
-        key: String::new(),
+                key: String::new(),
                 retired: false,
             }),
             is_capped: false,

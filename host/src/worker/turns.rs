@@ -331,7 +331,10 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
 
     /// Gives each member its share, as often as it takes until one has credit for a turn.
     fn start_round(&mut self) {
-        let missing = self.without.values().filter_map(|key| self.members.get(key));
+        let missing = self
+            .without
+            .values()
+            .filter_map(|key| self.members.get(key));
         let rounds = missing.map(|member| ((1.0 - member.credit) / member.share).ceil());
         let Some(rounds) = rounds.min_by(f64::total_cmp) else {
             return;

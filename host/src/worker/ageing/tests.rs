@@ -116,10 +116,5 @@ fn a_lane_without_more_overdue_jobs_is_retried_after_a_pause() {
     let (due, _) = overdue.claim(10, start + RETRY_AFTER);
     assert_eq!(lanes_of(&due), [(1, 7)]);
     overdue.claimed(&orders(&due), &[], true, start + RETRY_AFTER);
-    assert!(
-        overdue
-            .claim(10, start + 2 * RETRY_AFTER)
-            .0
-            .is_empty()
-    );
+    assert!(overdue.claim(10, start + 2 * RETRY_AFTER).0.is_empty());
 }

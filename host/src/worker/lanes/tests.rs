@@ -78,13 +78,21 @@ fn lanes_go_by_priority_and_those_of_one_priority_share_a_claim() {
     let shared = [(40, None), (20, Some(6)), (30, Some(6)), (10, None)];
     assert_eq!(parts(&orders), shared);
     // The high lane is empty, and lane 20 has only two jobs.
-    let jobs: Vec<ClaimedJob> = [20, 20, 30, 30, 30, 30, 30, 30].map(|lane| job(lane, lane)).into();
-    assert!(lanes.claimed(&orders, &jobs, WANTED, false), "lane 30 may have more");
+    let jobs: Vec<ClaimedJob> = [20, 20, 30, 30, 30, 30, 30, 30]
+        .map(|lane| job(lane, lane))
+        .into();
+    assert!(
+        lanes.claimed(&orders, &jobs, WANTED, false),
+        "lane 30 may have more"
+    );
     let orders = lanes.orders(After::Cursor, WANTED);
     let expected = [(40, None), (20, Some(1)), (30, None), (10, None)];
     assert_eq!(parts(&orders), expected, "lane 20 may have a new job");
     let jobs: Vec<ClaimedJob> = [20, 30, 30].map(|lane| job(lane, lane)).into();
-    assert!(lanes.claimed(&orders, &jobs, WANTED, false), "lane 20 has used its part up");
+    assert!(
+        lanes.claimed(&orders, &jobs, WANTED, false),
+        "lane 20 has used its part up"
+    );
     assert_eq!(lanes.orders(After::Cursor, WANTED)[1].most, Some(6));
 }
 
@@ -267,7 +275,11 @@ fn a_sweep_moves_the_cursor_forward_only_in_lanes_that_it_found_empty() {
     lanes.mark_all_empty();
     lanes.mark_active(LaneId(20));
     lanes.swept(Some(500));
-    assert_eq!(order(&mut lanes), [(10, 500), (20, i64::MIN)], "a probe goes first");
+    assert_eq!(
+        order(&mut lanes),
+        [(10, 500), (20, i64::MIN)],
+        "a probe goes first"
+    );
     lanes.advance(LaneId(10), 700);
     lanes.swept(Some(600));
     assert_eq!(order(&mut lanes)[0], (10, 700), "it never moves backwards");
@@ -443,7 +455,11 @@ fn if_there_are_more_lanes_than_fit_a_claim_it_covers_those_with_jobs() {
     lanes.serve(|_| Some(SERVED));
     let orders = lanes.orders(After::Cursor, WANTED);
     let expected = [(many + 1, None), (7, None)];
-    assert_eq!(parts(&orders), expected, "a new lane has jobs, and priority holds");
+    assert_eq!(
+        parts(&orders),
+        expected,
+        "a new lane has jobs, and priority holds"
+    );
     lanes.claimed(&orders, &[job(7, 70)], WANTED, false);
     assert_eq!(order(&mut lanes), [(7, 70)], "the other lane is empty");
 }
@@ -458,7 +474,11 @@ fn a_filled_claim_does_not_mark_later_lanes_as_empty() {
     assert_eq!(parts(&orders), [(3, Some(4)), (2, Some(4)), (1, Some(4))]);
     let jobs: Vec<ClaimedJob> = (5..9).map(|turn| job(2, turn)).collect();
     assert!(!lanes.claimed(&orders, &jobs, 4, false));
-    assert_eq!(order(&mut lanes), [(1, i64::MIN), (2, 8)], "lane 3 was read, and is empty");
+    assert_eq!(
+        order(&mut lanes),
+        [(1, i64::MIN), (2, 8)],
+        "lane 3 was read, and is empty"
+    );
 }
 
 #[test]

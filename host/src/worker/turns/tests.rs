@@ -14,7 +14,12 @@ fn place(queue: &str, key: &str, share: f64) -> Place {
 }
 
 /// Claims by turns, from lanes with these numbers of jobs, until this many are claimed. Returns the order of claims.
-fn run(turns: &mut Turns, jobs: &mut HashMap<i64, usize>, batch: usize, claims: usize) -> Vec<(i64, usize)> {
+fn run(
+    turns: &mut Turns,
+    jobs: &mut HashMap<i64, usize>,
+    batch: usize,
+    claims: usize,
+) -> Vec<(i64, usize)> {
     let mut claimed = Vec::new();
     for _ in 0..claims {
         let mut left = batch;
@@ -48,9 +53,15 @@ fn totals(claimed: &[(i64, usize)]) -> BTreeMap<i64, usize> {
 fn a_lane_that_is_alone_gets_everything() {
     let mut turns = Turns::default();
     turns.insert(LaneId(1), place("a", "", 1.0));
-    let all = |lane| Part { lane: LaneId(lane), most: None };
+    let all = |lane| Part {
+        lane: LaneId(lane),
+        most: None,
+    };
     assert_eq!(turns.divide(500, 256), [all(1)]);
-    let other = Place { class: [2, 0], ..place("a", "", 1.0) };
+    let other = Place {
+        class: [2, 0],
+        ..place("a", "", 1.0)
+    };
     turns.insert(LaneId(2), other);
     assert_eq!(turns.divide(500, 256), [all(1), all(2)], "of two classes");
     turns.clear();
@@ -95,7 +106,10 @@ fn the_first_key_with_credit_wins_and_pays_one() {
     turns.insert(LaneId(2), place("q", "b", 1.0));
     turns.insert(LaneId(1), place("q", "a", 3.0));
     let mut jobs: HashMap<i64, usize> = [(1, 100), (2, 100)].into();
-    let order: Vec<i64> = run(&mut turns, &mut jobs, 1, 8).iter().map(|(lane, _)| *lane).collect();
+    let order: Vec<i64> = run(&mut turns, &mut jobs, 1, 8)
+        .iter()
+        .map(|(lane, _)| *lane)
+        .collect();
     assert_eq!(order, [1, 2, 1, 1, 2, 1, 1, 1]);
 }
 
@@ -123,7 +137,10 @@ fn a_new_key_is_next_but_gets_no_more_than_its_share_by_coming_back() {
         }
     }
     assert_eq!(waits[0], 0, "it goes first");
-    assert!((99..=102).contains(&mine), "{mine} of 10,100 turns of 101 keys");
+    assert!(
+        (99..=102).contains(&mine),
+        "{mine} of 10,100 turns of 101 keys"
+    );
 }
 
 #[test]
@@ -144,7 +161,10 @@ fn turns_that_were_not_used_are_given_back() {
     let mut jobs: HashMap<i64, usize> = [(1, 1000), (2, 1000)].into();
     let totals = totals(&run(&mut turns, &mut jobs, 10, 5));
     let lead = used_by_first + totals[&1] - totals[&2];
-    assert!(lead <= 1 && used_by_first > 0, "it catches up: {used_by_first}, {totals:?}");
+    assert!(
+        lead <= 1 && used_by_first > 0,
+        "it catches up: {used_by_first}, {totals:?}"
+    );
 }
 
 #[test]
@@ -153,7 +173,10 @@ fn a_key_that_leaves_takes_no_more_than_one_share_along() {
     turns.insert(LaneId(1), place("q", "a", 1.0));
     turns.insert(LaneId(2), place("q", "b", 1.0));
     let parts = turns.divide(1000, 256);
-    assert_eq!(parts.iter().map(|part| part.most).collect::<Vec<_>>(), [Some(500), Some(500)]);
+    assert_eq!(
+        parts.iter().map(|part| part.most).collect::<Vec<_>>(),
+        [Some(500), Some(500)]
+    );
     turns.settle(LaneId(1), 500, 500);
     turns.settle(LaneId(2), 500, 1);
     turns.remove(LaneId(2));
@@ -183,7 +206,13 @@ fn a_claim_covers_no_more_lanes_than_fit_and_the_next_one_goes_on() {
 fn a_tiny_share_is_served_in_its_time_and_alone_at_once() {
     let mut turns = Turns::default();
     turns.insert(LaneId(1), place("q", "a", 0.001));
-    assert_eq!(turns.divide(5, 256), [Part { lane: LaneId(1), most: None }]);
+    assert_eq!(
+        turns.divide(5, 256),
+        [Part {
+            lane: LaneId(1),
+            most: None
+        }]
+    );
     turns.insert(LaneId(2), place("q", "b", 1.0));
     let mut jobs: HashMap<i64, usize> = [(1, 1000), (2, 100_000)].into();
     let totals = totals(&run(&mut turns, &mut jobs, 100, 100));

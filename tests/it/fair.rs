@@ -1,0 +1,513 @@
+//! Fair queues: keys share a queue by weight, whatever the number of their jobs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rouse::store::{ClaimedJob, Locked, Store};
+use rouse::worker::Settings;
+use tokio::sync::Barrier;
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::claims::{claim, result, settlement};
+use crate::support::database::refusal;
+use crate::support::worker::{START_ORDER, TestWorker, until_true};
+
+/// Enqueues this many jobs of a tenant.
+async fn enqueue(client: &Client, queue: &str, tenant: &str, handler: &str, ms: i32, jobs: i32) {
+    client
+        .execute(
+            "SELECT rouse.enqueue_many($1, array_fill(jsonb_build_object('ms', $2::int), ARRAY[$3::int]), queue => $4, tenant => $5)",
+            &[&handler, &ms, &jobs, &queue, &tenant],
+        )
+        .await
+        .unwrap();
+}
+
+/// The tenants of the jobs that have started, in order.
+async fn started(client: &Client) -> Vec<String> {
+    let started = format!(
+        "SELECT coalesce(tenant, '') FROM rouse.jobs WHERE claimed_at IS NOT NULL ORDER BY {START_ORDER}"
+    );
+    let rows = client.query(&started, &[]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+fn count(tenants: &[String]) -> BTreeMap<&str, usize> {
+    let mut counts = BTreeMap::new();
+    for tenant in tenants {
+        *counts.entry(tenant.as_str()).or_default() += 1;
+    }
+    counts
+}
+
+/// Claims on all workers at the same time.
+async fn claim_at_once(stores: &[Arc<Store>]) -> Vec<Vec<ClaimedJob>> {
+    let start = Arc::new(Barrier::new(stores.len()));
+    let claims: Vec<_> = stores
+        .iter()
+        .map(|store| {
+            let (store, start) = (store.clone(), start.clone());
+            tokio::spawn(async move {
+                start.wait().await;
+                claim(&store, 100).await
+            })
+        })
+        .collect();
+    let mut claimed = Vec::new();
+    for task in claims {
+        claimed.push(task.await.unwrap());
+    }
+    claimed
+}
+
+async fn run_all(db: &TestDb, client: &Client) {
+    let settings = Settings {
+        slots: 1,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(db, settings).await;
+    until_true(client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_tenant_has_its_turns_beside_one_with_a_long_older_backlog() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("SELECT rouse.set_fair_share('mail', policy => 'drr')")
+        .await
+        .unwrap();
+    enqueue(&client, "mail", "long", "test.sleep", 1, 800).await;
+    enqueue(&client, "mail", "short", "test.sleep", 1, 40).await;
+    // The handlers of a tenant share its turns.
+    enqueue(&client, "mail", "short", "test.race", 1, 40).await;
+    run_all(&db, &client).await;
+    let started = started(&client).await;
+    let places = started
+        .iter()
+        .enumerate()
+        .filter(|(_, tenant)| *tenant == "short");
+    for (n, (place, _)) in places.enumerate() {
+        assert!(
+            place <= 2 * n + 60,
+            "job {n} of the tenant started as number {place}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn keys_share_by_weight_and_a_change_needs_no_restart() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            r#"SELECT rouse.set_fair_share('mail', policy => 'drr', weights => '{"a": 3}')"#,
+        )
+        .await
+        .unwrap();
+    for tenant in ["a", "b"] {
+        enqueue(&client, "mail", tenant, "test.sleep", 5, 1500).await;
+    }
+    let settings = Settings {
+        slots: 2,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    until_true(&client, "SELECT count(*) >= 600 FROM rouse.finished").await;
+    let before = started(&client).await;
+    let counts = count(&before[100..500]);
+    assert!((290..=310).contains(&counts["a"]), "3:1 of 400: {counts:?}");
+    client
+        .batch_execute(r#"SELECT rouse.set_fair_share('mail', weights => '{"b": 4}')"#)
+        .await
+        .unwrap();
+    // The settings are read within two sweeps; 100 ms of jobs are claimed ahead.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    let from = started(&client).await.len();
+    until_true(
+        &client,
+        &format!("SELECT count(*) >= {from} + 450 FROM rouse.jobs WHERE claimed_at IS NOT NULL"),
+    )
+    .await;
+    worker.stop_now().await;
+    let after = started(&client).await;
+    let counts = count(&after[from + 100..from + 400]);
+    assert!((230..=250).contains(&counts["b"]), "4:1 of 300: {counts:?}");
+}
+
+#[tokio::test]
+async fn past_the_starvation_age_the_oldest_job_goes_first() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            r#"SELECT rouse.set_fair_share('mail', policy => 'drr', weights => '{"slow": 0.001}', starvation => '1 second')"#,
+        )
+        .await
+        .unwrap();
+    enqueue(&client, "mail", "slow", "test.sleep", 1, 30).await;
+    let settings = Settings {
+        slots: 1,
+        ..Settings::default()
+    };
+    // They are as old as the others, so the first to starve are those of "slow".
+    for tenant in ["fast", "faster"] {
+        enqueue(&client, "mail", tenant, "test.sleep", 5, 1500).await;
+    }
+    client
+        .batch_execute("UPDATE rouse.job SET available_at = available_at + interval '1 hour' WHERE tenant <> 'slow'")
+        .await
+        .unwrap();
+    let worker = TestWorker::start(&db, settings).await;
+    until_true(
+        &client,
+        "SELECT count(*) = 30 FROM rouse.finished WHERE tenant = 'slow'",
+    )
+    .await;
+    worker.stop_now().await;
+    let started = started(&client).await;
+    let counts = count(&started);
+    let others = counts["fast"] + counts["faster"];
+    assert!(
+        (100..1500).contains(&others),
+        "without promotion they would have taken all turns: {counts:?}"
+    );
+}
+
+#[tokio::test]
+async fn no_more_jobs_of_a_key_run_than_its_limit_on_any_number_of_workers() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("SELECT rouse.set_fair_share('mail', policy => 'drr', max_in_flight => 3)")
+        .await
+        .unwrap();
+    for handler in ["test.sleep", "test.race"] {
+        enqueue(&client, "mail", "a", handler, 1, 20).await;
+    }
+    enqueue(&client, "mail", "b", "test.sleep", 1, 20).await;
+    enqueue(&client, "other", "a", "test.sleep", 1, 20).await;
+    let mut stores = Vec::new();
+    for _ in 0..8 {
+        stores.push(Arc::new(db.worker().await));
+    }
+    let claimed = claim_at_once(&stores).await;
+    let in_flight = "SELECT count(*) FROM rouse.jobs WHERE state = 'running' AND queue = 'mail' AND tenant = $1";
+    let running = async |tenant: &str| -> i64 {
+        client
+            .query_one(in_flight, &[&tenant])
+            .await
+            .unwrap()
+            .get(0)
+    };
+    assert_eq!((running("a").await, running("b").await), (3, 3));
+    let all: usize = claimed.iter().map(Vec::len).sum();
+    assert_eq!(all, 26, "the other queue has no limit");
+    // Each end lets one more start, of whichever handler.
+    for (store, jobs) in stores.iter().zip(&claimed) {
+        for job in jobs.iter().filter(|job| job.tenant.as_deref() == Some("a")) {
+            let done = settlement(job, result("1"));
+            store.settle(&[&done], Locked::Wait).await.unwrap();
+        }
+    }
+    claim_at_once(&stores).await;
+    assert_eq!((running("a").await, running("b").await), (3, 3));
+    let rows = client
+        .query(
+            "SELECT key, weight, ready, in_flight FROM rouse.fair_keys('mail')",
+            &[],
+        )
+        .await
+        .unwrap();
+    let keys: Vec<(String, f64, i64, i64)> = rows
+        .iter()
+        .map(|row| (row.get(0), row.get(1), row.get(2), row.get(3)))
+        .collect();
+    // 3 of the 26 jobs may have been those of the other queue's tenant of the same name.
+    assert_eq!(keys[1], ("b".into(), 1.0, 17, 3));
+    assert_eq!((keys[0].0.as_str(), keys[0].3), ("a", 3));
+}
+
+/// The end of a job starts the next one of its key at once, and not with the next sweep.
+#[tokio::test]
+async fn a_key_at_its_limit_goes_on_as_soon_as_one_of_its_jobs_has_ended() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("SELECT rouse.set_fair_share('mail', policy => 'drr', max_in_flight => 1)")
+        .await
+        .unwrap();
+    enqueue(&client, "mail", "a", "test.sleep", 1, 100).await;
+    enqueue(&client, "mail", "a", "test.race", 1, 100).await;
+    let settings = || Settings {
+        slots: 4,
+        ..Settings::default()
+    };
+    let began = std::time::Instant::now();
+    let workers = [
+        TestWorker::start(&db, settings()).await,
+        TestWorker::start(&db, settings()).await,
+    ];
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    let took = began.elapsed();
+    for worker in workers {
+        worker.drain().await;
+    }
+    // One per sweep would take 200 s.
+    assert!(took < Duration::from_secs(25), "{took:?}");
+    let overlapping: i64 = client
+        .query_one(
+            "SELECT count(*) FROM rouse.finished AS a JOIN rouse.finished AS b
+             ON a.id < b.id AND a.started_at < b.finished_at AND b.started_at < a.finished_at",
+            &[],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(overlapping, 0, "two ran at the same time");
+}
+
+#[tokio::test]
+async fn jobs_get_lanes_by_the_key_of_their_queue() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let lanes = async |queue: &str| -> Vec<String> {
+        let lanes = "SELECT l.key || ' ' || count(j.id) FROM rouse.lane AS l JOIN rouse.job AS j ON j.lane = l.id
+                     WHERE l.queue = $1 GROUP BY l.key ORDER BY l.key";
+        let rows = client.query(lanes, &[&queue]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    };
+    for (queue, key, expected) in [
+        ("t", "tenant", ["", "tenant:a"].as_slice()),
+        ("h", "handler", [""].as_slice()),
+        ("s", "source", ["", "source:x"].as_slice()),
+        ("th", "tenant-and-handler", ["", "tenant:a"].as_slice()),
+    ] {
+        // An open lane from before, whose jobs stay in it.
+        let enqueue = format!(
+            "SELECT rouse.enqueue('greet', queue => '{queue}', tenant => 'a', source => 'x'),
+                    rouse.enqueue('greet', queue => '{queue}')"
+        );
+        client.batch_execute(&enqueue).await.unwrap();
+        assert_eq!(lanes(queue).await, [" 2"], "{queue}");
+        client
+            .batch_execute(&format!(
+                "SELECT rouse.set_fair_share('{queue}', policy => 'drr', key => '{key}')"
+            ))
+            .await
+            .unwrap();
+        client.batch_execute(&enqueue).await.unwrap();
+        client
+            .batch_execute(&format!(
+                "SELECT rouse.enqueue_many('greet', ARRAY['1']::jsonb[], queue => '{queue}', tenant => 'a', source => 'x'),
+                        (rouse.enqueue_unique('greet', 'k', queue => '{queue}', tenant => 'a', source => 'x')).id,
+                        rouse.enqueue_flow(jsonb_build_array(jsonb_build_object(
+                            'name', 'one', 'handler', 'greet', 'queue', '{queue}', 'tenant', 'a', 'source', 'x')))"
+            ))
+            .await
+            .unwrap();
+        let all = lanes(queue).await;
+        let keys: Vec<&str> = all
+            .iter()
+            .map(|lane| lane.rsplit_once(' ').unwrap().0)
+            .collect();
+        assert_eq!(keys, expected, "{queue}");
+        let keyed = all.last().unwrap();
+        let jobs = if expected.len() == 2 { "4" } else { "7" };
+        assert_eq!(keyed.rsplit_once(' ').unwrap().1, jobs, "{queue}: {all:?}");
+        // Back again.
+        client
+            .batch_execute(&format!(
+                "SELECT rouse.set_fair_share('{queue}', policy => 'fifo')"
+            ))
+            .await
+            .unwrap();
+        client.batch_execute(&enqueue).await.unwrap();
+        assert_eq!(
+            lanes(queue)
+                .await
+                .last()
+                .unwrap()
+                .rsplit_once(' ')
+                .unwrap()
+                .1,
+            if expected.len() == 2 { "4" } else { "9" }
+        );
+    }
+}
+
+#[tokio::test]
+async fn tenants_beyond_the_limit_of_lanes_share_one() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.set_fair_share('mail', policy => 'drr'); UPDATE rouse.limits SET keyed_lanes_max = 2;
+             SELECT rouse.enqueue('greet', queue => 'mail', tenant => n::text) FROM generate_series(1, 5) AS n;
+             SELECT rouse.enqueue('greet', queue => 'mail', tenant => '1')",
+        )
+        .await
+        .unwrap();
+    let rows = client
+        .query(
+            "SELECT l.key, count(*) FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane GROUP BY l.key ORDER BY l.key",
+            &[],
+        )
+        .await
+        .unwrap();
+    let lanes: Vec<(String, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    assert_eq!(
+        lanes,
+        [
+            (String::new(), 3),
+            ("tenant:1".into(), 2),
+            ("tenant:2".into(), 1)
+        ]
+    );
+}
+
+/// A lane that was added by a transaction which had not seen the change is divided by the next maintenance.
+#[tokio::test]
+async fn a_lane_that_is_added_during_a_change_is_divided_later() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mut other = db.client().await;
+    let open = other.transaction().await.unwrap();
+    open.batch_execute("SELECT rouse.enqueue('greet', queue => 'mail', tenant => 'a')")
+        .await
+        .unwrap();
+    client
+        .batch_execute("SELECT rouse.set_fair_share('mail', policy => 'drr')")
+        .await
+        .unwrap();
+    open.commit().await.unwrap();
+    let divided = "SELECT coalesce(max(l.divided_by), 'not') FROM rouse.lane AS l WHERE l.queue = 'mail' AND l.key = ''";
+    let by: String = client.query_one(divided, &[]).await.unwrap().get(0);
+    assert_eq!(by, "not");
+    db.worker().await.maintain_lanes().await.unwrap();
+    let by: String = client.query_one(divided, &[]).await.unwrap().get(0);
+    assert_eq!(by, "tenant");
+}
+
+#[tokio::test]
+async fn settings_of_a_fair_queue_are_checked_and_recorded() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for (arguments, reason) in [
+        ("policy => 'lifo'", "policy must be fifo or drr, not 'lifo'"),
+        (
+            "key => 'queue'",
+            "key must be tenant, handler, source or tenant-and-handler, not 'queue'",
+        ),
+        ("quantum => 0", "quantum must be 1 to 1000, not 0"),
+        (
+            "weights => '[1]'",
+            r#"weights must be an object such as {"acme": 3}, not [1]"#,
+        ),
+        (
+            "default_weight => 0",
+            "default_weight must be 0.001 to 1000, not 0",
+        ),
+        (
+            "default_weight => 'NaN'",
+            "default_weight must be 0.001 to 1000, not NaN",
+        ),
+        (
+            "starvation => '-1 s'",
+            "starvation must be 0 to 365 days, not -00:00:01",
+        ),
+        (
+            "max_in_flight => -1",
+            "max_in_flight must be 0 to 1000000, not -1",
+        ),
+    ] {
+        let why = refusal(
+            &client,
+            &format!("SELECT rouse.set_fair_share('q', {arguments})"),
+        )
+        .await;
+        assert!(
+            why.contains(&format!("rouse.set_fair_share: {reason}")),
+            "{arguments}: {why}"
+        );
+    }
+    for weights in [
+        r#"{"a": 0}"#,
+        r#"{"a": "3"}"#,
+        r#"{"a": 1001}"#,
+        r#"{"a": null}"#,
+        r#"{"": 1}"#,
+    ] {
+        let why = refusal(
+            &client,
+            &format!("SELECT rouse.set_fair_share('q', weights => '{weights}')"),
+        )
+        .await;
+        assert!(
+            why.contains("a number from 0.001 to 1000 for each key"),
+            "{weights}: {why}"
+        );
+    }
+    let why = refusal(&client, "SELECT rouse.set_fair_share('no queue')").await;
+    assert!(why.contains("'no queue' is not a queue name"), "{why}");
+    let set = "SELECT policy, key, quantum, weights::text, default_weight, starvation::text, max_in_flight FROM rouse.set_fair_share(";
+    let row = client
+        .query_one(
+            &format!("{set}'q', 'drr', weights => '{{\"a\": 0.5}}', starvation => '90 s')"),
+            &[],
+        )
+        .await
+        .unwrap();
+    let settings = |row: &tokio_postgres::Row| {
+        (
+            row.get::<_, String>(0),
+            row.get::<_, String>(1),
+            row.get::<_, i32>(2),
+            row.get::<_, String>(3),
+            row.get::<_, f64>(4),
+            row.get::<_, String>(5),
+            row.get::<_, i32>(6),
+        )
+    };
+    let expected = |max_in_flight| {
+        (
+            "drr".into(),
+            "tenant".into(),
+            1,
+            r#"{"a": 0.5}"#.into(),
+            1.0,
+            "00:01:30".into(),
+            max_in_flight)
+    };
+    assert_eq!(settings(&row), expected(0));
+    let row = client
+        .query_one(&format!("{set}'q', max_in_flight => 7)"), &[])
+        .await
+        .unwrap();
+    assert_eq!(settings(&row), expected(7), "the others stay");
+    client
+        .batch_execute("SELECT rouse.set_fair_share('q')")
+        .await
+        .unwrap();
+    let records: i64 = client
+        .query_one(
+            "SELECT count(*) FROM rouse.record WHERE event = 'fair_share_set' AND queue = 'q'",
+            &[],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(records, 2, "the last call has changed nothing");
+    let shown: String = client
+        .query_one(
+            "SELECT fair_share ->> 'max_in_flight' FROM rouse.queues WHERE name = 'q'",
+            &[],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(shown, "7");
+}
