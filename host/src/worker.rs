@@ -22,8 +22,8 @@ mod deadlines;
 mod declared;
 mod effects;
 mod events;
+mod fairness;
 mod heartbeat;
-
 mod journal;
 mod lanes;
 mod leases;
@@ -62,6 +62,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use arc_swap::ArcSwap;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
 
@@ -78,7 +79,7 @@ use crate::ends::Ends;
 use crate::job::Incarnation;
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
-use crate::store::{Store, StoreError};
+use crate::store::{FairQueueStats, Store, StoreError};
 
 /// The parts that a worker is built from.
 pub struct Parts {
@@ -110,6 +111,8 @@ struct Shared {
     presence: heartbeat::Presence,
     calls: Calls,
     reports: Reports,
+    /// What claims did in fair queues, as of the last sweep.
+    fairness: ArcSwap<Vec<FairQueueStats>>,
     sql: sql::Sql,
     /// Jobs whose recorded steps no call has asked for yet.
     recorded: recorded::Waiting,
@@ -171,6 +174,7 @@ impl Shared {
                 patient: Semaphore::new(1),
             },
             reports: Reports::default(),
+            fairness: ArcSwap::default(),
             sql: sql::Sql::new(parts.sql_logins),
             recorded: recorded::Waiting::default(),
             releases: Notify::new(),

@@ -11,7 +11,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- The lane for a job whose lane without a key is p_base: that of its tenant or source if lanes are divided by it. A lane without an open row
--- is added to the catalog, unless there are already keyed_lanes_max of these (rouse.limits). Served by lane_key.
+-- is added to the catalog, unless there are already keyed_lanes_max of these (rouse.limits). Counting them takes up to two milliseconds, so a
+-- session counts again only a minute after it has found that many. Served by lane_key.
 CREATE OR REPLACE FUNCTION rouse._divided_lane(
     p_base bigint, p_handler text, p_queue text, p_priority text, p_tags text[], p_divided_by text, p_tenant text, p_source text) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -19,6 +20,7 @@ DECLARE
     own   text := p_divided_by || ':' || CASE p_divided_by WHEN 'tenant' THEN p_tenant ELSE p_source END;
     known bigint;
     most  integer;
+    later text := current_setting('rouse.count_keyed_lanes_at', true);
 BEGIN
     IF own IS NULL THEN
         RETURN p_base;
@@ -30,8 +32,12 @@ BEGIN
     IF FOUND THEN
         RETURN known;
     END IF;
+    IF later <> '' AND later::timestamptz > clock_timestamp() THEN
+        RETURN p_base;
+    END IF;
     most := (SELECT l.keyed_lanes_max FROM rouse.limits AS l WHERE l.only_row);
     IF (SELECT count(*) FROM (SELECT FROM rouse.lane AS l WHERE l.key <> '' AND l.closed_at IS NULL LIMIT most) AS l) >= most THEN
+        PERFORM set_config('rouse.count_keyed_lanes_at', (clock_timestamp() + interval '1 minute')::text, false);
         RETURN p_base;
     END IF;
     known := rouse._lane_id(p_handler, p_queue, p_priority, p_tags, own);

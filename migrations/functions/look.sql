@@ -13,8 +13,8 @@ $$;
 --
 --   lanes, cursors      ready: those of these lanes that have a ready job after their cursor, in the
 --                       order given, at most `most` (served by job_ready)
---   catalog_after       catalog_changed: the catalog of lanes does not have exactly `catalog_rows` rows after that
---                       position (served by its primary key)
+--   catalog_after       catalog_changed: the positions of the rows of the catalog of lanes after this one do not add
+--                       up to `catalog_sum`: rows were added, removed or moved (served by its primary key)
 --   orphaned_since      orphans: a lease has ended, at this time or later; null: at any time (served by
 --                       job_lease)
 --   due_within_ms       due: a due job waits for its turn, since at most this many
@@ -28,7 +28,7 @@ $$;
 --   releases            releases have been pending for more than a second (rouse.continue_releases; served by
 --                       pending_release_due)
 CREATE OR REPLACE FUNCTION rouse.peek(
-    p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_rows bigint,
+    p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_sum bigint,
     p_orphaned_since timestamptz, p_due_within_ms bigint, p_most integer, p_with_writers boolean,
     OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint, OUT looked_at timestamptz,
     OUT turn bigint, OUT writers bigint[], OUT releases boolean, OUT deadlines boolean)
@@ -69,7 +69,7 @@ BEGIN
             WHERE j.lane = asked.lane AND j.turn > asked.after AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT 1) AS first_job
         LIMIT p_most) AS having_jobs;
-    catalog_changed := (SELECT count(*) FROM rouse.lane AS l WHERE l.seq > p_catalog_after) <> p_catalog_rows;
+    catalog_changed := (SELECT coalesce(sum(l.seq), 0) FROM rouse.lane AS l WHERE l.seq > p_catalog_after) <> p_catalog_sum;
     IF paused THEN
         orphans := EXISTS (
             SELECT FROM rouse.job AS j

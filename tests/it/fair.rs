@@ -480,7 +480,8 @@ async fn settings_of_a_fair_queue_are_checked_and_recorded() {
             r#"{"a": 0.5}"#.into(),
             1.0,
             "00:01:30".into(),
-            max_in_flight)
+            max_in_flight,
+        )
     };
     assert_eq!(settings(&row), expected(0));
     let row = client

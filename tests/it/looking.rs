@@ -16,7 +16,7 @@ use crate::support::worker::{TestWorker, catalog, enqueue, until_true};
 struct Looker {
     store: Store,
     lanes: Vec<ClaimOrder>,
-    rows: usize,
+    catalog_sum: i64,
 }
 
 impl Looker {
@@ -32,7 +32,7 @@ impl Looker {
         });
         Self {
             lanes: lanes.collect(),
-            rows: catalog.len(),
+            catalog_sum: catalog.iter().map(|lane| lane.seq).sum(),
             store,
         }
     }
@@ -41,7 +41,7 @@ impl Looker {
         let looking = Looking {
             lanes: &self.lanes,
             catalog_after: 0,
-            catalog_rows: self.rows,
+            catalog_sum: self.catalog_sum,
             orphaned_since: since(within),
             due_within: within,
             most: 10,
@@ -249,7 +249,7 @@ async fn a_peek_returns_the_newest_writing_transaction_of_its_own_database() {
         let looking = Looking {
             lanes: &[],
             catalog_after: 0,
-            catalog_rows: 0,
+            catalog_sum: 0,
             orphaned_since: None,
             due_within: None,
             most: 10,

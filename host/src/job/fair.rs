@@ -17,6 +17,16 @@ pub enum FairKey {
 }
 
 impl FairKey {
+    /// Its name in `rouse.queue.fair_key`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tenant => "tenant",
+            Self::Handler => "handler",
+            Self::Source => "source",
+            Self::TenantAndHandler => "tenant-and-handler",
+        }
+    }
+
     /// The key of this name in `rouse.queue.fair_key`.
     pub fn parse(name: &str) -> Option<Self> {
         match name {

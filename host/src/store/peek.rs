@@ -14,8 +14,8 @@ pub struct Looking<'a> {
     pub lanes: &'a [ClaimOrder],
     /// The first position of the catalog of lanes to check.
     pub catalog_after: i64,
-    /// How many rows from there on the worker has already read.
-    pub catalog_rows: usize,
+    /// The sum of the positions from there on that the worker has already read.
+    pub catalog_sum: i64,
     /// Only leases that ended at this time or later, by the database's clock; `None` means all.
     pub orphaned_since: Option<SystemTime>,
     /// Only jobs that became due, and deadlines that have passed, within this time, by the database's clock; `None`
@@ -32,7 +32,7 @@ pub struct Looking<'a> {
 pub struct Peek {
     /// Lanes that have ready jobs.
     pub ready: Vec<LaneId>,
-    /// The catalog of lanes has rows that the worker has not read.
+    /// The catalog of lanes has rows that the worker has not read, or no longer has some that it has read.
     pub catalog_changed: bool,
     /// The lease of some job has ended; the job may be in a lane that this worker does not serve.
     pub orphans: bool,
@@ -66,10 +66,7 @@ impl Store {
                     (&lanes, Type::INT8_ARRAY),
                     (&cursors, Type::INT8_ARRAY),
                     (&looking.catalog_after, Type::INT8),
-                    (
-                        &i64::try_from(looking.catalog_rows).unwrap_or(i64::MAX),
-                        Type::INT8,
-                    ),
+                    (&looking.catalog_sum, Type::INT8),
                     (&looking.orphaned_since, Type::TIMESTAMPTZ),
                     (&looking.due_within.map(millis), Type::INT8),
                     (&i32::try_from(looking.most).unwrap_or(i32::MAX), Type::INT4),

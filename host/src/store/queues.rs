@@ -6,8 +6,27 @@ use tokio_postgres::types::Type;
 use super::fleet::allowed;
 use super::{Store, StoreError};
 
+/// New settings of a fair queue, as in `rouse.set_fair_share`. `None` leaves a setting unchanged.
+#[derive(Debug, Clone, Default)]
+pub struct NewFairShare {
+    /// `fifo` or `drr`.
+    pub policy: Option<String>,
+    /// By what it is divided.
+    pub key: Option<String>,
+    /// The jobs of a key of weight 1 in each round.
+    pub quantum: Option<i32>,
+    /// An object with the weights of keys; replaces those that were set.
+    pub weights: Option<Value>,
+    /// The weight of all other keys.
+    pub default_weight: Option<f64>,
+    /// Jobs that have waited this long go first, seconds; 0 means that none do.
+    pub starvation_s: Option<f64>,
+    /// The maximum number of running jobs of a key, on all workers; 0 means any.
+    pub max_in_flight: Option<i32>,
+}
+
 impl Store {
-    /// The rows of the view `rouse.queues`, by name.
+    /// The rows of the view `rouse.queues`, by name, with the state of fair queues.
     pub async fn queues(&self) -> Result<Vec<Value>, StoreError> {
         let rows = self.query(include_str!("queues.sql"), &[]).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
@@ -71,6 +90,31 @@ impl Store {
             .await?;
         let row = rows.first().expect("the function returns one row");
         Ok((row.get(0), row.get(1)))
+    }
+
+    /// Sets how a queue is shared: `None` leaves a setting unchanged. Returns the settings in force.
+    pub async fn set_fair_share(
+        &self,
+        queue: &str,
+        new: &NewFairShare,
+    ) -> Result<Value, StoreError> {
+        let rows = self
+            .query(
+                include_str!("set_fair_share.sql"),
+                &[
+                    (&queue, Type::TEXT),
+                    (&new.policy, Type::TEXT),
+                    (&new.key, Type::TEXT),
+                    (&new.quantum, Type::INT4),
+                    (&new.weights, Type::JSONB),
+                    (&new.default_weight, Type::FLOAT8),
+                    (&new.starvation_s, Type::FLOAT8),
+                    (&new.max_in_flight, Type::INT4),
+                ],
+            )
+            .await?;
+        let row = rows.first().expect("the function returns one row");
+        Ok(row.get(0))
     }
 
     /// Cancels up to `limit` ready jobs; returns how many.

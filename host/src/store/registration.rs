@@ -86,6 +86,37 @@ pub struct Stats {
     /// Some of the modules that were present at its start are not loaded yet: it may soon have handlers that it does
     /// not list.
     pub loading: bool,
+    /// What it did in fair queues in this incarnation.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fair: Vec<FairQueueStats>,
+}
+
+/// What the claims of a worker did in a fair queue.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FairQueueStats {
+    /// The queue.
+    pub queue: String,
+    /// How often the keys got credit.
+    pub rounds: u64,
+    /// Jobs that went first because they had waited too long.
+    pub promotions: u64,
+    /// Its keys, by name. Those that are not counted one by one share one entry.
+    pub keys: Vec<FairKeyStats>,
+}
+
+/// What the claims of a worker did with a key of a fair queue.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FairKeyStats {
+    /// The key; `None` for all those that are not counted one by one.
+    pub key: Option<String>,
+    /// Claimed jobs.
+    pub selected: u64,
+    /// Claims that took nothing of it although it was known to have jobs.
+    pub deferred: u64,
+    /// Jobs that went first because they had waited too long.
+    pub promotions: u64,
+    /// The turns that it has left in this round; less than zero if it took some in advance. `None` for several keys.
+    pub deficit: Option<f64>,
 }
 
 /// The credentials of a worker's calls.

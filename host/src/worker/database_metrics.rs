@@ -3,7 +3,7 @@
 //! They are queried only after the metrics page was read, for its next reading: counting the jobs of many lanes is
 //! expensive, and there may be a hundred hosts.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,9 @@ use metrics::gauge;
 use tracing::warn;
 
 use super::Shared;
+use super::fairness::OTHERS;
 use super::reach::warn_unless_unreachable;
-use crate::store::{Depth, StoreError};
+use crate::store::{Depth, FairAge, StoreError};
 
 /// Prometheus scrapes every 15 to 60 s.
 const EVERY: Duration = Duration::from_secs(15);
@@ -21,14 +22,17 @@ const SHARE: u32 = 20;
 /// The maximum number of pairs of queue and handler that a host ever shows. Each is four series, which stay on the page
 /// until the host ends. `rouse.backlog` shows all pairs.
 const PAIRS_MAX: usize = 1_000;
+/// The maximum number of keys of fair queues that a host ever shows by name.
+const KEYS_MAX: usize = 100;
 
 /// Updates the gauges after each reading, until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     let mut pairs = Pairs::default();
+    let mut ages = Ages::default();
     loop {
         shared.health.metrics_read.notified().await;
         let started = Instant::now();
-        if let Err(error) = refresh(&shared, &mut pairs).await {
+        if let Err(error) = refresh(&shared, &mut pairs, &mut ages).await {
             warn_unless_unreachable!(
                 error,
                 "could not read the database metrics; they are out of date"
@@ -43,7 +47,7 @@ fn pause_after(took: Duration) -> Duration {
     EVERY.max(took * SHARE)
 }
 
-async fn refresh(shared: &Shared, pairs: &mut Pairs) -> Result<(), StoreError> {
+async fn refresh(shared: &Shared, pairs: &mut Pairs, ages: &mut Ages) -> Result<(), StoreError> {
     let _permit = shared.calls.patient.acquire().await;
     let database_metrics = shared.store.database_metrics().await?;
     gauge!("rouse_dead_rows").set(database_metrics.dead_rows as f64);
@@ -61,7 +65,54 @@ async fn refresh(shared: &Shared, pairs: &mut Pairs) -> Result<(), StoreError> {
     for pair in &gone {
         set(pair, [0; 3], 0.0);
     }
+    ages.show(shared.store.fair_ages().await?);
     Ok(())
+}
+
+/// The ages of the oldest ready jobs of fair queues that are on the page, by queue, dimension and key.
+#[derive(Default)]
+struct Ages {
+    shown: HashMap<[String; 3], f64>,
+    /// How many of them are keys with a name of their own.
+    keys: usize,
+}
+
+impl Ages {
+    fn show(&mut self, ages: Vec<FairAge>) {
+        self.update(ages);
+        for ([queue, dimension, key], age) in &self.shown {
+            let labels = [
+                ("queue", queue.clone()),
+                ("dimension", dimension.clone()),
+                ("key", key.clone()),
+            ];
+            gauge!("rouse_fair_oldest_ready_seconds", &labels).set(*age);
+        }
+    }
+
+    /// The keys beyond the maximum share an entry with the age of their oldest job; a key without ready jobs has 0.
+    fn update(&mut self, ages: Vec<FairAge>) {
+        for age in self.shown.values_mut() {
+            *age = 0.0;
+        }
+        for FairAge {
+            queue,
+            dimension,
+            key,
+            age_s,
+        } in ages
+        {
+            let mut series = [queue, dimension, key];
+            if !self.shown.contains_key(&series) {
+                match self.keys < KEYS_MAX {
+                    true => self.keys += 1,
+                    false => series[2] = OTHERS.to_owned(),
+                }
+            }
+            let shown = self.shown.entry(series).or_default();
+            *shown = shown.max(age_s);
+        }
+    }
 }
 
 type Pair = (String, String);
@@ -137,6 +188,29 @@ mod tests {
         let (shown, gone) = pairs.update(vec![depth(7), depth(PAIRS_MAX)]);
         assert_eq!(shown, [depth(7)], "the new pair is not shown");
         assert_eq!(gone.len(), PAIRS_MAX - 1);
+    }
+
+    #[test]
+    fn keys_beyond_the_limit_share_the_age_of_their_oldest_job() {
+        let age = |key: usize, age_s: f64| FairAge {
+            queue: "mail".into(),
+            dimension: "tenant".into(),
+            key: key.to_string(),
+            age_s,
+        };
+        let of = |ages: &Ages, key: &str| ages.shown[&["mail", "tenant", key].map(String::from)];
+        let mut ages = Ages::default();
+        ages.update((0..KEYS_MAX + 3).map(|key| age(key, key as f64)).collect());
+        assert_eq!(ages.shown.len(), KEYS_MAX + 1);
+        assert_eq!(
+            (of(&ages, "7"), of(&ages, OTHERS)),
+            (7.0, (KEYS_MAX + 2) as f64)
+        );
+        ages.update(vec![age(8, 1.5), age(KEYS_MAX, 2.0)]);
+        assert_eq!(
+            [of(&ages, "7"), of(&ages, "8"), of(&ages, OTHERS)],
+            [0.0, 1.5, 2.0]
+        );
     }
 
     #[test]

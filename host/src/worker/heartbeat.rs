@@ -175,6 +175,7 @@ impl Tally {
             disk_free_bytes: shared.catalog.disk_free_bytes(),
             uptime_s: self.started.elapsed().as_secs(),
             loading: shared.catalog.current().is_loading(),
+            fair: shared.fairness.load().to_vec(),
         }
     }
 }

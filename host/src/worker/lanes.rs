@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::QueueOrder;
+use super::fairness::Fairness;
 use super::turns::{Class, Part, Place, Turns};
 use crate::job::{FairShare, LaneId};
-use crate::store::{ClaimOrder, ClaimedJob, Lane, Only};
+use crate::store::{ClaimOrder, ClaimedJob, FairQueueStats, Lane, Only};
 
 /// The maximum number of lanes in one claim: each costs an index lookup, even if it is empty. If more lanes are served,
 /// claims go to lanes that are known to have jobs.
@@ -39,6 +40,8 @@ pub(super) struct Lanes {
     queue_order: QueueOrder,
     /// The settings of fair queues, by name.
     fair: HashMap<String, FairShare>,
+    /// What claims did in these queues.
+    fairness: Fairness,
 }
 
 /// The turn after which a lane is read.
@@ -167,9 +170,9 @@ impl Lanes {
         self.catalog_end - CATALOG_WINDOW
     }
 
-    /// The number of known rows of the catalog after that position.
-    pub(super) fn read_rows(&self) -> usize {
-        self.newest.len()
+    /// The sum of the known positions of the catalog after that one.
+    pub(super) fn read_sum(&self) -> i64 {
+        self.newest.iter().sum()
     }
 
     /// Makes the next reading cover the whole catalog: a lane may be committed long after it was numbered.
@@ -275,8 +278,16 @@ impl Lanes {
     /// Sets the settings of fair queues. True if they have changed, so the served lanes have to be chosen again.
     pub(super) fn set_fair(&mut self, fair: HashMap<String, FairShare>) -> bool {
         let is_new = self.fair != fair;
+        for (queue, share) in &fair {
+            self.fairness.watch(queue, share.key.name());
+        }
         self.fair = fair;
         is_new
+    }
+
+    /// What claims did in fair queues.
+    pub(super) fn fairness(&self) -> Vec<FairQueueStats> {
+        self.fairness.report(&self.active)
     }
 
     /// True if the end of a job of this lane may let others of its key start.
@@ -377,6 +388,9 @@ impl Lanes {
         let parts = self.active.divide(wanted, LANES_PER_CLAIM);
         let class = |lane: LaneId| Some(self.known.get(&lane)?.class(self.queue_order));
         let first = parts.first().and_then(|part| class(part.lane));
+        if let Some(first) = first {
+            self.count_deferred(first, &parts);
+        }
         let mut orders: Vec<(Class, u8, ClaimOrder)> = Vec::with_capacity(parts.len());
         for Part { lane, most } in parts {
             if let Some(order) = self.known.get(&lane).and_then(|known| known.order(after)) {
@@ -390,6 +404,34 @@ impl Lanes {
             orders.sort_by_key(|(class, rank, _)| (*class, *rank));
         }
         orders.into_iter().map(|(_, _, order)| order).collect()
+    }
+
+    /// Counts the keys of fair queues that have jobs of this class, and of which a claim takes none.
+    fn count_deferred(&mut self, class: Class, parts: &[Part]) {
+        for queue in self.fair.keys() {
+            let places = parts
+                .iter()
+                .filter_map(|part| Some(&self.known.get(&part.lane)?.place));
+            let chosen = places.filter(|place| place.class == class && *place.queue == **queue);
+            let chosen = chosen.map(|place| place.key.clone()).collect();
+            self.fairness.deferred(class, queue, &chosen, &self.active);
+        }
+    }
+
+    /// Counts the jobs that a claim has taken of keys of fair queues.
+    fn count_selected(&mut self, orders: &[ClaimOrder], claimed: &HashMap<LaneId, usize>) {
+        if self.fair.is_empty() {
+            return;
+        }
+        for order in orders {
+            if let Some(jobs) = claimed.get(&order.lane)
+                && let Some(known) = self.known.get(&order.lane)
+            {
+                let Place { queue, key, .. } = &known.place;
+                self.fairness
+                    .selected(queue, key, *jobs, order.only.is_some());
+            }
+        }
     }
 
     /// Adds the lanes without known jobs. Those of classes before the `first` that has jobs precede it anyway; some of
@@ -465,6 +507,7 @@ impl Lanes {
             self.advance(job.lane, job.turn);
             *claimed.entry(job.lane).or_default() += 1;
         }
+        self.count_selected(orders, &claimed);
         let is_filled = jobs.len() >= wanted || is_cut;
         let has_jobs = |order: &ClaimOrder| claimed.contains_key(&order.lane);
         let last = orders.iter().rposition(has_jobs);

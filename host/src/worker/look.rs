@@ -148,6 +148,9 @@ impl<'a> Looks<'a> {
         let peeked = self.peek_and_claim(wanted, known, true).await?;
         self.swept_turns = [newer, peeked.turn];
         let is_late = self.writers.update(peeked.writers);
+        self.shared
+            .fairness
+            .store(self.claims.lanes.fairness().into());
         let found = peeked.found;
         if !found.fills(wanted) && self.claims.lanes.fit_one_claim() {
             // No further than at the last sweep: turns that were assigned since then may not be committed yet.
@@ -233,7 +236,7 @@ impl<'a> Looks<'a> {
             .peek(&Looking {
                 lanes: &peeked_lanes,
                 catalog_after: lanes.read_after(),
-                catalog_rows: lanes.read_rows(),
+                catalog_sum: lanes.read_sum(),
                 orphaned_since,
                 due_within: self.schedule.due_within(started),
                 most: PEEKED_MAX,

@@ -92,6 +92,43 @@ impl Turns {
         self.lanes.contains_key(&lane)
     }
 
+    /// The number of keys of a queue that have lanes of this class.
+    pub(super) fn keys(&self, class: Class, queue: &str) -> usize {
+        self.of_queue(class, queue).map_or(0, Ring::len)
+    }
+
+    /// True if a key of a queue has lanes of this class.
+    pub(super) fn has_key(&self, class: Class, queue: &str, key: &str) -> bool {
+        let member = self
+            .of_queue(class, queue)
+            .and_then(|keys| keys.members.get(key));
+        member.is_some_and(|member| member.number.is_some())
+    }
+
+    /// The credit of a key of a queue, in all classes.
+    pub(super) fn credit(&self, queue: &str, key: &str) -> f64 {
+        let queues = self
+            .classes
+            .keys()
+            .filter_map(|class| self.of_queue(*class, queue));
+        let members = queues.filter_map(|keys| keys.members.get(key));
+        members.map(|member| member.credit).sum()
+    }
+
+    /// The rounds of the keys of a queue, in all classes.
+    pub(super) fn rounds(&self, queue: &str) -> u64 {
+        let queues = self
+            .classes
+            .keys()
+            .filter_map(|class| self.of_queue(*class, queue));
+        queues.map(|keys| keys.round - 1).sum()
+    }
+
+    fn of_queue(&self, class: Class, queue: &str) -> Option<&Ring<Arc<str>, Ring<LaneId, ()>>> {
+        let queue = self.classes.get(&class)?.members.get(queue)?;
+        Some(&queue.child)
+    }
+
     pub(super) fn lanes(&self) -> impl Iterator<Item = LaneId> {
         self.lanes.keys().copied()
     }
@@ -276,7 +313,11 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
     }
 
     fn is_empty(&self) -> bool {
-        self.with_credit.is_empty() && self.without.is_empty()
+        self.len() == 0
+    }
+
+    fn len(&self) -> usize {
+        self.with_credit.len() + self.without.len()
     }
 
     /// True if only one lane takes turns.

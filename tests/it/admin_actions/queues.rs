@@ -38,7 +38,7 @@ async fn jobs_of_a_paused_queue_are_not_claimed_adopted_or_peeked_until_it_is_re
     let looking = Looking {
         lanes: &orders,
         catalog_after: 0,
-        catalog_rows: orders.len(),
+        catalog_sum: 0,
         orphaned_since: None,
         due_within: None,
         most: 10,

@@ -15,7 +15,7 @@ async fn peek(store: &Store) -> Peek {
     let looking = Looking {
         lanes: &[],
         catalog_after: 0,
-        catalog_rows: 0,
+        catalog_sum: 0,
         orphaned_since: None,
         due_within: None,
         most: 1,

@@ -358,24 +358,30 @@ fn the_recent_cursor_lags_two_look_backs_behind() {
 }
 
 #[test]
-fn the_known_rows_of_the_catalog_are_counted_from_the_position_of_the_next_reading() {
+fn the_known_positions_of_the_catalog_are_summed_from_that_of_the_next_reading() {
     let mut lanes = Lanes::default();
     let low = |seqs: std::ops::RangeInclusive<i64>| seqs.map(|n| lane(n, n, Priority::Low));
     assert!(lanes.learn(low(1..=10).collect()).new);
     assert_eq!(
-        (lanes.read_after(), lanes.read_rows()),
-        (10 - CATALOG_WINDOW, 10)
+        (lanes.read_after(), lanes.read_sum()),
+        (10 - CATALOG_WINDOW, 55)
     );
     let end = CATALOG_WINDOW + 5;
     let again = low(1..=10).chain([lane(end, 1, Priority::Low)]);
     let change = lanes.learn(again.collect());
     assert!(!change.new && !change.changed, "known");
-    assert_eq!((lanes.read_after(), lanes.read_rows()), (5, 6));
-    lanes.forget_catalog();
     assert_eq!(
-        (lanes.read_after(), lanes.read_rows()),
-        (-CATALOG_WINDOW, 0)
+        (lanes.read_after(), lanes.read_sum()),
+        (5, 6 + 7 + 8 + 9 + 10 + end)
     );
+    // A row that has moved to the end.
+    lanes.learn(vec![
+        lane(end, 1, Priority::Low),
+        lane(end + 1, 10, Priority::Low),
+    ]);
+    assert_eq!(lanes.read_sum(), end + end + 1);
+    lanes.forget_catalog();
+    assert_eq!((lanes.read_after(), lanes.read_sum()), (-CATALOG_WINDOW, 0));
     assert!(lanes.knows(LaneId(10)), "only the position is forgotten");
 }
 
@@ -406,15 +412,14 @@ fn a_lane_that_is_missing_from_the_whole_catalog_is_forgotten() {
         lane(end, end, Priority::Low),
         lane(end + 1, 4, Priority::Low),
     ];
-    let rows = i64::try_from(read.len()).unwrap();
     let change = lanes.learn(read);
     assert!(change.changed && !change.new);
     lanes.serve(|_| Some(SERVED));
     let mut ids: Vec<i64> = order(&mut lanes).iter().map(|(id, _)| *id).collect();
     ids.sort_unstable();
     assert_eq!(ids, [1, 4, end]);
-    // The rows in the window, including retired ones, as the peek counts them.
-    assert_eq!((rows, lanes.read_rows()), (5, 2));
+    // The rows in the window, including retired ones, as the peek sums them.
+    assert_eq!(lanes.read_sum(), end + end + 1);
 }
 
 #[test]
