@@ -45,7 +45,7 @@ impl Postgres {
 }
 
 /// The modules of tests/it that test Rouse's SQL. The other modules reach the database through the same functions.
-const SQL_MODULES: [&str; 39] = [
+const SQL_MODULES: [&str; 40] = [
     "admin_actions",
     "adopt",
     "audit",
@@ -55,6 +55,7 @@ const SQL_MODULES: [&str; 39] = [
     "deadlines",
     "dependencies",
     "enqueue",
+    "fair",
     "finding",
     "flows",
     "guest_flows",
