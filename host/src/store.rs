@@ -76,7 +76,7 @@ pub use claim::{
     CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, Only, fills_an_answer,
 };
 pub use contract::{Change, ContractChange, ContractError, drop_contracts, publish_contracts};
-pub use database_metrics::{COUNTED_WITHIN, DatabaseMetrics, Depth};
+pub use database_metrics::{COUNTED_WITHIN, DatabaseMetrics, Depth, FairAge};
 pub use deadlines::{Enforced, MissedDeadline};
 pub use declared::ModuleSchedule;
 pub use enqueue::{Enqueue, Enqueued};
@@ -84,7 +84,7 @@ pub use find::{FoundJobs, RetriedJobs};
 pub use fire::{Backfill, Due, DueSchedule, Fired};
 pub use handler_state::{StateOf, StateSet, StateWrite};
 pub use jobs::{EXAMINED_MAX, Listed, Listing};
-pub use lanes::{FairAge, Lane};
+pub use lanes::Lane;
 pub use listen::{ECHO_WITHIN, Listener, Notification, WAKE_CHANNEL, Wakeup};
 pub use log::{LogLine, LoggedLine};
 pub use outcomes::Looked;

@@ -230,6 +230,14 @@ pub async fn run(
     stop: Stop,
 ) -> anyhow::Result<()> {
     let (incarnation, heartbeat) = register(&settings, &parts).await?;
+    for (queue, share) in &settings.fair_share {
+        let declared = parts.store.declare_fair_share(queue, share).await;
+        declared.with_context(|| {
+            format!(
+                "set how queue {queue} is shared (fair_share in rouse.toml, or ROUSE_FAIR_SHARE)"
+            )
+        })?;
+    }
     events::worker("started", &settings, incarnation);
     health.database_answers.store(true, Ordering::Relaxed);
 

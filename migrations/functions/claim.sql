@@ -69,6 +69,8 @@ BEGIN
     PERFORM FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0;
     IF FOUND THEN
         p_orders := rouse._within_caps(p_orders, lanes, p_wanted);
+        -- It may have waited, and the jobs that it has not counted have ended since.
+        at := clock_timestamp();
     END IF;
     -- Locks the rows.
     SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072 AND NOT bool_or(found.is_stored)
@@ -132,6 +134,7 @@ BEGIN
     PERFORM FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0;
     IF FOUND THEN
         SELECT w.p_lanes, w.p_wanted INTO p_lanes, p_wanted FROM rouse._bound_within_caps(p_lanes, p_wanted) AS w;
+        at := clock_timestamp();
     END IF;
     RETURN QUERY
     WITH picked AS MATERIALIZED (

@@ -154,6 +154,20 @@ BEGIN
 END
 $$;
 
+-- rouse.set_fair_share by a worker whose settings say so. A limited worker does so for its own queues only.
+CREATE OR REPLACE FUNCTION rouse.declare_fair_share(
+    p_worker bigint, p_key bytea, p_queue text, p_policy text, p_fair_key text, p_quantum integer, p_weights jsonb,
+    p_default_weight double precision, p_starvation interval, p_max_in_flight integer) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF rouse._known(p_worker, p_key) AND rouse._permitted_queues(p_worker, ARRAY[p_queue]) IS NULL THEN
+        RAISE EXCEPTION 'rouse.declare_fair_share: login % may not serve queue %', session_user, quote_literal(left(p_queue, 140))
+            USING ERRCODE = 'RW006', HINT = 'Its queues are listed in rouse.worker_login.';
+    END IF;
+    PERFORM rouse.set_fair_share(p_queue, p_policy, p_fair_key, p_quantum, p_weights, p_default_weight, p_starvation, p_max_in_flight);
+END
+$$;
+
 -- What the key of a lane is counted under: the queue and the key by which it is fair.
 CREATE OR REPLACE FUNCTION rouse._fair_group(p_queue text, p_fair_key text, p_handler text, p_key text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$

@@ -1,5 +1,7 @@
 //! Fair queues: keys share a queue by weight, whatever the number of their jobs.
 
+mod operators;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -302,8 +304,8 @@ async fn jobs_get_lanes_by_the_key_of_their_queue() {
         client.batch_execute(&enqueue).await.unwrap();
         client
             .batch_execute(&format!(
-                "SELECT rouse.enqueue_many('greet', ARRAY['1']::jsonb[], queue => '{queue}', tenant => 'a', source => 'x'),
-                        (rouse.enqueue_unique('greet', 'k', queue => '{queue}', tenant => 'a', source => 'x')).id,
+                "SELECT rouse.enqueue_many('greet', ARRAY['1']::jsonb[], queue => '{queue}', tenant => 'a', source => 'x');
+                 SELECT (rouse.enqueue_unique('greet', 'k{queue}', queue => '{queue}', tenant => 'a', source => 'x')).id,
                         rouse.enqueue_flow(jsonb_build_array(jsonb_build_object(
                             'name', 'one', 'handler', 'greet', 'queue', '{queue}', 'tenant', 'a', 'source', 'x')))"
             ))

@@ -206,6 +206,7 @@ impl Host {
             settings.key = WorkerKey::new(config::read_or_make_key(&key_file)?);
         }
         settings.notify &= !args.no_notify;
+        settings.fair_share = file.fair_share(Environment)?;
 
         let http = match http {
             "off" => None,

@@ -54,6 +54,12 @@ impl Environment {
             "The token that callers of `/invoke` and `/jobs` need",
         ),
         Entry::new(
+            "ROUSE_FAIR_SHARE",
+            "a JSON object with a table for each queue",
+            "`fair_share` of rouse.toml",
+            "How queues are shared, such as `{\"mail\": {\"policy\": \"drr\"}}`; for these queues it replaces the tables of rouse.toml",
+        ),
+        Entry::new(
             "ROUSE_CACHE_DIR",
             "a path",
             "`rouse` in `XDG_CACHE_HOME`, else in `~/.cache`",
@@ -96,6 +102,11 @@ impl Environment {
             }
             Ok(token) => Ok(Some(token)),
         }
+    }
+
+    /// `$ROUSE_FAIR_SHARE`: how queues are shared.
+    pub fn fair_share(self) -> Option<String> {
+        self.get("ROUSE_FAIR_SHARE")
     }
 
     /// `$ROUSE_DATA_DIR`: where `rouse dev` keeps its Postgres.

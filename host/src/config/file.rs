@@ -4,6 +4,7 @@
 //! inner tables in a file for each.
 
 mod dir_table;
+mod fair_table;
 mod handler_table;
 mod http_table;
 mod list;
@@ -35,6 +36,7 @@ use crate::sandbox::{Limits, PublicKey};
 use crate::setting::table::{self, Table};
 use crate::setting::{Entry, Overlay};
 use crate::worker::QueueOrder;
+use fair_table::FairTable;
 use handler_table::HandlerTable;
 pub use host_settings::{HostSettings, InvokeSettings, host_help, host_number};
 use modules::{PinWord, TrustedKeys};
@@ -103,6 +105,8 @@ pub struct File {
     secrets: BTreeMap<String, SecretTable>,
     /// Source → handler.
     sources: BTreeMap<String, String>,
+    /// By queue.
+    fair_share: BTreeMap<String, FairTable>,
     /// By handler name or pattern.
     handlers: BTreeMap<String, HandlerTable>,
 }
@@ -209,6 +213,13 @@ impl Table for File {
             "Jobs of a source run its handler, regardless of the handler that they name",
         ),
         Entry::new(
+            "fair_share",
+            "a table for each queue",
+            "as they are",
+            "How [queues are shared](#fair-share); set in the database when the worker starts",
+        )
+        .overridden_by(&["ROUSE_FAIR_SHARE"]),
+        Entry::new(
             "handlers",
             "a table for each name or pattern",
             "none",
@@ -237,6 +248,7 @@ impl Table for File {
             "limits" => self.limits = map.next_value()?,
             "secrets" => self.secrets = map.next_value()?,
             "sources" => self.sources = map.next_value()?,
+            "fair_share" => self.fair_share = map.next_value()?,
             "handlers" => self.handlers = map.next_value()?,
             key => unreachable!("{key} has a row, and is not read"),
         }

@@ -39,6 +39,19 @@ pub struct DatabaseMetrics {
     pub notification_queue_usage: f64,
 }
 
+/// How long the oldest ready job of a key of a fair queue has waited.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FairAge {
+    /// The queue.
+    pub queue: String,
+    /// By what it is divided, as in `rouse.queue.fair_key`.
+    pub dimension: String,
+    /// The key.
+    pub key: String,
+    /// Seconds.
+    pub age_s: f64,
+}
+
 impl Store {
     /// The depths of all queues and handlers that have jobs. Reads up to 10,000 index entries for each lane; Postgres
     /// cancels it after [`COUNTED_WITHIN`].
@@ -54,6 +67,21 @@ impl Store {
                 scheduled: row.get(3),
                 running: row.get(4),
                 oldest_wait_s: row.get(5),
+            })
+            .collect())
+    }
+
+    /// The ages of the oldest ready jobs of the keys of fair queues, the oldest first. Limited like [`Self::depths`].
+    pub async fn fair_ages(&self) -> Result<Vec<FairAge>, StoreError> {
+        let sql = include_str!("fair_ages.sql");
+        let rows = self.query_limited(COUNTED_WITHIN, sql).await?;
+        Ok(rows
+            .iter()
+            .map(|row| FairAge {
+                queue: row.get(0),
+                dimension: row.get(1),
+                key: row.get(2),
+                age_s: row.get(3),
             })
             .collect())
     }

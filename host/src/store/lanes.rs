@@ -31,19 +31,6 @@ pub struct Lane {
     pub retired: bool,
 }
 
-/// How long the oldest ready job of a key of a fair queue has waited.
-#[derive(Debug, Clone, PartialEq)]
-pub struct FairAge {
-    /// The queue.
-    pub queue: String,
-    /// By what it is divided, as in `rouse.queue.fair_key`.
-    pub dimension: String,
-    /// The key.
-    pub key: String,
-    /// Seconds.
-    pub age_s: f64,
-}
-
 impl Store {
     /// The lanes that were added to the catalog after `seq`.
     pub async fn lanes_after(&self, seq: i64) -> Result<Vec<Lane>, StoreError> {
@@ -91,20 +78,6 @@ impl Store {
         Ok(rows
             .iter()
             .filter_map(|row| Some((row.get(0), share(row)?)))
-            .collect())
-    }
-
-    /// The ages of the oldest ready jobs of the keys of fair queues.
-    pub async fn fair_ages(&self) -> Result<Vec<FairAge>, StoreError> {
-        let rows = self.query(include_str!("fair_ages.sql"), &[]).await?;
-        Ok(rows
-            .iter()
-            .map(|row| FairAge {
-                queue: row.get(0),
-                dimension: row.get(1),
-                key: row.get(2),
-                age_s: row.get(3),
-            })
             .collect())
     }
 

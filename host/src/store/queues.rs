@@ -1,7 +1,7 @@
 //! Queues: their contents, and pausing and resuming them.
 
 use serde_json::Value;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
 
 use super::fleet::allowed;
 use super::{Store, StoreError};
@@ -23,6 +23,23 @@ pub struct NewFairShare {
     pub starvation_s: Option<f64>,
     /// The maximum number of running jobs of a key, on all workers; 0 means any.
     pub max_in_flight: Option<i32>,
+}
+
+type Argument<'a> = (&'a (dyn ToSql + Sync), Type);
+
+impl NewFairShare {
+    fn arguments<'a>(&'a self, queue: &'a &'a str) -> [Argument<'a>; 8] {
+        [
+            (queue, Type::TEXT),
+            (&self.policy, Type::TEXT),
+            (&self.key, Type::TEXT),
+            (&self.quantum, Type::INT4),
+            (&self.weights, Type::JSONB),
+            (&self.default_weight, Type::FLOAT8),
+            (&self.starvation_s, Type::FLOAT8),
+            (&self.max_in_flight, Type::INT4),
+        ]
+    }
 }
 
 impl Store {
@@ -98,23 +115,28 @@ impl Store {
         queue: &str,
         new: &NewFairShare,
     ) -> Result<Value, StoreError> {
+        let arguments = new.arguments(&queue);
         let rows = self
-            .query(
-                include_str!("set_fair_share.sql"),
-                &[
-                    (&queue, Type::TEXT),
-                    (&new.policy, Type::TEXT),
-                    (&new.key, Type::TEXT),
-                    (&new.quantum, Type::INT4),
-                    (&new.weights, Type::JSONB),
-                    (&new.default_weight, Type::FLOAT8),
-                    (&new.starvation_s, Type::FLOAT8),
-                    (&new.max_in_flight, Type::INT4),
-                ],
-            )
+            .query(include_str!("set_fair_share.sql"), &arguments)
             .await?;
         let row = rows.first().expect("the function returns one row");
         Ok(row.get(0))
+    }
+
+    /// The same by a worker.
+    pub async fn declare_fair_share(
+        &self,
+        queue: &str,
+        new: &NewFairShare,
+    ) -> Result<(), StoreError> {
+        let worker = self.identity()?;
+        let key = worker.key();
+        let mut arguments: Vec<Argument<'_>> =
+            vec![(&worker.incarnation.0, Type::INT8), (&key, Type::BYTEA)];
+        arguments.extend(new.arguments(&queue));
+        self.query(include_str!("declare_fair_share.sql"), &arguments)
+            .await?;
+        Ok(())
     }
 
     /// Cancels up to `limit` ready jobs; returns how many.

@@ -1,12 +1,12 @@
 //! The settings of a worker.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::{Intervals, Overrides};
-use crate::store::WorkerKey;
+use crate::store::{NewFairShare, WorkerKey};
 
 /// The settings of a worker. [`Default`] documents the defaults.
 #[derive(Debug, Clone)]
@@ -47,6 +47,8 @@ pub struct Settings {
     pub drain_timeout: Duration,
     /// Handlers by source: jobs from such a source run this handler instead of the one that their producer named.
     pub sources: HashMap<String, String>,
+    /// How queues are shared, by name. The worker sets it in the database when it starts.
+    pub fair_share: BTreeMap<String, NewFairShare>,
     /// The operator's settings for handlers, which override those of their modules.
     pub overrides: Overrides,
     /// How often the worker looks behind its cursors.
@@ -108,6 +110,7 @@ impl Default for Settings {
             job_delay: Duration::ZERO,
             drain_timeout: Duration::from_secs(300),
             sources: HashMap::new(),
+            fair_share: BTreeMap::new(),
             overrides: Overrides::default(),
             intervals: Intervals::default(),
         }

@@ -28,6 +28,8 @@ pub(super) struct Work {
     pub(super) priority: &'static str,
     /// `None` uses the queue `default`; otherwise round robin over the queues `q0`, `q1` …
     pub(super) queues: Option<i64>,
+    /// All in this queue, each of a tenant: SQL over `n`.
+    pub(super) tenants: Option<(&'static str, String)>,
     /// How the jobs wait for each other; `None`: not at all.
     pub(super) graph: Option<Graph>,
     /// How many jobs each enqueued one becomes: itself, and those with which it continues its chain.
@@ -68,6 +70,7 @@ impl Work {
             payload: PAYLOAD.to_owned(),
             priority: "normal",
             queues: None,
+            tenants: None,
             graph: None,
             chain: 1,
         }
@@ -88,13 +91,18 @@ impl Work {
         if let Some(graph) = self.graph {
             return self.enqueue_flows(client, progress, graph).await;
         }
-        let ids = match self.queues {
-            None => format!(
+        let ids = match (self.queues, &self.tenants) {
+            (_, Some((queue, tenant))) => format!(
+                "(SELECT rouse.enqueue('{}', {}, queue => '{queue}', tenant => {tenant}) AS id
+                  FROM generate_series($1::bigint, $2::bigint) AS n)",
+                self.handler, self.payload
+            ),
+            (None, None) => format!(
                 "rouse.enqueue_many('{}', ARRAY(SELECT {} FROM generate_series($1::bigint, $2::bigint) AS n),
                                     priority => '{}')",
                 self.handler, self.payload, self.priority
             ),
-            Some(queues) => format!(
+            (Some(queues), None) => format!(
                 "(SELECT rouse.enqueue('{}', {}, queue => 'q' || n % {queues}, priority => '{}') AS id
                   FROM generate_series($1::bigint, $2::bigint) AS n)",
                 self.handler, self.payload, self.priority

@@ -1,5 +1,6 @@
 //! Figures with more hosts, more lanes, larger payloads, long jobs and late commits.
 
+mod fair;
 mod hosts;
 mod lanes;
 mod late;
@@ -53,6 +54,8 @@ pub(super) enum Kind {
     Hosts,
     /// 1, 10, 1,000 and 10,000 lanes with jobs in each
     Lanes,
+    /// Fair queues with 1, 100 and 10,000 tenants
+    Fair,
     /// Payloads of 100 B, 4 KiB and 64 KiB
     Payloads,
     /// Short jobs while 1-hour jobs occupy most slots
@@ -103,6 +106,7 @@ impl Scale<'_> {
         match kind {
             Kind::Hosts => hosts::measure(self).await,
             Kind::Lanes => lanes::measure(self).await,
+            Kind::Fair => fair::measure(self).await,
             Kind::Payloads => payloads::measure(self).await,
             Kind::Long => long::measure(self).await,
             Kind::Late => late::measure(self).await,

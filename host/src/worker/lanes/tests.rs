@@ -303,6 +303,29 @@ fn a_sweep_moves_the_cursor_forward_only_in_lanes_that_it_found_empty() {
 }
 
 #[test]
+fn a_sweep_does_not_skip_the_jobs_of_a_key_at_its_limit() {
+    let mut lanes = Lanes::default();
+    let share = crate::job::FairShare {
+        key: crate::job::FairKey::Tenant,
+        quantum: 1,
+        weights: HashMap::new(),
+        default_weight: 1.0,
+        starvation: None,
+        max_in_flight: Some(1),
+    };
+    lanes.set_fair([("default".to_owned(), share)].into());
+    lanes.learn(vec![lane(1, 10, Priority::Normal)]);
+    lanes.serve(|_| Some(SERVED));
+    let orders = lanes.orders(After::Cursor, WANTED);
+    lanes.claimed(&orders, &[job(10, 100)], WANTED, false);
+    // The limit is reached, so the next claim takes nothing.
+    let orders = lanes.orders(After::Cursor, WANTED);
+    lanes.claimed(&orders, &[], WANTED, false);
+    lanes.swept(Some(500));
+    assert_eq!(order(&mut lanes), [(10, 100)]);
+}
+
+#[test]
 fn a_sweep_changes_the_cursors_of_empty_lanes_and_not_their_order() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![

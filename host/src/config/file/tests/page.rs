@@ -5,6 +5,7 @@ use std::path::Path;
 use super::read;
 use crate::config::Environment;
 use crate::config::file::dir_table::DirTable;
+use crate::config::file::fair_table::FairTable;
 use crate::config::file::handler_table::HandlerTable;
 use crate::config::file::http_table::HttpTable;
 use crate::config::file::secret_table::{SecretTable, SecretUseTable};
@@ -55,6 +56,7 @@ fn tables_of_the_file() -> Vec<Described> {
         described::<StateQuota>("state", "[handlers.x.state]\n", &[]),
         table::<SqlTable>("sql", "[handlers.x.sql]\n"),
         table::<LoginTable>("login", "[handlers.x.sql.login]\n"),
+        table::<FairTable>("fair", "[fair_share.x]\n"),
         table::<DirTable>("dirs", "[[handlers.x.dirs]]\n"),
         table::<HttpTable>("http", "[[handlers.x.http]]\n"),
         table::<SecretTable>("secrets", "[secrets.x]\n"),
