@@ -97,6 +97,26 @@ BEGIN
 END
 $$;
 
+-- The lanes of the queued jobs with ids after `after`, of the first `most` jobs, and the id up to which it has read: that of the newest job if
+-- there are more. If `after` is null, only that id. For workers that have other jobs to claim meanwhile. Served by the primary key.
+CREATE OR REPLACE FUNCTION rouse.newest_lanes(p_after bigint, p_most integer, OUT lanes bigint[], OUT last bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    jobs bigint := 0;
+BEGIN
+    IF p_after IS NOT NULL THEN
+        SELECT array_agg(DISTINCT n.lane) FILTER (WHERE n.state = 'queued'), count(*), max(n.id) INTO lanes, jobs, last
+        FROM (SELECT j.id, j.lane, j.state FROM rouse.job AS j WHERE j.id > p_after ORDER BY j.id LIMIT p_most) AS n;
+    END IF;
+    lanes := coalesce(lanes, '{}');
+    IF p_after IS NULL OR jobs >= p_most THEN
+        SELECT j.id INTO last FROM rouse.job AS j ORDER BY j.id DESC LIMIT 1;
+    END IF;
+END
+$$;
+
 -- Gives due scheduled jobs and retries a new turn, at most `most` of them, and returns how many, and in how many milliseconds the next one
 -- is due (null: there is none). A due job that is locked is left to a later call: it does not count as the next one, because waiting for it
 -- would mean not waiting at all. `within_ms`: only jobs that became due within this many milliseconds; null: all. `ids`: the promoted jobs,

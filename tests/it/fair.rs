@@ -140,6 +140,50 @@ async fn keys_share_by_weight_and_a_change_needs_no_restart() {
     assert!((230..=250).contains(&counts["b"]), "4:1 of 300: {counts:?}");
 }
 
+/// Nobody notifies a busy worker: it finds the first job of a tenant by searching the newest jobs.
+#[tokio::test]
+async fn the_first_job_of_a_tenant_starts_soon_while_another_tenant_floods_the_queue() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("SELECT rouse.set_fair_share('mail', policy => 'drr')")
+        .await
+        .unwrap();
+    enqueue(&client, "mail", "flood", "test.sleep", 5, 3000).await;
+    let settings = Settings {
+        slots: 2,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    until_true(&client, "SELECT count(*) >= 200 FROM rouse.finished").await;
+    for nth in 0..8 {
+        // The second half of the lanes is known, and empty.
+        enqueue(
+            &client,
+            "mail",
+            &format!("cold{}", nth % 4),
+            "test.sleep",
+            5,
+            1,
+        )
+        .await;
+        let ended =
+            format!("SELECT count(*) > {nth} FROM rouse.finished WHERE tenant LIKE 'cold%'");
+        until_true(&client, &ended).await;
+    }
+    worker.stop_now().await;
+    // How many jobs of the flood have started between the enqueue of each and its start.
+    let overtaken = "
+        SELECT count(f.id) FROM rouse.jobs AS c
+        LEFT JOIN rouse.jobs AS f ON f.tenant = 'flood' AND f.started_at BETWEEN c.requested_at AND c.started_at
+        WHERE c.tenant LIKE 'cold%' GROUP BY c.id";
+    let rows = client.query(overtaken, &[]).await.unwrap();
+    let counts: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(counts.len(), 8);
+    // About 400 start in a second, after which the sweep would find it, and about 40 wait in line.
+    assert!(counts.iter().sum::<i64>() < 8 * 25, "{counts:?}");
+}
+
 #[tokio::test]
 async fn past_the_starvation_age_the_oldest_job_goes_first() {
     let db = TestDb::new().await;

@@ -364,7 +364,7 @@ fn print_keys(queue: &Value, now: f64) {
                 Some(key) => key,
                 None => "(other)",
             }),
-            key["weight"].to_string(),
+            number(&key["weight"]),
             count("ready") + if key["at_least"] == true { "+" } else { "" },
             count("in_flight"),
             wait.unwrap_or_default(),
@@ -495,6 +495,14 @@ fn kept(days: Option<i32>, failed: Option<i32>) -> String {
     }
 }
 
+/// A weight: `3`, not `3.0`. Empty for none.
+fn number(weight: &Value) -> String {
+    weight
+        .as_f64()
+        .map(|weight| weight.to_string())
+        .unwrap_or_default()
+}
+
 /// How a queue is shared, in one line.
 fn shared(share: &Value) -> String {
     if share["policy"] != "drr" {
@@ -507,10 +515,10 @@ fn shared(share: &Value) -> String {
     let mut text = format!("by {key} (drr), quantum {}", share["quantum"]);
     let weights = share["weights"].as_object().into_iter().flatten();
     let weights: Vec<String> = weights
-        .map(|(key, weight)| format!("{} {weight}", plain(key)))
+        .map(|(key, weight)| format!("{} {}", plain(key), number(weight)))
         .collect();
     if weights.is_empty() {
-        text += &format!(", weight {}", share["default_weight"]);
+        text += &format!(", weight {}", number(&share["default_weight"]));
     } else {
         text += &format!(
             ", weights {}, others {}",

@@ -93,4 +93,24 @@ impl Store {
             deadlines: row.get(9),
         })
     }
+
+    /// The lanes of the queued jobs with ids after `after`, of the first `most` jobs, and the id up to which it has read:
+    /// that of the newest job if there are more. Without `after`, only that id.
+    pub async fn newest_lanes(
+        &self,
+        after: Option<i64>,
+        most: i32,
+    ) -> Result<(Vec<LaneId>, Option<i64>), StoreError> {
+        let rows = self
+            .query(
+                include_str!("newest_lanes.sql"),
+                &[(&after, Type::INT8), (&most, Type::INT4)],
+            )
+            .await?;
+        let row = rows
+            .first()
+            .expect("a function with OUT parameters returns one row");
+        let lanes: Vec<i64> = row.get(0);
+        Ok((lanes.into_iter().map(LaneId).collect(), row.get(1)))
+    }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::events::{EventContext, Since};
+use super::turns::Class;
 use crate::sandbox::BootTime;
 use crate::store::{ClaimedJob, Lane};
 
@@ -12,6 +13,10 @@ use crate::store::{ClaimedJob, Lane};
 pub(super) struct Claim {
     pub(super) job: ClaimedJob,
     pub(super) lane: Arc<Lane>,
+    /// Its class; `None` if nothing may go ahead of it.
+    pub(super) class: Option<Class>,
+    /// It goes ahead of others of its class in line.
+    pub(super) goes_ahead: bool,
     /// Its end may let other jobs of its key start.
     pub(super) is_capped: bool,
     /// Just before the claim was sent.

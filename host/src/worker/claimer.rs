@@ -94,10 +94,23 @@ impl Claimer<'_> {
                 self.wait_for_memory().await;
                 continue;
             }
-            if let Some(capacity) = slots.capacity(self.looks.ahead()) {
+            let ahead = self.looks.ahead();
+            if let Some(capacity) = slots.capacity(ahead) {
                 return capacity.min(self.looks.wanted_max());
             }
-            slots.freed().await;
+            // Jobs of other keys need not wait until the line is half empty.
+            match self.looks.next_search().filter(|_| ahead > 0) {
+                None => slots.freed().await,
+                Some(at) => {
+                    if tokio::time::timeout_at(at.into(), slots.freed())
+                        .await
+                        .is_err()
+                        && let Ok(lanes @ 1..) = self.looks.find_new().await
+                    {
+                        return lanes.min(self.looks.wanted_max());
+                    }
+                }
+            }
         }
     }
 

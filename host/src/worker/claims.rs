@@ -3,11 +3,14 @@
 mod adopt;
 mod by_source;
 mod dispatch;
+mod newest;
 mod serve;
 
 use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
+
+use dispatch::InLine;
 
 use super::Shared;
 use super::ageing::{KNOWN_AHEAD, KNOWN_MAX, Overdue, Share};
@@ -64,6 +67,7 @@ pub(super) struct Claims<'a> {
     /// The share of each claim for jobs found by their source, so that neither they nor the other jobs starve.
     by_source_share: Share,
     prefetch: Prefetch,
+    newest: newest::Newest,
     overdue: Overdue,
     /// Leases that ended before this time, by the database's clock, were checked. The next claim checks later ones.
     checked_at: SystemTime,
@@ -84,6 +88,7 @@ impl<'a> Claims<'a> {
             by_source_at: Instant::now(),
             by_source_share: Share::new(50),
             prefetch: Prefetch::new(Instant::now()),
+            newest: newest::Newest::new(Instant::now()),
             overdue: Overdue::new(Share::new(shared.settings.promote_share)),
             checked_at: SystemTime::UNIX_EPOCH,
             orphans_left: false,
@@ -94,6 +99,7 @@ impl<'a> Claims<'a> {
     /// Forgets the remembered state of the database: after an error it may be wrong.
     pub(super) fn start_over(&mut self) {
         self.lanes.forget();
+        self.newest = newest::Newest::new(Instant::now());
         // The next server may have a different clock.
         self.checked_at = SystemTime::UNIX_EPOCH;
     }
@@ -221,9 +227,12 @@ impl<'a> Claims<'a> {
         }
         let is_cut = self.record_size(&jobs);
         let is_all = jobs.len() < wanted && !is_cut;
+        let first = self.lanes.take_woken(&orders);
         let may_have_more = self.lanes.claimed(&orders, &jobs, wanted, is_cut);
         self.overdue.claimed(&orders, &jobs, is_all, Instant::now());
-        let jobs = self.dispatch(under_way, jobs, sent, false).await;
+        let jobs = self
+            .dispatch(under_way, jobs, sent, InLine::Queued(&first))
+            .await;
         Ok(Found {
             jobs,
             is_cut: is_cut || may_have_more,

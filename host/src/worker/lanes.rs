@@ -32,6 +32,8 @@ pub(super) struct Lanes {
     by_source: VecDeque<LaneId>,
     /// Served lanes that are known to have jobs, and whose turn it is.
     active: Turns,
+    /// Lanes of fair queues that had no jobs until a moment ago, and that no claim has read since.
+    woken: HashSet<LaneId>,
     /// The last lane that was probed.
     probed: Option<LaneId>,
     /// The numbers of the catalog's rows in the window.
@@ -273,6 +275,39 @@ impl Lanes {
         for id in new {
             self.by_source.push_front(*id);
         }
+    }
+
+    /// True if any queue is fair.
+    pub(super) fn has_fair(&self) -> bool {
+        !self.fair.is_empty()
+    }
+
+    /// Notes that a lane has a job. True if it was not known to have any, and is served. In a fair queue, its first job
+    /// then goes ahead of the jobs that wait in line.
+    pub(super) fn wake(&mut self, id: LaneId) -> bool {
+        let is_new = !self.active.contains(id) && self.activate(id);
+        if is_new
+            && self
+                .known
+                .get(&id)
+                .is_some_and(|known| self.fair.contains_key(&known.lane.queue))
+        {
+            self.woken.insert(id);
+        }
+        is_new
+    }
+
+    /// Those of the lanes of a claim that had no jobs until a moment ago.
+    pub(super) fn take_woken(&mut self, orders: &[ClaimOrder]) -> Vec<LaneId> {
+        let lanes = orders.iter().map(|order| order.lane);
+        lanes.filter(|lane| self.woken.remove(lane)).collect()
+    }
+
+    /// The class of a lane. `None` if it is unknown.
+    pub(super) fn class_of(&self, id: LaneId) -> Option<Class> {
+        self.known
+            .get(&id)
+            .map(|known| known.class(self.queue_order))
     }
 
     /// Sets the settings of fair queues. True if they have changed, so the served lanes have to be chosen again.

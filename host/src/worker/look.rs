@@ -71,6 +71,16 @@ impl<'a> Looks<'a> {
         self.schedule.due_at()
     }
 
+    /// When the newest jobs are searched next, while slots are taken. `None` if no fair queue is served.
+    pub(super) fn next_search(&self) -> Option<Instant> {
+        self.claims.next_search()
+    }
+
+    /// Searches the newest jobs, if it is time. Returns the number of lanes that have jobs now and had none before.
+    pub(super) async fn find_new(&mut self) -> Result<usize, StoreError> {
+        self.claims.find_new().await
+    }
+
     /// False if this worker is known not to serve the lane.
     pub(super) fn may_serve(&self, lane: LaneId) -> bool {
         !self.claims.lanes.knows(lane) || self.claims.lanes.serves(lane)
@@ -105,7 +115,10 @@ impl<'a> Looks<'a> {
         }
         // True if there are known to be jobs to claim.
         let known = match trigger {
-            Trigger::More => true,
+            Trigger::More => {
+                self.claims.find_new().await?;
+                true
+            }
             Trigger::Wakeup => self.take_wakeups().await?,
             Trigger::Poll => false,
         };

@@ -43,6 +43,15 @@ impl Inner {
     fn in_hand(&self) -> usize {
         self.waiting.len() + self.running
     }
+
+    /// The place in line for a claim that goes ahead of others of its class, and of later classes.
+    fn place_ahead(&self, claim: &Claim) -> usize {
+        let is_behind = |other: &Claim| {
+            !other.goes_ahead && other.class.is_some() && other.class >= claim.class
+        };
+        let place = self.waiting.iter().position(is_behind);
+        place.unwrap_or(self.waiting.len())
+    }
 }
 
 impl Slots {
@@ -122,7 +131,13 @@ impl Slots {
     /// Puts claims in line. Returns how many slots have to be started for them.
     fn put(&self, claims: Vec<Claim>) -> usize {
         let mut inner = self.lock();
-        inner.waiting.extend(claims);
+        for claim in claims {
+            let place = match claim.goes_ahead {
+                true => inner.place_ahead(&claim),
+                false => inner.waiting.len(),
+            };
+            inner.waiting.insert(place, claim);
+        }
         let more = inner.waiting.len().min(self.max - inner.running);
         // The new slots count from now on. If a running slot takes the claim first, the new slot finds the line empty
         // and ends.
@@ -154,13 +169,13 @@ impl Slots {
     /// Takes the claims that arrived up to `then` out of the line.
     fn take_late(&self, then: Instant) -> Vec<Claim> {
         let mut inner = self.lock();
-        // The line is in the order of arrival.
-        let late = inner
-            .waiting
-            .partition_point(|claim| claim.received <= then);
-        let late = inner.waiting.drain(..late).collect();
+        // The line is nearly in the order of arrival.
+        let all = std::mem::take(&mut inner.waiting);
+        let (late, rest): (VecDeque<Claim>, _) =
+            all.into_iter().partition(|claim| claim.received <= then);
+        inner.waiting = rest;
         self.changed(inner);
-        late
+        late.into()
     }
 }
 
@@ -241,6 +256,8 @@ pub(super) mod tests {
                 key: String::new(),
                 retired: false,
             }),
+            class: Some([1, 0]),
+            goes_ahead: false,
             is_capped: false,
             sent: BootTime::now(),
             received,
@@ -267,6 +284,30 @@ pub(super) mod tests {
         assert!(slots.next(false).is_none());
         assert_eq!(slots.in_hand(), 0);
         assert_eq!(slots.put(claims(6..9)), 2, "both are started again");
+    }
+
+    #[test]
+    fn a_claim_that_goes_ahead_keeps_behind_earlier_classes_and_adopted_jobs() {
+        let slots = Slots::new(1, Arc::default());
+        let with = |id, class, goes_ahead| Claim {
+            class,
+            goes_ahead,
+            ..claim(id, Instant::now())
+        };
+        slots.put(vec![
+            with(1, None, false),
+            with(2, Some([0, 0]), false),
+            with(3, Some([1, 0]), false),
+            with(4, Some([2, 0]), false),
+        ]);
+        slots.put(vec![
+            with(5, Some([1, 0]), true),
+            with(6, Some([1, 0]), true),
+            with(7, Some([2, 0]), true),
+        ]);
+        let line = || slots.next(false).map(|claim| claim.job.id.0);
+        let taken: Vec<i64> = std::iter::from_fn(line).collect();
+        assert_eq!(taken, [1, 2, 5, 6, 3, 7, 4]);
     }
 
     #[tokio::test]

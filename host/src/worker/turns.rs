@@ -10,6 +10,9 @@ use std::sync::Arc;
 
 use crate::job::LaneId;
 
+/// The maximum number of turns that a lane takes at once.
+const BURST_MAX: usize = 8;
+
 /// A position in the order of claims: lanes of a later class wait until the earlier classes are empty.
 pub(super) type Class = [usize; 2];
 
@@ -135,13 +138,18 @@ impl Turns {
 
     /// Divides a claim of `wanted` jobs among the lanes of each class, the first class first: at most `room` lanes. The
     /// turns are taken by this; [`Self::settle`] gives back those that were not used.
+    ///
+    /// If there are many more lanes than fit a claim, each takes several turns at once, and then waits for as many
+    /// rounds: a claim of one job from each of many lanes costs Postgres much more than the same number from few.
     pub(super) fn divide(&mut self, wanted: usize, room: usize) -> Vec<Part> {
         let mut parts = Vec::new();
+        let burst = (self.lanes.len() / room.max(1)).clamp(1, BURST_MAX);
         for queues in self.classes.values_mut() {
             let room = room - parts.len();
             let mut places: HashMap<LaneId, usize> = HashMap::new();
             let of_class = parts.len();
-            for _ in 0..wanted {
+            let mut left = wanted;
+            while left > 0 {
                 let Some(lane) = queues.next() else {
                     break;
                 };
@@ -154,10 +162,15 @@ impl Turns {
                     parts.push(Part { lane, most });
                     parts.len() - 1
                 });
-                parts[place].most = parts[place].most.map(|most| most + 1);
+                let turns = burst.min(left);
+                left -= turns;
+                parts[place].most = parts[place].most.map(|most| most + turns);
+                #[expect(clippy::cast_precision_loss, reason = "at most BURST_MAX")]
+                let turns = turns as f64;
+                pay(queues, lane, &self.lanes, turns - 1.0);
                 if queues.is_single() {
                     // The turns of a lane that has them all need not be counted.
-                    pay(queues, lane, &self.lanes, -1.0);
+                    pay(queues, lane, &self.lanes, -turns);
                     parts[of_class].most = None;
                     break;
                 }
@@ -188,7 +201,7 @@ fn pay(
     lanes: &HashMap<LaneId, Place>,
     cost: f64,
 ) {
-    let Some(place) = lanes.get(&lane) else {
+    let Some(place) = lanes.get(&lane).filter(|_| cost != 0.0) else {
         return;
     };
     queues.pay(&place.queue, cost);

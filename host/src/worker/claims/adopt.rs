@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use metrics::counter;
 use tracing::error;
 
+use super::dispatch::InLine;
 use super::{Claims, Found};
 use crate::job::{AfterLoss, Fence, LaneId, after_loss};
 use crate::sandbox::BootTime;
@@ -96,7 +97,9 @@ impl Claims<'_> {
         }
         let bytes = claimed.iter().map(ClaimedJob::bytes).sum();
         let is_cut = is_filled || fills_an_answer(claimed.len(), bytes);
-        let jobs = self.dispatch(under_way, claimed, sent, true).await;
+        let jobs = self
+            .dispatch(under_way, claimed, sent, InLine::Adopted)
+            .await;
         Ok(Found {
             jobs,
             is_cut,

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::dispatch::InLine;
 use super::{Claims, Found};
 use crate::job::{Fence, LaneId};
 use crate::sandbox::BootTime;
@@ -49,7 +50,9 @@ impl Claims<'_> {
         // The sources take turns in being the first.
         self.sources.rotate_left(1);
         let is_cut = self.record_size(&jobs);
-        let jobs = self.dispatch(under_way, jobs, sent, false).await;
+        let jobs = self
+            .dispatch(under_way, jobs, sent, InLine::Queued(&[]))
+            .await;
         Ok(Found {
             jobs,
             is_cut,

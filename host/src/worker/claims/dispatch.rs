@@ -3,13 +3,22 @@
 use std::time::Instant;
 
 use super::Claims;
-use crate::job::{Attempt, RunEnd};
+use crate::job::{Attempt, LaneId, RunEnd};
 use crate::sandbox::BootTime;
 use crate::store::ClaimedJob;
 use crate::worker::claim::Claim;
 use crate::worker::leases::UnderWay;
 use crate::worker::unbound::Sorted;
 use crate::worker::{attempt, events, slots};
+
+/// Which place in line the jobs of a claim get.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum InLine<'a> {
+    /// Adopted jobs: at the end. Nothing goes ahead of them.
+    Adopted,
+    /// Queued jobs: at the end. Those of these lanes, which had no jobs until now, go ahead of others of their class.
+    Queued(&'a [LaneId]),
+}
 
 impl Claims<'_> {
     /// Puts the jobs of a claim in line, and gives back those whose handler is missing. Returns how many jobs count as
@@ -19,7 +28,7 @@ impl Claims<'_> {
         under_way: UnderWay<'_>,
         jobs: Vec<ClaimedJob>,
         sent: BootTime,
-        adopted: bool,
+        line: InLine<'_>,
     ) -> usize {
         let received = Instant::now();
         self.shared
@@ -44,6 +53,11 @@ impl Claims<'_> {
                 let job_lease = job.lease;
                 let claim = Claim {
                     is_capped: self.lanes.is_capped(job.lane),
+                    class: match line {
+                        InLine::Adopted => None,
+                        InLine::Queued(_) => self.lanes.class_of(job.lane),
+                    },
+                    goes_ahead: matches!(line, InLine::Queued(first) if first.contains(&job.lane)),
                     job,
                     lane,
                     sent,
@@ -51,9 +65,9 @@ impl Claims<'_> {
                     lease: job_lease.unwrap_or(lease),
                 };
                 let context = claim.event_context(self.shared, &claim.lane.handler);
-                match adopted {
-                    true => events::adopted(context, claim.job.uncounted),
-                    false => {
+                match line {
+                    InLine::Adopted => events::adopted(context, claim.job.uncounted),
+                    InLine::Queued(_) => {
                         if claim.job.attempt == Attempt(1) {
                             events::enqueued(context, &claim.lane.queue, claim.job.requested_at);
                         }

@@ -196,7 +196,7 @@ fn a_claim_covers_no_more_lanes_than_fit_and_the_next_one_goes_on() {
     for _ in 0..4 {
         let parts = turns.divide(5000, 250);
         assert_eq!(parts.len(), 250);
-        assert!(parts.iter().all(|part| part.most == Some(1)));
+        assert!(parts.iter().all(|part| part.most == Some(4)));
         seen.extend(parts.iter().map(|part| part.lane));
     }
     assert_eq!(seen.len(), 1000);
@@ -217,4 +217,34 @@ fn a_tiny_share_is_served_in_its_time_and_alone_at_once() {
     let mut jobs: HashMap<i64, usize> = [(1, 1000), (2, 100_000)].into();
     let totals = totals(&run(&mut turns, &mut jobs, 100, 100));
     assert!((9..=11).contains(&totals[&1]), "{totals:?}");
+}
+
+#[test]
+fn each_of_very_many_lanes_takes_several_turns_at_once_and_has_its_share_in_the_end() {
+    let mut turns = Turns::default();
+    let mut jobs = HashMap::new();
+    for lane in 0..2048 {
+        let share = if lane % 2 == 0 { 1.0 } else { 3.0 };
+        turns.insert(LaneId(lane), place("a", &lane.to_string(), share));
+        jobs.insert(lane, 1_000);
+    }
+    let parts = turns.divide(512, 256);
+    assert!(parts.len() == 64 && parts.iter().all(|part| part.most == Some(8)));
+    let claimed = run(&mut turns, &mut jobs, 512, 2048 * 80 / 512);
+    let totals = totals(&claimed);
+    let of = |odd: i64| {
+        let lanes = totals.iter().filter(move |(lane, _)| *lane % 2 == odd);
+        lanes.map(|(_, jobs)| *jobs)
+    };
+    // 160 jobs for each pair of lanes: 40 and 120.
+    assert!(
+        of(0).all(|jobs| (32..=48).contains(&jobs)),
+        "{:?}",
+        of(0).max()
+    );
+    assert!(
+        of(1).all(|jobs| (104..=136).contains(&jobs)),
+        "{:?}",
+        of(1).min()
+    );
 }

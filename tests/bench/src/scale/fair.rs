@@ -66,10 +66,10 @@ async fn shares(scale: &mut Scale<'_>, hosts: usize) -> Result<()> {
     let windows = "
         WITH f AS (SELECT f.tenant, row_number() OVER (ORDER BY f.claimed_at, f.id) - 1 AS place FROM rouse.finished AS f WHERE f.id BETWEEN $1 AND $2),
         ends AS (SELECT min(e.place) AS place FROM (SELECT max(f.place) AS place FROM f GROUP BY f.tenant) AS e),
-        shares AS (SELECT f.place / $3 AS nth, f.tenant, count(*) / CASE f.tenant WHEN 't1' THEN 3.0 ELSE 1.0 END AS share
-                   FROM f, ends WHERE f.place < ends.place / $3 * $3 GROUP BY 1, 2)
+        shares AS (SELECT f.place / $3::bigint AS nth, f.tenant, count(*) / CASE f.tenant WHEN 't1' THEN 3.0 ELSE 1.0 END AS share
+                   FROM f, ends WHERE f.place < ends.place / $3::bigint * $3::bigint GROUP BY 1, 2)
         SELECT count(*), min(w.jain)::float8
-        FROM (SELECT sum(s.share) ^ 2 / ($4 * sum(s.share ^ 2)) AS jain FROM shares AS s GROUP BY s.nth) AS w";
+        FROM (SELECT sum(s.share) ^ 2 / ($4::bigint * sum(s.share ^ 2)) AS jain FROM shares AS s GROUP BY s.nth) AS w";
     let (first, last) = drained.ids;
     let row = scale
         .server

@@ -1,0 +1,57 @@
+//! Finds jobs of lanes that had none, while a worker is busy with other lanes of fair queues.
+//!
+//! The sweep finds them too, but only once a second. Nobody notifies a busy worker.
+
+use std::time::{Duration, Instant};
+
+use super::Claims;
+use crate::store::StoreError;
+
+/// The interval of these searches: each is a read of the jobs that were enqueued since the one before the last.
+const EVERY: Duration = Duration::from_millis(5);
+/// The maximum number of jobs that one search reads. It skips the rest, which the next sweep finds.
+const JOBS_MAX: i32 = 2_000;
+
+/// Up to which job the newest jobs were read.
+#[derive(Debug)]
+pub(super) struct Newest {
+    next_at: Instant,
+    /// At the last two searches, older first: ids are assigned before their jobs are committed.
+    read_to: [Option<i64>; 2],
+}
+
+impl Newest {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            next_at: now,
+            read_to: [None; 2],
+        }
+    }
+}
+
+impl Claims<'_> {
+    /// When the next search is due. `None` if no fair queue is served.
+    pub(in crate::worker) fn next_search(&self) -> Option<Instant> {
+        self.lanes.has_fair().then_some(self.newest.next_at)
+    }
+
+    /// Searches the newest jobs, if it is time. Returns the number of lanes that have jobs now and had none before.
+    pub(in crate::worker) async fn find_new(&mut self) -> Result<usize, StoreError> {
+        let now = Instant::now();
+        if self.next_search().is_none_or(|at| at > now) {
+            return Ok(0);
+        }
+        self.newest.next_at = now + EVERY;
+        let [older, newer] = self.newest.read_to;
+        let (lanes, last) = self.shared.store.newest_lanes(older, JOBS_MAX).await?;
+        // Without a job, ids go on from where they were.
+        self.newest.read_to = [newer.or(last), last.or(newer)];
+        if lanes.iter().any(|lane| !self.lanes.knows(*lane)) {
+            self.read_catalog().await?;
+        }
+        Ok(lanes
+            .into_iter()
+            .filter(|lane| self.lanes.wake(*lane))
+            .count())
+    }
+}
