@@ -231,7 +231,7 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
     let sent = "SELECT EXISTS (SELECT FROM rouse.worker AS w, jsonb_array_elements(w.stats -> 'fair') AS f, jsonb_array_elements(f -> 'keys') AS k
                 WHERE f ->> 'queue' = 'mail' AND k ->> 'key' = 'a' AND k ->> 'selected' = '300')";
     until_true(&client, sent).await;
-    host.kill();
+    host.exit(PATIENCE);
 
     // What the database refuses stops the start.
     let wrong = r#"{"bulk": {"max_in_flight": -1}}"#;
