@@ -11,8 +11,8 @@ $$;
 
 -- Reports whether there is work for a worker: one read, which locks nothing and waits for nothing. Paused queues have no work.
 --
---   lanes, cursors      ready: those of these lanes that have a ready job after their cursor, in the
---                       order given, at most `most` (served by job_ready)
+--   lanes, cursors      ready: those of these lanes that have a ready job after their cursor (served by
+--                       job_ready)
 --   catalog_after       catalog_changed: the positions of the rows of the catalog of lanes after this one do not add
 --                       up to `catalog_sum`: rows were added, removed or moved (served by its primary key)
 --   orphaned_since      orphans: a lease has ended, at this time or later; null: at any time (served by
@@ -29,7 +29,7 @@ $$;
 --                       pending_release_due)
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_sum bigint,
-    p_orphaned_since timestamptz, p_due_within_ms bigint, p_most integer, p_with_writers boolean,
+    p_orphaned_since timestamptz, p_due_within_ms bigint, p_with_writers boolean,
     OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint, OUT looked_at timestamptz,
     OUT turn bigint, OUT writers bigint[], OUT releases boolean, OUT deadlines boolean)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -60,15 +60,12 @@ BEGIN
     ELSE
         turn := (SELECT s.last_value FROM rouse.turn_seq AS s);
     END IF;
-    SELECT coalesce(array_agg(having_jobs.lane), '{}') INTO ready
-    FROM (
-        SELECT asked.lane
-        FROM unnest(p_lanes, p_cursors) AS asked(lane, after)
-        CROSS JOIN LATERAL (
-            SELECT FROM rouse.job AS j
-            WHERE j.lane = asked.lane AND j.turn > asked.after AND j.state = 'queued' AND j.turn IS NOT NULL
-            ORDER BY j.turn LIMIT 1) AS first_job
-        LIMIT p_most) AS having_jobs;
+    SELECT coalesce(array_agg(asked.lane), '{}') INTO ready
+    FROM unnest(p_lanes, p_cursors) AS asked(lane, after)
+    CROSS JOIN LATERAL (
+        SELECT FROM rouse.job AS j
+        WHERE j.lane = asked.lane AND j.turn > asked.after AND j.state = 'queued' AND j.turn IS NOT NULL
+        ORDER BY j.turn LIMIT 1) AS first_job;
     catalog_changed := (SELECT coalesce(sum(l.seq), 0) FROM rouse.lane AS l WHERE l.seq > p_catalog_after) <> p_catalog_sum;
     IF paused THEN
         orphans := EXISTS (

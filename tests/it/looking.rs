@@ -44,7 +44,6 @@ impl Looker {
             catalog_sum: self.catalog_sum,
             orphaned_since: since(within),
             due_within: within,
-            most: 10,
             with_writers: false,
         };
         Peek {
@@ -252,7 +251,6 @@ async fn a_peek_returns_the_newest_writing_transaction_of_its_own_database() {
             catalog_sum: 0,
             orphaned_since: None,
             due_within: None,
-            most: 10,
             with_writers: true,
         };
         looker.store.peek(&looking).await.unwrap().writers.unwrap()

@@ -21,8 +21,6 @@ pub struct Looking<'a> {
     /// Only jobs that became due, and deadlines that have passed, within this time, by the database's clock; `None`
     /// means all.
     pub due_within: Option<Duration>,
-    /// The maximum number of lanes to return.
-    pub most: usize,
     /// Whether to return the transactions that write.
     pub with_writers: bool,
 }
@@ -69,7 +67,6 @@ impl Store {
                     (&looking.catalog_sum, Type::INT8),
                     (&looking.orphaned_since, Type::TIMESTAMPTZ),
                     (&looking.due_within.map(millis), Type::INT8),
-                    (&i32::try_from(looking.most).unwrap_or(i32::MAX), Type::INT4),
                     (&looking.with_writers, Type::BOOL),
                 ],
             )

@@ -28,6 +28,8 @@ pub(super) struct Lanes {
     known: HashMap<LaneId, Known>,
     /// The number of lanes that are served as a whole.
     served: usize,
+    /// New lanes, of which it is not known whether they are served.
+    unchosen: Vec<LaneId>,
     /// Lanes that are served by source.
     by_source: VecDeque<LaneId>,
     /// Served lanes that are known to have jobs, and whose turn it is.
@@ -76,8 +78,8 @@ pub(super) struct Serving {
 pub(super) struct CatalogChange {
     /// There are new lanes, which may have jobs.
     pub(super) new: bool,
-    /// Lanes were added or removed, so the served lanes have to be chosen again.
-    pub(super) changed: bool,
+    /// Lanes were removed, so all served lanes have to be chosen again.
+    pub(super) removed: bool,
 }
 
 #[derive(Debug)]
@@ -211,6 +213,7 @@ impl Lanes {
             listed.insert(lane.id);
             self.known.entry(lane.id).or_insert_with(|| {
                 new = true;
+                self.unchosen.push(lane.id);
                 Known {
                     lane: Arc::new(lane),
                     serving: None,
@@ -230,13 +233,38 @@ impl Lanes {
         }
         CatalogChange {
             new,
-            changed: new || self.known.len() < all,
+            removed: self.known.len() < all,
+        }
+    }
+
+    /// [`Self::serve`] for new lanes only: the others stay as they are.
+    pub(super) fn serve_new(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
+        let mut new = std::mem::take(&mut self.unchosen);
+        // Those that come last go first.
+        new.sort_unstable_by_key(|id| {
+            std::cmp::Reverse(self.known.get(id).map(|known| known.lane.seq))
+        });
+        for id in new {
+            let Some(known) = self.known.get_mut(&id) else {
+                continue;
+            };
+            known.serving = serving(&known.lane);
+            known.set_share(self.queue_order, self.fair.get(&known.lane.queue));
+            match known.serving {
+                Some(serving) if serving.by_source => self.by_source.push_front(id),
+                Some(_) => {
+                    self.served += 1;
+                    self.active.insert(id, known.place.clone());
+                }
+                None => {}
+            }
         }
     }
 
     /// Chooses which lanes are served, and how. A lane that was not served before counts as active: a new one is
     /// catalogued with its first job.
     pub(super) fn serve(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
+        self.unchosen.clear();
         let mut active = Vec::new();
         for known in self.known.values_mut() {
             let was_served = known.is_served_whole();
@@ -275,6 +303,11 @@ impl Lanes {
         for id in new {
             self.by_source.push_front(*id);
         }
+    }
+
+    /// True if there are new lanes, of which it is not known whether they are served.
+    pub(super) fn has_unchosen(&self) -> bool {
+        !self.unchosen.is_empty()
     }
 
     /// True if any queue is fair.
@@ -634,6 +667,11 @@ impl Lanes {
             Some(ClaimOrder { only, ..order })
         }));
         orders
+    }
+
+    /// The lanes that are known to have jobs, in the order of claims.
+    pub(super) fn with_jobs(&self) -> Vec<ClaimOrder> {
+        self.filtered(|lane| self.active.contains(lane))
     }
 
     /// All lanes that are served as a whole, in the order of claims.

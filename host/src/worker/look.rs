@@ -18,9 +18,6 @@ use super::writers::Writers;
 use crate::job::LaneId;
 use crate::store::{Looking, Peek, StoreError};
 
-/// The maximum number of lanes with jobs that one peek returns: as many as fit one claim.
-const PEEKED_MAX: usize = 256;
-
 /// Looks for jobs, and keeps state from one look to the next.
 pub(super) struct Looks<'a> {
     shared: &'a Arc<Shared>,
@@ -40,8 +37,6 @@ struct Peeked {
     turn: Option<i64>,
     /// Transactions that have written and are in progress, if this is a sweep.
     writers: Vec<i64>,
-    /// The peek returned the maximum number of lanes, so it may have left out others.
-    is_cut: bool,
 }
 
 impl<'a> Looks<'a> {
@@ -71,7 +66,7 @@ impl<'a> Looks<'a> {
         self.schedule.due_at()
     }
 
-    /// When the newest jobs are searched next, while slots are taken. `None` if no fair queue is served.
+    /// When the newest jobs are searched next, while slots are taken. `None` if there are few lanes, and no fair queue.
     pub(super) fn next_search(&self) -> Option<Instant> {
         self.claims.next_search()
     }
@@ -175,8 +170,7 @@ impl<'a> Looks<'a> {
         {
             self.find_overdue(after).await;
         }
-        self.schedule
-            .swept(Instant::now(), sweep, is_late, peeked.is_cut);
+        self.schedule.swept(Instant::now(), sweep, is_late);
         Ok(found)
     }
 
@@ -214,6 +208,9 @@ impl<'a> Looks<'a> {
         is_sweep: bool,
     ) -> Result<Peeked, StoreError> {
         let started = Instant::now();
+        if !is_sweep && !self.claims.lanes.fit_one_claim() {
+            self.claims.find_new().await?;
+        }
         let orphaned_since = self.no_orphans_since.map(|then| then - WINDOW_MARGIN);
         let peek = self.peek(started, orphaned_since, known, is_sweep).await?;
         let is_ready = self.prepare_claims(started, &peek, known).await?;
@@ -230,7 +227,6 @@ impl<'a> Looks<'a> {
         Ok(Peeked {
             found,
             turn: peek.turn,
-            is_cut: peek.ready.len() >= PEEKED_MAX,
             writers: peek.writers.unwrap_or_default(),
         })
     }
@@ -243,7 +239,13 @@ impl<'a> Looks<'a> {
         is_sweep: bool,
     ) -> Result<Peek, StoreError> {
         let lanes = &self.claims.lanes;
-        let peeked_lanes = if known { lanes.idle() } else { lanes.all() };
+        let peeked_lanes = match (known, is_sweep || lanes.fit_one_claim()) {
+            (true, true) => lanes.idle(),
+            (false, true) => lanes.all(),
+            // Each lane costs an index lookup, so only sweeps read all of very many. Others search the newest jobs.
+            (true, false) => Vec::new(),
+            (false, false) => lanes.with_jobs(),
+        };
         self.shared
             .store
             .peek(&Looking {
@@ -252,7 +254,6 @@ impl<'a> Looks<'a> {
                 catalog_sum: lanes.read_sum(),
                 orphaned_since,
                 due_within: self.schedule.due_within(started),
-                most: PEEKED_MAX,
                 with_writers: is_sweep,
             })
             .await

@@ -168,8 +168,7 @@ impl Schedule {
     }
 
     /// Schedules the next sweeps after this one. `late`: a late transaction has ended, whose jobs short sweeps miss.
-    /// `is_cut`: the sweep may have left out lanes.
-    pub(super) fn swept(&mut self, now: Instant, sweep: Sweep, late: bool, is_cut: bool) {
+    pub(super) fn swept(&mut self, now: Instant, sweep: Sweep, late: bool) {
         if late {
             self.needs_restart = true;
             // If this was a restart, the next one waits for the next regular sweep.
@@ -178,8 +177,6 @@ impl Schedule {
             }
         }
         if sweep.restart {
-            // A restart that has left out lanes has to be repeated.
-            self.needs_restart |= is_cut;
             let took = now.saturating_duration_since(sweep.started);
             let Intervals {
                 restart,
@@ -269,7 +266,7 @@ mod tests {
         let sweep = expect_sweep(schedule.next(start, Trigger::Poll, false));
         assert!(sweep.restart && sweep.rereads_catalog);
         let now = start + MS;
-        schedule.swept(now, sweep, false, false);
+        schedule.swept(now, sweep, false);
         (schedule, now)
     }
 
@@ -296,7 +293,7 @@ mod tests {
                 restarts.push(sweep.restart);
                 let took = if sweep.restart { took } else { MS };
                 now += took;
-                schedule.swept(now, sweep, late, false);
+                schedule.swept(now, sweep, late);
             }
             now += 100 * MS;
         }
@@ -345,7 +342,7 @@ mod tests {
         let (mut schedule, now) = started();
         let later = now + SECOND;
         let sweep = expect_sweep(schedule.next(later, Trigger::Poll, false));
-        schedule.swept(later, sweep, true, false);
+        schedule.swept(later, sweep, true);
         assert!(
             expect_sweep(schedule.next(later, Trigger::Poll, false)).restart,
             "at once"
@@ -377,21 +374,12 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_that_left_out_lanes_is_repeated() {
-        let start = Instant::now();
-        let mut schedule = Schedule::new(start, Intervals::default());
-        let sweep = expect_sweep(schedule.next(start, Trigger::Poll, false));
-        schedule.swept(start, sweep, false, true);
-        assert!(expect_sweep(schedule.next(start + SECOND, Trigger::Poll, false)).restart);
-    }
-
-    #[test]
     fn a_wakeup_that_finds_nothing_causes_a_restart_at_most_once_a_second() {
         let (mut schedule, now) = started();
         assert!(schedule.restart_after_empty_wakeup(now));
         let sweep = expect_sweep(schedule.next(now, Trigger::Poll, false));
         assert!(sweep.restart && !sweep.rereads_catalog);
-        schedule.swept(now, sweep, false, false);
+        schedule.swept(now, sweep, false);
         assert!(!schedule.restart_after_empty_wakeup(now + 999 * MS));
         assert!(schedule.restart_after_empty_wakeup(now + SECOND));
     }

@@ -41,7 +41,6 @@ async fn jobs_of_a_paused_queue_are_not_claimed_adopted_or_peeked_until_it_is_re
         catalog_sum: 0,
         orphaned_since: None,
         due_within: None,
-        most: 10,
         with_writers: false,
     };
     let peek = store.peek(&looking).await.unwrap();

@@ -18,7 +18,6 @@ async fn peek(store: &Store) -> Peek {
         catalog_sum: 0,
         orphaned_since: None,
         due_within: None,
-        most: 1,
         with_writers: false,
     };
     store.peek(&looking).await.unwrap()

@@ -1,4 +1,5 @@
-//! Finds jobs of lanes that had none, while a worker is busy with other lanes of fair queues.
+//! Finds jobs of lanes that had none, while a worker is busy with other lanes of fair queues, and if it serves so many
+//! lanes that only sweeps read all of them.
 //!
 //! The sweep finds them too, but only once a second. Nobody notifies a busy worker.
 
@@ -30,9 +31,10 @@ impl Newest {
 }
 
 impl Claims<'_> {
-    /// When the next search is due. `None` if no fair queue is served.
+    /// When the next search is due. `None` if there are few lanes, and no fair queue.
     pub(in crate::worker) fn next_search(&self) -> Option<Instant> {
-        self.lanes.has_fair().then_some(self.newest.next_at)
+        let searches = self.lanes.has_fair() || !self.lanes.fit_one_claim();
+        searches.then_some(self.newest.next_at)
     }
 
     /// Searches the newest jobs, if it is time. Returns the number of lanes that have jobs now and had none before.

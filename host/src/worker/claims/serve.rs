@@ -9,16 +9,16 @@ use crate::worker::lanes::Serving;
 use crate::worker::policy::Policy;
 
 impl Claims<'_> {
-    /// Chooses the lanes to serve, by the loaded handlers and by the queues and tags of the settings. True if the
+    /// Chooses the lanes to serve, or the new ones among them, by the loaded handlers and by the queues and tags of the settings. True if the
     /// handlers have changed since the last choice.
     pub(in crate::worker) fn serve(&mut self) -> bool {
         let handlers = self.shared.catalog.current();
         let sql = self.shared.sql.version();
-        if self
+        let are_known = self
             .handlers
             .as_ref()
-            .is_some_and(|(before, of)| Arc::ptr_eq(before, &handlers) && *of == sql)
-        {
+            .is_some_and(|(before, of)| Arc::ptr_eq(before, &handlers) && *of == sql);
+        if are_known && !self.lanes.has_unchosen() {
             return false;
         }
         let settings = &self.shared.settings;
@@ -43,7 +43,7 @@ impl Claims<'_> {
         let unbound = unbound.filter(|(_, name)| served(name).is_none());
         self.unbound
             .set(unbound.map(|(source, _)| source.clone()).collect());
-        self.lanes.serve(|lane: &Lane| {
+        let serving = |lane: &Lane| {
             let queue_index = match settings.queues.as_slice() {
                 [] => 0,
                 queues => queues.iter().position(|queue| *queue == lane.queue)?,
@@ -59,9 +59,13 @@ impl Claims<'_> {
                 queue_index,
                 by_source: handler.is_none(),
             })
-        });
+        };
+        match are_known {
+            true => self.lanes.serve_new(serving),
+            false => self.lanes.serve(serving),
+        }
         self.handlers = Some((handlers, sql));
-        true
+        !are_known
     }
 
     /// Reads new lanes from the catalog. True if there are any.
@@ -73,10 +77,10 @@ impl Claims<'_> {
             .await?;
         let change = self.lanes.learn(lanes);
         let fair = self.shared.store.fair_queues().await?;
-        if self.lanes.set_fair(fair) || change.changed {
+        if self.lanes.set_fair(fair) || change.removed {
             self.handlers = None;
-            self.serve();
         }
+        self.serve();
         Ok(change.new)
     }
 }

@@ -392,7 +392,7 @@ fn the_known_positions_of_the_catalog_are_summed_from_that_of_the_next_reading()
     let end = CATALOG_WINDOW + 5;
     let again = low(1..=10).chain([lane(end, 1, Priority::Low)]);
     let change = lanes.learn(again.collect());
-    assert!(!change.new && !change.changed, "known");
+    assert!(!change.new && !change.removed, "known");
     assert_eq!(
         (lanes.read_after(), lanes.read_sum()),
         (5, 6 + 7 + 8 + 9 + 10 + end)
@@ -425,7 +425,7 @@ fn a_lane_that_is_missing_from_the_whole_catalog_is_forgotten() {
     lanes.serve(|_| Some(SERVED));
     // Rows before the window are not read, so their lanes stay.
     let change = lanes.learn(vec![lane(end, end, Priority::Low)]);
-    assert!(!change.changed && lanes.knows(LaneId(1)));
+    assert!(!change.removed && lanes.knows(LaneId(1)));
     lanes.forget_catalog();
     // Lane 2 is gone, lane 3 is retired, lane 4 is retired and catalogued again.
     let read = vec![
@@ -436,7 +436,7 @@ fn a_lane_that_is_missing_from_the_whole_catalog_is_forgotten() {
         lane(end + 1, 4, Priority::Low),
     ];
     let change = lanes.learn(read);
-    assert!(change.changed && !change.new);
+    assert!(change.removed && !change.new);
     lanes.serve(|_| Some(SERVED));
     let mut ids: Vec<i64> = order(&mut lanes).iter().map(|(id, _)| *id).collect();
     ids.sort_unstable();
