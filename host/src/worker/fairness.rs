@@ -100,19 +100,21 @@ impl Fairness {
         for (key, counts) in &mut known.keys {
             if !chosen.contains(key) && turns.has_key(class, queue, key) {
                 others -= 1;
-                count("rouse_fair_deferrals_total", queue, known.dimension, key, 1);
+                counter!(
+                    "rouse_fair_deferrals_total",
+                    &labels(queue, known.dimension, key)
+                )
+                .increment(1);
                 counts.deferred += 1;
             }
         }
         if others > 0 {
             let others = u64::try_from(others).unwrap_or(u64::MAX);
-            count(
+            counter!(
                 "rouse_fair_deferrals_total",
-                queue,
-                known.dimension,
-                OTHERS,
-                others,
-            );
+                &labels(queue, known.dimension, OTHERS)
+            )
+            .increment(others);
             known.others.deferred += others;
         }
     }
@@ -133,21 +135,17 @@ impl Fairness {
         };
         counts.selected += more.selected;
         counts.promoted += more.promoted;
-        count(
+        counter!(
             "rouse_fair_selections_total",
-            queue,
-            known.dimension,
-            name,
-            more.selected,
-        );
+            &labels(queue, known.dimension, name)
+        )
+        .increment(more.selected);
         if more.promoted > 0 {
-            count(
+            counter!(
                 "rouse_fair_starvation_promotions_total",
-                queue,
-                known.dimension,
-                name,
-                more.promoted,
-            );
+                &labels(queue, known.dimension, name)
+            )
+            .increment(more.promoted);
         }
     }
 
@@ -190,10 +188,6 @@ fn labels(queue: &str, dimension: &'static str, key: &str) -> [(&'static str, St
         ("dimension", dimension.to_owned()),
         ("key", key.to_owned()),
     ]
-}
-
-fn count(name: &'static str, queue: &str, dimension: &'static str, key: &str, more: u64) {
-    counter!(name, &labels(queue, dimension, key)).increment(more);
 }
 
 #[cfg(test)]

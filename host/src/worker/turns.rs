@@ -46,7 +46,7 @@ pub(super) struct Part {
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     lanes: HashMap<LaneId, Place>,
-    classes: BTreeMap<Class, Ring<Arc<str>, Ring<Arc<str>, Ring<LaneId, ()>>>>,
+    classes: BTreeMap<Class, QueueRing>,
 }
 
 impl Turns {
@@ -127,7 +127,7 @@ impl Turns {
         queues.map(|keys| keys.round - 1).sum()
     }
 
-    fn of_queue(&self, class: Class, queue: &str) -> Option<&Ring<Arc<str>, Ring<LaneId, ()>>> {
+    fn of_queue(&self, class: Class, queue: &str) -> Option<&KeyRing> {
         let queue = self.classes.get(&class)?.members.get(queue)?;
         Some(&queue.child)
     }
@@ -195,12 +195,7 @@ impl Turns {
     }
 }
 
-fn pay(
-    queues: &mut Ring<Arc<str>, Ring<Arc<str>, Ring<LaneId, ()>>>,
-    lane: LaneId,
-    lanes: &HashMap<LaneId, Place>,
-    cost: f64,
-) {
+fn pay(queues: &mut QueueRing, lane: LaneId, lanes: &HashMap<LaneId, Place>, cost: f64) {
     let Some(place) = lanes.get(&lane).filter(|_| cost != 0.0) else {
         return;
     };
@@ -212,6 +207,9 @@ fn pay(
         }
     }
 }
+
+type KeyRing = Ring<Arc<str>, Ring<LaneId, ()>>;
+type QueueRing = Ring<Arc<str>, KeyRing>;
 
 /// Members that take turns by deficit round robin. Whoever has credit pays 1 for its turn, and goes to the end. When
 /// nobody has any left, a round ends, and each member gets its share.
