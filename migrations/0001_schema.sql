@@ -28,6 +28,8 @@ CREATE TABLE rouse.queue (
     policy            text NOT NULL DEFAULT 'fifo' CHECK (policy IN ('fifo', 'drr')),
     -- The rest applies to drr only. By what its jobs are divided.
     fair_key          text NOT NULL DEFAULT 'tenant' CHECK (fair_key IN ('tenant', 'handler', 'source', 'tenant-and-handler')),
+    -- What a job costs its key: a turn, or as much as the last jobs of its lane have used of the CPU.
+    charge            text NOT NULL DEFAULT 'jobs' CHECK (charge IN ('jobs', 'cpu')),
     -- Jobs of a key of weight 1 in each round.
     quantum           integer NOT NULL DEFAULT 1 CHECK (quantum BETWEEN 1 AND 1000),
     -- {"key": weight, …}, above 0; all other keys have the default weight.

@@ -16,6 +16,7 @@ mod challenges;
 mod claim;
 mod claimer;
 mod claims;
+mod costs;
 mod cron;
 mod database_metrics;
 mod deadlines;
@@ -111,6 +112,8 @@ struct Shared {
     presence: heartbeat::Presence,
     calls: Calls,
     reports: Reports,
+    /// What jobs of fair queues cost that charge CPU time.
+    costs: costs::Costs,
     /// What claims did in fair queues, as of the last sweep.
     fairness: ArcSwap<Vec<FairQueueStats>>,
     sql: sql::Sql,
@@ -174,6 +177,7 @@ impl Shared {
                 patient: Semaphore::new(1),
             },
             reports: Reports::default(),
+            costs: costs::Costs::default(),
             fairness: ArcSwap::default(),
             sql: sql::Sql::new(parts.sql_logins),
             recorded: recorded::Waiting::default(),

@@ -116,6 +116,10 @@ COMMENT ON FUNCTION rouse.sleep IS
     'Requests notifications for these queues for a while.';
 COMMENT ON FUNCTION rouse.awake IS
     'Ends the request for notifications.';
+COMMENT ON FUNCTION rouse.declare_fair_share IS
+    'Sets how the jobs of a queue share its workers, as the settings of a worker say.';
+COMMENT ON FUNCTION rouse.newest_lanes IS
+    'Reads which lanes have newly enqueued jobs.';
 COMMENT ON FUNCTION rouse.peek IS
     'Reads whether there is work: ready lanes, due jobs, orphans, new lanes.';
 COMMENT ON FUNCTION rouse.continue_releases IS

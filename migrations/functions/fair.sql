@@ -85,9 +85,9 @@ $$;
 CREATE OR REPLACE TRIGGER fair_share_added AFTER INSERT ON rouse.queue
     FOR EACH ROW EXECUTE FUNCTION rouse._queue_changed();
 CREATE OR REPLACE TRIGGER fair_share_changed AFTER UPDATE ON rouse.queue
-    FOR EACH ROW WHEN ((old.policy, old.fair_key, old.quantum, old.weights, old.default_weight, old.starvation_s, old.max_in_flight)
+    FOR EACH ROW WHEN ((old.policy, old.fair_key, old.charge, old.quantum, old.weights, old.default_weight, old.starvation_s, old.max_in_flight)
                        IS DISTINCT FROM
-                       (new.policy, new.fair_key, new.quantum, new.weights, new.default_weight, new.starvation_s, new.max_in_flight))
+                       (new.policy, new.fair_key, new.charge, new.quantum, new.weights, new.default_weight, new.starvation_s, new.max_in_flight))
     EXECUTE FUNCTION rouse._queue_changed();
 
 -- Sets how a queue is shared; null: unchanged. Returns the settings. They apply to jobs that are enqueued from now on, and within seconds
@@ -100,9 +100,11 @@ CREATE OR REPLACE TRIGGER fair_share_changed AFTER UPDATE ON rouse.queue
 --   default_weight  the weight of all other keys
 --   starvation      jobs that have waited this long go first, the oldest ahead; 0: none do
 --   max_in_flight   running jobs of a key on all workers; 0: any number
+--   charge          jobs: a job costs its key one turn; cpu: as much as the last jobs of its lane have used of the CPU, compared with others
 CREATE OR REPLACE FUNCTION rouse.set_fair_share(
     queue text, INOUT policy text DEFAULT NULL, INOUT key text DEFAULT NULL, INOUT quantum integer DEFAULT NULL, INOUT weights jsonb DEFAULT NULL,
-    INOUT default_weight double precision DEFAULT NULL, INOUT starvation interval DEFAULT NULL, INOUT max_in_flight integer DEFAULT NULL)
+    INOUT default_weight double precision DEFAULT NULL, INOUT starvation interval DEFAULT NULL, INOUT max_in_flight integer DEFAULT NULL,
+    INOUT charge text DEFAULT NULL)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -116,6 +118,7 @@ BEGIN
         WHEN set_fair_share.policy NOT IN ('fifo', 'drr') THEN 'policy must be fifo or drr, not ' || quote_literal(left(set_fair_share.policy, 140))
         WHEN set_fair_share.key NOT IN ('tenant', 'handler', 'source', 'tenant-and-handler')
             THEN 'key must be tenant, handler, source or tenant-and-handler, not ' || quote_literal(left(set_fair_share.key, 140))
+        WHEN set_fair_share.charge NOT IN ('jobs', 'cpu') THEN 'charge must be jobs or cpu, not ' || quote_literal(left(set_fair_share.charge, 140))
         WHEN set_fair_share.quantum NOT BETWEEN 1 AND 1000 THEN 'quantum must be 1 to 1000, not ' || set_fair_share.quantum
         WHEN jsonb_typeof(set_fair_share.weights) <> 'object'
             THEN 'weights must be an object such as {"acme": 3}, not ' || left(set_fair_share.weights::text, 140)
@@ -134,7 +137,7 @@ BEGIN
         quantum = coalesce(set_fair_share.quantum, q.quantum), weights = coalesce(set_fair_share.weights, q.weights),
         default_weight = coalesce(set_fair_share.default_weight, q.default_weight),
         starvation_s = coalesce(ceil(extract(epoch FROM set_fair_share.starvation))::integer, q.starvation_s),
-        max_in_flight = coalesce(set_fair_share.max_in_flight, q.max_in_flight)
+        max_in_flight = coalesce(set_fair_share.max_in_flight, q.max_in_flight), charge = coalesce(set_fair_share.charge, q.charge)
     WHERE q.name = set_fair_share.queue
     RETURNING * INTO now;
     policy := now.policy;
@@ -144,12 +147,13 @@ BEGIN
     default_weight := now.default_weight;
     starvation := now.starvation_s * interval '1 second';
     max_in_flight := now.max_in_flight;
+    charge := now.charge;
     IF was IS DISTINCT FROM now THEN
         PERFORM rouse._ensure_partitions(at);
         INSERT INTO rouse.record (at, queue, event, who, detail)
         VALUES (at, set_fair_share.queue, 'fair_share_set', session_user, jsonb_build_object(
             'policy', policy, 'key', key, 'quantum', quantum, 'weights', CASE WHEN octet_length(weights::text) <= 8192 THEN weights END,
-            'default_weight', default_weight, 'starvation_s', now.starvation_s, 'max_in_flight', max_in_flight));
+            'default_weight', default_weight, 'starvation_s', now.starvation_s, 'max_in_flight', max_in_flight, 'charge', charge));
     END IF;
 END
 $$;
@@ -157,14 +161,14 @@ $$;
 -- rouse.set_fair_share by a worker whose settings say so. A limited worker does so for its own queues only.
 CREATE OR REPLACE FUNCTION rouse.declare_fair_share(
     p_worker bigint, p_key bytea, p_queue text, p_policy text, p_fair_key text, p_quantum integer, p_weights jsonb,
-    p_default_weight double precision, p_starvation interval, p_max_in_flight integer) RETURNS void
+    p_default_weight double precision, p_starvation interval, p_max_in_flight integer, p_charge text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF rouse._known(p_worker, p_key) AND rouse._permitted_queues(p_worker, ARRAY[p_queue]) IS NULL THEN
         RAISE EXCEPTION 'rouse.declare_fair_share: login % may not serve queue %', session_user, quote_literal(left(p_queue, 140))
             USING ERRCODE = 'RW006', HINT = 'Its queues are listed in rouse.worker_login.';
     END IF;
-    PERFORM rouse.set_fair_share(p_queue, p_policy, p_fair_key, p_quantum, p_weights, p_default_weight, p_starvation, p_max_in_flight);
+    PERFORM rouse.set_fair_share(p_queue, p_policy, p_fair_key, p_quantum, p_weights, p_default_weight, p_starvation, p_max_in_flight, p_charge);
 END
 $$;
 

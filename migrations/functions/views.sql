@@ -125,7 +125,7 @@ SELECT coalesce(q.name, d.queue) AS name, coalesce(q.payload_bytes_max, 262144) 
        q.keep_days, q.keep_failed_days,
        CASE WHEN q.policy = 'drr' THEN jsonb_build_object(
            'policy', q.policy, 'key', q.fair_key, 'quantum', q.quantum, 'weights', q.weights, 'default_weight', q.default_weight,
-           'starvation_s', q.starvation_s, 'max_in_flight', q.max_in_flight)
+           'starvation_s', q.starvation_s, 'max_in_flight', q.max_in_flight, 'charge', q.charge)
        ELSE '{"policy": "fifo"}' END AS fair_share
 FROM rouse.queue AS q
 FULL JOIN (

@@ -140,6 +140,44 @@ async fn keys_share_by_weight_and_a_change_needs_no_restart() {
     assert!((230..=250).contains(&counts["b"]), "4:1 of 300: {counts:?}");
 }
 
+#[tokio::test]
+async fn keys_share_the_cpu_if_the_queue_charges_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            r#"SELECT rouse.set_fair_share('mail', policy => 'drr', charge => 'cpu', weights => '{"light": 2}')"#,
+        )
+        .await
+        .unwrap();
+    for (tenant, rounds, jobs) in [("heavy", 4_000_000_i64, 400), ("light", 1_000_000, 3000)] {
+        client
+            .execute(
+                "SELECT rouse.enqueue_many('test.burn', array_fill(jsonb_build_object('rounds', $1::bigint), ARRAY[$2::int]), queue => 'mail', tenant => $3)",
+                &[&rounds, &jobs, &tenant],
+            )
+            .await
+            .unwrap();
+    }
+    let settings = Settings {
+        slots: 1,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    until_true(&client, "SELECT count(*) >= 900 FROM rouse.finished").await;
+    worker.stop_now().await;
+    let used = "SELECT sum(cpu_us) FILTER (WHERE tenant = 'light')::float8 / sum(cpu_us) FILTER (WHERE tenant = 'heavy')::float8,
+                       count(*) FILTER (WHERE tenant = 'heavy')
+                FROM (SELECT * FROM rouse.finished WHERE cpu_us IS NOT NULL ORDER BY claimed_at, id OFFSET 100 LIMIT 700) AS f";
+    let row = client.query_one(used, &[]).await.unwrap();
+    let (ratio, heavy): (f64, i64) = (row.get(0), row.get(1));
+    // By jobs it would be 2:4.
+    assert!(
+        (1.7..2.3).contains(&ratio),
+        "{ratio} with {heavy} heavy jobs of 700"
+    );
+}
+
 /// Nobody notifies a busy worker: it finds the first job of a tenant by searching the newest jobs.
 #[tokio::test]
 async fn the_first_job_of_a_tenant_starts_soon_while_another_tenant_floods_the_queue() {

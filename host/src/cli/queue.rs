@@ -165,6 +165,10 @@ struct Share {
     #[arg(long, value_parser = ["tenant", "handler", "source", "tenant-and-handler"], group = "settings", help_heading = "Fair share")]
     key: Option<String>,
 
+    /// cpu: a job costs its key as much as the last jobs of its lane have used of the CPU; jobs: one turn
+    #[arg(long, value_parser = ["jobs", "cpu"], group = "settings", help_heading = "Fair share")]
+    charge: Option<String>,
+
     /// The jobs of a key of weight 1 in each round, 1 to 1000
     #[arg(
         long,
@@ -226,6 +230,7 @@ impl Share {
             || self.policy.is_some()
             || self.key.is_some()
             || self.quantum.is_some()
+            || self.charge.is_some()
             || self.default_weight.is_some()
             || self.starvation.is_some()
             || self.max_in_flight.is_some();
@@ -237,6 +242,7 @@ impl Share {
             default_weight: self.default_weight,
             starvation_s: self.starvation.map(|time| time.as_secs_f64()),
             max_in_flight: self.max_in_flight,
+            charge: self.charge.clone(),
         })
     }
 }
@@ -512,7 +518,11 @@ fn shared(share: &Value) -> String {
         "tenant-and-handler" => "tenant and handler",
         key => key,
     };
-    let mut text = format!("by {key} (drr), quantum {}", share["quantum"]);
+    let mut text = match share["charge"] == "cpu" {
+        true => format!("by {key} (drr) and CPU time"),
+        false => format!("by {key} (drr)"),
+    };
+    text += &format!(", quantum {}", share["quantum"]);
     let weights = share["weights"].as_object().into_iter().flatten();
     let weights: Vec<String> = weights
         .map(|(key, weight)| format!("{} {}", plain(key), number(weight)))

@@ -54,6 +54,9 @@ pub struct FairShare {
     pub starvation: Option<Duration>,
     /// The maximum number of running jobs of a key, on all workers; `None` means any.
     pub max_in_flight: Option<u32>,
+    /// A job costs its key as much as the last jobs of its lane have used of the CPU, compared with those of other lanes;
+    /// otherwise one turn.
+    pub charges_cpu: bool,
 }
 
 impl FairShare {
@@ -95,6 +98,7 @@ mod tests {
             default_weight: 0.5,
             starvation: None,
             max_in_flight: None,
+            charges_cpu: false,
         }
     }
 

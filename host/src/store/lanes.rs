@@ -73,6 +73,7 @@ impl Store {
                 default_weight: row.get(4),
                 starvation: above_zero(starvation_s).map(|s| Duration::from_secs(s.into())),
                 max_in_flight: above_zero(max_in_flight),
+                charges_cpu: row.get::<_, &str>(7) == "cpu",
             })
         };
         Ok(rows

@@ -23,12 +23,14 @@ pub struct NewFairShare {
     pub starvation_s: Option<f64>,
     /// The maximum number of running jobs of a key, on all workers; 0 means any.
     pub max_in_flight: Option<i32>,
+    /// What a job costs its key: `jobs` or `cpu`.
+    pub charge: Option<String>,
 }
 
 type Argument<'a> = (&'a (dyn ToSql + Sync), Type);
 
 impl NewFairShare {
-    fn arguments<'a>(&'a self, queue: &'a &'a str) -> [Argument<'a>; 8] {
+    fn arguments<'a>(&'a self, queue: &'a &'a str) -> [Argument<'a>; 9] {
         [
             (queue, Type::TEXT),
             (&self.policy, Type::TEXT),
@@ -38,6 +40,7 @@ impl NewFairShare {
             (&self.default_weight, Type::FLOAT8),
             (&self.starvation_s, Type::FLOAT8),
             (&self.max_in_flight, Type::INT4),
+            (&self.charge, Type::TEXT),
         ]
     }
 }

@@ -466,6 +466,9 @@ async fn send(shared: &Shared, one: Unsettled) {
             shared.presence.tally.timed_out();
         }
     }
+    if let (Some(lane), Some(ran)) = (one.charged, one.settlement.ran) {
+        shared.costs.record(lane, ran.usage.cpu);
+    }
     // The settler outlives every attempt. If it did not, the lease would run out and another worker would adopt the
     // job.
     if shared.attempts.settlements.send(one).await.is_err() {
@@ -496,6 +499,7 @@ fn unsettled(
         attempt: job.attempt,
         claim_sent: claim.sent,
         frees: claim.is_capped.then_some(job.lane),
+        charged: claim.is_charged.then_some(job.lane),
         replaced: false,
         unanswered: false,
     }

@@ -17,6 +17,8 @@ pub(super) struct Claim {
     pub(super) class: Option<Class>,
     /// It goes ahead of others of its class in line.
     pub(super) goes_ahead: bool,
+    /// Its CPU time counts for the share of its key.
+    pub(super) is_charged: bool,
     /// Its end may let other jobs of its key start.
     pub(super) is_capped: bool,
     /// Just before the claim was sent.

@@ -228,6 +228,7 @@ impl<'a> Claims<'a> {
         let is_cut = self.record_size(&jobs);
         let is_all = jobs.len() < wanted && !is_cut;
         let first = self.lanes.take_woken(&orders);
+        self.set_costs(&jobs);
         let may_have_more = self.lanes.claimed(&orders, &jobs, wanted, is_cut);
         self.overdue.claimed(&orders, &jobs, is_all, Instant::now());
         let jobs = self
@@ -238,6 +239,18 @@ impl<'a> Claims<'a> {
             is_cut: is_cut || may_have_more,
             orphans: None,
         })
+    }
+
+    /// Sets what the jobs of these lanes cost, if their queues charge CPU time.
+    fn set_costs(&mut self, jobs: &[ClaimedJob]) {
+        let mut last = None;
+        for job in jobs {
+            // Jobs of a lane come one after the other.
+            if last.replace(job.lane) != Some(job.lane) && self.lanes.charges_cpu(job.lane) {
+                self.lanes
+                    .set_cost(job.lane, self.shared.costs.of(job.lane));
+            }
+        }
     }
 
     /// Updates the estimate of the size of jobs; true if the claim ended because of its size.

@@ -91,6 +91,8 @@ struct Known {
     place: Place,
     /// The jobs in flight of its key are limited.
     is_capped: bool,
+    /// What a job of it costs, in turns.
+    cost: f64,
     cursor: i64,
     /// The cursor at the last two calls of [`Lanes::look_back`], older first.
     recent: [i64; 2],
@@ -133,6 +135,7 @@ impl Known {
             },
             key: key.unwrap_or_default().into(),
         };
+        self.cost = 1.0;
         self.is_capped = fair.is_some_and(|fair| fair.max_in_flight.is_some());
     }
 
@@ -219,6 +222,7 @@ impl Lanes {
                     serving: None,
                     place: Place::default(),
                     is_capped: false,
+                    cost: 1.0,
                     cursor: i64::MIN,
                     recent: [i64::MIN; 2],
                     marks: [i64::MIN; 2],
@@ -356,6 +360,20 @@ impl Lanes {
     /// What claims did in fair queues.
     pub(super) fn fairness(&self) -> Vec<FairQueueStats> {
         self.fairness.report(&self.active)
+    }
+
+    /// True if the CPU time of the jobs of this lane counts for the share of its key.
+    pub(super) fn charges_cpu(&self, lane: LaneId) -> bool {
+        let queue = self.known.get(&lane).map(|known| &known.lane.queue);
+        let fair = queue.and_then(|queue| self.fair.get(queue));
+        fair.is_some_and(|fair| fair.charges_cpu)
+    }
+
+    /// Sets what a job of this lane costs, in turns.
+    pub(super) fn set_cost(&mut self, lane: LaneId, cost: f64) {
+        if let Some(known) = self.known.get_mut(&lane) {
+            known.cost = cost;
+        }
     }
 
     /// True if the end of a job of this lane may let others of its key start.
@@ -547,7 +565,8 @@ impl Lanes {
     /// Gives back the turns of a claim that claimed nothing because there were orphans.
     pub(super) fn not_claimed(&mut self, orders: &[ClaimOrder]) {
         for order in orders {
-            self.active.settle(order.lane, order.most.unwrap_or(0), 0);
+            self.active
+                .settle(order.lane, order.most.unwrap_or(0), 0, 1.0);
         }
     }
 
@@ -587,8 +606,9 @@ impl Lanes {
                 if jobs > 0 {
                     self.activate(order.lane);
                 }
-                self.active
-                    .settle(order.lane, if was_active { most } else { 0 }, jobs);
+                let cost = self.known.get(&order.lane).map_or(1.0, |known| known.cost);
+                let taken = if was_active { most } else { 0 };
+                self.active.settle(order.lane, taken, jobs, cost);
             }
             // A claim that was filled has not read the lanes after the last one that had jobs, and not all of that one.
             if order.only.is_some() || is_filled && Some(position) > last {

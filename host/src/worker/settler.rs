@@ -47,6 +47,8 @@ pub(super) struct Unsettled {
     pub(super) claim_sent: BootTime,
     /// The lane whose other jobs may start when this one has ended, because the jobs in flight of its key are limited.
     pub(super) frees: Option<LaneId>,
+    /// The lane for whose jobs its CPU time counts.
+    pub(super) charged: Option<LaneId>,
     /// True if Postgres could not store the handler's result or error, and this outcome replaces it.
     pub(super) replaced: bool,
     /// True if a settlement of it was sent and not answered: it may have been written.

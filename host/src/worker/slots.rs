@@ -258,6 +258,7 @@ pub(super) mod tests {
             }),
             class: Some([1, 0]),
             goes_ahead: false,
+            is_charged: false,
             is_capped: false,
             sent: BootTime::now(),
             received,

@@ -179,11 +179,11 @@ impl Turns {
         parts
     }
 
-    /// Charges a lane for `used` jobs after it has taken turns for `taken`. A lane that has left is charged too, while
+    /// Charges a lane for `used` jobs of this cost after it has taken turns for `taken`. A lane that has left is charged too, while
     /// it is remembered.
-    pub(super) fn settle(&mut self, lane: LaneId, taken: usize, used: usize) {
+    pub(super) fn settle(&mut self, lane: LaneId, taken: usize, used: usize, cost: f64) {
         #[expect(clippy::cast_precision_loss, reason = "both are sizes of claims")]
-        let rest = used as f64 - taken as f64;
+        let rest = used as f64 * cost - taken as f64;
         if rest == 0.0 {
             return;
         }
@@ -291,8 +291,11 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
         member.share = share;
         if member.number.is_none() {
             if member.round < round {
+                // What it owes is paid by the rounds that it has missed.
+                #[expect(clippy::cast_precision_loss, reason = "a number of rounds")]
+                let missed = (round - member.round) as f64;
+                member.credit = (member.credit.min(0.0) + share * missed).min(share);
                 member.round = round;
-                member.credit = member.credit.min(0.0) + share;
             }
             if member.credit >= 1.0 {
                 self.first -= 1;
@@ -392,11 +395,21 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
             return;
         };
         let rounds = rounds.max(1.0);
-        self.round += 1;
-        // Whoever left before the last round has nothing to come back to, except a debt.
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "at least 1"
+        )]
+        let passed = rounds as u64;
+        self.round += passed;
         let round = self.round;
+        // Whoever left before the last round has nothing to come back to, except a debt that it has not paid yet.
         self.members.retain(|_, member| {
-            member.number.is_some() || member.round + 1 >= round || member.credit < 0.0
+            #[expect(clippy::cast_precision_loss, reason = "a number of rounds")]
+            let missed = (round - member.round) as f64;
+            member.number.is_some()
+                || member.round + passed >= round
+                || member.credit + member.share * missed < 0.0
         });
         for (number, key) in std::mem::take(&mut self.without) {
             let Some(member) = self.members.get_mut(&key) else {

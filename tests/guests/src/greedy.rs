@@ -18,6 +18,21 @@ pub(crate) fn spin(_payload: Value) -> Value {
 }
 
 #[derive(Deserialize, JsonSchema)]
+pub(crate) struct Burn {
+    rounds: u64,
+}
+
+/// Counts to this number.
+#[handler(name = "test.burn", max_attempts = 1)]
+pub(crate) fn burn(payload: Burn) -> u64 {
+    let mut rounds = 0_u64;
+    while rounds < payload.rounds {
+        rounds = black_box(rounds.wrapping_add(1));
+    }
+    rounds
+}
+
+#[derive(Deserialize, JsonSchema)]
 pub(crate) struct Alloc {
     bytes: usize,
     /// Handle the refusal and return an error, instead of aborting.

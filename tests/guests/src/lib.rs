@@ -13,7 +13,7 @@ use rouse_sdk::{Ctx, Error, export, handler};
 use serde_json::{Value, json};
 
 use failing::{fail, flaky, panic, trap};
-use greedy::{alloc, big_result, nul_result, recurse, reuse_state, spin, state};
+use greedy::{alloc, big_result, burn, nul_result, recurse, reuse_state, spin, state};
 use http::{fields, none, other, private, public, secret};
 use reaching::{connect, env, print, probe_file, read_file, settings, write_file};
 use steps::{bad_steps, changed_step, retry_at, two_steps, wordy_progress};
@@ -61,6 +61,7 @@ export!(
     panic,
     trap,
     spin,
+    burn,
     sleep,
     race,
     wait_abort,

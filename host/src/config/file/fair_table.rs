@@ -36,6 +36,12 @@ impl Table for FairTable {
             "By what the jobs of the queue are divided",
         ),
         Entry::new(
+            "charge",
+            "`\"jobs\"`, `\"cpu\"`",
+            "as it is",
+            "`cpu`: a job costs its key as much as the last jobs of its lane have used of the CPU; `jobs`: one turn",
+        ),
+        Entry::new(
             "quantum",
             "1 to 1000",
             "as it is",
@@ -71,6 +77,7 @@ impl Table for FairTable {
         match key {
             "policy" => self.0.policy = Some(map.next_value::<PolicyWord>()?.word().to_owned()),
             "key" => self.0.key = Some(map.next_value::<KeyWord>()?.word().to_owned()),
+            "charge" => self.0.charge = Some(map.next_value::<ChargeWord>()?.word().to_owned()),
             "quantum" => self.0.quantum = Some(map.next_value()?),
             "weights" => {
                 let weights: BTreeMap<String, f64> = map.next_value()?;
@@ -125,6 +132,22 @@ impl KeyWord {
             Self::Handler => "handler",
             Self::Source => "source",
             Self::TenantAndHandler => "tenant-and-handler",
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ChargeWord {
+    Jobs,
+    Cpu,
+}
+
+impl ChargeWord {
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Jobs => "jobs",
+            Self::Cpu => "cpu",
         }
     }
 }

@@ -52,6 +52,7 @@ impl Claims<'_> {
                 // As in rouse.claim, the job's own lease precedes that of its lane.
                 let job_lease = job.lease;
                 let claim = Claim {
+                    is_charged: self.lanes.charges_cpu(job.lane),
                     is_capped: self.lanes.is_capped(job.lane),
                     class: match line {
                         InLine::Adopted => None,

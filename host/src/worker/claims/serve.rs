@@ -77,6 +77,9 @@ impl Claims<'_> {
             .await?;
         let change = self.lanes.learn(lanes);
         let fair = self.shared.store.fair_queues().await?;
+        if change.removed {
+            self.shared.costs.retain(|lane| self.lanes.knows(lane));
+        }
         if self.lanes.set_fair(fair) || change.removed {
             self.handlers = None;
         }

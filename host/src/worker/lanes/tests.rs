@@ -312,6 +312,7 @@ fn a_sweep_does_not_skip_the_jobs_of_a_key_at_its_limit() {
         default_weight: 1.0,
         starvation: None,
         max_in_flight: Some(1),
+        charges_cpu: false,
     };
     lanes.set_fair([("default".to_owned(), share)].into());
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);

@@ -31,7 +31,7 @@ fn run(
             left -= used;
             claimed.push((lane.0, used));
             if let Some(most) = most {
-                turns.settle(lane, most, used);
+                turns.settle(lane, most, used, 1.0);
             }
             if is_exhausted {
                 turns.remove(lane);
@@ -155,7 +155,7 @@ fn turns_that_were_not_used_are_given_back() {
             let most = most.expect("there are two lanes");
             let used = if lane == LaneId(1) { most } else { 0 };
             used_by_first += used;
-            turns.settle(lane, most, used);
+            turns.settle(lane, most, used, 1.0);
         }
     }
     let mut jobs: HashMap<i64, usize> = [(1, 1000), (2, 1000)].into();
@@ -177,8 +177,8 @@ fn a_key_that_leaves_takes_no_more_than_one_share_along() {
         parts.iter().map(|part| part.most).collect::<Vec<_>>(),
         [Some(500), Some(500)]
     );
-    turns.settle(LaneId(1), 500, 500);
-    turns.settle(LaneId(2), 500, 1);
+    turns.settle(LaneId(1), 500, 500, 1.0);
+    turns.settle(LaneId(2), 500, 1, 1.0);
     turns.remove(LaneId(2));
     turns.insert(LaneId(2), place("q", "b", 1.0));
     let mut jobs: HashMap<i64, usize> = [(1, 1000), (2, 1000)].into();
@@ -217,6 +217,38 @@ fn a_tiny_share_is_served_in_its_time_and_alone_at_once() {
     let mut jobs: HashMap<i64, usize> = [(1, 1000), (2, 100_000)].into();
     let totals = totals(&run(&mut turns, &mut jobs, 100, 100));
     assert!((9..=11).contains(&totals[&1]), "{totals:?}");
+}
+
+#[test]
+fn a_debt_is_paid_by_the_rounds_that_pass_even_if_the_key_is_away() {
+    let mut turns = Turns::default();
+    for (lane, key) in [(1, "dear"), (2, "a"), (3, "b")] {
+        turns.insert(LaneId(lane), place("q", key, 1.0));
+    }
+    // One job costs as much as ten others.
+    let first = turns.divide(3, 256);
+    assert_eq!(first.len(), 3);
+    turns.settle(LaneId(1), 1, 1, 10.0);
+    assert!((turns.credit("q", "dear") + 9.0).abs() < 1e-9);
+    turns.remove(LaneId(1));
+    let others = |turns: &mut Turns, jobs: usize| {
+        let parts = turns.divide(jobs, 256);
+        assert!(parts.iter().all(|part| part.lane != LaneId(1)));
+    };
+    others(&mut turns, 10);
+    turns.insert(LaneId(1), place("q", "dear", 1.0));
+    assert!(
+        (turns.credit("q", "dear") + 4.0).abs() < 1e-9,
+        "five rounds later"
+    );
+    others(&mut turns, 8);
+    turns.remove(LaneId(1));
+    others(&mut turns, 20);
+    turns.insert(LaneId(1), place("q", "dear", 1.0));
+    assert!(
+        (turns.credit("q", "dear") - 1.0).abs() < 1e-9,
+        "and no more than its share"
+    );
 }
 
 #[test]
