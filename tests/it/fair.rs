@@ -11,10 +11,10 @@ use rouse::worker::Settings;
 use tokio::sync::Barrier;
 use tokio_postgres::Client;
 
-use crate::support::TestDb;
+use crate::support::{Host, TestDb};
 use crate::support::claims::{claim, result, settlement};
 use crate::support::database::refusal;
-use crate::support::worker::{START_ORDER, TestWorker, until_true};
+use crate::support::worker::{START_ORDER, TestWorker, guests_dir, until_true};
 
 /// Enqueues this many jobs of a tenant.
 async fn enqueue(client: &Client, queue: &str, tenant: &str, handler: &str, ms: i32, jobs: i32) {
@@ -138,6 +138,48 @@ async fn keys_share_by_weight_and_a_change_needs_no_restart() {
     let after = started(&client).await;
     let counts = count(&after[from + 100..from + 400]);
     assert!((230..=250).contains(&counts["b"]), "4:1 of 300: {counts:?}");
+}
+
+#[tokio::test]
+async fn the_shares_are_kept_on_three_hosts_and_after_one_of_them_has_died() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            r#"SELECT rouse.set_fair_share('mail', policy => 'drr', weights => '{"a": 3}')"#,
+        )
+        .await
+        .unwrap();
+    let guests = guests_dir();
+    let args = ["serve", "--http", "off", "--slots", "2", "--handlers"];
+    let args: Vec<&str> = args.into_iter().chain(guests.to_str()).collect();
+    let mut hosts: Vec<Host> = (0..3)
+        .map(|_| Host::rouse(&args, &[("DATABASE_URL", &db.url())]))
+        .collect();
+    until_true(
+        &client,
+        "SELECT count(DISTINCT worker_id) = 3 FROM rouse.handlers WHERE handler = 'test.sleep'",
+    )
+    .await;
+    for tenant in ["a", "b"] {
+        enqueue(&client, "mail", tenant, "test.sleep", 5, 4000).await;
+    }
+    until_true(&client, "SELECT count(*) >= 1200 FROM rouse.finished").await;
+    hosts.remove(0).kill();
+    let from = started(&client).await.len();
+    until_true(
+        &client,
+        &format!("SELECT count(*) >= {from} + 1000 FROM rouse.jobs WHERE claimed_at IS NOT NULL"),
+    )
+    .await;
+    for host in hosts {
+        host.kill();
+    }
+    let started = started(&client).await;
+    for part in [&started[300..1100], &started[from..from + 800]] {
+        let counts = count(part);
+        assert!((570..=630).contains(&counts["a"]), "3:1 of 800: {counts:?}");
+    }
 }
 
 #[tokio::test]

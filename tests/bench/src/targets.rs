@@ -48,7 +48,7 @@ const fn lower(key: &'static str, at_least: f64, aim: f64) -> Target {
 }
 
 /// In the units of the figures: seconds, milliseconds, microseconds, bytes, percent.
-pub(super) const TARGETS: [Target; 42] = [
+pub(super) const TARGETS: [Target; 46] = [
     higher("drain.ratio", 0.40, 0.55),
     higher("drain.reuse.ratio", 0.60, 0.90),
     lower("drain.cpu_postgres", 18.0, 12.0),
@@ -66,6 +66,10 @@ pub(super) const TARGETS: [Target; 42] = [
     higher("decay.finished.ratio", 0.90, 0.98),
     higher("decay.old.ratio", 0.95, 0.98),
     higher("scale.lanes_1000.ratio", 0.7, 0.95),
+    higher("scale.fair_10000.ratio", 0.8, 0.9),
+    higher("scale.fair_shares_1.jain", 0.95, 0.99),
+    higher("scale.fair_shares_3.jain", 0.95, 0.99),
+    lower("scale.fair_cold.ratio", 2.0, 1.5),
     lower("scale.late_idle.worst", 1500.0, 50.0),
     lower("scale.late_busy.worst", 1500.0, 50.0),
     lower("scale.late_until.worst", 1500.0, 50.0),
