@@ -130,6 +130,8 @@ BEGIN
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION 'rouse.set_fair_share: %', wrong USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out to keep the setting.';
     END IF;
+    -- Before the row of the queue, as rouse.maintain_lanes does.
+    LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     INSERT INTO rouse.queue (name) VALUES (set_fair_share.queue) ON CONFLICT DO NOTHING;
     SELECT * INTO was FROM rouse.queue AS q WHERE q.name = set_fair_share.queue FOR NO KEY UPDATE;
     UPDATE rouse.queue AS q
@@ -204,12 +206,13 @@ $$;
 
 -- Restricts a claim to what max_in_flight of fair queues permits: the same orders, each with at most as many jobs (`most`) as its key may
 -- still start. If several lanes have the same key, the first ones that have ready jobs get what is left. Lanes that p_lanes (null: none)
--- leaves out get nothing. Waits for other claims from these queues, so that two never count the same room; locks the jobs that it counts.
+-- leaves out get nothing. Waits for other claims from these queues, so that two never count the same room.
 -- Served by lane_id, queue_capped and job_ready.
 CREATE OR REPLACE FUNCTION rouse._within_caps(p_orders rouse.claim_order[], p_lanes bigint[], p_wanted integer) RETURNS rouse.claim_order[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    capped record;
+    capped  record;
+    running jsonb;
 BEGIN
     SELECT array_agg(l.name ORDER BY o.place) AS queues, array_agg(l.max_in_flight ORDER BY o.place) AS caps,
            array_agg(rouse._fair_group(l.name, l.fair_key, l.handler, l.key) ORDER BY o.place) AS keys
@@ -219,28 +222,33 @@ BEGIN
         SELECT q.name, q.max_in_flight, q.fair_key, a.handler, a.key
         FROM (SELECT b.queue, b.handler, b.key FROM rouse.lane AS b WHERE b.id = o.lane LIMIT 1) AS a
         JOIN rouse.queue AS q ON q.name = a.queue AND q.policy = 'drr' AND q.max_in_flight > 0) AS l ON true;
+    -- In the order of the locks, which names may share.
     PERFORM rouse._lock('in_flight', n.name)
-    FROM (SELECT DISTINCT u.name FROM unnest(capped.queues) AS u(name) WHERE u.name IS NOT NULL ORDER BY 1 OFFSET 0) AS n;
+    FROM (SELECT DISTINCT u.name, hashtextextended(u.name, 0) & 1023 AS slot FROM unnest(capped.queues) AS u(name)
+          WHERE u.name IS NOT NULL ORDER BY 2, 1 OFFSET 0) AS n;
     IF NOT FOUND THEN
         RETURN p_orders;
     END IF;
-    -- A new snapshot, after the lock.
+    -- A new snapshot, after the locks.
+    running := (SELECT jsonb_object_agg(f.key, f.jobs) FROM rouse._in_flight() AS f WHERE f.key = ANY (capped.keys));
     RETURN (
+        WITH rooms AS MATERIALIZED (
+            SELECT u.*, greatest(0, u.cap - coalesce((running ->> u.key)::bigint, 0)) AS room
+            FROM ROWS FROM (unnest(p_orders), unnest(capped.caps), unnest(capped.keys)) WITH ORDINALITY
+                 AS u(lane, after, lease_ms, most, waited_ms, cap, key, place)),
+        ready AS MATERIALIZED (
+            SELECT r.*, CASE WHEN r.cap IS NOT NULL THEN (
+                SELECT count(*) FROM (
+                    SELECT FROM rouse.job AS j
+                    WHERE j.lane = CASE WHEN p_lanes IS NULL THEN r.lane ELSE p_lanes[r.place] END AND j.turn > r.after
+                      AND j.state = 'queued' AND j.turn IS NOT NULL
+                    ORDER BY j.turn LIMIT least(coalesce(r.most, p_wanted), p_wanted, r.room)) AS ready) END AS jobs
+            FROM rooms AS r)
         SELECT array_agg(ROW(o.lane, o.after, o.lease_ms,
-                   CASE WHEN o.cap IS NULL THEN o.most ELSE least(o.wanted, greatest(0, o.cap - coalesce(o.running, 0) - o.before)) END,
+                   CASE WHEN o.cap IS NULL THEN o.most ELSE least(o.jobs, greatest(0, o.room - o.before)) END,
                    o.waited_ms)::rouse.claim_order ORDER BY o.place)
-        FROM (
-            SELECT e.*, f.jobs AS running,
-                   coalesce(sum(e.wanted) OVER (PARTITION BY e.key ORDER BY e.place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
-            FROM (SELECT u.*, CASE WHEN u.cap IS NOT NULL THEN (
-                      SELECT count(*)::integer FROM (
-                          SELECT FROM rouse.job AS j
-                          WHERE j.lane = CASE WHEN p_lanes IS NULL THEN u.lane ELSE p_lanes[u.place] END AND j.turn > u.after
-                            AND j.state = 'queued' AND j.turn IS NOT NULL
-                          ORDER BY j.turn LIMIT least(coalesce(u.most, p_wanted), p_wanted, u.cap) FOR NO KEY UPDATE SKIP LOCKED) AS ready) END AS wanted
-                  FROM ROWS FROM (unnest(p_orders), unnest(capped.caps), unnest(capped.keys)) WITH ORDINALITY
-                       AS u(lane, after, lease_ms, most, waited_ms, cap, key, place)) AS e
-            LEFT JOIN rouse._in_flight() AS f ON f.key = e.key) AS o);
+        FROM (SELECT e.*, coalesce(sum(e.jobs) OVER (PARTITION BY e.key ORDER BY e.place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+              FROM ready AS e) AS o);
 END
 $$;
 

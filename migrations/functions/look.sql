@@ -94,23 +94,17 @@ BEGIN
 END
 $$;
 
--- The lanes of the queued jobs with ids after `after`, of the first `most` jobs, and the id up to which it has read: that of the newest job if
--- there are more. If `after` is null, only that id. For workers that have other jobs to claim meanwhile. Served by the primary key.
+-- The lanes of the queued jobs with ids after `after`, of the first `most` jobs, and the last id that was assigned, before the read. If
+-- `after` is null, only that id. For workers that have other jobs to claim meanwhile. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse.newest_lanes(p_after bigint, p_most integer, OUT lanes bigint[], OUT last bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
-DECLARE
-    jobs bigint := 0;
 BEGIN
-    IF p_after IS NOT NULL THEN
-        SELECT array_agg(DISTINCT n.lane) FILTER (WHERE n.state = 'queued'), count(*), max(n.id) INTO lanes, jobs, last
-        FROM (SELECT j.id, j.lane, j.state FROM rouse.job AS j WHERE j.id > p_after ORDER BY j.id LIMIT p_most) AS n;
-    END IF;
-    lanes := coalesce(lanes, '{}');
-    IF p_after IS NULL OR jobs >= p_most THEN
-        SELECT j.id INTO last FROM rouse.job AS j ORDER BY j.id DESC LIMIT 1;
-    END IF;
+    last := (SELECT s.last_value FROM rouse.turn_seq AS s);
+    lanes := ARRAY(
+        SELECT DISTINCT n.lane FROM (SELECT j.lane, j.state FROM rouse.job AS j WHERE j.id > p_after ORDER BY j.id LIMIT p_most) AS n
+        WHERE n.state = 'queued');
 END
 $$;
 

@@ -11,10 +11,10 @@ use rouse::worker::Settings;
 use tokio::sync::Barrier;
 use tokio_postgres::Client;
 
-use crate::support::{Host, TestDb};
 use crate::support::claims::{claim, result, settlement};
 use crate::support::database::refusal;
 use crate::support::worker::{START_ORDER, TestWorker, guests_dir, until_true};
+use crate::support::{Host, TestDb};
 
 /// Enqueues this many jobs of a tenant.
 async fn enqueue(client: &Client, queue: &str, tenant: &str, handler: &str, ms: i32, jobs: i32) {
@@ -394,6 +394,18 @@ async fn a_key_at_its_limit_goes_on_as_soon_as_one_of_its_jobs_has_ended() {
         .unwrap()
         .get(0);
     assert_eq!(overlapping, 0, "two ran at the same time");
+    let sleepers: i64 = client
+        .query_one(
+            &format!("SELECT count(*) FROM (SELECT handler FROM rouse.jobs ORDER BY {START_ORDER} LIMIT 80) AS j WHERE handler = 'test.sleep'"),
+            &[],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert!(
+        (20..=60).contains(&sleepers),
+        "the handlers take turns: {sleepers} of 80"
+    );
 }
 
 #[tokio::test]

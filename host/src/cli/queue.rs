@@ -462,6 +462,16 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
     let share = args.share.new_share();
     each(&args.names, QUEUES, args.json, async |name| {
         let (mut texts, mut json) = (Vec::new(), json!({"queue": name}));
+        // What may be refused goes first.
+        if let Some(share) = &share {
+            let in_force = store.set_fair_share(name, share).await?;
+            texts.push(format!(
+                "queue {} is shared: {}",
+                plain(name),
+                shared(&in_force)
+            ));
+            json["fair_share"] = in_force;
+        }
         if keeps {
             let (days, failed) = store
                 .set_retention(name, args.keep_days, args.keep_failed_days)
@@ -473,15 +483,6 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
                 plain(name),
                 kept(days, failed)
             ));
-        }
-        if let Some(share) = &share {
-            let in_force = store.set_fair_share(name, share).await?;
-            texts.push(format!(
-                "queue {} is shared: {}",
-                plain(name),
-                shared(&in_force)
-            ));
-            json["fair_share"] = in_force;
         }
         warn_of_unused_queue(&store, name).await?;
         Ok(Ok(Done {

@@ -91,13 +91,13 @@ impl Store {
         })
     }
 
-    /// The lanes of the queued jobs with ids after `after`, of the first `most` jobs, and the id up to which it has read:
-    /// that of the newest job if there are more. Without `after`, only that id.
+    /// The lanes of the queued jobs with ids after `after`, of the first `most` jobs, and the last id that was assigned.
+    /// Without `after`, only that id.
     pub async fn newest_lanes(
         &self,
         after: Option<i64>,
         most: i32,
-    ) -> Result<(Vec<LaneId>, Option<i64>), StoreError> {
+    ) -> Result<(Vec<LaneId>, i64), StoreError> {
         let rows = self
             .query(
                 include_str!("newest_lanes.sql"),

@@ -34,6 +34,8 @@ struct Claimer<'a> {
     warned: bool,
     /// Memory was short at the last check.
     memory_is_short: bool,
+    /// The look takes jobs of lanes that had none, while a line waits for slots.
+    is_extra: bool,
 }
 
 /// Claims and dispatches until the worker stops.
@@ -46,6 +48,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
         failures: 0,
         warned: false,
         memory_is_short: false,
+        is_extra: false,
     };
     claimer.claim_until_stopped().await;
 }
@@ -104,10 +107,22 @@ impl Claimer<'_> {
                 Some(at) => {
                     if tokio::time::timeout_at(at.into(), slots.freed())
                         .await
-                        .is_err()
-                        && let Ok(lanes @ 1..) = self.looks.find_new().await
+                        .is_ok()
                     {
-                        return lanes.min(self.looks.wanted_max());
+                        continue;
+                    }
+                    let room = slots.extra(ahead);
+                    match room {
+                        0 => slots.freed().await,
+                        _ => match self.looks.find_new().await {
+                            Ok(0) => {}
+                            Ok(lanes) => {
+                                self.is_extra = true;
+                                return lanes.min(room).min(self.looks.wanted_max());
+                            }
+                            // The next look meets it too.
+                            Err(_) => slots.freed().await,
+                        },
                     }
                 }
             }
@@ -142,10 +157,15 @@ impl Claimer<'_> {
             info!("claims succeed again");
         }
         self.failures = 0;
+        let is_extra = std::mem::take(&mut self.is_extra);
         self.shared
             .health
             .database_answers
             .store(true, Ordering::Relaxed);
+        if is_extra {
+            // The line is full: nothing is known of other lanes.
+            return Some(Trigger::More);
+        }
         if found.jobs > 0 {
             self.poll.reset();
             self.sleeper.found().await;

@@ -64,6 +64,14 @@ impl Fairness {
         );
     }
 
+    /// Forgets the queues that this refuses.
+    pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        self.queues.retain(|queue, _| keep(queue));
+        let keys = || self.queues.values().flat_map(|queue| queue.keys.keys());
+        self.keys = keys().count();
+        self.key_bytes = keys().map(|key| key.len()).sum();
+    }
+
     /// Counts claimed jobs of a key.
     pub(super) fn selected(
         &mut self,
@@ -159,7 +167,12 @@ impl Fairness {
             deficit,
         };
         let mut report = Vec::with_capacity(self.queues.len());
-        for (queue, known) in &self.queues {
+        // Queues without counts are left out: there may be thousands, and the statistics of a worker have a limit.
+        let counted = self.queues.iter();
+        let counted = counted
+            .filter(|(_, known)| !known.keys.is_empty())
+            .take(KEYS_MAX);
+        for (queue, known) in counted {
             let mut keys = Vec::with_capacity(known.keys.len() + 1);
             for (key, counts) in &known.keys {
                 let deficit = turns.credit(queue, key);

@@ -1,6 +1,7 @@
 //! The claimer's knowledge about lanes: which lanes it serves, which of them have jobs, and from which turn to read
 //! them.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +45,14 @@ pub(super) struct Lanes {
     queue_order: QueueOrder,
     /// The settings of fair queues, by name.
     fair: HashMap<String, FairShare>,
+    /// The served lanes of limited keys, by queue and key.
+    capped: HashMap<(Arc<str>, Arc<str>), Vec<LaneId>>,
+    /// A served queue is fair.
+    serves_fair: bool,
+    /// The number of claims so far.
+    claims: u64,
+    /// Where the search for starving jobs goes on.
+    starving_after: Option<LaneId>,
     /// What claims did in these queues.
     fairness: Fairness,
 }
@@ -93,6 +102,8 @@ struct Known {
     is_capped: bool,
     /// What a job of it costs, in turns.
     cost: f64,
+    /// The number of the last claim that has taken jobs of it.
+    claimed_at: u64,
     cursor: i64,
     /// The cursor at the last two calls of [`Lanes::look_back`], older first.
     recent: [i64; 2],
@@ -223,6 +234,7 @@ impl Lanes {
                     place: Place::default(),
                     is_capped: false,
                     cost: 1.0,
+                    claimed_at: 0,
                     cursor: i64::MIN,
                     recent: [i64::MIN; 2],
                     marks: [i64::MIN; 2],
@@ -245,15 +257,19 @@ impl Lanes {
     pub(super) fn serve_new(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
         let mut new = std::mem::take(&mut self.unchosen);
         // Those that come last go first.
-        new.sort_unstable_by_key(|id| {
-            std::cmp::Reverse(self.known.get(id).map(|known| known.lane.seq))
-        });
+        new.sort_unstable_by_key(|id| Reverse(self.known.get(id).map(|known| known.lane.seq)));
         for id in new {
             let Some(known) = self.known.get_mut(&id) else {
                 continue;
             };
             known.serving = serving(&known.lane);
             known.set_share(self.queue_order, self.fair.get(&known.lane.queue));
+            if known.serving.is_some() {
+                self.serves_fair |= self.fair.contains_key(&known.lane.queue);
+                if known.is_capped {
+                    self.capped.entry(known.place.of()).or_default().push(id);
+                }
+            }
             match known.serving {
                 Some(serving) if serving.by_source => self.by_source.push_front(id),
                 Some(_) => {
@@ -269,11 +285,20 @@ impl Lanes {
     /// catalogued with its first job.
     pub(super) fn serve(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
         self.unchosen.clear();
+        self.capped.clear();
+        self.serves_fair = false;
         let mut active = Vec::new();
         for known in self.known.values_mut() {
             let was_served = known.is_served_whole();
             known.serving = serving(&known.lane);
             known.set_share(self.queue_order, self.fair.get(&known.lane.queue));
+            if known.serving.is_some() {
+                self.serves_fair |= self.fair.contains_key(&known.lane.queue);
+                if known.is_capped {
+                    let lanes = self.capped.entry(known.place.of()).or_default();
+                    lanes.push(known.lane.id);
+                }
+            }
             if known.is_served_whole() && (!was_served || self.active.contains(known.lane.id)) {
                 active.push((known.lane.seq, known.lane.id));
             }
@@ -314,9 +339,9 @@ impl Lanes {
         !self.unchosen.is_empty()
     }
 
-    /// True if any queue is fair.
-    pub(super) fn has_fair(&self) -> bool {
-        !self.fair.is_empty()
+    /// True if a served queue is fair.
+    pub(super) fn serves_fair(&self) -> bool {
+        self.serves_fair
     }
 
     /// Notes that a lane has a job. True if it was not known to have any, and is served. In a fair queue, its first job
@@ -353,6 +378,7 @@ impl Lanes {
         for (queue, share) in &fair {
             self.fairness.watch(queue, share.key.name());
         }
+        self.fairness.retain(|queue| fair.contains_key(queue));
         self.fair = fair;
         is_new
     }
@@ -445,19 +471,26 @@ impl Lanes {
         Some((known.lane.clone(), lease))
     }
 
+    /// Notes that a job of this lane has ended, so others of its key may start. True if any lane may have one.
+    pub(super) fn free(&mut self, id: LaneId) -> bool {
+        let place = self.known.get(&id).map(|known| &known.place);
+        let Some(lanes) = place.and_then(|place| self.capped.get(&place.of())) else {
+            return false;
+        };
+        let mut lanes = lanes.clone();
+        // The last one goes first: that which has waited for the most claims.
+        lanes.sort_unstable_by_key(|lane| {
+            Reverse(self.known.get(lane).map(|known| known.claimed_at))
+        });
+        lanes
+            .into_iter()
+            .filter(|lane| self.activate(*lane))
+            .count()
+            > 0
+    }
+
     /// Notes that there may be a job in this lane. True if the lane is served.
     pub(super) fn mark_active(&mut self, id: LaneId) -> bool {
-        if self.is_capped(id) {
-            // The other lanes of its key may have waited for the same limit.
-            let place = self.known.get(&id).map(|known| &known.place);
-            let same = self.known.values().filter(|known| {
-                known.is_capped && place.is_some_and(|place| known.place.is_of(place))
-            });
-            let same: Vec<LaneId> = same.map(|known| known.lane.id).collect();
-            for lane in same {
-                self.activate(lane);
-            }
-        }
         if !self.activate(id)
             && let Some(index) = self.by_source.iter().position(|lane| *lane == id)
         {
@@ -590,8 +623,12 @@ impl Lanes {
         is_cut: bool,
     ) -> bool {
         let mut claimed: HashMap<LaneId, usize> = HashMap::new();
+        self.claims += 1;
         for job in jobs {
             self.advance(job.lane, job.turn);
+            if let Some(known) = self.known.get_mut(&job.lane) {
+                known.claimed_at = self.claims;
+            }
             *claimed.entry(job.lane).or_default() += 1;
         }
         self.count_selected(orders, &claimed);
@@ -602,7 +639,10 @@ impl Lanes {
         for (position, order) in orders.iter().enumerate() {
             let jobs = claimed.get(&order.lane).copied().unwrap_or(0);
             let was_active = self.active.contains(order.lane);
-            if let Some(most) = order.most {
+            if order.only.is_some() {
+                let cost = self.known.get(&order.lane).map_or(1.0, |known| known.cost);
+                self.active.settle(order.lane, 0, jobs, cost);
+            } else if let Some(most) = order.most {
                 if jobs > 0 {
                     self.activate(order.lane);
                 }
@@ -639,27 +679,33 @@ impl Lanes {
             .collect()
     }
 
-    /// The lanes of fair queues among those that have jobs and take turns now, by the wait after which their jobs starve:
-    /// for each wait, those that have reached the lowest turns.
-    pub(super) fn starving(&self, after: After) -> Vec<(Duration, Vec<ClaimOrder>)> {
-        if self.fair.is_empty() {
+    /// The lanes of fair queues among those that have jobs and take turns now, by the wait after which their jobs starve.
+    /// If there are more than fit one query, each call returns other ones.
+    pub(super) fn starving(&mut self, after: After) -> Vec<(Duration, Vec<ClaimOrder>)> {
+        if !self.serves_fair {
             return Vec::new();
         }
         let active = || self.active.lanes().filter_map(|id| self.known.get(&id));
         let first = active().map(|lane| lane.place.class).min();
-        let mut waits: BTreeMap<Duration, Vec<&Known>> = BTreeMap::new();
-        for known in active().filter(|lane| Some(lane.place.class) == first) {
+        let of_first = active().filter(|lane| Some(lane.place.class) == first);
+        let mut lanes: Vec<&Known> = of_first.collect();
+        lanes.sort_unstable_by_key(|lane| lane.lane.id);
+        let next = lanes.partition_point(|lane| Some(lane.lane.id) <= self.starving_after);
+        lanes.rotate_left(next);
+        let mut waits: BTreeMap<Duration, Vec<ClaimOrder>> = BTreeMap::new();
+        let mut last = None;
+        for known in lanes {
             let fair = self.fair.get(&known.lane.queue);
             if let Some(wait) = fair.and_then(|fair| fair.starvation) {
-                waits.entry(wait).or_default().push(known);
+                let orders = waits.entry(wait).or_default();
+                if orders.len() < LANES_PER_CLAIM {
+                    orders.extend(known.order(after));
+                    last = Some(known.lane.id);
+                }
             }
         }
-        let oldest = |(wait, mut lanes): (Duration, Vec<&Known>)| {
-            lanes.sort_unstable_by_key(|lane| lane.reached);
-            let orders = lanes.into_iter().filter_map(|lane| lane.order(after));
-            (wait, orders.take(LANES_PER_CLAIM).collect())
-        };
-        waits.into_iter().map(oldest).collect()
+        self.starving_after = last;
+        waits.into_iter().collect()
     }
 
     /// The claim orders for overdue jobs, which go ahead of other jobs of their tier. They are those of the first tier

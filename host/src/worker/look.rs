@@ -28,6 +28,8 @@ pub(super) struct Looks<'a> {
     no_orphans_since: Option<SystemTime>,
     /// The last assigned turn at the last two sweeps, older first. `None` if unknown, or if a queue was paused.
     swept_turns: [Option<i64>; 2],
+    /// The last wakeup announced jobs, or something else than the end of a job.
+    is_announced: bool,
 }
 
 /// The result of a look with a peek.
@@ -48,6 +50,7 @@ impl<'a> Looks<'a> {
             writers: Writers::default(),
             no_orphans_since: None,
             swept_turns: [None; 2],
+            is_announced: false,
         }
     }
 
@@ -66,14 +69,18 @@ impl<'a> Looks<'a> {
         self.schedule.due_at()
     }
 
-    /// When the newest jobs are searched next, while slots are taken. `None` if there are few lanes, and no fair queue.
+    /// When the newest jobs are searched next, while slots are taken. `None` if few lanes are served, and no fair queue.
     pub(super) fn next_search(&self) -> Option<Instant> {
         self.claims.next_search()
     }
 
     /// Searches the newest jobs, if it is time. Returns the number of lanes that have jobs now and had none before.
     pub(super) async fn find_new(&mut self) -> Result<usize, StoreError> {
-        self.claims.find_new().await
+        let (lanes, is_new) = self.claims.find_new().await?;
+        if is_new {
+            self.writers.lanes_are_new();
+        }
+        Ok(lanes)
     }
 
     /// False if this worker is known not to serve the lane.
@@ -92,7 +99,7 @@ impl<'a> Looks<'a> {
     /// Called after a look that a notification triggered and that found nothing. True if the next look has to follow at
     /// once; it is a restart.
     pub(super) fn restart_after_empty_wakeup(&mut self) -> bool {
-        self.schedule.restart_after_empty_wakeup(Instant::now())
+        self.is_announced && self.schedule.restart_after_empty_wakeup(Instant::now())
     }
 
     /// Runs one look.
@@ -108,14 +115,18 @@ impl<'a> Looks<'a> {
         if self.schedule.looks_back(started) {
             self.claims.lanes.look_back();
         }
+        let mut is_freed = false;
+        for lane in self.shared.wakeups.take_freed() {
+            is_freed |= self.claims.lanes.free(lane);
+        }
         // True if there are known to be jobs to claim.
         let known = match trigger {
             Trigger::More => {
-                self.claims.find_new().await?;
+                self.find_new().await?;
                 true
             }
-            Trigger::Wakeup => self.take_wakeups().await?,
-            Trigger::Poll => false,
+            Trigger::Wakeup => self.take_wakeups().await? || is_freed,
+            Trigger::Poll => is_freed,
         };
         match self.schedule.next(started, trigger, known) {
             Step::Sweep(sweep) => self.sweep(sweep, wanted, known).await,
@@ -186,7 +197,9 @@ impl<'a> Looks<'a> {
     /// Takes the lanes that notifications named. True if it is certain that one of them is served; false if something
     /// other than a job may have changed.
     async fn take_wakeups(&mut self) -> Result<bool, StoreError> {
-        let Some(lanes) = self.shared.wakeups.take() else {
+        let lanes = self.shared.wakeups.take();
+        self.is_announced = lanes.as_ref().is_none_or(|lanes| !lanes.is_empty());
+        let Some(lanes) = lanes else {
             return Ok(false);
         };
         if !lanes.iter().all(|lane| self.claims.lanes.knows(*lane)) {
@@ -209,7 +222,7 @@ impl<'a> Looks<'a> {
     ) -> Result<Peeked, StoreError> {
         let started = Instant::now();
         if !is_sweep && !self.claims.lanes.fit_one_claim() {
-            self.claims.find_new().await?;
+            self.find_new().await?;
         }
         let orphaned_since = self.no_orphans_since.map(|then| then - WINDOW_MARGIN);
         let peek = self.peek(started, orphaned_since, known, is_sweep).await?;

@@ -274,8 +274,8 @@ pub(super) fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         Outcome::Retry { .. } | Outcome::Suspended(_) => shared.wakeups.notify(None),
         Outcome::Released => {}
     }
-    if one.frees.is_some() {
-        shared.wakeups.notify(one.frees);
+    if let Some(lane) = one.frees {
+        shared.wakeups.freed(lane);
     }
     if !one.settlement.jobs.is_empty() {
         // A worker that has just looked is not asleep, and so gets no notification of the jobs that it has enqueued.

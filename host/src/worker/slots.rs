@@ -124,6 +124,11 @@ impl Slots {
         None
     }
 
+    /// How many jobs may be claimed beyond a full line, because they go ahead in it.
+    pub(super) fn extra(&self, ahead: usize) -> usize {
+        (2 * self.max + ahead).saturating_sub(self.lock().in_hand())
+    }
+
     pub(super) async fn freed(&self) {
         self.freed.notified().await;
     }

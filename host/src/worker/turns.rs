@@ -28,9 +28,9 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// True if both are of the same key, whatever their class.
-    pub(super) fn is_of(&self, other: &Self) -> bool {
-        self.queue == other.queue && self.key == other.key
+    /// The queue and the key.
+    pub(super) fn of(&self) -> (Arc<str>, Arc<str>) {
+        (self.queue.clone(), self.key.clone())
     }
 }
 
@@ -179,8 +179,7 @@ impl Turns {
         parts
     }
 
-    /// Charges a lane for `used` jobs of this cost after it has taken turns for `taken`. A lane that has left is charged too, while
-    /// it is remembered.
+    /// Charges a lane for `used` jobs of this cost after it has taken turns for `taken`. A lane that has left is not charged.
     pub(super) fn settle(&mut self, lane: LaneId, taken: usize, used: usize, cost: f64) {
         #[expect(clippy::cast_precision_loss, reason = "both are sizes of claims")]
         let rest = used as f64 * cost - taken as f64;
@@ -417,6 +416,10 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
             };
             member.round = round;
             member.credit += member.share * rounds;
+            // Whoever was due lacks no more than what is lost by rounding.
+            if member.credit > 1.0 - 1e-6 {
+                member.credit = member.credit.max(1.0);
+            }
             let order = match member.credit >= 1.0 {
                 true => &mut self.with_credit,
                 false => &mut self.without,

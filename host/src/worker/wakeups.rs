@@ -24,6 +24,8 @@ pub(super) struct Wakeups {
 struct Pending {
     /// Lanes that may have jobs.
     lanes: HashSet<LaneId>,
+    /// Lanes of limited keys, one of whose jobs has ended.
+    freed: HashSet<LaneId>,
     /// Something else may have changed.
     other: bool,
 }
@@ -43,6 +45,17 @@ impl Wakeups {
         self.signal.notify_one();
     }
 
+    /// Wakes the claimer because a job of a limited key has ended: others of the key may start.
+    pub(super) fn freed(&self, lane: LaneId) {
+        self.pending().freed.insert(lane);
+        self.signal.notify_one();
+    }
+
+    /// Takes the lanes of limited keys one of whose jobs has ended.
+    pub(super) fn take_freed(&self) -> HashSet<LaneId> {
+        std::mem::take(&mut self.pending().freed)
+    }
+
     /// Waits for a wakeup. Returns at once if there was one since the last call.
     pub(super) async fn notified(&self) {
         self.signal.notified().await;
@@ -52,13 +65,15 @@ impl Wakeups {
     pub(super) fn retain(&self, serves: impl Fn(LaneId) -> bool) -> bool {
         let mut pending = self.pending();
         pending.lanes.retain(|lane| serves(*lane));
-        pending.other || !pending.lanes.is_empty()
+        pending.other || !pending.lanes.is_empty() || !pending.freed.is_empty()
     }
 
     /// Takes the lanes to look into; `None` means all lanes.
     pub(super) fn take(&self) -> Option<HashSet<LaneId>> {
-        let pending = std::mem::take(&mut *self.pending());
-        (!pending.other).then_some(pending.lanes)
+        let mut pending = self.pending();
+        let lanes = std::mem::take(&mut pending.lanes);
+        let other = std::mem::take(&mut pending.other);
+        (!other).then_some(lanes)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Puts claimed jobs in line.
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use super::Claims;
@@ -16,7 +17,8 @@ use crate::worker::{attempt, events, slots};
 pub(super) enum InLine<'a> {
     /// Adopted jobs: at the end. Nothing goes ahead of them.
     Adopted,
-    /// Queued jobs: at the end. Those of these lanes, which had no jobs until now, go ahead of others of their class.
+    /// Queued jobs: at the end. The first one of each of these lanes, which had none until now, goes ahead of others of
+    /// its class.
     Queued(&'a [LaneId]),
 }
 
@@ -31,6 +33,10 @@ impl Claims<'_> {
         line: InLine<'_>,
     ) -> usize {
         let received = Instant::now();
+        let mut first: HashSet<LaneId> = match line {
+            InLine::Adopted => HashSet::new(),
+            InLine::Queued(lanes) => lanes.iter().copied().collect(),
+        };
         self.shared
             .attempts
             .meters
@@ -58,7 +64,7 @@ impl Claims<'_> {
                         InLine::Adopted => None,
                         InLine::Queued(_) => self.lanes.class_of(job.lane),
                     },
-                    goes_ahead: matches!(line, InLine::Queued(first) if first.contains(&job.lane)),
+                    goes_ahead: first.remove(&job.lane),
                     job,
                     lane,
                     sent,

@@ -33,27 +33,26 @@ impl Newest {
 impl Claims<'_> {
     /// When the next search is due. `None` if there are few lanes, and no fair queue.
     pub(in crate::worker) fn next_search(&self) -> Option<Instant> {
-        let searches = self.lanes.has_fair() || !self.lanes.fit_one_claim();
+        let searches = self.lanes.serves_fair() || !self.lanes.fit_one_claim();
         searches.then_some(self.newest.next_at)
     }
 
-    /// Searches the newest jobs, if it is time. Returns the number of lanes that have jobs now and had none before.
-    pub(in crate::worker) async fn find_new(&mut self) -> Result<usize, StoreError> {
+    /// Searches the newest jobs, if it is time. Returns the number of lanes that have jobs now and had none before, and
+    /// whether there are new lanes.
+    pub(in crate::worker) async fn find_new(&mut self) -> Result<(usize, bool), StoreError> {
         let now = Instant::now();
         if self.next_search().is_none_or(|at| at > now) {
-            return Ok(0);
+            return Ok((0, false));
         }
         self.newest.next_at = now + EVERY;
         let [older, newer] = self.newest.read_to;
         let (lanes, last) = self.shared.store.newest_lanes(older, JOBS_MAX).await?;
-        // Without a job, ids go on from where they were.
-        self.newest.read_to = [newer.or(last), last.or(newer)];
-        if lanes.iter().any(|lane| !self.lanes.knows(*lane)) {
-            self.read_catalog().await?;
-        }
-        Ok(lanes
-            .into_iter()
-            .filter(|lane| self.lanes.wake(*lane))
-            .count())
+        self.newest.read_to = [newer.or(Some(last)), Some(last)];
+        let is_new = match lanes.iter().any(|lane| !self.lanes.knows(*lane)) {
+            true => self.read_catalog().await?,
+            false => false,
+        };
+        let woken = lanes.into_iter().filter(|lane| self.lanes.wake(*lane));
+        Ok((woken.count(), is_new))
     }
 }

@@ -327,6 +327,46 @@ fn a_sweep_does_not_skip_the_jobs_of_a_key_at_its_limit() {
 }
 
 #[test]
+fn the_end_of_a_job_wakes_all_lanes_of_its_key_and_that_which_has_waited_longest_goes_first() {
+    let mut lanes = Lanes::default();
+    let share = crate::job::FairShare {
+        key: crate::job::FairKey::Tenant,
+        quantum: 1,
+        weights: HashMap::new(),
+        default_weight: 1.0,
+        starvation: None,
+        max_in_flight: Some(1),
+        charges_cpu: false,
+    };
+    lanes.set_fair([("default".to_owned(), share)].into());
+    let of = |seq, id, key: &str| Lane {
+        key: format!("tenant:{key}"),
+        ..lane(seq, id, Priority::Normal)
+    };
+    lanes.learn(vec![of(1, 10, "a"), of(2, 20, "a"), of(3, 30, "b")]);
+    lanes.serve(|_| Some(SERVED));
+    let mut turn = 100;
+    for expected in [20, 10, 20, 10] {
+        let orders = lanes.orders(After::Cursor, WANTED);
+        let first = orders
+            .iter()
+            .find(|order| order.lane != LaneId(30) && order.most != Some(0))
+            .unwrap();
+        assert_eq!(first.lane, LaneId(expected));
+        // Only the first one of the key has room.
+        turn += 1;
+        lanes.claimed(&orders, &[job(expected, turn)], WANTED, false);
+        let orders = lanes.orders(After::Cursor, WANTED);
+        lanes.claimed(&orders, &[], WANTED, false);
+        assert!(!lanes.free(LaneId(30)) || lanes.with_jobs().len() == 1);
+        lanes.mark_all_empty();
+        assert!(lanes.free(LaneId(expected)));
+        assert_eq!(lanes.with_jobs().len(), 2);
+    }
+    assert!(!lanes.free(LaneId(40)), "unknown");
+}
+
+#[test]
 fn a_sweep_changes_the_cursors_of_empty_lanes_and_not_their_order() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![
