@@ -346,7 +346,7 @@ fn the_end_of_a_job_wakes_all_lanes_of_its_key_and_that_which_has_waited_longest
     lanes.learn(vec![of(1, 10, "a"), of(2, 20, "a"), of(3, 30, "b")]);
     lanes.serve(|_| Some(SERVED));
     let mut turn = 100;
-    for expected in [20, 10, 20, 10] {
+    for expected in [10, 20, 10, 20] {
         let orders = lanes.orders(After::Cursor, WANTED);
         let first = orders
             .iter()
