@@ -108,21 +108,15 @@ impl Fairness {
         for (key, counts) in &mut known.keys {
             if !chosen.contains(key) && turns.has_key(class, queue, key) {
                 others -= 1;
-                counter!(
-                    "rouse_fair_deferrals_total",
-                    &labels(queue, known.dimension, key)
-                )
-                .increment(1);
+                let labels = labels(queue, known.dimension, key);
+                counter!("rouse_fair_deferrals_total", &labels).increment(1);
                 counts.deferred += 1;
             }
         }
         if others > 0 {
             let others = u64::try_from(others).unwrap_or(u64::MAX);
-            counter!(
-                "rouse_fair_deferrals_total",
-                &labels(queue, known.dimension, OTHERS)
-            )
-            .increment(others);
+            let labels = labels(queue, known.dimension, OTHERS);
+            counter!("rouse_fair_deferrals_total", &labels).increment(others);
             known.others.deferred += others;
         }
     }
@@ -143,17 +137,10 @@ impl Fairness {
         };
         counts.selected += more.selected;
         counts.promoted += more.promoted;
-        counter!(
-            "rouse_fair_selections_total",
-            &labels(queue, known.dimension, name)
-        )
-        .increment(more.selected);
+        let labels = labels(queue, known.dimension, name);
+        counter!("rouse_fair_selections_total", &labels).increment(more.selected);
         if more.promoted > 0 {
-            counter!(
-                "rouse_fair_starvation_promotions_total",
-                &labels(queue, known.dimension, name)
-            )
-            .increment(more.promoted);
+            counter!("rouse_fair_starvation_promotions_total", &labels).increment(more.promoted);
         }
     }
 
