@@ -161,9 +161,12 @@ async fn the_shares_are_kept_on_three_hosts_and_after_one_of_them_has_died() {
         "SELECT count(DISTINCT worker_id) = 3 FROM rouse.handlers WHERE handler = 'test.sleep'",
     )
     .await;
+    // At once: hosts that see the first tenant alone give it everything.
+    client.batch_execute("BEGIN").await.unwrap();
     for tenant in ["a", "b"] {
         enqueue(&client, "mail", tenant, "test.sleep", 5, 4000).await;
     }
+    client.batch_execute("COMMIT").await.unwrap();
     until_true(&client, "SELECT count(*) >= 1200 FROM rouse.finished").await;
     hosts.remove(0).kill();
     let from = started(&client).await.len();
