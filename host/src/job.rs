@@ -25,7 +25,7 @@ mod wait;
 pub use abort::AbortReason;
 pub use end::{Failure, RunEnd};
 pub use error::{AttemptError, ErrorKind};
-pub use fair::{FairKey, FairShare};
+pub use fair::{FairCharge, FairKey, FairPolicy, FairShare};
 pub use ids::{Attempt, Fence, Incarnation, JobId, LaneId};
 pub use json::JsonText;
 pub use loss::{AfterLoss, after_loss};

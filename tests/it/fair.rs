@@ -1,19 +1,18 @@
 //! Fair queues: keys share a queue by weight, whatever the number of their jobs.
 
+mod lanes;
+mod limits;
 mod operators;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
 
-use rouse::store::{ClaimedJob, Locked, Store};
 use rouse::worker::Settings;
-use tokio::sync::Barrier;
 use tokio_postgres::Client;
 
-use crate::support::claims::{claim, result, settlement};
 use crate::support::database::refusal;
-use crate::support::worker::{START_ORDER, TestWorker, guests_dir, until_true};
+use crate::support::worker::{
+    START_ORDER, TestWorker, guests_dir, run_all_in_one_slot, until_true,
+};
 use crate::support::{Host, TestDb};
 
 /// Enqueues this many jobs of a tenant.
@@ -44,49 +43,32 @@ fn count(tenants: &[String]) -> BTreeMap<&str, usize> {
     counts
 }
 
-/// Claims on all workers at the same time.
-async fn claim_at_once(stores: &[Arc<Store>]) -> Vec<Vec<ClaimedJob>> {
-    let start = Arc::new(Barrier::new(stores.len()));
-    let claims: Vec<_> = stores
-        .iter()
-        .map(|store| {
-            let (store, start) = (store.clone(), start.clone());
-            tokio::spawn(async move {
-                start.wait().await;
-                claim(&store, 100).await
-            })
-        })
-        .collect();
-    let mut claimed = Vec::new();
-    for task in claims {
-        claimed.push(task.await.unwrap());
-    }
-    claimed
+/// A database in which queue `mail` is fair, with these further settings, and a client.
+async fn fair(settings: &str) -> (TestDb, Client) {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let set = format!("SELECT rouse.set_fair_share('mail', policy => 'drr'{settings})");
+    client.batch_execute(&set).await.unwrap();
+    (db, client)
 }
 
-async fn run_all(db: &TestDb, client: &Client) {
+/// A worker with this many slots.
+async fn worker(db: &TestDb, slots: usize) -> TestWorker {
     let settings = Settings {
-        slots: 1,
+        slots,
         ..Settings::default()
     };
-    let worker = TestWorker::start(db, settings).await;
-    until_true(client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    worker.drain().await;
+    TestWorker::start(db, settings).await
 }
 
 #[tokio::test]
 async fn a_tenant_has_its_turns_beside_one_with_a_long_older_backlog() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    client
-        .batch_execute("SELECT rouse.set_fair_share('mail', policy => 'drr')")
-        .await
-        .unwrap();
+    let (db, client) = fair("").await;
     enqueue(&client, "mail", "long", "test.sleep", 1, 800).await;
     enqueue(&client, "mail", "short", "test.sleep", 1, 40).await;
     // The handlers of a tenant share its turns.
     enqueue(&client, "mail", "short", "test.race", 1, 40).await;
-    run_all(&db, &client).await;
+    run_all_in_one_slot(&db, &client).await;
     let started = started(&client).await;
     let places = started
         .iter()
@@ -102,22 +84,11 @@ async fn a_tenant_has_its_turns_beside_one_with_a_long_older_backlog() {
 
 #[tokio::test]
 async fn keys_share_by_weight_and_a_change_needs_no_restart() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    client
-        .batch_execute(
-            r#"SELECT rouse.set_fair_share('mail', policy => 'drr', weights => '{"a": 3}')"#,
-        )
-        .await
-        .unwrap();
+    let (db, client) = fair(r#", weights => '{"a": 3}'"#).await;
     for tenant in ["a", "b"] {
-        enqueue(&client, "mail", tenant, "test.sleep", 5, 1500).await;
+        enqueue(&client, "mail", tenant, "test.sleep", 5, 4000).await;
     }
-    let settings = Settings {
-        slots: 2,
-        ..Settings::default()
-    };
-    let worker = TestWorker::start(&db, settings).await;
+    let worker = worker(&db, 2).await;
     until_true(&client, "SELECT count(*) >= 600 FROM rouse.finished").await;
     let before = started(&client).await;
     let counts = count(&before[100..500]);
@@ -126,8 +97,16 @@ async fn keys_share_by_weight_and_a_change_needs_no_restart() {
         .batch_execute(r#"SELECT rouse.set_fair_share('mail', weights => '{"b": 4}')"#)
         .await
         .unwrap();
-    // The settings are read within two sweeps; 100 ms of jobs are claimed ahead.
-    tokio::time::sleep(Duration::from_millis(2500)).await;
+    // Until the change shows: of 40 jobs, the first tenant had 30 before, and has 8 after it.
+    loop {
+        let started = started(&client).await;
+        let last = &started[started.len() - 40..];
+        if count(last).get("a").is_none_or(|jobs| *jobs <= 12) {
+            break;
+        }
+        assert!(started.len() < 4500, "the change had no effect");
+        tokio::task::yield_now().await;
+    }
     let from = started(&client).await.len();
     until_true(
         &client,
@@ -142,14 +121,7 @@ async fn keys_share_by_weight_and_a_change_needs_no_restart() {
 
 #[tokio::test]
 async fn the_shares_are_kept_on_three_hosts_and_after_one_of_them_has_died() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    client
-        .batch_execute(
-            r#"SELECT rouse.set_fair_share('mail', policy => 'drr', weights => '{"a": 3}')"#,
-        )
-        .await
-        .unwrap();
+    let (db, client) = fair(r#", weights => '{"a": 3}'"#).await;
     let guests = guests_dir();
     let args = ["serve", "--http", "off", "--slots", "2", "--handlers"];
     let args: Vec<&str> = args.into_iter().chain(guests.to_str()).collect();
@@ -187,14 +159,7 @@ async fn the_shares_are_kept_on_three_hosts_and_after_one_of_them_has_died() {
 
 #[tokio::test]
 async fn keys_share_the_cpu_if_the_queue_charges_it() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    client
-        .batch_execute(
-            r#"SELECT rouse.set_fair_share('mail', policy => 'drr', charge => 'cpu', weights => '{"light": 2}')"#,
-        )
-        .await
-        .unwrap();
+    let (db, client) = fair(r#", charge => 'cpu', weights => '{"light": 2}'"#).await;
     for (tenant, rounds, jobs) in [("heavy", 4_000_000_i64, 400), ("light", 1_000_000, 3000)] {
         client
             .execute(
@@ -204,11 +169,7 @@ async fn keys_share_the_cpu_if_the_queue_charges_it() {
             .await
             .unwrap();
     }
-    let settings = Settings {
-        slots: 1,
-        ..Settings::default()
-    };
-    let worker = TestWorker::start(&db, settings).await;
+    let worker = worker(&db, 1).await;
     until_true(&client, "SELECT count(*) >= 900 FROM rouse.finished").await;
     worker.stop_now().await;
     let used = "SELECT sum(cpu_us) FILTER (WHERE tenant = 'light')::float8 / sum(cpu_us) FILTER (WHERE tenant = 'heavy')::float8,
@@ -226,18 +187,9 @@ async fn keys_share_the_cpu_if_the_queue_charges_it() {
 /// Nobody notifies a busy worker: it finds the first job of a tenant by searching the newest jobs.
 #[tokio::test]
 async fn the_first_job_of_a_tenant_starts_soon_while_another_tenant_floods_the_queue() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    client
-        .batch_execute("SELECT rouse.set_fair_share('mail', policy => 'drr')")
-        .await
-        .unwrap();
+    let (db, client) = fair("").await;
     enqueue(&client, "mail", "flood", "test.sleep", 5, 3000).await;
-    let settings = Settings {
-        slots: 2,
-        ..Settings::default()
-    };
-    let worker = TestWorker::start(&db, settings).await;
+    let worker = worker(&db, 2).await;
     until_true(&client, "SELECT count(*) >= 200 FROM rouse.finished").await;
     for nth in 0..8 {
         // The second half of the lanes is known, and empty.
@@ -269,14 +221,7 @@ async fn the_first_job_of_a_tenant_starts_soon_while_another_tenant_floods_the_q
 
 #[tokio::test]
 async fn past_the_starvation_age_the_oldest_job_goes_first() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    client
-        .batch_execute(
-            r#"SELECT rouse.set_fair_share('mail', policy => 'drr', weights => '{"slow": 0.001}', starvation => '1 second')"#,
-        )
-        .await
-        .unwrap();
+    let (db, client) = fair(r#", weights => '{"slow": 0.001}', starvation => '1 second'"#).await;
     enqueue(&client, "mail", "slow", "test.sleep", 1, 30).await;
     let settings = Settings {
         slots: 1,
@@ -304,233 +249,6 @@ async fn past_the_starvation_age_the_oldest_job_goes_first() {
         (100..1500).contains(&others),
         "without promotion they would have taken all turns: {counts:?}"
     );
-}
-
-#[tokio::test]
-async fn no_more_jobs_of_a_key_run_than_its_limit_on_any_number_of_workers() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    client
-        .batch_execute("SELECT rouse.set_fair_share('mail', policy => 'drr', max_in_flight => 3)")
-        .await
-        .unwrap();
-    for handler in ["test.sleep", "test.race"] {
-        enqueue(&client, "mail", "a", handler, 1, 20).await;
-    }
-    enqueue(&client, "mail", "b", "test.sleep", 1, 20).await;
-    enqueue(&client, "other", "a", "test.sleep", 1, 20).await;
-    let mut stores = Vec::new();
-    for _ in 0..8 {
-        stores.push(Arc::new(db.worker().await));
-    }
-    let claimed = claim_at_once(&stores).await;
-    let in_flight = "SELECT count(*) FROM rouse.jobs WHERE state = 'running' AND queue = 'mail' AND tenant = $1";
-    let running = async |tenant: &str| -> i64 {
-        client
-            .query_one(in_flight, &[&tenant])
-            .await
-            .unwrap()
-            .get(0)
-    };
-    assert_eq!((running("a").await, running("b").await), (3, 3));
-    let all: usize = claimed.iter().map(Vec::len).sum();
-    assert_eq!(all, 26, "the other queue has no limit");
-    // Each end lets one more start, of whichever handler.
-    for (store, jobs) in stores.iter().zip(&claimed) {
-        for job in jobs.iter().filter(|job| job.tenant.as_deref() == Some("a")) {
-            let done = settlement(job, result("1"));
-            store.settle(&[&done], Locked::Wait).await.unwrap();
-        }
-    }
-    claim_at_once(&stores).await;
-    assert_eq!((running("a").await, running("b").await), (3, 3));
-    let rows = client
-        .query(
-            "SELECT key, weight, ready, in_flight FROM rouse.fair_keys('mail')",
-            &[],
-        )
-        .await
-        .unwrap();
-    let keys: Vec<(String, f64, i64, i64)> = rows
-        .iter()
-        .map(|row| (row.get(0), row.get(1), row.get(2), row.get(3)))
-        .collect();
-    // 3 of the 26 jobs may have been those of the other queue's tenant of the same name.
-    assert_eq!(keys[1], ("b".into(), 1.0, 17, 3));
-    assert_eq!((keys[0].0.as_str(), keys[0].3), ("a", 3));
-}
-
-/// The end of a job starts the next one of its key at once, and not with the next sweep.
-#[tokio::test]
-async fn a_key_at_its_limit_goes_on_as_soon_as_one_of_its_jobs_has_ended() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    client
-        .batch_execute("SELECT rouse.set_fair_share('mail', policy => 'drr', max_in_flight => 1)")
-        .await
-        .unwrap();
-    enqueue(&client, "mail", "a", "test.sleep", 1, 100).await;
-    enqueue(&client, "mail", "a", "test.race", 1, 100).await;
-    let settings = || Settings {
-        slots: 4,
-        ..Settings::default()
-    };
-    let began = std::time::Instant::now();
-    let workers = [
-        TestWorker::start(&db, settings()).await,
-        TestWorker::start(&db, settings()).await,
-    ];
-    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    let took = began.elapsed();
-    for worker in workers {
-        worker.drain().await;
-    }
-    // One per sweep would take 200 s.
-    assert!(took < Duration::from_secs(25), "{took:?}");
-    let overlapping: i64 = client
-        .query_one(
-            "SELECT count(*) FROM rouse.finished AS a JOIN rouse.finished AS b
-             ON a.id < b.id AND a.started_at < b.finished_at AND b.started_at < a.finished_at",
-            &[],
-        )
-        .await
-        .unwrap()
-        .get(0);
-    assert_eq!(overlapping, 0, "two ran at the same time");
-    let sleepers: i64 = client
-        .query_one(
-            &format!("SELECT count(*) FROM (SELECT handler FROM rouse.jobs ORDER BY {START_ORDER} LIMIT 80) AS j WHERE handler = 'test.sleep'"),
-            &[],
-        )
-        .await
-        .unwrap()
-        .get(0);
-    assert!(
-        (20..=60).contains(&sleepers),
-        "the handlers take turns: {sleepers} of 80"
-    );
-}
-
-#[tokio::test]
-async fn jobs_get_lanes_by_the_key_of_their_queue() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let lanes = async |queue: &str| -> Vec<String> {
-        let lanes = "SELECT l.key || ' ' || count(j.id) FROM rouse.lane AS l JOIN rouse.job AS j ON j.lane = l.id
-                     WHERE l.queue = $1 GROUP BY l.key ORDER BY l.key";
-        let rows = client.query(lanes, &[&queue]).await.unwrap();
-        rows.iter().map(|row| row.get(0)).collect()
-    };
-    for (queue, key, expected) in [
-        ("t", "tenant", ["", "tenant:a"].as_slice()),
-        ("h", "handler", [""].as_slice()),
-        ("s", "source", ["", "source:x"].as_slice()),
-        ("th", "tenant-and-handler", ["", "tenant:a"].as_slice()),
-    ] {
-        // An open lane from before, whose jobs stay in it.
-        let enqueue = format!(
-            "SELECT rouse.enqueue('greet', queue => '{queue}', tenant => 'a', source => 'x'),
-                    rouse.enqueue('greet', queue => '{queue}')"
-        );
-        client.batch_execute(&enqueue).await.unwrap();
-        assert_eq!(lanes(queue).await, [" 2"], "{queue}");
-        client
-            .batch_execute(&format!(
-                "SELECT rouse.set_fair_share('{queue}', policy => 'drr', key => '{key}')"
-            ))
-            .await
-            .unwrap();
-        client.batch_execute(&enqueue).await.unwrap();
-        client
-            .batch_execute(&format!(
-                "SELECT rouse.enqueue_many('greet', ARRAY['1']::jsonb[], queue => '{queue}', tenant => 'a', source => 'x');
-                 SELECT (rouse.enqueue_unique('greet', 'k{queue}', queue => '{queue}', tenant => 'a', source => 'x')).id,
-                        rouse.enqueue_flow(jsonb_build_array(jsonb_build_object(
-                            'name', 'one', 'handler', 'greet', 'queue', '{queue}', 'tenant', 'a', 'source', 'x')))"
-            ))
-            .await
-            .unwrap();
-        let all = lanes(queue).await;
-        let keys: Vec<&str> = all
-            .iter()
-            .map(|lane| lane.rsplit_once(' ').unwrap().0)
-            .collect();
-        assert_eq!(keys, expected, "{queue}");
-        let keyed = all.last().unwrap();
-        let jobs = if expected.len() == 2 { "4" } else { "7" };
-        assert_eq!(keyed.rsplit_once(' ').unwrap().1, jobs, "{queue}: {all:?}");
-        // Back again.
-        client
-            .batch_execute(&format!(
-                "SELECT rouse.set_fair_share('{queue}', policy => 'fifo')"
-            ))
-            .await
-            .unwrap();
-        client.batch_execute(&enqueue).await.unwrap();
-        assert_eq!(
-            lanes(queue)
-                .await
-                .last()
-                .unwrap()
-                .rsplit_once(' ')
-                .unwrap()
-                .1,
-            if expected.len() == 2 { "4" } else { "9" }
-        );
-    }
-}
-
-#[tokio::test]
-async fn tenants_beyond_the_limit_of_lanes_share_one() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    client
-        .batch_execute(
-            "SELECT rouse.set_fair_share('mail', policy => 'drr'); UPDATE rouse.limits SET keyed_lanes_max = 2;
-             SELECT rouse.enqueue('greet', queue => 'mail', tenant => n::text) FROM generate_series(1, 5) AS n;
-             SELECT rouse.enqueue('greet', queue => 'mail', tenant => '1')",
-        )
-        .await
-        .unwrap();
-    let rows = client
-        .query(
-            "SELECT l.key, count(*) FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane GROUP BY l.key ORDER BY l.key",
-            &[],
-        )
-        .await
-        .unwrap();
-    let lanes: Vec<(String, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-    assert_eq!(
-        lanes,
-        [
-            (String::new(), 3),
-            ("tenant:1".into(), 2),
-            ("tenant:2".into(), 1)
-        ]
-    );
-}
-
-/// A lane that was added by a transaction which had not seen the change is divided by the next maintenance.
-#[tokio::test]
-async fn a_lane_that_is_added_during_a_change_is_divided_later() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let mut other = db.client().await;
-    let open = other.transaction().await.unwrap();
-    open.batch_execute("SELECT rouse.enqueue('greet', queue => 'mail', tenant => 'a')")
-        .await
-        .unwrap();
-    client
-        .batch_execute("SELECT rouse.set_fair_share('mail', policy => 'drr')")
-        .await
-        .unwrap();
-    open.commit().await.unwrap();
-    let divided = "SELECT coalesce(max(l.divided_by), 'not') FROM rouse.lane AS l WHERE l.queue = 'mail' AND l.key = ''";
-    let by: String = client.query_one(divided, &[]).await.unwrap().get(0);
-    assert_eq!(by, "not");
-    db.worker().await.maintain_lanes().await.unwrap();
-    let by: String = client.query_one(divided, &[]).await.unwrap().get(0);
-    assert_eq!(by, "tenant");
 }
 
 #[tokio::test]

@@ -7,19 +7,10 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::claims::claim;
-use crate::support::worker::{PATIENCE, START_ORDER, TestWorker, enqueue, guests_dir, until_true};
+use crate::support::worker::{
+    PATIENCE, START_ORDER, TestWorker, enqueue, guests_dir, run_all_in_one_slot, until_true,
+};
 use crate::support::{Host, TestDb, scratch};
-
-/// Runs all jobs on a worker with one slot, so that the order of the starts is the order of the claims.
-async fn run_all_in_one_slot(db: &TestDb, client: &Client) {
-    let settings = Settings {
-        slots: 1,
-        ..Settings::default()
-    };
-    let worker = TestWorker::start(db, settings).await;
-    until_true(client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    worker.drain().await;
-}
 
 #[tokio::test]
 async fn high_priority_goes_first_and_within_a_lane_the_oldest_job() {

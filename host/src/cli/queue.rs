@@ -1,11 +1,11 @@
 //! `rouse queue`: lists queues, and drains, purges, pauses, resumes and configures them.
 
 mod drain;
+mod share;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::{ArgGroup, Args as ClapArgs, Subcommand};
 use serde_json::{Value, json};
@@ -17,15 +17,10 @@ use super::screen::Screen;
 use super::target::Target;
 use super::text::{as_json, plain};
 use super::used::warn_of_unused_queue;
-use crate::duration;
-use crate::store::NewFairShare;
 use crate::worker::Middleware;
 
 /// Jobs per statement of a purge, which takes some ten milliseconds and blocks no other transaction.
 const PURGE_BATCH: i32 = 1_000;
-
-/// The maximum number of keys of a fair queue in a list for people.
-const KEYS_SHOWN: usize = 20;
 
 /// The items, in summaries.
 const QUEUES: &str = "queues";
@@ -117,6 +112,7 @@ struct Named {
 #[derive(Debug, ClapArgs)]
 #[command(
     group = ArgGroup::new("settings").required(true).multiple(true),
+    group = ArgGroup::new("retention").multiple(true).conflicts_with("share"),
     after_help = "\
 Retention applies to jobs that end from now on; ended jobs keep theirs. Attempts and records (rouse audit) are kept as long as any job \
 that ended before them; steps and log lines follow the hosts' keep_days (rouse.toml).\n\
@@ -124,7 +120,7 @@ Retentions over 31 days are dropped a month at a time, so jobs may be kept up to
 different retentions.\n\
   rouse queue set reports --keep-days 1 --keep-failed-days 90\n\
   rouse queue set reports --keep-days 0         back to the default of all queues\n\
-Workers notice a change of the fair share within seconds. Jobs that were enqueued before a queue became fair stay together, as \
+The fair share is set by a call of its own. Workers notice a change within seconds. Jobs that were enqueued before a queue became fair stay together, as \
 one key.\n\
   rouse queue set mail --policy drr --weight acme=3     tenant acme gets three times the share of each other tenant\n\
   rouse queue set mail --max-in-flight 5                and at most 5 jobs of a tenant run at a time\n\
@@ -139,119 +135,19 @@ struct Set {
     names: Vec<String>,
 
     /// How many days finished jobs are kept, 1 to 3650; 0: the default of all queues
-    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i32).range(0..=3650), group = "settings")]
+    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i32).range(0..=3650), groups = ["settings", "retention"])]
     keep_days: Option<i32>,
 
     /// How many days jobs that failed or timed out are kept; 0: as long as the queue's other jobs
-    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i32).range(0..=3650), group = "settings")]
+    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i32).range(0..=3650), groups = ["settings", "retention"])]
     keep_failed_days: Option<i32>,
 
     #[command(flatten)]
-    share: Share,
+    share: share::Options,
 
     /// Print one JSON object for each queue, and one for the summary of several
     #[arg(long)]
     json: bool,
-}
-
-/// How a queue is shared.
-#[derive(Debug, ClapArgs)]
-struct Share {
-    /// drr: the keys share the workers by their weights; fifo: they do not count
-    #[arg(long, value_parser = ["fifo", "drr"], group = "settings", help_heading = "Fair share")]
-    policy: Option<String>,
-
-    /// By what the jobs of the queue are divided
-    #[arg(long, value_parser = ["tenant", "handler", "source", "tenant-and-handler"], group = "settings", help_heading = "Fair share")]
-    key: Option<String>,
-
-    /// cpu: a job costs its key as much as the last jobs of its lane have used of the CPU; jobs: one turn
-    #[arg(long, value_parser = ["jobs", "cpu"], group = "settings", help_heading = "Fair share")]
-    charge: Option<String>,
-
-    /// The jobs of a key of weight 1 in each round, 1 to 1000
-    #[arg(
-        long,
-        value_name = "JOBS",
-        group = "settings",
-        help_heading = "Fair share"
-    )]
-    quantum: Option<i32>,
-
-    /// The weight of a key, 0.001 to 1000; the weights given replace all that were set
-    #[arg(long = "weight", value_name = "KEY=WEIGHT", value_parser = weight, group = "settings", help_heading = "Fair share")]
-    weights: Vec<(String, f64)>,
-
-    /// Remove the weights of all keys
-    #[arg(
-        long,
-        conflicts_with = "weights",
-        group = "settings",
-        help_heading = "Fair share"
-    )]
-    no_weights: bool,
-
-    /// The weight of all other keys
-    #[arg(
-        long,
-        value_name = "WEIGHT",
-        group = "settings",
-        help_heading = "Fair share"
-    )]
-    default_weight: Option<f64>,
-
-    /// Jobs that have waited this long go first, the oldest ahead; 0s: none do
-    #[arg(long, value_name = "TIME", value_parser = duration::argument, group = "settings", help_heading = "Fair share")]
-    starvation: Option<Duration>,
-
-    /// The maximum number of running jobs of a key, on all workers; 0: any number
-    #[arg(
-        long,
-        value_name = "JOBS",
-        group = "settings",
-        help_heading = "Fair share"
-    )]
-    max_in_flight: Option<i32>,
-}
-
-impl Share {
-    /// The settings to change. `None` if there are none.
-    fn new_share(&self) -> Option<NewFairShare> {
-        let weights = match (self.weights.is_empty(), self.no_weights) {
-            (true, false) => None,
-            _ => Some(
-                self.weights
-                    .iter()
-                    .map(|(key, weight)| (key.clone(), json!(weight)))
-                    .collect(),
-            ),
-        };
-        let is_given = weights.is_some()
-            || self.policy.is_some()
-            || self.key.is_some()
-            || self.quantum.is_some()
-            || self.charge.is_some()
-            || self.default_weight.is_some()
-            || self.starvation.is_some()
-            || self.max_in_flight.is_some();
-        is_given.then(|| NewFairShare {
-            policy: self.policy.clone(),
-            key: self.key.clone(),
-            quantum: self.quantum,
-            weights: weights.map(Value::Object),
-            default_weight: self.default_weight,
-            starvation_s: self.starvation.map(|time| time.as_secs_f64()),
-            max_in_flight: self.max_in_flight,
-            charge: self.charge.clone(),
-        })
-    }
-}
-
-/// `acme=3`; the key itself may contain `=`.
-fn weight(text: &str) -> Result<(String, f64), String> {
-    let parts = text.rsplit_once('=').filter(|(key, _)| !key.is_empty());
-    let weight = parts.and_then(|(key, weight)| Some((key.to_owned(), weight.parse().ok()?)));
-    weight.ok_or_else(|| "expected a key and a number, for instance acme=3".to_owned())
 }
 
 impl Args {
@@ -292,7 +188,7 @@ async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
         let now = store.now().await?;
         table(&queues, now).print("no queues");
         for queue in &queues {
-            print_keys(queue, now);
+            share::print_keys(queue, now);
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -329,62 +225,6 @@ fn table(queues: &[Value], now: f64) -> List {
         ]);
     }
     list
-}
-
-/// Prints the keys of a fair queue, those first that have the oldest job.
-fn print_keys(queue: &Value, now: f64) {
-    let scheduler = &queue["scheduler"];
-    let keys = scheduler["keys"].as_array().into_iter().flatten();
-    let keys: Vec<&Value> = keys
-        .filter(|key| key["ready"] != 0 || key["in_flight"] != 0)
-        .collect();
-    if scheduler["policy"] != "drr" {
-        return;
-    }
-    let name = plain(queue["name"].as_str().unwrap_or_default());
-    println!("\n{name}: {}", shared(scheduler));
-    let screen = Screen::of_stdout();
-    let mut list = List::new([
-        "key",
-        "weight",
-        "ready",
-        "running",
-        ago::waits(screen),
-        "claimed",
-        "deferred",
-    ]);
-    list.expendable(&["claimed", "deferred"]);
-    for key in keys.iter().take(KEYS_SHOWN) {
-        let count = |field: &str| {
-            key[field]
-                .as_u64()
-                .map(|count| count.to_string())
-                .unwrap_or_default()
-        };
-        let wait = key["oldest_age_s"]
-            .as_f64()
-            .map(|secs| ago::waited(secs, now, screen));
-        list.row([
-            plain(match key["key"].as_str() {
-                Some("") => "(none)",
-                Some(key) => key,
-                None => "(other)",
-            }),
-            number(&key["weight"]),
-            count("ready") + if key["at_least"] == true { "+" } else { "" },
-            count("in_flight"),
-            wait.unwrap_or_default(),
-            count("selected"),
-            count("deferred"),
-        ]);
-    }
-    list.print("no key has jobs");
-    if keys.len() > KEYS_SHOWN {
-        println!(
-            "and {} more keys (--json shows all)",
-            keys.len() - KEYS_SHOWN
-        );
-    }
 }
 
 async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
@@ -458,37 +298,32 @@ async fn resume(args: Named) -> anyhow::Result<ExitCode> {
 
 async fn set(args: Set) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    let keeps = args.keep_days.is_some() || args.keep_failed_days.is_some();
-    let share = args.share.new_share();
+    let new_share = args.share.new_share();
     each(&args.names, QUEUES, args.json, async |name| {
-        let (mut texts, mut json) = (Vec::new(), json!({"queue": name}));
-        // What may be refused goes first.
-        if let Some(share) = &share {
-            let in_force = store.set_fair_share(name, share).await?;
-            texts.push(format!(
-                "queue {} is shared: {}",
-                plain(name),
-                shared(&in_force)
-            ));
-            json["fair_share"] = in_force;
-        }
-        if keeps {
-            let (days, failed) = store
-                .set_retention(name, args.keep_days, args.keep_failed_days)
-                .await?;
-            json["keep_days"] = json!(days);
-            json["keep_failed_days"] = json!(failed);
-            texts.push(format!(
-                "finished jobs of queue {} are kept: {}",
-                plain(name),
-                kept(days, failed)
-            ));
-        }
+        let shown = plain(name);
+        let done = match &new_share {
+            Some(new_share) => {
+                let in_force = store.set_fair_share(name, new_share).await?;
+                Done {
+                    text: format!("queue {shown} is shared: {}", share::in_words(&in_force)),
+                    json: json!({"queue": name, "fair_share": in_force}),
+                }
+            }
+            None => {
+                let (days, failed) = store
+                    .set_retention(name, args.keep_days, args.keep_failed_days)
+                    .await?;
+                Done {
+                    text: format!(
+                        "finished jobs of queue {shown} are kept: {}",
+                        kept(days, failed)
+                    ),
+                    json: json!({"queue": name, "keep_days": days, "keep_failed_days": failed}),
+                }
+            }
+        };
         warn_of_unused_queue(&store, name).await?;
-        Ok(Ok(Done {
-            text: texts.join("\n"),
-            json,
-        }))
+        Ok(Ok(done))
     })
     .await
 }
@@ -500,53 +335,6 @@ fn kept(days: Option<i32>, failed: Option<i32>) -> String {
         Some(failed) if Some(failed) != days => format!("{kept}; failed ones: {}", in_days(failed)),
         _ => kept,
     }
-}
-
-/// A weight: `3`, not `3.0`. Empty for none.
-fn number(weight: &Value) -> String {
-    weight
-        .as_f64()
-        .map(|weight| weight.to_string())
-        .unwrap_or_default()
-}
-
-/// How a queue is shared, in one line.
-fn shared(share: &Value) -> String {
-    if share["policy"] != "drr" {
-        return "first in, first out (fifo)".to_owned();
-    }
-    let key = match share["key"].as_str().unwrap_or_default() {
-        "tenant-and-handler" => "tenant and handler",
-        key => key,
-    };
-    let mut text = match share["charge"] == "cpu" {
-        true => format!("by {key} (drr) and CPU time"),
-        false => format!("by {key} (drr)"),
-    };
-    text += &format!(", quantum {}", share["quantum"]);
-    let weights = share["weights"].as_object().into_iter().flatten();
-    let weights: Vec<String> = weights
-        .map(|(key, weight)| format!("{} {}", plain(key), number(weight)))
-        .collect();
-    if weights.is_empty() {
-        text += &format!(", weight {}", number(&share["default_weight"]));
-    } else {
-        text += &format!(
-            ", weights {}, others {}",
-            weights.join(", "),
-            share["default_weight"]
-        );
-    }
-    if let Some(age) = share["starvation_s"].as_u64().filter(|age| *age > 0) {
-        text += &format!(
-            "; after {} the oldest first",
-            duration::shown(Duration::from_secs(age))
-        );
-    }
-    if let Some(most) = share["max_in_flight"].as_u64().filter(|most| *most > 0) {
-        text += &format!("; at most {most} running for each key");
-    }
-    text
 }
 
 fn in_days(days: i32) -> String {

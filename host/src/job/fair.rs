@@ -3,8 +3,32 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// Which jobs of a priority go first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum FairPolicy {
+    /// The keys do not count; the lanes take turns.
+    Fifo,
+    /// The keys share the workers by their weights: deficit round robin.
+    Drr,
+}
+
+/// What a job costs its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum FairCharge {
+    /// One turn.
+    Jobs,
+    /// As much as the last jobs of its lane have used of the CPU, compared with others.
+    Cpu,
+}
+
 /// By what the jobs of a queue are divided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub enum FairKey {
     /// The tenant.
     Tenant,

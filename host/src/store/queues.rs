@@ -1,48 +1,34 @@
 //! Queues: their contents, and pausing and resuming them.
 
+use std::collections::BTreeMap;
+
+use serde::Serialize;
 use serde_json::Value;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::{Json, Type};
 
 use super::fleet::allowed;
 use super::{Store, StoreError};
+use crate::job::{FairCharge, FairKey, FairPolicy};
 
 /// New settings of a fair queue, as in `rouse.set_fair_share`. `None` leaves a setting unchanged.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct NewFairShare {
-    /// `fifo` or `drr`.
-    pub policy: Option<String>,
+    /// Which jobs go first.
+    pub policy: Option<FairPolicy>,
     /// By what it is divided.
-    pub key: Option<String>,
+    pub key: Option<FairKey>,
     /// The jobs of a key of weight 1 in each round.
     pub quantum: Option<i32>,
-    /// An object with the weights of keys; replaces those that were set.
-    pub weights: Option<Value>,
+    /// The weights of keys; replaces those that were set.
+    pub weights: Option<BTreeMap<String, f64>>,
     /// The weight of all other keys.
     pub default_weight: Option<f64>,
     /// Jobs that have waited this long go first, seconds; 0 means that none do.
     pub starvation_s: Option<f64>,
     /// The maximum number of running jobs of a key, on all workers; 0 means any.
     pub max_in_flight: Option<i32>,
-    /// What a job costs its key: `jobs` or `cpu`.
-    pub charge: Option<String>,
-}
-
-type Argument<'a> = (&'a (dyn ToSql + Sync), Type);
-
-impl NewFairShare {
-    fn arguments<'a>(&'a self, queue: &'a &'a str) -> [Argument<'a>; 9] {
-        [
-            (queue, Type::TEXT),
-            (&self.policy, Type::TEXT),
-            (&self.key, Type::TEXT),
-            (&self.quantum, Type::INT4),
-            (&self.weights, Type::JSONB),
-            (&self.default_weight, Type::FLOAT8),
-            (&self.starvation_s, Type::FLOAT8),
-            (&self.max_in_flight, Type::INT4),
-            (&self.charge, Type::TEXT),
-        ]
-    }
+    /// What a job costs its key.
+    pub charge: Option<FairCharge>,
 }
 
 impl Store {
@@ -118,9 +104,11 @@ impl Store {
         queue: &str,
         new: &NewFairShare,
     ) -> Result<Value, StoreError> {
-        let arguments = new.arguments(&queue);
         let rows = self
-            .query(include_str!("set_fair_share.sql"), &arguments)
+            .query(
+                include_str!("set_fair_share.sql"),
+                &[(&queue, Type::TEXT), (&Json(new), Type::JSONB)],
+            )
             .await?;
         let row = rows.first().expect("the function returns one row");
         Ok(row.get(0))
@@ -133,12 +121,16 @@ impl Store {
         new: &NewFairShare,
     ) -> Result<(), StoreError> {
         let worker = self.identity()?;
-        let key = worker.key();
-        let mut arguments: Vec<Argument<'_>> =
-            vec![(&worker.incarnation.0, Type::INT8), (&key, Type::BYTEA)];
-        arguments.extend(new.arguments(&queue));
-        self.query(include_str!("declare_fair_share.sql"), &arguments)
-            .await?;
+        self.query(
+            include_str!("declare_fair_share.sql"),
+            &[
+                (&queue, Type::TEXT),
+                (&Json(new), Type::JSONB),
+                (&worker.incarnation.0, Type::INT8),
+                (&worker.key(), Type::BYTEA),
+            ],
+        )
+        .await?;
         Ok(())
     }
 

@@ -241,15 +241,15 @@ impl<'a> Claims<'a> {
         })
     }
 
-    /// Sets what the jobs of these lanes cost, if their queues charge CPU time.
+    /// Sets what the jobs of these lanes cost.
     fn set_costs(&mut self, jobs: &[ClaimedJob]) {
-        let mut last = None;
-        for job in jobs {
-            // Jobs of a lane come one after the other.
-            if last.replace(job.lane) != Some(job.lane) && self.lanes.charges_cpu(job.lane) {
-                self.lanes
-                    .set_cost(job.lane, self.shared.costs.of(job.lane));
-            }
+        if !self.lanes.serves_fair() {
+            return;
+        }
+        // Jobs of a lane come one after the other.
+        for lane in jobs.chunk_by(|one, other| one.lane == other.lane) {
+            let lane = lane[0].lane;
+            self.lanes.set_cost(lane, self.shared.costs.of(lane));
         }
     }
 

@@ -154,11 +154,9 @@ impl Fairness {
             deficit,
         };
         let mut report = Vec::with_capacity(self.queues.len());
-        // Queues without counts are left out: there may be thousands, and the statistics of a worker have a limit.
+        // There may be thousands of queues. At most KEYS_MAX of them have a key that is counted by itself.
         let counted = self.queues.iter();
-        let counted = counted
-            .filter(|(_, known)| !known.keys.is_empty())
-            .take(KEYS_MAX);
+        let counted = counted.filter(|(_, known)| !known.keys.is_empty());
         for (queue, known) in counted {
             let mut keys = Vec::with_capacity(known.keys.len() + 1);
             for (key, counts) in &known.keys {

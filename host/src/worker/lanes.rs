@@ -1,16 +1,19 @@
 //! The claimer's knowledge about lanes: which lanes it serves, which of them have jobs, and from which turn to read
 //! them.
 
+mod cursors;
+mod shares;
+
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::QueueOrder;
-use super::fairness::Fairness;
 use super::turns::{Class, Part, Place, Turns};
-use crate::job::{FairShare, LaneId};
-use crate::store::{ClaimOrder, ClaimedJob, FairQueueStats, Lane, Only};
+use crate::job::LaneId;
+use crate::store::{ClaimOrder, ClaimedJob, Lane, Only};
+use shares::Shares;
 
 /// The maximum number of lanes in one claim: each costs an index lookup, even if it is empty. If more lanes are served,
 /// claims go to lanes that are known to have jobs.
@@ -43,18 +46,10 @@ pub(super) struct Lanes {
     newest: BTreeSet<i64>,
     catalog_end: i64,
     queue_order: QueueOrder,
-    /// The settings of fair queues, by name.
-    fair: HashMap<String, FairShare>,
-    /// The served lanes of limited keys, by queue and key.
-    capped: HashMap<(Arc<str>, Arc<str>), Vec<LaneId>>,
-    /// A served queue is fair.
-    serves_fair: bool,
     /// The number of claims so far.
     claims: u64,
-    /// Where the search for starving jobs goes on.
-    starving_after: Option<LaneId>,
-    /// What claims did in these queues.
-    fairness: Fairness,
+    /// How fair queues are shared.
+    shares: Shares,
 }
 
 /// The turn after which a lane is read.
@@ -91,6 +86,19 @@ pub(super) struct CatalogChange {
     pub(super) removed: bool,
 }
 
+/// A lane that is served, for a claimed job.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) lane: Arc<Lane>,
+    /// The lease of claims from it.
+    pub(super) lease: Duration,
+    pub(super) class: Class,
+    /// The CPU time of its jobs counts for the share of its key.
+    pub(super) is_charged: bool,
+    /// The end of one of its jobs may let others of its key start.
+    pub(super) is_capped: bool,
+}
+
 #[derive(Debug)]
 struct Known {
     lane: Arc<Lane>,
@@ -98,6 +106,8 @@ struct Known {
     serving: Option<Serving>,
     /// Where it takes its turns.
     place: Place,
+    /// The CPU time of its jobs counts for the share of its key.
+    is_charged: bool,
     /// The jobs in flight of its key are limited.
     is_capped: bool,
     /// What a job of it costs, in turns.
@@ -132,22 +142,6 @@ impl Known {
             most: None,
             only: None,
         })
-    }
-
-    /// Applies the settings of its queue, if that is fair.
-    fn set_share(&mut self, order: QueueOrder, fair: Option<&FairShare>) {
-        let key = fair.map(|fair| fair.key_of(&self.lane.handler, &self.lane.key));
-        self.place = Place {
-            class: self.class(order),
-            queue: self.lane.queue.as_str().into(),
-            share: match (fair, &key) {
-                (Some(fair), Some(key)) => fair.turns_of(key),
-                _ => 1.0,
-            },
-            key: key.unwrap_or_default().into(),
-        };
-        self.cost = 1.0;
-        self.is_capped = fair.is_some_and(|fair| fair.max_in_flight.is_some());
     }
 
     /// The position of a lane without known jobs: by class, then by the last turn reached. The cursor does not decide:
@@ -232,6 +226,7 @@ impl Lanes {
                     lane: Arc::new(lane),
                     serving: None,
                     place: Place::default(),
+                    is_charged: false,
                     is_capped: false,
                     cost: 1.0,
                     claimed_at: 0,
@@ -262,14 +257,8 @@ impl Lanes {
             let Some(known) = self.known.get_mut(&id) else {
                 continue;
             };
-            known.serving = serving(&known.lane);
-            known.set_share(self.queue_order, self.fair.get(&known.lane.queue));
-            if known.serving.is_some() {
-                self.serves_fair |= self.fair.contains_key(&known.lane.queue);
-                if known.is_capped {
-                    self.capped.entry(known.place.of()).or_default().push(id);
-                }
-            }
+            self.shares
+                .choose(known, serving(&known.lane), self.queue_order);
             match known.serving {
                 Some(serving) if serving.by_source => self.by_source.push_front(id),
                 Some(_) => {
@@ -285,20 +274,12 @@ impl Lanes {
     /// catalogued with its first job.
     pub(super) fn serve(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
         self.unchosen.clear();
-        self.capped.clear();
-        self.serves_fair = false;
+        self.shares.start_over();
         let mut active = Vec::new();
         for known in self.known.values_mut() {
             let was_served = known.is_served_whole();
-            known.serving = serving(&known.lane);
-            known.set_share(self.queue_order, self.fair.get(&known.lane.queue));
-            if known.serving.is_some() {
-                self.serves_fair |= self.fair.contains_key(&known.lane.queue);
-                if known.is_capped {
-                    let lanes = self.capped.entry(known.place.of()).or_default();
-                    lanes.push(known.lane.id);
-                }
-            }
+            self.shares
+                .choose(known, serving(&known.lane), self.queue_order);
             if known.is_served_whole() && (!was_served || self.active.contains(known.lane.id)) {
                 active.push((known.lane.seq, known.lane.id));
             }
@@ -339,11 +320,6 @@ impl Lanes {
         !self.unchosen.is_empty()
     }
 
-    /// True if a served queue is fair.
-    pub(super) fn serves_fair(&self) -> bool {
-        self.serves_fair
-    }
-
     /// Notes that a lane has a job. True if it was not known to have any, and is served. In a fair queue, its first job
     /// then goes ahead of the jobs that wait in line.
     pub(super) fn wake(&mut self, id: LaneId) -> bool {
@@ -352,7 +328,7 @@ impl Lanes {
             && self
                 .known
                 .get(&id)
-                .is_some_and(|known| self.fair.contains_key(&known.lane.queue))
+                .is_some_and(|known| self.shares.are_set_for(known))
         {
             self.woken.insert(id);
         }
@@ -361,50 +337,16 @@ impl Lanes {
 
     /// Those of the lanes of a claim that had no jobs until a moment ago.
     pub(super) fn take_woken(&mut self, orders: &[ClaimOrder]) -> Vec<LaneId> {
+        if self.woken.is_empty() {
+            return Vec::new();
+        }
         let lanes = orders.iter().map(|order| order.lane);
         lanes.filter(|lane| self.woken.remove(lane)).collect()
     }
 
     /// The class of a lane. `None` if it is unknown.
     pub(super) fn class_of(&self, id: LaneId) -> Option<Class> {
-        self.known
-            .get(&id)
-            .map(|known| known.class(self.queue_order))
-    }
-
-    /// Sets the settings of fair queues. True if they have changed, so the served lanes have to be chosen again.
-    pub(super) fn set_fair(&mut self, fair: HashMap<String, FairShare>) -> bool {
-        let is_new = self.fair != fair;
-        for (queue, share) in &fair {
-            self.fairness.watch(queue, share.key.name());
-        }
-        self.fairness.retain(|queue| fair.contains_key(queue));
-        self.fair = fair;
-        is_new
-    }
-
-    /// What claims did in fair queues.
-    pub(super) fn fairness(&self) -> Vec<FairQueueStats> {
-        self.fairness.report(&self.active)
-    }
-
-    /// True if the CPU time of the jobs of this lane counts for the share of its key.
-    pub(super) fn charges_cpu(&self, lane: LaneId) -> bool {
-        let queue = self.known.get(&lane).map(|known| &known.lane.queue);
-        let fair = queue.and_then(|queue| self.fair.get(queue));
-        fair.is_some_and(|fair| fair.charges_cpu)
-    }
-
-    /// Sets what a job of this lane costs, in turns.
-    pub(super) fn set_cost(&mut self, lane: LaneId, cost: f64) {
-        if let Some(known) = self.known.get_mut(&lane) {
-            known.cost = cost;
-        }
-    }
-
-    /// True if the end of a job of this lane may let others of its key start.
-    pub(super) fn is_capped(&self, lane: LaneId) -> bool {
-        self.known.get(&lane).is_some_and(|known| known.is_capped)
+        self.known.get(&id).map(|known| known.place.class)
     }
 
     /// True if only jobs of bound sources are claimed from this lane.
@@ -463,30 +405,17 @@ impl Lanes {
         self.active.clear();
     }
 
-    /// The lane of a claimed job, and the lease of claims from it. `None` if it is not served.
-    pub(super) fn get(&self, id: LaneId) -> Option<(Arc<Lane>, Duration)> {
+    /// The lane of a claimed job, and how it is served. `None` if it is not served.
+    pub(super) fn get(&self, id: LaneId) -> Option<Served> {
         let known = self.known.get(&id)?;
         let lease_ms = known.serving?.lease_ms;
-        let lease = Duration::from_millis(u64::try_from(lease_ms).unwrap_or(0));
-        Some((known.lane.clone(), lease))
-    }
-
-    /// Notes that a job of this lane has ended, so others of its key may start. True if any lane may have one.
-    pub(super) fn free(&mut self, id: LaneId) -> bool {
-        let place = self.known.get(&id).map(|known| &known.place);
-        let Some(lanes) = place.and_then(|place| self.capped.get(&place.of())) else {
-            return false;
-        };
-        let mut lanes = lanes.clone();
-        // The last one goes first: that which has waited for the most claims.
-        lanes.sort_unstable_by_key(|lane| {
-            Reverse(self.known.get(lane).map(|known| known.claimed_at))
-        });
-        lanes
-            .into_iter()
-            .filter(|lane| self.activate(*lane))
-            .count()
-            > 0
+        Some(Served {
+            lane: known.lane.clone(),
+            lease: Duration::from_millis(u64::try_from(lease_ms).unwrap_or(0)),
+            class: known.place.class,
+            is_charged: known.is_charged,
+            is_capped: known.is_capped,
+        })
     }
 
     /// Notes that there may be a job in this lane. True if the lane is served.
@@ -505,16 +434,18 @@ impl Lanes {
     /// that may have new jobs go first, and those that are known to have jobs share the claim.
     pub(super) fn orders(&mut self, after: After, wanted: usize) -> Vec<ClaimOrder> {
         let parts = self.active.divide(wanted, LANES_PER_CLAIM);
-        let class = |lane: LaneId| Some(self.known.get(&lane)?.class(self.queue_order));
-        let first = parts.first().and_then(|part| class(part.lane));
+        let first = parts.first().and_then(|part| self.class_of(part.lane));
         if let Some(first) = first {
             self.count_deferred(first, &parts);
         }
         let mut orders: Vec<(Class, u8, ClaimOrder)> = Vec::with_capacity(parts.len());
         for Part { lane, most } in parts {
             if let Some(order) = self.known.get(&lane).and_then(|known| known.order(after)) {
-                let class = self.known[&lane].class(self.queue_order);
-                orders.push((class, 1, ClaimOrder { most, ..order }));
+                orders.push((
+                    self.known[&lane].place.class,
+                    1,
+                    ClaimOrder { most, ..order },
+                ));
             }
         }
         if self.served <= LANES_PER_CLAIM {
@@ -523,34 +454,6 @@ impl Lanes {
             orders.sort_by_key(|(class, rank, _)| (*class, *rank));
         }
         orders.into_iter().map(|(_, _, order)| order).collect()
-    }
-
-    /// Counts the keys of fair queues that have jobs of this class, and of which a claim takes none.
-    fn count_deferred(&mut self, class: Class, parts: &[Part]) {
-        for queue in self.fair.keys() {
-            let places = parts
-                .iter()
-                .filter_map(|part| Some(&self.known.get(&part.lane)?.place));
-            let chosen = places.filter(|place| place.class == class && *place.queue == **queue);
-            let chosen = chosen.map(|place| place.key.clone()).collect();
-            self.fairness.deferred(class, queue, &chosen, &self.active);
-        }
-    }
-
-    /// Counts the jobs that a claim has taken of keys of fair queues.
-    fn count_selected(&mut self, orders: &[ClaimOrder], claimed: &HashMap<LaneId, usize>) {
-        if self.fair.is_empty() {
-            return;
-        }
-        for order in orders {
-            if let Some(jobs) = claimed.get(&order.lane)
-                && let Some(known) = self.known.get(&order.lane)
-            {
-                let Place { queue, key, .. } = &known.place;
-                self.fairness
-                    .selected(queue, key, *jobs, order.only.is_some());
-            }
-        }
     }
 
     /// Adds the lanes without known jobs. Those of classes before the `first` that has jobs precede it anyway; some of
@@ -626,9 +529,6 @@ impl Lanes {
         self.claims += 1;
         for job in jobs {
             self.advance(job.lane, job.turn);
-            if let Some(known) = self.known.get_mut(&job.lane) {
-                known.claimed_at = self.claims;
-            }
             *claimed.entry(job.lane).or_default() += 1;
         }
         self.count_selected(orders, &claimed);
@@ -638,16 +538,14 @@ impl Lanes {
         let mut may_have_more = false;
         for (position, order) in orders.iter().enumerate() {
             let jobs = claimed.get(&order.lane).copied().unwrap_or(0);
-            let was_active = self.active.contains(order.lane);
-            if order.only.is_some() {
-                let cost = self.known.get(&order.lane).map_or(1.0, |known| known.cost);
-                self.active.settle(order.lane, 0, jobs, cost);
-            } else if let Some(most) = order.most {
-                if jobs > 0 {
+            if order.only.is_some() || order.most.is_some() {
+                // Overdue jobs, and those that a probe finds, take their turns in advance.
+                let is_in_turn = order.only.is_none() && self.active.contains(order.lane);
+                let taken = order.most.filter(|_| is_in_turn).unwrap_or(0);
+                if jobs > 0 && order.only.is_none() {
                     self.activate(order.lane);
                 }
                 let cost = self.known.get(&order.lane).map_or(1.0, |known| known.cost);
-                let taken = if was_active { most } else { 0 };
                 self.active.settle(order.lane, taken, jobs, cost);
             }
             // A claim that was filled has not read the lanes after the last one that had jobs, and not all of that one.
@@ -677,35 +575,6 @@ impl Lanes {
             .filter_map(|lane| lane.order(after))
             .take(LANES_PER_CLAIM)
             .collect()
-    }
-
-    /// The lanes of fair queues among those that have jobs and take turns now, by the wait after which their jobs starve.
-    /// If there are more than fit one query, each call returns other ones.
-    pub(super) fn starving(&mut self, after: After) -> Vec<(Duration, Vec<ClaimOrder>)> {
-        if !self.serves_fair {
-            return Vec::new();
-        }
-        let active = || self.active.lanes().filter_map(|id| self.known.get(&id));
-        let first = active().map(|lane| lane.place.class).min();
-        let of_first = active().filter(|lane| Some(lane.place.class) == first);
-        let mut lanes: Vec<&Known> = of_first.collect();
-        lanes.sort_unstable_by_key(|lane| lane.lane.id);
-        let next = lanes.partition_point(|lane| Some(lane.lane.id) <= self.starving_after);
-        lanes.rotate_left(next);
-        let mut waits: BTreeMap<Duration, Vec<ClaimOrder>> = BTreeMap::new();
-        let mut last = None;
-        for known in lanes {
-            let fair = self.fair.get(&known.lane.queue);
-            if let Some(wait) = fair.and_then(|fair| fair.starvation) {
-                let orders = waits.entry(wait).or_default();
-                if orders.len() < LANES_PER_CLAIM {
-                    orders.extend(known.order(after));
-                    last = Some(known.lane.id);
-                }
-            }
-        }
-        self.starving_after = last;
-        waits.into_iter().collect()
     }
 
     /// The claim orders for overdue jobs, which go ahead of other jobs of their tier. They are those of the first tier
@@ -768,65 +637,13 @@ impl Lanes {
         if let Some(known) = self.known.get_mut(&lane) {
             known.cursor = known.cursor.max(turn);
             known.reached = known.reached.max(turn);
-        }
-    }
-
-    /// Makes the cursors at the previous call of this the recent ones.
-    pub(super) fn look_back(&mut self) {
-        for known in self.known.values_mut() {
-            known.recent = [known.recent[1], known.cursor];
-        }
-    }
-
-    /// The short sweep: resets every cursor to its position two sweeps ago, or to turn `starts_at` if there is no such
-    /// position. In a lane that still has jobs, the cursor never moves forward: since a restart, the jobs may be before
-    /// that position.
-    pub(super) fn rewind(&mut self, starts_at: i64) {
-        for (id, known) in &mut self.known {
-            let [oldest, newer] = known.marks;
-            known.marks = [newer, known.cursor];
-            known.cursor = match oldest {
-                i64::MIN => known.cursor.min(starts_at),
-                oldest if self.active.contains(*id) => known.cursor.min(oldest),
-                oldest => oldest,
-            };
-        }
-    }
-
-    /// The restart: resets every cursor to the start.
-    pub(super) fn restart(&mut self) {
-        for known in self.known.values_mut() {
-            known.cursor = i64::MIN;
+            known.claimed_at = self.claims;
         }
     }
 
     /// True if one claim can cover all lanes.
     pub(super) fn fit_one_claim(&self) -> bool {
         self.served <= LANES_PER_CLAIM
-    }
-
-    /// After a sweep that found everything: moves the cursors forward to the last turn reached, so that the next look
-    /// does not read the same rows again. Lanes without jobs move forward to `empty_to`, a turn that was assigned a
-    /// while ago: looks then skip the dead rows of finished jobs that an open transaction keeps. Not those whose jobs in
-    /// flight are limited: they may have jobs that no claim could take.
-    pub(super) fn swept(&mut self, empty_to: Option<i64>) {
-        for (id, known) in &mut self.known {
-            if known.is_served_whole() && !known.is_capped && !self.active.contains(*id) {
-                known.reached = known.reached.max(empty_to.unwrap_or(i64::MIN));
-            }
-            known.cursor = known.reached;
-        }
-    }
-
-    /// Forgets the catalog's end and all cursors: the remembered state of the database may be wrong.
-    pub(super) fn forget(&mut self) {
-        self.forget_catalog();
-        for known in self.known.values_mut() {
-            known.cursor = i64::MIN;
-            known.recent = [i64::MIN; 2];
-            known.marks = [i64::MIN; 2];
-            known.reached = i64::MIN;
-        }
     }
 }
 

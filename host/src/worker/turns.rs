@@ -95,6 +95,13 @@ impl Turns {
         self.lanes.contains_key(&lane)
     }
 
+    /// The queues that have lanes of this class.
+    pub(super) fn queues(&self, class: Class) -> impl Iterator<Item = &Arc<str>> {
+        let queues = self.classes.get(&class).into_iter();
+        let members = queues.flat_map(|queues| &queues.members);
+        members.filter_map(|(queue, member)| member.number.map(|_| queue))
+    }
+
     /// The number of keys of a queue that have lanes of this class.
     pub(super) fn keys(&self, class: Class, queue: &str) -> usize {
         self.of_queue(class, queue).map_or(0, Ring::len)

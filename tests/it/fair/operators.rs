@@ -32,7 +32,6 @@ async fn the_command_line_sets_how_a_queue_is_shared() {
     ])
     .await
     .exits(0)
-    .prints("finished jobs of queue mail are kept: 3 days\n")
     .prints("queue mail is shared: by tenant and handler (drr), quantum 4, weights a/b=c 3, x 0.5, others 2; at most 7 running for each key\n");
     let all = set(&["--no-weights", "--json"]).await.json();
     let expected = json!({"queue": "mail", "fair_share": {
@@ -47,6 +46,10 @@ async fn the_command_line_sets_how_a_queue_is_shared() {
         .await
         .exits(2)
         .prints("required arguments were not provided");
+    set(&["--keep-days", "3", "--quantum", "2"])
+        .await
+        .exits(2)
+        .prints("cannot be used with");
     set(&["--weight", "=3"])
         .await
         .exits(2)
@@ -255,7 +258,7 @@ async fn a_limited_worker_sets_the_share_of_its_own_queues_only() {
     let client = db.client().await;
     let store = db.worker().await;
     let share = rouse::store::NewFairShare {
-        policy: Some("drr".into()),
+        policy: Some(rouse::job::FairPolicy::Drr),
         ..Default::default()
     };
     client

@@ -321,6 +321,17 @@ pub(crate) async fn ended(client: &Client, id: i64) -> Shown {
 /// of two claims: they are measured from the claim, on the server's clock, and ignore how long its answer travelled.
 pub(crate) const START_ORDER: &str = "claimed_at, started_at";
 
+/// Runs all jobs on a worker with one slot, so that the order of the starts is the order of the claims.
+pub(crate) async fn run_all_in_one_slot(db: &TestDb, client: &Client) {
+    let settings = Settings {
+        slots: 1,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(db, settings).await;
+    until_true(client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+}
+
 /// Waits until the SQL, a boolean, is true.
 pub(crate) async fn until_true(client: &Client, sql: &str) {
     let deadline = tokio::time::Instant::now() + PATIENCE;

@@ -6,7 +6,6 @@ use std::time::Duration;
 use anyhow::Context as _;
 use serde::de::MapAccess;
 use serde::{Deserialize, Deserializer};
-use serde_json::json;
 
 use super::File;
 use crate::config::env::Environment;
@@ -75,14 +74,11 @@ impl Table for FairTable {
 
     fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
         match key {
-            "policy" => self.0.policy = Some(map.next_value::<PolicyWord>()?.word().to_owned()),
-            "key" => self.0.key = Some(map.next_value::<KeyWord>()?.word().to_owned()),
-            "charge" => self.0.charge = Some(map.next_value::<ChargeWord>()?.word().to_owned()),
+            "policy" => self.0.policy = Some(map.next_value()?),
+            "key" => self.0.key = Some(map.next_value()?),
+            "charge" => self.0.charge = Some(map.next_value()?),
             "quantum" => self.0.quantum = Some(map.next_value()?),
-            "weights" => {
-                let weights: BTreeMap<String, f64> = map.next_value()?;
-                self.0.weights = Some(json!(weights));
-            }
+            "weights" => self.0.weights = Some(map.next_value()?),
             "default_weight" => self.0.default_weight = Some(map.next_value()?),
             "starvation" => {
                 self.0.starvation_s = Some(map.next_value::<Time>()?.0.as_secs_f64());
@@ -97,58 +93,6 @@ impl Table for FairTable {
 impl<'de> Deserialize<'de> for FairTable {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
         table::read(input)
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum PolicyWord {
-    Fifo,
-    Drr,
-}
-
-impl PolicyWord {
-    fn word(&self) -> &'static str {
-        match self {
-            Self::Fifo => "fifo",
-            Self::Drr => "drr",
-        }
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum KeyWord {
-    Tenant,
-    Handler,
-    Source,
-    TenantAndHandler,
-}
-
-impl KeyWord {
-    fn word(&self) -> &'static str {
-        match self {
-            Self::Tenant => "tenant",
-            Self::Handler => "handler",
-            Self::Source => "source",
-            Self::TenantAndHandler => "tenant-and-handler",
-        }
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum ChargeWord {
-    Jobs,
-    Cpu,
-}
-
-impl ChargeWord {
-    fn word(&self) -> &'static str {
-        match self {
-            Self::Jobs => "jobs",
-            Self::Cpu => "cpu",
-        }
     }
 }
 
@@ -183,15 +127,16 @@ fn read_variable(text: &str) -> anyhow::Result<BTreeMap<String, FairTable>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::{FairKey, FairPolicy};
 
     #[test]
     fn the_variable_has_the_tables_of_the_file_as_json() {
         let text = r#"{"mail": {"policy": "drr", "key": "tenant-and-handler", "weights": {"a/b": 2}, "starvation": "90s"}}"#;
         let tables = read_variable(text).unwrap();
         let share = &tables["mail"].0;
-        assert_eq!(share.policy.as_deref(), Some("drr"));
-        assert_eq!(share.key.as_deref(), Some("tenant-and-handler"));
-        assert_eq!(share.weights, Some(json!({"a/b": 2.0})));
+        assert_eq!(share.policy, Some(FairPolicy::Drr));
+        assert_eq!(share.key, Some(FairKey::TenantAndHandler));
+        assert_eq!(share.weights, Some([("a/b".to_owned(), 2.0)].into()));
         assert_eq!((share.starvation_s, share.quantum), (Some(90.0), None));
         for wrong in [
             "drr",

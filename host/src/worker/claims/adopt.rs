@@ -1,7 +1,6 @@
 //! Adopts jobs whose worker is gone.
 
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use metrics::counter;
 use tracing::error;
@@ -11,9 +10,10 @@ use super::{Claims, Found};
 use crate::job::{AfterLoss, Fence, LaneId, after_loss};
 use crate::sandbox::BootTime;
 use crate::store::{
-    Adopted, Adoption, ClaimOrder, ClaimedJob, Lane, Orphan, StoreError, fills_an_answer,
+    Adopted, Adoption, ClaimOrder, ClaimedJob, Orphan, StoreError, fills_an_answer,
 };
 use crate::worker::events::{self, EventContext, Since};
+use crate::worker::lanes::Served;
 
 impl Claims<'_> {
     /// There were no orphans at this time, by the database's clock.
@@ -84,7 +84,7 @@ impl Claims<'_> {
             .map(|orphan| Adoption {
                 orphan,
                 next: after_loss(orphan.crashes, crashes_max),
-                lease: self.lane_of(orphan).1,
+                lease: self.lane_of(orphan).lease,
             })
             .collect();
         let fence = Fence(rand::random());
@@ -107,7 +107,7 @@ impl Claims<'_> {
         })
     }
 
-    fn lane_of(&self, orphan: Orphan) -> (Arc<Lane>, Duration) {
+    fn lane_of(&self, orphan: Orphan) -> Served {
         let lane = self.lanes.get(orphan.lane);
         lane.expect("jobs are adopted from lanes that are served")
     }
@@ -115,7 +115,7 @@ impl Claims<'_> {
     /// Reports a lost job that is not claimed now: it waits, or has failed.
     fn report_lost(&self, adoption: &Adoption) {
         let Adoption { orphan, next, .. } = *adoption;
-        let (lane, _) = self.lane_of(orphan);
+        let lane = self.lane_of(orphan).lane;
         let has_failed = next == AfterLoss::Fail;
         let next = match has_failed {
             true => "failed",

@@ -31,7 +31,7 @@ impl Claims<'_> {
             false => Vec::new(),
         };
         // Any of them will do: they have the same lease.
-        let Some((_, lease)) = lanes.first().and_then(|lane| self.lanes.get(*lane)) else {
+        let Some(served) = lanes.first().and_then(|lane| self.lanes.get(*lane)) else {
             return Ok(Found::default());
         };
         let fence = Fence(rand::random());
@@ -40,7 +40,7 @@ impl Claims<'_> {
         let store = &shared.store;
         let under_way = shared.leases.claiming();
         let jobs = store
-            .claim_bound(fence, &lanes, &self.sources, lease, wanted)
+            .claim_bound(fence, &lanes, &self.sources, served.lease, wanted)
             .await?;
         // The search is expensive if it covers many lanes or passes dead rows.
         self.by_source_at = match jobs.is_empty() {

@@ -51,25 +51,25 @@ impl Claims<'_> {
         let jobs = runnable.into_iter().chain(unbound);
         let mut claims: Vec<Claim> = jobs
             .map(|job| {
-                let (lane, lease) = self
+                let served = self
                     .lanes
                     .get(job.lane)
                     .expect("claims are made from lanes that are served");
                 // As in rouse.claim, the job's own lease precedes that of its lane.
                 let job_lease = job.lease;
                 let claim = Claim {
-                    is_charged: self.lanes.charges_cpu(job.lane),
-                    is_capped: self.lanes.is_capped(job.lane),
+                    is_charged: served.is_charged,
+                    is_capped: served.is_capped,
                     class: match line {
                         InLine::Adopted => None,
-                        InLine::Queued(_) => self.lanes.class_of(job.lane),
+                        InLine::Queued(_) => Some(served.class),
                     },
                     goes_ahead: first.remove(&job.lane),
                     job,
-                    lane,
+                    lane: served.lane,
                     sent,
                     received,
-                    lease: job_lease.unwrap_or(lease),
+                    lease: job_lease.unwrap_or(served.lease),
                 };
                 let context = claim.event_context(self.shared, &claim.lane.handler);
                 match line {

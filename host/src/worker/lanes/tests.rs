@@ -47,6 +47,20 @@ fn job(lane: i64, turn: i64) -> ClaimedJob {
     }
 }
 
+/// Settings with which one job of each key of the default queue runs at a time.
+fn one_at_a_time() -> HashMap<String, crate::job::FairShare> {
+    let share = crate::job::FairShare {
+        key: crate::job::FairKey::Tenant,
+        quantum: 1,
+        weights: HashMap::new(),
+        default_weight: 1.0,
+        starvation: None,
+        max_in_flight: Some(1),
+        charges_cpu: false,
+    };
+    [("default".to_owned(), share)].into()
+}
+
 /// The wanted jobs of a claim.
 const WANTED: usize = 12;
 
@@ -305,16 +319,7 @@ fn a_sweep_moves_the_cursor_forward_only_in_lanes_that_it_found_empty() {
 #[test]
 fn a_sweep_does_not_skip_the_jobs_of_a_key_at_its_limit() {
     let mut lanes = Lanes::default();
-    let share = crate::job::FairShare {
-        key: crate::job::FairKey::Tenant,
-        quantum: 1,
-        weights: HashMap::new(),
-        default_weight: 1.0,
-        starvation: None,
-        max_in_flight: Some(1),
-        charges_cpu: false,
-    };
-    lanes.set_fair([("default".to_owned(), share)].into());
+    lanes.set_fair(one_at_a_time());
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
     lanes.serve(|_| Some(SERVED));
     let orders = lanes.orders(After::Cursor, WANTED);
@@ -329,16 +334,7 @@ fn a_sweep_does_not_skip_the_jobs_of_a_key_at_its_limit() {
 #[test]
 fn the_end_of_a_job_wakes_all_lanes_of_its_key_and_that_which_has_waited_longest_goes_first() {
     let mut lanes = Lanes::default();
-    let share = crate::job::FairShare {
-        key: crate::job::FairKey::Tenant,
-        quantum: 1,
-        weights: HashMap::new(),
-        default_weight: 1.0,
-        starvation: None,
-        max_in_flight: Some(1),
-        charges_cpu: false,
-    };
-    lanes.set_fair([("default".to_owned(), share)].into());
+    lanes.set_fair(one_at_a_time());
     let of = |seq, id, key: &str| Lane {
         key: format!("tenant:{key}"),
         ..lane(seq, id, Priority::Normal)
@@ -499,7 +495,7 @@ fn a_claim_has_the_lease_with_which_its_lane_is_served() {
             ..SERVED
         })
     });
-    let lease = lanes.get(LaneId(20)).map(|(_, lease)| lease);
+    let lease = lanes.get(LaneId(20)).map(|served| served.lease);
     assert_eq!(lease, Some(Duration::from_secs(3)));
     assert!(lanes.get(LaneId(10)).is_none(), "it is not served");
 }

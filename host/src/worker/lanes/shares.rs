@@ -1,0 +1,198 @@
+//! How fair queues are shared: their settings, applied to lanes, and what claims did with their keys.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{After, Known, LANES_PER_CLAIM, Lanes, Serving};
+use crate::job::{FairShare, LaneId};
+use crate::store::{ClaimOrder, FairQueueStats};
+use crate::worker::QueueOrder;
+use crate::worker::fairness::Fairness;
+use crate::worker::turns::{Class, Part, Place};
+
+#[derive(Debug, Default)]
+pub(super) struct Shares {
+    /// The settings, by queue.
+    settings: HashMap<String, FairShare>,
+    /// A served queue is fair.
+    any_served: bool,
+    /// The served lanes of limited keys, by queue and key.
+    capped: HashMap<(Arc<str>, Arc<str>), Vec<LaneId>>,
+    /// Where the search for starving jobs goes on.
+    starving_after: Option<LaneId>,
+    /// What claims did.
+    fairness: Fairness,
+}
+
+impl Shares {
+    /// Forgets which lanes are served.
+    pub(super) fn start_over(&mut self) {
+        self.any_served = false;
+        self.capped.clear();
+    }
+
+    /// Applies to a lane how it is served, and the settings of its queue.
+    pub(super) fn choose(
+        &mut self,
+        known: &mut Known,
+        serving: Option<Serving>,
+        order: QueueOrder,
+    ) {
+        known.serving = serving;
+        let fair = self.settings.get(&known.lane.queue);
+        let key = fair.map(|fair| fair.key_of(&known.lane.handler, &known.lane.key));
+        known.place = Place {
+            class: known.class(order),
+            queue: known.lane.queue.as_str().into(),
+            share: match (fair, &key) {
+                (Some(fair), Some(key)) => fair.turns_of(key),
+                _ => 1.0,
+            },
+            key: key.unwrap_or_default().into(),
+        };
+        known.cost = 1.0;
+        known.is_charged = fair.is_some_and(|fair| fair.charges_cpu);
+        known.is_capped = fair.is_some_and(|fair| fair.max_in_flight.is_some());
+        if known.serving.is_some() {
+            self.any_served |= fair.is_some();
+            if known.is_capped {
+                let lanes = self.capped.entry(known.place.of()).or_default();
+                lanes.push(known.lane.id);
+            }
+        }
+    }
+
+    /// True if the queue of this lane is fair.
+    pub(super) fn are_set_for(&self, known: &Known) -> bool {
+        self.settings.contains_key(&known.lane.queue)
+    }
+}
+
+impl Lanes {
+    /// True if a served queue is fair.
+    pub(in crate::worker) fn serves_fair(&self) -> bool {
+        self.shares.any_served
+    }
+
+    /// Sets the settings of fair queues. True if they have changed, so the served lanes have to be chosen again.
+    pub(in crate::worker) fn set_fair(&mut self, settings: HashMap<String, FairShare>) -> bool {
+        let shares = &mut self.shares;
+        if shares.settings == settings {
+            return false;
+        }
+        for (queue, share) in &settings {
+            shares.fairness.watch(queue, share.key.name());
+        }
+        shares.fairness.retain(|queue| settings.contains_key(queue));
+        shares.settings = settings;
+        true
+    }
+
+    /// What claims did in fair queues.
+    pub(in crate::worker) fn fairness(&self) -> Vec<FairQueueStats> {
+        self.shares.fairness.report(&self.active)
+    }
+
+    /// Sets what a job of this lane costs, in turns, if its queue charges CPU time; otherwise it costs 1.
+    pub(in crate::worker) fn set_cost(&mut self, lane: LaneId, cost: f64) {
+        let known = self.known.get_mut(&lane);
+        if let Some(known) = known.filter(|known| known.is_charged) {
+            known.cost = cost;
+        }
+    }
+
+    /// Notes that a job of this lane has ended, so others of its key may start. True if any lane may have one.
+    pub(in crate::worker) fn free(&mut self, id: LaneId) -> bool {
+        let place = self.known.get(&id).map(|known| &known.place);
+        let Some(lanes) = place.and_then(|place| self.shares.capped.get(&place.of())) else {
+            return false;
+        };
+        let mut lanes = lanes.clone();
+        // The last one goes first: that which has waited for the most claims.
+        lanes.sort_unstable_by_key(|lane| {
+            Reverse(self.known.get(lane).map(|known| known.claimed_at))
+        });
+        let mut is_any = false;
+        for lane in lanes {
+            is_any |= self.activate(lane);
+        }
+        is_any
+    }
+
+    /// Counts the keys of fair queues that have jobs of this class, and of which a claim takes none.
+    pub(super) fn count_deferred(&mut self, class: Class, parts: &[Part]) {
+        if !self.serves_fair() {
+            return;
+        }
+        let mut chosen: HashMap<Arc<str>, HashSet<Arc<str>>> = HashMap::new();
+        for queue in self.active.queues(class) {
+            if self.shares.settings.contains_key(&**queue) {
+                chosen.insert(queue.clone(), HashSet::new());
+            }
+        }
+        let places = parts.iter().filter_map(|part| self.known.get(&part.lane));
+        for place in places.map(|known| &known.place) {
+            if place.class == class
+                && let Some(keys) = chosen.get_mut(&place.queue)
+            {
+                keys.insert(place.key.clone());
+            }
+        }
+        for (queue, keys) in chosen {
+            let fairness = &mut self.shares.fairness;
+            fairness.deferred(class, &queue, &keys, &self.active);
+        }
+    }
+
+    /// Counts the jobs that a claim has taken of keys of fair queues.
+    pub(super) fn count_selected(
+        &mut self,
+        orders: &[ClaimOrder],
+        claimed: &HashMap<LaneId, usize>,
+    ) {
+        if !self.serves_fair() {
+            return;
+        }
+        for order in orders {
+            if let Some(jobs) = claimed.get(&order.lane)
+                && let Some(known) = self.known.get(&order.lane)
+            {
+                let Place { queue, key, .. } = &known.place;
+                let fairness = &mut self.shares.fairness;
+                fairness.selected(queue, key, *jobs, order.only.is_some());
+            }
+        }
+    }
+
+    /// The lanes of fair queues among those that have jobs and take turns now, by the wait after which their jobs starve.
+    /// If there are more than fit one query, each call returns other ones.
+    pub(in crate::worker) fn starving(&mut self, after: After) -> Vec<(Duration, Vec<ClaimOrder>)> {
+        if !self.serves_fair() {
+            return Vec::new();
+        }
+        let active = || self.active.lanes().filter_map(|id| self.known.get(&id));
+        let first = active().map(|lane| lane.place.class).min();
+        let of_first = active().filter(|lane| Some(lane.place.class) == first);
+        let mut lanes: Vec<&Known> = of_first.collect();
+        lanes.sort_unstable_by_key(|lane| lane.lane.id);
+        let before = self.shares.starving_after;
+        let next = lanes.partition_point(|lane| Some(lane.lane.id) <= before);
+        lanes.rotate_left(next);
+        let mut waits: BTreeMap<Duration, Vec<ClaimOrder>> = BTreeMap::new();
+        let mut last = None;
+        for known in lanes {
+            let fair = self.shares.settings.get(&known.lane.queue);
+            if let Some(wait) = fair.and_then(|fair| fair.starvation) {
+                let orders = waits.entry(wait).or_default();
+                if orders.len() < LANES_PER_CLAIM {
+                    orders.extend(known.order(after));
+                    last = Some(known.lane.id);
+                }
+            }
+        }
+        self.shares.starving_after = last;
+        waits.into_iter().collect()
+    }
+}

@@ -1,0 +1,125 @@
+//! The lanes of the keys of a fair queue.
+
+use crate::support::TestDb;
+
+#[tokio::test]
+async fn jobs_get_lanes_by_the_key_of_their_queue() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let lanes = async |queue: &str| -> Vec<String> {
+        let lanes = "SELECT l.key || ' ' || count(j.id) FROM rouse.lane AS l JOIN rouse.job AS j ON j.lane = l.id
+                     WHERE l.queue = $1 GROUP BY l.key ORDER BY l.key";
+        let rows = client.query(lanes, &[&queue]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    };
+    for (queue, key, expected) in [
+        ("t", "tenant", ["", "tenant:a"].as_slice()),
+        ("h", "handler", [""].as_slice()),
+        ("s", "source", ["", "source:x"].as_slice()),
+        ("th", "tenant-and-handler", ["", "tenant:a"].as_slice()),
+    ] {
+        // An open lane from before, whose jobs stay in it.
+        let enqueue = format!(
+            "SELECT rouse.enqueue('greet', queue => '{queue}', tenant => 'a', source => 'x'),
+                    rouse.enqueue('greet', queue => '{queue}')"
+        );
+        client.batch_execute(&enqueue).await.unwrap();
+        assert_eq!(lanes(queue).await, [" 2"], "{queue}");
+        client
+            .batch_execute(&format!(
+                "SELECT rouse.set_fair_share('{queue}', policy => 'drr', key => '{key}')"
+            ))
+            .await
+            .unwrap();
+        client.batch_execute(&enqueue).await.unwrap();
+        client
+            .batch_execute(&format!(
+                "SELECT rouse.enqueue_many('greet', ARRAY['1']::jsonb[], queue => '{queue}', tenant => 'a', source => 'x');
+                 SELECT (rouse.enqueue_unique('greet', 'k{queue}', queue => '{queue}', tenant => 'a', source => 'x')).id,
+                        rouse.enqueue_flow(jsonb_build_array(jsonb_build_object(
+                            'name', 'one', 'handler', 'greet', 'queue', '{queue}', 'tenant', 'a', 'source', 'x')))"
+            ))
+            .await
+            .unwrap();
+        let all = lanes(queue).await;
+        let keys: Vec<&str> = all
+            .iter()
+            .map(|lane| lane.rsplit_once(' ').unwrap().0)
+            .collect();
+        assert_eq!(keys, expected, "{queue}");
+        let keyed = all.last().unwrap();
+        let jobs = if expected.len() == 2 { "4" } else { "7" };
+        assert_eq!(keyed.rsplit_once(' ').unwrap().1, jobs, "{queue}: {all:?}");
+        // Back again.
+        client
+            .batch_execute(&format!(
+                "SELECT rouse.set_fair_share('{queue}', policy => 'fifo')"
+            ))
+            .await
+            .unwrap();
+        client.batch_execute(&enqueue).await.unwrap();
+        assert_eq!(
+            lanes(queue)
+                .await
+                .last()
+                .unwrap()
+                .rsplit_once(' ')
+                .unwrap()
+                .1,
+            if expected.len() == 2 { "4" } else { "9" }
+        );
+    }
+}
+
+#[tokio::test]
+async fn tenants_beyond_the_limit_of_lanes_share_one() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.set_fair_share('mail', policy => 'drr'); UPDATE rouse.limits SET keyed_lanes_max = 2;
+             SELECT rouse.enqueue('greet', queue => 'mail', tenant => n::text) FROM generate_series(1, 5) AS n;
+             SELECT rouse.enqueue('greet', queue => 'mail', tenant => '1')",
+        )
+        .await
+        .unwrap();
+    let rows = client
+        .query(
+            "SELECT l.key, count(*) FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane GROUP BY l.key ORDER BY l.key",
+            &[],
+        )
+        .await
+        .unwrap();
+    let lanes: Vec<(String, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    assert_eq!(
+        lanes,
+        [
+            (String::new(), 3),
+            ("tenant:1".into(), 2),
+            ("tenant:2".into(), 1)
+        ]
+    );
+}
+
+/// A lane that was added by a transaction which had not seen the change is divided by the next maintenance.
+#[tokio::test]
+async fn a_lane_that_is_added_during_a_change_is_divided_later() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mut other = db.client().await;
+    let open = other.transaction().await.unwrap();
+    open.batch_execute("SELECT rouse.enqueue('greet', queue => 'mail', tenant => 'a')")
+        .await
+        .unwrap();
+    client
+        .batch_execute("SELECT rouse.set_fair_share('mail', policy => 'drr')")
+        .await
+        .unwrap();
+    open.commit().await.unwrap();
+    let divided = "SELECT coalesce(max(l.divided_by), 'not') FROM rouse.lane AS l WHERE l.queue = 'mail' AND l.key = ''";
+    let by: String = client.query_one(divided, &[]).await.unwrap().get(0);
+    assert_eq!(by, "not");
+    db.worker().await.maintain_lanes().await.unwrap();
+    let by: String = client.query_one(divided, &[]).await.unwrap().get(0);
+    assert_eq!(by, "tenant");
+}
