@@ -112,6 +112,7 @@ struct Named {
 #[derive(Debug, ClapArgs)]
 #[command(
     group = ArgGroup::new("settings").required(true).multiple(true),
+    group = ArgGroup::new("share").multiple(true),
     group = ArgGroup::new("retention").multiple(true).conflicts_with("share"),
     after_help = "\
 Retention applies to jobs that end from now on; ended jobs keep theirs. Attempts and records (rouse audit) are kept as long as any job \
