@@ -59,11 +59,12 @@ CREATE TABLE rouse.lane (
     handler  text NOT NULL,
     priority rouse.priority NOT NULL,
     tags     text[] NOT NULL,
-    -- Empty, or the jobs of one tenant or source of a fair queue: tenant:acme, source:import. See functions/fair.sql.
+    -- Empty, or the jobs with these values by which a fair queue or a gate divides them: {"tenant": "acme", "$.region": "eu"}; or *, those for
+    -- which no lane was left. See functions/gates.sql.
     key      text NOT NULL DEFAULT '',
-    -- In a row without a key: producers use lanes with a key instead, of tenants or of sources. A copy of what rouse.queue says, kept
-    -- in the row because every enqueue reads it. Null: they use this lane.
-    divided_by text CHECK (divided_by IN ('tenant', 'source')),
+    -- In a row without a key: producers use lanes with these values as their key instead. A copy of what rouse.queue and rouse.gate say, kept
+    -- in the row because every enqueue reads it. Null: they use this lane. Empty: this lane as well, but a gate acts in the enqueue.
+    divided_by text[],
     -- When it was added to the catalog, or when rouse.maintain_lanes last found a job in it.
     used_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- Null if it is open. See functions/lanes.sql.
@@ -76,6 +77,44 @@ ALTER TABLE rouse.lane ALTER COLUMN refuses SET STORAGE MAIN;
 CREATE INDEX lane_key ON rouse.lane (handler, queue, priority, tags, key) WHERE closed_at IS NULL;
 CREATE INDEX lane_id ON rouse.lane (id);
 
+-- Limits of which jobs run, start, and are enqueued (functions/gates.sql), set by rouse.set_gate or declared by modules.
+CREATE TABLE rouse.gate (
+    name        text PRIMARY KEY,
+    kind        text NOT NULL CHECK (kind IN ('max_concurrent', 'throttle', 'singleton', 'debounce')),
+    -- Null: the jobs of all queues, or of all handlers.
+    queue       text,
+    handler     text,
+    key         text[] NOT NULL DEFAULT '{}',
+    most        integer,
+    period_ms   bigint,
+    burst       integer,
+    lasts       text,
+    newcomer    text,
+    edge        text,
+    longest_ms  bigint,
+    -- The handler whose module declares it. Null: an operator has set it.
+    declared_by text
+);
+-- Read by every claim: empty unless a gate acts there.
+CREATE INDEX gate_claims ON rouse.gate (name) WHERE kind IN ('max_concurrent', 'throttle');
+-- Read by enqueues into lanes that have a gate.
+CREATE INDEX gate_enqueues ON rouse.gate (handler) WHERE kind IN ('singleton', 'debounce');
+
+-- What gates know about their keys. A row without an effect (`until` is over, and `job` has ended) may be missing; rouse.maintain_lanes removes
+-- such rows.
+CREATE TABLE rouse.gate_key (
+    gate   text NOT NULL,
+    key    text NOT NULL,
+    -- throttle: the starts of the last period, or null with a burst.
+    starts timestamptz[],
+    -- throttle: until when starts count, or when the bucket is full again. singleton and debounce: until when it is closed, whatever the job does.
+    until  timestamptz NOT NULL,
+    -- singleton and debounce: the last job that was let through, and when.
+    job    bigint,
+    since  timestamptz,
+    PRIMARY KEY (gate, key)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+
 -- Limits of the whole database, set by the owner: one row.
 CREATE TABLE rouse.limits (
     only_row              boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -83,8 +122,9 @@ CREATE TABLE rouse.limits (
     lanes_per_handler_max integer NOT NULL DEFAULT 1000 CHECK (lanes_per_handler_max > 0),
     -- Lanes of all handlers. Each worker keeps the whole catalog in memory.
     lanes_max             integer NOT NULL DEFAULT 20000 CHECK (lanes_max > 0),
-    -- Lanes of tenants and sources in fair queues. Further tenants and sources share the lane of those without.
+    -- Lanes of keys of fair queues and gates. Further keys of a handler share one.
     keyed_lanes_max       integer NOT NULL DEFAULT 20000 CHECK (keyed_lanes_max >= 0),
+    gates_max             integer NOT NULL DEFAULT 200 CHECK (gates_max > 0),
     -- Jobs that an attempt may enqueue, with those that these enqueue, and so on. A resumed attempt, and the next job of its chain, count anew.
     descendants_max       integer NOT NULL DEFAULT 10000 CHECK (descendants_max > 0),
     -- How deep these may be nested.
@@ -707,7 +747,7 @@ CREATE TABLE rouse.lock (
     PRIMARY KEY (purpose, slot)
 );
 INSERT INTO rouse.lock (purpose, slot)
-SELECT purpose, slot FROM unnest(ARRAY['register', 'state', 'retry_jobs', 'in_flight']) AS purpose, generate_series(0, 1023) AS slot;
+SELECT purpose, slot FROM unnest(ARRAY['register', 'state', 'retry_jobs', 'gate']) AS purpose, generate_series(0, 1023) AS slot;
 
 -- One row: 244 random bits, which are part of the keys of the advisory locks of rouse._notify, so that no other login can compute and hold
 -- such a key.

@@ -19,7 +19,7 @@
 -- a limited login claims only what its limits permit (logins.sql). Safe under concurrency: rows that another claim has
 -- locked are skipped, and each row is checked again under its lock, because it may have been claimed in the meantime.
 -- Served by job_ready, then by the primary key. Nothing is claimed from paused queues; that check reads an index that
--- is empty unless a queue is paused; so does that of limits of jobs in flight (fair.sql). The commit does not wait for the disk: a claim that is lost in a server crash is
+-- is empty unless a queue is paused; so does that of gates (gates.sql). The commit does not wait for the disk: a claim that is lost in a server crash is
 -- simply made again. Jobs beyond the size limit are locked until the claim commits, and otherwise unchanged. The size
 -- of a job is rouse.job.bytes plus 120 bytes for the columns that every row has.
 --
@@ -29,7 +29,8 @@
 -- where the previous one ended, so that each worker reads only once the dead entries of job_lease that an old
 -- transaction keeps.
 --
--- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them.
+-- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them. After these, a row without an id for each lane from
+-- which gates let no job start for a while: `lease_ms` is for how many milliseconds.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL)
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, uncounted integer, max_attempts integer, tenant text, source text,
@@ -45,6 +46,10 @@ DECLARE
     ids      bigint[];
     leases   bigint[];
     is_small boolean;
+    has_gates boolean;
+    throttled rouse.throttled[];
+    -- The lane of each job.
+    started   bigint[];
 BEGIN
     IF rouse._known(p_worker, p_key) THEN
         lanes := rouse._permitted(p_worker, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality));
@@ -67,16 +72,18 @@ BEGIN
             lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
     END IF;
     PERFORM FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0;
-    IF FOUND THEN
-        p_orders := rouse._within_caps(p_orders, lanes, p_wanted);
-        -- It may have waited, and the jobs that it has not counted have ended since.
-        at := clock_timestamp();
+    has_gates := FOUND;
+    PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle');
+    has_gates := has_gates OR FOUND;
+    IF has_gates THEN
+        SELECT w.orders, w.throttled, w.at INTO p_orders, throttled, at FROM rouse._within_gates(p_orders, lanes, p_wanted, p_checked_at) AS w;
     END IF;
     -- Locks the rows.
-    SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072 AND NOT bool_or(found.is_stored)
-    INTO ids, leases, is_small
+    SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072 AND NOT bool_or(found.is_stored),
+           CASE WHEN throttled IS NOT NULL THEN array_agg(found.lane) END
+    INTO ids, leases, is_small, started
     FROM (
-        SELECT ready.*, wanted.lease_ms, sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
+        SELECT ready.*, wanted.lane, wanted.lease_ms, sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
         FROM unnest(p_orders) WITH ORDINALITY AS wanted
         CROSS JOIN LATERAL (
             SELECT j.id, 120 + j.bytes AS bytes, j.available_at, j.payload_at IS NOT NULL AS is_stored
@@ -105,6 +112,16 @@ BEGIN
             RETURNING j.id)
         SELECT array_agg(c.id) INTO unread FROM claimed AS c;
         RETURN NEXT;
+        unread := NULL;
+    END IF;
+    IF throttled IS NOT NULL THEN
+        -- After a server crash, these starts still count, whether or not the jobs have run.
+        IF ids IS NOT NULL THEN
+            PERFORM set_config('synchronous_commit', 'on', true);
+        END IF;
+        FOR lane, lease_ms IN SELECT c.lane, c.wait_ms FROM rouse._charge_gates(throttled, started, at) AS c LOOP
+            RETURN NEXT;
+        END LOOP;
     END IF;
 END
 $$;
@@ -120,7 +137,12 @@ SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    at timestamptz := clock_timestamp();
+    at        timestamptz := clock_timestamp();
+    has_gates boolean;
+    throttled rouse.throttled[];
+    ids       bigint[];
+    -- The lane of each job.
+    started   bigint[];
 BEGIN
     IF rouse._known(p_worker, p_key) THEN
         p_lanes := rouse._permitted(p_worker, p_lanes);
@@ -132,11 +154,12 @@ BEGIN
         p_lanes := rouse._not_paused(p_lanes);
     END IF;
     PERFORM FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0;
-    IF FOUND THEN
-        SELECT w.p_lanes, w.p_wanted INTO p_lanes, p_wanted FROM rouse._bound_within_caps(p_lanes, p_wanted) AS w;
-        at := clock_timestamp();
+    has_gates := FOUND;
+    PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle');
+    has_gates := has_gates OR FOUND;
+    IF has_gates THEN
+        SELECT w.p_lanes, w.p_wanted, w.throttled, w.at INTO p_lanes, p_wanted, throttled, at FROM rouse._bound_within_gates(p_lanes, p_wanted) AS w;
     END IF;
-    RETURN QUERY
     WITH picked AS MATERIALIZED (
         SELECT found.id
         FROM (
@@ -152,12 +175,19 @@ BEGIN
                     ORDER BY j.lane, j.source, j.turn LIMIT p_wanted FOR NO KEY UPDATE SKIP LOCKED) AS j
                 LIMIT p_wanted) AS ready
             LIMIT p_wanted) AS found
-        WHERE found.bytes_so_far - found.bytes < 8388608)
-    UPDATE rouse.job AS j
-    SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
-        claimed_at = at, lease_until = at + coalesce(j.lease_ms, least(greatest(p_lease_ms, 1), 86400000)) * interval '1 millisecond'
-    FROM picked WHERE j.id = ANY (ARRAY[picked.id])
-    RETURNING j.id;
+        WHERE found.bytes_so_far - found.bytes < 8388608),
+    claimed AS (
+        UPDATE rouse.job AS j
+        SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
+            claimed_at = at, lease_until = at + coalesce(j.lease_ms, least(greatest(p_lease_ms, 1), 86400000)) * interval '1 millisecond'
+        FROM picked WHERE j.id = ANY (ARRAY[picked.id])
+        RETURNING j.id, j.lane)
+    SELECT array_agg(c.id), array_agg(c.lane) INTO ids, started FROM claimed AS c;
+    IF throttled IS NOT NULL AND ids IS NOT NULL THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+        PERFORM rouse._charge_gates(throttled, started, at);
+    END IF;
+    RETURN QUERY SELECT unnest(ids);
 END
 $$;
 

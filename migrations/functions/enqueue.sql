@@ -255,6 +255,7 @@ DECLARE
     job_timeout bigint;
     parents     record;
     blockers    integer;
+    passed      record;
 BEGIN
     IF coalesce(p_lease, p_timeout, p_job_timeout) IS NOT NULL THEN
         lease := rouse._time_ms('lease', p_lease);
@@ -280,6 +281,24 @@ BEGIN
     -- A source may be bound to another handler. What an attempt enqueues is checked by the worker that runs it.
     IF p_source IS NULL AND p_origin IS NULL AND p_chain IS NULL THEN
         PERFORM rouse._check_contract(p_handler, p_payload);
+    END IF;
+    PERFORM FROM rouse.gate AS g WHERE g.kind IN ('singleton', 'debounce') AND g.handler = p_handler;
+    IF FOUND THEN
+        passed := rouse._pass_gates(p_id, coalesce(p_queue, 'default'), p_handler, p_tenant, p_source, p_payload, at,
+                                    p_origin IS NULL AND p_chain IS NULL, p_run_at);
+        IF passed.live IS NOT NULL THEN
+            IF passed.replaced THEN
+                PERFORM rouse._replace_queued(passed.live, p_payload, p_bytes, p_tenant, p_source, p_max_attempts, p_grants, lease, timeout, at, passed.run_at);
+            END IF;
+            IF p_stored_at IS NOT NULL THEN
+                DELETE FROM rouse.payload AS p WHERE p.job = p_id AND p.kept_at = p_stored_at;
+            END IF;
+            _enqueue.id := passed.live;
+            created := false;
+            differs := '{}';
+            RETURN;
+        END IF;
+        p_run_at := passed.run_at;
     END IF;
     IF p_after IS NOT NULL THEN
         parents := rouse._find_parents(p_after);
@@ -423,6 +442,17 @@ BEGIN
         END IF;
         RAISE EXCEPTION 'rouse.enqueue_many: payload % is too large; queue % allows % bytes', wrong, coalesce(queue, 'default'), bytes_max
             USING ERRCODE = 'program_limit_exceeded', HINT = 'Nothing was enqueued.';
+    END IF;
+    -- Their lanes may differ, or they may give way to one another.
+    PERFORM FROM rouse.gate AS g
+    WHERE coalesce(g.queue, queue, 'default') = coalesce(queue, 'default') AND coalesce(g.handler, handler) = handler
+      AND (g.kind IN ('singleton', 'debounce') OR array_to_string(g.key, ' ') LIKE '%$%');
+    IF FOUND THEN
+        RETURN QUERY
+        SELECT (rouse._enqueue(nextval('rouse.turn_seq'), handler, p.payload, octet_length(p.payload::text), NULL, queue, tenant, source, priority,
+                               run_at, max_attempts, NULL, tags, grants, lease, timeout, job_timeout, NULL, NULL, NULL)).id
+        FROM unnest(payloads) WITH ORDINALITY AS p(payload, place) ORDER BY p.place;
+        RETURN;
     END IF;
     IF source IS NULL THEN
         PERFORM rouse._check_contract_of_many(handler, payloads);

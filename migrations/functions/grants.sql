@@ -33,7 +33,7 @@ GRANT EXECUTE ON FUNCTION
 -- Operators.
 GRANT EXECUTE ON FUNCTION
     rouse.complete, rouse.complete_chain, rouse.fail, rouse.delete, rouse.delete_chain, rouse.delete_flow, rouse.retry, rouse.retry_flow, rouse.retry_jobs, rouse.reschedule,
-    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue, rouse.set_retention, rouse.set_fair_share,
+    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue, rouse.set_retention, rouse.set_fair_share, rouse.set_gate, rouse.drop_gate,
     rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.clear_timeouts, rouse.put_state, rouse.remove_state
     TO rouse_operator;
 
@@ -50,7 +50,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.module_schedules, rouse.put_module_schedule, rouse.remove_module_schedule,
     rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes, rouse.maintain_dependencies
     TO rouse_worker;
-GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
+GRANT SELECT ON rouse.queue, rouse.gate, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
 
 -- The logins of handlers.
 GRANT EXECUTE ON FUNCTION rouse.settle_with_effects, rouse.record_step_with_effects TO rouse_handler;

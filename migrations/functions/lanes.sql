@@ -9,7 +9,7 @@
 --            maintenance reopens it.
 --   removed  no kept row can refer to it
 --
--- In a fair queue, tenants or sources have lanes of their own (fair.sql).
+-- In a fair queue, and behind a gate, the keys have lanes of their own (gates.sql).
 
 -- Checks the arguments that all enqueuing functions share, and returns the id of their lane; null arguments mean their defaults. A lane
 -- without an open row is added to the catalog, with a notice if no live worker knows the handler or a key of p_payload.
@@ -19,7 +19,7 @@ CREATE OR REPLACE FUNCTION rouse._lane(
 LANGUAGE plpgsql AS $$
 DECLARE
     known    bigint;
-    divided  text;
+    divided  text[];
     required text[];
 BEGIN
     p_queue := coalesce(p_queue, 'default');
@@ -48,7 +48,7 @@ BEGIN
       AND l.closed_at IS NULL
     LIMIT 1;
     IF FOUND THEN
-        RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, p_tags, divided, p_tenant, p_source);
+        RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, p_tags, divided, p_tenant, p_source, p_payload);
     END IF;
 
     IF p_handler IS NULL OR p_handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(p_handler) > 128 THEN
@@ -74,13 +74,13 @@ BEGIN
           AND l.closed_at IS NULL
         LIMIT 1;
         IF FOUND THEN
-            RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, required, divided, p_tenant, p_source);
+            RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, required, divided, p_tenant, p_source, p_payload);
         END IF;
     END IF;
 
     PERFORM rouse._check_room_for_lane(p_handler);
     known := rouse._lane_id(p_handler, p_queue, p_priority, required, '');
-    divided := rouse._divided_by(p_queue);
+    divided := rouse._divided_by(p_queue, p_handler);
     INSERT INTO rouse.lane (id, queue, handler, priority, tags, divided_by, refuses)
     VALUES (known, p_queue, p_handler, p_priority::rouse.priority, required, divided, rouse._contract_of_lane(p_handler));
     -- A source may be bound to another handler.
@@ -88,7 +88,7 @@ BEGIN
         PERFORM rouse._notice_unknown_handler(p_handler);
         PERFORM rouse._notice_unknown_keys(p_handler, p_payload);
     END IF;
-    RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, required, divided, p_tenant, p_source);
+    RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, required, divided, p_tenant, p_source, p_payload);
 END
 $$;
 
@@ -257,5 +257,6 @@ BEGIN
     SELECT count(*) INTO removed FROM gone;
     PERFORM rouse._copy_contracts();
     PERFORM rouse._divide_lanes(NULL);
+    DELETE FROM rouse.gate_key AS k WHERE k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job);
 END
 $$;

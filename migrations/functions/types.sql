@@ -11,6 +11,11 @@ BEGIN
     IF to_regtype('rouse.claim_order') IS NULL THEN
         CREATE TYPE rouse.claim_order AS (lane bigint, after bigint, lease_ms bigint, most integer, waited_ms bigint);
     END IF;
+    -- A lane of a claim whose starts a gate counts, with its key.
+    --   wait_ms  the time after which one may start; null: one may
+    IF to_regtype('rouse.throttled') IS NULL THEN
+        CREATE TYPE rouse.throttled AS (lane bigint, gate text, key text, wait_ms bigint);
+    END IF;
     -- The decision about an orphan.
     --   fence     that of the lost attempt
     --   next      running: this worker claims it, with lease_ms; queued: it waits for delay_ms; failed

@@ -110,6 +110,7 @@ pub const ALL: Sources<'static> = Sources {
         "workers",
         "wake",
         "lanes",
+        "gates",
         "fair",
         "payloads",
         "dependencies",

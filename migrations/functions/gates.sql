@@ -1,0 +1,587 @@
+-- Gates (rouse.gate): limits of how many jobs run, how often jobs start, and which jobs are enqueued at all.
+--
+-- A gate applies to the jobs of a queue, of a handler, or to all, and divides them by a key: by tenant, by source, by a value of the payload, or
+-- by several of these. Two kinds act in the claim:
+--
+--   max_concurrent  at most `most` jobs of a key run at the same time, on all workers
+--   throttle        at most `most` jobs of a key start in any `period`; or, with `burst`, on average, and `burst` at once
+--
+-- and two in the enqueue:
+--
+--   singleton       while a job of a key is queued (or runs, or for a `period`), there is no other
+--   debounce        a burst of jobs of a key becomes one, that starts when none has been enqueued for a `period`
+--
+-- The jobs of each key have a lane of their own, as those of each tenant in a fair queue, so that a claim need not read jobs that it may not
+-- take. The limit of jobs in flight of fair queues is a gate of its own.
+
+-- A value by which jobs are divided: of the job, or null. `$.a.b` is a value of the payload; a long one is replaced by its hash.
+CREATE OR REPLACE FUNCTION rouse._key_value(p_by text, p_tenant text, p_source text, p_payload jsonb) RETURNS text
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    value text;
+BEGIN
+    IF p_by = 'tenant' THEN
+        RETURN p_tenant;
+    ELSIF p_by = 'source' THEN
+        RETURN p_source;
+    END IF;
+    value := p_payload #>> string_to_array(substr(p_by, 3), '.');
+    RETURN CASE WHEN length(value) > 200 THEN 'sha256:' || encode(sha256(convert_to(value, 'UTF8')), 'hex') ELSE value END;
+END
+$$;
+
+-- The key of the lane of a job (rouse.lane.key) by these values; empty if it has none of them.
+CREATE OR REPLACE FUNCTION rouse._lane_key(p_divided_by text[], p_tenant text, p_source text, p_payload jsonb) RETURNS text
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    RETURN coalesce((
+        SELECT jsonb_object_agg(v.by, v.value)::text
+        FROM (SELECT d.by, rouse._key_value(d.by, p_tenant, p_source, p_payload) AS value FROM unnest(p_divided_by) AS d(by)) AS v
+        WHERE v.value IS NOT NULL), '');
+END
+$$;
+
+-- By which values the lanes of a handler in a queue are divided: those of the queue, if it is fair, and those of gates. Null: by none, and no
+-- gate acts in the enqueue. Empty: by none, but one does.
+CREATE OR REPLACE FUNCTION rouse._divided_by(p_queue text, p_handler text) RETURNS text[]
+LANGUAGE sql STABLE AS $$
+    SELECT array_agg(DISTINCT d.by ORDER BY d.by) FILTER (WHERE d.by NOT IN ('', 'handler', 'queue'))
+           || CASE WHEN count(*) > 0 THEN '{}'::text[] END
+    FROM (SELECT CASE q.fair_key WHEN 'source' THEN 'source' WHEN 'handler' THEN 'handler' ELSE 'tenant' END AS by
+          FROM rouse.queue AS q WHERE q.name = p_queue AND q.policy = 'drr' AND q.fair_key <> 'handler'
+          UNION ALL
+          SELECT k.by FROM rouse.gate AS g CROSS JOIN LATERAL unnest(g.key) AS k(by)
+          WHERE g.kind IN ('max_concurrent', 'throttle') AND coalesce(g.queue, p_queue) = p_queue AND coalesce(g.handler, p_handler) = p_handler
+          AND k.by NOT IN ('handler', 'queue')
+          UNION ALL
+          SELECT '' FROM rouse.gate AS g
+          WHERE g.kind IN ('singleton', 'debounce') AND coalesce(g.queue, p_queue) = p_queue AND coalesce(g.handler, p_handler) = p_handler) AS d
+$$;
+
+-- Copies to the lanes of a queue, or of all (null), by what they are divided. A lane that a transaction adds during a change may have the
+-- old copy until rouse.maintain_lanes calls this. Reads the whole catalog.
+CREATE OR REPLACE FUNCTION rouse._divide_lanes(p_queue text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE rouse.lane AS l SET divided_by = d.divided_by
+    FROM (SELECT n.queue, n.handler, rouse._divided_by(n.queue, n.handler) AS divided_by
+          FROM (SELECT DISTINCT a.queue, a.handler FROM rouse.lane AS a WHERE p_queue IS NULL OR a.queue = p_queue) AS n OFFSET 0) AS d
+    WHERE l.queue = d.queue AND l.handler = d.handler AND l.key = '' AND l.divided_by IS DISTINCT FROM d.divided_by;
+END
+$$;
+
+-- The lane for a job whose lane without a key is p_base: that of its key if lanes are divided. A lane without an open row is added to the
+-- catalog, unless there are already keyed_lanes_max of these (rouse.limits): then all further keys share one, `*`, and do so until it has had
+-- no job for a day, so that no key ever has two lanes. Counting lanes takes up to two milliseconds, so a session counts again only a minute
+-- after it has found that many. Served by lane_key.
+CREATE OR REPLACE FUNCTION rouse._divided_lane(
+    p_base bigint, p_handler text, p_queue text, p_priority text, p_tags text[], p_divided_by text[], p_tenant text, p_source text,
+    p_payload jsonb) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    own    text;
+    known  bigint;
+    shared bigint;
+    most   integer;
+    later  text := current_setting('rouse.count_keyed_lanes_at', true);
+BEGIN
+    IF p_divided_by IS NULL THEN
+        RETURN p_base;
+    END IF;
+    own := rouse._lane_key(p_divided_by, p_tenant, p_source, p_payload);
+    IF own = '' THEN
+        RETURN p_base;
+    END IF;
+    SELECT min(l.id) FILTER (WHERE l.key = own), min(l.id) FILTER (WHERE l.key = '*') INTO known, shared
+    FROM rouse.lane AS l
+    WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = p_tags AND l.key IN (own, '*')
+      AND l.closed_at IS NULL;
+    IF coalesce(known, shared) IS NOT NULL THEN
+        RETURN coalesce(known, shared);
+    END IF;
+    IF later <> '' AND later::timestamptz > clock_timestamp() THEN
+        own := '*';
+    ELSE
+        most := (SELECT l.keyed_lanes_max FROM rouse.limits AS l WHERE l.only_row);
+        IF (SELECT count(*) FROM (SELECT FROM rouse.lane AS l WHERE l.key <> '' AND l.closed_at IS NULL LIMIT most) AS l) >= most THEN
+            PERFORM set_config('rouse.count_keyed_lanes_at', (clock_timestamp() + interval '1 minute')::text, false);
+            own := '*';
+        END IF;
+    END IF;
+    known := rouse._lane_id(p_handler, p_queue, p_priority, p_tags, own);
+    INSERT INTO rouse.lane (id, queue, handler, priority, tags, key)
+    VALUES (known, p_queue, p_handler, p_priority::rouse.priority, p_tags, own);
+    RETURN known;
+END
+$$;
+
+-- What rouse.gate says about claims, and the limits of jobs in flight of fair queues.
+CREATE OR REPLACE FUNCTION rouse._claim_gates() RETURNS TABLE (
+    name text, kind text, queue text, handler text, key text[], most integer, period_ms bigint, burst integer)
+LANGUAGE sql STABLE AS $$
+    SELECT g.name, g.kind, g.queue, g.handler, g.key, g.most, g.period_ms, g.burst
+    FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle')
+    UNION ALL
+    -- No gate has a name like this.
+    SELECT 'queue ' || q.name, 'max_concurrent', q.name, NULL,
+           CASE q.fair_key WHEN 'tenant-and-handler' THEN '{tenant,handler}'::text[] ELSE ARRAY[q.fair_key] END, q.max_in_flight, NULL, NULL
+    FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0
+$$;
+
+-- A value by which a gate divides the jobs of a lane. Empty if the jobs do not have it, or share the lane of further keys, or were enqueued
+-- before the lane was divided by it. These are inlined: p_key of the lane is JSON, or * for shared lanes.
+CREATE OR REPLACE FUNCTION rouse._lane_value(p_by text, p_queue text, p_handler text, p_key text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE p_by WHEN 'queue' THEN p_queue WHEN 'handler' THEN p_handler
+           ELSE CASE WHEN p_key IN ('', '*') THEN '' ELSE coalesce(p_key::jsonb ->> p_by, '') END END
+$$;
+
+-- The key of a gate for the jobs of a lane: a value, or two with the length of the first.
+CREATE OR REPLACE FUNCTION rouse._gate_key(p_gate text[], p_queue text, p_handler text, p_key text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_gate[2] IS NOT NULL
+        THEN length(rouse._lane_value(p_gate[1], p_queue, p_handler, p_key)) || ':' || rouse._lane_value(p_gate[1], p_queue, p_handler, p_key)
+             || rouse._lane_value(p_gate[2], p_queue, p_handler, p_key)
+        WHEN p_gate[1] IS NOT NULL THEN rouse._lane_value(p_gate[1], p_queue, p_handler, p_key)
+        ELSE '' END
+$$;
+
+-- The number of running jobs of each key of these gates. All running jobs count, also those whose lease has ended: they are adopted, or fail.
+-- `p_checked_at`: leases that ended before were checked by the caller; then the dead entries that an old transaction keeps are not read. A
+-- minute is left for transactions that have set a lease and commit late. Served by job_lease and lane_id.
+CREATE OR REPLACE FUNCTION rouse._in_flight(p_gates text[], p_checked_at timestamptz) RETURNS TABLE (gate text, key text, jobs integer)
+LANGUAGE sql VOLATILE AS $$
+    SELECT g.name, rouse._gate_key(g.key, l.queue, l.handler, l.key), sum(r.jobs)::integer
+    FROM (SELECT j.lane, count(*) AS jobs FROM rouse.job AS j
+          WHERE j.state = 'running' AND j.lease_until >= coalesce(p_checked_at, '-infinity') - interval '1 minute' GROUP BY j.lane) AS r
+    CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = r.lane LIMIT 1) AS l
+    JOIN rouse._claim_gates() AS g ON coalesce(g.queue, l.queue) = l.queue AND coalesce(g.handler, l.handler) = l.handler
+    WHERE g.kind = 'max_concurrent' AND g.name = ANY (p_gates)
+    GROUP BY 1, 2
+$$;
+
+-- How many jobs of a key may start now, and if none: after how many milliseconds one may. Without a burst, at most `p_most` start in any
+-- period: p_starts has the last starts. With one, p_until is the time at which the bucket is full again.
+CREATE OR REPLACE FUNCTION rouse._tokens(
+    p_most integer, p_period_ms bigint, p_burst integer, p_starts timestamptz[], p_until timestamptz, p_at timestamptz,
+    OUT tokens integer, OUT wait_ms bigint)
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    period interval := p_period_ms * interval '1 millisecond';
+    behind double precision;
+    wait   interval;
+BEGIN
+    IF p_burst IS NULL THEN
+        tokens := greatest(p_most - (SELECT count(*) FROM unnest(p_starts) AS s(at) WHERE s.at > p_at - period), 0);
+        wait := p_starts[cardinality(p_starts) - p_most + 1] + period - p_at;
+    ELSE
+        -- How many starts the bucket is short of being full.
+        behind := greatest(extract(epoch FROM coalesce(p_until, p_at) - p_at), 0) * 1000 * p_most / p_period_ms;
+        tokens := greatest(floor(p_burst - behind + 1e-6), 0);
+        wait := (behind - p_burst + 1) * period / p_most;
+    END IF;
+    wait_ms := CASE WHEN tokens = 0 THEN greatest(ceil(extract(epoch FROM wait) * 1000), 1) END;
+END
+$$;
+
+-- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`most`) as all gates of its lane permit. If several
+-- lanes have the same key, the first ones that have ready jobs get what is left. Lanes that p_lanes (null: none) leaves out get nothing. Waits
+-- for other claims through the same gates, so that two never count the same room: `at` is a time after that, and what it leaves is exact until
+-- the caller commits. `throttled`: the lanes whose starts the caller has to charge (rouse._charge_gates).
+-- Served by lane_id, queue_capped, gate_claims, gate_key_pkey and job_ready.
+CREATE OR REPLACE FUNCTION rouse._within_gates(
+    p_orders rouse.claim_order[], p_lanes bigint[], p_wanted integer, p_checked_at timestamptz,
+    OUT orders rouse.claim_order[], OUT throttled rouse.throttled[], OUT at timestamptz)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    -- The pairs of an order and a gate; groups are numbered by gate and key.
+    pairs   record;
+    -- By group.
+    rooms   integer[];
+    waits   bigint[];
+    -- By order: how many ready jobs it has, if another one has the same key.
+    ready   integer[];
+    mosts   integer[];
+    pair    integer := 1;
+    first   integer;
+    most    integer;
+BEGIN
+    SELECT array_agg(p.place ORDER BY p.place, p.number) AS places, array_agg(p.number ORDER BY p.place, p.number) AS numbers,
+           array_agg(p.gate ORDER BY p.place, p.number) AS gates, array_agg(p.key ORDER BY p.place, p.number) AS keys,
+           array_agg(p.kind ORDER BY p.place, p.number) AS kinds, array_agg(p.lane ORDER BY p.place, p.number) AS lanes,
+           bool_or(p.kind = 'max_concurrent') AS has_limits, bool_or(p.kind = 'throttle') AS has_rates
+    INTO pairs
+    FROM (
+        SELECT o.place, o.lane, g.name AS gate, g.kind, k.key, (dense_rank() OVER (ORDER BY g.name, k.key))::integer AS number
+        FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place)
+        CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = o.lane LIMIT 1) AS l
+        JOIN rouse._claim_gates() AS g ON coalesce(g.queue, l.queue) = l.queue AND coalesce(g.handler, l.handler) = l.handler
+        CROSS JOIN LATERAL (SELECT rouse._gate_key(g.key, l.queue, l.handler, l.key) AS key) AS k) AS p;
+    at := clock_timestamp();
+    orders := p_orders;
+    IF pairs.places IS NULL THEN
+        RETURN;
+    END IF;
+    -- In the order of the locks, which names may share.
+    PERFORM rouse._lock('gate', n.gate)
+    FROM (SELECT DISTINCT u.gate, hashtextextended(u.gate, 0) & 1023 AS slot FROM unnest(pairs.gates) AS u(gate) ORDER BY 2, 1 OFFSET 0) AS n;
+    at := clock_timestamp();
+    -- A new snapshot, after the locks.
+    WITH groups AS (
+        SELECT DISTINCT ON (u.number) u.number, u.gate, u.key FROM ROWS FROM (unnest(pairs.numbers), unnest(pairs.gates), unnest(pairs.keys)) AS u(number, gate, key)
+        ORDER BY u.number),
+    running AS MATERIALIZED (
+        SELECT f.gate, f.key, f.jobs FROM rouse._in_flight(pairs.gates, p_checked_at) AS f WHERE pairs.has_limits)
+    SELECT array_agg(CASE g.kind WHEN 'max_concurrent' THEN greatest(g.most - coalesce(r.jobs, 0), 0) ELSE t.tokens END ORDER BY u.number),
+           array_agg(t.wait_ms ORDER BY u.number)
+    INTO rooms, waits
+    FROM groups AS u
+    -- A gate that was dropped meanwhile permits everything.
+    LEFT JOIN rouse._claim_gates() AS g ON g.name = u.gate
+    LEFT JOIN running AS r ON r.gate = u.gate AND r.key = u.key
+    LEFT JOIN rouse.gate_key AS k ON g.kind = 'throttle' AND k.gate = u.gate AND k.key = u.key
+    LEFT JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, k.starts, k.until, at) AS t ON g.kind = 'throttle';
+    -- Lanes that share a key get only what they can use.
+    SELECT array_agg(CASE WHEN s.is_shared THEN (
+               SELECT count(*)::integer FROM (
+                   SELECT FROM rouse.job AS j
+                   WHERE j.lane = CASE WHEN p_lanes IS NULL THEN o.lane ELSE p_lanes[o.place] END AND j.turn > o.after
+                     AND j.state = 'queued' AND j.turn IS NOT NULL
+                   ORDER BY j.turn LIMIT least(coalesce(o.most, p_wanted), p_wanted, s.room)) AS r) END ORDER BY o.place),
+           array_agg(o.most ORDER BY o.place)
+    INTO ready, mosts
+    FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place)
+    LEFT JOIN (
+        SELECT c.place, bool_or(c.sharing > 1) AS is_shared, min(c.room) AS room
+        FROM (SELECT u.place, rooms[u.number] AS room, count(*) OVER (PARTITION BY u.number) AS sharing
+              FROM ROWS FROM (unnest(pairs.places), unnest(pairs.numbers)) AS u(place, number)) AS c
+        GROUP BY c.place) AS s ON s.place = o.place;
+    WHILE pair <= cardinality(pairs.places) LOOP
+        first := pair;
+        most := least(mosts[pairs.places[first]], ready[pairs.places[first]]);
+        WHILE pairs.places[pair] = pairs.places[first] LOOP
+            most := least(most, rooms[pairs.numbers[pair]]);
+            pair := pair + 1;
+        END LOOP;
+        mosts[pairs.places[first]] := most;
+        IF ready[pairs.places[first]] IS NOT NULL THEN
+            FOR i IN first .. pair - 1 LOOP
+                rooms[pairs.numbers[i]] := rooms[pairs.numbers[i]] - most;
+            END LOOP;
+        END IF;
+    END LOOP;
+    orders := ARRAY(
+        SELECT ROW(o.lane, o.after, o.lease_ms, mosts[o.place], o.waited_ms)::rouse.claim_order
+        FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place) ORDER BY o.place);
+    IF pairs.has_rates THEN
+        throttled := ARRAY(
+            SELECT ROW(u.lane, u.gate, u.key, waits[u.number])::rouse.throttled
+            FROM ROWS FROM (unnest(pairs.lanes), unnest(pairs.gates), unnest(pairs.keys), unnest(pairs.numbers), unnest(pairs.kinds)) AS u(lane, gate, key, number, kind)
+            WHERE u.kind = 'throttle');
+    END IF;
+END
+$$;
+
+-- Charges the gates that throttle for the jobs of these lanes that were claimed at this time, one lane for each job. Returns the lanes from
+-- which none may start for a while, and for how many milliseconds. Served by gate_key_pkey.
+CREATE OR REPLACE FUNCTION rouse._charge_gates(p_throttled rouse.throttled[], p_lanes bigint[], p_at timestamptz) RETURNS TABLE (lane bigint, wait_ms bigint)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH used AS (
+        SELECT t.gate, t.key, count(*)::integer AS starts
+        FROM unnest(p_throttled) AS t JOIN unnest(p_lanes) AS c(lane) ON c.lane = t.lane GROUP BY t.gate, t.key),
+    charged AS (
+        INSERT INTO rouse.gate_key AS k (gate, key, starts, until)
+        SELECT u.gate, u.key, CASE WHEN g.burst IS NULL THEN array_fill(p_at, ARRAY[u.starts]) END,
+               p_at + CASE WHEN g.burst IS NULL THEN 1 ELSE u.starts::double precision / g.most END * g.period_ms * interval '1 millisecond'
+        FROM used AS u JOIN rouse.gate AS g ON g.name = u.gate
+        ON CONFLICT (gate, key) DO UPDATE
+        SET starts = CASE WHEN excluded.starts IS NOT NULL THEN (
+                SELECT array_agg(s.at ORDER BY s.n)
+                FROM unnest(k.starts || excluded.starts) WITH ORDINALITY AS s(at, n)
+                WHERE s.at > p_at - (SELECT g.period_ms FROM rouse.gate AS g WHERE g.name = k.gate) * interval '1 millisecond') END,
+            until = CASE WHEN excluded.starts IS NOT NULL THEN excluded.until ELSE excluded.until + greatest(k.until - p_at, '0') END
+        RETURNING k.gate, k.key, k.starts, k.until),
+    left_over AS (
+        SELECT c.gate, c.key, t.wait_ms
+        FROM charged AS c JOIN rouse.gate AS g ON g.name = c.gate
+        CROSS JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, c.starts, c.until, p_at) AS t)
+    SELECT t.lane, max(coalesce(l.wait_ms, t.wait_ms))
+    FROM unnest(p_throttled) AS t LEFT JOIN left_over AS l ON l.gate = t.gate AND l.key = t.key
+    GROUP BY t.lane HAVING max(coalesce(l.wait_ms, t.wait_ms)) IS NOT NULL;
+END
+$$;
+
+-- The same for rouse.claim_bound: null for lanes whose key is full, and for all but the first lane of a key; and how many jobs may be claimed
+-- from those that are left.
+CREATE OR REPLACE FUNCTION rouse._bound_within_gates(INOUT p_lanes bigint[], INOUT p_wanted integer, OUT throttled rouse.throttled[], OUT at timestamptz)
+LANGUAGE plpgsql AS $$
+DECLARE
+    allowed record;
+BEGIN
+    SELECT w.orders, w.throttled, w.at INTO allowed
+    FROM rouse._within_gates(
+        ARRAY(SELECT ROW(u.lane, 0, 0, NULL, NULL)::rouse.claim_order FROM unnest(p_lanes) WITH ORDINALITY AS u(lane, place) ORDER BY u.place),
+        NULL, p_wanted, NULL) AS w;
+    throttled := allowed.throttled;
+    at := allowed.at;
+    SELECT array_agg(CASE WHEN a.most > 0 OR a.most IS NULL THEN a.lane END ORDER BY a.place), coalesce(min(a.most) FILTER (WHERE a.most > 0), p_wanted)
+    INTO p_lanes, p_wanted
+    FROM unnest(allowed.orders) WITH ORDINALITY AS a(lane, after, lease_ms, most, waited_ms, place);
+END
+$$;
+
+-- The key of a gate for a job that is being enqueued, as in rouse._gate_key.
+CREATE OR REPLACE FUNCTION rouse._gate_key_of_job(
+    p_gate text[], p_queue text, p_handler text, p_tenant text, p_source text, p_payload jsonb) RETURNS text
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    value  text;
+    values text[] := '{}';
+BEGIN
+    FOR i IN 1 .. cardinality(p_gate) LOOP
+        value := CASE p_gate[i] WHEN 'queue' THEN p_queue WHEN 'handler' THEN p_handler
+                 ELSE rouse._key_value(p_gate[i], p_tenant, p_source, p_payload) END;
+        values := values || coalesce(value, '');
+    END LOOP;
+    RETURN CASE cardinality(values) WHEN 0 THEN '' WHEN 1 THEN values[1] ELSE length(values[1]) || ':' || values[1] || values[2] END;
+END
+$$;
+
+-- Passes a job that is being enqueued through the gates that act there, in the order of their names. `live`: the job that it gives way to; null:
+-- none, and it is enqueued, not before `run_at`. `replaced`: the payload of that job is to become that of this one, and it is due at `run_at`.
+-- `p_may_refuse`: a gate may raise an error; otherwise such a job gives way as well. Waits for a transaction that is enqueuing the same key.
+-- Served by gate_enqueues, gate_key_pkey and the primary key of rouse.job.
+CREATE OR REPLACE FUNCTION rouse._pass_gates(
+    p_id bigint, p_queue text, p_handler text, p_tenant text, p_source text, p_payload jsonb, p_at timestamptz, p_may_refuse boolean,
+    INOUT run_at timestamptz, OUT live bigint, OUT replaced boolean)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    gate  rouse.gate;
+    held  rouse.gate_key;
+    was   rouse.job;
+    own   text;
+    rest  interval;
+    taken boolean;
+BEGIN
+    FOR gate IN
+        SELECT * FROM rouse.gate AS g
+        WHERE g.kind IN ('singleton', 'debounce') AND g.handler = p_handler AND coalesce(g.queue, p_queue) = p_queue ORDER BY g.name
+    LOOP
+        own := rouse._gate_key_of_job(gate.key, p_queue, p_handler, p_tenant, p_source, p_payload);
+        rest := coalesce(gate.period_ms, 0) * interval '1 millisecond';
+        -- Locks the row.
+        INSERT INTO rouse.gate_key AS k (gate, key, job, since, until) VALUES (gate.name, own, p_id, p_at, p_at + rest)
+        ON CONFLICT (gate, key) DO UPDATE SET gate = k.gate
+        RETURNING * INTO held;
+        was := NULL;
+        taken := false;
+        IF held.job <> p_id THEN
+            IF gate.newcomer = 'replace' OR gate.edge = 'trailing' THEN
+                SELECT * INTO was FROM rouse.job AS j WHERE j.id = held.job FOR NO KEY UPDATE;
+            ELSE
+                SELECT * INTO was FROM rouse.job AS j WHERE j.id = held.job;
+            END IF;
+            taken := CASE
+                WHEN gate.edge = 'leading' THEN p_at < least(held.until, held.since + gate.longest_ms * interval '1 millisecond')
+                WHEN gate.kind = 'debounce' THEN was.state = 'queued' AND was.attempt = 0
+                WHEN gate.lasts = 'queued' THEN was.state = 'queued'
+                WHEN gate.lasts = 'running' THEN was.id IS NOT NULL
+                ELSE p_at < held.until END;
+        END IF;
+        IF taken IS NOT TRUE THEN
+            IF held.job <> p_id THEN
+                UPDATE rouse.gate_key AS k SET job = p_id, since = p_at, until = p_at + rest WHERE k.gate = gate.name AND k.key = own;
+            END IF;
+            IF gate.edge = 'trailing' THEN
+                run_at := greatest(run_at, p_at + least(rest, gate.longest_ms * interval '1 millisecond'));
+            END IF;
+            CONTINUE;
+        END IF;
+        IF gate.newcomer = 'refuse' AND p_may_refuse THEN
+            RAISE EXCEPTION 'rouse.enqueue: gate % is closed: it has let job % of handler % through', gate.name, held.job, p_handler
+                USING ERRCODE = 'RW009',
+                      HINT = CASE gate.lasts WHEN 'queued' THEN 'It opens when that job starts.' WHEN 'running' THEN 'It opens when that job has ended.'
+                             ELSE format('It opens at %s.', held.until) END;
+        END IF;
+        live := held.job;
+        run_at := NULL;
+        -- A job that has started, or waits for others, stays as it is.
+        replaced := (gate.newcomer = 'replace' OR gate.edge = 'trailing') AND was.state = 'queued' AND was.attempt = 0 AND was.blockers IS NULL;
+        IF gate.edge = 'leading' THEN
+            UPDATE rouse.gate_key AS k SET until = p_at + rest WHERE k.gate = gate.name AND k.key = own;
+        ELSIF gate.edge = 'trailing' AND replaced THEN
+            run_at := least(p_at + rest, held.since + gate.longest_ms * interval '1 millisecond');
+            UPDATE rouse.gate_key AS k SET until = run_at WHERE k.gate = gate.name AND k.key = own;
+        END IF;
+        RETURN;
+    END LOOP;
+END
+$$;
+
+-- Gives a queued job, which the caller has locked, the arguments of a newer one that a gate has merged with it. `p_run_at`: when it is due; null: unchanged.
+CREATE OR REPLACE FUNCTION rouse._replace_queued(
+    p_id bigint, p_payload jsonb, p_bytes integer, p_tenant text, p_source text, p_max_attempts integer, p_grants jsonb,
+    p_lease_ms bigint, p_timeout_ms bigint, p_at timestamptz, p_run_at timestamptz) RETURNS void
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    stored_at timestamptz := rouse._payload_at(p_bytes, p_at);
+BEGIN
+    DELETE FROM rouse.payload AS p USING rouse.job AS j WHERE j.id = p_id AND p.job = j.id AND p.kept_at = j.payload_at;
+    IF stored_at IS NOT NULL THEN
+        INSERT INTO rouse.payload (job, payload, kept_at) VALUES (p_id, p_payload::text, stored_at);
+    END IF;
+    UPDATE rouse.job AS j
+    SET payload = CASE WHEN stored_at IS NULL THEN p_payload END, payload_at = stored_at,
+        bytes = p_bytes + rouse._other_bytes(p_tenant, p_source, p_grants), source = p_source, max_attempts = p_max_attempts,
+        grants = p_grants, lease_ms = p_lease_ms, timeout_ms = p_timeout_ms,
+        turn = CASE WHEN p_run_at > p_at THEN NULL ELSE j.turn END, available_at = coalesce(greatest(p_run_at, p_at), j.available_at)
+    WHERE j.id = p_id;
+END
+$$;
+
+-- Applies a change of rouse.gate to the lanes: by what they are divided, and new positions in the catalog, which tell workers to read the gates
+-- again.
+CREATE OR REPLACE FUNCTION rouse._gate_changed() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    -- One after the other: rouse.maintain_lanes also changes many lanes. Producers add lanes meanwhile.
+    LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
+    PERFORM rouse._divide_lanes(NULL);
+    UPDATE rouse.lane AS l SET seq = nextval('rouse.lane_seq') WHERE l.key = '' AND l.closed_at IS NULL;
+    IF tg_op = 'DELETE' OR tg_op = 'UPDATE' AND (old.kind, old.key) IS DISTINCT FROM (new.kind, new.key) THEN
+        DELETE FROM rouse.gate_key AS k WHERE k.gate = old.name;
+    END IF;
+    RETURN NULL;
+END
+$$;
+CREATE OR REPLACE TRIGGER gate_changed AFTER INSERT OR UPDATE OR DELETE ON rouse.gate
+    FOR EACH ROW EXECUTE FUNCTION rouse._gate_changed();
+
+-- Why these are not the settings of a gate; null: they are.
+CREATE OR REPLACE FUNCTION rouse._wrong_gate(p_gate rouse.gate) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN p_gate.name !~ '^[a-z0-9][a-z0-9_./-]{0,127}$'
+            THEN 'a name has lower-case letters, digits and _ . / -, not ' || quote_literal(left(p_gate.name, 140))
+        WHEN p_gate.kind NOT IN ('max_concurrent', 'throttle', 'singleton', 'debounce')
+            THEN 'kind must be max_concurrent, throttle, singleton or debounce, not ' || quote_literal(left(p_gate.kind, 140))
+        WHEN p_gate.queue !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$' THEN quote_literal(left(p_gate.queue, 140)) || ' is not a queue name'
+        WHEN p_gate.handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(p_gate.handler) > 128
+            THEN quote_literal(left(p_gate.handler, 140)) || ' is not a handler name'
+        WHEN cardinality(p_gate.key) > 2 OR array_position(p_gate.key, NULL) IS NOT NULL OR p_gate.key[1] = p_gate.key[2]
+            OR EXISTS (SELECT FROM unnest(p_gate.key) AS k(by)
+                       WHERE k.by NOT IN ('tenant', 'source', 'handler', 'queue') AND k.by !~ '^[$]([.][A-Za-z0-9_-]{1,64}){1,8}$')
+            THEN 'key must be at most two of tenant, source, handler, queue and paths of the payload such as $.customer.id, not '
+                 || left(p_gate.key::text, 140)
+        WHEN p_gate.kind IN ('singleton', 'debounce') AND p_gate.handler IS NULL THEN p_gate.kind || ' needs a handler'
+        WHEN p_gate.kind IN ('max_concurrent', 'throttle') AND coalesce(p_gate.most, 0) NOT BETWEEN 1 AND 1000000
+            THEN 'most must be 1 to 1000000, not ' || coalesce(p_gate.most::text, 'null')
+        WHEN p_gate.kind = 'throttle' AND p_gate.burst IS NULL AND p_gate.most > 1000
+            THEN 'without a burst, most must be 1 to 1000, not ' || p_gate.most
+        WHEN p_gate.kind = 'throttle' AND p_gate.burst NOT BETWEEN 1 AND 1000000 THEN 'burst must be 1 to 1000000, not ' || p_gate.burst
+        WHEN (p_gate.kind IN ('throttle', 'debounce') OR p_gate.lasts = 'period') AND coalesce(p_gate.period_ms, 0) NOT BETWEEN 1 AND 2592000000
+            THEN 'period must be 1 millisecond to 30 days, not ' || coalesce((p_gate.period_ms * interval '1 millisecond')::text, 'null')
+        WHEN p_gate.kind = 'singleton' AND coalesce(p_gate.lasts, '') NOT IN ('queued', 'running', 'period')
+            THEN 'lasts must be queued, running or period, not ' || coalesce(quote_literal(left(p_gate.lasts, 140)), 'null')
+        WHEN p_gate.kind = 'singleton' AND coalesce(p_gate.newcomer, '') NOT IN ('keep', 'replace', 'refuse')
+            THEN 'newcomer must be keep, replace or refuse, not ' || coalesce(quote_literal(left(p_gate.newcomer, 140)), 'null')
+        WHEN p_gate.kind = 'debounce' AND coalesce(p_gate.edge, '') NOT IN ('trailing', 'leading')
+            THEN 'edge must be trailing or leading, not ' || coalesce(quote_literal(left(p_gate.edge, 140)), 'null')
+        WHEN p_gate.longest_ms NOT BETWEEN p_gate.period_ms AND 2592000000
+            THEN 'longest must be at least the period, and at most 30 days, not ' || p_gate.longest_ms * interval '1 millisecond'
+        -- A setting without an effect is a mistake.
+        WHEN p_gate.most IS NOT NULL AND p_gate.kind NOT IN ('max_concurrent', 'throttle') THEN p_gate.kind || ' has no most'
+        WHEN p_gate.period_ms IS NOT NULL AND (p_gate.kind = 'max_concurrent' OR p_gate.lasts <> 'period')
+            THEN CASE p_gate.kind WHEN 'singleton' THEN 'a singleton has a period only if it lasts for one' ELSE p_gate.kind || ' has no period' END
+        WHEN p_gate.burst IS NOT NULL AND p_gate.kind <> 'throttle' THEN p_gate.kind || ' has no burst'
+        WHEN p_gate.lasts IS NOT NULL AND p_gate.kind <> 'singleton' THEN p_gate.kind || ' does not last'
+        WHEN p_gate.newcomer IS NOT NULL AND p_gate.kind <> 'singleton' THEN p_gate.kind || ' has no newcomer'
+        WHEN p_gate.edge IS NOT NULL AND p_gate.kind <> 'debounce' THEN p_gate.kind || ' has no edge'
+        WHEN p_gate.longest_ms IS NOT NULL AND p_gate.kind <> 'debounce' THEN p_gate.kind || ' has no longest'
+    END
+$$;
+
+-- Sets a gate, and replaces one of the same name. What is left out has its default. It applies at once; the division by a new key applies to
+-- jobs that are enqueued from now on, and those that wait already share one. Leaves a record.
+--
+--   kind      max_concurrent, throttle, singleton or debounce
+--   handler   its jobs only; null: those of all handlers. singleton and debounce need one
+--   queue     the jobs of this queue only; null: of all queues
+--   key       what each limit is for: up to two of tenant, source, handler, queue, and paths of the payload such as $.customer.id; empty: there
+--             is one limit. Jobs without the value share one
+--   most      max_concurrent: running jobs of a key; throttle: starts of a key in a period. 1 to 1,000,000
+--   period    throttle, debounce, and a singleton that lasts for one: 1 ms to 30 days
+--   burst     throttle: how many may start at once after a pause, at an average of `most` in a period. Null: never more than `most` (up to
+--             1,000) in any period
+--   lasts     singleton: queued (until the job has started; default), running (until it has ended) or period (from its enqueue on)
+--   newcomer  singleton: keep (the id of the earlier job is returned, and nothing is enqueued; default), replace (the same, and the earlier job
+--             gets the payload of the newcomer, unless it has started) or refuse (an error)
+--   edge      debounce: trailing (the last one of a burst runs, when none has been enqueued for a period; default) or leading (the first one runs,
+--             at once)
+--   longest   debounce: how long a burst may last; null: any time
+CREATE OR REPLACE FUNCTION rouse.set_gate(
+    name text, kind text, handler text DEFAULT NULL, queue text DEFAULT NULL, key text[] DEFAULT '{}', most integer DEFAULT NULL,
+    period interval DEFAULT NULL, burst integer DEFAULT NULL, lasts text DEFAULT NULL, newcomer text DEFAULT NULL, edge text DEFAULT NULL,
+    longest interval DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM rouse._set_gate(ROW(
+        name, kind, queue, handler, coalesce(key, '{}'), most, extract(epoch FROM period) * 1000, burst,
+        CASE kind WHEN 'singleton' THEN coalesce(lasts, 'queued') ELSE lasts END, CASE kind WHEN 'singleton' THEN coalesce(newcomer, 'keep') ELSE newcomer END,
+        CASE kind WHEN 'debounce' THEN coalesce(edge, 'trailing') ELSE edge END, extract(epoch FROM longest) * 1000, NULL)::rouse.gate);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION rouse._set_gate(p_gate rouse.gate) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    at    timestamptz := clock_timestamp();
+    wrong text := rouse._wrong_gate(p_gate);
+    was   rouse.gate;
+BEGIN
+    IF p_gate.name IS NULL OR p_gate.kind IS NULL OR wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'rouse.set_gate: %', coalesce(wrong, 'name and kind must not be null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
+    SELECT * INTO was FROM rouse.gate AS g WHERE g.name = p_gate.name FOR NO KEY UPDATE;
+    IF NOT FOUND AND (SELECT count(*) FROM rouse.gate) >= (SELECT l.gates_max FROM rouse.limits AS l) THEN
+        RAISE EXCEPTION 'rouse.set_gate: there are already % gates, the maximum', (SELECT l.gates_max FROM rouse.limits AS l)
+            USING ERRCODE = 'program_limit_exceeded', HINT = 'One gate has a limit for each key. Use keys instead of gates, or raise gates_max in rouse.limits.';
+    END IF;
+    IF was IS NOT DISTINCT FROM p_gate THEN
+        RETURN;
+    END IF;
+    INSERT INTO rouse.gate SELECT p_gate.*
+    ON CONFLICT ON CONSTRAINT gate_pkey DO UPDATE
+    SET kind = excluded.kind, queue = excluded.queue, handler = excluded.handler, key = excluded.key, most = excluded.most,
+        period_ms = excluded.period_ms, burst = excluded.burst, lasts = excluded.lasts, newcomer = excluded.newcomer, edge = excluded.edge,
+        longest_ms = excluded.longest_ms, declared_by = excluded.declared_by;
+    PERFORM rouse._ensure_partitions(at);
+    INSERT INTO rouse.record (at, queue, event, who, detail)
+    VALUES (at, p_gate.queue, 'gate_set', session_user, jsonb_strip_nulls(to_jsonb(p_gate)));
+END
+$$;
+
+-- Removes a gate, and returns whether there was one. One that a module declares comes back with the next worker that has it. Leaves a record.
+CREATE OR REPLACE FUNCTION rouse.drop_gate(name text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at  timestamptz := clock_timestamp();
+    was rouse.gate;
+BEGIN
+    LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
+    DELETE FROM rouse.gate AS g WHERE g.name = drop_gate.name RETURNING * INTO was;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM rouse._ensure_partitions(at);
+    INSERT INTO rouse.record (at, queue, event, who, detail) VALUES (at, was.queue, 'gate_dropped', session_user, jsonb_build_object('name', was.name));
+    RETURN true;
+END
+$$;
