@@ -30,7 +30,7 @@
 -- transaction keeps.
 --
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them. After these, a row without an id for each lane from
--- which gates let no job start for a while: `lease_ms` is for how many milliseconds.
+-- which gates let no job start now: `lease_ms` is for how many milliseconds; null: until a job of its key has ended.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL)
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, uncounted integer, max_attempts integer, tenant text, source text,
@@ -47,7 +47,7 @@ DECLARE
     leases   bigint[];
     is_small boolean;
     has_gates boolean;
-    throttled rouse.throttled[];
+    gated     rouse.gated_lane[];
     -- The lane of each job.
     started   bigint[];
 BEGIN
@@ -76,11 +76,11 @@ BEGIN
     PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle');
     has_gates := has_gates OR FOUND;
     IF has_gates THEN
-        SELECT w.orders, w.throttled, w.at INTO p_orders, throttled, at FROM rouse._within_gates(p_orders, lanes, p_wanted, p_checked_at) AS w;
+        SELECT w.orders, w.gated, w.at INTO p_orders, gated, at FROM rouse._within_gates(p_orders, lanes, p_wanted, p_checked_at) AS w;
     END IF;
     -- Locks the rows.
     SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072 AND NOT bool_or(found.is_stored),
-           CASE WHEN throttled IS NOT NULL THEN array_agg(found.lane) END
+           CASE WHEN gated IS NOT NULL THEN array_agg(found.lane) END
     INTO ids, leases, is_small, started
     FROM (
         SELECT ready.*, wanted.lane, wanted.lease_ms, sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
@@ -114,12 +114,8 @@ BEGIN
         RETURN NEXT;
         unread := NULL;
     END IF;
-    IF throttled IS NOT NULL THEN
-        -- After a server crash, these starts still count, whether or not the jobs have run.
-        IF ids IS NOT NULL THEN
-            PERFORM set_config('synchronous_commit', 'on', true);
-        END IF;
-        FOR lane, lease_ms IN SELECT c.lane, c.wait_ms FROM rouse._charge_gates(throttled, started, at) AS c LOOP
+    IF gated IS NOT NULL THEN
+        FOR lane, lease_ms IN SELECT c.lane, c.wait_ms FROM rouse._charge_gates(gated, started, at) AS c LOOP
             RETURN NEXT;
         END LOOP;
     END IF;
@@ -139,7 +135,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 DECLARE
     at        timestamptz := clock_timestamp();
     has_gates boolean;
-    throttled rouse.throttled[];
+    gated     rouse.gated_lane[];
     ids       bigint[];
     -- The lane of each job.
     started   bigint[];
@@ -158,7 +154,7 @@ BEGIN
     PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle');
     has_gates := has_gates OR FOUND;
     IF has_gates THEN
-        SELECT w.p_lanes, w.p_wanted, w.throttled, w.at INTO p_lanes, p_wanted, throttled, at FROM rouse._bound_within_gates(p_lanes, p_wanted) AS w;
+        SELECT w.p_lanes, w.p_wanted, w.gated, w.at INTO p_lanes, p_wanted, gated, at FROM rouse._bound_within_gates(p_lanes, p_wanted) AS w;
     END IF;
     WITH picked AS MATERIALIZED (
         SELECT found.id
@@ -183,9 +179,8 @@ BEGIN
         FROM picked WHERE j.id = ANY (ARRAY[picked.id])
         RETURNING j.id, j.lane)
     SELECT array_agg(c.id), array_agg(c.lane) INTO ids, started FROM claimed AS c;
-    IF throttled IS NOT NULL AND ids IS NOT NULL THEN
-        PERFORM set_config('synchronous_commit', 'on', true);
-        PERFORM rouse._charge_gates(throttled, started, at);
+    IF gated IS NOT NULL AND ids IS NOT NULL THEN
+        PERFORM rouse._charge_gates(gated, started, at);
     END IF;
     RETURN QUERY SELECT unnest(ids);
 END

@@ -187,11 +187,11 @@ $$;
 -- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`most`) as all gates of its lane permit. If several
 -- lanes have the same key, the first ones that have ready jobs get what is left. Lanes that p_lanes (null: none) leaves out get nothing. Waits
 -- for other claims through the same gates, so that two never count the same room: `at` is a time after that, and what it leaves is exact until
--- the caller commits. `throttled`: the lanes whose starts the caller has to charge (rouse._charge_gates).
+-- the caller commits. `gated`: the lanes behind gates, for rouse._charge_gates.
 -- Served by lane_id, queue_capped, gate_claims, gate_key_pkey and job_ready.
 CREATE OR REPLACE FUNCTION rouse._within_gates(
     p_orders rouse.claim_order[], p_lanes bigint[], p_wanted integer, p_checked_at timestamptz,
-    OUT orders rouse.claim_order[], OUT throttled rouse.throttled[], OUT at timestamptz)
+    OUT orders rouse.claim_order[], OUT gated rouse.gated_lane[], OUT at timestamptz)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -203,6 +203,8 @@ DECLARE
     -- By order: how many ready jobs it has, if another one has the same key.
     ready   integer[];
     mosts   integer[];
+    -- By pair: the room of its group when its lane had its turn.
+    found   integer[];
     pair    integer := 1;
     first   integer;
     most    integer;
@@ -210,7 +212,7 @@ BEGIN
     SELECT array_agg(p.place ORDER BY p.place, p.number) AS places, array_agg(p.number ORDER BY p.place, p.number) AS numbers,
            array_agg(p.gate ORDER BY p.place, p.number) AS gates, array_agg(p.key ORDER BY p.place, p.number) AS keys,
            array_agg(p.kind ORDER BY p.place, p.number) AS kinds, array_agg(p.lane ORDER BY p.place, p.number) AS lanes,
-           bool_or(p.kind = 'max_concurrent') AS has_limits, bool_or(p.kind = 'throttle') AS has_rates
+           bool_or(p.kind = 'max_concurrent') AS has_limits
     INTO pairs
     FROM (
         SELECT o.place, o.lane, g.name AS gate, g.kind, k.key, (dense_rank() OVER (ORDER BY g.name, k.key))::integer AS number
@@ -262,6 +264,7 @@ BEGIN
         most := least(mosts[pairs.places[first]], ready[pairs.places[first]]);
         WHILE pairs.places[pair] = pairs.places[first] LOOP
             most := least(most, rooms[pairs.numbers[pair]]);
+            found[pair] := rooms[pairs.numbers[pair]];
             pair := pair + 1;
         END LOOP;
         mosts[pairs.places[first]] := most;
@@ -274,25 +277,37 @@ BEGIN
     orders := ARRAY(
         SELECT ROW(o.lane, o.after, o.lease_ms, mosts[o.place], o.waited_ms)::rouse.claim_order
         FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place) ORDER BY o.place);
-    IF pairs.has_rates THEN
-        throttled := ARRAY(
-            SELECT ROW(u.lane, u.gate, u.key, waits[u.number])::rouse.throttled
-            FROM ROWS FROM (unnest(pairs.lanes), unnest(pairs.gates), unnest(pairs.keys), unnest(pairs.numbers), unnest(pairs.kinds)) AS u(lane, gate, key, number, kind)
-            WHERE u.kind = 'throttle');
-    END IF;
+    gated := ARRAY(
+        SELECT ROW(u.lane, u.gate, u.key, CASE WHEN u.kind = 'max_concurrent' THEN u.room END, waits[u.number])::rouse.gated_lane
+        FROM ROWS FROM (unnest(pairs.lanes), unnest(pairs.gates), unnest(pairs.keys), unnest(pairs.numbers), unnest(pairs.kinds), unnest(found))
+             AS u(lane, gate, key, number, kind, room));
 END
 $$;
 
 -- Charges the gates that throttle for the jobs of these lanes that were claimed at this time, one lane for each job. Returns the lanes from
--- which none may start for a while, and for how many milliseconds. Served by gate_key_pkey.
-CREATE OR REPLACE FUNCTION rouse._charge_gates(p_throttled rouse.throttled[], p_lanes bigint[], p_at timestamptz) RETURNS TABLE (lane bigint, wait_ms bigint)
+-- which no job may start now: for how many milliseconds, or null: until a job of its key has ended. Served by gate_key_pkey.
+CREATE OR REPLACE FUNCTION rouse._charge_gates(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz) RETURNS TABLE (lane bigint, wait_ms bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
+DECLARE
+    is_throttled boolean := EXISTS (SELECT FROM unnest(p_gated) AS t WHERE t.room IS NULL);
 BEGIN
+    IF NOT is_throttled THEN
+        RETURN QUERY
+        SELECT t.lane, NULL::bigint
+        FROM (SELECT g.lane, min(g.room) AS room FROM unnest(p_gated) AS g GROUP BY g.lane) AS t
+        LEFT JOIN (SELECT c.lane, count(*) AS jobs FROM unnest(p_lanes) AS c(lane) GROUP BY c.lane) AS c ON c.lane = t.lane
+        WHERE coalesce(c.jobs, 0) >= t.room;
+        RETURN;
+    END IF;
+    IF p_lanes IS NOT NULL THEN
+        -- After a server crash, these starts still count, whether or not the jobs have run.
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
     RETURN QUERY
     WITH used AS (
         SELECT t.gate, t.key, count(*)::integer AS starts
-        FROM unnest(p_throttled) AS t JOIN unnest(p_lanes) AS c(lane) ON c.lane = t.lane GROUP BY t.gate, t.key),
+        FROM unnest(p_gated) AS t JOIN unnest(p_lanes) AS c(lane) ON c.lane = t.lane WHERE t.room IS NULL GROUP BY t.gate, t.key),
     charged AS (
         INSERT INTO rouse.gate_key AS k (gate, key, starts, until)
         SELECT u.gate, u.key, CASE WHEN g.burst IS NULL THEN array_fill(p_at, ARRAY[u.starts]) END,
@@ -309,24 +324,26 @@ BEGIN
         SELECT c.gate, c.key, t.wait_ms
         FROM charged AS c JOIN rouse.gate AS g ON g.name = c.gate
         CROSS JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, c.starts, c.until, p_at) AS t)
-    SELECT t.lane, max(coalesce(l.wait_ms, t.wait_ms))
-    FROM unnest(p_throttled) AS t LEFT JOIN left_over AS l ON l.gate = t.gate AND l.key = t.key
-    GROUP BY t.lane HAVING max(coalesce(l.wait_ms, t.wait_ms)) IS NOT NULL;
+    SELECT t.lane, CASE WHEN NOT bool_or(coalesce(c.jobs, 0) >= t.room) IS TRUE THEN max(coalesce(l.wait_ms, t.wait_ms)) END
+    FROM unnest(p_gated) AS t
+    LEFT JOIN left_over AS l ON l.gate = t.gate AND l.key = t.key
+    LEFT JOIN (SELECT c.lane, count(*) AS jobs FROM unnest(p_lanes) AS c(lane) GROUP BY c.lane) AS c ON c.lane = t.lane
+    GROUP BY t.lane HAVING bool_or(coalesce(c.jobs, 0) >= t.room) OR max(coalesce(l.wait_ms, t.wait_ms)) IS NOT NULL;
 END
 $$;
 
 -- The same for rouse.claim_bound: null for lanes whose key is full, and for all but the first lane of a key; and how many jobs may be claimed
 -- from those that are left.
-CREATE OR REPLACE FUNCTION rouse._bound_within_gates(INOUT p_lanes bigint[], INOUT p_wanted integer, OUT throttled rouse.throttled[], OUT at timestamptz)
+CREATE OR REPLACE FUNCTION rouse._bound_within_gates(INOUT p_lanes bigint[], INOUT p_wanted integer, OUT gated rouse.gated_lane[], OUT at timestamptz)
 LANGUAGE plpgsql AS $$
 DECLARE
     allowed record;
 BEGIN
-    SELECT w.orders, w.throttled, w.at INTO allowed
+    SELECT w.orders, w.gated, w.at INTO allowed
     FROM rouse._within_gates(
         ARRAY(SELECT ROW(u.lane, 0, 0, NULL, NULL)::rouse.claim_order FROM unnest(p_lanes) WITH ORDINALITY AS u(lane, place) ORDER BY u.place),
         NULL, p_wanted, NULL) AS w;
-    throttled := allowed.throttled;
+    gated := allowed.gated;
     at := allowed.at;
     SELECT array_agg(CASE WHEN a.most > 0 OR a.most IS NULL THEN a.lane END ORDER BY a.place), coalesce(min(a.most) FILTER (WHERE a.most > 0), p_wanted)
     INTO p_lanes, p_wanted

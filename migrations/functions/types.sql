@@ -11,10 +11,11 @@ BEGIN
     IF to_regtype('rouse.claim_order') IS NULL THEN
         CREATE TYPE rouse.claim_order AS (lane bigint, after bigint, lease_ms bigint, most integer, waited_ms bigint);
     END IF;
-    -- A lane of a claim whose starts a gate counts, with its key.
-    --   wait_ms  the time after which one may start; null: one may
-    IF to_regtype('rouse.throttled') IS NULL THEN
-        CREATE TYPE rouse.throttled AS (lane bigint, gate text, key text, wait_ms bigint);
+    -- A lane of a claim, and the key of a gate that limits it.
+    --   room     max_concurrent: how many of its jobs may start; throttle: null
+    --   wait_ms  throttle: the time after which one may start; null: one may
+    IF to_regtype('rouse.gated_lane') IS NULL THEN
+        CREATE TYPE rouse.gated_lane AS (lane bigint, gate text, key text, room integer, wait_ms bigint);
     END IF;
     -- The decision about an orphan.
     --   fence     that of the lost attempt

@@ -1,6 +1,6 @@
 //! How the jobs of a fair queue share its workers.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -84,18 +84,15 @@ pub struct FairShare {
 }
 
 impl FairShare {
-    /// The key of the jobs of a lane, by its handler and its key in the catalog (`tenant:acme`). Empty for jobs without
-    /// tenant or source, and for those of a lane that is divided in another way.
-    pub fn key_of(&self, handler: &str, lane_key: &str) -> String {
-        let tenant = lane_key.strip_prefix("tenant:").unwrap_or_default();
+    /// The key of the jobs of a lane, by its handler and its values. Empty for jobs without tenant or source, and for those
+    /// of a lane that is divided in another way.
+    pub fn key_of(&self, handler: &str, values: &BTreeMap<String, String>) -> String {
+        let value = |by: &str| values.get(by).map_or("", String::as_str);
         match self.key {
-            FairKey::Tenant => tenant.to_owned(),
+            FairKey::Tenant => value("tenant").to_owned(),
             FairKey::Handler => handler.to_owned(),
-            FairKey::Source => lane_key
-                .strip_prefix("source:")
-                .unwrap_or_default()
-                .to_owned(),
-            FairKey::TenantAndHandler => format!("{tenant}/{handler}"),
+            FairKey::Source => value("source").to_owned(),
+            FairKey::TenantAndHandler => format!("{}/{handler}", value("tenant")),
         }
     }
 
@@ -128,19 +125,21 @@ mod tests {
 
     #[test]
     fn the_key_of_a_job_is_that_by_which_its_queue_is_divided() {
-        let keys = |lane_key: &str| {
+        let keys = |values: &[(&str, &str)]| {
+            let values = values.iter().map(|(by, value)| ((*by).into(), (*value).into()));
+            let values = values.collect();
             ["tenant", "handler", "source", "tenant-and-handler"]
-                .map(|key| share(key).key_of("email.send", lane_key))
+                .map(|key| share(key).key_of("email.send", &values))
         };
         assert_eq!(
-            keys("tenant:a:b"),
-            ["a:b", "email.send", "", "a:b/email.send"]
+            keys(&[("tenant", "a/b"), ("$.n", "1")]),
+            ["a/b", "email.send", "", "a/b/email.send"]
         );
         assert_eq!(
-            keys("source:import"),
+            keys(&[("source", "import")]),
             ["", "email.send", "import", "/email.send"]
         );
-        assert_eq!(keys(""), ["", "email.send", "", "/email.send"]);
+        assert_eq!(keys(&[]), ["", "email.send", "", "/email.send"]);
         assert_eq!(FairKey::parse("queue"), None);
     }
 

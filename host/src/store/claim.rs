@@ -74,8 +74,9 @@ impl From<&ClaimOrder> for OrderRecord {
 /// The answer to a claim.
 #[derive(Debug, Clone)]
 pub enum Claimed {
-    /// The claimed jobs; fewer than wanted if the lanes have no more, or if the answer reached its maximum size.
-    Jobs(Vec<ClaimedJob>),
+    /// The claimed jobs; fewer than wanted if the lanes have no more, if the answer reached its maximum size, or because
+    /// of gates.
+    Jobs(Vec<ClaimedJob>, Vec<ClosedLane>),
     /// No jobs, because a lease has ended, and orphans are adopted first. Leases were checked up to this time, by the
     /// database's clock.
     Orphans(SystemTime),
@@ -85,10 +86,19 @@ impl Claimed {
     /// The jobs; empty if there are orphans.
     pub fn jobs(self) -> Vec<ClaimedJob> {
         match self {
-            Self::Jobs(jobs) => jobs,
+            Self::Jobs(jobs, _) => jobs,
             Self::Orphans(_) => Vec::new(),
         }
     }
+}
+
+/// A lane of a claim from which gates let no job start now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClosedLane {
+    /// The lane.
+    pub lane: LaneId,
+    /// The time after which one may start; `None` means after a job of its key has ended.
+    pub wait: Option<Duration>,
 }
 
 /// A job that this host has claimed.
@@ -140,12 +150,6 @@ impl ClaimedJob {
     }
 
     fn from_row(row: &Row, fence: Fence) -> Result<Self, StoreError> {
-        let time = |column: usize| -> Result<Option<Duration>, StoreError> {
-            let ms: Option<i64> = row.try_get(column)?;
-            Ok(ms
-                .and_then(|ms| u64::try_from(ms).ok())
-                .map(Duration::from_millis))
-        };
         Ok(Self {
             id: JobId(row.try_get(0)?),
             fence,
@@ -166,8 +170,8 @@ impl ClaimedJob {
                 .try_get::<_, Option<i64>>(12)?
                 .and_then(|bytes| u64::try_from(bytes).ok()),
             grants: row.try_get(13)?,
-            lease: time(14)?,
-            timeout: time(15)?,
+            lease: time(row, 14)?,
+            timeout: time(row, 15)?,
         })
     }
 }
@@ -198,16 +202,23 @@ impl Store {
                 ],
             )
             .await?;
-        let Some(first) = rows.first() else {
-            return Ok(Claimed::Jobs(Vec::new()));
-        };
-        if let Some(ids) = first.try_get::<_, Option<Vec<i64>>>(16)? {
-            return self.claimed(fence, &ids).await.map(Claimed::Jobs);
+        let mut claimed = Vec::new();
+        let mut closed = Vec::new();
+        for row in &rows {
+            if let Some(ids) = row.try_get::<_, Option<Vec<i64>>>(16)? {
+                claimed = self.claimed(fence, &ids).await?;
+            } else if row.try_get::<_, Option<i64>>(0)?.is_some() {
+                claimed.push(ClaimedJob::from_row(row, fence)?);
+            } else if let Some(lane) = row.try_get(1)? {
+                closed.push(ClosedLane {
+                    lane: LaneId(lane),
+                    wait: time(row, 14)?,
+                });
+            } else {
+                return Ok(Claimed::Orphans(row.try_get(10)?));
+            }
         }
-        match first.try_get::<_, Option<i64>>(0)? {
-            Some(_) => jobs(&rows, fence).map(Claimed::Jobs),
-            None => Ok(Claimed::Orphans(first.try_get(10)?)),
-        }
+        Ok(Claimed::Jobs(claimed, closed))
     }
 
     /// Claims up to `wanted` jobs of these sources, from the lanes in the order given. Two round trips.
@@ -270,6 +281,14 @@ impl Store {
         )
         .await
     }
+}
+
+/// A column of milliseconds.
+fn time(row: &Row, column: usize) -> Result<Option<Duration>, StoreError> {
+    let ms: Option<i64> = row.try_get(column)?;
+    Ok(ms
+        .and_then(|ms| u64::try_from(ms).ok())
+        .map(Duration::from_millis))
 }
 
 fn jobs(rows: &[Row], fence: Fence) -> Result<Vec<ClaimedJob>, StoreError> {

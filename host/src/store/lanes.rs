@@ -1,6 +1,6 @@
 //! Reads the catalog of lanes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
-use crate::job::{FairKey, FairShare, LaneId, Priority};
+use crate::job::{ClaimGate, FairKey, FairShare, LaneId, Priority};
 
 /// One lane of the catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,8 +25,9 @@ pub struct Lane {
     pub priority: Priority,
     /// Tags that a worker must have.
     pub tags: Vec<String>,
-    /// Empty, or the jobs of one tenant or source of a fair queue: `tenant:acme`, `source:import`.
-    pub key: String,
+    /// The values that all of its jobs have, and by which a fair queue or a gate divides them: `tenant`, `source`, or a path
+    /// of the payload.
+    pub values: BTreeMap<String, String>,
     /// True if no job was added since it was closed, more than a day ago.
     pub retired: bool,
 }
@@ -48,7 +49,8 @@ impl Store {
                     // A priority that only a newer host knows is left to that host.
                     priority: Priority::parse(row.get(4))?,
                     tags: row.get(5),
-                    key: row.get(6),
+                    // The lane that the last keys share has none (`*`).
+                    values: serde_json::from_str(row.get(6)).unwrap_or_default(),
                     retired: row.get(7),
                 })
             })
@@ -80,6 +82,19 @@ impl Store {
             .iter()
             .filter_map(|row| Some((row.get(0), share(row)?)))
             .collect())
+    }
+
+    /// The gates that act in claims (`rouse.gate`), by name.
+    pub async fn claim_gates(&self) -> Result<Vec<ClaimGate>, StoreError> {
+        let rows = self.query(include_str!("claim_gates.sql"), &[]).await?;
+        let gate = |row: &Row| ClaimGate {
+            name: row.get(0),
+            queue: row.get(1),
+            handler: row.get(2),
+            key: row.get(3),
+            is_throttle: row.get(4),
+        };
+        Ok(rows.iter().map(gate).collect())
     }
 
     /// Closes lanes that have had no job for a day, and removes unreferenced rows of the catalog; see

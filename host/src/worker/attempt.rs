@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use super::Shared;
-use super::claim::Claim;
+use super::claim::{Claim, HostLimit};
 use super::effects::{self, Success};
 use super::events::{self, EventContext};
 use super::journal::AttemptJournal;
@@ -27,6 +27,7 @@ use super::meters::{HandlerMeters, Meters, OutcomeLabel};
 use super::middleware::{AttemptInfo, Middleware, Next};
 use super::policy::Policy;
 use super::settler::Unsettled;
+use super::slots::{self, Ended};
 use crate::job::{
     AbortReason, ErrorKind, Fence, JobId, JsonText, NewJob, Outcome, OwnLimits, RetryPolicy,
     RunEnd, Tries, decide,
@@ -50,10 +51,13 @@ pub(super) async fn serve(shared: Arc<Shared>) {
     let mut slot = Slot {
         shared: &shared,
         current: None,
+        host_limit: None,
         finished: false,
     };
-    while let Some(claim) = shared.slots.next(slot.current.is_some()) {
+    while let Some(claim) = shared.slots.next(slot.ended()) {
         slot.current = Some((claim.job.id, claim.job.fence));
+        slot.host_limit.clone_from(&claim.host_limit);
+        slots::start_more(&shared);
         let delay = run(&shared, claim).await;
         if !delay.is_zero() {
             // The slot stays taken during the delay, so nothing is claimed for it.
@@ -74,7 +78,17 @@ struct Slot<'a> {
     shared: &'a Shared,
     /// The job that it took last.
     current: Option<(JobId, Fence)>,
+    host_limit: Option<HostLimit>,
     finished: bool,
+}
+
+impl Slot<'_> {
+    /// The attempt that it took last, which has ended. `None` if it has taken none yet.
+    fn ended(&self) -> Option<Ended<'_>> {
+        self.current.map(|_| Ended {
+            host_limit: self.host_limit.as_ref(),
+        })
+    }
 }
 
 impl Drop for Slot<'_> {
@@ -86,7 +100,8 @@ impl Drop for Slot<'_> {
             // The attempt will not be settled. Without renewals its lease runs out, and the job is adopted.
             self.shared.leases.remove(id, fence);
         }
-        self.shared.slots.crashed();
+        self.shared.slots.crashed(self.host_limit.as_ref());
+        slots::start_more(self.shared);
     }
 }
 
@@ -498,7 +513,7 @@ fn unsettled(
         meters,
         attempt: job.attempt,
         claim_sent: claim.sent,
-        frees: claim.is_capped.then_some(job.lane),
+        frees: claim.is_limited.then_some(job.lane),
         charged: claim.is_charged.then_some(job.lane),
         replaced: false,
         unanswered: false,

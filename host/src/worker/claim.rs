@@ -19,14 +19,25 @@ pub(super) struct Claim {
     pub(super) goes_ahead: bool,
     /// Its CPU time counts for the share of its key.
     pub(super) is_charged: bool,
-    /// Its end may let other jobs of its key start.
-    pub(super) is_capped: bool,
+    /// Its end may let other jobs start.
+    pub(super) is_limited: bool,
+    /// How often such jobs start is limited, by the time of the claim.
+    pub(super) is_throttled: bool,
+    /// Its handler, if this host limits how many of its attempts run at the same time.
+    pub(super) host_limit: Option<HostLimit>,
     /// Just before the claim was sent.
     pub(super) sent: BootTime,
     /// When its answer arrived.
     pub(super) received: Instant,
     /// How long it is valid without a renewal, from `sent` on.
     pub(super) lease: Duration,
+}
+
+/// The maximum number of attempts of a handler that run at the same time on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct HostLimit {
+    pub(super) handler: Arc<str>,
+    pub(super) most: usize,
 }
 
 impl Claim {

@@ -6,6 +6,7 @@ mod dispatch;
 mod newest;
 mod serve;
 
+use std::collections::HashMap;
 use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -14,6 +15,7 @@ use dispatch::InLine;
 
 use super::Shared;
 use super::ageing::{KNOWN_AHEAD, KNOWN_MAX, Overdue, Share};
+use super::claim::HostLimit;
 use super::lanes::{After, Lanes};
 use super::prefetch::Prefetch;
 use super::unbound::Unbound;
@@ -64,6 +66,8 @@ pub(super) struct Claims<'a> {
     /// The last search by source found nothing, and is not repeated before this time, unless a notification announces a
     /// job.
     by_source_at: Instant,
+    /// The handlers of which this host runs a limited number at the same time.
+    host_limits: HashMap<String, HostLimit>,
     /// The share of each claim for jobs found by their source, so that neither they nor the other jobs starve.
     by_source_share: Share,
     prefetch: Prefetch,
@@ -86,6 +90,7 @@ impl<'a> Claims<'a> {
             sources: Vec::new(),
             unbound: Unbound::default(),
             by_source_at: Instant::now(),
+            host_limits: HashMap::new(),
             by_source_share: Share::new(50),
             prefetch: Prefetch::new(Instant::now()),
             newest: newest::Newest::new(Instant::now()),
@@ -192,7 +197,7 @@ impl<'a> Claims<'a> {
         Ok(found)
     }
 
-    /// Sends one claim, for those of the lanes that are not paused.
+    /// Sends one claim, for those of the lanes that are not paused, and whose handlers may start another attempt.
     async fn claim_from(
         &mut self,
         mut orders: Vec<ClaimOrder>,
@@ -201,6 +206,7 @@ impl<'a> Claims<'a> {
     ) -> Result<Found, StoreError> {
         let now = Instant::now();
         orders.retain(|order| !self.unbound.is_paused(order.lane, now));
+        self.keep_host_limits(&mut orders, now);
         if orders.is_empty() {
             return Ok(Found::default());
         }
@@ -210,8 +216,8 @@ impl<'a> Claims<'a> {
         let under_way = shared.leases.claiming();
         let checked_at = check.then_some(self.checked_at);
         let store = &shared.store;
-        let jobs = match store.claim(fence, &orders, wanted, checked_at).await? {
-            Claimed::Jobs(jobs) => jobs,
+        let (jobs, closed) = match store.claim(fence, &orders, wanted, checked_at).await? {
+            Claimed::Jobs(jobs, closed) => (jobs, closed),
             Claimed::Orphans(until) => {
                 self.lanes.not_claimed(&orders);
                 return Ok(Found {
@@ -229,7 +235,7 @@ impl<'a> Claims<'a> {
         let is_all = jobs.len() < wanted && !is_cut;
         let first = self.lanes.take_woken(&orders);
         self.set_costs(&jobs);
-        let may_have_more = self.lanes.claimed(&orders, &jobs, wanted, is_cut);
+        let may_have_more = self.lanes.claimed(&orders, &jobs, &closed, wanted, is_cut);
         self.overdue.claimed(&orders, &jobs, is_all, Instant::now());
         let jobs = self
             .dispatch(under_way, jobs, sent, InLine::Queued(&first))
@@ -239,6 +245,35 @@ impl<'a> Claims<'a> {
             is_cut: is_cut || may_have_more,
             orphans: None,
         })
+    }
+
+    /// Restricts a claim to as many jobs of each handler as may start on this host. Lanes whose handler has no room are
+    /// closed until one of its attempts has ended.
+    fn keep_host_limits(&mut self, orders: &mut Vec<ClaimOrder>, now: Instant) {
+        let mut rooms: HashMap<String, usize> = HashMap::new();
+        let mut full = Vec::new();
+        for order in orders.iter_mut() {
+            let Some((handler, most)) = self.lanes.host_limit(order.lane) else {
+                continue;
+            };
+            let slots = &self.shared.slots;
+            let room = rooms
+                .entry(handler.to_owned())
+                .or_insert_with(|| most.saturating_sub(slots.in_hand_of(handler)));
+            match *room {
+                0 => full.push(*order),
+                _ => {
+                    let most = order.most.map_or(*room, |most| most.min(*room));
+                    *room -= most;
+                    order.most = Some(most);
+                }
+            }
+        }
+        self.lanes.not_claimed(&full);
+        orders.retain(|order| full.iter().all(|full| full.lane != order.lane));
+        for order in full {
+            self.lanes.close(order.lane, None, now);
+        }
     }
 
     /// Sets what the jobs of these lanes cost.

@@ -2,17 +2,19 @@
 //! them.
 
 mod cursors;
+mod gates;
 mod shares;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::QueueOrder;
 use super::turns::{Class, Part, Place, Turns};
 use crate::job::LaneId;
-use crate::store::{ClaimOrder, ClaimedJob, Lane, Only};
+use crate::store::{ClaimOrder, ClaimedJob, ClosedLane, Lane, Only};
+use gates::{Closed, Gates, Limit};
 use shares::Shares;
 
 /// The maximum number of lanes in one claim: each costs an index lookup, even if it is empty. If more lanes are served,
@@ -46,10 +48,10 @@ pub(super) struct Lanes {
     newest: BTreeSet<i64>,
     catalog_end: i64,
     queue_order: QueueOrder,
-    /// The number of claims so far.
-    claims: u64,
     /// How fair queues are shared.
     shares: Shares,
+    /// Which lanes are behind gates, and closed.
+    gates: Gates,
 }
 
 /// The turn after which a lane is read.
@@ -75,6 +77,8 @@ pub(super) struct Serving {
     /// Only jobs of sources that are bound to a handler of this host are claimed, because this host does not have the
     /// lane's own handler. Such a lane has no cursor.
     pub(super) by_source: bool,
+    /// The maximum number of attempts of its handler that run at the same time on this host.
+    pub(super) most_at_once: Option<usize>,
 }
 
 /// The result of reading the catalog.
@@ -95,8 +99,10 @@ pub(super) struct Served {
     pub(super) class: Class,
     /// The CPU time of its jobs counts for the share of its key.
     pub(super) is_charged: bool,
-    /// The end of one of its jobs may let others of its key start.
-    pub(super) is_capped: bool,
+    /// The end of one of its jobs may let others start.
+    pub(super) is_limited: bool,
+    /// How often its jobs start is limited.
+    pub(super) is_throttled: bool,
 }
 
 #[derive(Debug)]
@@ -108,12 +114,16 @@ struct Known {
     place: Place,
     /// The CPU time of its jobs counts for the share of its key.
     is_charged: bool,
-    /// The jobs in flight of its key are limited.
-    is_capped: bool,
+    /// The limits of running jobs that it is behind.
+    limits: Vec<Limit>,
+    /// How often its jobs start is limited.
+    is_throttled: bool,
+    /// The maximum number of attempts of its handler that run at the same time on this host.
+    most_at_once: Option<usize>,
+    /// No job of it may start now.
+    closed: Option<Closed>,
     /// What a job of it costs, in turns.
     cost: f64,
-    /// The number of the last claim that has taken jobs of it.
-    claimed_at: u64,
     cursor: i64,
     /// The cursor at the last two calls of [`Lanes::look_back`], older first.
     recent: [i64; 2],
@@ -127,6 +137,11 @@ impl Known {
     /// True if it is served as a whole.
     fn is_served_whole(&self) -> bool {
         self.serving.is_some_and(|serving| !serving.by_source)
+    }
+
+    /// True if it is behind a gate.
+    fn is_gated(&self) -> bool {
+        self.is_throttled || !self.limits.is_empty()
     }
 
     fn order(&self, after: After) -> Option<ClaimOrder> {
@@ -227,9 +242,11 @@ impl Lanes {
                     serving: None,
                     place: Place::default(),
                     is_charged: false,
-                    is_capped: false,
+                    limits: Vec::new(),
+                    is_throttled: false,
+                    most_at_once: None,
+                    closed: None,
                     cost: 1.0,
-                    claimed_at: 0,
                     cursor: i64::MIN,
                     recent: [i64::MIN; 2],
                     marks: [i64::MIN; 2],
@@ -257,8 +274,13 @@ impl Lanes {
             let Some(known) = self.known.get_mut(&id) else {
                 continue;
             };
-            self.shares
-                .choose(known, serving(&known.lane), self.queue_order);
+            choose(
+                known,
+                serving(&known.lane),
+                &mut self.shares,
+                &self.gates,
+                self.queue_order,
+            );
             match known.serving {
                 Some(serving) if serving.by_source => self.by_source.push_front(id),
                 Some(_) => {
@@ -275,12 +297,19 @@ impl Lanes {
     pub(super) fn serve(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
         self.unchosen.clear();
         self.shares.start_over();
+        self.gates.start_over();
         let mut active = Vec::new();
         for known in self.known.values_mut() {
             let was_served = known.is_served_whole();
-            self.shares
-                .choose(known, serving(&known.lane), self.queue_order);
-            if known.is_served_whole() && (!was_served || self.active.contains(known.lane.id)) {
+            let may_have_jobs = known.closed.take().is_some() || self.active.contains(known.lane.id);
+            choose(
+                known,
+                serving(&known.lane),
+                &mut self.shares,
+                &self.gates,
+                self.queue_order,
+            );
+            if known.is_served_whole() && (!was_served || may_have_jobs) {
                 active.push((known.lane.seq, known.lane.id));
             }
         }
@@ -323,7 +352,7 @@ impl Lanes {
     /// Notes that a lane has a job. True if it was not known to have any, and is served. In a fair queue, its first job
     /// then goes ahead of the jobs that wait in line.
     pub(super) fn wake(&mut self, id: LaneId) -> bool {
-        let is_new = !self.active.contains(id) && self.activate(id);
+        let is_new = !self.active.contains(id) && !self.is_closed(id) && self.activate(id);
         if is_new
             && self
                 .known
@@ -414,12 +443,16 @@ impl Lanes {
             lease: Duration::from_millis(u64::try_from(lease_ms).unwrap_or(0)),
             class: known.place.class,
             is_charged: known.is_charged,
-            is_capped: known.is_capped,
+            is_limited: !known.limits.is_empty(),
+            is_throttled: known.is_throttled,
         })
     }
 
-    /// Notes that there may be a job in this lane. True if the lane is served.
+    /// Notes that there may be a job in this lane. True if the lane is served, and not closed.
     pub(super) fn mark_active(&mut self, id: LaneId) -> bool {
+        if self.is_closed(id) {
+            return false;
+        }
         if !self.activate(id)
             && let Some(index) = self.by_source.iter().position(|lane| *lane == id)
         {
@@ -467,7 +500,7 @@ impl Lanes {
         let idle = self
             .known
             .values()
-            .filter(|known| !self.active.contains(known.lane.id));
+            .filter(|known| !self.active.contains(known.lane.id) && known.closed.is_none());
         let mut idle: Vec<&Known> = idle.filter(|known| known.is_served_whole()).collect();
         idle.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));
         let of_first = |known: &&&Known| Some(known.class(self.queue_order)) == first;
@@ -498,7 +531,7 @@ impl Lanes {
         }
     }
 
-    /// Gives back the turns of a claim that claimed nothing because there were orphans.
+    /// Gives back the turns of a claim that was not made, or claimed nothing because there were orphans.
     pub(super) fn not_claimed(&mut self, orders: &[ClaimOrder]) {
         for order in orders {
             self.active
@@ -516,17 +549,17 @@ impl Lanes {
     }
 
     /// Updates cursors, active lanes and their turns after a claim of `wanted` jobs from these lanes. `is_cut`: the
-    /// claim ended because of its size. Returns true if there may be more jobs although the claim was not filled,
-    /// because a lane has used up its part.
+    /// claim ended because of its size. `closed`: lanes from which no job may start now. Returns true if there may be more
+    /// jobs although the claim was not filled, because a lane has used up its part.
     pub(super) fn claimed(
         &mut self,
         orders: &[ClaimOrder],
         jobs: &[ClaimedJob],
+        closed: &[ClosedLane],
         wanted: usize,
         is_cut: bool,
     ) -> bool {
         let mut claimed: HashMap<LaneId, usize> = HashMap::new();
-        self.claims += 1;
         for job in jobs {
             self.advance(job.lane, job.turn);
             *claimed.entry(job.lane).or_default() += 1;
@@ -559,6 +592,12 @@ impl Lanes {
                 self.active.remove(order.lane);
             } else {
                 self.activate(order.lane);
+            }
+        }
+        self.note_closed(closed, Instant::now());
+        for lane in claimed.keys() {
+            if !self.is_closed(*lane) {
+                may_have_more |= self.open_others(*lane);
             }
         }
         may_have_more && !is_filled
@@ -597,7 +636,8 @@ impl Lanes {
             .iter()
             .filter(|(id, _)| tier(self, id) == Some(first));
         orders.extend(of_tier.filter_map(|(id, only)| {
-            let order = self.known.get(id)?.order(After::Recent)?;
+            let known = self.known.get(id).filter(|known| known.closed.is_none())?;
+            let order = known.order(After::Recent)?;
             let only = Some(*only);
             Some(ClaimOrder { only, ..order })
         }));
@@ -637,14 +677,32 @@ impl Lanes {
         if let Some(known) = self.known.get_mut(&lane) {
             known.cursor = known.cursor.max(turn);
             known.reached = known.reached.max(turn);
-            known.claimed_at = self.claims;
         }
+    }
+
+    /// The handler of a lane, if this host limits how many of its attempts run at the same time, and the limit.
+    pub(super) fn host_limit(&self, id: LaneId) -> Option<(&str, usize)> {
+        let known = self.known.get(&id)?;
+        Some((&known.lane.handler, known.most_at_once?))
     }
 
     /// True if one claim can cover all lanes.
     pub(super) fn fit_one_claim(&self) -> bool {
         self.served <= LANES_PER_CLAIM
     }
+}
+
+/// Applies to a lane how it is served, and the settings and gates of its queue.
+fn choose(
+    known: &mut Known,
+    serving: Option<Serving>,
+    shares: &mut Shares,
+    gates: &Gates,
+    order: QueueOrder,
+) {
+    let is_capped = shares.choose(known, serving, order);
+    known.most_at_once = serving.and_then(|serving| serving.most_at_once);
+    gates.choose(known, is_capped);
 }
 
 #[cfg(test)]

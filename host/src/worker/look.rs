@@ -69,6 +69,11 @@ impl<'a> Looks<'a> {
         self.schedule.due_at()
     }
 
+    /// When the next lane opens that a gate has closed for a while. `None` if there is none.
+    pub(super) fn next_opening(&self) -> Option<Instant> {
+        self.claims.lanes.next_opening()
+    }
+
     /// When the newest jobs are searched next, while slots are taken. `None` if few lanes are served, and no fair queue.
     pub(super) fn next_search(&self) -> Option<Instant> {
         self.claims.next_search()
@@ -108,6 +113,13 @@ impl<'a> Looks<'a> {
         wanted: usize,
         trigger: Trigger,
     ) -> Result<Found, StoreError> {
+        let found = self.look_for(wanted, trigger).await;
+        let wait_for_ends = self.claims.lanes.wait_for_ends();
+        self.shared.wakeups.wait_for_ends(wait_for_ends);
+        found
+    }
+
+    async fn look_for(&mut self, wanted: usize, trigger: Trigger) -> Result<Found, StoreError> {
         let started = Instant::now();
         if self.claims.serve() {
             self.writers.lanes_are_new();
@@ -115,7 +127,7 @@ impl<'a> Looks<'a> {
         if self.schedule.looks_back(started) {
             self.claims.lanes.look_back();
         }
-        let mut is_freed = false;
+        let mut is_freed = self.claims.lanes.open_due(started);
         for lane in self.shared.wakeups.take_freed() {
             is_freed |= self.claims.lanes.free(lane);
         }
@@ -164,6 +176,7 @@ impl<'a> Looks<'a> {
             };
             self.claims.lanes.rewind(starts_at.unwrap_or(i64::MIN));
         }
+        self.claims.lanes.open_some();
         let peeked = self.peek_and_claim(wanted, known, true).await?;
         self.swept_turns = [newer, peeked.turn];
         let is_late = self.writers.update(peeked.writers);
@@ -197,7 +210,11 @@ impl<'a> Looks<'a> {
     /// Takes the lanes that notifications named. True if it is certain that one of them is served; false if something
     /// other than a job may have changed.
     async fn take_wakeups(&mut self) -> Result<bool, StoreError> {
-        let lanes = self.shared.wakeups.take();
+        let mut lanes = self.shared.wakeups.take();
+        // What waits there is found when they open.
+        if let Some(lanes) = &mut lanes {
+            lanes.retain(|lane| !self.claims.lanes.is_closed(*lane));
+        }
         self.is_announced = lanes.as_ref().is_none_or(|lanes| !lanes.is_empty());
         let Some(lanes) = lanes else {
             return Ok(false);
@@ -286,12 +303,12 @@ impl<'a> Looks<'a> {
         if peek.deadlines {
             self.shared.deadlines.notify_one();
         }
-        let mut is_ready = known || !peek.ready.is_empty();
+        let mut is_ready = known;
         if !known {
             self.claims.lanes.mark_all_empty();
         }
         for lane in &peek.ready {
-            self.claims.lanes.mark_active(*lane);
+            is_ready |= self.claims.lanes.mark_active(*lane);
         }
         if peek.catalog_changed {
             is_ready |= self.read_catalog().await?;

@@ -44,6 +44,8 @@ pub struct Policy {
     pub retry: RetryPolicy,
     /// How long a slot waits after an attempt before it starts the next one. `None` means the worker's setting.
     pub job_delay: Option<Duration>,
+    /// The maximum number of attempts that run at the same time on one host. `None` means any.
+    pub concurrency: Option<u32>,
 }
 
 impl Default for Policy {
@@ -55,6 +57,7 @@ impl Default for Policy {
             grace: HandlerManifest::GRACE,
             retry: RetryPolicy::default(),
             job_delay: None,
+            concurrency: None,
         }
     }
 }
@@ -143,6 +146,7 @@ impl Policy {
             grace: manifest.grace,
             retry: manifest.retry.clone(),
             job_delay: None,
+            concurrency: None,
         };
         let policy = overrides.of(&manifest.name).over(&of_module);
         Self {
@@ -198,6 +202,7 @@ mod tests {
             grace: secs(5),
             retry: RetryPolicy::default(),
             job_delay: None,
+            concurrency: None,
         };
         for (own, operator, timeout) in [
             (None, None, 10),

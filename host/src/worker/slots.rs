@@ -3,7 +3,7 @@
 //! A slot is a task on the guest threads that takes claims from the line, one after another, until the line is empty.
 //! So a short job needs no hand-over between threads: the task that ended the last attempt starts the next one.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use super::Shared;
 use super::attempt;
-use super::claim::Claim;
+use super::claim::{Claim, HostLimit};
 use crate::job::RunEnd;
 
 /// A claim that has not started within this time is given back, so that other workers can claim the job.
@@ -35,13 +35,50 @@ struct Inner {
     running: usize,
     /// The number of attempts that have ended.
     ended: usize,
+    /// The running attempts, and the claims in line, of handlers of which this host runs a limited number.
+    of_handlers: HashMap<Arc<str>, OfHandler>,
     /// The claimer is notified once fewer claims than this are in hand; 0 if it does not wait.
     notify_below: usize,
+}
+
+#[derive(Debug, Default)]
+struct OfHandler {
+    running: usize,
+    waiting: usize,
+}
+
+/// An attempt that has ended.
+pub(super) struct Ended<'a> {
+    pub(super) host_limit: Option<&'a HostLimit>,
 }
 
 impl Inner {
     fn in_hand(&self) -> usize {
         self.waiting.len() + self.running
+    }
+
+    /// The place of the next claim that may start.
+    fn startable(&self) -> Option<usize> {
+        let may_start = |claim: &Claim| {
+            // It counted as started when it was claimed. After a freeze, that was too long ago: it is given back.
+            let is_late = claim.is_throttled && claim.received.elapsed() > START_WITHIN;
+            let has_room = claim.host_limit.as_ref().is_none_or(|limit| {
+                let running = self.of_handlers.get(&limit.handler).map_or(0, |of| of.running);
+                running < limit.most
+            });
+            !is_late && has_room
+        };
+        self.waiting.iter().position(may_start)
+    }
+
+    fn count(&mut self, limit: Option<&HostLimit>, change: impl Fn(&mut OfHandler)) {
+        if let Some(limit) = limit {
+            let of = self.of_handlers.entry(limit.handler.clone()).or_default();
+            change(of);
+            if of.running + of.waiting == 0 {
+                self.of_handlers.remove(&limit.handler);
+            }
+        }
     }
 
     /// The place in line for a claim that goes ahead of others of its class, and of later classes.
@@ -63,6 +100,7 @@ impl Slots {
                 waiting: VecDeque::new(),
                 running: 0,
                 ended: 0,
+                of_handlers: HashMap::new(),
                 notify_below: 0,
             }),
             freed: Notify::new(),
@@ -87,6 +125,13 @@ impl Slots {
     /// The number of claimed jobs whose attempt has not ended.
     pub(super) fn in_hand(&self) -> usize {
         self.lock().in_hand()
+    }
+
+    /// The number of claimed jobs of a limited handler whose attempt has not ended.
+    pub(super) fn in_hand_of(&self, handler: &str) -> usize {
+        let inner = self.lock();
+        let of = inner.of_handlers.get(handler);
+        of.map_or(0, |of| of.running + of.waiting)
     }
 
     /// The number of running attempts.
@@ -141,6 +186,7 @@ impl Slots {
                 true => inner.place_ahead(&claim),
                 false => inner.waiting.len(),
             };
+            inner.count(claim.host_limit.as_ref(), |of| of.waiting += 1);
             inner.waiting.insert(place, claim);
         }
         let more = inner.waiting.len().min(self.max - inner.running);
@@ -151,22 +197,44 @@ impl Slots {
         more
     }
 
-    /// The next claim for a free slot. `None` if the line is empty, and the slot has to end.
-    pub(super) fn next(&self, after_another: bool) -> Option<Claim> {
+    /// The next claim for a free slot. `None` if no claim in line may start, and the slot has to end. `ended`: the attempt
+    /// that the slot has run before.
+    pub(super) fn next(&self, ended: Option<Ended<'_>>) -> Option<Claim> {
         let mut inner = self.lock();
-        inner.ended += usize::from(after_another);
-        let next = inner.waiting.pop_front();
-        if next.is_none() {
-            inner.running -= 1;
+        if let Some(ended) = ended {
+            inner.ended += 1;
+            inner.count(ended.host_limit, |of| of.running -= 1);
+        }
+        let next = inner
+            .startable()
+            .and_then(|place| inner.waiting.remove(place));
+        match &next {
+            Some(claim) => inner.count(claim.host_limit.as_ref(), |of| {
+                of.waiting -= 1;
+                of.running += 1;
+            }),
+            None => inner.running -= 1,
         }
         self.changed(inner);
         next
     }
 
+    /// Takes a free slot for a claim that may start, and had to wait for the end of another attempt of its handler.
+    /// False if there is none.
+    fn take_free_slot(&self) -> bool {
+        let mut inner = self.lock();
+        let is_any = !inner.of_handlers.is_empty()
+            && inner.running < self.max
+            && inner.startable().is_some();
+        inner.running += usize::from(is_any);
+        is_any
+    }
+
     /// Frees a slot whose task ended in the middle of an attempt.
-    pub(super) fn crashed(&self) {
+    pub(super) fn crashed(&self, host_limit: Option<&HostLimit>) {
         let mut inner = self.lock();
         inner.ended += 1;
+        inner.count(host_limit, |of| of.running -= 1);
         inner.running -= 1;
         self.changed(inner);
     }
@@ -179,6 +247,9 @@ impl Slots {
         let (late, rest): (VecDeque<Claim>, _) =
             all.into_iter().partition(|claim| claim.received <= then);
         inner.waiting = rest;
+        for claim in &late {
+            inner.count(claim.host_limit.as_ref(), |of| of.waiting -= 1);
+        }
         self.changed(inner);
         late.into()
     }
@@ -187,11 +258,22 @@ impl Slots {
 /// Puts claims in line, and starts the slots that they need.
 pub(super) fn start(shared: &Arc<Shared>, claims: Vec<Claim>) {
     for _ in 0..shared.slots.put(claims) {
-        shared
-            .attempts
-            .tasks
-            .spawn_on(attempt::serve(shared.clone()), shared.sandbox.guests());
+        start_slot(shared);
     }
+}
+
+/// Starts another slot if a claim in line may start now because an attempt of its handler has ended.
+pub(super) fn start_more(shared: &Arc<Shared>) {
+    if shared.slots.take_free_slot() {
+        start_slot(shared);
+    }
+}
+
+fn start_slot(shared: &Arc<Shared>) {
+    shared
+        .attempts
+        .tasks
+        .spawn_on(attempt::serve(shared.clone()), shared.sandbox.guests());
 }
 
 /// Gives back claims that wait too long for a slot, until the worker ends.
@@ -258,13 +340,15 @@ pub(super) mod tests {
                 handler: "noop".into(),
                 priority: Priority::Normal,
                 tags: Vec::new(),
-                key: String::new(),
+                values: std::collections::BTreeMap::new(),
                 retired: false,
             }),
             class: Some([1, 0]),
             goes_ahead: false,
             is_charged: false,
-            is_capped: false,
+            is_limited: false,
+            is_throttled: false,
+            host_limit: None,
             sent: BootTime::now(),
             received,
             lease: Duration::from_secs(60),
@@ -282,12 +366,12 @@ pub(super) mod tests {
         assert_eq!(slots.put(claims(1..2)), 1);
         assert_eq!(slots.put(claims(2..5)), 1, "one runs already");
         assert_eq!(slots.put(claims(5..6)), 0);
-        let taken: Vec<i64> = std::iter::from_fn(|| slots.next(false))
+        let taken: Vec<i64> = std::iter::from_fn(|| slots.next(None))
             .map(|claim| claim.job.id.0)
             .collect();
         assert_eq!(taken, [1, 2, 3, 4, 5]);
         assert_eq!(slots.in_hand(), 1, "the other slot has not ended yet");
-        assert!(slots.next(false).is_none());
+        assert!(slots.next(None).is_none());
         assert_eq!(slots.in_hand(), 0);
         assert_eq!(slots.put(claims(6..9)), 2, "both are started again");
     }
@@ -311,7 +395,7 @@ pub(super) mod tests {
             with(6, Some([1, 0]), true),
             with(7, Some([2, 0]), true),
         ]);
-        let line = || slots.next(false).map(|claim| claim.job.id.0);
+        let line = || slots.next(None).map(|claim| claim.job.id.0);
         let taken: Vec<i64> = std::iter::from_fn(line).collect();
         assert_eq!(taken, [1, 2, 5, 6, 3, 7, 4]);
     }
@@ -322,12 +406,12 @@ pub(super) mod tests {
         assert_eq!(slots.capacity(4), Some(6));
         slots.put(claims(1..7));
         assert_eq!(slots.capacity(4), None);
-        slots.next(false);
-        slots.next(false);
-        slots.next(true);
+        slots.next(None);
+        slots.next(None);
+        slots.next(Some(Ended { host_limit: None }));
         let mut freed = std::pin::pin!(slots.freed());
         assert!(futures_poll(freed.as_mut()).is_pending(), "one is free");
-        slots.next(true);
+        slots.next(Some(Ended { host_limit: None }));
         assert!(futures_poll(freed.as_mut()).is_ready(), "two are free");
         assert_eq!(slots.capacity(4), Some(2));
         assert_eq!(slots.ended(), 2);
@@ -343,18 +427,60 @@ pub(super) mod tests {
         let start = Instant::now();
         let second = start + Duration::from_millis(1);
         slots.put(vec![claim(1, start), claim(2, start), claim(3, second)]);
-        slots.next(false);
+        slots.next(None);
         let late: Vec<i64> = slots.take_late(start).iter().map(|c| c.job.id.0).collect();
         assert_eq!(late, [2]);
         assert_eq!(slots.in_hand(), 2, "one runs, one waits");
     }
 
     #[test]
+    fn no_more_attempts_of_a_handler_run_than_this_host_may_run_at_once() {
+        let slots = Slots::new(3, Arc::default());
+        let limit = HostLimit {
+            handler: "noop".into(),
+            most: 1,
+        };
+        let limited = |id| Claim {
+            host_limit: Some(limit.clone()),
+            ..claim(id, Instant::now())
+        };
+        slots.put(vec![limited(1), limited(2), claim(3, Instant::now())]);
+        let next = |ended| slots.next(ended).map(|claim| claim.job.id.0);
+        let ended = || Some(Ended { host_limit: Some(&limit) });
+        assert_eq!((next(None), next(None), next(None)), (Some(1), Some(3), None));
+        assert_eq!(slots.in_hand_of("noop"), 2);
+        assert!(!slots.take_free_slot(), "the second one has to wait");
+        slots.put(vec![claim(4, Instant::now())]);
+        assert_eq!(next(None), Some(4), "others go ahead of it");
+        assert_eq!(next(ended()), Some(2));
+        assert_eq!(slots.in_hand_of("noop"), 1);
+        slots.put(vec![limited(5)]);
+        slots.crashed(Some(&limit));
+        assert!(slots.take_free_slot());
+        assert_eq!(next(None), Some(5));
+        assert_eq!(next(ended()), None);
+        assert_eq!(slots.in_hand_of("noop"), 0);
+    }
+
+    #[test]
+    fn a_throttled_claim_does_not_start_long_after_it_was_made() {
+        let slots = Slots::new(1, Arc::default());
+        let then = Instant::now().checked_sub(START_WITHIN * 2).unwrap();
+        let throttled = |id, received| Claim {
+            is_throttled: true,
+            ..claim(id, received)
+        };
+        slots.put(vec![throttled(1, then), throttled(2, Instant::now())]);
+        assert_eq!(slots.next(None).unwrap().job.id, JobId(2));
+        assert_eq!(slots.take_late(then).len(), 1);
+    }
+
+    #[test]
     fn a_slot_whose_task_crashed_is_free_again() {
         let slots = Slots::new(1, Arc::default());
         slots.put(claims(1..2));
-        slots.next(false);
-        slots.crashed();
+        slots.next(None);
+        slots.crashed(None);
         assert_eq!((slots.in_hand(), slots.ended()), (0, 1));
         assert_eq!(slots.put(claims(2..3)), 1);
     }

@@ -27,13 +27,6 @@ pub(super) struct Place {
     pub(super) share: f64,
 }
 
-impl Place {
-    /// The queue and the key.
-    pub(super) fn of(&self) -> (Arc<str>, Arc<str>) {
-        (self.queue.clone(), self.key.clone())
-    }
-}
-
 /// The part of a claim that a lane gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {

@@ -24,8 +24,10 @@ pub(super) struct Wakeups {
 struct Pending {
     /// Lanes that may have jobs.
     lanes: HashSet<LaneId>,
-    /// Lanes of limited keys, one of whose jobs has ended.
+    /// Lanes behind limits of running jobs, one of whose jobs has ended.
     freed: HashSet<LaneId>,
+    /// Lanes wait for such an end.
+    wait_for_ends: bool,
     /// Something else may have changed.
     other: bool,
 }
@@ -45,13 +47,25 @@ impl Wakeups {
         self.signal.notify_one();
     }
 
-    /// Wakes the claimer because a job of a limited key has ended: others of the key may start.
+    /// Notes that a job of a lane behind a limit of running jobs has ended, and wakes the claimer if others wait for that.
     pub(super) fn freed(&self, lane: LaneId) {
-        self.pending().freed.insert(lane);
-        self.signal.notify_one();
+        let mut pending = self.pending();
+        pending.freed.insert(lane);
+        if pending.wait_for_ends {
+            self.signal.notify_one();
+        }
     }
 
-    /// Takes the lanes of limited keys one of whose jobs has ended.
+    /// Sets whether lanes wait for the end of a job.
+    pub(super) fn wait_for_ends(&self, wait: bool) {
+        let mut pending = self.pending();
+        pending.wait_for_ends = wait;
+        if wait && !pending.freed.is_empty() {
+            self.signal.notify_one();
+        }
+    }
+
+    /// Takes the lanes behind limits one of whose jobs has ended.
     pub(super) fn take_freed(&self) -> HashSet<LaneId> {
         std::mem::take(&mut self.pending().freed)
     }
@@ -65,7 +79,8 @@ impl Wakeups {
     pub(super) fn retain(&self, serves: impl Fn(LaneId) -> bool) -> bool {
         let mut pending = self.pending();
         pending.lanes.retain(|lane| serves(*lane));
-        pending.other || !pending.lanes.is_empty() || !pending.freed.is_empty()
+        let is_freed = pending.wait_for_ends && !pending.freed.is_empty();
+        pending.other || !pending.lanes.is_empty() || is_freed
     }
 
     /// Takes the lanes to look into; `None` means all lanes.

@@ -7,7 +7,7 @@ use super::Claims;
 use crate::job::{Attempt, LaneId, RunEnd};
 use crate::sandbox::BootTime;
 use crate::store::ClaimedJob;
-use crate::worker::claim::Claim;
+use crate::worker::claim::{Claim, HostLimit};
 use crate::worker::leases::UnderWay;
 use crate::worker::unbound::Sorted;
 use crate::worker::{attempt, events, slots};
@@ -23,6 +23,15 @@ pub(super) enum InLine<'a> {
 }
 
 impl Claims<'_> {
+    /// The limit of the handler that runs a job.
+    fn host_limit(&self, job: &ClaimedJob, named: &str) -> Option<HostLimit> {
+        if self.host_limits.is_empty() {
+            return None;
+        }
+        let handler = self.shared.settings.handler_for(job.source.as_deref(), named);
+        self.host_limits.get(handler).cloned()
+    }
+
     /// Puts the jobs of a claim in line, and gives back those whose handler is missing. Returns how many jobs count as
     /// found.
     pub(super) async fn dispatch(
@@ -59,7 +68,9 @@ impl Claims<'_> {
                 let job_lease = job.lease;
                 let claim = Claim {
                     is_charged: served.is_charged,
-                    is_capped: served.is_capped,
+                    is_limited: served.is_limited,
+                    is_throttled: served.is_throttled,
+                    host_limit: self.host_limit(&job, &served.lane.handler),
                     class: match line {
                         InLine::Adopted => None,
                         InLine::Queued(_) => Some(served.class),

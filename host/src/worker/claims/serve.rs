@@ -5,8 +5,14 @@ use std::sync::Arc;
 use super::Claims;
 use crate::sandbox::Handler;
 use crate::store::{Lane, StoreError};
+use crate::worker::claim::HostLimit;
 use crate::worker::lanes::Serving;
 use crate::worker::policy::Policy;
+
+/// The maximum number of attempts of a handler that run at the same time on this host.
+fn most_at_once(policy: &Policy) -> Option<usize> {
+    policy.concurrency.and_then(|most| usize::try_from(most).ok())
+}
 
 impl Claims<'_> {
     /// Chooses the lanes to serve, or the new ones among them, by the loaded handlers and by the queues and tags of the settings. True if the
@@ -27,17 +33,15 @@ impl Claims<'_> {
             let handler = handlers.get(name)?;
             (!self.shared.sql.is_parked(handler)).then_some(handler)
         };
-        let lease_ms = |handler: &Handler| {
-            let policy = Policy::resolve(&handler.manifest, &settings.overrides);
-            i64::try_from(policy.lease.as_millis()).unwrap_or(i64::MAX)
-        };
+        let policy = |handler: &Handler| Policy::resolve(&handler.manifest, &settings.overrides);
+        let lease_ms = |policy: &Policy| i64::try_from(policy.lease.as_millis()).unwrap_or(i64::MAX);
         let bound: Vec<(&String, &Arc<Handler>)> = settings
             .sources
             .iter()
             .filter_map(|(source, name)| Some((source, served(name)?)))
             .collect();
         // Which of them runs is not known before the claim.
-        let bound_lease_ms = bound.iter().map(|(_, handler)| lease_ms(handler)).max();
+        let bound_lease_ms = bound.iter().map(|(_, handler)| lease_ms(&policy(handler))).max();
         self.sources = bound.iter().map(|(source, _)| (*source).clone()).collect();
         let unbound = settings.sources.iter();
         let unbound = unbound.filter(|(_, name)| served(name).is_none());
@@ -51,15 +55,23 @@ impl Claims<'_> {
             if !lane.tags.iter().all(|tag| settings.tags.contains(tag)) {
                 return None;
             }
-            let handler = served(&lane.handler);
+            let policy = served(&lane.handler).map(|handler| policy(handler));
             Some(Serving {
-                lease_ms: handler
-                    .map(|handler| lease_ms(handler))
-                    .or(bound_lease_ms)?,
+                lease_ms: policy.as_ref().map(lease_ms).or(bound_lease_ms)?,
                 queue_index,
-                by_source: handler.is_none(),
+                by_source: policy.is_none(),
+                most_at_once: policy.and_then(|policy| most_at_once(&policy)),
             })
         };
+        if !are_known {
+            let limit = |handler: &Handler| {
+                let name = handler.manifest.name.as_str();
+                let most = most_at_once(&policy(handler))?;
+                let handler = name.into();
+                Some((name.to_owned(), HostLimit { handler, most }))
+            };
+            self.host_limits = handlers.values().filter_map(|handler| limit(handler)).collect();
+        }
         match are_known {
             true => self.lanes.serve_new(serving),
             false => self.lanes.serve(serving),
@@ -77,10 +89,12 @@ impl Claims<'_> {
             .await?;
         let change = self.lanes.learn(lanes);
         let fair = self.shared.store.fair_queues().await?;
+        let gates = self.shared.store.claim_gates().await?;
         if change.removed {
             self.shared.costs.retain(|lane| self.lanes.knows(lane));
         }
-        if self.lanes.set_fair(fair) || change.removed {
+        // Both, whatever the first returns.
+        if self.lanes.set_fair(fair) | self.lanes.set_gates(gates) | change.removed {
             self.handlers = None;
         }
         self.serve();

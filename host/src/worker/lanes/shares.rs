@@ -1,6 +1,5 @@
 //! How fair queues are shared: their settings, applied to lanes, and what claims did with their keys.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +17,6 @@ pub(super) struct Shares {
     settings: HashMap<String, FairShare>,
     /// A served queue is fair.
     any_served: bool,
-    /// The served lanes of limited keys, by queue and key.
-    capped: HashMap<(Arc<str>, Arc<str>), Vec<LaneId>>,
     /// Where the search for starving jobs goes on.
     starving_after: Option<LaneId>,
     /// What claims did.
@@ -30,19 +27,18 @@ impl Shares {
     /// Forgets which lanes are served.
     pub(super) fn start_over(&mut self) {
         self.any_served = false;
-        self.capped.clear();
     }
 
-    /// Applies to a lane how it is served, and the settings of its queue.
+    /// Applies to a lane how it is served, and the settings of its queue. True if these limit the running jobs of its key.
     pub(super) fn choose(
         &mut self,
         known: &mut Known,
         serving: Option<Serving>,
         order: QueueOrder,
-    ) {
+    ) -> bool {
         known.serving = serving;
         let fair = self.settings.get(&known.lane.queue);
-        let key = fair.map(|fair| fair.key_of(&known.lane.handler, &known.lane.key));
+        let key = fair.map(|fair| fair.key_of(&known.lane.handler, &known.lane.values));
         known.place = Place {
             class: known.class(order),
             queue: known.lane.queue.as_str().into(),
@@ -54,14 +50,8 @@ impl Shares {
         };
         known.cost = 1.0;
         known.is_charged = fair.is_some_and(|fair| fair.charges_cpu);
-        known.is_capped = fair.is_some_and(|fair| fair.max_in_flight.is_some());
-        if known.serving.is_some() {
-            self.any_served |= fair.is_some();
-            if known.is_capped {
-                let lanes = self.capped.entry(known.place.of()).or_default();
-                lanes.push(known.lane.id);
-            }
-        }
+        self.any_served |= known.serving.is_some() && fair.is_some();
+        fair.is_some_and(|fair| fair.max_in_flight.is_some())
     }
 
     /// True if the queue of this lane is fair.
@@ -101,24 +91,6 @@ impl Lanes {
         if let Some(known) = known.filter(|known| known.is_charged) {
             known.cost = cost;
         }
-    }
-
-    /// Notes that a job of this lane has ended, so others of its key may start. True if any lane may have one.
-    pub(in crate::worker) fn free(&mut self, id: LaneId) -> bool {
-        let place = self.known.get(&id).map(|known| &known.place);
-        let Some(lanes) = place.and_then(|place| self.shares.capped.get(&place.of())) else {
-            return false;
-        };
-        let mut lanes = lanes.clone();
-        // The last one goes first: that which has waited for the most claims.
-        lanes.sort_unstable_by_key(|lane| {
-            Reverse(self.known.get(lane).map(|known| known.claimed_at))
-        });
-        let mut is_any = false;
-        for lane in lanes {
-            is_any |= self.activate(lane);
-        }
-        is_any
     }
 
     /// Counts the keys of fair queues that have jobs of this class, and of which a claim takes none.

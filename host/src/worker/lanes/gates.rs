@@ -1,0 +1,210 @@
+//! Lanes from which gates let no job start for now. Claims leave them out until they open: after a while, or when a job
+//! of their key has ended.
+//!
+//! The database decides what a gate permits, and tells the worker which lanes are closed. Other workers do not announce
+//! the ends of their jobs: a worker whose job has ended claims the next one itself. Should it be gone, the sweep opens
+//! some of the lanes of each limit, and if they have room, the others follow.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Known, Lanes};
+use crate::job::{ClaimGate, LaneId};
+use crate::store::ClosedLane;
+
+/// How many lanes of a limit are opened when a job of it has ended: the first ones may be empty by now.
+const OPENED_BY_END: usize = 2;
+/// How many lanes of a limit are opened by a sweep, or when one of them had room.
+const OPENED_MAX: usize = 8;
+
+/// A limit of running jobs, and its key.
+pub(super) type Limit = Arc<str>;
+
+#[derive(Debug, Default)]
+pub(super) struct Gates {
+    gates: Vec<ClaimGate>,
+    /// Closed lanes that wait for the end of a job, by the limits that they are behind, in the order in which they were
+    /// closed.
+    waiting: HashMap<Limit, BTreeSet<(u64, LaneId)>>,
+    /// Closed lanes that open by themselves.
+    opening: BTreeSet<(Instant, LaneId)>,
+    /// The number of lanes that were closed so far.
+    closings: u64,
+}
+
+/// Until when a lane is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Closed {
+    /// Until a job of one of its limits has ended. The number of its closing.
+    UntilEnd(u64),
+    Until(Instant),
+}
+
+impl Gates {
+    /// Opens all lanes.
+    pub(super) fn start_over(&mut self) {
+        self.waiting.clear();
+        self.opening.clear();
+    }
+
+    /// Applies to a lane which gates it is behind. Its queue may have a limit of its own, and so may its handler.
+    pub(super) fn choose(&self, known: &mut Known, is_capped_queue: bool) {
+        let lane = &known.lane;
+        known.limits.clear();
+        known.is_throttled = false;
+        if is_capped_queue {
+            let limit = format!("queue {}\n{}", lane.queue, known.place.key);
+            known.limits.push(limit.into());
+        }
+        if known.most_at_once.is_some() {
+            known.limits.push(format!("handler {}", lane.handler).into());
+        }
+        for gate in &self.gates {
+            if let Some(key) = gate.key_of(&lane.queue, &lane.handler, &lane.values) {
+                match gate.is_throttle {
+                    true => known.is_throttled = true,
+                    false => {
+                        let limit = format!("gate {}\n{}", gate.name, key.join("\n"));
+                        known.limits.push(limit.into());
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Lanes {
+    /// Sets the gates. True if they have changed, so the served lanes have to be chosen again.
+    pub(in crate::worker) fn set_gates(&mut self, gates: Vec<ClaimGate>) -> bool {
+        let is_new = self.gates.gates != gates;
+        self.gates.gates = gates;
+        is_new
+    }
+
+    /// Notes that no job of this lane may start for a while; `None`: until one of its limits has room again.
+    pub(in crate::worker) fn close(&mut self, id: LaneId, wait: Option<Duration>, now: Instant) {
+        self.forget_closing(id);
+        self.active.remove(id);
+        let Some(known) = self.known.get_mut(&id) else {
+            return;
+        };
+        let gates = &mut self.gates;
+        known.closed = match wait {
+            Some(wait) => {
+                gates.opening.insert((now + wait, id));
+                Some(Closed::Until(now + wait))
+            }
+            // A gate that this worker does not know yet: the sweep finds the lane.
+            None if known.limits.is_empty() => None,
+            None => {
+                gates.closings += 1;
+                for limit in &known.limits {
+                    let waiting = gates.waiting.entry(limit.clone()).or_default();
+                    waiting.insert((gates.closings, id));
+                }
+                Some(Closed::UntilEnd(gates.closings))
+            }
+        };
+    }
+
+    /// True if no job of this lane may start now.
+    pub(in crate::worker) fn is_closed(&self, id: LaneId) -> bool {
+        let known = self.known.get(&id);
+        known.is_some_and(|known| known.closed.is_some())
+    }
+
+    /// True if lanes wait for the end of a job.
+    pub(in crate::worker) fn wait_for_ends(&self) -> bool {
+        !self.gates.waiting.is_empty()
+    }
+
+    /// When the next lane opens by itself.
+    pub(in crate::worker) fn next_opening(&self) -> Option<Instant> {
+        self.gates.opening.first().map(|(at, _)| *at)
+    }
+
+    /// Opens the lanes whose time has come. True if there are any.
+    pub(in crate::worker) fn open_due(&mut self, now: Instant) -> bool {
+        let mut is_any = false;
+        while self.next_opening().is_some_and(|at| at <= now)
+            && let Some((_, id)) = self.gates.opening.pop_first()
+        {
+            is_any |= self.open(id);
+        }
+        is_any
+    }
+
+    /// Notes that a job of this lane has ended, so others of its limits may start. True if there may be any.
+    pub(in crate::worker) fn free(&mut self, id: LaneId) -> bool {
+        self.open_behind_limits_of(id, OPENED_BY_END)
+    }
+
+    /// Opens some lanes of each limit: jobs of other workers may have ended.
+    pub(in crate::worker) fn open_some(&mut self) {
+        let limits: Vec<Limit> = self.gates.waiting.keys().cloned().collect();
+        for limit in limits {
+            self.open_behind(&limit, OPENED_MAX);
+        }
+    }
+
+    /// Opens other lanes of the limits of a lane that had room. True if there are any.
+    pub(super) fn open_others(&mut self, id: LaneId) -> bool {
+        !self.gates.waiting.is_empty() && self.open_behind_limits_of(id, OPENED_MAX)
+    }
+
+    fn open_behind_limits_of(&mut self, id: LaneId, lanes: usize) -> bool {
+        let limits = self.known.get(&id).map(|known| known.limits.clone());
+        let mut is_any = false;
+        for limit in limits.iter().flatten() {
+            is_any |= self.open_behind(limit, lanes);
+        }
+        is_any
+    }
+
+    /// Opens up to this many lanes of a limit, those first that were closed first.
+    fn open_behind(&mut self, limit: &Limit, lanes: usize) -> bool {
+        let waiting = self.gates.waiting.get(limit).into_iter().flatten();
+        let first: Vec<LaneId> = waiting.take(lanes).map(|(_, id)| *id).collect();
+        let mut is_any = false;
+        for id in first {
+            is_any |= self.open(id);
+        }
+        is_any
+    }
+
+    /// Opens a lane. False if it is not served as a whole.
+    fn open(&mut self, id: LaneId) -> bool {
+        self.forget_closing(id);
+        self.activate(id)
+    }
+
+    fn forget_closing(&mut self, id: LaneId) {
+        let gates = &mut self.gates;
+        let known = self.known.get_mut(&id);
+        match known.as_ref().and_then(|known| known.closed) {
+            None => {}
+            Some(Closed::Until(at)) => _ = gates.opening.remove(&(at, id)),
+            Some(Closed::UntilEnd(number)) => {
+                for limit in known.iter().flat_map(|known| &known.limits) {
+                    if let Some(waiting) = gates.waiting.get_mut(limit) {
+                        waiting.remove(&(number, id));
+                        if waiting.is_empty() {
+                            gates.waiting.remove(limit);
+                        }
+                    }
+                }
+            }
+        }
+        if let Some(known) = known {
+            known.closed = None;
+        }
+    }
+
+    /// Notes which lanes of a claim are closed.
+    pub(super) fn note_closed(&mut self, closed: &[ClosedLane], now: Instant) {
+        for lane in closed {
+            self.close(lane.lane, lane.wait, now);
+        }
+    }
+}
