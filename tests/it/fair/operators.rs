@@ -28,7 +28,7 @@ async fn the_command_line_sets_how_a_queue_is_shared() {
     );
     set(&[
         "--key", "tenant-and-handler", "--weight", "a/b=c=3", "--weight", "x=0.5", "--default-weight", "2", "--quantum", "4",
-        "--starvation", "0s", "--max-in-flight", "7", "--keep-days", "3",
+        "--starvation", "0s", "--max-in-flight", "7",
     ])
     .await
     .exits(0)
