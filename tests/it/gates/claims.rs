@@ -1,0 +1,336 @@
+//! Gates in claims: `max_concurrent` and `throttle`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rouse::job::Fence;
+use rouse::store::{Claimed, ClaimedJob, ClosedLane, Locked, Store};
+use tokio::sync::Barrier;
+
+use crate::support::TestDb;
+use crate::support::claims::{claim, orders, rand, result, settlement};
+
+use super::{enqueue, gate, number, set_gate};
+
+/// Claims on eight workers at the same time.
+async fn claim_at_once(db: &TestDb) -> Vec<(Store, Vec<ClaimedJob>)> {
+    let start = Arc::new(Barrier::new(8));
+    let mut claims = Vec::new();
+    for _ in 0..8 {
+        let (store, start) = (db.worker().await, start.clone());
+        claims.push(tokio::spawn(async move {
+            start.wait().await;
+            let jobs = claim(&store, 100).await;
+            (store, jobs)
+        }));
+    }
+    let mut claimed = Vec::new();
+    for task in claims {
+        claimed.push(task.await.unwrap());
+    }
+    claimed
+}
+
+/// The number of jobs of each tenant.
+fn by_tenant(claimed: &[(Store, Vec<ClaimedJob>)]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for job in claimed.iter().flat_map(|(_, jobs)| jobs) {
+        *counts
+            .entry(job.tenant.clone().unwrap_or_default())
+            .or_default() += 1;
+    }
+    counts
+}
+
+fn counts(expected: &[(&str, usize)]) -> BTreeMap<String, usize> {
+    let counts = expected
+        .iter()
+        .map(|(key, count)| ((*key).to_owned(), *count));
+    counts.collect()
+}
+
+/// Claims from all lanes, and returns the jobs and the lanes that are closed.
+async fn claim_and_closed(store: &Store, wanted: usize) -> (Vec<ClaimedJob>, Vec<ClosedLane>) {
+    let orders = orders(store, 60_000).await;
+    match store
+        .claim(Fence(rand()), &orders, wanted, None)
+        .await
+        .unwrap()
+    {
+        Claimed::Jobs(jobs, closed) => (jobs, closed),
+        Claimed::Orphans(_) => panic!("leases were not checked"),
+    }
+}
+
+#[tokio::test]
+async fn no_more_jobs_of_a_key_run_than_its_limit_on_any_number_of_workers() {
+    let (db, client) = gate("'few', 'max_concurrent', handler => 'a', key => '{tenant}', most => 3").await;
+    for tenant in ["x", "y"] {
+        for priority in ["high", "normal"] {
+            for _ in 0..10 {
+                let arguments = format!(", tenant => '{tenant}', priority => '{priority}'");
+                enqueue(&client, "a", &arguments).await;
+            }
+        }
+    }
+    for _ in 0..5 {
+        enqueue(&client, "a", "").await;
+        enqueue(&client, "b", ", tenant => 'x'").await;
+    }
+    let claimed = claim_at_once(&db).await;
+    assert_eq!(
+        by_tenant(&claimed),
+        counts(&[("", 3), ("x", 8), ("y", 3)]),
+        "three of each, jobs without a tenant are one key, and handler b has no gate"
+    );
+    // Each end lets one more start.
+    for (store, jobs) in &claimed {
+        for job in jobs.iter().filter(|job| job.tenant.as_deref() == Some("y")) {
+            let done = settlement(job, result("1"));
+            store.settle(&[&done], Locked::Wait).await.unwrap();
+        }
+    }
+    assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[("y", 3)]));
+    // A change applies at once.
+    set_gate(&client, "'few', 'max_concurrent', handler => 'a', key => '{tenant}', most => 4").await;
+    assert_eq!(
+        by_tenant(&claim_at_once(&db).await),
+        counts(&[("", 1), ("x", 1), ("y", 1)])
+    );
+    client.batch_execute("SELECT rouse.drop_gate('few')").await.unwrap();
+    assert_eq!(
+        by_tenant(&claim_at_once(&db).await),
+        counts(&[("", 1), ("x", 16), ("y", 13)])
+    );
+}
+
+/// Nothing is counted down when a job ends, so nothing can be forgotten: a job counts as long as it is running.
+#[tokio::test]
+async fn a_crash_leaks_nothing() {
+    let (db, client) = gate("'one', 'max_concurrent', most => 1").await;
+    for _ in 0..3 {
+        enqueue(&client, "a", "").await;
+    }
+    let (dead, store) = (db.worker().await, db.worker().await);
+    let lost = claim(&dead, 10).await;
+    assert_eq!(lost.len(), 1);
+    client
+        .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE state = 'running'")
+        .await
+        .unwrap();
+    assert_eq!(claim(&store, 10).await.len(), 0, "it still counts, until it is adopted or fails");
+    let orders = orders(&store, 60_000).await;
+    let adopted = crate::support::claims::adopt(&store, Fence(7), &orders, 10, 3, None)
+        .await
+        .unwrap();
+    assert_eq!(adopted.claimed.len(), 1);
+    assert_eq!(claim(&store, 10).await.len(), 0);
+    let done = settlement(&adopted.claimed[0], result("1"));
+    store.settle(&[&done], Locked::Wait).await.unwrap();
+    assert_eq!(claim(&store, 10).await.len(), 1);
+}
+
+#[tokio::test]
+async fn no_more_jobs_of_a_key_start_in_any_period_than_its_rate() {
+    let (db, client) = gate("'rate', 'throttle', handler => 'a', key => '{tenant}', most => 5, period => '1 hour'").await;
+    for tenant in ["x", "y"] {
+        for _ in 0..20 {
+            enqueue(&client, "a", &format!(", tenant => '{tenant}'")).await;
+        }
+    }
+    let claimed = claim_at_once(&db).await;
+    assert_eq!(by_tenant(&claimed), counts(&[("x", 5), ("y", 5)]));
+    // Their ends change nothing.
+    for (store, jobs) in &claimed {
+        for job in jobs {
+            let done = settlement(job, result("1"));
+            store.settle(&[&done], Locked::Wait).await.unwrap();
+        }
+    }
+    assert!(by_tenant(&claim_at_once(&db).await).is_empty());
+    // Two of the starts leave the period.
+    let later = "UPDATE rouse.gate_key SET starts[1:2] = ARRAY[starts[1] - interval '1 hour', starts[2] - interval '1 hour'] WHERE key = 'x'";
+    client.batch_execute(later).await.unwrap();
+    assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[("x", 2)]));
+    let starts = "SELECT sum(cardinality(starts))::bigint FROM rouse.gate_key";
+    assert_eq!(number(&client, starts).await, 10, "starts of earlier periods are forgotten");
+}
+
+#[tokio::test]
+async fn a_burst_may_start_at_once_and_then_as_many_as_the_rate_permits() {
+    let (db, client) = gate("'rate', 'throttle', most => 60, period => '1 hour', burst => 10").await;
+    for _ in 0..40 {
+        enqueue(&client, "a", ", tenant => 't'").await;
+    }
+    assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[("t", 10)]));
+    let passes = async |minutes: i32| {
+        let later = format!("UPDATE rouse.gate_key SET until = until - interval '{minutes} minutes'");
+        client.batch_execute(&later).await.unwrap();
+    };
+    passes(3).await;
+    assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[("t", 3)]));
+    passes(600).await;
+    assert_eq!(
+        by_tenant(&claim_at_once(&db).await),
+        counts(&[("t", 10)]),
+        "a long pause gives no more than one burst"
+    );
+}
+
+#[tokio::test]
+async fn a_job_passes_all_gates_or_none() {
+    let (db, client) = gate("'few', 'max_concurrent', key => '{tenant}', most => 1").await;
+    set_gate(&client, "'rate', 'throttle', most => 3, period => '1 hour'").await;
+    for tenant in ["x", "x", "x", "y"] {
+        enqueue(&client, "a", &format!(", tenant => '{tenant}'")).await;
+    }
+    let store = db.worker().await;
+    let jobs = claim(&store, 100).await;
+    assert_eq!(jobs.len(), 2, "one of each tenant");
+    let starts = "SELECT sum(cardinality(starts))::bigint FROM rouse.gate_key";
+    assert_eq!(number(&client, starts).await, 2, "jobs that had to wait are not charged");
+    for job in &jobs {
+        let done = settlement(job, result("1"));
+        store.settle(&[&done], Locked::Wait).await.unwrap();
+    }
+    assert_eq!(claim(&store, 100).await.len(), 1);
+    for job in claim(&store, 100).await {
+        panic!("job {} exceeds the rate", job.id.0);
+    }
+    let waiting = "SELECT count(*) FROM rouse.job WHERE state = 'queued'";
+    assert_eq!(number(&client, waiting).await, 1);
+}
+
+#[tokio::test]
+async fn a_claim_tells_which_lanes_are_closed_and_for_how_long() {
+    let (db, client) = gate("'few', 'max_concurrent', handler => 'a', most => 1").await;
+    set_gate(&client, "'rate', 'throttle', handler => 'b', most => 2, period => '1 hour'").await;
+    for handler in ["a", "a", "b", "b", "b", "c", "c"] {
+        enqueue(&client, handler, "").await;
+    }
+    let store = db.worker().await;
+    let lanes = store.lanes_after(i64::MIN).await.unwrap();
+    let lane = |handler: &str| lanes.iter().find(|lane| lane.handler == handler).unwrap().id;
+    for wanted in [5, 0] {
+        let (jobs, mut closed) = claim_and_closed(&store, 100).await;
+        assert_eq!(jobs.len(), wanted);
+        closed.sort_by_key(|closed| closed.wait);
+        let waits: Vec<_> = closed.iter().map(|closed| (closed.lane, closed.wait.is_some())).collect();
+        assert_eq!(waits, [(lane("a"), false), (lane("b"), true)]);
+        let wait = closed[1].wait.unwrap();
+        assert!(wait > Duration::from_secs(3500) && wait <= Duration::from_secs(3600), "{wait:?}");
+    }
+}
+
+#[tokio::test]
+async fn keys_are_of_tenants_sources_handlers_queues_and_payloads() {
+    let (db, client) = gate("'g', 'max_concurrent', key => '{$.user.id,queue}', most => 1").await;
+    for payload in [r#"{"user": {"id": 1}}"#, r#"{"user": {"id": "1"}}"#, r#"{"user": {"id": 2}}"#, "{}", "[1]", r#"{"user": 3}"#] {
+        for queue in ["default", "other"] {
+            enqueue(&client, "a", &format!(", '{payload}', queue => '{queue}'")).await;
+        }
+    }
+    let long = "x".repeat(5000);
+    enqueue(&client, "a", &format!(r#", '{{"user": {{"id": "{long}"}}}}'"#)).await;
+    let store = db.worker().await;
+    assert_eq!(
+        claim(&store, 100).await.len(),
+        7,
+        "1, 2, those without a value and, in one queue, a long one"
+    );
+    let keys = "SELECT string_agg(l.key, ' ' ORDER BY l.key) FROM (SELECT DISTINCT key FROM rouse.lane) AS l";
+    let keys: String = client.query_one(keys, &[]).await.unwrap().get(0);
+    assert!(keys.contains(r#"{"$.user.id": "1"} {"$.user.id": "2"} {"$.user.id": "sha256:"#), "{keys}");
+    // Many payloads in one call have the lanes of their keys too.
+    let many = r#"SELECT count(DISTINCT j.lane) FROM rouse.enqueue_many('a', ARRAY['{"user": {"id": 8}}', '{"user": {"id": 9}}']::jsonb[]) AS e(id) JOIN rouse.job AS j ON j.id = e.id"#;
+    assert_eq!(number(&client, many).await, 2);
+}
+
+#[tokio::test]
+async fn keys_beyond_the_maximum_of_lanes_share_one_limit_and_never_exceed_theirs() {
+    let (db, client) = gate("'one', 'max_concurrent', key => '{tenant}', most => 1").await;
+    client.batch_execute("UPDATE rouse.limits SET keyed_lanes_max = 2").await.unwrap();
+    for tenant in ["a", "b", "c", "d", "a", "c"] {
+        enqueue(&client, "h", &format!(", tenant => '{tenant}'")).await;
+    }
+    // There is room again, but the keys that share a lane keep to it.
+    client.batch_execute("UPDATE rouse.limits SET keyed_lanes_max = 100; SET rouse.count_keyed_lanes_at = ''").await.unwrap();
+    for tenant in ["c", "e", "b"] {
+        enqueue(&client, "h", &format!(", tenant => '{tenant}'")).await;
+    }
+    let lanes = "SELECT count(DISTINCT lane) FROM rouse.job WHERE tenant IN ('c', 'd', 'e')";
+    assert_eq!(number(&client, lanes).await, 1);
+    let store = db.worker().await;
+    let mut tenants = Vec::new();
+    loop {
+        let jobs = claim(&store, 100).await;
+        if jobs.is_empty() {
+            break;
+        }
+        assert!(jobs.len() <= 3, "a, b, and one of the others");
+        for job in &jobs {
+            tenants.push(job.tenant.clone().unwrap());
+            let done = settlement(job, result("1"));
+            store.settle(&[&done], Locked::Wait).await.unwrap();
+        }
+    }
+    tenants.sort();
+    assert_eq!(tenants.concat(), "aabbcccde");
+    // Once it has had no job for a day, its keys get lanes of their own.
+    client
+        .batch_execute("UPDATE rouse.lane SET used_at = used_at - interval '2 days', closed_at = NULL WHERE key = '*'")
+        .await
+        .unwrap();
+    store.maintain_lanes().await.unwrap();
+    enqueue(&client, "h", ", tenant => 'c'").await;
+    let own = r#"SELECT count(*) FROM rouse.lane WHERE key = '{"tenant": "c"}'"#;
+    assert_eq!(number(&client, own).await, 1);
+}
+
+#[tokio::test]
+async fn jobs_of_bound_sources_pass_the_gates_of_their_lane() {
+    let (db, client) = gate("'few', 'max_concurrent', key => '{source}', most => 2").await;
+    set_gate(&client, "'rate', 'throttle', handler => 'b', most => 1, period => '1 hour'").await;
+    for handler in ["a", "b"] {
+        for _ in 0..3 {
+            enqueue(&client, handler, ", source => 'import'").await;
+        }
+    }
+    let store = db.worker().await;
+    let bound = async || {
+        let lanes: Vec<_> = orders(&store, 1).await.iter().map(|order| order.lane).collect();
+        let sources = ["import".to_owned()];
+        let claimed = store.claim_bound(Fence(rand()), &lanes, &sources, Duration::from_secs(60), 10).await;
+        claimed.unwrap()
+    };
+    let mut all = Vec::new();
+    loop {
+        let jobs = bound().await;
+        if jobs.is_empty() {
+            break;
+        }
+        all.extend(jobs);
+        assert!(all.len() <= 2, "two of the source run");
+    }
+    assert_eq!(all.len(), 2);
+    for job in &all {
+        let done = settlement(job, result("1"));
+        store.settle(&[&done], Locked::Wait).await.unwrap();
+    }
+    let mut rest = Vec::new();
+    loop {
+        let jobs = bound().await;
+        if jobs.is_empty() {
+            break;
+        }
+        for job in &jobs {
+            let done = settlement(job, result("1"));
+            store.settle(&[&done], Locked::Wait).await.unwrap();
+        }
+        rest.extend(jobs);
+    }
+    let started = "SELECT count(*) FROM rouse.jobs WHERE handler = 'b' AND claimed_at IS NOT NULL";
+    assert_eq!(number(&client, started).await, 1, "the rate of handler b");
+    assert_eq!(all.len() + rest.len(), 4);
+}

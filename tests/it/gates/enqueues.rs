@@ -1,0 +1,156 @@
+//! Gates in enqueues: `singleton` and `debounce`.
+
+use rouse::store::Locked;
+
+use crate::support::claims::{claim, claim_one, result, settlement};
+use crate::support::database::refusal;
+use crate::support::worker::until_true;
+
+use super::{enqueue, gate, number, set_gate};
+
+#[tokio::test]
+async fn a_singleton_keeps_the_earlier_job_as_long_as_it_lasts() {
+    for (lasts, while_running, after) in [("queued", false, false), ("running", true, false), ("period", true, true)] {
+        let period = if lasts == "period" { ", period => '1 hour'" } else { "" };
+        let (db, client) = gate(&format!("'one', 'singleton', handler => 'a', key => '{{$.doc}}', lasts => '{lasts}'{period}")).await;
+        let store = db.worker().await;
+        let first = enqueue(&client, "a", r#", '{"doc": 1, "n": 1}'"#).await;
+        let other = enqueue(&client, "a", r#", '{"doc": 2}'"#).await;
+        assert_ne!(first, other, "another key");
+        let again = async || enqueue(&client, "a", r#", '{"doc": 1, "n": 2}'"#).await;
+        assert_eq!(again().await, first, "{lasts}: it is queued");
+        let jobs = claim(&store, 10).await;
+        assert_eq!(jobs.len(), 2);
+        let first_job = jobs.iter().find(|job| job.id.0 == first).unwrap();
+        assert_eq!(first_job.payload.0, r#"{"n": 1, "doc": 1}"#, "its payload is kept");
+        let newer = again().await;
+        assert_eq!(newer == first, while_running, "{lasts}: it is running");
+        let done = settlement(first_job, result("1"));
+        store.settle(&[&done], Locked::Wait).await.unwrap();
+        if while_running {
+            assert_eq!(again().await == first, after, "{lasts}: it has ended");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_newcomer_may_replace_what_waits_or_be_refused() {
+    let (db, client) = gate("'last', 'singleton', handler => 'a', newcomer => 'replace'").await;
+    let store = db.worker().await;
+    let first = enqueue(&client, "a", r#", '{"n": 1}', max_attempts => 3"#).await;
+    let large = format!(r#", '{{"n": "{}"}}', tenant => 't'"#, "x".repeat(10_000));
+    assert_eq!(enqueue(&client, "a", &large).await, first);
+    assert_eq!(enqueue(&client, "a", &large.replace("xx", "xy")).await, first);
+    let job = claim_one(&store).await;
+    assert_eq!((job.id.0, job.max_attempts), (first, None));
+    assert!(job.payload.0.contains("xyxyxy"), "the last one, which is stored apart");
+    assert_eq!(number(&client, "SELECT count(*) FROM rouse.payload").await, 1);
+    // It has started, so the next one is a job of its own.
+    assert_ne!(enqueue(&client, "a", "").await, first);
+
+    set_gate(&client, "'last', 'singleton', handler => 'a', lasts => 'running', newcomer => 'refuse'").await;
+    let why = refusal(&client, "SELECT rouse.enqueue('a')").await;
+    let expected = "rouse.enqueue: gate last is closed: it has let job";
+    assert!(why.contains(expected) && why.contains("It opens when that job has ended."), "{why}");
+    client.batch_execute("SELECT rouse.drop_gate('last')").await.unwrap();
+    enqueue(&client, "a", "").await;
+}
+
+#[tokio::test]
+async fn two_producers_that_enqueue_the_same_key_wait_for_each_other() {
+    let (db, client) = gate("'one', 'singleton', handler => 'a', key => '{tenant}'").await;
+    for commits in [true, false] {
+        let tenant = if commits { "x" } else { "y" };
+        let sql = format!("SELECT rouse.enqueue('a', tenant => '{tenant}')");
+        client.batch_execute("BEGIN").await.unwrap();
+        let first = number(&client, &sql).await;
+        let second = db.client().await;
+        let pid = number(&second, "SELECT pg_backend_pid()::bigint").await;
+        let task = tokio::spawn(async move { number(&second, &sql).await });
+        let observer = db.client().await;
+        until_true(&observer, &format!("SELECT cardinality(pg_blocking_pids({pid})) > 0")).await;
+        client.batch_execute(if commits { "COMMIT" } else { "ROLLBACK" }).await.unwrap();
+        assert_eq!(task.await.unwrap() == first, commits);
+        let jobs = format!("SELECT count(*) FROM rouse.job WHERE tenant = '{tenant}'");
+        assert_eq!(number(&client, &jobs).await, 1);
+    }
+}
+
+#[tokio::test]
+async fn of_a_burst_the_last_one_runs_when_no_more_come() {
+    let (db, client) = gate("'calm', 'debounce', handler => 'a', key => '{tenant}', period => '10 s', longest => '25 s'").await;
+    let store = db.worker().await;
+    let due = async |id: i64| {
+        let due = format!("SELECT round(extract(epoch FROM available_at - now()))::bigint FROM rouse.job WHERE id = {id} AND turn IS NULL");
+        number(&client, &due).await
+    };
+    // The same as if this time had passed since the last one.
+    let passes = async |seconds: i32| {
+        let later = format!(
+            "UPDATE rouse.gate_key SET since = since - interval '{seconds} s', until = until - interval '{seconds} s';
+             UPDATE rouse.job SET available_at = available_at - interval '{seconds} s'");
+        client.batch_execute(&later).await.unwrap();
+    };
+    let first = enqueue(&client, "a", r#", '{"n": 1}', tenant => 't'"#).await;
+    assert_eq!(due(first).await, 10);
+    for (n, expected) in [(2, 10), (3, 9), (4, 1)] {
+        passes(8).await;
+        assert_eq!(enqueue(&client, "a", &format!(r#", '{{"n": {n}}}', tenant => 't'"#)).await, first);
+        assert_eq!(due(first).await, expected, "job {n}: at most 25 s from the first one on");
+    }
+    let other = enqueue(&client, "a", ", tenant => 'u'").await;
+    assert_ne!(other, first);
+    client.batch_execute(&format!("SELECT rouse.reschedule({first})")).await.unwrap();
+    let job = claim_one(&store).await;
+    assert_eq!((job.id.0, job.payload.0.as_str()), (first, r#"{"n": 4}"#));
+    let next = enqueue(&client, "a", ", tenant => 't'").await;
+    assert!(next > other, "a new burst");
+    assert_eq!(due(next).await, 10);
+}
+
+#[tokio::test]
+async fn of_a_burst_the_first_one_runs_at_once_if_the_edge_is_leading() {
+    let (_db, client) = gate("'first', 'debounce', handler => 'a', period => '10 s', longest => '1 hour', edge => 'leading'").await;
+    let first = enqueue(&client, "a", "").await;
+    assert_eq!(number(&client, "SELECT count(*) FROM rouse.job WHERE turn IS NOT NULL").await, 1);
+    for _ in 0..3 {
+        client.batch_execute("UPDATE rouse.gate_key SET since = since - interval '6 s', until = until - interval '6 s'").await.unwrap();
+        assert_eq!(enqueue(&client, "a", "").await, first, "each one makes the burst last");
+    }
+    client.batch_execute("UPDATE rouse.gate_key SET until = until - interval '11 s'").await.unwrap();
+    let second = enqueue(&client, "a", "").await;
+    assert_ne!(second, first);
+    client.batch_execute("UPDATE rouse.gate_key SET since = since - interval '1 hour'").await.unwrap();
+    assert_ne!(enqueue(&client, "a", "").await, second, "a burst has an end");
+}
+
+#[tokio::test]
+async fn many_jobs_in_one_call_give_way_to_each_other() {
+    let (_db, client) = gate("'one', 'singleton', handler => 'a', key => '{$.doc}'").await;
+    let many = r#"SELECT array_agg(e) FROM rouse.enqueue_many('a', ARRAY['{"doc": 1}', '{"doc": 2}', '{"doc": 1}']::jsonb[]) AS e"#;
+    let ids: Vec<i64> = client.query_one(many, &[]).await.unwrap().get(0);
+    assert_eq!(ids[0], ids[2]);
+    assert_ne!(ids[0], ids[1]);
+    assert_eq!(number(&client, "SELECT count(*) FROM rouse.job").await, 2);
+}
+
+#[tokio::test]
+async fn the_rows_of_keys_are_removed_when_they_have_no_effect() {
+    let (db, client) = gate("'one', 'singleton', handler => 'a', key => '{tenant}'").await;
+    set_gate(&client, "'rate', 'throttle', key => '{tenant}', most => 1, period => '1 hour'").await;
+    let store = db.worker().await;
+    for tenant in ["x", "y"] {
+        enqueue(&client, "a", &format!(", tenant => '{tenant}'")).await;
+    }
+    let job = claim_one(&store).await;
+    let done = settlement(&job, result("1"));
+    store.settle(&[&done], Locked::Wait).await.unwrap();
+    store.maintain_lanes().await.unwrap();
+    let rows = "SELECT count(*) FROM rouse.gate_key";
+    assert_eq!(number(&client, rows).await, 2, "a queued job, and a start of this hour");
+    client.batch_execute("UPDATE rouse.gate_key SET until = until - interval '1 hour'").await.unwrap();
+    store.maintain_lanes().await.unwrap();
+    assert_eq!(number(&client, rows).await, 1);
+    client.batch_execute("SELECT rouse.drop_gate('one')").await.unwrap();
+    assert_eq!(number(&client, rows).await, 0);
+}

@@ -1,0 +1,96 @@
+//! How workers wait for gates.
+
+use std::time::{Duration, Instant};
+
+use rouse::worker::Settings;
+
+use crate::support::worker::{TestWorker, until_true};
+
+use super::{enqueue, gate, number, set_gate};
+
+async fn worker(db: &crate::support::TestDb, slots: usize) -> TestWorker {
+    let settings = Settings {
+        slots,
+        ..Settings::default()
+    };
+    TestWorker::start(db, settings).await
+}
+
+const SLEEP: &str = r#", '{"ms": 1}'"#;
+
+/// The end of a job starts the next one of its key at once, and not with the next sweep.
+#[tokio::test]
+async fn the_end_of_a_job_opens_the_gate_for_the_next_one_of_its_key() {
+    let (db, client) = gate("'one', 'max_concurrent', key => '{handler}', most => 1").await;
+    for _ in 0..100 {
+        for (handler, priority) in [("test.sleep", "normal"), ("test.sleep", "low"), ("test.race", "normal")] {
+            enqueue(&client, handler, &format!("{SLEEP}, priority => '{priority}'")).await;
+        }
+    }
+    let began = Instant::now();
+    let workers = [worker(&db, 4).await, worker(&db, 4).await];
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    let took = began.elapsed();
+    for worker in workers {
+        worker.drain().await;
+    }
+    // One per sweep would take 200 s.
+    assert!(took < Duration::from_secs(25), "{took:?}");
+    let overlapping = "SELECT count(*) FROM rouse.finished AS a JOIN rouse.jobs AS ja USING (id)
+        JOIN rouse.finished AS b ON a.id < b.id AND a.started_at < b.finished_at AND b.started_at < a.finished_at
+        JOIN rouse.jobs AS jb ON jb.id = b.id AND jb.handler = ja.handler";
+    assert_eq!(number(&client, overlapping).await, 0, "two ran at the same time");
+}
+
+#[tokio::test]
+async fn a_throttled_key_goes_on_when_its_gate_opens_and_costs_no_claims_until_then() {
+    let (db, client) = gate("'rate', 'throttle', key => '{tenant}', most => 1, period => '700 ms'").await;
+    for n in 0..4 {
+        for tenant in 0..50 {
+            enqueue(&client, "test.sleep", &format!("{SLEEP}, tenant => 't{tenant}', source => '{n}'")).await;
+        }
+    }
+    let began = Instant::now();
+    let worker = worker(&db, 4).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    let took = began.elapsed();
+    worker.drain().await;
+    assert!(took > Duration::from_millis(2100), "three periods: {took:?}");
+    assert!(took < Duration::from_millis(4500), "the sweep alone would take longer: {took:?}");
+    // By the time of the claim, which is when a gate counts.
+    let closest = "SELECT min(extract(epoch FROM gap) * 1000)::bigint FROM (
+        SELECT claimed_at - lag(claimed_at) OVER (PARTITION BY tenant ORDER BY claimed_at) AS gap FROM rouse.jobs) AS g";
+    assert!(number(&client, closest).await >= 700);
+}
+
+/// The job of another worker ends, which nobody announces.
+#[tokio::test]
+async fn a_gate_that_another_worker_has_opened_is_found_by_the_sweep() {
+    let (db, client) = gate("'one', 'max_concurrent', most => 1").await;
+    enqueue(&client, "test.sleep", SLEEP).await;
+    let other = db.worker().await;
+    let job = crate::support::claims::claim_one(&other).await;
+    for _ in 0..5 {
+        enqueue(&client, "test.sleep", SLEEP).await;
+    }
+    let worker = worker(&db, 4).await;
+    let slept = "SELECT EXISTS (SELECT FROM rouse.sleeper WHERE until > clock_timestamp())";
+    until_true(&client, slept).await;
+    let done = crate::support::claims::settlement(&job, crate::support::claims::result("1"));
+    other.settle(&[&done], rouse::store::Locked::Wait).await.unwrap();
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_change_of_a_gate_opens_lanes_that_it_had_closed_for_long() {
+    let (db, client) = gate("'rate', 'throttle', most => 1, period => '1 hour'").await;
+    for _ in 0..5 {
+        enqueue(&client, "test.sleep", SLEEP).await;
+    }
+    let worker = worker(&db, 4).await;
+    until_true(&client, "SELECT count(*) = 1 FROM rouse.finished").await;
+    set_gate(&client, "'rate', 'throttle', most => 1000, period => '1 s'").await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+}
