@@ -43,7 +43,7 @@ async fn the_end_of_a_job_opens_the_gate_for_the_next_one_of_its_key() {
 }
 
 #[tokio::test]
-async fn a_throttled_key_goes_on_when_its_gate_opens_and_costs_no_claims_until_then() {
+async fn a_throttled_key_goes_on_when_its_gate_opens() {
     let (db, client) = gate("'rate', 'throttle', key => '{tenant}', most => 1, period => '700 ms'").await;
     for n in 0..4 {
         for tenant in 0..50 {

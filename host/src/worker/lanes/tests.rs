@@ -1,5 +1,6 @@
 //! Tests of the choice of lanes, and of the turns from which they are read.
 
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use super::*;
@@ -14,7 +15,7 @@ fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
         handler: "noop".into(),
         priority,
         tags: Vec::new(),
-        key: String::new(),
+        values: BTreeMap::new(),
         retired: false,
     }
 }
@@ -23,6 +24,7 @@ const SERVED: Serving = Serving {
     lease_ms: 1000,
     queue_index: 0,
     by_source: false,
+    most_at_once: None,
 };
 
 fn job(lane: i64, turn: i64) -> ClaimedJob {
@@ -96,7 +98,7 @@ fn lanes_go_by_priority_and_those_of_one_priority_share_a_claim() {
         .map(|lane| job(lane, lane))
         .into();
     assert!(
-        lanes.claimed(&orders, &jobs, WANTED, false),
+        lanes.claimed(&orders, &jobs, &[], WANTED, false),
         "lane 30 may have more"
     );
     let orders = lanes.orders(After::Cursor, WANTED);
@@ -104,7 +106,7 @@ fn lanes_go_by_priority_and_those_of_one_priority_share_a_claim() {
     assert_eq!(parts(&orders), expected, "lane 20 may have a new job");
     let jobs: Vec<ClaimedJob> = [20, 30, 30].map(|lane| job(lane, lane)).into();
     assert!(
-        lanes.claimed(&orders, &jobs, WANTED, false),
+        lanes.claimed(&orders, &jobs, &[], WANTED, false),
         "lane 20 has used its part up"
     );
     assert_eq!(lanes.orders(After::Cursor, WANTED)[1].most, Some(6));
@@ -154,7 +156,7 @@ fn lanes_of_one_priority_go_by_the_order_of_queues_in_the_settings() {
     let mut behind = ids(&lanes.behind(After::Reached));
     behind.sort_unstable();
     assert_eq!(behind, [10, 20], "all except the first class");
-    lanes.claimed(&orders, &[job(20, 8)], WANTED, false);
+    lanes.claimed(&orders, &[job(20, 8)], &[], WANTED, false);
     assert!(
         lanes.behind(After::Reached).is_empty(),
         "the other lanes have no jobs"
@@ -323,43 +325,117 @@ fn a_sweep_does_not_skip_the_jobs_of_a_key_at_its_limit() {
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
     lanes.serve(|_| Some(SERVED));
     let orders = lanes.orders(After::Cursor, WANTED);
-    lanes.claimed(&orders, &[job(10, 100)], WANTED, false);
+    lanes.claimed(&orders, &[job(10, 100)], &[], WANTED, false);
     // The limit is reached, so the next claim takes nothing.
     let orders = lanes.orders(After::Cursor, WANTED);
-    lanes.claimed(&orders, &[], WANTED, false);
+    lanes.claimed(&orders, &[], &[], WANTED, false);
     lanes.swept(Some(500));
     assert_eq!(order(&mut lanes), [(10, 100)]);
 }
 
+/// A lane of this tenant.
+fn of_tenant(seq: i64, id: i64, tenant: &str) -> Lane {
+    Lane {
+        values: [("tenant".to_owned(), tenant.to_owned())].into(),
+        ..lane(seq, id, Priority::Normal)
+    }
+}
+
+fn until_end(id: i64) -> ClosedLane {
+    ClosedLane {
+        lane: LaneId(id),
+        wait: None,
+    }
+}
+
+/// The lanes of the next claim.
+fn next(lanes: &mut Lanes) -> Vec<i64> {
+    let orders = lanes.orders(After::Cursor, WANTED);
+    let mut ids: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
+    ids.sort_unstable();
+    ids
+}
+
 #[test]
-fn the_end_of_a_job_wakes_all_lanes_of_its_key_and_that_which_has_waited_longest_goes_first() {
+fn claims_leave_out_lanes_at_their_limit_until_a_job_of_their_key_has_ended() {
     let mut lanes = Lanes::default();
     lanes.set_fair(one_at_a_time());
-    let of = |seq, id, key: &str| Lane {
-        key: format!("tenant:{key}"),
-        ..lane(seq, id, Priority::Normal)
-    };
-    lanes.learn(vec![of(1, 10, "a"), of(2, 20, "a"), of(3, 30, "b")]);
+    lanes.learn(vec![
+        of_tenant(1, 10, "a"),
+        of_tenant(2, 20, "a"),
+        of_tenant(3, 30, "b"),
+    ]);
     lanes.serve(|_| Some(SERVED));
-    let mut turn = 100;
+    let orders = lanes.orders(After::Cursor, WANTED);
+    let closed = [until_end(10), until_end(20), until_end(30)];
+    lanes.claimed(&orders, &[job(10, 100), job(30, 101)], &closed, WANTED, false);
+    assert!(next(&mut lanes).is_empty());
+    assert!(lanes.wait_for_ends());
+    assert!(!lanes.mark_active(LaneId(20)) && !lanes.wake(LaneId(20)));
+    assert!(next(&mut lanes).is_empty(), "new jobs wait as well");
+    assert_eq!(lanes.all().len(), 3, "orphans do not");
+    assert!(lanes.free(LaneId(30)));
+    assert_eq!(next(&mut lanes), [30]);
+    assert!(!lanes.free(LaneId(30)), "it is open");
+    // That which was closed first goes first.
     for expected in [10, 20, 10, 20] {
-        let orders = lanes.orders(After::Cursor, WANTED);
-        let first = orders
-            .iter()
-            .find(|order| order.lane != LaneId(30) && order.most != Some(0))
-            .unwrap();
-        assert_eq!(first.lane, LaneId(expected));
-        // Only the first one of the key has room.
-        turn += 1;
-        lanes.claimed(&orders, &[job(expected, turn)], WANTED, false);
-        let orders = lanes.orders(After::Cursor, WANTED);
-        lanes.claimed(&orders, &[], WANTED, false);
-        assert!(!lanes.free(LaneId(30)) || lanes.with_jobs().len() == 1);
+        assert!(lanes.free(LaneId(10)));
         lanes.mark_all_empty();
-        assert!(lanes.free(LaneId(expected)));
-        assert_eq!(lanes.with_jobs().len(), 2);
+        let order = lanes.all().into_iter().find(|order| order.lane.0 == expected);
+        let other = until_end(30 - expected);
+        lanes.claimed(&[order.unwrap()], &[job(expected, 200)], &[other, until_end(expected)], WANTED, false);
     }
     assert!(!lanes.free(LaneId(40)), "unknown");
+}
+
+#[test]
+fn if_a_lane_of_a_limit_had_room_its_other_lanes_are_open_too() {
+    let mut lanes = Lanes::default();
+    lanes.set_fair(one_at_a_time());
+    lanes.learn((1..30).map(|n| of_tenant(n, n, "a")).collect());
+    lanes.serve(|_| Some(SERVED));
+    let closed: Vec<ClosedLane> = (1..30).map(until_end).collect();
+    let orders = lanes.orders(After::Cursor, WANTED);
+    lanes.claimed(&orders, &[], &closed, WANTED, false);
+    assert!(next(&mut lanes).is_empty());
+    // The sweep: jobs of other workers may have ended.
+    lanes.open_some();
+    assert_eq!(next(&mut lanes), [1, 2, 3, 4, 5, 6, 7, 8]);
+    let orders = lanes.orders(After::Cursor, WANTED);
+    assert!(lanes.claimed(&orders, &[job(1, 100)], &[], WANTED, false), "there may be more");
+    assert_eq!(next(&mut lanes), [1, 9, 10, 11, 12, 13, 14, 15, 16]);
+}
+
+#[test]
+fn a_lane_at_its_rate_opens_by_itself() {
+    let mut lanes = Lanes::default();
+    let gate = crate::job::ClaimGate {
+        name: "rate".into(),
+        queue: None,
+        handler: None,
+        key: Vec::new(),
+        is_throttle: true,
+    };
+    assert!(lanes.set_gates(vec![gate.clone()]));
+    assert!(!lanes.set_gates(vec![gate]));
+    lanes.learn(vec![of_tenant(1, 10, "a"), of_tenant(2, 20, "b")]);
+    lanes.serve(|_| Some(SERVED));
+    let now = Instant::now();
+    let seconds = |seconds| Some(Duration::from_secs(seconds));
+    lanes.close(LaneId(10), seconds(9), now);
+    lanes.close(LaneId(20), seconds(2), now);
+    lanes.close(LaneId(20), seconds(5), now);
+    assert!(next(&mut lanes).is_empty() && !lanes.wait_for_ends());
+    assert!(!lanes.free(LaneId(10)), "the end of a job opens nothing");
+    assert_eq!(lanes.next_opening(), Some(now + Duration::from_secs(5)));
+    assert!(!lanes.open_due(now + Duration::from_secs(4)));
+    assert!(lanes.open_due(now + Duration::from_secs(5)));
+    assert_eq!(next(&mut lanes), [20]);
+    // A change of the gates opens them all.
+    assert!(lanes.set_gates(Vec::new()));
+    lanes.serve(|_| Some(SERVED));
+    assert_eq!(next(&mut lanes), [10, 20]);
+    assert_eq!(lanes.next_opening(), None);
 }
 
 #[test]
@@ -525,7 +601,7 @@ fn if_there_are_more_lanes_than_fit_a_claim_it_covers_those_with_jobs() {
         expected,
         "a new lane has jobs, and priority holds"
     );
-    lanes.claimed(&orders, &[job(7, 70)], WANTED, false);
+    lanes.claimed(&orders, &[job(7, 70)], &[], WANTED, false);
     assert_eq!(order(&mut lanes), [(7, 70)], "the other lane is empty");
 }
 
@@ -538,7 +614,7 @@ fn a_filled_claim_does_not_mark_later_lanes_as_empty() {
     let orders = lanes.orders(After::Cursor, WANTED);
     assert_eq!(parts(&orders), [(3, Some(4)), (2, Some(4)), (1, Some(4))]);
     let jobs: Vec<ClaimedJob> = (5..9).map(|turn| job(2, turn)).collect();
-    assert!(!lanes.claimed(&orders, &jobs, 4, false));
+    assert!(!lanes.claimed(&orders, &jobs, &[], 4, false));
     assert_eq!(
         order(&mut lanes),
         [(1, i64::MIN), (2, 8)],
