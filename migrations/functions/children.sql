@@ -47,7 +47,7 @@ BEGIN
         rouse._both_grants(p_parent.grants, nullif(options -> 'grants', 'null')),
         (options ->> 'lease')::interval, (options ->> 'timeout')::interval, (options ->> 'job_timeout')::interval, after,
         CASE WHEN p_job.kind = 'next' THEN p_parent.flow END, CASE WHEN p_job.kind = 'next' THEN p_parent.flow_name END,
-        CASE WHEN p_job.kind = 'next' THEN coalesce(p_parent.chain, p_parent.id) END, p_origin);
+        CASE WHEN p_job.kind = 'next' THEN coalesce(p_parent.chain, p_parent.id) END, p_origin, false);
     IF p_job.kind = 'next' AND NOT made.created THEN
         RAISE EXCEPTION 'rouse: job % cannot be continued: job % has the unique key %', p_parent.id, made.id, quote_literal(options ->> 'unique_key')
             USING ERRCODE = 'invalid_parameter_value';

@@ -237,12 +237,13 @@ $$;
 
 -- Checks all arguments of an enqueue, and enqueues the job as `p_id`, unless a live job has its unique key. For the functions of producers,
 -- under their settings; p_bytes is the size of the payload's text, and p_stored_at is the key of the payload if it is in rouse.payload
--- already. Waits for a transaction that is enqueuing the same key. Served by job_unique_key.
+-- already. `p_may_refuse`: a gate may refuse the job with an error; otherwise it gives way without one. Waits for a transaction that is
+-- enqueuing the same key. Served by job_unique_key.
 CREATE OR REPLACE FUNCTION rouse._enqueue(
     p_id bigint, p_handler text, p_payload jsonb, p_bytes integer, p_stored_at timestamptz, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
     p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb, p_lease interval, p_timeout interval,
     p_job_timeout interval, p_after jsonb, p_flow bigint, p_flow_name text, p_chain bigint DEFAULT NULL, p_origin jsonb DEFAULT NULL,
-    OUT id bigint, OUT created boolean, OUT differs text[])
+    p_may_refuse boolean DEFAULT true, OUT id bigint, OUT created boolean, OUT differs text[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -283,12 +284,13 @@ BEGIN
         PERFORM rouse._check_contract(p_handler, p_payload);
     END IF;
     PERFORM FROM rouse.gate AS g WHERE g.kind IN ('singleton', 'debounce') AND g.handler = p_handler;
-    IF FOUND THEN
-        passed := rouse._pass_gates(p_id, coalesce(p_queue, 'default'), p_handler, p_tenant, p_source, p_payload, at,
-                                    p_origin IS NULL AND p_chain IS NULL, p_run_at);
+    -- A chain continues in any case.
+    IF FOUND AND p_chain IS NULL THEN
+        passed := rouse._pass_gates(p_id, coalesce(p_queue, 'default'), p_handler, p_tenant, p_source, p_payload, at, p_may_refuse, p_run_at);
         IF passed.live IS NOT NULL THEN
             IF passed.replaced THEN
-                PERFORM rouse._replace_queued(passed.live, p_payload, p_bytes, p_tenant, p_source, p_max_attempts, p_grants, lease, timeout, at, passed.run_at);
+                PERFORM rouse._replace_queued(
+                    passed.live, lane_id, p_payload, p_bytes, p_source, p_max_attempts, p_grants, lease, timeout, at, passed.run_at);
             END IF;
             IF p_stored_at IS NOT NULL THEN
                 DELETE FROM rouse.payload AS p WHERE p.job = p_id AND p.kept_at = p_stored_at;

@@ -351,25 +351,26 @@ BEGIN
 END
 $$;
 
--- The key of a gate for a job that is being enqueued, as in rouse._gate_key.
+-- The key of a gate for a job that is being enqueued: its tenant, as with unique keys, and the values of the gate, each with its length.
 CREATE OR REPLACE FUNCTION rouse._gate_key_of_job(
     p_gate text[], p_queue text, p_handler text, p_tenant text, p_source text, p_payload jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    value  text;
-    values text[] := '{}';
+    value text;
+    own   text := coalesce(length(p_tenant) || ':' || p_tenant, '');
 BEGIN
     FOR i IN 1 .. cardinality(p_gate) LOOP
-        value := CASE p_gate[i] WHEN 'queue' THEN p_queue WHEN 'handler' THEN p_handler
-                 ELSE rouse._key_value(p_gate[i], p_tenant, p_source, p_payload) END;
-        values := values || coalesce(value, '');
+        value := coalesce(CASE p_gate[i] WHEN 'queue' THEN p_queue WHEN 'handler' THEN p_handler
+                          ELSE rouse._key_value(p_gate[i], p_tenant, p_source, p_payload) END, '');
+        own := own || ' ' || length(value) || ':' || value;
     END LOOP;
-    RETURN CASE cardinality(values) WHEN 0 THEN '' WHEN 1 THEN values[1] ELSE length(values[1]) || ':' || values[1] || values[2] END;
+    RETURN own;
 END
 $$;
 
 -- Passes a job that is being enqueued through the gates that act there, in the order of their names. `live`: the job that it gives way to; null:
--- none, and it is enqueued, not before `run_at`. `replaced`: the payload of that job is to become that of this one, and it is due at `run_at`.
+-- none, and it is enqueued, not before `run_at`. `replaced`: that job is to become this one, due at `run_at`. Jobs of other tenants do not
+-- count, as with unique keys.
 -- `p_may_refuse`: a gate may raise an error; otherwise such a job gives way as well. Waits for a transaction that is enqueuing the same key.
 -- Served by gate_enqueues, gate_key_pkey and the primary key of rouse.job.
 CREATE OR REPLACE FUNCTION rouse._pass_gates(
@@ -405,7 +406,8 @@ BEGIN
             END IF;
             taken := CASE
                 WHEN gate.edge = 'leading' THEN p_at < least(held.until, held.since + gate.longest_ms * interval '1 millisecond')
-                WHEN gate.kind = 'debounce' THEN was.state = 'queued' AND was.attempt = 0
+                -- A job that has started, or waits for others, stays as it is.
+                WHEN gate.kind = 'debounce' OR gate.newcomer = 'replace' THEN was.state = 'queued' AND was.attempt = 0 AND was.blockers IS NULL
                 WHEN gate.lasts = 'queued' THEN was.state = 'queued'
                 WHEN gate.lasts = 'running' THEN was.id IS NOT NULL
                 ELSE p_at < held.until END;
@@ -426,13 +428,11 @@ BEGIN
                              ELSE format('It opens at %s.', held.until) END;
         END IF;
         live := held.job;
-        run_at := NULL;
-        -- A job that has started, or waits for others, stays as it is.
-        replaced := (gate.newcomer = 'replace' OR gate.edge = 'trailing') AND was.state = 'queued' AND was.attempt = 0 AND was.blockers IS NULL;
+        replaced := gate.newcomer = 'replace' OR gate.edge = 'trailing';
         IF gate.edge = 'leading' THEN
             UPDATE rouse.gate_key AS k SET until = p_at + rest WHERE k.gate = gate.name AND k.key = own;
-        ELSIF gate.edge = 'trailing' AND replaced THEN
-            run_at := least(p_at + rest, held.since + gate.longest_ms * interval '1 millisecond');
+        ELSIF gate.edge = 'trailing' THEN
+            run_at := greatest(run_at, least(p_at + rest, held.since + gate.longest_ms * interval '1 millisecond'));
             UPDATE rouse.gate_key AS k SET until = run_at WHERE k.gate = gate.name AND k.key = own;
         END IF;
         RETURN;
@@ -440,14 +440,17 @@ BEGIN
 END
 $$;
 
--- Gives a queued job, which the caller has locked, the arguments of a newer one that a gate has merged with it. `p_run_at`: when it is due; null: unchanged.
+-- Gives a queued job, which the caller has locked, the arguments of a newer one of the same tenant that a gate has merged with it. Its
+-- unique key, its job timeout, and what waits for it stay.
 CREATE OR REPLACE FUNCTION rouse._replace_queued(
-    p_id bigint, p_payload jsonb, p_bytes integer, p_tenant text, p_source text, p_max_attempts integer, p_grants jsonb,
+    p_id bigint, p_lane bigint, p_payload jsonb, p_bytes integer, p_source text, p_max_attempts integer, p_grants jsonb,
     p_lease_ms bigint, p_timeout_ms bigint, p_at timestamptz, p_run_at timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     stored_at timestamptz := rouse._payload_at(p_bytes, p_at);
+    is_due    boolean := coalesce(p_run_at, p_at) <= p_at;
+    was       rouse.job := (SELECT j FROM rouse.job AS j WHERE j.id = p_id);
 BEGIN
     DELETE FROM rouse.payload AS p USING rouse.job AS j WHERE j.id = p_id AND p.job = j.id AND p.kept_at = j.payload_at;
     IF stored_at IS NOT NULL THEN
@@ -455,10 +458,15 @@ BEGIN
     END IF;
     UPDATE rouse.job AS j
     SET payload = CASE WHEN stored_at IS NULL THEN p_payload END, payload_at = stored_at,
-        bytes = p_bytes + rouse._other_bytes(p_tenant, p_source, p_grants), source = p_source, max_attempts = p_max_attempts,
-        grants = p_grants, lease_ms = p_lease_ms, timeout_ms = p_timeout_ms,
-        turn = CASE WHEN p_run_at > p_at THEN NULL ELSE j.turn END, available_at = coalesce(greatest(p_run_at, p_at), j.available_at)
+        bytes = p_bytes + rouse._other_bytes(j.tenant, p_source, p_grants), source = p_source, max_attempts = p_max_attempts,
+        grants = p_grants, lease_ms = p_lease_ms, timeout_ms = p_timeout_ms, lane = p_lane,
+        -- A job that was due keeps its place.
+        turn = CASE WHEN NOT is_due THEN NULL WHEN j.lane = p_lane AND j.turn IS NOT NULL THEN j.turn ELSE nextval('rouse.turn_seq') END,
+        available_at = CASE WHEN is_due THEN least(j.available_at, p_at) ELSE p_run_at END
     WHERE j.id = p_id;
+    IF NOT is_due OR was.turn IS NULL OR was.lane <> p_lane THEN
+        PERFORM rouse._notify(p_lane, is_due, p_at);
+    END IF;
 END
 $$;
 
@@ -473,6 +481,12 @@ BEGIN
     UPDATE rouse.lane AS l SET seq = nextval('rouse.lane_seq') WHERE l.key = '' AND l.closed_at IS NULL;
     IF tg_op = 'DELETE' OR tg_op = 'UPDATE' AND (old.kind, old.key) IS DISTINCT FROM (new.kind, new.key) THEN
         DELETE FROM rouse.gate_key AS k WHERE k.gate = old.name;
+    ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND (old.burst IS NULL) <> (new.burst IS NULL) THEN
+        -- When the last starts were is not known, or no longer counts: those that are not forgotten count as made just now.
+        UPDATE rouse.gate_key AS k
+        SET starts = CASE WHEN new.burst IS NULL THEN array_fill(clock_timestamp(), ARRAY[new.most]) END,
+            until = clock_timestamp() + new.period_ms * interval '1 millisecond' * CASE WHEN new.burst IS NULL THEN 1 ELSE new.burst::double precision / new.most END
+        WHERE k.gate = new.name AND k.until > clock_timestamp();
     END IF;
     RETURN NULL;
 END
@@ -508,6 +522,7 @@ LANGUAGE sql IMMUTABLE AS $$
             THEN 'lasts must be queued, running or period, not ' || coalesce(quote_literal(left(p_gate.lasts, 140)), 'null')
         WHEN p_gate.kind = 'singleton' AND coalesce(p_gate.newcomer, '') NOT IN ('keep', 'replace', 'refuse')
             THEN 'newcomer must be keep, replace or refuse, not ' || coalesce(quote_literal(left(p_gate.newcomer, 140)), 'null')
+        WHEN p_gate.newcomer = 'replace' AND p_gate.lasts <> 'queued' THEN 'only a singleton that lasts while it is queued can be replaced'
         WHEN p_gate.kind = 'debounce' AND coalesce(p_gate.edge, '') NOT IN ('trailing', 'leading')
             THEN 'edge must be trailing or leading, not ' || coalesce(quote_literal(left(p_gate.edge, 140)), 'null')
         WHEN p_gate.longest_ms NOT BETWEEN p_gate.period_ms AND 2592000000
@@ -538,7 +553,7 @@ $$;
 --             1,000) in any period
 --   lasts     singleton: queued (until the job has started; default), running (until it has ended) or period (from its enqueue on)
 --   newcomer  singleton: keep (the id of the earlier job is returned, and nothing is enqueued; default), replace (the same, and the earlier job
---             gets the payload of the newcomer, unless it has started) or refuse (an error)
+--             becomes the newcomer; one that has started, or waits for others, does not count) or refuse (an error)
 --   edge      debounce: trailing (the last one of a burst runs, when none has been enqueued for a period; default) or leading (the first one runs,
 --             at once)
 --   longest   debounce: how long a burst may last; null: any time

@@ -344,16 +344,20 @@ END
 $$;
 
 -- Enqueues a job of a schedule for a due time, at `p_run_at` at the earliest, after `p_after`, and returns its id; null if the due time has a
--- job already. Without a due time, it is enqueued in any case. Served by schedule_run_due.
+-- job already. Without a due time, it is enqueued in any case. If a gate merges it with an earlier job, the id is that of the earlier one.
+-- Served by schedule_run_due.
 CREATE OR REPLACE FUNCTION rouse._enqueue_run(
     p_schedule rouse.schedule, p_due_at timestamptz, p_outcome text, p_run_at timestamptz, p_after jsonb, p_at timestamptz) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     made    bigint := nextval('rouse.turn_seq');
+    merged  bigint;
+    run     bigint;
     payload jsonb := p_schedule.payload;
 BEGIN
     INSERT INTO rouse.schedule_run (schedule, due_at, at, outcome, job) VALUES (p_schedule.name, p_due_at, p_at, p_outcome, made)
-    ON CONFLICT (schedule, due_at) WHERE job IS NOT NULL DO NOTHING;
+    ON CONFLICT (schedule, due_at) WHERE job IS NOT NULL DO NOTHING
+    RETURNING id INTO run;
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
@@ -361,11 +365,14 @@ BEGIN
         payload := payload || jsonb_build_object(
             p_schedule.due_key, to_char(coalesce(p_due_at, p_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'));
     END IF;
-    PERFORM rouse._enqueue(
+    merged := (SELECT e.id FROM rouse._enqueue(
         made, p_schedule.handler, payload, octet_length(payload::text), NULL, p_schedule.queue, p_schedule.tenant,
         coalesce(p_schedule.source, 'schedule:' || p_schedule.name), p_schedule.priority::text, p_run_at, p_schedule.max_attempts, NULL,
-        p_schedule.tags, p_schedule.grants, p_schedule.lease, p_schedule.timeout, p_schedule.job_timeout, p_after, NULL, NULL);
-    RETURN made;
+        p_schedule.tags, p_schedule.grants, p_schedule.lease, p_schedule.timeout, p_schedule.job_timeout, p_after, NULL, NULL, NULL, NULL, false) AS e);
+    IF merged <> made THEN
+        UPDATE rouse.schedule_run AS r SET job = merged WHERE r.id = run;
+    END IF;
+    RETURN merged;
 END
 $$;
 

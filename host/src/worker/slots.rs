@@ -61,7 +61,7 @@ impl Inner {
     fn startable(&self) -> Option<usize> {
         let may_start = |claim: &Claim| {
             // It counted as started when it was claimed. After a freeze, that was too long ago: it is given back.
-            let is_late = claim.is_throttled && claim.received.elapsed() > START_WITHIN;
+            let is_late = claim.is_throttled && claim.sent.elapsed() > START_WITHIN;
             let has_room = claim.host_limit.as_ref().is_none_or(|limit| {
                 let running = self.of_handlers.get(&limit.handler).map_or(0, |of| of.running);
                 running < limit.most

@@ -1,8 +1,9 @@
 //! Gates in enqueues: `singleton` and `debounce`.
 
+use rouse::job::{JsonText, NewJob, NewJobKind};
 use rouse::store::Locked;
 
-use crate::support::claims::{claim, claim_one, result, settlement};
+use crate::support::claims::{claim, claim_one, result, settlement, settlement_with};
 use crate::support::database::refusal;
 use crate::support::worker::until_true;
 
@@ -37,16 +38,23 @@ async fn a_singleton_keeps_the_earlier_job_as_long_as_it_lasts() {
 async fn a_newcomer_may_replace_what_waits_or_be_refused() {
     let (db, client) = gate("'last', 'singleton', handler => 'a', newcomer => 'replace'").await;
     let store = db.worker().await;
-    let first = enqueue(&client, "a", r#", '{"n": 1}', max_attempts => 3"#).await;
-    let large = format!(r#", '{{"n": "{}"}}', tenant => 't'"#, "x".repeat(10_000));
+    let first = enqueue(&client, "a", r#", '{"n": 1}', max_attempts => 3, run_at => now() + interval '1 day'"#).await;
+    assert_ne!(enqueue(&client, "a", ", tenant => 't'").await, first, "as with unique keys");
+    client.batch_execute("SELECT rouse.cancel(id) FROM rouse.job WHERE tenant = 't'").await.unwrap();
+    let large = format!(r#", '{{"n": "{}"}}', priority => 'high'"#, "x".repeat(10_000));
     assert_eq!(enqueue(&client, "a", &large).await, first);
     assert_eq!(enqueue(&client, "a", &large.replace("xx", "xy")).await, first);
     let job = claim_one(&store).await;
     assert_eq!((job.id.0, job.max_attempts), (first, None));
     assert!(job.payload.0.contains("xyxyxy"), "the last one, which is stored apart");
     assert_eq!(number(&client, "SELECT count(*) FROM rouse.payload").await, 1);
-    // It has started, so the next one is a job of its own.
-    assert_ne!(enqueue(&client, "a", "").await, first);
+    let high = "SELECT count(*) FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane WHERE l.priority = 'high'";
+    assert_eq!(number(&client, high).await, 1, "it has the lane of the newer one");
+    // It has started, so the next one is a job of its own, as it is if the earlier one is retried.
+    let second = enqueue(&client, "a", "").await;
+    assert_ne!(second, first);
+    client.batch_execute("UPDATE rouse.job SET attempt = 1 WHERE state = 'queued'").await.unwrap();
+    assert_ne!(enqueue(&client, "a", "").await, second);
 
     set_gate(&client, "'last', 'singleton', handler => 'a', lasts => 'running', newcomer => 'refuse'").await;
     let why = refusal(&client, "SELECT rouse.enqueue('a')").await;
@@ -54,6 +62,32 @@ async fn a_newcomer_may_replace_what_waits_or_be_refused() {
     assert!(why.contains(expected) && why.contains("It opens when that job has ended."), "{why}");
     client.batch_execute("SELECT rouse.drop_gate('last')").await.unwrap();
     enqueue(&client, "a", "").await;
+}
+
+/// What a schedule would enqueue gives way without an error, and a chain continues in any case.
+#[tokio::test]
+async fn schedules_and_chains_are_never_refused() {
+    let (db, client) = gate("'one', 'singleton', handler => 'a', newcomer => 'refuse'").await;
+    let first = enqueue(&client, "a", "").await;
+    client.batch_execute("SELECT rouse.schedule('s', 'a', cron => '0 3 * * *')").await.unwrap();
+    assert_eq!(number(&client, "SELECT rouse.run_schedule('s')").await, first);
+    assert_eq!(number(&client, "SELECT job FROM rouse.schedule_run").await, first);
+    enqueue(&client, "b", "").await;
+    let store = db.worker().await;
+    let jobs = claim(&store, 10).await;
+    let parent = jobs.iter().find(|job| job.id.0 != first).unwrap();
+    enqueue(&client, "a", "").await;
+    let job = |kind| NewJob {
+        kind,
+        handler: "a".into(),
+        payload: JsonText("1".into()),
+        options: None,
+    };
+    let children = vec![job(NewJobKind::Child), job(NewJobKind::Next)];
+    let done = settlement_with(parent, result("1"), children);
+    store.settle(&[&done], Locked::Wait).await.unwrap();
+    let waiting = "SELECT count(*) FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane WHERE l.handler = 'a' AND j.state = 'queued'";
+    assert_eq!(number(&client, waiting).await, 2, "one that was enqueued, and the next of the chain");
 }
 
 #[tokio::test]
