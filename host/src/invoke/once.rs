@@ -155,6 +155,7 @@ mod tests {
             grace: Duration::from_secs(5),
             retry: RetryPolicy::default(),
             job_delay: None,
+            concurrency: None,
         };
         answer(end, &policy).word()
     }

@@ -75,7 +75,7 @@ pub(super) async fn serve(shared: Arc<Shared>) {
 
 /// Frees a slot if its task ends in the middle of an attempt.
 struct Slot<'a> {
-    shared: &'a Shared,
+    shared: &'a Arc<Shared>,
     /// The job that it took last.
     current: Option<(JobId, Fence)>,
     host_limit: Option<HostLimit>,

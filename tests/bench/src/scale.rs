@@ -1,6 +1,7 @@
 //! Figures with more hosts, more lanes, larger payloads, long jobs and late commits.
 
 mod fair;
+mod gates;
 mod hosts;
 mod lanes;
 mod late;
@@ -56,6 +57,8 @@ pub(super) enum Kind {
     Lanes,
     /// Fair queues with 1, 100 and 10,000 tenants
     Fair,
+    /// Jobs of 1,000 tenants behind open gates, and one job at a time
+    Gates,
     /// Payloads of 100 B, 4 KiB and 64 KiB
     Payloads,
     /// Short jobs while 1-hour jobs occupy most slots
@@ -107,6 +110,7 @@ impl Scale<'_> {
             Kind::Hosts => hosts::measure(self).await,
             Kind::Lanes => lanes::measure(self).await,
             Kind::Fair => fair::measure(self).await,
+            Kind::Gates => gates::measure(self).await,
             Kind::Payloads => payloads::measure(self).await,
             Kind::Long => long::measure(self).await,
             Kind::Late => late::measure(self).await,

@@ -48,7 +48,7 @@ const fn lower(key: &'static str, at_least: f64, aim: f64) -> Target {
 }
 
 /// In the units of the figures: seconds, milliseconds, microseconds, bytes, percent.
-pub(super) const TARGETS: [Target; 46] = [
+pub(super) const TARGETS: [Target; 51] = [
     higher("drain.ratio", 0.40, 0.55),
     higher("drain.reuse.ratio", 0.60, 0.90),
     lower("drain.cpu_postgres", 18.0, 12.0),
@@ -70,6 +70,11 @@ pub(super) const TARGETS: [Target; 46] = [
     higher("scale.fair_shares_1.jain", 0.95, 0.99),
     higher("scale.fair_shares_3.jain", 0.95, 0.99),
     lower("scale.fair_cold.ratio", 2.0, 1.5),
+    higher("scale.gates_open.ratio", 0.9, 0.95),
+    lower("scale.gates_one_1.p50", 2.0, 1.0),
+    lower("scale.gates_one_3.p50", 2.0, 1.0),
+    lower("scale.gates_one_1.exceeded", 0.0, 0.0),
+    lower("scale.gates_one_3.exceeded", 0.0, 0.0),
     lower("scale.late_idle.worst", 1500.0, 50.0),
     lower("scale.late_busy.worst", 1500.0, 50.0),
     lower("scale.late_until.worst", 1500.0, 50.0),

@@ -70,7 +70,9 @@ impl Claims<'_> {
                 let handler = name.into();
                 Some((name.to_owned(), HostLimit { handler, most }))
             };
-            self.host_limits = handlers.values().filter_map(|handler| limit(handler)).collect();
+            let names = handlers.names();
+            let all = names.iter().filter_map(|name| handlers.get(name));
+            self.host_limits = all.filter_map(|handler| limit(handler)).collect();
         }
         match are_known {
             true => self.lanes.serve_new(serving),
