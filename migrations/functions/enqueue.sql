@@ -292,9 +292,6 @@ BEGIN
                 PERFORM rouse._replace_queued(
                     passed.live, lane_id, p_payload, p_bytes, p_source, p_max_attempts, p_grants, lease, timeout, at, passed.run_at);
             END IF;
-            IF p_stored_at IS NOT NULL THEN
-                DELETE FROM rouse.payload AS p WHERE p.job = p_id AND p.kept_at = p_stored_at;
-            END IF;
             _enqueue.id := passed.live;
             created := false;
             differs := '{}';

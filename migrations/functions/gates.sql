@@ -452,7 +452,6 @@ DECLARE
     is_due    boolean := coalesce(p_run_at, p_at) <= p_at;
     was       rouse.job := (SELECT j FROM rouse.job AS j WHERE j.id = p_id);
 BEGIN
-    DELETE FROM rouse.payload AS p USING rouse.job AS j WHERE j.id = p_id AND p.job = j.id AND p.kept_at = j.payload_at;
     IF stored_at IS NOT NULL THEN
         INSERT INTO rouse.payload (job, payload, kept_at) VALUES (p_id, p_payload::text, stored_at);
     END IF;

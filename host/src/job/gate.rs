@@ -16,6 +16,8 @@ pub struct ClaimGate {
     pub key: Vec<String>,
     /// It limits how often jobs start (`throttle`); otherwise, how many run (`max_concurrent`).
     pub is_throttle: bool,
+    /// All of its settings, as text: if they change, closed lanes may be open.
+    pub settings: String,
 }
 
 impl ClaimGate {
@@ -49,6 +51,7 @@ mod tests {
             handler: Some("email.send".into()),
             key: vec!["tenant".into(), "queue".into()],
             is_throttle: false,
+            settings: String::new(),
         };
         let acme = [("tenant".to_owned(), "acme".to_owned())].into();
         assert_eq!(

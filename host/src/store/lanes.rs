@@ -93,6 +93,7 @@ impl Store {
             handler: row.get(2),
             key: row.get(3),
             is_throttle: row.get(4),
+            settings: row.get(5),
         };
         Ok(rows.iter().map(gate).collect())
     }

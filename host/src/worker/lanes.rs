@@ -594,7 +594,7 @@ impl Lanes {
                 self.activate(order.lane);
             }
         }
-        self.note_closed(closed, Instant::now());
+        self.note_closed(closed, &claimed, Instant::now());
         for lane in claimed.keys() {
             if !self.is_closed(*lane) {
                 may_have_more |= self.open_others(*lane);

@@ -167,7 +167,8 @@ impl Lanes {
         let waiting = self.gates.waiting.get(limit).into_iter().flatten();
         let first: Vec<LaneId> = waiting.take(lanes).map(|(_, id)| *id).collect();
         let mut is_any = false;
-        for id in first {
+        // The lane that is opened last goes first: that which was closed first.
+        for id in first.into_iter().rev() {
             is_any |= self.open(id);
         }
         is_any
@@ -201,10 +202,18 @@ impl Lanes {
         }
     }
 
-    /// Notes which lanes of a claim are closed.
-    pub(super) fn note_closed(&mut self, closed: &[ClosedLane], now: Instant) {
-        for lane in closed {
-            self.close(lane.lane, lane.wait, now);
+    /// Notes which lanes of a claim are closed: first those of which it has taken nothing.
+    pub(super) fn note_closed(
+        &mut self,
+        closed: &[ClosedLane],
+        claimed: &HashMap<LaneId, usize>,
+        now: Instant,
+    ) {
+        let (taken, others): (Vec<_>, Vec<_>) = closed
+            .iter()
+            .partition(|closed| claimed.contains_key(&closed.lane));
+        for closed in others.into_iter().chain(taken) {
+            self.close(closed.lane, closed.wait, now);
         }
     }
 }

@@ -415,9 +415,10 @@ fn a_lane_at_its_rate_opens_by_itself() {
         handler: None,
         key: Vec::new(),
         is_throttle: true,
+        settings: "1".into(),
     };
     assert!(lanes.set_gates(vec![gate.clone()]));
-    assert!(!lanes.set_gates(vec![gate]));
+    assert!(!lanes.set_gates(vec![gate.clone()]));
     lanes.learn(vec![of_tenant(1, 10, "a"), of_tenant(2, 20, "b")]);
     lanes.serve(|_| Some(SERVED));
     let now = Instant::now();
@@ -432,7 +433,8 @@ fn a_lane_at_its_rate_opens_by_itself() {
     assert!(lanes.open_due(now + Duration::from_secs(5)));
     assert_eq!(next(&mut lanes), [20]);
     // A change of the gates opens them all.
-    assert!(lanes.set_gates(Vec::new()));
+    let settings = "2".into();
+    assert!(lanes.set_gates(vec![crate::job::ClaimGate { settings, ..gate }]));
     lanes.serve(|_| Some(SERVED));
     assert_eq!(next(&mut lanes), [10, 20]);
     assert_eq!(lanes.next_opening(), None);
