@@ -14,6 +14,7 @@ use super::Shared;
 use super::attempt;
 use super::claim::{Claim, HostLimit};
 use crate::job::RunEnd;
+use crate::sandbox::BootTime;
 
 /// A claim that has not started within this time is given back, so that other workers can claim the job.
 const START_WITHIN: Duration = Duration::from_secs(1);
@@ -59,9 +60,10 @@ impl Inner {
 
     /// The place of the next claim that may start.
     fn startable(&self) -> Option<usize> {
+        let now = BootTime::now();
         let may_start = |claim: &Claim| {
             // It counted as started when it was claimed. After a freeze, that was too long ago: it is given back.
-            let is_late = claim.is_throttled && claim.sent.elapsed() > START_WITHIN;
+            let is_late = claim.is_throttled && now.since(claim.sent) > START_WITHIN;
             let has_room = claim.host_limit.as_ref().is_none_or(|limit| {
                 let running = self.of_handlers.get(&limit.handler).map_or(0, |of| of.running);
                 running < limit.most
@@ -304,7 +306,6 @@ pub(super) mod tests {
 
     use super::*;
     use crate::job::{Attempt, Fence, JobId, LaneId, Priority};
-    use crate::sandbox::BootTime;
     use crate::store::{ClaimedJob, JsonText, Lane};
 
     /// A claimed job of lane 1.
@@ -466,11 +467,13 @@ pub(super) mod tests {
     fn a_throttled_claim_does_not_start_long_after_it_was_made() {
         let slots = Slots::new(1, Arc::default());
         let then = Instant::now().checked_sub(START_WITHIN * 2).unwrap();
-        let throttled = |id, received| Claim {
+        let throttled = |id, sent, received| Claim {
             is_throttled: true,
+            sent,
             ..claim(id, received)
         };
-        slots.put(vec![throttled(1, then), throttled(2, Instant::now())]);
+        let now = (BootTime::now(), Instant::now());
+        slots.put(vec![throttled(1, BootTime::default(), then), throttled(2, now.0, now.1)]);
         assert_eq!(slots.next(None).unwrap().job.id, JobId(2));
         assert_eq!(slots.take_late(then).len(), 1);
     }

@@ -209,7 +209,7 @@ impl Lanes {
         claimed: &HashMap<LaneId, usize>,
         now: Instant,
     ) {
-        let (taken, others): (Vec<_>, Vec<_>) = closed
+        let (taken, others): (Vec<&ClosedLane>, Vec<&ClosedLane>) = closed
             .iter()
             .partition(|closed| claimed.contains_key(&closed.lane));
         for closed in others.into_iter().chain(taken) {
