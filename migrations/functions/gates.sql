@@ -186,7 +186,7 @@ $$;
 
 -- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`most`) as all gates of its lane permit. If several
 -- lanes have the same key, the first ones that have ready jobs get what is left. Lanes that p_lanes (null: none) leaves out get nothing. Waits
--- for other claims through the same gates, so that two never count the same room: `at` is a time after that, and what it leaves is exact until
+-- for other claims through the same gates, so that two never count the same room: `at` is a time after that, the time of the claim, and what it leaves is exact until
 -- the caller commits. `gated`: the lanes behind gates, for rouse._charge_gates.
 -- Served by lane_id, queue_capped, gate_claims, gate_key_pkey and job_ready.
 CREATE OR REPLACE FUNCTION rouse._within_gates(
@@ -244,6 +244,8 @@ BEGIN
     LEFT JOIN running AS r ON r.gate = u.gate AND r.key = u.key
     LEFT JOIN rouse.gate_key AS k ON g.kind = 'throttle' AND k.gate = u.gate AND k.key = u.key
     LEFT JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, k.starts, k.until, at) AS t ON g.kind = 'throttle';
+    -- No earlier than the end of each job that was not counted.
+    at := clock_timestamp();
     -- Lanes that share a key get only what they can use.
     SELECT array_agg(CASE WHEN s.is_shared THEN (
                SELECT count(*)::integer FROM (

@@ -60,10 +60,9 @@ impl Inner {
 
     /// The place of the next claim that may start.
     fn startable(&self) -> Option<usize> {
-        let now = BootTime::now();
         let may_start = |claim: &Claim| {
             // It counted as started when it was claimed. After a freeze, that was too long ago: it is given back.
-            let is_late = claim.is_throttled && now.since(claim.sent) > START_WITHIN;
+            let is_late = claim.is_throttled && BootTime::now().since(claim.sent) > START_WITHIN;
             let has_room = claim.host_limit.as_ref().is_none_or(|limit| {
                 let running = self.of_handlers.get(&limit.handler).map_or(0, |of| of.running);
                 running < limit.most
