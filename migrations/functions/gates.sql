@@ -136,11 +136,11 @@ LANGUAGE sql IMMUTABLE AS $$
            ELSE CASE WHEN p_key IN ('', '*') THEN '' ELSE coalesce(p_key::jsonb ->> p_by, '') END END
 $$;
 
--- The key of a gate for the jobs of a lane: a value, or two with the length of the first.
+-- The key of a gate for the jobs of a lane: a value, or two with the length of the first. The cast makes it immutable, so that Postgres inlines it.
 CREATE OR REPLACE FUNCTION rouse._gate_key(p_gate text[], p_queue text, p_handler text, p_key text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_gate[2] IS NOT NULL
-        THEN length(rouse._lane_value(p_gate[1], p_queue, p_handler, p_key)) || ':' || rouse._lane_value(p_gate[1], p_queue, p_handler, p_key)
+        THEN length(rouse._lane_value(p_gate[1], p_queue, p_handler, p_key))::text || ':' || rouse._lane_value(p_gate[1], p_queue, p_handler, p_key)
              || rouse._lane_value(p_gate[2], p_queue, p_handler, p_key)
         WHEN p_gate[1] IS NOT NULL THEN rouse._lane_value(p_gate[1], p_queue, p_handler, p_key)
         ELSE '' END
@@ -150,38 +150,37 @@ $$;
 -- `p_checked_at`: leases that ended before were checked by the caller; then the dead entries that an old transaction keeps are not read. A
 -- minute is left for transactions that have set a lease and commit late. Served by job_lease and lane_id.
 CREATE OR REPLACE FUNCTION rouse._in_flight(p_gates text[], p_checked_at timestamptz) RETURNS TABLE (gate text, key text, jobs integer)
-LANGUAGE sql VOLATILE AS $$
+-- In PL/pgSQL, which plans it once.
+LANGUAGE plpgsql ROWS 500 AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH gates AS MATERIALIZED (SELECT * FROM rouse._claim_gates() AS g WHERE g.kind = 'max_concurrent' AND g.name = ANY (p_gates))
     SELECT g.name, rouse._gate_key(g.key, l.queue, l.handler, l.key), sum(r.jobs)::integer
     FROM (SELECT j.lane, count(*) AS jobs FROM rouse.job AS j
           WHERE j.state = 'running' AND j.lease_until >= coalesce(p_checked_at, '-infinity') - interval '1 minute' GROUP BY j.lane) AS r
     CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = r.lane LIMIT 1) AS l
-    JOIN rouse._claim_gates() AS g ON coalesce(g.queue, l.queue) = l.queue AND coalesce(g.handler, l.handler) = l.handler
-    WHERE g.kind = 'max_concurrent' AND g.name = ANY (p_gates)
-    GROUP BY 1, 2
+    JOIN gates AS g ON coalesce(g.queue, l.queue) = l.queue AND coalesce(g.handler, l.handler) = l.handler
+    GROUP BY 1, 2;
+END
 $$;
 
 -- How many jobs of a key may start now, and if none: after how many milliseconds one may. Without a burst, at most `p_most` start in any
 -- period: p_starts has the last starts. With one, p_until is the time at which the bucket is full again.
 CREATE OR REPLACE FUNCTION rouse._tokens(
-    p_most integer, p_period_ms bigint, p_burst integer, p_starts timestamptz[], p_until timestamptz, p_at timestamptz,
-    OUT tokens integer, OUT wait_ms bigint)
-LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    period interval := p_period_ms * interval '1 millisecond';
-    behind double precision;
-    wait   interval;
-BEGIN
-    IF p_burst IS NULL THEN
-        tokens := greatest(p_most - (SELECT count(*) FROM unnest(p_starts) AS s(at) WHERE s.at > p_at - period), 0);
-        wait := p_starts[cardinality(p_starts) - p_most + 1] + period - p_at;
-    ELSE
-        -- How many starts the bucket is short of being full.
-        behind := greatest(extract(epoch FROM coalesce(p_until, p_at) - p_at), 0) * 1000 * p_most / p_period_ms;
-        tokens := greatest(floor(p_burst - behind + 1e-6), 0);
-        wait := (behind - p_burst + 1) * period / p_most;
-    END IF;
-    wait_ms := CASE WHEN tokens = 0 THEN greatest(ceil(extract(epoch FROM wait) * 1000), 1) END;
-END
+    p_most integer, p_period_ms bigint, p_burst integer, p_starts timestamptz[], p_until timestamptz, p_at timestamptz)
+RETURNS TABLE (tokens integer, wait_ms bigint)
+-- Inlined.
+LANGUAGE sql IMMUTABLE ROWS 1 AS $$
+    SELECT t.tokens, CASE WHEN t.tokens = 0 THEN greatest(ceil(t.wait), 1)::bigint END
+    FROM (SELECT CASE WHEN p_burst IS NULL
+                      THEN greatest(p_most - (SELECT count(*) FROM unnest(p_starts) AS s(at) WHERE s.at > p_at - p_period_ms * interval '1 millisecond'), 0)
+                      ELSE greatest(floor(p_burst - b.behind + 1e-6), 0) END::integer AS tokens,
+                 CASE WHEN p_burst IS NULL
+                      THEN p_period_ms + extract(epoch FROM p_starts[cardinality(p_starts) - p_most + 1] - p_at)::double precision * 1000
+                      ELSE (b.behind - p_burst + 1) * p_period_ms / p_most END AS wait
+          -- How many starts the bucket is short of being full.
+          FROM (SELECT greatest(extract(epoch FROM coalesce(p_until, p_at) - p_at)::double precision, 0) * 1000 * p_most / p_period_ms AS behind) AS b) AS t
 $$;
 
 -- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`most`) as all gates of its lane permit. If several
@@ -192,11 +191,13 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._within_gates(
     p_orders rouse.claim_order[], p_lanes bigint[], p_wanted integer, p_checked_at timestamptz,
     OUT orders rouse.claim_order[], OUT gated rouse.gated_lane[], OUT at timestamptz)
-LANGUAGE plpgsql AS $$
+-- Unlike its callers, it joins lists that have no index.
+LANGUAGE plpgsql SET enable_hashjoin = on AS $$
 #variable_conflict use_column
 DECLARE
     -- The pairs of an order and a gate; groups are numbered by gate and key.
     pairs   record;
+    names   text[];
     -- By group.
     rooms   integer[];
     waits   bigint[];
@@ -225,16 +226,17 @@ BEGIN
     IF pairs.places IS NULL THEN
         RETURN;
     END IF;
+    names := ARRAY(SELECT DISTINCT u.gate FROM unnest(pairs.gates) AS u(gate));
     -- In the order of the locks, which names may share.
     PERFORM rouse._lock('gate', n.gate)
-    FROM (SELECT DISTINCT u.gate, hashtextextended(u.gate, 0) & 1023 AS slot FROM unnest(pairs.gates) AS u(gate) ORDER BY 2, 1 OFFSET 0) AS n;
+    FROM (SELECT u.gate FROM unnest(names) AS u(gate) ORDER BY hashtextextended(u.gate, 0) & 1023, u.gate OFFSET 0) AS n;
     at := clock_timestamp();
     -- A new snapshot, after the locks.
     WITH groups AS (
         SELECT DISTINCT ON (u.number) u.number, u.gate, u.key FROM ROWS FROM (unnest(pairs.numbers), unnest(pairs.gates), unnest(pairs.keys)) AS u(number, gate, key)
         ORDER BY u.number),
     running AS MATERIALIZED (
-        SELECT f.gate, f.key, f.jobs FROM rouse._in_flight(pairs.gates, p_checked_at) AS f WHERE pairs.has_limits)
+        SELECT f.gate, f.key, f.jobs FROM rouse._in_flight(names, p_checked_at) AS f WHERE pairs.has_limits)
     SELECT array_agg(CASE g.kind WHEN 'max_concurrent' THEN greatest(g.most - coalesce(r.jobs, 0), 0) ELSE t.tokens END ORDER BY u.number),
            array_agg(t.wait_ms ORDER BY u.number)
     INTO rooms, waits
@@ -289,7 +291,7 @@ $$;
 -- Charges the gates that throttle for the jobs of these lanes that were claimed at this time, one lane for each job. Returns the lanes from
 -- which no job may start now: for how many milliseconds, or null: until a job of its key has ended. Served by gate_key_pkey.
 CREATE OR REPLACE FUNCTION rouse._charge_gates(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz) RETURNS TABLE (lane bigint, wait_ms bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_hashjoin = on AS $$
 #variable_conflict use_column
 DECLARE
     is_throttled boolean := EXISTS (SELECT FROM unnest(p_gated) AS t WHERE t.room IS NULL);
@@ -307,30 +309,39 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     RETURN QUERY
-    WITH used AS (
-        SELECT t.gate, t.key, count(*)::integer AS starts
-        FROM unnest(p_gated) AS t JOIN unnest(p_lanes) AS c(lane) ON c.lane = t.lane WHERE t.room IS NULL GROUP BY t.gate, t.key),
-    charged AS (
+    SELECT t.lane, CASE WHEN NOT bool_or(coalesce(c.jobs, 0) >= t.room) IS TRUE THEN max(coalesce(l.wait_ms, t.wait_ms)) END
+    FROM unnest(p_gated) AS t
+    LEFT JOIN rouse._charge_keys(p_gated, p_lanes, p_at) AS l ON l.gate = t.gate AND l.key = t.key
+    LEFT JOIN (SELECT c.lane, count(*) AS jobs FROM unnest(p_lanes) AS c(lane) GROUP BY c.lane) AS c ON c.lane = t.lane
+    GROUP BY t.lane HAVING bool_or(coalesce(c.jobs, 0) >= t.room) OR max(coalesce(l.wait_ms, t.wait_ms)) IS NOT NULL;
+END
+$$;
+
+-- Charges the keys of these lanes, and returns the time after which a job may start, for those from which none may start now.
+CREATE OR REPLACE FUNCTION rouse._charge_keys(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz)
+RETURNS TABLE (gate text, key text, wait_ms bigint)
+LANGUAGE plpgsql ROWS 500 AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH charged AS (
         INSERT INTO rouse.gate_key AS k (gate, key, starts, until)
         SELECT u.gate, u.key, CASE WHEN g.burst IS NULL THEN array_fill(p_at, ARRAY[u.starts]) END,
                p_at + CASE WHEN g.burst IS NULL THEN 1 ELSE u.starts::double precision / g.most END * g.period_ms * interval '1 millisecond'
-        FROM used AS u JOIN rouse.gate AS g ON g.name = u.gate
+        FROM (SELECT t.gate, t.key, count(*)::integer AS starts
+              FROM unnest(p_gated) AS t JOIN unnest(p_lanes) AS c(lane) ON c.lane = t.lane WHERE t.room IS NULL GROUP BY t.gate, t.key) AS u
+        JOIN rouse.gate AS g ON g.name = u.gate
         ON CONFLICT (gate, key) DO UPDATE
         SET starts = CASE WHEN excluded.starts IS NOT NULL THEN (
                 SELECT array_agg(s.at ORDER BY s.n)
                 FROM unnest(k.starts || excluded.starts) WITH ORDINALITY AS s(at, n)
                 WHERE s.at > p_at - (SELECT g.period_ms FROM rouse.gate AS g WHERE g.name = k.gate) * interval '1 millisecond') END,
             until = CASE WHEN excluded.starts IS NOT NULL THEN excluded.until ELSE excluded.until + greatest(k.until - p_at, '0') END
-        RETURNING k.gate, k.key, k.starts, k.until),
-    left_over AS (
-        SELECT c.gate, c.key, t.wait_ms
-        FROM charged AS c JOIN rouse.gate AS g ON g.name = c.gate
-        CROSS JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, c.starts, c.until, p_at) AS t)
-    SELECT t.lane, CASE WHEN NOT bool_or(coalesce(c.jobs, 0) >= t.room) IS TRUE THEN max(coalesce(l.wait_ms, t.wait_ms)) END
-    FROM unnest(p_gated) AS t
-    LEFT JOIN left_over AS l ON l.gate = t.gate AND l.key = t.key
-    LEFT JOIN (SELECT c.lane, count(*) AS jobs FROM unnest(p_lanes) AS c(lane) GROUP BY c.lane) AS c ON c.lane = t.lane
-    GROUP BY t.lane HAVING bool_or(coalesce(c.jobs, 0) >= t.room) OR max(coalesce(l.wait_ms, t.wait_ms)) IS NOT NULL;
+        RETURNING k.gate, k.key, k.starts, k.until)
+    SELECT c.gate, c.key, t.wait_ms
+    FROM charged AS c JOIN rouse.gate AS g ON g.name = c.gate
+    CROSS JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, c.starts, c.until, p_at) AS t
+    WHERE t.wait_ms IS NOT NULL;
 END
 $$;
 
