@@ -183,7 +183,10 @@ async fn the_database_refuses_each_wrong_setting_with_its_reason() {
     let client = db.client().await;
     let long = "x".repeat(129);
     for (arguments, reason) in [
-        ("NULL, 'throttle'", "name and kind must not be null"),
+        (
+            "NULL, 'throttle', most => 1, period => '1 s'",
+            "name and kind must not be null",
+        ),
         ("'g', NULL", "name and kind must not be null"),
         (
             "'G', 'throttle'",
