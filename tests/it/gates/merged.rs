@@ -3,10 +3,14 @@
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::worker::enqueue_sql;
 
 async fn run(client: &Client, sql: &str) {
     client.batch_execute(sql).await.unwrap();
+}
+
+/// The id that a query returns.
+async fn id(client: &Client, sql: &str) -> i64 {
+    client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
 #[tokio::test]
@@ -21,7 +25,7 @@ async fn a_gate_stays_open_if_a_later_gate_merges_the_job() {
     .await;
     let make = async |tenant: &str| {
         let sql = format!("SELECT rouse.enqueue('report.make', tenant => '{tenant}')");
-        enqueue_sql(&client, &sql).await
+        id(&client, &sql).await
     };
     let first = make("a").await;
     assert_eq!(make("b").await, first, "the second gate is closed");
@@ -39,7 +43,7 @@ async fn a_gate_stays_open_if_a_live_job_has_the_unique_key() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let make = async || {
-        enqueue_sql(
+        id(
             &client,
             "SELECT id FROM rouse.enqueue_unique('report.make', 'monthly')",
         )
@@ -52,7 +56,7 @@ async fn a_gate_stays_open_if_a_live_job_has_the_unique_key() {
     )
     .await;
     assert_eq!(make().await, first);
-    let second = enqueue_sql(&client, "SELECT rouse.enqueue('report.make')").await;
+    let second = id(&client, "SELECT rouse.enqueue('report.make')").await;
     assert_ne!(second, first, "the gate has let no job through yet");
     let exists = "SELECT count(*) FROM rouse.job WHERE id = $1";
     let exists: i64 = client.query_one(exists, &[&second]).await.unwrap().get(0);

@@ -5,7 +5,6 @@ use tokio_postgres::Client;
 
 use crate::support::claims::claim;
 use crate::support::database::refusal;
-use crate::support::worker::enqueue_sql;
 use crate::support::{Ran, TestDb, command, rouse_in, scratch};
 
 async fn gate(db: &TestDb, args: &[&str]) -> Ran {
@@ -543,8 +542,7 @@ async fn a_gate_of_running_jobs_shows_each_key_with_running_and_waiting_jobs() {
     assert_eq!(shown["keys"][0], busiest);
     let shown = gate(&db, &["show", "tenants"]).await;
     shown.exits(0);
-    let expected = "\
- kind     max_concurrent
+    let expected = " kind     max_concurrent
  limit    at most 1 running job of each tenant and $.region
  handler  (all)
  queue    (all)
@@ -653,8 +651,10 @@ async fn gates_of_enqueues_show_the_jobs_they_have_let_through_while_they_have_a
     let mut jobs = Vec::new();
     for handler in ["a", "b", "c", "d", "e"] {
         let sql = format!("SELECT rouse.enqueue('{handler}', tenant => 'acme')");
-        jobs.push(enqueue_sql(&client, &sql).await);
-        assert_eq!(enqueue_sql(&client, &sql).await, jobs[jobs.len() - 1]);
+        for _ in 0..2 {
+            jobs.push(client.query_one(&sql, &[]).await.unwrap().get::<_, i64>(0));
+        }
+        assert_eq!(jobs.pop().as_ref(), jobs.last(), "{handler}");
     }
     let shown = async || -> Vec<(String, Value, i64, bool)> {
         let keys = keys(&client, None).await;
