@@ -26,9 +26,9 @@ const GATES: &str = "gates";
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "\
-Without a command: lists the gates, like `rouse gate ls`. A gate limits how many jobs run, how often they start, or which are enqueued:\n\
-  rouse gate set tenants --kind max_concurrent --key tenant --most 5\n\
-  rouse gate show tenants                       which tenants have running and waiting jobs, and how many more may start\n\
+Without a command: lists the gates, like `rouse gate ls`. A gate limits how many jobs run, how often they start, or which are enqueued:
+  rouse gate set tenants --kind max_concurrent --key tenant --most 5
+  rouse gate show tenants     which tenants have running and waiting jobs, and how many more may start
   rouse gate drop tenants"
 )]
 pub(super) struct Args {

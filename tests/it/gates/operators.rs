@@ -645,7 +645,7 @@ async fn gates_of_enqueues_show_the_jobs_they_have_let_through_while_they_have_a
          SELECT rouse.set_gate('running', 'singleton', handler => 'b', lasts => 'running');
          SELECT rouse.set_gate('period', 'singleton', handler => 'c', key => '{tenant}', lasts => 'period', period => '1 h');
          SELECT rouse.set_gate('trailing', 'debounce', handler => 'd', period => '1 h');
-         SELECT rouse.set_gate('leading', 'debounce', handler => 'e', period => '1 h', longest => '2 h')",
+         SELECT rouse.set_gate('leading', 'debounce', handler => 'e', edge => 'leading', period => '1 h', longest => '2 h')",
     )
     .await;
     let mut jobs = Vec::new();

@@ -17,17 +17,19 @@ use crate::store::NewGate;
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 The same as SELECT rouse.set_gate(…). If the gate exists, it is replaced as a whole: options that are left out get their defaults. It applies \
-at once, on all workers. Jobs are divided by a new --key from now on; those that wait already share a limit.\n\n\
-At most 5 jobs of each tenant run at a time:\n\
-  rouse gate set tenants --kind max_concurrent --key tenant --most 5\n\
-At most 100 jobs of the handler start in any minute:\n\
-  rouse gate set mail --kind throttle --handler mail.send --most 100 --period 1m\n\
-10 jobs of each account start per second on average, and up to 50 at once after a pause:\n\
-  rouse gate set api --kind throttle --queue api --key '$.account' --most 10 --period 1s --burst 50\n\
-While a report of a tenant is queued or runs, another one is an error:\n\
-  rouse gate set report --kind singleton --handler report.make --key tenant --lasts running --newcomer refuse\n\
-An index is built once its document has not changed for 5 seconds, but at least every minute:\n\
-  rouse gate set index --kind debounce --handler index.build --key '$.document' --period 5s --longest 1m\n\n\
+at once, on all workers. Jobs are divided by a new --key from now on; those that wait already share a limit.
+
+At most 5 jobs of each tenant run at a time:
+  rouse gate set tenants --kind max_concurrent --key tenant --most 5
+At most 100 jobs of the handler start in any minute:
+  rouse gate set mail --kind throttle --handler mail.send --most 100 --period 1m
+10 jobs of each account start per second on average, and up to 50 at once after a pause:
+  rouse gate set api --kind throttle --queue api --key '$.account' --most 10 --period 1s --burst 50
+While a report of a tenant is queued or runs, another one is an error:
+  rouse gate set report --kind singleton --handler report.make --key tenant --lasts running --newcomer refuse
+An index is built once its document has not changed for 5 seconds, but at least every minute:
+  rouse gate set index --kind debounce --handler index.build --key '$.document' --period 5s --longest 1m
+
 Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed")]
 pub(super) struct Args {
     #[command(flatten)]
