@@ -11,6 +11,7 @@ mod each;
 mod enqueue;
 mod example;
 mod flow;
+mod gate;
 mod handlers;
 mod host;
 mod invoke;
@@ -108,6 +109,8 @@ enum Command {
     Audit(audit::Args),
     /// List, drain, pause, resume and purge queues
     Queue(queue::Args),
+    /// List, show, set and drop gates: limits of how many jobs run, start or are enqueued
+    Gate(gate::Args),
     /// List, read and change the state that handlers keep between their jobs
     State(state::Args),
     /// Show the running attempts and what they use
@@ -148,6 +151,7 @@ impl Command {
             | Self::Schedule(_)
             | Self::Audit(_)
             | Self::Queue(_)
+            | Self::Gate(_)
             | Self::State(_)
             | Self::Top(_)
             | Self::Workers(_)
@@ -172,6 +176,7 @@ impl Command {
             | Self::Flow(_)
             | Self::Schedule(_)
             | Self::Audit(_)
+            | Self::Gate(_)
             | Self::State(_)
             | Self::Top(_)
             | Self::Workers(_)
@@ -248,6 +253,7 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
             Command::Schedule(args) => schedule::run(args).await,
             Command::Audit(args) => audit::run(args).await,
             Command::Queue(args) => queue::run(args, middlewares).await,
+            Command::Gate(args) => gate::run(args).await,
             Command::State(args) => state::run(args).await,
             Command::Top(args) => top::run(args).await,
             Command::Workers(args) => workers::run(args).await,

@@ -85,6 +85,8 @@ COMMENT ON FUNCTION rouse.fair_keys IS
     'The keys of fair queues that have jobs: weight, ready and running jobs, and the age of the oldest.';
 COMMENT ON FUNCTION rouse.set_fair_share IS
     'Sets how the jobs of a queue share its workers: in turns of tenants, handlers or sources, with weights and a limit of jobs in flight.';
+COMMENT ON FUNCTION rouse.gate_keys IS
+    'The keys of gates that have an effect now or have ready jobs: running and ready jobs, how many may start, and when the gate opens.';
 COMMENT ON FUNCTION rouse.set_gate IS
     'Sets a gate: a limit of how many jobs run, how often they start, or which jobs of a burst are enqueued.';
 COMMENT ON FUNCTION rouse.drop_gate IS

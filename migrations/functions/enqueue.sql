@@ -257,6 +257,9 @@ DECLARE
     parents     record;
     blockers    integer;
     passed      record;
+    -- Those that have let the job through, with its keys.
+    gates       text[];
+    keys        text[];
 BEGIN
     IF coalesce(p_lease, p_timeout, p_job_timeout) IS NOT NULL THEN
         lease := rouse._time_ms('lease', p_lease);
@@ -298,6 +301,8 @@ BEGIN
             RETURN;
         END IF;
         p_run_at := passed.run_at;
+        gates := passed.gates;
+        keys := passed.keys;
     END IF;
     IF p_after IS NOT NULL THEN
         parents := rouse._find_parents(p_after);
@@ -344,6 +349,7 @@ BEGIN
         CROSS JOIN (SELECT l.queue, l.priority, l.tags FROM rouse.lane AS l WHERE l.id = lane_id LIMIT 1) AS new_lane
         WHERE j.unique_key = key AND coalesce(j.tenant, '') = coalesce(p_tenant, '');
         IF FOUND THEN
+            PERFORM rouse._open_gates(p_id, gates, keys);
             RETURN;
         END IF;
         -- The other job finished between the two statements: its key is free again.

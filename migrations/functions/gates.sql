@@ -146,6 +146,16 @@ LANGUAGE sql IMMUTABLE AS $$
         ELSE '' END
 $$;
 
+-- The values of a key of a gate that acts in claims, in the order of the gate; empty for the only key of a gate without values.
+CREATE OR REPLACE FUNCTION rouse._gate_key_values(p_gate text[], p_key text) RETURNS text[]
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE cardinality(p_gate)
+        WHEN 0 THEN '{}'
+        WHEN 1 THEN ARRAY[p_key]
+        ELSE (SELECT ARRAY[left(k.both, k.first), substr(k.both, k.first + 1)]
+              FROM (SELECT substr(p_key, strpos(p_key, ':') + 1) AS both, substring(p_key FROM '^([0-9]{1,4}):')::integer AS first) AS k) END
+$$;
+
 -- The number of running jobs of each key of these gates. All running jobs count, also those whose lease has ended: they are adopted, or fail.
 -- `p_checked_at`: leases that ended before were checked by the caller; then the dead entries that an old transaction keeps are not read. A
 -- minute is left for transactions that have set a lease and commit late. Served by job_lease and lane_id.
@@ -364,31 +374,26 @@ BEGIN
 END
 $$;
 
--- The key of a gate for a job that is being enqueued: its tenant, as with unique keys, and the values of the gate, each with its length.
+-- The key of a gate for a job that is being enqueued: a JSON list of its tenant, as with unique keys, and of the values of the gate.
 CREATE OR REPLACE FUNCTION rouse._gate_key_of_job(
     p_gate text[], p_queue text, p_handler text, p_tenant text, p_source text, p_payload jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    value text;
-    own   text := coalesce(length(p_tenant) || ':' || p_tenant, '');
 BEGIN
-    FOR i IN 1 .. cardinality(p_gate) LOOP
-        value := coalesce(CASE p_gate[i] WHEN 'queue' THEN p_queue WHEN 'handler' THEN p_handler
-                          ELSE rouse._key_value(p_gate[i], p_tenant, p_source, p_payload) END, '');
-        own := own || ' ' || length(value) || ':' || value;
-    END LOOP;
-    RETURN own;
+    RETURN (
+        SELECT jsonb_agg(CASE g.by WHEN 'queue' THEN p_queue WHEN 'handler' THEN p_handler
+                         ELSE rouse._key_value(g.by, p_tenant, p_source, p_payload) END ORDER BY g.n)::text
+        FROM unnest('{tenant}' || array_remove(p_gate, 'tenant')) WITH ORDINALITY AS g(by, n));
 END
 $$;
 
 -- Passes a job that is being enqueued through the gates that act there, in the order of their names. `live`: the job that it gives way to; null:
--- none, and it is enqueued, not before `run_at`. `replaced`: that job is to become this one, due at `run_at`. Jobs of other tenants do not
--- count, as with unique keys.
+-- none, and it is enqueued, not before `run_at`; if it is not after all, the caller opens `gates` again (rouse._open_gates). `replaced`: that
+-- job is to become this one, due at `run_at`. Jobs of other tenants do not count, as with unique keys.
 -- `p_may_refuse`: a gate may raise an error; otherwise such a job gives way as well. Waits for a transaction that is enqueuing the same key.
 -- Served by gate_enqueues, gate_key_pkey and the primary key of rouse.job.
 CREATE OR REPLACE FUNCTION rouse._pass_gates(
     p_id bigint, p_queue text, p_handler text, p_tenant text, p_source text, p_payload jsonb, p_at timestamptz, p_may_refuse boolean,
-    INOUT run_at timestamptz, OUT live bigint, OUT replaced boolean)
+    INOUT run_at timestamptz, OUT live bigint, OUT replaced boolean, OUT gates text[], OUT keys text[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -432,6 +437,8 @@ BEGIN
             IF gate.edge = 'trailing' THEN
                 run_at := greatest(run_at, p_at + least(rest, gate.longest_ms * interval '1 millisecond'));
             END IF;
+            gates := gates || gate.name;
+            keys := keys || own;
             CONTINUE;
         END IF;
         IF gate.newcomer = 'refuse' AND p_may_refuse THEN
@@ -441,6 +448,7 @@ BEGIN
                              ELSE format('It opens at %s.', held.until) END;
         END IF;
         live := held.job;
+        PERFORM rouse._open_gates(p_id, gates, keys);
         replaced := gate.newcomer = 'replace' OR gate.edge = 'trailing';
         IF gate.edge = 'leading' THEN
             UPDATE rouse.gate_key AS k SET until = p_at + rest WHERE k.gate = gate.name AND k.key = own;
@@ -450,6 +458,16 @@ BEGIN
         END IF;
         RETURN;
     END LOOP;
+END
+$$;
+
+-- Opens these gates again, which have let a job through that is not enqueued: they were open before.
+CREATE OR REPLACE FUNCTION rouse._open_gates(p_id bigint, p_gates text[], p_keys text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_gates IS NOT NULL THEN
+        DELETE FROM rouse.gate_key AS k USING unnest(p_gates, p_keys) AS o(gate, key) WHERE k.gate = o.gate AND k.key = o.key AND k.job = p_id;
+    END IF;
 END
 $$;
 
@@ -523,15 +541,24 @@ LANGUAGE sql IMMUTABLE AS $$
             THEN 'key must be at most two of tenant, source, handler, queue and paths of the payload such as $.customer.id, not '
                  || left(p_gate.key::text, 140)
         WHEN p_gate.kind IN ('singleton', 'debounce') AND p_gate.handler IS NULL THEN p_gate.kind || ' needs a handler'
+        -- A setting without an effect is a mistake.
+        WHEN p_gate.most IS NOT NULL AND p_gate.kind NOT IN ('max_concurrent', 'throttle') THEN p_gate.kind || ' has no most'
+        WHEN p_gate.period_ms IS NOT NULL AND p_gate.kind = 'max_concurrent' THEN p_gate.kind || ' has no period'
+        WHEN p_gate.burst IS NOT NULL AND p_gate.kind <> 'throttle' THEN p_gate.kind || ' has no burst'
+        WHEN p_gate.lasts IS NOT NULL AND p_gate.kind <> 'singleton' THEN p_gate.kind || ' has no lasts'
+        WHEN p_gate.newcomer IS NOT NULL AND p_gate.kind <> 'singleton' THEN p_gate.kind || ' has no newcomer'
+        WHEN p_gate.edge IS NOT NULL AND p_gate.kind <> 'debounce' THEN p_gate.kind || ' has no edge'
+        WHEN p_gate.longest_ms IS NOT NULL AND p_gate.kind <> 'debounce' THEN p_gate.kind || ' has no longest'
         WHEN p_gate.kind IN ('max_concurrent', 'throttle') AND coalesce(p_gate.most, 0) NOT BETWEEN 1 AND 1000000
             THEN 'most must be 1 to 1000000, not ' || coalesce(p_gate.most::text, 'null')
         WHEN p_gate.kind = 'throttle' AND p_gate.burst IS NULL AND p_gate.most > 1000
             THEN 'without a burst, most must be 1 to 1000, not ' || p_gate.most
         WHEN p_gate.kind = 'throttle' AND p_gate.burst NOT BETWEEN 1 AND 1000000 THEN 'burst must be 1 to 1000000, not ' || p_gate.burst
-        WHEN (p_gate.kind IN ('throttle', 'debounce') OR p_gate.lasts = 'period') AND coalesce(p_gate.period_ms, 0) NOT BETWEEN 1 AND 2592000000
-            THEN 'period must be 1 millisecond to 30 days, not ' || coalesce((p_gate.period_ms * interval '1 millisecond')::text, 'null')
         WHEN p_gate.kind = 'singleton' AND coalesce(p_gate.lasts, '') NOT IN ('queued', 'running', 'period')
             THEN 'lasts must be queued, running or period, not ' || coalesce(quote_literal(left(p_gate.lasts, 140)), 'null')
+        WHEN p_gate.period_ms IS NOT NULL AND p_gate.lasts <> 'period' THEN 'a singleton has a period only if it lasts for one'
+        WHEN (p_gate.kind IN ('throttle', 'debounce') OR p_gate.lasts = 'period') AND coalesce(p_gate.period_ms, 0) NOT BETWEEN 1 AND 2592000000
+            THEN 'period must be 1 millisecond to 30 days, not ' || coalesce((p_gate.period_ms * interval '1 millisecond')::text, 'null')
         WHEN p_gate.kind = 'singleton' AND coalesce(p_gate.newcomer, '') NOT IN ('keep', 'replace', 'refuse')
             THEN 'newcomer must be keep, replace or refuse, not ' || coalesce(quote_literal(left(p_gate.newcomer, 140)), 'null')
         WHEN p_gate.newcomer = 'replace' AND p_gate.lasts <> 'queued' THEN 'only a singleton that lasts while it is queued can be replaced'
@@ -539,15 +566,6 @@ LANGUAGE sql IMMUTABLE AS $$
             THEN 'edge must be trailing or leading, not ' || coalesce(quote_literal(left(p_gate.edge, 140)), 'null')
         WHEN p_gate.longest_ms NOT BETWEEN p_gate.period_ms AND 2592000000
             THEN 'longest must be at least the period, and at most 30 days, not ' || p_gate.longest_ms * interval '1 millisecond'
-        -- A setting without an effect is a mistake.
-        WHEN p_gate.most IS NOT NULL AND p_gate.kind NOT IN ('max_concurrent', 'throttle') THEN p_gate.kind || ' has no most'
-        WHEN p_gate.period_ms IS NOT NULL AND (p_gate.kind = 'max_concurrent' OR p_gate.lasts <> 'period')
-            THEN CASE p_gate.kind WHEN 'singleton' THEN 'a singleton has a period only if it lasts for one' ELSE p_gate.kind || ' has no period' END
-        WHEN p_gate.burst IS NOT NULL AND p_gate.kind <> 'throttle' THEN p_gate.kind || ' has no burst'
-        WHEN p_gate.lasts IS NOT NULL AND p_gate.kind <> 'singleton' THEN p_gate.kind || ' does not last'
-        WHEN p_gate.newcomer IS NOT NULL AND p_gate.kind <> 'singleton' THEN p_gate.kind || ' has no newcomer'
-        WHEN p_gate.edge IS NOT NULL AND p_gate.kind <> 'debounce' THEN p_gate.kind || ' has no edge'
-        WHEN p_gate.longest_ms IS NOT NULL AND p_gate.kind <> 'debounce' THEN p_gate.kind || ' has no longest'
     END
 $$;
 
@@ -576,7 +594,7 @@ CREATE OR REPLACE FUNCTION rouse.set_gate(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM rouse._set_gate(ROW(
-        name, kind, queue, handler, coalesce(key, '{}'), most, extract(epoch FROM period) * 1000, burst,
+        name, kind, queue, handler, ARRAY(SELECT k.by FROM unnest(key) WITH ORDINALITY AS k(by, place) ORDER BY k.place), most, extract(epoch FROM period) * 1000, burst,
         CASE kind WHEN 'singleton' THEN coalesce(lasts, 'queued') ELSE lasts END, CASE kind WHEN 'singleton' THEN coalesce(newcomer, 'keep') ELSE newcomer END,
         CASE kind WHEN 'debounce' THEN coalesce(edge, 'trailing') ELSE edge END, extract(epoch FROM longest) * 1000, NULL)::rouse.gate);
 END

@@ -115,6 +115,94 @@ BEGIN
 END
 $$;
 
+-- The gates, as they are in force; see rouse.set_gate. `declared_by` is the handler whose module declares the gate; null: an operator has set it.
+CREATE OR REPLACE VIEW rouse.gates AS
+SELECT g.name, g.kind, g.queue, g.handler, g.key, g.most, g.period_ms * interval '1 millisecond' AS period, g.burst, g.lasts, g.newcomer, g.edge,
+       g.longest_ms * interval '1 millisecond' AS longest, g.declared_by
+FROM rouse.gate AS g;
+
+-- The keys of a gate, or of all gates (null), that have an effect now, or have ready jobs. The limits of jobs in flight of fair queues are left
+-- out (rouse.fair_keys).
+--
+--   key       the values by which the gate divides its jobs, in its order; a job without a value has the empty one
+--   running   max_concurrent: running jobs
+--   left      max_concurrent, throttle: how many jobs may start now
+--   waiting   max_concurrent, throttle: ready jobs, counted up to 10,000 for each lane; if there are more, `at_least` is true. Jobs that were
+--             enqueued before their lanes were divided by the key have the empty one
+--   opens_at  throttle: when the next job may start. singleton that lasts for a period, debounce with the leading edge: when the next job is
+--             let through. debounce with the trailing edge: when its job is due. Null if it is open, or opens when a job starts or ends
+--   job       singleton, debounce: the job that was let through, which may have ended
+--
+-- Served by job_ready, job_lease and gate_key_pkey, after a read of the catalog.
+CREATE OR REPLACE FUNCTION rouse.gate_keys(p_gate text DEFAULT NULL)
+RETURNS TABLE (gate text, key text[], running bigint, "left" bigint, waiting bigint, at_least boolean, opens_at timestamptz, job bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    now timestamptz := clock_timestamp();
+BEGIN
+    RETURN QUERY
+    WITH gates AS MATERIALIZED (
+        SELECT g.*, g.kind IN ('max_concurrent', 'throttle') AS in_claims FROM rouse.gate AS g WHERE p_gate IS NULL OR g.name = p_gate),
+    ready AS MATERIALIZED (
+        SELECT l.queue, l.handler, l.key, r.jobs
+        FROM (SELECT DISTINCT ON (a.id) a.id, a.queue, a.handler, a.key FROM rouse.lane AS a
+              WHERE EXISTS (SELECT FROM gates AS g
+                            WHERE g.in_claims AND coalesce(g.queue, a.queue) = a.queue AND coalesce(g.handler, a.handler) = a.handler)
+              ORDER BY a.id) AS l
+        CROSS JOIN LATERAL (
+            SELECT count(*) AS jobs FROM (
+                SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
+                ORDER BY j.turn LIMIT 10001) AS j) AS r
+        WHERE r.jobs > 0),
+    waiting AS MATERIALIZED (
+        SELECT g.name AS gate, rouse._gate_key(g.key, r.queue, r.handler, r.key) AS key, sum(least(r.jobs, 10000))::bigint AS jobs,
+               bool_or(r.jobs > 10000) AS at_least
+        FROM gates AS g JOIN ready AS r ON coalesce(g.queue, r.queue) = r.queue AND coalesce(g.handler, r.handler) = r.handler
+        WHERE g.in_claims GROUP BY 1, 2),
+    running AS MATERIALIZED (
+        SELECT f.gate, f.key, f.jobs FROM rouse._in_flight(ARRAY(SELECT g.name FROM gates AS g WHERE g.kind = 'max_concurrent'), NULL) AS f),
+    keys AS (
+        SELECT w.gate, w.key FROM waiting AS w
+        UNION
+        SELECT r.gate, r.key FROM running AS r
+        UNION
+        SELECT k.gate, k.key FROM gates AS g JOIN rouse.gate_key AS k ON k.gate = g.name)
+    SELECT g.name,
+           CASE WHEN g.in_claims THEN rouse._gate_key_values(g.key, u.key)
+                ELSE ARRAY(SELECT coalesce(v.value, '') FROM jsonb_array_elements_text(u.key::jsonb) WITH ORDINALITY AS v(value, n) ORDER BY v.n) END,
+           CASE WHEN g.kind = 'max_concurrent' THEN coalesce(r.jobs, 0)::bigint END,
+           CASE g.kind WHEN 'max_concurrent' THEN greatest(g.most - coalesce(r.jobs, 0), 0) WHEN 'throttle' THEN t.tokens END::bigint,
+           CASE WHEN g.in_claims THEN coalesce(w.jobs, 0) END, CASE WHEN g.in_claims THEN coalesce(w.at_least, false) END,
+           CASE
+               WHEN g.kind = 'throttle' THEN now + t.wait_ms * interval '1 millisecond'
+               WHEN g.lasts = 'period' THEN k.until
+               WHEN g.edge = 'leading' THEN least(k.until, k.since + g.longest_ms * interval '1 millisecond')
+               WHEN g.edge = 'trailing' AND j.available_at > now THEN j.available_at
+           END,
+           CASE WHEN NOT g.in_claims THEN k.job END
+    FROM keys AS u
+    JOIN gates AS g ON g.name = u.gate
+    LEFT JOIN waiting AS w ON w.gate = u.gate AND w.key = u.key
+    LEFT JOIN running AS r ON r.gate = u.gate AND r.key = u.key
+    LEFT JOIN rouse.gate_key AS k ON k.gate = u.gate AND k.key = u.key
+    LEFT JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, k.starts, k.until, now) AS t ON g.kind = 'throttle'
+    LEFT JOIN rouse.job AS j ON NOT g.in_claims AND j.id = k.job
+    -- For singleton and debounce the same as in rouse._pass_gates.
+    WHERE CASE
+        WHEN g.kind = 'max_concurrent' THEN r.jobs > 0 OR w.jobs > 0
+        WHEN g.kind = 'throttle' THEN w.jobs > 0 OR t.tokens < coalesce(g.burst, g.most)
+        WHEN g.edge = 'leading' THEN now < least(k.until, k.since + g.longest_ms * interval '1 millisecond')
+        WHEN g.kind = 'debounce' OR g.newcomer = 'replace' THEN j.state = 'queued' AND j.attempt = 0 AND j.blockers IS NULL
+        WHEN g.lasts = 'queued' THEN j.state = 'queued'
+        WHEN g.lasts = 'running' THEN j.id IS NOT NULL
+        ELSE now < k.until END
+    ORDER BY g.name, u.key;
+END
+$$;
+
 -- Every queue that has settings, or was ever used, with its number of jobs. `last_used_at` is when it last had a job, to the day; null:
 -- never.
 CREATE OR REPLACE VIEW rouse.queues AS

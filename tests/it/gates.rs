@@ -2,6 +2,8 @@
 
 mod claims;
 mod enqueues;
+mod merged;
+mod operators;
 mod waiting;
 
 use tokio_postgres::Client;

@@ -1,0 +1,147 @@
+//! What a gate limits, in one sentence.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::cli::text::{plain, texts};
+use crate::duration;
+
+/// What a gate limits, without its handler and queue.
+pub(super) fn in_words(gate: &Value) -> String {
+    let each = of_each(gate);
+    let most = gate["most"].as_u64().unwrap_or_default();
+    let (jobs, start) = match most {
+        1 => ("job", "starts"),
+        _ => ("jobs", "start"),
+    };
+    let period = time(&gate["period_ms"]);
+    let word = |key: &str| gate[key].as_str().unwrap_or_default();
+    match word("kind") {
+        "max_concurrent" => format!("at most {most} running {jobs}{each}"),
+        "throttle" => match gate["burst"].as_u64() {
+            None => format!("at most {most} {jobs}{each} {start} in any {period}"),
+            Some(burst) => {
+                format!(
+                    "{most} {jobs}{each} {start} in {period} on average, at most {burst} at once"
+                )
+            }
+        },
+        "singleton" => {
+            let one = match word("lasts") {
+                "queued" => format!("one queued job{each}"),
+                "running" => format!("one queued or running job{each}"),
+                _ => format!("one job{each} in {period}"),
+            };
+            let later = match word("newcomer") {
+                "keep" => "later ones are not enqueued",
+                "replace" => "later ones replace its payload",
+                _ => "later ones are refused",
+            };
+            format!("{one}; {later}")
+        }
+        "debounce" => {
+            let ends = match &gate["longest_ms"] {
+                Value::Null => format!("once none was enqueued for {period}"),
+                longest => format!(
+                    "once none was enqueued for {period}, or {} after the first",
+                    time(longest)
+                ),
+            };
+            let jobs = match each.as_str() {
+                "" => String::new(),
+                each => format!(" of jobs{each}"),
+            };
+            match word("edge") {
+                "leading" => format!("the first job of a burst{jobs}; the burst ends {ends}"),
+                _ => format!("the last job of a burst{jobs}, {ends}"),
+            }
+        }
+        // Of a newer database.
+        other => plain(other),
+    }
+}
+
+/// The jobs to which a gate applies.
+pub(super) fn scope(gate: &Value) -> String {
+    let handler = match gate["handler"].as_str() {
+        Some(handler) => format!("handler {}", plain(handler)),
+        None => "all handlers".to_owned(),
+    };
+    match gate["queue"].as_str() {
+        Some(queue) => format!("{handler}, queue {}", plain(queue)),
+        None => format!("{handler}, all queues"),
+    }
+}
+
+/// For what each limit is: ` of each tenant`. Empty if there is one limit.
+fn of_each(gate: &Value) -> String {
+    let by: Vec<String> = texts(&gate["key"]).map(plain).collect();
+    match by.is_empty() {
+        true => String::new(),
+        false => format!(" of each {}", by.join(" and ")),
+    }
+}
+
+fn time(ms: &Value) -> String {
+    duration::shown(Duration::from_millis(ms.as_u64().unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn limits_are_sentences() {
+        for (gate, words) in [
+            (
+                json!({"kind": "max_concurrent", "key": ["tenant"], "most": 5}),
+                "at most 5 running jobs of each tenant",
+            ),
+            (
+                json!({"kind": "max_concurrent", "key": [], "most": 1}),
+                "at most 1 running job",
+            ),
+            (
+                json!({"kind": "throttle", "key": ["source", "$.a.b"], "most": 10, "period_ms": 90_000}),
+                "at most 10 jobs of each source and $.a.b start in any 1m 30s",
+            ),
+            (
+                json!({"kind": "throttle", "key": [], "most": 1, "period_ms": 250, "burst": 20}),
+                "1 job starts in 250ms on average, at most 20 at once",
+            ),
+            (
+                json!({"kind": "singleton", "key": ["tenant"], "lasts": "queued", "newcomer": "keep"}),
+                "one queued job of each tenant; later ones are not enqueued",
+            ),
+            (
+                json!({"kind": "singleton", "key": [], "lasts": "running", "newcomer": "replace"}),
+                "one queued or running job; later ones replace its payload",
+            ),
+            (
+                json!({"kind": "singleton", "key": ["$.id"], "lasts": "period", "period_ms": 86_400_000, "newcomer": "refuse"}),
+                "one job of each $.id in 1day; later ones are refused",
+            ),
+            (
+                json!({"kind": "debounce", "key": ["$.id"], "edge": "trailing", "period_ms": 5_000, "longest_ms": 60_000}),
+                "the last job of a burst of jobs of each $.id, once none was enqueued for 5s, or 1m after the first",
+            ),
+            (
+                json!({"kind": "debounce", "key": [], "edge": "leading", "period_ms": 5_000}),
+                "the first job of a burst; the burst ends once none was enqueued for 5s",
+            ),
+        ] {
+            assert_eq!(in_words(&gate), words);
+        }
+    }
+
+    #[test]
+    fn the_scope_names_handler_and_queue() {
+        let all = json!({"handler": null, "queue": null});
+        assert_eq!(scope(&all), "all handlers, all queues");
+        let one = json!({"handler": "a.b", "queue": "q"});
+        assert_eq!(scope(&one), "handler a.b, queue q");
+    }
+}

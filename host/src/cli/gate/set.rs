@@ -1,0 +1,130 @@
+//! `rouse gate set`: creates or replaces a gate.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args as ClapArgs;
+
+use super::sentence::{in_words, scope};
+use crate::cli::target::Target;
+use crate::cli::text::{as_json, plain};
+use crate::cli::used::{warn_of_unused_handler, warn_of_unused_queue};
+use crate::duration;
+use crate::store::NewGate;
+
+/// Options of `rouse gate set`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+The same as SELECT rouse.set_gate(…). If the gate exists, it is replaced as a whole: options that are left out get their defaults. It applies \
+at once, on all workers. Jobs are divided by a new --key from now on; those that wait already share a limit.
+
+At most 5 jobs of each tenant run at a time:
+  rouse gate set tenants --kind max_concurrent --key tenant --most 5
+At most 100 jobs of the handler start in any minute:
+  rouse gate set mail --kind throttle --handler mail.send --most 100 --period 1m
+10 jobs of each account start per second on average, and up to 50 at once after a pause:
+  rouse gate set api --kind throttle --queue api --key '$.account' --most 10 --period 1s --burst 50
+While a report of a tenant is queued or runs, another one is an error:
+  rouse gate set report --kind singleton --handler report.make --key tenant --lasts running --newcomer refuse
+An index is built once its document has not changed for 5 seconds, but at least every minute:
+  rouse gate set index --kind debounce --handler index.build --key '$.document' --period 5s --longest 1m
+
+Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed")]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// The name of the gate
+    name: String,
+
+    /// What it limits: running jobs (max_concurrent), starts (throttle), or which jobs are enqueued (singleton, debounce)
+    #[arg(long, value_parser = ["max_concurrent", "throttle", "singleton", "debounce"])]
+    kind: String,
+
+    /// Only jobs of this handler; singleton and debounce need one
+    #[arg(long, value_name = "NAME")]
+    handler: Option<String>,
+
+    /// Only jobs of this queue
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
+
+    /// What each limit is for: tenant, source, handler, queue, or a path of the payload such as $.customer.id (repeat
+    /// for two); default: one limit for all jobs
+    #[arg(long = "key", value_name = "KEY")]
+    keys: Vec<String>,
+
+    /// max_concurrent: running jobs of a key; throttle: starts of a key in a period
+    #[arg(long, value_name = "JOBS")]
+    most: Option<i32>,
+
+    /// The period of throttle, of debounce, and of a singleton that lasts for one; 1ms to 30d
+    #[arg(long, value_name = "TIME", value_parser = duration::argument)]
+    period: Option<Duration>,
+
+    /// throttle: how many jobs may start at once after a pause; default: never more than --most in any period
+    #[arg(long, value_name = "JOBS")]
+    burst: Option<i32>,
+
+    /// singleton: until its job has started (queued), until it has ended (running), or for a period; default: queued
+    #[arg(long, value_name = "UNTIL", value_parser = ["queued", "running", "period"])]
+    lasts: Option<String>,
+
+    /// singleton: later jobs are not enqueued (keep), give the earlier one their payload (replace), or are an error
+    /// (refuse); default: keep
+    #[arg(long, value_name = "POLICY", value_parser = ["keep", "replace", "refuse"])]
+    newcomer: Option<String>,
+
+    /// debounce: the last job of a burst runs, after a period without others (trailing), or the first one, at once
+    /// (leading); default: trailing
+    #[arg(long, value_parser = ["trailing", "leading"])]
+    edge: Option<String>,
+
+    /// debounce: the maximum duration of a burst, at most 30d; default: any duration
+    #[arg(long, value_name = "TIME", value_parser = duration::argument)]
+    longest: Option<Duration>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Sets it, and prints what is in force.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let store = args.target.checked_store().await?;
+    let secs = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
+    let new = NewGate {
+        name: args.name,
+        kind: args.kind,
+        handler: args.handler,
+        queue: args.queue,
+        key: args.keys,
+        most: args.most,
+        period_s: secs(args.period),
+        burst: args.burst,
+        lasts: args.lasts,
+        newcomer: args.newcomer,
+        edge: args.edge,
+        longest_s: secs(args.longest),
+    };
+    store.set_gate(&new).await?;
+    let gates = store.gates(Some(&new.name)).await?;
+    let gate = gates.first().context("the gate was dropped meanwhile")?;
+    if let Some(handler) = &new.handler {
+        warn_of_unused_handler(&store, handler).await?;
+    }
+    if let Some(queue) = &new.queue {
+        warn_of_unused_queue(&store, queue).await?;
+    }
+    match args.json {
+        true => println!("{}", as_json(gate)),
+        false => println!(
+            "gate {} is set: {} ({})",
+            plain(&new.name),
+            in_words(gate),
+            scope(gate)
+        ),
+    }
+    Ok(ExitCode::SUCCESS)
+}

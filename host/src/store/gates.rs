@@ -1,0 +1,86 @@
+//! Gates for the command line: listing them with their keys, and changing them.
+
+use serde::Serialize;
+use serde_json::Value;
+use tokio_postgres::types::{Json, Type};
+
+use super::{Store, StoreError};
+
+/// The arguments of `rouse.set_gate`. `None` means the default of the function.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct NewGate {
+    /// Its name.
+    pub name: String,
+    /// `max_concurrent`, `throttle`, `singleton` or `debounce`.
+    pub kind: String,
+    /// The handler of its jobs.
+    pub handler: Option<String>,
+    /// The queue of its jobs.
+    pub queue: Option<String>,
+    /// By which values it divides them.
+    pub key: Vec<String>,
+    /// Running jobs of a key, or starts in a period.
+    pub most: Option<i32>,
+    /// The period, seconds.
+    pub period_s: Option<f64>,
+    /// Starts at once.
+    pub burst: Option<i32>,
+    /// `queued`, `running` or `period`.
+    pub lasts: Option<String>,
+    /// `keep`, `replace` or `refuse`.
+    pub newcomer: Option<String>,
+    /// `trailing` or `leading`.
+    pub edge: Option<String>,
+    /// The maximum duration of a burst, seconds.
+    pub longest_s: Option<f64>,
+}
+
+/// Keys of a gate.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GateKeys {
+    /// Rows of `rouse.gate_keys`, without the name of the gate; those first that have the most jobs.
+    pub keys: Vec<Value>,
+    /// The number of keys, of which `keys` may be a part.
+    pub total: i64,
+}
+
+impl Store {
+    /// The gate of this name, or all in the order of their names: rows of the view `rouse.gates`, with `period_ms` and
+    /// `longest_ms` instead of intervals.
+    pub async fn gates(&self, name: Option<&str>) -> Result<Vec<Value>, StoreError> {
+        let rows = self
+            .query(include_str!("gates.sql"), &[(&name, Type::TEXT)])
+            .await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Up to `limit` keys of a gate.
+    pub async fn gate_keys(&self, gate: &str, limit: i64) -> Result<GateKeys, StoreError> {
+        let rows = self
+            .query(
+                include_str!("gate_keys.sql"),
+                &[(&gate, Type::TEXT), (&limit, Type::INT8)],
+            )
+            .await?;
+        Ok(GateKeys {
+            total: rows.first().map_or(0, |row| row.get(1)),
+            keys: rows.iter().map(|row| row.get(0)).collect(),
+        })
+    }
+
+    /// Sets a gate, and replaces one of the same name.
+    pub async fn set_gate(&self, new: &NewGate) -> Result<(), StoreError> {
+        self.query(include_str!("set_gate.sql"), &[(&Json(new), Type::JSONB)])
+            .await?;
+        Ok(())
+    }
+
+    /// Removes a gate; true if it existed.
+    pub async fn drop_gate(&self, name: &str) -> Result<bool, StoreError> {
+        let rows = self
+            .query("SELECT rouse.drop_gate($1)", &[(&name, Type::TEXT)])
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+}

@@ -1,0 +1,64 @@
+//! Jobs that several gates, or a gate and a unique key, keep from being enqueued.
+
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+
+async fn run(client: &Client, sql: &str) {
+    client.batch_execute(sql).await.unwrap();
+}
+
+/// The id that a query returns.
+async fn id(client: &Client, sql: &str) -> i64 {
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+#[tokio::test]
+async fn a_gate_stays_open_if_a_later_gate_merges_the_job() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    run(
+        &client,
+        "SELECT rouse.set_gate('1-hourly', 'singleton', handler => 'report.make', key => '{source}', lasts => 'period', period => '1 hour');
+         SELECT rouse.set_gate('2-one', 'singleton', handler => 'report.make', lasts => 'running')",
+    )
+    .await;
+    let make = async |source: &str| {
+        let sql = format!("SELECT rouse.enqueue('report.make', source => '{source}')");
+        id(&client, &sql).await
+    };
+    let first = make("a").await;
+    assert_eq!(make("b").await, first, "the second gate is closed");
+    run(&client, &format!("SELECT rouse.complete({first})")).await;
+    let second = make("b").await;
+    assert_ne!(second, first, "the first gate has let no job of b through");
+    assert_eq!(make("b").await, second);
+    let live = "SELECT count(*) FROM rouse.job";
+    let live: i64 = client.query_one(live, &[]).await.unwrap().get(0);
+    assert_eq!(live, 1);
+}
+
+#[tokio::test]
+async fn a_gate_stays_open_if_a_live_job_has_the_unique_key() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let make = async || {
+        id(
+            &client,
+            "SELECT id FROM rouse.enqueue_unique('report.make', 'monthly')",
+        )
+        .await
+    };
+    let first = make().await;
+    run(
+        &client,
+        "SELECT rouse.set_gate('hourly', 'singleton', handler => 'report.make', lasts => 'period', period => '1 hour')",
+    )
+    .await;
+    assert_eq!(make().await, first);
+    let second = id(&client, "SELECT rouse.enqueue('report.make')").await;
+    assert_ne!(second, first, "the gate has let no job through yet");
+    let exists = "SELECT count(*) FROM rouse.job WHERE id = $1";
+    let exists: i64 = client.query_one(exists, &[&second]).await.unwrap().get(0);
+    assert_eq!(exists, 1);
+}

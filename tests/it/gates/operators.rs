@@ -1,0 +1,759 @@
+//! How operators set and drop gates, and what they see of them.
+
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use crate::support::claims::claim;
+use crate::support::database::refusal;
+use crate::support::{Ran, TestDb, command, rouse_in, scratch};
+
+async fn gate(db: &TestDb, args: &[&str]) -> Ran {
+    rouse_in(db, &[&["gate"], args].concat(), &scratch("gates")).await
+}
+
+async fn run(client: &Client, sql: &str) {
+    client.batch_execute(sql).await.unwrap();
+}
+
+/// A number of jobs of a tenant.
+async fn enqueue(client: &Client, handler: &str, tenant: &str, jobs: i32) {
+    client
+        .execute(
+            "SELECT rouse.enqueue($1, tenant => $2) FROM generate_series(1, $3)",
+            &[&handler, &tenant, &jobs],
+        )
+        .await
+        .unwrap();
+}
+
+/// The keys of a gate, or of all, in their order: JSON without the columns that are null.
+async fn keys(client: &Client, gate: Option<&str>) -> Vec<Value> {
+    let sql = "SELECT jsonb_strip_nulls(to_jsonb(k)) FROM rouse.gate_keys($1) AS k";
+    let rows = client.query(sql, &[&gate]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+#[tokio::test]
+async fn the_command_line_sets_lists_and_drops_gates() {
+    let db = TestDb::new().await;
+    gate(&db, &[]).await.exits(0).prints("rouse: no gates\n");
+    gate(
+        &db,
+        &[
+            "set",
+            "tenants",
+            "--kind",
+            "max_concurrent",
+            "--key",
+            "tenant",
+            "--most",
+            "5",
+        ],
+    )
+    .await
+    .exits(0)
+    .prints(
+        "gate tenants is set: at most 5 running jobs of each tenant (all handlers, all queues)\n",
+    );
+    gate(
+        &db,
+        &[
+            "set", "api", "--kind", "throttle", "--queue", "api", "--key", "$.account", "--key", "source", "--most", "10", "--period", "1s",
+            "--burst", "50",
+        ],
+    )
+    .await
+    .exits(0)
+    .prints("gate api is set: 10 jobs of each $.account and source start in 1s on average, at most 50 at once (all handlers, queue api)\n")
+    .prints("rouse: nothing was enqueued recently into queue api");
+    gate(
+        &db,
+        &["set", "report", "--kind", "singleton", "--handler", "report.make", "--lasts", "running", "--newcomer", "refuse"],
+    )
+    .await
+    .exits(0)
+    .prints("gate report is set: one queued or running job; later ones are refused (handler report.make, all queues)\n")
+    .prints("rouse: nothing was enqueued recently for handler report.make");
+    let index = gate(
+        &db,
+        &[
+            "set",
+            "index",
+            "--kind",
+            "debounce",
+            "--handler",
+            "index.build",
+            "--edge",
+            "leading",
+            "--period",
+            "5s",
+            "--longest",
+            "1m",
+            "--json",
+        ],
+    )
+    .await;
+    let expected = json!({
+        "name": "index", "kind": "debounce", "handler": "index.build", "queue": null, "key": [], "most": null, "period_ms": 5000, "burst": null,
+        "lasts": null, "newcomer": null, "edge": "leading", "longest_ms": 60000, "declared_by": null});
+    assert_eq!(index.exits(0).json(), expected);
+
+    // What is left out has its default, also in a gate that exists.
+    gate(
+        &db,
+        &[
+            "set", "api", "--kind", "throttle", "--most", "1", "--period", "1d",
+        ],
+    )
+    .await
+    .exits(0)
+    .prints("gate api is set: at most 1 job starts in any 1day (all handlers, all queues)\n");
+    let all = gate(&db, &["ls", "--json"]).await.json();
+    assert_eq!(all["gates"][1], expected);
+    let names: Vec<&Value> = all["gates"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|gate| &gate["name"])
+        .collect();
+    assert_eq!(names, ["api", "index", "report", "tenants"]);
+    gate(&db, &["ls"])
+        .await
+        .exits(0)
+        .prints("at most 1 job starts in any 1day")
+        .prints("the first job of a burst; the burst ends once none was enqueued for 5s, or 1m after the first")
+        .prints("at most 5 running jobs of each tenant");
+
+    gate(&db, &["drop", "api", "nothing", "report"])
+        .await
+        .exits(3)
+        .prints("gate api is dropped\n")
+        .prints("rouse: no gate nothing (`rouse gate ls`)\n")
+        .prints("rouse: 2 of 3 gates done, 1 refused\n");
+    let dropped = gate(&db, &["drop", "index", "--json"]).await;
+    assert_eq!(
+        dropped.exits(0).json(),
+        json!({"gate": "index", "dropped": true})
+    );
+    gate(&db, &["drop", "index"])
+        .await
+        .exits(3)
+        .prints("rouse: no gate index");
+    gate(&db, &["show", "index"])
+        .await
+        .exits(3)
+        .prints("rouse: no gate index");
+    let left = gate(&db, &["--json"]).await.json();
+    assert_eq!(left["gates"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_wrong_setting_is_explained_and_changes_nothing() {
+    let db = TestDb::new().await;
+    gate(&db, &["set", "x", "--kind", "throttle", "--most", "3"])
+        .await
+        .exits(1)
+        .prints("rouse.set_gate: period must be 1 millisecond to 30 days, not null");
+    gate(
+        &db,
+        &["set", "x", "--kind", "max_concurrent", "--most", "3", "--key", "tenant", "--key", "source", "--key", "queue"],
+    )
+    .await
+    .exits(1)
+    .prints("key must be at most two of tenant, source, handler, queue and paths of the payload such as $.customer.id, not {tenant,source,queue}");
+    gate(&db, &["set", "x", "--kind", "semaphore"])
+        .await
+        .exits(2)
+        .prints("[possible values: max_concurrent, throttle, singleton, debounce]");
+    gate(&db, &["set", "x", "--kind", "throttle", "--period", "soon"])
+        .await
+        .exits(2)
+        .prints("it is not a duration such as 90s or 2h");
+    gate(&db, &["set", "x", "--most", "3"])
+        .await
+        .exits(2)
+        .prints("--kind");
+    gate(&db, &["ls"]).await.exits(0).prints("no gates");
+}
+
+#[tokio::test]
+async fn the_database_refuses_each_wrong_setting_with_its_reason() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let long = "x".repeat(129);
+    for (arguments, reason) in [
+        (
+            "NULL, 'throttle', most => 1, period => '1 s'",
+            "name and kind must not be null",
+        ),
+        ("'g', NULL", "name and kind must not be null"),
+        (
+            "'G', 'throttle'",
+            "a name has lower-case letters, digits and _ . / -, not 'G'",
+        ),
+        (
+            &format!("'{long}', 'throttle'"),
+            "a name has lower-case letters, digits and _ . / -, not 'xxx",
+        ),
+        (
+            "'g', 'semaphore'",
+            "kind must be max_concurrent, throttle, singleton or debounce, not 'semaphore'",
+        ),
+        (
+            "'g', 'max_concurrent', most => 1, queue => 'a b'",
+            "'a b' is not a queue name",
+        ),
+        (
+            "'g', 'max_concurrent', most => 1, handler => 'A'",
+            "'A' is not a handler name",
+        ),
+        (
+            &format!("'g', 'max_concurrent', most => 1, handler => '{long}'"),
+            "xxx' is not a handler name",
+        ),
+        (
+            "'g', 'max_concurrent', most => 1, key => '{tenant,source,queue}'",
+            "key must be at most two of tenant, source, handler, queue and paths",
+        ),
+        (
+            "'g', 'max_concurrent', most => 1, key => '{tenant,NULL}'",
+            "not {tenant,NULL}",
+        ),
+        (
+            "'g', 'max_concurrent', most => 1, key => '{tenant,tenant}'",
+            "not {tenant,tenant}",
+        ),
+        (
+            "'g', 'max_concurrent', most => 1, key => '{priority}'",
+            "not {priority}",
+        ),
+        ("'g', 'max_concurrent', most => 1, key => '{$}'", "not {$}"),
+        (
+            "'g', 'max_concurrent', most => 1, key => '{$.a.b.c.d.e.f.g.h.i}'",
+            "not {$.a.b.c.d.e.f.g.h.i}",
+        ),
+        ("'g', 'singleton'", "singleton needs a handler"),
+        (
+            "'g', 'debounce', period => '1 s'",
+            "debounce needs a handler",
+        ),
+        (
+            "'g', 'max_concurrent'",
+            "most must be 1 to 1000000, not null",
+        ),
+        (
+            "'g', 'max_concurrent', most => 0",
+            "most must be 1 to 1000000, not 0",
+        ),
+        (
+            "'g', 'throttle', most => 1000001, period => '1 s'",
+            "most must be 1 to 1000000, not 1000001",
+        ),
+        (
+            "'g', 'throttle', most => 1001, period => '1 s'",
+            "without a burst, most must be 1 to 1000, not 1001",
+        ),
+        (
+            "'g', 'throttle', most => 1, period => '1 s', burst => 0",
+            "burst must be 1 to 1000000, not 0",
+        ),
+        (
+            "'g', 'throttle', most => 1",
+            "period must be 1 millisecond to 30 days, not null",
+        ),
+        (
+            "'g', 'throttle', most => 1, period => '31 days'",
+            "period must be 1 millisecond to 30 days, not 744:00:00",
+        ),
+        (
+            "'g', 'debounce', handler => 'h', period => '-1 s'",
+            "period must be 1 millisecond to 30 days, not -00:00:01",
+        ),
+        (
+            "'g', 'singleton', handler => 'h', lasts => 'period'",
+            "period must be 1 millisecond to 30 days, not null",
+        ),
+        (
+            "'g', 'singleton', handler => 'h', lasts => 'ever'",
+            "lasts must be queued, running or period, not 'ever'",
+        ),
+        (
+            "'g', 'singleton', handler => 'h', newcomer => 'drop'",
+            "newcomer must be keep, replace or refuse, not 'drop'",
+        ),
+        (
+            "'g', 'debounce', handler => 'h', period => '1 s', edge => 'both'",
+            "edge must be trailing or leading, not 'both'",
+        ),
+        (
+            "'g', 'debounce', handler => 'h', period => '2 s', longest => '1 s'",
+            "longest must be at least the period, and at most 30 days, not 00:00:01",
+        ),
+        (
+            "'g', 'debounce', handler => 'h', period => '2 s', longest => '31 days'",
+            "longest must be at least the period, and at most 30 days, not 744:00:00",
+        ),
+        (
+            "'g', 'singleton', handler => 'h', most => 1",
+            "singleton has no most",
+        ),
+        (
+            "'g', 'debounce', handler => 'h', period => '1 s', most => 1",
+            "debounce has no most",
+        ),
+        (
+            "'g', 'max_concurrent', most => 1, period => '1 s'",
+            "max_concurrent has no period",
+        ),
+        (
+            "'g', 'singleton', handler => 'h', period => '1 s'",
+            "a singleton has a period only if it lasts for one",
+        ),
+        (
+            "'g', 'max_concurrent', most => 1, burst => 1",
+            "max_concurrent has no burst",
+        ),
+        (
+            "'g', 'throttle', most => 1, period => '1 s', lasts => 'queued'",
+            "throttle has no lasts",
+        ),
+        (
+            "'g', 'max_concurrent', most => 1, lasts => 'period'",
+            "max_concurrent has no lasts",
+        ),
+        (
+            "'g', 'debounce', handler => 'h', period => '1 s', newcomer => 'keep'",
+            "debounce has no newcomer",
+        ),
+        (
+            "'g', 'singleton', handler => 'h', edge => 'leading'",
+            "singleton has no edge",
+        ),
+        (
+            "'g', 'throttle', most => 1, period => '2 s', longest => '1 s'",
+            "throttle has no longest",
+        ),
+    ] {
+        let why = refusal(&client, &format!("SELECT rouse.set_gate({arguments})")).await;
+        assert!(
+            why.starts_with("rouse.set_gate: ") && why.contains(reason),
+            "{arguments}: {why}"
+        );
+    }
+    run(&client, "UPDATE rouse.limits SET gates_max = 1; SELECT rouse.set_gate('one', 'max_concurrent', most => 1)").await;
+    let why = refusal(
+        &client,
+        "SELECT rouse.set_gate('two', 'max_concurrent', most => 1)",
+    )
+    .await;
+    assert!(
+        why.contains("there are already 1 gates, the maximum")
+            && why.contains("raise gates_max in rouse.limits"),
+        "{why}"
+    );
+    // A gate that exists can be replaced. An array of another shape has the same values.
+    run(
+        &client,
+        "SELECT rouse.set_gate('one', 'max_concurrent', most => 2, key => '[0:1]={tenant,source}')",
+    )
+    .await;
+    let key = "SELECT (key)[1] || ' ' || (key)[2] FROM rouse.gates";
+    let key: String = client.query_one(key, &[]).await.unwrap().get(0);
+    assert_eq!(key, "tenant source");
+}
+
+#[tokio::test]
+async fn each_change_of_a_gate_leaves_a_record() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let set = "SELECT rouse.set_gate('mail', 'throttle', handler => 'mail.send', queue => 'mail', key => '{tenant}', most => 3, period => '1 min')";
+    run(&client, &format!("{set}; {set}")).await;
+    run(
+        &client,
+        "SELECT rouse.set_gate('mail', 'max_concurrent', most => 2)",
+    )
+    .await;
+    run(
+        &client,
+        "SELECT rouse.drop_gate('mail'); SELECT rouse.drop_gate('mail')",
+    )
+    .await;
+    let records = "SELECT jsonb_build_array(event, queue, who = session_user, detail) FROM rouse.record ORDER BY at";
+    let records = client.query(records, &[]).await.unwrap();
+    let records: Vec<Value> = records.iter().map(|row| row.get(0)).collect();
+    assert_eq!(
+        records,
+        [
+            json!(["gate_set", "mail", true, {"name": "mail", "kind": "throttle", "handler": "mail.send", "queue": "mail", "key": ["tenant"],
+                                              "most": 3, "period_ms": 60000}]),
+            json!(["gate_set", null, true, {"name": "mail", "kind": "max_concurrent", "key": [], "most": 2}]),
+            json!(["gate_dropped", null, true, {"name": "mail"}]),
+        ],
+        "a call that changes nothing leaves none"
+    );
+    let audit = rouse_in(&db, &["audit"], &scratch("gates")).await;
+    audit.exits(0).prints("gate_set").prints("gate_dropped");
+}
+
+#[tokio::test]
+async fn an_observer_sees_gates_and_an_operator_changes_them() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // Roles belong to the whole server, which other tests share.
+    run(
+        &client,
+        "DO $$ BEGIN CREATE ROLE gates_observer LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+         DO $$ BEGIN CREATE ROLE gates_operator LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+         DO $$ BEGIN CREATE ROLE gates_producer LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+         GRANT rouse_observer TO gates_observer; GRANT rouse_operator TO gates_operator; GRANT rouse_producer TO gates_producer",
+    )
+    .await;
+    let user = db.address().user;
+    let folder = scratch("gates");
+    let by = async |role: &str, args: &[&str]| {
+        let url = db
+            .url()
+            .replace(&format!("//{user}@"), &format!("//{role}@"));
+        let mut command = command(&url, &[&["gate"], args].concat(), &folder);
+        tokio::task::spawn_blocking(move || Ran::of(&mut command))
+            .await
+            .unwrap()
+    };
+    let set = [
+        "set",
+        "tenants",
+        "--kind",
+        "max_concurrent",
+        "--key",
+        "tenant",
+        "--most",
+        "2",
+    ];
+    by("gates_operator", &set)
+        .await
+        .exits(0)
+        .prints("gate tenants is set");
+    enqueue(&client, "mail.send", "acme", 1).await;
+    for role in ["gates_observer", "gates_operator"] {
+        by(role, &["ls"])
+            .await
+            .exits(0)
+            .prints("at most 2 running jobs of each tenant");
+        by(role, &["show", "tenants"]).await.exits(0).prints("acme");
+    }
+    for role in ["gates_observer", "gates_producer"] {
+        by(role, &set)
+            .await
+            .exits(1)
+            .prints("permission denied for function set_gate");
+        by(role, &["drop", "tenants"])
+            .await
+            .exits(1)
+            .prints("permission denied for function drop_gate");
+    }
+    by("gates_producer", &["ls"])
+        .await
+        .exits(1)
+        .prints("permission denied for view gates");
+    by("gates_producer", &["show", "tenants"])
+        .await
+        .exits(1)
+        .prints("permission denied for view gates");
+    run(&client, "SET ROLE gates_observer; SELECT * FROM rouse.gate; SELECT * FROM rouse.gate_key; SELECT * FROM rouse.gate_keys()").await;
+    for change in [
+        "DELETE FROM rouse.gate",
+        "DELETE FROM rouse.gate_key",
+        "UPDATE rouse.gate SET most = 7",
+    ] {
+        assert!(
+            refusal(&client, change).await.contains("permission denied"),
+            "{change}"
+        );
+    }
+    by("gates_operator", &["drop", "tenants"])
+        .await
+        .exits(0)
+        .prints("gate tenants is dropped");
+}
+
+#[tokio::test]
+async fn a_gate_of_running_jobs_shows_each_key_with_running_and_waiting_jobs() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let store = db.worker().await;
+    run(
+        &client,
+        "SELECT rouse.set_gate('tenants', 'max_concurrent', key => '{tenant,$.region}', most => 2);
+         SELECT rouse.set_gate('all', 'max_concurrent', queue => 'default', most => 5);
+         SELECT rouse.set_gate('other', 'max_concurrent', queue => 'other', most => 5)",
+    )
+    .await;
+    run(
+        &client,
+        r#"SELECT rouse.enqueue('mail.send', '{"region": "e:u"}', tenant => 'a:1') FROM generate_series(1, 4);
+           SELECT rouse.enqueue('mail.send', '{"region": "us"}', tenant => 'a:1');
+           SELECT rouse.enqueue('report.make');
+           SELECT rouse.enqueue('report.make', run_at => now() + interval '1 day') FROM generate_series(1, 3)"#,
+    )
+    .await;
+    let tenants = |key: Value, running: i32, left: i32, waiting: i32| json!({"gate": "tenants", "key": key, "running": running, "left": left, "waiting": waiting, "at_least": false});
+    assert_eq!(
+        keys(&client, Some("tenants")).await,
+        [
+            tenants(json!(["", ""]), 0, 2, 1),
+            tenants(json!(["a:1", "e:u"]), 0, 2, 4),
+            tenants(json!(["a:1", "us"]), 0, 2, 1),
+        ]
+    );
+    assert_eq!(claim(&store, 10).await.len(), 4);
+    let claimed = [
+        tenants(json!(["", ""]), 1, 1, 0),
+        tenants(json!(["a:1", "e:u"]), 2, 0, 2),
+        tenants(json!(["a:1", "us"]), 1, 1, 0),
+    ];
+    assert_eq!(keys(&client, Some("tenants")).await, claimed);
+    let all =
+        json!({"gate": "all", "key": [], "running": 4, "left": 1, "waiting": 2, "at_least": false});
+    assert_eq!(
+        keys(&client, None).await,
+        [&[all][..], &claimed].concat(),
+        "the third gate has no keys"
+    );
+
+    // Fewer than run.
+    run(
+        &client,
+        "SELECT rouse.set_gate('tenants', 'max_concurrent', key => '{tenant,$.region}', most => 1)",
+    )
+    .await;
+    assert_eq!(
+        keys(&client, Some("tenants")).await[1],
+        tenants(json!(["a:1", "e:u"]), 2, 0, 2)
+    );
+    let shown = gate(&db, &["show", "tenants", "--json"])
+        .await
+        .exits(0)
+        .json();
+    assert_eq!(
+        (&shown["name"], &shown["most"], &shown["keys_total"]),
+        (&json!("tenants"), &json!(1), &json!(3))
+    );
+    let busiest = json!({"key": ["a:1", "e:u"], "running": 2, "left": 0, "waiting": 2, "at_least": false, "opens_at": null, "job": null});
+    assert_eq!(shown["keys"][0], busiest);
+    let shown = gate(&db, &["show", "tenants"]).await;
+    shown.exits(0);
+    let expected = " kind     max_concurrent
+ limit    at most 1 running job of each tenant and $.region
+ handler  (all)
+ queue    (all)
+
+ key              running  may start  waiting
+ a:1 / e:u        2        0          2
+ (none) / (none)  1        0          0
+ a:1 / us         1        0          0
+";
+    assert_eq!(shown.stdout, expected);
+    gate(&db, &["show", "all"])
+        .await
+        .exits(0)
+        .prints(" (all)  4        1          2\n");
+    gate(&db, &["show", "other"])
+        .await
+        .exits(0)
+        .prints("rouse: no key has jobs\n");
+    let one = gate(&db, &["show", "tenants", "--limit", "1"]).await;
+    one.exits(0).prints("\nand 2 more keys (--limit N)\n");
+    assert!(!one.text().contains("(none)"), "{}", one.text());
+    let one = gate(&db, &["show", "tenants", "--limit", "1", "--json"])
+        .await
+        .json();
+    assert_eq!(
+        (&one["keys"], &one["keys_total"]),
+        (&json!([busiest]), &json!(3))
+    );
+}
+
+#[tokio::test]
+async fn a_throttle_shows_how_many_jobs_may_start_and_when_the_next_one_may() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    run(
+        &client,
+        "SELECT rouse.set_gate('mail', 'throttle', handler => 'mail.send', key => '{tenant}', most => 2, period => '1 h');
+         SELECT rouse.set_gate('bucket', 'throttle', handler => 'mail.send', most => 1, period => '1 h', burst => 3)",
+    )
+    .await;
+    for (tenant, jobs) in [("a", 2), ("b", 1)] {
+        enqueue(&client, "mail.send", tenant, jobs).await;
+    }
+    // As if jobs had started: two of a, one of c, and one of d longer ago than the period.
+    run(
+        &client,
+        "INSERT INTO rouse.gate_key (gate, key, starts, until) VALUES
+             ('mail', 'a', ARRAY[now() - interval '20 min', now() - interval '10 min'], now() + interval '50 min'),
+             ('mail', 'c', ARRAY[now()], now() + interval '1 h'),
+             ('mail', 'd', ARRAY[now() - interval '2 h'], now() - interval '1 h'),
+             ('bucket', '', NULL, now() + interval '3 h')",
+    )
+    .await;
+    let mut found = keys(&client, None).await;
+    let opens = "SELECT array_agg(round(extract(epoch FROM k.opens_at - now()) / 60)::integer) FROM rouse.gate_keys() AS k WHERE k.opens_at IS NOT NULL";
+    let opens: Vec<i32> = client.query_one(opens, &[]).await.unwrap().get(0);
+    assert_eq!(opens, [60, 40], "minutes from now");
+    for key in &mut found {
+        key.as_object_mut().unwrap().remove("opens_at");
+    }
+    let key = |gate: &str, key: &[&str], left: i32, waiting: i32| json!({"gate": gate, "key": key, "left": left, "waiting": waiting, "at_least": false});
+    assert_eq!(
+        found,
+        [
+            key("bucket", &[], 0, 3),
+            key("mail", &["a"], 0, 2),
+            key("mail", &["b"], 2, 1),
+            key("mail", &["c"], 1, 0),
+        ],
+        "the start of d no longer counts"
+    );
+    let shown = gate(&db, &["show", "mail"]).await;
+    shown
+        .exits(0)
+        .prints(" limit    at most 2 jobs of each tenant start in any 1h\n")
+        .prints(" handler  mail.send\n");
+    let rows: Vec<Vec<&str>> = shown
+        .stdout
+        .lines()
+        .skip(5)
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(rows[0], ["key", "may", "start", "opens", "waiting"]);
+    assert_eq!(
+        (rows[1].len(), rows[1][0], rows[1][1], rows[1][3]),
+        (4, "a", "0", "2"),
+        "{rows:?}"
+    );
+    assert_eq!(rows[2..], [["b", "2", "1"], ["c", "1", "0"]]);
+}
+
+#[tokio::test]
+async fn gates_of_enqueues_show_the_jobs_they_have_let_through_while_they_have_an_effect() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let store = db.worker().await;
+    run(
+        &client,
+        "SELECT rouse.set_gate('queued', 'singleton', handler => 'a', key => '{tenant}');
+         SELECT rouse.set_gate('running', 'singleton', handler => 'b', lasts => 'running');
+         SELECT rouse.set_gate('period', 'singleton', handler => 'c', key => '{tenant}', lasts => 'period', period => '1 h');
+         SELECT rouse.set_gate('trailing', 'debounce', handler => 'd', period => '1 h');
+         SELECT rouse.set_gate('leading', 'debounce', handler => 'e', edge => 'leading', period => '1 h', longest => '2 h')",
+    )
+    .await;
+    let mut jobs = Vec::new();
+    for handler in ["a", "b", "c", "d", "e"] {
+        let sql = format!("SELECT rouse.enqueue('{handler}', tenant => 'acme')");
+        for _ in 0..2 {
+            jobs.push(client.query_one(&sql, &[]).await.unwrap().get::<_, i64>(0));
+        }
+        assert_eq!(jobs.pop().as_ref(), jobs.last(), "{handler}");
+    }
+    let shown = async || -> Vec<(String, Value, i64, bool)> {
+        let keys = keys(&client, None).await;
+        let shown = keys.iter().map(|key| {
+            let fields: Vec<&String> = key.as_object().unwrap().keys().collect();
+            assert!(
+                fields
+                    .iter()
+                    .all(|field| ["gate", "job", "key", "opens_at"].contains(&field.as_str())),
+                "{key}"
+            );
+            let gate = key["gate"].as_str().unwrap().to_owned();
+            (
+                gate,
+                key["key"].clone(),
+                key["job"].as_i64().unwrap(),
+                !key["opens_at"].is_null(),
+            )
+        });
+        shown.collect()
+    };
+    let row =
+        |gate: &str, key: Value, job: usize, opens: bool| (gate.to_owned(), key, jobs[job], opens);
+    assert_eq!(
+        shown().await,
+        [
+            row("leading", json!([]), 4, true),
+            row("period", json!(["acme"]), 2, true),
+            row("queued", json!(["acme"]), 0, false),
+            row("running", json!([]), 1, false),
+            row("trailing", json!([]), 3, true),
+        ]
+    );
+    gate(&db, &["show", "queued"])
+        .await
+        .exits(0)
+        .prints(&format!(" acme  {}    when the job starts\n", jobs[0]));
+    gate(&db, &["show", "running"])
+        .await
+        .exits(0)
+        .prints(&format!(" (all)  {}    when the job ends\n", jobs[1]));
+    gate(&db, &["show", "period"])
+        .await
+        .exits(0)
+        .prints("one job of each tenant in 1h; later ones are not enqueued");
+
+    run(
+        &client,
+        "SELECT rouse.reschedule(id) FROM rouse.job WHERE available_at > now()",
+    )
+    .await;
+    let due = shown().await;
+    assert_eq!(
+        due[4],
+        row("trailing", json!([]), 3, false),
+        "it opens when the job starts"
+    );
+    assert_eq!(claim(&store, 10).await.len(), 5);
+    assert_eq!(
+        shown().await,
+        [
+            row("leading", json!([]), 4, true),
+            row("period", json!(["acme"]), 2, true),
+            row("running", json!([]), 1, false),
+        ],
+        "the others open when their jobs start"
+    );
+    run(&client, "SELECT rouse.complete(id) FROM rouse.job").await;
+    let left = shown().await;
+    assert_eq!(
+        left,
+        [
+            row("leading", json!([]), 4, true),
+            row("period", json!(["acme"]), 2, true)
+        ]
+    );
+    run(&client, "UPDATE rouse.gate_key SET since = since - interval '3 h', until = CASE gate WHEN 'period' THEN now() ELSE until END").await;
+    assert_eq!(
+        shown().await,
+        [],
+        "the longest burst and the period are over"
+    );
+}
+
+#[tokio::test]
+async fn waiting_jobs_are_counted_up_to_ten_thousand_for_each_lane() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    run(
+        &client,
+        "SELECT rouse.set_gate('all', 'max_concurrent', most => 1);
+         SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[10001]));
+         SELECT rouse.enqueue('x', priority => 'high')",
+    )
+    .await;
+    let key = json!({"gate": "all", "key": [], "running": 0, "left": 1, "waiting": 10_001, "at_least": true});
+    assert_eq!(keys(&client, None).await, [key]);
+    gate(&db, &["show", "all"])
+        .await
+        .exits(0)
+        .prints(" 10001+\n");
+}
