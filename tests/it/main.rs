@@ -11,6 +11,7 @@ mod enqueue;
 mod fair;
 mod finding;
 mod flows;
+mod gates;
 mod lanes;
 mod logins;
 mod looking;

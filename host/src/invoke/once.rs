@@ -154,6 +154,7 @@ mod tests {
             timeout: Duration::from_secs(60),
             grace: Duration::from_secs(5),
             retry: RetryPolicy::default(),
+            concurrency: None,
             job_delay: None,
         };
         answer(end, &policy).word()

@@ -1,0 +1,3 @@
+//! Gates: limits of how many jobs run, how often jobs start, and which jobs are enqueued at all.
+
+mod declared;
