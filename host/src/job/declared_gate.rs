@@ -109,7 +109,10 @@ pub fn names(handler: &str, gates: &[DeclaredGate]) -> Vec<String> {
     let name = |(at, gate): (usize, &DeclaredGate)| {
         let kind = gate.limit.kind();
         let earlier = gates[..at].iter();
-        match earlier.filter(|earlier| earlier.limit.kind() == kind).count() {
+        match earlier
+            .filter(|earlier| earlier.limit.kind() == kind)
+            .count()
+        {
             0 => format!("{handler}/{kind}"),
             count => format!("{handler}/{kind}.{}", count + 1),
         }

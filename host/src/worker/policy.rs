@@ -116,7 +116,7 @@ impl Settable for Policy {
         Setting::new(
             "concurrency",
             1..=1_000_000,
-            |of| U32(of.concurrency.get_or_insert_default()),
+            |of: &mut Self| U32(of.concurrency.get_or_insert_default()),
             "How many attempts of the handler may run at the same time on one host; for a pattern, of each of its handlers",
         )
         .default_words("as many as there are slots"),

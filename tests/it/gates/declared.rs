@@ -39,9 +39,12 @@ fn end(host: Host) {
 
 /// The gates in the database by name, without what they have not set; each with the transaction that wrote it.
 async fn gates(client: &Client) -> HashMap<String, (Value, String)> {
-    let sql = "SELECT name, jsonb_strip_nulls(to_jsonb(g) - 'name'), xmin::text FROM rouse.gate AS g";
+    let sql =
+        "SELECT name, jsonb_strip_nulls(to_jsonb(g) - 'name'), xmin::text FROM rouse.gate AS g";
     let rows = client.query(sql, &[]).await.unwrap();
-    let gates = rows.iter().map(|row| (row.get(0), (row.get(1), row.get(2))));
+    let gates = rows
+        .iter()
+        .map(|row| (row.get(0), (row.get(1), row.get(2))));
     gates.collect()
 }
 
@@ -124,7 +127,11 @@ async fn a_host_sets_the_gates_of_its_modules_and_a_version_without_them_removes
     // keeps its own.
     let third = host(&db, &module(&[("mail.send", json!([]))]));
     until_true(&client, "SELECT count(*) = 1 FROM rouse.gate").await;
-    assert!(gates(&client).await.contains_key("mail.wait/max_concurrent"));
+    assert!(
+        gates(&client)
+            .await
+            .contains_key("mail.wait/max_concurrent")
+    );
     end(second);
     end(third);
     assert_eq!(changes(&client).await, 11);
@@ -231,15 +238,19 @@ fn gates_and_concurrency_are_shown() {
     let module = module(&[("mail.send", every_kind())]);
     let folder = folder_of("", &[("mail.wasm", &module)]);
     let text = rouse_without_database(&show, &folder);
-    text.exits(0)
-        .prints("gates that hosts set unless an operator has set one of the name\nmail.send/max_concurrent");
+    text.exits(0).prints(
+        "gates that hosts set unless an operator has set one of the name\nmail.send/max_concurrent",
+    );
     let line = |part: &str| {
         let line = text.stdout.lines().find(|line| line.contains(part));
         line.unwrap_or_else(|| panic!("{part}: {}", text.stdout))
     };
     assert!(line("mail.send/throttle.2").contains("at most 1000 start in 1h"));
     let concurrency = line("concurrency");
-    assert!(concurrency.contains('4') && concurrency.contains("module"), "{concurrency}");
+    assert!(
+        concurrency.contains('4') && concurrency.contains("module"),
+        "{concurrency}"
+    );
     let json = rouse_without_database(&[&show[..], &["--json"]].concat(), &folder).json();
     let manifest = &json["manifest"];
     assert_eq!(manifest["gates"][2]["name"], "mail.send/throttle.2");
@@ -249,7 +260,10 @@ fn gates_and_concurrency_are_shown() {
     );
 
     let table = "[handlers.\"mail.*\"]";
-    let folder = folder_of(&format!("{table}\nconcurrency = 2\n"), &[("mail.wasm", &module)]);
+    let folder = folder_of(
+        &format!("{table}\nconcurrency = 2\n"),
+        &[("mail.wasm", &module)],
+    );
     let json = rouse_without_database(&[&show[..], &["--json"]].concat(), &folder).json();
     let manifest = &json["manifest"];
     assert_eq!(

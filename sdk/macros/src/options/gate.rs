@@ -119,13 +119,15 @@ impl Reader {
         for setting in settings {
             let option = setting.name.to_string();
             let Value::Expr(value) = &setting.value else {
-                let why = format!("`{name}(…)` cannot contain `{option}(…)`; write it after this one");
+                let why =
+                    format!("`{name}(…)` cannot contain `{option}(…)`; write it after this one");
                 self.fail(setting.name.span(), why);
                 continue;
             };
             if !options.contains(&option.as_str()) {
                 let options = options.join(", ");
-                let why = format!("`{name}(…)` has no option `{option}`; its options are {options}");
+                let why =
+                    format!("`{name}(…)` has no option `{option}`; its options are {options}");
                 self.fail(setting.name.span(), why);
                 continue;
             }
@@ -148,7 +150,9 @@ impl Reader {
         }
         let span = |option: &str| {
             let mut spans = spans.iter();
-            spans.find(|(seen, _)| seen == option).map(|(_, span)| *span)
+            spans
+                .find(|(seen, _)| seen == option)
+                .map(|(_, span)| *span)
         };
         let mut needs = |option: &str| {
             if span(option).is_none() {

@@ -64,7 +64,9 @@ impl WrittenGate {
                 most: count("most", self.most, MOST_MAX)?,
             },
             Kind::Throttle => {
-                let burst = self.burst.map(|burst| count("burst", Some(burst), MOST_MAX));
+                let burst = self
+                    .burst
+                    .map(|burst| count("burst", Some(burst), MOST_MAX));
                 let burst = burst.transpose()?;
                 let most = match burst {
                     Some(_) => count("most", self.most, MOST_MAX)?,
@@ -113,10 +115,7 @@ impl WrittenGate {
     /// Rejects settings that have no effect on a gate of this kind.
     fn check_effects(&self) -> Result<(), String> {
         use Kind::{Debounce, MaxConcurrent, Singleton, Throttle};
-        if self.kind == Singleton
-            && self.period_ms.is_some()
-            && self.lasts != Some(Lasts::Period)
-        {
+        if self.kind == Singleton && self.period_ms.is_some() && self.lasts != Some(Lasts::Period) {
             return Err(
                 "a singleton has a period_ms only if it lasts for one: \"lasts\": \"period\""
                     .into(),
@@ -185,7 +184,10 @@ fn check_key(key: &[String]) -> Result<(), String> {
         [] | [_] => Ok(()),
         [first, second] if first == second => Err(format!("key has {first} twice")),
         [_, _] => Ok(()),
-        _ => Err(format!("key has {} values; at most 2 are allowed", key.len())),
+        _ => Err(format!(
+            "key has {} values; at most 2 are allowed",
+            key.len()
+        )),
     }
 }
 
@@ -282,7 +284,10 @@ mod tests {
                 json!({"kind": "throttle", "most": 1, "period_ms": 1, "burst": 0}),
                 "burst is 0; expected 1 to 1000000",
             ),
-            (json!({"kind": "throttle", "most": 1}), "period_ms is missing"),
+            (
+                json!({"kind": "throttle", "most": 1}),
+                "period_ms is missing",
+            ),
             (
                 json!({"kind": "throttle", "most": 1, "period_ms": 0}),
                 "period_ms is 0; expected 1 to 2592000000 (30 days)",
@@ -299,8 +304,14 @@ mod tests {
                 json!({"kind": "debounce", "period_ms": 10, "longest_ms": 2_592_000_001_u64}),
                 "longest_ms is 2592000001",
             ),
-            (json!({"kind": "debounce", "period_ms": 1, "edge": "both"}), "unknown variant `both`"),
-            (json!({"kind": "singleton", "lasts": "period"}), "period_ms is missing"),
+            (
+                json!({"kind": "debounce", "period_ms": 1, "edge": "both"}),
+                "unknown variant `both`",
+            ),
+            (
+                json!({"kind": "singleton", "lasts": "period"}),
+                "period_ms is missing",
+            ),
             (
                 json!({"kind": "singleton", "period_ms": 5}),
                 "only if it lasts for one: \"lasts\": \"period\"",
@@ -309,13 +320,22 @@ mod tests {
                 json!({"kind": "singleton", "lasts": "running", "period_ms": 5}),
                 "only if it lasts for one",
             ),
-            (json!({"kind": "singleton", "lasts": "ever"}), "unknown variant `ever`"),
-            (json!({"kind": "singleton", "newcomer": "drop"}), "unknown variant `drop`"),
+            (
+                json!({"kind": "singleton", "lasts": "ever"}),
+                "unknown variant `ever`",
+            ),
+            (
+                json!({"kind": "singleton", "newcomer": "drop"}),
+                "unknown variant `drop`",
+            ),
             (
                 json!({"kind": "max_concurrent", "most": 1, "period_ms": 1}),
                 "a gate of kind max_concurrent has no period_ms; it has key, most",
             ),
-            (json!({"kind": "singleton", "most": 1}), "singleton has no most"),
+            (
+                json!({"kind": "singleton", "most": 1}),
+                "singleton has no most",
+            ),
             (
                 json!({"kind": "debounce", "period_ms": 1, "burst": 1}),
                 "debounce has no burst; it has key, period_ms, longest_ms and edge",
@@ -328,23 +348,50 @@ mod tests {
                 json!({"kind": "debounce", "period_ms": 1, "newcomer": "keep"}),
                 "debounce has no newcomer",
             ),
-            (json!({"kind": "singleton", "edge": "leading"}), "singleton has no edge"),
-            (json!({"kind": "singleton", "longest_ms": 1}), "singleton has no longest_ms"),
+            (
+                json!({"kind": "singleton", "edge": "leading"}),
+                "singleton has no edge",
+            ),
+            (
+                json!({"kind": "singleton", "longest_ms": 1}),
+                "singleton has no longest_ms",
+            ),
             (
                 json!({"kind": "singleton", "key": ["tenants"]}),
                 "key: `tenants` must be tenant, source, handler, queue, or a path",
             ),
-            (json!({"kind": "singleton", "key": ["$"]}), "key: `$` must be"),
-            (json!({"kind": "singleton", "key": ["$.a..b"]}), "key: `$.a..b` must be"),
-            (json!({"kind": "singleton", "key": ["$.a[0]"]}), "key: `$.a[0]` must be"),
-            (json!({"kind": "singleton", "key": [long]}), "must be tenant"),
-            (json!({"kind": "singleton", "key": [deep]}), "must be tenant"),
-            (json!({"kind": "singleton", "key": ["tenant", "tenant"]}), "key has tenant twice"),
+            (
+                json!({"kind": "singleton", "key": ["$"]}),
+                "key: `$` must be",
+            ),
+            (
+                json!({"kind": "singleton", "key": ["$.a..b"]}),
+                "key: `$.a..b` must be",
+            ),
+            (
+                json!({"kind": "singleton", "key": ["$.a[0]"]}),
+                "key: `$.a[0]` must be",
+            ),
+            (
+                json!({"kind": "singleton", "key": [long]}),
+                "must be tenant",
+            ),
+            (
+                json!({"kind": "singleton", "key": [deep]}),
+                "must be tenant",
+            ),
+            (
+                json!({"kind": "singleton", "key": ["tenant", "tenant"]}),
+                "key has tenant twice",
+            ),
             (
                 json!({"kind": "singleton", "key": ["tenant", "source", "queue"]}),
                 "key has 3 values; at most 2 are allowed",
             ),
-            (json!({"kind": "singleton", "key": "tenant"}), "expected a sequence"),
+            (
+                json!({"kind": "singleton", "key": "tenant"}),
+                "expected a sequence",
+            ),
         ] {
             let why = one(gate.clone()).expect_err(&gate.to_string());
             assert!(why.contains(part), "{gate}: {why}");
