@@ -238,9 +238,8 @@ fn gates_and_concurrency_are_shown() {
     let module = module(&[("mail.send", every_kind())]);
     let folder = folder_of("", &[("mail.wasm", &module)]);
     let text = rouse_without_database(&show, &folder);
-    text.exits(0).prints(
-        "gates that hosts set unless an operator has set one of the name\nmail.send/max_concurrent",
-    );
+    text.exits(0)
+        .prints(" mail.send/max_concurrent  at most 5 run at the same time, for each tenant\n");
     let line = |part: &str| {
         let line = text.stdout.lines().find(|line| line.contains(part));
         line.unwrap_or_else(|| panic!("{part}: {}", text.stdout))
