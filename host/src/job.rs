@@ -6,6 +6,7 @@
 mod abort;
 pub mod cron;
 pub mod declared;
+pub mod declared_gate;
 mod end;
 mod error;
 mod fair;

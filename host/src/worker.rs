@@ -21,6 +21,7 @@ mod cron;
 mod database_metrics;
 mod deadlines;
 mod declared;
+mod declared_gates;
 mod effects;
 mod events;
 mod fairness;

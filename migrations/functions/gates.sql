@@ -528,7 +528,8 @@ CREATE OR REPLACE TRIGGER gate_changed AFTER INSERT OR UPDATE OR DELETE ON rouse
 CREATE OR REPLACE FUNCTION rouse._wrong_gate(p_gate rouse.gate) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
-        WHEN p_gate.name !~ '^[a-z0-9][a-z0-9_./-]{0,127}$'
+        -- Long enough for the name of a handler and a kind.
+        WHEN p_gate.name !~ '^[a-z0-9][a-z0-9_./-]{0,159}$'
             THEN 'a name has lower-case letters, digits and _ . / -, not ' || quote_literal(left(p_gate.name, 140))
         WHEN p_gate.kind NOT IN ('max_concurrent', 'throttle', 'singleton', 'debounce')
             THEN 'kind must be max_concurrent, throttle, singleton or debounce, not ' || quote_literal(left(p_gate.kind, 140))
@@ -644,6 +645,47 @@ BEGIN
     END IF;
     PERFORM rouse._ensure_partitions(at);
     INSERT INTO rouse.record (at, queue, event, who, detail) VALUES (at, was.queue, 'gate_dropped', session_user, jsonb_build_object('name', was.name));
+    RETURN true;
+END
+$$;
+
+-- The rows of rouse.gate that a handler gets by the gates of its module, in the order of their names: `<handler>/<kind>`, and `.2`, `.3` … for
+-- further ones of a kind. Leaves out those whose name has a gate that an operator has set.
+CREATE OR REPLACE FUNCTION rouse._declared_gates(p_handler text, p_gates jsonb) RETURNS SETOF rouse.gate
+LANGUAGE sql STABLE AS $$
+    SELECT d.name, d.kind, NULL, p_handler, coalesce(d.key, '{}'), d.most, d.period_ms, d.burst, d.lasts, d.newcomer, d.edge, d.longest_ms, p_handler
+    FROM (SELECT g.*, p_handler || '/' || g.kind
+                      || coalesce('.' || nullif(row_number() OVER (PARTITION BY g.kind ORDER BY e.place), 1), '') AS name
+          FROM jsonb_array_elements(p_gates) WITH ORDINALITY AS e(gate, place)
+          CROSS JOIN LATERAL jsonb_to_record(e.gate) AS g(
+              kind text, key text[], most integer, period_ms bigint, burst integer, lasts text, newcomer text, edge text, longest_ms bigint)) AS d
+    WHERE NOT EXISTS (SELECT FROM rouse.gate AS o WHERE o.name = d.name AND o.declared_by IS NULL)
+    ORDER BY d.name
+$$;
+
+-- Sets the gates that the module of a handler declares, and removes those that it declared before. `p_gates`: a list of at most 8 objects with
+-- columns of rouse.gate. The last call decides. Gates that an operator has set stay as they are. Returns whether it has changed a gate; if
+-- not, it writes nothing and takes no lock, because hosts call this at every start. Leaves a record for each change.
+CREATE OR REPLACE FUNCTION rouse.declare_gates(p_worker bigint, p_key bytea, p_handler text, p_gates jsonb) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF rouse._known(p_worker, p_key) AND NOT EXISTS (SELECT FROM rouse._limits() AS l WHERE rouse._matches_any(p_handler, l.handlers)) THEN
+        RAISE EXCEPTION 'rouse.declare_gates: login % may not serve handler %', session_user, coalesce(quote_literal(left(p_handler, 140)), 'null')
+            USING ERRCODE = 'RW006', HINT = 'Its handlers are listed in rouse.worker_login.';
+    END IF;
+    IF p_handler IS NULL OR (CASE jsonb_typeof(p_gates) WHEN 'array' THEN jsonb_array_length(p_gates) > 8 ELSE true END) THEN
+        RAISE EXCEPTION 'rouse.declare_gates: expected a handler and a list of at most 8 gates' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF ARRAY(SELECT g FROM rouse.gate AS g WHERE g.declared_by = p_handler ORDER BY g.name)
+       = ARRAY(SELECT d FROM rouse._declared_gates(p_handler, p_gates) AS d) THEN
+        RETURN false;
+    END IF;
+    -- The same lock as every change of gates: what an operator sets meanwhile is seen below.
+    LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
+    -- First what makes room for others.
+    PERFORM rouse.drop_gate(g.name) FROM rouse.gate AS g
+    WHERE g.declared_by = p_handler AND NOT EXISTS (SELECT FROM rouse._declared_gates(p_handler, p_gates) AS d WHERE d.name = g.name);
+    PERFORM rouse._set_gate(d) FROM rouse._declared_gates(p_handler, p_gates) AS d;
     RETURN true;
 END
 $$;

@@ -38,6 +38,85 @@ pub enum OnError {
     Retry,
 }
 
+/// A gate: a limit of how many jobs of a handler run, how often they start, or which are enqueued at all. Hosts set it in
+/// the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gate {
+    /// What it limits.
+    pub limit: GateLimit,
+    /// What each limit is for: up to two of `tenant`, `source`, `handler`, `queue` and paths of the payload such as
+    /// `$.customer.id`. Empty: there is one limit.
+    pub key: &'static [&'static str],
+}
+
+/// What a gate limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateLimit {
+    /// How many jobs of a key run at the same time, on all workers.
+    MaxConcurrent {
+        /// That many.
+        most: u32,
+    },
+    /// How many jobs of a key start in a period.
+    Throttle {
+        /// That many; with a burst, on average.
+        most: u32,
+        /// The period, milliseconds.
+        period_ms: u64,
+        /// How many may start at once after a pause. `None`: never more than `most` in any period.
+        burst: Option<u32>,
+    },
+    /// While there is a job of a key, no other is enqueued.
+    Singleton {
+        /// Until when the job counts.
+        lasts: Lasts,
+        /// The period of [`Lasts::Period`], milliseconds.
+        period_ms: Option<u64>,
+        /// What becomes of an enqueue meanwhile.
+        newcomer: Newcomer,
+    },
+    /// A burst of jobs of a key becomes one.
+    Debounce {
+        /// The pause that ends a burst, milliseconds.
+        period_ms: u64,
+        /// How long a burst may last, milliseconds. `None`: any time.
+        longest_ms: Option<u64>,
+        /// Which job of a burst runs.
+        edge: Edge,
+    },
+}
+
+/// Until when a job keeps others of its key out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lasts {
+    /// Until it has started.
+    Queued,
+    /// Until it has ended.
+    Running,
+    /// For a period after its enqueue.
+    Period,
+}
+
+/// What becomes of an enqueue while a job of its key keeps others out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Newcomer {
+    /// Nothing is enqueued: the earlier job is kept.
+    Keep,
+    /// The earlier job gets the newcomer's payload, unless it has started.
+    Replace,
+    /// The enqueue is an error.
+    Refuse,
+}
+
+/// Which job of a burst runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Edge {
+    /// The last one, after the burst.
+    Trailing,
+    /// The first one, at once.
+    Leading,
+}
+
 /// The options that a handler declares. Unset fields use the host's defaults; the operator can override all of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Definition {
@@ -63,12 +142,16 @@ pub struct Definition {
     pub timeout_ms: Option<u64>,
     /// From the abort signal to the hard stop, milliseconds.
     pub grace_ms: Option<u64>,
+    /// How many attempts of the handler may run at the same time on one host.
+    pub concurrency: Option<u32>,
     /// Whether an instance may serve many jobs.
     pub instances: Instances,
     /// When it is to run, if the operator allows it: a cron expression.
     pub schedule: Option<&'static str>,
     /// The time zone of the schedule; UTC by default.
     pub schedule_time_zone: Option<&'static str>,
+    /// Its gates, at most 8.
+    pub gates: &'static [Gate],
     /// The SQL statements that it may run, if the operator grants them.
     pub statements: &'static [Statement],
     /// The capabilities that the handler asks the operator for, for instance `dirs:/photos`.

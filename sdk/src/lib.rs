@@ -107,7 +107,9 @@ pub(crate) use wasm::Imports as World;
 pub use abort::{AbortReason, AbortSignal};
 pub use ctx::{Ctx, JobInfo, Tx};
 pub use error::{Error, Result};
-pub use handler::{Definition, Handler, Instances, OnError, Statement};
+pub use handler::{
+    Definition, Edge, Gate, GateLimit, Handler, Instances, Lasts, Newcomer, OnError, Statement,
+};
 pub use host::Level;
 pub use job::{Child, Job, OnFailure, Priority};
 pub use results::{End, Failure, Parent, Results};

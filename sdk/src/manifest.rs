@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::handler::{Definition, Entry, Instances, OnError, Statement};
+use crate::handler::{
+    Definition, Edge, Entry, Gate, GateLimit, Instances, Lasts, Newcomer, OnError, Statement,
+};
 
 /// The manifest of a module with these handlers. Options that a handler does not declare are omitted, so that the
 /// host's defaults apply.
@@ -26,9 +28,11 @@ fn handler(entry: &Entry) -> Value {
         lease_ms,
         timeout_ms,
         grace_ms,
+        concurrency,
         instances,
         schedule,
         schedule_time_zone,
+        gates,
         statements,
         capabilities,
     } = entry.definition;
@@ -53,6 +57,7 @@ fn handler(entry: &Entry) -> Value {
         ("lease_ms", lease_ms.map(Value::from)),
         ("timeout_ms", timeout_ms.map(Value::from)),
         ("grace_ms", grace_ms.map(Value::from)),
+        ("concurrency", concurrency.map(Value::from)),
         (
             "instances",
             match instances {
@@ -68,6 +73,10 @@ fn handler(entry: &Entry) -> Value {
             }),
         ),
         (
+            "gates",
+            (!gates.is_empty()).then(|| gates.iter().map(gate).collect()),
+        ),
+        (
             "statements",
             (!statements.is_empty()).then(|| statements.iter().map(statement).collect()),
         ),
@@ -76,6 +85,68 @@ fn handler(entry: &Entry) -> Value {
             (!capabilities.is_empty()).then(|| capabilities.into()),
         ),
     ]))
+}
+
+fn gate(gate: &Gate) -> Value {
+    let Gate { limit, key } = *gate;
+    let mut gate = match limit {
+        GateLimit::MaxConcurrent { most } => object([
+            ("kind", Some("max_concurrent".into())),
+            ("most", Some(most.into())),
+        ]),
+        GateLimit::Throttle {
+            most,
+            period_ms,
+            burst,
+        } => object([
+            ("kind", Some("throttle".into())),
+            ("most", Some(most.into())),
+            ("period_ms", Some(period_ms.into())),
+            ("burst", burst.map(Value::from)),
+        ]),
+        GateLimit::Singleton {
+            lasts,
+            period_ms,
+            newcomer,
+        } => {
+            let lasts = match lasts {
+                Lasts::Queued => None,
+                Lasts::Running => Some("running".into()),
+                Lasts::Period => Some("period".into()),
+            };
+            let newcomer = match newcomer {
+                Newcomer::Keep => None,
+                Newcomer::Replace => Some("replace".into()),
+                Newcomer::Refuse => Some("refuse".into()),
+            };
+            object([
+                ("kind", Some("singleton".into())),
+                ("lasts", lasts),
+                ("period_ms", period_ms.map(Value::from)),
+                ("newcomer", newcomer),
+            ])
+        }
+        GateLimit::Debounce {
+            period_ms,
+            longest_ms,
+            edge,
+        } => {
+            let edge = match edge {
+                Edge::Trailing => None,
+                Edge::Leading => Some("leading".into()),
+            };
+            object([
+                ("kind", Some("debounce".into())),
+                ("period_ms", Some(period_ms.into())),
+                ("longest_ms", longest_ms.map(Value::from)),
+                ("edge", edge),
+            ])
+        }
+    };
+    if !key.is_empty() {
+        gate.insert("key".into(), key.into());
+    }
+    Value::Object(gate)
 }
 
 fn statement(statement: &Statement) -> Value {

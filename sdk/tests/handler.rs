@@ -38,6 +38,15 @@ struct Receipt {
     lease = "30s",
     timeout = "5m",
     grace = "2s",
+    concurrency = 4,
+    max_concurrent(most = 5, key = "tenant"),
+    throttle(most = 100, period = "1m", burst = 10, key = ["tenant", "$.to"]),
+    throttle(most = 1, period = "1s"),
+    singleton(key = "$.to"),
+    singleton(lasts = "running", newcomer = "refuse"),
+    singleton(lasts = "period", period = "1h", newcomer = "refuse"),
+    debounce(period = "5s", longest = "1m"),
+    debounce(period = "5s", edge = "leading"),
     instances = "reuse",
     capabilities = ["dir"]
 )]
@@ -183,6 +192,17 @@ fn the_manifest_contains_the_declared_options() {
             "lease_ms": 30_000,
             "timeout_ms": 300_000,
             "grace_ms": 2_000,
+            "concurrency": 4,
+            "gates": [
+                {"kind": "max_concurrent", "most": 5, "key": ["tenant"]},
+                {"kind": "throttle", "most": 100, "period_ms": 60_000, "burst": 10, "key": ["tenant", "$.to"]},
+                {"kind": "throttle", "most": 1, "period_ms": 1_000},
+                {"kind": "singleton", "key": ["$.to"]},
+                {"kind": "singleton", "lasts": "running", "newcomer": "refuse"},
+                {"kind": "singleton", "lasts": "period", "period_ms": 3_600_000, "newcomer": "refuse"},
+                {"kind": "debounce", "period_ms": 5_000, "longest_ms": 60_000},
+                {"kind": "debounce", "period_ms": 5_000, "edge": "leading"},
+            ],
             "instances": "reuse",
             "capabilities": ["dir"],
         })

@@ -1,6 +1,7 @@
 //! Gates: limits of how many jobs run, how often they start, and which are enqueued.
 
 mod claims;
+mod declared;
 mod enqueues;
 mod merged;
 mod operators;

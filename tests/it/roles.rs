@@ -99,6 +99,7 @@ const MODULE_SCHEDULES: &str = "SELECT rouse.module_schedules(1, NULL)";
 const PUT_MODULE_SCHEDULE: &str =
     "SELECT rouse.put_module_schedule(1, NULL, 'x', '1', '* * * * *', 'UTC')";
 const REMOVE_MODULE_SCHEDULE: &str = "SELECT rouse.remove_module_schedule(1, NULL, 'x')";
+const DECLARE_GATES: &str = "SELECT rouse.declare_gates(1, NULL, 'x', '[]')";
 const READ_LIMITS: &str = "SELECT * FROM rouse.worker_login";
 const DELETE_LIMITS: &str = "DELETE FROM rouse.worker_login";
 
@@ -181,6 +182,7 @@ async fn each_role_has_its_own_rights_and_no_others() {
         MODULE_SCHEDULES,
         PUT_MODULE_SCHEDULE,
         REMOVE_MODULE_SCHEDULE,
+        DECLARE_GATES,
     ][..];
     for (role, allowed) in [
         ("rouse_enqueuer", enqueuer.to_vec()),
@@ -266,6 +268,7 @@ async fn each_role_has_its_own_rights_and_no_others() {
             MODULE_SCHEDULES,
             PUT_MODULE_SCHEDULE,
             REMOVE_MODULE_SCHEDULE,
+            DECLARE_GATES,
         ] {
             assert_eq!(
                 may_call(&db, role, call).await,

@@ -3,6 +3,7 @@
 mod filter;
 mod fleet;
 mod folder;
+mod gates;
 mod held;
 mod in_force;
 mod lock;

@@ -154,8 +154,8 @@ mod tests {
             timeout: Duration::from_secs(60),
             grace: Duration::from_secs(5),
             retry: RetryPolicy::default(),
-            job_delay: None,
             concurrency: None,
+            job_delay: None,
         };
         answer(end, &policy).word()
     }

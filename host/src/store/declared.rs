@@ -1,10 +1,13 @@
-//! Schedules that modules declare.
+//! Schedules and gates that modules declare.
+
+use std::collections::HashSet;
 
 use serde_json::Value;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{Json, Type};
 
 use super::{JsonText, Store, StoreError};
 use crate::job::declared::{Current, Declaring};
+use crate::job::declared_gate::DeclaredGate;
 
 /// A handler for which a live worker reports a schedule, or for which one was created.
 #[derive(Debug, Clone)]
@@ -80,6 +83,36 @@ impl Store {
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
                     (&handler, Type::TEXT),
+                ],
+            )
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+
+    /// The handlers for which hosts have set gates that modules declare.
+    pub async fn handlers_with_declared_gates(&self) -> Result<HashSet<String>, StoreError> {
+        let sql = "SELECT DISTINCT declared_by FROM rouse.gate WHERE declared_by IS NOT NULL";
+        let rows = self.query(sql, &[]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Sets the gates that the module of a handler declares, and removes those that it declared before. Returns whether
+    /// that has changed any.
+    pub async fn declare_gates(
+        &self,
+        handler: &str,
+        gates: &[DeclaredGate],
+    ) -> Result<bool, StoreError> {
+        let worker = self.identity()?;
+        let rows = self
+            .query(
+                "SELECT rouse.declare_gates($1, $2, $3, $4)",
+                &[
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
+                    (&handler, Type::TEXT),
+                    (&Json(gates), Type::JSONB),
                 ],
             )
             .await?;

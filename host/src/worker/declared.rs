@@ -1,6 +1,6 @@
-//! Creates, replaces and removes the schedules that modules declare.
+//! Sets what modules declare in the database: their gates (`declared_gates.rs`) and their schedules.
 //!
-//! Every host reports in its capabilities which schedules its operator allows, and all decide by the reports of all live
+//! Schedules: every host reports in its capabilities which schedules its operator allows, and all decide by the reports of all live
 //! workers, so that it does not matter which host acts.
 
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 use super::Shared;
+use super::declared_gates::DeclaredGates;
 use super::reach::warn_unless_unreachable;
 use crate::job::declared::{Change, change};
 use crate::store::StoreError;
@@ -18,11 +19,17 @@ const LOOK_EVERY: Duration = Duration::from_secs(300);
 
 /// Looks at the start, after each change of this host's capabilities, and from time to time, until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
-    if !shared.settings.schedules {
-        return;
-    }
+    let mut gates = DeclaredGates::default();
     loop {
-        if let Err(error) = look(&shared).await {
+        if let Err(error) = gates.send(&shared).await {
+            warn_unless_unreachable!(
+                error,
+                "cannot set the gates that modules declare; trying again in 5 minutes"
+            );
+        }
+        if shared.settings.schedules
+            && let Err(error) = look(&shared).await
+        {
             warn_unless_unreachable!(
                 error,
                 "cannot create the schedules that modules declare; trying again in 5 minutes"

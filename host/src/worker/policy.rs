@@ -42,10 +42,10 @@ pub struct Policy {
     pub grace: Duration,
     /// The backoff, and the maximum number of attempts.
     pub retry: RetryPolicy,
+    /// How many attempts of the handler may run at the same time on this host. `None`: as many as there are slots.
+    pub concurrency: Option<u32>,
     /// How long a slot waits after an attempt before it starts the next one. `None` means the worker's setting.
     pub job_delay: Option<Duration>,
-    /// The maximum number of attempts that run at the same time on one host. `None` means any.
-    pub concurrency: Option<u32>,
 }
 
 impl Default for Policy {
@@ -56,8 +56,8 @@ impl Default for Policy {
             timeout: HandlerManifest::TIMEOUT,
             grace: HandlerManifest::GRACE,
             retry: RetryPolicy::default(),
-            job_delay: None,
             concurrency: None,
+            job_delay: None,
         }
     }
 }
@@ -114,6 +114,13 @@ impl Settable for Policy {
             "Share of a wait that is random",
         ),
         Setting::new(
+            "concurrency",
+            1..=1_000_000,
+            |of: &mut Self| U32(of.concurrency.get_or_insert_default()),
+            "How many attempts of the handler may run at the same time on one host; for a pattern, of each of its handlers",
+        )
+        .default_words("as many as there are slots"),
+        Setting::new(
             "job_delay",
             0..=HOUR_MS,
             |of| Time(of.job_delay.get_or_insert_default()),
@@ -145,8 +152,8 @@ impl Policy {
             timeout: manifest.timeout,
             grace: manifest.grace,
             retry: manifest.retry.clone(),
+            concurrency: manifest.concurrency,
             job_delay: None,
-            concurrency: None,
         };
         let policy = overrides.of(&manifest.name).over(&of_module);
         Self {
@@ -201,8 +208,8 @@ mod tests {
             timeout: secs(10),
             grace: secs(5),
             retry: RetryPolicy::default(),
-            job_delay: None,
             concurrency: None,
+            job_delay: None,
         };
         for (own, operator, timeout) in [
             (None, None, 10),

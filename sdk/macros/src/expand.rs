@@ -5,7 +5,7 @@ use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Attribute, Expr, FnArg, GenericArgument, ItemFn, Lit, PathArguments, ReturnType, Type};
 
-use crate::options::{Options, Statement};
+use crate::options::{Edge, Gate, Lasts, Limit, Newcomer, Options, Statement};
 
 /// Expands `#[handler(…)]`. On an error the function itself is still emitted, so that no "cannot find function" errors
 /// follow.
@@ -198,9 +198,11 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
         lease_ms,
         timeout_ms,
         grace_ms,
+        concurrency,
         reuse,
         schedule,
         schedule_time_zone,
+        gates,
         statements,
         capabilities,
     } = options;
@@ -219,12 +221,14 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
     let lease_ms = option(lease_ms);
     let timeout_ms = option(timeout_ms);
     let grace_ms = option(grace_ms);
+    let concurrency = option(concurrency);
     let instances = match reuse {
         true => quote!(::rouse_sdk::Instances::Reuse),
         false => quote!(::rouse_sdk::Instances::Fresh),
     };
     let schedule = option(schedule);
     let schedule_time_zone = option(schedule_time_zone);
+    let gates = gates.iter().map(gate);
     let statements = statements.iter().map(|statement| {
         let Statement {
             name,
@@ -252,13 +256,69 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
             lease_ms: #lease_ms,
             timeout_ms: #timeout_ms,
             grace_ms: #grace_ms,
+            concurrency: #concurrency,
             instances: #instances,
             schedule: #schedule,
             schedule_time_zone: #schedule_time_zone,
+            gates: &[#(#gates),*],
             statements: &[#(#statements),*],
             capabilities: &[#(#capabilities),*],
         }
     }
+}
+
+fn gate(gate: &Gate) -> TokenStream {
+    let Gate { limit, key } = gate;
+    let limit = match limit {
+        Limit::MaxConcurrent { most } => quote!(MaxConcurrent { most: #most }),
+        Limit::Throttle {
+            most,
+            period_ms,
+            burst,
+        } => {
+            let burst = option(burst);
+            quote!(Throttle { most: #most, period_ms: #period_ms, burst: #burst })
+        }
+        Limit::Singleton {
+            lasts,
+            period_ms,
+            newcomer,
+        } => {
+            let lasts = match lasts {
+                Lasts::Queued => quote!(Queued),
+                Lasts::Running => quote!(Running),
+                Lasts::Period => quote!(Period),
+            };
+            let newcomer = match newcomer {
+                Newcomer::Keep => quote!(Keep),
+                Newcomer::Replace => quote!(Replace),
+                Newcomer::Refuse => quote!(Refuse),
+            };
+            let period_ms = option(period_ms);
+            quote!(Singleton {
+                lasts: ::rouse_sdk::Lasts::#lasts,
+                period_ms: #period_ms,
+                newcomer: ::rouse_sdk::Newcomer::#newcomer,
+            })
+        }
+        Limit::Debounce {
+            period_ms,
+            longest_ms,
+            edge,
+        } => {
+            let edge = match edge {
+                Edge::Trailing => quote!(Trailing),
+                Edge::Leading => quote!(Leading),
+            };
+            let longest_ms = option(longest_ms);
+            quote!(Debounce {
+                period_ms: #period_ms,
+                longest_ms: #longest_ms,
+                edge: ::rouse_sdk::Edge::#edge,
+            })
+        }
+    };
+    quote!(::rouse_sdk::Gate { limit: ::rouse_sdk::GateLimit::#limit, key: &[#(#key),*] })
 }
 
 fn option<T: quote::ToTokens>(value: &Option<T>) -> TokenStream {

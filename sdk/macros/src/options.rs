@@ -1,19 +1,26 @@
 //! Parses and checks the options of `#[handler(…)]`.
 
+mod gate;
+
 use proc_macro2::{Ident, Span, TokenStream};
 use syn::parse::{Parse, ParseStream, Parser};
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{Expr, ExprArray, ExprLit, Lit, LitStr, Token};
 
+pub(crate) use self::gate::{Edge, Gate, Lasts, Limit, Newcomer};
 use crate::duration::milliseconds;
 
 /// The longest handler name, in bytes; the host refuses longer ones.
 const NAME_BYTES_MAX: usize = 128;
 
+/// The maximum of `concurrency`; the host refuses more.
+const CONCURRENCY_MAX: u32 = 1_000_000;
+
 const KNOWN: &str = "name, version, description, max_attempts, initial_backoff, max_backoff, \
-                     multiplier, jitter, lease, timeout, grace, instances, schedule, \
-                     schedule_time_zone, sql(…), capabilities";
+                     multiplier, jitter, lease, timeout, grace, concurrency, instances, schedule, \
+                     schedule_time_zone, max_concurrent(…), throttle(…), singleton(…), \
+                     debounce(…), sql(…), capabilities";
 
 /// The options that the author declared.
 #[derive(Debug)]
@@ -29,9 +36,11 @@ pub(crate) struct Options {
     pub(crate) lease_ms: Option<u64>,
     pub(crate) timeout_ms: Option<u64>,
     pub(crate) grace_ms: Option<u64>,
+    pub(crate) concurrency: Option<u32>,
     pub(crate) reuse: bool,
     pub(crate) schedule: Option<String>,
     pub(crate) schedule_time_zone: Option<String>,
+    pub(crate) gates: Vec<Gate>,
     pub(crate) statements: Vec<Statement>,
     pub(crate) capabilities: Vec<String>,
 }
@@ -45,7 +54,7 @@ pub(crate) struct Statement {
     pub(crate) retries: bool,
 }
 
-/// `name = value`, or `sql(…)`.
+/// `name = value`, `sql(…)`, or a gate such as `throttle(…)`.
 struct Setting {
     name: Ident,
     value: Value,
@@ -54,7 +63,7 @@ struct Setting {
 enum Value {
     Expr(Expr),
     /// The settings in the parentheses.
-    Sql(Punctuated<Setting, Token![,]>),
+    Group(Punctuated<Setting, Token![,]>),
 }
 
 impl Parse for Setting {
@@ -63,10 +72,10 @@ impl Parse for Setting {
             let why = "expected an option, for instance `name = \"email.send\"`";
             syn::Error::new(error.span(), why)
         })?;
-        if name == "sql" && input.peek(syn::token::Paren) {
+        if (name == "sql" || gate::kind(&name).is_some()) && input.peek(syn::token::Paren) {
             let inner;
             syn::parenthesized!(inner in input);
-            let value = Value::Sql(Punctuated::parse_terminated(&inner)?);
+            let value = Value::Group(Punctuated::parse_terminated(&inner)?);
             return Ok(Self { name, value });
         }
         input
@@ -94,9 +103,11 @@ impl Options {
             lease_ms: None,
             timeout_ms: None,
             grace_ms: None,
+            concurrency: None,
             reuse: false,
             schedule: None,
             schedule_time_zone: None,
+            gates: Vec::new(),
             statements: Vec::new(),
             capabilities: Vec::new(),
         };
@@ -104,8 +115,12 @@ impl Options {
             let o = &mut options;
             let value = match value {
                 Value::Expr(value) => value,
-                Value::Sql(settings) => {
+                Value::Group(settings) if name == "sql" => {
                     o.statements.extend(reader.statement(name.span(), settings));
+                    continue;
+                }
+                Value::Group(settings) => {
+                    o.gates.extend(reader.gate(name, settings));
                     continue;
                 }
             };
@@ -125,7 +140,7 @@ impl Options {
                 "timeout" => o.timeout_ms = reader.keep(duration(value)),
                 "grace" => o.grace_ms = reader.keep(duration(value)),
                 "concurrency" => {
-                    reader.fail(name.span(), "`concurrency` is not supported yet; remove it")
+                    o.concurrency = reader.keep(bounded(value, CONCURRENCY_MAX));
                 }
                 "instances" => o.reuse = reader.keep(reuse(value)).unwrap_or_default(),
                 "sql" => reader.fail(
@@ -137,7 +152,12 @@ impl Options {
                 "capabilities" => o.capabilities = reader.keep(words(value)).unwrap_or_default(),
                 other => reader.fail(
                     name.span(),
-                    format!("unknown option `{other}`; the options are {KNOWN}"),
+                    match gate::kind(name) {
+                        Some((_, example)) => format!(
+                            "expected `{other}(…)`, once for each gate, for instance `{example}`"
+                        ),
+                        None => format!("unknown option `{other}`; the options are {KNOWN}"),
+                    },
                 ),
             }
         }
@@ -168,6 +188,13 @@ impl Options {
                 "a time zone needs a schedule: schedule = \"0 3 * * *\"",
             );
         }
+        let mut gates = settings.iter().filter(|setting| setting.is_gate());
+        if let Some(setting) = gates.nth(gate::GATES_MAX) {
+            reader.fail(
+                setting.name.span(),
+                "a handler has at most 8 gates; one gate has a limit for each key",
+            );
+        }
         for (index, statement) in options.statements.iter().enumerate() {
             let earlier = &options.statements[..index];
             if earlier.iter().any(|other| other.name == statement.name) {
@@ -186,8 +213,12 @@ impl Setting {
     fn span(&self) -> Span {
         match &self.value {
             Value::Expr(value) => value.span(),
-            Value::Sql(_) => self.name.span(),
+            Value::Group(_) => self.name.span(),
         }
+    }
+
+    fn is_gate(&self) -> bool {
+        matches!(self.value, Value::Group(_)) && self.name != "sql"
     }
 }
 
@@ -195,6 +226,8 @@ impl Setting {
 #[derive(Default)]
 struct Reader {
     seen: Vec<String>,
+    /// How many errors there are.
+    count: usize,
     errors: Option<syn::Error>,
 }
 
@@ -271,6 +304,7 @@ impl Reader {
     }
 
     fn add(&mut self, error: syn::Error) {
+        self.count += 1;
         match &mut self.errors {
             Some(errors) => errors.combine(error),
             None => self.errors = Some(error),
@@ -427,6 +461,14 @@ fn count(value: &Expr) -> syn::Result<u32> {
     }
     let why = "expected a whole number, 1 or more";
     Err(syn::Error::new(value.span(), why))
+}
+
+fn bounded(value: &Expr, max: u32) -> syn::Result<u32> {
+    let count = count(value).ok().filter(|count| *count <= max);
+    count.ok_or_else(|| {
+        let why = format!("expected a whole number from 1 to {max}");
+        syn::Error::new(value.span(), why)
+    })
 }
 
 fn number(value: &Expr, min: f64, max: f64) -> syn::Result<f64> {

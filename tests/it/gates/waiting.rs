@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rouse::worker::Settings;
+use rouse::worker::{Override, Overrides, Settings};
 
 use crate::support::worker::{TestWorker, until_true};
 
@@ -93,4 +93,36 @@ async fn a_change_of_a_gate_opens_lanes_that_it_had_closed_for_long() {
     set_gate(&client, "'rate', 'throttle', most => 1000, period => '1 s'").await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     worker.drain().await;
+}
+
+/// `concurrency` of a handler: on each host, whatever the keys of its jobs are.
+#[tokio::test]
+async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
+    let (db, client) = gate("'wide', 'max_concurrent', key => '{tenant}', most => 5").await;
+    for tenant in 0..3 {
+        for _ in 0..10 {
+            enqueue(&client, "test.sleep", &format!(r#", '{{"ms": 20}}', tenant => 't{tenant}'"#)).await;
+            enqueue(&client, "test.race", &format!(", tenant => 't{tenant}'")).await;
+        }
+    }
+    let two = Override::default().with("concurrency", 2_u32);
+    let settings = Settings {
+        slots: 8,
+        overrides: Overrides([("test.sleep".to_owned(), two)].into()),
+        ..Settings::default()
+    };
+    let began = Instant::now();
+    let worker = TestWorker::start(&db, settings).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    let took = began.elapsed();
+    worker.drain().await;
+    let most = "SELECT max(c.running) FROM (
+        SELECT count(*) AS running FROM rouse.finished AS a JOIN rouse.jobs AS ja ON ja.id = a.id AND ja.handler = 'test.sleep'
+        JOIN rouse.finished AS b ON b.started_at <= a.started_at AND b.finished_at > a.started_at
+        JOIN rouse.jobs AS jb ON jb.id = b.id AND jb.handler = 'test.sleep' GROUP BY a.id) AS c";
+    assert_eq!(number(&client, most).await, 2);
+    // A job that waits in line for longer than a second is given back. The next one starts at the end of another.
+    assert!(took < Duration::from_secs(5), "30 jobs of 20 ms, two at a time: {took:?}");
+    let released = "SELECT count(*) FROM rouse.record WHERE event = 'released'";
+    assert_eq!(number(&client, released).await, 0);
 }

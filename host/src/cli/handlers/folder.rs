@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
+use super::gates;
 use super::held::Held;
 use super::in_force::{self, Setting};
 use super::trouble::Trouble;
@@ -179,6 +180,7 @@ impl Folder {
             "grants": self.held(handler).json(),
             "missing": handler.missing().iter().map(missing).collect::<Vec<_>>(),
             "statements": statements(handler),
+            "gates": gates::json(&manifest.name, &manifest.gates),
         });
         let mut all = known.as_object().cloned().unwrap_or_default();
         in_force::add_to(&mut all, &self.in_force(handler));

@@ -43,6 +43,10 @@ pub(super) fn settings(
         if setting.key == "job_delay" && setting.from == MODULE {
             setting.from = File::USUAL.into();
         }
+        if setting.key == "concurrency" && policy.concurrency.is_none() {
+            setting.value = Value::Null;
+            setting.text = "as many as there are slots".into();
+        }
     }
     all.push(instances(handler, settings, file));
     all.extend(numbers(

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::fleet::{backlog, worker};
 use super::folder::{Folder, FolderLocation, Manifest};
+use super::gates;
 use super::in_force::{self, Setting};
 use crate::cli::attempt_error::cell;
 use crate::cli::dev::serves::Serves;
@@ -125,6 +126,12 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         if !here.statements.is_empty() {
             parts.push(format!("statements\n{}", here.statements));
         }
+        if !here.gates.is_empty() {
+            parts.push(format!(
+                "gates that hosts set unless an operator has set one of the name\n{}",
+                here.gates
+            ));
+        }
         if !here.withheld.is_empty() {
             parts.push(format!(
                 "withheld, because its table is not bound to a module\n{}",
@@ -165,6 +172,8 @@ struct Here {
     granted: String,
     /// The SQL statements that it declares, in full: an operator grants their texts.
     statements: String,
+    /// The gates that it declares, with the names that they get.
+    gates: String,
     withheld: String,
     settings: Vec<Setting>,
     /// The file that decides about both: a host may have been started with another one.
@@ -179,6 +188,7 @@ impl Here {
             manifest: folder.manifest(handler),
             granted: folder.held(handler).table(),
             statements: statements(handler),
+            gates: gates::table(&handler.manifest.name, &handler.manifest.gates),
             withheld: withheld(handler),
             settings: folder.in_force(handler),
             as_in: match folder.file.found() {
@@ -355,9 +365,8 @@ impl Here {
                         .map(|missing| &missing["what"]);
                     words(&names.cloned().collect())
                 }
-                "granted" | "grants" | "from" | "limits" | "state" | "statements" | "withheld" => {
-                    continue;
-                }
+                "granted" | "grants" | "from" | "limits" | "state" | "statements" | "gates"
+                | "withheld" => continue,
                 "bound_by" if value.is_null() => {
                     "no table: the name belongs to the first file that had it".into()
                 }

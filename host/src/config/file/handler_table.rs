@@ -143,12 +143,6 @@ impl Table for HandlerTable {
             "`false`",
             "`true`: the schedule that its module declares is created",
         ),
-        Entry::new(
-            "concurrency",
-            "none",
-            "none",
-            "Refused, because no host enforces it yet; `slots` limits the attempts of a host",
-        ),
     ];
 
     fn numbers(&mut self) -> Option<&mut Overlay<Policy>> {
@@ -175,7 +169,6 @@ impl Table for HandlerTable {
             "fine_clocks" => self.fine_clocks = Some(map.next_value()?),
             "enqueue" => self.enqueue = Some(map.next_value::<Patterns>()?.0),
             "schedule" => self.schedule = Some(map.next_value()?),
-            "concurrency" => map.next_value::<NotEnforced>().map(drop)?,
             key => unreachable!("{key} has a row, and is not read"),
         }
         Ok(())
@@ -200,16 +193,5 @@ impl<'de> Deserialize<'de> for Patterns {
             ))),
             None => Ok(Self(patterns)),
         }
-    }
-}
-
-/// `concurrency`, which is refused until a host enforces it: a limit that does not hold is worse than none.
-struct NotEnforced;
-
-impl<'de> Deserialize<'de> for NotEnforced {
-    fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
-        Err(D::Error::custom(
-            "no host enforces `concurrency` yet; remove it (`slots` limits the attempts of a host)",
-        ))
     }
 }

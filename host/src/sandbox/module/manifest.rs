@@ -1,6 +1,7 @@
 //! The manifest: a module's description of its handlers.
 
 mod capability;
+mod gates;
 mod keys;
 mod statements;
 #[cfg(test)]
@@ -16,10 +17,12 @@ use serde_json::value::RawValue;
 use crate::harmless::printable;
 use crate::job::cron::DueTimes;
 use crate::job::declared::DeclaredSchedule;
+use crate::job::declared_gate::DeclaredGate;
 use crate::job::{RetryPolicy, Statement};
 
 pub use self::capability::Capability;
 use self::capability::{NAME_CHARS_MAX, is_name};
+use self::gates::WrittenGate;
 
 /// The size of a manifest with all its schemas; a hundred handlers take about 100 KiB.
 const MANIFEST_BYTES_MAX: usize = 1 << 20;
@@ -45,6 +48,8 @@ const LEASE_MS_MAX: u64 = DAY_MS;
 const WAIT_MS_MAX: u64 = 365 * DAY_MS;
 /// The maximum grace, because a host that shuts down waits this long for guests.
 const GRACE_MS_MAX: u64 = 10 * 60 * 1_000;
+/// The maximum of `concurrency`, as in `rouse.toml` (`worker/policy.rs`).
+const CONCURRENCY_MAX: u64 = 1_000_000;
 
 /// A module's description of itself, validated.
 #[derive(Debug, Clone, PartialEq)]
@@ -81,10 +86,14 @@ pub struct HandlerManifest {
     pub timeout: Duration,
     /// The time from the abort signal to the hard stop. Default: 5 s.
     pub grace: Duration,
+    /// How many of its attempts may run at the same time on one host. `None`: as many as there are slots.
+    pub concurrency: Option<u32>,
     /// Whether its instances may serve many jobs. Default: fresh ones.
     pub instances: Instances,
     /// The schedule that it declares.
     pub schedule: Option<DeclaredSchedule>,
+    /// The gates that it declares, at most 8.
+    pub gates: Vec<DeclaredGate>,
     /// The SQL statements that it declares.
     pub statements: Vec<Statement>,
     /// The capabilities that it declares; with a schedule or statements, also those.
@@ -138,12 +147,12 @@ struct WrittenHandler<'a> {
     lease_ms: Option<u64>,
     timeout_ms: Option<u64>,
     grace_ms: Option<u64>,
-    /// Must be null, because no host enforces it yet.
-    #[serde(borrow)]
-    concurrency: Option<&'a RawValue>,
+    concurrency: Option<u64>,
     #[serde(default, deserialize_with = "null_is_default")]
     instances: Instances,
     schedule: Option<DeclaredSchedule>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    gates: Vec<WrittenGate>,
     #[serde(default, deserialize_with = "null_is_default")]
     statements: Vec<Statement>,
     #[serde(default, deserialize_with = "null_is_default")]
@@ -262,12 +271,6 @@ impl HandlerManifest {
         written: WrittenHandler<'_>,
         patterns: &mut PatternBytes,
     ) -> Result<Self, String> {
-        if written.concurrency.is_some() {
-            return Err(
-                "it limits its concurrency, which no host enforces yet; remove `concurrency` (`slots` in rouse.toml limits the attempts of a host)"
-                    .into(),
-            );
-        }
         if written.capabilities.len() > CAPABILITIES_MAX {
             return Err(
                 "capabilities must be at most 64 words like `dirs` or `dirs:/photos`".into(),
@@ -307,11 +310,23 @@ impl HandlerManifest {
             // A grace of zero is valid.
             grace: between("grace_ms", written.grace_ms, 0, GRACE_MS_MAX)?
                 .unwrap_or(HandlerManifest::GRACE),
+            concurrency: concurrency(written.concurrency)?,
             instances: written.instances,
             schedule: written.schedule.map(schedule).transpose()?,
+            gates: gates::check(written.gates)?,
             statements,
             capabilities,
         })
+    }
+}
+
+fn concurrency(written: Option<u64>) -> Result<Option<u32>, String> {
+    match written {
+        Some(count) if !(1..=CONCURRENCY_MAX).contains(&count) => Err(format!(
+            "concurrency is {count}; expected 1 to {CONCURRENCY_MAX}"
+        )),
+        Some(count) => Ok(Some(u32::try_from(count).expect("the maximum fits"))),
+        None => Ok(None),
     }
 }
 

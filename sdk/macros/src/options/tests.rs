@@ -13,7 +13,7 @@ fn every_option_is_read() {
     let options = Options::read(quote! {
         name = "a.b-c_d", version = "2", description = "does it", max_attempts = 7,
         initial_backoff = "1s", max_backoff = "1m", multiplier = 3, jitter = 0.5,
-        lease = "2m", timeout = "1h", grace = "500ms", instances = "reuse",
+        lease = "2m", timeout = "1h", grace = "500ms", concurrency = 4, instances = "reuse",
         schedule = "0 3 * * *", schedule_time_zone = "Europe/Berlin",
         capabilities = ["dirs", "http:*.example.com", "enqueue:photo.*"],
     })
@@ -29,6 +29,7 @@ fn every_option_is_read() {
     assert_eq!(options.lease_ms, Some(120_000));
     assert_eq!(options.timeout_ms, Some(3_600_000));
     assert_eq!(options.grace_ms, Some(500));
+    assert_eq!(options.concurrency, Some(4));
     assert!(options.reuse);
     assert_eq!(options.schedule.as_deref(), Some("0 3 * * *"));
     assert_eq!(options.schedule_time_zone.as_deref(), Some("Europe/Berlin"));
@@ -95,9 +96,194 @@ fn an_unknown_option_lists_the_known_ones() {
 }
 
 #[test]
-fn an_unsupported_limit_is_refused() {
-    let why = why(quote!(name = "a", concurrency = 3));
-    assert_eq!(why, "`concurrency` is not supported yet; remove it");
+fn concurrency_has_the_bounds_of_the_host() {
+    for tokens in [
+        quote!(concurrency = 0),
+        quote!(concurrency = 1_000_001),
+        quote!(concurrency = "4"),
+    ] {
+        let why = why(quote!(name = "a", #tokens));
+        assert_eq!(why, "expected a whole number from 1 to 1000000");
+    }
+}
+
+#[test]
+fn gates_are_read_with_their_options() {
+    let options = Options::read(quote! {
+        name = "a",
+        max_concurrent(most = 5, key = "tenant"),
+        throttle(most = 100, period = "1m", burst = 10, key = "$.api"),
+        throttle(period = "30d", most = 1000),
+        singleton(),
+        singleton(key = ["$.doc.id", "source"], lasts = "running"),
+        singleton(lasts = "period", period = "1h", newcomer = "refuse", key = "queue"),
+        debounce(period = "5s", longest = "1m", key = "handler", edge = "leading"),
+        debounce(period = "5s", key = []),
+    })
+    .expect("all of them are valid");
+    let gate = |key: &[&str], limit| Gate {
+        limit,
+        key: key.iter().map(|by| (*by).to_owned()).collect(),
+    };
+    let singleton = |lasts, period_ms, newcomer| Limit::Singleton {
+        lasts,
+        period_ms,
+        newcomer,
+    };
+    let debounce = |longest_ms, edge| Limit::Debounce {
+        period_ms: 5_000,
+        longest_ms,
+        edge,
+    };
+    let throttle = |most, period_ms, burst| Limit::Throttle {
+        most,
+        period_ms,
+        burst,
+    };
+    assert_eq!(
+        options.gates,
+        [
+            gate(&["tenant"], Limit::MaxConcurrent { most: 5 }),
+            gate(&["$.api"], throttle(100, 60_000, Some(10))),
+            gate(&[], throttle(1000, 2_592_000_000, None)),
+            gate(&[], singleton(Lasts::Queued, None, Newcomer::Keep)),
+            gate(
+                &["$.doc.id", "source"],
+                singleton(Lasts::Running, None, Newcomer::Keep)
+            ),
+            gate(
+                &["queue"],
+                singleton(Lasts::Period, Some(3_600_000), Newcomer::Refuse)
+            ),
+            gate(&["handler"], debounce(Some(60_000), Edge::Leading)),
+            gate(&[], debounce(None, Edge::Trailing)),
+        ]
+    );
+}
+
+#[test]
+fn wrong_gates_are_refused_with_what_to_write() {
+    for (tokens, expected) in [
+        (
+            quote!(max_concurrent = 5),
+            "expected `max_concurrent(…)`, once for each gate, for instance `max_concurrent(most = 5, key = \"tenant\")`",
+        ),
+        (
+            quote!(throttle(most = 5)),
+            "`throttle(…)` needs `period`, for instance `throttle(most = 100, period = \"1m\")`",
+        ),
+        (
+            quote!(max_concurrent(key = "tenant")),
+            "`max_concurrent(…)` needs `most`, for instance `max_concurrent(most = 5, key = \"tenant\")`",
+        ),
+        (
+            quote!(debounce()),
+            "`debounce(…)` needs `period`, for instance `debounce(period = \"5s\", key = \"$.document\")`",
+        ),
+        (
+            quote!(max_concurrent(most = 5, period = "1s")),
+            "`max_concurrent(…)` has no option `period`; its options are most, key",
+        ),
+        (
+            quote!(throttle(most = 5, period = "1s", edge = "leading")),
+            "`throttle(…)` has no option `edge`; its options are most, period, burst, key",
+        ),
+        (
+            quote!(singleton(most = 1)),
+            "`singleton(…)` has no option `most`; its options are key, lasts, period, newcomer",
+        ),
+        (
+            quote!(debounce(period = "1s", newcomer = "keep")),
+            "`debounce(…)` has no option `newcomer`; its options are period, longest, edge, key",
+        ),
+        (
+            quote!(max_concurrent(most = 5, most = 6)),
+            "`most` is set twice",
+        ),
+        (
+            quote!(max_concurrent(most = 5, singleton())),
+            "`max_concurrent(…)` cannot contain `singleton(…)`; write it after this one",
+        ),
+        (
+            quote!(max_concurrent(most = 0)),
+            "expected a whole number from 1 to 1000000",
+        ),
+        (
+            quote!(throttle(most = 1_000_001, period = "1s", burst = 1)),
+            "expected a whole number from 1 to 1000000",
+        ),
+        (
+            quote!(throttle(most = 1, period = "1s", burst = 0)),
+            "expected a whole number from 1 to 1000000",
+        ),
+        (
+            quote!(throttle(most = 1001, period = "1s")),
+            "without `burst`, a throttle lets at most 1000 jobs start in a period; add `burst = …`, the number that may \
+             start at once",
+        ),
+        (
+            quote!(throttle(most = 1, period = 60)),
+            "expected a duration in quotes, for instance \"30s\"",
+        ),
+        (
+            quote!(throttle(most = 1, period = "31d")),
+            "longer than 30 days, the longest period of a gate",
+        ),
+        (
+            quote!(debounce(period = "5s", longest = "4s")),
+            "longest is shorter than period",
+        ),
+        (
+            quote!(singleton(lasts = "period")),
+            "a singleton that lasts for a period needs one: `lasts = \"period\", period = \"1h\"`",
+        ),
+        (
+            quote!(singleton(period = "1h")),
+            "a singleton has a period only if it lasts for one: `lasts = \"period\", period = \"1h\"`",
+        ),
+        (
+            quote!(singleton(period = "1h", lasts = "ever")),
+            "expected \"queued\" (until the job has started), \"running\" (until it has ended) or \"period\" (for a \
+             period after its enqueue)",
+        ),
+        (
+            quote!(singleton(newcomer = "replace", lasts = "running")),
+            "a newcomer replaces a job only while that is queued: remove `lasts`",
+        ),
+        (
+            quote!(singleton(newcomer = "drop")),
+            "expected \"keep\" (the earlier job is kept), \"replace\" (it becomes the newcomer) or \
+             \"refuse\" (the enqueue is an error)",
+        ),
+        (
+            quote!(debounce(period = "1s", edge = "both")),
+            "expected \"trailing\" (the last job of a burst runs, after it) or \"leading\" (the first one, at once)",
+        ),
+        (
+            quote!(singleton(key = tenant)),
+            "expected a value of jobs, such as \"tenant\" or \"$.customer.id\", or a list of two",
+        ),
+        (
+            quote!(singleton(key = "$.a[0]")),
+            "jobs are not divided by `$.a[0]`: write \"tenant\", \"source\", \"handler\", \"queue\", or a path of the \
+             payload such as \"$.customer.id\"",
+        ),
+        (
+            quote!(singleton(key = ["tenant", "tenant"])),
+            "the key has `tenant` twice",
+        ),
+        (
+            quote!(singleton(key = ["tenant", "source", "queue"])),
+            "a key has at most two values",
+        ),
+    ] {
+        assert_eq!(why(quote!(name = "a", #tokens)), expected, "{tokens}");
+    }
+    let nine = std::iter::repeat_n(quote!(singleton()), 9);
+    assert_eq!(
+        why(quote!(name = "a", #(#nine),*)),
+        "a handler has at most 8 gates; one gate has a limit for each key"
+    );
 }
 
 #[test]

@@ -94,13 +94,16 @@ fn memory_of_a_table_sets_the_memory_of_the_next_attempt() {
 #[test]
 fn lease_timeout_retries_and_instances_are_those_of_the_narrowest_table_that_sets_them() {
     let file = read(
-        "[handlers.\"mail.*\"]\ntimeout = \"10m\"\ninstances = \"reuse\"\nretry_max = \"1m\"\n\
+        "[handlers.\"mail.*\"]\ntimeout = \"10m\"\ninstances = \"reuse\"\nretry_max = \"1m\"\nconcurrency = 3\n\
          [handlers.\"mail.send\"]\nmax_attempts = 7\n[[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]",
     )
     .unwrap();
-    let manifest = r#"{"handlers": [{"name": "mail.send"}]}"#;
+    let manifest = r#"{"handlers": [{"name": "mail.send", "concurrency": 8}, {"name": "text.stats", "concurrency": 8}]}"#;
     let manifest = Manifest::parse(manifest).unwrap();
+    let other = Policy::resolve(&manifest.handlers[1], &file.overrides());
+    assert_eq!(other.concurrency, Some(8), "the module's own");
     let policy = Policy::resolve(&manifest.handlers[0], &file.overrides());
+    assert_eq!(policy.concurrency, Some(3));
     assert_eq!(policy.timeout, Duration::from_secs(600));
     assert_eq!(policy.retry.max, Duration::from_secs(60));
     assert_eq!(policy.retry.max_attempts, 7);

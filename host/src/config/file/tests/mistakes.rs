@@ -6,14 +6,6 @@ use super::read;
 use crate::config::File;
 
 #[test]
-fn a_limit_that_no_host_enforces_is_rejected_with_an_alternative() {
-    let why = read("[handlers.\"image.*\"]\nconcurrency = 2").unwrap_err();
-    for part in ["concurrency = 2", "no host enforces", "`slots`"] {
-        assert!(why.contains(part), "{part}: {why}");
-    }
-}
-
-#[test]
 fn errors_name_the_key() {
     for (text, part) in [
         ("quues = [\"a\"]", "quues"),
@@ -38,6 +30,14 @@ fn errors_name_the_key() {
         ("trusted_keys = [\"short\"]", "trusted_keys"),
         ("worker_id = \"a b\"", "worker_id"),
         ("[handlers.x]\nlease = \"1s\"", "lease"),
+        (
+            "[handlers.x]\nconcurrency = 0",
+            "concurrency must be between 1 and 1000000, not 0",
+        ),
+        (
+            "[handlers.\"x.*\"]\nconcurrency = 1000001",
+            "concurrency must be between 1 and 1000000, not 1000001",
+        ),
         ("memory_mb = 16", "memory_mb"),
         ("[limits]\nmemory_mb = 0", "limits.memory_mb"),
         (

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::harmless::is_harmful;
+use crate::job::declared_gate::GateLimit;
 
 fn one(handler: Value) -> Result<HandlerManifest, String> {
     let manifest = Manifest::parse(&json!({ "handlers": [handler] }).to_string())?;
@@ -19,7 +20,7 @@ fn a_handler_needs_only_a_name() {
     for written in [
         json!({ "name": "text.stats" }),
         json!({ "name": "text.stats", "retry": null, "lease_ms": null, "concurrency": null,
-                "instances": null, "capabilities": null, "input_schema": null, "a_field_of_the_future": 7 }),
+                "instances": null, "capabilities": null, "gates": null, "input_schema": null, "a_field_of_the_future": 7 }),
     ] {
         let handler = one(written).unwrap();
         assert_eq!(handler.name, "text.stats");
@@ -29,7 +30,9 @@ fn a_handler_needs_only_a_name() {
         assert_eq!(handler.lease, Duration::from_secs(60));
         assert_eq!(handler.timeout, Duration::from_secs(3600));
         assert_eq!(handler.grace, Duration::from_secs(5));
+        assert_eq!(handler.concurrency, None);
         assert_eq!(handler.instances, Instances::Fresh);
+        assert!(handler.gates.is_empty());
         assert!(handler.capabilities.is_empty());
     }
 }
@@ -40,7 +43,8 @@ fn read_every_field() {
         r#"{"sdk":"rouse-sdk 0.1.0","handlers":[{"name":"text.stats","version":"0.1.0",
         "description":"Counts.","input_schema":{"type":"object"},"output_schema":true,
         "retry":{"max_attempts":3,"initial_ms":100,"multiplier":1.5,"max_ms":2000,"jitter":0},
-        "lease_ms":1000,"timeout_ms":2000,"grace_ms":0,
+        "lease_ms":1000,"timeout_ms":2000,"grace_ms":0,"concurrency":4,
+        "gates":[{"kind":"max_concurrent","most":5,"key":["tenant"]}],
         "instances":"reuse","capabilities":["dir"]}]}"#,
     )
     .unwrap();
@@ -56,6 +60,10 @@ fn read_every_field() {
     assert_eq!(handler.lease, Duration::from_secs(1));
     assert_eq!(handler.timeout, Duration::from_secs(2));
     assert_eq!(handler.grace, Duration::ZERO);
+    assert_eq!(handler.concurrency, Some(4));
+    let limit = GateLimit::MaxConcurrent { most: 5 };
+    let key = vec!["tenant".to_owned()];
+    assert_eq!(handler.gates, [DeclaredGate { limit, key }]);
     assert_eq!(handler.instances, Instances::Reuse);
     assert_eq!(handler.capabilities, ["dirs".parse().unwrap()]);
 }
@@ -75,8 +83,11 @@ fn refuse_bad_values_with_the_handler_and_the_field() {
         ("timeout_ms", json!(1.5)),
         ("timeout_ms", json!(u64::MAX)),
         ("grace_ms", json!(3_600_000)),
-        ("concurrency", json!(3)),
+        ("concurrency", json!(0)),
+        ("concurrency", json!(1_000_001)),
         ("concurrency", json!("three")),
+        ("gates", json!({})),
+        ("gates", json!([{ "kind": "throttle" }])),
         ("capabilities", json!(["rm -rf"])),
         ("input_schema", json!("object")),
         (
@@ -159,16 +170,22 @@ fn limit_the_manifest_as_a_whole() {
 }
 
 #[test]
-fn refuse_a_limit_that_no_host_enforces() {
-    let why = refused(json!({ "name": "a", "concurrency": 3 }));
-    for part in [
-        "handler `a`",
-        "no host enforces yet",
-        "remove `concurrency`",
-        "`slots`",
-    ] {
-        assert!(why.contains(part), "{part}: {why}");
-    }
+fn refuse_gates_with_the_handler_and_the_gate() {
+    let gates = json!([{ "kind": "singleton" }, { "kind": "throttle", "most": 0, "period_ms": 1 }]);
+    let why = refused(json!({ "name": "a", "gates": gates }));
+    assert_eq!(
+        why,
+        "is wrong about the handler `a`: gates[1]: most is 0; expected 1 to 1000 for a throttle without a burst"
+    );
+    let gates = vec![json!({ "kind": "singleton" }); 9];
+    let why = refused(json!({ "name": "a", "gates": gates }));
+    assert!(
+        why.contains("gates must be at most 8; there are 9"),
+        "{why}"
+    );
+    let nasty = json!([{ "kind": "singleton", "key": ["\u{9b}\u{202e}\n"] }]);
+    let why = refused(json!({ "name": "a", "gates": nasty }));
+    assert!(!why.contains(is_harmful), "{why}");
 }
 
 #[test]

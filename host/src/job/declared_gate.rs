@@ -1,0 +1,149 @@
+//! Gates that modules declare for their handlers.
+
+use serde::{Deserialize, Serialize};
+
+/// A gate, with the keys of a manifest and of `rouse.declare_gates`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DeclaredGate {
+    /// What it limits.
+    #[serde(flatten)]
+    pub limit: GateLimit,
+    /// What each limit is for: `tenant`, `source`, `handler`, `queue`, or a path of the payload such as `$.customer.id`.
+    /// Empty: there is one limit for all jobs of the handler.
+    pub key: Vec<String>,
+}
+
+/// What a gate limits, by its kind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum GateLimit {
+    /// How many jobs of a key run at the same time, on all workers.
+    MaxConcurrent {
+        /// That many.
+        most: u32,
+    },
+    /// How many jobs of a key start in a period.
+    Throttle {
+        /// That many; with a burst, on average.
+        most: u32,
+        /// The period, milliseconds.
+        period_ms: u64,
+        /// How many may start at once after a pause.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        burst: Option<u32>,
+    },
+    /// While there is a job of a key, no other is enqueued.
+    Singleton {
+        /// Until when the job counts.
+        lasts: Lasts,
+        /// The period of [`Lasts::Period`], milliseconds.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        period_ms: Option<u64>,
+        /// What becomes of an enqueue meanwhile.
+        newcomer: Newcomer,
+    },
+    /// A burst of jobs of a key becomes one.
+    Debounce {
+        /// The pause that ends a burst, milliseconds.
+        period_ms: u64,
+        /// How long a burst may last, milliseconds. `None`: any time.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        longest_ms: Option<u64>,
+        /// Which job of a burst runs.
+        edge: Edge,
+    },
+}
+
+/// Until when a job keeps others of its key out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Lasts {
+    /// Until it has started.
+    #[default]
+    Queued,
+    /// Until it has ended.
+    Running,
+    /// For a period after its enqueue.
+    Period,
+}
+
+/// What becomes of an enqueue while a job of its key keeps others out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Newcomer {
+    /// Nothing is enqueued: the earlier job is kept.
+    #[default]
+    Keep,
+    /// The earlier job gets the newcomer's payload, unless it has started.
+    Replace,
+    /// The enqueue is an error.
+    Refuse,
+}
+
+/// Which job of a burst runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Edge {
+    /// The last one, after the burst.
+    #[default]
+    Trailing,
+    /// The first one, at once.
+    Leading,
+}
+
+impl GateLimit {
+    /// The kind, as in the database.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::MaxConcurrent { .. } => "max_concurrent",
+            Self::Throttle { .. } => "throttle",
+            Self::Singleton { .. } => "singleton",
+            Self::Debounce { .. } => "debounce",
+        }
+    }
+}
+
+/// The names that these gates of a handler get in the database (`rouse._declared_gates`): `mail.send/throttle`, and
+/// `mail.send/throttle.2` for the second one of a kind.
+pub fn names(handler: &str, gates: &[DeclaredGate]) -> Vec<String> {
+    let name = |(at, gate): (usize, &DeclaredGate)| {
+        let kind = gate.limit.kind();
+        let earlier = gates[..at].iter();
+        match earlier
+            .filter(|earlier| earlier.limit.kind() == kind)
+            .count()
+        {
+            0 => format!("{handler}/{kind}"),
+            count => format!("{handler}/{kind}.{}", count + 1),
+        }
+    };
+    gates.iter().enumerate().map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn further_gates_of_a_kind_are_numbered() {
+        let gate = |limit| DeclaredGate {
+            limit,
+            key: Vec::new(),
+        };
+        let running = gate(GateLimit::MaxConcurrent { most: 1 });
+        let burst = gate(GateLimit::Debounce {
+            period_ms: 1,
+            longest_ms: None,
+            edge: Edge::Leading,
+        });
+        assert_eq!(
+            names("a.b", &[running.clone(), burst, running.clone(), running]),
+            [
+                "a.b/max_concurrent",
+                "a.b/debounce",
+                "a.b/max_concurrent.2",
+                "a.b/max_concurrent.3"
+            ]
+        );
+    }
+}

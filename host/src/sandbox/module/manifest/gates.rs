@@ -1,0 +1,409 @@
+//! The gates that a handler declares. Their rules and bounds are those of the database (`rouse._wrong_gate`).
+
+use serde::Deserialize;
+
+use crate::harmless::printable;
+use crate::job::declared_gate::{DeclaredGate, Edge, GateLimit, Lasts, Newcomer};
+
+/// More gates than this are a mistake: one gate has a limit for each key.
+const GATES_MAX: usize = 8;
+
+/// The maximum of running jobs, of starts in a period, and of a burst.
+const MOST_MAX: u64 = 1_000_000;
+/// The maximum of starts in a period without a burst: the database keeps the time of each.
+const STARTS_MAX: u64 = 1_000;
+/// 30 days.
+const PERIOD_MS_MAX: u64 = 30 * super::DAY_MS;
+
+/// A longer key of a gate is not quoted in full.
+const KEY_CHARS_SHOWN: usize = 140;
+
+/// A gate as written. A setting without an effect is an error, as in the database: it is meant to limit something.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WrittenGate {
+    kind: Kind,
+    key: Option<Vec<String>>,
+    most: Option<u64>,
+    period_ms: Option<u64>,
+    burst: Option<u64>,
+    lasts: Option<Lasts>,
+    newcomer: Option<Newcomer>,
+    edge: Option<Edge>,
+    longest_ms: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    MaxConcurrent,
+    Throttle,
+    Singleton,
+    Debounce,
+}
+
+/// Checks the gates of a handler, and fills in defaults.
+pub(super) fn check(gates: Vec<WrittenGate>) -> Result<Vec<DeclaredGate>, String> {
+    if gates.len() > GATES_MAX {
+        return Err(format!(
+            "gates must be at most {GATES_MAX}; there are {}",
+            gates.len()
+        ));
+    }
+    let gates = gates.into_iter().enumerate();
+    gates
+        .map(|(at, gate)| gate.check().map_err(|why| format!("gates[{at}]: {why}")))
+        .collect()
+}
+
+impl WrittenGate {
+    fn check(self) -> Result<DeclaredGate, String> {
+        self.check_effects()?;
+        let limit = match self.kind {
+            Kind::MaxConcurrent => GateLimit::MaxConcurrent {
+                most: count("most", self.most, MOST_MAX)?,
+            },
+            Kind::Throttle => {
+                let burst = self
+                    .burst
+                    .map(|burst| count("burst", Some(burst), MOST_MAX));
+                let burst = burst.transpose()?;
+                let most = match burst {
+                    Some(_) => count("most", self.most, MOST_MAX)?,
+                    None => count("most", self.most, STARTS_MAX)
+                        .map_err(|why| format!("{why} for a throttle without a burst"))?,
+                };
+                GateLimit::Throttle {
+                    most,
+                    period_ms: period(self.period_ms)?,
+                    burst,
+                }
+            }
+            Kind::Singleton => {
+                let lasts = self.lasts.unwrap_or_default();
+                GateLimit::Singleton {
+                    lasts,
+                    period_ms: match lasts {
+                        Lasts::Queued | Lasts::Running => None,
+                        Lasts::Period => Some(period(self.period_ms)?),
+                    },
+                    newcomer: self.newcomer.unwrap_or_default(),
+                }
+            }
+            Kind::Debounce => {
+                let period_ms = period(self.period_ms)?;
+                let longest_ms = self.longest_ms;
+                if let Some(longest) = longest_ms
+                    && !(period_ms..=PERIOD_MS_MAX).contains(&longest)
+                {
+                    return Err(format!(
+                        "longest_ms is {longest}; expected {period_ms} (period_ms) to {PERIOD_MS_MAX} (30 days)"
+                    ));
+                }
+                GateLimit::Debounce {
+                    period_ms,
+                    longest_ms,
+                    edge: self.edge.unwrap_or_default(),
+                }
+            }
+        };
+        let key = self.key.unwrap_or_default();
+        check_key(&key)?;
+        Ok(DeclaredGate { limit, key })
+    }
+
+    /// Rejects settings that have no effect on a gate of this kind.
+    fn check_effects(&self) -> Result<(), String> {
+        use Kind::{Debounce, MaxConcurrent, Singleton, Throttle};
+        if self.kind == Singleton && self.period_ms.is_some() && self.lasts != Some(Lasts::Period) {
+            return Err(
+                "a singleton has a period_ms only if it lasts for one: \"lasts\": \"period\""
+                    .into(),
+            );
+        }
+        if self.newcomer == Some(Newcomer::Replace)
+            && self.lasts.is_some_and(|lasts| lasts != Lasts::Queued)
+        {
+            return Err("a newcomer replaces a job only while that is queued: remove lasts".into());
+        }
+        let (kind, word, others) = match self.kind {
+            MaxConcurrent => (MaxConcurrent, "max_concurrent", "most"),
+            Throttle => (Throttle, "throttle", "most, period_ms and burst"),
+            Singleton => (Singleton, "singleton", "lasts, newcomer and period_ms"),
+            Debounce => (Debounce, "debounce", "period_ms, longest_ms and edge"),
+        };
+        for (setting, is_set, kinds) in [
+            ("most", self.most.is_some(), &[MaxConcurrent, Throttle][..]),
+            (
+                "period_ms",
+                self.period_ms.is_some(),
+                &[Throttle, Singleton, Debounce],
+            ),
+            ("burst", self.burst.is_some(), &[Throttle]),
+            ("lasts", self.lasts.is_some(), &[Singleton]),
+            ("newcomer", self.newcomer.is_some(), &[Singleton]),
+            ("edge", self.edge.is_some(), &[Debounce]),
+            ("longest_ms", self.longest_ms.is_some(), &[Debounce]),
+        ] {
+            if is_set && !kinds.contains(&kind) {
+                return Err(format!(
+                    "a gate of kind {word} has no {setting}; it has key, {others}"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn count(field: &str, count: Option<u64>, max: u64) -> Result<u32, String> {
+    match count {
+        Some(count) if (1..=max).contains(&count) => {
+            Ok(u32::try_from(count).expect("the maximum fits"))
+        }
+        Some(count) => Err(format!("{field} is {count}; expected 1 to {max}")),
+        None => Err(format!("{field} is missing; expected 1 to {max}")),
+    }
+}
+
+fn period(period: Option<u64>) -> Result<u64, String> {
+    match period {
+        Some(ms) if (1..=PERIOD_MS_MAX).contains(&ms) => Ok(ms),
+        Some(ms) => Err(format!(
+            "period_ms is {ms}; expected 1 to {PERIOD_MS_MAX} (30 days)"
+        )),
+        None => Err(format!(
+            "period_ms is missing; expected 1 to {PERIOD_MS_MAX} (30 days)"
+        )),
+    }
+}
+
+/// Rejects a key that is not one or two different values by which jobs can be divided.
+fn check_key(key: &[String]) -> Result<(), String> {
+    if let Some(wrong) = key.iter().find(|by| !divides(by)) {
+        return Err(format!(
+            "key: `{}` must be tenant, source, handler, queue, or a path of the payload such as $.customer.id",
+            printable(wrong, KEY_CHARS_SHOWN)
+        ));
+    }
+    match key {
+        [] | [_] => Ok(()),
+        [first, second] if first == second => Err(format!("key has {first} twice")),
+        [_, _] => Ok(()),
+        _ => Err(format!(
+            "key has {} values; at most 2 are allowed",
+            key.len()
+        )),
+    }
+}
+
+/// True for a value by which jobs can be divided.
+fn divides(by: &str) -> bool {
+    let is_word = |word: &str| {
+        (1..=64).contains(&word.len())
+            && word
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+    };
+    match by.strip_prefix("$.") {
+        Some(path) => path.split('.').count() <= 8 && path.split('.').all(is_word),
+        None => matches!(by, "tenant" | "source" | "handler" | "queue"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn one(gate: Value) -> Result<Value, String> {
+        let gate: WrittenGate = serde_json::from_value(gate).map_err(|error| error.to_string())?;
+        let gates = check(vec![gate])?;
+        Ok(serde_json::to_value(&gates[0]).expect("a gate is JSON"))
+    }
+
+    #[test]
+    fn defaults_are_filled_in() {
+        for (written, with_defaults) in [
+            (
+                json!({"kind": "max_concurrent", "most": 1_000_000, "key": ["tenant", "$.a.b-c.D_0"]}),
+                json!({}),
+            ),
+            (
+                json!({"kind": "throttle", "most": 1000, "period_ms": 60_000}),
+                json!({"key": []}),
+            ),
+            (
+                json!({"kind": "throttle", "most": 1_000_000, "period_ms": 1, "burst": 10, "key": ["queue"]}),
+                json!({}),
+            ),
+            (
+                json!({"kind": "singleton"}),
+                json!({"key": [], "lasts": "queued", "newcomer": "keep"}),
+            ),
+            (
+                json!({"kind": "singleton", "lasts": "period", "period_ms": 2_592_000_000_u64, "newcomer": "refuse", "key": ["source"]}),
+                json!({}),
+            ),
+            (
+                json!({"kind": "debounce", "period_ms": 5000, "longest_ms": 5000, "key": null}),
+                json!({"key": [], "edge": "trailing"}),
+            ),
+        ] {
+            let mut expected = written.clone();
+            for (key, value) in with_defaults.as_object().unwrap() {
+                expected[key] = value.clone();
+            }
+            assert_eq!(one(written), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn refuse_what_the_database_would_refuse() {
+        let word = "a".repeat(65);
+        let (long, deep) = (format!("$.{word}"), format!("${}", ".a".repeat(9)));
+        for (gate, part) in [
+            (json!({"most": 1}), "missing field `kind`"),
+            (json!({"kind": "batch"}), "unknown variant `batch`"),
+            (
+                json!({"kind": "throttle", "max": 1}),
+                "unknown field `max`, expected one of `kind`, `key`, `most`",
+            ),
+            (
+                json!({"kind": "max_concurrent"}),
+                "gates[0]: most is missing; expected 1 to 1000000",
+            ),
+            (
+                json!({"kind": "max_concurrent", "most": 0}),
+                "most is 0; expected 1 to 1000000",
+            ),
+            (
+                json!({"kind": "max_concurrent", "most": 1_000_001}),
+                "most is 1000001; expected 1 to 1000000",
+            ),
+            (
+                json!({"kind": "throttle", "most": 1001, "period_ms": 1}),
+                "most is 1001; expected 1 to 1000 for a throttle without a burst",
+            ),
+            (
+                json!({"kind": "throttle", "most": 1, "period_ms": 1, "burst": 0}),
+                "burst is 0; expected 1 to 1000000",
+            ),
+            (
+                json!({"kind": "throttle", "most": 1}),
+                "period_ms is missing",
+            ),
+            (
+                json!({"kind": "throttle", "most": 1, "period_ms": 0}),
+                "period_ms is 0; expected 1 to 2592000000 (30 days)",
+            ),
+            (
+                json!({"kind": "debounce", "period_ms": 2_592_000_001_u64}),
+                "period_ms is 2592000001; expected",
+            ),
+            (
+                json!({"kind": "debounce", "period_ms": 10, "longest_ms": 9}),
+                "longest_ms is 9; expected 10 (period_ms) to 2592000000 (30 days)",
+            ),
+            (
+                json!({"kind": "debounce", "period_ms": 10, "longest_ms": 2_592_000_001_u64}),
+                "longest_ms is 2592000001",
+            ),
+            (
+                json!({"kind": "debounce", "period_ms": 1, "edge": "both"}),
+                "unknown variant `both`",
+            ),
+            (
+                json!({"kind": "singleton", "lasts": "period"}),
+                "period_ms is missing",
+            ),
+            (
+                json!({"kind": "singleton", "period_ms": 5}),
+                "only if it lasts for one: \"lasts\": \"period\"",
+            ),
+            (
+                json!({"kind": "singleton", "lasts": "running", "period_ms": 5}),
+                "only if it lasts for one",
+            ),
+            (
+                json!({"kind": "singleton", "lasts": "ever"}),
+                "unknown variant `ever`",
+            ),
+            (
+                json!({"kind": "singleton", "newcomer": "replace", "lasts": "running"}),
+                "a newcomer replaces a job only while that is queued",
+            ),
+            (
+                json!({"kind": "singleton", "newcomer": "drop"}),
+                "unknown variant `drop`",
+            ),
+            (
+                json!({"kind": "max_concurrent", "most": 1, "period_ms": 1}),
+                "a gate of kind max_concurrent has no period_ms; it has key, most",
+            ),
+            (
+                json!({"kind": "singleton", "most": 1}),
+                "singleton has no most",
+            ),
+            (
+                json!({"kind": "debounce", "period_ms": 1, "burst": 1}),
+                "debounce has no burst; it has key, period_ms, longest_ms and edge",
+            ),
+            (
+                json!({"kind": "throttle", "most": 1, "period_ms": 1, "lasts": "queued"}),
+                "throttle has no lasts",
+            ),
+            (
+                json!({"kind": "debounce", "period_ms": 1, "newcomer": "keep"}),
+                "debounce has no newcomer",
+            ),
+            (
+                json!({"kind": "singleton", "edge": "leading"}),
+                "singleton has no edge",
+            ),
+            (
+                json!({"kind": "singleton", "longest_ms": 1}),
+                "singleton has no longest_ms",
+            ),
+            (
+                json!({"kind": "singleton", "key": ["tenants"]}),
+                "key: `tenants` must be tenant, source, handler, queue, or a path",
+            ),
+            (
+                json!({"kind": "singleton", "key": ["$"]}),
+                "key: `$` must be",
+            ),
+            (
+                json!({"kind": "singleton", "key": ["$.a..b"]}),
+                "key: `$.a..b` must be",
+            ),
+            (
+                json!({"kind": "singleton", "key": ["$.a[0]"]}),
+                "key: `$.a[0]` must be",
+            ),
+            (
+                json!({"kind": "singleton", "key": [long]}),
+                "must be tenant",
+            ),
+            (
+                json!({"kind": "singleton", "key": [deep]}),
+                "must be tenant",
+            ),
+            (
+                json!({"kind": "singleton", "key": ["tenant", "tenant"]}),
+                "key has tenant twice",
+            ),
+            (
+                json!({"kind": "singleton", "key": ["tenant", "source", "queue"]}),
+                "key has 3 values; at most 2 are allowed",
+            ),
+            (
+                json!({"kind": "singleton", "key": "tenant"}),
+                "expected a sequence",
+            ),
+        ] {
+            let why = one(gate.clone()).expect_err(&gate.to_string());
+            assert!(why.contains(part), "{gate}: {why}");
+        }
+    }
+}

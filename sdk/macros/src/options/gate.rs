@@ -1,0 +1,330 @@
+//! Gates: `max_concurrent(…)`, `throttle(…)`, `singleton(…)` and `debounce(…)`. The host checks the same rules when it
+//! loads the module.
+
+use proc_macro2::{Ident, Span};
+use syn::punctuated::Punctuated;
+use syn::spanned::Spanned;
+use syn::{Expr, ExprArray, Token};
+
+use super::{Reader, Setting, Value, bounded, duration, text};
+
+/// More gates than this are a mistake: one gate has a limit for each key.
+pub(super) const GATES_MAX: usize = 8;
+
+const MOST_MAX: u32 = 1_000_000;
+/// The maximum of starts in a period without a burst: the database keeps the time of each.
+const STARTS_MAX: u32 = 1_000;
+const PERIOD_MS_MAX: u64 = 30 * 24 * 60 * 60 * 1000;
+
+/// A gate that the handler declares.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Gate {
+    pub(crate) limit: Limit,
+    pub(crate) key: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Limit {
+    MaxConcurrent {
+        most: u32,
+    },
+    Throttle {
+        most: u32,
+        period_ms: u64,
+        burst: Option<u32>,
+    },
+    Singleton {
+        lasts: Lasts,
+        period_ms: Option<u64>,
+        newcomer: Newcomer,
+    },
+    Debounce {
+        period_ms: u64,
+        longest_ms: Option<u64>,
+        edge: Edge,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) enum Lasts {
+    #[default]
+    Queued,
+    Running,
+    Period,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) enum Newcomer {
+    #[default]
+    Keep,
+    Replace,
+    Refuse,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) enum Edge {
+    #[default]
+    Trailing,
+    Leading,
+}
+
+/// The options of a kind of gate, and an example.
+pub(super) fn kind(name: &Ident) -> Option<(&'static [&'static str], &'static str)> {
+    let name = name.to_string();
+    Some(match name.as_str() {
+        "max_concurrent" => (
+            &["most", "key"],
+            "max_concurrent(most = 5, key = \"tenant\")",
+        ),
+        "throttle" => (
+            &["most", "period", "burst", "key"],
+            "throttle(most = 100, period = \"1m\")",
+        ),
+        "singleton" => (
+            &["key", "lasts", "period", "newcomer"],
+            "singleton(key = \"$.document\")",
+        ),
+        "debounce" => (
+            &["period", "longest", "edge", "key"],
+            "debounce(period = \"5s\", key = \"$.document\")",
+        ),
+        _ => return None,
+    })
+}
+
+/// The options as written.
+#[derive(Default)]
+struct Written {
+    key: Vec<String>,
+    most: Option<u32>,
+    burst: Option<u32>,
+    period_ms: Option<u64>,
+    longest_ms: Option<u64>,
+    lasts: Lasts,
+    newcomer: Newcomer,
+    edge: Edge,
+}
+
+impl Reader {
+    /// A gate of the kind of this name. `None` after an error.
+    pub(super) fn gate(
+        &mut self,
+        name: &Ident,
+        settings: &Punctuated<Setting, Token![,]>,
+    ) -> Option<Gate> {
+        let (options, example) = kind(name)?;
+        let errors = self.count;
+        let mut written = Written::default();
+        let mut spans: Vec<(String, Span)> = Vec::new();
+        for setting in settings {
+            let option = setting.name.to_string();
+            let Value::Expr(value) = &setting.value else {
+                let why =
+                    format!("`{name}(…)` cannot contain `{option}(…)`; write it after this one");
+                self.fail(setting.name.span(), why);
+                continue;
+            };
+            if !options.contains(&option.as_str()) {
+                let options = options.join(", ");
+                let why =
+                    format!("`{name}(…)` has no option `{option}`; its options are {options}");
+                self.fail(setting.name.span(), why);
+                continue;
+            }
+            if spans.iter().any(|(seen, _)| *seen == option) {
+                let why = format!("`{option}` is set twice");
+                self.fail(setting.name.span(), why);
+                continue;
+            }
+            match option.as_str() {
+                "key" => written.key = self.keep(key(value)).unwrap_or_default(),
+                "most" => written.most = self.keep(bounded(value, MOST_MAX)),
+                "burst" => written.burst = self.keep(bounded(value, MOST_MAX)),
+                "period" => written.period_ms = self.keep(period(value)),
+                "longest" => written.longest_ms = self.keep(period(value)),
+                "lasts" => written.lasts = self.keep(lasts(value)).unwrap_or_default(),
+                "newcomer" => written.newcomer = self.keep(newcomer(value)).unwrap_or_default(),
+                _ => written.edge = self.keep(edge(value)).unwrap_or_default(),
+            }
+            spans.push((option, value.span()));
+        }
+        let span = |option: &str| {
+            let mut spans = spans.iter();
+            spans
+                .find(|(seen, _)| seen == option)
+                .map(|(_, span)| *span)
+        };
+        let mut needs = |option: &str| {
+            if span(option).is_none() {
+                let why = format!("`{name}(…)` needs `{option}`, for instance `{example}`");
+                self.fail(name.span(), why);
+            }
+        };
+        match name.to_string().as_str() {
+            "max_concurrent" => needs("most"),
+            "throttle" => {
+                needs("most");
+                needs("period");
+                let is_large = written.most.is_some_and(|most| most > STARTS_MAX);
+                if let (true, None, Some(span)) = (is_large, span("burst"), span("most")) {
+                    let why = format!(
+                        "without `burst`, a throttle lets at most {STARTS_MAX} jobs start in a period; add `burst = …`, \
+                         the number that may start at once"
+                    );
+                    self.fail(span, why);
+                }
+            }
+            "debounce" => {
+                needs("period");
+                if let (Some(period), Some(longest)) = (written.period_ms, written.longest_ms)
+                    && longest < period
+                {
+                    let span = span("longest").unwrap_or(name.span());
+                    self.fail(span, "longest is shorter than period");
+                }
+            }
+            _ => match (written.lasts == Lasts::Period, span("period")) {
+                (true, None) => self.fail(
+                    name.span(),
+                    "a singleton that lasts for a period needs one: `lasts = \"period\", period = \"1h\"`",
+                ),
+                // After another error, `lasts` may have been misspelt.
+                (false, Some(span)) if self.count == errors => self.fail(
+                    span,
+                    "a singleton has a period only if it lasts for one: `lasts = \"period\", period = \"1h\"`",
+                ),
+                (true, Some(_)) | (false, _) => {}
+            },
+        }
+        if written.newcomer == Newcomer::Replace && written.lasts != Lasts::Queued {
+            let span = span("newcomer").unwrap_or(name.span());
+            self.fail(span, "a newcomer replaces a job only while that is queued: remove `lasts`");
+        }
+        if self.count > errors {
+            return None;
+        }
+        written.gate(name)
+    }
+}
+
+impl Written {
+    /// `None` if something is missing.
+    fn gate(self, name: &Ident) -> Option<Gate> {
+        let limit = match name.to_string().as_str() {
+            "max_concurrent" => Limit::MaxConcurrent { most: self.most? },
+            "throttle" => Limit::Throttle {
+                most: self.most?,
+                period_ms: self.period_ms?,
+                burst: self.burst,
+            },
+            "debounce" => Limit::Debounce {
+                period_ms: self.period_ms?,
+                longest_ms: self.longest_ms,
+                edge: self.edge,
+            },
+            _ => Limit::Singleton {
+                lasts: self.lasts,
+                period_ms: self.period_ms,
+                newcomer: self.newcomer,
+            },
+        };
+        Some(Gate {
+            limit,
+            key: self.key,
+        })
+    }
+}
+
+/// One value by which jobs are divided, or a list of up to two.
+fn key(value: &Expr) -> syn::Result<Vec<String>> {
+    let values: Vec<&Expr> = match value {
+        Expr::Array(ExprArray { elems, .. }) => elems.iter().collect(),
+        one => vec![one],
+    };
+    if values.len() > 2 {
+        let why = "a key has at most two values";
+        return Err(syn::Error::new(value.span(), why));
+    }
+    let mut key: Vec<String> = Vec::new();
+    for value in values {
+        let literal = text(value).map_err(|error| {
+            let why = "expected a value of jobs, such as \"tenant\" or \"$.customer.id\", or a list of two";
+            syn::Error::new(error.span(), why)
+        })?;
+        let by = literal.value();
+        if !divides(&by) {
+            let why = format!(
+                "jobs are not divided by `{by}`: write \"tenant\", \"source\", \"handler\", \"queue\", or a path of the \
+                 payload such as \"$.customer.id\""
+            );
+            return Err(syn::Error::new(literal.span(), why));
+        }
+        if key.contains(&by) {
+            let why = format!("the key has `{by}` twice");
+            return Err(syn::Error::new(literal.span(), why));
+        }
+        key.push(by);
+    }
+    Ok(key)
+}
+
+/// True for a value by which jobs can be divided.
+fn divides(by: &str) -> bool {
+    let is_word = |word: &str| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        (1..=64).contains(&word.len()) && word.chars().all(plain)
+    };
+    match by.strip_prefix("$.") {
+        Some(path) => path.split('.').count() <= 8 && path.split('.').all(is_word),
+        None => matches!(by, "tenant" | "source" | "handler" | "queue"),
+    }
+}
+
+fn period(value: &Expr) -> syn::Result<u64> {
+    let ms = duration(value)?;
+    if ms > PERIOD_MS_MAX {
+        let why = "longer than 30 days, the longest period of a gate";
+        return Err(syn::Error::new(value.span(), why));
+    }
+    Ok(ms)
+}
+
+fn lasts(value: &Expr) -> syn::Result<Lasts> {
+    let literal = text(value)?;
+    match literal.value().as_str() {
+        "queued" => Ok(Lasts::Queued),
+        "running" => Ok(Lasts::Running),
+        "period" => Ok(Lasts::Period),
+        _ => Err(syn::Error::new(
+            literal.span(),
+            "expected \"queued\" (until the job has started), \"running\" (until it has ended) or \"period\" (for a \
+             period after its enqueue)",
+        )),
+    }
+}
+
+fn newcomer(value: &Expr) -> syn::Result<Newcomer> {
+    let literal = text(value)?;
+    match literal.value().as_str() {
+        "keep" => Ok(Newcomer::Keep),
+        "replace" => Ok(Newcomer::Replace),
+        "refuse" => Ok(Newcomer::Refuse),
+        _ => Err(syn::Error::new(
+            literal.span(),
+            "expected \"keep\" (the earlier job is kept), \"replace\" (it becomes the newcomer) or \"refuse\" \
+             (the enqueue is an error)",
+        )),
+    }
+}
+
+fn edge(value: &Expr) -> syn::Result<Edge> {
+    let literal = text(value)?;
+    match literal.value().as_str() {
+        "trailing" => Ok(Edge::Trailing),
+        "leading" => Ok(Edge::Leading),
+        _ => Err(syn::Error::new(
+            literal.span(),
+            "expected \"trailing\" (the last job of a burst runs, after it) or \"leading\" (the first one, at once)",
+        )),
+    }
+}

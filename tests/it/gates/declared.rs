@@ -1,0 +1,281 @@
+//! Gates that modules declare.
+
+use std::collections::HashMap;
+
+use rouse::job::declared_gate::{DeclaredGate, GateLimit};
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use crate::sandbox_guest::guest_of_wasip1;
+use crate::support::worker::{PATIENCE, until_true};
+use crate::support::{Host, TestDb, command, folder_of, rouse_without_database};
+
+/// A module with these handlers and their gates.
+fn module(handlers: &[(&str, Value)]) -> Vec<u8> {
+    let handlers = handlers
+        .iter()
+        .map(|(name, gates)| json!({"name": name, "gates": gates, "concurrency": 4}));
+    let manifest = json!({"handlers": handlers.collect::<Vec<_>>()});
+    guest_of_wasip1(
+        "",
+        &manifest.to_string(),
+        "(call $return_ok (i32.const 0) (i32.const 0))",
+    )
+}
+
+/// A host on a folder with this module.
+fn host(db: &TestDb, module: &[u8]) -> Host {
+    let folder = folder_of("", &[("mail.wasm", module)]);
+    let host = Host::spawn(command(&db.url(), &["serve", "--http", "off"], &folder));
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    host
+}
+
+/// Stops a host.
+fn end(host: Host) {
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+}
+
+/// The gates in the database by name, without what they have not set; each with the transaction that wrote it.
+async fn gates(client: &Client) -> HashMap<String, (Value, String)> {
+    let sql =
+        "SELECT name, jsonb_strip_nulls(to_jsonb(g) - 'name'), xmin::text FROM rouse.gate AS g";
+    let rows = client.query(sql, &[]).await.unwrap();
+    let gates = rows
+        .iter()
+        .map(|row| (row.get(0), (row.get(1), row.get(2))));
+    gates.collect()
+}
+
+async fn until_gate(client: &Client, name: &str) {
+    until_true(
+        client,
+        &format!("SELECT EXISTS (SELECT FROM rouse.gate WHERE name = '{name}')"),
+    )
+    .await;
+}
+
+async fn changes(client: &Client) -> i64 {
+    let sql = "SELECT count(*) FROM rouse.record WHERE event IN ('gate_set', 'gate_dropped')";
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+fn every_kind() -> Value {
+    json!([
+        {"kind": "max_concurrent", "most": 5, "key": ["tenant"]},
+        {"kind": "throttle", "most": 100, "period_ms": 60_000, "burst": 10, "key": ["$.api"]},
+        {"kind": "throttle", "most": 1000, "period_ms": 3_600_000},
+        {"kind": "singleton", "key": ["$.doc", "source"], "lasts": "queued", "newcomer": "keep"},
+        {"kind": "debounce", "period_ms": 5000, "longest_ms": 60_000, "edge": "trailing"},
+    ])
+}
+
+#[tokio::test]
+async fn a_host_sets_the_gates_of_its_modules_and_a_version_without_them_removes_them() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let first = host(&db, &module(&[("mail.send", every_kind())]));
+    until_gate(&client, "mail.send/throttle.2").await;
+    end(first);
+    let of_first = gates(&client).await;
+    let row = |name: &str| &of_first[name].0;
+    for (name, expected) in [
+        (
+            "mail.send/max_concurrent",
+            json!({"kind": "max_concurrent", "most": 5, "key": ["tenant"]}),
+        ),
+        (
+            "mail.send/throttle",
+            json!({"kind": "throttle", "most": 100, "period_ms": 60_000, "burst": 10, "key": ["$.api"]}),
+        ),
+        (
+            "mail.send/throttle.2",
+            json!({"kind": "throttle", "most": 1000, "period_ms": 3_600_000, "key": []}),
+        ),
+        (
+            "mail.send/singleton",
+            json!({"kind": "singleton", "lasts": "queued", "newcomer": "keep", "key": ["$.doc", "source"]}),
+        ),
+        (
+            "mail.send/debounce",
+            json!({"kind": "debounce", "period_ms": 5000, "longest_ms": 60_000, "edge": "trailing", "key": []}),
+        ),
+    ] {
+        let mut expected = expected;
+        expected["handler"] = "mail.send".into();
+        expected["declared_by"] = "mail.send".into();
+        assert_eq!(*row(name), expected, "{name}");
+    }
+    assert_eq!(of_first.len(), 5);
+    assert_eq!(changes(&client).await, 5);
+
+    // A second start writes nothing about gates that have not changed. The host sends the gates in the order of the
+    // handlers.
+    let one = json!([{"kind": "max_concurrent", "most": 1}]);
+    let second = host(
+        &db,
+        &module(&[("mail.send", every_kind()), ("mail.wait", one.clone())]),
+    );
+    until_gate(&client, "mail.wait/max_concurrent").await;
+    assert_eq!(changes(&client).await, 6);
+    let mut of_second = gates(&client).await;
+    of_second.remove("mail.wait/max_concurrent");
+    assert_eq!(of_second, of_first);
+
+    // The host that loads its version last decides, also while another one has gates. A handler that it does not have
+    // keeps its own.
+    let third = host(&db, &module(&[("mail.send", json!([]))]));
+    until_true(&client, "SELECT count(*) = 1 FROM rouse.gate").await;
+    assert!(
+        gates(&client)
+            .await
+            .contains_key("mail.wait/max_concurrent")
+    );
+    end(second);
+    end(third);
+    assert_eq!(changes(&client).await, 11);
+}
+
+#[tokio::test]
+async fn a_changed_module_replaces_its_gates_while_the_host_runs() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let gate = |most: u32| json!([{"kind": "max_concurrent", "most": most}]);
+    let folder = folder_of("", &[("mail.wasm", module(&[("mail.send", gate(3))]))]);
+    let host = Host::spawn(command(&db.url(), &["serve", "--http", "off"], &folder));
+    until_gate(&client, "mail.send/max_concurrent").await;
+    let modules = folder.join("handlers-wasm");
+    std::fs::write(modules.join(".new"), module(&[("mail.send", gate(4))])).unwrap();
+    std::fs::rename(modules.join(".new"), modules.join("mail.wasm")).unwrap();
+    until_true(&client, "SELECT most = 4 FROM rouse.gate").await;
+    end(host);
+}
+
+#[tokio::test]
+async fn a_gate_that_an_operator_has_set_is_left_alone() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.set_gate('mail.send/throttle', 'throttle', handler => 'mail.send', most => 7, period => '1 day')",
+        )
+        .await
+        .unwrap();
+    let set = gates(&client).await;
+    let with_gates = host(&db, &module(&[("mail.send", every_kind())]));
+    until_gate(&client, "mail.send/throttle.2").await;
+    let all = gates(&client).await;
+    assert_eq!(all["mail.send/throttle"], set["mail.send/throttle"]);
+    assert_eq!(all.len(), 5);
+    end(with_gates);
+    let without = host(&db, &module(&[("mail.send", json!([]))]));
+    until_true(&client, "SELECT count(*) = 1 FROM rouse.gate").await;
+    assert_eq!(gates(&client).await, set);
+    end(without);
+}
+
+#[tokio::test]
+async fn a_limited_worker_declares_only_gates_of_handlers_that_it_may_serve() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let store = db.worker().await;
+    let gate = [DeclaredGate {
+        limit: GateLimit::MaxConcurrent { most: 1 },
+        key: Vec::new(),
+    }];
+    assert!(store.declare_gates("other", &gate).await.unwrap());
+    client
+        .batch_execute(
+            "UPDATE rouse.worker SET limited = true;
+             INSERT INTO rouse.worker_login (login, worker_ids, queues, handlers)
+             VALUES (session_user::regrole, '{*}', '{*}', '{mail.*}')",
+        )
+        .await
+        .unwrap();
+    assert!(store.declare_gates("mail.send", &gate).await.unwrap());
+    assert!(!store.declare_gates("mail.send", &gate).await.unwrap());
+    for gates in [&gate[..], &[]] {
+        let why = store.declare_gates("other", gates).await.unwrap_err();
+        assert!(
+            why.to_string().contains("may not serve handler 'other'"),
+            "{why}"
+        );
+    }
+    let declared = store.handlers_with_declared_gates().await.unwrap();
+    assert_eq!(declared, ["mail.send", "other"].map(str::to_owned).into());
+}
+
+#[tokio::test]
+async fn names_of_gates_are_shown_as_the_database_gives_them() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // As long as the name of a handler may be.
+    let handler = format!("mail.{}", "x".repeat(123));
+    let most = |most: u32| json!({"kind": "max_concurrent", "most": most});
+    let gates_of = json!([most(1), {"kind": "singleton"}, most(2), most(3)]);
+    let module = module(&[(&handler, gates_of)]);
+    let folder = folder_of("", &[("mail.wasm", &module)]);
+    let show = ["handlers", "show", &handler, "--folder", "handlers-wasm"];
+    let json = rouse_without_database(&[&show[..], &["--json"]].concat(), &folder).json();
+    let shown = json["manifest"]["gates"].as_array().unwrap();
+    let host = host(&db, &module);
+    until_gate(&client, &format!("{handler}/singleton")).await;
+    let gates = gates(&client).await;
+    assert_eq!(gates.len(), 4);
+    for gate in shown {
+        let row = &gates[gate["name"].as_str().unwrap()].0;
+        for key in ["kind", "most", "key", "lasts", "newcomer"] {
+            assert_eq!(row[key], gate[key], "{gate}");
+        }
+    }
+    end(host);
+}
+
+#[test]
+fn gates_and_concurrency_are_shown() {
+    let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
+    let module = module(&[("mail.send", every_kind())]);
+    let folder = folder_of("", &[("mail.wasm", &module)]);
+    let text = rouse_without_database(&show, &folder);
+    text.exits(0)
+        .prints(" mail.send/max_concurrent  at most 5 run at the same time, for each tenant\n");
+    let line = |part: &str| {
+        let line = text.stdout.lines().find(|line| line.contains(part));
+        line.unwrap_or_else(|| panic!("{part}: {}", text.stdout))
+    };
+    assert!(line("mail.send/throttle.2").contains("at most 1000 start in 1h"));
+    let concurrency = line("concurrency");
+    assert!(
+        concurrency.contains('4') && concurrency.contains("module"),
+        "{concurrency}"
+    );
+    let json = rouse_without_database(&[&show[..], &["--json"]].concat(), &folder).json();
+    let manifest = &json["manifest"];
+    assert_eq!(manifest["gates"][2]["name"], "mail.send/throttle.2");
+    assert_eq!(
+        (&manifest["concurrency"], &manifest["from"]["concurrency"]),
+        (&json!(4), &json!("module"))
+    );
+
+    let table = "[handlers.\"mail.*\"]";
+    let folder = folder_of(
+        &format!("{table}\nconcurrency = 2\n"),
+        &[("mail.wasm", &module)],
+    );
+    let json = rouse_without_database(&[&show[..], &["--json"]].concat(), &folder).json();
+    let manifest = &json["manifest"];
+    assert_eq!(
+        (&manifest["concurrency"], &manifest["from"]["concurrency"]),
+        (&json!(2), &json!(table))
+    );
+}
+
+#[test]
+fn a_module_with_a_wrong_gate_is_refused() {
+    let wrong = module(&[("mail.send", json!([{"kind": "throttle", "most": 5}]))]);
+    let folder = folder_of("", &[("mail.wasm", &wrong)]);
+    rouse_without_database(&["handlers"], &folder)
+        .exits(1)
+        .prints("is wrong about the handler `mail.send`: gates[0]: period_ms is missing");
+}
