@@ -19,9 +19,9 @@ use super::claim::HostLimit;
 use super::lanes::{After, Lanes};
 use super::prefetch::Prefetch;
 use super::unbound::Unbound;
-use crate::job::Fence;
+use crate::job::{Fence, LaneId};
 use crate::sandbox::{BootTime, HandlerSet};
-use crate::store::{ClaimOrder, Claimed, ClaimedJob, StoreError, fills_an_answer};
+use crate::store::{ClaimOrder, Claimed, ClaimedJob, ClosedLane, StoreError, fills_an_answer};
 
 /// The result of a look or a claim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -206,7 +206,7 @@ impl<'a> Claims<'a> {
     ) -> Result<Found, StoreError> {
         let now = Instant::now();
         orders.retain(|order| !self.unbound.is_paused(order.lane, now));
-        self.keep_host_limits(&mut orders, now);
+        let (limited, rooms) = self.keep_host_limits(&mut orders, now);
         if orders.is_empty() {
             return Ok(Found::default());
         }
@@ -216,7 +216,8 @@ impl<'a> Claims<'a> {
         let under_way = shared.leases.claiming();
         let checked_at = check.then_some(self.checked_at);
         let store = &shared.store;
-        let (jobs, closed) = match store.claim(fence, &orders, wanted, checked_at).await? {
+        let asked = limited.as_ref().unwrap_or(&orders);
+        let (jobs, mut closed) = match store.claim(fence, asked, wanted, checked_at).await? {
             Claimed::Jobs(jobs, closed) => (jobs, closed),
             Claimed::Orphans(until) => {
                 self.lanes.not_claimed(&orders);
@@ -235,7 +236,15 @@ impl<'a> Claims<'a> {
         let is_all = jobs.len() < wanted && !is_cut;
         let first = self.lanes.take_woken(&orders);
         self.set_costs(&jobs);
-        let may_have_more = self.lanes.claimed(&orders, &jobs, &closed, wanted, is_cut);
+        let is_full = |(lane, room): &(LaneId, usize)| {
+            jobs.iter().filter(|job| job.lane == *lane).count() >= *room
+        };
+        let (full, with_room): (Vec<_>, Vec<_>) = rooms.into_iter().partition(is_full);
+        closed.extend(full.iter().map(|(lane, _)| ClosedLane { lane: *lane, wait: None }));
+        let mut may_have_more = self.lanes.claimed(&orders, &jobs, &closed, wanted, is_cut);
+        for (lane, _) in with_room {
+            may_have_more |= self.lanes.open_others(lane);
+        }
         self.overdue.claimed(&orders, &jobs, is_all, Instant::now());
         let jobs = self
             .dispatch(under_way, jobs, sent, InLine::Queued(&first))
@@ -248,32 +257,52 @@ impl<'a> Claims<'a> {
     }
 
     /// Restricts a claim to as many jobs of each handler as may start on this host. Lanes whose handler has no room are
-    /// closed until one of its attempts has ended.
-    fn keep_host_limits(&mut self, orders: &mut Vec<ClaimOrder>, now: Instant) {
-        let mut rooms: HashMap<String, usize> = HashMap::new();
+    /// closed until one of its attempts has ended. Returns the restricted orders, and the lanes that are restricted with
+    /// their rooms; `None` and none if no handler is limited.
+    fn keep_host_limits(
+        &mut self,
+        orders: &mut Vec<ClaimOrder>,
+        now: Instant,
+    ) -> (Option<Vec<ClaimOrder>>, Vec<(LaneId, usize)>) {
+        if self.host_limits.is_empty() {
+            return (None, Vec::new());
+        }
+        let mut left: HashMap<String, usize> = HashMap::new();
+        let mut most_of: HashMap<LaneId, usize> = HashMap::new();
         let mut full = Vec::new();
-        for order in orders.iter_mut() {
+        // Those that are known to have jobs first: the others may have none.
+        let (known, idle): (Vec<&ClaimOrder>, Vec<&ClaimOrder>) = orders
+            .iter()
+            .partition(|order| self.lanes.has_jobs(order.lane));
+        let known_count = known.len();
+        for (place, order) in known.into_iter().chain(idle).enumerate() {
             let Some((handler, most)) = self.lanes.host_limit(order.lane) else {
                 continue;
             };
             let slots = &self.shared.slots;
-            let room = rooms
+            let room = left
                 .entry(handler.to_owned())
                 .or_insert_with(|| most.saturating_sub(slots.in_hand_of(handler)));
-            match *room {
-                0 => full.push(*order),
-                _ => {
-                    let most = order.most.map_or(*room, |most| most.min(*room));
-                    *room -= most;
-                    order.most = Some(most);
-                }
+            let most = order.most.map_or(*room, |most| most.min(*room));
+            *room -= most;
+            most_of.insert(order.lane, most);
+            if most == 0 && place < known_count {
+                full.push(*order);
             }
         }
+        let is_open = |order: &ClaimOrder| most_of.get(&order.lane) != Some(&0);
+        orders.retain(is_open);
+        let limited = orders.iter().map(|order| ClaimOrder {
+            most: most_of.get(&order.lane).copied().or(order.most),
+            ..*order
+        });
+        let limited = limited.collect();
+        let rooms = most_of.into_iter().filter(|(_, most)| *most > 0).collect();
         self.lanes.not_claimed(&full);
-        orders.retain(|order| full.iter().all(|full| full.lane != order.lane));
         for order in full {
             self.lanes.close(order.lane, None, now);
         }
+        (Some(limited), rooms)
     }
 
     /// Sets what the jobs of these lanes cost.

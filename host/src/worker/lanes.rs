@@ -680,6 +680,11 @@ impl Lanes {
         }
     }
 
+    /// True if this lane is known to have jobs.
+    pub(super) fn has_jobs(&self, id: LaneId) -> bool {
+        self.active.contains(id)
+    }
+
     /// The handler of a lane, if this host limits how many of its attempts run at the same time, and the limit.
     pub(super) fn host_limit(&self, id: LaneId) -> Option<(&str, usize)> {
         let known = self.known.get(&id)?;

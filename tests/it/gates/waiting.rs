@@ -102,7 +102,7 @@ async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
     for tenant in 0..3 {
         for _ in 0..10 {
             enqueue(&client, "test.sleep", &format!(r#", '{{"ms": 20}}', tenant => 't{tenant}'"#)).await;
-            enqueue(&client, "test.race", &format!(", tenant => 't{tenant}'")).await;
+            enqueue(&client, "test.race", &format!("{SLEEP}, tenant => 't{tenant}'")).await;
         }
     }
     let two = Override::default().with("concurrency", 2_u32);

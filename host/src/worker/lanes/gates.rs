@@ -149,7 +149,7 @@ impl Lanes {
     }
 
     /// Opens other lanes of the limits of a lane that had room. True if there are any.
-    pub(super) fn open_others(&mut self, id: LaneId) -> bool {
+    pub(in crate::worker) fn open_others(&mut self, id: LaneId) -> bool {
         !self.gates.waiting.is_empty() && self.open_behind_limits_of(id, OPENED_MAX)
     }
 
