@@ -72,7 +72,7 @@ async fn the_command_line_sets_lists_and_drops_gates() {
     )
     .await
     .exits(0)
-    .prints("gate report is set: one queued or running job; later ones are refused (handler report.make, all queues)\n")
+    .prints("gate report is set: one queued or running job of each tenant; later ones are refused (handler report.make, all queues)\n")
     .prints("rouse: nothing was enqueued recently for handler report.make");
     let index = gate(
         &db,
@@ -121,7 +121,7 @@ async fn the_command_line_sets_lists_and_drops_gates() {
         .await
         .exits(0)
         .prints("at most 1 job starts in any 1day")
-        .prints("the first job of a burst; the burst ends once none was enqueued for 5s, or 1m after the first")
+        .prints("the first job of a burst of jobs of each tenant; the burst ends once none was enqueued for 5s, or 1m after the first")
         .prints("at most 5 running jobs of each tenant");
 
     gate(&db, &["drop", "api", "nothing", "report"])
@@ -180,7 +180,7 @@ async fn a_wrong_setting_is_explained_and_changes_nothing() {
 async fn the_database_refuses_each_wrong_setting_with_its_reason() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let long = "x".repeat(129);
+    let long = "x".repeat(161);
     for (arguments, reason) in [
         (
             "NULL, 'throttle', most => 1, period => '1 s'",
@@ -681,11 +681,11 @@ async fn gates_of_enqueues_show_the_jobs_they_have_let_through_while_they_have_a
     assert_eq!(
         shown().await,
         [
-            row("leading", json!([]), 4, true),
+            row("leading", json!(["acme"]), 4, true),
             row("period", json!(["acme"]), 2, true),
             row("queued", json!(["acme"]), 0, false),
-            row("running", json!([]), 1, false),
-            row("trailing", json!([]), 3, true),
+            row("running", json!(["acme"]), 1, false),
+            row("trailing", json!(["acme"]), 3, true),
         ]
     );
     gate(&db, &["show", "queued"])
@@ -695,7 +695,7 @@ async fn gates_of_enqueues_show_the_jobs_they_have_let_through_while_they_have_a
     gate(&db, &["show", "running"])
         .await
         .exits(0)
-        .prints(&format!(" (all)  {}    when the job ends\n", jobs[1]));
+        .prints(&format!(" acme  {}    when the job ends\n", jobs[1]));
     gate(&db, &["show", "period"])
         .await
         .exits(0)
@@ -709,16 +709,16 @@ async fn gates_of_enqueues_show_the_jobs_they_have_let_through_while_they_have_a
     let due = shown().await;
     assert_eq!(
         due[4],
-        row("trailing", json!([]), 3, false),
+        row("trailing", json!(["acme"]), 3, false),
         "it opens when the job starts"
     );
     assert_eq!(claim(&store, 10).await.len(), 5);
     assert_eq!(
         shown().await,
         [
-            row("leading", json!([]), 4, true),
+            row("leading", json!(["acme"]), 4, true),
             row("period", json!(["acme"]), 2, true),
-            row("running", json!([]), 1, false),
+            row("running", json!(["acme"]), 1, false),
         ],
         "the others open when their jobs start"
     );
@@ -727,7 +727,7 @@ async fn gates_of_enqueues_show_the_jobs_they_have_let_through_while_they_have_a
     assert_eq!(
         left,
         [
-            row("leading", json!([]), 4, true),
+            row("leading", json!(["acme"]), 4, true),
             row("period", json!(["acme"]), 2, true)
         ]
     );

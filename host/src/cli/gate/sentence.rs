@@ -35,7 +35,7 @@ pub(super) fn in_words(gate: &Value) -> String {
             };
             let later = match word("newcomer") {
                 "keep" => "later ones are not enqueued",
-                "replace" => "later ones replace its payload",
+                "replace" => "later ones replace it",
                 _ => "later ones are refused",
             };
             format!("{one}; {later}")
@@ -74,9 +74,13 @@ pub(super) fn scope(gate: &Value) -> String {
     }
 }
 
-/// For what each limit is: ` of each tenant`. Empty if there is one limit.
+/// For what each limit is: ` of each tenant`. Empty if there is one limit. Gates in enqueues keep tenants apart.
 fn of_each(gate: &Value) -> String {
-    let by: Vec<String> = texts(&gate["key"]).map(plain).collect();
+    let mut by: Vec<String> = texts(&gate["key"]).map(plain).collect();
+    let is_in_enqueues = gate["kind"] == "singleton" || gate["kind"] == "debounce";
+    if is_in_enqueues && by.iter().all(|by| by != "tenant") {
+        by.insert(0, "tenant".to_owned());
+    }
     match by.is_empty() {
         true => String::new(),
         false => format!(" of each {}", by.join(" and ")),
@@ -117,20 +121,24 @@ mod tests {
                 "one queued job of each tenant; later ones are not enqueued",
             ),
             (
-                json!({"kind": "singleton", "key": [], "lasts": "running", "newcomer": "replace"}),
-                "one queued or running job; later ones replace its payload",
+                json!({"kind": "singleton", "key": [], "lasts": "running", "newcomer": "keep"}),
+                "one queued or running job of each tenant; later ones are not enqueued",
+            ),
+            (
+                json!({"kind": "singleton", "key": [], "lasts": "queued", "newcomer": "replace"}),
+                "one queued job of each tenant; later ones replace it",
             ),
             (
                 json!({"kind": "singleton", "key": ["$.id"], "lasts": "period", "period_ms": 86_400_000, "newcomer": "refuse"}),
-                "one job of each $.id in 1day; later ones are refused",
+                "one job of each tenant and $.id in 1day; later ones are refused",
             ),
             (
                 json!({"kind": "debounce", "key": ["$.id"], "edge": "trailing", "period_ms": 5_000, "longest_ms": 60_000}),
-                "the last job of a burst of jobs of each $.id, once none was enqueued for 5s, or 1m after the first",
+                "the last job of a burst of jobs of each tenant and $.id, once none was enqueued for 5s, or 1m after the first",
             ),
             (
                 json!({"kind": "debounce", "key": [], "edge": "leading", "period_ms": 5_000}),
-                "the first job of a burst; the burst ends once none was enqueued for 5s",
+                "the first job of a burst of jobs of each tenant; the burst ends once none was enqueued for 5s",
             ),
         ] {
             assert_eq!(in_words(&gate), words);
