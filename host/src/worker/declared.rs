@@ -1,7 +1,7 @@
 //! Sets what modules declare in the database: their gates (`declared_gates.rs`) and their schedules.
 //!
-//! Schedules: every host reports in its capabilities which schedules its operator allows, and all decide by the reports of all live
-//! workers, so that it does not matter which host acts.
+//! Schedules: every host reports in its capabilities which schedules its operator allows, and all decide by the reports
+//! of all live workers, so that it does not matter which host acts.
 
 use std::sync::Arc;
 use std::time::Duration;

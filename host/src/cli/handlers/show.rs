@@ -128,7 +128,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         if !here.gates.is_empty() {
             parts.push(format!(
-                "gates that hosts set unless an operator has set one of the name\n{}",
+                "gates, in the database unless an operator has set one of the same name\n{}",
                 here.gates
             ));
         }
