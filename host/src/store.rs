@@ -74,7 +74,8 @@ pub use audit::Audit;
 pub use audit_outbox::AdminAction;
 pub use challenge::Challenge;
 pub use claim::{
-    CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, ClosedLane, Only, fills_an_answer,
+    CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, ClosedLane, Only,
+    fills_an_answer,
 };
 pub use contract::{Change, ContractChange, ContractError, drop_contracts, publish_contracts};
 pub use database_metrics::{COUNTED_WITHIN, DatabaseMetrics, Depth, FairAge};

@@ -236,7 +236,10 @@ async fn past_the_starvation_age_the_oldest_job_goes_first() {
     wait_for(100, false).await;
     let before = started(&client).await;
     let slow = count(&before).get("slow").copied().unwrap_or(0);
-    assert!(slow <= 2, "without promotion the others take the turns: {slow} jobs");
+    assert!(
+        slow <= 2,
+        "without promotion the others take the turns: {slow} jobs"
+    );
     client
         .batch_execute(
             "UPDATE rouse.job SET available_at = available_at - interval '1 hour' WHERE tenant = 'slow' AND state = 'queued'",

@@ -126,7 +126,9 @@ mod tests {
     #[test]
     fn the_key_of_a_job_is_that_by_which_its_queue_is_divided() {
         let keys = |values: &[(&str, &str)]| {
-            let values = values.iter().map(|(by, value)| ((*by).into(), (*value).into()));
+            let values = values
+                .iter()
+                .map(|(by, value)| ((*by).into(), (*value).into()));
             let values = values.collect();
             ["tenant", "handler", "source", "tenant-and-handler"]
                 .map(|key| share(key).key_of("email.send", &values))

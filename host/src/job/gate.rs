@@ -28,7 +28,8 @@ impl ClaimGate {
         handler: &str,
         values: &BTreeMap<String, String>,
     ) -> Option<Vec<String>> {
-        let is_of = |gate: &Option<String>, own: &str| gate.as_deref().is_none_or(|gate| gate == own);
+        let is_of =
+            |gate: &Option<String>, own: &str| gate.as_deref().is_none_or(|gate| gate == own);
         let applies = is_of(&self.queue, queue) && is_of(&self.handler, handler);
         let value = |by: &String| match by.as_str() {
             "queue" => queue.to_owned(),

@@ -240,7 +240,10 @@ impl<'a> Claims<'a> {
             jobs.iter().filter(|job| job.lane == *lane).count() >= *room
         };
         let (full, with_room): (Vec<_>, Vec<_>) = rooms.into_iter().partition(is_full);
-        closed.extend(full.iter().map(|(lane, _)| ClosedLane { lane: *lane, wait: None }));
+        closed.extend(full.iter().map(|(lane, _)| ClosedLane {
+            lane: *lane,
+            wait: None,
+        }));
         let mut may_have_more = self.lanes.claimed(&orders, &jobs, &closed, wanted, is_cut);
         for (lane, _) in with_room {
             may_have_more |= self.lanes.open_others(lane);

@@ -301,7 +301,8 @@ impl Lanes {
         let mut active = Vec::new();
         for known in self.known.values_mut() {
             let was_served = known.is_served_whole();
-            let may_have_jobs = known.closed.take().is_some() || self.active.contains(known.lane.id);
+            let may_have_jobs =
+                known.closed.take().is_some() || self.active.contains(known.lane.id);
             choose(
                 known,
                 serving(&known.lane),

@@ -64,7 +64,10 @@ impl Inner {
             // It counted as started when it was claimed. After a freeze, that was too long ago: it is given back.
             let is_late = claim.is_throttled && BootTime::now().since(claim.sent) > START_WITHIN;
             let has_room = claim.host_limit.as_ref().is_none_or(|limit| {
-                let running = self.of_handlers.get(&limit.handler).map_or(0, |of| of.running);
+                let running = self
+                    .of_handlers
+                    .get(&limit.handler)
+                    .map_or(0, |of| of.running);
                 running < limit.most
             });
             !is_late && has_room
@@ -446,8 +449,15 @@ pub(super) mod tests {
         };
         slots.put(vec![limited(1), limited(2), claim(3, Instant::now())]);
         let next = |ended| slots.next(ended).map(|claim| claim.job.id.0);
-        let ended = || Some(Ended { host_limit: Some(&limit) });
-        assert_eq!((next(None), next(None), next(None)), (Some(1), Some(3), None));
+        let ended = || {
+            Some(Ended {
+                host_limit: Some(&limit),
+            })
+        };
+        assert_eq!(
+            (next(None), next(None), next(None)),
+            (Some(1), Some(3), None)
+        );
         assert_eq!(slots.in_hand_of("noop"), 2);
         assert!(!slots.take_free_slot(), "the second one has to wait");
         slots.put(vec![claim(4, Instant::now())]);
@@ -472,7 +482,10 @@ pub(super) mod tests {
             ..claim(id, received)
         };
         let now = (BootTime::now(), Instant::now());
-        slots.put(vec![throttled(1, BootTime::default(), then), throttled(2, now.0, now.1)]);
+        slots.put(vec![
+            throttled(1, BootTime::default(), then),
+            throttled(2, now.0, now.1),
+        ]);
         assert_eq!(slots.next(None).unwrap().job.id, JobId(2));
         assert_eq!(slots.take_late(then).len(), 1);
     }

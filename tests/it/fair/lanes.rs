@@ -16,7 +16,11 @@ async fn jobs_get_lanes_by_the_key_of_their_queue() {
         ("t", "tenant", ["", r#"{"tenant": "a"}"#].as_slice()),
         ("h", "handler", [""].as_slice()),
         ("s", "source", ["", r#"{"source": "x"}"#].as_slice()),
-        ("th", "tenant-and-handler", ["", r#"{"tenant": "a"}"#].as_slice()),
+        (
+            "th",
+            "tenant-and-handler",
+            ["", r#"{"tenant": "a"}"#].as_slice(),
+        ),
     ] {
         // An open lane from before, whose jobs stay in it.
         let enqueue = format!(

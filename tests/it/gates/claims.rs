@@ -65,7 +65,8 @@ async fn claim_and_closed(store: &Store, wanted: usize) -> (Vec<ClaimedJob>, Vec
 
 #[tokio::test]
 async fn no_more_jobs_of_a_key_run_than_its_limit_on_any_number_of_workers() {
-    let (db, client) = gate("'few', 'max_concurrent', handler => 'a', key => '{tenant}', most => 3").await;
+    let (db, client) =
+        gate("'few', 'max_concurrent', handler => 'a', key => '{tenant}', most => 3").await;
     for tenant in ["x", "y"] {
         for priority in ["high", "normal"] {
             for _ in 0..10 {
@@ -93,12 +94,19 @@ async fn no_more_jobs_of_a_key_run_than_its_limit_on_any_number_of_workers() {
     }
     assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[("y", 3)]));
     // A change applies at once.
-    set_gate(&client, "'few', 'max_concurrent', handler => 'a', key => '{tenant}', most => 4").await;
+    set_gate(
+        &client,
+        "'few', 'max_concurrent', handler => 'a', key => '{tenant}', most => 4",
+    )
+    .await;
     assert_eq!(
         by_tenant(&claim_at_once(&db).await),
         counts(&[("", 1), ("x", 1), ("y", 1)])
     );
-    client.batch_execute("SELECT rouse.drop_gate('few')").await.unwrap();
+    client
+        .batch_execute("SELECT rouse.drop_gate('few')")
+        .await
+        .unwrap();
     assert_eq!(
         by_tenant(&claim_at_once(&db).await),
         counts(&[("", 1), ("x", 16), ("y", 13)])
@@ -116,10 +124,16 @@ async fn a_crash_leaks_nothing() {
     let lost = claim(&dead, 10).await;
     assert_eq!(lost.len(), 1);
     client
-        .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE state = 'running'")
+        .batch_execute(
+            "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE state = 'running'",
+        )
         .await
         .unwrap();
-    assert_eq!(claim(&store, 10).await.len(), 0, "it still counts, until it is adopted or fails");
+    assert_eq!(
+        claim(&store, 10).await.len(),
+        0,
+        "it still counts, until it is adopted or fails"
+    );
     let orders = orders(&store, 60_000).await;
     let adopted = crate::support::claims::adopt(&store, Fence(7), &orders, 10, 3, None)
         .await
@@ -133,7 +147,10 @@ async fn a_crash_leaks_nothing() {
 
 #[tokio::test]
 async fn no_more_jobs_of_a_key_start_in_any_period_than_its_rate() {
-    let (db, client) = gate("'rate', 'throttle', handler => 'a', key => '{tenant}', most => 5, period => '1 hour'").await;
+    let (db, client) = gate(
+        "'rate', 'throttle', handler => 'a', key => '{tenant}', most => 5, period => '1 hour'",
+    )
+    .await;
     for tenant in ["x", "y"] {
         for _ in 0..20 {
             enqueue(&client, "a", &format!(", tenant => '{tenant}'")).await;
@@ -154,18 +171,24 @@ async fn no_more_jobs_of_a_key_start_in_any_period_than_its_rate() {
     client.batch_execute(later).await.unwrap();
     assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[("x", 2)]));
     let starts = "SELECT sum(cardinality(starts))::bigint FROM rouse.gate_key";
-    assert_eq!(number(&client, starts).await, 10, "starts of earlier periods are forgotten");
+    assert_eq!(
+        number(&client, starts).await,
+        10,
+        "starts of earlier periods are forgotten"
+    );
 }
 
 #[tokio::test]
 async fn a_burst_may_start_at_once_and_then_as_many_as_the_rate_permits() {
-    let (db, client) = gate("'rate', 'throttle', most => 60, period => '1 hour', burst => 10").await;
+    let (db, client) =
+        gate("'rate', 'throttle', most => 60, period => '1 hour', burst => 10").await;
     for _ in 0..40 {
         enqueue(&client, "a", ", tenant => 't'").await;
     }
     assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[("t", 10)]));
     let passes = async |minutes: i32| {
-        let later = format!("UPDATE rouse.gate_key SET until = until - interval '{minutes} minutes'");
+        let later =
+            format!("UPDATE rouse.gate_key SET until = until - interval '{minutes} minutes'");
         client.batch_execute(&later).await.unwrap();
     };
     passes(3).await;
@@ -189,7 +212,11 @@ async fn a_job_passes_all_gates_or_none() {
     let jobs = claim(&store, 100).await;
     assert_eq!(jobs.len(), 2, "one of each tenant");
     let starts = "SELECT sum(cardinality(starts))::bigint FROM rouse.gate_key";
-    assert_eq!(number(&client, starts).await, 2, "jobs that had to wait are not charged");
+    assert_eq!(
+        number(&client, starts).await,
+        2,
+        "jobs that had to wait are not charged"
+    );
     for job in &jobs {
         let done = settlement(job, result("1"));
         store.settle(&[&done], Locked::Wait).await.unwrap();
@@ -205,34 +232,62 @@ async fn a_job_passes_all_gates_or_none() {
 #[tokio::test]
 async fn a_claim_tells_which_lanes_are_closed_and_for_how_long() {
     let (db, client) = gate("'few', 'max_concurrent', handler => 'a', most => 1").await;
-    set_gate(&client, "'rate', 'throttle', handler => 'b', most => 2, period => '1 hour'").await;
+    set_gate(
+        &client,
+        "'rate', 'throttle', handler => 'b', most => 2, period => '1 hour'",
+    )
+    .await;
     for handler in ["a", "a", "b", "b", "b", "c", "c"] {
         enqueue(&client, handler, "").await;
     }
     let store = db.worker().await;
     let lanes = store.lanes_after(i64::MIN).await.unwrap();
-    let lane = |handler: &str| lanes.iter().find(|lane| lane.handler == handler).unwrap().id;
+    let lane = |handler: &str| {
+        lanes
+            .iter()
+            .find(|lane| lane.handler == handler)
+            .unwrap()
+            .id
+    };
     for wanted in [5, 0] {
         let (jobs, mut closed) = claim_and_closed(&store, 100).await;
         assert_eq!(jobs.len(), wanted);
         closed.sort_by_key(|closed| closed.wait);
-        let waits: Vec<_> = closed.iter().map(|closed| (closed.lane, closed.wait.is_some())).collect();
+        let waits: Vec<_> = closed
+            .iter()
+            .map(|closed| (closed.lane, closed.wait.is_some()))
+            .collect();
         assert_eq!(waits, [(lane("a"), false), (lane("b"), true)]);
         let wait = closed[1].wait.unwrap();
-        assert!(wait > Duration::from_secs(3500) && wait <= Duration::from_secs(3600), "{wait:?}");
+        assert!(
+            wait > Duration::from_secs(3500) && wait <= Duration::from_secs(3600),
+            "{wait:?}"
+        );
     }
 }
 
 #[tokio::test]
 async fn keys_are_of_tenants_sources_handlers_queues_and_payloads() {
     let (db, client) = gate("'g', 'max_concurrent', key => '{$.user.id,queue}', most => 1").await;
-    for payload in [r#"{"user": {"id": 1}}"#, r#"{"user": {"id": "1"}}"#, r#"{"user": {"id": 2}}"#, "{}", "[1]", r#"{"user": 3}"#] {
+    for payload in [
+        r#"{"user": {"id": 1}}"#,
+        r#"{"user": {"id": "1"}}"#,
+        r#"{"user": {"id": 2}}"#,
+        "{}",
+        "[1]",
+        r#"{"user": 3}"#,
+    ] {
         for queue in ["default", "other"] {
             enqueue(&client, "a", &format!(", '{payload}', queue => '{queue}'")).await;
         }
     }
     let long = "x".repeat(5000);
-    enqueue(&client, "a", &format!(r#", '{{"user": {{"id": "{long}"}}}}'"#)).await;
+    enqueue(
+        &client,
+        "a",
+        &format!(r#", '{{"user": {{"id": "{long}"}}}}'"#),
+    )
+    .await;
     let store = db.worker().await;
     assert_eq!(
         claim(&store, 100).await.len(),
@@ -241,23 +296,35 @@ async fn keys_are_of_tenants_sources_handlers_queues_and_payloads() {
     );
     let keys = "SELECT string_agg(l.key, ' ' ORDER BY l.key) FROM (SELECT DISTINCT key FROM rouse.lane) AS l";
     let keys: String = client.query_one(keys, &[]).await.unwrap().get(0);
-    assert!(keys.contains(r#"{"$.user.id": "1"} {"$.user.id": "2"} {"$.user.id": "sha256:"#), "{keys}");
+    assert!(
+        keys.contains(r#"{"$.user.id": "1"} {"$.user.id": "2"} {"$.user.id": "sha256:"#),
+        "{keys}"
+    );
     // Many payloads in one call have the lanes of their keys too.
     let many = r#"SELECT max(e) FROM rouse.enqueue_many('a', ARRAY['{"user": {"id": 8}}', '{"user": {"id": 9}}']::jsonb[]) AS e"#;
     let last = number(&client, many).await;
-    let lanes = format!("SELECT count(DISTINCT lane) FROM rouse.job WHERE id IN ({last}, {last} - 1)");
+    let lanes =
+        format!("SELECT count(DISTINCT lane) FROM rouse.job WHERE id IN ({last}, {last} - 1)");
     assert_eq!(number(&client, &lanes).await, 2);
 }
 
 #[tokio::test]
 async fn keys_beyond_the_maximum_of_lanes_share_one_limit_and_never_exceed_theirs() {
     let (db, client) = gate("'one', 'max_concurrent', key => '{tenant}', most => 1").await;
-    client.batch_execute("UPDATE rouse.limits SET keyed_lanes_max = 2").await.unwrap();
+    client
+        .batch_execute("UPDATE rouse.limits SET keyed_lanes_max = 2")
+        .await
+        .unwrap();
     for tenant in ["a", "b", "c", "d", "a", "c"] {
         enqueue(&client, "h", &format!(", tenant => '{tenant}'")).await;
     }
     // There is room again, but the keys that share a lane keep to it.
-    client.batch_execute("UPDATE rouse.limits SET keyed_lanes_max = 100; SET rouse.count_keyed_lanes_at = ''").await.unwrap();
+    client
+        .batch_execute(
+            "UPDATE rouse.limits SET keyed_lanes_max = 100; SET rouse.count_keyed_lanes_at = ''",
+        )
+        .await
+        .unwrap();
     for tenant in ["c", "e", "b"] {
         enqueue(&client, "h", &format!(", tenant => '{tenant}'")).await;
     }
@@ -293,7 +360,11 @@ async fn keys_beyond_the_maximum_of_lanes_share_one_limit_and_never_exceed_their
 #[tokio::test]
 async fn jobs_of_bound_sources_pass_the_gates_of_their_lane() {
     let (db, client) = gate("'few', 'max_concurrent', key => '{source}', most => 2").await;
-    set_gate(&client, "'rate', 'throttle', handler => 'b', most => 1, period => '1 hour'").await;
+    set_gate(
+        &client,
+        "'rate', 'throttle', handler => 'b', most => 1, period => '1 hour'",
+    )
+    .await;
     for handler in ["a", "b"] {
         for _ in 0..3 {
             enqueue(&client, handler, ", source => 'import'").await;
@@ -301,9 +372,15 @@ async fn jobs_of_bound_sources_pass_the_gates_of_their_lane() {
     }
     let store = db.worker().await;
     let bound = async || {
-        let lanes: Vec<_> = orders(&store, 1).await.iter().map(|order| order.lane).collect();
+        let lanes: Vec<_> = orders(&store, 1)
+            .await
+            .iter()
+            .map(|order| order.lane)
+            .collect();
         let sources = ["import".to_owned()];
-        let claimed = store.claim_bound(Fence(rand()), &lanes, &sources, Duration::from_secs(60), 10).await;
+        let claimed = store
+            .claim_bound(Fence(rand()), &lanes, &sources, Duration::from_secs(60), 10)
+            .await;
         claimed.unwrap()
     };
     let mut all = Vec::new();

@@ -11,9 +11,20 @@ use super::{enqueue, gate, number, set_gate};
 
 #[tokio::test]
 async fn a_singleton_keeps_the_earlier_job_as_long_as_it_lasts() {
-    for (lasts, while_running, after) in [("queued", false, false), ("running", true, false), ("period", true, true)] {
-        let period = if lasts == "period" { ", period => '1 hour'" } else { "" };
-        let (db, client) = gate(&format!("'one', 'singleton', handler => 'a', key => '{{$.doc}}', lasts => '{lasts}'{period}")).await;
+    for (lasts, while_running, after) in [
+        ("queued", false, false),
+        ("running", true, false),
+        ("period", true, true),
+    ] {
+        let period = if lasts == "period" {
+            ", period => '1 hour'"
+        } else {
+            ""
+        };
+        let (db, client) = gate(&format!(
+            "'one', 'singleton', handler => 'a', key => '{{$.doc}}', lasts => '{lasts}'{period}"
+        ))
+        .await;
         let store = db.worker().await;
         let first = enqueue(&client, "a", r#", '{"doc": 1, "n": 1}'"#).await;
         let other = enqueue(&client, "a", r#", '{"doc": 2}'"#).await;
@@ -23,7 +34,10 @@ async fn a_singleton_keeps_the_earlier_job_as_long_as_it_lasts() {
         let jobs = claim(&store, 10).await;
         assert_eq!(jobs.len(), 2);
         let first_job = jobs.iter().find(|job| job.id.0 == first).unwrap();
-        assert_eq!(first_job.payload.0, r#"{"n": 1, "doc": 1}"#, "its payload is kept");
+        assert_eq!(
+            first_job.payload.0, r#"{"n": 1, "doc": 1}"#,
+            "its payload is kept"
+        );
         let newer = again().await;
         assert_eq!(newer == first, while_running, "{lasts}: it is running");
         let done = settlement(first_job, result("1"));
@@ -38,28 +52,66 @@ async fn a_singleton_keeps_the_earlier_job_as_long_as_it_lasts() {
 async fn a_newcomer_may_replace_what_waits_or_be_refused() {
     let (db, client) = gate("'last', 'singleton', handler => 'a', newcomer => 'replace'").await;
     let store = db.worker().await;
-    let first = enqueue(&client, "a", r#", '{"n": 1}', max_attempts => 3, run_at => now() + interval '1 day'"#).await;
-    assert_ne!(enqueue(&client, "a", ", tenant => 't'").await, first, "as with unique keys");
-    client.batch_execute("SELECT rouse.cancel(id) FROM rouse.job WHERE tenant = 't'").await.unwrap();
-    let large = format!(r#", '{{"n": "{}"}}', priority => 'high'"#, "x".repeat(10_000));
+    let first = enqueue(
+        &client,
+        "a",
+        r#", '{"n": 1}', max_attempts => 3, run_at => now() + interval '1 day'"#,
+    )
+    .await;
+    assert_ne!(
+        enqueue(&client, "a", ", tenant => 't'").await,
+        first,
+        "as with unique keys"
+    );
+    client
+        .batch_execute("SELECT rouse.cancel(id) FROM rouse.job WHERE tenant = 't'")
+        .await
+        .unwrap();
+    let large = format!(
+        r#", '{{"n": "{}"}}', priority => 'high'"#,
+        "x".repeat(10_000)
+    );
     assert_eq!(enqueue(&client, "a", &large).await, first);
-    assert_eq!(enqueue(&client, "a", &large.replace("xx", "xy")).await, first);
+    assert_eq!(
+        enqueue(&client, "a", &large.replace("xx", "xy")).await,
+        first
+    );
     let job = claim_one(&store).await;
     assert_eq!((job.id.0, job.max_attempts), (first, None));
-    assert!(job.payload.0.contains("xyxyxy"), "the last one, which is stored apart");
+    assert!(
+        job.payload.0.contains("xyxyxy"),
+        "the last one, which is stored apart"
+    );
     let high = "SELECT count(*) FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane WHERE l.priority = 'high'";
-    assert_eq!(number(&client, high).await, 1, "it has the lane of the newer one");
+    assert_eq!(
+        number(&client, high).await,
+        1,
+        "it has the lane of the newer one"
+    );
     // It has started, so the next one is a job of its own, as it is if the earlier one is retried.
     let second = enqueue(&client, "a", "").await;
     assert_ne!(second, first);
-    client.batch_execute("UPDATE rouse.job SET attempt = 1 WHERE state = 'queued'").await.unwrap();
+    client
+        .batch_execute("UPDATE rouse.job SET attempt = 1 WHERE state = 'queued'")
+        .await
+        .unwrap();
     assert_ne!(enqueue(&client, "a", "").await, second);
 
-    set_gate(&client, "'last', 'singleton', handler => 'a', lasts => 'running', newcomer => 'refuse'").await;
+    set_gate(
+        &client,
+        "'last', 'singleton', handler => 'a', lasts => 'running', newcomer => 'refuse'",
+    )
+    .await;
     let why = refusal(&client, "SELECT rouse.enqueue('a')").await;
     let expected = "rouse.enqueue: gate last is closed: it has let job";
-    assert!(why.contains(expected) && why.contains("It opens when that job has ended."), "{why}");
-    client.batch_execute("SELECT rouse.drop_gate('last')").await.unwrap();
+    assert!(
+        why.contains(expected) && why.contains("It opens when that job has ended."),
+        "{why}"
+    );
+    client
+        .batch_execute("SELECT rouse.drop_gate('last')")
+        .await
+        .unwrap();
     enqueue(&client, "a", "").await;
 }
 
@@ -68,9 +120,18 @@ async fn a_newcomer_may_replace_what_waits_or_be_refused() {
 async fn schedules_and_chains_are_never_refused() {
     let (db, client) = gate("'one', 'singleton', handler => 'a', newcomer => 'refuse'").await;
     let first = enqueue(&client, "a", "").await;
-    client.batch_execute("SELECT rouse.schedule('s', 'a', cron => '0 3 * * *')").await.unwrap();
-    assert_eq!(number(&client, "SELECT rouse.run_schedule('s')").await, first);
-    assert_eq!(number(&client, "SELECT job FROM rouse.schedule_run").await, first);
+    client
+        .batch_execute("SELECT rouse.schedule('s', 'a', cron => '0 3 * * *')")
+        .await
+        .unwrap();
+    assert_eq!(
+        number(&client, "SELECT rouse.run_schedule('s')").await,
+        first
+    );
+    assert_eq!(
+        number(&client, "SELECT job FROM rouse.schedule_run").await,
+        first
+    );
     enqueue(&client, "b", "").await;
     let store = db.worker().await;
     let jobs = claim(&store, 10).await;
@@ -86,7 +147,11 @@ async fn schedules_and_chains_are_never_refused() {
     let done = settlement_with(parent, result("1"), children);
     store.settle(&[&done], Locked::Wait).await.unwrap();
     let waiting = "SELECT count(*) FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane WHERE l.handler = 'a' AND j.state = 'queued'";
-    assert_eq!(number(&client, waiting).await, 2, "one that was enqueued, and the next of the chain");
+    assert_eq!(
+        number(&client, waiting).await,
+        2,
+        "one that was enqueued, and the next of the chain"
+    );
 }
 
 #[tokio::test]
@@ -101,8 +166,15 @@ async fn two_producers_that_enqueue_the_same_key_wait_for_each_other() {
         let pid = number(&second, "SELECT pg_backend_pid()::bigint").await;
         let task = tokio::spawn(async move { number(&second, &sql).await });
         let observer = db.client().await;
-        until_true(&observer, &format!("SELECT cardinality(pg_blocking_pids({pid})) > 0")).await;
-        client.batch_execute(if commits { "COMMIT" } else { "ROLLBACK" }).await.unwrap();
+        until_true(
+            &observer,
+            &format!("SELECT cardinality(pg_blocking_pids({pid})) > 0"),
+        )
+        .await;
+        client
+            .batch_execute(if commits { "COMMIT" } else { "ROLLBACK" })
+            .await
+            .unwrap();
         assert_eq!(task.await.unwrap() == first, commits);
         let jobs = format!("SELECT count(*) FROM rouse.job WHERE tenant = '{tenant}'");
         assert_eq!(number(&client, &jobs).await, 1);
@@ -114,7 +186,9 @@ async fn of_a_burst_the_last_one_runs_when_no_more_come() {
     let (db, client) = gate("'calm', 'debounce', handler => 'a', key => '{tenant}', period => '10 s', longest => '25 s'").await;
     let store = db.worker().await;
     let due = async |id: i64| {
-        let due = format!("SELECT round(extract(epoch FROM available_at - now()))::bigint FROM rouse.job WHERE id = {id} AND turn IS NULL");
+        let due = format!(
+            "SELECT round(extract(epoch FROM available_at - now()))::bigint FROM rouse.job WHERE id = {id} AND turn IS NULL"
+        );
         number(&client, &due).await
     };
     // The same as if this time had passed since the last one.
@@ -128,12 +202,22 @@ async fn of_a_burst_the_last_one_runs_when_no_more_come() {
     assert_eq!(due(first).await, 10);
     for (n, expected) in [(2, 10), (3, 9), (4, 1)] {
         passes(8).await;
-        assert_eq!(enqueue(&client, "a", &format!(r#", '{{"n": {n}}}', tenant => 't'"#)).await, first);
-        assert_eq!(due(first).await, expected, "job {n}: at most 25 s from the first one on");
+        assert_eq!(
+            enqueue(&client, "a", &format!(r#", '{{"n": {n}}}', tenant => 't'"#)).await,
+            first
+        );
+        assert_eq!(
+            due(first).await,
+            expected,
+            "job {n}: at most 25 s from the first one on"
+        );
     }
     let other = enqueue(&client, "a", ", tenant => 'u'").await;
     assert_ne!(other, first);
-    client.batch_execute(&format!("SELECT rouse.reschedule({first})")).await.unwrap();
+    client
+        .batch_execute(&format!("SELECT rouse.reschedule({first})"))
+        .await
+        .unwrap();
     let job = claim_one(&store).await;
     assert_eq!((job.id.0, job.payload.0.as_str()), (first, r#"{"n": 4}"#));
     let next = enqueue(&client, "a", ", tenant => 't'").await;
@@ -145,16 +229,37 @@ async fn of_a_burst_the_last_one_runs_when_no_more_come() {
 async fn of_a_burst_the_first_one_runs_at_once_if_the_edge_is_leading() {
     let (_db, client) = gate("'first', 'debounce', handler => 'a', period => '10 s', longest => '1 hour', edge => 'leading'").await;
     let first = enqueue(&client, "a", "").await;
-    assert_eq!(number(&client, "SELECT count(*) FROM rouse.job WHERE turn IS NOT NULL").await, 1);
+    assert_eq!(
+        number(
+            &client,
+            "SELECT count(*) FROM rouse.job WHERE turn IS NOT NULL"
+        )
+        .await,
+        1
+    );
     for _ in 0..3 {
         client.batch_execute("UPDATE rouse.gate_key SET since = since - interval '6 s', until = until - interval '6 s'").await.unwrap();
-        assert_eq!(enqueue(&client, "a", "").await, first, "each one makes the burst last");
+        assert_eq!(
+            enqueue(&client, "a", "").await,
+            first,
+            "each one makes the burst last"
+        );
     }
-    client.batch_execute("UPDATE rouse.gate_key SET until = until - interval '11 s'").await.unwrap();
+    client
+        .batch_execute("UPDATE rouse.gate_key SET until = until - interval '11 s'")
+        .await
+        .unwrap();
     let second = enqueue(&client, "a", "").await;
     assert_ne!(second, first);
-    client.batch_execute("UPDATE rouse.gate_key SET since = since - interval '1 hour'").await.unwrap();
-    assert_ne!(enqueue(&client, "a", "").await, second, "a burst has an end");
+    client
+        .batch_execute("UPDATE rouse.gate_key SET since = since - interval '1 hour'")
+        .await
+        .unwrap();
+    assert_ne!(
+        enqueue(&client, "a", "").await,
+        second,
+        "a burst has an end"
+    );
 }
 
 #[tokio::test]
@@ -170,7 +275,11 @@ async fn many_jobs_in_one_call_give_way_to_each_other() {
 #[tokio::test]
 async fn the_rows_of_keys_are_removed_when_they_have_no_effect() {
     let (db, client) = gate("'one', 'singleton', handler => 'a', key => '{tenant}'").await;
-    set_gate(&client, "'rate', 'throttle', key => '{tenant}', most => 1, period => '1 hour'").await;
+    set_gate(
+        &client,
+        "'rate', 'throttle', key => '{tenant}', most => 1, period => '1 hour'",
+    )
+    .await;
     let store = db.worker().await;
     for tenant in ["x", "y"] {
         enqueue(&client, "a", &format!(", tenant => '{tenant}'")).await;
@@ -180,10 +289,20 @@ async fn the_rows_of_keys_are_removed_when_they_have_no_effect() {
     store.settle(&[&done], Locked::Wait).await.unwrap();
     store.maintain_lanes().await.unwrap();
     let rows = "SELECT count(*) FROM rouse.gate_key";
-    assert_eq!(number(&client, rows).await, 2, "a queued job, and a start of this hour");
-    client.batch_execute("UPDATE rouse.gate_key SET until = until - interval '1 hour'").await.unwrap();
+    assert_eq!(
+        number(&client, rows).await,
+        2,
+        "a queued job, and a start of this hour"
+    );
+    client
+        .batch_execute("UPDATE rouse.gate_key SET until = until - interval '1 hour'")
+        .await
+        .unwrap();
     store.maintain_lanes().await.unwrap();
     assert_eq!(number(&client, rows).await, 1);
-    client.batch_execute("SELECT rouse.drop_gate('one')").await.unwrap();
+    client
+        .batch_execute("SELECT rouse.drop_gate('one')")
+        .await
+        .unwrap();
     assert_eq!(number(&client, rows).await, 0);
 }

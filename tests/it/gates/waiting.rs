@@ -23,8 +23,17 @@ const SLEEP: &str = r#", '{"ms": 1}'"#;
 async fn the_end_of_a_job_opens_the_gate_for_the_next_one_of_its_key() {
     let (db, client) = gate("'one', 'max_concurrent', key => '{handler}', most => 1").await;
     for _ in 0..100 {
-        for (handler, priority) in [("test.sleep", "normal"), ("test.sleep", "low"), ("test.race", "normal")] {
-            enqueue(&client, handler, &format!("{SLEEP}, priority => '{priority}'")).await;
+        for (handler, priority) in [
+            ("test.sleep", "normal"),
+            ("test.sleep", "low"),
+            ("test.race", "normal"),
+        ] {
+            enqueue(
+                &client,
+                handler,
+                &format!("{SLEEP}, priority => '{priority}'"),
+            )
+            .await;
         }
     }
     let began = Instant::now();
@@ -39,15 +48,25 @@ async fn the_end_of_a_job_opens_the_gate_for_the_next_one_of_its_key() {
     let overlapping = "SELECT count(*) FROM rouse.finished AS a JOIN rouse.jobs AS ja USING (id)
         JOIN rouse.finished AS b ON a.id < b.id AND a.started_at < b.finished_at AND b.started_at < a.finished_at
         JOIN rouse.jobs AS jb ON jb.id = b.id AND jb.handler = ja.handler";
-    assert_eq!(number(&client, overlapping).await, 0, "two ran at the same time");
+    assert_eq!(
+        number(&client, overlapping).await,
+        0,
+        "two ran at the same time"
+    );
 }
 
 #[tokio::test]
 async fn a_throttled_key_goes_on_when_its_gate_opens() {
-    let (db, client) = gate("'rate', 'throttle', key => '{tenant}', most => 1, period => '700 ms'").await;
+    let (db, client) =
+        gate("'rate', 'throttle', key => '{tenant}', most => 1, period => '700 ms'").await;
     for n in 0..4 {
         for tenant in 0..50 {
-            enqueue(&client, "test.sleep", &format!("{SLEEP}, tenant => 't{tenant}', source => '{n}'")).await;
+            enqueue(
+                &client,
+                "test.sleep",
+                &format!("{SLEEP}, tenant => 't{tenant}', source => '{n}'"),
+            )
+            .await;
         }
     }
     let began = Instant::now();
@@ -55,8 +74,14 @@ async fn a_throttled_key_goes_on_when_its_gate_opens() {
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     let took = began.elapsed();
     worker.drain().await;
-    assert!(took > Duration::from_millis(2100), "three periods: {took:?}");
-    assert!(took < Duration::from_millis(4500), "the sweep alone would take longer: {took:?}");
+    assert!(
+        took > Duration::from_millis(2100),
+        "three periods: {took:?}"
+    );
+    assert!(
+        took < Duration::from_millis(4500),
+        "the sweep alone would take longer: {took:?}"
+    );
     // By the time of the claim, which is when a gate counts.
     let closest = "SELECT min(extract(epoch FROM gap) * 1000)::bigint FROM (
         SELECT claimed_at - lag(claimed_at) OVER (PARTITION BY tenant ORDER BY claimed_at) AS gap FROM rouse.jobs) AS g";
@@ -77,7 +102,10 @@ async fn a_gate_that_another_worker_has_opened_is_found_by_the_sweep() {
     let slept = "SELECT EXISTS (SELECT FROM rouse.sleeper WHERE until > clock_timestamp())";
     until_true(&client, slept).await;
     let done = crate::support::claims::settlement(&job, crate::support::claims::result("1"));
-    other.settle(&[&done], rouse::store::Locked::Wait).await.unwrap();
+    other
+        .settle(&[&done], rouse::store::Locked::Wait)
+        .await
+        .unwrap();
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     worker.drain().await;
 }
@@ -101,8 +129,18 @@ async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
     let (db, client) = gate("'wide', 'max_concurrent', key => '{tenant}', most => 5").await;
     for tenant in 0..3 {
         for _ in 0..10 {
-            enqueue(&client, "test.sleep", &format!(r#", '{{"ms": 20}}', tenant => 't{tenant}'"#)).await;
-            enqueue(&client, "test.race", &format!("{SLEEP}, tenant => 't{tenant}'")).await;
+            enqueue(
+                &client,
+                "test.sleep",
+                &format!(r#", '{{"ms": 20}}', tenant => 't{tenant}'"#),
+            )
+            .await;
+            enqueue(
+                &client,
+                "test.race",
+                &format!("{SLEEP}, tenant => 't{tenant}'"),
+            )
+            .await;
         }
     }
     let two = Override::default().with("concurrency", 2_u32);
@@ -122,7 +160,10 @@ async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
         JOIN rouse.jobs AS jb ON jb.id = b.id AND jb.handler = 'test.sleep' GROUP BY a.id) AS c";
     assert_eq!(number(&client, most).await, 2);
     // A job that waits in line for longer than a second is given back. The next one starts at the end of another.
-    assert!(took < Duration::from_secs(5), "30 jobs of 20 ms, two at a time: {took:?}");
+    assert!(
+        took < Duration::from_secs(5),
+        "30 jobs of 20 ms, two at a time: {took:?}"
+    );
     let released = "SELECT count(*) FROM rouse.record WHERE event = 'released'";
     assert_eq!(number(&client, released).await, 0);
 }

@@ -28,7 +28,10 @@ impl Claims<'_> {
         if self.host_limits.is_empty() {
             return None;
         }
-        let handler = self.shared.settings.handler_for(job.source.as_deref(), named);
+        let handler = self
+            .shared
+            .settings
+            .handler_for(job.source.as_deref(), named);
         self.host_limits.get(handler).cloned()
     }
 

@@ -11,7 +11,9 @@ use crate::worker::policy::Policy;
 
 /// The maximum number of attempts of a handler that run at the same time on this host.
 fn most_at_once(policy: &Policy) -> Option<usize> {
-    policy.concurrency.and_then(|most| usize::try_from(most).ok())
+    policy
+        .concurrency
+        .and_then(|most| usize::try_from(most).ok())
 }
 
 impl Claims<'_> {
@@ -34,14 +36,18 @@ impl Claims<'_> {
             (!self.shared.sql.is_parked(handler)).then_some(handler)
         };
         let policy = |handler: &Handler| Policy::resolve(&handler.manifest, &settings.overrides);
-        let lease_ms = |policy: &Policy| i64::try_from(policy.lease.as_millis()).unwrap_or(i64::MAX);
+        let lease_ms =
+            |policy: &Policy| i64::try_from(policy.lease.as_millis()).unwrap_or(i64::MAX);
         let bound: Vec<(&String, &Arc<Handler>)> = settings
             .sources
             .iter()
             .filter_map(|(source, name)| Some((source, served(name)?)))
             .collect();
         // Which of them runs is not known before the claim.
-        let bound_lease_ms = bound.iter().map(|(_, handler)| lease_ms(&policy(handler))).max();
+        let bound_lease_ms = bound
+            .iter()
+            .map(|(_, handler)| lease_ms(&policy(handler)))
+            .max();
         self.sources = bound.iter().map(|(source, _)| (*source).clone()).collect();
         let unbound = settings.sources.iter();
         let unbound = unbound.filter(|(_, name)| served(name).is_none());

@@ -58,7 +58,9 @@ impl Gates {
             known.limits.push(limit.into());
         }
         if known.most_at_once.is_some() {
-            known.limits.push(format!("handler {}", lane.handler).into());
+            known
+                .limits
+                .push(format!("handler {}", lane.handler).into());
         }
         for gate in &self.gates {
             if let Some(key) = gate.key_of(&lane.queue, &lane.handler, &lane.values) {

@@ -368,7 +368,13 @@ fn claims_leave_out_lanes_at_their_limit_until_a_job_of_their_key_has_ended() {
     lanes.serve(|_| Some(SERVED));
     let orders = lanes.orders(After::Cursor, WANTED);
     let closed = [until_end(10), until_end(20), until_end(30)];
-    lanes.claimed(&orders, &[job(10, 100), job(30, 101)], &closed, WANTED, false);
+    lanes.claimed(
+        &orders,
+        &[job(10, 100), job(30, 101)],
+        &closed,
+        WANTED,
+        false,
+    );
     assert!(next(&mut lanes).is_empty());
     assert!(lanes.wait_for_ends());
     assert!(!lanes.mark_active(LaneId(20)) && !lanes.wake(LaneId(20)));
@@ -381,9 +387,18 @@ fn claims_leave_out_lanes_at_their_limit_until_a_job_of_their_key_has_ended() {
     for expected in [10, 20, 10, 20] {
         assert!(lanes.free(LaneId(10)));
         lanes.mark_all_empty();
-        let order = lanes.all().into_iter().find(|order| order.lane.0 == expected);
+        let order = lanes
+            .all()
+            .into_iter()
+            .find(|order| order.lane.0 == expected);
         let other = until_end(30 - expected);
-        lanes.claimed(&[order.unwrap()], &[job(expected, 200)], &[other, until_end(expected)], WANTED, false);
+        lanes.claimed(
+            &[order.unwrap()],
+            &[job(expected, 200)],
+            &[other, until_end(expected)],
+            WANTED,
+            false,
+        );
     }
     assert!(!lanes.free(LaneId(40)), "unknown");
 }
@@ -402,7 +417,10 @@ fn if_a_lane_of_a_limit_had_room_its_other_lanes_are_open_too() {
     lanes.open_some();
     assert_eq!(next(&mut lanes), [1, 2, 3, 4, 5, 6, 7, 8]);
     let orders = lanes.orders(After::Cursor, WANTED);
-    assert!(lanes.claimed(&orders, &[job(1, 100)], &[], WANTED, false), "there may be more");
+    assert!(
+        lanes.claimed(&orders, &[job(1, 100)], &[], WANTED, false),
+        "there may be more"
+    );
     let mut open: Vec<i64> = lanes.with_jobs().iter().map(|order| order.lane.0).collect();
     open.sort_unstable();
     assert_eq!(open, [1, 9, 10, 11, 12, 13, 14, 15, 16]);

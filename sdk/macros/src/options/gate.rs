@@ -198,7 +198,10 @@ impl Reader {
         }
         if written.newcomer == Newcomer::Replace && written.lasts != Lasts::Queued {
             let span = span("newcomer").unwrap_or(name.span());
-            self.fail(span, "a newcomer replaces a job only while that is queued: remove `lasts`");
+            self.fail(
+                span,
+                "a newcomer replaces a job only while that is queued: remove `lasts`",
+            );
         }
         if self.count > errors {
             return None;

@@ -22,7 +22,10 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         client.batch_execute(&set).await.context("set a gate")
     };
     client
-        .execute("SELECT rouse.set_fair_share($1, policy => 'drr')", &[&QUEUE])
+        .execute(
+            "SELECT rouse.set_fair_share($1, policy => 'drr')",
+            &[&QUEUE],
+        )
         .await?;
     let mut work = Work::noop(scale.options.jobs);
     work.tenants = Some((QUEUE, format!("'t' || n % {TENANTS}")));
@@ -36,7 +39,9 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         gate("'few', 'max_concurrent', key => '{tenant}', most => 1000000").await?;
         gate("'rate', 'throttle', key => '{tenant}', most => 1000000, period => '1 s', burst => 1000000").await?;
         with.push(one().await?);
-        client.batch_execute("SELECT rouse.drop_gate('few'), rouse.drop_gate('rate')").await?;
+        client
+            .batch_execute("SELECT rouse.drop_gate('few'), rouse.drop_gate('rate')")
+            .await?;
     }
     let plain = median(without.iter().map(Drained::jobs_per_s).collect())?;
     let label = format!("jobs of {TENANTS} tenants behind two open gates");
@@ -45,7 +50,8 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     scale.figure("gates_open.ratio", label, per_s / plain, Unit::Ratio);
 
     let client = &scale.server.client;
-    let set = format!("SELECT rouse.set_gate('one', 'max_concurrent', queue => '{QUEUE}', most => 1)");
+    let set =
+        format!("SELECT rouse.set_gate('one', 'max_concurrent', queue => '{QUEUE}', most => 1)");
     client.batch_execute(&set).await?;
     for hosts in [1, 3] {
         let mut work = Work::noop(scale.options.jobs / CHAIN_SHARE);
@@ -56,18 +62,31 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
             SELECT percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY extract(epoch FROM g.gap)::float8 * 1000), count(*) FILTER (WHERE g.gap < '0')
             FROM (SELECT f.started_at - lag(f.finished_at) OVER (ORDER BY f.started_at) AS gap FROM rouse.finished AS f WHERE f.id BETWEEN $1 AND $2) AS g";
         let (first, last) = drained.ids;
-        let row = client.query_one(gaps, &[&first, &last]).await.context("read the gaps")?;
+        let row = client
+            .query_one(gaps, &[&first, &last])
+            .await
+            .context("read the gaps")?;
         let gaps: Vec<f64> = row.get(0);
         for (name, gap) in [("p50", gaps[0]), ("p99", gaps[1])] {
             let key = format!("gates_one_{hosts}.{name}");
-            let label = format!("limit of one, {hosts} host(s): settlement → start of the next, {name}");
+            let label =
+                format!("limit of one, {hosts} host(s): settlement → start of the next, {name}");
             scale.figure(&key, &label, gap, Unit::Milliseconds);
         }
         #[expect(clippy::cast_precision_loss, reason = "a number of jobs")]
         let exceeded = row.get::<_, i64>(1) as f64;
         let key = format!("gates_one_{hosts}.exceeded");
-        scale.figure(&key, "jobs that started before the last one had ended", exceeded, Unit::Count);
+        scale.figure(
+            &key,
+            "jobs that started before the last one had ended",
+            exceeded,
+            Unit::Count,
+        );
     }
-    scale.server.client.batch_execute("SELECT rouse.drop_gate('one')").await?;
+    scale
+        .server
+        .client
+        .batch_execute("SELECT rouse.drop_gate('one')")
+        .await?;
     Ok(())
 }
