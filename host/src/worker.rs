@@ -21,6 +21,7 @@ mod cron;
 mod database_metrics;
 mod deadlines;
 mod declared;
+mod direct;
 mod effects;
 mod events;
 mod fairness;

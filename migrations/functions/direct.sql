@@ -164,7 +164,7 @@ BEGIN
             UPDATE rouse.job AS j SET lane = shared, turn = t.turn FROM turns AS t WHERE j.id = ANY (ARRAY[t.id]) RETURNING j.available_at)
         SELECT count(*) AS jobs, count(*) FILTER (WHERE d.available_at < at - interval '24 hours') AS late INTO batch FROM done AS d;
         IF batch.jobs > 0 THEN
-            -- Cursors may have passed none of them, but no other notification leads to them.
+            -- Never skipped: no other notification leads to them.
             PERFORM rouse._notify(shared, true, '-infinity');
         END IF;
         moved := moved + batch.jobs;
