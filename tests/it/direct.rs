@@ -212,7 +212,7 @@ async fn only_live_workers_that_take_such_jobs_are_chosen() {
         assert_eq!(enqueue(&client, ", tags => '{gpu}'").await, "gpu");
     }
     let limit = "SET ROLE rouse_owner; DELETE FROM rouse.worker_login;
-                 INSERT INTO rouse.worker_login (login, worker_ids, queues, handlers) VALUES (session_user::regrole, '{*}', '{*}', '{HANDLERS}');
+                 INSERT INTO rouse.worker_login (login, worker_ids, queues, handlers) VALUES (session_user::text::regrole, '{*}', '{*}', '{HANDLERS}');
                  RESET ROLE";
     client.batch_execute(&limit.replace("HANDLERS", "mail.*")).await.unwrap();
     assert_eq!(enqueue(&client, "").await, "", "their login may not run it");
@@ -277,20 +277,25 @@ async fn gates_and_fair_shares_apply_to_the_jobs_of_all_inboxes_together() {
     assert_eq!(keys, "x 6, y 6", "the inboxes of a key are one key");
 }
 
-/// The wakeups that a listener has received so far. Notifications arrive in the order of their commits.
-async fn received(listener: &mut Listener, client: &Client) -> Vec<Wakeup> {
+/// The wakeups that each listener has received since the last call. Notifications arrive in the order of their commits.
+async fn received(listeners: &mut [Listener], client: &Client) -> Vec<Vec<Wakeup>> {
     client.batch_execute("NOTIFY rouse_wake, 'the-end'").await.unwrap();
-    let mut received = Vec::new();
-    loop {
-        let next = listener.next().await.expect("the connection stands");
-        let Notification::Wakeup(wakeup) = next else {
-            panic!("{next:?} is not a wakeup");
-        };
-        if wakeup.queue == "the-end" {
-            return received;
+    let mut all = Vec::new();
+    for listener in listeners {
+        let mut received = Vec::new();
+        loop {
+            let next = listener.next().await.expect("the connection stands");
+            let Notification::Wakeup(wakeup) = next else {
+                panic!("{next:?} is not a wakeup");
+            };
+            if wakeup.queue == "the-end" {
+                break;
+            }
+            received.push(wakeup);
         }
-        received.push(wakeup);
+        all.push(received);
     }
+    all
 }
 
 #[tokio::test]
@@ -302,13 +307,6 @@ async fn only_the_chosen_worker_is_notified_and_only_if_it_sleeps() {
         let incarnation = store.incarnation().unwrap();
         listeners.push(Listener::start(&db.connector(), incarnation).await.unwrap());
     }
-    let notified = async |listeners: &mut Vec<Listener>| {
-        let mut notified = Vec::new();
-        for listener in listeners {
-            notified.push(received(listener, &client).await);
-        }
-        notified
-    };
     // A tenant of each.
     let mut tenants = [String::new(), String::new()];
     for n in 0.. {
@@ -318,24 +316,25 @@ async fn only_the_chosen_worker_is_notified_and_only_if_it_sleeps() {
             break;
         }
     }
-    assert_eq!(notified(&mut listeners).await, [[], []], "none of them sleeps");
+    let notified = received(&mut listeners, &client).await;
+    assert!(notified.iter().all(Vec::is_empty), "none of them sleeps: {notified:?}");
     let any = ["*".to_owned()];
     stores[0].sleep(&any, Duration::from_secs(60)).await.unwrap();
     for (of, tenant) in tenants.iter().enumerate() {
         let id = enqueue_sql(&client, &format!("'greet', queue => 'q', tenant => '{tenant}'")).await;
         let lane: i64 = client.query_one("SELECT lane FROM rouse.job WHERE id = $1", &[&id]).await.unwrap().get(0);
-        let received = notified(&mut listeners).await;
-        assert!(received[1].is_empty(), "the other one is awake: {received:?}");
+        let notified = received(&mut listeners, &client).await;
+        assert!(notified[1].is_empty(), "the other one is awake: {notified:?}");
         match of {
             0 => assert!(
-                matches!(&*received[0], [Wakeup { queue, lane: Some(named) }] if queue == "q" && named.0 == lane),
-                "{received:?}"
+                matches!(&*notified[0], [Wakeup { queue, lane: Some(named) }] if queue == "q" && named.0 == lane),
+                "{notified:?}"
             ),
-            _ => assert!(received[0].is_empty(), "it sleeps, and the job is not its own: {received:?}"),
+            _ => assert!(notified[0].is_empty(), "it sleeps, and the job is not its own: {notified:?}"),
         }
     }
     // A job of the shared lane wakes all.
     enqueue(&client, "").await;
-    let received = notified(&mut listeners).await;
-    assert_eq!(received.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1]);
+    let notified = received(&mut listeners, &client).await;
+    assert_eq!(notified.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1]);
 }

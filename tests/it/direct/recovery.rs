@@ -64,10 +64,8 @@ async fn the_inbox_of_a_dead_worker_is_recovered_once_by_any_number_of_workers()
         moved += recovered.moved;
     }
     assert_eq!(moved, 910, "each job was moved once");
-    let turns = "SELECT count(DISTINCT turn), min(turn) > $1,
-                        count(*) = count(*) FILTER (WHERE rank_by_turn = rank_by_id)
-                 FROM (SELECT j.turn, rank() OVER (ORDER BY j.turn) AS rank_by_turn, rank() OVER (ORDER BY j.id) AS rank_by_id
-                       FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane AND l.queue = 'q' AND l.key = '' WHERE j.turn IS NOT NULL) AS t";
+    let turns = "SELECT count(DISTINCT j.turn), min(j.turn) > $1
+                 FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane WHERE l.queue = 'q' AND j.turn IS NOT NULL";
     let row = client.query_one(turns, &[&highest]).await.unwrap();
     assert_eq!((row.get::<_, i64>(0), row.get::<_, bool>(1)), (900, true), "cursors find their new turns");
     assert_eq!(lanes(&client).await.len(), 1, "all are in lanes without a key");
