@@ -101,8 +101,12 @@ async fn round_robin_gives_each_worker_as_many_jobs() {
     assert_eq!(first.len(), 3, "{chosen:?}");
     assert!((3..30).all(|n| chosen[n] == chosen[n - 3]), "{chosen:?}");
     // Many jobs of one call are spread too.
-    let many = "SELECT rouse.enqueue_many('greet', array_fill('{}'::jsonb, ARRAY[30]), queue => 'q')";
-    client.batch_execute(&format!("TRUNCATE rouse.job; {many}")).await.unwrap();
+    let many =
+        "SELECT rouse.enqueue_many('greet', array_fill('{}'::jsonb, ARRAY[30]), queue => 'q')";
+    client
+        .batch_execute(&format!("TRUNCATE rouse.job; {many}"))
+        .await
+        .unwrap();
     let counts: Vec<i64> = lanes(&client).await.into_values().collect();
     assert_eq!(counts, [10, 10, 10]);
 }
@@ -145,7 +149,10 @@ async fn a_hash_keeps_keys_on_their_workers_and_moves_only_those_of_a_worker_tha
     let without = tenants(&client).await;
     for (tenant, (old, new)) in before.iter().zip(&without).enumerate() {
         assert_ne!(new, "b");
-        assert!(old == "b" || old == new, "tenant {tenant} moved from {old} to {new}");
+        assert!(
+            old == "b" || old == new,
+            "tenant {tenant} moved from {old} to {new}"
+        );
     }
     // The same id: a new incarnation has the same keys.
     worker(&db, "b").await;
@@ -162,7 +169,8 @@ async fn a_hash_keeps_keys_on_their_workers_and_moves_only_those_of_a_worker_tha
 async fn a_hash_is_of_the_values_that_the_queue_names() {
     let (db, client) = direct("'hash', '{source,$.customer.id}'").await;
     workers(&db, &["a", "b", "c", "d"]).await;
-    let payload = |id: i32, other: i32| format!(r#", '{{"customer": {{"id": {id}}}, "other": {other}}}'"#);
+    let payload =
+        |id: i32, other: i32| format!(r#", '{{"customer": {{"id": {id}}}, "other": {other}}}'"#);
     let mut chosen = BTreeSet::new();
     for id in 0..20 {
         let worker = enqueue(&client, &payload(id, 1)).await;
@@ -172,13 +180,26 @@ async fn a_hash_is_of_the_values_that_the_queue_names() {
     assert_eq!(chosen.len(), 4);
     let mut by_source = BTreeSet::new();
     for source in 0..20 {
-        by_source.insert(enqueue(&client, &(payload(1, 1) + &format!(", source => 's{source}'"))).await);
+        by_source.insert(
+            enqueue(
+                &client,
+                &(payload(1, 1) + &format!(", source => 's{source}'")),
+            )
+            .await,
+        );
     }
     assert_eq!(by_source.len(), 4);
-    assert_eq!(enqueue(&client, ", tenant => 'acme'").await, "", "it has none of the values");
+    assert_eq!(
+        enqueue(&client, ", tenant => 'acme'").await,
+        "",
+        "it has none of the values"
+    );
     let many = r#"SELECT count(*) FROM rouse.enqueue_many('greet',
                       ARRAY(SELECT jsonb_build_object('customer', jsonb_build_object('id', n)) FROM generate_series(1, 20) AS n), queue => 'q')"#;
-    client.batch_execute(&format!("TRUNCATE rouse.job; {many}")).await.unwrap();
+    client
+        .batch_execute(&format!("TRUNCATE rouse.job; {many}"))
+        .await
+        .unwrap();
     assert_eq!(lanes(&client).await.len(), 4);
 }
 
@@ -191,22 +212,40 @@ async fn only_live_workers_that_take_such_jobs_are_chosen() {
     let stopped = worker(&db, "stopped").await;
     stopped.unregister().await.unwrap();
     let draining = worker(&db, "draining").await;
-    draining.heartbeat(None, &Stats::default(), true).await.unwrap();
+    draining
+        .heartbeat(None, &Stats::default(), true)
+        .await
+        .unwrap();
     let mut parked = capability();
     parked["parked"] = json!("the database has no such table");
     for (id, capabilities, queues) in [
         ("parked", json!({"greet": parked}), vec![]),
         ("other-handler", json!({"greet.all": capability()}), vec![]),
-        ("other-queue", json!({"greet": capability()}), vec!["qq".to_owned()]),
+        (
+            "other-queue",
+            json!({"greet": capability()}),
+            vec!["qq".to_owned()],
+        ),
     ] {
-        let registration = Registration { capabilities, queues, ..with_handlers(id) };
+        let registration = Registration {
+            capabilities,
+            queues,
+            ..with_handlers(id)
+        };
         register(&db, &registration).await;
     }
     for _ in 0..10 {
         assert_eq!(enqueue(&client, "").await, "");
     }
     let tags = vec!["gpu".to_owned()];
-    register(&db, &Registration { tags, ..with_handlers("gpu") }).await;
+    register(
+        &db,
+        &Registration {
+            tags,
+            ..with_handlers("gpu")
+        },
+    )
+    .await;
     let plain = worker(&db, "plain").await;
     for _ in 0..10 {
         assert_eq!(enqueue(&client, ", tags => '{gpu}'").await, "gpu");
@@ -214,14 +253,30 @@ async fn only_live_workers_that_take_such_jobs_are_chosen() {
     let limit = "SET ROLE rouse_owner; DELETE FROM rouse.worker_login;
                  INSERT INTO rouse.worker_login (login, worker_ids, queues, handlers) VALUES (session_user::text::regrole, '{*}', '{*}', '{HANDLERS}');
                  RESET ROLE";
-    client.batch_execute(&limit.replace("HANDLERS", "mail.*")).await.unwrap();
+    client
+        .batch_execute(&limit.replace("HANDLERS", "mail.*"))
+        .await
+        .unwrap();
     assert_eq!(enqueue(&client, "").await, "", "their login may not run it");
-    client.batch_execute(&limit.replace("HANDLERS", "greet")).await.unwrap();
+    client
+        .batch_execute(&limit.replace("HANDLERS", "greet"))
+        .await
+        .unwrap();
     assert_ne!(enqueue(&client, "").await, "");
-    assert_eq!(enqueue(&client, ", tags => '{gpu}'").await, "", "their login has no tags");
+    assert_eq!(
+        enqueue(&client, ", tags => '{gpu}'").await,
+        "",
+        "their login has no tags"
+    );
     // A worker that gets the handler is chosen from its next heartbeat on, and one that loses it is not.
-    client.batch_execute("SET ROLE rouse_owner; DELETE FROM rouse.worker_login; RESET ROLE").await.unwrap();
-    plain.heartbeat(Some(&json!({})), &Stats::default(), false).await.unwrap();
+    client
+        .batch_execute("SET ROLE rouse_owner; DELETE FROM rouse.worker_login; RESET ROLE")
+        .await
+        .unwrap();
+    plain
+        .heartbeat(Some(&json!({})), &Stats::default(), false)
+        .await
+        .unwrap();
     for _ in 0..10 {
         assert_eq!(enqueue(&client, "").await, "gpu");
     }
@@ -231,9 +286,18 @@ async fn only_live_workers_that_take_such_jobs_are_chosen() {
 async fn jobs_for_later_and_jobs_without_room_for_an_inbox_are_in_the_shared_lane() {
     let (db, client) = direct("'random'").await;
     worker(&db, "a").await;
-    assert_eq!(enqueue(&client, ", run_at => now() + interval '1 minute'").await, "");
-    assert_eq!(enqueue(&client, ", run_at => now() - interval '1 minute'").await, "a");
-    client.batch_execute("UPDATE rouse.limits SET keyed_lanes_max = 1").await.unwrap();
+    assert_eq!(
+        enqueue(&client, ", run_at => now() + interval '1 minute'").await,
+        ""
+    );
+    assert_eq!(
+        enqueue(&client, ", run_at => now() - interval '1 minute'").await,
+        "a"
+    );
+    client
+        .batch_execute("UPDATE rouse.limits SET keyed_lanes_max = 1")
+        .await
+        .unwrap();
     worker(&db, "b").await;
     for _ in 0..20 {
         assert_ne!(enqueue(&client, "").await, "b");
@@ -241,7 +305,10 @@ async fn jobs_for_later_and_jobs_without_room_for_an_inbox_are_in_the_shared_lan
     // Another queue, and the same one once it is shared again, are as before.
     let other = enqueue_sql(&client, "'greet'").await;
     assert_eq!(inbox(&client, other).await, "");
-    client.batch_execute("SELECT rouse.set_dispatch('q', 'shared')").await.unwrap();
+    client
+        .batch_execute("SELECT rouse.set_dispatch('q', 'shared')")
+        .await
+        .unwrap();
     assert_eq!(enqueue(&client, "").await, "");
     let divided = "SELECT count(*) FROM rouse.lane WHERE divided_by IS NOT NULL";
     let divided: i64 = client.query_one(divided, &[]).await.unwrap().get(0);
@@ -271,7 +338,10 @@ async fn gates_and_fair_shares_apply_to_the_jobs_of_all_inboxes_together() {
             *claimed.entry(job.tenant.unwrap()).or_insert(0) += 1;
         }
     }
-    assert!(claimed.values().sum::<i32>() == 3 && claimed.values().all(|jobs| *jobs <= 2), "{claimed:?}");
+    assert!(
+        claimed.values().sum::<i32>() == 3 && claimed.values().all(|jobs| *jobs <= 2),
+        "{claimed:?}"
+    );
     let keys = "SELECT string_agg(key || ' ' || ready + in_flight, ', ' ORDER BY key) FROM rouse.fair_keys('q')";
     let keys: String = client.query_one(keys, &[]).await.unwrap().get(0);
     assert_eq!(keys, "x 6, y 6", "the inboxes of a key are one key");
@@ -279,7 +349,10 @@ async fn gates_and_fair_shares_apply_to_the_jobs_of_all_inboxes_together() {
 
 /// The wakeups that each listener has received since the last call. Notifications arrive in the order of their commits.
 async fn received(listeners: &mut [Listener], client: &Client) -> Vec<Vec<Wakeup>> {
-    client.batch_execute("NOTIFY rouse_wake, 'the-end'").await.unwrap();
+    client
+        .batch_execute("NOTIFY rouse_wake, 'the-end'")
+        .await
+        .unwrap();
     let mut all = Vec::new();
     for listener in listeners {
         let mut received = Vec::new();
@@ -317,20 +390,40 @@ async fn only_the_chosen_worker_is_notified_and_only_if_it_sleeps() {
         }
     }
     let notified = received(&mut listeners, &client).await;
-    assert!(notified.iter().all(Vec::is_empty), "none of them sleeps: {notified:?}");
+    assert!(
+        notified.iter().all(Vec::is_empty),
+        "none of them sleeps: {notified:?}"
+    );
     let any = ["*".to_owned()];
-    stores[0].sleep(&any, Duration::from_secs(60)).await.unwrap();
+    stores[0]
+        .sleep(&any, Duration::from_secs(60))
+        .await
+        .unwrap();
     for (of, tenant) in tenants.iter().enumerate() {
-        let id = enqueue_sql(&client, &format!("'greet', queue => 'q', tenant => '{tenant}'")).await;
-        let lane: i64 = client.query_one("SELECT lane FROM rouse.job WHERE id = $1", &[&id]).await.unwrap().get(0);
+        let id = enqueue_sql(
+            &client,
+            &format!("'greet', queue => 'q', tenant => '{tenant}'"),
+        )
+        .await;
+        let lane: i64 = client
+            .query_one("SELECT lane FROM rouse.job WHERE id = $1", &[&id])
+            .await
+            .unwrap()
+            .get(0);
         let notified = received(&mut listeners, &client).await;
-        assert!(notified[1].is_empty(), "the other one is awake: {notified:?}");
+        assert!(
+            notified[1].is_empty(),
+            "the other one is awake: {notified:?}"
+        );
         match of {
             0 => assert!(
                 matches!(&*notified[0], [Wakeup { queue, lane: Some(named) }] if queue == "q" && named.0 == lane),
                 "{notified:?}"
             ),
-            _ => assert!(notified[0].is_empty(), "it sleeps, and the job is not its own: {notified:?}"),
+            _ => assert!(
+                notified[0].is_empty(),
+                "it sleeps, and the job is not its own: {notified:?}"
+            ),
         }
     }
     // A job of the shared lane wakes all.

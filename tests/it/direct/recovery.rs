@@ -22,20 +22,33 @@ const NOTHING: Recovered = Recovered {
 async fn the_inbox_of_a_dead_worker_is_recovered_once_by_any_number_of_workers() {
     let (db, client) = direct("'random'").await;
     let dead = worker(&db, "dead").await;
-    let many = "SELECT rouse.enqueue_many('greet', array_fill('{}'::jsonb, ARRAY[900]), queue => 'q')";
+    let many =
+        "SELECT rouse.enqueue_many('greet', array_fill('{}'::jsonb, ARRAY[900]), queue => 'q')";
     client.batch_execute(many).await.unwrap();
     // These have waited for others, and become ready later.
     for _ in 0..10 {
         let first = enqueue_sql(&client, "'greet'").await;
-        let waiting = enqueue_sql(&client, &format!("'greet', queue => 'q', after => '[{first}]'")).await;
+        let waiting = enqueue_sql(
+            &client,
+            &format!("'greet', queue => 'q', after => '[{first}]'"),
+        )
+        .await;
         assert_eq!(inbox(&client, waiting).await, "dead");
     }
     let mut others = Vec::new();
     for id in ["a", "b", "c"] {
         others.push(Arc::new(worker(&db, id).await));
     }
-    assert_eq!(others[0].recover_direct(1000).await.unwrap(), NOTHING, "it is alive");
-    let highest: i64 = client.query_one("SELECT max(turn) FROM rouse.job", &[]).await.unwrap().get(0);
+    assert_eq!(
+        others[0].recover_direct(1000).await.unwrap(),
+        NOTHING,
+        "it is alive"
+    );
+    let highest: i64 = client
+        .query_one("SELECT max(turn) FROM rouse.job", &[])
+        .await
+        .unwrap()
+        .get(0);
     backdate_heartbeat(&client, &dead, 91).await;
     let start = Arc::new(Barrier::new(others.len()));
     let calls: Vec<_> = others
@@ -60,15 +73,25 @@ async fn the_inbox_of_a_dead_worker_is_recovered_once_by_any_number_of_workers()
         moved += call.await.unwrap();
     }
     // A call that finds all rows locked ends early, and the next round goes on.
-    while let recovered @ Recovered { moved: 1.., .. } = others[0].recover_direct(1000).await.unwrap() {
+    while let recovered @ Recovered { moved: 1.., .. } =
+        others[0].recover_direct(1000).await.unwrap()
+    {
         moved += recovered.moved;
     }
     assert_eq!(moved, 910, "each job was moved once");
     let turns = "SELECT count(DISTINCT j.turn), min(j.turn) > $1
                  FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane WHERE l.queue = 'q' AND j.turn IS NOT NULL";
     let row = client.query_one(turns, &[&highest]).await.unwrap();
-    assert_eq!((row.get::<_, i64>(0), row.get::<_, bool>(1)), (900, true), "cursors find their new turns");
-    assert_eq!(lanes(&client).await.len(), 1, "all are in lanes without a key");
+    assert_eq!(
+        (row.get::<_, i64>(0), row.get::<_, bool>(1)),
+        (900, true),
+        "cursors find their new turns"
+    );
+    assert_eq!(
+        lanes(&client).await.len(),
+        1,
+        "all are in lanes without a key"
+    );
 }
 
 #[tokio::test]
@@ -107,18 +130,29 @@ async fn a_worker_gives_its_inbox_back_when_it_drains_and_stops_and_is_replaced(
         assert_eq!(inbox(&client, id).await, "a");
         match end {
             "drain" => {
-                store.heartbeat(None, &Stats::default(), true).await.unwrap();
+                store
+                    .heartbeat(None, &Stats::default(), true)
+                    .await
+                    .unwrap();
             }
             "stop" => store.unregister().await.unwrap(),
             _ => {
                 let fresh = register(&db, &pinned).await;
                 let of = "SELECT count(*) FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane WHERE l.worker = $1";
-                let inherited: i64 = client.query_one(of, &[&fresh.incarnation().unwrap().0]).await.unwrap().get(0);
+                let inherited: i64 = client
+                    .query_one(of, &[&fresh.incarnation().unwrap().0])
+                    .await
+                    .unwrap()
+                    .get(0);
                 assert_eq!(inherited, 0);
             }
         }
         assert_eq!(inbox(&client, id).await, "", "{end}");
-        assert_eq!(claim(&worker(&db, end).await, 10).await.len(), 1, "{end}: others take it at once");
+        assert_eq!(
+            claim(&worker(&db, end).await, 10).await.len(),
+            1,
+            "{end}: others take it at once"
+        );
         client.batch_execute("DELETE FROM rouse.job; UPDATE rouse.worker SET stopped_at = now() WHERE stopped_at IS NULL").await.unwrap();
     }
 }
@@ -129,14 +163,20 @@ async fn a_handler_that_a_live_worker_has_lost_is_no_longer_its_own() {
     let store = worker(&db, "a").await;
     assert_eq!(enqueue(&client, "").await, "a");
     let other = worker(&db, "b").await;
-    store.heartbeat(Some(&json!({})), &Stats::default(), false).await.unwrap();
+    store
+        .heartbeat(Some(&json!({})), &Stats::default(), false)
+        .await
+        .unwrap();
     assert_eq!(other.recover_direct(10).await.unwrap().moved, 1);
 }
 
 #[tokio::test]
 async fn a_job_that_its_attempt_does_not_end_leaves_the_inbox() {
     let (db, client) = direct("'random'").await;
-    client.batch_execute("SELECT rouse.set_fair_share('q', policy => 'drr')").await.unwrap();
+    client
+        .batch_execute("SELECT rouse.set_fair_share('q', policy => 'drr')")
+        .await
+        .unwrap();
     let store = worker(&db, "a").await;
     let retry = || Outcome::Retry {
         again: Duration::from_secs(3600).into(),
@@ -146,17 +186,31 @@ async fn a_job_that_its_attempt_does_not_end_leaves_the_inbox() {
         let id = enqueue_sql(&client, "'greet', queue => 'q', tenant => 'acme'").await;
         assert_eq!(inbox(&client, id).await, "a");
         let job = claim_one(&store).await;
-        store.settle(&[&settlement(&job, outcome)], Locked::Wait).await.unwrap();
+        store
+            .settle(&[&settlement(&job, outcome)], Locked::Wait)
+            .await
+            .unwrap();
         let lane = "SELECT l.key, j.turn IS NOT NULL FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane WHERE j.id = $1";
         let row = client.query_one(lane, &[&id]).await.unwrap();
         let (key, ready): (String, bool) = (row.get(0), row.get(1));
-        assert_eq!((key.as_str(), ready), (r#"{"tenant": "acme"}"#, is_ready), "it keeps its other values");
+        assert_eq!(
+            (key.as_str(), ready),
+            (r#"{"tenant": "acme"}"#, is_ready),
+            "it keeps its other values"
+        );
         client.batch_execute("DELETE FROM rouse.job").await.unwrap();
     }
     // A retry of an operator.
     let id = enqueue_sql(&client, "'greet', queue => 'q', tenant => 'acme'").await;
-    client.batch_execute(&format!("SELECT rouse.fail({id}, 'no')")).await.unwrap();
-    let again: i64 = client.query_one("SELECT rouse.retry($1)", &[&id]).await.unwrap().get(0);
+    client
+        .batch_execute(&format!("SELECT rouse.fail({id}, 'no')"))
+        .await
+        .unwrap();
+    let again: i64 = client
+        .query_one("SELECT rouse.retry($1)", &[&id])
+        .await
+        .unwrap()
+        .get(0);
     assert_eq!(inbox(&client, again).await, "");
 }
 
@@ -183,18 +237,24 @@ async fn inboxes_of_ended_workers_leave_the_catalog_before_other_lanes() {
     enqueue(&client, "").await;
     store.unregister().await.unwrap();
     client
-        .batch_execute("DELETE FROM rouse.job; UPDATE rouse.lane SET used_at = now() - interval '3 hours'")
+        .batch_execute(
+            "DELETE FROM rouse.job; UPDATE rouse.lane SET used_at = now() - interval '3 hours'",
+        )
         .await
         .unwrap();
     let other = worker(&db, "b").await;
     let closed = async || -> i64 {
         other.maintain_lanes().await.unwrap();
-        let closed = "SELECT count(*) FROM rouse.lane WHERE closed_at IS NOT NULL AND worker IS NOT NULL";
+        let closed =
+            "SELECT count(*) FROM rouse.lane WHERE closed_at IS NOT NULL AND worker IS NOT NULL";
         client.query_one(closed, &[]).await.unwrap().get(0)
     };
     assert_eq!(closed().await, 1);
     let shared: i64 = client
-        .query_one("SELECT count(*) FROM rouse.lane WHERE closed_at IS NULL", &[])
+        .query_one(
+            "SELECT count(*) FROM rouse.lane WHERE closed_at IS NULL",
+            &[],
+        )
         .await
         .unwrap()
         .get(0);

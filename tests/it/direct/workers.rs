@@ -24,8 +24,9 @@ async fn start(db: &TestDb, client: &Client, worker_id: &str) -> TestWorker {
         ..Settings::default()
     };
     let worker = TestWorker::start(db, settings).await;
-    let has_handler =
-        format!("SELECT EXISTS (SELECT FROM rouse.handlers WHERE handler = 'test.sleep' AND worker_id = '{worker_id}')");
+    let has_handler = format!(
+        "SELECT EXISTS (SELECT FROM rouse.handlers WHERE handler = 'test.sleep' AND worker_id = '{worker_id}')"
+    );
     until_true(client, &has_handler).await;
     worker
 }
@@ -44,7 +45,10 @@ async fn enqueue_many(client: &Client, jobs: i32) {
 #[tokio::test]
 async fn each_worker_runs_the_jobs_of_its_inbox_and_shares_the_others() {
     let (db, client) = direct("'round-robin'").await;
-    let workers = [start(&db, &client, "a").await, start(&db, &client, "b").await];
+    let workers = [
+        start(&db, &client, "a").await,
+        start(&db, &client, "b").await,
+    ];
     // A worker that is alive and does nothing keeps its inbox.
     let idle = worker(&db, "idle").await;
     enqueue_many(&client, 300).await;
@@ -57,9 +61,17 @@ async fn each_worker_runs_the_jobs_of_its_inbox_and_shares_the_others() {
                      FROM rouse.finished AS f JOIN rouse.lane AS l ON l.id = f.lane";
     let row = client.query_one(elsewhere, &[]).await.unwrap();
     let (elsewhere, shared, workers_of): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
-    assert_eq!((elsewhere, workers_of), (0, 2), "no worker runs jobs of another inbox");
+    assert_eq!(
+        (elsewhere, workers_of),
+        (0, 2),
+        "no worker runs jobs of another inbox"
+    );
     assert_eq!(shared, 50, "the jobs for later");
-    let left: i64 = client.query_one("SELECT count(*) FROM rouse.job", &[]).await.unwrap().get(0);
+    let left: i64 = client
+        .query_one("SELECT count(*) FROM rouse.job", &[])
+        .await
+        .unwrap()
+        .get(0);
     assert_eq!(left, 100);
     // Once it is dead, the others run them.
     backdate_heartbeat(&client, &idle, 91).await;
@@ -88,7 +100,11 @@ async fn a_worker_that_sleeps_is_woken_for_its_inbox() {
         let began = std::time::Instant::now();
         let id = enqueue_sql(&client, "'test.sleep', '{\"ms\": 1}', queue => 'q'").await;
         ended(&client, id).await;
-        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+        assert!(
+            began.elapsed() < Duration::from_secs(30),
+            "{:?}",
+            began.elapsed()
+        );
         until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     }
     let of_inbox = "SELECT count(*) FROM rouse.finished AS f JOIN rouse.lane AS l ON l.id = f.lane AND l.worker = f.worker";
@@ -108,8 +124,14 @@ async fn a_job_of_an_inbox_that_lost_its_worker_is_adopted() {
         .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '1 s'")
         .await
         .unwrap();
-    assert_eq!(ended(&client, id).await.state, "succeeded", "although the inbox is not its own");
-    let refused = frozen.settle(&[&settlement(&job, result("1"))], Locked::Wait).await;
+    assert_eq!(
+        ended(&client, id).await.state,
+        "succeeded",
+        "although the inbox is not its own"
+    );
+    let refused = frozen
+        .settle(&[&settlement(&job, result("1"))], Locked::Wait)
+        .await;
     assert!(refused.unwrap().accepted.is_empty());
     other.drain().await;
 }
@@ -121,15 +143,25 @@ async fn a_worker_that_registers_again_leaves_its_old_inbox_and_loses_no_job() {
     let id = enqueue_sql(&client, "'test.sleep', '{\"ms\": 1}', queue => 'q'").await;
     ended(&client, id).await;
     // Another worker declares it dead. Its job is already in its inbox.
-    client.batch_execute("SELECT rouse.pause_queue('q')").await.unwrap();
+    client
+        .batch_execute("SELECT rouse.pause_queue('q')")
+        .await
+        .unwrap();
     let id = enqueue_sql(&client, "'test.sleep', '{\"ms\": 1}', queue => 'q'").await;
     assert_eq!(inbox(&client, id).await, "a");
     client
         .batch_execute("UPDATE rouse.worker SET dead_at = now(); SELECT pg_notify('rouse_worker_' || incarnation, '') FROM rouse.worker")
         .await
         .unwrap();
-    until_true(&client, "SELECT count(*) = 2 FROM rouse.workers WHERE worker_id = 'a'").await;
-    client.batch_execute("SELECT rouse.resume_queue('q')").await.unwrap();
+    until_true(
+        &client,
+        "SELECT count(*) = 2 FROM rouse.workers WHERE worker_id = 'a'",
+    )
+    .await;
+    client
+        .batch_execute("SELECT rouse.resume_queue('q')")
+        .await
+        .unwrap();
     assert_eq!(ended(&client, id).await.state, "succeeded");
     let lane = "SELECT l.worker IS NULL FROM rouse.finished AS f JOIN rouse.lane AS l ON l.id = f.lane WHERE f.id = $1";
     let is_shared: bool = client.query_one(lane, &[&id]).await.unwrap().get(0);
@@ -160,7 +192,10 @@ async fn the_retry_of_a_job_runs_on_any_worker() {
         again: Duration::from_millis(1).into(),
         error: error(ErrorKind::GuestError),
     };
-    first.settle(&[&settlement(&job, retry)], Locked::Wait).await.unwrap();
+    first
+        .settle(&[&settlement(&job, retry)], Locked::Wait)
+        .await
+        .unwrap();
     let other = start(&db, &client, "other").await;
     let shown = ended(&client, id).await;
     assert_eq!((shown.state.as_str(), shown.attempt), ("succeeded", 2));

@@ -21,13 +21,25 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     work.tenants = Some((QUEUE, format!("'t' || n % {TENANTS}")));
     let options = HostOptions::new(&scale.handlers);
     for hosts in HOSTS {
-        let [shared, round_robin, hash] = drains(scale, &options, hosts, &work, ["shared", "round-robin", "hash"]).await?;
+        let [shared, round_robin, hash] = drains(
+            scale,
+            &options,
+            hosts,
+            &work,
+            ["shared", "round-robin", "hash"],
+        )
+        .await?;
         let plain = median(shared.iter().map(Drained::jobs_per_s).collect())?;
         for (policy, drains) in [("round_robin", round_robin), ("hash", hash)] {
             let key = format!("direct_{hosts}_{policy}");
             let label = format!("jobs, {hosts} host(s), direct dispatch by {policy}");
             let per_s = scale.drained(&key, &label, &drains)?;
-            scale.figure(&format!("{key}.ratio"), "ratio to shared dispatch", per_s / plain, Unit::Ratio);
+            scale.figure(
+                &format!("{key}.ratio"),
+                "ratio to shared dispatch",
+                per_s / plain,
+                Unit::Ratio,
+            );
         }
     }
     affinity(scale, &work).await?;
@@ -53,10 +65,22 @@ async fn affinity(scale: &mut Scale<'_>, work: &Work) -> Result<()> {
             on_one.push(row.context("read which workers ran the jobs")?.get(0));
         }
         let key = format!("direct_reuse_{policy}");
-        let label = format!("reused instances, {HOSTS_REUSING} hosts, {policy}: jobs on the main worker of their tenant");
-        scale.figure(&format!("{key}.affinity"), &label, median(on_one)?, Unit::Ratio);
+        let label = format!(
+            "reused instances, {HOSTS_REUSING} hosts, {policy}: jobs on the main worker of their tenant"
+        );
+        scale.figure(
+            &format!("{key}.affinity"),
+            &label,
+            median(on_one)?,
+            Unit::Ratio,
+        );
         let cpu = median(drains.iter().map(|drain| drain.cpu_guests_us).collect())?;
-        scale.figure(&format!("{key}.cpu_guests"), "CPU time per job: guests", cpu, Unit::Microseconds);
+        scale.figure(
+            &format!("{key}.cpu_guests"),
+            "CPU time per job: guests",
+            cpu,
+            Unit::Microseconds,
+        );
     }
     Ok(())
 }
