@@ -38,7 +38,11 @@ CREATE TABLE rouse.queue (
     -- A job that has waited this long goes first, the oldest ahead; 0: none does.
     starvation_s      integer NOT NULL DEFAULT 300 CHECK (starvation_s BETWEEN 0 AND 31536000),
     -- Running jobs of a key on all workers; 0: any number.
-    max_in_flight     integer NOT NULL DEFAULT 0 CHECK (max_in_flight BETWEEN 0 AND 1000000)
+    max_in_flight     integer NOT NULL DEFAULT 0 CHECK (max_in_flight BETWEEN 0 AND 1000000),
+    -- How a worker is chosen for each job when it is enqueued (functions/direct.sql); shared: none is.
+    dispatch          text NOT NULL DEFAULT 'shared' CHECK (dispatch IN ('shared', 'round-robin', 'hash', 'random')),
+    -- hash only: the values whose jobs go to the same worker.
+    dispatch_key      text[] NOT NULL DEFAULT '{tenant}'
 );
 -- Read by every claim: empty unless a queue is paused.
 CREATE INDEX queue_paused ON rouse.queue (name) WHERE paused_at IS NOT NULL;
@@ -62,6 +66,8 @@ CREATE TABLE rouse.lane (
     -- Empty, or the jobs with these values by which a fair queue or a gate divides them: {"tenant": "acme", "$.region": "eu"}; or *, those for
     -- which no lane was left. See functions/gates.sql.
     key      text NOT NULL DEFAULT '',
+    -- The incarnation of a worker whose inbox it is (functions/direct.sql), as in the key; null: any worker serves it.
+    worker   bigint,
     -- In a row without a key: producers use lanes with these values as their key instead. A copy of what rouse.queue and rouse.gate say, kept
     -- in the row because every enqueue reads it. Null: they use this lane. Empty: this lane as well, but a gate acts in the enqueue.
     divided_by text[],
@@ -76,6 +82,8 @@ CREATE TABLE rouse.lane (
 ALTER TABLE rouse.lane ALTER COLUMN refuses SET STORAGE MAIN;
 CREATE INDEX lane_key ON rouse.lane (handler, queue, priority, tags, key) WHERE closed_at IS NULL;
 CREATE INDEX lane_id ON rouse.lane (id);
+-- Read by every retry, release and suspension: empty unless a queue has direct dispatch.
+CREATE INDEX lane_inbox ON rouse.lane (worker) WHERE worker IS NOT NULL;
 
 -- Limits of which jobs run, start, and are enqueued (functions/gates.sql), set by rouse.set_gate or declared by modules.
 CREATE TABLE rouse.gate (
@@ -143,6 +151,8 @@ CREATE TABLE rouse.worker (
     hostname      text NOT NULL,
     version       text NOT NULL,
     handlers      text[] NOT NULL,
+    -- Those of its handlers whose jobs wait: the database lacks what their SQL statements need.
+    parked        text[] NOT NULL DEFAULT '{}',
     registered_at timestamptz NOT NULL DEFAULT now(),
     seen_at       timestamptz NOT NULL DEFAULT now(),
     stopped_at    timestamptz,
@@ -593,8 +603,8 @@ CREATE TABLE rouse.record (
     job     bigint,
     queue   text,
     -- released, renewed, cancelled, completed, failed, retried, rescheduled, deleted, purged (of a job, and of a queue); paused, resumed,
-    -- retention_set, fair_share_set, gate_set, gate_dropped; flow_cancelled, flow_deleted; schedule_created, schedule_replaced, schedule_paused, schedule_resumed, schedule_removed,
-    -- schedule_run, schedule_backfilled; forgotten, timeouts_cleared; state_put, state_removed; history_unlocked.
+    -- retention_set, fair_share_set, dispatch_set; gate_set, gate_dropped; flow_cancelled, flow_deleted; schedule_created, schedule_replaced,
+    -- schedule_paused, schedule_resumed, schedule_removed, schedule_run, schedule_backfilled; forgotten, timeouts_cleared; state_put, state_removed; history_unlocked.
     event   text NOT NULL,
     attempt integer,
     worker  bigint,

@@ -87,7 +87,7 @@ pub use fire::{Backfill, Due, DueSchedule, Fired};
 pub use gates::{GateKeys, NewGate};
 pub use handler_state::{StateOf, StateSet, StateWrite};
 pub use jobs::{EXAMINED_MAX, Listed, Listing};
-pub use lanes::Lane;
+pub use lanes::{Lane, Recovered};
 pub use listen::{ECHO_WITHIN, Listener, Notification, WAKE_CHANNEL, Wakeup};
 pub use log::{LogLine, LoggedLine};
 pub use outcomes::Looked;

@@ -22,6 +22,7 @@ mod database_metrics;
 mod deadlines;
 mod declared;
 mod declared_gates;
+mod direct;
 mod effects;
 mod events;
 mod fairness;

@@ -192,6 +192,7 @@ DECLARE
     bytes     integer := octet_length(payload::text);
     stored_at timestamptz := rouse._payload_at(bytes, p_at);
     continued bigint := coalesce(p_was.chain, p_was.id);
+    lane_id   bigint := rouse._shared_lane(p_was.lane);
     last      rouse.finished;
     parents   record;
     blockers  integer;
@@ -199,7 +200,7 @@ BEGIN
     IF payload IS NULL THEN
         RETURN;
     END IF;
-    PERFORM rouse._open_lane(p_was.lane);
+    PERFORM rouse._open_lane(lane_id);
     IF p_was.state = 'succeeded' THEN
         continued := NULL;
     ELSE
@@ -232,7 +233,7 @@ BEGIN
     FOR try IN 1 .. 10 LOOP
         INSERT INTO rouse.job AS j (id, lane, turn, retried_from, chain, flow, flow_name, requested_at, available_at,
                                     max_attempts, blockers, bytes, tenant, source, unique_key, payload, payload_at, wake, grants, lease_ms, timeout_ms, after, origin)
-        VALUES (fresh, p_was.lane, CASE WHEN blockers IS NULL THEN fresh END, p_was.id, continued,
+        VALUES (fresh, lane_id, CASE WHEN blockers IS NULL THEN fresh END, p_was.id, continued,
                 p_was.flow, p_was.flow_name, p_at, p_at, p_was.max_attempts, blockers,
                 bytes + rouse._other_bytes(p_was.tenant, p_was.source, p_was.grants),
                 p_was.tenant, p_was.source, p_was.unique_key, CASE WHEN stored_at IS NULL THEN payload END, stored_at,

@@ -145,6 +145,7 @@ BEGIN
             ELSE
                 UPDATE rouse.job AS j
                 SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, uncounted = j.uncounted + 1, wait = NULL,
+                    lane = rouse._shared_lane(j.lane),
                     available_at = at + least(greatest(orphan.delay_ms, 0), 31622400000) * interval '1 millisecond'
                 WHERE j.id = orphan.id AND j.fence = orphan.fence;
                 CONTINUE WHEN NOT FOUND;

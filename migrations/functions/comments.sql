@@ -87,6 +87,8 @@ COMMENT ON FUNCTION rouse.set_fair_share IS
     'Sets how the jobs of a queue share its workers: in turns of tenants, handlers or sources, with weights and a limit of jobs in flight.';
 COMMENT ON FUNCTION rouse.gate_keys IS
     'The keys of gates that have an effect now or have ready jobs: running and ready jobs, how many may start, and when the gate opens.';
+COMMENT ON FUNCTION rouse.set_dispatch IS
+    'Sets how workers are chosen for the jobs of a queue when they are enqueued: in turn, by a hash of a key, at random, or not at all.';
 COMMENT ON FUNCTION rouse.set_gate IS
     'Sets a gate: a limit of how many jobs run, how often they start, or which jobs of a burst are enqueued.';
 COMMENT ON FUNCTION rouse.drop_gate IS
@@ -208,6 +210,8 @@ COMMENT ON FUNCTION rouse.maintain_partitions IS
     'Drops expired partitions, stale progress and stale usage.';
 COMMENT ON FUNCTION rouse.maintain_lanes IS
     'Closes lanes that have had no job for a day and removes those that nothing refers to.';
+COMMENT ON FUNCTION rouse.recover_direct IS
+    'Moves jobs from the inboxes of workers that no longer take them to shared lanes.';
 COMMENT ON FUNCTION rouse.maintain_dependencies IS
     'Finds jobs that wait for chains that have ended, and deletes flows of which no job is kept.';
 COMMENT ON FUNCTION rouse.prepare_partitions IS

@@ -420,7 +420,9 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enab
 DECLARE
     lane_id   bigint := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags, payloads[1]);
     at        timestamptz := clock_timestamp();
-    bytes_max integer := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = coalesce(queue, 'default')), 262144);
+    bytes_max integer;
+    -- Each job may go to another worker.
+    is_spread boolean;
     others    integer := rouse._other_bytes(tenant, source, grants);
     lease_ms  bigint;
     run_ms    bigint;
@@ -435,6 +437,9 @@ BEGIN
             CASE WHEN payloads IS NULL THEN 'null' ELSE 'a list of lists' END
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance ARRAY[''{"n": 1}'', ''{"n": 2}'']::jsonb[].';
     END IF;
+    SELECT q.payload_bytes_max, q.dispatch IN ('round-robin', 'random') OR q.dispatch = 'hash' AND array_to_string(q.dispatch_key, ' ') LIKE '%$%'
+    INTO bytes_max, is_spread FROM rouse.queue AS q WHERE q.name = coalesce(queue, 'default');
+    bytes_max := coalesce(bytes_max, 262144);
     sizes := ARRAY(SELECT octet_length(p.payload::text) FROM unnest(payloads) WITH ORDINALITY AS p(payload, place) ORDER BY p.place);
     SELECT s.place INTO wrong
     FROM unnest(sizes) WITH ORDINALITY AS s(bytes, place)
@@ -452,7 +457,7 @@ BEGIN
     PERFORM FROM rouse.gate AS g
     WHERE coalesce(g.queue, queue, 'default') = coalesce(queue, 'default') AND coalesce(g.handler, handler) = handler
       AND (g.kind IN ('singleton', 'debounce') OR array_to_string(g.key, ' ') LIKE '%$%');
-    IF FOUND THEN
+    IF FOUND OR is_spread THEN
         RETURN QUERY
         SELECT (rouse._enqueue(nextval('rouse.turn_seq'), handler, p.payload, octet_length(p.payload::text), NULL, queue, tenant, source, priority,
                                run_at, max_attempts, NULL, tags, grants, lease, timeout, job_timeout, NULL, NULL, NULL)).id

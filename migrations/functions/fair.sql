@@ -17,7 +17,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.queue: weights have % bytes; at most 1 MiB is allowed', octet_length(new.weights::text)
             USING ERRCODE = 'program_limit_exceeded';
     END IF;
-    IF tg_op = 'INSERT' AND new.policy = 'fifo' THEN
+    IF tg_op = 'INSERT' AND new.policy = 'fifo' AND new.dispatch = 'shared' THEN
         RETURN NULL;
     END IF;
     -- One after the other: rouse.maintain_lanes also changes many lanes. Producers add lanes meanwhile.
@@ -30,9 +30,11 @@ $$;
 CREATE OR REPLACE TRIGGER fair_share_added AFTER INSERT ON rouse.queue
     FOR EACH ROW EXECUTE FUNCTION rouse._queue_changed();
 CREATE OR REPLACE TRIGGER fair_share_changed AFTER UPDATE ON rouse.queue
-    FOR EACH ROW WHEN ((old.policy, old.fair_key, old.charge, old.quantum, old.weights, old.default_weight, old.starvation_s, old.max_in_flight)
+    FOR EACH ROW WHEN ((old.policy, old.fair_key, old.charge, old.quantum, old.weights, old.default_weight, old.starvation_s, old.max_in_flight,
+                        old.dispatch)
                        IS DISTINCT FROM
-                       (new.policy, new.fair_key, new.charge, new.quantum, new.weights, new.default_weight, new.starvation_s, new.max_in_flight))
+                       (new.policy, new.fair_key, new.charge, new.quantum, new.weights, new.default_weight, new.starvation_s, new.max_in_flight,
+                        new.dispatch))
     EXECUTE FUNCTION rouse._queue_changed();
 
 -- Sets how a queue is shared; null: unchanged. Returns the settings. They apply to jobs that are enqueued from now on, and within seconds

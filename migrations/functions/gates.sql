@@ -24,6 +24,9 @@ BEGIN
         RETURN p_tenant;
     ELSIF p_by = 'source' THEN
         RETURN p_source;
+    ELSIF p_by = 'worker' THEN
+        -- Not a value of the job: rouse._inbox adds it.
+        RETURN NULL;
     END IF;
     value := p_payload #>> string_to_array(substr(p_by, 3), '.');
     RETURN CASE WHEN length(value) > 200 THEN 'sha256:' || encode(sha256(convert_to(value, 'UTF8')), 'hex') ELSE value END;
@@ -41,7 +44,8 @@ BEGIN
 END
 $$;
 
--- By which values the lanes of a handler in a queue are divided: those of the queue, if it is fair, and those of gates. Null: by none, and no
+-- By which values the lanes of a handler in a queue are divided: those of the queue, if it is fair, `worker` if it has direct dispatch, and those
+-- of gates. Null: by none, and no
 -- gate acts in the enqueue. Empty: by none, but one does.
 CREATE OR REPLACE FUNCTION rouse._divided_by(p_queue text, p_handler text) RETURNS text[]
 LANGUAGE sql STABLE AS $$
@@ -49,6 +53,8 @@ LANGUAGE sql STABLE AS $$
            || CASE WHEN count(*) > 0 THEN '{}'::text[] END
     FROM (SELECT CASE q.fair_key WHEN 'source' THEN 'source' WHEN 'handler' THEN 'handler' ELSE 'tenant' END AS by
           FROM rouse.queue AS q WHERE q.name = p_queue AND q.policy = 'drr' AND q.fair_key <> 'handler'
+          UNION ALL
+          SELECT 'worker' FROM rouse.queue AS q WHERE q.name = p_queue AND q.dispatch <> 'shared'
           UNION ALL
           SELECT k.by FROM rouse.gate AS g CROSS JOIN LATERAL unnest(g.key) AS k(by)
           WHERE g.kind IN ('max_concurrent', 'throttle') AND coalesce(g.queue, p_queue) = p_queue AND coalesce(g.handler, p_handler) = p_handler
@@ -72,8 +78,7 @@ $$;
 
 -- The lane for a job whose lane without a key is p_base: that of its key if lanes are divided. A lane without an open row is added to the
 -- catalog, unless there are already keyed_lanes_max of these (rouse.limits): then all further keys share one, `*`, and do so until it has had
--- no job for a day, so that no key ever has two lanes. Counting lanes takes up to two milliseconds, so a session counts again only a minute
--- after it has found that many. Served by lane_key.
+-- no job for a day, so that no key ever has two lanes. With direct dispatch, the inbox of a worker for this lane. Served by lane_key.
 CREATE OR REPLACE FUNCTION rouse._divided_lane(
     p_base bigint, p_handler text, p_queue text, p_priority text, p_tags text[], p_divided_by text[], p_tenant text, p_source text,
     p_payload jsonb) RETURNS bigint
@@ -82,11 +87,14 @@ DECLARE
     own    text;
     known  bigint;
     shared bigint;
-    most   integer;
-    later  text := current_setting('rouse.count_keyed_lanes_at', true);
 BEGIN
     IF p_divided_by IS NULL THEN
         RETURN p_base;
+    END IF;
+    IF 'worker' = ANY (p_divided_by) THEN
+        RETURN rouse._inbox(
+            rouse._divided_lane(p_base, p_handler, p_queue, p_priority, p_tags, array_remove(p_divided_by, 'worker'), p_tenant, p_source, p_payload),
+            p_handler, p_queue, p_priority, p_tags, p_tenant, p_source, p_payload);
     END IF;
     own := rouse._lane_key(p_divided_by, p_tenant, p_source, p_payload);
     IF own = '' THEN
@@ -99,19 +107,33 @@ BEGIN
     IF coalesce(known, shared) IS NOT NULL THEN
         RETURN coalesce(known, shared);
     END IF;
-    IF later <> '' AND later::timestamptz > clock_timestamp() THEN
+    IF NOT rouse._has_room_for_keyed_lane() THEN
         own := '*';
-    ELSE
-        most := (SELECT l.keyed_lanes_max FROM rouse.limits AS l WHERE l.only_row);
-        IF (SELECT count(*) FROM (SELECT FROM rouse.lane AS l WHERE l.key <> '' AND l.closed_at IS NULL LIMIT most) AS l) >= most THEN
-            PERFORM set_config('rouse.count_keyed_lanes_at', (clock_timestamp() + interval '1 minute')::text, false);
-            own := '*';
-        END IF;
     END IF;
     known := rouse._lane_id(p_handler, p_queue, p_priority, p_tags, own);
     INSERT INTO rouse.lane (id, queue, handler, priority, tags, key)
     VALUES (known, p_queue, p_handler, p_priority::rouse.priority, p_tags, own);
     RETURN known;
+END
+$$;
+
+-- True if there are fewer than keyed_lanes_max lanes with keys (rouse.limits). Counting lanes takes up to two milliseconds, so a session counts
+-- again only a minute after it has found that many.
+CREATE OR REPLACE FUNCTION rouse._has_room_for_keyed_lane() RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    most  integer;
+    later text := current_setting('rouse.count_keyed_lanes_at', true);
+BEGIN
+    IF later <> '' AND later::timestamptz > clock_timestamp() THEN
+        RETURN false;
+    END IF;
+    most := (SELECT l.keyed_lanes_max FROM rouse.limits AS l WHERE l.only_row);
+    IF (SELECT count(*) FROM (SELECT FROM rouse.lane AS l WHERE l.key <> '' AND l.closed_at IS NULL LIMIT most) AS l) < most THEN
+        RETURN true;
+    END IF;
+    PERFORM set_config('rouse.count_keyed_lanes_at', (clock_timestamp() + interval '1 minute')::text, false);
+    RETURN false;
 END
 $$;
 

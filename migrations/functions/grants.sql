@@ -33,7 +33,7 @@ GRANT EXECUTE ON FUNCTION
 -- Operators.
 GRANT EXECUTE ON FUNCTION
     rouse.complete, rouse.complete_chain, rouse.fail, rouse.delete, rouse.delete_chain, rouse.delete_flow, rouse.retry, rouse.retry_flow, rouse.retry_jobs, rouse.reschedule,
-    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue, rouse.set_retention, rouse.set_fair_share, rouse.set_gate, rouse.drop_gate,
+    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue, rouse.set_retention, rouse.set_fair_share, rouse.set_dispatch, rouse.set_gate, rouse.drop_gate,
     rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.clear_timeouts, rouse.put_state, rouse.remove_state
     TO rouse_operator;
 
@@ -48,7 +48,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.challenges, rouse.answer_challenge, rouse.take_audit_outbox,
     rouse.due_schedules, rouse.fire_schedules, rouse.fire_backfill, rouse.maintain_schedules,
     rouse.module_schedules, rouse.put_module_schedule, rouse.remove_module_schedule, rouse.declare_gates,
-    rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes, rouse.maintain_dependencies
+    rouse.recover_direct, rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes, rouse.maintain_dependencies
     TO rouse_worker;
 GRANT SELECT ON rouse.queue, rouse.gate, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
 
@@ -71,7 +71,7 @@ GRANT SELECT ON
 GRANT SELECT (job, percent, step, at) ON rouse.progress TO rouse_observer, rouse_operator;
 GRANT SELECT (job, worker, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out, at) ON rouse.running TO rouse_observer, rouse_operator;
 -- All columns except the hash of the key.
-GRANT SELECT (worker_id, incarnation, hostname, platform, version, handlers, capabilities, slots, queues, tags,
+GRANT SELECT (worker_id, incarnation, hostname, platform, version, handlers, parked, capabilities, slots, queues, tags,
               registered_at, seen_at, draining_at, dead_at, replaced_at, outlived_at, stopped_at, stats, stats_at, refused, login, limited)
     ON rouse.worker TO rouse_worker, rouse_observer, rouse_operator;
 -- Partitions; rouse.prepare_partitions grants the rights on new ones.

@@ -9,7 +9,7 @@
 --            maintenance reopens it.
 --   removed  no kept row can refer to it
 --
--- In a fair queue, and behind a gate, the keys have lanes of their own (gates.sql).
+-- In a fair queue, and behind a gate, the keys have lanes of their own (gates.sql). So have workers, if a queue has direct dispatch (direct.sql).
 
 -- Checks the arguments that all enqueuing functions share, and returns the id of their lane; null arguments mean their defaults. A lane
 -- without an open row is added to the catalog, with a notice if no live worker knows the handler or a key of p_payload.
@@ -21,6 +21,8 @@ DECLARE
     known    bigint;
     divided  text[];
     required text[];
+    -- Which workers are alive then is not known.
+    is_later boolean := p_run_at > clock_timestamp();
 BEGIN
     p_queue := coalesce(p_queue, 'default');
     p_priority := coalesce(p_priority, 'normal');
@@ -48,7 +50,7 @@ BEGIN
       AND l.closed_at IS NULL
     LIMIT 1;
     IF FOUND THEN
-        RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, p_tags, divided, p_tenant, p_source, p_payload);
+        RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, p_tags, CASE WHEN is_later THEN array_remove(divided, 'worker') ELSE divided END, p_tenant, p_source, p_payload);
     END IF;
 
     IF p_handler IS NULL OR p_handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(p_handler) > 128 THEN
@@ -74,7 +76,7 @@ BEGIN
           AND l.closed_at IS NULL
         LIMIT 1;
         IF FOUND THEN
-            RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, required, divided, p_tenant, p_source, p_payload);
+            RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, required, CASE WHEN is_later THEN array_remove(divided, 'worker') ELSE divided END, p_tenant, p_source, p_payload);
         END IF;
     END IF;
 
@@ -88,7 +90,7 @@ BEGIN
         PERFORM rouse._notice_unknown_handler(p_handler);
         PERFORM rouse._notice_unknown_keys(p_handler, p_payload);
     END IF;
-    RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, required, divided, p_tenant, p_source, p_payload);
+    RETURN rouse._divided_lane(known, p_handler, p_queue, p_priority, required, CASE WHEN is_later THEN array_remove(divided, 'worker') ELSE divided END, p_tenant, p_source, p_payload);
 END
 $$;
 
@@ -186,13 +188,13 @@ LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM rouse.lane AS l WHERE l.id = p_lane AND l.closed_at IS NULL;
     IF NOT FOUND THEN
-        INSERT INTO rouse.lane (id, queue, handler, priority, tags, key, divided_by, refuses)
-        SELECT l.id, l.queue, l.handler, l.priority, l.tags, l.key, l.divided_by, l.refuses FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1;
+        INSERT INTO rouse.lane (id, queue, handler, priority, tags, key, worker, divided_by, refuses)
+        SELECT l.id, l.queue, l.handler, l.priority, l.tags, l.key, l.worker, l.divided_by, l.refuses FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1;
     END IF;
 END
 $$;
 
--- Closes lanes in which the calls of this function have found no job for a day, reopens closed lanes in which a job has appeared, and
+-- Closes lanes in which the calls of this function have found no job for a day (inboxes of workers that have ended: for two hours), reopens closed lanes in which a job has appeared, and
 -- removes unreferenced rows; returns how many rows of each. Also repairs the copies of contracts (rouse._copy_contracts) and of how lanes are
 -- divided (rouse._divide_lanes). The queues of removed lanes stay in rouse.queue, with their last use. Neither
 -- producers nor workers wait for it. Only one call runs at a time: another call returns at once, as does any call while the table is being
@@ -237,7 +239,10 @@ BEGIN
 
     UPDATE rouse.lane AS l SET closed_at = at
     WHERE l.closed_at IS NULL AND l.id IN (
-        SELECT o.id FROM rouse.lane AS o WHERE o.closed_at IS NULL GROUP BY o.id HAVING max(o.used_at) < at - interval '1 day');
+        SELECT o.id FROM rouse.lane AS o WHERE o.closed_at IS NULL GROUP BY o.id
+        HAVING max(o.used_at) < at - interval '1 day'
+            OR max(o.used_at) < at - interval '2 hours' AND bool_or(o.worker IS NOT NULL AND NOT EXISTS (
+                   SELECT FROM rouse.worker AS w WHERE w.incarnation = o.worker AND w.stopped_at IS NULL AND w.dead_at IS NULL)));
     GET DIAGNOSTICS closed = ROW_COUNT;
 
     -- A job can be in a closed lane for a little more than a day; the oldest kept day has to be later than that. And transactions that may

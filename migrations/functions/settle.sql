@@ -16,6 +16,7 @@ LANGUAGE plpgsql ROWS 100 AS $$
 DECLARE
     at          timestamptz := clock_timestamp();
     some_differ boolean;
+    has_inboxes boolean;
     has_jobs    boolean := coalesce(p_jobs <> '{}', false);
     ended       bigint[];
     lowest      bigint;
@@ -102,11 +103,15 @@ BEGIN
         RETURN;
     END IF;
 
-    -- Retries: the attempt is recorded, and the job waits for its time without a turn.
+    PERFORM FROM rouse.lane AS l WHERE l.worker IS NOT NULL LIMIT 1;
+    has_inboxes := FOUND;
+
+    -- Retries: the attempt is recorded, and the job waits for its time without a turn. It leaves the inbox of a worker.
     RETURN QUERY
     WITH back AS (
         UPDATE rouse.job AS j
         SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, wait = NULL,
+            lane = CASE WHEN has_inboxes THEN rouse._shared_lane(j.lane) ELSE j.lane END,
             -- At most a year and a day from now.
             available_at = least(coalesce(s.retry_at, at + least(greatest(s.delay_ms, 0), 31622400000) * interval '1 millisecond'),
                                  at + interval '366 days'),
@@ -136,7 +141,8 @@ BEGIN
         UPDATE rouse.job AS j
         SET state = 'queued', attempt = j.attempt - CASE WHEN s.started_us IS NULL THEN 1 ELSE 0 END,
             uncounted = j.uncounted + CASE WHEN s.started_us IS NULL THEN 0 ELSE 1 END,
-            fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, turn = nextval('rouse.turn_seq')
+            fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, turn = nextval('rouse.turn_seq'),
+            lane = CASE WHEN has_inboxes THEN rouse._shared_lane(j.lane) ELSE j.lane END
         FROM unnest(p_settlements) AS s, rouse.job AS was
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NULL AND s.result IS NULL
           AND (p_worker IS NULL OR j.worker = p_worker) AND was.id = ANY (ARRAY[s.id])

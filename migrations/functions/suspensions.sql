@@ -27,13 +27,17 @@ DECLARE
     called    record;
     chains    bigint[];
     lanes     bigint[];
+    has_inboxes boolean;
 BEGIN
+    PERFORM FROM rouse.lane AS l WHERE l.worker IS NOT NULL LIMIT 1;
+    has_inboxes := FOUND;
     -- The lock that conflicts with those of senders.
     PERFORM FROM unnest(p_settlements) AS s JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence
     WHERE s.state = 'queued' AND s.error IS NULL AND s.result ->> 'kind' = 'signal' FOR UPDATE OF j;
     WITH back AS (
         UPDATE rouse.job AS j
         SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, uncounted = j.uncounted + 1,
+            lane = CASE WHEN has_inboxes THEN rouse._shared_lane(j.lane) ELSE j.lane END,
             wait = s.result - 'begun' || CASE WHEN s.result ->> 'kind' = 'call' THEN jsonb_build_object(
                 'jobs', coalesce(s.result -> 'jobs', '[]') || coalesce(jsonb_path_query_array(calls_of -> s.id::text, '$[*].id'), '[]')) ELSE '{}' END,
             -- Without a timeout: a hundred years.

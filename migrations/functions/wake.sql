@@ -26,7 +26,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Notifies the workers that sleep on the lane's queue: '<queue> <lane>' for a ready job, '<queue>' for a scheduled one. Does not notify for
--- a paused queue: resuming it notifies.
+-- a paused queue: resuming it notifies. For the inbox of a worker (direct.sql), only that worker is notified, on its own channel, with the
+-- same note after `wake`.
 --
 -- NOTIFY takes a lock that serialises all notifying commits of the server, including the flush of each. So if another session is committing
 -- the same notification at this moment, this one is skipped: the sleeper is being woken, and finds this job at one of its next polls, which
@@ -40,22 +41,29 @@ LANGUAGE plpgsql AS $$
 DECLARE
     at         timestamptz := clock_timestamp();
     queue_name text;
+    inbox_of   bigint;
+    channel    text := 'rouse_wake';
     note       text;
     salt       bytea;
 BEGIN
     -- Served by lane_id.
-    SELECT l.queue, s.salt INTO queue_name, salt
-    FROM (SELECT l.queue FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1) AS l CROSS JOIN rouse.wake_salt AS s;
+    SELECT l.queue, l.worker, s.salt INTO queue_name, inbox_of, salt
+    FROM (SELECT l.queue, l.worker FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1) AS l CROSS JOIN rouse.wake_salt AS s;
     -- In a transaction with a single snapshot, workers that fell asleep later are invisible.
-    IF EXISTS (SELECT FROM rouse.sleeper AS s WHERE s.queue IN (queue_name, '*') AND s.until > at)
+    IF EXISTS (SELECT FROM rouse.sleeper AS s WHERE s.queue IN (queue_name, '*') AND s.until > at AND (inbox_of IS NULL OR s.worker = inbox_of))
        OR current_setting('transaction_isolation') <> 'read committed' THEN
         PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL AND q.name = queue_name;
         IF FOUND THEN
             RETURN;
         END IF;
         note := CASE WHEN p_ready THEN queue_name || ' ' || p_lane ELSE queue_name END;
-        IF at > p_since + interval '100 ms' OR pg_try_advisory_xact_lock(rouse._wake_key(salt, note, at)) THEN
-            PERFORM rouse._hint('rouse_wake', note);
+        IF inbox_of IS NOT NULL THEN
+            channel := 'rouse_worker_' || inbox_of;
+            note := 'wake ' || note;
+        END IF;
+        IF at > p_since + interval '100 ms'
+           OR pg_try_advisory_xact_lock(rouse._wake_key(salt, CASE WHEN inbox_of IS NULL THEN note ELSE channel || ' ' || note END, at)) THEN
+            PERFORM rouse._hint(channel, note);
         END IF;
     END IF;
 END

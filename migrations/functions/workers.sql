@@ -131,6 +131,12 @@ BEGIN
 END
 $$;
 
+-- The handlers whose jobs wait, of those that a worker has registered.
+CREATE OR REPLACE FUNCTION rouse._parked(p_capabilities jsonb) RETURNS text[]
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT ARRAY(SELECT c.key FROM jsonb_each(p_capabilities) AS c WHERE c.value ->> 'parked' IS NOT NULL)
+$$;
+
 -- The statistics of a worker are an object of at most 64 KiB.
 CREATE OR REPLACE FUNCTION rouse._check_stats(p_name text, p_stats jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -144,7 +150,7 @@ $$;
 
 -- Expires a worker: its claims can be adopted in a moment. Its leases end 50 ms from now, usually after this commits: a claim checks the
 -- leases that have ended since the previous check (rouse.claim). If the commit takes longer, the next sweep finds the orphans. Its running
--- jobs are found by job_lease, all of whose rows are read, which happens once in an incarnation.
+-- jobs are found by job_lease, all of whose rows are read, which happens once in an incarnation. Its inboxes are emptied (direct.sql).
 CREATE OR REPLACE FUNCTION rouse._expire_worker(p_worker bigint) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -165,6 +171,7 @@ BEGIN
     CROSS JOIN LATERAL (SELECT l.queue FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
     -- Without a lane: a worker that receives it looks for orphans too.
     PERFORM rouse._hint('rouse_wake', q) FROM unnest(queues) AS q;
+    PERFORM rouse._empty_inboxes(p_worker);
     -- It may still be alive, behind a broken network.
     PERFORM rouse._hint('rouse_worker_' || p_worker, '');
 END
@@ -232,10 +239,10 @@ BEGIN
     -- The timeout flag carries over to new incarnations until it is cleared.
     SELECT w.timeouts, w.timed_out_since, w.timed_out_at, w.timed_out_job, w.timed_out_handler INTO flag
     FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.forgotten_at IS NULL ORDER BY w.incarnation DESC LIMIT 1;
-    INSERT INTO rouse.worker AS w (worker_id, key_hash, hostname, platform, version, handlers, capabilities, slots, queues, tags, limited,
+    INSERT INTO rouse.worker AS w (worker_id, key_hash, hostname, platform, version, handlers, parked, capabilities, slots, queues, tags, limited,
                                    stats, stats_at, timeouts, timed_out_since, timed_out_at, timed_out_job, timed_out_handler)
     VALUES (p_worker_id, sha256(p_key), p_hostname, p_platform, p_version,
-            ARRAY(SELECT jsonb_object_keys(p_capabilities)), p_capabilities, p_slots, p_queues, p_tags, is_limited,
+            ARRAY(SELECT jsonb_object_keys(p_capabilities)), rouse._parked(p_capabilities), p_capabilities, p_slots, p_queues, p_tags, is_limited,
             p_stats, CASE WHEN p_stats IS NOT NULL THEN at END,
             coalesce(flag.timeouts, 0), flag.timed_out_since, flag.timed_out_at, flag.timed_out_job, flag.timed_out_handler)
     RETURNING w.incarnation INTO incarnation;
@@ -269,11 +276,15 @@ BEGIN
     UPDATE rouse.worker AS w
     SET seen_at = at,
         handlers = CASE WHEN p_capabilities IS NULL THEN w.handlers ELSE ARRAY(SELECT jsonb_object_keys(p_capabilities)) END,
+        parked = CASE WHEN p_capabilities IS NULL THEN w.parked ELSE rouse._parked(p_capabilities) END,
         capabilities = coalesce(p_capabilities, w.capabilities),
         stats = p_stats, stats_at = at,
         draining_at = CASE WHEN p_draining THEN coalesce(w.draining_at, at) END
     WHERE w.incarnation = p_worker
     RETURNING w.timeouts INTO timeouts;
+    IF p_draining THEN
+        PERFORM rouse._empty_inboxes(p_worker);
+    END IF;
     -- Workers that another session is expiring are left to that session. Served by worker_live.
     FOR dead_worker IN
         SELECT w.incarnation FROM rouse.worker AS w
@@ -326,7 +337,7 @@ BEGIN
     UPDATE rouse.worker AS w
     SET forgotten_at = at, key_hash = NULL, hostname = '', platform = '', version = '', slots = 0, refused = 0,
         timeouts = 0, timed_out_since = NULL, timed_out_at = NULL, timed_out_job = NULL, timed_out_handler = NULL,
-        handlers = '{}', capabilities = '{}', queues = '{}', tags = '{}', stats = NULL, stats_at = NULL
+        handlers = '{}', parked = '{}', capabilities = '{}', queues = '{}', tags = '{}', stats = NULL, stats_at = NULL
     WHERE w.worker_id = forget_worker.worker_id AND w.forgotten_at IS NULL;
     GET DIAGNOSTICS forgotten = ROW_COUNT;
     IF forgotten = 0 THEN

@@ -7,6 +7,7 @@ mod audit;
 mod database_metrics;
 mod deadlines;
 mod dependencies;
+mod direct;
 mod enqueue;
 mod fair;
 mod finding;

@@ -1,5 +1,6 @@
 //! `rouse queue`: lists queues, and drains, purges, pauses, resumes and configures them.
 
+mod dispatch;
 mod drain;
 mod share;
 
@@ -55,7 +56,7 @@ enum Verb {
     Pause(Named),
     /// Resume paused queues
     Resume(Named),
-    /// Set how long finished jobs of queues are kept, and how their keys share the workers
+    /// Set how long finished jobs of queues are kept, how their keys share the workers, or how workers are chosen for jobs
     Set(Set),
 }
 
@@ -113,6 +114,7 @@ struct Named {
 #[command(
     group = ArgGroup::new("settings").required(true).multiple(true),
     group = ArgGroup::new("share").multiple(true),
+    group = ArgGroup::new("dispatching").multiple(true).conflicts_with_all(["share", "retention"]),
     group = ArgGroup::new("retention").multiple(true).conflicts_with("share"),
     after_help = "\
 Retention applies to jobs that end from now on; ended jobs keep theirs. Attempts and records (rouse audit) are kept as long as any job \
@@ -125,6 +127,8 @@ The fair share is set by a call of its own. Workers notice a change within secon
 one key.\n\
   rouse queue set mail --policy drr --weight acme=3     tenant acme gets three times the share of each other tenant\n\
   rouse queue set mail --max-in-flight 5                and at most 5 jobs of a tenant run at a time\n\
+So is direct dispatch. It applies to jobs that are enqueued from now on.\n\
+  rouse queue set mail --dispatch hash --dispatch-key tenant     the jobs of a tenant go to the same worker while it is alive\n\
 Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed"
 )]
 struct Set {
@@ -145,6 +149,9 @@ struct Set {
 
     #[command(flatten)]
     share: share::Options,
+
+    #[command(flatten)]
+    dispatch: dispatch::Options,
 
     /// Print one JSON object for each queue, and one for the summary of several
     #[arg(long)]
@@ -190,6 +197,7 @@ async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
         table(&queues, now).print("no queues");
         for queue in &queues {
             share::print_keys(queue, now);
+            dispatch::print(queue);
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -300,17 +308,25 @@ async fn resume(args: Named) -> anyhow::Result<ExitCode> {
 async fn set(args: Set) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let new_share = args.share.new_share();
+    let new_dispatch = args.dispatch.new_dispatch();
     each(&args.names, QUEUES, args.json, async |name| {
         let shown = plain(name);
-        let done = match &new_share {
-            Some(new_share) => {
+        let done = match (&new_share, &new_dispatch) {
+            (Some(new_share), _) => {
                 let in_force = store.set_fair_share(name, new_share).await?;
                 Done {
                     text: format!("queue {shown} is shared: {}", share::in_words(&in_force)),
                     json: json!({"queue": name, "fair_share": in_force}),
                 }
             }
-            None => {
+            (None, Some((dispatch, key))) => {
+                let in_force = store.set_dispatch(name, *dispatch, key.as_deref()).await?;
+                Done {
+                    text: format!("jobs of queue {shown} go to {}", dispatch::in_words(&in_force)),
+                    json: json!({"queue": name, "dispatch": in_force["dispatch"], "dispatch_key": in_force["key"]}),
+                }
+            }
+            (None, None) => {
                 let (days, failed) = store
                     .set_retention(name, args.keep_days, args.keep_failed_days)
                     .await?;

@@ -8,7 +8,18 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
-use crate::job::{ClaimGate, FairKey, FairShare, LaneId, Priority};
+use crate::job::{ClaimGate, FairKey, FairShare, Incarnation, LaneId, Priority};
+
+/// What a recovery of inboxes has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recovered {
+    /// The jobs that are in shared lanes now.
+    pub moved: i32,
+    /// Those of them that had been ready for more than a day.
+    pub late: i32,
+    /// True if there may be more.
+    pub more: bool,
+}
 
 /// One lane of the catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,10 +37,18 @@ pub struct Lane {
     /// Tags that a worker must have.
     pub tags: Vec<String>,
     /// The values that all of its jobs have, and by which a fair queue or a gate divides them: `tenant`, `source`, or a path
-    /// of the payload.
+    /// of the payload. In an inbox, also `worker`.
     pub values: BTreeMap<String, String>,
     /// True if no job was added since it was closed, more than a day ago.
     pub retired: bool,
+}
+
+impl Lane {
+    /// The worker whose inbox it is (direct dispatch); `None` if it is no inbox.
+    pub fn inbox_of(&self) -> Option<Incarnation> {
+        let worker = self.values.get("worker")?;
+        worker.parse().ok().map(Incarnation)
+    }
 }
 
 impl Store {
@@ -96,6 +115,30 @@ impl Store {
             settings: row.get(5),
         };
         Ok(rows.iter().map(gate).collect())
+    }
+
+    /// Moves up to `wanted` jobs out of inboxes of workers that no longer take them; see rouse.recover_direct
+    /// (migrations/functions/direct.sql).
+    pub async fn recover_direct(&self, wanted: i32) -> Result<Recovered, StoreError> {
+        let worker = self.identity()?;
+        let rows = self
+            .query(
+                "SELECT moved, late, more FROM rouse.recover_direct($1, $2, $3)",
+                &[
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
+                    (&wanted, Type::INT4),
+                ],
+            )
+            .await?;
+        let row = rows
+            .first()
+            .expect("a function with OUT parameters returns one row");
+        Ok(Recovered {
+            moved: row.get(0),
+            late: row.get(1),
+            more: row.get(2),
+        })
     }
 
     /// Closes lanes that have had no job for a day, and removes unreferenced rows of the catalog; see

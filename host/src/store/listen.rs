@@ -60,7 +60,10 @@ impl Notification {
         match note {
             ECHO => Self::Echo,
             CHALLENGE => Self::Challenged,
-            note => Self::Changed(note.parse().ok().map(JobId)),
+            note => match note.strip_prefix(WAKE) {
+                Some(note) => Self::Wakeup(Wakeup::parse(note)),
+                None => Self::Changed(note.parse().ok().map(JobId)),
+            },
         }
     }
 }
@@ -72,6 +75,9 @@ const SCHEDULES: &str = "*schedules";
 
 /// See `rouse.challenge` (`migrations/functions/workers.sql`).
 const CHALLENGE: &str = "challenge";
+
+/// Before the content of a wakeup for the inbox of the worker; see `rouse._notify` (`migrations/functions/wake.sql`).
+const WAKE: &str = "wake ";
 
 /// How long a worker waits for its own notification.
 pub const ECHO_WITHIN: Duration = Duration::from_secs(5);

@@ -8,7 +8,7 @@ use tokio_postgres::types::{Json, Type};
 
 use super::fleet::allowed;
 use super::{Store, StoreError};
-use crate::job::{FairCharge, FairKey, FairPolicy};
+use crate::job::{Dispatch, FairCharge, FairKey, FairPolicy};
 
 /// New settings of a fair queue, as in `rouse.set_fair_share`. `None` leaves a setting unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -114,7 +114,28 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// The same by a worker.
+    /// Sets how workers are chosen for the jobs of a queue: `None` leaves a setting unchanged. Returns the settings in force.
+    pub async fn set_dispatch(
+        &self,
+        queue: &str,
+        dispatch: Option<Dispatch>,
+        key: Option<&[String]>,
+    ) -> Result<Value, StoreError> {
+        let rows = self
+            .query(
+                include_str!("set_dispatch.sql"),
+                &[
+                    (&queue, Type::TEXT),
+                    (&Json(dispatch), Type::JSONB),
+                    (&key, Type::TEXT_ARRAY),
+                ],
+            )
+            .await?;
+        let row = rows.first().expect("the function returns one row");
+        Ok(row.get(0))
+    }
+
+    /// Sets how a queue is shared as a worker's settings say.
     pub async fn declare_fair_share(
         &self,
         queue: &str,

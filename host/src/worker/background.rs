@@ -8,7 +8,7 @@ use tokio_util::task::TaskTracker;
 
 use super::Shared;
 use super::{
-    challenges, cron, database_metrics, deadlines, declared, heartbeat, leases, logs, maintenance,
+    challenges, cron, database_metrics, deadlines, declared, direct, heartbeat, leases, logs, maintenance,
     progress, reach, releases, slots, sql, usage, wakeups,
 };
 use crate::store::connect::Connector;
@@ -31,6 +31,7 @@ impl Background {
         background.spawn(reach::shorten_backoff_when_stopping(shared.clone()));
         background.spawn(releases::run_forever(shared.clone()));
         background.spawn(deadlines::run_forever(shared.clone()));
+        background.spawn(direct::recover_forever(shared.clone()));
         background.spawn(sql::run_forever(shared.clone()));
         background.spawn(cron::run_forever(shared.clone()));
         background.spawn(declared::run_forever(shared.clone()));

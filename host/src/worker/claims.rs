@@ -19,7 +19,7 @@ use super::claim::HostLimit;
 use super::lanes::{After, Lanes};
 use super::prefetch::Prefetch;
 use super::unbound::Unbound;
-use crate::job::{Fence, LaneId};
+use crate::job::{Fence, Incarnation, LaneId};
 use crate::sandbox::{BootTime, HandlerSet};
 use crate::store::{ClaimOrder, Claimed, ClaimedJob, ClosedLane, StoreError, fills_an_answer};
 
@@ -56,9 +56,9 @@ impl AddAssign for Found {
 pub(super) struct Claims<'a> {
     shared: &'a Arc<Shared>,
     pub(super) lanes: Lanes,
-    /// The handlers by which the served lanes were chosen, and the version of what was known of their statements. `None`
-    /// if they have to be chosen again.
-    handlers: Option<(Arc<HandlerSet>, u64)>,
+    /// The handlers by which the served lanes were chosen, the version of what was known of their statements, and the
+    /// incarnation of this worker. `None` if they have to be chosen again.
+    chosen_by: Option<(Arc<HandlerSet>, u64, Incarnation)>,
     /// Sources that are bound to a handler of this host.
     sources: Vec<String>,
     /// Jobs of sources that are bound to a handler which this host does not have.
@@ -86,7 +86,7 @@ impl<'a> Claims<'a> {
         Self {
             shared,
             lanes: Lanes::new(shared.settings.queue_order),
-            handlers: None,
+            chosen_by: None,
             sources: Vec::new(),
             unbound: Unbound::default(),
             by_source_at: Instant::now(),

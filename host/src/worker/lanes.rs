@@ -77,6 +77,8 @@ pub(super) struct Serving {
     /// Only jobs of sources that are bound to a handler of this host are claimed, because this host does not have the
     /// lane's own handler. Such a lane has no cursor.
     pub(super) by_source: bool,
+    /// Only orphans are adopted from it, because it is the inbox of another worker. Such a lane has no cursor either.
+    pub(super) orphans_only: bool,
     /// The maximum number of attempts of its handler that run at the same time on this host.
     pub(super) most_at_once: Option<usize>,
 }
@@ -133,10 +135,27 @@ struct Known {
     reached: i64,
 }
 
+impl Serving {
+    /// Any job is claimed.
+    fn is_whole(&self) -> bool {
+        !self.by_source && !self.orphans_only
+    }
+
+    /// Only jobs of bound sources are claimed.
+    fn is_by_source(&self) -> bool {
+        self.by_source && !self.orphans_only
+    }
+}
+
 impl Known {
     /// True if it is served as a whole.
     fn is_served_whole(&self) -> bool {
-        self.serving.is_some_and(|serving| !serving.by_source)
+        self.serving.is_some_and(|serving| serving.is_whole())
+    }
+
+    /// True if only jobs of bound sources are claimed from it.
+    fn is_served_by_source(&self) -> bool {
+        self.serving.is_some_and(|serving| serving.is_by_source())
     }
 
     /// True if it is behind a gate.
@@ -145,7 +164,7 @@ impl Known {
     }
 
     fn order(&self, after: After) -> Option<ClaimOrder> {
-        let serving = self.serving.filter(|serving| !serving.by_source)?;
+        let serving = self.serving.filter(Serving::is_whole)?;
         Some(ClaimOrder {
             lane: self.lane.id,
             after: match after {
@@ -216,7 +235,7 @@ impl Lanes {
     /// True if jobs are claimed from this lane.
     pub(super) fn serves(&self, lane: LaneId) -> bool {
         let known = self.known.get(&lane);
-        known.is_some_and(|known| known.serving.is_some())
+        known.is_some_and(|known| known.is_served_whole() || known.is_served_by_source())
     }
 
     /// Adds the lanes of the catalog after [`Self::read_after`]. If this is the whole catalog, lanes that are missing
@@ -281,13 +300,11 @@ impl Lanes {
                 &self.gates,
                 self.queue_order,
             );
-            match known.serving {
-                Some(serving) if serving.by_source => self.by_source.push_front(id),
-                Some(_) => {
-                    self.served += 1;
-                    self.active.insert(id, known.place.clone());
-                }
-                None => {}
+            if known.is_served_by_source() {
+                self.by_source.push_front(id);
+            } else if known.is_served_whole() {
+                self.served += 1;
+                self.active.insert(id, known.place.clone());
             }
         }
     }
@@ -330,10 +347,7 @@ impl Lanes {
             self.active.insert(id, known[&id].place.clone());
         }
         self.served = known.keys().filter(|id| is_served_whole(id)).count();
-        let by_source = |id: &LaneId| {
-            let serving = known.get(id).and_then(|lane| lane.serving);
-            serving.is_some_and(|serving| serving.by_source)
-        };
+        let by_source = |id: &LaneId| known.get(id).is_some_and(Known::is_served_by_source);
         self.by_source.retain(by_source);
         let before: HashSet<LaneId> = self.by_source.iter().copied().collect();
         let new = known
@@ -381,8 +395,8 @@ impl Lanes {
 
     /// True if only jobs of bound sources are claimed from this lane.
     pub(super) fn is_served_by_source(&self, lane: LaneId) -> bool {
-        let serving = self.known.get(&lane).and_then(|known| known.serving);
-        serving.is_some_and(|serving| serving.by_source)
+        let known = self.known.get(&lane);
+        known.is_some_and(Known::is_served_by_source)
     }
 
     /// True if any lane is served by source.
@@ -414,20 +428,14 @@ impl Lanes {
         lanes
     }
 
-    /// All lanes that are served by source, for adoption.
-    pub(super) fn all_by_source(&self) -> Vec<ClaimOrder> {
-        let known = self.by_source.iter().filter_map(|id| self.known.get(id));
-        known
-            .filter_map(|known| {
-                Some(ClaimOrder {
-                    lane: known.lane.id,
-                    after: i64::MIN,
-                    lease_ms: known.serving?.lease_ms,
-                    most: None,
-                    only: None,
-                })
-            })
-            .collect()
+    /// All lanes from which orphans are adopted, inboxes of other workers too: those whose jobs are taken by source, or the others.
+    pub(super) fn adoptable(&self, by_source: bool) -> Vec<LaneId> {
+        let is_wanted = |known: &&Known| {
+            let serving = known.serving;
+            serving.is_some_and(|serving| serving.by_source == by_source)
+        };
+        let known = self.known.values().filter(is_wanted);
+        known.map(|known| known.lane.id).collect()
     }
 
     /// Marks all lanes as having no jobs.
@@ -435,7 +443,7 @@ impl Lanes {
         self.active.clear();
     }
 
-    /// The lane of a claimed job, and how it is served. `None` if it is not served.
+    /// The lane of a claimed or adopted job, and how it is served. `None` if it is not served.
     pub(super) fn get(&self, id: LaneId) -> Option<Served> {
         let known = self.known.get(&id)?;
         let lease_ms = known.serving?.lease_ms;

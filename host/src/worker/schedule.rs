@@ -39,10 +39,12 @@ pub struct Intervals {
     pub restart_max: Duration,
     /// How long a new deadline may pass unnoticed while the slots of all hosts are taken.
     pub deadlines: Duration,
+    /// The time between two searches for jobs in inboxes of workers that no longer take them.
+    pub recovery: Duration,
 }
 
 impl Default for Intervals {
-    /// 0.1 s, 1 s, 30 s, 5 minutes, 15 s.
+    /// 0.1 s, 1 s, 30 s, 5 minutes, 15 s, 2 minutes.
     fn default() -> Self {
         Self {
             look_back: Duration::from_millis(100),
@@ -50,6 +52,7 @@ impl Default for Intervals {
             restart: Duration::from_secs(30),
             restart_max: Duration::from_secs(300),
             deadlines: Duration::from_secs(15),
+            recovery: Duration::from_secs(120),
         }
     }
 }

@@ -1,5 +1,6 @@
-//! Figures with more hosts, more lanes, larger payloads, long jobs and late commits.
+//! Figures with more hosts, direct dispatch, more lanes, larger payloads, long jobs and late commits.
 
+mod direct;
 mod fair;
 mod gates;
 mod hosts;
@@ -59,6 +60,8 @@ pub(super) enum Kind {
     Fair,
     /// Jobs of 1,000 tenants behind open gates, and one job at a time
     Gates,
+    /// Direct dispatch on 1, 2 and 4 hosts, and with reused instances
+    Direct,
     /// Payloads of 100 B, 4 KiB and 64 KiB
     Payloads,
     /// Short jobs while 1-hour jobs occupy most slots
@@ -111,6 +114,7 @@ impl Scale<'_> {
             Kind::Lanes => lanes::measure(self).await,
             Kind::Fair => fair::measure(self).await,
             Kind::Gates => gates::measure(self).await,
+            Kind::Direct => direct::measure(self).await,
             Kind::Payloads => payloads::measure(self).await,
             Kind::Long => long::measure(self).await,
             Kind::Late => late::measure(self).await,

@@ -10,7 +10,7 @@ use super::{Claims, Found};
 use crate::job::{AfterLoss, Fence, LaneId, after_loss};
 use crate::sandbox::BootTime;
 use crate::store::{
-    Adopted, Adoption, ClaimOrder, ClaimedJob, Orphan, StoreError, fills_an_answer,
+    Adopted, Adoption, ClaimedJob, Orphan, StoreError, fills_an_answer,
 };
 use crate::worker::events::{self, EventContext, Since};
 use crate::worker::lanes::Served;
@@ -56,10 +56,10 @@ impl Claims<'_> {
         wanted: usize,
         since: Option<SystemTime>,
     ) -> Result<Found, StoreError> {
-        let lanes = self.lanes.all();
+        let lanes = self.lanes.adoptable(false);
         let mut found = self.adopt_from(&lanes, None, wanted, since).await?;
-        if !found.is_cut && self.finds_by_source() {
-            let lanes = self.lanes.all_by_source();
+        let lanes = self.lanes.adoptable(true);
+        if !found.is_cut && !self.sources.is_empty() && !lanes.is_empty() {
             let sources = self.sources.clone();
             let rest = wanted.saturating_sub(found.jobs);
             found += self.adopt_from(&lanes, Some(&sources), rest, since).await?;
@@ -69,14 +69,13 @@ impl Claims<'_> {
 
     async fn adopt_from(
         &mut self,
-        orders: &[ClaimOrder],
+        lanes: &[LaneId],
         sources: Option<&[String]>,
         wanted: usize,
         since: Option<SystemTime>,
     ) -> Result<Found, StoreError> {
         let shared = self.shared;
-        let lanes: Vec<LaneId> = orders.iter().map(|order| order.lane).collect();
-        let orphans = shared.store.orphans(&lanes, sources, wanted, since).await?;
+        let orphans = shared.store.orphans(lanes, sources, wanted, since).await?;
         let is_filled = orphans.len() >= wanted;
         let crashes_max = shared.settings.lost_max;
         let adoptions: Vec<Adoption> = orphans

@@ -17,15 +17,16 @@ fn most_at_once(policy: &Policy) -> Option<usize> {
 }
 
 impl Claims<'_> {
-    /// Chooses the lanes to serve, or the new ones among them, by the loaded handlers and by the queues and tags of the settings. True if the
-    /// handlers have changed since the last choice.
+    /// Chooses the lanes to serve, or the new ones among them, by the loaded handlers, by the queues and tags of the settings, and by the
+    /// incarnation of this worker. True if handlers or incarnation have changed since the last choice.
     pub(in crate::worker) fn serve(&mut self) -> bool {
         let handlers = self.shared.catalog.current();
         let sql = self.shared.sql.version();
+        let me = *self.shared.presence.incarnation.borrow();
         let are_known = self
-            .handlers
+            .chosen_by
             .as_ref()
-            .is_some_and(|(before, of)| Arc::ptr_eq(before, &handlers) && *of == sql);
+            .is_some_and(|(before, of, was)| Arc::ptr_eq(before, &handlers) && (*of, *was) == (sql, me));
         if are_known && !self.lanes.has_unchosen() {
             return false;
         }
@@ -66,6 +67,7 @@ impl Claims<'_> {
                 lease_ms: policy.as_ref().map(lease_ms).or(bound_lease_ms)?,
                 queue_index,
                 by_source: policy.is_none(),
+                orphans_only: lane.inbox_of().is_some_and(|worker| worker != me),
                 most_at_once: policy.and_then(|policy| most_at_once(&policy)),
             })
         };
@@ -84,7 +86,7 @@ impl Claims<'_> {
             true => self.lanes.serve_new(serving),
             false => self.lanes.serve(serving),
         }
-        self.handlers = Some((handlers, sql));
+        self.chosen_by = Some((handlers, sql, me));
         !are_known
     }
 
@@ -103,7 +105,7 @@ impl Claims<'_> {
         }
         // Both, whatever the first returns.
         if self.lanes.set_fair(fair) | self.lanes.set_gates(gates) | change.removed {
-            self.handlers = None;
+            self.chosen_by = None;
         }
         self.serve();
         Ok(change.new)

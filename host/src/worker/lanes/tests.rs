@@ -24,6 +24,7 @@ const SERVED: Serving = Serving {
     lease_ms: 1000,
     queue_index: 0,
     by_source: false,
+    orphans_only: false,
     most_at_once: None,
 };
 
@@ -665,7 +666,7 @@ fn a_lane_that_is_served_by_source_is_left_out_of_other_claims() {
     for _ in 0..3 {
         assert_eq!(lanes.by_source(), [LaneId(30), LaneId(20)], "by priority");
     }
-    assert_eq!(lanes.all_by_source().len(), 2);
+    assert_eq!(lanes.adoptable(true).len(), 2);
     assert!(lanes.serves(LaneId(20)) && lanes.mark_active(LaneId(20)));
     assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
     assert!(lanes.get(LaneId(30)).is_some());
@@ -673,6 +674,43 @@ fn a_lane_that_is_served_by_source_is_left_out_of_other_claims() {
     lanes.serve(|_| Some(SERVED));
     assert!(lanes.by_source().is_empty());
     assert_eq!(order(&mut lanes).len(), 3);
+}
+
+#[test]
+fn only_orphans_are_taken_from_the_inbox_of_another_worker() {
+    let mut lanes = Lanes::default();
+    let of = |seq, worker: &str| Lane {
+        values: [("worker".to_owned(), worker.to_owned())].into(),
+        ..lane(seq, seq * 10, Priority::Normal)
+    };
+    lanes.learn(vec![lane(1, 10, Priority::Normal), of(2, "7"), of(3, "8")]);
+    let me = |me: i64| {
+        move |lane: &Lane| {
+            Some(Serving {
+                orphans_only: lane.inbox_of().is_some_and(|worker| worker.0 != me),
+                ..SERVED
+            })
+        }
+    };
+    lanes.serve(me(7));
+    let ids = |lanes: &mut Lanes| -> Vec<i64> {
+        let mut ids: Vec<i64> = order(lanes).iter().map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        ids
+    };
+    assert_eq!(ids(&mut lanes), [10, 20]);
+    assert_eq!(lanes.all().len(), 2);
+    assert_eq!((lanes.adoptable(false).len(), lanes.adoptable(true).len()), (3, 0));
+    assert!(lanes.serves(LaneId(20)) && !lanes.serves(LaneId(30)));
+    assert!(!lanes.mark_active(LaneId(30)));
+    assert!(lanes.get(LaneId(30)).is_some(), "for an adopted job");
+    // A new incarnation inherits nothing.
+    lanes.serve(me(9));
+    assert_eq!(ids(&mut lanes), [10]);
+    // A new lane.
+    lanes.learn(vec![of(4, "9"), of(5, "7")]);
+    lanes.serve_new(me(9));
+    assert_eq!(ids(&mut lanes), [10, 40]);
 }
 
 #[test]

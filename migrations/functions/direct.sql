@@ -1,0 +1,281 @@
+-- Direct dispatch (rouse.queue.dispatch): a live worker is chosen for each job of a queue when it is enqueued.
+--
+-- The job goes to the inbox of that worker: a lane whose key has the additional value `worker`, the incarnation. The inbox is an index, and the
+-- job a row like any other: cursors, gates, fair shares and orders of claims apply as before. Only that worker claims from its inbox and is
+-- notified; all workers of the queue claim from the shared lane, which has the same key without `worker`. A job leaves the inbox if its attempt
+-- does not end it, and if its worker ends or no longer takes such jobs. Then it is in the shared lane, and no worker is chosen again.
+
+-- The workers that take jobs of this kind, in the order of their ids: they are alive, do not drain, have the handler, the tags and the queue,
+-- and their logins permit it. Reads one row for each live worker. Served by worker_live.
+CREATE OR REPLACE FUNCTION rouse._takers(p_queue text, p_handler text, p_tags text[], OUT workers bigint[], OUT worker_ids text[])
+LANGUAGE plpgsql AS $$
+BEGIN
+    SELECT array_agg(w.incarnation ORDER BY w.worker_id), array_agg(w.worker_id ORDER BY w.worker_id) INTO workers, worker_ids
+    FROM rouse.worker AS w
+    WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > clock_timestamp() - interval '90 seconds' AND w.draining_at IS NULL
+      AND p_handler = ANY (w.handlers) AND NOT p_handler = ANY (w.parked)
+      AND (w.queues = '{}' OR p_queue = ANY (w.queues)) AND p_tags <@ w.tags
+      AND CASE WHEN w.limited THEN rouse._login_takes(w.login, p_queue, p_handler, p_tags) ELSE true END;
+END
+$$;
+
+-- True if the limits of this login permit claims from such lanes, as rouse._permitted.
+CREATE OR REPLACE FUNCTION rouse._login_takes(p_login name, p_queue text, p_handler text, p_tags text[]) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM rouse.worker_login AS limits
+        WHERE limits.login = to_regrole(quote_ident(p_login))
+          AND rouse._matches_any(p_queue, limits.queues) AND rouse._matches_any(p_handler, limits.handlers)
+          AND NOT EXISTS (SELECT FROM unnest(p_tags) AS tag WHERE NOT rouse._matches_any(tag, limits.tags)));
+END
+$$;
+
+-- Chooses the worker for a job, by the policy of its queue; null: none, because none takes such jobs, or the job has no value of the key.
+--
+--   round-robin  the next one in the order of their ids. Each session counts for itself, by lane and from a random number on, so that producers
+--                do not wait for each other
+--   random       any
+--   hash         the same one for the same values: that with the highest hash of key and worker id (rendezvous hashing). Only the keys of a
+--                worker that ends go to others, and only those go to a new worker that it has from then on. A restart changes nothing
+CREATE OR REPLACE FUNCTION rouse._choose_worker(
+    p_lane bigint, p_handler text, p_queue text, p_tags text[], p_tenant text, p_source text, p_payload jsonb) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    policy   text;
+    key_of   text[];
+    takers   record;
+    own      text;
+    counter  text;
+    place    bigint;
+BEGIN
+    SELECT q.dispatch, q.dispatch_key INTO policy, key_of FROM rouse.queue AS q WHERE q.name = p_queue;
+    IF policy = 'hash' THEN
+        own := rouse._lane_key(key_of, p_tenant, p_source, p_payload);
+    END IF;
+    -- The lane may still be divided as the queue was before.
+    IF policy IS NULL OR policy = 'shared' OR own = '' THEN
+        RETURN NULL;
+    END IF;
+    takers := rouse._takers(p_queue, p_handler, p_tags);
+    IF takers.workers IS NULL THEN
+        RETURN NULL;
+    END IF;
+    IF policy = 'hash' THEN
+        RETURN (
+            SELECT w.worker FROM ROWS FROM (unnest(takers.workers), unnest(takers.worker_ids)) AS w(worker, id)
+            ORDER BY hashtextextended(w.id || ' ' || own, 0) DESC, w.id LIMIT 1);
+    ELSIF policy = 'random' THEN
+        place := floor(random() * cardinality(takers.workers));
+    ELSE
+        counter := 'rouse.dispatched_' || to_hex(p_lane);
+        place := coalesce(nullif(current_setting(counter, true), '')::bigint, floor(random() * 1e9)::bigint) + 1;
+        PERFORM set_config(counter, place::text, false);
+    END IF;
+    RETURN takers.workers[1 + place % cardinality(takers.workers)];
+END
+$$;
+
+-- The lane for a job whose shared lane is p_lane: the inbox of the worker that is chosen for it, which is added to the catalog if it is new;
+-- or the shared lane, if none is chosen or no further lane may be added. Served by lane_id.
+CREATE OR REPLACE FUNCTION rouse._inbox(
+    p_lane bigint, p_handler text, p_queue text, p_priority text, p_tags text[], p_tenant text, p_source text, p_payload jsonb) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    chosen bigint := rouse._choose_worker(p_lane, p_handler, p_queue, p_tags, p_tenant, p_source, p_payload);
+    own    text;
+    inbox  bigint;
+BEGIN
+    IF chosen IS NULL THEN
+        RETURN p_lane;
+    END IF;
+    own := (SELECT l.key FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1);
+    -- Keys that share a lane do so with each worker.
+    IF own = '*' THEN
+        RETURN p_lane;
+    END IF;
+    own := (coalesce(nullif(own, ''), '{}')::jsonb || jsonb_build_object('worker', chosen::text))::text;
+    inbox := rouse._lane_id(p_handler, p_queue, p_priority, p_tags, own);
+    PERFORM FROM rouse.lane AS l WHERE l.id = inbox AND l.closed_at IS NULL;
+    IF FOUND THEN
+        RETURN inbox;
+    END IF;
+    IF NOT rouse._has_room_for_keyed_lane() THEN
+        RETURN p_lane;
+    END IF;
+    INSERT INTO rouse.lane (id, queue, handler, priority, tags, key, worker)
+    VALUES (inbox, p_queue, p_handler, p_priority::rouse.priority, p_tags, own, chosen);
+    RETURN inbox;
+END
+$$;
+
+-- The shared lane of an inbox, added to the catalog if it is not open; any other lane itself. Served by lane_id.
+CREATE OR REPLACE FUNCTION rouse._shared_lane(p_lane bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    inbox  record;
+    own    text;
+    shared bigint;
+BEGIN
+    SELECT l.queue, l.handler, l.priority, l.tags, l.key INTO inbox FROM rouse.lane AS l WHERE l.id = p_lane AND l.worker IS NOT NULL LIMIT 1;
+    IF NOT FOUND THEN
+        RETURN p_lane;
+    END IF;
+    own := coalesce(nullif((inbox.key::jsonb - 'worker')::text, '{}'), '');
+    shared := rouse._lane_id(inbox.handler, inbox.queue, inbox.priority::text, inbox.tags, own);
+    PERFORM FROM rouse.lane AS l WHERE l.id = shared AND l.closed_at IS NULL;
+    IF NOT FOUND THEN
+        INSERT INTO rouse.lane (id, queue, handler, priority, tags, key, divided_by, refuses)
+        VALUES (shared, inbox.queue, inbox.handler, inbox.priority, inbox.tags, own,
+                CASE WHEN own = '' THEN rouse._divided_by(inbox.queue, inbox.handler) END, CASE WHEN own = '' THEN rouse._contract_of_lane(inbox.handler) END);
+    END IF;
+    RETURN shared;
+END
+$$;
+
+-- Moves up to p_wanted queued jobs from these inboxes to their shared lanes: ready ones at the end, in their order, and those that wait as
+-- they are. Returns how many it has moved, and how many of them had been ready for more than a day. Skips rows that another transaction has
+-- locked; each row is checked again under its lock, so two calls never move the same job. Served by job_ready and job_waiting.
+CREATE OR REPLACE FUNCTION rouse._move_to_shared(p_inboxes bigint[], p_wanted integer, OUT moved integer, OUT late integer)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    at     timestamptz := clock_timestamp();
+    inbox  bigint;
+    shared bigint;
+    batch  record;
+BEGIN
+    moved := 0;
+    late := 0;
+    FOREACH inbox IN ARRAY p_inboxes LOOP
+        EXIT WHEN moved >= p_wanted;
+        PERFORM FROM rouse.job AS j WHERE j.lane = inbox AND j.state = 'queued' AND j.turn IS NOT NULL LIMIT 1;
+        IF NOT FOUND THEN
+            PERFORM FROM rouse.job AS j WHERE j.lane = inbox AND j.state = 'queued' AND j.turn IS NULL LIMIT 1;
+            CONTINUE WHEN NOT FOUND;
+        END IF;
+        shared := rouse._shared_lane(inbox);
+        WITH ready AS MATERIALIZED (
+            SELECT j.id FROM rouse.job AS j
+            WHERE j.lane = inbox AND j.state = 'queued' AND j.turn IS NOT NULL
+            ORDER BY j.turn LIMIT p_wanted - moved FOR NO KEY UPDATE SKIP LOCKED),
+        turns AS MATERIALIZED (
+            SELECT r.id, nextval('rouse.turn_seq') AS turn FROM ready AS r),
+        done AS (
+            UPDATE rouse.job AS j SET lane = shared, turn = t.turn FROM turns AS t WHERE j.id = ANY (ARRAY[t.id]) RETURNING j.available_at)
+        SELECT count(*) AS jobs, count(*) FILTER (WHERE d.available_at < at - interval '24 hours') AS late INTO batch FROM done AS d;
+        IF batch.jobs > 0 THEN
+            -- Never skipped: no other notification leads to them.
+            PERFORM rouse._notify(shared, true, '-infinity');
+        END IF;
+        moved := moved + batch.jobs;
+        late := late + batch.late;
+        WITH waiting AS MATERIALIZED (
+            SELECT j.id FROM rouse.job AS j
+            WHERE j.lane = inbox AND j.state = 'queued' AND j.turn IS NULL
+            LIMIT p_wanted - moved FOR NO KEY UPDATE SKIP LOCKED),
+        done AS (
+            UPDATE rouse.job AS j SET lane = shared FROM waiting AS w WHERE j.id = ANY (ARRAY[w.id]) RETURNING j.id)
+        SELECT count(*) AS jobs INTO batch FROM done AS d;
+        moved := moved + batch.jobs;
+    END LOOP;
+END
+$$;
+
+-- Moves the first jobs from all inboxes of a worker that has ended, or drains. The rest, and jobs that are committed later, are left to
+-- rouse.recover_direct. Served by lane_inbox.
+CREATE OR REPLACE FUNCTION rouse._empty_inboxes(p_worker bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM rouse.lane AS l WHERE l.worker = p_worker LIMIT 1;
+    IF FOUND THEN
+        PERFORM rouse._move_to_shared(ARRAY(SELECT DISTINCT l.id FROM rouse.lane AS l WHERE l.worker = p_worker), 1000);
+    END IF;
+END
+$$;
+
+-- Moves up to p_wanted jobs (at most 10,000) to shared lanes from inboxes of workers that no longer take them: they have ended, or do not have
+-- the handler any more. Returns how many it has moved, how many of them had been ready for more than a day, and whether to call again at once.
+-- Any worker may call it at any time, also at the same time as others: a job that another call has moved or locked is left out.
+-- Reads the inboxes in the catalog, and whether each has jobs. Served by lane_inbox, job_ready and job_waiting.
+CREATE OR REPLACE FUNCTION rouse.recover_direct(
+    p_worker bigint, p_key bytea, p_wanted integer, OUT moved integer, OUT late integer, OUT more boolean)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    inboxes bigint[];
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    p_wanted := least(greatest(coalesce(p_wanted, 0), 0), 10000);
+    moved := 0;
+    late := 0;
+    more := false;
+    PERFORM FROM rouse.lane AS l WHERE l.worker IS NOT NULL LIMIT 1;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    WITH inboxes AS MATERIALIZED (
+        -- Closed ones too: a producer may have found one open.
+        SELECT DISTINCT l.id, l.queue, l.handler, l.tags, l.worker FROM rouse.lane AS l WHERE l.worker IS NOT NULL),
+    takers AS MATERIALIZED (
+        SELECT k.queue, k.handler, k.tags, t.workers
+        FROM (SELECT DISTINCT i.queue, i.handler, i.tags FROM inboxes AS i) AS k CROSS JOIN LATERAL rouse._takers(k.queue, k.handler, k.tags) AS t)
+    SELECT array_agg(i.id ORDER BY i.id) INTO inboxes
+    FROM inboxes AS i JOIN takers AS t ON t.queue = i.queue AND t.handler = i.handler AND t.tags = i.tags
+    WHERE NOT i.worker = ANY (coalesce(t.workers, '{}'))
+      AND (EXISTS (SELECT FROM rouse.job AS j WHERE j.lane = i.id AND j.state = 'queued' AND j.turn IS NOT NULL)
+           OR EXISTS (SELECT FROM rouse.job AS j WHERE j.lane = i.id AND j.state = 'queued' AND j.turn IS NULL));
+    IF inboxes IS NOT NULL THEN
+        SELECT m.moved, m.late INTO recover_direct.moved, recover_direct.late FROM rouse._move_to_shared(inboxes, p_wanted) AS m;
+        more := recover_direct.moved >= p_wanted AND p_wanted > 0;
+    END IF;
+END
+$$;
+
+-- Sets how workers are chosen for the jobs of a queue; null: unchanged. Returns the settings. They apply to jobs that are enqueued from now
+-- on; those in inboxes stay there. Leaves a record.
+--
+--   dispatch  shared: none is chosen; round-robin, hash or random: see rouse._choose_worker
+--   key       hash: up to three of tenant, source and paths of the payload such as $.customer.id; jobs with the same values go to the same
+--             worker, and jobs without a value to the shared lane
+CREATE OR REPLACE FUNCTION rouse.set_dispatch(queue text, INOUT dispatch text DEFAULT NULL, INOUT key text[] DEFAULT NULL)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    at    timestamptz := clock_timestamp();
+    was   rouse.queue;
+    now   rouse.queue;
+    wrong text;
+BEGIN
+    PERFORM rouse._check_queue('set_dispatch', set_dispatch.queue);
+    wrong := CASE
+        WHEN set_dispatch.dispatch NOT IN ('shared', 'round-robin', 'hash', 'random')
+            THEN 'dispatch must be shared, round-robin, hash or random, not ' || quote_literal(left(set_dispatch.dispatch, 140))
+        WHEN cardinality(set_dispatch.key) NOT BETWEEN 1 AND 3 OR array_ndims(set_dispatch.key) > 1 OR array_position(set_dispatch.key, NULL) IS NOT NULL
+            OR EXISTS (SELECT FROM unnest(set_dispatch.key) AS k(by) WHERE k.by NOT IN ('tenant', 'source') AND k.by !~ '^[$]([.][A-Za-z0-9_-]{1,64}){1,8}$')
+            OR (SELECT count(DISTINCT k.by) < count(*) FROM unnest(set_dispatch.key) AS k(by))
+            THEN 'key must be one to three of tenant, source and paths of the payload such as $.customer.id, not ' || left(set_dispatch.key::text, 140)
+    END;
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'rouse.set_dispatch: %', wrong USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out to keep the setting.';
+    END IF;
+    -- Before the row of the queue, as rouse.maintain_lanes does.
+    LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
+    INSERT INTO rouse.queue (name) VALUES (set_dispatch.queue) ON CONFLICT DO NOTHING;
+    SELECT * INTO was FROM rouse.queue AS q WHERE q.name = set_dispatch.queue FOR NO KEY UPDATE;
+    IF set_dispatch.key IS NOT NULL AND coalesce(set_dispatch.dispatch, was.dispatch) <> 'hash' THEN
+        RAISE EXCEPTION 'rouse.set_dispatch: only hash has a key; queue % is dispatched: %', set_dispatch.queue, coalesce(set_dispatch.dispatch, was.dispatch)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Set dispatch to hash, or leave out the key.';
+    END IF;
+    UPDATE rouse.queue AS q
+    SET dispatch = coalesce(set_dispatch.dispatch, q.dispatch), dispatch_key = coalesce(set_dispatch.key, q.dispatch_key)
+    WHERE q.name = set_dispatch.queue
+    RETURNING * INTO now;
+    dispatch := now.dispatch;
+    key := CASE WHEN now.dispatch = 'hash' THEN now.dispatch_key END;
+    IF was IS DISTINCT FROM now THEN
+        PERFORM rouse._ensure_partitions(at);
+        INSERT INTO rouse.record (at, queue, event, who, detail)
+        VALUES (at, set_dispatch.queue, 'dispatch_set', session_user, jsonb_strip_nulls(jsonb_build_object('dispatch', dispatch, 'key', key)));
+    END IF;
+END
+$$;
