@@ -8,8 +8,8 @@ use tokio_util::task::TaskTracker;
 
 use super::Shared;
 use super::{
-    challenges, cron, database_metrics, deadlines, declared, direct, heartbeat, leases, logs, maintenance,
-    progress, reach, releases, slots, sql, usage, wakeups,
+    challenges, cron, database_metrics, deadlines, declared, direct, heartbeat, leases, logs,
+    maintenance, progress, reach, releases, slots, sql, usage, wakeups,
 };
 use crate::store::connect::Connector;
 

@@ -34,7 +34,8 @@ impl Options {
 pub(super) fn print(queue: &Value) {
     if queue["dispatch"] != "shared" {
         let name = plain(queue["name"].as_str().unwrap_or_default());
-        let settings = serde_json::json!({"dispatch": queue["dispatch"], "key": queue["dispatch_key"]});
+        let settings =
+            serde_json::json!({"dispatch": queue["dispatch"], "key": queue["dispatch_key"]});
         println!("\n{name}: jobs go to {}", in_words(&settings));
     }
 }

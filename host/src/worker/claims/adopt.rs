@@ -9,9 +9,7 @@ use super::dispatch::InLine;
 use super::{Claims, Found};
 use crate::job::{AfterLoss, Fence, LaneId, after_loss};
 use crate::sandbox::BootTime;
-use crate::store::{
-    Adopted, Adoption, ClaimedJob, Orphan, StoreError, fills_an_answer,
-};
+use crate::store::{Adopted, Adoption, ClaimedJob, Orphan, StoreError, fills_an_answer};
 use crate::worker::events::{self, EventContext, Since};
 use crate::worker::lanes::Served;
 

@@ -23,10 +23,9 @@ impl Claims<'_> {
         let handlers = self.shared.catalog.current();
         let sql = self.shared.sql.version();
         let me = *self.shared.presence.incarnation.borrow();
-        let are_known = self
-            .chosen_by
-            .as_ref()
-            .is_some_and(|(before, of, was)| Arc::ptr_eq(before, &handlers) && (*of, *was) == (sql, me));
+        let are_known = self.chosen_by.as_ref().is_some_and(|(before, of, was)| {
+            Arc::ptr_eq(before, &handlers) && (*of, *was) == (sql, me)
+        });
         if are_known && !self.lanes.has_unchosen() {
             return false;
         }

@@ -700,7 +700,10 @@ fn only_orphans_are_taken_from_the_inbox_of_another_worker() {
     };
     assert_eq!(ids(&mut lanes), [10, 20]);
     assert_eq!(lanes.all().len(), 2);
-    assert_eq!((lanes.adoptable(false).len(), lanes.adoptable(true).len()), (3, 0));
+    assert_eq!(
+        (lanes.adoptable(false).len(), lanes.adoptable(true).len()),
+        (3, 0)
+    );
     assert!(lanes.serves(LaneId(20)) && !lanes.serves(LaneId(30)));
     assert!(!lanes.mark_active(LaneId(30)));
     assert!(lanes.get(LaneId(30)).is_some(), "for an adopted job");
