@@ -24,6 +24,7 @@ mod revoked;
 mod roles;
 mod schedules;
 mod settle;
+mod shards;
 mod sources;
 mod starting;
 mod state;

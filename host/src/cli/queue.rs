@@ -55,7 +55,7 @@ enum Verb {
     Pause(Named),
     /// Resume paused queues
     Resume(Named),
-    /// Set how long finished jobs of queues are kept, and how their keys share the workers
+    /// Set how long finished jobs of queues are kept, how their keys share the workers, and into how many shards they are divided
     Set(Set),
 }
 
@@ -125,6 +125,8 @@ The fair share is set by a call of its own. Workers notice a change within secon
 one key.\n\
   rouse queue set mail --policy drr --weight acme=3     tenant acme gets three times the share of each other tenant\n\
   rouse queue set mail --max-in-flight 5                and at most 5 jobs of a tenant run at a time\n\
+Shards are set by a call of their own, too. The workers divide them among themselves.\n\
+  rouse queue set mail --shards 16\n\
 Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed"
 )]
 struct Set {
@@ -145,6 +147,10 @@ struct Set {
 
     #[command(flatten)]
     share: share::Options,
+
+    /// Into how many shards the lanes are divided, which workers lease, 2 to 1024; 0: all workers serve all lanes
+    #[arg(long, value_name = "SHARDS", group = "settings", conflicts_with_all = ["share", "retention"])]
+    shards: Option<i32>,
 
     /// Print one JSON object for each queue, and one for the summary of several
     #[arg(long)]
@@ -302,15 +308,25 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
     let new_share = args.share.new_share();
     each(&args.names, QUEUES, args.json, async |name| {
         let shown = plain(name);
-        let done = match &new_share {
-            Some(new_share) => {
+        let done = match (args.shards, &new_share) {
+            (Some(shards), _) => {
+                store.set_shards(name, shards).await?;
+                Done {
+                    text: match shards {
+                        0 => format!("queue {shown} has no shards: all workers serve all lanes"),
+                        _ => format!("queue {shown} has {shards} shards"),
+                    },
+                    json: json!({"queue": name, "shards": shards}),
+                }
+            }
+            (None, Some(new_share)) => {
                 let in_force = store.set_fair_share(name, new_share).await?;
                 Done {
                     text: format!("queue {shown} is shared: {}", share::in_words(&in_force)),
                     json: json!({"queue": name, "fair_share": in_force}),
                 }
             }
-            None => {
+            (None, None) => {
                 let (days, failed) = store
                     .set_retention(name, args.keep_days, args.keep_failed_days)
                     .await?;

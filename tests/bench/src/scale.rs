@@ -7,6 +7,7 @@ mod lanes;
 mod late;
 mod long;
 mod payloads;
+mod shards;
 
 use std::path::PathBuf;
 
@@ -59,6 +60,8 @@ pub(super) enum Kind {
     Fair,
     /// Jobs of 1,000 tenants behind open gates, and one job at a time
     Gates,
+    /// 1, 2, 4 and 8 hosts on 1,000 lanes, with and without shards
+    Shards,
     /// Payloads of 100 B, 4 KiB and 64 KiB
     Payloads,
     /// Short jobs while 1-hour jobs occupy most slots
@@ -111,6 +114,7 @@ impl Scale<'_> {
             Kind::Lanes => lanes::measure(self).await,
             Kind::Fair => fair::measure(self).await,
             Kind::Gates => gates::measure(self).await,
+            Kind::Shards => shards::measure(self).await,
             Kind::Payloads => payloads::measure(self).await,
             Kind::Long => long::measure(self).await,
             Kind::Late => late::measure(self).await,

@@ -112,6 +112,7 @@ pub const ALL: Sources<'static> = Sources {
         "lanes",
         "gates",
         "fair",
+        "shards",
         "payloads",
         "dependencies",
         "deadlines",

@@ -56,7 +56,7 @@ impl Claims<'_> {
         wanted: usize,
         since: Option<SystemTime>,
     ) -> Result<Found, StoreError> {
-        let lanes = self.lanes.all();
+        let lanes = self.lanes.adoptable();
         let mut found = self.adopt_from(&lanes, None, wanted, since).await?;
         if !found.is_cut && self.finds_by_source() {
             let lanes = self.lanes.all_by_source();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Claims;
-use crate::sandbox::Handler;
+use crate::sandbox::{BootTime, Handler};
 use crate::store::{Lane, StoreError};
 use crate::worker::claim::HostLimit;
 use crate::worker::lanes::Serving;
@@ -15,8 +15,8 @@ fn most_at_once(policy: &Policy) -> Option<usize> {
 }
 
 impl Claims<'_> {
-    /// Chooses the lanes to serve, or the new ones among them, by the loaded handlers and by the queues and tags of the settings. True if the
-    /// handlers have changed since the last choice.
+    /// Chooses the lanes to serve, or the new ones among them, by the loaded handlers, by the queues and tags of the settings, and by the
+    /// leased shards. True if any of these has changed since the last choice.
     pub(in crate::worker) fn serve(&mut self) -> bool {
         let handlers = self.shared.catalog.current();
         let sql = self.shared.sql.version();
@@ -24,6 +24,8 @@ impl Claims<'_> {
             .handlers
             .as_ref()
             .is_some_and(|(before, of)| Arc::ptr_eq(before, &handlers) && *of == sql);
+        let own = self.shared.shards.own(BootTime::now());
+        let are_known = !self.lanes.set_own(own) && are_known;
         if are_known && !self.lanes.has_unchosen() {
             return false;
         }
@@ -73,6 +75,9 @@ impl Claims<'_> {
             let names = handlers.names();
             let all = names.iter().filter_map(|name| handlers.get(name));
             self.host_limits = all.filter_map(|handler| limit(handler)).collect();
+            let mut serves: Vec<&str> = names.iter().map(String::as_str).collect();
+            serves.retain(|name| served(name).is_some());
+            self.lease_shards(serves, &bound);
         }
         match are_known {
             true => self.lanes.serve_new(serving),
@@ -80,6 +85,29 @@ impl Claims<'_> {
         }
         self.handlers = Some((handlers, sql));
         !are_known
+    }
+
+    /// Sets of which queues shards are leased: the sharded ones that are served, if there is a handler for any job.
+    fn lease_shards(&self, mut serves: Vec<&str>, bound: &[(&String, &Arc<Handler>)]) {
+        let settings = &self.shared.settings;
+        let sharded = self.lanes.sharded().iter();
+        let mut queues: Vec<String> = sharded
+            .filter(|queue| settings.queues.is_empty() || settings.queues.contains(queue))
+            .cloned()
+            .collect();
+        if serves.is_empty() && bound.is_empty() {
+            queues.clear();
+        }
+        queues.sort_unstable();
+        // No handler, tag or source has an empty name.
+        let mut sources: Vec<&str> = bound.iter().map(|(source, _)| source.as_str()).collect();
+        let mut tags: Vec<&str> = settings.tags.iter().map(String::as_str).collect();
+        for list in [&mut sources, &mut tags] {
+            list.sort_unstable();
+            serves.push("");
+            serves.append(list);
+        }
+        self.shared.shards.want(queues, &serves);
     }
 
     /// Reads new lanes from the catalog. True if there are any.
@@ -92,11 +120,15 @@ impl Claims<'_> {
         let change = self.lanes.learn(lanes);
         let fair = self.shared.store.fair_queues().await?;
         let gates = self.shared.store.claim_gates().await?;
+        let sharded = self.shared.store.sharded_queues().await?;
         if change.removed {
             self.shared.costs.retain(|lane| self.lanes.knows(lane));
         }
-        // Both, whatever the first returns.
-        if self.lanes.set_fair(fair) | self.lanes.set_gates(gates) | change.removed {
+        // All of them, whatever the first returns.
+        let is_new = self.lanes.set_fair(fair)
+            | self.lanes.set_gates(gates)
+            | self.lanes.set_sharded(sharded);
+        if is_new || change.removed {
             self.handlers = None;
         }
         self.serve();
