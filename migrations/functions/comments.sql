@@ -85,6 +85,8 @@ COMMENT ON FUNCTION rouse.fair_keys IS
     'The keys of fair queues that have jobs: weight, ready and running jobs, and the age of the oldest.';
 COMMENT ON FUNCTION rouse.set_fair_share IS
     'Sets how the jobs of a queue share its workers: in turns of tenants, handlers or sources, with weights and a limit of jobs in flight.';
+COMMENT ON FUNCTION rouse.set_shards IS
+    'Divides the lanes of a queue into shards, which workers lease; 0 means into none.';
 COMMENT ON FUNCTION rouse.set_gate IS
     'Sets a gate: a limit of how many jobs run, how often they start, or which jobs of a burst are enqueued.';
 COMMENT ON FUNCTION rouse.drop_gate IS
@@ -122,6 +124,8 @@ COMMENT ON FUNCTION rouse.awake IS
     'Ends the request for notifications.';
 COMMENT ON FUNCTION rouse.declare_fair_share IS
     'Sets how the jobs of a queue share its workers, as the settings of a worker say.';
+COMMENT ON FUNCTION rouse.lease_shards IS
+    'Leases shards of queues for the worker, or renews the lease, and returns its shards.';
 COMMENT ON FUNCTION rouse.newest_lanes IS
     'Reads which lanes have newly enqueued jobs.';
 COMMENT ON FUNCTION rouse.peek IS

@@ -25,17 +25,19 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._in_own_shards(p_worker bigint, p_lanes bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    leased text[] := ARRAY(
+    held text[] := ARRAY(
         SELECT s.queue FROM rouse.shard_lease AS s WHERE s.worker = p_worker AND s.until > clock_timestamp() FOR SHARE);
 BEGIN
     -- A new snapshot, after the locks.
     RETURN (
-        SELECT array_agg(CASE WHEN q.name IS NULL OR own.shard IS NOT NULL THEN asked.lane END ORDER BY asked.place)
+        WITH sharded AS MATERIALIZED (
+            SELECT q.name, q.shards, ARRAY(
+                SELECT s.shard FROM rouse.shard AS s WHERE s.worker = p_worker AND s.queue = q.name AND q.name = ANY (held)) AS own
+            FROM rouse.queue AS q WHERE q.shards > 0)
+        SELECT array_agg(CASE WHEN q.name IS NULL OR rouse._shard_of(asked.lane, q.shards) = ANY (q.own) THEN asked.lane END ORDER BY asked.place)
         FROM unnest(p_lanes) WITH ORDINALITY AS asked(lane, place)
         LEFT JOIN LATERAL (SELECT l.queue FROM rouse.lane AS l WHERE l.id = asked.lane LIMIT 1) AS l ON true
-        LEFT JOIN rouse.queue AS q ON q.name = l.queue AND q.shards > 0
-        LEFT JOIN rouse.shard AS own
-            ON own.worker = p_worker AND own.queue = q.name AND own.shard = rouse._shard_of(asked.lane, q.shards) AND q.name = ANY (leased));
+        LEFT JOIN sharded AS q ON q.name = l.queue);
 END
 $$;
 

@@ -52,7 +52,11 @@ async fn shares(stores: &[Store]) -> Vec<usize> {
         if own == before {
             let all: BTreeSet<u32> = own.iter().flatten().copied().collect();
             let shares: Vec<usize> = own.iter().map(BTreeSet::len).collect();
-            assert_eq!(all.len(), shares.iter().sum::<usize>(), "one owner for each");
+            assert_eq!(
+                all.len(),
+                shares.iter().sum::<usize>(),
+                "one owner for each"
+            );
             return shares;
         }
         before = own;
@@ -151,7 +155,10 @@ async fn workers_that_can_run_other_jobs_divide_all_shards_again() {
     let (one, other) = (db.worker().await, db.worker().await);
     let queues = ["q".to_owned()];
     assert_eq!(lease(&one).await.len(), 16);
-    assert_eq!(other.lease_shards(&queues, 2).await.unwrap()[0].own.len(), 16);
+    assert_eq!(
+        other.lease_shards(&queues, 2).await.unwrap()[0].own.len(),
+        16
+    );
     assert_eq!(claim(&one, 10).await.len(), 10);
     assert_eq!(claim(&other, 100).await.len(), 10);
     // It loads the handlers that it lacked.
@@ -187,7 +194,10 @@ async fn the_claim_of_a_worker_whose_lease_is_over_takes_nothing() {
     let (stale, other) = (db.worker().await, db.worker().await);
     assert_eq!(lease(&stale).await.len(), 8);
     end_lease(&client, "w-1").await;
-    assert!(claim(&stale, 100).await.is_empty(), "nobody has taken over yet");
+    assert!(
+        claim(&stale, 100).await.is_empty(),
+        "nobody has taken over yet"
+    );
     assert_eq!(lease(&other).await.len(), 8);
     assert!(claim(&stale, 100).await.is_empty());
     assert_eq!(claim(&other, 100).await.len(), 20);

@@ -130,10 +130,17 @@ pub(super) async fn lease_until_stopped(shared: Arc<Shared>) {
 
 async fn lease(shared: &Shared, wanted: &Wanted) {
     let sent = BootTime::now();
-    match shared.store.lease_shards(&wanted.queues, wanted.serves).await {
+    match shared
+        .store
+        .lease_shards(&wanted.queues, wanted.serves)
+        .await
+    {
         Ok(leased) => {
             let lease = leased.iter().map(|of| of.lease).min().unwrap_or_default();
-            if shared.shards.note(leased.into_iter().collect(), sent, lease) {
+            if shared
+                .shards
+                .note(leased.into_iter().collect(), sent, lease)
+            {
                 shared.wakeups.notify(None);
             }
         }
@@ -186,7 +193,10 @@ mod tests {
         let shards = Shards::default();
         let mut wanted = shards.wanted.subscribe();
         let mut is_new = |queues: &[&str], serves: &[&str]| {
-            shards.want(queues.iter().map(|queue| (*queue).to_owned()).collect(), serves);
+            shards.want(
+                queues.iter().map(|queue| (*queue).to_owned()).collect(),
+                serves,
+            );
             let is_new = wanted.has_changed().unwrap();
             wanted.mark_unchanged();
             is_new

@@ -16,7 +16,8 @@ const LEASE: &str = "SELECT cardinality(own) FROM rouse.lease_shards((SELECT max
 
 /// Registers a worker whose statements the test sends itself, and leases.
 async fn register(client: &Client) {
-    let register = "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
+    let register =
+        "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
     client.batch_execute(register).await.unwrap();
     client.batch_execute(LEASE).await.unwrap();
 }
@@ -37,9 +38,7 @@ async fn a_shard_is_not_taken_over_before_the_last_claim_of_its_worker_is_commit
     let mut slow = db.client().await;
     register(&slow).await;
     client
-        .batch_execute(
-            "UPDATE rouse.shard_lease SET until = clock_timestamp() + interval '300 ms'",
-        )
+        .batch_execute("UPDATE rouse.shard_lease SET until = clock_timestamp() + interval '300 ms'")
         .await
         .unwrap();
     let claiming = slow.transaction().await.unwrap();

@@ -15,7 +15,8 @@ async fn settings_out_of_range_are_refused_and_a_change_leaves_a_record() {
     let (_db, client) = sharded(16).await;
     for (shards, shown) in [("1", "1"), ("1025", "1025"), ("-1", "-1"), ("NULL", "null")] {
         let why = refusal(&client, &format!("SELECT rouse.set_shards('q', {shards})")).await;
-        let expected = format!("rouse.set_shards: shards must be 2 to 1024, or 0 for none, not {shown}");
+        let expected =
+            format!("rouse.set_shards: shards must be 2 to 1024, or 0 for none, not {shown}");
         assert!(why.contains(&expected), "{why}");
     }
     let why = refusal(&client, "SELECT rouse.set_shards('no queue', 2)").await;

@@ -208,8 +208,9 @@ async fn an_orphan_is_adopted_by_a_worker_that_has_not_leased_its_shard() {
     enqueue(&client, "test.sleep", 20).await;
     let job = claim(&other, 1).await.pop().expect("a job of its shard");
     client
-        .batch_execute(
-            "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE fence IS NOT NULL",
+        .execute(
+            "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE id = $1",
+            &[&job.id.0],
         )
         .await
         .unwrap();
@@ -230,7 +231,16 @@ async fn an_orphan_is_adopted_by_a_worker_that_has_not_leased_its_shard() {
 /// A process with all guests.
 fn host(db: &TestDb, worker_id: &str) -> Host {
     let guests = guests_dir();
-    let args = ["serve", "--http", "off", "--slots", "2", "--worker-id", worker_id, "--handlers"];
+    let args = [
+        "serve",
+        "--http",
+        "off",
+        "--slots",
+        "2",
+        "--worker-id",
+        worker_id,
+        "--handlers",
+    ];
     let args: Vec<&str> = args.into_iter().chain(guests.to_str()).collect();
     Host::rouse(&args, &[("DATABASE_URL", &db.url())])
 }

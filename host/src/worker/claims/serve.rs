@@ -75,9 +75,9 @@ impl Claims<'_> {
             let names = handlers.names();
             let all = names.iter().filter_map(|name| handlers.get(name));
             self.host_limits = all.filter_map(|handler| limit(handler)).collect();
-            let mut serves: Vec<&str> = names.iter().map(String::as_str).collect();
-            serves.retain(|name| served(name).is_some());
-            self.lease_shards(serves, &bound);
+            let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+            names.retain(|name| served(name).is_some());
+            self.lease_shards(&names, &bound);
         }
         match are_known {
             true => self.lanes.serve_new(serving),
@@ -88,25 +88,23 @@ impl Claims<'_> {
     }
 
     /// Sets of which queues shards are leased: the sharded ones that are served, if there is a handler for any job.
-    fn lease_shards(&self, mut serves: Vec<&str>, bound: &[(&String, &Arc<Handler>)]) {
+    fn lease_shards(&self, handlers: &[&str], bound: &[(&String, &Arc<Handler>)]) {
         let settings = &self.shared.settings;
         let sharded = self.lanes.sharded().iter();
         let mut queues: Vec<String> = sharded
             .filter(|queue| settings.queues.is_empty() || settings.queues.contains(queue))
             .cloned()
             .collect();
-        if serves.is_empty() && bound.is_empty() {
+        if handlers.is_empty() && bound.is_empty() {
             queues.clear();
         }
         queues.sort_unstable();
         // No handler, tag or source has an empty name.
         let mut sources: Vec<&str> = bound.iter().map(|(source, _)| source.as_str()).collect();
         let mut tags: Vec<&str> = settings.tags.iter().map(String::as_str).collect();
-        for list in [&mut sources, &mut tags] {
-            list.sort_unstable();
-            serves.push("");
-            serves.append(list);
-        }
+        sources.sort_unstable();
+        tags.sort_unstable();
+        let serves = [handlers, &sources, &tags].join(&"");
         self.shared.shards.want(queues, &serves);
     }
 

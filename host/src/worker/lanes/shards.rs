@@ -69,7 +69,9 @@ impl Lanes {
 
     fn adoptable_by_source(&self, by_source: bool) -> Vec<ClaimOrder> {
         let orders = self.known.values().filter_map(|known| {
-            let serving = known.adopts.filter(|serving| serving.by_source == by_source)?;
+            let serving = known
+                .adopts
+                .filter(|serving| serving.by_source == by_source)?;
             Some(ClaimOrder {
                 lane: known.lane.id,
                 after: i64::MIN,

@@ -656,7 +656,7 @@ fn a_lane_that_is_served_by_source_is_left_out_of_other_claims() {
 }
 
 #[test]
-fn a_lane_of_a_sharded_queue_is_served_only_while_its_shard_is_leased_and_its_orphans_are_adopted_anyway() {
+fn a_lane_of_a_sharded_queue_is_served_while_its_shard_is_leased() {
     let mut lanes = Lanes::default();
     let sharded = |lane: Lane| Lane {
         queue: "q".into(),
@@ -697,7 +697,7 @@ fn a_lane_of_a_sharded_queue_is_served_only_while_its_shard_is_leased_and_its_or
     assert_eq!(served(&mut lanes), [16, 18]);
     assert_eq!(order(&mut lanes)[0], (18, i64::MIN), "it may have jobs");
     assert!(!lanes.set_own(leased));
-    // Whoever had it meanwhile may have left jobs before the last turn that was seen here.
+    // The worker that had it meanwhile may have left jobs before the last turn that was seen here.
     lanes.set_own(own(&[1, 2]));
     assert_eq!(served(&mut lanes), [16, 17, 18]);
     assert!(order(&mut lanes).contains(&(17, i64::MIN)));

@@ -18,7 +18,10 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     let server = scale.server;
     let client = &server.client;
     client
-        .execute("SELECT rouse.set_fair_share($1, policy => 'drr')", &[&QUEUE])
+        .execute(
+            "SELECT rouse.set_fair_share($1, policy => 'drr')",
+            &[&QUEUE],
+        )
         .await?;
     let mut work = Work::noop(scale.options.jobs);
     work.tenants = Some((QUEUE, format!("'t' || n % {LANES}")));
