@@ -42,12 +42,16 @@ CREATE TABLE rouse.queue (
     -- How a worker is chosen for each job when it is enqueued (functions/direct.sql); shared: none is.
     dispatch          text NOT NULL DEFAULT 'shared' CHECK (dispatch IN ('shared', 'round-robin', 'hash', 'random')),
     -- hash only: the values whose jobs go to the same worker.
-    dispatch_key      text[] NOT NULL DEFAULT '{tenant}'
+    dispatch_key      text[] NOT NULL DEFAULT '{tenant}',
+    -- Into how many shards its lanes are divided, which workers lease (functions/shards.sql); 0: into none, all workers serve all lanes.
+    shards            integer NOT NULL DEFAULT 0 CHECK (shards = 0 OR shards BETWEEN 2 AND 1024)
 );
 -- Read by every claim: empty unless a queue is paused.
 CREATE INDEX queue_paused ON rouse.queue (name) WHERE paused_at IS NOT NULL;
 -- Read by every claim: empty unless a queue limits the jobs in flight.
 CREATE INDEX queue_capped ON rouse.queue (name) WHERE policy = 'drr' AND max_in_flight > 0;
+-- Read by every claim: empty unless a queue has shards.
+CREATE INDEX queue_sharded ON rouse.queue (name) WHERE shards > 0;
 -- Read by every settlement: empty unless a queue has its own retention.
 CREATE INDEX queue_keeps ON rouse.queue (name) WHERE keep_days IS NOT NULL OR keep_failed_days IS NOT NULL;
 INSERT INTO rouse.queue (name) VALUES ('default');
@@ -122,6 +126,27 @@ CREATE TABLE rouse.gate_key (
     since  timestamptz,
     PRIMARY KEY (gate, key)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+
+-- The lease of a worker on its shards of a queue (functions/shards.sql). A claim locks the row until it commits.
+CREATE TABLE rouse.shard_lease (
+    worker bigint NOT NULL,
+    queue  text NOT NULL,
+    -- A hash of what the worker can run. Workers with the same one divide the shards among themselves.
+    serves bigint NOT NULL,
+    until  timestamptz NOT NULL,
+    PRIMARY KEY (worker, queue)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- Leased shards. A shard without a row is free. A row ends with the lease.
+CREATE TABLE rouse.shard (
+    queue  text NOT NULL,
+    serves bigint NOT NULL,
+    shard  integer NOT NULL,
+    worker bigint NOT NULL,
+    PRIMARY KEY (queue, serves, shard),
+    FOREIGN KEY (worker, queue) REFERENCES rouse.shard_lease (worker, queue) ON DELETE CASCADE
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX shard_worker ON rouse.shard (worker, queue, shard);
 
 -- Limits of the whole database, set by the owner: one row.
 CREATE TABLE rouse.limits (
@@ -603,8 +628,9 @@ CREATE TABLE rouse.record (
     job     bigint,
     queue   text,
     -- released, renewed, cancelled, completed, failed, retried, rescheduled, deleted, purged (of a job, and of a queue); paused, resumed,
-    -- retention_set, fair_share_set, dispatch_set; gate_set, gate_dropped; flow_cancelled, flow_deleted; schedule_created, schedule_replaced,
-    -- schedule_paused, schedule_resumed, schedule_removed, schedule_run, schedule_backfilled; forgotten, timeouts_cleared; state_put, state_removed; history_unlocked.
+    -- retention_set, fair_share_set, dispatch_set, shards_set; gate_set, gate_dropped; flow_cancelled, flow_deleted; schedule_created,
+    -- schedule_replaced, schedule_paused, schedule_resumed, schedule_removed, schedule_run, schedule_backfilled; forgotten,
+    -- timeouts_cleared; state_put, state_removed; history_unlocked.
     event   text NOT NULL,
     attempt integer,
     worker  bigint,
@@ -757,7 +783,7 @@ CREATE TABLE rouse.lock (
     PRIMARY KEY (purpose, slot)
 );
 INSERT INTO rouse.lock (purpose, slot)
-SELECT purpose, slot FROM unnest(ARRAY['register', 'state', 'retry_jobs', 'gate']) AS purpose, generate_series(0, 1023) AS slot;
+SELECT purpose, slot FROM unnest(ARRAY['register', 'state', 'retry_jobs', 'gate', 'shards']) AS purpose, generate_series(0, 1023) AS slot;
 
 -- One row: 244 random bits, which are part of the keys of the advisory locks of rouse._notify, so that no other login can compute and hold
 -- such a key.

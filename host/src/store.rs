@@ -46,6 +46,7 @@ mod report;
 mod running;
 mod schedules;
 mod settle;
+mod shards;
 mod sleep;
 mod sql;
 mod steps;
@@ -103,6 +104,7 @@ pub use report::Report;
 pub use running::RunningUsage;
 pub use schedules::NewSchedule;
 pub use settle::{Locked, Ran, Settled, Settlement};
+pub use shards::LeasedShards;
 pub use sql::{
     CheckedCall, CheckedStatement, Committed, Confirmed, Effects, Login, NotCommitted, QueryError,
     SqlError, Unfit, With,

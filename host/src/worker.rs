@@ -45,6 +45,7 @@ mod releases;
 mod schedule;
 mod settings;
 mod settler;
+mod shards;
 mod shutdown;
 mod sleeper;
 mod slots;
@@ -121,6 +122,8 @@ struct Shared {
     sql: sql::Sql,
     /// Jobs whose recorded steps no call has asked for yet.
     recorded: recorded::Waiting,
+    /// The shards of sharded queues that it has leased.
+    shards: shards::Shards,
     /// Notified when there are releases to continue.
     releases: Notify,
     /// Notified when a deadline has passed.
@@ -183,6 +186,7 @@ impl Shared {
             fairness: ArcSwap::default(),
             sql: sql::Sql::new(parts.sql_logins),
             recorded: recorded::Waiting::default(),
+            shards: shards::Shards::default(),
             releases: Notify::new(),
             deadlines: Notify::new(),
             schedules: Notify::new(),

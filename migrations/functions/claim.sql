@@ -19,7 +19,7 @@
 -- a limited login claims only what its limits permit (logins.sql). Safe under concurrency: rows that another claim has
 -- locked are skipped, and each row is checked again under its lock, because it may have been claimed in the meantime.
 -- Served by job_ready, then by the primary key. Nothing is claimed from paused queues; that check reads an index that
--- is empty unless a queue is paused; so does that of gates (gates.sql). The commit does not wait for the disk: a claim that is lost in a server crash is
+-- is empty unless a queue is paused; so do those of gates (gates.sql) and of shards (shards.sql). The commit does not wait for the disk: a claim that is lost in a server crash is
 -- simply made again. Jobs beyond the size limit are locked until the claim commits, and otherwise unchanged. The size
 -- of a job is rouse.job.bytes plus 120 bytes for the columns that every row has.
 --
@@ -71,6 +71,11 @@ BEGIN
         lanes := rouse._not_paused(coalesce(
             lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
     END IF;
+    PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
+    IF FOUND THEN
+        lanes := rouse._in_own_shards(p_worker, coalesce(
+            lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
+    END IF;
     PERFORM FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0;
     has_gates := FOUND;
     PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle');
@@ -88,7 +93,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT j.id, 120 + j.bytes AS bytes, j.available_at, j.payload_at IS NOT NULL AS is_stored
             FROM rouse.job AS j
-            -- Null if it is not permitted, or its queue is paused.
+            -- Null if it is not permitted, its queue is paused, or its shard is not leased.
             WHERE j.lane = CASE WHEN lanes IS NULL THEN wanted.lane ELSE lanes[wanted.ordinality] END
               AND j.turn > wanted.after AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT least(p_wanted, wanted.most) FOR NO KEY UPDATE SKIP LOCKED) AS ready
@@ -148,6 +153,10 @@ BEGIN
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     IF FOUND THEN
         p_lanes := rouse._not_paused(p_lanes);
+    END IF;
+    PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
+    IF FOUND THEN
+        p_lanes := rouse._in_own_shards(p_worker, p_lanes);
     END IF;
     PERFORM FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0;
     has_gates := FOUND;

@@ -89,6 +89,8 @@ COMMENT ON FUNCTION rouse.gate_keys IS
     'The keys of gates that have an effect now or have ready jobs: running and ready jobs, how many may start, and when the gate opens.';
 COMMENT ON FUNCTION rouse.set_dispatch IS
     'Sets how workers are chosen for the jobs of a queue when they are enqueued: in turn, by a hash of a key, at random, or not at all.';
+COMMENT ON FUNCTION rouse.set_shards IS
+    'Divides the lanes of a queue into shards, which workers lease; 0 means into none.';
 COMMENT ON FUNCTION rouse.set_gate IS
     'Sets a gate: a limit of how many jobs run, how often they start, or which jobs of a burst are enqueued.';
 COMMENT ON FUNCTION rouse.drop_gate IS
@@ -126,6 +128,8 @@ COMMENT ON FUNCTION rouse.awake IS
     'Ends the request for notifications.';
 COMMENT ON FUNCTION rouse.declare_fair_share IS
     'Sets how the jobs of a queue share its workers, as the settings of a worker say.';
+COMMENT ON FUNCTION rouse.lease_shards IS
+    'Leases shards of queues for the worker, or renews the lease, and returns its shards.';
 COMMENT ON FUNCTION rouse.newest_lanes IS
     'Reads which lanes have newly enqueued jobs.';
 COMMENT ON FUNCTION rouse.peek IS

@@ -33,13 +33,13 @@ GRANT EXECUTE ON FUNCTION
 -- Operators.
 GRANT EXECUTE ON FUNCTION
     rouse.complete, rouse.complete_chain, rouse.fail, rouse.delete, rouse.delete_chain, rouse.delete_flow, rouse.retry, rouse.retry_flow, rouse.retry_jobs, rouse.reschedule,
-    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue, rouse.set_retention, rouse.set_fair_share, rouse.set_dispatch, rouse.set_gate, rouse.drop_gate,
+    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue, rouse.set_retention, rouse.set_fair_share, rouse.set_dispatch, rouse.set_shards, rouse.set_gate, rouse.drop_gate,
     rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.clear_timeouts, rouse.put_state, rouse.remove_state
     TO rouse_operator;
 
 -- Workers. Each function except the reads checks the worker's key.
 GRANT EXECUTE ON FUNCTION
-    rouse.register, rouse.heartbeat, rouse.declare_fair_share, rouse.outlived, rouse.unregister, rouse.sleep, rouse.awake,
+    rouse.register, rouse.heartbeat, rouse.declare_fair_share, rouse.lease_shards, rouse.outlived, rouse.unregister, rouse.sleep, rouse.awake,
     rouse.peek, rouse.newest_lanes, rouse.promote, rouse.continue_releases, rouse.enforce_deadlines, rouse.overdue, rouse.remaining, rouse.remaining_bound, rouse.depth, rouse.fair_keys,
     rouse.claim, rouse.claim_bound, rouse.claimed, rouse.orphans, rouse.adopt, rouse.settle, rouse.renew,
     rouse.recorded_steps, rouse.recorded_step, rouse.record_step, rouse.confirm, rouse.take_signal, rouse.returned_calls, rouse.parent_ends,
@@ -63,7 +63,7 @@ GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_resu
 -- Views run with the rights of their owner; these functions run with those of the reader.
 GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload TO rouse_observer, rouse_operator;
 GRANT SELECT ON
-    rouse.queue, rouse.gate, rouse.gate_key, rouse.lane, rouse.limits, rouse.job, rouse.deadline, rouse.dependency, rouse.pending_release, rouse.kept_end, rouse.flow, rouse.schedule, rouse.schedule_run, rouse.backfill, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
+    rouse.queue, rouse.gate, rouse.gate_key, rouse.shard, rouse.shard_lease, rouse.lane, rouse.limits, rouse.job, rouse.deadline, rouse.dependency, rouse.pending_release, rouse.kept_end, rouse.flow, rouse.schedule, rouse.schedule_run, rouse.backfill, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
     rouse.handler_state, rouse.contract, rouse.contract_version, rouse.challenge, rouse.audit_outbox, rouse.worker_login,
     rouse.jobs, rouse.flows, rouse.schedules, rouse.queues, rouse.gates, rouse.backlog, rouse.workers, rouse.handlers, rouse.contracts, rouse.usage, rouse.top
     TO rouse_observer, rouse_operator;

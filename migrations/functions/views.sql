@@ -215,7 +215,8 @@ SELECT coalesce(q.name, d.queue) AS name, coalesce(q.payload_bytes_max, 262144) 
            'policy', q.policy, 'key', q.fair_key, 'quantum', q.quantum, 'weights', q.weights, 'default_weight', q.default_weight,
            'starvation_s', q.starvation_s, 'max_in_flight', q.max_in_flight, 'charge', q.charge)
        ELSE '{"policy": "fifo"}' END AS fair_share,
-       coalesce(q.dispatch, 'shared') AS dispatch, CASE WHEN q.dispatch = 'hash' THEN q.dispatch_key END AS dispatch_key
+       coalesce(q.dispatch, 'shared') AS dispatch, CASE WHEN q.dispatch = 'hash' THEN q.dispatch_key END AS dispatch_key,
+       coalesce(q.shards, 0) AS shards
 FROM rouse.queue AS q
 FULL JOIN (
     SELECT d.queue, sum(d.ready) AS ready, sum(d.scheduled) AS scheduled, sum(d.running) AS running,

@@ -159,6 +159,8 @@ DECLARE
 BEGIN
     UPDATE rouse.worker AS w SET dead_at = at WHERE w.incarnation = p_worker AND w.dead_at IS NULL AND w.stopped_at IS NULL;
     DELETE FROM rouse.sleeper AS s WHERE s.worker = p_worker;
+    -- Its shards are free.
+    DELETE FROM rouse.shard_lease AS s WHERE s.worker = p_worker;
     -- A row that another session is changing keeps its lease, so that nothing waits.
     WITH free AS MATERIALIZED (
         SELECT j.id FROM rouse.job AS j

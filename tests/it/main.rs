@@ -25,6 +25,7 @@ mod revoked;
 mod roles;
 mod schedules;
 mod settle;
+mod shards;
 mod sources;
 mod starting;
 mod state;

@@ -45,7 +45,7 @@ impl Postgres {
 }
 
 /// The modules of tests/it that test Rouse's SQL. The other modules reach the database through the same functions.
-const SQL_MODULES: [&str; 40] = [
+const SQL_MODULES: [&str; 41] = [
     "admin_actions",
     "adopt",
     "audit",
@@ -78,6 +78,7 @@ const SQL_MODULES: [&str; 40] = [
     "roles",
     "schedules",
     "settle",
+    "shards",
     "sources",
     "state",
     "steps",

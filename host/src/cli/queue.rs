@@ -56,7 +56,7 @@ enum Verb {
     Pause(Named),
     /// Resume paused queues
     Resume(Named),
-    /// Set how long finished jobs of queues are kept, how their keys share the workers, or how workers are chosen for jobs
+    /// Set how long finished jobs of queues are kept, how their keys share the workers, how workers are chosen for jobs, or the shards
     Set(Set),
 }
 
@@ -129,6 +129,8 @@ one key.\n\
   rouse queue set mail --max-in-flight 5                and at most 5 jobs of a tenant run at a time\n\
 So is direct dispatch. It applies to jobs that are enqueued from now on.\n\
   rouse queue set mail --dispatch hash --dispatch-key tenant     the jobs of a tenant go to the same worker while it is alive\n\
+Shards are set by a call of their own, too. The workers divide them among themselves.\n\
+  rouse queue set mail --shards 16\n\
 Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed"
 )]
 struct Set {
@@ -152,6 +154,9 @@ struct Set {
 
     #[command(flatten)]
     dispatch: dispatch::Options,
+    /// Into how many shards the lanes are divided, which workers lease, 2 to 1024; 0: all workers serve all lanes
+    #[arg(long, value_name = "SHARDS", group = "settings", conflicts_with_all = ["share", "dispatching", "retention"])]
+    shards: Option<i32>,
 
     /// Print one JSON object for each queue, and one for the summary of several
     #[arg(long)]
@@ -311,6 +316,16 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
     let new_dispatch = args.dispatch.new_dispatch();
     each(&args.names, QUEUES, args.json, async |name| {
         let shown = plain(name);
+        if let Some(shards) = args.shards {
+            store.set_shards(name, shards).await?;
+            return Ok(Ok(Done {
+                text: match shards {
+                    0 => format!("queue {shown} has no shards: all workers serve all lanes"),
+                    _ => format!("queue {shown} has {shards} shards"),
+                },
+                json: json!({"queue": name, "shards": shards}),
+            }));
+        }
         let done = match (&new_share, &new_dispatch) {
             (Some(new_share), _) => {
                 let in_force = store.set_fair_share(name, new_share).await?;

@@ -9,7 +9,7 @@ use tokio_util::task::TaskTracker;
 use super::Shared;
 use super::{
     challenges, cron, database_metrics, deadlines, declared, direct, heartbeat, leases, logs,
-    maintenance, progress, reach, releases, slots, sql, usage, wakeups,
+    maintenance, progress, reach, releases, shards, slots, sql, usage, wakeups,
 };
 use crate::store::connect::Connector;
 
@@ -29,6 +29,7 @@ impl Background {
         background.spawn(leases::renew_forever(shared.clone()));
         background.spawn(reach::report_forever(shared.clone()));
         background.spawn(reach::shorten_backoff_when_stopping(shared.clone()));
+        background.spawn(shards::lease_until_stopped(shared.clone()));
         background.spawn(releases::run_forever(shared.clone()));
         background.spawn(deadlines::run_forever(shared.clone()));
         background.spawn(direct::recover_forever(shared.clone()));

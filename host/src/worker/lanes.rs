@@ -3,6 +3,7 @@
 
 mod cursors;
 mod gates;
+mod shards;
 mod shares;
 
 use std::cmp::Reverse;
@@ -15,6 +16,7 @@ use super::turns::{Class, Part, Place, Turns};
 use crate::job::LaneId;
 use crate::store::{ClaimOrder, ClaimedJob, ClosedLane, Lane, Only};
 use gates::{Closed, Gates, Limit};
+use shards::Shards;
 use shares::Shares;
 
 /// The maximum number of lanes in one claim: each costs an index lookup, even if it is empty. If more lanes are served,
@@ -52,6 +54,8 @@ pub(super) struct Lanes {
     shares: Shares,
     /// Which lanes are behind gates, and closed.
     gates: Gates,
+    /// Which lanes of sharded queues are served.
+    shards: Shards,
 }
 
 /// The turn after which a lane is read.
@@ -112,6 +116,8 @@ struct Known {
     lane: Arc<Lane>,
     /// `None` if it is not served.
     serving: Option<Serving>,
+    /// The same, whether or not its shard is leased: its orphans are adopted in any case.
+    adopts: Option<Serving>,
     /// Where it takes its turns.
     place: Place,
     /// The CPU time of its jobs counts for the share of its key.
@@ -259,6 +265,7 @@ impl Lanes {
                 Known {
                     lane: Arc::new(lane),
                     serving: None,
+                    adopts: None,
                     place: Place::default(),
                     is_charged: false,
                     limits: Vec::new(),
@@ -298,6 +305,7 @@ impl Lanes {
                 serving(&known.lane),
                 &mut self.shares,
                 &self.gates,
+                &self.shards,
                 self.queue_order,
             );
             if known.is_served_by_source() {
@@ -318,6 +326,7 @@ impl Lanes {
         let mut active = Vec::new();
         for known in self.known.values_mut() {
             let was_served = known.is_served_whole();
+            let was_elsewhere = known.is_elsewhere();
             let may_have_jobs =
                 known.closed.take().is_some() || self.active.contains(known.lane.id);
             choose(
@@ -325,8 +334,12 @@ impl Lanes {
                 serving(&known.lane),
                 &mut self.shares,
                 &self.gates,
+                &self.shards,
                 self.queue_order,
             );
+            if was_elsewhere && known.serving.is_some() {
+                known.forget_turns();
+            }
             if known.is_served_whole() && (!was_served || may_have_jobs) {
                 active.push((known.lane.seq, known.lane.id));
             }
@@ -428,11 +441,12 @@ impl Lanes {
         lanes
     }
 
-    /// All lanes from which orphans are adopted, inboxes of other workers too: those whose jobs are taken by source, or the others.
+    /// All lanes from which orphans are adopted, also of other shards and inboxes of other workers: those whose jobs are taken by source,
+    /// or the others.
     pub(super) fn adoptable(&self, by_source: bool) -> Vec<LaneId> {
         let is_wanted = |known: &&Known| {
-            let serving = known.serving;
-            serving.is_some_and(|serving| serving.by_source == by_source)
+            let adopts = known.adopts;
+            adopts.is_some_and(|serving| serving.by_source == by_source)
         };
         let known = self.known.values().filter(is_wanted);
         known.map(|known| known.lane.id).collect()
@@ -443,10 +457,10 @@ impl Lanes {
         self.active.clear();
     }
 
-    /// The lane of a claimed or adopted job, and how it is served. `None` if it is not served.
+    /// The lane of a claimed or adopted job, and how it is served. `None` if neither its jobs nor its orphans are claimed.
     pub(super) fn get(&self, id: LaneId) -> Option<Served> {
         let known = self.known.get(&id)?;
-        let lease_ms = known.serving?.lease_ms;
+        let lease_ms = known.adopts?.lease_ms;
         Some(Served {
             lane: known.lane.clone(),
             lease: Duration::from_millis(u64::try_from(lease_ms).unwrap_or(0)),
@@ -706,14 +720,17 @@ impl Lanes {
     }
 }
 
-/// Applies to a lane how it is served, and the settings and gates of its queue.
+/// Applies to a lane how it is served, and the settings, gates and shards of its queue.
 fn choose(
     known: &mut Known,
     serving: Option<Serving>,
     shares: &mut Shares,
     gates: &Gates,
+    shards: &Shards,
     order: QueueOrder,
 ) {
+    known.adopts = serving;
+    let serving = serving.filter(|_| shards.are_own(&known.lane));
     let is_capped = shares.choose(known, serving, order);
     known.most_at_once = serving.and_then(|serving| serving.most_at_once);
     gates.choose(known, is_capped);

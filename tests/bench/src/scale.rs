@@ -8,6 +8,7 @@ mod lanes;
 mod late;
 mod long;
 mod payloads;
+mod shards;
 
 use std::path::PathBuf;
 
@@ -62,6 +63,8 @@ pub(super) enum Kind {
     Gates,
     /// Direct dispatch on 1, 2 and 4 hosts, and with reused instances
     Direct,
+    /// 1, 2, 4 and 8 hosts on 1,000 lanes, with and without shards
+    Shards,
     /// Payloads of 100 B, 4 KiB and 64 KiB
     Payloads,
     /// Short jobs while 1-hour jobs occupy most slots
@@ -115,6 +118,7 @@ impl Scale<'_> {
             Kind::Fair => fair::measure(self).await,
             Kind::Gates => gates::measure(self).await,
             Kind::Direct => direct::measure(self).await,
+            Kind::Shards => shards::measure(self).await,
             Kind::Payloads => payloads::measure(self).await,
             Kind::Long => long::measure(self).await,
             Kind::Late => late::measure(self).await,

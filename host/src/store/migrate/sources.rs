@@ -113,6 +113,7 @@ pub const ALL: Sources<'static> = Sources {
         "gates",
         "fair",
         "direct",
+        "shards",
         "payloads",
         "dependencies",
         "deadlines",

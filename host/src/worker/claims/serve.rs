@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Claims;
-use crate::sandbox::Handler;
+use crate::sandbox::{BootTime, Handler};
 use crate::store::{Lane, StoreError};
 use crate::worker::claim::HostLimit;
 use crate::worker::lanes::Serving;
@@ -18,7 +18,7 @@ fn most_at_once(policy: &Policy) -> Option<usize> {
 
 impl Claims<'_> {
     /// Chooses the lanes to serve, or the new ones among them, by the loaded handlers, by the queues and tags of the settings, and by the
-    /// incarnation of this worker. True if handlers or incarnation have changed since the last choice.
+    /// leased shards and the incarnation of this worker. True if any of these has changed since the last choice.
     pub(in crate::worker) fn serve(&mut self) -> bool {
         let handlers = self.shared.catalog.current();
         let sql = self.shared.sql.version();
@@ -26,6 +26,8 @@ impl Claims<'_> {
         let are_known = self.chosen_by.as_ref().is_some_and(|(before, of, was)| {
             Arc::ptr_eq(before, &handlers) && (*of, *was) == (sql, me)
         });
+        let own = self.shared.shards.own(BootTime::now());
+        let are_known = !self.lanes.set_own(own) && are_known;
         if are_known && !self.lanes.has_unchosen() {
             return false;
         }
@@ -80,6 +82,9 @@ impl Claims<'_> {
             let names = handlers.names();
             let all = names.iter().filter_map(|name| handlers.get(name));
             self.host_limits = all.filter_map(|handler| limit(handler)).collect();
+            let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+            names.retain(|name| served(name).is_some());
+            self.lease_shards(&names, &bound);
         }
         match are_known {
             true => self.lanes.serve_new(serving),
@@ -87,6 +92,27 @@ impl Claims<'_> {
         }
         self.chosen_by = Some((handlers, sql, me));
         !are_known
+    }
+
+    /// Sets of which queues shards are leased: the sharded ones that are served, if there is a handler for any job.
+    fn lease_shards(&self, handlers: &[&str], bound: &[(&String, &Arc<Handler>)]) {
+        let settings = &self.shared.settings;
+        let sharded = self.lanes.sharded().iter();
+        let mut queues: Vec<String> = sharded
+            .filter(|queue| settings.queues.is_empty() || settings.queues.contains(queue))
+            .cloned()
+            .collect();
+        if handlers.is_empty() && bound.is_empty() {
+            queues.clear();
+        }
+        queues.sort_unstable();
+        // No handler, tag or source has an empty name.
+        let mut sources: Vec<&str> = bound.iter().map(|(source, _)| source.as_str()).collect();
+        let mut tags: Vec<&str> = settings.tags.iter().map(String::as_str).collect();
+        sources.sort_unstable();
+        tags.sort_unstable();
+        let serves = [handlers, &sources, &tags].join(&"");
+        self.shared.shards.want(queues, &serves);
     }
 
     /// Reads new lanes from the catalog. True if there are any.
@@ -99,11 +125,15 @@ impl Claims<'_> {
         let change = self.lanes.learn(lanes);
         let fair = self.shared.store.fair_queues().await?;
         let gates = self.shared.store.claim_gates().await?;
+        let sharded = self.shared.store.sharded_queues().await?;
         if change.removed {
             self.shared.costs.retain(|lane| self.lanes.knows(lane));
         }
-        // Both, whatever the first returns.
-        if self.lanes.set_fair(fair) | self.lanes.set_gates(gates) | change.removed {
+        // All of them, whatever the first returns.
+        let is_new = self.lanes.set_fair(fair)
+            | self.lanes.set_gates(gates)
+            | self.lanes.set_sharded(sharded);
+        if is_new || change.removed {
             self.chosen_by = None;
         }
         self.serve();

@@ -717,6 +717,56 @@ fn only_orphans_are_taken_from_the_inbox_of_another_worker() {
 }
 
 #[test]
+fn a_lane_of_a_sharded_queue_is_served_while_its_shard_is_leased() {
+    let mut lanes = Lanes::default();
+    let sharded = |lane: Lane| Lane {
+        queue: "q".into(),
+        ..lane
+    };
+    lanes.learn(vec![
+        lane(1, 16, Priority::Normal),
+        sharded(lane(2, 17, Priority::Normal)),
+        sharded(lane(3, 18, Priority::Normal)),
+    ]);
+    let served = |lanes: &mut Lanes| {
+        lanes.serve(|_| Some(SERVED));
+        let mut served: Vec<i64> = lanes.all().iter().map(|order| order.lane.0).collect();
+        served.sort_unstable();
+        served
+    };
+    let own = |own: &[u32]| {
+        let own = crate::store::LeasedShards {
+            queue: "q".into(),
+            shards: 16,
+            own: own.iter().copied().collect(),
+            lease: Duration::from_secs(5),
+        };
+        Arc::new([own].into_iter().collect::<crate::worker::shards::Own>())
+    };
+    assert!(!lanes.set_own(own(&[1])), "no queue has shards");
+    assert_eq!(served(&mut lanes), [16, 17, 18]);
+    assert!(lanes.set_sharded(["q".to_owned()].into()));
+    assert_eq!(served(&mut lanes), [16, 17]);
+    assert!(!lanes.serves(LaneId(18)) && !lanes.mark_active(LaneId(18)) && !lanes.wake(LaneId(18)));
+    assert_eq!(lanes.adoptable(false).len(), 3);
+    assert!(lanes.get(LaneId(18)).is_some(), "for adopted jobs");
+    let orders = lanes.orders(After::Cursor, WANTED);
+    lanes.claimed(&orders, &[job(17, 170)], &[], WANTED, false);
+    lanes.mark_all_empty();
+    let leased = own(&[2]);
+    assert!(lanes.set_own(leased.clone()));
+    assert_eq!(served(&mut lanes), [16, 18]);
+    assert_eq!(order(&mut lanes)[0], (18, i64::MIN), "it may have jobs");
+    assert!(!lanes.set_own(leased));
+    // The worker that had it meanwhile may have left jobs before the last turn that was seen here.
+    lanes.set_own(own(&[1, 2]));
+    assert_eq!(served(&mut lanes), [16, 17, 18]);
+    assert!(order(&mut lanes).contains(&(17, i64::MIN)));
+    assert!(lanes.set_sharded(HashSet::new()));
+    assert_eq!(served(&mut lanes), [16, 17, 18]);
+}
+
+#[test]
 fn lanes_served_by_source_take_turns_if_they_do_not_fit_one_claim() {
     let (mut lanes, many) = many_idle();
     lanes.serve(|_| {

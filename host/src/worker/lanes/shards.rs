@@ -1,0 +1,59 @@
+//! Lanes of sharded queues are served only while their shard is leased.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::{Known, Lanes};
+use crate::store::Lane;
+use crate::worker::shards::Own;
+
+#[derive(Debug, Default)]
+pub(super) struct Shards {
+    /// The sharded queues.
+    queues: HashSet<String>,
+    /// The leased shards.
+    own: Arc<Own>,
+}
+
+impl Shards {
+    /// True if this worker may claim from a lane.
+    pub(super) fn are_own(&self, lane: &Lane) -> bool {
+        !self.queues.contains(&lane.queue) || self.own.has(&lane.queue, lane.id)
+    }
+}
+
+impl Known {
+    /// True if only other workers claim from it now, because they have leased its shard.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.serving.is_none() && self.adopts.is_some()
+    }
+
+    /// It was served elsewhere: nothing is known of its turns.
+    pub(super) fn forget_turns(&mut self) {
+        self.cursor = i64::MIN;
+        self.recent = [i64::MIN; 2];
+        self.marks = [i64::MIN; 2];
+        self.reached = i64::MIN;
+    }
+}
+
+impl Lanes {
+    /// Sets which queues have shards. True if they have changed, so the served lanes have to be chosen again.
+    pub(in crate::worker) fn set_sharded(&mut self, queues: HashSet<String>) -> bool {
+        let is_new = self.shards.queues != queues;
+        self.shards.queues = queues;
+        is_new
+    }
+
+    /// The queues that have shards.
+    pub(in crate::worker) fn sharded(&self) -> &HashSet<String> {
+        &self.shards.queues
+    }
+
+    /// Sets the leased shards. True if they have changed, so the served lanes have to be chosen again.
+    pub(in crate::worker) fn set_own(&mut self, own: Arc<Own>) -> bool {
+        let is_new = !Arc::ptr_eq(&self.shards.own, &own);
+        self.shards.own = own;
+        is_new && !self.shards.queues.is_empty()
+    }
+}

@@ -1,0 +1,128 @@
+-- Shards (rouse.queue.shards): the lanes of a queue are divided among its workers, so that no two of them claim from the same lane.
+--
+-- A lane belongs to a shard by its id. A worker leases its part of the shards, and renews the lease every second. If the worker is gone, its
+-- lease ends, and the others take over its shards.
+--
+-- No claim is committed from a shard after another worker has leased it, because the claim locks the lease (rouse.shard_lease) until it
+-- commits, and every change of what a worker has leased locks the same row first:
+--
+--   claim                            FOR SHARE, and only if the lease has not ended
+--   renewal, which may give up some  an update of the worker's own row; waits for its claims
+--   end of a lease                   deletes the row, unless a claim holds it: then the next call does
+--   new number of shards             deletes all rows of the queue; waits for all claims
+--
+-- Workers that can run the same jobs divide all shards among themselves. A worker with other handlers or tags divides them with those that
+-- have the same ones as it has, so that no lane is without a worker that can serve it.
+
+-- The shard of a lane. The same as shard_of (host/src/job/shard.rs). Ids of lanes are hashes.
+CREATE OR REPLACE FUNCTION rouse._shard_of(p_lane bigint, p_shards integer) RETURNS integer
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT abs(p_lane % p_shards)::integer
+$$;
+
+-- The lanes in the same order, with null instead of those in shards that the worker has not leased. Nobody else can lease its shards until
+-- the caller commits. Served by primary keys, lane_id and shard_worker.
+CREATE OR REPLACE FUNCTION rouse._in_own_shards(p_worker bigint, p_lanes bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    held text[] := ARRAY(
+        SELECT s.queue FROM rouse.shard_lease AS s WHERE s.worker = p_worker AND s.until > clock_timestamp() FOR SHARE);
+BEGIN
+    -- A new snapshot, after the locks.
+    RETURN (
+        WITH sharded AS MATERIALIZED (
+            SELECT q.name, q.shards, ARRAY(
+                SELECT s.shard FROM rouse.shard AS s WHERE s.worker = p_worker AND s.queue = q.name AND q.name = ANY (held)) AS own
+            FROM rouse.queue AS q WHERE q.shards > 0)
+        SELECT array_agg(CASE WHEN q.name IS NULL OR rouse._shard_of(asked.lane, q.shards) = ANY (q.own) THEN asked.lane END ORDER BY asked.place)
+        FROM unnest(p_lanes) WITH ORDINALITY AS asked(lane, place)
+        LEFT JOIN LATERAL (SELECT l.queue FROM rouse.lane AS l WHERE l.id = asked.lane LIMIT 1) AS l ON true
+        LEFT JOIN sharded AS q ON q.name = l.queue);
+END
+$$;
+
+-- Leases shards of these queues for five seconds, or renews the lease, and gives up the shards of all other queues. Returns the shards that the
+-- worker has now, for each of the queues that is divided into shards.
+--
+-- The part of each worker is the same, or differs by one; the workers that registered first have the larger one. A worker that has more gives
+-- up those with the highest numbers. One that has fewer takes free ones, which may be there only after the next calls of the others.
+--
+-- `p_serves` is a hash of what the worker can run. One call at a time for each queue. Served by primary keys and shard_worker.
+CREATE OR REPLACE FUNCTION rouse.lease_shards(p_worker bigint, p_key bytea, p_queues text[], p_serves bigint)
+RETURNS TABLE (queue text, shards integer, own integer[], lease_ms bigint)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 1
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    part integer;
+BEGIN
+    IF rouse._known(p_worker, p_key) THEN
+        p_queues := rouse._permitted_queues(p_worker, p_queues);
+        -- A limited login may not claim all jobs of its handlers' lanes.
+        p_serves := hashtextextended(session_user, p_serves);
+    END IF;
+    lease_ms := 5000;
+    p_queues := coalesce(p_queues, '{}');
+    PERFORM set_config('synchronous_commit', 'off', true);
+    DELETE FROM rouse.shard_lease AS s WHERE s.worker = p_worker AND (s.queue <> ALL (p_queues) OR s.serves <> p_serves);
+    -- In the order of the locks, which names may share.
+    PERFORM rouse._lock('shards', n.name)
+    FROM (SELECT q.name, hashtextextended(q.name, 0) & 1023 AS slot FROM rouse.queue AS q
+          WHERE q.name = ANY (p_queues) AND q.shards > 0 ORDER BY 2, 1 OFFSET 0) AS n;
+    FOR queue, shards IN SELECT q.name, q.shards FROM rouse.queue AS q WHERE q.name = ANY (p_queues) AND q.shards > 0 ORDER BY q.name LOOP
+        INSERT INTO rouse.shard_lease AS s (worker, queue, serves, until)
+        VALUES (p_worker, lease_shards.queue, p_serves, clock_timestamp() + lease_ms * interval '1 millisecond')
+        ON CONFLICT ON CONSTRAINT shard_lease_pkey DO UPDATE SET until = excluded.until;
+        WITH ended AS MATERIALIZED (
+            SELECT s.worker FROM rouse.shard_lease AS s
+            WHERE s.queue = lease_shards.queue AND s.until <= clock_timestamp() FOR UPDATE SKIP LOCKED)
+        DELETE FROM rouse.shard_lease AS s USING ended AS e WHERE s.worker = e.worker AND s.queue = lease_shards.queue;
+        SELECT lease_shards.shards / count(*) + (count(*) FILTER (WHERE s.worker < p_worker) < lease_shards.shards % count(*))::integer INTO part
+        FROM rouse.shard_lease AS s
+        WHERE s.queue = lease_shards.queue AND s.serves = p_serves AND s.until > clock_timestamp();
+        DELETE FROM rouse.shard AS s
+        WHERE s.worker = p_worker AND s.queue = lease_shards.queue AND s.shard IN (
+            SELECT o.shard FROM rouse.shard AS o WHERE o.worker = p_worker AND o.queue = lease_shards.queue ORDER BY o.shard OFFSET part);
+        INSERT INTO rouse.shard (queue, serves, shard, worker)
+        SELECT lease_shards.queue, p_serves, n.shard, p_worker
+        FROM generate_series(0, lease_shards.shards - 1) AS n(shard)
+        WHERE NOT EXISTS (SELECT FROM rouse.shard AS s WHERE s.queue = lease_shards.queue AND s.serves = p_serves AND s.shard = n.shard)
+        ORDER BY n.shard
+        LIMIT part - (SELECT count(*) FROM rouse.shard AS s WHERE s.worker = p_worker AND s.queue = lease_shards.queue);
+        own := ARRAY(SELECT s.shard FROM rouse.shard AS s WHERE s.worker = p_worker AND s.queue = lease_shards.queue ORDER BY s.shard);
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+-- Divides the lanes of a queue into this many shards, 2 to 1024; 0: all workers serve all lanes. Workers lease new shards within seconds.
+-- Claims that are under way when a queue gets shards for the first time do not count. Leaves a record.
+CREATE OR REPLACE FUNCTION rouse.set_shards(queue text, shards integer) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    at  timestamptz := clock_timestamp();
+    was integer;
+BEGIN
+    PERFORM rouse._check_queue('set_shards', set_shards.queue);
+    IF set_shards.shards IS NULL OR set_shards.shards <> 0 AND set_shards.shards NOT BETWEEN 2 AND 1024 THEN
+        RAISE EXCEPTION 'rouse.set_shards: shards must be 2 to 1024, or 0 for none, not %', coalesce(set_shards.shards::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Several times the number of workers is a good choice.';
+    END IF;
+    -- Before the row of the queue, as rouse.maintain_lanes does.
+    LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
+    PERFORM rouse._lock('shards', set_shards.queue);
+    INSERT INTO rouse.queue (name) VALUES (set_shards.queue) ON CONFLICT DO NOTHING;
+    SELECT q.shards INTO was FROM rouse.queue AS q WHERE q.name = set_shards.queue FOR NO KEY UPDATE;
+    IF was = set_shards.shards THEN
+        RETURN;
+    END IF;
+    UPDATE rouse.queue AS q SET shards = set_shards.shards WHERE q.name = set_shards.queue;
+    DELETE FROM rouse.shard_lease AS s WHERE s.queue = set_shards.queue;
+    -- Their new positions in the catalog tell workers to read the settings again.
+    UPDATE rouse.lane AS l SET seq = nextval('rouse.lane_seq') WHERE l.queue = set_shards.queue AND l.key = '' AND l.closed_at IS NULL;
+    PERFORM rouse._ensure_partitions(at);
+    INSERT INTO rouse.record (at, queue, event, who, detail)
+    VALUES (at, set_shards.queue, 'shards_set', session_user, jsonb_build_object('shards', set_shards.shards));
+END
+$$;

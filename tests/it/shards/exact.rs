@@ -1,0 +1,172 @@
+//! Claims and leases of several connections at the same time: each shard has one worker until its claims are committed.
+
+use std::time::Duration;
+
+use tokio_postgres::{Client, Transaction};
+
+use super::{enqueue, lease, sharded, shares};
+use crate::support::TestDb;
+use crate::support::claims::claim;
+use crate::support::database::refusal;
+use crate::support::worker::until_true;
+
+const CLAIM: &str = "SELECT id FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker WHERE worker_id = 'w'), sha256('key'), 7,
+                            ARRAY(SELECT ROW(l.id, 0, 60000, NULL, NULL)::rouse.claim_order FROM rouse.lane AS l), 100)";
+const LEASE: &str = "SELECT cardinality(own) FROM rouse.lease_shards((SELECT max(incarnation) FROM rouse.worker WHERE worker_id = 'w'), sha256('key'), '{q}', 1)";
+
+/// Registers a worker whose statements the test sends itself, and leases.
+async fn register(client: &Client) {
+    let register =
+        "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
+    client.batch_execute(register).await.unwrap();
+    client.batch_execute(LEASE).await.unwrap();
+}
+
+async fn claimed(transaction: &Transaction<'_>) -> usize {
+    transaction.query(CLAIM, &[]).await.unwrap().len()
+}
+
+async fn waits_for_lock(db: &TestDb) {
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+    until_true(&db.client().await, waits).await;
+}
+
+#[tokio::test]
+async fn a_shard_is_not_taken_over_before_the_last_claim_of_its_worker_is_committed() {
+    let (db, client) = sharded(8).await;
+    enqueue(&client, "noop", 20).await;
+    let mut slow = db.client().await;
+    register(&slow).await;
+    client
+        .batch_execute("UPDATE rouse.shard_lease SET until = clock_timestamp() + interval '300 ms'")
+        .await
+        .unwrap();
+    let claiming = slow.transaction().await.unwrap();
+    assert_eq!(claimed(&claiming).await, 20);
+    until_true(
+        &client,
+        "SELECT until < clock_timestamp() FROM rouse.shard_lease",
+    )
+    .await;
+    enqueue(&client, "noop", 20).await;
+    let other = db.worker().await;
+    assert!(lease(&other).await.is_empty(), "the claim is under way");
+    assert!(claim(&other, 100).await.is_empty());
+    claiming.commit().await.unwrap();
+    assert_eq!(lease(&other).await.len(), 8);
+    let stale = slow.transaction().await.unwrap();
+    assert_eq!(claimed(&stale).await, 0);
+    stale.commit().await.unwrap();
+    assert_eq!(claim(&other, 100).await.len(), 20);
+}
+
+#[tokio::test]
+async fn a_worker_gives_up_shards_only_after_its_own_claims_are_committed() {
+    let (db, client) = sharded(8).await;
+    enqueue(&client, "noop", 20).await;
+    let mut slow = db.client().await;
+    register(&slow).await;
+    let other = db.worker().await;
+    assert!(lease(&other).await.is_empty());
+    let claiming = slow.transaction().await.unwrap();
+    assert_eq!(claimed(&claiming).await, 20);
+    // It would give up half of them.
+    let why = refusal(&client, LEASE).await;
+    assert!(why.contains("lock timeout"), "{why}");
+    assert!(lease(&other).await.is_empty());
+    claiming.commit().await.unwrap();
+    client.batch_execute(LEASE).await.unwrap();
+    assert_eq!(lease(&other).await.len(), 4);
+}
+
+#[tokio::test]
+async fn a_claim_waits_while_shards_change_their_worker_and_then_has_the_new_ones() {
+    let (db, client) = sharded(8).await;
+    let mut changing = db.client().await;
+    register(&changing).await;
+    let other = db.worker().await;
+    assert_eq!(lease(&other).await.len(), 0);
+    enqueue(&client, "noop", 40).await;
+    let giving_up = changing.transaction().await.unwrap();
+    let own: i32 = giving_up.query_one(LEASE, &[]).await.unwrap().get(0);
+    assert_eq!(own, 4);
+    let mut second = db.client().await;
+    let claiming = tokio::spawn(async move {
+        let claiming = second.transaction().await.unwrap();
+        let jobs = claimed(&claiming).await;
+        claiming.commit().await.unwrap();
+        jobs
+    });
+    waits_for_lock(&db).await;
+    giving_up.commit().await.unwrap();
+    let jobs = claiming.await.unwrap();
+    assert_eq!(lease(&other).await.len(), 4);
+    assert_eq!(jobs + claim(&other, 100).await.len(), 40);
+    assert!(jobs < 40);
+}
+
+#[tokio::test]
+async fn a_new_number_of_shards_waits_for_claims_under_the_old_one() {
+    let (db, client) = sharded(8).await;
+    enqueue(&client, "noop", 20).await;
+    let mut slow = db.client().await;
+    register(&slow).await;
+    let claiming = slow.transaction().await.unwrap();
+    assert_eq!(claimed(&claiming).await, 20);
+    let setting = db.client().await;
+    let setting = tokio::spawn(async move {
+        let set = "SELECT rouse.set_shards('q', 5)";
+        setting.batch_execute(set).await.unwrap();
+    });
+    waits_for_lock(&db).await;
+    claiming.commit().await.unwrap();
+    setting.await.unwrap();
+    enqueue(&client, "noop", 20).await;
+    let claiming = slow.transaction().await.unwrap();
+    assert_eq!(claimed(&claiming).await, 0, "nothing is leased any more");
+    claiming.commit().await.unwrap();
+    client.batch_execute(LEASE).await.unwrap();
+    let claiming = slow.transaction().await.unwrap();
+    assert_eq!(claimed(&claiming).await, 20);
+    claiming.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn workers_that_lease_and_claim_at_the_same_time_never_share_a_shard() {
+    let (db, client) = sharded(8).await;
+    super::workers::note_strays(&client).await;
+    let mut workers = Vec::new();
+    for _ in 0..4 {
+        let store = db.worker().await;
+        workers.push(tokio::spawn(async move {
+            let mut claimed = 0;
+            for round in 0..60 {
+                lease(&store).await;
+                claimed += claim(&store, 2).await.len();
+                if round % 10 == 9 {
+                    // Gives everything up.
+                    store.lease_shards(&[], 1).await.unwrap();
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            (store, claimed)
+        }));
+    }
+    for _ in 0..10 {
+        enqueue(&client, "noop", 30).await;
+        super::end_some_lease(&client).await;
+    }
+    let mut stores = Vec::new();
+    let mut claimed_jobs = 0;
+    for worker in workers {
+        let (store, claimed) = worker.await.unwrap();
+        stores.push(store);
+        claimed_jobs += claimed;
+    }
+    assert_eq!(shares(&stores).await, [2, 2, 2, 2]);
+    for store in &stores {
+        claimed_jobs += claim(store, 1000).await.len();
+    }
+    assert_eq!(claimed_jobs, 300);
+    super::workers::assert_no_strays(&client).await;
+}
