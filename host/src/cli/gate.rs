@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::{Args as ClapArgs, Subcommand};
 use serde_json::{Value, json};
 
-use self::sentence::in_words;
+pub(super) use self::sentence::in_words;
 use super::each::{Done, Refusal, each};
 use super::list::List;
 use super::target::Target;

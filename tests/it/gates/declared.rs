@@ -239,7 +239,7 @@ fn gates_and_concurrency_are_shown() {
     let folder = folder_of("", &[("mail.wasm", &module)]);
     let text = rouse_without_database(&show, &folder);
     text.exits(0)
-        .prints(" mail.send/max_concurrent  at most 5 run at the same time, for each tenant\n");
+        .prints(" mail.send/max_concurrent  at most 5 running jobs of each tenant\n");
     let line = |part: &str| {
         let line = text.stdout.lines().find(|line| line.contains(part));
         line.unwrap_or_else(|| panic!("{part}: {}", text.stdout))

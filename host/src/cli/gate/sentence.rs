@@ -8,7 +8,7 @@ use crate::cli::text::{plain, texts};
 use crate::duration;
 
 /// What a gate limits, without its handler and queue.
-pub(super) fn in_words(gate: &Value) -> String {
+pub(in crate::cli) fn in_words(gate: &Value) -> String {
     let each = of_each(gate);
     let most = gate["most"].as_u64().unwrap_or_default();
     let (jobs, start) = match most {

@@ -1,12 +1,10 @@
 //! The gates that a module declares for a handler.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
+use crate::cli::gate::in_words;
 use crate::cli::list::List;
-use crate::duration::shown;
-use crate::job::declared_gate::{DeclaredGate, Edge, GateLimit, Lasts, Newcomer, names};
+use crate::job::declared_gate::{DeclaredGate, names};
 
 /// The gates as in the manifest, with their defaults and the names that they get in the database.
 pub(super) fn json(handler: &str, gates: &[DeclaredGate]) -> Vec<Value> {
@@ -22,66 +20,11 @@ pub(super) fn json(handler: &str, gates: &[DeclaredGate]) -> Vec<Value> {
 /// A line for each gate; empty if there are none.
 pub(super) fn table(handler: &str, gates: &[DeclaredGate]) -> String {
     let mut table = List::plain();
-    for (name, gate) in names(handler, gates).into_iter().zip(gates) {
-        let key = match gate.key.is_empty() {
-            true => "for all jobs together".to_owned(),
-            false => format!("for each {}", gate.key.join(" and ")),
-        };
-        table.row([name, format!("{}, {key}", limit(&gate.limit))]);
+    for gate in json(handler, gates) {
+        let name = gate["name"].as_str().unwrap_or_default().to_owned();
+        table.row([name, in_words(&gate)]);
     }
     table.text()
-}
-
-/// What a gate does, in words.
-fn limit(limit: &GateLimit) -> String {
-    let time = |ms: u64| shown(Duration::from_millis(ms));
-    match limit {
-        GateLimit::MaxConcurrent { most } => format!("at most {most} run at the same time"),
-        GateLimit::Throttle {
-            most,
-            period_ms,
-            burst,
-        } => match burst {
-            None => format!("at most {most} start in {}", time(*period_ms)),
-            Some(burst) => format!(
-                "on average {most} start in {}, at most {burst} at once",
-                time(*period_ms)
-            ),
-        },
-        GateLimit::Singleton {
-            lasts,
-            period_ms,
-            newcomer,
-        } => {
-            let until = match (lasts, period_ms) {
-                (Lasts::Queued, _) => "until it has started".to_owned(),
-                (Lasts::Running, _) => "until it has ended".to_owned(),
-                (Lasts::Period, period) => format!("for {}", time(period.unwrap_or_default())),
-            };
-            let newcomer = match newcomer {
-                Newcomer::Keep => "keeps out further ones",
-                Newcomer::Replace => "takes the payload of further ones",
-                Newcomer::Refuse => "makes the enqueue of further ones an error",
-            };
-            format!("a job {newcomer} {until}")
-        }
-        GateLimit::Debounce {
-            period_ms,
-            longest_ms,
-            edge,
-        } => {
-            let which = match edge {
-                Edge::Trailing => "last",
-                Edge::Leading => "first",
-            };
-            let longest = longest_ms.map(|ms| format!(" or after {}", time(ms)));
-            format!(
-                "the {which} job of a burst runs; a burst ends after {} without another{}",
-                time(*period_ms),
-                longest.unwrap_or_default()
-            )
-        }
-    }
 }
 
 #[cfg(test)]
@@ -97,7 +40,7 @@ mod tests {
                 {"kind": "throttle", "most": 100, "period_ms": 60_000, "burst": 10, "key": ["tenant", "$.api"]},
                 {"kind": "throttle", "most": 3, "period_ms": 1500},
                 {"kind": "singleton", "key": ["$.doc"]},
-                {"kind": "singleton", "lasts": "running", "newcomer": "replace"},
+                {"kind": "singleton", "lasts": "running"},
                 {"kind": "singleton", "lasts": "period", "period_ms": 3_600_000, "newcomer": "refuse"},
                 {"kind": "debounce", "period_ms": 5000, "longest_ms": 60_000},
                 {"kind": "debounce", "period_ms": 5000, "edge": "leading"},
@@ -107,14 +50,14 @@ mod tests {
         .unwrap();
         let gates = &manifest.handlers[0].gates;
         let expected = "
-a/max_concurrent at most 5 run at the same time, for each tenant
-a/throttle on average 100 start in 1m, at most 10 at once, for each tenant and $.api
-a/throttle.2 at most 3 start in 1s 500ms, for all jobs together
-a/singleton a job keeps out further ones until it has started, for each $.doc
-a/singleton.2 a job takes the payload of further ones until it has ended, for all jobs together
-a/singleton.3 a job makes the enqueue of further ones an error for 1h, for all jobs together
-a/debounce the last job of a burst runs; a burst ends after 5s without another or after 1m, for all jobs together
-a/debounce.2 the first job of a burst runs; a burst ends after 5s without another, for all jobs together";
+a/max_concurrent at most 5 running jobs of each tenant
+a/throttle 100 jobs of each tenant and $.api start in 1m on average, at most 10 at once
+a/throttle.2 at most 3 jobs start in any 1s 500ms
+a/singleton one queued job of each tenant and $.doc; later ones are not enqueued
+a/singleton.2 one queued or running job of each tenant; later ones are not enqueued
+a/singleton.3 one job of each tenant in 1h; later ones are refused
+a/debounce the last job of a burst of jobs of each tenant, once none was enqueued for 5s, or 1m after the first
+a/debounce.2 the first job of a burst of jobs of each tenant; the burst ends once none was enqueued for 5s";
         let lines = table("a", gates);
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         let lines: Vec<String> = lines.lines().map(words).collect();
