@@ -35,10 +35,11 @@ impl Lanes {
     /// After a sweep that found everything: moves the cursors forward to the last turn reached, so that the next look
     /// does not read the same rows again. Lanes without jobs move forward to `empty_to`, a turn that was assigned a
     /// while ago: looks then skip the dead rows of finished jobs that an open transaction keeps. Not those
-    /// behind gates: they may have jobs that no claim could take.
+    /// behind gates or in shards: they may have jobs that no claim could take.
     pub(in crate::worker) fn swept(&mut self, empty_to: Option<i64>) {
         for (id, known) in &mut self.known {
-            if known.is_served_whole() && !known.is_gated() && !self.active.contains(*id) {
+            let may_have_jobs = known.is_gated() || self.shards.divide(&known.lane);
+            if known.is_served_whole() && !may_have_jobs && !self.active.contains(*id) {
                 known.reached = known.reached.max(empty_to.unwrap_or(i64::MIN));
             }
             known.cursor = known.reached;

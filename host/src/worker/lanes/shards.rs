@@ -16,9 +16,14 @@ pub(super) struct Shards {
 }
 
 impl Shards {
+    /// True if the queue of this lane has shards.
+    pub(super) fn divide(&self, lane: &Lane) -> bool {
+        self.queues.contains(&lane.queue)
+    }
+
     /// True if this worker may claim from a lane.
     pub(super) fn are_own(&self, lane: &Lane) -> bool {
-        !self.queues.contains(&lane.queue) || self.own.has(&lane.queue, lane.id)
+        !self.divide(lane) || self.own.has(&lane.queue, lane.id)
     }
 }
 

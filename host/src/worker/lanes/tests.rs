@@ -759,6 +759,12 @@ fn a_lane_of_a_sharded_queue_is_served_while_its_shard_is_leased() {
     let orders = lanes.orders(After::Cursor, WANTED);
     lanes.claimed(&orders, &[job(17, 170)], &[], WANTED, false);
     lanes.mark_all_empty();
+    // The lease may have ended in the meantime, so that the claim was refused.
+    lanes.swept(Some(500));
+    let after = [(16, 500), (17, 170)];
+    let mut read = order(&mut lanes);
+    read.sort_unstable();
+    assert_eq!(read, after);
     let leased = own(&[2]);
     assert!(lanes.set_own(leased.clone()));
     assert_eq!(served(&mut lanes), [16, 18]);
