@@ -19,8 +19,8 @@
 -- a limited login claims only what its limits permit (logins.sql). Safe under concurrency: rows that another claim has
 -- locked are skipped, and each row is checked again under its lock, because it may have been claimed in the meantime.
 -- Served by job_ready, then by the primary key. Nothing is claimed from paused queues; that check reads an index that
--- is empty unless a queue is paused; so do those of gates (gates.sql) and of shards (shards.sql). The commit does not wait for the disk: a claim that is lost in a server crash is
--- simply made again. Jobs beyond the size limit are locked until the claim commits, and otherwise unchanged. The size
+-- is empty unless a queue is paused. The checks of gates (gates.sql) and of shards (shards.sql) read such indexes too. The commit does not
+-- wait for the disk: a claim that is lost in a server crash is simply made again. Jobs beyond the size limit are locked until the claim commits, and otherwise unchanged. The size
 -- of a job is rouse.job.bytes plus 120 bytes for the columns that every row has.
 --
 -- Orphans go first. If a lease has ended since `checked_at`, nothing is claimed, and the answer is one row without an
@@ -81,7 +81,7 @@ BEGIN
     PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle');
     has_gates := has_gates OR FOUND;
     IF has_gates THEN
-        SELECT w.orders, w.gated, w.at INTO p_orders, gated, at FROM rouse._within_gates(p_orders, lanes, p_wanted, p_checked_at) AS w;
+        SELECT w.orders, w.gated, w.at INTO p_orders, gated, at FROM rouse._within_gates(p_orders, lanes, NULL, p_wanted) AS w;
     END IF;
     -- Locks the rows.
     SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072 AND NOT bool_or(found.is_stored),
@@ -163,7 +163,7 @@ BEGIN
     PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle');
     has_gates := has_gates OR FOUND;
     IF has_gates THEN
-        SELECT w.p_lanes, w.p_wanted, w.gated, w.at INTO p_lanes, p_wanted, gated, at FROM rouse._bound_within_gates(p_lanes, p_wanted) AS w;
+        SELECT w.p_lanes, w.p_wanted, w.gated, w.at INTO p_lanes, p_wanted, gated, at FROM rouse._bound_within_gates(p_sources, p_lanes, p_wanted) AS w;
     END IF;
     WITH picked AS MATERIALIZED (
         SELECT found.id

@@ -454,10 +454,15 @@ BEGIN
             USING ERRCODE = 'program_limit_exceeded', HINT = 'Nothing was enqueued.';
     END IF;
     -- Their lanes may differ, or they may give way to one another.
+    -- Each is served by an index, which is empty without such gates.
     PERFORM FROM rouse.gate AS g
-    WHERE coalesce(g.queue, queue, 'default') = coalesce(queue, 'default') AND coalesce(g.handler, handler) = handler
-      AND (g.kind IN ('singleton', 'debounce') OR array_to_string(g.key, ' ') LIKE '%$%');
-    IF FOUND OR is_spread THEN
+    WHERE g.kind IN ('singleton', 'debounce') AND g.handler = enqueue_many.handler AND coalesce(g.queue, queue, 'default') = coalesce(queue, 'default');
+    is_spread := is_spread OR FOUND;
+    PERFORM FROM rouse.gate AS g
+    WHERE g.kind IN ('max_concurrent', 'throttle') AND coalesce(g.handler, enqueue_many.handler) = enqueue_many.handler
+      AND coalesce(g.queue, queue, 'default') = coalesce(queue, 'default') AND array_to_string(g.key, ' ') LIKE '%$%';
+    is_spread := is_spread OR FOUND;
+    IF is_spread THEN
         RETURN QUERY
         SELECT (rouse._enqueue(nextval('rouse.turn_seq'), handler, p.payload, octet_length(p.payload::text), NULL, queue, tenant, source, priority,
                                run_at, max_attempts, NULL, tags, grants, lease, timeout, job_timeout, NULL, NULL, NULL)).id

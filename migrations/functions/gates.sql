@@ -45,13 +45,12 @@ END
 $$;
 
 -- By which values the lanes of a handler in a queue are divided: those of the queue, if it is fair, `worker` if it has direct dispatch, and those
--- of gates. Null: by none, and no
--- gate acts in the enqueue. Empty: by none, but one does.
+-- of gates. Null: by none, and no gate acts in the enqueue. Empty: by none, but one does.
 CREATE OR REPLACE FUNCTION rouse._divided_by(p_queue text, p_handler text) RETURNS text[]
 LANGUAGE sql STABLE AS $$
     SELECT array_agg(DISTINCT d.by ORDER BY d.by) FILTER (WHERE d.by NOT IN ('', 'handler', 'queue'))
            || CASE WHEN count(*) > 0 THEN '{}'::text[] END
-    FROM (SELECT CASE q.fair_key WHEN 'source' THEN 'source' WHEN 'handler' THEN 'handler' ELSE 'tenant' END AS by
+    FROM (SELECT CASE q.fair_key WHEN 'source' THEN 'source' ELSE 'tenant' END AS by
           FROM rouse.queue AS q WHERE q.name = p_queue AND q.policy = 'drr' AND q.fair_key <> 'handler'
           UNION ALL
           SELECT 'worker' FROM rouse.queue AS q WHERE q.name = p_queue AND q.dispatch <> 'shared'
@@ -179,9 +178,8 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- The number of running jobs of each key of these gates. All running jobs count, also those whose lease has ended: they are adopted, or fail.
--- `p_checked_at`: leases that ended before were checked by the caller; then the dead entries that an old transaction keeps are not read. A
--- minute is left for transactions that have set a lease and commit late. Served by job_lease and lane_id.
-CREATE OR REPLACE FUNCTION rouse._in_flight(p_gates text[], p_checked_at timestamptz) RETURNS TABLE (gate text, key text, jobs integer)
+-- Served by job_lease and lane_id.
+CREATE OR REPLACE FUNCTION rouse._in_flight(p_gates text[]) RETURNS TABLE (gate text, key text, jobs integer)
 -- In PL/pgSQL, which plans it once.
 LANGUAGE plpgsql ROWS 500 AS $$
 #variable_conflict use_column
@@ -190,7 +188,7 @@ BEGIN
     WITH gates AS MATERIALIZED (SELECT * FROM rouse._claim_gates() AS g WHERE g.kind = 'max_concurrent' AND g.name = ANY (p_gates))
     SELECT g.name, rouse._gate_key(g.key, l.queue, l.handler, l.key), sum(r.jobs)::integer
     FROM (SELECT j.lane, count(*) AS jobs FROM rouse.job AS j
-          WHERE j.state = 'running' AND j.lease_until >= coalesce(p_checked_at, '-infinity') - interval '1 minute' GROUP BY j.lane) AS r
+          WHERE j.state = 'running' AND j.lease_until > '-infinity' GROUP BY j.lane) AS r
     CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = r.lane LIMIT 1) AS l
     JOIN gates AS g ON coalesce(g.queue, l.queue) = l.queue AND coalesce(g.handler, l.handler) = l.handler
     GROUP BY 1, 2;
@@ -216,12 +214,13 @@ LANGUAGE sql IMMUTABLE ROWS 1 AS $$
 $$;
 
 -- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`most`) as all gates of its lane permit. If several
--- lanes have the same key, the first ones that have ready jobs get what is left. Lanes that p_lanes (null: none) leaves out get nothing. Waits
+-- lanes have the same key, the first ones that have ready jobs (of p_sources; null: of any) get what is left. Lanes that p_lanes (null: none)
+-- leaves out get nothing. Waits
 -- for other claims through the same gates, so that two never count the same room: `at` is a time after that, the time of the claim, and what it leaves is exact until
 -- the caller commits. `gated`: the lanes behind gates, for rouse._charge_gates.
 -- Served by lane_id, queue_capped, gate_claims, gate_key_pkey and job_ready.
 CREATE OR REPLACE FUNCTION rouse._within_gates(
-    p_orders rouse.claim_order[], p_lanes bigint[], p_wanted integer, p_checked_at timestamptz,
+    p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_wanted integer,
     OUT orders rouse.claim_order[], OUT gated rouse.gated_lane[], OUT at timestamptz)
 -- Unlike its callers, it joins lists that have no index.
 LANGUAGE plpgsql SET enable_hashjoin = on AS $$
@@ -268,7 +267,7 @@ BEGIN
         SELECT DISTINCT ON (u.number) u.number, u.gate, u.key FROM ROWS FROM (unnest(pairs.numbers), unnest(pairs.gates), unnest(pairs.keys)) AS u(number, gate, key)
         ORDER BY u.number),
     running AS MATERIALIZED (
-        SELECT f.gate, f.key, f.jobs FROM rouse._in_flight(names, p_checked_at) AS f WHERE pairs.has_limits)
+        SELECT f.gate, f.key, f.jobs FROM rouse._in_flight(names) AS f WHERE pairs.has_limits)
     SELECT array_agg(CASE g.kind WHEN 'max_concurrent' THEN greatest(g.most - coalesce(r.jobs, 0), 0) ELSE t.tokens END ORDER BY u.number),
            array_agg(t.wait_ms ORDER BY u.number)
     INTO rooms, waits
@@ -282,11 +281,16 @@ BEGIN
     at := clock_timestamp();
     -- Lanes that share a key get only what they can use.
     SELECT array_agg(CASE WHEN s.is_shared THEN (
-               SELECT count(*)::integer FROM (
+               CASE WHEN p_sources IS NULL THEN (SELECT count(*)::integer FROM (
                    SELECT FROM rouse.job AS j
                    WHERE j.lane = CASE WHEN p_lanes IS NULL THEN o.lane ELSE p_lanes[o.place] END AND j.turn > o.after
                      AND j.state = 'queued' AND j.turn IS NOT NULL
-                   ORDER BY j.turn LIMIT least(coalesce(o.most, p_wanted), p_wanted, s.room)) AS r) END ORDER BY o.place),
+                   ORDER BY j.turn LIMIT least(coalesce(o.most, p_wanted), p_wanted, s.room)) AS r)
+               ELSE (SELECT count(*)::integer FROM unnest(p_sources) AS bound(source) CROSS JOIN LATERAL (
+                   SELECT FROM rouse.job AS j
+                   WHERE j.lane >= o.lane AND j.lane <= o.lane AND j.source >= bound.source AND j.source <= bound.source
+                     AND j.state = 'queued' AND j.turn IS NOT NULL
+                   ORDER BY j.lane, j.source, j.turn LIMIT least(p_wanted, s.room)) AS r) END) END ORDER BY o.place),
            array_agg(o.most ORDER BY o.place)
     INTO ready, mosts
     FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place)
@@ -379,7 +383,7 @@ $$;
 
 -- The same for rouse.claim_bound: null for lanes whose key is full, and for all but the first lane of a key; and how many jobs may be claimed
 -- from those that are left.
-CREATE OR REPLACE FUNCTION rouse._bound_within_gates(INOUT p_lanes bigint[], INOUT p_wanted integer, OUT gated rouse.gated_lane[], OUT at timestamptz)
+CREATE OR REPLACE FUNCTION rouse._bound_within_gates(p_sources text[], INOUT p_lanes bigint[], INOUT p_wanted integer, OUT gated rouse.gated_lane[], OUT at timestamptz)
 LANGUAGE plpgsql AS $$
 DECLARE
     allowed record;
@@ -387,7 +391,7 @@ BEGIN
     SELECT w.orders, w.gated, w.at INTO allowed
     FROM rouse._within_gates(
         ARRAY(SELECT ROW(u.lane, 0, 0, NULL, NULL)::rouse.claim_order FROM unnest(p_lanes) WITH ORDINALITY AS u(lane, place) ORDER BY u.place),
-        NULL, p_wanted, NULL) AS w;
+        NULL, p_sources, p_wanted) AS w;
     gated := allowed.gated;
     at := allowed.at;
     SELECT array_agg(CASE WHEN a.most > 0 OR a.most IS NULL THEN a.lane END ORDER BY a.place), coalesce(min(a.most) FILTER (WHERE a.most > 0), p_wanted)
@@ -439,10 +443,10 @@ BEGIN
         was := NULL;
         taken := false;
         IF held.job <> p_id THEN
-            IF gate.newcomer = 'replace' OR gate.edge = 'trailing' THEN
+            SELECT * INTO was FROM rouse.job AS j WHERE j.id = held.job;
+            -- Only a job that may be replaced is locked: the settlement of a running one may wait for this transaction.
+            IF (gate.newcomer = 'replace' OR gate.edge = 'trailing') AND was.state = 'queued' AND was.attempt = 0 AND was.blockers IS NULL THEN
                 SELECT * INTO was FROM rouse.job AS j WHERE j.id = held.job FOR NO KEY UPDATE;
-            ELSE
-                SELECT * INTO was FROM rouse.job AS j WHERE j.id = held.job;
             END IF;
             taken := CASE
                 WHEN gate.edge = 'leading' THEN p_at < least(held.until, held.since + gate.longest_ms * interval '1 millisecond')
@@ -604,7 +608,7 @@ $$;
 --   period    throttle, debounce, and a singleton that lasts for one: 1 ms to 30 days
 --   burst     throttle: how many may start at once after a pause, at an average of `most` in a period. Null: never more than `most` (up to
 --             1,000) in any period
---   lasts     singleton: queued (until the job has started; default), running (until it has ended) or period (from its enqueue on)
+--   lasts     singleton: queued (while the job waits, for its first start or a retry; default), running (until it has ended) or period (from its enqueue on)
 --   newcomer  singleton: keep (the id of the earlier job is returned, and nothing is enqueued; default), replace (the same, and the earlier job
 --             becomes the newcomer; one that has started, or waits for others, does not count) or refuse (an error)
 --   edge      debounce: trailing (the last one of a burst runs, when none has been enqueued for a period; default) or leading (the first one runs,

@@ -262,6 +262,10 @@ BEGIN
     SELECT count(*) INTO removed FROM gone;
     PERFORM rouse._copy_contracts();
     PERFORM rouse._divide_lanes(NULL);
-    DELETE FROM rouse.gate_key AS k WHERE k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job);
+    -- Without waiting for producers.
+    WITH gone AS MATERIALIZED (
+        SELECT k.gate, k.key FROM rouse.gate_key AS k
+        WHERE k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job) FOR UPDATE SKIP LOCKED)
+    DELETE FROM rouse.gate_key AS k USING gone AS g WHERE k.gate = g.gate AND k.key = g.key;
 END
 $$;

@@ -20,7 +20,8 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT abs(p_lane % p_shards)::integer
 $$;
 
--- The lanes in the same order, with null instead of those in shards that the worker has not leased. Nobody else can lease its shards until
+-- The lanes in the same order, with null instead of those in shards that the worker has not leased. Inboxes (direct.sql) belong to no shard:
+-- only their worker claims from them. Nobody else can lease its shards until
 -- the caller commits. Served by primary keys, lane_id and shard_worker.
 CREATE OR REPLACE FUNCTION rouse._in_own_shards(p_worker bigint, p_lanes bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
@@ -34,9 +35,10 @@ BEGIN
             SELECT q.name, q.shards, ARRAY(
                 SELECT s.shard FROM rouse.shard AS s WHERE s.worker = p_worker AND s.queue = q.name AND q.name = ANY (held)) AS own
             FROM rouse.queue AS q WHERE q.shards > 0)
-        SELECT array_agg(CASE WHEN q.name IS NULL OR rouse._shard_of(asked.lane, q.shards) = ANY (q.own) THEN asked.lane END ORDER BY asked.place)
+        SELECT array_agg(CASE WHEN q.name IS NULL OR l.worker IS NOT NULL OR rouse._shard_of(asked.lane, q.shards) = ANY (q.own) THEN asked.lane END
+                         ORDER BY asked.place)
         FROM unnest(p_lanes) WITH ORDINALITY AS asked(lane, place)
-        LEFT JOIN LATERAL (SELECT l.queue FROM rouse.lane AS l WHERE l.id = asked.lane LIMIT 1) AS l ON true
+        LEFT JOIN LATERAL (SELECT l.queue, l.worker FROM rouse.lane AS l WHERE l.id = asked.lane LIMIT 1) AS l ON true
         LEFT JOIN sharded AS q ON q.name = l.queue);
 END
 $$;

@@ -163,7 +163,7 @@ BEGIN
         FROM gates AS g JOIN ready AS r ON coalesce(g.queue, r.queue) = r.queue AND coalesce(g.handler, r.handler) = r.handler
         WHERE g.in_claims GROUP BY 1, 2),
     running AS MATERIALIZED (
-        SELECT f.gate, f.key, f.jobs FROM rouse._in_flight(ARRAY(SELECT g.name FROM gates AS g WHERE g.kind = 'max_concurrent'), NULL) AS f),
+        SELECT f.gate, f.key, f.jobs FROM rouse._in_flight(ARRAY(SELECT g.name FROM gates AS g WHERE g.kind = 'max_concurrent')) AS f),
     keys AS (
         SELECT w.gate, w.key FROM waiting AS w
         UNION

@@ -159,8 +159,9 @@ DECLARE
 BEGIN
     UPDATE rouse.worker AS w SET dead_at = at WHERE w.incarnation = p_worker AND w.dead_at IS NULL AND w.stopped_at IS NULL;
     DELETE FROM rouse.sleeper AS s WHERE s.worker = p_worker;
-    -- Its shards are free.
-    DELETE FROM rouse.shard_lease AS s WHERE s.worker = p_worker;
+    -- Its shards are free. A lease that one of its claims holds ends by itself, so that nothing waits.
+    WITH free AS MATERIALIZED (SELECT s.queue FROM rouse.shard_lease AS s WHERE s.worker = p_worker FOR UPDATE SKIP LOCKED)
+    DELETE FROM rouse.shard_lease AS s USING free AS f WHERE s.worker = p_worker AND s.queue = f.queue;
     -- A row that another session is changing keeps its lease, so that nothing waits.
     WITH free AS MATERIALIZED (
         SELECT j.id FROM rouse.job AS j

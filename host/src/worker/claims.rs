@@ -21,7 +21,17 @@ use super::prefetch::Prefetch;
 use super::unbound::Unbound;
 use crate::job::{Fence, Incarnation, LaneId};
 use crate::sandbox::{BootTime, HandlerSet};
-use crate::store::{ClaimOrder, Claimed, ClaimedJob, ClosedLane, StoreError, fills_an_answer};
+use crate::store::{ClaimOrder, Claimed, ClaimedJob, StoreError, fills_an_answer};
+
+/// A claim within the limits of this host.
+struct HostLimits {
+    /// The orders with the rooms of their lanes.
+    orders: Vec<ClaimOrder>,
+    /// How many jobs each lane of a limited handler may take.
+    rooms: HashMap<LaneId, usize>,
+    /// The lanes that got no room.
+    full: Vec<LaneId>,
+}
 
 /// The result of a look or a claim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -206,7 +216,7 @@ impl<'a> Claims<'a> {
     ) -> Result<Found, StoreError> {
         let now = Instant::now();
         orders.retain(|order| !self.unbound.is_paused(order.lane, now));
-        let (limited, rooms) = self.keep_host_limits(&mut orders, now);
+        let limits = self.keep_host_limits(&mut orders, now);
         if orders.is_empty() {
             return Ok(Found::default());
         }
@@ -216,8 +226,8 @@ impl<'a> Claims<'a> {
         let under_way = shared.leases.claiming();
         let checked_at = check.then_some(self.checked_at);
         let store = &shared.store;
-        let asked = limited.as_ref().unwrap_or(&orders);
-        let (jobs, mut closed) = match store.claim(fence, asked, wanted, checked_at).await? {
+        let asked = limits.as_ref().map_or(&orders, |limits| &limits.orders);
+        let (jobs, closed) = match store.claim(fence, asked, wanted, checked_at).await? {
             Claimed::Jobs(jobs, closed) => (jobs, closed),
             Claimed::Orphans(until) => {
                 self.lanes.not_claimed(&orders);
@@ -236,17 +246,9 @@ impl<'a> Claims<'a> {
         let is_all = jobs.len() < wanted && !is_cut;
         let first = self.lanes.take_woken(&orders);
         self.set_costs(&jobs);
-        let is_full = |(lane, room): &(LaneId, usize)| {
-            jobs.iter().filter(|job| job.lane == *lane).count() >= *room
-        };
-        let (full, with_room): (Vec<_>, Vec<_>) = rooms.into_iter().partition(is_full);
-        closed.extend(full.iter().map(|(lane, _)| ClosedLane {
-            lane: *lane,
-            wait: None,
-        }));
         let mut may_have_more = self.lanes.claimed(&orders, &jobs, &closed, wanted, is_cut);
-        for (lane, _) in with_room {
-            may_have_more |= self.lanes.open_others(lane);
+        if let Some(limits) = limits {
+            may_have_more |= self.open_with_room(&limits, &jobs);
         }
         self.overdue.claimed(&orders, &jobs, is_all, Instant::now());
         let jobs = self
@@ -260,18 +262,17 @@ impl<'a> Claims<'a> {
     }
 
     /// Restricts a claim to as many jobs of each handler as may start on this host. Lanes whose handler has no room are
-    /// closed until one of its attempts has ended. Returns the restricted orders, and the lanes that are restricted with
-    /// their rooms; `None` and none if no handler is limited.
+    /// closed until one of its attempts has ended. `None` if no handler is limited.
     fn keep_host_limits(
         &mut self,
         orders: &mut Vec<ClaimOrder>,
         now: Instant,
-    ) -> (Option<Vec<ClaimOrder>>, Vec<(LaneId, usize)>) {
+    ) -> Option<HostLimits> {
         if self.host_limits.is_empty() {
-            return (None, Vec::new());
+            return None;
         }
         let mut left: HashMap<String, usize> = HashMap::new();
-        let mut most_of: HashMap<LaneId, usize> = HashMap::new();
+        let mut rooms: HashMap<LaneId, usize> = HashMap::new();
         let mut full = Vec::new();
         // Those that are known to have jobs first: the others may have none.
         let (known, idle): (Vec<&ClaimOrder>, Vec<&ClaimOrder>) = orders
@@ -288,24 +289,56 @@ impl<'a> Claims<'a> {
                 .or_insert_with(|| most.saturating_sub(slots.in_hand_of(handler)));
             let most = order.most.map_or(*room, |most| most.min(*room));
             *room -= most;
-            most_of.insert(order.lane, most);
+            rooms.insert(order.lane, most);
             if most == 0 && place < known_count {
                 full.push(*order);
             }
         }
-        let is_open = |order: &ClaimOrder| most_of.get(&order.lane) != Some(&0);
-        orders.retain(is_open);
+        orders.retain(|order| rooms.get(&order.lane) != Some(&0));
         let limited = orders.iter().map(|order| ClaimOrder {
-            most: most_of.get(&order.lane).copied().or(order.most),
+            most: rooms.get(&order.lane).copied().or(order.most),
             ..*order
         });
         let limited = limited.collect();
-        let rooms = most_of.into_iter().filter(|(_, most)| *most > 0).collect();
         self.lanes.not_claimed(&full);
-        for order in full {
+        for order in &full {
             self.lanes.close(order.lane, None, now);
         }
-        (Some(limited), rooms)
+        Some(HostLimits {
+            orders: limited,
+            rooms,
+            full: full.iter().map(|order| order.lane).collect(),
+        })
+    }
+
+    /// After a claim within these limits: lanes that took all they were given may have more jobs, and the lanes that got
+    /// nothing are open if others have left them room. True if there are any of the latter.
+    fn open_with_room(&mut self, limits: &HostLimits, jobs: &[ClaimedJob]) -> bool {
+        let mut of_lanes: HashMap<LaneId, usize> = HashMap::new();
+        for job in jobs {
+            *of_lanes.entry(job.lane).or_default() += 1;
+        }
+        for (lane, claimed) in &of_lanes {
+            if limits.rooms.get(lane) == Some(claimed) {
+                self.lanes.mark_active(*lane);
+            }
+        }
+        let mut of_handlers: HashMap<String, usize> = HashMap::new();
+        for (lane, claimed) in of_lanes {
+            if let Some((handler, _)) = self.lanes.host_limit(lane) {
+                *of_handlers.entry(handler.to_owned()).or_default() += claimed;
+            }
+        }
+        let slots = &self.shared.slots;
+        let mut is_any = false;
+        for lane in &limits.full {
+            let has_room = self.lanes.host_limit(*lane).is_some_and(|(handler, most)| {
+                let claimed = of_handlers.get(handler).copied().unwrap_or(0);
+                slots.in_hand_of(handler) + claimed < most
+            });
+            is_any |= has_room && self.lanes.open(*lane);
+        }
+        is_any
     }
 
     /// Sets what the jobs of these lanes cost.

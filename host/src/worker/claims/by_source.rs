@@ -30,6 +30,10 @@ impl Claims<'_> {
             true => self.lanes.by_source(),
             false => Vec::new(),
         };
+        let (sources, wanted) = self.sources_with_room(wanted);
+        if sources.is_empty() {
+            return Ok(Found::default());
+        }
         // Any of them will do: they have the same lease.
         let Some(served) = lanes.first().and_then(|lane| self.lanes.get(*lane)) else {
             return Ok(Found::default());
@@ -40,7 +44,7 @@ impl Claims<'_> {
         let store = &shared.store;
         let under_way = shared.leases.claiming();
         let jobs = store
-            .claim_bound(fence, &lanes, &self.sources, served.lease, wanted)
+            .claim_bound(fence, &lanes, &sources, served.lease, wanted)
             .await?;
         // The search is expensive if it covers many lanes or passes dead rows.
         self.by_source_at = match jobs.is_empty() {
@@ -58,6 +62,25 @@ impl Claims<'_> {
             is_cut,
             orphans: None,
         })
+    }
+
+    /// The sources whose handlers may start another attempt on this host, and how many jobs of them may be claimed.
+    fn sources_with_room(&self, wanted: usize) -> (Vec<String>, usize) {
+        let bound = &self.shared.settings.sources;
+        let room = |source: &String| {
+            let limit = bound
+                .get(source)
+                .and_then(|handler| self.host_limits.get(handler));
+            limit.map_or(wanted, |limit| {
+                let in_hand = self.shared.slots.in_hand_of(&limit.handler);
+                limit.most.saturating_sub(in_hand).min(wanted)
+            })
+        };
+        let rooms = self.sources.iter().map(|source| (source, room(source)));
+        let open: Vec<(&String, usize)> = rooms.filter(|(_, room)| *room > 0).collect();
+        let least = open.iter().map(|(_, room)| *room).min();
+        let sources = open.into_iter().map(|(source, _)| source.clone());
+        (sources.collect(), least.unwrap_or(0))
     }
 
     /// Notes that there may be a job in this lane. True if the lane is served.

@@ -151,7 +151,7 @@ impl Lanes {
     }
 
     /// Opens other lanes of the limits of a lane that had room. True if there are any.
-    pub(in crate::worker) fn open_others(&mut self, id: LaneId) -> bool {
+    pub(super) fn open_others(&mut self, id: LaneId) -> bool {
         !self.gates.waiting.is_empty() && self.open_behind_limits_of(id, OPENED_MAX)
     }
 
@@ -177,7 +177,7 @@ impl Lanes {
     }
 
     /// Opens a lane. False if it is not served as a whole.
-    fn open(&mut self, id: LaneId) -> bool {
+    pub(in crate::worker) fn open(&mut self, id: LaneId) -> bool {
         self.forget_closing(id);
         self.activate(id)
     }

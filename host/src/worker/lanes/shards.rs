@@ -16,9 +16,9 @@ pub(super) struct Shards {
 }
 
 impl Shards {
-    /// True if the queue of this lane has shards.
+    /// True if this lane belongs to a shard: its queue has some, and it is not the inbox of a worker.
     pub(super) fn divide(&self, lane: &Lane) -> bool {
-        self.queues.contains(&lane.queue)
+        self.queues.contains(&lane.queue) && lane.inbox_of().is_none()
     }
 
     /// True if this worker may claim from a lane.
