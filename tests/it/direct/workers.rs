@@ -201,3 +201,26 @@ async fn the_retry_of_a_job_runs_on_any_worker() {
     assert_eq!((shown.state.as_str(), shown.attempt), ("succeeded", 2));
     other.drain().await;
 }
+
+/// An inbox belongs to no shard: its worker claims from it, whoever has leased what.
+#[tokio::test]
+async fn a_queue_may_have_direct_dispatch_and_shards() {
+    let (db, client) = direct("'round-robin'").await;
+    client
+        .batch_execute("SELECT rouse.set_shards('q', 16)")
+        .await
+        .unwrap();
+    let workers = [
+        start(&db, &client, "a").await,
+        start(&db, &client, "b").await,
+    ];
+    for _ in 0..24 {
+        enqueue_many(&client, 1).await;
+    }
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    let inboxes = "SELECT count(DISTINCT l.worker) = 2 FROM rouse.finished AS f JOIN rouse.lane AS l ON l.id = f.lane WHERE l.worker = f.worker";
+    until_true(&client, inboxes).await;
+    for worker in workers {
+        worker.drain().await;
+    }
+}

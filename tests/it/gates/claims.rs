@@ -413,3 +413,39 @@ async fn jobs_of_bound_sources_pass_the_gates_of_their_lane() {
     assert_eq!(number(&client, started).await, 1, "the rate of handler b");
     assert_eq!(all.len() + rest.len(), 4);
 }
+
+/// An orphan that this worker may not adopt: its leases were checked long ago.
+#[tokio::test]
+async fn an_orphan_that_stays_behind_still_counts() {
+    let (db, client) = gate("'one', 'max_concurrent', key => '{tenant}', most => 1").await;
+    enqueue(&client, "a", ", tenant => 't'").await;
+    let (dead, store) = (db.worker().await, db.worker().await);
+    assert_eq!(claim(&dead, 10).await.len(), 1);
+    client
+        .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '2 minutes' WHERE state = 'running'")
+        .await
+        .unwrap();
+    enqueue(&client, "b", ", tenant => 't'").await;
+    let orders = orders(&store, 60_000).await;
+    let now = Some(std::time::SystemTime::now());
+    let claimed = store.claim(Fence(rand()), &orders, 10, now).await.unwrap();
+    assert_eq!(claimed.jobs().len(), 0);
+}
+
+/// The jobs of other sources take no room of a key.
+#[tokio::test]
+async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use() {
+    let (db, client) = gate("'one', 'max_concurrent', most => 1").await;
+    enqueue(&client, "a", ", source => 'other', priority => 'high'").await;
+    enqueue(&client, "a", ", source => 'import'").await;
+    let store = db.worker().await;
+    let mut lanes = store.lanes_after(i64::MIN).await.unwrap();
+    lanes.sort_by_key(|lane| lane.priority as usize);
+    let lanes: Vec<_> = lanes.iter().map(|lane| lane.id).collect();
+    let sources = ["import".to_owned()];
+    let lease = Duration::from_secs(60);
+    let claimed = store
+        .claim_bound(Fence(rand()), &lanes, &sources, lease, 10)
+        .await;
+    assert_eq!(claimed.unwrap().len(), 1);
+}

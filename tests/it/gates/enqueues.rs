@@ -306,3 +306,39 @@ async fn the_rows_of_keys_are_removed_when_they_have_no_effect() {
         .unwrap();
     assert_eq!(number(&client, rows).await, 0);
 }
+
+/// A settlement holds the row of its job, and may enqueue another one of the same key.
+#[tokio::test]
+async fn a_producer_does_not_wait_for_the_row_of_a_running_job() {
+    let (db, client) = gate("'last', 'singleton', handler => 'a', newcomer => 'replace'").await;
+    let first = enqueue(&client, "a", "").await;
+    claim_one(&db.worker().await).await;
+    let mut other = db.client().await;
+    let settling = other.transaction().await.unwrap();
+    crate::support::claims::lock_job(&settling, first).await;
+    client
+        .batch_execute("SET lock_timeout = '5s'")
+        .await
+        .unwrap();
+    assert_ne!(enqueue(&client, "a", "").await, first);
+    settling.rollback().await.unwrap();
+}
+
+#[tokio::test]
+async fn maintenance_does_not_wait_for_a_producer_that_holds_a_key() {
+    let (db, client) = gate("'calm', 'debounce', handler => 'a', period => '1 s'").await;
+    enqueue(&client, "a", "").await;
+    client
+        .batch_execute(
+            "UPDATE rouse.gate_key SET until = until - interval '1 hour'; DELETE FROM rouse.job",
+        )
+        .await
+        .unwrap();
+    let mut other = db.client().await;
+    let open = other.transaction().await.unwrap();
+    open.batch_execute("SELECT FROM rouse.gate_key FOR UPDATE")
+        .await
+        .unwrap();
+    db.worker().await.maintain_lanes().await.unwrap();
+    open.rollback().await.unwrap();
+}
