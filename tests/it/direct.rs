@@ -169,8 +169,9 @@ async fn a_hash_keeps_keys_on_their_workers_and_moves_only_those_of_a_worker_tha
 async fn a_hash_is_of_the_values_that_the_queue_names() {
     let (db, client) = direct("'hash', '{source,$.customer.id}'").await;
     workers(&db, &["a", "b", "c", "d"]).await;
-    let payload =
-        |id: i32, other: i32| format!(r#", '{{"customer": {{"id": {id}}}, "other": {other}}}'"#);
+    let payload = |id: i32, other: i32| {
+        format!(r#", payload => '{{"customer": {{"id": {id}}}, "other": {other}}}'"#)
+    };
     let mut chosen = BTreeSet::new();
     for id in 0..20 {
         let worker = enqueue(&client, &payload(id, 1)).await;

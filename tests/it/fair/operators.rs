@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::worker::{PATIENCE, guests_dir, until_true};
+use crate::support::worker::{PATIENCE, guests_dir, prompt_heartbeats, until_true};
 use crate::support::{Host, Ran, TestDb, free_port, rouse_in, scratch};
 
 use super::enqueue;
@@ -230,10 +230,12 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
         page.contains("rouse_fair_deferrals_total{queue=\"mail\""),
         "{page}"
     );
-    host.signal(libc::SIGTERM);
+    // A host that has nothing to wait for may be gone before its last heartbeat.
+    prompt_heartbeats(&client).await;
     let sent = "SELECT EXISTS (SELECT FROM rouse.worker AS w, jsonb_array_elements(w.stats -> 'fair') AS f, jsonb_array_elements(f -> 'keys') AS k
                 WHERE f ->> 'queue' = 'mail' AND k ->> 'key' = 'a' AND k ->> 'selected' = '300')";
     until_true(&client, sent).await;
+    host.signal(libc::SIGTERM);
     host.exit(PATIENCE);
 
     // What the database refuses stops the start.
