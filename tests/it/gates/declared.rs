@@ -244,7 +244,7 @@ fn gates_and_concurrency_are_shown() {
         let line = text.stdout.lines().find(|line| line.contains(part));
         line.unwrap_or_else(|| panic!("{part}: {}", text.stdout))
     };
-    assert!(line("mail.send/throttle.2").contains("at most 1000 start in 1h"));
+    assert!(line("mail.send/throttle.2").contains("at most 1000 jobs start in any 1h"));
     let concurrency = line("concurrency");
     assert!(
         concurrency.contains('4') && concurrency.contains("module"),
