@@ -221,10 +221,9 @@ impl Claimer<'_> {
             // Producers do not notify this worker yet. The next look requests that if it finds nothing.
             wait = wait.min(BUSY_AFTER);
         }
-        for due in [self.looks.due_at(), self.looks.next_opening()] {
-            if let Some(due) = due {
-                wait = wait.min(due.saturating_duration_since(started));
-            }
+        let dues = [self.looks.due_at(), self.looks.next_opening()];
+        for due in dues.into_iter().flatten() {
+            wait = wait.min(due.saturating_duration_since(started));
         }
         // It does no harm if the timer fires early: jobs become due by the database's clock.
         let woken = tokio::time::timeout(wait, async {
