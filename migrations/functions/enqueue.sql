@@ -418,10 +418,10 @@ CREATE OR REPLACE FUNCTION rouse.enqueue_many(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 DECLARE
-    lane_id   bigint := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags, payloads[1]);
+    lane_id   bigint;
     at        timestamptz := clock_timestamp();
     bytes_max integer;
-    -- Each job may go to another worker.
+    -- The lanes of the jobs may differ, or the jobs may give way to one another.
     is_spread boolean;
     others    integer := rouse._other_bytes(tenant, source, grants);
     lease_ms  bigint;
@@ -432,13 +432,25 @@ DECLARE
     stored_at timestamptz[];
     wrong     bigint;
 BEGIN
+    SELECT q.payload_bytes_max, q.dispatch IN ('round-robin', 'random') OR q.dispatch = 'hash' AND array_to_string(q.dispatch_key, ' ') LIKE '%$%'
+    INTO bytes_max, is_spread FROM rouse.queue AS q WHERE q.name = coalesce(queue, 'default');
+    -- Each of these is served by an index, which is empty without such gates.
+    PERFORM FROM rouse.gate AS g
+    WHERE g.kind IN ('singleton', 'debounce') AND g.handler = enqueue_many.handler AND coalesce(g.queue, queue, 'default') = coalesce(queue, 'default');
+    is_spread := is_spread OR FOUND;
+    PERFORM FROM rouse.gate AS g
+    WHERE g.kind IN ('max_concurrent', 'throttle') AND coalesce(g.handler, enqueue_many.handler) = enqueue_many.handler
+      AND coalesce(g.queue, queue, 'default') = coalesce(queue, 'default') AND array_to_string(g.key, ' ') LIKE '%$%';
+    is_spread := is_spread OR FOUND;
+    -- For jobs that are spread, each enqueue chooses the lane: a choice would count as a turn of a worker.
+    IF is_spread IS NOT TRUE THEN
+        lane_id := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags, payloads[1]);
+    END IF;
     IF payloads IS NULL OR array_ndims(payloads) > 1 THEN
         RAISE EXCEPTION 'rouse.enqueue_many: payloads must be a list of JSON values, not %',
             CASE WHEN payloads IS NULL THEN 'null' ELSE 'a list of lists' END
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance ARRAY[''{"n": 1}'', ''{"n": 2}'']::jsonb[].';
     END IF;
-    SELECT q.payload_bytes_max, q.dispatch IN ('round-robin', 'random') OR q.dispatch = 'hash' AND array_to_string(q.dispatch_key, ' ') LIKE '%$%'
-    INTO bytes_max, is_spread FROM rouse.queue AS q WHERE q.name = coalesce(queue, 'default');
     bytes_max := coalesce(bytes_max, 262144);
     sizes := ARRAY(SELECT octet_length(p.payload::text) FROM unnest(payloads) WITH ORDINALITY AS p(payload, place) ORDER BY p.place);
     SELECT s.place INTO wrong
@@ -453,15 +465,6 @@ BEGIN
         RAISE EXCEPTION 'rouse.enqueue_many: payload % is too large; queue % allows % bytes', wrong, coalesce(queue, 'default'), bytes_max
             USING ERRCODE = 'program_limit_exceeded', HINT = 'Nothing was enqueued.';
     END IF;
-    -- Their lanes may differ, or they may give way to one another.
-    -- Each is served by an index, which is empty without such gates.
-    PERFORM FROM rouse.gate AS g
-    WHERE g.kind IN ('singleton', 'debounce') AND g.handler = enqueue_many.handler AND coalesce(g.queue, queue, 'default') = coalesce(queue, 'default');
-    is_spread := is_spread OR FOUND;
-    PERFORM FROM rouse.gate AS g
-    WHERE g.kind IN ('max_concurrent', 'throttle') AND coalesce(g.handler, enqueue_many.handler) = enqueue_many.handler
-      AND coalesce(g.queue, queue, 'default') = coalesce(queue, 'default') AND array_to_string(g.key, ' ') LIKE '%$%';
-    is_spread := is_spread OR FOUND;
     IF is_spread THEN
         RETURN QUERY
         SELECT (rouse._enqueue(nextval('rouse.turn_seq'), handler, p.payload, octet_length(p.payload::text), NULL, queue, tenant, source, priority,

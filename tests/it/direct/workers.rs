@@ -218,7 +218,7 @@ async fn a_queue_may_have_direct_dispatch_and_shards() {
         enqueue_many(&client, 1).await;
     }
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    let inboxes = "SELECT count(DISTINCT l.worker) > 0 FROM rouse.finished AS f JOIN rouse.lane AS l ON l.id = f.lane WHERE l.worker = f.worker";
+    let inboxes = "SELECT count(DISTINCT l.worker) = 2 FROM rouse.finished AS f JOIN rouse.lane AS l ON l.id = f.lane WHERE l.worker = f.worker";
     until_true(&client, inboxes).await;
     for worker in workers {
         worker.drain().await;
