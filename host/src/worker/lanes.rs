@@ -1,20 +1,20 @@
-//! The claimer's knowledge about lanes: which lanes it serves, which of them have jobs, and from which turn to read
-//! them.
+//! What the claimer knows about lanes.
 
+mod catalog;
 mod cursors;
 mod gates;
+mod orders;
 mod shards;
 mod shares;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::QueueOrder;
-use super::turns::{Class, Part, Place, Turns};
+use super::turns::{Class, Place, Turns};
 use crate::job::LaneId;
-use crate::store::{ClaimOrder, ClaimedJob, ClosedLane, Lane, Only};
+use crate::store::{ClaimOrder, Lane};
 use gates::{Closed, Gates, Limit};
 use shards::Shards;
 use shares::Shares;
@@ -22,12 +22,6 @@ use shares::Shares;
 /// The maximum number of lanes in one claim: each costs an index lookup, even if it is empty. If more lanes are served,
 /// claims go to lanes that are known to have jobs.
 const LANES_PER_CLAIM: usize = 256;
-/// How many lanes without known jobs a claim looks at ahead of lanes with jobs, in turns. It finds new jobs before the
-/// next sweep does.
-const PROBES_PER_CLAIM: usize = 32;
-/// The catalog is re-read from this far before its known end, because a lane's row may be committed after rows with
-/// higher numbers.
-const CATALOG_WINDOW: i64 = 256;
 
 /// The lanes, with a cursor for each. Cursors are hints: turns are assigned before they are committed, so a turn may
 /// appear behind the cursor. The next sweep finds it.
@@ -85,15 +79,6 @@ pub(super) struct Serving {
     pub(super) orphans_only: bool,
     /// The maximum number of attempts of its handler that run at the same time on this host.
     pub(super) most_at_once: Option<usize>,
-}
-
-/// The result of reading the catalog.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct CatalogChange {
-    /// There are new lanes, which may have jobs.
-    pub(super) new: bool,
-    /// Lanes were removed, so all served lanes have to be chosen again.
-    pub(super) removed: bool,
 }
 
 /// A lane that is served, for a claimed job.
@@ -217,22 +202,6 @@ impl Lanes {
         }
     }
 
-    /// The position after which the catalog is read next.
-    pub(super) fn read_after(&self) -> i64 {
-        self.catalog_end - CATALOG_WINDOW
-    }
-
-    /// The sum of the known positions of the catalog after that one.
-    pub(super) fn read_sum(&self) -> i64 {
-        self.newest.iter().sum()
-    }
-
-    /// Makes the next reading cover the whole catalog: a lane may be committed long after it was numbered.
-    pub(super) fn forget_catalog(&mut self) {
-        self.catalog_end = 0;
-        self.newest.clear();
-    }
-
     /// True if this lane was read from the catalog.
     pub(super) fn knows(&self, lane: LaneId) -> bool {
         self.known.contains_key(&lane)
@@ -242,139 +211,6 @@ impl Lanes {
     pub(super) fn serves(&self, lane: LaneId) -> bool {
         let known = self.known.get(&lane);
         known.is_some_and(|known| known.is_served_whole() || known.is_served_by_source())
-    }
-
-    /// Adds the lanes of the catalog after [`Self::read_after`]. If this is the whole catalog, lanes that are missing
-    /// from it are forgotten.
-    pub(super) fn learn(&mut self, lanes: Vec<Lane>) -> CatalogChange {
-        let whole = self.read_after() < 1;
-        let mut new = false;
-        let mut listed = HashSet::new();
-        // Rows that have been deleted no longer count.
-        self.newest.clear();
-        for lane in lanes {
-            self.catalog_end = self.catalog_end.max(lane.seq);
-            self.newest.insert(lane.seq);
-            if lane.retired {
-                continue;
-            }
-            listed.insert(lane.id);
-            self.known.entry(lane.id).or_insert_with(|| {
-                new = true;
-                self.unchosen.push(lane.id);
-                Known {
-                    lane: Arc::new(lane),
-                    serving: None,
-                    adopts: None,
-                    place: Place::default(),
-                    is_charged: false,
-                    limits: Vec::new(),
-                    is_throttled: false,
-                    most_at_once: None,
-                    closed: None,
-                    cost: 1.0,
-                    cursor: i64::MIN,
-                    recent: [i64::MIN; 2],
-                    marks: [i64::MIN; 2],
-                    reached: i64::MIN,
-                }
-            });
-        }
-        self.newest = self.newest.split_off(&(self.read_after() + 1));
-        let all = self.known.len();
-        if whole {
-            self.known.retain(|id, _| listed.contains(id));
-        }
-        CatalogChange {
-            new,
-            removed: self.known.len() < all,
-        }
-    }
-
-    /// [`Self::serve`] for new lanes only: the others stay as they are.
-    pub(super) fn serve_new(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
-        let mut new = std::mem::take(&mut self.unchosen);
-        // Those that come last go first.
-        new.sort_unstable_by_key(|id| Reverse(self.known.get(id).map(|known| known.lane.seq)));
-        for id in new {
-            let Some(known) = self.known.get_mut(&id) else {
-                continue;
-            };
-            choose(
-                known,
-                serving(&known.lane),
-                &mut self.shares,
-                &self.gates,
-                &self.shards,
-                self.queue_order,
-            );
-            if known.is_served_by_source() {
-                self.by_source.push_front(id);
-            } else if known.is_served_whole() {
-                self.served += 1;
-                self.active.insert(id, known.place.clone());
-            }
-        }
-    }
-
-    /// Chooses which lanes are served, and how. A lane that was not served before counts as active: a new one is
-    /// catalogued with its first job.
-    pub(super) fn serve(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
-        self.unchosen.clear();
-        self.shares.start_over();
-        self.gates.start_over();
-        let mut active = Vec::new();
-        for known in self.known.values_mut() {
-            let was_served = known.is_served_whole();
-            let was_elsewhere = known.is_elsewhere();
-            let may_have_jobs =
-                known.closed.take().is_some() || self.active.contains(known.lane.id);
-            choose(
-                known,
-                serving(&known.lane),
-                &mut self.shares,
-                &self.gates,
-                &self.shards,
-                self.queue_order,
-            );
-            if was_elsewhere && known.serving.is_some() {
-                known.forget_turns();
-            }
-            if known.is_served_whole() && (!was_served || may_have_jobs) {
-                active.push((known.lane.seq, known.lane.id));
-            }
-        }
-        let known = &self.known;
-        let is_served_whole = |id: &LaneId| known.get(id).is_some_and(Known::is_served_whole);
-        let gone: Vec<LaneId> = self
-            .active
-            .lanes()
-            .filter(|id| !is_served_whole(id))
-            .collect();
-        for id in gone {
-            self.active.remove(id);
-        }
-        // Those that come last go first.
-        active.sort_unstable_by(|left, right| right.cmp(left));
-        for (_, id) in active {
-            self.active.insert(id, known[&id].place.clone());
-        }
-        self.served = known.keys().filter(|id| is_served_whole(id)).count();
-        let by_source = |id: &LaneId| known.get(id).is_some_and(Known::is_served_by_source);
-        self.by_source.retain(by_source);
-        let before: HashSet<LaneId> = self.by_source.iter().copied().collect();
-        let new = known
-            .keys()
-            .filter(|id| by_source(id) && !before.contains(id));
-        // A new lane is catalogued with its first job.
-        for id in new {
-            self.by_source.push_front(*id);
-        }
-    }
-
-    /// True if there are new lanes, of which it is not known whether they are served.
-    pub(super) fn has_unchosen(&self) -> bool {
-        !self.unchosen.is_empty()
     }
 
     /// Notes that a lane has a job. True if it was not known to have any, and is served. In a fair queue, its first job
@@ -486,82 +322,6 @@ impl Lanes {
         self.serves(id)
     }
 
-    /// The lanes for the next claim of `wanted` jobs, in order. Classes go one after the other. Within a class, lanes
-    /// that may have new jobs go first, and those that are known to have jobs share the claim.
-    pub(super) fn orders(&mut self, after: After, wanted: usize) -> Vec<ClaimOrder> {
-        let parts = self.active.divide(wanted, LANES_PER_CLAIM);
-        let first = parts.first().and_then(|part| self.class_of(part.lane));
-        if let Some(first) = first {
-            self.count_deferred(first, &parts);
-        }
-        let mut orders: Vec<(Class, u8, ClaimOrder)> = Vec::with_capacity(parts.len());
-        for Part { lane, most } in parts {
-            if let Some(order) = self.known.get(&lane).and_then(|known| known.order(after)) {
-                orders.push((
-                    self.known[&lane].place.class,
-                    1,
-                    ClaimOrder { most, ..order },
-                ));
-            }
-        }
-        if self.served <= LANES_PER_CLAIM {
-            self.add_idle(after, first, &mut orders);
-            // Stable: the lanes of a class keep their order.
-            orders.sort_by_key(|(class, rank, _)| (*class, *rank));
-        }
-        orders.into_iter().map(|(_, _, order)| order).collect()
-    }
-
-    /// Adds the lanes without known jobs. Those of classes before the `first` that has jobs precede it anyway; some of
-    /// the same class do so in turns, for one job.
-    fn add_idle(
-        &mut self,
-        after: After,
-        first: Option<Class>,
-        orders: &mut Vec<(Class, u8, ClaimOrder)>,
-    ) {
-        let idle = self
-            .known
-            .values()
-            .filter(|known| !self.active.contains(known.lane.id) && known.closed.is_none());
-        let mut idle: Vec<&Known> = idle.filter(|known| known.is_served_whole()).collect();
-        idle.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));
-        let of_first = |known: &&&Known| Some(known.class(self.queue_order)) == first;
-        let mut probes: Vec<LaneId> = idle
-            .iter()
-            .filter(of_first)
-            .map(|known| known.lane.id)
-            .collect();
-        probes.sort_unstable();
-        let next = probes.partition_point(|id| Some(*id) <= self.probed);
-        probes.rotate_left(next);
-        probes.truncate(PROBES_PER_CLAIM);
-        for known in idle {
-            let Some(order) = known.order(after) else {
-                continue;
-            };
-            let is_probe = probes.contains(&order.lane);
-            let most = is_probe.then_some(1);
-            let rank = if is_probe { 0 } else { 2 };
-            orders.push((
-                known.class(self.queue_order),
-                rank,
-                ClaimOrder { most, ..order },
-            ));
-        }
-        if let Some(last) = probes.last() {
-            self.probed = Some(*last);
-        }
-    }
-
-    /// Gives back the turns of a claim that was not made, or claimed nothing because there were orphans.
-    pub(super) fn not_claimed(&mut self, orders: &[ClaimOrder]) {
-        for order in orders {
-            self.active
-                .settle(order.lane, order.most.unwrap_or(0), 0, 1.0);
-        }
-    }
-
     /// Notes that a lane may have jobs. False if it is not served as a whole.
     fn activate(&mut self, id: LaneId) -> bool {
         let known = self.known.get(&id).filter(|known| known.is_served_whole());
@@ -569,138 +329,6 @@ impl Lanes {
             self.active.insert(id, known.place.clone());
         }
         known.is_some()
-    }
-
-    /// Updates cursors, active lanes and their turns after a claim of `wanted` jobs from these lanes. `is_cut`: the
-    /// claim ended because of its size. `closed`: lanes from which no job may start now. Returns true if there may be more
-    /// jobs although the claim was not filled, because a lane has used up its part.
-    pub(super) fn claimed(
-        &mut self,
-        orders: &[ClaimOrder],
-        jobs: &[ClaimedJob],
-        closed: &[ClosedLane],
-        wanted: usize,
-        is_cut: bool,
-    ) -> bool {
-        let mut claimed: HashMap<LaneId, usize> = HashMap::new();
-        for job in jobs {
-            self.advance(job.lane, job.turn);
-            *claimed.entry(job.lane).or_default() += 1;
-        }
-        self.count_selected(orders, &claimed);
-        let is_filled = jobs.len() >= wanted || is_cut;
-        let has_jobs = |order: &ClaimOrder| claimed.contains_key(&order.lane);
-        let last = orders.iter().rposition(has_jobs);
-        let mut may_have_more = false;
-        for (position, order) in orders.iter().enumerate() {
-            let jobs = claimed.get(&order.lane).copied().unwrap_or(0);
-            if order.only.is_some() || order.most.is_some() {
-                // Overdue jobs, and those that a probe finds, take their turns in advance.
-                let is_in_turn = order.only.is_none() && self.active.contains(order.lane);
-                let taken = order.most.filter(|_| is_in_turn).unwrap_or(0);
-                if jobs > 0 && order.only.is_none() {
-                    self.activate(order.lane);
-                }
-                let cost = self.known.get(&order.lane).map_or(1.0, |known| known.cost);
-                self.active.settle(order.lane, taken, jobs, cost);
-            }
-            // A claim that was filled has not read the lanes after the last one that had jobs, and not all of that one.
-            if order.only.is_some() || is_filled && Some(position) > last {
-                continue;
-            }
-            let is_used_up = order.most.is_some_and(|most| jobs >= most);
-            let was_read = !is_filled || Some(position) < last;
-            may_have_more |= is_used_up;
-            if jobs == 0 || order.most.is_some() && !is_used_up && was_read {
-                self.active.remove(order.lane);
-            } else {
-                self.activate(order.lane);
-            }
-        }
-        self.note_closed(closed, &claimed, Instant::now());
-        for lane in claimed.keys() {
-            if !self.is_closed(*lane) {
-                may_have_more |= self.open_others(*lane);
-            }
-        }
-        may_have_more && !is_filled
-    }
-
-    /// Active lanes of a later class than the first active one. If there are more than fit one claim, any of them.
-    pub(super) fn behind(&self, after: After) -> Vec<ClaimOrder> {
-        let known = &self.known;
-        let active = || self.active.lanes().filter_map(|id| known.get(&id));
-        let class = |lane: &Known| lane.class(self.queue_order);
-        let first = active().map(class).min();
-        active()
-            .filter(|lane| Some(class(lane)) > first)
-            .filter_map(|lane| lane.order(after))
-            .take(LANES_PER_CLAIM)
-            .collect()
-    }
-
-    /// The claim orders for overdue jobs, which go ahead of other jobs of their tier. They are those of the first tier
-    /// that has any, after the lanes of earlier tiers.
-    pub(super) fn promoted(
-        &mut self,
-        overdue: &[(LaneId, Only)],
-        wanted: usize,
-    ) -> Vec<ClaimOrder> {
-        let tier = |lanes: &Self, id: &LaneId| Some(lanes.known.get(id)?.tier(lanes.queue_order));
-        let Some(first) = overdue.iter().filter_map(|(id, _)| tier(self, id)).min() else {
-            return Vec::new();
-        };
-        let mut orders = match first {
-            0 => Vec::new(),
-            _ => self.orders(After::Recent, wanted),
-        };
-        orders.retain(|order| tier(self, &order.lane) < Some(first));
-        let of_tier = overdue
-            .iter()
-            .filter(|(id, _)| tier(self, id) == Some(first));
-        orders.extend(of_tier.filter_map(|(id, only)| {
-            let known = self.known.get(id).filter(|known| known.closed.is_none())?;
-            let order = known.order(After::Recent)?;
-            let only = Some(*only);
-            Some(ClaimOrder { only, ..order })
-        }));
-        orders
-    }
-
-    /// The lanes that are known to have jobs, in the order of claims.
-    pub(super) fn with_jobs(&self) -> Vec<ClaimOrder> {
-        self.filtered(|lane| self.active.contains(lane))
-    }
-
-    /// All lanes that are served as a whole, in the order of claims.
-    pub(super) fn all(&self) -> Vec<ClaimOrder> {
-        self.filtered(|_| true)
-    }
-
-    /// All lanes that are served as a whole and not known to have jobs, in the order of claims.
-    pub(super) fn idle(&self) -> Vec<ClaimOrder> {
-        self.filtered(|lane| !self.active.contains(lane))
-    }
-
-    fn filtered(&self, wanted: impl Fn(LaneId) -> bool) -> Vec<ClaimOrder> {
-        let mut lanes: Vec<&Known> = self
-            .known
-            .values()
-            .filter(|known| wanted(known.lane.id))
-            .collect();
-        lanes.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));
-        let orders = lanes
-            .into_iter()
-            .filter_map(|lane| lane.order(After::Recent));
-        orders.collect()
-    }
-
-    /// Moves the cursor of a lane forward to a claimed turn.
-    fn advance(&mut self, lane: LaneId, turn: i64) {
-        if let Some(known) = self.known.get_mut(&lane) {
-            known.cursor = known.cursor.max(turn);
-            known.reached = known.reached.max(turn);
-        }
     }
 
     /// True if this lane is known to have jobs.
@@ -718,22 +346,6 @@ impl Lanes {
     pub(super) fn fit_one_claim(&self) -> bool {
         self.served <= LANES_PER_CLAIM
     }
-}
-
-/// Applies to a lane how it is served, and the settings, gates and shards of its queue.
-fn choose(
-    known: &mut Known,
-    serving: Option<Serving>,
-    shares: &mut Shares,
-    gates: &Gates,
-    shards: &Shards,
-    order: QueueOrder,
-) {
-    known.adopts = serving;
-    let serving = serving.filter(|_| shards.are_own(&known.lane));
-    let is_capped = shares.choose(known, serving, order);
-    known.most_at_once = serving.and_then(|serving| serving.most_at_once);
-    gates.choose(known, is_capped);
 }
 
 #[cfg(test)]

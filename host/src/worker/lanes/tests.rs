@@ -1,11 +1,16 @@
 //! Tests of the choice of lanes, and of the turns from which they are read.
 
-use std::collections::BTreeMap;
-use std::time::SystemTime;
+mod closed;
+mod elsewhere;
 
+use std::collections::BTreeMap;
+use std::time::{Instant, SystemTime};
+
+use super::catalog::CATALOG_WINDOW;
+use super::orders::PROBES_PER_CLAIM;
 use super::*;
 use crate::job::{Attempt, Fence, JobId, Priority};
-use crate::store::JsonText;
+use crate::store::{ClaimedJob, ClosedLane, JsonText, Only};
 
 fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
     Lane {
@@ -334,133 +339,6 @@ fn a_sweep_does_not_skip_the_jobs_of_a_key_at_its_limit() {
     assert_eq!(order(&mut lanes), [(10, 100)]);
 }
 
-/// A lane of this tenant.
-fn of_tenant(seq: i64, id: i64, tenant: &str) -> Lane {
-    Lane {
-        values: [("tenant".to_owned(), tenant.to_owned())].into(),
-        ..lane(seq, id, Priority::Normal)
-    }
-}
-
-fn until_end(id: i64) -> ClosedLane {
-    ClosedLane {
-        lane: LaneId(id),
-        wait: None,
-    }
-}
-
-/// The lanes of the next claim.
-fn next(lanes: &mut Lanes) -> Vec<i64> {
-    let orders = lanes.orders(After::Cursor, WANTED);
-    let mut ids: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
-    ids.sort_unstable();
-    ids
-}
-
-#[test]
-fn claims_leave_out_lanes_at_their_limit_until_a_job_of_their_key_has_ended() {
-    let mut lanes = Lanes::default();
-    lanes.set_fair(one_at_a_time());
-    lanes.learn(vec![
-        of_tenant(1, 10, "a"),
-        of_tenant(2, 20, "a"),
-        of_tenant(3, 30, "b"),
-    ]);
-    lanes.serve(|_| Some(SERVED));
-    let orders = lanes.orders(After::Cursor, WANTED);
-    let closed = [until_end(10), until_end(20), until_end(30)];
-    lanes.claimed(
-        &orders,
-        &[job(10, 100), job(30, 101)],
-        &closed,
-        WANTED,
-        false,
-    );
-    assert!(next(&mut lanes).is_empty());
-    assert!(lanes.wait_for_ends());
-    assert!(!lanes.mark_active(LaneId(20)) && !lanes.wake(LaneId(20)));
-    assert!(next(&mut lanes).is_empty(), "new jobs wait as well");
-    assert_eq!(lanes.all().len(), 3, "orphans do not");
-    assert!(lanes.free(LaneId(30)));
-    assert_eq!(next(&mut lanes), [30]);
-    assert!(!lanes.free(LaneId(30)), "it is open");
-    // That which was closed first goes first.
-    for expected in [10, 20, 10, 20] {
-        assert!(lanes.free(LaneId(10)));
-        lanes.mark_all_empty();
-        let order = lanes
-            .all()
-            .into_iter()
-            .find(|order| order.lane.0 == expected);
-        let other = until_end(30 - expected);
-        lanes.claimed(
-            &[order.unwrap()],
-            &[job(expected, 200)],
-            &[other, until_end(expected)],
-            WANTED,
-            false,
-        );
-    }
-    assert!(!lanes.free(LaneId(40)), "unknown");
-}
-
-#[test]
-fn if_a_lane_of_a_limit_had_room_its_other_lanes_are_open_too() {
-    let mut lanes = Lanes::default();
-    lanes.set_fair(one_at_a_time());
-    lanes.learn((1..30).map(|n| of_tenant(n, n, "a")).collect());
-    lanes.serve(|_| Some(SERVED));
-    let closed: Vec<ClosedLane> = (1..30).map(until_end).collect();
-    let orders = lanes.orders(After::Cursor, WANTED);
-    lanes.claimed(&orders, &[], &closed, WANTED, false);
-    assert!(next(&mut lanes).is_empty());
-    // The sweep: jobs of other workers may have ended.
-    lanes.open_some();
-    assert_eq!(next(&mut lanes), [1, 2, 3, 4, 5, 6, 7, 8]);
-    let orders = lanes.orders(After::Cursor, WANTED);
-    assert!(
-        lanes.claimed(&orders, &[job(1, 100)], &[], WANTED, false),
-        "there may be more"
-    );
-    let mut open: Vec<i64> = lanes.with_jobs().iter().map(|order| order.lane.0).collect();
-    open.sort_unstable();
-    assert_eq!(open, [1, 9, 10, 11, 12, 13, 14, 15, 16]);
-}
-
-#[test]
-fn a_lane_at_its_rate_opens_by_itself() {
-    let mut lanes = Lanes::default();
-    let gate = crate::job::ClaimGate {
-        name: "rate".into(),
-        queue: None,
-        handler: None,
-        key: Vec::new(),
-        is_throttle: true,
-        settings: "1".into(),
-    };
-    assert!(lanes.set_gates(vec![gate.clone()]));
-    assert!(!lanes.set_gates(vec![gate.clone()]));
-    lanes.learn(vec![of_tenant(1, 10, "a"), of_tenant(2, 20, "b")]);
-    lanes.serve(|_| Some(SERVED));
-    let now = Instant::now();
-    let seconds = |seconds| Some(Duration::from_secs(seconds));
-    lanes.close(LaneId(10), seconds(9), now);
-    lanes.close(LaneId(20), seconds(2), now);
-    lanes.close(LaneId(20), seconds(5), now);
-    assert!(next(&mut lanes).is_empty() && !lanes.wait_for_ends());
-    assert!(!lanes.free(LaneId(10)), "the end of a job opens nothing");
-    assert_eq!(lanes.next_opening(), Some(now + Duration::from_secs(5)));
-    assert!(!lanes.open_due(now + Duration::from_secs(4)));
-    assert!(lanes.open_due(now + Duration::from_secs(5)));
-    assert_eq!(next(&mut lanes), [20]);
-    // A change of the gates opens them all.
-    let settings = "2".into();
-    assert!(lanes.set_gates(vec![crate::job::ClaimGate { settings, ..gate }]));
-    lanes.serve(|_| Some(SERVED));
-    assert_eq!(next(&mut lanes), [10, 20]);
-    assert_eq!(lanes.next_opening(), None);
-}
-
 #[test]
 fn a_sweep_changes_the_cursors_of_empty_lanes_and_not_their_order() {
     let mut lanes = Lanes::default();
@@ -674,113 +552,6 @@ fn a_lane_that_is_served_by_source_is_left_out_of_other_claims() {
     lanes.serve(|_| Some(SERVED));
     assert!(lanes.by_source().is_empty());
     assert_eq!(order(&mut lanes).len(), 3);
-}
-
-#[test]
-fn only_orphans_are_taken_from_the_inbox_of_another_worker() {
-    let mut lanes = Lanes::default();
-    let of = |seq, worker: &str| Lane {
-        values: [("worker".to_owned(), worker.to_owned())].into(),
-        ..lane(seq, seq * 10, Priority::Normal)
-    };
-    lanes.learn(vec![lane(1, 10, Priority::Normal), of(2, "7"), of(3, "8")]);
-    let me = |me: i64| {
-        move |lane: &Lane| {
-            Some(Serving {
-                orphans_only: lane.inbox_of().is_some_and(|worker| worker.0 != me),
-                ..SERVED
-            })
-        }
-    };
-    lanes.serve(me(7));
-    let ids = |lanes: &mut Lanes| -> Vec<i64> {
-        let mut ids: Vec<i64> = order(lanes).iter().map(|(id, _)| *id).collect();
-        ids.sort_unstable();
-        ids
-    };
-    assert_eq!(ids(&mut lanes), [10, 20]);
-    assert_eq!(lanes.all().len(), 2);
-    assert_eq!(
-        (lanes.adoptable(false).len(), lanes.adoptable(true).len()),
-        (3, 0)
-    );
-    assert!(lanes.serves(LaneId(20)) && !lanes.serves(LaneId(30)));
-    assert!(!lanes.mark_active(LaneId(30)));
-    assert!(lanes.get(LaneId(30)).is_some(), "for an adopted job");
-    // A new incarnation inherits nothing.
-    lanes.serve(me(9));
-    assert_eq!(ids(&mut lanes), [10]);
-    // A new lane.
-    lanes.learn(vec![
-        lane(1, 10, Priority::Normal),
-        of(2, "7"),
-        of(3, "8"),
-        of(4, "9"),
-        of(5, "7"),
-    ]);
-    lanes.serve_new(me(9));
-    assert_eq!(ids(&mut lanes), [10, 40]);
-}
-
-#[test]
-fn a_lane_of_a_sharded_queue_is_served_while_its_shard_is_leased() {
-    let mut lanes = Lanes::default();
-    let sharded = |lane: Lane| Lane {
-        queue: "q".into(),
-        ..lane
-    };
-    lanes.learn(vec![
-        lane(1, 16, Priority::Normal),
-        sharded(lane(2, 17, Priority::Normal)),
-        sharded(lane(3, 18, Priority::Normal)),
-    ]);
-    let served = |lanes: &mut Lanes| {
-        lanes.serve(|_| Some(SERVED));
-        let mut served: Vec<i64> = lanes.all().iter().map(|order| order.lane.0).collect();
-        served.sort_unstable();
-        served
-    };
-    let own = |own: &[u32]| {
-        let own = crate::store::LeasedShards {
-            queue: "q".into(),
-            shards: 16,
-            own: own.iter().copied().collect(),
-            lease: Duration::from_secs(5),
-        };
-        Arc::new([own].into_iter().collect::<crate::worker::shards::Own>())
-    };
-    assert!(!lanes.set_own(own(&[1])), "no queue has shards");
-    assert_eq!(served(&mut lanes), [16, 17, 18]);
-    assert!(lanes.set_sharded(["q".to_owned()].into()));
-    assert_eq!(served(&mut lanes), [16, 17]);
-    assert!(!lanes.serves(LaneId(18)) && !lanes.mark_active(LaneId(18)) && !lanes.wake(LaneId(18)));
-    assert_eq!(lanes.adoptable(false).len(), 3);
-    assert!(lanes.get(LaneId(18)).is_some(), "for adopted jobs");
-    let orders = lanes.orders(After::Cursor, WANTED);
-    lanes.claimed(&orders, &[job(17, 170)], &[], WANTED, false);
-    lanes.mark_all_empty();
-    // The lease may have ended in the meantime, so that the claim was refused.
-    lanes.swept(Some(500));
-    let after = [(16, 500), (17, 170)];
-    let mut read = order(&mut lanes);
-    read.sort_unstable();
-    assert_eq!(read, after);
-    let leased = own(&[2]);
-    assert!(lanes.set_own(leased.clone()));
-    assert_eq!(served(&mut lanes), [16, 18]);
-    let with_jobs: Vec<(i64, i64)> = lanes
-        .with_jobs()
-        .iter()
-        .map(|order| (order.lane.0, order.after))
-        .collect();
-    assert_eq!(with_jobs, [(18, i64::MIN)], "it may have jobs");
-    assert!(!lanes.set_own(leased));
-    // The worker that had it meanwhile may have left jobs before the last turn that was seen here.
-    lanes.set_own(own(&[1, 2]));
-    assert_eq!(served(&mut lanes), [16, 17, 18]);
-    assert!(order(&mut lanes).contains(&(17, i64::MIN)));
-    assert!(lanes.set_sharded(HashSet::new()));
-    assert_eq!(served(&mut lanes), [16, 17, 18]);
 }
 
 #[test]

@@ -1,0 +1,223 @@
+//! The lanes of each claim, in order.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use super::{After, Known, LANES_PER_CLAIM, Lanes};
+use crate::job::LaneId;
+use crate::store::{ClaimOrder, ClaimedJob, ClosedLane, Only};
+use crate::worker::turns::{Class, Part};
+
+/// How many lanes without known jobs a claim looks at ahead of lanes with jobs, in turns. It finds new jobs before the
+/// next sweep does.
+pub(super) const PROBES_PER_CLAIM: usize = 32;
+
+impl Lanes {
+    /// The lanes for the next claim of `wanted` jobs, in order. Classes go one after the other. Within a class, lanes
+    /// that may have new jobs go first, and those that are known to have jobs share the claim.
+    pub(in crate::worker) fn orders(&mut self, after: After, wanted: usize) -> Vec<ClaimOrder> {
+        let parts = self.active.divide(wanted, LANES_PER_CLAIM);
+        let first = parts.first().and_then(|part| self.class_of(part.lane));
+        if let Some(first) = first {
+            self.count_deferred(first, &parts);
+        }
+        let mut orders: Vec<(Class, u8, ClaimOrder)> = Vec::with_capacity(parts.len());
+        for Part { lane, most } in parts {
+            if let Some(order) = self.known.get(&lane).and_then(|known| known.order(after)) {
+                orders.push((
+                    self.known[&lane].place.class,
+                    1,
+                    ClaimOrder { most, ..order },
+                ));
+            }
+        }
+        if self.served <= LANES_PER_CLAIM {
+            self.add_idle(after, first, &mut orders);
+            // Stable: the lanes of a class keep their order.
+            orders.sort_by_key(|(class, rank, _)| (*class, *rank));
+        }
+        orders.into_iter().map(|(_, _, order)| order).collect()
+    }
+
+    /// Adds the lanes without known jobs. Those of classes before the `first` that has jobs precede it anyway; some of
+    /// the same class do so in turns, for one job.
+    fn add_idle(
+        &mut self,
+        after: After,
+        first: Option<Class>,
+        orders: &mut Vec<(Class, u8, ClaimOrder)>,
+    ) {
+        let idle = self
+            .known
+            .values()
+            .filter(|known| !self.active.contains(known.lane.id) && known.closed.is_none());
+        let mut idle: Vec<&Known> = idle.filter(|known| known.is_served_whole()).collect();
+        idle.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));
+        let of_first = |known: &&&Known| Some(known.class(self.queue_order)) == first;
+        let mut probes: Vec<LaneId> = idle
+            .iter()
+            .filter(of_first)
+            .map(|known| known.lane.id)
+            .collect();
+        probes.sort_unstable();
+        let next = probes.partition_point(|id| Some(*id) <= self.probed);
+        probes.rotate_left(next);
+        probes.truncate(PROBES_PER_CLAIM);
+        for known in idle {
+            let Some(order) = known.order(after) else {
+                continue;
+            };
+            let is_probe = probes.contains(&order.lane);
+            let most = is_probe.then_some(1);
+            let rank = if is_probe { 0 } else { 2 };
+            orders.push((
+                known.class(self.queue_order),
+                rank,
+                ClaimOrder { most, ..order },
+            ));
+        }
+        if let Some(last) = probes.last() {
+            self.probed = Some(*last);
+        }
+    }
+
+    /// Gives back the turns of a claim that was not made, or claimed nothing because there were orphans.
+    pub(in crate::worker) fn not_claimed(&mut self, orders: &[ClaimOrder]) {
+        for order in orders {
+            self.active
+                .settle(order.lane, order.most.unwrap_or(0), 0, 1.0);
+        }
+    }
+
+    /// Updates cursors, active lanes and their turns after a claim of `wanted` jobs from these lanes. `is_cut`: the
+    /// claim ended because of its size. `closed`: lanes from which no job may start now. Returns true if there may be more
+    /// jobs although the claim was not filled, because a lane has used up its part.
+    pub(in crate::worker) fn claimed(
+        &mut self,
+        orders: &[ClaimOrder],
+        jobs: &[ClaimedJob],
+        closed: &[ClosedLane],
+        wanted: usize,
+        is_cut: bool,
+    ) -> bool {
+        let mut claimed: HashMap<LaneId, usize> = HashMap::new();
+        for job in jobs {
+            self.advance(job.lane, job.turn);
+            *claimed.entry(job.lane).or_default() += 1;
+        }
+        self.count_selected(orders, &claimed);
+        let is_filled = jobs.len() >= wanted || is_cut;
+        let has_jobs = |order: &ClaimOrder| claimed.contains_key(&order.lane);
+        let last = orders.iter().rposition(has_jobs);
+        let mut may_have_more = false;
+        for (position, order) in orders.iter().enumerate() {
+            let jobs = claimed.get(&order.lane).copied().unwrap_or(0);
+            if order.only.is_some() || order.most.is_some() {
+                // Overdue jobs, and those that a probe finds, take their turns in advance.
+                let is_in_turn = order.only.is_none() && self.active.contains(order.lane);
+                let taken = order.most.filter(|_| is_in_turn).unwrap_or(0);
+                if jobs > 0 && order.only.is_none() {
+                    self.activate(order.lane);
+                }
+                let cost = self.known.get(&order.lane).map_or(1.0, |known| known.cost);
+                self.active.settle(order.lane, taken, jobs, cost);
+            }
+            // A claim that was filled has not read the lanes after the last one that had jobs, and not all of that one.
+            if order.only.is_some() || is_filled && Some(position) > last {
+                continue;
+            }
+            let is_used_up = order.most.is_some_and(|most| jobs >= most);
+            let was_read = !is_filled || Some(position) < last;
+            may_have_more |= is_used_up;
+            if jobs == 0 || order.most.is_some() && !is_used_up && was_read {
+                self.active.remove(order.lane);
+            } else {
+                self.activate(order.lane);
+            }
+        }
+        self.note_closed(closed, &claimed, Instant::now());
+        for lane in claimed.keys() {
+            if !self.is_closed(*lane) {
+                may_have_more |= self.open_others(*lane);
+            }
+        }
+        may_have_more && !is_filled
+    }
+
+    /// Active lanes of a later class than the first active one. If there are more than fit one claim, any of them.
+    pub(in crate::worker) fn behind(&self, after: After) -> Vec<ClaimOrder> {
+        let known = &self.known;
+        let active = || self.active.lanes().filter_map(|id| known.get(&id));
+        let class = |lane: &Known| lane.class(self.queue_order);
+        let first = active().map(class).min();
+        active()
+            .filter(|lane| Some(class(lane)) > first)
+            .filter_map(|lane| lane.order(after))
+            .take(LANES_PER_CLAIM)
+            .collect()
+    }
+
+    /// The claim orders for overdue jobs, which go ahead of other jobs of their tier. They are those of the first tier
+    /// that has any, after the lanes of earlier tiers.
+    pub(in crate::worker) fn promoted(
+        &mut self,
+        overdue: &[(LaneId, Only)],
+        wanted: usize,
+    ) -> Vec<ClaimOrder> {
+        let tier = |lanes: &Self, id: &LaneId| Some(lanes.known.get(id)?.tier(lanes.queue_order));
+        let Some(first) = overdue.iter().filter_map(|(id, _)| tier(self, id)).min() else {
+            return Vec::new();
+        };
+        let mut orders = match first {
+            0 => Vec::new(),
+            _ => self.orders(After::Recent, wanted),
+        };
+        orders.retain(|order| tier(self, &order.lane) < Some(first));
+        let of_tier = overdue
+            .iter()
+            .filter(|(id, _)| tier(self, id) == Some(first));
+        orders.extend(of_tier.filter_map(|(id, only)| {
+            let known = self.known.get(id).filter(|known| known.closed.is_none())?;
+            let order = known.order(After::Recent)?;
+            let only = Some(*only);
+            Some(ClaimOrder { only, ..order })
+        }));
+        orders
+    }
+
+    /// The lanes that are known to have jobs, in the order of claims.
+    pub(in crate::worker) fn with_jobs(&self) -> Vec<ClaimOrder> {
+        self.filtered(|lane| self.active.contains(lane))
+    }
+
+    /// All lanes that are served as a whole, in the order of claims.
+    pub(in crate::worker) fn all(&self) -> Vec<ClaimOrder> {
+        self.filtered(|_| true)
+    }
+
+    /// All lanes that are served as a whole and not known to have jobs, in the order of claims.
+    pub(in crate::worker) fn idle(&self) -> Vec<ClaimOrder> {
+        self.filtered(|lane| !self.active.contains(lane))
+    }
+
+    fn filtered(&self, wanted: impl Fn(LaneId) -> bool) -> Vec<ClaimOrder> {
+        let mut lanes: Vec<&Known> = self
+            .known
+            .values()
+            .filter(|known| wanted(known.lane.id))
+            .collect();
+        lanes.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));
+        let orders = lanes
+            .into_iter()
+            .filter_map(|lane| lane.order(After::Recent));
+        orders.collect()
+    }
+
+    /// Moves the cursor of a lane forward to a claimed turn.
+    pub(super) fn advance(&mut self, lane: LaneId, turn: i64) {
+        if let Some(known) = self.known.get_mut(&lane) {
+            known.cursor = known.cursor.max(turn);
+            known.reached = known.reached.max(turn);
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Lanes that gates have closed.
+
+use super::*;
+
+/// A lane of this tenant.
+fn of_tenant(seq: i64, id: i64, tenant: &str) -> Lane {
+    Lane {
+        values: [("tenant".to_owned(), tenant.to_owned())].into(),
+        ..lane(seq, id, Priority::Normal)
+    }
+}
+
+fn until_end(id: i64) -> ClosedLane {
+    ClosedLane {
+        lane: LaneId(id),
+        wait: None,
+    }
+}
+
+/// The lanes of the next claim.
+fn next(lanes: &mut Lanes) -> Vec<i64> {
+    let orders = lanes.orders(After::Cursor, WANTED);
+    let mut ids: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[test]
+fn claims_leave_out_lanes_at_their_limit_until_a_job_of_their_key_has_ended() {
+    let mut lanes = Lanes::default();
+    lanes.set_fair(one_at_a_time());
+    lanes.learn(vec![
+        of_tenant(1, 10, "a"),
+        of_tenant(2, 20, "a"),
+        of_tenant(3, 30, "b"),
+    ]);
+    lanes.serve(|_| Some(SERVED));
+    let orders = lanes.orders(After::Cursor, WANTED);
+    let closed = [until_end(10), until_end(20), until_end(30)];
+    lanes.claimed(
+        &orders,
+        &[job(10, 100), job(30, 101)],
+        &closed,
+        WANTED,
+        false,
+    );
+    assert!(next(&mut lanes).is_empty());
+    assert!(lanes.wait_for_ends());
+    assert!(!lanes.mark_active(LaneId(20)) && !lanes.wake(LaneId(20)));
+    assert!(next(&mut lanes).is_empty(), "new jobs wait as well");
+    assert_eq!(lanes.all().len(), 3, "orphans do not");
+    assert!(lanes.free(LaneId(30)));
+    assert_eq!(next(&mut lanes), [30]);
+    assert!(!lanes.free(LaneId(30)), "it is open");
+    // That which was closed first goes first.
+    for expected in [10, 20, 10, 20] {
+        assert!(lanes.free(LaneId(10)));
+        lanes.mark_all_empty();
+        let order = lanes
+            .all()
+            .into_iter()
+            .find(|order| order.lane.0 == expected);
+        let other = until_end(30 - expected);
+        lanes.claimed(
+            &[order.unwrap()],
+            &[job(expected, 200)],
+            &[other, until_end(expected)],
+            WANTED,
+            false,
+        );
+    }
+    assert!(!lanes.free(LaneId(40)), "unknown");
+}
+
+#[test]
+fn if_a_lane_of_a_limit_had_room_its_other_lanes_are_open_too() {
+    let mut lanes = Lanes::default();
+    lanes.set_fair(one_at_a_time());
+    lanes.learn((1..30).map(|n| of_tenant(n, n, "a")).collect());
+    lanes.serve(|_| Some(SERVED));
+    let closed: Vec<ClosedLane> = (1..30).map(until_end).collect();
+    let orders = lanes.orders(After::Cursor, WANTED);
+    lanes.claimed(&orders, &[], &closed, WANTED, false);
+    assert!(next(&mut lanes).is_empty());
+    // The sweep: jobs of other workers may have ended.
+    lanes.open_some();
+    assert_eq!(next(&mut lanes), [1, 2, 3, 4, 5, 6, 7, 8]);
+    let orders = lanes.orders(After::Cursor, WANTED);
+    assert!(
+        lanes.claimed(&orders, &[job(1, 100)], &[], WANTED, false),
+        "there may be more"
+    );
+    let mut open: Vec<i64> = lanes.with_jobs().iter().map(|order| order.lane.0).collect();
+    open.sort_unstable();
+    assert_eq!(open, [1, 9, 10, 11, 12, 13, 14, 15, 16]);
+}
+
+#[test]
+fn a_lane_at_its_rate_opens_by_itself() {
+    let mut lanes = Lanes::default();
+    let gate = crate::job::ClaimGate {
+        name: "rate".into(),
+        queue: None,
+        handler: None,
+        key: Vec::new(),
+        is_throttle: true,
+        settings: "1".into(),
+    };
+    assert!(lanes.set_gates(vec![gate.clone()]));
+    assert!(!lanes.set_gates(vec![gate.clone()]));
+    lanes.learn(vec![of_tenant(1, 10, "a"), of_tenant(2, 20, "b")]);
+    lanes.serve(|_| Some(SERVED));
+    let now = Instant::now();
+    let seconds = |seconds| Some(Duration::from_secs(seconds));
+    lanes.close(LaneId(10), seconds(9), now);
+    lanes.close(LaneId(20), seconds(2), now);
+    lanes.close(LaneId(20), seconds(5), now);
+    assert!(next(&mut lanes).is_empty() && !lanes.wait_for_ends());
+    assert!(!lanes.free(LaneId(10)), "the end of a job opens nothing");
+    assert_eq!(lanes.next_opening(), Some(now + Duration::from_secs(5)));
+    assert!(!lanes.open_due(now + Duration::from_secs(4)));
+    assert!(lanes.open_due(now + Duration::from_secs(5)));
+    assert_eq!(next(&mut lanes), [20]);
+    // A change of the gates opens them all.
+    let settings = "2".into();
+    assert!(lanes.set_gates(vec![crate::job::ClaimGate { settings, ..gate }]));
+    lanes.serve(|_| Some(SERVED));
+    assert_eq!(next(&mut lanes), [10, 20]);
+    assert_eq!(lanes.next_opening(), None);
+}
