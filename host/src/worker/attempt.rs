@@ -56,8 +56,11 @@ pub(super) async fn serve(shared: Arc<Shared>) {
     };
     while let Some(claim) = shared.slots.next(slot.ended()) {
         slot.current = Some((claim.job.id, claim.job.fence));
+        // Others may have waited for the end of the attempt before.
+        if slot.host_limit.is_some() {
+            slots::start_more(&shared);
+        }
         slot.host_limit.clone_from(&claim.host_limit);
-        slots::start_more(&shared);
         let delay = run(&shared, claim).await;
         if !delay.is_zero() {
             // The slot stays taken during the delay, so nothing is claimed for it.
