@@ -38,11 +38,12 @@ const QUICK_DECAY: [&str; 6] = [
     "--window=2000",
 ];
 const QUICK_IDLE: [&str; 4] = ["--seconds=10", "--settle=12", "--alone=5", "--hosts=1,3"];
-const QUICK_SCALE: [&str; 6] = [
+const QUICK_SCALE: [&str; 7] = [
     "--jobs=3000",
     "--runs=1",
     "--hosts=1,3",
     "--lanes=1,10,1000",
+    "--chain=300",
     "--late=3",
     "--producers=5",
 ];
@@ -148,9 +149,10 @@ mod tests {
     fn the_default_sizes_are_those_of_the_published_figures() {
         assert_eq!(defaults::<drain::Options>(&[]).unwrap().jobs, 100_000);
         assert_eq!(defaults::<decay::Options>(&[]).unwrap().only.len(), 6);
-        assert_eq!(
-            defaults::<scale::Options>(&[]).unwrap().lanes,
-            [1, 10, 1_000, 10_000]
-        );
+        let scale = defaults::<scale::Options>(&[]).unwrap();
+        assert_eq!(scale.lanes(scale::Kind::Lanes), [1, 10, 1_000, 10_000]);
+        assert_eq!(scale.lanes(scale::Kind::Modes), [1, 100, 10_000]);
+        assert_eq!(scale.jobs(scale::Kind::Fair), 50_000);
+        assert_eq!(scale.jobs(scale::Kind::Modes), 40_000);
     }
 }

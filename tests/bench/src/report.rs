@@ -38,6 +38,8 @@ pub(super) struct Report {
     /// The settings that the figures depend on.
     pub(super) settings: Value,
     pub(super) figures: Vec<Figure>,
+    /// Figures once more, side by side.
+    pub(super) tables: Vec<Table>,
     /// Failed measurements, and figures beyond their bounds.
     pub(super) failures: Vec<String>,
 }
@@ -74,6 +76,7 @@ impl Report {
     pub(super) fn absorb(&mut self, other: Self) {
         self.settings = other.settings;
         self.figures.extend(other.figures);
+        self.tables.extend(other.tables);
         self.failures.extend(other.failures);
     }
 
@@ -83,6 +86,9 @@ impl Report {
             return;
         }
         println!("{}", self.to_table());
+        for table in &self.tables {
+            println!("{table}");
+        }
         if self.bench == ALL {
             println!("{}", self.to_target_table());
         }
@@ -133,6 +139,18 @@ impl Report {
             "failures": self.failures,
         })
     }
+}
+
+/// A table of numbers whose first column has names.
+pub(super) fn matrix(header: Vec<String>, rows: Vec<Vec<String>>) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    table.set_header(header);
+    table.add_rows(rows);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
 }
 
 /// Aligns numbers to the right.

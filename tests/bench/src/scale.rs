@@ -1,4 +1,4 @@
-//! Figures with more hosts, direct dispatch, more lanes, larger payloads, long jobs and late commits.
+//! Figures with more hosts, direct dispatch, more lanes, larger payloads, long jobs, late commits and modes of queues.
 
 mod direct;
 mod fair;
@@ -7,6 +7,7 @@ mod hosts;
 mod lanes;
 mod late;
 mod long;
+mod modes;
 mod payloads;
 mod shards;
 
@@ -25,18 +26,21 @@ use super::server::Server;
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// Jobs per drain
-    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(i64).range(100..=10_000_000))]
-    pub(super) jobs: i64,
-    /// Drains per kind; the median is reported
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
-    pub(super) runs: u16,
+    /// Jobs per drain; default: 50,000, or 40,000 for `modes`
+    #[arg(long, value_parser = clap::value_parser!(i64).range(100..=10_000_000))]
+    jobs: Option<i64>,
+    /// Drains per kind, of which the median is reported; default: 3, or 1 for `modes`
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100))]
+    runs: Option<u16>,
     /// Numbers of hosts
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
     pub(super) hosts: Vec<usize>,
-    /// Numbers of lanes
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 10, 1_000, 10_000])]
-    pub(super) lanes: Vec<i64>,
+    /// Numbers of lanes; default: 1, 10, 1,000 and 10,000, or 1, 100 and 10,000 for `modes`
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(i64).range(1..=1_000_000))]
+    lanes: Vec<i64>,
+    /// Jobs that run one after the other behind a limit of one
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(i64).range(2..=1_000_000))]
+    pub(super) chain: i64,
     /// Sizes of payloads, bytes
     #[arg(long, value_delimiter = ',', default_values_t = [100, 4_096, 65_536])]
     pub(super) payloads: Vec<i64>,
@@ -71,32 +75,63 @@ pub(super) enum Kind {
     Long,
     /// A producer that commits 30 s after its enqueue
     Late,
+    /// Plain, fair, direct and sharded queues side by side, by hosts and lanes
+    Modes,
+}
+
+impl Options {
+    pub(super) fn jobs(&self, kind: Kind) -> i64 {
+        // The matrix has many cells, and is to take ten minutes.
+        let default = if kind == Kind::Modes { 40_000 } else { 50_000 };
+        self.jobs.unwrap_or(default)
+    }
+
+    fn runs(&self, kind: Kind) -> u16 {
+        self.runs.unwrap_or(if kind == Kind::Modes { 1 } else { 3 })
+    }
+
+    pub(super) fn lanes(&self, kind: Kind) -> Vec<i64> {
+        match (self.lanes.as_slice(), kind) {
+            ([], Kind::Modes) => vec![1, 100, 10_000],
+            ([], _) => vec![1, 10, 1_000, 10_000],
+            (given, _) => given.to_vec(),
+        }
+    }
 }
 
 struct Scale<'a> {
     bench: &'a Bench,
     server: &'a Server,
     options: &'a Options,
+    kind: Kind,
     /// The handlers folder, with `noop` only.
     handlers: PathBuf,
     report: Report,
 }
 
 pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
+    let mut report = Report::new("scale");
+    let on_one_server = |kind: &Kind| *kind != Kind::Modes;
+    let kinds: Vec<Kind> = options.only.iter().copied().filter(on_one_server).collect();
+    if !kinds.is_empty() {
+        report.absorb(measure(bench, options, &kinds).await?);
+    }
+    if options.only.contains(&Kind::Modes) {
+        report.absorb(modes::run(bench, options).await?);
+    }
+    Ok(report)
+}
+
+async fn measure(bench: &Bench, options: &Options, kinds: &[Kind]) -> Result<Report> {
     Server::during(bench, async |server| {
-        let mut scale = Scale {
-            bench,
-            server,
-            options,
-            handlers: server.handlers(&bench.guests, &["noop"])?,
-            report: Report::new("scale"),
-        };
-        scale.report.settings = server.settings();
-        for kind in &options.only {
-            if let Err(error) = scale.measure(*kind).await {
+        let mut report = Report::new("scale");
+        for kind in kinds {
+            let mut scale = Scale::new(bench, server, options, *kind)?;
+            if let Err(error) = scale.measure().await {
                 let failure = format!("scale, {kind:?}: {error:#}");
                 scale.report.failures.push(failure);
             }
+            report.absorb(scale.report);
             // Leftovers of a failed part must not affect the next one.
             server
                 .client
@@ -105,14 +140,41 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
                 )
                 .await?;
         }
-        Ok(scale.report)
+        Ok(report)
     })
     .await
 }
 
+impl<'a> Scale<'a> {
+    fn new(bench: &'a Bench, server: &'a Server, options: &'a Options, kind: Kind) -> Result<Self> {
+        let mut report = Report::new("scale");
+        report.settings = server.settings();
+        Ok(Self {
+            bench,
+            server,
+            options,
+            kind,
+            handlers: server.handlers(&bench.guests, &["noop"])?,
+            report,
+        })
+    }
+}
+
 impl Scale<'_> {
-    async fn measure(&mut self, kind: Kind) -> Result<()> {
-        match kind {
+    fn jobs(&self) -> i64 {
+        self.options.jobs(self.kind)
+    }
+
+    fn runs(&self) -> u16 {
+        self.options.runs(self.kind)
+    }
+
+    fn lanes(&self) -> Vec<i64> {
+        self.options.lanes(self.kind)
+    }
+
+    async fn measure(&mut self) -> Result<()> {
+        match self.kind {
             Kind::Hosts => hosts::measure(self).await,
             Kind::Lanes => lanes::measure(self).await,
             Kind::Fair => fair::measure(self).await,
@@ -122,13 +184,15 @@ impl Scale<'_> {
             Kind::Payloads => payloads::measure(self).await,
             Kind::Long => long::measure(self).await,
             Kind::Late => late::measure(self).await,
+            // On servers of its own.
+            Kind::Modes => Ok(()),
         }
     }
 
     async fn drains(&self, hosts: usize, work: &Work) -> Result<Vec<Drained>> {
         let options = HostOptions::new(&self.handlers);
         let mut drains = Vec::new();
-        for _ in 0..self.options.runs {
+        for _ in 0..self.runs() {
             drains.push(drained::drain(self.bench, self.server, &options, hosts, work).await?);
         }
         Ok(drains)

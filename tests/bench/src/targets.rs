@@ -48,7 +48,7 @@ const fn lower(key: &'static str, at_least: f64, aim: f64) -> Target {
 }
 
 /// In the units of the figures: seconds, milliseconds, microseconds, bytes, percent.
-pub(super) const TARGETS: [Target; 51] = [
+pub(super) const TARGETS: [Target; 53] = [
     higher("drain.ratio", 0.40, 0.55),
     higher("drain.reuse.ratio", 0.60, 0.90),
     lower("drain.cpu_postgres", 18.0, 12.0),
@@ -75,6 +75,8 @@ pub(super) const TARGETS: [Target; 51] = [
     lower("scale.gates_one_3.p50", 2.0, 1.0),
     lower("scale.gates_one_1.exceeded", 0.0, 0.0),
     lower("scale.gates_one_3.exceeded", 0.0, 0.0),
+    higher("scale.modes_drr.kept", 0.8, 0.9),
+    higher("scale.modes_shards.kept", 0.95, 1.0),
     lower("scale.late_idle.worst", 1500.0, 50.0),
     lower("scale.late_busy.worst", 1500.0, 50.0),
     lower("scale.late_until.worst", 1500.0, 50.0),

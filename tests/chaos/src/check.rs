@@ -11,17 +11,21 @@ mod attempts;
 mod backoff;
 mod cancellations;
 mod children;
+mod debounces;
 mod dependencies;
 mod effects;
 mod frozen;
 mod keys;
+mod limits;
 mod order;
 mod recovery;
 mod schedules;
 mod settled;
 mod signals;
+mod singletons;
 mod steps;
 mod suspensions;
+mod throttles;
 mod times;
 
 #[cfg(test)]
@@ -60,6 +64,12 @@ impl Found {
     fn case(&mut self, job: impl Into<Option<i64>>, wrong: bool, message: impl FnOnce() -> String) {
         self.checked += 1;
         self.unless(job, wrong, message);
+    }
+
+    /// Adds the cases and violations of another part of the rule.
+    fn add(&mut self, other: Self) {
+        self.checked += other.checked;
+        self.violations.extend(other.violations);
     }
 
     /// Counts a case that took `us` microseconds.
@@ -125,7 +135,7 @@ enum Needs {
 }
 
 /// Every rule.
-pub(super) const RULES: [Rule; 41] = [
+pub(super) const RULES: [Rule; 45] = [
     Rule {
         name: "accepted_jobs_exist",
         promise: "a job exists if its enqueue was answered with its id",
@@ -371,6 +381,30 @@ pub(super) const RULES: [Rule; 41] = [
         promise: "the balance of each account is the sum of the effects of the jobs",
         needs: Needs::Nothing,
         check: effects::sums_are_exact,
+    },
+    Rule {
+        name: "limit_holds",
+        promise: "no more jobs of a key run at the same time than its gate permits",
+        needs: Needs::Nothing,
+        check: limits::hold,
+    },
+    Rule {
+        name: "throttle_holds",
+        promise: "no more jobs of a key are claimed in a period than its gate permits, and starts follow claims within 1.5 s",
+        needs: Needs::Nothing,
+        check: throttles::hold,
+    },
+    Rule {
+        name: "singleton_holds",
+        promise: "while a job of a singleton waits, or has not ended, no other one of its key is enqueued",
+        needs: Needs::Nothing,
+        check: singletons::hold,
+    },
+    Rule {
+        name: "debounce_holds",
+        promise: "of a burst the last job runs, and not before the burst has ended",
+        needs: Needs::Nothing,
+        check: debounces::hold,
     },
 ];
 

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::bank::Payment;
 use super::flows::Flow;
+use super::gates::Gated;
 use super::random::Random;
 
 pub(super) const QUEUES: [&str; 3] = ["default", "mail", "bulk"];
@@ -18,6 +19,8 @@ pub(super) const PATIENT: &str = "chaos.patient";
 pub(super) const FLOW: &str = "chaos.flow";
 /// Its effects move money between accounts.
 pub(super) const PAY: &str = "chaos.pay";
+/// Its jobs pass gates.
+pub(super) const GATED: &str = "chaos.gated";
 /// The queue, and the tag, of hosts with few slots that serve nothing else, so that claims wait in line.
 pub(super) const LINE: &str = "line";
 /// `max_attempts` of the handlers, for jobs without their own.
@@ -60,14 +63,16 @@ pub(super) enum Kind {
     IsNeverSignalled,
     /// Its effects, with its outcome or with a step, move money.
     Pays,
+    /// It passes gates, or gives way to an earlier job.
+    PassesGates,
     /// Enqueued by a fault; no producer draws it.
     FromFault,
 }
 
 impl Kind {
     /// Each kind with its share of a thousand jobs.
-    pub(super) const ALL: [(Self, u64); 17] = [
-        (Self::Quick, 225),
+    pub(super) const ALL: [(Self, u64); 18] = [
+        (Self::Quick, 105),
         (Self::Sleeps, 100),
         (Self::HasSteps, 110),
         (Self::IsLong, 10),
@@ -84,6 +89,7 @@ impl Kind {
         (Self::Flows, 50),
         (Self::IsNeverSignalled, 5),
         (Self::Pays, 200),
+        (Self::PassesGates, 120),
     ];
 
     fn draw(random: &mut Random) -> Self {
@@ -132,7 +138,7 @@ pub(super) struct JobSpec {
     /// Delay of `run_at` from now, in milliseconds.
     pub(super) run_in_ms: Option<i64>,
     pub(super) unique_key: Option<String>,
-    /// The tenant within which the key is unique; only of jobs with a key.
+    /// The tenant within which the key is unique, or whose jobs a gate limits.
     #[serde(default)]
     pub(super) tenant: Option<String>,
     pub(super) max_attempts: Option<i32>,
@@ -142,6 +148,9 @@ pub(super) struct JobSpec {
     /// What it does if its handler is that of payments.
     #[serde(default)]
     pub(super) payment: Option<Payment>,
+    /// The keys of its gates.
+    #[serde(default)]
+    pub(super) gated: Option<Gated>,
     /// Whether the enqueueing transaction is rolled back.
     pub(super) rolled_back: bool,
     /// The producer hangs up after this many microseconds, with or without an answer.
@@ -209,9 +218,21 @@ impl JobSpec {
                 // In some jobs, a later attempt finds the step done.
                 spec.fail_attempts = u32::from(random.per_mille(100));
             }
+            Kind::PassesGates => {
+                let gated = Gated::draw(&mut random, index);
+                spec.handler = GATED.into();
+                spec.queue = gated.door.queue().into();
+                // Each key has lanes of both.
+                spec.priority = (*random.pick(&["normal", "low"])).into();
+                spec.tenant = Some(gated.tenant.clone());
+                spec.sleep_ms = random.between(200, 2_200);
+                spec.fail_attempts = u32::from(random.per_mille(150));
+                spec.gated = Some(gated);
+            }
             Kind::FromFault => {}
         }
-        if random.per_mille(60) {
+        // A tag would double the lanes of the keys.
+        if spec.gated.is_none() && random.per_mille(60) {
             spec.tags = vec![TAG.into()];
         }
         spec
@@ -234,7 +255,7 @@ impl JobSpec {
         if let Some(payment) = &self.payment {
             return payment.payload(self);
         }
-        json!({
+        let mut payload = json!({
             "n": self.n,
             "sleep_ms": self.sleep_ms,
             "fail_attempts": self.fail_attempts,
@@ -242,7 +263,12 @@ impl JobSpec {
             "steps": self.steps,
             "ticks": self.ticks,
             "pad": pad(self.n, self.pad_bytes),
-        })
+        });
+        if let Some(gated) = &self.gated {
+            payload["api"] = json!(gated.api);
+            payload["doc"] = json!(gated.doc);
+        }
+        payload
     }
 
     /// The maximum number of failed attempts.

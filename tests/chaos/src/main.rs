@@ -8,6 +8,7 @@ mod schedules;
 
 mod bank;
 mod flows;
+mod gates;
 mod load;
 mod plan;
 mod random;

@@ -16,6 +16,7 @@ use super::bank;
 use super::dump;
 use super::faults::Faults;
 use super::folder::Folder;
+use super::gates;
 use super::hosts::Hosts;
 use super::ledger::{Event, Ledger, Line, Run, now_us};
 use super::load::QUEUES;
@@ -85,6 +86,7 @@ async fn run_with(
     sabotage: Option<&str>,
 ) -> Result<()> {
     bank::create(&database::connect(&server.url).await?).await?;
+    gates::create(&database::connect(&server.url).await?).await?;
     if let Some(sql) = sabotage {
         let client = database::connect(&server.url).await?;
         client.batch_execute(sql).await.context("sabotage")?;

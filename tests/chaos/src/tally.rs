@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::cuts::{At, How};
 use super::ledger::{Answer, Event, Request};
-use super::load::Kind;
+use super::load::{GATED, Kind};
 use super::plan::Fault;
 use super::world::World;
 
@@ -143,6 +143,9 @@ pub(super) fn jobs(world: &World) -> Vec<(&'static str, u64)> {
     let unknown = world.calls.iter();
     let unknown = unknown.filter(|call| matches!(call.answer, Answer::Unknown(_)));
     let lost = world.attempts.iter().filter(|attempt| attempt.lost);
+    let gated = world.jobs.iter().filter(|job| job.handler == GATED);
+    let gated: BTreeSet<i64> = gated.map(|job| job.id).collect();
+    let lost_gated = lost.clone().filter(|lost| gated.contains(&lost.job));
     let released = world.records.iter().filter(|r| r.event == "released");
     let there: BTreeSet<i64> = world.jobs.iter().map(|job| job.n).collect();
     let kept = world.calls.iter().filter(|call| {
@@ -159,6 +162,7 @@ pub(super) fn jobs(world: &World) -> Vec<(&'static str, u64)> {
         ("of these, enqueues whose job exists", kept.count() as u64),
         ("attempts started", world.evidence.len() as u64),
         ("attempts lost", lost.count() as u64),
+        ("of these, behind gates", lost_gated.count() as u64),
         ("claims released", released.count() as u64),
     ]
 }

@@ -96,6 +96,12 @@ async fn patient(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     attempt(ctx, work).await
 }
 
+/// Like `chaos.work`; the run sets gates for it.
+#[handler(name = "chaos.gated", capabilities = ["dir"])]
+async fn gated(ctx: &Ctx, work: Work) -> Result<Value, Error> {
+    attempt(ctx, work).await
+}
+
 async fn attempt(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     let witness = Witness::start(ctx)?;
     let mut result = witness.to_json();
@@ -148,4 +154,4 @@ fn spin(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     }
 }
 
-export!(work, patient, spin, flow::flow, pay::pay);
+export!(work, patient, gated, spin, flow::flow, pay::pay);

@@ -17,7 +17,7 @@ const HOSTS: [usize; 3] = [1, 2, 4];
 const HOSTS_REUSING: usize = 4;
 
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
-    let mut work = Work::noop(scale.options.jobs);
+    let mut work = Work::noop(scale.jobs());
     work.tenants = Some((QUEUE, format!("'t' || n % {TENANTS}")));
     let options = HostOptions::new(&scale.handlers);
     for hosts in HOSTS {
@@ -94,7 +94,7 @@ async fn drains<const N: usize>(
     policies: [&str; N],
 ) -> Result<[Vec<Drained>; N]> {
     let mut all = std::array::from_fn(|_| Vec::new());
-    for round in 0..=scale.options.runs {
+    for round in 0..=scale.runs() {
         for (policy, drains) in policies.iter().zip(&mut all) {
             set(scale, policy).await?;
             let drain = drained::drain(scale.bench, scale.server, options, hosts, work).await?;

@@ -28,7 +28,7 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     client
         .execute("SELECT rouse.set_fair_share($1, policy => 'drr', weights => '{\"t1\": 3}', starvation => '0 s')", &[&QUEUE])
         .await?;
-    let mut work = Work::noop(scale.options.jobs);
+    let mut work = Work::noop(scale.jobs());
     let drains = scale.drains(1, &work).await?;
     let plain = median(drains.iter().map(drained::Drained::jobs_per_s).collect())?;
     for tenants in [1, 100, 10_000] {
@@ -37,7 +37,7 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         work.jobs = tenants;
         let options = HostOptions::new(&scale.handlers);
         drained::drain(scale.bench, scale.server, &options, 1, &work).await?;
-        work.jobs = scale.options.jobs;
+        work.jobs = scale.jobs();
         let drains = scale.drains(1, &work).await?;
         let key = format!("fair_{tenants}");
         let per_s = scale.drained(
@@ -60,7 +60,7 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
 
 /// Jain's index of the shares by weight, while all tenants have jobs: 1 if they are as set. The lowest of all windows.
 async fn shares(scale: &mut Scale<'_>, hosts: usize) -> Result<()> {
-    let mut work = Work::noop(scale.options.jobs * 2);
+    let mut work = Work::noop(scale.jobs() * 2);
     let others = TENANTS - 1;
     let tenant = format!("CASE WHEN n % 2 = 0 THEN 't0' ELSE 't' || 1 + n / 2 % {others} END");
     work.tenants = Some((QUEUE, tenant));

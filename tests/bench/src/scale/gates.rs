@@ -12,8 +12,6 @@ use crate::report::Unit;
 /// The queue. It is fair, so that its tenants have the same lanes with and without gates.
 const QUEUE: &str = "gated";
 const TENANTS: i64 = 1_000;
-/// Jobs of the measurement at a limit of one run one after the other.
-const CHAIN_SHARE: i64 = 10;
 
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     let client = &scale.server.client;
@@ -27,14 +25,14 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
             &[&QUEUE],
         )
         .await?;
-    let mut work = Work::noop(scale.options.jobs);
+    let mut work = Work::noop(scale.jobs());
     work.tenants = Some((QUEUE, format!("'t' || n % {TENANTS}")));
     // In turns, so that both have the same noise. The first drain adds the lanes to the catalog.
     let options = HostOptions::new(&scale.handlers);
     let one = async || drained::drain(scale.bench, scale.server, &options, 1, &work).await;
     one().await?;
     let (mut without, mut with): (Vec<Drained>, Vec<Drained>) = (Vec::new(), Vec::new());
-    for _ in 0..scale.options.runs {
+    for _ in 0..scale.runs() {
         without.push(one().await?);
         gate("'few', 'max_concurrent', key => '{tenant}', most => 1000000").await?;
         gate("'rate', 'throttle', key => '{tenant}', most => 1000000, period => '1 s', burst => 1000000").await?;
@@ -54,7 +52,7 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         format!("SELECT rouse.set_gate('one', 'max_concurrent', queue => '{QUEUE}', most => 1)");
     client.batch_execute(&set).await?;
     for hosts in [1, 3] {
-        let mut work = Work::noop(scale.options.jobs / CHAIN_SHARE);
+        let mut work = Work::noop(scale.options.chain);
         work.tenants = Some((QUEUE, "'t' || n % 3".to_owned()));
         let options = HostOptions::new(&scale.handlers);
         let drained = drained::drain(scale.bench, scale.server, &options, hosts, &work).await?;

@@ -9,7 +9,7 @@ use crate::probe;
 use crate::report::Unit;
 
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
-    let work = Work::noop(scale.options.jobs);
+    let work = Work::noop(scale.jobs());
     let probes = probe::run(scale.bench, scale.server, work.jobs, &work.payload).await?;
     let probe = median(probes)?;
     let label = "probe: rows claimed and deleted by plain SQL";

@@ -11,7 +11,7 @@ use crate::report::Unit;
 /// Round robin over this many queues of one handler. The lanes are added to the catalog before, so that
 /// the figure does not include the creation of lanes.
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
-    let mut counts = scale.options.lanes.clone();
+    let mut counts = scale.lanes();
     // The catalog only grows, so small numbers of lanes are measured first.
     counts.sort_unstable();
     let mut fewest = None;
@@ -20,7 +20,7 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         work.queues = Some(lanes);
         let options = HostOptions::new(&scale.handlers);
         drained::drain(scale.bench, scale.server, &options, 1, &work).await?;
-        work.jobs = scale.options.jobs;
+        work.jobs = scale.jobs();
         let drains = scale.drains(1, &work).await?;
         let key = format!("lanes_{lanes}");
         let per_s = scale.drained(&key, &format!("jobs, {lanes} lane(s)"), &drains)?;

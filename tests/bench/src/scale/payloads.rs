@@ -15,7 +15,7 @@ const SMALL_BYTES: i64 = 100;
 
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     for bytes in scale.options.payloads.clone() {
-        let mut work = Work::noop(scale.options.jobs.min(BYTES_MAX / bytes.max(SMALL_BYTES)));
+        let mut work = Work::noop(scale.jobs().min(BYTES_MAX / bytes.max(SMALL_BYTES)));
         work.payload = payload(bytes);
         let mut probes = probe::run(scale.bench, scale.server, work.jobs, &work.payload).await?;
         let drains = scale.drains(1, &work).await?;

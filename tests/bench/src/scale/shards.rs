@@ -23,7 +23,7 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
             &[&QUEUE],
         )
         .await?;
-    let mut work = Work::noop(scale.options.jobs);
+    let mut work = Work::noop(scale.jobs());
     work.tenants = Some((QUEUE, format!("'t' || n % {LANES}")));
     let options = HostOptions::new(&scale.handlers);
     // The first drain adds the lanes to the catalog.
@@ -32,7 +32,7 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     for hosts in scale.options.hosts.clone() {
         let mut drains: [Vec<Drained>; 2] = [Vec::new(), Vec::new()];
         // In turns, so that both have the same noise.
-        for _ in 0..scale.options.runs {
+        for _ in 0..scale.runs() {
             for (drains, shards) in drains.iter_mut().zip([0, SHARDS]) {
                 client
                     .execute("SELECT rouse.set_shards($1, $2)", &[&QUEUE, &shards])

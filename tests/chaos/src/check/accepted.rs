@@ -26,10 +26,15 @@ pub(super) fn kept(known: &Known<'_>) -> Found {
         };
         let there = known.rows(*id).iter().any(|row| {
             row.handler == spec.handler
-                && match &spec.unique_key {
-                    None => row.n == spec.n && row.queue == spec.queue,
+                && match (&spec.unique_key, &spec.gated) {
+                    (None, None) => row.n == spec.n && row.queue == spec.queue,
                     // The id may be that of another enqueue's job with the same key and tenant.
-                    key => row.unique_key == *key && row.tenant == spec.tenant,
+                    (None, Some(gated)) => {
+                        let of_row = known.spec(row).and_then(|spec| spec.gated.as_ref());
+                        row.queue == spec.queue
+                            && of_row.is_some_and(|of_row| of_row.door_key() == gated.door_key())
+                    }
+                    (key, _) => row.unique_key == *key && row.tenant == spec.tenant,
                 }
         });
         let times = ids_of(known, spec.n).len();

@@ -28,7 +28,8 @@ pub(super) fn one_live_retry(known: &Known<'_>) -> Found {
     one_at_a_time(known, |job| job.retried_from)
 }
 
-fn one_at_a_time<K: Eq + std::hash::Hash + std::fmt::Debug>(
+/// No two jobs with the same key are certainly live at the same time.
+pub(super) fn one_at_a_time<K: Eq + std::hash::Hash + std::fmt::Debug>(
     known: &Known<'_>,
     key: impl Fn(&Job) -> Option<K>,
 ) -> Found {

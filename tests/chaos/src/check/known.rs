@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
+use super::super::gates::Gated;
 use super::super::ledger::{Answer, Event, Happened, Request};
 use super::super::load::JobSpec;
 use super::super::settings;
@@ -123,6 +124,12 @@ impl<'a> Known<'a> {
         self.specs.get(&job.n).copied()
     }
 
+    /// The jobs behind gates.
+    pub(super) fn gated(&self) -> impl Iterator<Item = (&'a Job, &'a Gated)> {
+        let jobs = self.world.jobs.iter();
+        jobs.filter_map(|job| Some((job, self.spec(job)?.gated.as_ref()?)))
+    }
+
     pub(super) fn worker_id(&self, incarnation: i64) -> &'a str {
         self.worker_ids.get(&incarnation).copied().unwrap_or("?")
     }
@@ -141,6 +148,25 @@ impl<'a> Known<'a> {
     pub(super) fn forgotten(&self, evidence: &Evidence) -> bool {
         let started = evidence.started_us;
         self.crashes(started - IN_LINE_US, started + FORGOTTEN_WITHIN_US) > 0
+    }
+
+    /// Whether the database knows the claim under which this attempt has started.
+    pub(super) fn is_claimed(&self, evidence: &Evidence) -> bool {
+        let at_us = evidence.started_us;
+        let number = evidence.attempt;
+        let mut attempts = self.attempts(evidence.job).iter();
+        let mut records = self.records(evidence.job).iter();
+        let mut rows = self.rows(evidence.job).iter();
+        attempts.any(|a| a.attempt == number && (a.claimed_us..=a.ended_us).contains(&at_us))
+            || records
+                .any(|r| r.event == "released" && r.attempt == Some(number) && r.at_us >= at_us)
+            || rows.any(|job| {
+                job.attempt == number
+                    && job.claimed_us.is_some_and(|claimed_us| claimed_us <= at_us)
+                    && job
+                        .finished_us
+                        .is_none_or(|finished_us| at_us <= finished_us)
+            })
     }
 
     /// The time at which the attempt was over for the database. `None` if it never was.
@@ -167,7 +193,12 @@ impl<'a> Known<'a> {
 
     /// Whether this host has exited in this interval, for any reason.
     pub(super) fn is_gone(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
-        self.world.happened.iter().any(|h| {
+        self.gone_us(worker, from_us, until_us).is_some()
+    }
+
+    /// When this host has exited in this interval, for any reason.
+    pub(super) fn gone_us(&self, worker: &str, from_us: i64, until_us: i64) -> Option<i64> {
+        let exits = self.world.happened.iter().filter_map(|h| {
             let (ended, at_us) = match &h.event {
                 // The ledger line is written shortly after the kill.
                 Event::HostKilled { worker } => (worker, h.from_us),
@@ -185,10 +216,12 @@ impl<'a> Known<'a> {
                 | Event::SleepersForgotten { .. }
                 | Event::ModuleReplaced { .. }
                 | Event::Skipped { .. }
-                | Event::LoadEnded => return false,
+                | Event::LoadEnded => return None,
             };
-            ended == worker && (from_us..=until_us).contains(&at_us)
-        })
+            let is_it = ended == worker && (from_us..=until_us).contains(&at_us);
+            is_it.then_some(at_us)
+        });
+        exits.min()
     }
 
     /// Whether this host was frozen or has exited, for any reason, at any moment of this interval.

@@ -2,6 +2,7 @@
 
 mod effects;
 mod flows;
+mod gates;
 mod healthy;
 
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
 //! A world with every kind of event, in which every promise was kept.
 
 pub(super) mod flow;
+pub(super) mod gate;
 
 use serde_json::json;
 
@@ -583,6 +584,7 @@ pub(super) fn healthy() -> World {
     b.happen(900 * S, 901 * S, stopped);
 
     flow::add(&mut b);
+    gate::add(&mut b);
 
     // Host C comes back to a server twice.
     for (at_ms, failures, counted) in [

@@ -1,0 +1,32 @@
+-- For `cargo xtask chaos --sabotage tests/chaos/sabotage/open_gates.sql`: claims count neither running jobs nor earlier starts, a singleton keeps
+-- nothing out while it waits, and only what waits until it has ended, and a debounce does not wait for further enqueues. A run with it must fail, with
+-- violations of limit_holds, throttle_holds, singleton_holds and debounce_holds.
+--
+-- It patches the existing functions.
+DO $$
+DECLARE
+    f    record;
+    now  text;
+BEGIN
+    FOR f IN
+        SELECT p.proname, patch.was, patch.becomes, pg_get_functiondef(p.oid) AS source
+        FROM (VALUES
+            ('_within_gates', 'g.most - coalesce(r.jobs, 0)', 'g.most'),
+            ('_tokens', 's.at > p_at - p_period_ms * interval ''1 millisecond''', 'false'),
+            ('_pass_gates', 'WHEN gate.lasts = ''queued'' THEN was.state = ''queued''
+                WHEN gate.lasts = ''running'' THEN was.id IS NOT NULL', 'WHEN gate.lasts = ''queued'' THEN false
+                WHEN gate.lasts = ''running'' THEN was.state = ''queued'''),
+            ('_pass_gates', 'run_at := greatest(run_at, least(p_at + rest, held.since + gate.longest_ms * interval ''1 millisecond''));',
+             'run_at := greatest(run_at, held.until);')) AS patch(name, was, becomes)
+        JOIN pg_proc AS p ON p.pronamespace = 'rouse'::regnamespace AND p.proname = patch.name
+    LOOP
+        -- An earlier patch may have changed it.
+        f.source := pg_get_functiondef(('rouse.' || f.proname)::regproc);
+        now := replace(f.source, f.was, f.becomes);
+        IF now = f.source THEN
+            RAISE EXCEPTION 'the source of rouse.% has changed: adapt tests/chaos/sabotage/open_gates.sql', f.proname;
+        END IF;
+        EXECUTE now;
+    END LOOP;
+END
+$$;
