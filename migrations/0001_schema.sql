@@ -92,7 +92,7 @@ CREATE INDEX lane_inbox ON rouse.lane (worker) WHERE worker IS NOT NULL;
 -- Limits of which jobs run, start, and are enqueued (functions/gates.sql), set by rouse.set_gate or declared by modules.
 CREATE TABLE rouse.gate (
     name        text PRIMARY KEY,
-    kind        text NOT NULL CHECK (kind IN ('max_concurrent', 'throttle', 'singleton', 'debounce')),
+    kind        text NOT NULL CHECK (kind IN ('max_concurrent', 'throttle', 'batch', 'singleton', 'debounce')),
     -- Null: the jobs of all queues, or of all handlers.
     queue       text,
     handler     text,
@@ -108,7 +108,7 @@ CREATE TABLE rouse.gate (
     declared_by text
 );
 -- Read by every claim: empty unless a gate acts there.
-CREATE INDEX gate_claims ON rouse.gate (name) WHERE kind IN ('max_concurrent', 'throttle');
+CREATE INDEX gate_claims ON rouse.gate (name) WHERE kind IN ('max_concurrent', 'throttle', 'batch');
 -- Read by enqueues into lanes that have a gate.
 CREATE INDEX gate_enqueues ON rouse.gate (handler) WHERE kind IN ('singleton', 'debounce');
 

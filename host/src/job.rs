@@ -31,7 +31,7 @@ pub use dispatch::Dispatch;
 pub use end::{Failure, RunEnd};
 pub use error::{AttemptError, ErrorKind};
 pub use fair::{FairCharge, FairKey, FairPolicy, FairShare};
-pub use gate::ClaimGate;
+pub use gate::{ClaimGate, ClaimLimit};
 pub use ids::{Attempt, Fence, Incarnation, JobId, LaneId};
 pub use json::JsonText;
 pub use loss::{AfterLoss, after_loss};

@@ -37,7 +37,6 @@ mod meters;
 mod middleware;
 mod policy;
 mod poll;
-mod prefetch;
 mod progress;
 mod reach;
 mod recorded;

@@ -29,10 +29,13 @@
 -- where the previous one ended, so that each worker reads only once the dead entries of job_lease that an old
 -- transaction keeps.
 --
+-- `p_in_batches`: all lanes have a gate of kind batch, and `wanted` is a number of batches.
+--
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them. After these, a row without an id for each lane from
 -- which gates let no job start now: `lease_ms` is for how many milliseconds; null: until a job of its key has ended.
 CREATE OR REPLACE FUNCTION rouse.claim(
-    p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL)
+    p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL,
+    p_in_batches boolean DEFAULT false)
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, uncounted integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
                lease_ms bigint, timeout_ms bigint, unread bigint[])
@@ -78,10 +81,11 @@ BEGIN
     END IF;
     PERFORM FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0;
     has_gates := FOUND;
-    PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle');
+    PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle', 'batch');
     has_gates := has_gates OR FOUND;
     IF has_gates THEN
-        SELECT w.orders, w.gated, w.at INTO p_orders, gated, at FROM rouse._within_gates(p_orders, lanes, NULL, p_wanted) AS w;
+        SELECT w.orders, w.gated, w.at, least(w.wanted, 20000) INTO p_orders, gated, at, p_wanted
+        FROM rouse._within_gates(p_orders, lanes, NULL, p_wanted, p_in_batches) AS w;
     END IF;
     -- Locks the rows.
     SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072 AND NOT bool_or(found.is_stored),
@@ -160,7 +164,7 @@ BEGIN
     END IF;
     PERFORM FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0;
     has_gates := FOUND;
-    PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle');
+    PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle', 'batch');
     has_gates := has_gates OR FOUND;
     IF has_gates THEN
         SELECT w.p_lanes, w.p_wanted, w.gated, w.at INTO p_lanes, p_wanted, gated, at FROM rouse._bound_within_gates(p_sources, p_lanes, p_wanted) AS w;

@@ -439,7 +439,7 @@ BEGIN
     WHERE g.kind IN ('singleton', 'debounce') AND g.handler = enqueue_many.handler AND coalesce(g.queue, queue, 'default') = coalesce(queue, 'default');
     is_spread := is_spread OR FOUND;
     PERFORM FROM rouse.gate AS g
-    WHERE g.kind IN ('max_concurrent', 'throttle') AND coalesce(g.handler, enqueue_many.handler) = enqueue_many.handler
+    WHERE g.kind IN ('max_concurrent', 'throttle', 'batch') AND coalesce(g.handler, enqueue_many.handler) = enqueue_many.handler
       AND coalesce(g.queue, queue, 'default') = coalesce(queue, 'default') AND array_to_string(g.key, ' ') LIKE '%$%';
     is_spread := is_spread OR FOUND;
     -- For jobs that are spread, each enqueue chooses the lane: a choice would count as a turn of a worker.

@@ -1,7 +1,7 @@
 -- Fair queues (rouse.queue.policy = 'drr'): the keys of a queue share its workers, whatever the number of their jobs.
 --
 -- The jobs of each tenant or source have a lane of their own, so that a worker can take jobs of one without reading those of others. The
--- worker decides whose turn it is (host/src/worker/turns.rs). Here are the settings. The lanes, and the limit of jobs in flight, are those of
+-- worker decides whose turn it is (host/turns/src/turns.rs). Here are the settings. The lanes, and the limit of jobs in flight, are those of
 -- gates (gates.sql).
 
 -- Applies a change of rouse.queue to its lanes. Their new positions in the catalog tell workers to read the settings again.

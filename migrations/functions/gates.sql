@@ -1,10 +1,11 @@
 -- Gates (rouse.gate): limits of how many jobs run, how often jobs start, and which jobs are enqueued at all.
 --
 -- A gate applies to the jobs of a queue, of a handler, or to all, and divides them by a key: by tenant, by source, by a value of the payload, or
--- by several of these. Two kinds act in the claim:
+-- by several of these. Three kinds act in the claim:
 --
 --   max_concurrent  at most `most` jobs of a key run at the same time, on all workers
 --   throttle        at most `most` jobs of a key start in any `period`; or, with `burst`, on average, and `burst` at once
+--   batch           up to `most` jobs of a key start together, in one attempt, when there are so many, or when the first has waited for a `period`
 --
 -- and two in the enqueue:
 --
@@ -56,7 +57,7 @@ LANGUAGE sql STABLE AS $$
           SELECT 'worker' FROM rouse.queue AS q WHERE q.name = p_queue AND q.dispatch <> 'shared'
           UNION ALL
           SELECT k.by FROM rouse.gate AS g CROSS JOIN LATERAL unnest(g.key) AS k(by)
-          WHERE g.kind IN ('max_concurrent', 'throttle') AND coalesce(g.queue, p_queue) = p_queue AND coalesce(g.handler, p_handler) = p_handler
+          WHERE g.kind IN ('max_concurrent', 'throttle', 'batch') AND coalesce(g.queue, p_queue) = p_queue AND coalesce(g.handler, p_handler) = p_handler
           AND k.by NOT IN ('handler', 'queue')
           UNION ALL
           SELECT '' FROM rouse.gate AS g
@@ -141,7 +142,7 @@ CREATE OR REPLACE FUNCTION rouse._claim_gates() RETURNS TABLE (
     name text, kind text, queue text, handler text, key text[], most integer, period_ms bigint, burst integer)
 LANGUAGE sql STABLE AS $$
     SELECT g.name, g.kind, g.queue, g.handler, g.key, g.most, g.period_ms, g.burst
-    FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle')
+    FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle', 'batch')
     UNION ALL
     -- No gate has a name like this.
     SELECT 'queue ' || q.name, 'max_concurrent', q.name, NULL,
@@ -213,25 +214,59 @@ LANGUAGE sql IMMUTABLE ROWS 1 AS $$
           FROM (SELECT greatest(extract(epoch FROM coalesce(p_until, p_at) - p_at)::double precision, 0) * 1000 * p_most / p_period_ms AS behind) AS b) AS t
 $$;
 
+-- How many of the ready jobs of a lane after this turn make batches: as many whole ones as there are, or all, if one of the others has waited for
+-- the period (null: they do not wait). `wait_ms`: when to look again for the others; null: there are none. That is when the batch will be full if
+-- jobs come as fast as they have so far, in 10 ms to 5 s, and at the latest when the period is over. `size`: how many jobs one attempt takes; 1 if
+-- some of them cannot be in one with others, because of their tenant or of limits of their own. Served by job_ready.
+CREATE OR REPLACE FUNCTION rouse._batches(
+    p_lane bigint, p_after bigint, p_most integer, p_period_ms bigint, p_wanted integer, p_at timestamptz,
+    OUT room integer, OUT wait_ms bigint, OUT size integer)
+LANGUAGE plpgsql AS $$
+DECLARE
+    ready  timestamptz[];
+    others integer;
+    waited double precision;
+BEGIN
+    SELECT coalesce(array_agg(r.available_at ORDER BY r.turn), '{}'),
+           CASE WHEN bool_or(r.is_alone) OR min(r.tenant) <> max(r.tenant) OR count(r.tenant) NOT IN (0, count(*)) THEN 1 ELSE p_most END
+    INTO ready, size
+    FROM (SELECT j.turn, j.available_at, j.tenant,
+                 j.grants IS NOT NULL OR j.memory_bytes IS NOT NULL OR j.lease_ms IS NOT NULL OR j.timeout_ms IS NOT NULL OR j.uncounted > 0 AS is_alone
+          FROM rouse.job AS j
+          WHERE j.lane = p_lane AND j.turn > p_after AND j.state = 'queued' AND j.turn IS NOT NULL
+          ORDER BY j.turn LIMIT least(greatest(p_wanted, p_most), 20000)) AS r;
+    others := cardinality(ready) % p_most;
+    room := cardinality(ready);
+    waited := extract(epoch FROM p_at - (SELECT min(o.at) FROM unnest(ready[room - others + 1:]) AS o(at))) * 1000;
+    IF waited < p_period_ms THEN
+        room := room - others;
+        waited := greatest(waited, 0);
+        wait_ms := ceil(least(p_period_ms - waited, greatest(least((p_most - others) * waited / others, 5000), 10)));
+    END IF;
+END
+$$;
+
 -- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`most`) as all gates of its lane permit. If several
 -- lanes have the same key, the first ones that have ready jobs (of p_sources; null: of any) get what is left. Lanes that p_lanes (null: none)
 -- leaves out get nothing. Waits
 -- for other claims through the same gates, so that two never count the same room: `at` is a time after that, the time of the claim, and what it leaves is exact until
--- the caller commits. `gated`: the lanes behind gates, for rouse._charge_gates.
+-- the caller commits. `gated`: the lanes behind gates, for rouse._charge_gates. `wanted`: how many jobs may be claimed; p_in_batches: p_wanted
+-- batches, the jobs of as many attempts.
 -- Served by lane_id, queue_capped, gate_claims, gate_key_pkey and job_ready.
 CREATE OR REPLACE FUNCTION rouse._within_gates(
-    p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_wanted integer,
-    OUT orders rouse.claim_order[], OUT gated rouse.gated_lane[], OUT at timestamptz)
+    p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_wanted integer, p_in_batches boolean,
+    OUT orders rouse.claim_order[], OUT gated rouse.gated_lane[], OUT at timestamptz, OUT wanted integer)
 -- Unlike its callers, it joins lists that have no index.
 LANGUAGE plpgsql SET enable_hashjoin = on AS $$
 #variable_conflict use_column
 DECLARE
-    -- The pairs of an order and a gate; groups are numbered by gate and key.
+    -- The pairs of an order and a gate; groups are numbered by gate and key. A batch is of one lane, whose id is its key here.
     pairs   record;
     names   text[];
     -- By group.
     rooms   integer[];
     waits   bigint[];
+    sizes   integer[];
     -- By order: how many ready jobs it has, if another one has the same key.
     ready   integer[];
     mosts   integer[];
@@ -240,18 +275,28 @@ DECLARE
     pair    integer := 1;
     first   integer;
     most    integer;
+    size    integer;
+    -- How many more batches may be claimed.
+    batches integer := p_wanted;
 BEGIN
+    wanted := p_wanted;
     SELECT array_agg(p.place ORDER BY p.place, p.number) AS places, array_agg(p.number ORDER BY p.place, p.number) AS numbers,
            array_agg(p.gate ORDER BY p.place, p.number) AS gates, array_agg(p.key ORDER BY p.place, p.number) AS keys,
            array_agg(p.kind ORDER BY p.place, p.number) AS kinds, array_agg(p.lane ORDER BY p.place, p.number) AS lanes,
+           array_agg(p.after ORDER BY p.place, p.number) AS afters, array_agg(p.most ORDER BY p.place, p.number) AS mosts,
            bool_or(p.kind = 'max_concurrent') AS has_limits
     INTO pairs
     FROM (
-        SELECT o.place, o.lane, g.name AS gate, g.kind, k.key, (dense_rank() OVER (ORDER BY g.name, k.key))::integer AS number
+        SELECT o.place, o.lane, o.after, o.most, g.name AS gate, g.kind, k.key, (dense_rank() OVER (ORDER BY g.name, k.key))::integer AS number
         FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place)
         CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = o.lane LIMIT 1) AS l
         JOIN rouse._claim_gates() AS g ON coalesce(g.queue, l.queue) = l.queue AND coalesce(g.handler, l.handler) = l.handler
-        CROSS JOIN LATERAL (SELECT rouse._gate_key(g.key, l.queue, l.handler, l.key) AS key) AS k) AS p;
+        CROSS JOIN LATERAL (
+            SELECT CASE g.kind WHEN 'batch' THEN o.lane::text ELSE rouse._gate_key(g.key, l.queue, l.handler, l.key) END AS key) AS k
+        -- Jobs that are claimed by source do not form batches.
+        WHERE (g.kind <> 'batch' OR p_in_batches OR g.period_ms IS NOT NULL AND p_sources IS NULL)
+          -- The others get nothing.
+          AND (p_lanes IS NULL OR p_lanes[o.place] IS NOT NULL)) AS p;
     at := clock_timestamp();
     orders := p_orders;
     IF pairs.places IS NULL THEN
@@ -264,19 +309,23 @@ BEGIN
     at := clock_timestamp();
     -- A new snapshot, after the locks.
     WITH groups AS (
-        SELECT DISTINCT ON (u.number) u.number, u.gate, u.key FROM ROWS FROM (unnest(pairs.numbers), unnest(pairs.gates), unnest(pairs.keys)) AS u(number, gate, key)
+        SELECT DISTINCT ON (u.number) u.number, u.gate, u.key, u.lane, u.after, u.most
+        FROM ROWS FROM (unnest(pairs.numbers), unnest(pairs.gates), unnest(pairs.keys), unnest(pairs.lanes), unnest(pairs.afters), unnest(pairs.mosts))
+             AS u(number, gate, key, lane, after, most)
         ORDER BY u.number),
     running AS MATERIALIZED (
         SELECT f.gate, f.key, f.jobs FROM rouse._in_flight(names) AS f WHERE pairs.has_limits)
-    SELECT array_agg(CASE g.kind WHEN 'max_concurrent' THEN greatest(g.most - coalesce(r.jobs, 0), 0) ELSE t.tokens END ORDER BY u.number),
-           array_agg(t.wait_ms ORDER BY u.number)
-    INTO rooms, waits
+    SELECT array_agg(CASE g.kind WHEN 'max_concurrent' THEN greatest(g.most - coalesce(r.jobs, 0), 0) ELSE coalesce(t.tokens, b.room) END ORDER BY u.number),
+           array_agg(coalesce(t.wait_ms, b.wait_ms) ORDER BY u.number),
+           array_agg(b.size ORDER BY u.number)
+    INTO rooms, waits, sizes
     FROM groups AS u
     -- A gate that was dropped meanwhile permits everything.
     LEFT JOIN rouse._claim_gates() AS g ON g.name = u.gate
     LEFT JOIN running AS r ON r.gate = u.gate AND r.key = u.key
     LEFT JOIN rouse.gate_key AS k ON g.kind = 'throttle' AND k.gate = u.gate AND k.key = u.key
-    LEFT JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, k.starts, k.until, at) AS t ON g.kind = 'throttle';
+    LEFT JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, k.starts, k.until, at) AS t ON g.kind = 'throttle'
+    LEFT JOIN LATERAL rouse._batches(u.lane, u.after, g.most, g.period_ms, CASE WHEN p_in_batches THEN u.most ELSE least(u.most, p_wanted) END, at) AS b ON g.kind = 'batch';
     -- No earlier than the end of each job that was not counted.
     at := clock_timestamp();
     -- Lanes that share a key get only what they can use.
@@ -285,7 +334,7 @@ BEGIN
                    SELECT FROM rouse.job AS j
                    WHERE j.lane = CASE WHEN p_lanes IS NULL THEN o.lane ELSE p_lanes[o.place] END AND j.turn > o.after
                      AND j.state = 'queued' AND j.turn IS NOT NULL
-                   ORDER BY j.turn LIMIT least(coalesce(o.most, p_wanted), p_wanted, s.room)) AS r)
+                   ORDER BY j.turn LIMIT least(coalesce(o.most, p_wanted), CASE WHEN NOT p_in_batches THEN p_wanted END, s.room)) AS r)
                ELSE (SELECT count(*)::integer FROM unnest(p_sources) AS bound(source) CROSS JOIN LATERAL (
                    SELECT FROM rouse.job AS j
                    WHERE j.lane >= o.lane AND j.lane <= o.lane AND j.source >= bound.source AND j.source <= bound.source
@@ -299,14 +348,24 @@ BEGIN
         FROM (SELECT u.place, rooms[u.number] AS room, count(*) OVER (PARTITION BY u.number) AS sharing
               FROM ROWS FROM (unnest(pairs.places), unnest(pairs.numbers)) AS u(place, number)) AS c
         GROUP BY c.place) AS s ON s.place = o.place;
+    IF p_in_batches THEN
+        wanted := 0;
+    END IF;
     WHILE pair <= cardinality(pairs.places) LOOP
         first := pair;
         most := least(mosts[pairs.places[first]], ready[pairs.places[first]]);
+        size := NULL;
         WHILE pairs.places[pair] = pairs.places[first] LOOP
             most := least(most, rooms[pairs.numbers[pair]]);
+            size := least(size, sizes[pairs.numbers[pair]]);
             found[pair] := rooms[pairs.numbers[pair]];
             pair := pair + 1;
         END LOOP;
+        IF p_in_batches AND size IS NOT NULL THEN
+            most := least(most, batches * size);
+            batches := batches - (most + size - 1) / size;
+            wanted := wanted + most;
+        END IF;
         mosts[pairs.places[first]] := most;
         IF ready[pairs.places[first]] IS NOT NULL THEN
             FOR i IN first .. pair - 1 LOOP
@@ -318,9 +377,11 @@ BEGIN
         SELECT ROW(o.lane, o.after, o.lease_ms, mosts[o.place], o.waited_ms)::rouse.claim_order
         FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place) ORDER BY o.place);
     gated := ARRAY(
-        SELECT ROW(u.lane, u.gate, u.key, CASE WHEN u.kind = 'max_concurrent' THEN u.room END, waits[u.number])::rouse.gated_lane
+        SELECT ROW(u.lane, u.gate, u.key, CASE WHEN u.kind <> 'throttle' THEN u.room END, waits[u.number])::rouse.gated_lane
         FROM ROWS FROM (unnest(pairs.lanes), unnest(pairs.gates), unnest(pairs.keys), unnest(pairs.numbers), unnest(pairs.kinds), unnest(found))
-             AS u(lane, gate, key, number, kind, room));
+             AS u(lane, gate, key, number, kind, room)
+        -- Without jobs that wait, a batch closes no lane.
+        WHERE u.kind <> 'batch' OR waits[u.number] IS NOT NULL);
 END
 $$;
 
@@ -334,10 +395,10 @@ DECLARE
 BEGIN
     IF NOT is_throttled THEN
         RETURN QUERY
-        SELECT t.lane, NULL::bigint
-        FROM (SELECT g.lane, min(g.room) AS room FROM unnest(p_gated) AS g GROUP BY g.lane) AS t
+        SELECT t.lane, CASE WHEN bool_and(t.wait_ms IS NOT NULL) THEN max(t.wait_ms) END
+        FROM unnest(p_gated) AS t
         LEFT JOIN (SELECT c.lane, count(*) AS jobs FROM unnest(p_lanes) AS c(lane) GROUP BY c.lane) AS c ON c.lane = t.lane
-        WHERE coalesce(c.jobs, 0) >= t.room;
+        WHERE coalesce(c.jobs, 0) >= t.room GROUP BY t.lane;
         RETURN;
     END IF;
     IF p_lanes IS NOT NULL THEN
@@ -345,11 +406,12 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     RETURN QUERY
-    SELECT t.lane, CASE WHEN NOT bool_or(coalesce(c.jobs, 0) >= t.room) IS TRUE THEN max(coalesce(l.wait_ms, t.wait_ms)) END
+    SELECT t.lane, CASE WHEN bool_and(coalesce(l.wait_ms, t.wait_ms) IS NOT NULL) THEN max(coalesce(l.wait_ms, t.wait_ms)) END
     FROM unnest(p_gated) AS t
     LEFT JOIN rouse._charge_keys(p_gated, p_lanes, p_at) AS l ON l.gate = t.gate AND l.key = t.key
     LEFT JOIN (SELECT c.lane, count(*) AS jobs FROM unnest(p_lanes) AS c(lane) GROUP BY c.lane) AS c ON c.lane = t.lane
-    GROUP BY t.lane HAVING bool_or(coalesce(c.jobs, 0) >= t.room) OR max(coalesce(l.wait_ms, t.wait_ms)) IS NOT NULL;
+    WHERE CASE WHEN t.room IS NULL THEN coalesce(l.wait_ms, t.wait_ms) IS NOT NULL ELSE coalesce(c.jobs, 0) >= t.room END
+    GROUP BY t.lane;
 END
 $$;
 
@@ -391,7 +453,7 @@ BEGIN
     SELECT w.orders, w.gated, w.at INTO allowed
     FROM rouse._within_gates(
         ARRAY(SELECT ROW(u.lane, 0, 0, NULL, NULL)::rouse.claim_order FROM unnest(p_lanes) WITH ORDINALITY AS u(lane, place) ORDER BY u.place),
-        NULL, p_sources, p_wanted) AS w;
+        NULL, p_sources, p_wanted, false) AS w;
     gated := allowed.gated;
     at := allowed.at;
     SELECT array_agg(CASE WHEN a.most > 0 OR a.most IS NULL THEN a.lane END ORDER BY a.place), coalesce(min(a.most) FILTER (WHERE a.most > 0), p_wanted)
@@ -557,19 +619,21 @@ LANGUAGE sql IMMUTABLE AS $$
         -- Long enough for the name of a handler and a kind.
         WHEN p_gate.name !~ '^[a-z0-9][a-z0-9_./-]{0,159}$'
             THEN 'a name has lower-case letters, digits and _ . / -, not ' || quote_literal(left(p_gate.name, 140))
-        WHEN p_gate.kind NOT IN ('max_concurrent', 'throttle', 'singleton', 'debounce')
-            THEN 'kind must be max_concurrent, throttle, singleton or debounce, not ' || quote_literal(left(p_gate.kind, 140))
+        WHEN p_gate.kind NOT IN ('max_concurrent', 'throttle', 'batch', 'singleton', 'debounce')
+            THEN 'kind must be max_concurrent, throttle, batch, singleton or debounce, not ' || quote_literal(left(p_gate.kind, 140))
         WHEN p_gate.queue !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$' THEN quote_literal(left(p_gate.queue, 140)) || ' is not a queue name'
         WHEN p_gate.handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(p_gate.handler) > 128
             THEN quote_literal(left(p_gate.handler, 140)) || ' is not a handler name'
+        WHEN p_gate.kind = 'batch' AND ('tenant' <> ALL (p_gate.key) OR cardinality(p_gate.key) > 2)
+            THEN 'the key of a batch has tenant and at most one more, not ' || left(p_gate.key::text, 140)
         WHEN cardinality(p_gate.key) > 2 OR array_position(p_gate.key, NULL) IS NOT NULL OR p_gate.key[1] = p_gate.key[2]
             OR EXISTS (SELECT FROM unnest(p_gate.key) AS k(by)
                        WHERE k.by NOT IN ('tenant', 'source', 'handler', 'queue') AND k.by !~ '^[$]([.][A-Za-z0-9_-]{1,64}){1,8}$')
             THEN 'key must be at most two of tenant, source, handler, queue and paths of the payload such as $.customer.id, not '
                  || left(p_gate.key::text, 140)
-        WHEN p_gate.kind IN ('singleton', 'debounce') AND p_gate.handler IS NULL THEN p_gate.kind || ' needs a handler'
+        WHEN p_gate.kind IN ('batch', 'singleton', 'debounce') AND p_gate.handler IS NULL THEN p_gate.kind || ' needs a handler'
         -- A setting without an effect is a mistake.
-        WHEN p_gate.most IS NOT NULL AND p_gate.kind NOT IN ('max_concurrent', 'throttle') THEN p_gate.kind || ' has no most'
+        WHEN p_gate.most IS NOT NULL AND p_gate.kind NOT IN ('max_concurrent', 'throttle', 'batch') THEN p_gate.kind || ' has no most'
         WHEN p_gate.period_ms IS NOT NULL AND p_gate.kind = 'max_concurrent' THEN p_gate.kind || ' has no period'
         WHEN p_gate.burst IS NOT NULL AND p_gate.kind <> 'throttle' THEN p_gate.kind || ' has no burst'
         WHEN p_gate.lasts IS NOT NULL AND p_gate.kind <> 'singleton' THEN p_gate.kind || ' has no lasts'
@@ -578,13 +642,16 @@ LANGUAGE sql IMMUTABLE AS $$
         WHEN p_gate.longest_ms IS NOT NULL AND p_gate.kind <> 'debounce' THEN p_gate.kind || ' has no longest'
         WHEN p_gate.kind IN ('max_concurrent', 'throttle') AND coalesce(p_gate.most, 0) NOT BETWEEN 1 AND 1000000
             THEN 'most must be 1 to 1000000, not ' || coalesce(p_gate.most::text, 'null')
+        WHEN p_gate.kind = 'batch' AND coalesce(p_gate.most, 0) NOT BETWEEN 1 AND 1000
+            THEN 'most must be 1 to 1000, not ' || coalesce(p_gate.most::text, 'null')
         WHEN p_gate.kind = 'throttle' AND p_gate.burst IS NULL AND p_gate.most > 1000
             THEN 'without a burst, most must be 1 to 1000, not ' || p_gate.most
         WHEN p_gate.kind = 'throttle' AND p_gate.burst NOT BETWEEN 1 AND 1000000 THEN 'burst must be 1 to 1000000, not ' || p_gate.burst
         WHEN p_gate.kind = 'singleton' AND coalesce(p_gate.lasts, '') NOT IN ('queued', 'running', 'period')
             THEN 'lasts must be queued, running or period, not ' || coalesce(quote_literal(left(p_gate.lasts, 140)), 'null')
         WHEN p_gate.period_ms IS NOT NULL AND p_gate.lasts <> 'period' THEN 'a singleton has a period only if it lasts for one'
-        WHEN (p_gate.kind IN ('throttle', 'debounce') OR p_gate.lasts = 'period') AND coalesce(p_gate.period_ms, 0) NOT BETWEEN 1 AND 2592000000
+        WHEN (p_gate.kind IN ('throttle', 'debounce') OR p_gate.lasts = 'period' OR p_gate.period_ms IS NOT NULL)
+             AND coalesce(p_gate.period_ms, 0) NOT BETWEEN 1 AND 2592000000
             THEN 'period must be 1 millisecond to 30 days, not ' || coalesce((p_gate.period_ms * interval '1 millisecond')::text, 'null')
         WHEN p_gate.kind = 'singleton' AND coalesce(p_gate.newcomer, '') NOT IN ('keep', 'replace', 'refuse')
             THEN 'newcomer must be keep, replace or refuse, not ' || coalesce(quote_literal(left(p_gate.newcomer, 140)), 'null')
@@ -599,13 +666,14 @@ $$;
 -- Sets a gate, and replaces one of the same name. What is left out has its default. It applies at once; the division by a new key applies to
 -- jobs that are enqueued from now on, and those that wait already share one. Leaves a record.
 --
---   kind      max_concurrent, throttle, singleton or debounce
---   handler   its jobs only; null: those of all handlers. singleton and debounce need one
+--   kind      max_concurrent, throttle, batch, singleton or debounce
+--   handler   its jobs only; null: those of all handlers. batch, singleton and debounce need one
 --   queue     the jobs of this queue only; null: of all queues
 --   key       what each limit is for: up to two of tenant, source, handler, queue, and paths of the payload such as $.customer.id; empty: there
---             is one limit. Jobs without the value share one
---   most      max_concurrent: running jobs of a key; throttle: starts of a key in a period. 1 to 1,000,000
---   period    throttle, debounce, and a singleton that lasts for one: 1 ms to 30 days
+--             is one limit. Jobs without the value share one. batch: tenant, which need not be written, and at most one more
+--   most      max_concurrent: running jobs of a key; throttle: starts of a key in a period; 1 to 1,000,000. batch: jobs of one attempt; 1 to 1,000
+--   period    throttle, debounce, and a singleton that lasts for one: 1 ms to 30 days. batch: how long the first job waits for others; null: it
+--             does not wait
 --   burst     throttle: how many may start at once after a pause, at an average of `most` in a period. Null: never more than `most` (up to
 --             1,000) in any period
 --   lasts     singleton: queued (while the job waits, for its first start or a retry; default), running (until it has ended) or period (from its enqueue on)
@@ -621,7 +689,9 @@ CREATE OR REPLACE FUNCTION rouse.set_gate(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM rouse._set_gate(ROW(
-        name, kind, queue, handler, ARRAY(SELECT k.by FROM unnest(key) WITH ORDINALITY AS k(by, place) ORDER BY k.place), most, extract(epoch FROM period) * 1000, burst,
+        name, kind, queue, handler,
+        ARRAY(SELECT 'tenant' WHERE kind = 'batch' AND 'tenant' <> ALL (key)
+              UNION ALL (SELECT k.by FROM unnest(key) WITH ORDINALITY AS k(by, place) ORDER BY k.place)), most, extract(epoch FROM period) * 1000, burst,
         CASE kind WHEN 'singleton' THEN coalesce(lasts, 'queued') ELSE lasts END, CASE kind WHEN 'singleton' THEN coalesce(newcomer, 'keep') ELSE newcomer END,
         CASE kind WHEN 'debounce' THEN coalesce(edge, 'trailing') ELSE edge END, extract(epoch FROM longest) * 1000, NULL)::rouse.gate);
 END

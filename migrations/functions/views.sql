@@ -127,7 +127,7 @@ FROM rouse.gate AS g;
 --   key       the values by which the gate divides its jobs, in its order; a job without a value has the empty one
 --   running   max_concurrent: running jobs
 --   left      max_concurrent, throttle: how many jobs may start now
---   waiting   max_concurrent, throttle: ready jobs, counted up to 10,000 for each lane; if there are more, `at_least` is true. Jobs that were
+--   waiting   max_concurrent, throttle, batch: ready jobs, counted up to 10,000 for each lane; if there are more, `at_least` is true. Jobs that were
 --             enqueued before their lanes were divided by the key have the empty one
 --   opens_at  throttle: when the next job may start. singleton that lasts for a period, debounce with the leading edge: when the next job is
 --             let through. debounce with the trailing edge: when its job is due. Null if it is open, or opens when a job starts or ends
@@ -145,7 +145,7 @@ DECLARE
 BEGIN
     RETURN QUERY
     WITH gates AS MATERIALIZED (
-        SELECT g.*, g.kind IN ('max_concurrent', 'throttle') AS in_claims FROM rouse.gate AS g WHERE p_gate IS NULL OR g.name = p_gate),
+        SELECT g.*, g.kind IN ('max_concurrent', 'throttle', 'batch') AS in_claims FROM rouse.gate AS g WHERE p_gate IS NULL OR g.name = p_gate),
     ready AS MATERIALIZED (
         SELECT l.queue, l.handler, l.key, r.jobs
         FROM (SELECT DISTINCT ON (a.id) a.id, a.queue, a.handler, a.key FROM rouse.lane AS a
@@ -193,6 +193,7 @@ BEGIN
     -- For singleton and debounce the same as in rouse._pass_gates.
     WHERE CASE
         WHEN g.kind = 'max_concurrent' THEN r.jobs > 0 OR w.jobs > 0
+        WHEN g.kind = 'batch' THEN w.jobs > 0
         WHEN g.kind = 'throttle' THEN w.jobs > 0 OR t.tokens < coalesce(g.burst, g.most)
         WHEN g.edge = 'leading' THEN now < least(k.until, k.since + g.longest_ms * interval '1 millisecond')
         WHEN g.kind = 'debounce' OR g.newcomer = 'replace' THEN j.state = 'queued' AND j.attempt = 0 AND j.blockers IS NULL

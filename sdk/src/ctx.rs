@@ -64,6 +64,10 @@ impl Ctx {
         }
     }
 
+    pub(crate) fn world(&self) -> &World {
+        &self.world
+    }
+
     /// The job and the number of this attempt.
     pub fn job(&self) -> &JobInfo {
         &self.job

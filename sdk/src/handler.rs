@@ -38,8 +38,8 @@ pub enum OnError {
     Retry,
 }
 
-/// A gate: a limit of how many jobs of a handler run, how often they start, or which are enqueued at all. Hosts set it in
-/// the database.
+/// A gate: a limit of how many jobs of a handler run, how often they start, or which are enqueued at all. Hosts set it
+/// in the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
     /// What it limits.
@@ -65,6 +65,13 @@ pub enum GateLimit {
         period_ms: u64,
         /// How many may start at once after a pause. `None`: never more than `most` in any period.
         burst: Option<u32>,
+    },
+    /// Jobs of a key start together: the handler takes batches ([`BatchJob`](crate::BatchJob)).
+    Batch {
+        /// At most that many.
+        most: u32,
+        /// How long the first one waits for others, milliseconds. `None`: it does not wait.
+        period_ms: Option<u64>,
     },
     /// While there is a job of a key, no other is enqueued.
     Singleton {

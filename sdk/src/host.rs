@@ -7,7 +7,7 @@ use crate::http::{Request, Response};
 use crate::job::NewJob;
 use crate::results::Parent;
 use crate::task::Source;
-use crate::{AbortReason, Result};
+use crate::{AbortReason, JobInfo, Result};
 
 /// The severity of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,6 +69,14 @@ pub(crate) trait Flow {
     fn signal(&self, step: &str, name: &str, timeout_ms: Option<u64>) -> Result<Option<Vec<u8>>>;
     /// The results, or errors, of these jobs, each with its step: JSON.
     fn call(&self, calls: Vec<(String, NewJob)>) -> Result<Vec<Result<Vec<u8>, Vec<u8>>>>;
+}
+
+/// The functions of the host for batches.
+pub(crate) trait Batch {
+    /// All jobs of the attempt, with their payloads; empty if there is only one.
+    fn batch(&self) -> Vec<(JobInfo, Vec<u8>)>;
+    /// Gives a job its outcome.
+    fn settle(&self, job: i64, outcome: Result<Vec<u8>>) -> Result<()>;
 }
 
 /// A call of a statement that the handler has declared.

@@ -79,6 +79,7 @@
 extern crate self as rouse_sdk;
 
 mod abort;
+mod batch;
 mod ctx;
 mod error;
 mod handler;
@@ -105,6 +106,7 @@ pub(crate) use testing::Recorder as World;
 pub(crate) use wasm::Imports as World;
 
 pub use abort::{AbortReason, AbortSignal};
+pub use batch::BatchJob;
 pub use ctx::{Ctx, JobInfo, Tx};
 pub use error::{Error, Result};
 pub use handler::{
@@ -128,6 +130,7 @@ pub use serde_json;
 /// For the code that the macros generate; not part of the interface.
 #[doc(hidden)]
 pub mod __private {
+    pub use crate::batch::run_batch;
     pub use crate::handler::{Entry, decode, distinct, encode, input_schema, output_schema};
     pub use crate::manifest::manifest;
     #[cfg(target_family = "wasm")]

@@ -104,6 +104,11 @@ fn gate(gate: &Gate) -> Value {
             ("period_ms", Some(period_ms.into())),
             ("burst", burst.map(Value::from)),
         ]),
+        GateLimit::Batch { most, period_ms } => object([
+            ("kind", Some("batch".into())),
+            ("most", Some(most.into())),
+            ("period_ms", period_ms.map(Value::from)),
+        ]),
         GateLimit::Singleton {
             lasts,
             period_ms,

@@ -1,5 +1,6 @@
 //! The native replacement of [`Ctx`], for unit tests.
 
+mod batch;
 mod flow;
 mod sql;
 
@@ -20,6 +21,7 @@ use crate::native::Abort;
 use crate::task::Source;
 use crate::{AbortReason, Ctx, Error, Handler, JobInfo, Level};
 
+use batch::BatchState;
 use flow::FlowState;
 pub use flow::{Attempt, EnqueuedJob, Wait};
 use sql::SqlState;
@@ -264,6 +266,7 @@ pub(crate) struct Recorder {
     state: Rc<StateStore>,
     flow: FlowState,
     sql: SqlState,
+    batch: BatchState,
     abort: Arc<Abort>,
 }
 

@@ -1,5 +1,6 @@
 //! The module's side of the contract: imports, exports, panics, pollables.
 
+mod batch;
 mod flow;
 mod http;
 mod sql;
@@ -58,8 +59,14 @@ pub fn run(entries: &[Entry], job: JobInfo) -> Result<Vec<u8>, Failure> {
         let error = Error::permanent(format!("this module has no handler {}", job.handler));
         return Err(failure(error.kind("unknown-handler")));
     };
-    let payload = job.payload;
-    let job = crate::JobInfo {
+    let (job, payload) = job_info(job);
+    let ctx = Ctx::new(job, Rc::new(Imports(OnceCell::new())));
+    (entry.run)(&ctx, &payload).map_err(failure)
+}
+
+/// A job of the contract, and its payload.
+fn job_info(job: JobInfo) -> (crate::JobInfo, Vec<u8>) {
+    let info = crate::JobInfo {
         id: job.id,
         handler: job.handler,
         queue: job.queue,
@@ -69,8 +76,7 @@ pub fn run(entries: &[Entry], job: JobInfo) -> Result<Vec<u8>, Failure> {
         max_attempts: job.max_attempts,
         requested_at_ms: job.requested_at_ms,
     };
-    let ctx = Ctx::new(job, Rc::new(Imports(OnceCell::new())));
-    (entry.run)(&ctx, &payload).map_err(failure)
+    (info, job.payload)
 }
 
 fn failure(error: Error) -> Failure {
@@ -80,14 +86,16 @@ fn failure(error: Error) -> Failure {
     Failure {
         kind: error.kind.into_owned(),
         message: error.message,
-        details: error
-            .details
-            .map(|details| details.to_string().into_bytes()),
+        details: details(error.details),
         permanent: error.permanent,
         retry_after_ms: error
             .retry_after
             .map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
     }
+}
+
+fn details(details: Option<serde_json::Value>) -> Option<Vec<u8>> {
+    details.map(|details| details.to_string().into_bytes())
 }
 
 fn aborted() -> Error {

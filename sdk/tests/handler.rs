@@ -270,3 +270,73 @@ fn a_handler_without_input_accepts_a_job_without_a_payload() {
     let error = ctx.run::<ping>(json!({"a": 1})).unwrap_err();
     assert!(format!("{error:?}").contains("bad-payload"), "{error:?}");
 }
+
+mod batches {
+    use rouse_sdk::{BatchJob, Error, Handler, Result, TestCtx, handler};
+    use serde_json::{Value, json};
+
+    /// Halves even numbers. Fails as a whole if there is a zero.
+    #[handler(name = "demo.halve", batch(most = 10, period = "1s", key = "$.list"))]
+    fn halve(jobs: Vec<BatchJob<u32>>) -> Result<Vec<Result<u32>>> {
+        if jobs.iter().any(|job| job.payload == 0) {
+            return Err(Error::retryable("a zero").kind("zero"));
+        }
+        let half = |job: &BatchJob<u32>| match job.payload % 2 {
+            0 => Ok(job.payload / 2),
+            _ => Err(Error::permanent("odd")),
+        };
+        Ok(jobs.iter().map(half).collect())
+    }
+
+    /// Forgets the last job.
+    #[handler(name = "demo.forget", batch(most = 10))]
+    fn forget(jobs: Vec<BatchJob<Value>>) -> Vec<Result<Value>> {
+        jobs.into_iter()
+            .skip(1)
+            .map(|job| Ok(job.payload))
+            .collect()
+    }
+
+    fn kinds(outcomes: &[Result<Value>]) -> Vec<String> {
+        let kind = |outcome: &Result<Value>| match outcome {
+            Ok(result) => result.to_string(),
+            Err(error) => error.kind.to_string(),
+        };
+        outcomes.iter().map(kind).collect()
+    }
+
+    #[test]
+    fn each_job_of_a_batch_has_its_outcome() {
+        let ctx = TestCtx::new();
+        let outcomes = ctx.run_batch::<halve>(vec![json!(4), json!(3), json!("x"), json!(8)]);
+        assert_eq!(kinds(&outcomes), ["2", "error", "bad-payload", "4"]);
+        assert_eq!(kinds(&ctx.run_batch::<halve>(vec![json!(6)])), ["3"]);
+        assert_eq!(ctx.run::<halve>(json!(6)).unwrap(), json!(3));
+        assert_eq!(
+            kinds(&ctx.run_batch::<halve>(vec![json!("x"); 2])),
+            ["bad-payload"; 2]
+        );
+        assert!(ctx.run_batch::<halve>(Vec::new()).is_empty());
+    }
+
+    #[test]
+    fn an_error_of_the_batch_is_that_of_each_job() {
+        let ctx = TestCtx::new();
+        let outcomes = ctx.run_batch::<halve>(vec![json!(4), json!("x"), json!(0)]);
+        assert_eq!(kinds(&outcomes), ["zero", "bad-payload", "zero"]);
+        let outcomes = ctx.run_batch::<forget>(vec![json!(1), json!(2)]);
+        assert_eq!(kinds(&outcomes), ["bad-batch"; 2]);
+        assert_eq!(
+            kinds(&ctx.run_batch::<forget>(vec![json!(1)])),
+            ["bad-batch"]
+        );
+    }
+
+    #[test]
+    fn the_schemas_are_those_of_one_job() {
+        let schema = serde_json::to_value(halve::input_schema()).unwrap();
+        assert_eq!(schema["type"], "integer");
+        let schema = serde_json::to_value(halve::output_schema()).unwrap();
+        assert_eq!(schema["type"], "integer");
+    }
+}

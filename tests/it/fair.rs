@@ -3,6 +3,7 @@
 mod lanes;
 mod limits;
 mod operators;
+mod simulated;
 
 use std::collections::BTreeMap;
 

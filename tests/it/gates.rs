@@ -1,10 +1,13 @@
-//! Gates: limits of how many jobs run, how often they start, and which are enqueued.
+//! Gates: limits of how many jobs run, how often they start, which start together, and which are enqueued.
 
+mod batches;
 mod claims;
 mod declared;
 mod enqueues;
 mod merged;
+mod model;
 mod operators;
+mod sabotage;
 mod waiting;
 
 use tokio_postgres::Client;

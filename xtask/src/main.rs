@@ -75,6 +75,9 @@ enum Command {
     /// Kill, freeze and crash hosts and Postgres under load, then check that every promise was kept
     #[command(disable_help_flag = true)]
     Chaos(program::Arguments),
+    /// Run the scheduler and the gates in virtual time, with more hosts, tenants and jobs than fit this machine
+    #[command(disable_help_flag = true)]
+    Simulate(program::Arguments),
     /// Feed hostile modules, manifests, schemas and values to the host's code
     #[command(after_help = "Examples:\n  \
         cargo xtask fuzz                                 one minute, with a different seed each time\n  \
@@ -87,7 +90,7 @@ enum Command {
 }
 
 /// Commands that parse their own arguments.
-const PROGRAMS: [&str; 2] = ["bench", "chaos"];
+const PROGRAMS: [&str; 3] = ["bench", "chaos", "simulate"];
 
 fn main() -> ExitCode {
     let arguments = program::with_help_last(std::env::args_os().collect(), &PROGRAMS);
@@ -112,6 +115,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Package(options) => package::run(&workspace, &options)?,
         Command::Bench(arguments) => return arguments.exec(&workspace, "rouse-bench"),
         Command::Chaos(arguments) => return arguments.exec(&workspace, "rouse-chaos"),
+        Command::Simulate(arguments) => return arguments.exec(&workspace, "rouse-simulate"),
         Command::Fuzz(options) => return fuzz::run(&workspace, &options),
     }
     Ok(ExitCode::SUCCESS)

@@ -8,8 +8,8 @@ pub struct DeclaredGate {
     /// What it limits.
     #[serde(flatten)]
     pub limit: GateLimit,
-    /// What each limit is for: `tenant`, `source`, `handler`, `queue`, or a path of the payload such as `$.customer.id`.
-    /// Empty: there is one limit for all jobs of the handler.
+    /// What each limit is for: `tenant`, `source`, `handler`, `queue`, or a path of the payload such as
+    /// `$.customer.id`. Empty: there is one limit for all jobs of the handler.
     pub key: Vec<String>,
 }
 
@@ -31,6 +31,14 @@ pub enum GateLimit {
         /// How many may start at once after a pause.
         #[serde(skip_serializing_if = "Option::is_none")]
         burst: Option<u32>,
+    },
+    /// Jobs of a key start together, in one attempt.
+    Batch {
+        /// At most that many.
+        most: u32,
+        /// How long the first one waits for others, milliseconds. `None`: it does not wait.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        period_ms: Option<u64>,
     },
     /// While there is a job of a key, no other is enqueued.
     Singleton {
@@ -97,6 +105,7 @@ impl GateLimit {
         match self {
             Self::MaxConcurrent { .. } => "max_concurrent",
             Self::Throttle { .. } => "throttle",
+            Self::Batch { .. } => "batch",
             Self::Singleton { .. } => "singleton",
             Self::Debounce { .. } => "debounce",
         }

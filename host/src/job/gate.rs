@@ -1,9 +1,9 @@
-//! Gates that limit which jobs may start.
+//! Gates that decide which jobs may start.
 
 use std::collections::BTreeMap;
 
-/// A gate that acts in claims: `rouse.set_gate`. What it permits is decided by the database; a worker knows which lanes are
-/// behind it.
+/// A gate that acts in claims: `rouse.set_gate`. What it permits is decided by the database; a worker knows which lanes
+/// are behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimGate {
     /// Its name.
@@ -14,14 +14,26 @@ pub struct ClaimGate {
     pub handler: Option<String>,
     /// By what it divides jobs: `tenant`, `source`, `handler`, `queue`, and paths of the payload.
     pub key: Vec<String>,
-    /// It limits how often jobs start (`throttle`); otherwise, how many run (`max_concurrent`).
-    pub is_throttle: bool,
+    /// What it limits.
+    pub limit: ClaimLimit,
     /// All of its settings, as text: if they change, closed lanes may be open.
     pub settings: String,
 }
 
+/// What a gate limits that acts in claims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimLimit {
+    /// How many jobs run (`max_concurrent`).
+    Running,
+    /// How often jobs start (`throttle`).
+    Starts,
+    /// Jobs start together (`batch`), at most this many.
+    Batch(usize),
+}
+
 impl ClaimGate {
-    /// The key of the jobs of a lane, or `None` if they do not pass this gate. Jobs without its values have the same key.
+    /// The key of the jobs of a lane, or `None` if they do not pass this gate. Jobs without its values have the same
+    /// key.
     pub fn key_of(
         &self,
         queue: &str,
@@ -51,7 +63,7 @@ mod tests {
             queue: None,
             handler: Some("email.send".into()),
             key: vec!["tenant".into(), "queue".into()],
-            is_throttle: false,
+            limit: ClaimLimit::Running,
             settings: String::new(),
         };
         let acme = [("tenant".to_owned(), "acme".to_owned())].into();

@@ -1,5 +1,6 @@
 //! The interfaces that the host offers to guests: one file for each capability.
 
+mod batch;
 mod context;
 mod files;
 mod http;
@@ -17,6 +18,7 @@ mod waits;
 
 pub use self::http::{Addresses, HttpSettings, Resolver, SystemResolver};
 pub(super) use self::http::{FIELDS_BYTES_MAX, Http, HttpAccess, Net, link_http};
+pub(super) use batch::Batch;
 pub(super) use files::{Fds, OutsidePaths, guard_files};
 pub(super) use jobs::NewJobs;
 pub(super) use log::{GuestLog, LogSource, Stream};

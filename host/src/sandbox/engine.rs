@@ -310,6 +310,12 @@ fn linker(engine: &Engine) -> anyhow::Result<Linker<AttemptState>> {
                 |state| state,
             )
         })
+        .and_then(|()| {
+            bindings::rouse::handler::batch::add_to_linker::<_, HasSelf<AttemptState>>(
+                &mut linker,
+                |state| state,
+            )
+        })
         .map_err(|error| anyhow::anyhow!("link the host's interfaces: {error:#}"))?;
     Ok(linker)
 }

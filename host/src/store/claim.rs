@@ -186,9 +186,34 @@ impl Store {
         wanted: usize,
         checked_at: Option<SystemTime>,
     ) -> Result<Claimed, StoreError> {
+        let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
+        self.claim_orders(fence, orders, (wanted, false), checked_at)
+            .await
+    }
+
+    /// [`claim`](Self::claim) for up to `wanted` batches of jobs, from lanes that all have a gate of kind `batch`. The
+    /// orders have a maximum of jobs.
+    pub async fn claim_batches(
+        &self,
+        fence: Fence,
+        orders: &[ClaimOrder],
+        wanted: usize,
+        checked_at: Option<SystemTime>,
+    ) -> Result<Claimed, StoreError> {
+        let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
+        self.claim_orders(fence, orders, (wanted, true), checked_at)
+            .await
+    }
+
+    async fn claim_orders(
+        &self,
+        fence: Fence,
+        orders: &[ClaimOrder],
+        (wanted, in_batches): (i32, bool),
+        checked_at: Option<SystemTime>,
+    ) -> Result<Claimed, StoreError> {
         let (worker, lists) = (self.identity()?, self.lists().await?);
         let orders: Vec<OrderRecord> = orders.iter().map(OrderRecord::from).collect();
-        let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
             .query_with_records(
                 include_str!("claim.sql"),
@@ -199,6 +224,7 @@ impl Store {
                     (&orders, lists.of("claim_order")),
                     (&wanted, Type::INT4),
                     (&checked_at, Type::TIMESTAMPTZ),
+                    (&in_batches, Type::BOOL),
                 ],
             )
             .await?;

@@ -2,4 +2,4 @@
 -- serves it.
 SELECT id, lane, turn, attempt, uncounted, max_attempts, tenant, source, requested_at, available_at, claimed_at, payload, memory_bytes, grants,
     lease_ms, timeout_ms, unread
-FROM rouse.claim($1, $2, $3, $4, $5, $6)
+FROM rouse.claim($1, $2, $3, $4, $5, $6, $7)

@@ -11,7 +11,7 @@ use super::{Store, StoreError};
 pub struct NewGate {
     /// Its name.
     pub name: String,
-    /// `max_concurrent`, `throttle`, `singleton` or `debounce`.
+    /// `max_concurrent`, `throttle`, `batch`, `singleton` or `debounce`.
     pub kind: String,
     /// The handler of its jobs.
     pub handler: Option<String>,
@@ -19,7 +19,7 @@ pub struct NewGate {
     pub queue: Option<String>,
     /// By which values it divides them.
     pub key: Vec<String>,
-    /// Running jobs of a key, or starts in a period.
+    /// Running jobs of a key, starts in a period, or jobs of a batch.
     pub most: Option<i32>,
     /// The period, seconds.
     pub period_s: Option<f64>,

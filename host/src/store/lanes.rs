@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
-use crate::job::{ClaimGate, FairKey, FairShare, Incarnation, LaneId, Priority};
+use crate::job::{ClaimGate, ClaimLimit, FairKey, FairShare, Incarnation, LaneId, Priority};
 
 /// What a recovery of inboxes has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,13 +106,21 @@ impl Store {
     /// The gates that act in claims (`rouse.gate`), by name.
     pub async fn claim_gates(&self) -> Result<Vec<ClaimGate>, StoreError> {
         let rows = self.query(include_str!("claim_gates.sql"), &[]).await?;
+        let limit = |row: &Row| match row.get(4) {
+            "max_concurrent" => ClaimLimit::Running,
+            "throttle" => ClaimLimit::Starts,
+            _batch => {
+                let most: Option<i32> = row.get(5);
+                ClaimLimit::Batch(most.map_or(1, |most| usize::try_from(most).unwrap_or(1)))
+            }
+        };
         let gate = |row: &Row| ClaimGate {
             name: row.get(0),
             queue: row.get(1),
             handler: row.get(2),
             key: row.get(3),
-            is_throttle: row.get(4),
-            settings: row.get(5),
+            limit: limit(row),
+            settings: row.get(6),
         };
         Ok(rows.iter().map(gate).collect())
     }

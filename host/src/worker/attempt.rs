@@ -8,7 +8,9 @@
 //! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence.
 //!
 //! If step 1 fails, [`end_unstarted`] replaces step 2: the reason is a `RunEnd` too, and is decided and settled in the
-//! same way.
+//! same way. A batch ([`batch::run`]) takes several jobs through step 2 together.
+
+mod batch;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -50,18 +52,23 @@ pub(super) struct Attempts {
 pub(super) async fn serve(shared: Arc<Shared>) {
     let mut slot = Slot {
         shared: &shared,
-        current: None,
+        current: Vec::new(),
         host_limit: None,
         finished: false,
     };
     while let Some(claim) = shared.slots.next(slot.ended()) {
-        slot.current = Some((claim.job.id, claim.job.fence));
+        slot.current.clear();
+        slot.current
+            .extend(claim.jobs().map(|job| (job.id, job.fence)));
         // Others may have waited for the end of the attempt before.
         if slot.host_limit.is_some() {
             slots::start_more(&shared);
         }
         slot.host_limit.clone_from(&claim.host_limit);
-        let delay = run(&shared, claim).await;
+        let delay = match claim.others.is_empty() {
+            true => run(&shared, claim).await,
+            false => batch::run(&shared, claim).await,
+        };
         if !delay.is_zero() {
             // The slot stays taken during the delay, so nothing is claimed for it.
             let _ = shared
@@ -79,8 +86,8 @@ pub(super) async fn serve(shared: Arc<Shared>) {
 /// Frees a slot if its task ends in the middle of an attempt.
 struct Slot<'a> {
     shared: &'a Arc<Shared>,
-    /// The job that it took last.
-    current: Option<(JobId, Fence)>,
+    /// The job that it took last, or the jobs of a batch.
+    current: Vec<(JobId, Fence)>,
     host_limit: Option<HostLimit>,
     finished: bool,
 }
@@ -88,7 +95,7 @@ struct Slot<'a> {
 impl Slot<'_> {
     /// The attempt that it took last, which has ended. `None` if it has taken none yet.
     fn ended(&self) -> Option<Ended<'_>> {
-        self.current.map(|_| Ended {
+        (!self.current.is_empty()).then_some(Ended {
             host_limit: self.host_limit.as_ref(),
         })
     }
@@ -99,9 +106,9 @@ impl Drop for Slot<'_> {
         if self.finished {
             return;
         }
-        if let Some((id, fence)) = self.current {
+        for (id, fence) in &self.current {
             // The attempt will not be settled. Without renewals its lease runs out, and the job is adopted.
-            self.shared.leases.remove(id, fence);
+            self.shared.leases.remove(*id, *fence);
         }
         self.shared.slots.crashed(self.host_limit.as_ref());
         slots::start_more(self.shared);
@@ -109,15 +116,29 @@ impl Drop for Slot<'_> {
 }
 
 /// Takes one job from its claim to its settlement. Returns how long its slot has to wait before the next job.
-async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
-    let started = match start(shared, &claim).await {
-        Ok(started) => started,
+async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
+    match start(shared, &claim).await {
+        Ok(started) => run_started(shared, claim, started).await,
         Err(Unstarted { meters, end }) => {
             end_unstarted(shared, &claim, meters, end).await;
-            return Duration::ZERO;
+            Duration::ZERO
         }
-    };
-    let run = run_in_sandbox(shared, &mut claim, &started).await;
+    }
+}
+
+/// Takes a job whose lease is renewed to its settlement.
+async fn run_started(shared: &Arc<Shared>, mut claim: Claim, started: Started) -> Duration {
+    let payload = std::mem::take(&mut claim.job.payload.0);
+    let input = input(&claim, &started.terms.policy, payload);
+    let sandbox = &shared.sandbox;
+    let Started { abort, journal, .. } = &started;
+    let run = sandbox.run(
+        &started.terms.handler,
+        input,
+        abort.clone(),
+        Some(journal.clone()),
+    );
+    let run = run_in_sandbox(shared, &claim, &started, abort, run).await;
     let Terms {
         handler, policy, ..
     } = &started.terms;
@@ -196,6 +217,7 @@ async fn start(shared: &Arc<Shared>, claim: &Claim) -> Result<Started, Unstarted
     let (journal, abort) = start_lease(shared, claim, &terms)
         .await
         .map_err(unstarted)?;
+    events::started(claim.event_context(shared, &meters.handler));
     Ok(Started {
         terms,
         meters,
@@ -290,19 +312,23 @@ async fn start_lease(
     Ok((Arc::new(journal), abort))
 }
 
-/// Runs the guest within the middlewares.
-async fn run_in_sandbox(shared: &Arc<Shared>, claim: &mut Claim, started: &Started) -> Run {
+/// Runs the guest within the middlewares and the run timeout.
+async fn run_in_sandbox(
+    shared: &Shared,
+    claim: &Claim,
+    started: &Started,
+    abort: &AbortHandle,
+    run: impl Future<Output = Run> + Send,
+) -> Run {
     let Started {
         terms,
         meters,
         journal,
-        abort,
         ..
     } = started;
     let Terms {
         handler, policy, ..
     } = terms;
-    let input = input(claim, policy);
     let job = &claim.job;
     let info = AttemptInfo {
         id: job.id,
@@ -311,17 +337,13 @@ async fn run_in_sandbox(shared: &Arc<Shared>, claim: &mut Claim, started: &Start
         tenant: job.tenant.as_deref(),
         source: job.source.as_deref(),
         attempt: job.attempt,
-        max_attempts: input.max_attempts,
+        max_attempts: max_attempts(job, policy),
         requested_at: job.requested_at,
         ready_at: job.ready_at,
         claimed_at: job.claimed_at,
         worker_id: &shared.settings.worker_id,
     };
     let context = claim.event_context(shared, &handler.manifest.name);
-    events::started(context);
-    let run = shared
-        .sandbox
-        .run(handler, input, abort.clone(), Some(journal.clone()));
     let run = Box::pin(policy.within(run, abort));
     let run = Next::new(&shared.attempts.middlewares, &info, run)
         .run()
@@ -336,25 +358,29 @@ async fn run_in_sandbox(shared: &Arc<Shared>, claim: &mut Claim, started: &Start
 }
 
 /// The input of the guest.
-fn input(claim: &mut Claim, policy: &Policy) -> JobInput {
-    let job = &mut claim.job;
+fn input(claim: &Claim, policy: &Policy, payload: String) -> JobInput {
+    let job = &claim.job;
     JobInput {
         id: job.id,
         queue: claim.lane.queue.clone(),
         tenant: job.tenant.clone(),
         source: job.source.clone(),
         attempt: job.attempt,
-        // Attempts that do not count have a number too.
-        max_attempts: job.max_attempts.unwrap_or(policy.retry.max_attempts)
-            + u32::try_from(job.uncounted).unwrap_or(0),
+        max_attempts: max_attempts(job, policy),
         requested_at_ms: unix_ms(job.requested_at),
-        payload: std::mem::take(&mut job.payload.0).into_bytes(),
+        payload: payload.into_bytes(),
         memory_bytes: memory_bytes(job),
         clock: DatabaseClock {
             at: job.claimed_at,
             read: claim.received,
         },
     }
+}
+
+/// The maximum number of attempts. Attempts that do not count have a number too.
+fn max_attempts(job: &ClaimedJob, policy: &Policy) -> u32 {
+    job.max_attempts.unwrap_or(policy.retry.max_attempts)
+        + u32::try_from(job.uncounted).unwrap_or(0)
 }
 
 /// How many attempts have ended in an error, and how many may.

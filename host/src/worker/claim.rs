@@ -9,9 +9,12 @@ use super::turns::Class;
 use crate::sandbox::BootTime;
 use crate::store::{ClaimedJob, Lane};
 
-/// A claimed job.
+/// A claimed job, or a batch of jobs for one attempt.
 pub(super) struct Claim {
+    /// The job, or the first one of the batch.
     pub(super) job: ClaimedJob,
+    /// The other jobs of the batch: of the same lane and tenant, in their order. Empty: there is no batch.
+    pub(super) others: Vec<ClaimedJob>,
     pub(super) lane: Arc<Lane>,
     /// Its class; `None` if nothing may go ahead of it.
     pub(super) class: Option<Class>,
@@ -41,6 +44,26 @@ pub(super) struct HostLimit {
 }
 
 impl Claim {
+    /// Divides a batch into claims of one job each.
+    pub(super) fn split(mut self) -> Vec<Self> {
+        let others = std::mem::take(&mut self.others);
+        let other = |job| Self {
+            job,
+            others: Vec::new(),
+            lane: self.lane.clone(),
+            host_limit: self.host_limit.clone(),
+            ..self
+        };
+        let mut claims: Vec<Self> = others.into_iter().map(other).collect();
+        claims.insert(0, self);
+        claims
+    }
+
+    /// All of its jobs.
+    pub(super) fn jobs(&self) -> impl Iterator<Item = &ClaimedJob> {
+        std::iter::once(&self.job).chain(&self.others)
+    }
+
     /// The context of its events. `handler`: the handler that runs it.
     pub(super) fn event_context<'a>(
         &self,

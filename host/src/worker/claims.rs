@@ -1,27 +1,30 @@
 //! Takes jobs from the lanes that this worker serves.
 
 mod adopt;
+mod batches;
 mod by_source;
 mod dispatch;
 mod newest;
 mod serve;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use dispatch::InLine;
+use rouse_turns::Prefetch;
 
 use super::Shared;
 use super::ageing::{KNOWN_AHEAD, KNOWN_MAX, Overdue, Share};
 use super::claim::HostLimit;
 use super::lanes::{After, Lanes};
-use super::prefetch::Prefetch;
 use super::unbound::Unbound;
 use crate::job::{Fence, Incarnation, LaneId};
 use crate::sandbox::{BootTime, HandlerSet};
-use crate::store::{ClaimOrder, Claimed, ClaimedJob, StoreError, fills_an_answer};
+use crate::store::{
+    CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, StoreError, fills_an_answer,
+};
 
 /// A claim within the limits of this host.
 struct HostLimits {
@@ -36,8 +39,8 @@ struct HostLimits {
 /// The result of a look or a claim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    /// The number of jobs found. It leaves out jobs that are given back again and again because their handler is
-    /// missing.
+    /// The number of jobs found; a batch counts as one. It leaves out jobs that are given back again and again because
+    /// their handler is missing.
     pub(super) jobs: usize,
     /// There may be more jobs: an answer ended because of its size, a lane has used up its part of the claim, or an
     /// adoption found as many jobs as wanted.
@@ -78,6 +81,8 @@ pub(super) struct Claims<'a> {
     by_source_at: Instant,
     /// The handlers of which this host runs a limited number at the same time.
     host_limits: HashMap<String, HostLimit>,
+    /// The handlers that take batches of jobs.
+    take_batches: HashSet<String>,
     /// The share of each claim for jobs found by their source, so that neither they nor the other jobs starve.
     by_source_share: Share,
     prefetch: Prefetch,
@@ -101,8 +106,9 @@ impl<'a> Claims<'a> {
             unbound: Unbound::default(),
             by_source_at: Instant::now(),
             host_limits: HashMap::new(),
+            take_batches: HashSet::new(),
             by_source_share: Share::new(50),
-            prefetch: Prefetch::new(Instant::now()),
+            prefetch: Prefetch::new(Instant::now(), CLAIM_BYTES_MAX, COLUMNS_BYTES),
             newest: newest::Newest::new(Instant::now()),
             overdue: Overdue::new(Share::new(shared.settings.promote_share)),
             checked_at: SystemTime::UNIX_EPOCH,
@@ -207,11 +213,37 @@ impl<'a> Claims<'a> {
         Ok(found)
     }
 
-    /// Sends one claim, for those of the lanes that are not paused, and whose handlers may start another attempt.
+    /// Claims from those of the lanes that are not paused, and whose handlers may start another attempt: with one
+    /// claim, unless there are lanes whose jobs start in batches.
     async fn claim_from(
+        &mut self,
+        orders: Vec<ClaimOrder>,
+        wanted: usize,
+        check: bool,
+    ) -> Result<Found, StoreError> {
+        if self.take_batches.is_empty() {
+            return self.claim_alike(orders, wanted, None, check).await;
+        }
+        let mut found = Found::default();
+        for (batch, orders) in self.by_batch(orders) {
+            let rest = wanted.saturating_sub(found.jobs);
+            if rest == 0 || found.orphans.is_some() {
+                self.lanes.not_claimed(&orders);
+                found.is_cut |= found.orphans.is_none();
+            } else {
+                found += self.claim_alike(orders, rest, batch, check).await?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Sends one claim. `batch`: the maximum number of jobs of a batch, if the jobs of all these lanes start in
+    /// batches.
+    async fn claim_alike(
         &mut self,
         mut orders: Vec<ClaimOrder>,
         wanted: usize,
+        batch: Option<usize>,
         check: bool,
     ) -> Result<Found, StoreError> {
         let now = Instant::now();
@@ -227,7 +259,16 @@ impl<'a> Claims<'a> {
         let checked_at = check.then_some(self.checked_at);
         let store = &shared.store;
         let asked = limits.as_ref().map_or(&orders, |limits| &limits.orders);
-        let (jobs, closed) = match store.claim(fence, asked, wanted, checked_at).await? {
+        let claimed = match batch {
+            None => store.claim(fence, asked, wanted, checked_at).await?,
+            Some(size) => {
+                let asked = batches::whole(asked, size, wanted);
+                store
+                    .claim_batches(fence, &asked, wanted, checked_at)
+                    .await?
+            }
+        };
+        let (mut jobs, closed) = match claimed {
             Claimed::Jobs(jobs, closed) => (jobs, closed),
             Claimed::Orphans(until) => {
                 self.lanes.not_claimed(&orders);
@@ -243,16 +284,23 @@ impl<'a> Claims<'a> {
             self.checked_at = jobs.first().map_or(self.checked_at, |job| job.claimed_at);
         }
         let is_cut = self.record_size(&jobs);
-        let is_all = jobs.len() < wanted && !is_cut;
+        let batches = batch.map(|size| {
+            batches::by_tenant(&mut jobs);
+            self.count_batches(&jobs, size)
+        });
+        let attempts = |batches: &HashMap<LaneId, usize>| batches.values().sum();
+        let attempts: usize = batches.as_ref().map_or(jobs.len(), attempts);
+        let is_filled = attempts >= wanted || is_cut;
         let first = self.lanes.take_woken(&orders);
         self.set_costs(&jobs);
-        let mut may_have_more = self.lanes.claimed(&orders, &jobs, &closed, wanted, is_cut);
+        let mut may_have_more = self.lanes.claimed(&orders, &jobs, &closed, is_filled);
         if let Some(limits) = limits {
-            may_have_more |= self.open_with_room(&limits, &jobs);
+            may_have_more |= self.open_with_room(&limits, &jobs, batches);
         }
-        self.overdue.claimed(&orders, &jobs, is_all, Instant::now());
+        self.overdue
+            .claimed(&orders, &jobs, !is_filled, Instant::now());
         let jobs = self
-            .dispatch(under_way, jobs, sent, InLine::Queued(&first))
+            .dispatch(under_way, jobs, sent, InLine::Queued(&first), batch)
             .await;
         Ok(Found {
             jobs,
@@ -311,13 +359,22 @@ impl<'a> Claims<'a> {
         })
     }
 
-    /// After a claim within these limits: lanes that took all they were given may have more jobs, and the lanes that got
-    /// nothing are open if others have left them room. True if there are any of the latter.
-    fn open_with_room(&mut self, limits: &HostLimits, jobs: &[ClaimedJob]) -> bool {
-        let mut of_lanes: HashMap<LaneId, usize> = HashMap::new();
-        for job in jobs {
-            *of_lanes.entry(job.lane).or_default() += 1;
-        }
+    /// After a claim within these limits: lanes that took all they were given may have more jobs, and the lanes that
+    /// got nothing are open if others have left them room. `batches`: how many each lane has taken, if jobs start in
+    /// batches. True if there are any of the latter.
+    fn open_with_room(
+        &mut self,
+        limits: &HostLimits,
+        jobs: &[ClaimedJob],
+        batches: Option<HashMap<LaneId, usize>>,
+    ) -> bool {
+        let of_lanes = batches.unwrap_or_else(|| {
+            let mut of_lanes: HashMap<LaneId, usize> = HashMap::new();
+            for job in jobs {
+                *of_lanes.entry(job.lane).or_default() += 1;
+            }
+            of_lanes
+        });
         for (lane, claimed) in &of_lanes {
             if limits.rooms.get(lane) == Some(claimed) {
                 self.lanes.mark_active(*lane);

@@ -111,6 +111,8 @@ struct Known {
     limits: Vec<Limit>,
     /// How often its jobs start is limited.
     is_throttled: bool,
+    /// Its jobs start in batches, of at most this many.
+    batch: Option<usize>,
     /// The maximum number of attempts of its handler that run at the same time on this host.
     most_at_once: Option<usize>,
     /// No job of it may start now.
@@ -151,7 +153,7 @@ impl Known {
 
     /// True if it is behind a gate.
     fn is_gated(&self) -> bool {
-        self.is_throttled || !self.limits.is_empty()
+        self.is_throttled || self.batch.is_some() || !self.limits.is_empty()
     }
 
     fn order(&self, after: After) -> Option<ClaimOrder> {
@@ -277,8 +279,8 @@ impl Lanes {
         lanes
     }
 
-    /// All lanes from which orphans are adopted, also of other shards and inboxes of other workers: those whose jobs are taken by source,
-    /// or the others.
+    /// All lanes from which orphans are adopted, also of other shards and inboxes of other workers: those whose jobs
+    /// are taken by source, or the others.
     pub(super) fn adoptable(&self, by_source: bool) -> Vec<LaneId> {
         let is_wanted = |known: &&Known| {
             let adopts = known.adopts;
@@ -293,7 +295,8 @@ impl Lanes {
         self.active.clear();
     }
 
-    /// The lane of a claimed or adopted job, and how it is served. `None` if neither its jobs nor its orphans are claimed.
+    /// The lane of a claimed or adopted job, and how it is served. `None` if neither its jobs nor its orphans are
+    /// claimed.
     pub(super) fn get(&self, id: LaneId) -> Option<Served> {
         let known = self.known.get(&id)?;
         let lease_ms = known.adopts?.lease_ms;

@@ -201,8 +201,8 @@ impl Slots {
         more
     }
 
-    /// The next claim for a free slot. `None` if no claim in line may start, and the slot has to end. `ended`: the attempt
-    /// that the slot has run before.
+    /// The next claim for a free slot. `None` if no claim in line may start, and the slot has to end. `ended`: the
+    /// attempt that the slot has run before.
     pub(super) fn next(&self, ended: Option<Ended<'_>>) -> Option<Claim> {
         let mut inner = self.lock();
         if let Some(ended) = ended {
@@ -243,7 +243,7 @@ impl Slots {
         self.changed(inner);
     }
 
-    /// Takes the claims that arrived up to `then` out of the line.
+    /// Takes the claims that arrived up to `then` out of the line. Returns one for each job.
     fn take_late(&self, then: Instant) -> Vec<Claim> {
         let mut inner = self.lock();
         // The line is nearly in the order of arrival.
@@ -255,7 +255,7 @@ impl Slots {
             inner.count(claim.host_limit.as_ref(), |of| of.waiting -= 1);
         }
         self.changed(inner);
-        late.into()
+        late.into_iter().flat_map(Claim::split).collect()
     }
 }
 
@@ -336,6 +336,7 @@ pub(super) mod tests {
     fn claim(id: i64, received: Instant) -> Claim {
         Claim {
             job: job(id),
+            others: Vec::new(),
             lane: Arc::new(Lane {
                 seq: 1,
                 id: LaneId(1),
@@ -434,6 +435,28 @@ pub(super) mod tests {
         let late: Vec<i64> = slots.take_late(start).iter().map(|c| c.job.id.0).collect();
         assert_eq!(late, [2]);
         assert_eq!(slots.in_hand(), 2, "one runs, one waits");
+    }
+
+    #[test]
+    fn a_batch_takes_one_slot_and_is_given_back_job_by_job() {
+        let slots = Slots::new(1, Arc::default());
+        let then = Instant::now();
+        let batch = |id| Claim {
+            others: vec![job(id + 1), job(id + 2)],
+            ..claim(id, then)
+        };
+        assert_eq!(slots.put(vec![batch(1), batch(11)]), 1);
+        let taken: Vec<i64> = slots
+            .next(None)
+            .unwrap()
+            .jobs()
+            .map(|job| job.id.0)
+            .collect();
+        assert_eq!(taken, [1, 2, 3]);
+        assert_eq!(slots.in_hand(), 2, "one runs, one waits");
+        let late: Vec<i64> = slots.take_late(then).iter().map(|c| c.job.id.0).collect();
+        assert_eq!(late, [11, 12, 13]);
+        assert_eq!(slots.in_hand(), 1);
     }
 
     #[test]

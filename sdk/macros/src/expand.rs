@@ -19,7 +19,10 @@ pub(crate) fn handler(options: TokenStream, item: TokenStream) -> TokenStream {
         }
     };
     let implementation = match (Options::read(options), Shape::of(&function)) {
-        (Ok(options), Ok(shape)) => implementation(&function, &options, &shape),
+        (Ok(options), Ok(shape)) => match shape.of_batches(options.takes_batches()) {
+            Ok(shape) => implementation(&function, &options, &shape),
+            Err(error) => error.into_compile_error(),
+        },
         (Err(error), Ok(_)) | (Ok(_), Err(error)) => error.into_compile_error(),
         (Err(mut error), Err(other)) => {
             error.combine(other);
@@ -35,9 +38,40 @@ struct Shape<'a> {
     input: &'a Type,
     output: Type,
     returns_result: bool,
+    /// It takes batches: `input` and `output` are those of one job.
+    takes_batches: bool,
 }
 
 impl<'a> Shape<'a> {
+    /// The shape of a handler that takes batches, or does not.
+    fn of_batches(self, takes_batches: bool) -> syn::Result<Self> {
+        let input = generic(self.input, "Vec").and_then(|job| generic(job, "BatchJob"));
+        match (takes_batches, input) {
+            (false, None) => Ok(self),
+            (false, Some(_)) => {
+                let why = "a handler of batches needs the option `batch(…)`, for instance `batch(most = 100)`";
+                Err(syn::Error::new(self.input.span(), why))
+            }
+            (true, None) => {
+                let why = "a handler with `batch(…)` takes `Vec<BatchJob<T>>`";
+                Err(syn::Error::new(self.input.span(), why))
+            }
+            (true, Some(input)) => {
+                let of_job = generic(&self.output, "Vec").and_then(ok_type).cloned();
+                let Some(output) = of_job else {
+                    let why = "a handler with `batch(…)` returns `Vec<Result<T>>`, one for each job, or a `Result` of that";
+                    return Err(syn::Error::new(self.output.span(), why));
+                };
+                Ok(Self {
+                    input,
+                    output,
+                    takes_batches,
+                    ..self
+                })
+            }
+        }
+    }
+
     fn of(function: &'a ItemFn) -> syn::Result<Self> {
         let signature = &function.sig;
         let fail = |span, why| Err(syn::Error::new(span, why));
@@ -97,13 +131,14 @@ impl<'a> Shape<'a> {
             input,
             output,
             returns_result,
+            takes_batches: false,
         })
     }
 }
 
-/// `T` of `Result<T, …>`, under any path.
-fn ok_type(output: &Type) -> Option<&Type> {
-    let Type::Path(path) = output else {
+/// `T` of a type of this name, under any path.
+fn generic<'a>(of: &'a Type, name: &str) -> Option<&'a Type> {
+    let Type::Path(path) = of else {
         return None;
     };
     let last = path.path.segments.last()?;
@@ -111,9 +146,14 @@ fn ok_type(output: &Type) -> Option<&Type> {
         return None;
     };
     match arguments.args.first()? {
-        GenericArgument::Type(ok) if last.ident == "Result" => Some(ok),
+        GenericArgument::Type(inner) if last.ident == name => Some(inner),
         _ => None,
     }
+}
+
+/// `T` of `Result<T, …>`, under any path.
+fn ok_type(output: &Type) -> Option<&Type> {
+    generic(output, "Result")
 }
 
 fn implementation(function: &ItemFn, options: &Options, shape: &Shape<'_>) -> TokenStream {
@@ -151,6 +191,21 @@ fn implementation(function: &ItemFn, options: &Options, shape: &Shape<'_>) -> To
         call
     };
 
+    let run = match shape.takes_batches {
+        false => quote! {
+            let input = #decode;
+            let output = #call;
+            #encode
+        },
+        true => quote! {
+            ::rouse_sdk::__private::run_batch::<#input, #output, _>(
+                ctx,
+                payload,
+                |input| ::std::result::Result::Ok(#call),
+            )
+        },
+    };
+
     // The type has the function's name: types and functions have separate namespaces, and `export!(name)` refers to
     // both.
     quote! {
@@ -172,14 +227,13 @@ fn implementation(function: &ItemFn, options: &Options, shape: &Shape<'_>) -> To
                 #output_schema
             }
 
+            #[allow(clippy::needless_question_mark, reason = "the errors may be of another type")]
             fn run(
                 ctx: &::rouse_sdk::Ctx,
                 payload: &[u8],
             ) -> ::std::result::Result<::std::vec::Vec<u8>, ::rouse_sdk::Error> {
                 let _ = ctx;
-                let input = #decode;
-                let output = #call;
-                #encode
+                #run
             }
         }
     }
@@ -278,6 +332,10 @@ fn gate(gate: &Gate) -> TokenStream {
         } => {
             let burst = option(burst);
             quote!(Throttle { most: #most, period_ms: #period_ms, burst: #burst })
+        }
+        Limit::Batch { most, period_ms } => {
+            let period_ms = option(period_ms);
+            quote!(Batch { most: #most, period_ms: #period_ms })
         }
         Limit::Singleton {
             lasts,

@@ -32,12 +32,13 @@ use proc_macro::TokenStream;
 /// | `schedule_time_zone` | `"Europe/Berlin"`: the time zone of the schedule | UTC |
 /// | `max_concurrent(…)` | `max_concurrent(most = 5, key = "tenant")`: how many jobs run at the same time, on all hosts | any number |
 /// | `throttle(…)` | `throttle(most = 100, period = "1m", burst = 10, key = "$.api")`: how many jobs start in a period; with `burst`, on average, and `burst` at once | any number |
+/// | `batch(…)` | `batch(most = 100, period = "500ms", key = "$.list")`: up to so many jobs of a tenant in one attempt, when there are so many, or when the first has waited for the period; without it, those that are ready. The function takes `Vec<BatchJob<Input>>` and returns `Vec<Result<Output>>`, or a `Result` of that | one job in each attempt |
 /// | `singleton(…)` | `singleton(key = "$.doc", lasts = "queued", newcomer = "keep")`: while there is a job, no other is enqueued. `lasts`: `"queued"` (until it has started), `"running"` (until it has ended) or `"period"` (with `period = "1h"`, from its enqueue on). `newcomer`: `"keep"` the earlier job, `"replace"` its payload, or `"refuse"` the enqueue | none |
 /// | `debounce(…)` | `debounce(period = "5s", longest = "1m", key = "$.doc", edge = "trailing")`: a burst of jobs becomes one. `edge`: the last job runs, when none was enqueued for a period (`"trailing"`), or the first one, at once (`"leading"`). `longest`: how long a burst may last | none |
 /// | `sql(…)` | `sql(mark_paid = "UPDATE orders SET paid_at = now() WHERE id = $1", rows = 1, on_error = "retry")`: a SQL statement that it may run, if the operator grants it; once for each. `rows`: how many rows it has to affect. `on_error`: `"fail"` (the default) or `"retry"` the job if Postgres refuses the data | none |
 /// | `capabilities` | what the handler needs, in the words of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "sign:HOOK_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "enqueue:photo.*", "fine_clocks"]`; without the part after the colon, any | nothing |
 ///
-/// The last four before `sql` are gates. A handler has at most 8; each kind may occur several times. `key` is what each
+/// The last five before `sql` are gates. A handler has at most 8; each kind may occur several times. `key` is what each
 /// limit is for: `"tenant"`, `"source"`, `"handler"`, `"queue"`, a path of the payload such as `"$.customer.id"`, or a
 /// list of two of these; without it, there is one limit for all jobs of the handler. Hosts set gates in the database
 /// when they load the module.

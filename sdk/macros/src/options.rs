@@ -195,6 +195,12 @@ impl Options {
                 "a handler has at most 8 gates; one gate has a limit for each key",
             );
         }
+        let mut batches = settings
+            .iter()
+            .filter(|setting| setting.is_gate() && setting.name == "batch");
+        if let Some(setting) = batches.nth(1) {
+            reader.fail(setting.name.span(), "`batch` is set twice");
+        }
         for (index, statement) in options.statements.iter().enumerate() {
             let earlier = &options.statements[..index];
             if earlier.iter().any(|other| other.name == statement.name) {
@@ -205,6 +211,14 @@ impl Options {
             }
         }
         reader.finish(options)
+    }
+}
+
+impl Options {
+    /// True if an attempt can be at several jobs.
+    pub(crate) fn takes_batches(&self) -> bool {
+        let mut limits = self.gates.iter().map(|gate| &gate.limit);
+        limits.any(|limit| matches!(limit, Limit::Batch { .. }))
     }
 }
 

@@ -158,7 +158,7 @@ async fn a_wrong_setting_is_explained_and_changes_nothing() {
     gate(&db, &["set", "x", "--kind", "semaphore"])
         .await
         .exits(2)
-        .prints("[possible values: max_concurrent, throttle, singleton, debounce]");
+        .prints("[possible values: max_concurrent, throttle, batch, singleton, debounce]");
     gate(&db, &["set", "x", "--kind", "throttle", "--period", "soon"])
         .await
         .exits(2)
@@ -191,7 +191,7 @@ async fn the_database_refuses_each_wrong_setting_with_its_reason() {
         ),
         (
             "'g', 'semaphore'",
-            "kind must be max_concurrent, throttle, singleton or debounce, not 'semaphore'",
+            "kind must be max_concurrent, throttle, batch, singleton or debounce, not 'semaphore'",
         ),
         (
             "'g', 'max_concurrent', most => 1, queue => 'a b'",

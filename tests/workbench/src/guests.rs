@@ -12,6 +12,9 @@ use crate::workspace::{self, Package, Workspace};
 /// The handler that is also built for wasm32-wasip1, so that tests load a core module.
 const WASIP1_GUEST: &str = "handlers/text-stats";
 
+/// It declares a gate, which each host that loads it sets in its database, so it has a folder of its own.
+const BATCH_GUEST: &str = "rouse-test-guests-batch";
+
 /// The result of placing .wasm files in a folder.
 pub struct Placed {
     folder: PathBuf,
@@ -37,7 +40,7 @@ pub fn build_handlers(workspace: &Workspace, out: &Path) -> Result<Placed> {
     place(&modules, out)
 }
 
-/// Builds all modules that the tests load into `p1` and `p2` below the returned folder.
+/// Builds all modules that the tests load into `p1`, `p2` and `batch` below the returned folder.
 pub fn build_test_guests(workspace: &Workspace) -> Result<PathBuf> {
     let rustc = wasm_toolchain::ensure(workspace)?;
     let folder = workspace.target_dir.join("test-guests");
@@ -46,8 +49,13 @@ pub fn build_test_guests(workspace: &Workspace) -> Result<PathBuf> {
         .into_iter()
         .flat_map(|part| workspace.guests_in(part))
         .collect();
-    let modules = build(workspace, &rustc, "wasm32-wasip2", &components)?;
+    let (batch, others): (Vec<_>, Vec<_>) = components
+        .into_iter()
+        .partition(|package| package.name == BATCH_GUEST);
+    let modules = build(workspace, &rustc, "wasm32-wasip2", &others)?;
     place_only(&modules, &folder.join("p2"))?;
+    let modules = build(workspace, &rustc, "wasm32-wasip2", &batch)?;
+    place_only(&modules, &folder.join("batch"))?;
 
     let core_modules = workspace.guests_in(WASIP1_GUEST);
     let modules = build(workspace, &rustc, "wasm32-wasip1", &core_modules)?;

@@ -27,6 +27,13 @@ pub(in crate::cli) fn in_words(gate: &Value) -> String {
                 )
             }
         },
+        "batch" => {
+            let wait = match &gate["period_ms"] {
+                Value::Null => String::new(),
+                _ => format!(", once there are so many or the first has waited for {period}"),
+            };
+            format!("up to {most} {jobs}{each} in one attempt{wait}")
+        }
         "singleton" => {
             let one = match word("lasts") {
                 "queued" => format!("one queued job{each}"),
@@ -115,6 +122,14 @@ mod tests {
             (
                 json!({"kind": "throttle", "key": [], "most": 1, "period_ms": 250, "burst": 20}),
                 "1 job starts in 250ms on average, at most 20 at once",
+            ),
+            (
+                json!({"kind": "batch", "key": ["tenant"], "most": 100, "period_ms": 500}),
+                "up to 100 jobs of each tenant in one attempt, once there are so many or the first has waited for 500ms",
+            ),
+            (
+                json!({"kind": "batch", "key": ["tenant", "$.list"], "most": 10, "period_ms": null}),
+                "up to 10 jobs of each tenant and $.list in one attempt",
             ),
             (
                 json!({"kind": "singleton", "key": ["tenant"], "lasts": "queued", "newcomer": "keep"}),

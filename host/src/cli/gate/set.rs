@@ -25,6 +25,8 @@ At most 100 jobs of the handler start in any minute:
   rouse gate set mail --kind throttle --handler mail.send --most 100 --period 1m
 10 jobs of each account start per second on average, and up to 50 at once after a pause:
   rouse gate set api --kind throttle --queue api --key '$.account' --most 10 --period 1s --burst 50
+Up to 100 mails of a tenant run in one attempt, once there are so many or the first has waited for half a second:
+  rouse gate set mails --kind batch --handler mail.send --most 100 --period 500ms
 While a report of a tenant is queued or runs, another one is an error:
   rouse gate set report --kind singleton --handler report.make --key tenant --lasts running --newcomer refuse
 An index is built once its document has not changed for 5 seconds, but at least every minute:
@@ -38,11 +40,12 @@ pub(super) struct Args {
     /// The name of the gate
     name: String,
 
-    /// What it limits: running jobs (max_concurrent), starts (throttle), or which jobs are enqueued (singleton, debounce)
-    #[arg(long, value_parser = ["max_concurrent", "throttle", "singleton", "debounce"])]
+    /// What it limits: running jobs (max_concurrent), starts (throttle), jobs that start together (batch), or which jobs
+    /// are enqueued (singleton, debounce)
+    #[arg(long, value_parser = ["max_concurrent", "throttle", "batch", "singleton", "debounce"])]
     kind: String,
 
-    /// Only jobs of this handler; singleton and debounce need one
+    /// Only jobs of this handler; batch, singleton and debounce need one
     #[arg(long, value_name = "NAME")]
     handler: Option<String>,
 
@@ -51,15 +54,16 @@ pub(super) struct Args {
     queue: Option<String>,
 
     /// What each limit is for: tenant, source, handler, queue, or a path of the payload such as $.customer.id (repeat
-    /// for two); default: one limit for all jobs
+    /// for two); default: one limit for all jobs. The jobs of a batch are always of one tenant
     #[arg(long = "key", value_name = "KEY")]
     keys: Vec<String>,
 
-    /// max_concurrent: running jobs of a key; throttle: starts of a key in a period
+    /// max_concurrent: running jobs of a key; throttle: starts of a key in a period; batch: jobs of one attempt
     #[arg(long, value_name = "JOBS")]
     most: Option<i32>,
 
-    /// The period of throttle, of debounce, and of a singleton that lasts for one; 1ms to 30d
+    /// The period of throttle, of debounce, and of a singleton that lasts for one; batch: how long the first job waits for
+    /// others (default: it does not wait); 1ms to 30d
     #[arg(long, value_name = "TIME", value_parser = duration::argument)]
     period: Option<Duration>,
 

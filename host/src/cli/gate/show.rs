@@ -83,6 +83,7 @@ fn keys(gate: &Value, keys: &[Value], now: f64) -> List {
     let mut list = match kind {
         "max_concurrent" => List::new(["key", "running", "may start", "waiting"]),
         "throttle" => List::new(["key", "may start", "opens", "waiting"]),
+        "batch" => List::new(["key", "waiting"]),
         _ => List::new(["key", "job", "opens"]),
     };
     for key in keys {
@@ -98,6 +99,7 @@ fn keys(gate: &Value, keys: &[Value], now: f64) -> List {
         match kind {
             "max_concurrent" => list.row([values(key), count("running"), count("left"), waiting]),
             "throttle" => list.row([values(key), count("left"), opens, waiting]),
+            "batch" => list.row([values(key), waiting]),
             _ => list.row([values(key), count("job"), opens]),
         }
     }

@@ -1,10 +1,12 @@
 //! The abort signal of a running attempt, and the hard stop behind it.
 
+use std::future::pending;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::Notify;
 
 use super::boottime::BootTime;
@@ -34,6 +36,8 @@ struct Signal {
     trusted_until: AtomicU64,
     /// The grace if trust expires before an abort, milliseconds.
     grace_ms: AtomicU64,
+    /// Those of the jobs of a batch; empty otherwise.
+    parts: Vec<AbortHandle>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +51,39 @@ impl AbortHandle {
     /// Creates a signal that has not fired.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The signal of an attempt at several jobs, each with a signal of its own. It fires when that of the first job
+    /// does, because the attempt acts for it; when one fires for a reason that concerns this worker; and when all have
+    /// fired. [`follow`](Self::follow) has to be awaited meanwhile.
+    pub fn of_batch(parts: Vec<Self>) -> Self {
+        Self(Arc::new(Signal {
+            parts,
+            ..Signal::default()
+        }))
+    }
+
+    /// Fires the signal of a batch when those of its jobs require it. Never returns.
+    pub async fn follow(&self) {
+        let parts = self.0.parts.iter();
+        let mut aborts: FuturesUnordered<_> = parts.map(Self::aborted).collect();
+        while aborts.next().await.is_some() {
+            self.check_parts();
+        }
+        pending().await
+    }
+
+    fn check_parts(&self) {
+        let parts = &self.0.parts;
+        let aborted = |(at, part): (usize, &Self)| {
+            let reason = part.reason()?;
+            let ends_all = at == 0 || matches!(reason, AbortReason::Error | AbortReason::Shutdown);
+            ends_all.then(|| (reason, part.grace_remaining().unwrap_or_default()))
+        };
+        // The first one is among them if all have fired.
+        if let Some((reason, grace)) = parts.iter().enumerate().find_map(aborted) {
+            self.abort(reason, grace);
+        }
     }
 
     /// Fires the signal. If it has fired already, the first reason stays, and the hard stop only moves closer: a lost
@@ -88,7 +125,14 @@ impl AbortHandle {
             self.abort(AbortReason::Error, grace);
             return self.lock().map(|abort| abort.reason);
         }
-        reason
+        match self.0.parts.first() {
+            // The others fire through `follow`. If this process was frozen, they have expired with the first.
+            Some(first) if reason.is_none() && first.reason().is_some() => {
+                self.check_parts();
+                self.lock().map(|abort| abort.reason)
+            }
+            _ => reason,
+        }
     }
 
     fn trust_has_expired(&self) -> bool {
@@ -220,6 +264,46 @@ mod tests {
         assert_eq!(abort.reason(), Some(AbortReason::Error), "never reset");
         abort.abort(AbortReason::Error, Duration::ZERO);
         assert!(abort.is_hard_stopped());
+    }
+
+    #[tokio::test]
+    async fn a_batch_stops_with_its_first_job_or_its_worker_but_not_with_another_job() {
+        let parts = || [AbortHandle::new(), AbortHandle::new(), AbortHandle::new()];
+        let minute = Duration::from_secs(60);
+        let jobs = parts();
+        let batch = AbortHandle::of_batch(jobs.to_vec());
+        jobs[1].abort(AbortReason::Cancelled, minute);
+        batch.check_parts();
+        assert_eq!(batch.reason(), None);
+        jobs[2].abort(AbortReason::Shutdown, minute);
+        batch.check_parts();
+        assert_eq!(batch.reason(), Some(AbortReason::Shutdown));
+        assert!(batch.grace_remaining() <= Some(minute) && !batch.is_hard_stopped());
+
+        let jobs = parts();
+        let batch = AbortHandle::of_batch(jobs.to_vec());
+        jobs[0].trust_until(BootTime::now(), minute);
+        assert_eq!(batch.reason(), Some(AbortReason::Error), "a frozen host");
+
+        let jobs = parts();
+        let batch = AbortHandle::of_batch(jobs.to_vec());
+        let waiter = tokio::spawn({
+            let batch = batch.clone();
+            async move {
+                tokio::select! {
+                    () = batch.follow() => unreachable!("it never returns"),
+                    () = batch.aborted() => {}
+                }
+            }
+        });
+        tokio::task::yield_now().await;
+        jobs[1].abort(AbortReason::NotFound, minute);
+        tokio::task::yield_now().await;
+        assert!(!waiter.is_finished());
+        jobs[0].abort(AbortReason::Cancelled, Duration::ZERO);
+        waiter.await.unwrap();
+        assert_eq!(batch.reason(), Some(AbortReason::Cancelled));
+        assert!(batch.is_hard_stopped());
     }
 
     #[test]

@@ -16,7 +16,7 @@ const NO_PAYLOAD: &[u8] = b"{}";
 impl Sandbox {
     /// Checks the payload. Returns the end of the attempt if it does not match, or if the attempt was aborted
     /// meanwhile.
-    pub(in crate::sandbox) async fn refuse_payload(
+    pub async fn refuse_payload(
         &self,
         handler: &Handler,
         payload: &[u8],

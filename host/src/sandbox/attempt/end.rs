@@ -106,7 +106,7 @@ pub(in crate::sandbox) fn returned_normally(end: &RunEnd) -> bool {
 }
 
 /// The handler's error, cut to a size that people can read.
-fn failed(failure: GuestFailure, details_bytes_max: usize) -> Failure {
+pub(in crate::sandbox) fn failed(failure: GuestFailure, details_bytes_max: usize) -> Failure {
     let mut message = paragraphs(&failure.message, MESSAGE_BYTES_MAX);
     let details = failure.details.filter(|details| {
         let fits = details.len() <= details_bytes_max;

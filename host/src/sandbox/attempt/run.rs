@@ -13,7 +13,7 @@ use super::meter::{Meter, within_cpu};
 use super::state::PerAttempt;
 use crate::job::{Attempt, JobId, NewJob, RunEnd, SqlCall, Usage};
 use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
-use crate::sandbox::capability::{GuestLog, Http, LogSource, NewJobs, Sql, Steps};
+use crate::sandbox::capability::{Batch, GuestLog, Http, LogSource, NewJobs, Sql, Steps};
 use crate::sandbox::{AbortHandle, Handler, Journal, Profile, Sandbox};
 
 /// The data about its job that a guest receives, except for the handler's name.
@@ -54,6 +54,8 @@ pub struct Run {
     pub jobs: Vec<NewJob>,
     /// Its effects, if it has succeeded.
     pub effects: Vec<SqlCall>,
+    /// The ends of the jobs of a batch that have one of their own.
+    pub of_jobs: Vec<(JobId, RunEnd)>,
 }
 
 impl Sandbox {
@@ -77,7 +79,21 @@ impl Sandbox {
         abort: AbortHandle,
         journal: Option<Arc<dyn Journal>>,
     ) -> impl Future<Output = Run> + Send + 'static + use<> {
-        self.run_watched(handler, job, abort, journal, None)
+        self.run_watched(handler, (job, Vec::new()), abort, journal, None)
+    }
+
+    /// [`run`](Self::run) for a batch: one attempt at several jobs of a tenant, at least one. The journal is that of
+    /// the first one. The caller has checked the payloads ([`refuse_payload`](Self::refuse_payload)). [`Run::of_jobs`]
+    /// has the ends that the guest gave to jobs.
+    pub fn run_batch(
+        self: &Arc<Self>,
+        handler: &Arc<Handler>,
+        mut jobs: Vec<JobInput>,
+        abort: AbortHandle,
+        journal: Option<Arc<dyn Journal>>,
+    ) -> impl Future<Output = Run> + Send + 'static + use<> {
+        let first = jobs.remove(0);
+        self.run_watched(handler, (first, jobs), abort, journal, None)
     }
 
     /// [`run`](Self::run) without a journal; the guest's stack is sampled into the profile, if there is one.
@@ -88,13 +104,13 @@ impl Sandbox {
         abort: AbortHandle,
         profile: Option<Arc<Profile>>,
     ) -> impl Future<Output = Run> + Send + 'static + use<> {
-        self.run_watched(handler, job, abort, None, profile)
+        self.run_watched(handler, (job, Vec::new()), abort, None, profile)
     }
 
     fn run_watched(
         self: &Arc<Self>,
         handler: &Arc<Handler>,
-        job: JobInput,
+        jobs: (JobInput, Vec<JobInput>),
         abort: AbortHandle,
         journal: Option<Arc<dyn Journal>>,
         profile: Option<Arc<Profile>>,
@@ -103,7 +119,7 @@ impl Sandbox {
         let sandbox = self.clone();
         let handler = handler.clone();
         async move {
-            let attempt = sandbox.attempt(&handler, job, abort, journal, profile);
+            let attempt = sandbox.attempt(&handler, jobs, abort, journal, profile);
             let mut run = catch_panic(attempt).await.unwrap_or_else(Run::after_panic);
             run.wall = started.elapsed();
             run
@@ -113,7 +129,7 @@ impl Sandbox {
     async fn attempt(
         &self,
         handler: &Arc<Handler>,
-        job: JobInput,
+        (job, others): (JobInput, Vec<JobInput>),
         abort: AbortHandle,
         journal: Option<Arc<dyn Journal>>,
         profile: Option<Arc<Profile>>,
@@ -131,7 +147,9 @@ impl Sandbox {
             return Run::without_guest(RunEnd::Aborted(reason));
         }
         let _permit = permit;
-        if let Some(end) = self.refuse_payload(handler, &job.payload, &abort).await {
+        if others.is_empty()
+            && let Some(end) = self.refuse_payload(handler, &job.payload, &abort).await
+        {
             return Run::without_guest(end);
         }
         let _ticking = self.ticker.tick();
@@ -144,6 +162,7 @@ impl Sandbox {
         let limits = &handler.limits;
         let log = GuestLog::new(source, abort.clone(), limits, journal.clone());
         let meter = Arc::new(Meter::default());
+        let takes_batches = handler.manifest.takes_batches();
         if let Some(journal) = &journal {
             journal.meter(meter.clone());
         }
@@ -151,10 +170,12 @@ impl Sandbox {
             meter: meter.clone(),
             abort: abort.clone(),
             log: Arc::new(log),
-            steps: Steps::new(journal.clone(), limits),
+            steps: Steps::new(journal.clone(), limits).unless_batches(takes_batches),
             handler_state: handler.state_for(journal.clone()),
-            jobs: NewJobs::new(journal.is_some(), limits),
-            sql: Sql::new(handler.sql.clone(), journal.clone(), limits),
+            jobs: NewJobs::new(journal.is_some(), limits).unless_batches(takes_batches),
+            sql: Sql::new(handler.sql.clone(), journal.clone(), limits)
+                .unless_batches(takes_batches),
+            batch: batch(handler, &job, others),
             clock: job.clock,
             http: Http::new(
                 Some(handler.http.clone()),
@@ -188,6 +209,7 @@ impl Sandbox {
 
         let jobs = instance.state_mut().jobs.take();
         let effects = instance.state_mut().sql.take();
+        let settled = instance.state_mut().batch.take();
         let state = instance.state();
         state.log.finish();
         let end = match (called, abort.reason()) {
@@ -200,6 +222,13 @@ impl Sandbox {
             None => drop(instance),
         }
         let end = self.check_result(handler, end, &abort).await;
+        let mut of_jobs = Vec::with_capacity(settled.len());
+        for (job, end) in settled {
+            // Not interrupted: the outcome counts, whatever became of the attempt since.
+            let end = self.check_result(handler, end, &AbortHandle::new()).await;
+            of_jobs.push((job, end));
+            tokio::task::consume_budget().await;
+        }
         let has_jobs = matches!(end, RunEnd::Returned(_) | RunEnd::Suspended(_));
         let jobs = if has_jobs { jobs } else { Vec::new() };
         let has_effects = matches!(end, RunEnd::Returned(_));
@@ -210,6 +239,7 @@ impl Sandbox {
             used: Some(meter.usage()),
             jobs,
             effects,
+            of_jobs,
         }
     }
 }
@@ -230,6 +260,7 @@ impl Run {
             used: None,
             jobs: Vec::new(),
             effects: Vec::new(),
+            of_jobs: Vec::new(),
         }
     }
 }
@@ -243,6 +274,16 @@ async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
         catch_unwind(poll).unwrap_or(Poll::Ready(None))
     })
     .await
+}
+
+/// The jobs of an attempt at several, as the guest sees them.
+fn batch(handler: &Handler, job: &JobInput, others: Vec<JobInput>) -> Batch {
+    if others.is_empty() {
+        return Batch::default();
+    }
+    let all = std::iter::once(job.clone()).chain(others);
+    let all = all.map(|job| job_info(handler, job)).collect();
+    Batch::of(all, handler.limits.result_bytes)
 }
 
 /// The job as the guest sees it.

@@ -13,7 +13,7 @@ use super::memory::AttemptLimiter;
 use super::meter::Meter;
 use crate::job::Suspension;
 use crate::sandbox::capability::{
-    FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, LogSource, NewJobs,
+    Batch, FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, LogSource, NewJobs,
     OutsidePaths, Sql, Steps, Stream,
 };
 use crate::sandbox::grants::Granted;
@@ -45,6 +45,7 @@ pub(in crate::sandbox) struct AttemptState {
     /// The jobs that it enqueues.
     pub(in crate::sandbox) jobs: NewJobs,
     pub(in crate::sandbox) sql: Sql,
+    pub(in crate::sandbox) batch: Batch,
     /// Set when the host stops the guest because it waits.
     pub(in crate::sandbox) suspension: Option<Suspension>,
     pub(in crate::sandbox) clock: DatabaseClock,
@@ -72,6 +73,7 @@ pub(in crate::sandbox) struct PerAttempt {
     pub(in crate::sandbox) handler_state: HandlerState,
     pub(in crate::sandbox) jobs: NewJobs,
     pub(in crate::sandbox) sql: Sql,
+    pub(in crate::sandbox) batch: Batch,
     pub(in crate::sandbox) clock: DatabaseClock,
     pub(in crate::sandbox) http: Http,
     pub(in crate::sandbox) profile: Option<Arc<Profile>>,
@@ -93,6 +95,7 @@ impl PerAttempt {
             handler_state: HandlerState::default(),
             jobs: NewJobs::default(),
             sql: Sql::default(),
+            batch: Batch::default(),
             clock: DatabaseClock::of_host(),
             http: Http::new(None, &limits, abort.clone(), Arc::default()),
             profile: None,
@@ -129,6 +132,7 @@ impl AttemptState {
             handler_state,
             jobs,
             sql,
+            batch,
             clock,
             http,
             profile,
@@ -157,6 +161,7 @@ impl AttemptState {
             http_fields,
             jobs,
             sql,
+            batch,
             suspension: None,
             clock,
             denial: None,
@@ -191,6 +196,7 @@ impl AttemptState {
             handler_state,
             jobs,
             sql,
+            batch,
             clock,
             http,
             profile,
@@ -206,6 +212,7 @@ impl AttemptState {
         self.handler_state = handler_state;
         self.jobs = jobs;
         self.sql = sql;
+        self.batch = batch;
         self.suspension = None;
         self.clock = clock;
         self.http = http.within(self.limiter.host_memory().clone());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::batch::NO_JOBS;
 use crate::job::{JsonText, NewJob, NewJobKind, json_from};
 use crate::sandbox::Limits;
 use crate::sandbox::attempt::state::AttemptState;
@@ -22,6 +23,8 @@ pub(in crate::sandbox) struct NewJobs {
     bytes_max: usize,
     /// There is a queue: the handler was not invoked without one.
     has_queue: bool,
+    /// The handler takes batches.
+    takes_batches: bool,
 }
 
 /// The arguments of `rouse.enqueue` that a guest may give. The database checks their values.
@@ -61,6 +64,14 @@ impl NewJobs {
         }
     }
 
+    /// Refuses all jobs if the handler takes batches.
+    pub(in crate::sandbox) fn unless_batches(self, takes_batches: bool) -> Self {
+        Self {
+            takes_batches,
+            ..self
+        }
+    }
+
     /// The maximum number of jobs.
     pub(super) fn count_max(&self) -> usize {
         self.count_max
@@ -95,6 +106,9 @@ impl NewJobs {
                 "a handler that is invoked without the queue cannot enqueue jobs; enqueue a job for it instead"
                     .into(),
             );
+        }
+        if self.takes_batches {
+            return Err(NO_JOBS.into());
         }
         if kind == NewJobKind::Next && self.jobs.iter().any(|job| job.kind == NewJobKind::Next) {
             return Err("an attempt can continue its chain with one job only".into());
@@ -290,6 +304,9 @@ mod tests {
         let mut none = NewJobs::new(false, &limits);
         let without = none.add(job("a", "1", None), NewJobKind::Child);
         assert!(without.unwrap_err().contains("without the queue"));
+        let mut batches = NewJobs::new(true, &limits).unless_batches(true);
+        let refused = batches.add(job("a", "1", None), NewJobKind::Child);
+        assert!(refused.unwrap_err().contains("takes batches"));
     }
 
     #[test]

@@ -11,6 +11,9 @@ impl Host for AttemptState {
     ) -> wasmtime::Result<Result<Vec<Parent>, ParentError>> {
         self.meter.count_host_call();
         let abort = self.abort.clone();
+        if let Err(why) = self.steps.require_one_job() {
+            return Ok(Err(ParentError::Refused(why)));
+        }
         // A handler that is invoked without the queue has waited for nothing.
         let Some(waits) = self.steps.waits() else {
             return Ok(Ok(Vec::new()));

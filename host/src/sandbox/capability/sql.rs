@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde_json::value::RawValue;
 
+use super::batch::NO_EFFECTS;
 use crate::job::{SqlCall, SqlFailure, json_from, narrowest_first};
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::sql::{
@@ -41,6 +42,8 @@ pub(in crate::sandbox) struct Sql {
     effects: Vec<SqlCall>,
     limits: SqlCounts,
     used: SqlCounts,
+    /// The handler takes batches.
+    takes_batches: bool,
     /// A statement does not fit the database: the host has stopped the guest.
     pub(in crate::sandbox) is_parked: bool,
 }
@@ -101,6 +104,14 @@ impl Sql {
         }
     }
 
+    /// Refuses all effects if the handler takes batches.
+    pub(in crate::sandbox) fn unless_batches(self, takes_batches: bool) -> Self {
+        Self {
+            takes_batches,
+            ..self
+        }
+    }
+
     /// All effects, if the attempt has succeeded.
     pub(in crate::sandbox) fn take(&mut self) -> Vec<SqlCall> {
         std::mem::take(&mut self.effects)
@@ -153,6 +164,9 @@ impl Sql {
 
     /// Counts effects, up to the limits.
     fn count(&mut self, effects: &[SqlCall]) -> Result<(), Refusal> {
+        if self.takes_batches {
+            return Err(Refusal::Refused(NO_EFFECTS.into()));
+        }
         let bytes: usize = effects.iter().map(SqlCall::bytes).sum();
         let (count, bytes) = (
             self.used.effects.saturating_add(effects.len()),

@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 use crate::harmless::printable;
 use crate::job::cron::DueTimes;
 use crate::job::declared::DeclaredSchedule;
-use crate::job::declared_gate::DeclaredGate;
+use crate::job::declared_gate::{DeclaredGate, GateLimit};
 use crate::job::{RetryPolicy, Statement};
 
 pub use self::capability::Capability;
@@ -107,6 +107,12 @@ impl HandlerManifest {
     pub const TIMEOUT: Duration = Duration::from_secs(60 * 60);
     /// The default grace.
     pub const GRACE: Duration = Duration::from_secs(5);
+
+    /// True if an attempt can be at several jobs: it declares a gate of kind `batch`.
+    pub fn takes_batches(&self) -> bool {
+        let mut limits = self.gates.iter().map(|gate| &gate.limit);
+        limits.any(|limit| matches!(limit, GateLimit::Batch { .. }))
+    }
 }
 
 /// How many jobs one instance of a handler may serve.

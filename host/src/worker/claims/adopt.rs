@@ -95,7 +95,7 @@ impl Claims<'_> {
         let bytes = claimed.iter().map(ClaimedJob::bytes).sum();
         let is_cut = is_filled || fills_an_answer(claimed.len(), bytes);
         let jobs = self
-            .dispatch(under_way, claimed, sent, InLine::Adopted)
+            .dispatch(under_way, claimed, sent, InLine::Adopted, None)
             .await;
         Ok(Found {
             jobs,

@@ -55,7 +55,7 @@ impl Claims<'_> {
         self.sources.rotate_left(1);
         let is_cut = self.record_size(&jobs);
         let jobs = self
-            .dispatch(under_way, jobs, sent, InLine::Queued(&[]))
+            .dispatch(under_way, jobs, sent, InLine::Queued(&[]), None)
             .await;
         Ok(Found {
             jobs,

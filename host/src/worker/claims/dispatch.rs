@@ -35,14 +35,15 @@ impl Claims<'_> {
         self.host_limits.get(handler).cloned()
     }
 
-    /// Puts the jobs of a claim in line, and gives back those whose handler is missing. Returns how many jobs count as
-    /// found.
+    /// Puts the jobs of a claim in line, and gives back those whose handler is missing. `batch`: the maximum number of
+    /// jobs of a batch, if they start in batches. Returns how many jobs, or batches, count as found.
     pub(super) async fn dispatch(
         &mut self,
         under_way: UnderWay<'_>,
         jobs: Vec<ClaimedJob>,
         sent: BootTime,
         line: InLine<'_>,
+        batch: Option<usize>,
     ) -> usize {
         let received = Instant::now();
         let mut first: HashSet<LaneId> = match line {
@@ -80,6 +81,7 @@ impl Claims<'_> {
                     },
                     goes_ahead: first.remove(&job.lane),
                     job,
+                    others: Vec::new(),
                     lane: served.lane,
                     sent,
                     received,
@@ -100,10 +102,17 @@ impl Claims<'_> {
             .collect();
         under_way.arrived(&claims);
         let unbound = claims.split_off(unbound_from);
+        let found = match batch {
+            None => new,
+            Some(size) => {
+                claims = self.in_batches(claims, size);
+                claims.len()
+            }
+        };
         slots::start(self.shared, claims);
         for claim in unbound {
             attempt::release_claim(self.shared, &claim, RunEnd::NoHandler).await;
         }
-        new
+        found
     }
 }

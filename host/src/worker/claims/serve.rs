@@ -17,8 +17,9 @@ fn most_at_once(policy: &Policy) -> Option<usize> {
 }
 
 impl Claims<'_> {
-    /// Chooses the lanes to serve, or the new ones among them, by the loaded handlers, by the queues and tags of the settings, and by the
-    /// leased shards and the incarnation of this worker. True if any of these has changed since the last choice.
+    /// Chooses the lanes to serve, or the new ones among them, by the loaded handlers, by the queues and tags of the
+    /// settings, and by the leased shards and the incarnation of this worker. True if any of these has changed since
+    /// the last choice.
     pub(in crate::worker) fn serve(&mut self) -> bool {
         let handlers = self.shared.catalog.current();
         let sql = self.shared.sql.version();
@@ -82,6 +83,10 @@ impl Claims<'_> {
             let names = handlers.names();
             let all = names.iter().filter_map(|name| handlers.get(name));
             self.host_limits = all.filter_map(|handler| limit(handler)).collect();
+            let takes_batches = |handler: &&Arc<Handler>| handler.manifest.takes_batches();
+            let all = names.iter().filter_map(|name| handlers.get(name));
+            let all = all.filter(takes_batches);
+            self.take_batches = all.map(|handler| handler.manifest.name.clone()).collect();
             let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
             names.retain(|name| served(name).is_some());
             self.lease_shards(&names, &bound);

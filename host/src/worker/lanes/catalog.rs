@@ -69,6 +69,7 @@ impl Lanes {
                     is_charged: false,
                     limits: Vec::new(),
                     is_throttled: false,
+                    batch: None,
                     most_at_once: None,
                     closed: None,
                     cost: 1.0,

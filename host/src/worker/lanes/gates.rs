@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Known, Lanes};
-use crate::job::{ClaimGate, LaneId};
+use crate::job::{ClaimGate, ClaimLimit, LaneId};
 use crate::store::ClosedLane;
 
 /// How many lanes of a limit are opened when a job of it has ended: the first ones may be empty by now.
@@ -53,6 +53,7 @@ impl Gates {
         let lane = &known.lane;
         known.limits.clear();
         known.is_throttled = false;
+        known.batch = None;
         if is_capped_queue {
             let limit = format!("queue {}\n{}", lane.queue, known.place.key);
             known.limits.push(limit.into());
@@ -64,11 +65,14 @@ impl Gates {
         }
         for gate in &self.gates {
             if let Some(key) = gate.key_of(&lane.queue, &lane.handler, &lane.values) {
-                match gate.is_throttle {
-                    true => known.is_throttled = true,
-                    false => {
+                match gate.limit {
+                    ClaimLimit::Starts => known.is_throttled = true,
+                    ClaimLimit::Running => {
                         let limit = format!("gate {}\n{}", gate.name, key.join("\n"));
                         known.limits.push(limit.into());
+                    }
+                    ClaimLimit::Batch(most) => {
+                        known.batch = Some(known.batch.map_or(most, |other| other.min(most)));
                     }
                 }
             }
@@ -108,6 +112,12 @@ impl Lanes {
                 Some(Closed::UntilEnd(gates.closings))
             }
         };
+    }
+
+    /// The handler of a lane whose jobs start in batches, and the maximum number of jobs of a batch.
+    pub(in crate::worker) fn batch(&self, id: LaneId) -> Option<(&str, usize)> {
+        let known = self.known.get(&id)?;
+        Some((&known.lane.handler, known.batch?))
     }
 
     /// True if no job of this lane may start now.

@@ -89,16 +89,15 @@ impl Lanes {
         }
     }
 
-    /// Updates cursors, active lanes and their turns after a claim of `wanted` jobs from these lanes. `is_cut`: the
-    /// claim ended because of its size. `closed`: lanes from which no job may start now. Returns true if there may be more
-    /// jobs although the claim was not filled, because a lane has used up its part.
+    /// Updates cursors, active lanes and their turns after a claim from these lanes. `is_filled`: it has as many jobs
+    /// as were wanted, or ended because of its size. `closed`: lanes from which no job may start now. Returns true if
+    /// there may be more jobs although the claim was not filled, because a lane has used up its part.
     pub(in crate::worker) fn claimed(
         &mut self,
         orders: &[ClaimOrder],
         jobs: &[ClaimedJob],
         closed: &[ClosedLane],
-        wanted: usize,
-        is_cut: bool,
+        is_filled: bool,
     ) -> bool {
         let mut claimed: HashMap<LaneId, usize> = HashMap::new();
         for job in jobs {
@@ -106,7 +105,6 @@ impl Lanes {
             *claimed.entry(job.lane).or_default() += 1;
         }
         self.count_selected(orders, &claimed);
-        let is_filled = jobs.len() >= wanted || is_cut;
         let has_jobs = |order: &ClaimOrder| claimed.contains_key(&order.lane);
         let last = orders.iter().rposition(has_jobs);
         let mut may_have_more = false;

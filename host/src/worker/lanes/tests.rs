@@ -104,7 +104,7 @@ fn lanes_go_by_priority_and_those_of_one_priority_share_a_claim() {
         .map(|lane| job(lane, lane))
         .into();
     assert!(
-        lanes.claimed(&orders, &jobs, &[], WANTED, false),
+        lanes.claimed(&orders, &jobs, &[], false),
         "lane 30 may have more"
     );
     let orders = lanes.orders(After::Cursor, WANTED);
@@ -112,7 +112,7 @@ fn lanes_go_by_priority_and_those_of_one_priority_share_a_claim() {
     assert_eq!(parts(&orders), expected, "lane 20 may have a new job");
     let jobs: Vec<ClaimedJob> = [20, 30, 30].map(|lane| job(lane, lane)).into();
     assert!(
-        lanes.claimed(&orders, &jobs, &[], WANTED, false),
+        lanes.claimed(&orders, &jobs, &[], false),
         "lane 20 has used its part up"
     );
     assert_eq!(lanes.orders(After::Cursor, WANTED)[1].most, Some(6));
@@ -162,7 +162,7 @@ fn lanes_of_one_priority_go_by_the_order_of_queues_in_the_settings() {
     let mut behind = ids(&lanes.behind(After::Reached));
     behind.sort_unstable();
     assert_eq!(behind, [10, 20], "all except the first class");
-    lanes.claimed(&orders, &[job(20, 8)], &[], WANTED, false);
+    lanes.claimed(&orders, &[job(20, 8)], &[], false);
     assert!(
         lanes.behind(After::Reached).is_empty(),
         "the other lanes have no jobs"
@@ -331,10 +331,10 @@ fn a_sweep_does_not_skip_the_jobs_of_a_key_at_its_limit() {
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
     lanes.serve(|_| Some(SERVED));
     let orders = lanes.orders(After::Cursor, WANTED);
-    lanes.claimed(&orders, &[job(10, 100)], &[], WANTED, false);
+    lanes.claimed(&orders, &[job(10, 100)], &[], false);
     // The limit is reached, so the next claim takes nothing.
     let orders = lanes.orders(After::Cursor, WANTED);
-    lanes.claimed(&orders, &[], &[], WANTED, false);
+    lanes.claimed(&orders, &[], &[], false);
     lanes.swept(Some(500));
     assert_eq!(order(&mut lanes), [(10, 100)]);
 }
@@ -502,7 +502,7 @@ fn if_there_are_more_lanes_than_fit_a_claim_it_covers_those_with_jobs() {
         expected,
         "a new lane has jobs, and priority holds"
     );
-    lanes.claimed(&orders, &[job(7, 70)], &[], WANTED, false);
+    lanes.claimed(&orders, &[job(7, 70)], &[], false);
     assert_eq!(order(&mut lanes), [(7, 70)], "the other lane is empty");
 }
 
@@ -515,7 +515,7 @@ fn a_filled_claim_does_not_mark_later_lanes_as_empty() {
     let orders = lanes.orders(After::Cursor, WANTED);
     assert_eq!(parts(&orders), [(3, Some(4)), (2, Some(4)), (1, Some(4))]);
     let jobs: Vec<ClaimedJob> = (5..9).map(|turn| job(2, turn)).collect();
-    assert!(!lanes.claimed(&orders, &jobs, &[], 4, false));
+    assert!(!lanes.claimed(&orders, &jobs, &[], true));
     assert_eq!(
         order(&mut lanes),
         [(1, i64::MIN), (2, 8)],

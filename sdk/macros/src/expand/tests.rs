@@ -103,3 +103,55 @@ fn an_invalid_signature_is_refused_with_what_is_expected() {
         .contains("unsafe")
     );
 }
+
+#[test]
+fn a_handler_of_batches_takes_and_returns_lists() {
+    let batch = quote!(name = "a", batch(most = 10));
+    for function in [
+        quote!(
+            fn f(jobs: Vec<BatchJob<In>>) -> Vec<Result<Out>> {}
+        ),
+        quote!(
+            async fn f(
+                ctx: &Ctx,
+                jobs: Vec<rouse_sdk::BatchJob<In>>,
+            ) -> Result<Vec<Result<Out, E>>> {
+            }
+        ),
+    ] {
+        let text = expanded(batch.clone(), function);
+        assert!(!text.contains("compile_error"), "{text}");
+        assert!(
+            text.contains("type Input = In ; type Output = Out ;"),
+            "{text}"
+        );
+        assert!(text.contains("run_batch :: < In , Out , _ >"), "{text}");
+    }
+    let text = expanded(
+        batch.clone(),
+        quote!(
+            fn f(job: In) -> Out {}
+        ),
+    );
+    assert!(text.contains("takes `Vec<BatchJob<T>>`"), "{text}");
+    let text = expanded(
+        batch,
+        quote!(
+            fn f(jobs: Vec<BatchJob<In>>) -> Out {}
+        ),
+    );
+    assert!(text.contains("returns `Vec<Result<T>>`"), "{text}");
+    assert!(
+        refused(quote!(
+            fn f(jobs: Vec<BatchJob<In>>) -> Vec<Result<Out>> {}
+        ))
+        .contains("needs the option `batch(…)`")
+    );
+    let text = expanded(
+        quote!(name = "a", batch(most = 1), batch(most = 2)),
+        quote!(
+            fn f(jobs: Vec<BatchJob<In>>) -> Vec<Result<Out>> {}
+        ),
+    );
+    assert!(text.contains("`batch` is set twice"), "{text}");
+}

@@ -1,4 +1,4 @@
-//! Gates: `max_concurrent(…)`, `throttle(…)`, `singleton(…)` and `debounce(…)`. The host checks the same rules when it
+//! Gates: `max_concurrent(…)`, `throttle(…)`, `batch(…)`, `singleton(…)` and `debounce(…)`. The host checks the same rules when it
 //! loads the module.
 
 use proc_macro2::{Ident, Span};
@@ -14,6 +14,8 @@ pub(super) const GATES_MAX: usize = 8;
 const MOST_MAX: u32 = 1_000_000;
 /// The maximum of starts in a period without a burst: the database keeps the time of each.
 const STARTS_MAX: u32 = 1_000;
+/// The maximum of jobs of a batch.
+const BATCH_MAX: u32 = 1_000;
 const PERIOD_MS_MAX: u64 = 30 * 24 * 60 * 60 * 1000;
 
 /// A gate that the handler declares.
@@ -32,6 +34,10 @@ pub(crate) enum Limit {
         most: u32,
         period_ms: u64,
         burst: Option<u32>,
+    },
+    Batch {
+        most: u32,
+        period_ms: Option<u64>,
     },
     Singleton {
         lasts: Lasts,
@@ -79,6 +85,10 @@ pub(super) fn kind(name: &Ident) -> Option<(&'static [&'static str], &'static st
         "throttle" => (
             &["most", "period", "burst", "key"],
             "throttle(most = 100, period = \"1m\")",
+        ),
+        "batch" => (
+            &["most", "period", "key"],
+            "batch(most = 100, period = \"500ms\")",
         ),
         "singleton" => (
             &["key", "lasts", "period", "newcomer"],
@@ -174,6 +184,18 @@ impl Reader {
                     self.fail(span, why);
                 }
             }
+            "batch" => {
+                needs("most");
+                let is_large = written.most.is_some_and(|most| most > BATCH_MAX);
+                if let (true, Some(span)) = (is_large, span("most")) {
+                    self.fail(span, format!("a batch has at most {BATCH_MAX} jobs"));
+                }
+                let by_tenant = written.key.iter().any(|by| by == "tenant");
+                if let (2, false, Some(span)) = (written.key.len(), by_tenant, span("key")) {
+                    let why = "the jobs of a batch are of one tenant, so its key has at most one more value";
+                    self.fail(span, why);
+                }
+            }
             "debounce" => {
                 needs("period");
                 if let (Some(period), Some(longest)) = (written.period_ms, written.longest_ms)
@@ -219,6 +241,10 @@ impl Written {
                 most: self.most?,
                 period_ms: self.period_ms?,
                 burst: self.burst,
+            },
+            "batch" => Limit::Batch {
+                most: self.most?,
+                period_ms: self.period_ms,
             },
             "debounce" => Limit::Debounce {
                 period_ms: self.period_ms?,

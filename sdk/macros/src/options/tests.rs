@@ -121,6 +121,17 @@ fn gates_are_read_with_their_options() {
         debounce(period = "5s", key = []),
     })
     .expect("all of them are valid");
+    assert!(!options.takes_batches());
+    let batches = Options::read(quote! { name = "a", batch(most = 7, key = ["tenant", "$.list"]) })
+        .expect("it is valid");
+    assert!(batches.takes_batches());
+    assert_eq!(
+        batches.gates[0].limit,
+        Limit::Batch {
+            most: 7,
+            period_ms: None
+        }
+    );
     let gate = |key: &[&str], limit| Gate {
         limit,
         key: key.iter().map(|by| (*by).to_owned()).collect(),
@@ -175,6 +186,15 @@ fn wrong_gates_are_refused_with_what_to_write() {
         (
             quote!(max_concurrent(key = "tenant")),
             "`max_concurrent(…)` needs `most`, for instance `max_concurrent(most = 5, key = \"tenant\")`",
+        ),
+        (
+            quote!(batch()),
+            "`batch(…)` needs `most`, for instance `batch(most = 100, period = \"500ms\")`",
+        ),
+        (quote!(batch(most = 1001)), "a batch has at most 1000 jobs"),
+        (
+            quote!(batch(most = 5, key = ["source", "queue"])),
+            "the jobs of a batch are of one tenant, so its key has at most one more value",
         ),
         (
             quote!(debounce()),

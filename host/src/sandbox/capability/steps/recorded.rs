@@ -7,6 +7,7 @@ use serde::de::IgnoredAny;
 
 use crate::job::{BegunWait, RecordedStep};
 use crate::sandbox::bindings::rouse::handler::steps::StepError;
+use crate::sandbox::capability::batch::NO_STEPS;
 use crate::sandbox::{Journal, Limits, WaitStore};
 
 /// The length of a step's name, which people read.
@@ -25,6 +26,8 @@ struct StepLimits {
 #[derive(Default)]
 pub(in crate::sandbox) struct Steps {
     journal: Option<Arc<dyn Journal>>,
+    /// The handler takes batches: it has no steps.
+    takes_batches: bool,
     limits: StepLimits,
     /// The recorded steps by name; `None` until the first step starts.
     recorded: Option<HashMap<String, RecordedStep>>,
@@ -53,6 +56,22 @@ impl Steps {
                 bytes_total: limits.steps_bytes,
             },
             ..Self::default()
+        }
+    }
+
+    /// Refuses all steps and waits if the handler takes batches.
+    pub(in crate::sandbox) fn unless_batches(self, takes_batches: bool) -> Self {
+        Self {
+            takes_batches,
+            ..self
+        }
+    }
+
+    /// Refuses what the attempt cannot have if the handler takes batches.
+    pub(in crate::sandbox::capability) fn require_one_job(&self) -> Result<(), String> {
+        match self.takes_batches {
+            true => Err(NO_STEPS.to_owned()),
+            false => Ok(()),
         }
     }
 
@@ -90,6 +109,7 @@ impl Steps {
         &mut self,
         name: &str,
     ) -> Result<Option<&mut RecordedStep>, StepError> {
+        self.require_one_job().map_err(refused)?;
         let count_max = self.limits.count;
         let recorded = self.recorded().await;
         if !recorded.contains_key(name) {

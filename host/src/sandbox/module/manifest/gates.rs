@@ -12,6 +12,8 @@ const GATES_MAX: usize = 8;
 const MOST_MAX: u64 = 1_000_000;
 /// The maximum of starts in a period without a burst: the database keeps the time of each.
 const STARTS_MAX: u64 = 1_000;
+/// The maximum of jobs of a batch.
+const BATCH_MAX: u64 = 1_000;
 /// 30 days.
 const PERIOD_MS_MAX: u64 = 30 * super::DAY_MS;
 
@@ -38,6 +40,7 @@ pub(super) struct WrittenGate {
 enum Kind {
     MaxConcurrent,
     Throttle,
+    Batch,
     Singleton,
     Debounce,
 }
@@ -79,6 +82,10 @@ impl WrittenGate {
                     burst,
                 }
             }
+            Kind::Batch => GateLimit::Batch {
+                most: count("most", self.most, BATCH_MAX)?,
+                period_ms: self.period_ms.map(|ms| period(Some(ms))).transpose()?,
+            },
             Kind::Singleton => {
                 let lasts = self.lasts.unwrap_or_default();
                 GateLimit::Singleton {
@@ -107,14 +114,18 @@ impl WrittenGate {
                 }
             }
         };
-        let key = self.key.unwrap_or_default();
+        let mut key = self.key.unwrap_or_default();
+        // The jobs of a batch are of one tenant.
+        if self.kind == Kind::Batch && key.iter().all(|by| by != "tenant") {
+            key.insert(0, "tenant".into());
+        }
         check_key(&key)?;
         Ok(DeclaredGate { limit, key })
     }
 
     /// Rejects settings that have no effect on a gate of this kind.
     fn check_effects(&self) -> Result<(), String> {
-        use Kind::{Debounce, MaxConcurrent, Singleton, Throttle};
+        use Kind::{Batch, Debounce, MaxConcurrent, Singleton, Throttle};
         if self.kind == Singleton && self.period_ms.is_some() && self.lasts != Some(Lasts::Period) {
             return Err(
                 "a singleton has a period_ms only if it lasts for one: \"lasts\": \"period\""
@@ -129,15 +140,20 @@ impl WrittenGate {
         let (kind, word, others) = match self.kind {
             MaxConcurrent => (MaxConcurrent, "max_concurrent", "most"),
             Throttle => (Throttle, "throttle", "most, period_ms and burst"),
+            Batch => (Batch, "batch", "most and period_ms"),
             Singleton => (Singleton, "singleton", "lasts, newcomer and period_ms"),
             Debounce => (Debounce, "debounce", "period_ms, longest_ms and edge"),
         };
         for (setting, is_set, kinds) in [
-            ("most", self.most.is_some(), &[MaxConcurrent, Throttle][..]),
+            (
+                "most",
+                self.most.is_some(),
+                &[MaxConcurrent, Throttle, Batch][..],
+            ),
             (
                 "period_ms",
                 self.period_ms.is_some(),
-                &[Throttle, Singleton, Debounce],
+                &[Throttle, Batch, Singleton, Debounce],
             ),
             ("burst", self.burst.is_some(), &[Throttle]),
             ("lasts", self.lasts.is_some(), &[Singleton]),
@@ -238,6 +254,14 @@ mod tests {
                 json!({}),
             ),
             (
+                json!({"kind": "batch", "most": 1000}),
+                json!({"key": ["tenant"]}),
+            ),
+            (
+                json!({"kind": "batch", "most": 1, "period_ms": 500, "key": ["$.list"]}),
+                json!({"key": ["tenant", "$.list"]}),
+            ),
+            (
                 json!({"kind": "singleton"}),
                 json!({"key": [], "lasts": "queued", "newcomer": "keep"}),
             ),
@@ -264,7 +288,21 @@ mod tests {
         let (long, deep) = (format!("$.{word}"), format!("${}", ".a".repeat(9)));
         for (gate, part) in [
             (json!({"most": 1}), "missing field `kind`"),
-            (json!({"kind": "batch"}), "unknown variant `batch`"),
+            (json!({"kind": "merge"}), "unknown variant `merge`"),
+            (json!({"kind": "batch"}), "most is missing"),
+            (json!({"kind": "batch", "most": 1001}), "expected 1 to 1000"),
+            (
+                json!({"kind": "batch", "most": 10, "period_ms": 0}),
+                "period_ms is 0",
+            ),
+            (
+                json!({"kind": "batch", "most": 10, "burst": 1}),
+                "a gate of kind batch has no burst; it has key, most and period_ms",
+            ),
+            (
+                json!({"kind": "batch", "most": 10, "key": ["source", "queue"]}),
+                "key has 3 values",
+            ),
             (
                 json!({"kind": "throttle", "max": 1}),
                 "unknown field `max`, expected one of `kind`, `key`, `most`",

@@ -37,13 +37,7 @@ fn claims_leave_out_lanes_at_their_limit_until_a_job_of_their_key_has_ended() {
     lanes.serve(|_| Some(SERVED));
     let orders = lanes.orders(After::Cursor, WANTED);
     let closed = [until_end(10), until_end(20), until_end(30)];
-    lanes.claimed(
-        &orders,
-        &[job(10, 100), job(30, 101)],
-        &closed,
-        WANTED,
-        false,
-    );
+    lanes.claimed(&orders, &[job(10, 100), job(30, 101)], &closed, false);
     assert!(next(&mut lanes).is_empty());
     assert!(lanes.wait_for_ends());
     assert!(!lanes.mark_active(LaneId(20)) && !lanes.wake(LaneId(20)));
@@ -65,7 +59,6 @@ fn claims_leave_out_lanes_at_their_limit_until_a_job_of_their_key_has_ended() {
             &[order.unwrap()],
             &[job(expected, 200)],
             &[other, until_end(expected)],
-            WANTED,
             false,
         );
     }
@@ -80,14 +73,14 @@ fn if_a_lane_of_a_limit_had_room_its_other_lanes_are_open_too() {
     lanes.serve(|_| Some(SERVED));
     let closed: Vec<ClosedLane> = (1..30).map(until_end).collect();
     let orders = lanes.orders(After::Cursor, WANTED);
-    lanes.claimed(&orders, &[], &closed, WANTED, false);
+    lanes.claimed(&orders, &[], &closed, false);
     assert!(next(&mut lanes).is_empty());
     // The sweep: jobs of other workers may have ended.
     lanes.open_some();
     assert_eq!(next(&mut lanes), [1, 2, 3, 4, 5, 6, 7, 8]);
     let orders = lanes.orders(After::Cursor, WANTED);
     assert!(
-        lanes.claimed(&orders, &[job(1, 100)], &[], WANTED, false),
+        lanes.claimed(&orders, &[job(1, 100)], &[], false),
         "there may be more"
     );
     let mut open: Vec<i64> = lanes.with_jobs().iter().map(|order| order.lane.0).collect();
@@ -103,7 +96,7 @@ fn a_lane_at_its_rate_opens_by_itself() {
         queue: None,
         handler: None,
         key: Vec::new(),
-        is_throttle: true,
+        limit: crate::job::ClaimLimit::Starts,
         settings: "1".into(),
     };
     assert!(lanes.set_gates(vec![gate.clone()]));

@@ -83,7 +83,7 @@ fn a_lane_of_a_sharded_queue_is_served_while_its_shard_is_leased() {
     assert_eq!(lanes.adoptable(false).len(), 3);
     assert!(lanes.get(LaneId(18)).is_some(), "for adopted jobs");
     let orders = lanes.orders(After::Cursor, WANTED);
-    lanes.claimed(&orders, &[job(17, 170)], &[], WANTED, false);
+    lanes.claimed(&orders, &[job(17, 170)], &[], false);
     lanes.mark_all_empty();
     // The lease may have ended in the meantime, so that the claim was refused.
     lanes.swept(Some(500));

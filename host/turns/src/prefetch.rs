@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use crate::store::{CLAIM_BYTES_MAX, COLUMNS_BYTES};
-
 /// Jobs are claimed this far ahead of their start.
 const AHEAD: Duration = Duration::from_millis(100);
 /// The maximum number of jobs claimed ahead. A claim of 1,000 jobs costs Postgres half as much per job as a claim of
@@ -21,34 +19,41 @@ const MEASURED_OVER: Duration = Duration::from_millis(20);
 /// Claims as many jobs ahead as this worker has recently finished in a tenth of a second. So long jobs are never
 /// claimed ahead, and short jobs never wait for a round trip.
 #[derive(Debug)]
-pub(super) struct Prefetch {
+pub struct Prefetch {
     since: Instant,
     ended: usize,
     jobs: f64,
     /// The average size of payload, tenant, source and grants of a job in the last claim.
     bytes_per_job: f64,
+    /// The maximum size of a claim.
+    bytes_max: f64,
+    /// The size of a job's other columns.
+    columns_bytes: f64,
 }
 
 impl Prefetch {
-    pub(super) fn new(now: Instant) -> Self {
+    /// `bytes_max`: the size with which a claim ends. `columns_bytes`: the size of the columns that every job has.
+    pub fn new(now: Instant, bytes_max: usize, columns_bytes: usize) -> Self {
         Self {
             since: now,
             ended: 0,
             jobs: 0.0,
             bytes_per_job: 0.0,
+            bytes_max: bytes_max as f64,
+            columns_bytes: columns_bytes as f64,
         }
     }
 
     /// Records a claim of this many jobs, with this many bytes of payload, tenant, source and grants in all.
-    pub(super) fn claimed(&mut self, jobs: usize, bytes: usize) {
+    pub fn claimed(&mut self, jobs: usize, bytes: usize) {
         if jobs > 0 {
             self.bytes_per_job = bytes as f64 / jobs as f64;
         }
     }
 
     /// The maximum number of jobs for one claim, if jobs are as large as in the last claim.
-    pub(super) fn claim_max(&self) -> usize {
-        let fit = INLINE_BYTES / (COLUMNS_BYTES as f64 + self.bytes_per_job);
+    pub fn claim_max(&self) -> usize {
+        let fit = INLINE_BYTES / (self.columns_bytes + self.bytes_per_job);
         match fit >= INLINE_JOBS_MIN {
             true => whole(fit),
             false => usize::MAX,
@@ -56,7 +61,7 @@ impl Prefetch {
     }
 
     /// How many to claim ahead. `ended` counts the attempts that have ended so far.
-    pub(super) fn jobs(&mut self, ended: usize, now: Instant) -> usize {
+    pub fn jobs(&mut self, ended: usize, now: Instant) -> usize {
         let passed = now.saturating_duration_since(self.since);
         if passed >= MEASURED_OVER {
             #[expect(
@@ -66,7 +71,7 @@ impl Prefetch {
             let pace = ended.wrapping_sub(self.ended) as f64 / passed.as_secs_f64();
             self.jobs = (pace * AHEAD.as_secs_f64())
                 .min(PREFETCH_MAX)
-                .min(CLAIM_BYTES_MAX as f64 / self.bytes_per_job);
+                .min(self.bytes_max / self.bytes_per_job);
             self.since = now;
             self.ended = ended;
         }
@@ -87,17 +92,21 @@ fn whole(jobs: f64) -> usize {
 mod tests {
     use super::*;
 
+    fn prefetch(now: Instant) -> Prefetch {
+        Prefetch::new(now, 8 << 20, 120)
+    }
+
     #[test]
     fn a_worker_of_long_jobs_claims_nothing_ahead() {
         let start = Instant::now();
-        let mut prefetch = Prefetch::new(start);
+        let mut prefetch = prefetch(start);
         assert_eq!(prefetch.jobs(8, start + Duration::from_secs(10)), 0);
     }
 
     #[test]
     fn a_worker_of_short_jobs_claims_a_tenth_of_a_second_ahead() {
         let start = Instant::now();
-        let mut prefetch = Prefetch::new(start);
+        let mut prefetch = prefetch(start);
         assert_eq!(prefetch.jobs(100, start + Duration::from_millis(100)), 100);
         assert_eq!(prefetch.jobs(100, start + Duration::from_millis(101)), 100);
         assert_eq!(
@@ -109,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_claim_of_small_jobs_wants_as_many_as_fit_its_answer() {
-        let mut prefetch = Prefetch::new(Instant::now());
+        let mut prefetch = prefetch(Instant::now());
         assert_eq!(prefetch.claim_max(), 1058, "assuming empty payloads");
         prefetch.claimed(500, 500 * 200);
         assert_eq!(prefetch.claim_max(), 396);
@@ -120,7 +129,7 @@ mod tests {
     #[test]
     fn fewer_jobs_with_large_payloads_are_claimed_ahead() {
         let start = Instant::now();
-        let mut prefetch = Prefetch::new(start);
+        let mut prefetch = prefetch(start);
         prefetch.claimed(10, 10 * (256 << 10));
         assert_eq!(prefetch.jobs(100, start + Duration::from_millis(100)), 32);
         prefetch.claimed(0, 0);

@@ -2,6 +2,9 @@
 
 use super::*;
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct LaneId(i64);
+
 const NORMAL: Class = [1, 0];
 
 fn place(queue: &str, key: &str, share: f64) -> Place {
@@ -15,7 +18,7 @@ fn place(queue: &str, key: &str, share: f64) -> Place {
 
 /// Claims by turns, from lanes with these numbers of jobs, until this many are claimed. Returns the order of claims.
 fn run(
-    turns: &mut Turns,
+    turns: &mut Turns<LaneId>,
     jobs: &mut HashMap<i64, usize>,
     batch: usize,
     claims: usize,
@@ -231,7 +234,7 @@ fn a_debt_is_paid_by_the_rounds_that_pass_even_if_the_key_is_away() {
     turns.settle(LaneId(1), 1, 1, 10.0);
     assert!((turns.credit("q", "dear") + 9.0).abs() < 1e-9);
     turns.remove(LaneId(1));
-    let others = |turns: &mut Turns, jobs: usize| {
+    let others = |turns: &mut Turns<LaneId>, jobs: usize| {
         let parts = turns.divide(jobs, 256);
         assert!(parts.iter().all(|part| part.lane != LaneId(1)));
     };

@@ -1,0 +1,287 @@
+//! The path of a batch: one attempt at several jobs of a tenant.
+//!
+//! The guest gives each job its outcome. If it does not survive, the jobs that have none are run again, one by one, so
+//! that one bad job does not fail the others. Their leases are renewed all the time.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tracing::warn;
+
+use super::{
+    Claim, RunStats, Shared, Started, Terms, end_unstarted, input, run_in_sandbox, run_started,
+    settle, start, tries,
+};
+use crate::job::{AbortReason, Failure, JobId, RunEnd, Usage, decide};
+use crate::sandbox::{AbortHandle, Run};
+use crate::store::Ran;
+
+/// One job of a batch.
+type Member = (Claim, Started);
+
+/// Takes the jobs of a batch from their claim to their settlement. Returns how long the slot has to wait before the
+/// next job.
+pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
+    let claims = claim.split();
+    // Together: each may have to wait for an answer about its lease.
+    let starts = join_all(claims.iter().map(|claim| start(shared, claim))).await;
+    let mut members: Vec<Member> = Vec::new();
+    for (claim, started) in claims.into_iter().zip(starts) {
+        let started = match started {
+            Ok(started) => started,
+            Err(unstarted) => {
+                end_unstarted(shared, &claim, unstarted.meters, unstarted.end).await;
+                continue;
+            }
+        };
+        match refuse_payload(shared, &claim, &started).await {
+            None => members.push((claim, started)),
+            Some(end) => settle_end(shared, claim, started, None, end).await,
+        }
+        tokio::task::consume_budget().await;
+    }
+    let mut delay = Duration::ZERO;
+    // They may not be alike if the module has been replaced since the claim.
+    while members.len() > 1 && are_alike(&members) {
+        let run = run_together(shared, &members).await;
+        // The attempt acted for it; without it, the others can run together.
+        let first_is_lost = matches!(run.end, RunEnd::Aborted(reason) if is_of_one_job(reason));
+        delay = settle_ended(shared, &mut members, run).await;
+        if !first_is_lost {
+            break;
+        }
+    }
+    let began = Instant::now();
+    for (claim, started) in members {
+        let timeout = started.terms.policy.timeout;
+        if shared.stop.drain.is_cancelled() || began.elapsed() > timeout {
+            // Other slots, and other workers, can run it.
+            settle_end(shared, claim, started, None, RunEnd::NotStarted).await;
+        } else {
+            delay = run_started(shared, claim, started).await;
+        }
+    }
+    delay
+}
+
+/// The end of a job whose payload the handler does not accept.
+async fn refuse_payload(shared: &Shared, claim: &Claim, started: &Started) -> Option<RunEnd> {
+    let handler = &started.terms.handler;
+    let payload = claim.job.payload.0.as_bytes();
+    shared
+        .sandbox
+        .refuse_payload(handler, payload, &started.abort)
+        .await
+}
+
+/// True if one handler that takes batches runs all of them.
+fn are_alike(members: &[Member]) -> bool {
+    let first = &members[0].1.terms.handler;
+    let mut others = members.iter().map(|(_, started)| &started.terms.handler);
+    first.manifest.takes_batches() && others.all(|handler| Arc::ptr_eq(handler, first))
+}
+
+/// True if an abort concerns one job: this worker has lost it.
+fn is_of_one_job(reason: AbortReason) -> bool {
+    match reason {
+        AbortReason::TakenByAnotherWorker
+        | AbortReason::AlreadyCompleted
+        | AbortReason::NotFound
+        | AbortReason::Cancelled => true,
+        AbortReason::Error | AbortReason::Shutdown | AbortReason::TimedOut => false,
+    }
+}
+
+async fn run_together(shared: &Arc<Shared>, members: &[Member]) -> Run {
+    let (claim, first) = &members[0];
+    let aborts = members.iter().map(|(_, started)| started.abort.clone());
+    let abort = AbortHandle::of_batch(aborts.collect());
+    let inputs = members.iter().map(|(claim, started)| {
+        // Kept: the job may be run again.
+        let payload = claim.job.payload.0.clone();
+        input(claim, &started.terms.policy, payload)
+    });
+    let run = shared.sandbox.run_batch(
+        &first.terms.handler,
+        inputs.collect(),
+        abort.clone(),
+        Some(first.journal.clone()),
+    );
+    let run = run_in_sandbox(shared, claim, first, &abort, run);
+    tokio::select! {
+        biased;
+        run = run => run,
+        () = abort.follow() => unreachable!("it never returns"),
+    }
+}
+
+/// Settles the jobs that have an end, and leaves the others. Returns how long the slot has to wait.
+async fn settle_ended(shared: &Arc<Shared>, members: &mut Vec<Member>, run: Run) -> Duration {
+    let mut of_jobs: HashMap<JobId, RunEnd> = run.of_jobs.into_iter().collect();
+    let count = members.len();
+    let of_others = of_each(run.end, count - of_jobs.len());
+    let mut delay = Duration::ZERO;
+    let mut left = Vec::new();
+    let usage = run.used.map(|usage| share(usage, count));
+    for (claim, started) in members.drain(..) {
+        let own = started.abort.reason();
+        let settled = of_jobs.remove(&claim.job.id);
+        let end = match own {
+            Some(reason) if is_of_one_job(reason) => Some(RunEnd::Aborted(reason)),
+            // An outcome that the guest has given stays. Its settlement is behind the fence.
+            own => settled.or(own.map(RunEnd::Aborted)),
+        };
+        let Some(end) = end.or_else(|| of_others.clone()) else {
+            left.push((claim, started));
+            continue;
+        };
+        delay = (started.terms.policy.job_delay).unwrap_or(shared.settings.job_delay);
+        settle_end(shared, claim, started, usage, end).await;
+    }
+    if let [(claim, started), ..] = &left[..] {
+        warn!(
+            handler = started.terms.handler.manifest.name,
+            job.id = claim.job.id.0,
+            jobs = left.len(),
+            "a batch ended before all of its jobs had an outcome; they are run again"
+        );
+    }
+    *members = left;
+    delay
+}
+
+/// Decides and settles a job of a batch. `usage`: its share of the attempt's.
+async fn settle_end(
+    shared: &Shared,
+    claim: Claim,
+    started: Started,
+    usage: Option<Usage>,
+    end: RunEnd,
+) {
+    let Terms {
+        handler, policy, ..
+    } = &started.terms;
+    let ran = usage.map(|usage| Ran {
+        usage,
+        digest: handler.module.digest.0,
+    });
+    let stats = RunStats {
+        started_after: started.after,
+        ran,
+        jobs: Vec::new(),
+    };
+    let tries = tries(&claim.job, &started.terms);
+    let outcome = decide(end, tries, &policy.retry, rand::random());
+    settle(shared, &claim, started.meters, Some(stats), outcome).await;
+}
+
+/// The end of each of the `jobs` without an outcome, after this end of the attempt. `None` if one of them may have
+/// caused it, or has to be left out: they are run again.
+fn of_each(end: RunEnd, jobs: usize) -> Option<RunEnd> {
+    match end {
+        RunEnd::Returned(_) => Some(RunEnd::Failed(Failure {
+            kind: "no-outcome".into(),
+            message: "the handler returned without an outcome for this job of a batch".into(),
+            details: None,
+            permanent: false,
+            retry_after: None,
+            retry_at: None,
+        })),
+        RunEnd::Denied { denial, then } => of_each(*then, jobs).map(|then| RunEnd::Denied {
+            denial,
+            then: Box::new(then),
+        }),
+        // Those that are lost themselves have an end.
+        RunEnd::Aborted(AbortReason::Error) => None,
+        RunEnd::Aborted(reason) if is_of_one_job(reason) => None,
+        guilty @ (RunEnd::Panicked { .. }
+        | RunEnd::Trapped { .. }
+        | RunEnd::StackOverflow { .. }
+        | RunEnd::OutOfMemory { .. }
+        | RunEnd::OutOfCpu { .. }
+        | RunEnd::OutputTooLarge { .. }
+        | RunEnd::Aborted(AbortReason::TimedOut)) => (jobs == 1).then_some(guilty),
+        all @ (RunEnd::Failed(_)
+        | RunEnd::Aborted(_)
+        | RunEnd::Suspended(_)
+        | RunEnd::PayloadRefused(_)
+        | RunEnd::ResultRefused(_)
+        | RunEnd::NotStarted
+        | RunEnd::NoHandler
+        | RunEnd::GrantsRefused(_)
+        | RunEnd::EffectFailed(_)
+        | RunEnd::Parked
+        | RunEnd::Unrunnable(_)) => Some(all),
+    }
+}
+
+/// The usage of each of so many jobs. The peak memory is that of all of them.
+fn share(usage: Usage, jobs: usize) -> Usage {
+    let jobs = u32::try_from(jobs).unwrap_or(u32::MAX).max(1);
+    Usage {
+        cpu: usage.cpu / jobs,
+        host_calls: usage.host_calls / jobs,
+        bytes_in: usage.bytes_in / u64::from(jobs),
+        bytes_out: usage.bytes_out / u64::from(jobs),
+        ..usage
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_whole_batch_is_that_of_each_job_and_a_crash_that_of_none() {
+        let failure = Failure {
+            kind: "error".into(),
+            message: "down".into(),
+            details: None,
+            permanent: false,
+            retry_after: None,
+            retry_at: None,
+        };
+        let failed = RunEnd::Failed(failure);
+        assert_eq!(of_each(failed.clone(), 3), Some(failed.clone()));
+        let denied = |then| RunEnd::Denied {
+            denial: "no".into(),
+            then: Box::new(then),
+        };
+        assert_eq!(of_each(denied(failed.clone()), 3), Some(denied(failed)));
+        let memory = RunEnd::OutOfMemory { limit_bytes: 1 };
+        assert_eq!(of_each(denied(memory.clone()), 3), None);
+        assert_eq!(of_each(denied(memory.clone()), 1), Some(denied(memory)));
+        let shutdown = RunEnd::Aborted(AbortReason::Shutdown);
+        assert_eq!(of_each(shutdown.clone(), 3), Some(shutdown));
+        let timed_out = RunEnd::Aborted(AbortReason::TimedOut);
+        assert_eq!(of_each(timed_out.clone(), 3), None);
+        assert_eq!(of_each(timed_out.clone(), 1), Some(timed_out));
+        let cancelled = RunEnd::Aborted(AbortReason::Cancelled);
+        assert_eq!(of_each(cancelled, 1), None, "it is the first job's");
+        match of_each(RunEnd::Returned(Vec::new()), 1) {
+            Some(RunEnd::Failed(failure)) => assert_eq!(failure.kind, "no-outcome"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn usage_is_shared_among_the_jobs() {
+        let usage = Usage {
+            cpu: Duration::from_millis(10),
+            memory_bytes_peak: 7,
+            host_calls: 9,
+            bytes_in: 100,
+            bytes_out: 3,
+        };
+        let shared = Usage {
+            cpu: Duration::from_millis(5),
+            memory_bytes_peak: 7,
+            host_calls: 4,
+            bytes_in: 50,
+            bytes_out: 1,
+        };
+        assert_eq!(share(usage, 2), shared);
+    }
+}

@@ -1,0 +1,10 @@
+//! How the lanes of a worker share its claims, and how large these are.
+//!
+//! Decisions only: the caller passes in the time, and what was claimed. This crate has no I/O, no clock, no randomness
+//! and no dependencies, so the host and the simulator (`tests/simulate`) run the same code.
+
+mod prefetch;
+mod turns;
+
+pub use prefetch::Prefetch;
+pub use turns::{Class, Part, Place, Turns};

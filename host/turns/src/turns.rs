@@ -1,0 +1,474 @@
+//! Whose turn it is: the lanes with jobs share the claims of a worker.
+//!
+//! Within a class, the queues take turns. Within a queue, its keys take turns by deficit round robin, each as often as
+//! its share says. Within a key, its lanes take turns. Pure: the caller passes in what was claimed.
+//! (`docs/decisions/lanes-take-turns.md`)
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::sync::Arc;
+
+/// The maximum number of turns that a lane takes at once.
+const BURST_MAX: usize = 8;
+
+/// A position in the order of claims: lanes of a later class wait until the earlier classes are empty.
+pub type Class = [usize; 2];
+
+/// Where a lane takes its turns.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Place {
+    /// Its class.
+    pub class: Class,
+    /// Its queue.
+    pub queue: Arc<str>,
+    /// The lanes of one key share its turns. All lanes of a queue that is not fair have the same key.
+    pub key: Arc<str>,
+    /// The turns of the key in each round: its weight times the quantum of the queue, above zero.
+    pub share: f64,
+}
+
+/// The part of a claim that a lane gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part<L> {
+    /// The lane.
+    pub lane: L,
+    /// `None`: no other lane of its class has jobs, so it gets everything.
+    pub most: Option<usize>,
+}
+
+/// The lanes that are known to have jobs. `L` is the id of a lane.
+#[derive(Debug)]
+pub struct Turns<L> {
+    lanes: HashMap<L, Place>,
+    classes: BTreeMap<Class, QueueRing<L>>,
+}
+
+impl<L> Default for Turns<L> {
+    fn default() -> Self {
+        Self {
+            lanes: HashMap::new(),
+            classes: BTreeMap::new(),
+        }
+    }
+}
+
+impl<L: Copy + Eq + Hash> Turns<L> {
+    /// Adds a lane, which may be there already.
+    pub fn insert(&mut self, lane: L, place: Place) {
+        if self.lanes.get(&lane) == Some(&place) {
+            return;
+        }
+        self.remove(lane);
+        let queues = self.classes.entry(place.class).or_default();
+        let keys = queues.join(&place.queue, 1.0);
+        let lanes = keys.join(&place.key, place.share);
+        lanes.join(&lane, 1.0);
+        self.lanes.insert(lane, place);
+    }
+
+    /// Removes a lane, which has no jobs. It keeps what it has left of this round.
+    pub fn remove(&mut self, lane: L) {
+        let Some(place) = self.lanes.remove(&lane) else {
+            return;
+        };
+        let Some(queues) = self.classes.get_mut(&place.class) else {
+            return;
+        };
+        if let Some(keys) = queues.child(&place.queue) {
+            if let Some(lanes) = keys.child(&place.key) {
+                lanes.leave(&lane);
+                if lanes.is_empty() {
+                    keys.leave(&place.key);
+                }
+            }
+            if keys.is_empty() {
+                queues.leave(&place.queue);
+            }
+        }
+    }
+
+    /// Removes all lanes.
+    pub fn clear(&mut self) {
+        let lanes: Vec<L> = self.lanes.keys().copied().collect();
+        for lane in lanes {
+            self.remove(lane);
+        }
+    }
+
+    /// True if this lane is known to have jobs.
+    pub fn contains(&self, lane: L) -> bool {
+        self.lanes.contains_key(&lane)
+    }
+
+    /// The queues that have lanes of this class.
+    pub fn queues(&self, class: Class) -> impl Iterator<Item = &Arc<str>> {
+        let queues = self.classes.get(&class).into_iter();
+        let members = queues.flat_map(|queues| &queues.members);
+        members.filter_map(|(queue, member)| member.number.map(|_| queue))
+    }
+
+    /// The number of keys of a queue that have lanes of this class.
+    pub fn keys(&self, class: Class, queue: &str) -> usize {
+        self.of_queue(class, queue).map_or(0, Ring::len)
+    }
+
+    /// True if a key of a queue has lanes of this class.
+    pub fn has_key(&self, class: Class, queue: &str, key: &str) -> bool {
+        let member = self
+            .of_queue(class, queue)
+            .and_then(|keys| keys.members.get(key));
+        member.is_some_and(|member| member.number.is_some())
+    }
+
+    /// The credit of a key of a queue, in all classes.
+    pub fn credit(&self, queue: &str, key: &str) -> f64 {
+        let queues = self
+            .classes
+            .keys()
+            .filter_map(|class| self.of_queue(*class, queue));
+        let members = queues.filter_map(|keys| keys.members.get(key));
+        members.map(|member| member.credit).sum()
+    }
+
+    /// The rounds of the keys of a queue, in all classes.
+    pub fn rounds(&self, queue: &str) -> u64 {
+        let queues = self
+            .classes
+            .keys()
+            .filter_map(|class| self.of_queue(*class, queue));
+        queues.map(|keys| keys.round - 1).sum()
+    }
+
+    fn of_queue(&self, class: Class, queue: &str) -> Option<&KeyRing<L>> {
+        let queue = self.classes.get(&class)?.members.get(queue)?;
+        Some(&queue.child)
+    }
+
+    /// The lanes, in any order.
+    pub fn lanes(&self) -> impl Iterator<Item = L> {
+        self.lanes.keys().copied()
+    }
+
+    /// Divides a claim of `wanted` jobs among the lanes of each class, the first class first: at most `room` lanes. The
+    /// turns are taken by this; [`Self::settle`] gives back those that were not used.
+    ///
+    /// If there are many more lanes than fit a claim, each takes several turns at once, and then waits for as many
+    /// rounds: a claim of one job from each of many lanes costs Postgres much more than the same number from few.
+    pub fn divide(&mut self, wanted: usize, room: usize) -> Vec<Part<L>> {
+        let mut parts = Vec::new();
+        let burst = (self.lanes.len() / room.max(1)).clamp(1, BURST_MAX);
+        for queues in self.classes.values_mut() {
+            let room = room - parts.len();
+            let mut places: HashMap<L, usize> = HashMap::new();
+            let of_class = parts.len();
+            let mut left = wanted;
+            while left > 0 {
+                let Some(lane) = queues.next() else {
+                    break;
+                };
+                if places.len() == room && !places.contains_key(&lane) {
+                    pay(queues, lane, &self.lanes, -1.0);
+                    break;
+                }
+                let place = *places.entry(lane).or_insert_with(|| {
+                    let most = Some(0);
+                    parts.push(Part { lane, most });
+                    parts.len() - 1
+                });
+                let turns = burst.min(left);
+                left -= turns;
+                parts[place].most = parts[place].most.map(|most| most + turns);
+                #[expect(clippy::cast_precision_loss, reason = "at most BURST_MAX")]
+                let turns = turns as f64;
+                pay(queues, lane, &self.lanes, turns - 1.0);
+                if queues.is_single() {
+                    // The turns of a lane that has them all need not be counted.
+                    pay(queues, lane, &self.lanes, -turns);
+                    parts[of_class].most = None;
+                    break;
+                }
+            }
+        }
+        parts
+    }
+
+    /// Charges a lane for `used` jobs of this cost after it has taken turns for `taken`. A lane that has left is not
+    /// charged.
+    pub fn settle(&mut self, lane: L, taken: usize, used: usize, cost: f64) {
+        #[expect(clippy::cast_precision_loss, reason = "both are sizes of claims")]
+        let rest = used as f64 * cost - taken as f64;
+        if rest == 0.0 {
+            return;
+        }
+        if let Some(place) = self.lanes.get(&lane)
+            && let Some(queues) = self.classes.get_mut(&place.class)
+        {
+            pay(queues, lane, &self.lanes, rest);
+        }
+    }
+}
+
+fn pay<L: Copy + Eq + Hash>(
+    queues: &mut QueueRing<L>,
+    lane: L,
+    lanes: &HashMap<L, Place>,
+    cost: f64,
+) {
+    if cost == 0.0 {
+        return;
+    }
+    let Some(place) = lanes.get(&lane) else {
+        return;
+    };
+    queues.pay(&place.queue, cost);
+    if let Some(keys) = queues.child(&place.queue) {
+        keys.pay(&place.key, cost);
+        if let Some(lanes) = keys.child(&place.key) {
+            lanes.pay(&lane, cost);
+        }
+    }
+}
+
+type KeyRing<L> = Ring<Arc<str>, Ring<L, ()>>;
+type QueueRing<L> = Ring<Arc<str>, KeyRing<L>>;
+
+/// Members that take turns by deficit round robin. Whoever has credit pays 1 for its turn, and goes to the end. When
+/// nobody has any left, a round ends, and each member gets its share.
+#[derive(Debug)]
+struct Ring<K, C> {
+    members: HashMap<K, Member<C>>,
+    /// Those that have credit for a turn, in order.
+    with_credit: BTreeMap<i64, K>,
+    without: BTreeMap<i64, K>,
+    /// Numbers for the ends of the orders.
+    first: i64,
+    last: i64,
+    round: u64,
+}
+
+#[derive(Debug)]
+struct Member<C> {
+    child: C,
+    share: f64,
+    credit: f64,
+    /// The last round in which it got its share.
+    round: u64,
+    /// Its number in one of the two orders. `None` if it has left.
+    number: Option<i64>,
+}
+
+impl<K, C> Default for Ring<K, C> {
+    fn default() -> Self {
+        Self {
+            members: HashMap::new(),
+            with_credit: BTreeMap::new(),
+            without: BTreeMap::new(),
+            first: 0,
+            last: 0,
+            round: 1,
+        }
+    }
+}
+
+/// What takes the turn of a member.
+trait Taker<K> {
+    type Lane;
+
+    fn take(&mut self, key: &K) -> Option<Self::Lane>;
+    /// True if it has no choice.
+    fn has_no_choice(&self) -> bool;
+}
+
+impl<L: Copy> Taker<L> for () {
+    type Lane = L;
+
+    fn take(&mut self, lane: &L) -> Option<L> {
+        Some(*lane)
+    }
+
+    fn has_no_choice(&self) -> bool {
+        true
+    }
+}
+
+impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Taker<Arc<str>> for Ring<K, C> {
+    type Lane = C::Lane;
+
+    fn take(&mut self, _: &Arc<str>) -> Option<C::Lane> {
+        self.next()
+    }
+
+    fn has_no_choice(&self) -> bool {
+        self.is_single()
+    }
+}
+
+impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
+    /// Adds a member with a share above zero, or changes its share. One that comes back within the same round has the
+    /// credit that it left with; others get their share at once, and go first.
+    fn join(&mut self, key: &K, share: f64) -> &mut C {
+        let round = self.round;
+        let member = self.members.entry(key.clone()).or_insert_with(|| Member {
+            child: C::default(),
+            share,
+            credit: 0.0,
+            round: 0,
+            number: None,
+        });
+        member.share = share;
+        if member.number.is_none() {
+            if member.round < round {
+                // What it owes is paid by the rounds that it has missed.
+                #[expect(clippy::cast_precision_loss, reason = "a number of rounds")]
+                let missed = (round - member.round) as f64;
+                member.credit = (member.credit.min(0.0) + share * missed).min(share);
+                member.round = round;
+            }
+            if member.credit >= 1.0 {
+                self.first -= 1;
+                member.number = Some(self.first);
+                self.with_credit.insert(self.first, key.clone());
+            } else {
+                self.last += 1;
+                member.number = Some(self.last);
+                self.without.insert(self.last, key.clone());
+            }
+        }
+        &mut member.child
+    }
+
+    /// Removes a member. What it has not used of earlier rounds is forfeited.
+    fn leave(&mut self, key: &K) {
+        let Some(member) = self.members.get_mut(key) else {
+            return;
+        };
+        if let Some(number) = member.number.take() {
+            self.with_credit.remove(&number);
+            self.without.remove(&number);
+            member.credit = member.credit.min(member.share.max(1.0));
+        }
+    }
+
+    fn child(&mut self, key: &K) -> Option<&mut C> {
+        self.members.get_mut(key).map(|member| &mut member.child)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn len(&self) -> usize {
+        self.with_credit.len() + self.without.len()
+    }
+
+    /// True if only one lane takes turns.
+    fn is_single(&self) -> bool {
+        let mut keys = self.with_credit.values().chain(self.without.values());
+        let first = keys.next().filter(|_| keys.next().is_none());
+        let first = first.and_then(|key| self.members.get(key));
+        first.is_some_and(|member| member.child.has_no_choice())
+    }
+
+    /// Takes the next turn. Its member pays 1, and goes to the end of its order.
+    fn next(&mut self) -> Option<C::Lane> {
+        if self.with_credit.is_empty() {
+            self.start_round();
+        }
+        let (_, key) = self.with_credit.pop_first()?;
+        let member = self.members.get_mut(&key)?;
+        let lane = member.child.take(&key);
+        member.credit -= 1.0;
+        self.last += 1;
+        member.number = Some(self.last);
+        let order = match member.credit >= 1.0 {
+            true => &mut self.with_credit,
+            false => &mut self.without,
+        };
+        order.insert(self.last, key);
+        lane
+    }
+
+    /// Charges a member; less than zero gives back. Whoever pays goes to the end of its order, whoever gets back to the
+    /// start.
+    fn pay(&mut self, key: &K, cost: f64) {
+        let Some(member) = self.members.get_mut(key) else {
+            return;
+        };
+        member.credit -= cost;
+        let Some(before) = member.number else {
+            return;
+        };
+        let number = match cost > 0.0 {
+            true => {
+                self.last += 1;
+                self.last
+            }
+            false => {
+                self.first -= 1;
+                self.first
+            }
+        };
+        member.number = Some(number);
+        let has_credit = member.credit >= 1.0;
+        self.with_credit.remove(&before);
+        self.without.remove(&before);
+        let order = match has_credit {
+            true => &mut self.with_credit,
+            false => &mut self.without,
+        };
+        order.insert(number, key.clone());
+    }
+
+    /// Gives each member its share, as often as it takes until one has credit for a turn.
+    fn start_round(&mut self) {
+        let missing = self
+            .without
+            .values()
+            .filter_map(|key| self.members.get(key));
+        let rounds = missing.map(|member| ((1.0 - member.credit) / member.share).ceil());
+        let Some(rounds) = rounds.min_by(f64::total_cmp) else {
+            return;
+        };
+        let rounds = rounds.max(1.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "at least 1"
+        )]
+        let passed = rounds as u64;
+        self.round += passed;
+        let round = self.round;
+        // Whoever left before the last round has nothing to come back to, except a debt that it has not paid yet.
+        if self.members.len() > self.len() {
+            self.members.retain(|_, member| {
+                #[expect(clippy::cast_precision_loss, reason = "a number of rounds")]
+                let missed = (round - member.round) as f64;
+                member.number.is_some()
+                    || member.round + passed >= round
+                    || member.credit + member.share * missed < 0.0
+            });
+        }
+        // Mostly, all members get credit, and nothing is allocated.
+        let mut still = Vec::new();
+        while let Some((number, key)) = self.without.pop_first() {
+            let Some(member) = self.members.get_mut(&key) else {
+                continue;
+            };
+            member.round = round;
+            member.credit += member.share * rounds;
+            // Whoever was due lacks no more than what is lost by rounding.
+            if member.credit > 1.0 - 1e-6 {
+                member.credit = member.credit.max(1.0);
+            }
+            if member.credit >= 1.0 {
+                self.with_credit.insert(number, key);
+            } else {
+                still.push((number, key));
+            }
+        }
+        self.without.extend(still);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,344 @@
+//! Batches: several jobs in one attempt.
+
+mod claims;
+
+use std::sync::Arc;
+
+use rouse::sandbox::Catalog;
+use rouse::worker::Settings;
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::worker::{
+    TestWorker, cancel, ended, events_but_renewals, guests_dir, sandbox, until, until_true,
+};
+
+use super::set_gate;
+
+/// The handler that takes batches: of four jobs, or those that there are after 400 ms.
+async fn catalog() -> Arc<Catalog> {
+    let folder = guests_dir().with_file_name("batch");
+    let catalog = Catalog::open(sandbox(), folder).await;
+    Arc::new(catalog.expect("the guest loads"))
+}
+
+/// A worker with that handler.
+async fn worker(db: &TestDb, slots: usize) -> TestWorker {
+    let settings = Settings {
+        slots,
+        ..Settings::default()
+    };
+    TestWorker::start_on(db, settings, catalog().await)
+}
+
+/// A database in which a worker has set the gate of the handler.
+async fn started(slots: usize) -> (TestDb, Client, TestWorker) {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = worker(&db, slots).await;
+    until_true(
+        &client,
+        "SELECT EXISTS (SELECT FROM rouse.gate WHERE name = 'batch.any/batch')",
+    )
+    .await;
+    (db, client, worker)
+}
+
+/// Enqueues jobs with these payloads in one transaction, and returns their ids.
+async fn enqueue_all(client: &Client, payloads: &[Value], arguments: &str) -> Vec<i64> {
+    let sql = format!(
+        "SELECT rouse.enqueue('batch.any', p.payload{arguments}) FROM jsonb_array_elements($1) WITH ORDINALITY AS p(payload, n)"
+    );
+    let rows = client.query(&sql, &[&json!(payloads)]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// A payload.
+fn does(what: &str) -> Value {
+    json!({"does": what})
+}
+
+/// The results of these jobs, which succeed.
+async fn results(client: &Client, ids: &[i64]) -> Vec<Value> {
+    let mut results = Vec::new();
+    for id in ids {
+        let job = ended(client, *id).await;
+        assert_eq!(job.state, "succeeded", "{job:?}");
+        results.push(job.result.unwrap());
+    }
+    results
+}
+
+/// The kind of the error of a job that fails: the handler's own, if it has one.
+async fn error_kind(client: &Client, id: i64) -> Value {
+    let job = ended(client, id).await;
+    assert_eq!(job.state, "failed", "{job:?}");
+    let error = job.error.unwrap();
+    match &error["guest_kind"] {
+        Value::Null => error["kind"].clone(),
+        own => own.clone(),
+    }
+}
+
+#[tokio::test]
+async fn jobs_of_a_tenant_run_in_one_attempt_each_with_its_own_outcome() {
+    let (_db, client, worker) = started(2).await;
+    let a = enqueue_all(
+        &client,
+        &[
+            does("succeeds"),
+            does("fails"),
+            does("succeeds"),
+            does("succeeds"),
+        ],
+        ", tenant => 'a'",
+    )
+    .await;
+    let b = enqueue_all(&client, &vec![json!({}); 4], ", tenant => 'b'").await;
+    let rest = enqueue_all(&client, &vec![json!({}); 2], ", tenant => 'b'").await;
+    let alone = enqueue_all(&client, &[json!({})], ", tenant => 'c'").await;
+    let none = enqueue_all(&client, &[json!({}), json!({})], "").await;
+
+    assert_eq!(error_kind(&client, a[1]).await, "own");
+    for (ids, size, first, tenant) in [
+        (&[a[0], a[2], a[3]][..], 4, a[0], json!("a")),
+        (&b, 4, b[0], json!("b")),
+        (&rest, 2, rest[0], json!("b")),
+        (&alone, 1, alone[0], json!("c")),
+        (&none, 2, none[0], json!(null)),
+    ] {
+        for result in results(&client, ids).await {
+            let expected = json!({"size": size, "first": first, "attempt": 1, "tenant": tenant});
+            assert_eq!(result, expected);
+        }
+    }
+    for id in [a[0], a[1], alone[0]] {
+        let events = events_but_renewals(&client, id).await;
+        let last = if id == a[1] { "failed" } else { "succeeded" };
+        assert_eq!(events, ["requested", "started", last]);
+    }
+    worker.drain().await;
+}
+
+/// A job that ends the whole attempt is found by running each alone.
+#[tokio::test]
+async fn one_bad_job_does_not_fail_the_others() {
+    let (_db, client, worker) = started(2).await;
+    for (bad, kind) in [
+        ("panics", "panic"),
+        ("spins", "timed_out"),
+        ("returns-too-much", "output_too_large"),
+    ] {
+        let ids = enqueue_all(&client, &[json!({}), does(bad), json!({}), json!({})], "").await;
+        let job = ended(&client, ids[1]).await;
+        assert_eq!(job.error.unwrap()["kind"], kind, "{bad}");
+        let size = if bad == "returns-too-much" { 4 } else { 1 };
+        for id in [ids[0], ids[2], ids[3]] {
+            let result = results(&client, &[id]).await.remove(0);
+            assert_eq!(result["size"], json!(size), "{bad}");
+            // After the run timeout, the rest goes back to the queue.
+            if bad != "spins" {
+                let events = events_but_renewals(&client, id).await;
+                assert_eq!(events, ["requested", "started", "succeeded"], "{bad}");
+            }
+        }
+    }
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn payloads_are_checked_job_by_job() {
+    let (_db, client, worker) = started(2).await;
+    let bad = json!({"does": "nothing that exists"});
+    let ids = enqueue_all(
+        &client,
+        &[bad.clone(), json!({}), bad.clone(), json!({})],
+        "",
+    )
+    .await;
+    for id in [ids[0], ids[2]] {
+        assert_eq!(error_kind(&client, id).await, "invalid_payload");
+    }
+    for result in results(&client, &[ids[1], ids[3]]).await {
+        assert_eq!(
+            (&result["size"], &result["first"]),
+            (&json!(2), &json!(ids[1]))
+        );
+    }
+    // One that is left runs alone, and so do none.
+    let ids = enqueue_all(
+        &client,
+        &[bad.clone(), bad.clone(), bad.clone(), does("fails")],
+        "",
+    )
+    .await;
+    assert_eq!(error_kind(&client, ids[3]).await, "own");
+    assert_eq!(error_kind(&client, ids[0]).await, "invalid_payload");
+    let ids = enqueue_all(&client, &vec![bad; 4], "").await;
+    for id in ids {
+        assert_eq!(error_kind(&client, id).await, "invalid_payload");
+    }
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn an_error_of_the_batch_is_that_of_each_job_without_an_outcome() {
+    let (_db, client, worker) = started(2).await;
+    for (what, kind) in [
+        ("fails-all", "all"),
+        ("leaves-one-out", "bad-batch"),
+        ("runs-a-step", "step-refused"),
+        ("waits", "wait-refused"),
+        ("reads-results", "results-refused"),
+    ] {
+        let ids = enqueue_all(&client, &[does(what), json!({}), json!({}), json!({})], "").await;
+        for id in ids {
+            assert_eq!(error_kind(&client, id).await, kind, "{what}");
+        }
+        // Alone, the same, so that the first test finds it.
+        let ids = enqueue_all(&client, &[does(what)], "").await;
+        assert_eq!(error_kind(&client, ids[0]).await, kind, "{what}");
+    }
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_job_of_a_batch_is_retried_when_it_asks_for_it() {
+    let (_db, client, worker) = started(2).await;
+    let ids = enqueue_all(
+        &client,
+        &[
+            does("fails-for-now"),
+            does("fails-for-a-minute"),
+            does("retries-in-a-minute"),
+            json!({}),
+        ],
+        "",
+    )
+    .await;
+    let job = ended(&client, ids[0]).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("failed", 2));
+    results(&client, &ids[3..]).await;
+    for id in &ids[1..3] {
+        until(&client, *id, |job| {
+            job.state == "queued" && job.attempt == 1
+        })
+        .await;
+        let wait = "SELECT available_at - clock_timestamp() BETWEEN '30 s' AND '61 s' FROM rouse.jobs WHERE id = $1";
+        let row = client.query_one(wait, &[id]).await.unwrap();
+        assert!(row.get::<_, bool>(0));
+    }
+    worker.drain().await;
+}
+
+/// Jobs that are claimed together have leases of their own.
+#[tokio::test]
+async fn cancelled_jobs_leave_a_running_batch() {
+    let (_db, client, worker) = started(1).await;
+    let sleeps = json!({"does": "sleeps", "ms": 1500});
+    let running = |id| {
+        format!(
+            "SELECT EXISTS (SELECT FROM rouse.history({id}) WHERE event = 'started') OR EXISTS (SELECT FROM rouse.job WHERE id = {id} AND state = 'running')"
+        )
+    };
+    // Another job than the first: the attempt goes on.
+    let ids = enqueue_all(&client, &vec![sleeps.clone(); 4], ", tenant => 'a'").await;
+    until_true(&client, &running(ids[3])).await;
+    assert!(cancel(&client, ids[2]).await);
+    assert_eq!(ended(&client, ids[2]).await.state, "cancelled");
+    for result in results(&client, &[ids[0], ids[1], ids[3]]).await {
+        assert_eq!(result["size"], json!(4));
+    }
+    // The first: the others start again, together.
+    let ids = enqueue_all(&client, &vec![sleeps; 4], ", tenant => 'b'").await;
+    until_true(&client, &running(ids[3])).await;
+    assert!(cancel(&client, ids[0]).await);
+    for result in results(&client, &ids[1..]).await {
+        assert!([json!(3), json!(4)].contains(&result["size"]), "{result}");
+        assert_eq!(result["attempt"], json!(1));
+    }
+    assert_eq!(ended(&client, ids[0]).await.state, "cancelled");
+    worker.drain().await;
+}
+
+/// A stop gives the jobs of a batch back, and a deploy costs no attempt.
+#[tokio::test]
+async fn a_stop_releases_all_jobs_of_a_batch() {
+    let (db, client, first) = started(1).await;
+    let sleeps = json!({"does": "sleeps", "ms": 60_000});
+    let mut ids = enqueue_all(&client, &vec![sleeps.clone(); 4], "").await;
+    // In line behind it.
+    ids.extend(enqueue_all(&client, &vec![sleeps; 4], "").await);
+    until_true(
+        &client,
+        "SELECT count(*) >= 4 FROM rouse.job WHERE state = 'running'",
+    )
+    .await;
+    first.stop_now().await;
+    let queued = "SELECT count(*) = 8 AND bool_and(state = 'queued' AND attempt <= uncounted + 1) FROM rouse.job";
+    until_true(&client, queued).await;
+    client
+        .batch_execute("UPDATE rouse.job SET payload = '{}'")
+        .await
+        .unwrap();
+    let second = worker(&db, 1).await;
+    // Those that had started run alone.
+    for (ids, size) in [(&ids[..4], 1), (&ids[4..], 4)] {
+        for result in results(&client, ids).await {
+            assert_eq!(result["size"], json!(size));
+        }
+    }
+    second.drain().await;
+}
+
+/// Jobs with limits of their own, and those that were enqueued before the gate was set, share no attempt with others.
+#[tokio::test]
+async fn jobs_with_limits_of_their_own_run_alone() {
+    let (_db, client, worker) = started(1).await;
+    client
+        .batch_execute("SELECT rouse.pause_queue('default')")
+        .await
+        .unwrap();
+    let others = enqueue_all(&client, &vec![json!({}); 2], "").await;
+    let own = enqueue_all(&client, &[json!({})], ", timeout => '20 s'").await;
+    let lease = enqueue_all(&client, &[json!({})], ", lease => '20 s'").await;
+    let grants = enqueue_all(&client, &[json!({})], ", grants => '{}'").await;
+    client
+        .batch_execute("SELECT rouse.resume_queue('default')")
+        .await
+        .unwrap();
+    for ids in [&own, &lease, &grants] {
+        assert_eq!(results(&client, ids).await[0]["size"], json!(1));
+    }
+    // Next to them, a lane is counted job by job.
+    results(&client, &others).await;
+    worker.drain().await;
+}
+
+/// What the operator sets takes precedence over the module.
+#[tokio::test]
+async fn an_operator_sets_the_size_of_batches() {
+    let (_db, client, worker) = started(2).await;
+    set_gate(
+        &client,
+        "'batch.any/batch', 'batch', handler => 'batch.any', most => 7",
+    )
+    .await;
+    client
+        .batch_execute("SELECT rouse.pause_queue('default')")
+        .await
+        .unwrap();
+    let ids = enqueue_all(&client, &vec![json!({}); 16], ", tenant => 'a'").await;
+    client
+        .batch_execute("SELECT rouse.resume_queue('default')")
+        .await
+        .unwrap();
+    let mut sizes: Vec<u64> = Vec::new();
+    for result in results(&client, &ids).await {
+        sizes.push(result["size"].as_u64().unwrap());
+    }
+    sizes.sort_unstable();
+    assert_eq!(sizes, [vec![2; 2], vec![7; 14]].concat());
+    worker.drain().await;
+}

@@ -1,0 +1,51 @@
+//! The events of a simulation, in the order of their times.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::Nanos;
+
+/// Something that happens at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Event {
+    /// A host looks at its slots and lanes.
+    Look(u32),
+    /// A claim of a host reaches the server.
+    Claim(u32),
+    /// The answer to the claim of a host arrives.
+    Answer(u32),
+    /// The oldest settlement of a host is committed.
+    Settled(u32),
+    /// A host knows that the oldest of its committed settlements is.
+    Freed(u32),
+    /// A host reads behind its cursors.
+    Sweep(u32),
+    /// A job of a class is enqueued.
+    Enqueue(u32),
+    /// A fault happens to a host.
+    Fault(u32),
+    /// A host starts again.
+    Start(u32),
+    /// The shards of a host that is gone get other owners.
+    Reassign(u32),
+    /// The end of a window of the report.
+    Window,
+}
+
+/// Events by time; those of the same time in the order in which they were added.
+#[derive(Debug, Default)]
+pub(crate) struct Events {
+    heap: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
+    added: u64,
+}
+
+impl Events {
+    pub(crate) fn add(&mut self, at: Nanos, event: Event) {
+        self.added += 1;
+        self.heap.push(Reverse((at, self.added, event)));
+    }
+
+    pub(crate) fn next(&mut self) -> Option<(Nanos, Event)> {
+        self.heap.pop().map(|Reverse((at, _, event))| (at, event))
+    }
+}

@@ -1,0 +1,292 @@
+//! A modelled host: its slots, its line, and what it knows of lanes.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use rouse_turns::{Prefetch, Turns};
+
+use crate::closings::Closings;
+use crate::gates::Order;
+use crate::lanes::Lane;
+use crate::server::{Answer, Job, Server};
+use crate::{Nanos, SECOND, Sabotage, Scenario};
+
+/// A claim that has not started within this time is given back.
+const START_WITHIN: Nanos = SECOND;
+/// The sizes of `rouse.claim`, for jobs without a payload.
+const CLAIM_BYTES_MAX: usize = 8 << 20;
+const COLUMNS_BYTES: usize = 120;
+
+/// A claim that waits for a slot.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct InLine {
+    pub(crate) job: Job,
+    pub(crate) sent_at: Nanos,
+}
+
+/// A claim on its way.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    pub(crate) orders: Vec<Order>,
+    pub(crate) wanted: usize,
+    pub(crate) at: Nanos,
+}
+
+/// Whether a host does anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Health {
+    Up,
+    Frozen { until: Nanos },
+    Down,
+}
+
+/// A host.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) health: Health,
+    slots: usize,
+    /// The attempts that run, by their ends.
+    pub(crate) running: BinaryHeap<Reverse<(Nanos, Job)>>,
+    /// Claims that go ahead of the line: the first jobs of lanes that had none.
+    pub(crate) ahead: VecDeque<InLine>,
+    pub(crate) line: VecDeque<InLine>,
+    /// The number of attempts that have ended.
+    ended: usize,
+    /// Jobs that have ended, and are not settled yet.
+    pub(crate) unsettled: Vec<Job>,
+    pub(crate) unsettled_since: Nanos,
+    /// Settlements on their way.
+    pub(crate) settling: VecDeque<Vec<Job>>,
+    /// Their answers.
+    pub(crate) freed: VecDeque<Vec<Job>>,
+    pub(crate) sent: Option<Sent>,
+    pub(crate) answer: Option<Answer>,
+    pub(crate) turns: Turns<u32>,
+    pub(crate) closings: Closings,
+    /// Lanes that had no jobs until a moment ago, and that no claim has read since.
+    pub(crate) woken: HashSet<u32>,
+    /// The position up to which the newest jobs were read.
+    pub(crate) read_to: usize,
+    pub(crate) next_search: Nanos,
+    /// The next look that is an event.
+    pub(crate) next_look: Nanos,
+    prefetch: Prefetch,
+    /// Virtual time zero.
+    zero: Instant,
+}
+
+impl Host {
+    pub(crate) fn new(scenario: &Scenario, zero: Instant, now: Nanos) -> Self {
+        let started = zero + Duration::from_nanos(now);
+        Self {
+            health: Health::Up,
+            slots: scenario.slots,
+            running: BinaryHeap::new(),
+            ahead: VecDeque::new(),
+            line: VecDeque::new(),
+            ended: 0,
+            unsettled: Vec::new(),
+            unsettled_since: 0,
+            settling: VecDeque::new(),
+            freed: VecDeque::new(),
+            sent: None,
+            answer: None,
+            turns: Turns::default(),
+            closings: Closings::new(scenario.sabotage),
+            woken: HashSet::new(),
+            read_to: 0,
+            next_search: now,
+            next_look: Nanos::MAX,
+            prefetch: Prefetch::new(started, CLAIM_BYTES_MAX, COLUMNS_BYTES),
+            zero,
+        }
+    }
+
+    /// The claimed jobs whose attempts have not ended.
+    pub(crate) fn in_hand(&self) -> usize {
+        self.running.len() + self.ahead.len() + self.line.len()
+    }
+
+    /// True if no claim waits for a slot.
+    pub(crate) fn has_empty_line(&self) -> bool {
+        self.ahead.is_empty() && self.line.is_empty()
+    }
+
+    /// True if a slot is free.
+    pub(crate) fn has_free_slot(&self) -> bool {
+        self.running.len() < self.slots
+    }
+
+    /// When the next attempt ends.
+    pub(crate) fn next_end(&self) -> Option<Nanos> {
+        self.running.peek().map(|Reverse((end, _))| *end)
+    }
+
+    /// Takes the next attempt that ends until then.
+    pub(crate) fn take_ended(&mut self, until: Nanos) -> Option<(Nanos, Job)> {
+        self.next_end().filter(|end| *end <= until)?;
+        self.ended += 1;
+        self.running.pop().map(|Reverse(ended)| ended)
+    }
+
+    /// The next claim for a free slot, or one that has waited too long and is given back (`Err`).
+    pub(crate) fn next_in_line(&mut self, now: Nanos) -> Option<Result<Job, Job>> {
+        if !self.has_free_slot() {
+            return None;
+        }
+        let next = self.ahead.pop_front().or_else(|| self.line.pop_front())?;
+        let is_late = now.saturating_sub(next.sent_at) > START_WITHIN;
+        Some(if is_late { Err(next.job) } else { Ok(next.job) })
+    }
+
+    /// How many jobs to claim beyond the free slots: the code of the host decides.
+    pub(crate) fn claim_ahead(&mut self, now: Nanos) -> usize {
+        let now = self.zero + Duration::from_nanos(now);
+        self.prefetch.jobs(self.ended, now)
+    }
+
+    /// The maximum number of jobs for one claim.
+    pub(crate) fn claim_max(&self) -> usize {
+        self.prefetch.claim_max()
+    }
+
+    /// How many jobs may be claimed, and how many of them are worth a claim: the rules of `Slots::capacity`.
+    pub(crate) fn capacity(&self, ahead: usize) -> (usize, usize) {
+        let capacity = (self.slots + ahead).saturating_sub(self.in_hand());
+        (capacity, (ahead / 2).max(1))
+    }
+
+    /// How many jobs may be claimed beyond a full line, because they go ahead in it: the rule of `Slots::extra`.
+    pub(crate) fn extra(&self, ahead: usize) -> usize {
+        (2 * self.slots + ahead).saturating_sub(self.in_hand())
+    }
+
+    /// Notes that a lane may have jobs.
+    pub(crate) fn activate(&mut self, lane: u32, lanes: &[Lane], sabotage: Option<Sabotage>) {
+        if lane == 0 && sabotage == Some(Sabotage::Starve) {
+            return;
+        }
+        self.insert(lane, lanes);
+    }
+
+    fn insert(&mut self, lane: u32, lanes: &[Lane]) {
+        // Its place never changes.
+        if !self.turns.contains(lane) {
+            self.turns.insert(lane, lanes[lane as usize].place.clone());
+        }
+    }
+
+    /// Opens a lane that a gate has closed.
+    pub(crate) fn open(&mut self, lane: u32, lanes: &[Lane], sabotage: Option<Sabotage>) {
+        self.closings.open(lane, &lanes[lane as usize].limits);
+        self.activate(lane, lanes, sabotage);
+    }
+
+    /// Updates the turns after a claim: the rules of `Lanes::claimed`.
+    pub(crate) fn claimed(&mut self, sent: &Sent, answer: &Answer, lanes: &[Lane]) {
+        let mut taken = answer.taken.iter().peekable();
+        let used: Vec<usize> = sent
+            .orders
+            .iter()
+            .map(|order| {
+                let of_lane = taken.next_if(|(lane, ..)| *lane == order.lane);
+                of_lane.map_or(0, |(_, jobs, _)| *jobs)
+            })
+            .collect();
+        let is_filled = answer.jobs.len() >= sent.wanted;
+        let last = used.iter().rposition(|jobs| *jobs > 0);
+        for (position, (order, jobs)) in sent.orders.iter().zip(used).enumerate() {
+            if let Some(most) = order.most {
+                let taken = if self.turns.contains(order.lane) {
+                    most
+                } else {
+                    0
+                };
+                if jobs > 0 {
+                    self.insert(order.lane, lanes);
+                }
+                self.turns.settle(order.lane, taken, jobs, 1.0);
+            }
+            // A claim that was filled has not read the lanes after the last one that had jobs, and not all of that one.
+            if is_filled && Some(position) > last {
+                continue;
+            }
+            let is_used_up = order.most.is_some_and(|most| jobs >= most);
+            let was_read = !is_filled || Some(position) < last;
+            if jobs == 0 || order.most.is_some() && !is_used_up && was_read {
+                self.turns.remove(order.lane);
+            } else {
+                self.insert(order.lane, lanes);
+            }
+        }
+    }
+
+    /// Gives back the turns of a claim that adopted instead.
+    pub(crate) fn not_claimed(&mut self, sent: &Sent) {
+        for order in &sent.orders {
+            self.turns
+                .settle(order.lane, order.most.unwrap_or(0), 0, 1.0);
+        }
+    }
+
+    /// Closes the lanes that a claim found closed, those first of which it has taken nothing, and opens others whose
+    /// limits had room.
+    pub(crate) fn note_closed(
+        &mut self,
+        answer: &Answer,
+        lanes: &[Lane],
+        now: Nanos,
+        sabotage: Option<Sabotage>,
+    ) {
+        if answer.closed.is_empty() && self.closings.is_empty() {
+            return;
+        }
+        let taken: HashSet<u32> = answer.taken.iter().map(|(lane, ..)| *lane).collect();
+        for of_taken in [false, true] {
+            for closed in &answer.closed {
+                if taken.contains(&closed.lane) == of_taken {
+                    let wait = closed.wait_ms.map(|ms| now + ms as Nanos * 1_000_000);
+                    let limits = &lanes[closed.lane as usize].limits;
+                    self.turns.remove(closed.lane);
+                    // Without a limit that this host knows, the sweep finds the lane.
+                    if wait.is_some() || !limits.is_empty() {
+                        self.closings.close(closed.lane, wait, limits);
+                    }
+                }
+            }
+        }
+        for (lane, ..) in &answer.taken {
+            if !self.closings.is_closed(*lane) {
+                for other in self.closings.others(&lanes[*lane as usize].limits) {
+                    self.open(other, lanes, sabotage);
+                }
+            }
+        }
+    }
+
+    /// Forgets the lanes of a host that no longer serves them.
+    pub(crate) fn give_up(&mut self, lane: u32, lanes: &[Lane]) {
+        self.closings.open(lane, &lanes[lane as usize].limits);
+        self.turns.remove(lane);
+        self.woken.remove(&lane);
+    }
+
+    /// True if nothing is known to be claimed.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.sent.is_none() && self.turns.lanes().next().is_none()
+    }
+
+    /// The lanes of this list that have jobs, and of which this host knows none.
+    pub(crate) fn unknown<'a>(
+        &'a self,
+        lanes: impl Iterator<Item = u32> + 'a,
+        server: &'a Server,
+    ) -> impl Iterator<Item = u32> + 'a {
+        lanes.filter(|lane| {
+            server.waiting(*lane) > 0
+                && !self.turns.contains(*lane)
+                && !self.closings.is_closed(*lane)
+        })
+    }
+}

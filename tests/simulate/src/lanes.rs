@@ -1,0 +1,78 @@
+//! The lanes of a scenario: one for each tenant.
+
+use std::sync::Arc;
+
+use rouse_turns::Place;
+
+use crate::gates::{Key, Limit};
+use crate::server::Job;
+use crate::{Nanos, Sabotage, Scenario};
+
+/// What all hosts and the server know of a lane.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    /// The index of its class.
+    pub(crate) class: u16,
+    /// Where it takes its turns.
+    pub(crate) place: Place,
+    /// Its weight, as the scenario has it.
+    pub(crate) weight: f64,
+    /// Its keys of all gates.
+    pub(crate) keys: Vec<Key>,
+    /// Those of them that limit running jobs.
+    pub(crate) limits: Vec<Key>,
+}
+
+impl Lane {
+    /// A job that is enqueued at this time.
+    pub(crate) fn job(&self, lane: u32, enqueued_at: Nanos) -> Job {
+        Job {
+            enqueued_at,
+            lane,
+            class: self.class,
+            is_limited: !self.limits.is_empty(),
+            is_new: true,
+        }
+    }
+}
+
+/// The lanes of a scenario; those of a class are neighbours.
+pub(crate) fn of(scenario: &Scenario) -> Vec<Lane> {
+    let queue: Arc<str> = "q".into();
+    let mut lanes = Vec::new();
+    for (class, of) in (0_u16..).zip(&scenario.classes) {
+        for _ in 0..of.tenants {
+            let number = u32::try_from(lanes.len()).expect("a number of tenants");
+            let is_favoured = number == 0 && scenario.sabotage == Some(Sabotage::Weights);
+            let key = |gate: &usize| Key {
+                gate: *gate,
+                key: if scenario.gates[*gate].by_tenant {
+                    number
+                } else {
+                    0
+                },
+            };
+            let keys: Vec<Key> = of.gates.iter().map(key).collect();
+            let limits = keys.iter().copied();
+            let limits = limits
+                .filter(|key| matches!(scenario.gates[key.gate].limit, Limit::Running { .. }));
+            lanes.push(Lane {
+                class,
+                place: Place {
+                    class: [1, 0],
+                    queue: queue.clone(),
+                    key: number.to_string().into(),
+                    share: if is_favoured {
+                        2.0 * of.weight
+                    } else {
+                        of.weight
+                    },
+                },
+                weight: of.weight,
+                limits: limits.collect(),
+                keys,
+            });
+        }
+    }
+    lanes
+}

@@ -1,0 +1,325 @@
+//! Counts what is promised, from what happens: claims, starts and ends. It knows neither the turns nor the gates'
+//! model.
+//!
+//! Shares are compared with those of a fluid: tenants that have waiting jobs throughout a window get jobs in proportion
+//! to their weights. A clock of each pool (the hosts that share their lanes) shows how many jobs such a tenant of
+//! weight 1 is entitled to: a claim moves it by the jobs that it takes of these tenants, divided by the sum of their
+//! weights. The jobs of others do not count: they got all they wanted.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+
+use crate::gates::{Key, Limit, Rate};
+use crate::histogram::Histogram;
+use crate::lanes::Lane;
+use crate::server::{Job, Server};
+use crate::{Nanos, SECOND, Scenario, US};
+
+/// Ends and starts are known this long after they have happened.
+const KNOWN_AFTER: Nanos = 10 * crate::MS;
+/// A tenant is stuck if it is entitled to this many jobs, and none of it started for a window.
+const STUCK_AFTER_JOBS: f64 = 64.0;
+
+/// What was counted of a tenant.
+#[derive(Debug, Clone, Default)]
+struct Seen {
+    /// The clock of its pool at the start of the window, if it has had waiting jobs since then.
+    since: Option<f64>,
+    /// The clock of its pool at the last start of one of its jobs.
+    served: f64,
+    /// It had room at the end of the last window, while slots were free.
+    had_room: bool,
+    is_stuck: bool,
+    /// In this window, while it had waiting jobs.
+    received: f64,
+    /// In all whole windows.
+    all_received: f64,
+    all_entitled: f64,
+}
+
+/// Tenants that are served by the same hosts.
+#[derive(Debug, Clone, Default)]
+struct Pool {
+    clock: f64,
+    /// The weights of the tenants that have had waiting jobs since the start of the window.
+    weights: f64,
+}
+
+/// What was counted of a class.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct OfClass {
+    pub(crate) ended: u64,
+    /// When the last of them has ended.
+    pub(crate) ended_at: Nanos,
+    pub(crate) delays: Histogram,
+    pub(crate) received: f64,
+    pub(crate) entitled: f64,
+    /// The largest difference of a tenant from its share, as a part of it.
+    pub(crate) worst: Option<f64>,
+    pub(crate) stuck: u64,
+}
+
+/// The witness.
+#[derive(Debug)]
+pub(crate) struct Witness {
+    limits: Vec<Limit>,
+    seen: Vec<Seen>,
+    /// The starts of each lane in this window.
+    started: Vec<u32>,
+    pools: Vec<Pool>,
+    pub(crate) classes: Vec<OfClass>,
+    /// Starts and ends of attempts behind limits that are not counted yet; ends first.
+    moves: BinaryHeap<Reverse<(Nanos, bool, u32)>>,
+    running: HashMap<Key, i64>,
+    windows: HashMap<Key, VecDeque<i64>>,
+    buckets: HashMap<Key, (i64, f64)>,
+    pub(crate) starts: u64,
+    pub(crate) exceeded: u64,
+    /// The first one, in words.
+    pub(crate) first_exceeded: Option<String>,
+    /// Jain's index of each window.
+    pub(crate) jain: Vec<f64>,
+    pub(crate) adopted: u64,
+    pub(crate) released: u64,
+}
+
+impl Witness {
+    pub(crate) fn new(scenario: &Scenario, lanes: usize) -> Self {
+        let pools = if scenario.sharded { scenario.hosts } else { 1 };
+        Self {
+            limits: scenario.gates.iter().map(|gate| gate.limit).collect(),
+            seen: vec![Seen::default(); lanes],
+            started: vec![0; lanes],
+            pools: vec![Pool::default(); pools],
+            classes: vec![OfClass::default(); scenario.classes.len()],
+            moves: BinaryHeap::new(),
+            running: HashMap::new(),
+            windows: HashMap::new(),
+            buckets: HashMap::new(),
+            starts: 0,
+            exceeded: 0,
+            first_exceeded: None,
+            jain: Vec::new(),
+            adopted: 0,
+            released: 0,
+        }
+    }
+
+    /// The start of the first window.
+    pub(crate) fn start(
+        &mut self,
+        lanes: &[Lane],
+        server: &Server,
+        pool_of: impl Fn(u32) -> usize,
+    ) {
+        for (number, of) in (0_u32..).zip(lanes) {
+            self.watch(number, of, server, pool_of(number));
+        }
+    }
+
+    /// Watches a lane in the next window, if it has waiting jobs.
+    fn watch(&mut self, lane: u32, of: &Lane, server: &Server, pool: usize) {
+        let seen = &mut self.seen[lane as usize];
+        if of.keys.is_empty() && server.waiting(lane) > 0 {
+            let pool = &mut self.pools[pool];
+            pool.weights += of.weight;
+            seen.since = Some(pool.clock);
+            seen.received = 0.0;
+        }
+    }
+
+    /// A lane has no more waiting jobs, or leaves its pool.
+    pub(crate) fn unwatch(&mut self, lane: u32, of: &Lane, pool: usize) {
+        if self.seen[lane as usize].since.take().is_some() {
+            self.pools[pool].weights -= of.weight;
+        }
+    }
+
+    /// A claim took jobs of lanes, and left this many in each.
+    pub(crate) fn claimed(
+        &mut self,
+        at: Nanos,
+        taken: &[(u32, usize, usize)],
+        lanes: &[Lane],
+        pool: usize,
+    ) {
+        let mut shared = 0.0;
+        for (lane, jobs, left) in taken {
+            let of = &lanes[*lane as usize];
+            if of.keys.is_empty() {
+                if *left == 0 {
+                    self.unwatch(*lane, of, pool);
+                }
+                let seen = &mut self.seen[*lane as usize];
+                if seen.since.is_some() {
+                    seen.received += *jobs as f64;
+                    shared += *jobs as f64;
+                }
+            } else {
+                for key in &of.keys {
+                    if let Limit::Starts(rate) = self.limits[key.gate] {
+                        (0..*jobs).for_each(|_| self.count_start(*key, rate, (at / US) as i64));
+                    }
+                }
+            }
+        }
+        let pool = &mut self.pools[pool];
+        if shared > 0.0 {
+            pool.clock += shared / pool.weights;
+        }
+        for (lane, ..) in taken {
+            self.seen[*lane as usize].served = pool.clock;
+        }
+    }
+
+    /// An attempt started.
+    pub(crate) fn started(&mut self, at: Nanos, job: Job) {
+        self.starts += 1;
+        self.started[job.lane as usize] += 1;
+        if job.is_new {
+            let class = &mut self.classes[usize::from(job.class)];
+            class.delays.record(at - job.enqueued_at);
+        }
+        if job.is_limited {
+            self.moves.push(Reverse((at, true, job.lane)));
+        }
+    }
+
+    /// An attempt ended, or was killed.
+    pub(crate) fn ended(&mut self, at: Nanos, job: Job) {
+        if job.is_limited {
+            self.moves.push(Reverse((at, false, job.lane)));
+        }
+    }
+
+    /// Counts the running attempts of all keys, up to a moment ago.
+    pub(crate) fn count_running(&mut self, now: Nanos, lanes: &[Lane]) {
+        while let Some(Reverse((at, is_start, lane))) = self.moves.peek().copied() {
+            if at + KNOWN_AFTER > now {
+                break;
+            }
+            self.moves.pop();
+            for key in &lanes[lane as usize].limits {
+                let running = self.running.entry(*key).or_default();
+                *running += if is_start { 1 } else { -1 };
+                let running = *running;
+                if let Limit::Running { most } = self.limits[key.gate]
+                    && is_start
+                    && running > i64::from(most)
+                {
+                    self.exceed(*key, at, &format!("{running} run, the limit is {most}"));
+                }
+            }
+        }
+    }
+
+    /// Counts a start behind a limit of starts.
+    fn count_start(&mut self, key: Key, rate: Rate, at_us: i64) {
+        let period_us = rate.period_ms * 1000;
+        match rate.burst {
+            None => {
+                let starts = self.windows.entry(key).or_default();
+                let before = match starts.len() >= rate.most as usize {
+                    true => starts.pop_front(),
+                    false => None,
+                };
+                starts.push_back(at_us);
+                if let Some(before) = before.filter(|before| at_us - before < period_us) {
+                    let within_us = at_us - before;
+                    let text = format!("{} starts in {within_us} µs", rate.most + 1);
+                    self.exceed(key, at_us as Nanos * US, &text);
+                }
+            }
+            Some(burst) => {
+                let (last, level) = self.buckets.entry(key).or_insert((at_us, 0.0));
+                let refilled = (at_us - *last) as f64 * f64::from(rate.most) / period_us as f64;
+                *level = (*level - refilled).max(0.0) + 1.0;
+                *last = at_us;
+                // Postgres rounds to microseconds.
+                let excess = *level - f64::from(burst);
+                if excess > 0.001 {
+                    let text = format!("{excess:.3} starts more than the bucket had");
+                    self.exceed(key, at_us as Nanos * US, &text);
+                }
+            }
+        }
+    }
+
+    fn exceed(&mut self, key: Key, at: Nanos, what: &str) {
+        self.exceeded += 1;
+        if self.first_exceeded.is_none() {
+            let seconds = at as f64 / SECOND as f64;
+            let Key { gate, key } = key;
+            self.first_exceeded =
+                Some(format!("gate {gate}, key {key}, at {seconds:.6} s: {what}"));
+        }
+    }
+
+    /// The end of a window: compares shares, and looks for tenants that are stuck. `is_idle`: slots of the hosts of a
+    /// pool are free.
+    pub(crate) fn end_window(
+        &mut self,
+        now: Nanos,
+        lanes: &[Lane],
+        server: &Server,
+        pool_of: impl Fn(u32) -> usize,
+        is_idle: impl Fn(usize) -> bool,
+    ) {
+        let (mut sum, mut squares, mut count) = (0.0, 0.0, 0_u64);
+        for (number, of) in (0_u32..).zip(lanes) {
+            let seen = &mut self.seen[number as usize];
+            let has_started = std::mem::take(&mut self.started[number as usize]) > 0;
+            let pool = pool_of(number);
+            let clock = self.pools[pool].clock;
+            if let Some(since) = seen.since {
+                let entitled = (clock - since) * of.weight;
+                if entitled >= 1.0 {
+                    let share = seen.received / entitled;
+                    sum += share;
+                    squares += share * share;
+                    count += 1;
+                    seen.all_received += seen.received;
+                    seen.all_entitled += entitled;
+                }
+                let missed = (clock - seen.served) * of.weight;
+                seen.is_stuck |= !has_started && missed >= STUCK_AFTER_JOBS;
+            }
+            if !of.keys.is_empty() {
+                let at_us = (now / US) as i64;
+                let has_room = |key: &Key| server.gates.room(*key, at_us).0 > 0;
+                let has_room =
+                    server.waiting(number) > 0 && of.keys.iter().all(has_room) && is_idle(pool);
+                seen.is_stuck |= seen.had_room && has_room && !has_started;
+                seen.had_room = has_room;
+            }
+            self.unwatch(number, of, pool);
+        }
+        if count > 1 {
+            self.jain.push(sum * sum / (count as f64 * squares));
+        }
+        // Rounding does not add up.
+        self.pools.iter_mut().for_each(|pool| pool.weights = 0.0);
+        for (number, of) in (0_u32..).zip(lanes) {
+            self.watch(number, of, server, pool_of(number));
+        }
+    }
+
+    /// The end of the simulation. `is_over`: jobs that still wait are stuck.
+    pub(crate) fn finish(&mut self, lanes: &[Lane], server: &Server, is_over: bool) {
+        self.count_running(Nanos::MAX, lanes);
+        for (number, of) in (0_u32..).zip(lanes) {
+            let seen = &self.seen[number as usize];
+            let class = &mut self.classes[usize::from(of.class)];
+            class.received += seen.all_received;
+            class.entitled += seen.all_entitled;
+            // With fewer jobs, whole turns alone make a difference.
+            if seen.all_entitled >= 1000.0 {
+                let off = seen.all_received / seen.all_entitled - 1.0;
+                if class.worst.is_none_or(|worst| off.abs() > worst.abs()) {
+                    class.worst = Some(off);
+                }
+            }
+            class.stuck += u64::from(seen.is_stuck || is_over && server.waiting(number) > 0);
+        }
+    }
+}
