@@ -325,7 +325,11 @@ BEGIN
     LEFT JOIN running AS r ON r.gate = u.gate AND r.key = u.key
     LEFT JOIN rouse.gate_key AS k ON g.kind = 'throttle' AND k.gate = u.gate AND k.key = u.key
     LEFT JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, k.starts, k.until, at) AS t ON g.kind = 'throttle'
-    LEFT JOIN LATERAL rouse._batches(u.lane, u.after, g.most, g.period_ms, CASE WHEN p_in_batches THEN u.most ELSE least(u.most, p_wanted) END, at) AS b ON g.kind = 'batch';
+    -- A condition of the join would be checked after the call.
+    LEFT JOIN LATERAL (
+        SELECT c.room, c.wait_ms, c.size
+        FROM rouse._batches(u.lane, u.after, g.most, g.period_ms, CASE WHEN p_in_batches THEN u.most ELSE least(u.most, p_wanted) END, at) AS c
+        WHERE g.kind = 'batch' OFFSET 0) AS b ON true;
     -- No earlier than the end of each job that was not counted.
     at := clock_timestamp();
     -- Lanes that share a key get only what they can use.
