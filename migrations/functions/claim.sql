@@ -86,6 +86,22 @@ BEGIN
     IF has_gates THEN
         SELECT w.orders, w.gated, w.at, least(w.wanted, 20000) INTO p_orders, gated, at, p_wanted
         FROM rouse._within_gates(p_orders, lanes, NULL, p_wanted, p_in_batches) AS w;
+        -- It may have waited for other claims. Meanwhile, leases may have ended, and queues may have been paused.
+        IF p_checked_at IS NOT NULL THEN
+            PERFORM FROM rouse.job AS j
+            WHERE j.state = 'running' AND j.lease_until >= p_checked_at AND j.lease_until < at
+            ORDER BY j.lease_until LIMIT 1;
+            IF FOUND THEN
+                claimed_at := at;
+                RETURN NEXT;
+                RETURN;
+            END IF;
+        END IF;
+        PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
+        IF FOUND THEN
+            lanes := rouse._not_paused(coalesce(
+                lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
+        END IF;
     END IF;
     -- Locks the rows.
     SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072 AND NOT bool_or(found.is_stored),
@@ -168,6 +184,11 @@ BEGIN
     has_gates := has_gates OR FOUND;
     IF has_gates THEN
         SELECT w.p_lanes, w.p_wanted, w.gated, w.at INTO p_lanes, p_wanted, gated, at FROM rouse._bound_within_gates(p_sources, p_lanes, p_wanted) AS w;
+        -- It may have waited for other claims. Meanwhile, queues may have been paused.
+        PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
+        IF FOUND THEN
+            p_lanes := rouse._not_paused(p_lanes);
+        END IF;
     END IF;
     WITH picked AS MATERIALIZED (
         SELECT found.id
