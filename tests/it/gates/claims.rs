@@ -447,3 +447,50 @@ async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use()
         .await;
     assert_eq!(claimed.unwrap().len(), 1);
 }
+
+/// A claim that has waited for another one sees what has happened meanwhile: its time is that after the wait.
+#[tokio::test]
+async fn a_claim_that_has_waited_for_a_gate_sees_pauses_and_orphans_of_the_meantime() {
+    let (db, client) = gate("'many', 'max_concurrent', most => 100").await;
+    for _ in 0..3 {
+        enqueue(&client, "a", "").await;
+    }
+    let lost = claim(&db.worker().await, 1).await.remove(0);
+    let locker = db.client().await;
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+    for meanwhile in [
+        format!(
+            "UPDATE rouse.job SET lease_until = clock_timestamp() WHERE id = {}",
+            lost.id
+        ),
+        "SELECT rouse.pause_queue('default')".to_owned(),
+    ] {
+        locker
+            .batch_execute("BEGIN; SELECT rouse._lock('gate', 'many')")
+            .await
+            .unwrap();
+        let store = db.worker().await;
+        let claims = tokio::spawn(async move {
+            let orders = orders(&store, 60_000).await;
+            let checked_at = Some(std::time::SystemTime::UNIX_EPOCH);
+            let claimed = store.claim(Fence(rand()), &orders, 10, checked_at).await;
+            match claimed.unwrap() {
+                Claimed::Jobs(jobs, _) => jobs.len(),
+                Claimed::Orphans(_) => usize::MAX,
+            }
+        });
+        crate::support::worker::until_true(&client, waits).await;
+        client.batch_execute(&meanwhile).await.unwrap();
+        locker.batch_execute("COMMIT").await.unwrap();
+        let claimed = claims.await.unwrap();
+        if meanwhile.starts_with("UPDATE") {
+            assert_eq!(claimed, usize::MAX, "the orphan goes first");
+            client
+                .batch_execute("UPDATE rouse.job SET lease_until = clock_timestamp() + interval '1 hour' WHERE state = 'running'")
+                .await
+                .unwrap();
+        } else {
+            assert_eq!(claimed, 0, "the queue is paused");
+        }
+    }
+}
