@@ -186,8 +186,7 @@ impl Store {
         wanted: usize,
         checked_at: Option<SystemTime>,
     ) -> Result<Claimed, StoreError> {
-        let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
-        self.claim_orders(fence, orders, (wanted, false), checked_at)
+        self.claim_orders(fence, orders, wanted, checked_at, false)
             .await
     }
 
@@ -200,8 +199,7 @@ impl Store {
         wanted: usize,
         checked_at: Option<SystemTime>,
     ) -> Result<Claimed, StoreError> {
-        let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
-        self.claim_orders(fence, orders, (wanted, true), checked_at)
+        self.claim_orders(fence, orders, wanted, checked_at, true)
             .await
     }
 
@@ -209,11 +207,13 @@ impl Store {
         &self,
         fence: Fence,
         orders: &[ClaimOrder],
-        (wanted, in_batches): (i32, bool),
+        wanted: usize,
         checked_at: Option<SystemTime>,
+        in_batches: bool,
     ) -> Result<Claimed, StoreError> {
         let (worker, lists) = (self.identity()?, self.lists().await?);
         let orders: Vec<OrderRecord> = orders.iter().map(OrderRecord::from).collect();
+        let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
             .query_with_records(
                 include_str!("claim.sql"),

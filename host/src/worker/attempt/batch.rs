@@ -46,8 +46,8 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
     // They may not be alike if the module has been replaced since the claim.
     while members.len() > 1 && are_alike(&members) {
         let run = run_together(shared, &members).await;
-        // The attempt acted for it; without it, the others can run together.
-        let first_is_lost = matches!(run.end, RunEnd::Aborted(reason) if is_of_one_job(reason));
+        // The attempt acted for it; without it, the others can run together. It leaves the batch, so this ends.
+        let first_is_lost = members[0].1.abort.reason().is_some_and(is_of_one_job);
         delay = settle_ended(shared, &mut members, run).await;
         if !first_is_lost {
             break;
