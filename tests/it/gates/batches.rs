@@ -2,10 +2,12 @@
 
 mod claims;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use rouse::job::{AbortReason, RunEnd};
 use rouse::sandbox::Catalog;
-use rouse::worker::Settings;
+use rouse::worker::{AttemptInfo, Middleware, Next, Parts, Running, Settings};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
@@ -340,5 +342,50 @@ async fn an_operator_sets_the_size_of_batches() {
     }
     sizes.sort_unstable();
     assert_eq!(sizes, [vec![2; 2], vec![7; 14]].concat());
+    worker.drain().await;
+}
+
+/// Says of the first attempt that its job was cancelled.
+#[derive(Default)]
+struct Pretends(std::sync::atomic::AtomicBool);
+
+impl Middleware for Pretends {
+    fn around<'a>(&'a self, _attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
+        let is_later = self.0.swap(true, std::sync::atomic::Ordering::Relaxed);
+        Box::pin(async move {
+            match is_later {
+                true => next.run().await,
+                false => next.instead(RunEnd::Aborted(AbortReason::Cancelled)),
+            }
+        })
+    }
+}
+
+/// Otherwise a batch would begin again for ever.
+#[tokio::test]
+async fn a_batch_that_ends_for_a_job_which_it_has_not_lost_runs_one_by_one() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let parts = Parts {
+        store: db.store(),
+        listen_at: db.connector(),
+        sandbox: sandbox(),
+        catalog: catalog().await,
+        sql_logins: BTreeMap::new(),
+        middlewares: vec![Arc::new(Pretends::default())],
+    };
+    let worker = TestWorker::start_with(parts, Settings::default());
+    until_true(
+        &client,
+        "SELECT EXISTS (SELECT FROM rouse.gate WHERE name = 'batch.any/batch')",
+    )
+    .await;
+    let ids = enqueue_all(&client, &vec![json!({}); 4], "").await;
+    for result in results(&client, &ids).await {
+        assert_eq!(
+            (&result["size"], &result["attempt"]),
+            (&json!(1), &json!(1))
+        );
+    }
     worker.drain().await;
 }
