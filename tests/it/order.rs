@@ -34,20 +34,27 @@ async fn high_priority_goes_first_and_within_a_lane_the_oldest_job() {
     run_all_in_one_slot(&db, &client).await;
     let rows = client
         .query(
-            &format!("SELECT id, priority::text, handler FROM rouse.jobs ORDER BY {START_ORDER}"),
+            &format!(
+                "SELECT id, priority::text, handler, claimed_at::text, started_at::text FROM rouse.jobs ORDER BY {START_ORDER}"
+            ),
             &[],
         )
         .await
         .unwrap();
     let priorities: Vec<String> = rows.iter().map(|row| row.get(1)).collect();
+    let starts: Vec<[String; 4]> = rows
+        .iter()
+        .map(|row| [1, 2, 3, 4].map(|column| row.get(column)))
+        .collect();
     assert_eq!(
         priorities,
         [
             "high", "high", "high", "normal", "normal", "normal", "low", "low", "low"
-        ]
+        ],
+        "{starts:#?}"
     );
     let first: i64 = rows[0].get(0);
-    assert_eq!(first, expected[0]);
+    assert_eq!(first, expected[0], "{starts:#?}");
     for lane in rows.chunk_by(|one, other| one.get::<_, String>(1) == other.get::<_, String>(1)) {
         for handler in ["test.sleep", "test.race"] {
             let of_lane = lane.iter().filter(|row| row.get::<_, String>(2) == handler);

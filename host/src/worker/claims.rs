@@ -217,13 +217,28 @@ impl<'a> Claims<'a> {
     /// claim, unless there are lanes whose jobs start in batches.
     async fn claim_from(
         &mut self,
+        mut orders: Vec<ClaimOrder>,
+        wanted: usize,
+        check: bool,
+    ) -> Result<Found, StoreError> {
+        let now = Instant::now();
+        orders.retain(|order| !self.unbound.is_paused(order.lane, now));
+        let is_partial = self.lanes.leave_later_classes(&mut orders);
+        let mut found = match self.take_batches.is_empty() {
+            true => self.claim_alike(orders, wanted, None, check).await?,
+            false => self.claim_each_alike(orders, wanted, check).await?,
+        };
+        found.is_cut |= is_partial && found.orphans.is_none();
+        Ok(found)
+    }
+
+    /// Sends a claim for the lanes whose jobs start in batches of the same size, and one for the others.
+    async fn claim_each_alike(
+        &mut self,
         orders: Vec<ClaimOrder>,
         wanted: usize,
         check: bool,
     ) -> Result<Found, StoreError> {
-        if self.take_batches.is_empty() {
-            return self.claim_alike(orders, wanted, None, check).await;
-        }
         let mut found = Found::default();
         for (batch, orders) in self.by_batch(orders) {
             let rest = wanted.saturating_sub(found.jobs);
@@ -246,9 +261,7 @@ impl<'a> Claims<'a> {
         batch: Option<usize>,
         check: bool,
     ) -> Result<Found, StoreError> {
-        let now = Instant::now();
-        orders.retain(|order| !self.unbound.is_paused(order.lane, now));
-        let limits = self.keep_host_limits(&mut orders, now);
+        let limits = self.keep_host_limits(&mut orders, Instant::now());
         if orders.is_empty() {
             return Ok(Found::default());
         }

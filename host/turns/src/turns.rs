@@ -100,6 +100,16 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         self.lanes.contains_key(&lane)
     }
 
+    /// The number of lanes.
+    pub fn len(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// True if no lane is known to have jobs.
+    pub fn is_empty(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
     /// The queues that have lanes of this class.
     pub fn queues(&self, class: Class) -> impl Iterator<Item = &Arc<str>> {
         let queues = self.classes.get(&class).into_iter();

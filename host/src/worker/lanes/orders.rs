@@ -81,6 +81,28 @@ impl Lanes {
         }
     }
 
+    /// Restricts a claim to the first class of which several lanes share it, and the classes before: if one of these
+    /// lanes has fewer jobs than its part, the others may have more, ahead of those of later classes. True if lanes that
+    /// are known to have jobs are not in this claim.
+    pub(in crate::worker) fn leave_later_classes(&mut self, orders: &mut Vec<ClaimOrder>) -> bool {
+        let shares = |order: &&ClaimOrder| {
+            order.only.is_none() && order.most.is_some() && self.active.contains(order.lane)
+        };
+        // Overdue jobs have no class.
+        let is_overdue = orders.iter().any(|order| order.only.is_some());
+        let Some(first) = orders.iter().find(shares).filter(|_| !is_overdue) else {
+            return false;
+        };
+        let first = self.class_of(first.lane);
+        let later = orders.extract_if(.., |order| self.class_of(order.lane) > first);
+        let later: Vec<ClaimOrder> = later.collect();
+        self.not_claimed(&later);
+        let with_jobs = orders
+            .iter()
+            .filter(|order| self.active.contains(order.lane));
+        with_jobs.count() < self.active.len()
+    }
+
     /// Gives back the turns of a claim that was not made, or claimed nothing because there were orphans.
     pub(in crate::worker) fn not_claimed(&mut self, orders: &[ClaimOrder]) {
         for order in orders {

@@ -119,6 +119,36 @@ fn lanes_go_by_priority_and_those_of_one_priority_share_a_claim() {
 }
 
 #[test]
+fn a_claim_that_lanes_share_leaves_later_classes_alone() {
+    let mut lanes = Lanes::default();
+    lanes.learn(vec![
+        lane(1, 10, Priority::Low),
+        lane(2, 20, Priority::Normal),
+        lane(3, 30, Priority::Normal),
+        lane(4, 40, Priority::High),
+    ]);
+    lanes.serve(|_| Some(SERVED));
+    let mut orders = lanes.orders(After::Cursor, WANTED);
+    assert!(lanes.leave_later_classes(&mut orders), "lane 10 waits");
+    let shared = [(40, None), (20, Some(6)), (30, Some(6))];
+    assert_eq!(parts(&orders), shared);
+    // One of them has the turn of a claim of one job, but no job. The other one goes ahead of later classes.
+    let mut orders = lanes.orders(After::Cursor, 1);
+    assert!(
+        lanes.leave_later_classes(&mut orders),
+        "lanes 10 and 30 wait"
+    );
+    let first = [(40, None), (20, Some(1))];
+    assert_eq!(parts(&orders), first);
+    lanes.claimed(&orders, &[], &[], false);
+    // Of the last lane of a class, everything is read.
+    let mut orders = lanes.orders(After::Cursor, 1);
+    assert!(!lanes.leave_later_classes(&mut orders));
+    let last = [(40, None), (20, Some(1)), (30, None), (10, None)];
+    assert_eq!(parts(&orders), last);
+}
+
+#[test]
 fn lanes_without_known_jobs_are_probed_in_turns() {
     let mut lanes = Lanes::default();
     lanes.learn((1..=100).map(|n| lane(n, n, Priority::Low)).collect());
