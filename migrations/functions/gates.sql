@@ -208,10 +208,11 @@ LANGUAGE sql IMMUTABLE ROWS 1 AS $$
                       THEN greatest(p_most - (SELECT count(*) FROM unnest(p_starts) AS s(at) WHERE s.at > p_at - p_period_ms * interval '1 millisecond'), 0)
                       ELSE greatest(floor(p_burst - b.behind + 1e-6), 0) END::integer AS tokens,
                  CASE WHEN p_burst IS NULL
-                      THEN p_period_ms + extract(epoch FROM p_starts[cardinality(p_starts) - p_most + 1] - p_at)::double precision * 1000
+                      THEN p_period_ms + date_part('epoch', p_starts[cardinality(p_starts) - p_most + 1] - p_at) * 1000
                       ELSE (b.behind - p_burst + 1) * p_period_ms / p_most END AS wait
-          -- How many starts the bucket is short of being full.
-          FROM (SELECT greatest(extract(epoch FROM coalesce(p_until, p_at) - p_at)::double precision, 0) * 1000 * p_most / p_period_ms AS behind) AS b) AS t
+          -- How many starts the bucket is short of being full. OFFSET 0: evaluated once, not at each use.
+          FROM (SELECT CASE WHEN p_until > p_at THEN date_part('epoch', p_until - p_at) * 1000 * p_most / p_period_ms ELSE 0 END AS behind OFFSET 0) AS b
+          OFFSET 0) AS t
 $$;
 
 -- How many of the ready jobs of a lane after this turn make batches: as many whole ones as there are, or all, if one of the others has waited for
@@ -280,23 +281,26 @@ DECLARE
     batches integer := p_wanted;
 BEGIN
     wanted := p_wanted;
-    SELECT array_agg(p.place ORDER BY p.place, p.number) AS places, array_agg(p.number ORDER BY p.place, p.number) AS numbers,
-           array_agg(p.gate ORDER BY p.place, p.number) AS gates, array_agg(p.key ORDER BY p.place, p.number) AS keys,
-           array_agg(p.kind ORDER BY p.place, p.number) AS kinds, array_agg(p.lane ORDER BY p.place, p.number) AS lanes,
-           array_agg(p.after ORDER BY p.place, p.number) AS afters, array_agg(p.most ORDER BY p.place, p.number) AS mosts,
-           bool_or(p.kind = 'max_concurrent') AS has_limits
+    -- In the order of the subquery: sorted once, not for each list.
+    SELECT array_agg(p.place) AS places, array_agg(p.number) AS numbers, array_agg(p.gate) AS gates, array_agg(p.key) AS keys,
+           array_agg(p.kind) AS kinds, array_agg(p.lane) AS lanes, array_agg(p.after) AS afters, array_agg(p.most) AS mosts,
+           array_agg(p.nth = 1) AS are_first, bool_or(p.nth > 1) AS is_shared, bool_or(p.kind = 'max_concurrent') AS has_limits
     INTO pairs
     FROM (
-        SELECT o.place, o.lane, o.after, o.most, g.name AS gate, g.kind, k.key, (dense_rank() OVER (ORDER BY g.name, k.key))::integer AS number
+        SELECT o.place, o.lane, o.after, o.most, g.name AS gate, g.kind, k.key,
+               (dense_rank() OVER (ORDER BY g.name COLLATE "C", k.key))::integer AS number, row_number() OVER (PARTITION BY g.name COLLATE "C", k.key) AS nth
         FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place)
         CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = o.lane LIMIT 1) AS l
         JOIN rouse._claim_gates() AS g ON coalesce(g.queue, l.queue) = l.queue AND coalesce(g.handler, l.handler) = l.handler
         CROSS JOIN LATERAL (
-            SELECT CASE g.kind WHEN 'batch' THEN o.lane::text ELSE rouse._gate_key(g.key, l.queue, l.handler, l.key) END AS key) AS k
+            SELECT CASE g.kind WHEN 'batch' THEN o.lane::text ELSE rouse._gate_key(g.key, l.queue, l.handler, l.key) END COLLATE "C" AS key
+            -- Evaluated once, not at each use.
+            OFFSET 0) AS k
         -- Jobs that are claimed by source do not form batches.
         WHERE (g.kind <> 'batch' OR p_in_batches OR g.period_ms IS NOT NULL AND p_sources IS NULL)
           -- The others get nothing.
-          AND (p_lanes IS NULL OR p_lanes[o.place] IS NOT NULL)) AS p;
+          AND (p_lanes IS NULL OR p_lanes[o.place] IS NOT NULL)
+        ORDER BY o.place, number) AS p;
     at := clock_timestamp();
     orders := p_orders;
     IF pairs.places IS NULL THEN
@@ -308,50 +312,53 @@ BEGIN
     FROM (SELECT u.gate FROM unnest(names) AS u(gate) ORDER BY hashtextextended(u.gate, 0) & 1023, u.gate OFFSET 0) AS n;
     at := clock_timestamp();
     -- A new snapshot, after the locks.
-    WITH groups AS (
-        SELECT DISTINCT ON (u.number) u.number, u.gate, u.key, u.lane, u.after, u.most
-        FROM ROWS FROM (unnest(pairs.numbers), unnest(pairs.gates), unnest(pairs.keys), unnest(pairs.lanes), unnest(pairs.afters), unnest(pairs.mosts))
-             AS u(number, gate, key, lane, after, most)
-        ORDER BY u.number),
-    running AS MATERIALIZED (
+    WITH running AS MATERIALIZED (
         SELECT f.gate, f.key, f.jobs FROM rouse._in_flight(names) AS f WHERE pairs.has_limits)
-    SELECT array_agg(CASE g.kind WHEN 'max_concurrent' THEN greatest(g.most - coalesce(r.jobs, 0), 0) ELSE coalesce(t.tokens, b.room) END ORDER BY u.number),
-           array_agg(coalesce(t.wait_ms, b.wait_ms) ORDER BY u.number),
-           array_agg(b.size ORDER BY u.number)
+    SELECT array_agg(s.room), array_agg(s.wait_ms), array_agg(s.size)
     INTO rooms, waits, sizes
-    FROM groups AS u
-    -- A gate that was dropped meanwhile permits everything.
-    LEFT JOIN rouse._claim_gates() AS g ON g.name = u.gate
-    LEFT JOIN running AS r ON r.gate = u.gate AND r.key = u.key
-    LEFT JOIN rouse.gate_key AS k ON g.kind = 'throttle' AND k.gate = u.gate AND k.key = u.key
-    LEFT JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, k.starts, k.until, at) AS t ON g.kind = 'throttle'
-    -- A condition of the join would be checked after the call.
-    LEFT JOIN LATERAL (
-        SELECT c.room, c.wait_ms, c.size
-        FROM rouse._batches(u.lane, u.after, g.most, g.period_ms, CASE WHEN p_in_batches THEN u.most ELSE least(u.most, p_wanted) END, at) AS c
-        WHERE g.kind = 'batch' OFFSET 0) AS b ON true;
+    FROM (
+        SELECT CASE g.kind WHEN 'max_concurrent' THEN greatest(g.most - coalesce(r.jobs, 0), 0) ELSE coalesce(t.tokens, b.room) END AS room,
+               coalesce(t.wait_ms, b.wait_ms) AS wait_ms, b.size
+        FROM ROWS FROM (unnest(pairs.numbers), unnest(pairs.gates), unnest(pairs.keys), unnest(pairs.lanes), unnest(pairs.afters), unnest(pairs.mosts),
+                        unnest(pairs.are_first)) AS u(number, gate, key, lane, after, most, is_first)
+        -- A gate that was dropped meanwhile permits everything.
+        LEFT JOIN rouse._claim_gates() AS g ON g.name = u.gate
+        LEFT JOIN running AS r ON r.gate = u.gate AND r.key = u.key
+        LEFT JOIN rouse.gate_key AS k ON g.kind = 'throttle' AND k.gate = u.gate AND k.key = u.key
+        -- Conditions of these joins would be checked after the calls.
+        LEFT JOIN LATERAL (
+            SELECT c.tokens, c.wait_ms FROM rouse._tokens(g.most, g.period_ms, g.burst, k.starts, k.until, at) AS c
+            WHERE g.kind = 'throttle' OFFSET 0) AS t ON true
+        LEFT JOIN LATERAL (
+            SELECT c.room, c.wait_ms, c.size
+            FROM rouse._batches(u.lane, u.after, g.most, g.period_ms, CASE WHEN p_in_batches THEN u.most ELSE least(u.most, p_wanted) END, at) AS c
+            WHERE g.kind = 'batch' OFFSET 0) AS b ON true
+        WHERE u.is_first ORDER BY u.number) AS s;
     -- No earlier than the end of each job that was not counted.
     at := clock_timestamp();
+    mosts := ARRAY(SELECT o.most FROM unnest(p_orders) AS o);
     -- Lanes that share a key get only what they can use.
-    SELECT array_agg(CASE WHEN s.is_shared THEN (
-               CASE WHEN p_sources IS NULL THEN (SELECT count(*)::integer FROM (
-                   SELECT FROM rouse.job AS j
-                   WHERE j.lane = CASE WHEN p_lanes IS NULL THEN o.lane ELSE p_lanes[o.place] END AND j.turn > o.after
-                     AND j.state = 'queued' AND j.turn IS NOT NULL
-                   ORDER BY j.turn LIMIT least(coalesce(o.most, p_wanted), CASE WHEN NOT p_in_batches THEN p_wanted END, s.room)) AS r)
-               ELSE (SELECT count(*)::integer FROM unnest(p_sources) AS bound(source) CROSS JOIN LATERAL (
-                   SELECT FROM rouse.job AS j
-                   WHERE j.lane >= o.lane AND j.lane <= o.lane AND j.source >= bound.source AND j.source <= bound.source
-                     AND j.state = 'queued' AND j.turn IS NOT NULL
-                   ORDER BY j.lane, j.source, j.turn LIMIT least(p_wanted, s.room)) AS r) END) END ORDER BY o.place),
-           array_agg(o.most ORDER BY o.place)
-    INTO ready, mosts
-    FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place)
-    LEFT JOIN (
-        SELECT c.place, bool_or(c.sharing > 1) AS is_shared, min(c.room) AS room
-        FROM (SELECT u.place, rooms[u.number] AS room, count(*) OVER (PARTITION BY u.number) AS sharing
-              FROM ROWS FROM (unnest(pairs.places), unnest(pairs.numbers)) AS u(place, number)) AS c
-        GROUP BY c.place) AS s ON s.place = o.place;
+    IF pairs.is_shared THEN
+        ready := ARRAY(
+            SELECT CASE WHEN s.is_shared THEN (
+                   CASE WHEN p_sources IS NULL THEN (SELECT count(*)::integer FROM (
+                       SELECT FROM rouse.job AS j
+                       WHERE j.lane = CASE WHEN p_lanes IS NULL THEN o.lane ELSE p_lanes[o.place] END AND j.turn > o.after
+                         AND j.state = 'queued' AND j.turn IS NOT NULL
+                       ORDER BY j.turn LIMIT least(coalesce(o.most, p_wanted), CASE WHEN NOT p_in_batches THEN p_wanted END, s.room)) AS r)
+                   ELSE (SELECT count(*)::integer FROM unnest(p_sources) AS bound(source) CROSS JOIN LATERAL (
+                       SELECT FROM rouse.job AS j
+                       WHERE j.lane >= o.lane AND j.lane <= o.lane AND j.source >= bound.source AND j.source <= bound.source
+                         AND j.state = 'queued' AND j.turn IS NOT NULL
+                       ORDER BY j.lane, j.source, j.turn LIMIT least(p_wanted, s.room)) AS r) END) END
+            FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place)
+            LEFT JOIN (
+                SELECT c.place, bool_or(c.sharing > 1) AS is_shared, min(c.room) AS room
+                FROM (SELECT u.place, rooms[u.number] AS room, count(*) OVER (PARTITION BY u.number) AS sharing
+                      FROM ROWS FROM (unnest(pairs.places), unnest(pairs.numbers)) AS u(place, number)) AS c
+                GROUP BY c.place) AS s ON s.place = o.place
+            ORDER BY o.place);
+    END IF;
     IF p_in_batches THEN
         wanted := 0;
     END IF;
