@@ -45,7 +45,7 @@ impl Postgres {
 }
 
 /// The modules of tests/it that test Rouse's SQL. The other modules reach the database through the same functions.
-const SQL_MODULES: [&str; 41] = [
+const SQL_MODULES: [&str; 44] = [
     "admin_actions",
     "adopt",
     "audit",
@@ -54,10 +54,12 @@ const SQL_MODULES: [&str; 41] = [
     "database_metrics",
     "deadlines",
     "dependencies",
+    "direct",
     "enqueue",
     "fair",
     "finding",
     "flows",
+    "gates",
     "guest_flows",
     "harness",
     "heartbeats",
@@ -85,6 +87,7 @@ const SQL_MODULES: [&str; 41] = [
     "suspended",
     "waiting",
     "wakeups",
+    "why",
     "worker",
     "workers",
 ];
@@ -127,54 +130,57 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
         false => None,
     };
 
-    let mut tests = Tests {
+    let tests = Tests {
         workspace,
         options,
         guests,
         package,
-        failed: Vec::new(),
-        exit_code: 0,
     };
-    if let Some(postgres) = options.postgres {
-        tests.run_on(postgres)?;
-    } else {
-        for targets in UNIT_TESTS {
-            tests.run(targets)?;
-        }
-        if options.is_all() {
-            tests.run_on(Postgres::V18)?;
-        }
-        // Last, so that their summary ends the output.
-        tests.run(INTEGRATION_TESTS)?;
-    }
-    if !tests.failed.is_empty() {
-        eprintln!("error: tests failed in: {}", tests.failed.join(", "));
-    }
-    Ok(ExitCode::from(u8::try_from(tests.exit_code).unwrap_or(1)))
+    Ok(ExitCode::from(tests.run_all()?))
 }
 
-/// The test runs of one build, and the names of those that have failed.
+/// The test runs of one build.
 struct Tests<'a> {
     workspace: &'a Workspace,
     options: &'a Options,
     guests: PathBuf,
     package: Option<PathBuf>,
-    failed: Vec<String>,
-    exit_code: i32,
 }
 
 impl Tests<'_> {
+    /// Runs the selected tests, and returns the exit code of the first run that has failed. That run is the last one, so that what failed ends the
+    /// output.
+    fn run_all(&self) -> Result<u8> {
+        if let Some(postgres) = self.options.postgres {
+            return self.run_on(postgres);
+        }
+        for targets in UNIT_TESTS {
+            let code = self.run(targets)?;
+            if code != 0 {
+                return Ok(code);
+            }
+        }
+        if self.options.is_all() {
+            let code = self.run_on(Postgres::V18)?;
+            if code != 0 {
+                return Ok(code);
+            }
+        }
+        // Last, so that their summary ends the output.
+        self.run(INTEGRATION_TESTS)
+    }
+
     /// Runs the tests in these targets, on the Postgres of this machine.
-    fn run(&mut self, targets: &[&str]) -> Result<()> {
+    fn run(&self, targets: &[&str]) -> Result<u8> {
         let mut command = self.cargo_test(targets);
         command
             .args(&self.options.filters)
             .args(&self.options.runner_args);
-        self.run_to_end(command, &targets.join(" "))
+        Self::run_to_end(command, &targets.join(" "))
     }
 
     /// Runs the selected integration tests on another Postgres; by default those that touch SQL.
-    fn run_on(&mut self, postgres: Postgres) -> Result<()> {
+    fn run_on(&self, postgres: Postgres) -> Result<u8> {
         let major = postgres.major();
         let cargo_test = |tests: &Self| {
             let mut command = tests.cargo_test(INTEGRATION_TESTS);
@@ -190,7 +196,7 @@ impl Tests<'_> {
                 "SKIPPED: Postgres {major} cannot be downloaded or started on this machine (see the output above); \
                  it needs npm, a network, x86-64 and glibc"
             );
-            return Ok(());
+            return Ok(0);
         }
         let mut command = cargo_test(self);
         match self.options.filters.as_slice() {
@@ -198,7 +204,7 @@ impl Tests<'_> {
             filters => command.args(filters),
         };
         command.args(&self.options.runner_args);
-        self.run_to_end(command, &format!("Postgres {major}"))
+        Self::run_to_end(command, &format!("Postgres {major}"))
     }
 
     fn cargo_test(&self, targets: &[&str]) -> Command {
@@ -218,14 +224,15 @@ impl Tests<'_> {
         command
     }
 
-    /// Runs a command to its end, and records a failure under `name`.
-    fn run_to_end(&mut self, mut command: Command, name: &str) -> Result<()> {
+    /// Runs a command to its end, and returns its exit code.
+    fn run_to_end(mut command: Command, name: &str) -> Result<u8> {
         let status = command.status().context("start cargo test")?;
         if !status.success() {
-            self.failed.push(name.to_owned());
-            self.exit_code = status.code().unwrap_or(1);
+            eprintln!("error: tests failed in: {name}");
         }
-        Ok(())
+        Ok(status
+            .code()
+            .map_or(1, |code| u8::try_from(code).unwrap_or(1)))
     }
 }
 
