@@ -40,6 +40,7 @@ mod text;
 mod top;
 mod used;
 mod waiting;
+mod why;
 mod wit;
 mod workers;
 
@@ -99,6 +100,8 @@ enum Command {
     Invoke(invoke::Args),
     /// Show, list and change jobs
     Job(job::Args),
+    /// Explain why a job has not started, and what would change that
+    Why(why::Args),
     /// Show a chain: a job and those that continue it
     Chain(chain::Args),
     /// Show, list, cancel, retry and delete flows: graphs of jobs
@@ -146,6 +149,7 @@ impl Command {
             Self::Migrate(_)
             | Self::Enqueue(_)
             | Self::Job(_)
+            | Self::Why(_)
             | Self::Chain(_)
             | Self::Flow(_)
             | Self::Schedule(_)
@@ -172,6 +176,7 @@ impl Command {
             | Self::Migrate(_)
             | Self::Enqueue(_)
             | Self::Job(_)
+            | Self::Why(_)
             | Self::Chain(_)
             | Self::Flow(_)
             | Self::Schedule(_)
@@ -256,6 +261,7 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
             Command::Gate(args) => gate::run(args).await,
             Command::State(args) => state::run(args).await,
             Command::Top(args) => top::run(args).await,
+            Command::Why(args) => why::run(args).await,
             Command::Workers(args) => workers::run(args).await,
             Command::Handlers(args) => handlers::run(args).await,
             Command::Contract(args) => contract::run(args).await,

@@ -27,6 +27,8 @@ COMMENT ON FUNCTION rouse.chain_result IS
     'Returns the result of the last job of a chain that has succeeded, otherwise null.';
 COMMENT ON FUNCTION rouse.history IS
     'Returns the history of one job, oldest event first.';
+COMMENT ON FUNCTION rouse.why IS
+    'Explains what is between a job and its start: a row for each thing, with what would change it.';
 COMMENT ON FUNCTION rouse.job_log IS
     'Returns the log lines of the attempts of a job in order, after a given line.';
 

@@ -26,7 +26,7 @@ GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_man
 -- Producers.
 GRANT EXECUTE ON FUNCTION
     rouse.cancel, rouse.cancel_chain, rouse.cancel_flow, rouse.job, rouse.result, rouse.chain, rouse.chain_result, rouse.flow, rouse.history, rouse.job_log,
-    rouse.outcomes, rouse.wait, rouse.signal,
+    rouse.outcomes, rouse.wait, rouse.why, rouse.signal,
     rouse.schedule, rouse.unschedule, rouse.pause_schedule, rouse.resume_schedule, rouse.run_schedule, rouse.backfill_schedule
     TO rouse_producer, rouse_operator;
 
@@ -57,7 +57,7 @@ GRANT EXECUTE ON FUNCTION rouse.settle_with_effects, rouse.record_step_with_effe
 
 -- Observers, and operators.
 GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_result, rouse.flow, rouse.history, rouse.audit, rouse.job_log, rouse.search_jobs, rouse.find_jobs,
-    rouse.outcomes, rouse.wait,
+    rouse.outcomes, rouse.wait, rouse.why,
     rouse.depth, rouse.fair_keys, rouse.gate_keys, rouse.remaining, rouse.remaining_bound
     TO rouse_observer, rouse_operator;
 -- Views run with the rights of their owner; these functions run with those of the reader.

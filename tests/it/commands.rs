@@ -170,7 +170,7 @@ async fn enqueue_and_job_work_from_the_shell() {
     let (code, output) = run(&db, &["job", &result(&unserved)]);
     assert_eq!(code, 0);
     assert!(
-        output.contains("no running worker has the handler no.such.handler"),
+        output.contains("No running worker has the handler no.such.handler."),
         "{output}"
     );
     let (code, output) = run(&db, &["job", "999999"]);

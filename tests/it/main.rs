@@ -100,4 +100,5 @@ mod suspended;
 mod tls;
 mod tutorial;
 mod types;
+mod why;
 mod wit;

@@ -67,6 +67,7 @@ const RECEIPT: &str = "SELECT * FROM rouse.receipt(1)";
 const RESULT: &str = "SELECT rouse.result(1)";
 const OUTCOMES: &str = "SELECT * FROM rouse.outcomes('{1}')";
 const WAIT: &str = "SELECT * FROM rouse.wait('{}')";
+const WHY: &str = "SELECT * FROM rouse.why(1)";
 const SIGNAL: &str = "SELECT rouse.signal((SELECT rouse.enqueue('x')), 'go')";
 const TAKE_SIGNAL: &str = "SELECT rouse.take_signal(1, NULL, 1, 1, 's', 'go', NULL)";
 const RETURNED_CALLS: &str = "SELECT rouse.returned_calls(1, NULL, 1, 1, '{}', 1)";
@@ -113,6 +114,7 @@ async fn each_role_has_its_own_rights_and_no_others() {
         RESULT,
         OUTCOMES,
         WAIT,
+        WHY,
         HISTORY,
         JOB_LOG,
         SIGNAL,
@@ -130,6 +132,7 @@ async fn each_role_has_its_own_rights_and_no_others() {
         RESULT,
         OUTCOMES,
         WAIT,
+        WHY,
         HISTORY,
         JOB_LOG,
         WORKERS,
@@ -239,6 +242,7 @@ async fn each_role_has_its_own_rights_and_no_others() {
             RESULT,
             OUTCOMES,
             WAIT,
+            WHY,
             JOB_LOG,
             FAIL,
             DELETE,

@@ -6,6 +6,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio_postgres::types::Type;
 
+use super::fleet::allowed;
 use super::{JsonText, Store, StoreError};
 use crate::job::JobId;
 
@@ -66,6 +67,15 @@ impl Store {
             let JsonText(text) = row.get(1);
             JobView::of(row.get(0), text)
         }))
+    }
+
+    /// What is between this job and its start: rows of `rouse.why`; empty if the job does not exist or is no longer kept.
+    /// `None` if the login may not read it.
+    pub async fn why(&self, id: JobId) -> Result<Option<Vec<Value>>, StoreError> {
+        let result = self
+            .query(include_str!("why.sql"), &[(&id.0, Type::INT8)])
+            .await;
+        Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
     /// The chain of this job, with its `jobs`: the rows of `rouse.chain`. State, result and error are those of its last

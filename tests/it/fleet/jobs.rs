@@ -27,13 +27,10 @@ async fn showing_a_queued_job_explains_why_no_worker_takes_it() {
         ("'no.such', queue => 'mail'", "has the handler no.such"),
         (
             "'noop', queue => 'other'",
-            "serves the queue other; start one with --queue other",
+            "serves queue other.\n    → Start a host with `--queue other`",
         ),
-        (
-            "'noop', queue => 'mail', tags => '{gpu}'",
-            "has the tags that the job requires (gpu)",
-        ),
-        ("'noop', queue => 'mail'", "queue mail is paused since"),
+        ("'noop', queue => 'mail', tags => '{gpu}'", "has tag gpu"),
+        ("'noop', queue => 'mail'", "Queue mail has been paused for"),
     ] {
         let id = enqueue_sql(&client, sql).await.to_string();
         rouse(&db, &["job", "show", &id])
@@ -70,7 +67,7 @@ async fn an_orphan_that_no_worker_can_adopt_is_shown_as_such() {
         .await
         .exits(0)
         .prints("orphaned_at")
-        .prints(no_worker);
+        .prints("No running worker has the handler video.cut.");
     rouse(&db, &["job", "ls"])
         .await
         .exits(0)

@@ -19,6 +19,7 @@ use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::cli::top::bytes;
 use crate::cli::waiting::{Waiting, exit_code, is_live};
+use crate::cli::why::sentences;
 use crate::duration;
 use crate::job::JobId;
 use crate::store::{JobView, Looked, Store};
@@ -73,7 +74,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         eprintln!("rouse: {}", unknown(id));
         return Ok(ExitCode::from(EXIT_UNKNOWN));
     };
-    if waits(&job.record) {
+    if args.wait && waits(&job.record) {
         Wanted::of(&job.record).warn_if_unserved(&store).await?;
     }
     if args.wait && is_live(&job.state) {
@@ -90,7 +91,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.json {
         println!("{}", as_json(&job.text));
     } else {
-        println!("{}", show(&job, store.now().await?));
+        let why = match waits(&job.record) {
+            true => store.why(JobId(id)).await?.unwrap_or_default(),
+            false => Vec::new(),
+        };
+        println!("{}", show(&job, &why, store.now().await?));
     }
     Ok(ExitCode::from(code))
 }
@@ -106,7 +111,8 @@ async fn has_ended_in_time(store: &Store, id: i64, waiting: &Waiting) -> anyhow:
     Ok(false)
 }
 
-fn show(job: &JobView, now: f64) -> String {
+/// `why`: what is between the job and its start.
+fn show(job: &JobView, why: &[Value], now: f64) -> String {
     let screen = Screen::of_stdout();
     let record = &job.record;
     let mut list = List::plain();
@@ -175,6 +181,9 @@ fn show(job: &JobView, now: f64) -> String {
     }
     let mut text = list.text();
     text.push('\n');
+    if !why.is_empty() {
+        text.push_str(&format!("\nwhy it waits\n{}\n", sentences(why)));
+    }
     // Outside the table, which would wrap them: they are for copying.
     for (key, value) in [("payload", &job.payload), ("result", &job.result)] {
         if let Some(value) = value {

@@ -136,7 +136,8 @@ pub const ALL: Sources<'static> = Sources {
         "views",
         "contract",
         "find",
-        "wait"
+        "wait",
+        "why"
     ),
     rights: sources!("comments", "grants"),
 };

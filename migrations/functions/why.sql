@@ -1,0 +1,371 @@
+-- rouse.why: what is between a job and its start.
+
+-- A duration in its two largest units.
+CREATE OR REPLACE FUNCTION rouse._duration(p_time interval) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN s.all < 10 THEN greatest(round(s.all, 1), 0) || ' s'
+        WHEN s.all < 120 THEN round(s.all) || ' s'
+        WHEN s.all < 7200 THEN round(s.all / 60) || ' min'
+        WHEN s.all < 172800 THEN round(s.all / 3600) || ' h'
+        ELSE round(s.all / 86400) || ' days' END
+    FROM (SELECT extract(epoch FROM p_time) AS all) AS s
+$$;
+
+-- A number of things, which were counted up to 10,000.
+CREATE OR REPLACE FUNCTION rouse._counted(p_number bigint, p_one text, p_many text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_number > 10000 THEN 'more than 10,000 ' || p_many
+                WHEN p_number = 1 THEN '1 ' || p_one
+                ELSE to_char(p_number, 'FM999,999') || ' ' || p_many END
+$$;
+
+-- The jobs that share a limit with a job, in words: ' of tenant acme'. Empty if all do. The values are those of the job; they are shortened.
+CREATE OR REPLACE FUNCTION rouse._gated_jobs(p_gate text[], p_queue text, p_handler text, p_key text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(' of ' || string_agg(CASE WHEN v.value = '' THEN 'no ' || g.by ELSE g.by || ' ' || left(v.value, 140) END, ' and ' ORDER BY g.n), '')
+    FROM unnest(p_gate) WITH ORDINALITY AS g(by, n) CROSS JOIN LATERAL (SELECT rouse._lane_value(g.by, p_queue, p_handler, p_key) AS value) AS v
+$$;
+
+-- Why a queued job has no turn yet. `p_now`: the time.
+CREATE OR REPLACE FUNCTION rouse._why_not_ready(p_job rouse.job, p_now timestamptz)
+RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    blocker record;
+    failed  text;
+BEGIN
+    IF p_job.blockers IS NOT NULL THEN
+        FOR blocker IN
+            SELECT b.chain, b.on_failure, s.state
+            FROM (SELECT d.chain, d.on_failure FROM rouse.dependency AS d WHERE d.job = p_job.id LIMIT 10) AS b
+            LEFT JOIN LATERAL (
+                SELECT j.state FROM rouse.job AS j WHERE j.id = coalesce((SELECT c.id FROM rouse.job AS c WHERE c.chain = b.chain), b.chain)
+                UNION ALL
+                SELECT f.state FROM rouse.finished AS f WHERE f.id = b.chain LIMIT 1) AS s ON true
+            ORDER BY b.chain
+        LOOP
+            reason := 'after';
+            sentence := CASE
+                WHEN blocker.state IN ('failed', 'timed_out', 'cancelled') THEN
+                    format('It waits for job %s, which has ended as %s, to be retried.', blocker.chain, replace(blocker.state::text, '_', ' '))
+                ELSE format('It waits for the end of job %s, which is %s.', blocker.chain, coalesce(blocker.state::text, 'no longer kept')) END;
+            remedy := CASE
+                WHEN blocker.state IN ('failed', 'timed_out', 'cancelled') THEN format('`rouse job retry %s`', blocker.chain)
+                ELSE format('`rouse why %s`', blocker.chain) END;
+            RETURN NEXT;
+        END LOOP;
+        IF p_job.blockers > 10 THEN
+            sentence := format('It waits for %s jobs in all.', p_job.blockers);
+            remedy := format('`rouse job %s` lists the first 100 of them.', p_job.id);
+            RETURN NEXT;
+        END IF;
+    ELSIF p_job.wait IS NOT NULL THEN
+        reason := 'suspended';
+        until := CASE WHEN p_job.wait ? 'until_ms' THEN to_timestamp((p_job.wait ->> 'until_ms')::bigint / 1000.0) END;
+        CASE p_job.wait ->> 'kind'
+            WHEN 'signal' THEN
+                sentence := format('Its attempt is suspended until somebody sends it signal %s%s.', left(p_job.wait ->> 'name', 200),
+                                   ', for another ' || rouse._duration(until - p_now));
+                remedy := format('`rouse job signal %s %s PAYLOAD`', p_job.id, quote_ident(left(p_job.wait ->> 'name', 200)));
+            WHEN 'call' THEN
+                sentence := format('Its attempt is suspended until the jobs have ended that it has called: %s.',
+                                   (SELECT string_agg(c.id, ', ' ORDER BY c.n)
+                                    FROM jsonb_array_elements_text(p_job.wait -> 'jobs') WITH ORDINALITY AS c(id, n) WHERE c.n <= 10));
+                remedy := format('`rouse why %s`', p_job.wait -> 'jobs' ->> 0);
+            ELSE
+                sentence := format('Its attempt sleeps for another %s.', rouse._duration(until - p_now));
+                remedy := NULL;
+        END CASE;
+        RETURN NEXT;
+    ELSIF p_job.available_at > p_now THEN
+        reason := 'not_due';
+        until := p_job.available_at;
+        SELECT a.error ->> 'message' INTO failed FROM rouse.attempt AS a
+        WHERE a.job = p_job.id AND a.error IS NOT NULL ORDER BY a.attempt DESC LIMIT 1;
+        sentence := CASE
+            WHEN p_job.attempt = 0 THEN format('It is not due: it may start in %s.', rouse._duration(until - p_now))
+            ELSE format('It waits to be tried again in %s, after attempt %s: %s', rouse._duration(until - p_now), p_job.attempt,
+                        coalesce(left(split_part(failed, E'\n', 1), 200), 'it was interrupted.')) END;
+        remedy := format('`rouse job reschedule %s --at now`', p_job.id);
+        RETURN NEXT;
+    END IF;
+END
+$$;
+
+-- Why no running worker takes the jobs of a lane: one row, or none. A worker runs if it was seen within the last 90 seconds.
+CREATE OR REPLACE FUNCTION rouse._why_unserved(p_handler text, p_queue text, p_tags text[], p_now timestamptz)
+RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    able record;
+BEGIN
+    SELECT count(*) AS running, count(*) FILTER (WHERE w.has) AS having, count(*) FILTER (WHERE w.has AND w.serves) AS serving,
+           count(*) FILTER (WHERE w.has AND w.serves AND w.tagged) AS tagged,
+           count(*) FILTER (WHERE w.has AND w.serves AND w.tagged AND w.permitted) AS permitted,
+           count(*) FILTER (WHERE w.has AND w.serves AND w.tagged AND w.permitted AND NOT w.drains) AS staying,
+           count(*) FILTER (WHERE w.has AND w.serves AND w.tagged AND w.permitted AND NOT w.drains AND w.parked IS NULL) AS able,
+           (array_agg(w.parked) FILTER (WHERE w.has AND w.serves AND w.tagged AND w.permitted AND NOT w.drains))[1] AS parked,
+           ARRAY(SELECT t.tag FROM unnest(p_tags) AS t(tag)
+                 WHERE NOT EXISTS (SELECT FROM rouse._running_workers(p_handler, p_queue, p_tags, p_now) AS o WHERE o.has AND o.serves AND t.tag = ANY (o.tags))
+                 ORDER BY 1) AS missing
+    INTO able FROM rouse._running_workers(p_handler, p_queue, p_tags, p_now) AS w;
+    CASE
+        WHEN able.running = 0 THEN
+            reason := 'no_worker';
+            sentence := 'No worker is running.';
+            remedy := 'Start a host: `rouse serve`.';
+        WHEN able.having = 0 THEN
+            reason := 'no_handler';
+            sentence := format('No running worker has the handler %s.', p_handler);
+            remedy := 'Put its module into the folder of a host. `rouse handlers ls` lists the handlers of the fleet.';
+        WHEN able.serving = 0 THEN
+            reason := 'no_queue';
+            sentence := format('No running worker with the handler %s serves queue %s.', p_handler, p_queue);
+            remedy := format('Start a host with `--queue %s`, or empty the queue once: `rouse queue drain %1$s`.', p_queue);
+        WHEN able.tagged = 0 THEN
+            reason := 'no_tag';
+            sentence := CASE WHEN able.missing = '{}' THEN format('No worker that could run it has all of its tags: %s.', array_to_string(p_tags, ', '))
+                             ELSE format('No worker that could run it has tag %s.', array_to_string(able.missing, ', ')) END;
+            remedy := 'Start a host with these tags (`tags` in rouse.toml).';
+        WHEN able.permitted = 0 THEN
+            reason := 'not_permitted';
+            sentence := format('The logins of the workers that could run it do not permit handler %s in queue %s.', p_handler, p_queue);
+            remedy := 'What each may do is in rouse.worker_login.';
+        WHEN able.staying = 0 THEN
+            reason := 'draining';
+            sentence := 'All workers that could run it are being stopped, and claim nothing any more.';
+            remedy := 'Start another host.';
+        WHEN able.able = 0 THEN
+            reason := 'parked';
+            sentence := format('Handler %s is parked on all workers that could run it, because its SQL statements do not fit the database: %s', p_handler,
+                               left(able.parked, 500));
+            remedy := 'Run the GRANT or the migration that is missing. The hosts look again every few seconds.';
+        ELSE
+            RETURN;
+    END CASE;
+    RETURN NEXT;
+END
+$$;
+
+-- The running workers, and which of the conditions of the jobs of a lane each fulfils. `parked`: why the handler is parked there.
+CREATE OR REPLACE FUNCTION rouse._running_workers(p_handler text, p_queue text, p_tags text[], p_now timestamptz)
+RETURNS TABLE (incarnation bigint, slots integer, tags text[], has boolean, serves boolean, tagged boolean, permitted boolean, drains boolean, parked text)
+LANGUAGE sql STABLE AS $$
+    SELECT w.incarnation, w.slots, w.tags, p_handler = ANY (w.handlers), w.queues = '{}' OR p_queue = ANY (w.queues), w.tags @> p_tags,
+           NOT w.limited OR rouse._login_takes(w.login, p_queue, p_handler, p_tags), w.draining_at IS NOT NULL,
+           CASE WHEN p_handler = ANY (w.parked) THEN coalesce(w.capabilities -> p_handler ->> 'parked', '') END
+    FROM rouse.worker AS w
+    WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > p_now - interval '90 seconds'
+$$;
+
+-- Which gates keep a ready job from its start.
+CREATE OR REPLACE FUNCTION rouse._why_gated(p_job rouse.job, p_queue text, p_handler text, p_key text, p_now timestamptz)
+RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    gate  record;
+    state record;
+    of    text;
+BEGIN
+    FOR gate IN
+        SELECT g.*, rouse._gate_key(g.key, p_queue, p_handler, p_key) AS own FROM rouse._claim_gates() AS g
+        WHERE coalesce(g.queue, p_queue) = p_queue AND coalesce(g.handler, p_handler) = p_handler ORDER BY g.name
+    LOOP
+        of := rouse._gated_jobs(gate.key, p_queue, p_handler, p_key);
+        since := NULL;
+        until := NULL;
+        IF gate.kind = 'max_concurrent' THEN
+            SELECT count(*) AS jobs, max(j.claimed_at) AS since INTO state
+            FROM rouse.job AS j
+            CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = j.lane LIMIT 1) AS l
+            WHERE j.state = 'running' AND j.lease_until > '-infinity' AND coalesce(gate.queue, l.queue) = l.queue
+              AND coalesce(gate.handler, l.handler) = l.handler AND rouse._gate_key(gate.key, l.queue, l.handler, l.key) = gate.own;
+            CONTINUE WHEN state.jobs < gate.most;
+            reason := 'limit';
+            since := state.since;
+            sentence := format('Jobs%s have been at their limit, %s of %s running, for %s (%s).', of, state.jobs, gate.most,
+                               rouse._duration(p_now - state.since),
+                               CASE WHEN gate.name LIKE 'queue %' THEN 'fair share of ' || gate.name ELSE 'gate ' || gate.name END);
+            remedy := 'The end of one of them, or a higher limit: '
+                      || CASE WHEN gate.name LIKE 'queue %' THEN format('`rouse queue share %s --max-in-flight N`', gate.queue)
+                              ELSE format('`rouse gate set %s --most N`', gate.name) END;
+        ELSIF gate.kind = 'throttle' THEN
+            SELECT t.tokens, t.wait_ms INTO state
+            FROM (SELECT) AS one LEFT JOIN rouse.gate_key AS k ON k.gate = gate.name AND k.key = gate.own
+            CROSS JOIN LATERAL rouse._tokens(gate.most, gate.period_ms, gate.burst, k.starts, k.until, p_now) AS t;
+            CONTINUE WHEN state.tokens > 0;
+            reason := 'rate';
+            until := p_now + state.wait_ms * interval '1 millisecond';
+            sentence := format('Jobs%s are at their rate, %s in %s: the next may start in %s (gate %s).', of, gate.most,
+                               rouse._duration(gate.period_ms * interval '1 millisecond'), rouse._duration(until - p_now), gate.name);
+            remedy := format('Time, or a higher rate: `rouse gate set %s --most N`', gate.name);
+        ELSE
+            SELECT b.room, b.wait_ms INTO state FROM rouse._batches(
+                p_job.lane, coalesce((SELECT j.turn FROM rouse.job AS j WHERE j.lane = p_job.lane AND j.state = 'queued' AND j.turn IS NOT NULL
+                                      ORDER BY j.turn LIMIT 1), 0) - 1, gate.most, gate.period_ms, 1, p_now) AS b;
+            CONTINUE WHEN state.room > 0 OR state.wait_ms IS NULL;
+            reason := 'batch';
+            sentence := format('Jobs%s start in batches of %s, and there are fewer; the first of them waits for others up to %s (gate %s).', of, gate.most,
+                               rouse._duration(gate.period_ms * interval '1 millisecond'), gate.name);
+            remedy := 'Time, or more jobs.';
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+-- What a ready job waits for among others: its worker, its shard, the jobs ahead of it, a slot.
+CREATE OR REPLACE FUNCTION rouse._why_in_line(p_job rouse.job, p_lane rouse.lane, p_now timestamptz)
+RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    able   record;
+    of     record;
+    shards integer;
+    shard  integer;
+    jobs   bigint;
+BEGIN
+    SELECT array_agg(w.incarnation) AS workers, coalesce(sum(w.slots), 0) AS slots INTO able
+    FROM rouse._running_workers(p_lane.handler, p_lane.queue, p_lane.tags, p_now) AS w
+    WHERE w.has AND w.serves AND w.tagged AND w.permitted AND NOT w.drains AND w.parked IS NULL;
+    IF p_lane.worker IS NOT NULL THEN
+        SELECT w.worker_id, w.incarnation = ANY (able.workers) AS is_able INTO of FROM rouse.worker AS w WHERE w.incarnation = p_lane.worker;
+        IF of.is_able IS NOT TRUE THEN
+            reason := 'inbox';
+            sentence := format('It was sent to worker %s, which no longer takes it.', coalesce(of.worker_id, 'unknown'));
+            remedy := 'The other workers take it over within two minutes.';
+            RETURN NEXT;
+        END IF;
+    ELSIF able.workers IS NOT NULL THEN
+        shards := (SELECT q.shards FROM rouse.queue AS q WHERE q.name = p_lane.queue AND q.shards > 0);
+        shard := rouse._shard_of(p_lane.id, shards);
+        IF shards > 0 AND NOT EXISTS (
+            SELECT FROM rouse.shard AS s JOIN rouse.shard_lease AS l ON l.worker = s.worker AND l.queue = s.queue
+            WHERE s.queue = p_lane.queue AND s.shard = shard AND s.worker = ANY (able.workers) AND l.until > p_now) THEN
+            reason := 'shard';
+            sentence := format('No worker that can run it has leased its shard, %s of %s of queue %s.', shard, shards, p_lane.queue);
+            remedy := 'Workers lease free shards within seconds.';
+            RETURN NEXT;
+        END IF;
+    END IF;
+    jobs := (SELECT count(*) FROM (
+        SELECT FROM rouse.job AS j WHERE j.lane = p_job.lane AND j.turn < p_job.turn AND j.state = 'queued' AND j.turn IS NOT NULL
+        ORDER BY j.turn LIMIT 10001) AS a);
+    IF jobs > 0 THEN
+        reason := 'ahead';
+        sentence := format('%s ahead of it.', rouse._counted(jobs, 'job of its handler, queue and priority is', 'jobs of its handler, queue and priority are'));
+        remedy := 'Time, or more hosts.';
+        RETURN NEXT;
+    END IF;
+    FOR of IN
+        SELECT p.priority, (SELECT count(*) FROM (
+            SELECT FROM (
+                SELECT DISTINCT l.id FROM rouse.lane AS l WHERE l.priority = p.priority AND EXISTS (
+                    SELECT FROM rouse.worker AS w WHERE w.incarnation = ANY (able.workers)
+                    AND l.handler = ANY (w.handlers) AND (w.queues = '{}' OR l.queue = ANY (w.queues)) AND w.tags @> l.tags)) AS l
+            CROSS JOIN LATERAL (
+                SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL ORDER BY j.turn LIMIT 10001) AS j
+            LIMIT 10001) AS a) AS jobs
+        FROM unnest(enum_range(NULL::rouse.priority)) AS p(priority) WHERE p.priority < p_lane.priority ORDER BY p.priority
+    LOOP
+        CONTINUE WHEN of.jobs = 0;
+        reason := 'priority';
+        sentence := format('%s priority %s, which %s first.', rouse._counted(of.jobs, 'job has', 'jobs have'), of.priority,
+                           CASE of.jobs WHEN 1 THEN 'goes' ELSE 'go' END);
+        remedy := 'Time, or more hosts. Jobs that have waited for long go first in any case (promote_after).';
+        RETURN NEXT;
+    END LOOP;
+    IF able.workers IS NOT NULL THEN
+        jobs := (SELECT count(*) FROM (
+            SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity' AND j.worker = ANY (able.workers) LIMIT 100000) AS r);
+        IF jobs >= able.slots THEN
+            reason := 'busy';
+            sentence := CASE WHEN able.slots = 1 THEN 'The only slot of the worker that can run it is taken.'
+                             WHEN cardinality(able.workers) = 1 THEN format('All %s slots of the worker that can run it are taken.', able.slots)
+                             ELSE format('All %s slots of the %s workers that can run it are taken.', able.slots, cardinality(able.workers)) END;
+            remedy := 'Time, more hosts, or more slots (`slots` in rouse.toml). `rouse top` shows what runs.';
+            RETURN NEXT;
+        END IF;
+    END IF;
+END
+$$;
+
+-- What is between a job and its start: a row for each thing, and one that says so if there is nothing. No row if the job does not exist or is
+-- no longer kept.
+--
+--   reason    running, ended, orphaned; not_due, after, suspended: it has no turn yet; paused; no_worker, no_handler, no_queue, no_tag,
+--             not_permitted, draining, parked: no worker takes it; limit, rate, batch: gates; inbox, shard; ahead, priority, busy: others are first;
+--             ready: nothing
+--   sentence  the same in words
+--   remedy    what would change it; null: only time
+--   since     since when it has been so, if that is known
+--   until     when it ends by itself, if that is known
+--
+-- Jobs are counted up to 10,000. Served by primary keys, job_ready, job_lease, lane_id and dependency_job, after a read of the catalog.
+CREATE OR REPLACE FUNCTION rouse.why(id bigint)
+RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
+LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 3
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_mergejoin = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    now    timestamptz := clock_timestamp();
+    job    rouse.job;
+    lane   rouse.lane;
+    ended  record;
+    worker text;
+    is_any boolean := false;
+BEGIN
+    SELECT * INTO job FROM rouse.job AS j WHERE j.id = why.id;
+    IF NOT FOUND THEN
+        SELECT f.state, f.finished_at INTO ended FROM rouse.finished AS f WHERE f.id = why.id;
+        IF FOUND THEN
+            RETURN QUERY SELECT 'ended', format('It has ended %s ago: %s.', rouse._duration(now - ended.finished_at), replace(ended.state::text, '_', ' ')),
+                CASE WHEN ended.state <> 'succeeded' THEN format('`rouse job retry %s` enqueues it again.', why.id) END,
+                ended.finished_at, NULL::timestamptz;
+        END IF;
+        RETURN;
+    END IF;
+    SELECT * INTO lane FROM rouse.lane AS l WHERE l.id = job.lane LIMIT 1;
+    IF job.state = 'running' THEN
+        worker := coalesce((SELECT w.worker_id FROM rouse.worker AS w WHERE w.incarnation = job.worker), 'unknown');
+        IF job.lease_until > now THEN
+            RETURN QUERY SELECT 'running', format('Attempt %s has been with worker %s for %s.', job.attempt, worker, rouse._duration(now - job.claimed_at)),
+                NULL, job.claimed_at, NULL::timestamptz;
+            RETURN;
+        END IF;
+        RETURN QUERY SELECT 'orphaned',
+            format('Worker %s, which had it, has been gone for %s: another one takes it over.', worker, rouse._duration(now - job.lease_until)),
+            NULL, job.lease_until, NULL::timestamptz;
+        RETURN QUERY SELECT * FROM rouse._why_unserved(lane.handler, lane.queue, lane.tags, now);
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT * FROM rouse._why_not_ready(job, now);
+    is_any := FOUND;
+    RETURN QUERY
+    SELECT 'paused', format('Queue %s has been paused for %s%s.', q.name, rouse._duration(now - q.paused_at), (
+               SELECT ', by ' || r.who FROM rouse.record AS r
+               WHERE r.queue = q.name AND r.event = 'paused' AND r.at = q.paused_at LIMIT 1)),
+           format('`rouse queue resume %s`', q.name), q.paused_at, NULL::timestamptz
+    FROM rouse.queue AS q WHERE q.name = lane.queue AND q.paused_at IS NOT NULL;
+    is_any := is_any OR FOUND;
+    RETURN QUERY SELECT * FROM rouse._why_unserved(lane.handler, lane.queue, lane.tags, now);
+    is_any := is_any OR FOUND;
+    IF job.turn IS NOT NULL THEN
+        RETURN QUERY SELECT * FROM rouse._why_gated(job, lane.queue, lane.handler, lane.key, now);
+        is_any := is_any OR FOUND;
+        RETURN QUERY SELECT * FROM rouse._why_in_line(job, lane, now);
+        is_any := is_any OR FOUND;
+    END IF;
+    IF NOT is_any THEN
+        RETURN QUERY SELECT 'ready', CASE WHEN job.turn IS NULL THEN 'It is due, and gets its turn in a moment.'
+                                          ELSE 'Nothing keeps it: a worker claims it in a moment.' END,
+            NULL, job.available_at, NULL::timestamptz;
+    END IF;
+END
+$$;

@@ -1,0 +1,330 @@
+//! `rouse.why`: what is between a job and its start.
+
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use rouse::store::{Registration, WorkerKey};
+
+use crate::support::claims::claim;
+use crate::support::database::registration;
+use crate::support::page::{blocks, run_sql};
+use crate::support::worker::enqueue_sql;
+use crate::support::{Ran, TestDb, rouse_in, scratch};
+
+/// Runs a command to its end, in an empty folder.
+async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
+    rouse_in(db, args, &scratch("why")).await
+}
+
+/// The reasons why a job waits, and their sentences.
+async fn why(client: &Client, id: i64) -> Vec<(String, String)> {
+    let rows = client
+        .query("SELECT reason, sentence FROM rouse.why($1)", &[&id])
+        .await
+        .unwrap();
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+/// Fails unless the reasons are these, in this order, with these words in their sentences.
+async fn assert_why(client: &Client, id: i64, expected: &[(&str, &str)]) {
+    let reasons = why(client, id).await;
+    let names: Vec<&str> = reasons.iter().map(|(reason, _)| reason.as_str()).collect();
+    let wanted: Vec<&str> = expected.iter().map(|(reason, _)| *reason).collect();
+    assert_eq!(names, wanted, "{reasons:#?}");
+    for ((_, sentence), (_, words)) in reasons.iter().zip(expected) {
+        assert!(sentence.contains(words), "{sentence:?} without {words:?}");
+    }
+}
+
+/// A worker for handler `greet`.
+fn greeter() -> Registration {
+    Registration {
+        capabilities: json!({"greet": {"sha256": "0".repeat(64), "grants": []}}),
+        ..registration("one", WorkerKey::random())
+    }
+}
+
+/// The one reason of a ready job that a worker would take.
+const READY: &[(&str, &str)] = &[("ready", "a worker claims it in a moment")];
+
+#[tokio::test]
+async fn a_job_that_no_worker_takes_says_what_the_workers_lack() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue_sql(&client, "'greet', '{}', queue => 'mail', tags => '{gpu}'").await;
+    assert_why(&client, id, &[("no_worker", "No worker is running")]).await;
+    let store = db.store();
+    store.register(&greeter()).await.unwrap();
+    for (change, expected) in [
+        (
+            "handlers = '{other}'",
+            ("no_handler", "has the handler greet"),
+        ),
+        (
+            "handlers = '{greet}', queues = '{other}'",
+            ("no_queue", "serves queue mail"),
+        ),
+        ("queues = '{}', tags = '{cpu}'", ("no_tag", "has tag gpu")),
+        (
+            "tags = '{gpu}', draining_at = now()",
+            ("draining", "being stopped"),
+        ),
+        (
+            r#"draining_at = NULL, parked = '{greet}', capabilities = '{"greet": {"parked": "permission denied for table orders"}}'"#,
+            ("parked", "permission denied for table orders"),
+        ),
+        (
+            "parked = '{}', limited = true",
+            ("not_permitted", "do not permit handler greet in queue mail"),
+        ),
+        (
+            "limited = false, seen_at = now() - interval '5 minutes'",
+            ("no_worker", "No worker is running"),
+        ),
+        ("seen_at = now()", READY[0]),
+    ] {
+        client
+            .batch_execute(&format!("UPDATE rouse.worker SET {change}"))
+            .await
+            .unwrap();
+        assert_why(&client, id, &[expected]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_job_without_a_turn_says_what_it_waits_for() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    db.store().register(&greeter()).await.unwrap();
+    let first = enqueue_sql(
+        &client,
+        "'greet', '{}', run_at => now() + interval '3 hours'",
+    )
+    .await;
+    assert_why(&client, first, &[("not_due", "it may start in 3 h")]).await;
+    let after = format!("'greet', '{{}}', after => '[{first}]'");
+    let second = enqueue_sql(&client, &after).await;
+    let waits = format!("the end of job {first}, which is queued");
+    assert_why(&client, second, &[("after", &waits)]).await;
+    let after = format!(
+        "'greet', '{{}}', after => '{{\"a\": {{\"job\": {first}, \"on_failure\": \"wait\"}}}}'"
+    );
+    let third = enqueue_sql(&client, &after).await;
+    let end = format!("SELECT rouse.fail({first}, 'no')");
+    client.batch_execute(&end).await.unwrap();
+    let waits = format!("waits for job {first}, which has ended as failed, to be retried");
+    assert_why(&client, third, &[("after", &waits)]).await;
+    assert_why(&client, first, &[("ended", "failed")]).await;
+    assert_eq!(why(&client, 999).await, [], "there is no such job");
+
+    let suspended = enqueue_sql(
+        &client,
+        "'greet', '{}', run_at => now() + interval '3 hours'",
+    )
+    .await;
+    for (wait, words) in [
+        (
+            json!({"kind": "signal", "step": "s", "name": "approved"}),
+            "sends it signal approved.",
+        ),
+        (
+            json!({"kind": "signal", "step": "s", "name": "approved", "until_ms": 4_102_444_800_000_u64}),
+            "sends it signal approved, for another",
+        ),
+        (
+            json!({"kind": "call", "step": "s", "jobs": [first, third]}),
+            "the jobs have ended that it has called",
+        ),
+        (
+            json!({"kind": "sleep", "step": "s", "until_ms": 4_102_444_800_000_u64}),
+            "sleeps for another",
+        ),
+    ] {
+        client
+            .execute(
+                "UPDATE rouse.job SET wait = $1 WHERE id = $2",
+                &[&wait, &suspended],
+            )
+            .await
+            .unwrap();
+        assert_why(&client, suspended, &[("suspended", words)]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_job_behind_gates_says_which_are_closed() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = db.store();
+    let slots = 9;
+    worker
+        .register(&Registration { slots, ..greeter() })
+        .await
+        .unwrap();
+    client
+        .batch_execute(
+            "SELECT rouse.set_gate('few', 'max_concurrent', handler => 'greet', key => '{tenant}', most => 1);
+             SELECT rouse.set_gate('rate', 'throttle', handler => 'greet', key => '{tenant}', most => 1, period => '1 minute');
+             SELECT rouse.set_fair_share('mail', policy => 'drr', max_in_flight => 1)",
+        )
+        .await
+        .unwrap();
+    let enqueue = "'greet', '{}', queue => 'mail', tenant => 'acme'";
+    let first = enqueue_sql(&client, enqueue).await;
+    let second = enqueue_sql(&client, enqueue).await;
+    assert_why(&client, first, READY).await;
+    assert_eq!(claim(&worker, 2).await.len(), 1);
+    let closed = [
+        (
+            "limit",
+            "Jobs of tenant acme have been at their limit, 1 of 1 running",
+        ),
+        ("limit", "(fair share of queue mail)"),
+        ("rate", "Jobs of tenant acme are at their rate, 1 in 60 s"),
+    ];
+    assert_why(&client, second, &closed).await;
+    assert_why(&client, first, &[("running", "worker one")]).await;
+    let other = enqueue.replace("acme", "other");
+    let other = enqueue_sql(&client, &other).await;
+    assert_why(&client, other, READY).await;
+
+    let batch = "SELECT rouse.set_gate('many', 'batch', handler => 'greet', most => 3, period => '1 hour'), rouse.drop_gate('few'), rouse.drop_gate('rate')";
+    client.batch_execute(batch).await.unwrap();
+    assert_why(&client, other, &[("batch", "in batches of 3")]).await;
+}
+
+#[tokio::test]
+async fn a_ready_job_says_what_goes_first() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = db.store();
+    worker.register(&greeter()).await.unwrap();
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue_many('greet', array_fill('{}'::jsonb, ARRAY[10020]));
+             SELECT rouse.enqueue('other', '{}', priority => 'high');
+             SELECT rouse.enqueue('greet', '{}', priority => 'high')",
+        )
+        .await
+        .unwrap();
+    let low = "'greet', '{}', priority => 'low'";
+    let first = enqueue_sql(&client, low).await;
+    let second = enqueue_sql(&client, low).await;
+    assert_eq!(claim(&worker, 1).await.len(), 1);
+    // A job of a handler that this worker does not have is not first.
+    let expected = [
+        ("ahead", "1 job of its handler, queue and priority is ahead"),
+        ("priority", "1 job has priority high, which goes first"),
+        ("priority", "more than 10,000 jobs have priority normal"),
+        (
+            "busy",
+            "The only slot of the worker that can run it is taken",
+        ),
+    ];
+    assert_why(&client, second, &expected).await;
+    assert_why(&client, first, &expected[1..]).await;
+}
+
+#[tokio::test]
+async fn a_job_with_three_reasons_says_three() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue_sql(
+        &client,
+        "'greet', '{}', queue => 'mail', run_at => now() + interval '3 days'",
+    )
+    .await;
+    client
+        .batch_execute("SELECT rouse.pause_queue('mail')")
+        .await
+        .unwrap();
+    let who: String = client
+        .query_one("SELECT session_user::text", &[])
+        .await
+        .unwrap()
+        .get(0);
+    let by = format!(", by {who}.");
+    let reasons = [
+        ("not_due", "it may start in 3 days"),
+        ("paused", by.as_str()),
+        ("no_worker", "No worker is running"),
+    ];
+    assert_why(&client, id, &reasons).await;
+    let text = id.to_string();
+    let shown = rouse(&db, &["why", &text]).await;
+    shown.exits(0).prints("it may start in 3 days");
+    shown.prints("→ `rouse queue resume mail`");
+    rouse(&db, &["job", &text])
+        .await
+        .exits(0)
+        .prints("why it waits")
+        .prints("→ `rouse queue resume mail`");
+    let json = rouse(&db, &["why", &text, "--json"]).await;
+    let found = &json.json()["why"];
+    assert_eq!(found[1]["reason"], "paused");
+    assert!(
+        found[1]["since"].is_string() && found[0]["until"].is_string(),
+        "{found}"
+    );
+    assert_eq!(found[2]["until"], Value::Null);
+    rouse(&db, &["why", "999"])
+        .await
+        .exits(3)
+        .prints("no job 999");
+}
+
+#[tokio::test]
+async fn an_orphan_and_a_job_in_the_inbox_of_a_stopped_worker_say_so() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = db.store();
+    worker.register(&greeter()).await.unwrap();
+    let id = enqueue_sql(&client, "'greet'").await;
+    assert_eq!(claim(&worker, 1).await.len(), 1);
+    client
+        .batch_execute(
+            "UPDATE rouse.job SET lease_until = now() - interval '1 minute' WHERE state = 'running';
+             SELECT rouse.set_dispatch('direct', 'hash'), rouse.set_shards('sharded', 4)",
+        )
+        .await
+        .unwrap();
+    assert_why(
+        &client,
+        id,
+        &[("orphaned", "Worker one, which had it, has been gone for")],
+    )
+    .await;
+    let sent = enqueue_sql(&client, "'greet', queue => 'direct', tenant => 'a'").await;
+    assert_eq!(why(&client, sent).await[0].0, "busy");
+    let sharded = enqueue_sql(&client, "'greet', queue => 'sharded'").await;
+    assert_why(
+        &client,
+        sharded,
+        &[("shard", "of 4 of queue sharded"), ("busy", "slot")],
+    )
+    .await;
+    client
+        .batch_execute("UPDATE rouse.worker SET draining_at = now()")
+        .await
+        .unwrap();
+    let expected = [
+        ("draining", "being stopped"),
+        (
+            "inbox",
+            "It was sent to worker one, which no longer takes it",
+        ),
+    ];
+    assert_why(&client, sent, &expected).await;
+}
+
+#[tokio::test]
+async fn the_sql_on_the_page_returns_what_the_page_shows() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let blocks = blocks("docs/guides/why.md");
+    let sql: Vec<_> = blocks.iter().filter(|block| block.kind == "sql").collect();
+    assert_eq!(sql.len(), 1);
+    for block in sql {
+        run_sql(&client, block).await;
+    }
+}
