@@ -115,8 +115,8 @@ CREATE INDEX gate_enqueues ON rouse.gate (handler) WHERE kind IN ('singleton', '
 -- What gates know about their keys. A row without an effect (`until` is over, and `job` has ended) may be missing; rouse.maintain_lanes removes
 -- such rows.
 CREATE TABLE rouse.gate_key (
-    gate   text NOT NULL,
-    key    text NOT NULL,
+    gate   text COLLATE "C" NOT NULL,
+    key    text COLLATE "C" NOT NULL,
     -- throttle: the starts of the last period, or null with a burst.
     starts timestamptz[],
     -- throttle: until when starts count, or when the bucket is full again. singleton and debounce: until when it is closed, whatever the job does.

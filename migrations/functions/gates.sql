@@ -264,6 +264,8 @@ DECLARE
     -- The pairs of an order and a gate; groups are numbered by gate and key. A batch is of one lane, whose id is its key here.
     pairs   record;
     names   text[];
+    -- The number of running jobs, by gate and key.
+    running jsonb;
     -- By group.
     rooms   integer[];
     waits   bigint[];
@@ -288,12 +290,12 @@ BEGIN
     INTO pairs
     FROM (
         SELECT o.place, o.lane, o.after, o.most, g.name AS gate, g.kind, k.key,
-               (dense_rank() OVER (ORDER BY g.name COLLATE "C", k.key))::integer AS number, row_number() OVER (PARTITION BY g.name COLLATE "C", k.key) AS nth
+               (dense_rank() OVER (ORDER BY g.name COLLATE "C", k.key COLLATE "C"))::integer AS number, row_number() OVER (PARTITION BY g.name COLLATE "C", k.key COLLATE "C") AS nth
         FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place)
         CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = o.lane LIMIT 1) AS l
         JOIN rouse._claim_gates() AS g ON coalesce(g.queue, l.queue) = l.queue AND coalesce(g.handler, l.handler) = l.handler
         CROSS JOIN LATERAL (
-            SELECT CASE g.kind WHEN 'batch' THEN o.lane::text ELSE rouse._gate_key(g.key, l.queue, l.handler, l.key) END COLLATE "C" AS key
+            SELECT CASE g.kind WHEN 'batch' THEN o.lane::text ELSE rouse._gate_key(g.key, l.queue, l.handler, l.key) END AS key
             -- Evaluated once, not at each use.
             OFFSET 0) AS k
         -- Jobs that are claimed by source do not form batches.
@@ -312,19 +314,24 @@ BEGIN
     FROM (SELECT u.gate FROM unnest(names) AS u(gate) ORDER BY hashtextextended(u.gate, 0) & 1023, u.gate OFFSET 0) AS n;
     at := clock_timestamp();
     -- A new snapshot, after the locks.
-    WITH running AS MATERIALIZED (
-        SELECT f.gate, f.key, f.jobs FROM rouse._in_flight(names) AS f WHERE pairs.has_limits)
+    IF pairs.has_limits THEN
+        SELECT jsonb_object_agg(f.gate, f.keys) INTO running
+        FROM (SELECT r.gate, jsonb_object_agg(r.key, r.jobs) AS keys FROM rouse._in_flight(names) AS r GROUP BY r.gate) AS f;
+    END IF;
+    -- Lookups instead of joins, whose plan would depend on estimates.
     SELECT array_agg(s.room), array_agg(s.wait_ms), array_agg(s.size)
     INTO rooms, waits, sizes
     FROM (
-        SELECT CASE g.kind WHEN 'max_concurrent' THEN greatest(g.most - coalesce(r.jobs, 0), 0) ELSE coalesce(t.tokens, b.room) END AS room,
+        SELECT CASE g.kind
+                   WHEN 'max_concurrent' THEN greatest(g.most - coalesce((running -> u.gate ->> u.key)::integer, 0), 0)
+                   ELSE coalesce(t.tokens, b.room) END AS room,
                coalesce(t.wait_ms, b.wait_ms) AS wait_ms, b.size
         FROM ROWS FROM (unnest(pairs.numbers), unnest(pairs.gates), unnest(pairs.keys), unnest(pairs.lanes), unnest(pairs.afters), unnest(pairs.mosts),
                         unnest(pairs.are_first)) AS u(number, gate, key, lane, after, most, is_first)
         -- A gate that was dropped meanwhile permits everything.
         LEFT JOIN rouse._claim_gates() AS g ON g.name = u.gate
-        LEFT JOIN running AS r ON r.gate = u.gate AND r.key = u.key
-        LEFT JOIN rouse.gate_key AS k ON g.kind = 'throttle' AND k.gate = u.gate AND k.key = u.key
+        LEFT JOIN LATERAL (
+            SELECT a.starts, a.until FROM rouse.gate_key AS a WHERE g.kind = 'throttle' AND a.gate = u.gate AND a.key = u.key LIMIT 1) AS k ON true
         -- Conditions of these joins would be checked after the calls.
         LEFT JOIN LATERAL (
             SELECT c.tokens, c.wait_ms FROM rouse._tokens(g.most, g.period_ms, g.burst, k.starts, k.until, at) AS c

@@ -20,6 +20,12 @@ LANGUAGE sql IMMUTABLE AS $$
                 ELSE to_char(p_number, 'FM999,999') || ' ' || p_many END
 $$;
 
+-- A text as one word of a shell command. People copy the commands of remedies, and names may be a stranger's text.
+CREATE OR REPLACE FUNCTION rouse._shell_word(p_text text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_text ~ '^[A-Za-z0-9_][A-Za-z0-9_.:-]*$' THEN p_text ELSE '''' || replace(p_text, '''', '''\''''') || '''' END
+$$;
+
 -- The jobs that share a limit with a job, in words: ' of tenant acme'. Empty if all do. The values are those of the job; they are shortened.
 CREATE OR REPLACE FUNCTION rouse._gated_jobs(p_gate text[], p_queue text, p_handler text, p_key text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
@@ -68,7 +74,7 @@ BEGIN
             WHEN 'signal' THEN
                 sentence := format('Its attempt is suspended until somebody sends it signal %s%s.', left(p_job.wait ->> 'name', 200),
                                    ', for another ' || rouse._duration(until - p_now));
-                remedy := format('`rouse job signal %s %s PAYLOAD`', p_job.id, quote_ident(left(p_job.wait ->> 'name', 200)));
+                remedy := format('`rouse job signal %s %s`', p_job.id, rouse._shell_word(p_job.wait ->> 'name'));
             WHEN 'call' THEN
                 sentence := format('Its attempt is suspended until the jobs have ended that it has called: %s.',
                                    (SELECT string_agg(c.id, ', ' ORDER BY c.n)
@@ -88,7 +94,7 @@ BEGIN
             WHEN p_job.attempt = 0 THEN format('It is not due: it may start in %s.', rouse._duration(until - p_now))
             ELSE format('It waits to be tried again in %s, after attempt %s: %s', rouse._duration(until - p_now), p_job.attempt,
                         coalesce(left(split_part(failed, E'\n', 1), 200), 'it was interrupted.')) END;
-        remedy := format('`rouse job reschedule %s --at now`', p_job.id);
+        remedy := format('`rouse job reschedule %s`', p_job.id);
         RETURN NEXT;
     END IF;
 END
@@ -167,15 +173,19 @@ RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
-    gate  record;
-    state record;
-    of    text;
+    gate   record;
+    state  record;
+    of     text;
+    change text;
 BEGIN
     FOR gate IN
         SELECT g.*, rouse._gate_key(g.key, p_queue, p_handler, p_key) AS own FROM rouse._claim_gates() AS g
         WHERE coalesce(g.queue, p_queue) = p_queue AND coalesce(g.handler, p_handler) = p_handler ORDER BY g.name
     LOOP
         of := rouse._gated_jobs(gate.key, p_queue, p_handler, p_key);
+        change := format('`rouse gate set %s --kind %s', gate.name, gate.kind) || coalesce(' --handler ' || gate.handler, '')
+                  || coalesce(' --queue ' || gate.queue, '') || coalesce((SELECT string_agg(' --key ' || rouse._shell_word(k.by), '') FROM unnest(gate.key) AS k(by)), '')
+                  || coalesce(' --period ' || gate.period_ms || 'ms', '') || coalesce(' --burst ' || gate.burst, '') || ' --most N`';
         since := NULL;
         until := NULL;
         IF gate.kind = 'max_concurrent' THEN
@@ -191,8 +201,7 @@ BEGIN
                                rouse._duration(p_now - state.since),
                                CASE WHEN gate.name LIKE 'queue %' THEN 'fair share of ' || gate.name ELSE 'gate ' || gate.name END);
             remedy := 'The end of one of them, or a higher limit: '
-                      || CASE WHEN gate.name LIKE 'queue %' THEN format('`rouse queue share %s --max-in-flight N`', gate.queue)
-                              ELSE format('`rouse gate set %s --most N`', gate.name) END;
+                      || CASE WHEN gate.name LIKE 'queue %' THEN format('`rouse queue set %s --max-in-flight N`', gate.queue) ELSE change END;
         ELSIF gate.kind = 'throttle' THEN
             SELECT t.tokens, t.wait_ms INTO state
             FROM (SELECT) AS one LEFT JOIN rouse.gate_key AS k ON k.gate = gate.name AND k.key = gate.own
@@ -202,7 +211,7 @@ BEGIN
             until := p_now + state.wait_ms * interval '1 millisecond';
             sentence := format('Jobs%s are at their rate, %s in %s: the next may start in %s (gate %s).', of, gate.most,
                                rouse._duration(gate.period_ms * interval '1 millisecond'), rouse._duration(until - p_now), gate.name);
-            remedy := format('Time, or a higher rate: `rouse gate set %s --most N`', gate.name);
+            remedy := 'Time, or a higher rate: ' || change;
         ELSE
             SELECT b.room, b.wait_ms INTO state FROM rouse._batches(
                 p_job.lane, coalesce((SELECT j.turn FROM rouse.job AS j WHERE j.lane = p_job.lane AND j.state = 'queued' AND j.turn IS NOT NULL

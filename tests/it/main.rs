@@ -38,6 +38,7 @@ mod frozen;
 mod heartbeats;
 mod in_line;
 mod middleware;
+mod monitoring;
 mod names;
 mod observed;
 mod order;

@@ -30,6 +30,27 @@ fn serve(db: &TestDb) -> (Host, SocketAddr) {
     (host, address.parse().unwrap())
 }
 
+/// The metrics page of a host that has run a job.
+pub(crate) async fn metrics_page() -> String {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (host, address) = serve(&db);
+    let id = enqueue_sql(&client, "'noop', queue => 'mail'").await;
+    ended(&client, id).await;
+    // The first page starts the read of the gauges that come from the database.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (_, page) = crate::http::get(address, "/metrics").await;
+        if page.contains("rouse_oldest_transaction_seconds ") {
+            host.signal(libc::SIGTERM);
+            host.exit(PATIENCE);
+            return page;
+        }
+        assert!(Instant::now() < deadline, "no gauges: {page}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 /// The value of a metric on the page.
 fn metric(page: &str, name: &str) -> f64 {
     let line = page.lines().find_map(|line| line.strip_prefix(name));

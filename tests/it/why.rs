@@ -149,6 +149,24 @@ async fn a_job_without_a_turn_says_what_it_waits_for() {
             .unwrap();
         assert_why(&client, suspended, &[("suspended", words)]).await;
     }
+    let wait = json!({"kind": "signal", "step": "s", "name": "a'; rm -rf b"});
+    client
+        .execute(
+            "UPDATE rouse.job SET wait = $1 WHERE id = $2",
+            &[&wait, &suspended],
+        )
+        .await
+        .unwrap();
+    let remedy = client
+        .query_one("SELECT remedy FROM rouse.why($1)", &[&suspended])
+        .await
+        .unwrap();
+    let quoted = format!(r"`rouse job signal {suspended} 'a'\''; rm -rf b'`");
+    assert_eq!(
+        remedy.get::<_, String>(0),
+        quoted,
+        "it is one word of a shell"
+    );
 }
 
 #[tokio::test]
@@ -251,14 +269,6 @@ async fn a_job_with_three_reasons_says_three() {
     ];
     assert_why(&client, id, &reasons).await;
     let text = id.to_string();
-    let shown = rouse(&db, &["why", &text]).await;
-    shown.exits(0).prints("it may start in 3 days");
-    shown.prints("→ `rouse queue resume mail`");
-    rouse(&db, &["job", &text])
-        .await
-        .exits(0)
-        .prints("why it waits")
-        .prints("→ `rouse queue resume mail`");
     let json = rouse(&db, &["why", &text, "--json"]).await;
     let found = &json.json()["why"];
     assert_eq!(found[1]["reason"], "paused");
@@ -267,6 +277,21 @@ async fn a_job_with_three_reasons_says_three() {
         "{found}"
     );
     assert_eq!(found[2]["until"], Value::Null);
+    let shown = rouse(&db, &["why", &text]).await;
+    shown.exits(0).prints("it may start in 3 days");
+    shown.prints("→ `rouse queue resume mail`");
+    rouse(&db, &["job", &text])
+        .await
+        .exits(0)
+        .prints("why it waits")
+        .prints("→ `rouse queue resume mail`");
+    // Whoever does what the first two say changes that.
+    for reason in &found.as_array().unwrap()[..2] {
+        let remedy = reason["remedy"].as_str().unwrap();
+        let args: Vec<&str> = remedy.trim_matches('`').split(' ').collect();
+        rouse(&db, &args[1..]).await.exits(0);
+    }
+    assert_why(&client, id, &reasons[2..]).await;
     rouse(&db, &["why", "999"])
         .await
         .exits(3)
