@@ -84,9 +84,9 @@ CREATE OR REPLACE FUNCTION rouse._divided_lane(
     p_payload jsonb) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    own    text;
-    known  bigint;
-    shared bigint;
+    own   text;
+    asked text;
+    known bigint;
 BEGIN
     IF p_divided_by IS NULL THEN
         RETURN p_base;
@@ -100,13 +100,15 @@ BEGIN
     IF own = '' THEN
         RETURN p_base;
     END IF;
-    SELECT min(l.id) FILTER (WHERE l.key = own), min(l.id) FILTER (WHERE l.key = '*') INTO known, shared
-    FROM rouse.lane AS l
-    WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = p_tags AND l.key IN (own, '*')
-      AND l.closed_at IS NULL;
-    IF coalesce(known, shared) IS NOT NULL THEN
-        RETURN coalesce(known, shared);
-    END IF;
+    -- One key each: with a list of keys, a plan that was made while there were few lanes reads all lanes of the handler.
+    FOREACH asked IN ARRAY ARRAY[own, '*'] LOOP
+        SELECT min(l.id) INTO known FROM rouse.lane AS l
+        WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = p_tags AND l.key = asked
+          AND l.closed_at IS NULL;
+        IF known IS NOT NULL THEN
+            RETURN known;
+        END IF;
+    END LOOP;
     IF NOT rouse._has_room_for_keyed_lane() THEN
         own := '*';
     END IF;

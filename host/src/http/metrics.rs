@@ -1,11 +1,14 @@
 //! All counters, as Prometheus text.
 
+mod helps;
+
 use std::{
     convert::Infallible,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
+use metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::{sync::Notify, time};
 
@@ -39,6 +42,8 @@ pub fn install_metrics() -> Result<Metrics, BuildError> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS)?
         .install_recorder()?;
+    helps::describe();
+    gauge!("rouse_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     let metrics = Metrics {
         handle,
         scraped: Arc::default(),
