@@ -287,6 +287,62 @@ async fn a_producer_looks_up_its_lane_after_the_catalog_has_grown() {
     );
 }
 
+/// The number of rows of a table that this statement reads, in a transaction of its own.
+async fn rows_read(client: &mut Client, table: &str, sql: &str) -> i64 {
+    let read = format!(
+        "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
+         FROM pg_stat_xact_user_tables WHERE relid = '{table}'::regclass"
+    );
+    let transaction = client.transaction().await.unwrap();
+    let before: i64 = transaction.query_one(&read, &[]).await.unwrap().get(0);
+    transaction.batch_execute(sql).await.unwrap();
+    let after: i64 = transaction.query_one(&read, &[]).await.unwrap().get(0);
+    transaction.commit().await.unwrap();
+    after - before
+}
+
+/// Both sessions keep the plans that they made while there was one key.
+#[tokio::test]
+async fn producers_and_claims_look_up_their_keys_alone_among_thousands() {
+    let db = TestDb::new().await;
+    let (mut producer, mut worker, client) =
+        (db.client().await, db.client().await, db.client().await);
+    let enqueue =
+        |tenant: &str| format!("SELECT rouse.enqueue('x', queue => 'mail', tenant => '{tenant}')");
+    let claim = "SELECT count(*) FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), 7,
+         ARRAY(SELECT ROW(l.id, 0, 60000, 1, NULL)::rouse.claim_order FROM rouse.lane AS l WHERE l.key <> '' ORDER BY l.id LIMIT 10), 10)";
+    client
+        .batch_execute(
+            "SELECT rouse.set_fair_share('mail', policy => 'drr'),
+                    rouse.set_gate('few', 'max_concurrent', key => '{tenant}', most => 1000),
+                    rouse.set_gate('rate', 'throttle', key => '{tenant}', most => 1000, period => '1 s', burst => 1000),
+                    rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')",
+        )
+        .await
+        .unwrap();
+    client.batch_execute(&enqueue("first")).await.unwrap();
+    client
+        .batch_execute("ANALYZE rouse.lane, rouse.gate_key, rouse.job")
+        .await
+        .unwrap();
+    for _ in 0..10 {
+        producer.batch_execute(&enqueue("first")).await.unwrap();
+        worker.batch_execute(claim).await.unwrap();
+    }
+    client
+        .batch_execute(&format!(
+            "SELECT rouse.enqueue('x', queue => 'mail', tenant => 't' || n) FROM generate_series(1, {BACKLOG}) AS n;
+             INSERT INTO rouse.gate_key (gate, key, until) SELECT 'rate', 't' || n, now() FROM generate_series(1, {BACKLOG}) AS n"
+        ))
+        .await
+        .unwrap();
+    let last = enqueue(&format!("t{BACKLOG}"));
+    let read = rows_read(&mut producer, "rouse.lane", &last).await;
+    assert!(read <= 20, "{read} lanes were read for one job");
+    let read = rows_read(&mut worker, "rouse.gate_key", claim).await;
+    assert!(read <= 100, "{read} keys were read for ten lanes");
+}
+
 /// Counts, reschedules, completes, purges: the admin actions.
 async fn run_admin_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
     let wanted = i32::try_from(JOBS).unwrap();
