@@ -33,33 +33,56 @@ LANGUAGE sql IMMUTABLE AS $$
     FROM unnest(p_gate) WITH ORDINALITY AS g(by, n) CROSS JOIN LATERAL (SELECT rouse._lane_value(g.by, p_queue, p_handler, p_key) AS value) AS v
 $$;
 
--- Why a queued job has no turn yet. `p_now`: the time.
+-- Why a queued job without a turn has none. `p_now`: the time.
 CREATE OR REPLACE FUNCTION rouse._why_not_ready(p_job rouse.job, p_now timestamptz)
 RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     blocker record;
+    rest    text;
     failed  text;
 BEGIN
+    IF p_job.wait IS NOT NULL THEN
+        reason := 'suspended';
+        until := CASE WHEN p_job.wait ? 'until_ms' THEN to_timestamp(least((p_job.wait ->> 'until_ms')::numeric, 1e14)::double precision / 1000) END;
+        rest := coalesce(', for another ' || rouse._duration(until - p_now), '');
+        CASE p_job.wait ->> 'kind'
+            WHEN 'signal' THEN
+                sentence := format('Its attempt is suspended until somebody sends it signal %s%s.', left(p_job.wait ->> 'name', 200), rest);
+                remedy := format('`rouse job signal %s %s%s`', p_job.id, CASE WHEN p_job.wait ->> 'name' LIKE '-%' THEN '-- ' ELSE '' END,
+                                 rouse._shell_word(p_job.wait ->> 'name'));
+            WHEN 'call' THEN
+                sentence := 'Its attempt is suspended until the jobs have ended that it has called.';
+            ELSE
+                sentence := format('Its attempt sleeps%s.', rest);
+        END CASE;
+        RETURN NEXT;
+        until := NULL;
+    END IF;
     IF p_job.blockers IS NOT NULL THEN
+        reason := 'after';
         FOR blocker IN
-            SELECT b.chain, b.on_failure, s.state
+            SELECT b.chain, b.on_failure, rouse._live_job(b.chain) AS live, e.job AS ended, e.state
             FROM (SELECT d.chain, d.on_failure FROM rouse.dependency AS d WHERE d.job = p_job.id LIMIT 10) AS b
-            LEFT JOIN LATERAL (
-                SELECT j.state FROM rouse.job AS j WHERE j.id = coalesce((SELECT c.id FROM rouse.job AS c WHERE c.chain = b.chain), b.chain)
-                UNION ALL
-                SELECT f.state FROM rouse.finished AS f WHERE f.id = b.chain LIMIT 1) AS s ON true
+            CROSS JOIN LATERAL rouse._end_of(b.chain) AS e
             ORDER BY b.chain
         LOOP
-            reason := 'after';
-            sentence := CASE
-                WHEN blocker.state IN ('failed', 'timed_out', 'cancelled') THEN
-                    format('It waits for job %s, which has ended as %s, to be retried.', blocker.chain, replace(blocker.state::text, '_', ' '))
-                ELSE format('It waits for the end of job %s, which is %s.', blocker.chain, coalesce(blocker.state::text, 'no longer kept')) END;
-            remedy := CASE
-                WHEN blocker.state IN ('failed', 'timed_out', 'cancelled') THEN format('`rouse job retry %s`', blocker.chain)
-                ELSE format('`rouse why %s`', blocker.chain) END;
+            CASE
+                WHEN blocker.live IS NOT NULL THEN
+                    sentence := format('It waits for the end of job %s, which is %s.', blocker.live,
+                                       (SELECT j.state FROM rouse.job AS j WHERE j.id = blocker.live));
+                    remedy := format('`rouse why %s`', blocker.live);
+                WHEN blocker.on_failure <> 'wait' OR blocker.state = 'succeeded' THEN
+                    sentence := format('Job %s has ended, and a worker is about to let it go on.', coalesce(blocker.ended, blocker.chain));
+                    remedy := NULL;
+                WHEN blocker.ended IS NOT NULL AND EXISTS (SELECT FROM rouse.finished AS f WHERE f.id = blocker.ended) THEN
+                    sentence := format('It waits for job %s, which has ended as %s, to be retried.', blocker.ended, replace(blocker.state::text, '_', ' '));
+                    remedy := format('`rouse job retry %s`', blocker.ended);
+                ELSE
+                    sentence := format('It waits for a retry of job %s, which is no longer kept: it will never start.', coalesce(blocker.ended, blocker.chain));
+                    remedy := format('`rouse job cancel %s`', p_job.id);
+            END CASE;
             RETURN NEXT;
         END LOOP;
         IF p_job.blockers > 10 THEN
@@ -67,25 +90,7 @@ BEGIN
             remedy := format('`rouse job %s` lists the first 100 of them.', p_job.id);
             RETURN NEXT;
         END IF;
-    ELSIF p_job.wait IS NOT NULL THEN
-        reason := 'suspended';
-        until := CASE WHEN p_job.wait ? 'until_ms' THEN to_timestamp((p_job.wait ->> 'until_ms')::bigint / 1000.0) END;
-        CASE p_job.wait ->> 'kind'
-            WHEN 'signal' THEN
-                sentence := format('Its attempt is suspended until somebody sends it signal %s%s.', left(p_job.wait ->> 'name', 200),
-                                   ', for another ' || rouse._duration(until - p_now));
-                remedy := format('`rouse job signal %s %s`', p_job.id, rouse._shell_word(p_job.wait ->> 'name'));
-            WHEN 'call' THEN
-                sentence := format('Its attempt is suspended until the jobs have ended that it has called: %s.',
-                                   (SELECT string_agg(c.id, ', ' ORDER BY c.n)
-                                    FROM jsonb_array_elements_text(p_job.wait -> 'jobs') WITH ORDINALITY AS c(id, n) WHERE c.n <= 10));
-                remedy := format('`rouse why %s`', p_job.wait -> 'jobs' ->> 0);
-            ELSE
-                sentence := format('Its attempt sleeps for another %s.', rouse._duration(until - p_now));
-                remedy := NULL;
-        END CASE;
-        RETURN NEXT;
-    ELSIF p_job.available_at > p_now THEN
+    ELSIF p_job.wait IS NULL AND p_job.available_at > p_now THEN
         reason := 'not_due';
         until := p_job.available_at;
         SELECT a.error ->> 'message' INTO failed FROM rouse.attempt AS a
@@ -179,8 +184,19 @@ DECLARE
     change text;
 BEGIN
     FOR gate IN
-        SELECT g.*, rouse._gate_key(g.key, p_queue, p_handler, p_key) AS own FROM rouse._claim_gates() AS g
-        WHERE coalesce(g.queue, p_queue) = p_queue AND coalesce(g.handler, p_handler) = p_handler ORDER BY g.name
+        WITH gates AS MATERIALIZED (
+            SELECT g.*, rouse._gate_key(g.key, p_queue, p_handler, p_key) AS own FROM rouse._claim_gates() AS g
+            WHERE coalesce(g.queue, p_queue) = p_queue AND coalesce(g.handler, p_handler) = p_handler),
+        -- Reads all running jobs once.
+        running AS MATERIALIZED (
+            SELECT f.gate, f.key, f.jobs
+            FROM (SELECT array_agg(g.name) AS names FROM gates AS g
+                  -- Others cannot be full.
+                  WHERE g.kind = 'max_concurrent'
+                    AND g.most <= (SELECT count(*) FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity')
+                  HAVING count(*) > 0) AS n
+            CROSS JOIN LATERAL rouse._in_flight(n.names) AS f)
+        SELECT g.*, coalesce((SELECT r.jobs FROM running AS r WHERE r.gate = g.name AND r.key = g.own), 0) AS running FROM gates AS g ORDER BY g.name
     LOOP
         of := rouse._gated_jobs(gate.key, p_queue, p_handler, p_key);
         change := format('`rouse gate set %s --kind %s', gate.name, gate.kind) || coalesce(' --handler ' || gate.handler, '')
@@ -189,16 +205,16 @@ BEGIN
         since := NULL;
         until := NULL;
         IF gate.kind = 'max_concurrent' THEN
-            SELECT count(*) AS jobs, max(j.claimed_at) AS since INTO state
-            FROM rouse.job AS j
-            CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = j.lane LIMIT 1) AS l
-            WHERE j.state = 'running' AND j.lease_until > '-infinity' AND coalesce(gate.queue, l.queue) = l.queue
-              AND coalesce(gate.handler, l.handler) = l.handler AND rouse._gate_key(gate.key, l.queue, l.handler, l.key) = gate.own;
-            CONTINUE WHEN state.jobs < gate.most;
+            CONTINUE WHEN gate.running < gate.most;
+            -- The limit was reached when the last one of them started.
+            since := (
+                SELECT max(j.claimed_at) FROM rouse.job AS j
+                CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = j.lane LIMIT 1) AS l
+                WHERE j.state = 'running' AND j.lease_until > '-infinity' AND coalesce(gate.queue, l.queue) = l.queue
+                  AND coalesce(gate.handler, l.handler) = l.handler AND rouse._gate_key(gate.key, l.queue, l.handler, l.key) = gate.own);
             reason := 'limit';
-            since := state.since;
-            sentence := format('Jobs%s have been at their limit, %s of %s running, for %s (%s).', of, state.jobs, gate.most,
-                               rouse._duration(p_now - state.since),
+            sentence := format('Jobs%s have been at their limit, %s of %s running, for %s (%s).', of, gate.running, gate.most,
+                               rouse._duration(p_now - since),
                                CASE WHEN gate.name LIKE 'queue %' THEN 'fair share of ' || gate.name ELSE 'gate ' || gate.name END);
             remedy := 'The end of one of them, or a higher limit: '
                       || CASE WHEN gate.name LIKE 'queue %' THEN format('`rouse queue set %s --max-in-flight N`', gate.queue) ELSE change END;
@@ -233,33 +249,39 @@ RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
-    able   record;
+    able   bigint[];
     of     record;
     shards integer;
     shard  integer;
+    slots  bigint;
     jobs   bigint;
 BEGIN
-    SELECT array_agg(w.incarnation) AS workers, coalesce(sum(w.slots), 0) AS slots INTO able
+    SELECT array_agg(w.incarnation) INTO able
     FROM rouse._running_workers(p_lane.handler, p_lane.queue, p_lane.tags, p_now) AS w
     WHERE w.has AND w.serves AND w.tagged AND w.permitted AND NOT w.drains AND w.parked IS NULL;
     IF p_lane.worker IS NOT NULL THEN
-        SELECT w.worker_id, w.incarnation = ANY (able.workers) AS is_able INTO of FROM rouse.worker AS w WHERE w.incarnation = p_lane.worker;
-        IF of.is_able IS NOT TRUE THEN
+        IF p_lane.worker = ANY (able) THEN
+            able := ARRAY[p_lane.worker];
+        ELSE
             reason := 'inbox';
-            sentence := format('It was sent to worker %s, which no longer takes it.', coalesce(of.worker_id, 'unknown'));
+            sentence := format('It was sent to worker %s, which no longer takes it.',
+                               coalesce((SELECT w.worker_id FROM rouse.worker AS w WHERE w.incarnation = p_lane.worker), 'unknown'));
             remedy := 'The other workers take it over within two minutes.';
             RETURN NEXT;
         END IF;
-    ELSIF able.workers IS NOT NULL THEN
+    ELSIF able IS NOT NULL THEN
         shards := (SELECT q.shards FROM rouse.queue AS q WHERE q.name = p_lane.queue AND q.shards > 0);
-        shard := rouse._shard_of(p_lane.id, shards);
-        IF shards > 0 AND NOT EXISTS (
-            SELECT FROM rouse.shard AS s JOIN rouse.shard_lease AS l ON l.worker = s.worker AND l.queue = s.queue
-            WHERE s.queue = p_lane.queue AND s.shard = shard AND s.worker = ANY (able.workers) AND l.until > p_now) THEN
-            reason := 'shard';
-            sentence := format('No worker that can run it has leased its shard, %s of %s of queue %s.', shard, shards, p_lane.queue);
-            remedy := 'Workers lease free shards within seconds.';
-            RETURN NEXT;
+        IF shards > 0 THEN
+            shard := rouse._shard_of(p_lane.id, shards);
+            able := (
+                SELECT array_agg(s.worker) FROM rouse.shard AS s JOIN rouse.shard_lease AS l ON l.worker = s.worker AND l.queue = s.queue
+                WHERE s.queue = p_lane.queue AND s.shard = shard AND s.worker = ANY (able) AND l.until > p_now);
+            IF able IS NULL THEN
+                reason := 'shard';
+                sentence := format('No worker that can run it has leased its shard, %s of %s of queue %s.', shard, shards, p_lane.queue);
+                remedy := 'Workers lease free shards within seconds.';
+                RETURN NEXT;
+            END IF;
         END IF;
     END IF;
     jobs := (SELECT count(*) FROM (
@@ -272,31 +294,41 @@ BEGIN
         RETURN NEXT;
     END IF;
     FOR of IN
+        -- What these workers can run, before its lanes, of which there may be many.
+        WITH kinds AS MATERIALIZED (
+            SELECT k.* FROM (
+                SELECT DISTINCT l.priority, l.handler, l.queue, l.tags FROM rouse.lane AS l
+                WHERE l.priority < p_lane.priority AND l.closed_at IS NULL) AS k
+            WHERE NOT EXISTS (SELECT FROM rouse.queue AS q WHERE q.name = k.queue AND q.paused_at IS NOT NULL)
+              AND EXISTS (
+                SELECT FROM rouse._running_workers(k.handler, k.queue, k.tags, p_now) AS w
+                WHERE w.incarnation = ANY (able) AND w.has AND w.serves AND w.tagged AND w.permitted AND w.parked IS NULL))
         SELECT p.priority, (SELECT count(*) FROM (
-            SELECT FROM (
-                SELECT DISTINCT l.id FROM rouse.lane AS l WHERE l.priority = p.priority AND EXISTS (
-                    SELECT FROM rouse.worker AS w WHERE w.incarnation = ANY (able.workers)
-                    AND l.handler = ANY (w.handlers) AND (w.queues = '{}' OR l.queue = ANY (w.queues)) AND w.tags @> l.tags)) AS l
+            SELECT FROM kinds AS k
+            JOIN rouse.lane AS l ON l.handler = k.handler AND l.queue = k.queue AND l.priority = k.priority AND l.tags = k.tags AND l.closed_at IS NULL
             CROSS JOIN LATERAL (
                 SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL ORDER BY j.turn LIMIT 10001) AS j
+            WHERE k.priority = p.priority AND (l.worker IS NULL OR l.worker = ANY (able))
             LIMIT 10001) AS a) AS jobs
         FROM unnest(enum_range(NULL::rouse.priority)) AS p(priority) WHERE p.priority < p_lane.priority ORDER BY p.priority
     LOOP
         CONTINUE WHEN of.jobs = 0;
         reason := 'priority';
-        sentence := format('%s priority %s, which %s first.', rouse._counted(of.jobs, 'job has', 'jobs have'), of.priority,
+        sentence := format('%s priority %s, and %s first unless a gate keeps them.', rouse._counted(of.jobs, 'job has', 'jobs have'), of.priority,
                            CASE of.jobs WHEN 1 THEN 'goes' ELSE 'go' END);
-        remedy := 'Time, or more hosts. Jobs that have waited for long go first in any case (promote_after).';
+        remedy := 'Time, or more hosts. By default, jobs that have waited for 15 minutes go first.';
         RETURN NEXT;
     END LOOP;
-    IF able.workers IS NOT NULL THEN
+    IF able IS NOT NULL THEN
+        slots := (SELECT sum(w.slots) FROM rouse.worker AS w WHERE w.incarnation = ANY (able));
         jobs := (SELECT count(*) FROM (
-            SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity' AND j.worker = ANY (able.workers) LIMIT 100000) AS r);
-        IF jobs >= able.slots THEN
+            SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity' AND j.worker = ANY (able) LIMIT 100000) AS r);
+        IF jobs >= slots THEN
             reason := 'busy';
-            sentence := CASE WHEN able.slots = 1 THEN 'The only slot of the worker that can run it is taken.'
-                             WHEN cardinality(able.workers) = 1 THEN format('All %s slots of the worker that can run it are taken.', able.slots)
-                             ELSE format('All %s slots of the %s workers that can run it are taken.', able.slots, cardinality(able.workers)) END;
+            sentence := format('%s that can run it %s, and %s %s.',
+                CASE cardinality(able) WHEN 1 THEN 'The worker' ELSE format('The %s workers', cardinality(able)) END,
+                CASE WHEN cardinality(able) = 1 THEN 'has ' ELSE 'have ' END || CASE slots WHEN 1 THEN '1 slot' ELSE slots || ' slots' END,
+                CASE WHEN cardinality(able) = 1 THEN 'holds' ELSE 'hold' END, CASE jobs WHEN 1 THEN '1 job' ELSE jobs || ' jobs' END);
             remedy := 'Time, more hosts, or more slots (`slots` in rouse.toml). `rouse top` shows what runs.';
             RETURN NEXT;
         END IF;
@@ -328,14 +360,18 @@ DECLARE
     lane   rouse.lane;
     ended  record;
     worker text;
+    live   bigint;
     is_any boolean := false;
 BEGIN
     SELECT * INTO job FROM rouse.job AS j WHERE j.id = why.id;
     IF NOT FOUND THEN
-        SELECT f.state, f.finished_at INTO ended FROM rouse.finished AS f WHERE f.id = why.id;
+        SELECT f.state, f.finished_at, f.chain INTO ended FROM rouse.finished AS f WHERE f.id = why.id;
         IF FOUND THEN
-            RETURN QUERY SELECT 'ended', format('It has ended %s ago: %s.', rouse._duration(now - ended.finished_at), replace(ended.state::text, '_', ' ')),
-                CASE WHEN ended.state <> 'succeeded' THEN format('`rouse job retry %s` enqueues it again.', why.id) END,
+            live := rouse._live_job(coalesce(ended.chain, why.id));
+            RETURN QUERY SELECT 'ended', format('It has ended %s ago: %s.%s', rouse._duration(now - ended.finished_at), replace(ended.state::text, '_', ' '),
+                                                ' Job ' || live || ' continues its chain.'),
+                CASE WHEN live IS NOT NULL THEN format('`rouse why %s`', live)
+                     WHEN ended.state <> 'succeeded' THEN format('`rouse job retry %s` enqueues it again.', why.id) END,
                 ended.finished_at, NULL::timestamptz;
         END IF;
         RETURN;
@@ -354,8 +390,10 @@ BEGIN
         RETURN QUERY SELECT * FROM rouse._why_unserved(lane.handler, lane.queue, lane.tags, now);
         RETURN;
     END IF;
-    RETURN QUERY SELECT * FROM rouse._why_not_ready(job, now);
-    is_any := FOUND;
+    IF job.turn IS NULL THEN
+        RETURN QUERY SELECT * FROM rouse._why_not_ready(job, now);
+        is_any := FOUND;
+    END IF;
     RETURN QUERY
     SELECT 'paused', format('Queue %s has been paused for %s%s.', q.name, rouse._duration(now - q.paused_at), (
                SELECT ', by ' || r.who FROM rouse.record AS r

@@ -91,21 +91,35 @@ async fn a_short_lane_has_its_turns_beside_a_long_older_one() {
         .unwrap();
     run_all_in_one_slot(&db, &client).await;
     // The queues take turns, and within queue other its handlers do: every other job is one of this queue, every fourth
-    // one of each handler. The first claims take whole lanes in the order in which they were found.
-    for (handler, every) in [("test.sleep", 4), ("test.race", 4)] {
-        let places = places(
-            &client,
-            &format!("s.queue = 'other' AND s.handler = '{handler}'"),
+    // one of each handler. A claim takes the part of one lane after that of the other. The first claims take whole lanes
+    // in the order in which they were found.
+    let rows = client
+        .query(
+            &format!(
+                "SELECT claimed_at::text, queue, handler FROM rouse.jobs ORDER BY {START_ORDER}"
+            ),
+            &[],
         )
-        .await;
-        assert_eq!(places.len(), 50);
-        for (n, place) in places.iter().enumerate() {
-            let latest = (n as i64 + 1) * every + 60;
+        .await
+        .unwrap();
+    let starts: Vec<[String; 3]> = rows
+        .iter()
+        .map(|row| [0, 1, 2].map(|column| row.get(column)))
+        .collect();
+    for handler in ["test.sleep", "test.race"] {
+        let (mut all, mut own) = (0, 0);
+        for claim in starts.chunk_by(|one, other| one[0] == other[0]) {
+            all += claim.len();
+            own += claim
+                .iter()
+                .filter(|start| start[1] == "other" && start[2] == handler)
+                .count();
             assert!(
-                *place <= latest,
-                "job {n} of {handler} started as number {place}: {places:?}"
+                own == 50 || own + 16 >= all / 4,
+                "{own} of {all} jobs are of {handler}: {starts:?}"
             );
         }
+        assert_eq!(own, 50);
     }
 }
 

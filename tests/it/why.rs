@@ -115,6 +115,16 @@ async fn a_job_without_a_turn_says_what_it_waits_for() {
     let waits = format!("waits for job {first}, which has ended as failed, to be retried");
     assert_why(&client, third, &[("after", &waits)]).await;
     assert_why(&client, first, &[("ended", "failed")]).await;
+    // The retry is another job of the same chain.
+    let retry: i64 = client
+        .query_one("SELECT rouse.retry($1)", &[&first])
+        .await
+        .unwrap()
+        .get(0);
+    let waits = format!("the end of job {retry}, which is queued");
+    assert_why(&client, third, &[("after", &waits)]).await;
+    let goes_on = format!("failed. Job {retry} continues its chain.");
+    assert_why(&client, first, &[("ended", &goes_on)]).await;
     assert_eq!(why(&client, 999).await, [], "there is no such job");
 
     let suspended = enqueue_sql(
@@ -132,7 +142,7 @@ async fn a_job_without_a_turn_says_what_it_waits_for() {
             "sends it signal approved, for another",
         ),
         (
-            json!({"kind": "call", "step": "s", "jobs": [first, third]}),
+            json!({"kind": "call", "step": "s", "jobs": [first]}),
             "the jobs have ended that it has called",
         ),
         (
@@ -167,6 +177,9 @@ async fn a_job_without_a_turn_says_what_it_waits_for() {
         quoted,
         "it is one word of a shell"
     );
+    let signal = format!("SELECT rouse.signal({suspended}, 'a''; rm -rf b')");
+    client.batch_execute(&signal).await.unwrap();
+    assert_why(&client, suspended, READY).await;
 }
 
 #[tokio::test]
@@ -232,15 +245,24 @@ async fn a_ready_job_says_what_goes_first() {
     // A job of a handler that this worker does not have is not first.
     let expected = [
         ("ahead", "1 job of its handler, queue and priority is ahead"),
-        ("priority", "1 job has priority high, which goes first"),
+        ("priority", "1 job has priority high, and goes first"),
         ("priority", "more than 10,000 jobs have priority normal"),
         (
             "busy",
-            "The only slot of the worker that can run it is taken",
+            "The worker that can run it has 1 slot, and holds 1 job",
         ),
     ];
     assert_why(&client, second, &expected).await;
     assert_why(&client, first, &expected[1..]).await;
+    // A job of a paused queue does not go first either.
+    client
+        .batch_execute(
+            "SELECT rouse.cancel(id) FROM rouse.jobs WHERE priority = 'high' AND handler = 'greet';
+             SELECT rouse.enqueue('greet', '{}', priority => 'high', queue => 'paused'), rouse.pause_queue('paused')",
+        )
+        .await
+        .unwrap();
+    assert_why(&client, first, &expected[2..]).await;
 }
 
 #[tokio::test]
@@ -322,12 +344,7 @@ async fn an_orphan_and_a_job_in_the_inbox_of_a_stopped_worker_say_so() {
     let sent = enqueue_sql(&client, "'greet', queue => 'direct', tenant => 'a'").await;
     assert_eq!(why(&client, sent).await[0].0, "busy");
     let sharded = enqueue_sql(&client, "'greet', queue => 'sharded'").await;
-    assert_why(
-        &client,
-        sharded,
-        &[("shard", "of 4 of queue sharded"), ("busy", "slot")],
-    )
-    .await;
+    assert_why(&client, sharded, &[("shard", "of 4 of queue sharded")]).await;
     client
         .batch_execute("UPDATE rouse.worker SET draining_at = now()")
         .await

@@ -26,6 +26,11 @@ use crate::store::{
     CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, StoreError, fills_an_answer,
 };
 
+/// The maximum number of claims of one look for queued jobs. Each one after the first follows one that was not filled
+/// and that lanes had shared: the lanes that had fewer jobs than their part are left out, so that it soon covers the
+/// later classes, too.
+const CLAIMS_PER_LOOK: usize = 4;
+
 /// A claim within the limits of this host.
 struct HostLimits {
     /// The orders with the rooms of their lanes.
@@ -189,7 +194,7 @@ impl<'a> Claims<'a> {
         let (overdue, share) = self.overdue.claim(wanted, Instant::now());
         if share > 0 {
             let orders = self.lanes.promoted(&overdue, share);
-            found = self.claim_from(orders, share, check).await?;
+            (found, _) = self.claim_from(orders, share, check).await?;
         }
         if found.orphans.is_some() {
             return Ok(found);
@@ -200,10 +205,17 @@ impl<'a> Claims<'a> {
         };
         let by_source = self.claim_by_source(share).await?;
         found += by_source;
-        if found.jobs < wanted {
-            let rest = wanted - found.jobs;
+        for _ in 0..CLAIMS_PER_LOOK {
+            let rest = wanted.saturating_sub(found.jobs);
+            if rest == 0 {
+                break;
+            }
             let orders = self.lanes.orders(after, rest);
-            found += self.claim_from(orders, rest, check).await?;
+            let (claimed, is_partial) = self.claim_from(orders, rest, check).await?;
+            found += claimed;
+            if !is_partial || claimed.is_cut || found.orphans.is_some() {
+                break;
+            }
         }
         // There may be more bound jobs than their share, and too few others.
         if by_source.jobs == share && found.orphans.is_none() {
@@ -214,22 +226,22 @@ impl<'a> Claims<'a> {
     }
 
     /// Claims from those of the lanes that are not paused, and whose handlers may start another attempt: with one
-    /// claim, unless there are lanes whose jobs start in batches.
+    /// claim, unless there are lanes whose jobs start in batches. Also returns whether lanes that are known to have
+    /// jobs were left out, because others share the claim.
     async fn claim_from(
         &mut self,
         mut orders: Vec<ClaimOrder>,
         wanted: usize,
         check: bool,
-    ) -> Result<Found, StoreError> {
+    ) -> Result<(Found, bool), StoreError> {
         let now = Instant::now();
         orders.retain(|order| !self.unbound.is_paused(order.lane, now));
         let is_partial = self.lanes.leave_later_classes(&mut orders);
-        let mut found = match self.take_batches.is_empty() {
+        let found = match self.take_batches.is_empty() {
             true => self.claim_alike(orders, wanted, None, check).await?,
             false => self.claim_each_alike(orders, wanted, check).await?,
         };
-        found.is_cut |= is_partial && found.orphans.is_none();
-        Ok(found)
+        Ok((found, is_partial))
     }
 
     /// Sends a claim for the lanes whose jobs start in batches of the same size, and one for the others.
