@@ -55,7 +55,7 @@ BEGIN
             WHEN 'call' THEN
                 sentence := 'Its attempt is suspended until the jobs have ended that it has called.';
             ELSE
-                sentence := format('Its attempt sleeps%s.', rest);
+                sentence := format('Its attempt sleeps%s.', ltrim(rest, ','));
         END CASE;
         RETURN NEXT;
         until := NULL;

@@ -66,16 +66,6 @@ async fn high_priority_goes_first_and_within_a_lane_the_oldest_job() {
     }
 }
 
-/// The places, from 1 on, that the jobs of a condition have in the order of all starts.
-async fn places(client: &Client, condition: &str) -> Vec<i64> {
-    let places = format!(
-        "SELECT s.place FROM (SELECT j.*, row_number() OVER (ORDER BY {START_ORDER}) AS place FROM rouse.jobs AS j) AS s
-         WHERE {condition} ORDER BY s.place"
-    );
-    let rows = client.query(&places, &[]).await.unwrap();
-    rows.iter().map(|row| row.get(0)).collect()
-}
-
 /// Neither a queue nor a handler has to wait for the older jobs of another one.
 #[tokio::test]
 async fn a_short_lane_has_its_turns_beside_a_long_older_one() {
