@@ -1,6 +1,6 @@
 -- rouse.why: what is between a job and its start.
 
--- A duration in its two largest units.
+-- A duration in one unit, rounded.
 CREATE OR REPLACE FUNCTION rouse._duration(p_time interval) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE

@@ -148,8 +148,8 @@ struct Tests<'a> {
 }
 
 impl Tests<'_> {
-    /// Runs the selected tests, and returns the exit code of the first run that has failed. That run is the last one, so that what failed ends the
-    /// output.
+    /// Runs the selected tests, and returns the exit code of the first run that has failed. That run is the last one,
+    /// so that what failed ends the output.
     fn run_all(&self) -> Result<u8> {
         if let Some(postgres) = self.options.postgres {
             return self.run_on(postgres);

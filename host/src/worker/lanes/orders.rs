@@ -88,7 +88,7 @@ impl Lanes {
         let shares = |order: &&ClaimOrder| {
             order.only.is_none() && order.most.is_some() && self.active.contains(order.lane)
         };
-        // Overdue jobs have no class.
+        // Overdue jobs go ahead of the classes.
         let is_overdue = orders.iter().any(|order| order.only.is_some());
         let Some(first) = orders.iter().find(shares).filter(|_| !is_overdue) else {
             return false;
