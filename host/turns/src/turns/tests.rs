@@ -199,7 +199,7 @@ fn a_claim_covers_no_more_lanes_than_fit_and_the_next_one_goes_on() {
     for _ in 0..4 {
         let parts = turns.divide(5000, 250);
         assert_eq!(parts.len(), 250);
-        assert!(parts.iter().all(|part| part.most == Some(4)));
+        assert!(parts.iter().all(|part| part.most == Some(8)));
         seen.extend(parts.iter().map(|part| part.lane));
     }
     assert_eq!(seen.len(), 1000);
