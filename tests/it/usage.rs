@@ -279,7 +279,7 @@ async fn top_shows_running_attempts_and_their_usage() {
     assert_eq!(shown["handler"], "test.ignore-abort");
     assert!(shown["memory_bytes"].as_u64() >= Some(1 << 16), "{shown}");
     assert!(shown["running_s"].as_f64() > Some(0.0), "{shown}");
-    rouse_in(&db, &["top"], &folder)
+    rouse_in(&db, &["top", "--sort", "cpu"], &folder)
         .await
         .exits(0)
         .prints("test.ignore-abort")
