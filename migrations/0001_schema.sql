@@ -636,9 +636,12 @@ CREATE TABLE rouse.record (
     worker  bigint,
     -- The login, unless a worker did it.
     who     text,
-    detail  jsonb
+    detail  jsonb,
+    -- For whom the login did it, as it says: the reader of the dashboard.
+    reader  text DEFAULT nullif(left(current_setting('rouse.reader', true), 200), '')
 ) PARTITION BY RANGE (at);
 CREATE INDEX record_job ON rouse.record (job) WHERE job IS NOT NULL;
+CREATE INDEX record_of_people ON rouse.record (at) WHERE who IS NOT NULL;
 CREATE INDEX record_at ON rouse.record USING brin (at) WITH (pages_per_range = 32, autosummarize = on);
 
 -- Admin actions that no host has logged yet. Unlogged: a crash of the server keeps some out of the logs, but never out of rouse.record.

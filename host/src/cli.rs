@@ -38,6 +38,7 @@ mod state;
 mod target;
 mod text;
 mod top;
+mod ui;
 mod used;
 mod waiting;
 mod why;
@@ -118,6 +119,8 @@ enum Command {
     State(state::Args),
     /// Show the running attempts and what they use
     Top(top::Args),
+    /// Open the dashboard of DATABASE_URL, without a worker
+    Ui(ui::Args),
     /// List, show, forget and verify workers
     Workers(workers::Args),
     /// List the handlers of a folder, or of the fleet
@@ -139,7 +142,7 @@ impl Command {
     /// The log filter if ROUSE_LOG is not set. Commands that print one result log errors only.
     fn log_filter(&self) -> &'static str {
         match self {
-            Self::Serve(_) | Self::Postgres(_) => telemetry::USUAL,
+            Self::Serve(_) | Self::Postgres(_) | Self::Ui(_) => telemetry::USUAL,
             // It prints the ends of jobs itself.
             Self::Dev(_) => dev::LOG_FILTER,
             // The handler's log is part of its output.
@@ -170,7 +173,7 @@ impl Command {
     /// True for commands that run until a signal, or until no work is left.
     fn works(&self) -> bool {
         match self {
-            Self::Dev(_) | Self::Serve(_) | Self::Postgres(_) => true,
+            Self::Dev(_) | Self::Serve(_) | Self::Postgres(_) | Self::Ui(_) => true,
             Self::Queue(args) => args.works(),
             Self::Invoke(_)
             | Self::Migrate(_)
@@ -261,6 +264,7 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
             Command::Gate(args) => gate::run(args).await,
             Command::State(args) => state::run(args).await,
             Command::Top(args) => top::run(args).await,
+            Command::Ui(args) => ui::run(args).await,
             Command::Why(args) => why::run(args).await,
             Command::Workers(args) => workers::run(args).await,
             Command::Handlers(args) => handlers::run(args).await,

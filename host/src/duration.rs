@@ -15,19 +15,6 @@ fn parse(text: &str) -> Result<Duration, String> {
         .map_err(|error| format!("is not a duration such as 90s or 2h: {error}"))
 }
 
-/// A duration for people, in days and smaller units. (humantime also writes months, of 30.44 days each.)
-pub(crate) fn shown(time: Duration) -> String {
-    let days = time.as_secs() / 86_400;
-    let rest = time - Duration::from_secs(days * 86_400);
-    let rest = humantime::format_duration(rest).to_string();
-    let unit = if days == 1 { "day" } else { "days" };
-    match (days, rest.as_str()) {
-        (0, rest) => rest.to_owned(),
-        (_, "0s") => format!("{days}{unit}"),
-        (_, rest) => format!("{days}{unit} {rest}"),
-    }
-}
-
 /// Parses an argument for clap, which names the argument and its value before this error.
 pub(crate) fn argument(text: &str) -> Result<Duration, String> {
     parse(text).map_err(|why| format!("it {why}"))
@@ -62,21 +49,5 @@ impl Visitor<'_> for Text {
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
         parse(text).map_err(|why| E::custom(format!("{text:?} {why}")))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_shown_in_days_and_smaller_units() {
-        let shown = |secs| shown(Duration::from_secs(secs));
-        assert_eq!(shown(0), "0s");
-        assert_eq!(shown(90), "1m 30s");
-        assert_eq!(shown(86_400), "1day");
-        assert_eq!(shown(31 * 86_400), "31days");
-        assert_eq!(shown(400 * 86_400 + 3_600), "400days 1h");
-        assert_eq!(shown(86_401), "1day 1s");
     }
 }

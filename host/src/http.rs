@@ -5,6 +5,7 @@
 //! loopback unless the operator sets another; on loopback the last two check the `host` header.
 //! `POST /invoke/{handler}` runs a handler for callers with the token; `rouse dev` also runs it for programs on
 //! this machine without one. `GET /jobs/{id}` shows the same callers the state of a job, and how it has ended.
+//! The dashboard (`ui`) is merged with these as a whole; it decides itself who may read.
 
 mod access;
 mod connections;
@@ -29,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use crate::ends::WAITERS_MAX;
 
 pub use access::{Access, Token};
+pub(crate) use access::{is_from_a_proxy, is_loopback, is_this_machine, only_value};
 pub use invoke::Invocations;
 pub use jobs::Jobs;
 pub use metrics::{Metrics, install_metrics};
@@ -69,6 +71,17 @@ pub struct Pages {
     pub invocations: Option<Invocations>,
     /// For `/jobs`; `None` if there is no queue, or no caller may read.
     pub jobs: Option<Jobs>,
+    /// The dashboard, which decides itself who may read; `None` if it is off.
+    pub dashboard: Option<Dashboard>,
+}
+
+/// Pages for people.
+#[derive(Debug, Clone)]
+pub struct Dashboard {
+    /// All its routes.
+    pub router: Router,
+    /// How many connections its readers may have, in addition.
+    pub connections_max: usize,
 }
 
 /// Binds the address before anything else starts, so that a conflict is reported at once.
@@ -89,7 +102,18 @@ pub async fn serve(listener: TcpListener, pages: Pages, shutdown: impl Future<Ou
     let invocations = pages.invocations.as_ref();
     let max = connections::OTHER_CONNECTIONS_MAX
         + invocations.map_or(0, |it| it.invoker.max())
-        + pages.jobs.as_ref().map_or(0, |_| WAITERS_MAX);
+        + pages.jobs.as_ref().map_or(0, |_| WAITERS_MAX)
+        + pages.dashboard.as_ref().map_or(0, |it| it.connections_max);
+    serve_router(listener, router(pages, on_loopback), max, shutdown).await;
+}
+
+/// Serves these routes on at most `max` connections, the same way.
+pub async fn serve_router(
+    listener: TcpListener,
+    router: Router,
+    max: usize,
+    shutdown: impl Future<Output = ()>,
+) {
     let stop = CancellationToken::new();
     let patience = async {
         shutdown.await;
@@ -97,13 +121,14 @@ pub async fn serve(listener: TcpListener, pages: Pages, shutdown: impl Future<Ou
         time::sleep(STOP_PATIENCE).await;
     };
     tokio::select! {
-        () = connections::serve(listener, router(pages, on_loopback), max, stop.clone()) => {}
+        () = connections::serve(listener, router, max, stop.clone()) => {}
         () = patience => {}
     }
 }
 
 /// With `on_loopback`, only programs on this machine may read the status pages.
-fn router(pages: Pages, on_loopback: bool) -> Router {
+fn router(mut pages: Pages, on_loopback: bool) -> Router {
+    let dashboard = pages.dashboard.take();
     let payload_bytes_max = match &pages.invocations {
         Some(invocations) => invocations.payload_bytes_max,
         None => 0,
@@ -115,11 +140,15 @@ fn router(pages: Pages, on_loopback: bool) -> Router {
     if on_loopback {
         status = status.layer(middleware::from_fn(access::only_from_this_machine));
     }
-    status
+    let all = status
         .route("/invoke/{handler}", invoke)
         .route("/jobs/{id}", get(jobs::job))
         .route("/healthz", get(async || "ok\n"))
-        .with_state(pages)
+        .with_state(pages);
+    match dashboard {
+        Some(dashboard) => all.merge(dashboard.router),
+        None => all,
+    }
 }
 
 async fn readyz(State(pages): State<Pages>) -> impl IntoResponse {

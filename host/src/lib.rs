@@ -1,11 +1,10 @@
 //! Rouse runs Postgres jobs in WebAssembly sandboxes. This is the host; ARCHITECTURE.md is its map.
 //!
-//! Modules in reading order. Dependencies point one way: `cli`, `http` → `invoke` → `worker` → `ends` →
+//! Modules in reading order. Dependencies point one way: `cli`, `http`, `ui` → `invoke` → `worker` → `ends` →
 //! `store`, `sandbox` → `job`. `store` and `sandbox` do not depend on each other. Only `config` reads the environment.
 
 mod duration;
 pub mod ends;
-mod harmless;
 pub mod job;
 pub mod sandbox;
 pub mod setting;
@@ -19,4 +18,8 @@ pub mod http;
 pub mod postgres;
 pub mod telemetry;
 
+pub mod ui;
+
 pub mod cli;
+
+use rouse_display::harmless;

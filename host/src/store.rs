@@ -37,6 +37,7 @@ mod peek;
 mod promote;
 mod queues;
 mod read;
+mod recent;
 mod records;
 mod registration;
 mod releases;
@@ -90,13 +91,14 @@ pub use handler_state::{StateOf, StateSet, StateWrite};
 pub use jobs::{EXAMINED_MAX, Listed, Listing};
 pub use lanes::{Lane, Recovered};
 pub use listen::{ECHO_WITHIN, Listener, Notification, WAKE_CHANNEL, Wakeup};
-pub use log::{LogLine, LoggedLine};
+pub use log::{LogLine, LoggedLine, NEWEST_LINES};
 pub use outcomes::Looked;
 pub use overdue::OverdueLane;
 pub use peek::{Looking, Peek};
 pub use promote::Promotion;
 pub use queues::NewFairShare;
 pub use read::JobView;
+pub use recent::EndedCounts;
 pub use registration::{FairKeyStats, FairQueueStats, Heartbeat, Registration, Stats, WorkerKey};
 pub use remaining::Remaining;
 pub use renew::{Refusal, Renewal};
@@ -130,6 +132,8 @@ pub struct Store {
     identity: Arc<ArcSwapOption<registration::Identity>>,
     /// The types of records, once they have been read.
     lists: Arc<ArcSwapOption<records::Lists>>,
+    /// For whom it acts; `None`: for its login.
+    reader: Option<Arc<str>>,
 }
 
 /// Why a verb failed.
@@ -262,6 +266,16 @@ impl Store {
             target: connector.target().into(),
             identity: Arc::default(),
             lists: Arc::default(),
+            reader: None,
+        }
+    }
+
+    /// The same store for this reader, whom the records of its admin actions name beside the login. An empty name: the
+    /// login alone.
+    pub fn on_behalf_of(&self, reader: &str) -> Self {
+        Self {
+            reader: (!reader.is_empty()).then(|| reader.into()),
+            ..self.clone()
         }
     }
 
@@ -338,8 +352,14 @@ impl Store {
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, StoreError> {
         let until = tokio::time::Instant::now() + patience;
-        let client = self.client_within(patience).await?;
-        match tokio::time::timeout_at(until, client.query_typed(sql, params)).await {
+        let mut client = self.client_within(patience).await?;
+        let answer = async {
+            match &self.reader {
+                None => client.query_typed(sql, params).await,
+                Some(reader) => query_for(&mut client, reader, sql, params).await,
+            }
+        };
+        match tokio::time::timeout_at(until, answer).await {
             Ok(answer) => Ok(answer?),
             Err(_) => {
                 drop(Object::take(client));
@@ -392,6 +412,23 @@ impl Store {
             }
         }
     }
+}
+
+/// A statement in a transaction of its own, whose records name this reader.
+async fn query_for(
+    client: &mut PooledClient,
+    reader: &str,
+    sql: &str,
+    params: &[(&(dyn ToSql + Sync), Type)],
+) -> Result<Vec<Row>, tokio_postgres::Error> {
+    let transaction = client.transaction().await?;
+    let set = "SELECT set_config('rouse.reader', $1, true)";
+    transaction
+        .query_typed(set, &[(&reader, Type::TEXT)])
+        .await?;
+    let rows = transaction.query_typed(sql, params).await?;
+    transaction.commit().await?;
+    Ok(rows)
 }
 
 fn is_partition_missing(error: &tokio_postgres::Error) -> bool {

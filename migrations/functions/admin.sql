@@ -521,7 +521,7 @@ CREATE OR REPLACE FUNCTION rouse._fill_audit_outbox() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO rouse.audit_outbox (at, job, queue, event, attempt, who, detail)
-    VALUES (NEW.at, NEW.job, NEW.queue, NEW.event, NEW.attempt, NEW.who, NEW.detail);
+    VALUES (NEW.at, NEW.job, NEW.queue, NEW.event, NEW.attempt, rouse._by(NEW.who, NEW.reader), NEW.detail);
     RETURN NULL;
 END
 $$;

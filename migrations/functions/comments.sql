@@ -236,6 +236,8 @@ COMMENT ON FUNCTION rouse.remaining_bound IS
     'Counts the jobs of a queue that come from these sources and could run now.';
 COMMENT ON FUNCTION rouse._payload IS
     'Returns the payload of a job, from its row or from rouse.payload; the view rouse.jobs calls it with the rights of the reader.';
+COMMENT ON FUNCTION rouse._by IS
+    'Formats who did something: a login, and the reader of the dashboard for whom it did that.';
 COMMENT ON FUNCTION rouse._usage IS
     'Formats the resource usage of an attempt as JSON; the view rouse.jobs calls it with the rights of the reader.';
 

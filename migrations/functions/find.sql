@@ -3,7 +3,8 @@
 -- A filter is an object; a job matches if it matches every key:
 --
 --   state            a state, or a list of states
---   handler, queue, tenant, source   the name
+--   handler, queue, tenant, source, unique_key   the name
+--   tag              one of the tags that the job requires
 --   error            a text that the error message contains, case-insensitive
 --   kind             the kind of the error, such as timed_out or denied
 --   payload          {"/customer/id": 42}: the payload has this value at this JSON pointer
@@ -82,14 +83,14 @@ BEGIN
     END IF;
     condition := 'true';
     FOR entry IN SELECT f.key, f.value, f.value #>> '{}' AS word FROM jsonb_each(p_filter) AS f LOOP
-        IF entry.key NOT IN ('state', 'handler', 'queue', 'tenant', 'source', 'error', 'kind', 'payload', 'since',
-                             'until', 'retried') THEN
+        IF entry.key NOT IN ('state', 'handler', 'queue', 'tenant', 'source', 'tag', 'unique_key', 'error', 'kind', 'payload',
+                             'since', 'until', 'retried') THEN
             RAISE EXCEPTION 'rouse.%: % is not a key of filters', p_name, quote_literal(left(entry.key, 140))
                 USING ERRCODE = 'invalid_parameter_value',
-                      HINT = 'The keys are state, handler, queue, tenant, source, error, kind, payload, since, until '
-                             'and retried.';
+                      HINT = 'The keys are state, handler, queue, tenant, source, tag, unique_key, error, kind, payload, '
+                             'since, until and retried.';
         END IF;
-        IF entry.key IN ('handler', 'queue', 'tenant', 'source', 'error', 'kind')
+        IF entry.key IN ('handler', 'queue', 'tenant', 'source', 'tag', 'unique_key', 'error', 'kind')
            AND (jsonb_typeof(entry.value) <> 'string' OR entry.word = '') THEN
             wrong := 'a text';
         ELSIF entry.key = 'state' THEN
@@ -112,6 +113,11 @@ BEGIN
         -- Names are columns of lanes; everything else is in the job.
         IF entry.key IN ('handler', 'queue') THEN
             lanes := lanes || format('l.%I = %L', entry.key, entry.word);
+        ELSIF entry.key = 'tag' THEN
+            lanes := lanes || format('l.tags @> ARRAY[%L]', entry.word);
+        ELSIF entry.key = 'unique_key' THEN
+            -- It stands behind the tenant, as in the view rouse.jobs.
+            condition := condition || format(' AND substr(k.unique_key, strpos(k.unique_key, ''/'') + 1) = %L', entry.word);
         ELSIF entry.key IN ('tenant', 'source') THEN
             condition := condition || format(' AND k.%I = %L', entry.key, entry.word);
         ELSIF entry.key = 'kind' THEN
@@ -189,13 +195,13 @@ BEGIN
         among := among || ' AND k.state <> ''succeeded''';
     END IF;
     IF f.is_live THEN
-        parts := parts || 'SELECT j.id, j.lane, j.state, j.tenant, j.source, j.payload, j.payload_at, NULL::jsonb AS error,
+        parts := parts || 'SELECT j.id, j.lane, j.state, j.tenant, j.source, j.unique_key, j.payload, j.payload_at, NULL::jsonb AS error,
                                   j.requested_at AS at, timestamptz ''infinity'' AS not_before,
                                   timestamptz ''-infinity'' AS not_after
                            FROM rouse.job AS j'::text;
     END IF;
     IF f.is_ended THEN
-        parts := parts || 'SELECT f.id, f.lane, f.state, f.tenant, f.source, f.payload, f.payload_at, f.error, f.finished_at AS at,
+        parts := parts || 'SELECT f.id, f.lane, f.state, f.tenant, f.source, f.unique_key, f.payload, f.payload_at, f.error, f.finished_at AS at,
                                   f.finished_at AS not_before, f.finished_at AS not_after
                            FROM rouse.finished AS f'::text;
     END IF;

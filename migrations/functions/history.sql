@@ -22,6 +22,12 @@ BEGIN
 END
 $$;
 
+-- Who did something: the login, and for whom it did that, as it says.
+CREATE OR REPLACE FUNCTION rouse._by(p_who text, p_reader text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_who || coalesce(' for ' || p_reader, '')
+$$;
+
 -- Allows this transaction to change history, and records the login and the reason. For the owner: other roles lack the rights to the tables
 -- anyway.
 CREATE OR REPLACE FUNCTION rouse.unlock_history(reason text) RETURNS void
@@ -105,9 +111,9 @@ BEGIN
             FROM rouse.attempt AS a
             WHERE a.ended_at >= starts AND a.ended_at < upto AND audit.who IS NULL
             UNION ALL
-            SELECT r.at, r.event, r.job, NULL, r.queue, NULL, nullif(r.attempt, 0), r.worker, r.who, r.detail
+            SELECT r.at, r.event, r.job, NULL, r.queue, NULL, nullif(r.attempt, 0), r.worker, rouse._by(r.who, r.reader), r.detail
             FROM rouse.record AS r
-            WHERE r.at >= starts AND r.at < upto AND (audit.who IS NULL OR r.who = audit.who)) AS e
+            WHERE r.at >= starts AND r.at < upto AND (audit.who IS NULL OR audit.who IN (r.who, r.reader))) AS e
         LEFT JOIN LATERAL (
             SELECT j.lane FROM rouse.job AS j WHERE j.id = e.job AND e.lane IS NULL
             UNION ALL

@@ -360,7 +360,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
                nullif(coalesce(f.error, '{}')
                       || jsonb_strip_nulls(jsonb_build_object('usage', rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest)))
                       || coalesce((
-                   SELECT jsonb_strip_nulls(jsonb_build_object('by', r.who) || coalesce(r.detail, '{}')) FROM rouse.record AS r
+                   SELECT jsonb_strip_nulls(jsonb_build_object('by', rouse._by(r.who, r.reader)) || coalesce(r.detail, '{}')) FROM rouse.record AS r
                    WHERE r.job = f.id AND r.event IN ('cancelled', 'completed', 'failed', 'deleted', 'purged') LIMIT 1), '{}'), '{}')
         FROM rouse.finished AS f WHERE f.id = history.id
         UNION ALL
@@ -371,7 +371,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
                     WHEN r.event = 'retried' THEN 2147483647
                     ELSE 2 * coalesce(r.attempt, 0) + 2 END,
                r.at, r.event, nullif(r.attempt, 0), r.worker,
-               nullif(coalesce(r.detail, '{}') || CASE WHEN r.who IS NULL THEN '{}' ELSE jsonb_build_object('by', r.who) END, '{}')
+               nullif(coalesce(r.detail, '{}') || CASE WHEN r.who IS NULL THEN '{}' ELSE jsonb_build_object('by', rouse._by(r.who, r.reader)) END, '{}')
         FROM rouse.record AS r
         -- The end of the job already contains these.
         WHERE r.job = history.id AND r.event NOT IN ('cancelled', 'completed', 'failed', 'purged')

@@ -396,7 +396,7 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT 'paused', format('Queue %s has been paused for %s%s.', q.name, rouse._duration(now - q.paused_at), (
-               SELECT ', by ' || r.who FROM rouse.record AS r
+               SELECT ', by ' || rouse._by(r.who, r.reader) FROM rouse.record AS r
                WHERE r.queue = q.name AND r.event = 'paused' AND r.at = q.paused_at LIMIT 1)),
            format('`rouse queue resume %s`', q.name), q.paused_at, NULL::timestamptz
     FROM rouse.queue AS q WHERE q.name = lane.queue AND q.paused_at IS NOT NULL;

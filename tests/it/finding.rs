@@ -81,7 +81,11 @@ async fn each_key_of_a_filter_restricts_a_search() {
         .query("SELECT rouse.complete($1)", &[&c])
         .await
         .unwrap();
-    let d = enqueue_sql(&client, "'x', source => 's', queue => 'q'").await;
+    let d = enqueue_sql(
+        &client,
+        "'x', source => 's', queue => 'q', tags => '{gpu,big}', unique_key => 'k/1', tenant => 'a/b'",
+    )
+    .await;
     let sql = "SELECT nextval('rouse.turn_seq')";
     let row = client.query_one(sql, &[]).await.unwrap();
     let e: i64 = row.get(0);
@@ -102,6 +106,10 @@ async fn each_key_of_a_filter_restricts_a_search() {
         (json!({"queue": "q"}), vec![d, a]),
         (json!({"tenant": "t"}), vec![a]),
         (json!({"source": "s"}), vec![d]),
+        (json!({"tag": "gpu"}), vec![d]),
+        (json!({"tag": "gpu", "queue": "other"}), vec![]),
+        (json!({"unique_key": "k/1"}), vec![d]),
+        (json!({"unique_key": "k"}), vec![]),
         (json!({"error": "refused by 'H"}), vec![a]),
         (json!({"error": "%"}), vec![]),
         (json!({"kind": "timed_out"}), vec![e]),

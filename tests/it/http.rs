@@ -38,6 +38,7 @@ async fn start_at(address: &str) -> Running {
         metrics: install_metrics().unwrap(),
         invocations: None,
         jobs: None,
+        dashboard: None,
     };
     let (stop, stopped) = oneshot::channel();
     let server = tokio::spawn(serve(listener, pages, async {

@@ -4,6 +4,7 @@ mod support;
 
 mod adopt;
 mod audit;
+mod dashboard;
 mod database_metrics;
 mod deadlines;
 mod dependencies;

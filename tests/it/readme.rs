@@ -54,6 +54,7 @@ async fn the_calls_and_the_terminal_output_match_the_readme() {
     for shown in first(&page, "text").text.lines().skip(1) {
         let shown = match shown.split_once(':').map(|(word, _)| word.trim()) {
             Some(word @ ("postgres" | "metrics")) => format!("{word}: …"),
+            Some("open") => "open: http://…/ui/ (the dashboard)".to_owned(),
             Some("try") => "try: psql 'postgres://…'".to_owned(),
             Some("ready") => "ready: 1 handler from …/greet/handlers-wasm".to_owned(),
             _ => as_pattern(shown),

@@ -19,6 +19,7 @@ pub(super) use self::jobs::Jobs;
 use self::serves::Serves;
 use super::contract;
 use super::example;
+use super::host::dashboard;
 use super::host::invocations::Tokenless;
 use super::host::{Databases, Host, HostArgs, Written};
 use super::postgres::{Private, PrivateArgs};
@@ -143,6 +144,7 @@ fn print_ready(
             "url": url,
             "tcp_url": tcp_url,
             "http": http.map(|address| format!("http://{address}")),
+            "dashboard": http.and_then(dashboard::url),
             "handlers_dir": folder,
             "handlers": handlers.names(),
             "slow": handlers.slow,
@@ -150,6 +152,9 @@ fn print_ready(
         });
         writeln!(out, "{}", as_json(event))?;
     } else {
+        if let Some(url) = http.and_then(dashboard::url) {
+            writeln!(out, "open:     {url}   (the dashboard)")?;
+        }
         writeln!(out, "postgres: {url}")?;
         if let Some(url) = tcp_url {
             writeln!(out, "postgres: {url}")?;

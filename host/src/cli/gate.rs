@@ -1,15 +1,14 @@
 //! `rouse gate`: lists, shows, sets and drops gates.
 
-mod sentence;
 mod set;
 mod show;
 
 use std::process::ExitCode;
 
 use clap::{Args as ClapArgs, Subcommand};
+use rouse_display::gate::in_words;
 use serde_json::{Value, json};
 
-pub(super) use self::sentence::in_words;
 use super::each::{Done, Refusal, each};
 use super::list::List;
 use super::target::Target;

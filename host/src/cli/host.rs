@@ -1,5 +1,6 @@
 //! The host of `rouse dev` and `rouse serve`: a worker, its HTTP port, and signals.
 
+pub(super) mod dashboard;
 pub(super) mod invocations;
 
 use std::collections::BTreeMap;
@@ -167,6 +168,8 @@ pub(super) struct Host {
     invocations: Option<Invocations>,
     /// The callers that may read jobs.
     readers: Option<Access>,
+    /// True for `rouse dev`: whoever reaches this machine's loopback acts for the person who started it.
+    is_own: bool,
     /// The handlers that `rouse.toml` names.
     named: Named,
     /// The logins that run the SQL statements of handlers.
@@ -275,6 +278,7 @@ impl Host {
             metrics,
             invocations,
             readers: access,
+            is_own: is_dev,
             named: Named::of(&file),
             sql_logins,
             stop,
@@ -342,8 +346,27 @@ impl Host {
                 stopping: http_stop.clone(),
             })
         });
+        let address = self.http.as_ref().and_then(|it| it.local_addr().ok());
+        let dashboard = match address {
+            None => None,
+            Some(address) => dashboard::start(
+                databases.as_ref().map(|databases| &databases.connector),
+                Some(self.catalog.clone()),
+                address,
+                self.is_own,
+                http_stop.clone(),
+            )?,
+        };
+        // `rouse dev` prints it.
+        if let Some(url) = address
+            .filter(|_| dashboard.is_some() && !self.is_own)
+            .and_then(dashboard::url)
+        {
+            info!("the dashboard is on {url}");
+        }
         let http = self.http.map(|listener| {
             let pages = Pages {
+                dashboard,
                 readiness,
                 metrics: self.metrics,
                 invocations: self.invocations,

@@ -42,15 +42,21 @@ impl Token {
     pub fn new(text: &str) -> Result<Self, String> {
         if text.len() < TOKEN_CHARS_MIN || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(format!(
-                "the token for invocations must have at least {TOKEN_CHARS_MIN} visible ASCII characters, without spaces (`openssl rand -hex 32` makes one)"
+                "a token must have at least {TOKEN_CHARS_MIN} visible ASCII characters, without spaces (`openssl rand -hex 32` makes one)"
             ));
         }
         Ok(Self(Sha256::digest(text).into()))
     }
 
-    fn is(&self, shown: &str) -> bool {
+    /// True if this text is the token.
+    pub(crate) fn is(&self, shown: &str) -> bool {
         let shown: [u8; 32] = Sha256::digest(shown).into();
         self.0.ct_eq(&shown).into()
+    }
+
+    /// Its SHA-256: a secret that only its holders can derive.
+    pub(crate) fn hash(&self) -> &[u8; 32] {
+        &self.0
     }
 }
 
@@ -63,7 +69,7 @@ impl Access {
     /// Admits a request that runs something, or gives the reason why not.
     pub(super) fn admit(&self, headers: &HeaderMap) -> Result<(), Problem> {
         self.admit_caller(headers)?;
-        let kind = text(headers, header::CONTENT_TYPE).unwrap_or_default();
+        let kind = only_value(headers, header::CONTENT_TYPE).unwrap_or_default();
         let kind = kind.split(';').next().unwrap_or_default().trim();
         if !kind.eq_ignore_ascii_case("application/json") {
             return Err(Problem::new(
@@ -80,7 +86,7 @@ impl Access {
     pub(super) fn admit_caller(&self, headers: &HeaderMap) -> Result<(), Problem> {
         match self {
             Self::Token(token) => {
-                let shown = text(headers, header::AUTHORIZATION).and_then(bearer);
+                let shown = only_value(headers, header::AUTHORIZATION).and_then(bearer);
                 if !shown.is_some_and(|shown| token.is(shown)) {
                     return Err(Problem::new(
                         StatusCode::UNAUTHORIZED,
@@ -95,7 +101,7 @@ impl Access {
                         "the header `{name}` shows that the call comes through a proxy, so anyone may have sent it; behind a proxy, set a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml)"
                     )));
                 }
-                let host = text(headers, header::HOST).unwrap_or_default();
+                let host = only_value(headers, header::HOST).unwrap_or_default();
                 if !is_this_machine(host) {
                     return Err(foreign(format!(
                         "the header `host` is {host:?}; without a token it must be localhost or a loopback address"
@@ -103,7 +109,7 @@ impl Access {
                 }
                 let own = format!("http://{host}");
                 if headers.contains_key(header::ORIGIN)
-                    && text(headers, header::ORIGIN) != Some(&own)
+                    && only_value(headers, header::ORIGIN) != Some(&own)
                 {
                     return Err(foreign(
                         "the call comes from a page of another origin".to_string(),
@@ -116,14 +122,14 @@ impl Access {
 }
 
 /// True for an address that only this machine reaches.
-pub(super) fn is_loopback(address: SocketAddr) -> bool {
+pub(crate) fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
 /// Admits a request only if nobody else can let the name in its `host` header resolve to this machine. Otherwise a page
 /// whose own name resolves to this machine (DNS rebinding) could read the response.
 pub(super) async fn only_from_this_machine(request: Request, next: Next) -> Response {
-    let host = text(request.headers(), header::HOST).unwrap_or_default();
+    let host = only_value(request.headers(), header::HOST).unwrap_or_default();
     if is_this_machine(host) {
         return next.run(request).await;
     }
@@ -138,13 +144,13 @@ fn foreign(message: String) -> Problem {
 }
 
 /// True for headers that proxies and tunnels add to requests.
-fn is_from_a_proxy(name: &HeaderName) -> bool {
+pub(crate) fn is_from_a_proxy(name: &HeaderName) -> bool {
     let name = name.as_str();
     name.starts_with("x-forwarded-") || ["forwarded", "via", "x-real-ip"].contains(&name)
 }
 
 /// The value of a header that occurs exactly once.
-fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+pub(crate) fn only_value(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     let mut all = headers.get_all(name).iter();
     match (all.next(), all.next()) {
         (Some(only), None) => only.to_str().ok(),
@@ -160,7 +166,7 @@ fn bearer(authorization: &str) -> Option<&str> {
 }
 
 /// True for a name that nobody else can let resolve to this machine.
-fn is_this_machine(host: &str) -> bool {
+pub(crate) fn is_this_machine(host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else {
         return false;
     };

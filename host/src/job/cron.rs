@@ -13,6 +13,16 @@ use jiff::{SignedDuration, Timestamp, Unit, Zoned};
 /// The longest expression, characters; as in the database.
 const CHARS_MAX: usize = 200;
 
+/// A cron expression in English, as far as it can be described; empty if it cannot be parsed.
+pub fn in_words(expression: &str) -> String {
+    let parser = CronParser::builder()
+        .seconds(Seconds::Optional)
+        .year(Year::Disallowed)
+        .build();
+    let cron = parser.parse(expression);
+    cron.map(|cron| cron.describe()).unwrap_or_default()
+}
+
 /// When a schedule is due.
 #[derive(Debug, Clone)]
 pub struct DueTimes {

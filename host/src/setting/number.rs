@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::duration;
-
 /// A field, by its type; the type decides how `rouse.toml` writes it.
 #[derive(Debug)]
 pub enum Field<'a> {
@@ -72,7 +70,7 @@ impl fmt::Display for Number {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Whole(count) => write!(f, "{count}"),
-            Self::Time(time) => f.write_str(&duration::shown(*time)),
+            Self::Time(time) => f.write_str(&rouse_display::when::in_days(*time)),
             Self::Ratio(ratio) => write!(f, "{ratio}"),
         }
     }

@@ -45,6 +45,30 @@ impl Store {
         Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
+    /// What people did, the newest first: `at`, `event`, `job`, `queue`, `handler`, `by`, `detail`. `since`: how far back
+    /// from `before`, which is a time of the database (`None`: now); `who`: only this login, or this reader of the
+    /// dashboard. `None` if the login may not read it.
+    pub async fn records_of_people(
+        &self,
+        since: Duration,
+        before: Option<&str>,
+        who: Option<&str>,
+        limit: i32,
+    ) -> Result<Option<Vec<Value>>, StoreError> {
+        let result = self
+            .query(
+                include_str!("records_of_people.sql"),
+                &[
+                    (&millis(since), Type::INT8),
+                    (&before, Type::TEXT),
+                    (&who, Type::TEXT),
+                    (&limit, Type::INT4),
+                ],
+            )
+            .await;
+        Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
+    }
+
     /// The events of one job, the oldest first; empty if the job does not exist or is no longer kept. `None` if the
     /// login may not read it.
     pub async fn audit_job(&self, id: JobId) -> Result<Option<Vec<Value>>, StoreError> {

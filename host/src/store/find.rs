@@ -41,6 +41,18 @@ impl Store {
         before: Option<i64>,
         limit: i32,
     ) -> Result<FoundJobs, StoreError> {
+        self.search_jobs_among(filter, before, limit, EXAMINED_MAX)
+            .await
+    }
+
+    /// The same, of at most `look_at` jobs.
+    pub async fn search_jobs_among(
+        &self,
+        filter: &Value,
+        before: Option<i64>,
+        limit: i32,
+        look_at: i32,
+    ) -> Result<FoundJobs, StoreError> {
         let rows = self
             .query(
                 "SELECT ids, looked_at, next_before, looked_back_to FROM rouse.search_jobs($1, $2, $3, $4)",
@@ -48,7 +60,7 @@ impl Store {
                     (&JsonText(filter.to_string()), Type::JSONB),
                     (&before, Type::INT8),
                     (&limit, Type::INT4),
-                    (&EXAMINED_MAX, Type::INT4),
+                    (&look_at, Type::INT4),
                 ],
             )
             .await?;

@@ -17,6 +17,8 @@ pub struct Listing {
     pub before: Option<i64>,
     /// The maximum number of jobs; the newest are taken.
     pub limit: i32,
+    /// How many jobs are examined at most, for instance [`EXAMINED_MAX`].
+    pub look_at: i32,
 }
 
 /// Jobs, and how far back the search went.
@@ -29,10 +31,15 @@ pub struct Listed {
 }
 
 impl Store {
-    /// The newest jobs that match, live or finished, of the [`EXAMINED_MAX`] newest.
+    /// The newest jobs that match, live or finished, of the newest that are examined.
     pub async fn jobs(&self, listing: &Listing) -> Result<Listed, StoreError> {
         let found = self
-            .search_jobs(&listing.filter, listing.before, listing.limit)
+            .search_jobs_among(
+                &listing.filter,
+                listing.before,
+                listing.limit,
+                listing.look_at,
+            )
             .await?;
         let rows = self
             .query(include_str!("jobs.sql"), &[(&found.ids, Type::INT8_ARRAY)])

@@ -1,5 +1,5 @@
 -- The listing of these jobs ($1), the newest first: live and finished ones, each looked up in the primary key of rouse.job and in
--- finished_id of each partition. For a job that is running or waits for a retry, `attempts_max` is the maximum number of attempts, if an
+-- finished_id of each partition. `error` has the beginning of the message; `wait` is what a suspended job waits for. For a job that is running or waits for a retry, `attempts_max` is the maximum number of attempts, if an
 -- earlier attempt has recorded it.
 SELECT to_jsonb(j) || CASE WHEN j.finished_at IS NULL AND j.attempt > 0
        THEN jsonb_build_object('attempts_max', coalesce(
@@ -8,16 +8,18 @@ SELECT to_jsonb(j) || CASE WHEN j.finished_at IS NULL AND j.attempt > 0
             ORDER BY a.attempt DESC LIMIT 1))) ELSE '{}' END
 FROM (
     SELECT w.id, w.state, l.handler, l.queue, l.priority, l.tags, w.tenant, w.source, w.attempt, w.uncounted, w.max_attempts,
-           w.requested_at, w.available_at, w.claimed_at, w.finished_at,
+           w.requested_at, w.available_at, w.claimed_at, w.finished_at, w.wait,
+           CASE WHEN w.error IS NOT NULL THEN jsonb_build_object('kind', w.error -> 'kind', 'message', left(w.error ->> 'message', 500)) END AS error,
            CASE WHEN w.lease_until < clock_timestamp() THEN w.lease_until END AS orphaned_at
     FROM unnest($1) AS asked(id)
     CROSS JOIN LATERAL (
         SELECT j.id, j.lane, j.state, j.tenant, j.source, j.attempt, j.uncounted, j.max_attempts,
-               j.requested_at, j.available_at, j.claimed_at, NULL::timestamptz AS finished_at, j.lease_until
+               j.requested_at, j.available_at, j.claimed_at, NULL::timestamptz AS finished_at, j.lease_until, NULL::jsonb AS error,
+               CASE WHEN j.turn IS NULL AND j.fence IS NULL THEN j.wait END AS wait
         FROM rouse.job AS j WHERE j.id = asked.id
         UNION ALL
         SELECT f.id, f.lane, f.state, f.tenant, f.source, f.attempt, f.uncounted, f.max_attempts,
-               f.requested_at, f.available_at, f.claimed_at, f.finished_at, NULL
+               f.requested_at, f.available_at, f.claimed_at, f.finished_at, NULL, f.error, NULL
         FROM rouse.finished AS f WHERE f.id = asked.id) AS w
     CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = w.lane LIMIT 1) AS l) AS j
 ORDER BY j.id DESC

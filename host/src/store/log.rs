@@ -3,10 +3,15 @@
 use std::time::Duration;
 
 use postgres_types::ToSql;
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
+use super::fleet::allowed;
 use super::{Store, StoreError, millis};
 use crate::job::{Attempt, JobId};
+
+/// How many lines a page shows.
+pub const NEWEST_LINES: i32 = 500;
 
 /// A log line of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +43,18 @@ pub struct LoggedLine {
     pub level: String,
     /// The line.
     pub text: String,
+}
+
+impl LoggedLine {
+    fn of(row: &Row) -> Self {
+        Self {
+            attempt: row.get(0),
+            line: row.get(1),
+            at: row.get(2),
+            level: row.get(3),
+            text: row.get(4),
+        }
+    }
 }
 
 /// The record that `rouse.append_log` takes.
@@ -85,6 +102,18 @@ impl Store {
         Ok(usize::try_from(kept).unwrap_or(0))
     }
 
+    /// The [`NEWEST_LINES`] newest lines of all attempts at a job, in order; none if the login may not read them.
+    pub async fn newest_log(&self, id: JobId) -> Result<Vec<LoggedLine>, StoreError> {
+        let rows = self
+            .query(
+                include_str!("newest_log.sql"),
+                &[(&id.0, Type::INT8), (&NEWEST_LINES, Type::INT4)],
+            )
+            .await;
+        let rows = allowed(rows)?.unwrap_or_default();
+        Ok(rows.iter().map(LoggedLine::of).collect())
+    }
+
     /// The lines of all attempts at a job, in order, after this line of this attempt (0, 0: from the start), at most
     /// 1,000 lines.
     pub async fn job_log(
@@ -102,15 +131,6 @@ impl Store {
                 ],
             )
             .await?;
-        Ok(rows
-            .iter()
-            .map(|row| LoggedLine {
-                attempt: row.get(0),
-                line: row.get(1),
-                at: row.get(2),
-                level: row.get(3),
-                text: row.get(4),
-            })
-            .collect())
+        Ok(rows.iter().map(LoggedLine::of).collect())
     }
 }

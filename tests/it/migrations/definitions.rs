@@ -283,14 +283,15 @@ async fn every_public_function_has_a_comment_and_none_is_executable_by_public() 
         Vec::<String>::new(),
         "functions that PUBLIC may execute"
     );
-    // Internal functions start with _ and trust their caller. One only formats numbers, and one reads what its caller
-    // may read.
+    // Internal functions start with _ and trust their caller. Two only format values, and one reads what its
+    // caller may read.
     assert_eq!(
         list(&format!(
             "{granted} AND starts_with(p.proname, '_') ORDER BY 1"
         ))
         .await,
         [
+            "rouse._by(text,text)",
             "rouse._payload(bigint,jsonb,timestamp with time zone)",
             "rouse._usage(bigint,bigint,integer,bigint,bigint,bytea)"
         ]

@@ -1,6 +1,7 @@
 //! The foundation of the tests: a private Postgres, a database per test, the `rouse` binary as a child process.
 
 mod attempt;
+pub(crate) mod browser;
 pub(crate) mod claims;
 mod cluster;
 pub(crate) mod database;

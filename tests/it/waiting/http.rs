@@ -34,6 +34,7 @@ async fn start(store: Store, ends: Ends) -> Server {
     let stopping = CancellationToken::new();
     tokio::spawn(ends.clone().look_forever(store));
     let pages = Pages {
+        dashboard: None,
         readiness: Readiness::new(|| Report::new(Ok(()), Ok(()), false)),
         metrics: install_metrics().unwrap(),
         invocations: None,

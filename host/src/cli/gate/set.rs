@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
+use rouse_display::gate::{in_words, scope};
 
-use super::sentence::{in_words, scope};
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::cli::used::{warn_of_unused_handler, warn_of_unused_queue};

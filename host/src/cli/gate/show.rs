@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use rouse_display::gate::in_words;
 use serde_json::{Value, json};
 
-use super::sentence::in_words;
 use super::{EXIT_UNKNOWN, no_gate};
 use crate::cli::ago;
 use crate::cli::list::List;

@@ -1,8 +1,8 @@
 //! The gates that a module declares for a handler.
 
+use rouse_display::gate::in_words;
 use serde_json::{Value, json};
 
-use crate::cli::gate::in_words;
 use crate::cli::list::List;
 use crate::job::declared_gate::{DeclaredGate, names};
 

@@ -32,6 +32,14 @@ pub(super) struct Filter {
     #[arg(long, value_name = "NAME")]
     source: Option<String>,
 
+    /// Only jobs that require this tag
+    #[arg(long, value_name = "TAG")]
+    tag: Option<String>,
+
+    /// Only jobs with this unique key, of any tenant
+    #[arg(long, value_name = "KEY")]
+    unique_key: Option<String>,
+
     /// Only jobs that ended with an error whose message contains this text, ignoring case
     #[arg(long, value_name = "TEXT")]
     error: Option<String>,
@@ -137,6 +145,8 @@ impl Filter {
             ("handler", &self.handler),
             ("tenant", &self.tenant),
             ("source", &self.source),
+            ("tag", &self.tag),
+            ("unique_key", &self.unique_key),
             ("error", &self.error),
             ("kind", &self.kind),
         ] {

@@ -70,6 +70,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         looked_back_to,
     } = store
         .jobs(&Listing {
+            look_at: EXAMINED_MAX,
             filter: args.filter.at(store.now().await?),
             before: args.before,
             // One job more shows whether there are more.

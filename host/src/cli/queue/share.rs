@@ -178,7 +178,7 @@ pub(super) fn in_words(share: &Value) -> String {
     if let Some(age) = share["starvation_s"].as_u64().filter(|age| *age > 0) {
         text += &format!(
             "; after {} the oldest first",
-            duration::shown(Duration::from_secs(age))
+            rouse_display::when::in_days(Duration::from_secs(age))
         );
     }
     if let Some(most) = share["max_in_flight"].as_u64().filter(|most| *most > 0) {

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::cli::text::{plain, texts};
-use crate::duration;
+use crate::harmless::lines as plain;
+use crate::when;
 
 /// What a gate limits, without its handler and queue.
-pub(in crate::cli) fn in_words(gate: &Value) -> String {
+pub fn in_words(gate: &Value) -> String {
     let each = of_each(gate);
     let most = gate["most"].as_u64().unwrap_or_default();
     let (jobs, start) = match most {
@@ -70,7 +70,7 @@ pub(in crate::cli) fn in_words(gate: &Value) -> String {
 }
 
 /// The jobs to which a gate applies.
-pub(super) fn scope(gate: &Value) -> String {
+pub fn scope(gate: &Value) -> String {
     let handler = match gate["handler"].as_str() {
         Some(handler) => format!("handler {}", plain(handler)),
         None => "all handlers".to_owned(),
@@ -83,7 +83,8 @@ pub(super) fn scope(gate: &Value) -> String {
 
 /// For what each limit is: ` of each tenant`. Empty if there is one limit. Gates in enqueues keep tenants apart.
 fn of_each(gate: &Value) -> String {
-    let mut by: Vec<String> = texts(&gate["key"]).map(plain).collect();
+    let listed = gate["key"].as_array().into_iter().flatten();
+    let mut by: Vec<String> = listed.filter_map(Value::as_str).map(plain).collect();
     let is_in_enqueues = gate["kind"] == "singleton" || gate["kind"] == "debounce";
     if is_in_enqueues && by.iter().all(|by| by != "tenant") {
         by.insert(0, "tenant".to_owned());
@@ -95,7 +96,7 @@ fn of_each(gate: &Value) -> String {
 }
 
 fn time(ms: &Value) -> String {
-    duration::shown(Duration::from_millis(ms.as_u64().unwrap_or_default()))
+    when::in_days(Duration::from_millis(ms.as_u64().unwrap_or_default()))
 }
 
 #[cfg(test)]

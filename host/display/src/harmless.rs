@@ -6,7 +6,7 @@
 //! text contains none of them, so escaping it again changes nothing.
 
 /// True for control characters, and for marks that change the text direction or break a line.
-pub(crate) fn is_harmful(character: char) -> bool {
+pub fn is_harmful(character: char) -> bool {
     character.is_control()
         || matches!(
             character,
@@ -19,7 +19,7 @@ pub(crate) fn is_harmful(character: char) -> bool {
 }
 
 /// The text on one line: line breaks and tabs become spaces, and anything beyond `bytes_max` is cut.
-pub(crate) fn printable(text: &str, bytes_max: usize) -> String {
+pub fn printable(text: &str, bytes_max: usize) -> String {
     shown(text, bytes_max, |character| match character {
         '\n' | '\r' | '\t' => Some(' '),
         other => (!is_harmful(other)).then_some(other),
@@ -27,7 +27,7 @@ pub(crate) fn printable(text: &str, bytes_max: usize) -> String {
 }
 
 /// The text with its line breaks and tabs, for multi-line fields; anything beyond `bytes_max` is cut.
-pub(crate) fn paragraphs(text: &str, bytes_max: usize) -> String {
+pub fn paragraphs(text: &str, bytes_max: usize) -> String {
     shown(text, bytes_max, |character| match character {
         '\n' | '\t' => Some(character),
         other => (!is_harmful(other)).then_some(other),
@@ -35,24 +35,24 @@ pub(crate) fn paragraphs(text: &str, bytes_max: usize) -> String {
 }
 
 /// The text on one line, uncut: the caller has limited its length.
-pub(crate) fn line(text: &str) -> String {
+pub fn line(text: &str) -> String {
     printable(text, usize::MAX)
 }
 
 /// The text with its line breaks and tabs, uncut.
-pub(crate) fn lines(text: &str) -> String {
+pub fn lines(text: &str) -> String {
     paragraphs(text, usize::MAX)
 }
 
 /// The name of a file; line breaks are escaped too.
-pub(crate) fn name(text: &str) -> String {
+pub fn name(text: &str) -> String {
     shown(text, usize::MAX, |character| {
         (!is_harmful(character)).then_some(character)
     })
 }
 
 /// The same JSON with harmful characters as JSON escapes. A carriage return between two values becomes a space.
-pub(crate) fn json(text: &str) -> String {
+pub fn json(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

@@ -1,0 +1,60 @@
+//! The audit: who did what.
+
+use maud::{Markup, html};
+use serde_json::Value;
+
+use super::cells;
+use super::layout::Chrome;
+
+/// What is shown of the audit, as it was typed.
+#[derive(Debug, Clone, Default)]
+pub struct AuditQuery {
+    /// Only by this login, or for this reader; empty: all.
+    pub who: String,
+}
+
+/// The page. `next`: the time at which the next page starts.
+pub fn audit(chrome: &Chrome, filter: &AuditQuery, rows: &[Value], next: &str, now: f64) -> Markup {
+    let query = format!("who={}", chrome.encoded(&filter.who));
+    html! {
+        div class="title" { h1 { "Audit" } }
+        section class="card" {
+            form class="filters" method="get" action={ (chrome.base) "/audit" } {
+                label { "By" input type="search" name="who" value=(filter.who) placeholder="a login, or a reader" autocomplete="off" spellcheck="false"; }
+                button type="submit" class="main" { "Search" }
+            }
+        }
+        section class="card scroll" tabindex="0" aria-label="Events" {
+            @if rows.is_empty() { p { "Nobody changed anything in these 31 days." } }
+            @else {
+                table class="stack" {
+                    thead { tr { th { "When" } th { "Event" } th { "By" } th { "Job" } th { "Queue" } th { "Handler" } th { "Detail" } } }
+                    tbody {
+                        @for row in rows {
+                            tr {
+                                td class="keep" data-label="When" { (cells::time(&row["at"], now)) }
+                                td data-label="Event" { (cells::state(cells::text(row, "event"))) }
+                                td data-label="By" { (cells::plain(&row["by"])) }
+                                td class="keep" data-label="Job" { (cells::job(chrome, &row["job"])) }
+                                td data-label="Queue" { @if row["queue"].is_string() { (cells::queue(chrome, cells::text(row, "queue"))) } }
+                                td data-label="Handler" { @if row["handler"].is_string() { (cells::handler(chrome, cells::text(row, "handler"))) } }
+                                td class="message" data-label="Detail" { @if chrome.may_read_contents() { (detail(&row["detail"])) } }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        div class="more" { a class="button" href={ (chrome.base) "/audit?" (query) "&before=" (chrome.encoded(next)) } { "Older" } }
+    }
+}
+
+fn detail(detail: &Value) -> String {
+    match detail {
+        Value::Null => String::new(),
+        it => match it["message"].as_str() {
+            Some(message) => cells::beginning(message),
+            None => cells::beginning(&it.to_string()),
+        },
+    }
+}

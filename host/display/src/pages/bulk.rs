@@ -1,0 +1,119 @@
+//! Changes of many jobs: the question before, and the progress.
+
+use maud::{Markup, html};
+
+use super::cells;
+use super::filter::JobFilter;
+use super::layout::Chrome;
+
+/// A change of many jobs.
+#[derive(Debug, Clone, Default)]
+pub struct Bulk {
+    /// What is done, for instance `Retry`.
+    pub verb: &'static str,
+    /// What it has done with a job, for instance `retried`.
+    pub done_word: &'static str,
+    /// Who has asked for it; empty: the person at this machine.
+    pub who: String,
+    /// Jobs that it is for, if they were counted.
+    pub total: Option<i64>,
+    /// True if there are more, which were not counted.
+    pub at_least: bool,
+    /// Jobs that were changed.
+    pub done: i64,
+    /// Jobs that could not be changed: they had ended, were retried before, or a live job has their unique key.
+    pub refused: i64,
+    /// True if it goes on.
+    pub is_running: bool,
+    /// Why it has stopped early.
+    pub error: Option<String>,
+}
+
+/// The question. `total`: how many jobs match now; `now`: the time up to which they count.
+pub fn bulk_question(
+    chrome: &Chrome,
+    filter: &JobFilter,
+    bulk: &Bulk,
+    verb: &str,
+    now: f64,
+) -> Markup {
+    let total = match (bulk.total.unwrap_or_default(), bulk.at_least) {
+        (1, false) => "1 job".to_owned(),
+        (total, more) => format!(
+            "{}{} jobs",
+            cells::number(total),
+            if more { "+" } else { "" }
+        ),
+    };
+    html! {
+        div class="title" { h1 { (bulk.verb) " " (total) "?" } }
+        section class="card" {
+            p { "These are all jobs that match now: " code { (filter.words()) } }
+            form method="post" action={ (chrome.base) "/jobs/change" } class="inline" {
+                (chrome.token()) (filter.hidden())
+                input type="hidden" name="do" value=(verb);
+                input type="hidden" name="sure" value="yes";
+                input type="hidden" name="until-now" value=(now);
+                button type="submit" class="main" disabled[bulk.total == Some(0) && !bulk.at_least] { (bulk.verb) " " (total) }
+                a class="button" href={ (chrome.base) "/jobs?" (filter.query()) } { "Back" }
+            }
+        }
+    }
+}
+
+/// The progress.
+pub fn bulk(chrome: &Chrome, bulk: &Bulk) -> Markup {
+    let examined = bulk.done + bulk.refused;
+    html! {
+        div class="title" {
+            h1 { (bulk.verb) " jobs" }
+            (cells::state(match (&bulk.error, bulk.is_running) { (Some(_), _) => "failed", (None, true) => "running", (None, false) => "succeeded" }))
+        }
+        @if let Some(error) = &bulk.error { p class="notice bad" role="alert" { (cells::line(error)) } }
+        section class="card" {
+            @if bulk.is_running {
+                progress max=[bulk.total.filter(|_| !bulk.at_least).map(|total| total.max(1))] value=[(!bulk.at_least).then_some(examined)] aria-label="Jobs that are done" {}
+            }
+            p {
+                (cells::number(bulk.done)) " " (bulk.done_word)
+                @if let Some(total) = bulk.total { " of " (cells::number(total)) @if bulk.at_least { "+" } }
+                @if bulk.refused > 0 { "; " (cells::number(bulk.refused)) " could not be: they had ended, were retried before, or a live job has their unique key" }
+                "."
+                @if !bulk.who.is_empty() { " By " (cells::line(&bulk.who)) "." }
+            }
+            @if !bulk.is_running { p { a href={ (chrome.base) "/jobs" } { "To the jobs" } } }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::Role;
+    use super::*;
+
+    #[test]
+    fn the_question_has_the_count_and_the_whole_filter() {
+        let chrome = Chrome {
+            role: Role::Operator,
+            csrf: "t".into(),
+            ..Chrome::default()
+        };
+        let filter = JobFilter::of_states(&["failed"]).with("handler", "a.b");
+        let it = Bulk {
+            verb: "Retry",
+            total: Some(10_000),
+            at_least: true,
+            ..Bulk::default()
+        };
+        let page = bulk_question(&chrome, &filter, &it, "retry-all", 1.5).into_string();
+        for part in [
+            "Retry 10,000+ jobs?",
+            r#"name="state" value="failed""#,
+            r#"name="handler" value="a.b""#,
+            r#"value="1.5""#,
+            r#"value="t""#,
+        ] {
+            assert!(page.contains(part), "{part}: {page}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Handlers: which versions the fleet has, what they ask for and lack, how they do.
+
+use std::collections::BTreeMap;
+
+use maud::{Markup, html};
+use serde_json::Value;
+
+use super::cells;
+use super::layout::Chrome;
+use super::queues::backlog_table;
+use super::workers::digest;
+use crate::when;
+
+/// A handler as this host has loaded it.
+#[derive(Debug, Clone, Default)]
+pub struct Loaded {
+    /// Its name.
+    pub name: String,
+    /// What it asks for, one line for each capability.
+    pub asked: Vec<String>,
+    /// The lines that grant what it lacks, for `rouse.toml`; empty: nothing.
+    pub missing: String,
+}
+
+/// The list. `fleet`: rows of `rouse.handlers`; `waiting`: rows of `rouse.backlog` that no worker can run.
+pub fn handlers(chrome: &Chrome, fleet: &[Value], waiting: &[Value], loaded: &[Loaded]) -> Markup {
+    let mut versions: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
+    for row in fleet {
+        versions
+            .entry(cells::text(row, "handler"))
+            .or_default()
+            .push(row);
+    }
+    html! {
+        div class="title" { h1 { "Handlers" } }
+        @if !waiting.is_empty() {
+            section class="card scroll" tabindex="0" aria-label="Jobs that no worker can run" {
+                h2 { "No worker can run these" }
+                (backlog_table(chrome, waiting))
+            }
+        }
+        section class="card scroll" tabindex="0" aria-label="Handlers" {
+            @if versions.is_empty() { p { "No running worker has a handler: put *.wasm files into its folder." } }
+            @else {
+                table class="stack" {
+                    thead { tr { th { "Handler" } th { "Versions" } th { "Modules" } th class="number" { "Workers" } th class="number" { "Slots" } th { "Grants" } th { "Lacks" } } }
+                    tbody { @for (name, rows) in &versions { (row(chrome, name, rows, loaded)) } }
+                }
+            }
+        }
+    }
+}
+
+fn row(chrome: &Chrome, name: &str, rows: &[&Value], loaded: &[Loaded]) -> Markup {
+    let distinct = |key: &str| {
+        let mut all: Vec<String> = rows.iter().map(|row| cells::plain(&row[key])).collect();
+        all.sort();
+        all.dedup();
+        all
+    };
+    let slots: i64 = rows.iter().filter_map(|row| row["slots"].as_i64()).sum();
+    let parked = rows.iter().filter(|row| row["parked"].is_string()).count();
+    let digests = distinct("sha256");
+    let lacks = loaded
+        .iter()
+        .any(|it| it.name == name && !it.missing.is_empty());
+    html! {
+        tr id={ "handler-" (cells::line(name)) } {
+            td data-label="Handler" {
+                a class="row" href={ (chrome.base) "/handlers/" (chrome.encoded(name)) } { (cells::line(name)) }
+                @if parked > 0 { " " (cells::state("parked")) }
+            }
+            td class="keep" data-label="Versions" { (distinct("version").join(", ")) }
+            td class="keep" data-label="Modules" {
+                @for digest in &digests { span class="mono" { (digest.chars().take(12).collect::<String>()) } " " }
+                @if digests.len() > 1 { (cells::state("differ")) }
+            }
+            td class="number" data-label="Workers" { (rows.len()) }
+            td class="number" data-label="Slots" { (slots) }
+            td data-label="Grants" { (cells::joined(&rows[0]["grants"])) }
+            td data-label="Lacks" { @if lacks { (cells::state("grants")) } }
+        }
+    }
+}
+
+/// What is known of a handler.
+#[derive(Debug)]
+pub struct HandlerPage<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its rows of `rouse.handlers`.
+    pub fleet: &'a [Value],
+    /// Its rows of `rouse.backlog`.
+    pub backlog: &'a [Value],
+    /// What its newest ended jobs took: `jobs`, `failed`, and in seconds `wait_p50` and so on.
+    pub recent: &'a Value,
+    /// Its newest unsuccessful jobs.
+    pub errors: &'a [Value],
+    /// As this host has loaded it.
+    pub loaded: Option<&'a Loaded>,
+}
+
+/// One handler.
+pub fn handler(chrome: &Chrome, it: &HandlerPage<'_>, now: f64) -> Markup {
+    let HandlerPage {
+        name,
+        fleet,
+        backlog,
+        recent,
+        errors,
+        loaded,
+    } = *it;
+    let jobs = recent["jobs"].as_i64().unwrap_or_default();
+    let failed = recent["failed"].as_i64().unwrap_or_default();
+    let rate = match jobs {
+        0 => "–".to_owned(),
+        _ => format!("{:.1} %", failed as f64 * 100.0 / jobs as f64),
+    };
+    let took = |key: &str| recent[key].as_f64().map_or("–".to_owned(), when::took);
+    let encoded = chrome.encoded(name);
+    html! {
+        div class="title" { h1 { "Handler " (cells::line(name)) }
+            div class="actions" {
+                a class="button" href={ (chrome.base) "/jobs?handler=" (encoded) } { "Jobs" }
+                a class="button" href={ (chrome.base) "/jobs?state=failed&state=timed_out&handler=" (encoded) } { "Failed jobs" }
+            }
+        }
+        div class="stats" {
+            a class={ "stat" @if failed > 0 { " bad" } } href={ (chrome.base) "/jobs?state=failed&state=timed_out&handler=" (encoded) } {
+                b { (rate) } span { "failed, of its newest " (cells::number(jobs)) " jobs" }
+            }
+            div class="stat" { b { (took("wait_p50")) " · " (took("wait_p95")) } span { "wait p50 · p95" } }
+            div class="stat" { b { (took("run_p50")) " · " (took("run_p95")) } span { "run p50 · p95" } }
+            div class="stat" { b { (took("cpu_p50")) " · " (took("cpu_p95")) } span { "CPU time p50 · p95" } }
+        }
+        @if !errors.is_empty() {
+            section class="card scroll" tabindex="0" aria-label="Newest failures" {
+                h2 { "Newest failures" }
+                table class="stack" {
+                    thead { tr { th { "Job" } th { "State" } th { "Ended" } th { "Error" } } }
+                    tbody {
+                        @for job in errors {
+                            tr {
+                                td class="keep" data-label="Job" { (cells::job(chrome, &job["id"])) }
+                                td data-label="State" { (cells::state(cells::text(job, "state"))) }
+                                td class="keep" data-label="Ended" { (cells::time(&job["finished_at"], now)) }
+                                td class="message" data-label="Error" {
+                                    @if chrome.may_read_contents() { (cells::beginning(job["error"]["message"].as_str().unwrap_or_default())) }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        @if let Some(loaded) = loaded { (asked(loaded)) }
+        section class="card scroll" tabindex="0" aria-label="Backlog" { h2 { "Backlog" } (backlog_table(chrome, backlog)) }
+        section class="card scroll" tabindex="0" aria-label="Workers with the handler" {
+            h2 { "In the fleet" }
+            @if fleet.is_empty() { p { "No running worker has this handler." } }
+            @else {
+                table class="stack" {
+                    thead { tr { th { "Worker" } th { "State" } th { "Version" } th { "Module" } th { "Grants" } } }
+                    tbody {
+                        @for row in fleet {
+                            tr {
+                                td data-label="Worker" { (cells::worker(chrome, cells::text(row, "worker_id"))) }
+                                td data-label="State" {
+                                    (cells::state(cells::text(row, "state")))
+                                    @if let Some(why) = row["parked"].as_str() { " " (cells::state("parked")) " " (cells::line(why)) }
+                                }
+                                td class="keep" data-label="Version" { (cells::plain(&row["version"])) }
+                                td class="keep mono" data-label="Module" { (digest(&row["sha256"])) }
+                                td data-label="Grants" { (cells::joined(&row["grants"])) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn asked(loaded: &Loaded) -> Markup {
+    html! {
+        section class="card" {
+            h2 { "What it asks for" }
+            @if loaded.asked.is_empty() { p { "Nothing: it only computes." } }
+            ul { @for line in &loaded.asked { li { (cells::line(line)) } } }
+            @if !loaded.missing.is_empty() {
+                h3 { "It lacks these; add them to rouse.toml" }
+                pre { (crate::harmless::lines(&loaded.missing)) }
+            }
+        }
+    }
+}

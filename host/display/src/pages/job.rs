@@ -1,0 +1,469 @@
+//! One job: what it is, why it waits, what happened, what it said.
+
+use maud::{Markup, html};
+use serde_json::Value;
+
+use super::cells;
+use super::jobs::shown_state;
+use super::layout::Chrome;
+use super::timeline::timeline;
+use crate::harmless;
+use crate::when;
+
+/// Longer payloads and results are cut; a link leads to the whole.
+const CONTENT_BYTES_MAX: usize = 64 << 10;
+/// Deeper nesting is not indented further.
+const INDENTED_MAX: usize = 24;
+
+/// What is known of a job.
+#[derive(Debug, Clone, Default)]
+pub struct Job {
+    /// A row of `rouse.jobs` without payload and result, with its `history`.
+    pub record: Value,
+    /// The payload, as Postgres wrote it; `None` also if the reader may not see it.
+    pub payload: Option<String>,
+    /// The result, the same.
+    pub result: Option<String>,
+    /// Rows of `rouse.why`.
+    pub why: Vec<Value>,
+    /// The newest lines of its log.
+    pub log: Vec<LogRow>,
+    /// True if there are older lines.
+    pub has_older_lines: bool,
+}
+
+/// A line of a job's log.
+#[derive(Debug, Clone)]
+pub struct LogRow {
+    /// The attempt.
+    pub attempt: i32,
+    /// When it was written.
+    pub at: String,
+    /// `error`, `warn`, `info`, `debug`, `trace`, `stdout` or `stderr`.
+    pub level: String,
+    /// The line.
+    pub text: String,
+}
+
+/// The page.
+pub fn job(chrome: &Chrome, job: &Job, now: f64) -> Markup {
+    let record = &job.record;
+    let history = record["history"].as_array().map_or(&[][..], Vec::as_slice);
+    let is_live = matches!(cells::text(record, "state"), "queued" | "running");
+    html! {
+        div class="title" {
+            h1 { "Job " span class="mono" { (record["id"]) } " " (cells::handler(chrome, cells::text(record, "handler"))) }
+            (cells::state(shown_state(record)))
+            (progress(chrome, record))
+            div class="actions" { (actions(chrome, record)) }
+        }
+        @if !job.why.is_empty() { (why(&job.why)) }
+        (error(chrome, record))
+        section class="card" aria-label="Timeline" { (timeline(history, is_live, now)) }
+        div class="pair" {
+            section class="card" { h2 { "Facts" } (facts(chrome, record, now)) }
+            section class="card" { h2 { "History" } (events(chrome, history, now)) }
+        }
+        @if chrome.may_read_contents() {
+            (content(chrome, record, "Payload", "payload", job.payload.as_deref()))
+            (content(chrome, record, "Result", "result", job.result.as_deref()))
+            (log(job))
+        }
+        @if is_live { (more(chrome, record)) }
+        (commands(chrome, job))
+    }
+}
+
+fn progress(chrome: &Chrome, record: &Value) -> Markup {
+    let progress = &record["progress"];
+    html! {
+        @if let Some(percent) = progress["percent"].as_i64() {
+            span {
+                progress max="100" value=(percent) aria-label="Progress" {}
+                " " (percent) " % "
+                @if chrome.may_read_contents() { span class="soft" { (cells::beginning(cells::text(progress, "step"))) } }
+            }
+        }
+    }
+}
+
+fn actions(chrome: &Chrome, record: &Value) -> Markup {
+    let id = &record["id"];
+    let path = |action: &str| format!("/jobs/{id}/{action}");
+    html! {
+        @match cells::text(record, "state") {
+            "queued" => {
+                @if record["wait"].is_null() {
+                    (chrome.button(&path("run-now"), "Run now", "", ""))
+                }
+                (chrome.button(&path("cancel"), "Cancel", "Cancel this job?", "risky"))
+            }
+            "running" => (chrome.button(&path("cancel"), "Cancel", "Cancel this job? Its attempt is stopped.", "risky")),
+            _ => (chrome.button(&path("retry"), "Retry", "", "main")),
+        }
+    }
+}
+
+/// Why it waits, one sentence for each thing, with what would change it.
+fn why(reasons: &[Value]) -> Markup {
+    html! {
+        section class="card" id="why" {
+            h2 { "Why it waits" }
+            ul class="attention" {
+                @for reason in reasons {
+                    li {
+                        (cells::line(cells::text(reason, "sentence")))
+                        @if let Some(remedy) = reason["remedy"].as_str() {
+                            br; span class="soft" { "→ " } (with_code(remedy))
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A sentence in which `…` stands around commands.
+pub(super) fn with_code(sentence: &str) -> Markup {
+    html! {
+        @for (place, part) in cells::line(sentence).split('`').enumerate() {
+            @if place % 2 == 1 { code { (part) } } @else { (part) }
+        }
+    }
+}
+
+fn error(chrome: &Chrome, record: &Value) -> Markup {
+    let error = &record["error"];
+    if error.is_null() {
+        return html! {};
+    }
+    if !chrome.may_read_contents() {
+        return html! { p class="notice bad" { "The last attempt failed. Sign in to read the error." } };
+    }
+    let text = |key: &str| error[key].as_str().filter(|text| !text.is_empty());
+    let plain = error.as_str().map(harmless::lines);
+    html! {
+        section class="card" id="error" {
+            h2 { "Error" @if let Some(kind) = text("kind") { " " (cells::state(kind)) } }
+            pre { (plain.or_else(|| text("message").map(harmless::lines)).unwrap_or_default()) }
+            @if error["kind"] == "lost" && record["state"] == "failed" {
+                p { "It is quarantined, because it probably crashes the hosts that run it. Retry it once that is mended." }
+            }
+            @if let Some(trace) = text("backtrace") {
+                details id="backtrace" { summary { "Backtrace of the handler" } pre { (harmless::lines(trace)) } }
+            }
+            @if let Some(lines) = text("lines") {
+                h3 { "Lines for rouse.toml" }
+                pre { (harmless::lines(lines)) }
+            }
+        }
+    }
+}
+
+fn facts(chrome: &Chrome, record: &Value, now: f64) -> Markup {
+    let milliseconds = |value: &Value| value.as_f64().map(|ms| when::took(ms / 1e3));
+    let row = |name: &str, value: Markup| html! { @if !value.0.is_empty() { dt { (name) } dd { (value) } } };
+    let time = |key: &str| match record[key].is_string() {
+        true => cells::exact_time(&record[key], now),
+        false => html! {},
+    };
+    let ids = |list: &Value| {
+        html! {
+            @for id in list.as_array().into_iter().flatten() { (cells::job(chrome, id)) " " }
+        }
+    };
+    let after = match &record["after"] {
+        Value::Object(named) => html! {
+            @for (name, id) in named { (cells::line(name)) " " (cells::job(chrome, id)) " " }
+        },
+        list => ids(list),
+    };
+    html! {
+        dl class="facts" {
+            (row("Queue", cells::queue(chrome, cells::text(record, "queue"))))
+            (row("Priority", html! { (cells::plain(&record["priority"])) }))
+            (row("Tags", tags(&record["tags"])))
+            (row("Tenant", of(chrome, record, "tenant")))
+            (row("Source", of(chrome, record, "source")))
+            (row("Unique key", html! { (cells::plain(&record["unique_key"])) }))
+            (row("Attempt", attempt(record)))
+            (row("Retried from", cells::job(chrome, &record["retried_from"])))
+            (row("Parent", cells::job(chrome, &record["parent"])))
+            @if record["chain"] != record["id"] { (row("Chain", cells::job(chrome, &record["chain"]))) }
+            (row("After", after))
+            (row("Waits for", ids(&record["waits_for"])))
+            (row("Suspended", suspension(chrome, &record["wait"])))
+            (row("Lease", html! { @if let Some(lease) = milliseconds(&record["lease_ms"]) { (lease) } }))
+            (row("Timeout", html! { @if let Some(timeout) = milliseconds(&record["timeout_ms"]) { (timeout) } }))
+            (row("Has to end by", time("deadline_at")))
+            (row("Grants", html! { @if !record["grants"].is_null() { code { (cells::plain(&record["grants"])) } } }))
+            (row("Enqueued", time("requested_at")))
+            (row("Due", time("available_at")))
+            (row("Claimed", time("claimed_at")))
+            (row("Lease ended", time("orphaned_at")))
+            (row("Started", time("started_at")))
+            (row("Ended", time("finished_at")))
+            (row("Used", usage(&record["usage"])))
+        }
+    }
+}
+
+/// A value that links to the jobs which share it.
+fn of(chrome: &Chrome, record: &Value, key: &str) -> Markup {
+    let value = cells::text(record, key);
+    html! {
+        @if !value.is_empty() {
+            a href={ (chrome.base) "/jobs?" (key) "=" (chrome.encoded(value)) } { (cells::line(value)) }
+        }
+    }
+}
+
+pub(super) fn tags(list: &Value) -> Markup {
+    html! {
+        @for tag in list.as_array().into_iter().flatten() { span class="tag" { (cells::plain(tag)) } }
+    }
+}
+
+fn attempt(record: &Value) -> Markup {
+    let attempt = record["attempt"].as_i64().unwrap_or_default();
+    html! {
+        @if attempt > 0 {
+            (attempt)
+            @if let Some(most) = record["max_attempts"].as_i64() { " of " (most) }
+            @if record["uncounted"].as_i64().unwrap_or_default() > 0 {
+                ", of which " (record["uncounted"]) " do not count (lost or suspended)"
+            }
+
+        }
+    }
+}
+
+fn suspension(chrome: &Chrome, wait: &Value) -> Markup {
+    html! {
+        @if let Some(kind) = wait["kind"].as_str() {
+            (cells::line(kind)) " "
+            code { (cells::plain(&wait["name"])) }
+            @for id in wait["jobs"].as_array().into_iter().flatten() { " " (cells::job(chrome, id)) }
+        } @else if !wait.is_null() { code { (cells::plain(wait)) } }
+    }
+}
+
+pub(super) fn usage(used: &Value) -> Markup {
+    let number = |key: &str| used[key].as_u64().unwrap_or_default();
+    html! {
+        @if !used.is_null() {
+            (used["cpu_ms"]) " ms of CPU time, " (cells::bytes(number("memory_bytes"))) " of memory, "
+            (number("host_calls")) " host calls"
+            @if number("bytes_in") + number("bytes_out") > 0 {
+                ", " (cells::bytes(number("bytes_in"))) " received, " (cells::bytes(number("bytes_out"))) " sent"
+            }
+            @if let Some(digest) = used["sha256"].as_str() {
+                ", module " code { (digest.chars().take(12).collect::<String>()) }
+            }
+        }
+    }
+}
+
+fn events(chrome: &Chrome, history: &[Value], now: f64) -> Markup {
+    html! {
+        div class="scroll" tabindex="0" role="region" aria-label="History" {
+            table {
+                thead { tr { th { "When" } th { "Event" } th { "Attempt" } th { "Worker" } th { "Detail" } } }
+                tbody {
+                    @for event in history {
+                        tr {
+                            td class="keep" { (cells::time(&event["at"], now)) }
+                            td { (cells::state(cells::text(event, "event"))) }
+                            td class="number" { (cells::plain(&event["attempt"])) }
+                            td { @if !cells::text(event, "worker").is_empty() { (cells::worker(chrome, cells::text(event, "worker"))) } }
+                            td class="message" { (detail(chrome, &event["detail"])) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What an event of a history says beside its name.
+fn detail(chrome: &Chrome, detail: &Value) -> Markup {
+    let by = cells::text(detail, "by");
+    let retried_as = &detail["as"];
+    let names = ["step", "name", "run_at"];
+    let known = names.iter().map(|key| cells::plain(&detail[*key]));
+    let known = known.into_iter().find(|text| !text.is_empty());
+    let message = detail["message"]
+        .as_str()
+        .filter(|_| chrome.may_read_contents());
+    html! {
+        @if !by.is_empty() { "by " (cells::line(by)) @if message.is_some() { ": " } @else { " " } }
+        @if let Some(message) = message { (cells::beginning(message)) }
+        @else if retried_as.is_number() { "as " (cells::job(chrome, retried_as)) }
+        @else if let Some(known) = known { (known) }
+    }
+}
+
+fn content(chrome: &Chrome, record: &Value, title: &str, name: &str, text: Option<&str>) -> Markup {
+    let Some(text) = text else {
+        return html! {};
+    };
+    let is_cut = text.len() > CONTENT_BYTES_MAX;
+    let shown = &text[..text.floor_char_boundary(CONTENT_BYTES_MAX)];
+    html! {
+        section class="card" id=(name) {
+            h2 {
+                (title) " " small { (cells::bytes(text.len() as u64)) } " "
+                a href={ (chrome.base) "/jobs/" (record["id"]) "/" (name) } { "raw" }
+            }
+            pre tabindex="0" aria-label=(title) { (harmless::json(&indented(shown))) }
+            @if is_cut { p class="soft" { "Only the beginning is shown." } }
+        }
+    }
+}
+
+/// JSON with line breaks and indents. The text may be cut anywhere; nothing but white space between values changes, so
+/// numbers keep all their digits.
+pub(super) fn indented(json: &str) -> String {
+    let mut out = String::with_capacity(json.len() * 2);
+    let mut depth = 0_usize;
+    let (mut in_string, mut escaped) = (false, false);
+    let mut chars = json.chars().peekable();
+    let line = |out: &mut String, depth: usize| {
+        out.push('\n');
+        out.extend(std::iter::repeat_n("  ", depth.min(INDENTED_MAX)));
+    };
+    while let Some(char) = chars.next() {
+        if in_string {
+            out.push(char);
+            in_string = escaped || char != '"';
+            escaped = !escaped && char == '\\';
+            continue;
+        }
+        match char {
+            '"' => {
+                in_string = true;
+                out.push(char);
+            }
+            '{' | '[' => {
+                out.push(char);
+                while chars.next_if(|next| next.is_whitespace()).is_some() {}
+                if chars.peek().is_some_and(|next| matches!(next, '}' | ']')) {
+                    out.extend(chars.next());
+                } else {
+                    depth += 1;
+                    line(&mut out, depth);
+                }
+            }
+            '}' | ']' => {
+                depth = depth.saturating_sub(1);
+                line(&mut out, depth);
+                out.push(char);
+            }
+            ',' => {
+                out.push(char);
+                while chars.next_if(|next| next.is_whitespace()).is_some() {}
+                line(&mut out, depth);
+            }
+            _ => out.push(char),
+        }
+    }
+    out
+}
+
+fn log(job: &Job) -> Markup {
+    html! {
+        section class="card" id="log" {
+            h2 { "Log" }
+            @if job.log.is_empty() { p class="soft" { "It has written nothing." } }
+            @else {
+                @if job.has_older_lines {
+                    p class="soft" { "Only the newest lines; all: " code { "rouse job logs " (job.record["id"]) } }
+                }
+                pre class="log" tabindex="0" aria-label="Log" {
+                    @for row in &job.log {
+                        span class="at" { (row.attempt) " " (cells::line(&row.at)) " " }
+                        span class=(match row.level.as_str() { "error" => "error", "warn" | "stderr" => "warn", _ => "" }) {
+                            (cells::line(&row.level)) " " (harmless::line(&row.text))
+                        }
+                        "\n"
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A form of [`more`]: the action, its button, a question before it is sent, and its fields (name, label, value).
+type MoreForm<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, &'a str, &'a str)]);
+
+/// What is done rarely, and needs a text.
+fn more(chrome: &Chrome, record: &Value) -> Markup {
+    let forms: [MoreForm<'_>; 3] = [
+        (
+            "signal",
+            "Send a signal",
+            "",
+            &[("name", "Name", ""), ("payload", "Payload (JSON)", "null")],
+        ),
+        (
+            "complete",
+            "Complete",
+            "End this job as succeeded, with this result?",
+            &[("result", "Result (JSON)", "null")],
+        ),
+        (
+            "fail",
+            "Fail",
+            "End this job as failed, with this message?",
+            &[("message", "Message", "")],
+        ),
+    ];
+    html! {
+        @if chrome.may_act() {
+            details class="card" id="more" {
+                summary { "Signal, complete, fail" }
+                @for (action, label, asks, fields) in forms {
+                    form class="filters" method="post" action={ (chrome.base) "/jobs/" (record["id"]) "/" (action) } {
+                        (chrome.token())
+                        @for (name, label, value) in fields {
+                            label { (label) input type="text" name=(name) value=(value) required autocomplete="off" spellcheck="false"; }
+                        }
+                        button type="submit" data-ask=[(!asks.is_empty()).then_some(asks)] { (label) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The same job elsewhere: for a terminal, for psql.
+fn commands(chrome: &Chrome, job: &Job) -> Markup {
+    let record = &job.record;
+    let id = &record["id"];
+    let again = job.payload.as_ref().map(|payload| {
+        let literal = |text: &str| format!("'{}'", text.replace('\'', "''"));
+        let mut call = format!(
+            "SELECT rouse.enqueue({}, {}",
+            literal(cells::text(record, "handler")),
+            literal(payload)
+        );
+        for key in ["queue", "tenant", "source", "priority"] {
+            let value = cells::text(record, key);
+            let is_default = matches!((key, value), ("queue", "default") | ("priority", "normal"));
+            if !value.is_empty() && !is_default {
+                call += &format!(", {key} => {}", literal(value));
+            }
+        }
+        harmless::line(&call) + ");"
+    });
+    html! {
+        details class="card" id="commands" {
+            summary { "In a terminal, or in psql" }
+            p { (cells::command(&format!("rouse job {id}"))) }
+            p { (cells::command(&format!("SELECT * FROM rouse.history({id});"))) }
+            @if chrome.may_read_contents() && let Some(again) = again.filter(|call| call.len() < 4096) {
+                p { "Another one like it: " (cells::command(&again)) }
+            }
+        }
+    }
+}

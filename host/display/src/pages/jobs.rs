@@ -1,0 +1,224 @@
+//! The list of jobs, and what can be done with many of them.
+
+use maud::{Markup, html};
+use serde_json::Value;
+
+use super::cells;
+use super::filter::JobFilter;
+use super::layout::Chrome;
+
+/// What a search has found.
+#[derive(Debug, Clone, Default)]
+pub struct Found {
+    /// The newest first.
+    pub jobs: Vec<Value>,
+    /// The id after which the next page starts, if there may be more.
+    pub next_before: Option<i64>,
+    /// The search stopped here: the oldest job that was examined.
+    pub looked_back_to: Option<i64>,
+    /// True if the page does not start with the newest job.
+    pub is_later_page: bool,
+}
+
+/// The page.
+pub fn jobs(
+    chrome: &Chrome,
+    filter: &JobFilter,
+    found: &Result<Found, String>,
+    now: f64,
+) -> Markup {
+    html! {
+        div class="title" { h1 { "Jobs" } (states(chrome, filter)) }
+        section class="card" {
+            details id="filter" open[*filter != JobFilter::default()] {
+                summary { "Filter" }
+                (filter.form(chrome))
+            }
+        }
+        @match found {
+            Err(why) => p class="notice bad" role="alert" { (cells::line(why)) },
+            Ok(found) => (list(chrome, filter, found, now)),
+        }
+    }
+}
+
+/// Links to the usual searches.
+fn states(chrome: &Chrome, filter: &JobFilter) -> Markup {
+    let usual: [(&str, &[&str]); 5] = [
+        ("All", &[]),
+        ("Queued", &["queued"]),
+        ("Running", &["running"]),
+        ("Failed", &["failed", "timed_out"]),
+        ("Succeeded", &["succeeded"]),
+    ];
+    html! {
+        div class="actions" {
+            @for (label, states) in usual {
+                @let this = JobFilter::of_states(states);
+                a class="button" href={ (chrome.base) "/jobs?" (this.query()) }
+                    aria-current=[(this == *filter).then_some("true")] { (label) }
+            }
+        }
+    }
+}
+
+fn list(chrome: &Chrome, filter: &JobFilter, found: &Found, now: f64) -> Markup {
+    if found.jobs.is_empty() {
+        return html! {
+            section class="card" {
+                p {
+                    @match found.looked_back_to {
+                        Some(id) => { "No job matches among those down to " (id) ". " (older(chrome, filter, id, "Search further back")) },
+                        None => "No job matches.",
+                    }
+                }
+            }
+        };
+    }
+    html! {
+        form id="selection" method="post" action={ (chrome.base) "/jobs/change" } {
+            @if chrome.may_act() { (chrome.token()) (filter.hidden()) (changes(filter)) }
+            section class="card scroll" tabindex="0" aria-label="Jobs" {
+                table class="stack" {
+                    thead { tr {
+                        @if chrome.may_act() {
+                            th { input type="checkbox" data-all aria-label="Select all jobs of this page"; }
+                        }
+                        th { "Job" } th { "State" } th { "Handler" } th { "Queue" } th { "Tenant" }
+                        th { "Tries" } th { "When" } th { "Error" }
+                    } }
+                    tbody {
+                        @for job in &found.jobs { (row(chrome, job, now)) }
+                    }
+                }
+            }
+        }
+        div class="more" {
+            @if found.is_later_page { a class="button" href={ (chrome.base) "/jobs?" (filter.query()) } { "Newest" } }
+            @if let Some(before) = found.next_before { (older(chrome, filter, before, "Older")) }
+            @if let Some(id) = found.looked_back_to {
+                span class="soft" { "Only jobs down to " (id) " were examined." }
+            }
+        }
+    }
+}
+
+fn older(chrome: &Chrome, filter: &JobFilter, before: i64, label: &str) -> Markup {
+    html! { a class="button" href={ (chrome.base) "/jobs?" (filter.query()) "&before=" (before) } { (label) } }
+}
+
+fn changes(filter: &JobFilter) -> Markup {
+    html! {
+        div class="more" {
+            button type="submit" name="do" value="retry" data-needs-chosen { "Retry" span data-chosen { "0" } }
+            button type="submit" name="do" value="cancel" class="risky" data-needs-chosen
+                data-ask="Cancel the selected jobs?" { "Cancel" span data-chosen { "0" } }
+            span class="soft" { "or all that match, after a count:" }
+            @if filter.is_of_ended() {
+                button type="submit" name="do" value="retry-all" { "Retry all …" }
+            } @else {
+                button type="submit" name="do" value="cancel-all" class="risky" { "Cancel all …" }
+            }
+        }
+    }
+}
+
+fn row(chrome: &Chrome, job: &Value, now: f64) -> Markup {
+    let state = cells::text(job, "state");
+    let when = ["finished_at", "claimed_at", "available_at", "requested_at"]
+        .into_iter()
+        .find(|key| job[*key].is_string());
+    let when = match state {
+        "queued" => "available_at",
+        _ => when.unwrap_or("requested_at"),
+    };
+    let error = job["error"]["message"].as_str().unwrap_or_default();
+    html! {
+        tr id={ "job-" (job["id"]) } {
+            @if chrome.may_act() {
+                td { input type="checkbox" name="id" value=(job["id"]) aria-label={ "Select job " (job["id"]) }; }
+            }
+            td class="keep" data-label="Job" { (cells::job(chrome, &job["id"])) }
+            td data-label="State" { (cells::state(shown_state(job))) }
+            td data-label="Handler" { (cells::handler(chrome, cells::text(job, "handler"))) }
+            td data-label="Queue" { (cells::queue(chrome, cells::text(job, "queue"))) }
+            td data-label="Tenant" { (cells::plain(&job["tenant"])) }
+            td class="keep" data-label="Tries" { (tries(job)) }
+            td class="keep" data-label="When" { (cells::time(&job[when], now)) }
+            td class="message" data-label="Error" {
+                @if chrome.may_read_contents() && !error.is_empty() {
+                    span class="cut" title=(cells::beginning(error)) { (cells::beginning(error)) }
+                }
+            }
+        }
+    }
+}
+
+/// The state, with what a queued job waits for.
+pub(super) fn shown_state(job: &Value) -> &str {
+    match cells::text(job, "state") {
+        "queued" if !job["wait"].is_null() => "suspended",
+        "queued" if job["attempt"].as_i64().unwrap_or_default() > 0 => "retry",
+        state => state,
+    }
+}
+
+fn tries(job: &Value) -> String {
+    let most = job["max_attempts"]
+        .as_i64()
+        .or(job["attempts_max"].as_i64());
+    match (job["attempt"].as_i64(), most) {
+        (None | Some(0), _) => String::new(),
+        (Some(attempt), Some(most)) => format!("{attempt} of {most}"),
+        (Some(attempt), None) => attempt.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::layout::Role;
+    use super::*;
+
+    fn found() -> Result<Found, String> {
+        Ok(Found {
+            jobs: vec![json!({
+                "id": 9_007_199_254_740_993_i64, "state": "failed", "handler": "a.b", "queue": "q", "tenant": "<img src=x onerror=alert(1)>",
+                "attempt": 2, "max_attempts": 3, "finished_at": "2026-11-28T15:00:00+00:00", "error": {"message": "</td><script>x"}
+            })],
+            next_before: Some(9_007_199_254_740_993),
+            ..Found::default()
+        })
+    }
+
+    #[test]
+    fn the_list_escapes_strangers_texts_and_hides_errors_from_guests() {
+        let mut chrome = Chrome::default();
+        let filter = JobFilter::of_states(&["failed"]);
+        let page = |chrome: &Chrome| jobs(chrome, &filter, &found(), 1.0).into_string();
+        let guest = page(&chrome);
+        assert!(
+            !guest.contains("script") && !guest.contains("<img"),
+            "{guest}"
+        );
+        assert!(!guest.contains("checkbox\" name=\"id\""));
+        chrome.role = Role::Operator;
+        let operator = page(&chrome);
+        assert!(operator.contains("&lt;script&gt;x") && operator.contains("Retry all"));
+        assert!(operator.contains("before=9007199254740993\""), "{operator}");
+    }
+
+    #[test]
+    fn without_jobs_the_page_says_how_far_the_search_went() {
+        let found = Ok(Found {
+            looked_back_to: Some(17),
+            ..Found::default()
+        });
+        let page = jobs(&Chrome::default(), &JobFilter::default(), &found, 1.0).into_string();
+        assert!(
+            page.contains("Search further back") && page.contains("before=17"),
+            "{page}"
+        );
+    }
+}

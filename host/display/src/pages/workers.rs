@@ -1,0 +1,159 @@
+//! Workers: what they run, when they were last seen, which versions they have.
+
+use maud::{Markup, html};
+use serde_json::Value;
+
+use super::cells;
+use super::layout::Chrome;
+
+/// More workers are not listed.
+const LISTED_MAX: usize = 500;
+
+/// The list, as `rouse workers --json` prints it.
+pub fn workers(chrome: &Chrome, workers: &[Value]) -> Markup {
+    html! {
+        div class="title" { h1 { "Workers" } }
+        section class="card scroll" tabindex="0" aria-label="Workers" {
+            @if workers.is_empty() { p { "No worker has registered yet: " code { "rouse serve" } " starts one." } }
+            @else {
+                table class="stack" {
+                    thead { tr {
+                        th { "Worker" } th { "State" } th { "Slots in use" } th { "Host" } th { "Version" } th { "Seen" }
+                        th class="number" { "Succeeded" } th class="number" { "Failed" } th { "Memory" }
+                    } }
+                    tbody { @for worker in workers.iter().take(LISTED_MAX) { (row(chrome, worker)) } }
+                }
+            }
+        }
+    }
+}
+
+fn row(chrome: &Chrome, worker: &Value) -> Markup {
+    let stats = &worker["stats"];
+    html! {
+        tr id={ "worker-" (cells::plain(&worker["worker_id"])) } {
+            td data-label="Worker" { a class="row" href={ (chrome.base) "/workers/" (chrome.encoded(cells::text(worker, "worker_id"))) } { (cells::plain(&worker["worker_id"])) } }
+            td data-label="State" { (cells::state(cells::text(worker, "state"))) (flags(worker)) }
+            td class="keep" data-label="Slots in use" { (slots(worker)) }
+            td data-label="Host" { (cells::plain(&worker["hostname"])) }
+            td class="keep" data-label="Version" { (cells::plain(&worker["version"])) }
+            td class="keep" data-label="Seen" { (seen(worker)) }
+            td class="number" data-label="Succeeded" { (cells::count(stats, "completed")) }
+            td class="number" data-label="Failed" { (cells::count(stats, "failed")) }
+            td class="keep" data-label="Memory" { @if let Some(memory) = stats["memory_bytes"].as_u64() { (cells::bytes(memory)) } }
+        }
+    }
+}
+
+fn seen(worker: &Value) -> String {
+    match worker["seen_s"].as_f64() {
+        Some(ago) => format!("{} ago", crate::when::short(ago)),
+        None => String::new(),
+    }
+}
+
+fn slots(worker: &Value) -> Markup {
+    let slots = worker["slots"].as_i64().unwrap_or_default();
+    html! {
+        @match worker["stats"]["active"].as_i64() {
+            Some(active) => {
+                meter min="0" max=(slots.max(1)) value=(active) aria-label={ "Slots in use: " (active) " of " (slots) } {}
+                " " (active) " of " (slots)
+            },
+            None => { "– of " (slots) },
+        }
+    }
+}
+
+/// What is unusual about it.
+fn flags(worker: &Value) -> Markup {
+    html! {
+        @if worker["limited"] == true { " " (cells::state("limited")) }
+        @if worker["stats"]["loading"] == true { " " (cells::state("loading")) }
+        @if worker["timeouts"].as_i64() > Some(0) { " " span class="state bad" { (worker["timeouts"]) " timed out" } }
+        @if worker["refused"].as_i64() > Some(0) { " " span class="state bad" { (worker["refused"]) " refused" } }
+    }
+}
+
+/// One worker: its incarnations, the newest first.
+pub fn worker(chrome: &Chrome, incarnations: &[Value], now: f64) -> Markup {
+    let Some(worker) = incarnations.first() else {
+        return html! {};
+    };
+    let stats = &worker["stats"];
+    let list = |key: &str, none: &str| match cells::joined(&worker[key]) {
+        text if text.is_empty() => none.to_owned(),
+        text => text,
+    };
+    html! {
+        div class="title" {
+            h1 { "Worker " (cells::plain(&worker["worker_id"])) }
+            (cells::state(cells::text(worker, "state"))) (flags(worker))
+        }
+        div class="stats" {
+            div class="stat" { b { (slots_in_words(worker)) } span { "slots in use" } }
+            div class="stat" { b { (cells::count(stats, "completed")) } span { "jobs succeeded" } }
+            div class="stat" { b { (cells::count(stats, "failed")) } span { "jobs failed" } }
+            div class="stat" { b { @if let Some(ms) = stats["average_ms"].as_f64() { (crate::when::took(ms / 1e3)) } @else { "–" } } span { "average attempt" } }
+            div class="stat" { b { @if let Some(cores) = stats["cpu_cores"].as_f64() { (format!("{cores:.2}")) } @else { "–" } } span { "cores" } }
+            div class="stat" { b { @if let Some(bytes) = stats["memory_bytes"].as_u64() { (cells::bytes(bytes)) } @else { "–" } } span { "memory" } }
+        }
+        @if worker["timeouts"].as_i64() > Some(0) {
+            p class="notice bad" {
+                (worker["timeouts"]) " attempts have timed out since " (cells::exact_time(&worker["timed_out_since"], now))
+                "; the last for job " (cells::job(chrome, &worker["timed_out_job"])) " "
+                (cells::handler(chrome, cells::text(worker, "timed_out_handler"))) ". "
+                (chrome.button(&format!("/workers/{}/clear-timeouts", chrome.encoded(cells::text(worker, "worker_id"))), "Clear", "", ""))
+            }
+        }
+        div class="pair" {
+            section class="card" {
+                h2 { "Facts" }
+                dl class="facts" {
+                    dt { "Host" } dd { (cells::plain(&worker["hostname"])) ", " (cells::plain(&worker["platform"])) }
+                    dt { "Version" } dd { (cells::plain(&worker["version"])) }
+                    dt { "Queues" } dd { (list("queues", "all")) }
+                    dt { "Tags" } dd { (list("tags", "none")) }
+                    dt { "Login" } dd { (cells::plain(&worker["login"])) }
+                    dt { "Registered" } dd { (cells::exact_time(&worker["registered_at"], now)) }
+                    dt { "Seen" } dd { (cells::exact_time(&worker["seen_at"], now)) }
+                    @if worker["draining_at"].is_string() { dt { "Draining" } dd { (cells::exact_time(&worker["draining_at"], now)) } }
+                    @if worker["ended_at"].is_string() { dt { "Ended" } dd { (cells::exact_time(&worker["ended_at"], now)) } }
+                    @if let Some(free) = stats["disk_free_bytes"].as_u64() { dt { "Free disk" } dd { (cells::bytes(free)) } }
+                    @if incarnations.len() > 1 { dt { "Earlier incarnations" } dd { (incarnations.len() - 1) } }
+                }
+            }
+            section class="card scroll" tabindex="0" aria-label="Handlers of the worker" {
+                h2 { "Handlers" }
+                table {
+                    thead { tr { th { "Handler" } th { "Version" } th { "Module" } th { "Grants" } } }
+                    tbody {
+                        @for (name, it) in worker["capabilities"].as_object().into_iter().flatten() {
+                            tr {
+                                td { (cells::handler(chrome, name)) @if it["parked"].is_string() { " " (cells::state("parked")) } }
+                                td class="keep" { (cells::plain(&it["version"])) }
+                                td class="keep mono" { (digest(&it["sha256"])) }
+                                td { (cells::joined(&it["grants"])) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn slots_in_words(worker: &Value) -> String {
+    let active = worker["stats"]["active"].as_i64();
+    format!(
+        "{} of {}",
+        active.map_or("–".to_owned(), |it| it.to_string()),
+        worker["slots"]
+    )
+}
+
+/// The first digits of a SHA-256, enough to tell files apart.
+pub(super) fn digest(sha256: &Value) -> String {
+    let digits = sha256.as_str().unwrap_or_default();
+    cells::line(&digits.chars().take(12).collect::<String>())
+}

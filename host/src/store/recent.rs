@@ -1,0 +1,68 @@
+//! What the newest ended jobs took, and which handlers fail: for the dashboard.
+
+use serde_json::Value;
+use tokio_postgres::types::Type;
+
+use super::fleet::allowed;
+use super::{Store, StoreError};
+
+/// How many of the newest jobs are examined. Without a handler, half a thousand are enough for percentiles.
+const NEWEST: i32 = 500;
+/// With a handler, which may have few of them.
+const NEWEST_OF_HANDLER: i32 = 10_000;
+/// How many of the newest unsuccessful jobs are examined.
+const NEWEST_UNSUCCESSFUL: i32 = 2_000;
+
+/// How many jobs have ended up to a time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EndedCounts {
+    /// The time, seconds since 1970.
+    pub at: f64,
+    /// All ended jobs, since Postgres' statistics began.
+    pub ended: i64,
+    /// Those that living workers count as failed. They report every 30 s.
+    pub failed: i64,
+}
+
+impl Store {
+    /// The newest ended jobs, of all handlers or of one: `jobs`, `failed`, and in seconds `wait_p50`, `wait_p95`,
+    /// `run_p50`, `run_p95`, `cpu_p50`, `cpu_p95`. `None` if this login may not read them.
+    pub async fn recent(&self, handler: Option<&str>) -> Result<Option<Value>, StoreError> {
+        let examined = match handler {
+            None => NEWEST,
+            Some(_) => NEWEST_OF_HANDLER,
+        };
+        let result = self
+            .query(
+                include_str!("recent.sql"),
+                &[(&handler, Type::TEXT), (&examined, Type::INT4)],
+            )
+            .await;
+        Ok(allowed(result)?.and_then(|rows| Some(rows.first()?.get(0))))
+    }
+
+    /// The handlers with unsuccessful jobs in the last hour: `handler`, `jobs`, `at_least`, `last_at`, `message`. `None`
+    /// if this login may not read them.
+    pub async fn failing(&self) -> Result<Option<Vec<Value>>, StoreError> {
+        let result = self
+            .query(
+                include_str!("failing.sql"),
+                &[(&NEWEST_UNSUCCESSFUL, Type::INT4)],
+            )
+            .await;
+        Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
+    }
+
+    /// How many jobs have ended. `None` if this login may not read it.
+    pub async fn ended_counts(&self) -> Result<Option<EndedCounts>, StoreError> {
+        let result = self.query(include_str!("ended_counts.sql"), &[]).await;
+        Ok(allowed(result)?.and_then(|rows| {
+            let row = rows.first()?;
+            Some(EndedCounts {
+                at: row.get(0),
+                ended: row.get(1),
+                failed: row.get(2),
+            })
+        }))
+    }
+}

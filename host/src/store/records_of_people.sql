@@ -1,0 +1,16 @@
+-- What people did in the $1 milliseconds before $2 (null: now), the newest first: of the login or reader $3, or of all (null). $4 rows, and
+-- those of the same time as the last one. Served by record_of_people; the jobs of the rows by their ids.
+SELECT jsonb_strip_nulls(jsonb_build_object(
+    'at', r.at, 'event', r.event, 'job', r.job, 'queue', coalesce(r.queue, l.queue), 'handler', l.handler,
+    'by', rouse._by(r.who, r.reader), 'detail', r.detail))
+FROM (SELECT * FROM rouse.record AS r
+      WHERE r.at < coalesce($2::text::timestamptz, clock_timestamp())
+        AND r.at >= coalesce($2::text::timestamptz, clock_timestamp()) - $1 * interval '1 millisecond'
+        AND r.who IS NOT NULL AND ($3::text IS NULL OR $3 IN (r.who, r.reader))
+      ORDER BY r.at DESC FETCH FIRST ($4) ROWS WITH TIES) AS r
+LEFT JOIN LATERAL (
+    SELECT j.lane FROM rouse.job AS j WHERE j.id = r.job
+    UNION ALL
+    SELECT f.lane FROM rouse.finished AS f WHERE f.id = r.job LIMIT 1) AS j ON true
+LEFT JOIN LATERAL (SELECT l.queue, l.handler FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l ON true
+ORDER BY r.at DESC, r.job DESC

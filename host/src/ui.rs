@@ -1,0 +1,358 @@
+//! The dashboard: reads rows, checks the reader's rights, sends the pages of `rouse-display`.
+//!
+//! It reads as `rouse … --json` does, through a store of its own, so that readers never wait for a worker's connection
+//! or the other way round. It never writes except for an operator's form ([`actions`]). What several readers look at is
+//! read once ([`cached`]), and every read is followed by a pause in proportion to what it took, so that ten open pages
+//! cost the database what one does.
+
+mod access;
+mod actions;
+mod bulk;
+mod cached;
+mod live;
+mod reads;
+mod samples;
+mod views;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, RawQuery, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Redirect, Response};
+use axum::routing::{get, post};
+use rouse_display::pages::{self, Chrome, Pairs, Role, live_main, message, page};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::sandbox::Catalog;
+use crate::store::Store;
+
+use access::Reader;
+pub use access::{Access, Proxy, Tokens};
+use bulk::Bulks;
+use live::Streams;
+use reads::Reads;
+use views::{Problem, Shown, View};
+
+/// The path of the dashboard.
+pub const PATH: &str = "/ui";
+/// Connections of readers: pages and their updates.
+pub const CONNECTIONS_MAX: usize = 128;
+/// Pages that are read for guests at once.
+const GUEST_READS_MAX: usize = 2;
+/// The largest form: a selection of jobs, or the result of one.
+const FORM_BYTES_MAX: usize = 4 << 20;
+/// A token, and the page to go to.
+const SIGN_IN_BYTES_MAX: usize = 16 << 10;
+/// What a browser may do with a page: no inline script, no inline style, no frame, nothing from elsewhere.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+
+/// How this installation looks, and where it is.
+#[derive(Debug, Clone, Default)]
+pub struct Look {
+    /// Its name; empty: none.
+    pub instance: String,
+    /// Its colour, as `#rrggbb`; empty: none.
+    pub colour: String,
+    /// What stands before [`PATH`] in the addresses that browsers see, for instance `/ops`; empty: nothing.
+    pub prefix: String,
+}
+
+/// The dashboard. Cheap to clone.
+#[derive(Clone)]
+pub struct Ui {
+    reads: Arc<Reads>,
+    access: Arc<Access>,
+    look: Arc<Look>,
+    streams: Streams,
+    bulks: Bulks,
+    /// Pages that are read for guests: they leave connections to the others.
+    guests: Arc<Semaphore>,
+    stopping: CancellationToken,
+}
+
+impl std::fmt::Debug for Ui {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ui")
+            .field("look", &self.look)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Ui {
+    /// A dashboard of this database. `catalog`: the modules of this host, if it has any. It works until `stopping`.
+    pub fn start(
+        store: Store,
+        catalog: Option<Arc<Catalog>>,
+        access: Access,
+        look: Look,
+        stopping: CancellationToken,
+    ) -> Self {
+        let reads = Arc::new(Reads::new(store, catalog));
+        tokio::spawn(samples::sample_forever(reads.clone(), stopping.clone()));
+        Self {
+            reads,
+            access: Arc::new(access),
+            look: Arc::new(look),
+            streams: Streams::default(),
+            bulks: Bulks::default(),
+            guests: Arc::new(Semaphore::new(GUEST_READS_MAX)),
+            stopping,
+        }
+    }
+
+    /// The pages, and where they are.
+    pub fn router(self) -> Router {
+        let at = |path: &str| format!("{PATH}{path}");
+        let assets = Router::new()
+            .route(
+                &at("/assets/rouse.css"),
+                get(async || asset("text/css", pages::STYLE)),
+            )
+            .route(
+                &at("/assets/rouse.js"),
+                get(async || asset("text/javascript", pages::SCRIPT)),
+            )
+            .route(
+                &at("/assets/icon.svg"),
+                get(async || asset("image/svg+xml", pages::ICON)),
+            )
+            .route("/", get(to_the_overview))
+            .route(PATH, get(to_the_overview));
+        Router::new()
+            .route(
+                &at("/sign-in"),
+                get(actions::sign_in_page)
+                    .post(actions::sign_in)
+                    .layer(DefaultBodyLimit::max(SIGN_IN_BYTES_MAX)),
+            )
+            .route(&at("/sign-out"), post(actions::sign_out))
+            .route(&at("/live/"), get(live::stream))
+            .route(&at("/live/{*path}"), get(live::stream))
+            .route(&at("/jobs/{id}/payload"), get(views::payload))
+            .route(&at("/jobs/{id}/result"), get(views::result))
+            .route(&at("/"), get(show))
+            .route(&at("/{*path}"), get(show).post(actions::act))
+            .layer(DefaultBodyLimit::max(FORM_BYTES_MAX))
+            .layer(middleware::from_fn_with_state(self.clone(), admit))
+            .merge(assets)
+            .layer(middleware::map_response(hardened))
+            .with_state(self)
+    }
+
+    /// Where browsers find it.
+    fn base(&self) -> String {
+        format!("{}{PATH}", self.look.prefix)
+    }
+
+    /// The frame of a page for this reader.
+    fn chrome(&self, reader: &Reader) -> Chrome {
+        Chrome {
+            base: self.base(),
+            instance: self.look.instance.clone(),
+            colour: self.look.colour.clone(),
+            role: reader.role,
+            reader: reader.name.clone(),
+            csrf: self.access.form_token(reader),
+            can_sign_in: self.access.has_tokens(),
+            can_sign_out: reader.has_session,
+            version: asset_version(),
+            notice: reader.notice.clone(),
+        }
+    }
+}
+
+async fn to_the_overview(State(ui): State<Ui>) -> Redirect {
+    Redirect::to(&format!("{}/", ui.base()))
+}
+
+/// The path behind [`PATH`].
+fn path_of(uri: &Uri) -> &str {
+    uri.path().strip_prefix(PATH).unwrap_or_default()
+}
+
+/// Changes with the assets.
+fn asset_version() -> String {
+    use sha2::{Digest as _, Sha256};
+    static VERSION: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    let hash = || {
+        let mut hash = Sha256::new();
+        for asset in [pages::STYLE, pages::SCRIPT, pages::ICON] {
+            hash.update(asset);
+        }
+        let digest = hash.finalize();
+        digest
+            .iter()
+            .take(6)
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    };
+    VERSION.get_or_init(hash).clone()
+}
+
+fn asset(kind: &'static str, text: &'static str) -> Response {
+    // The address has their hash.
+    let headers = [
+        (header::CONTENT_TYPE, kind),
+        (header::CACHE_CONTROL, "public, max-age=31536000, immutable"),
+    ];
+    (headers, text).into_response()
+}
+
+/// Finds out who is reading, or refuses: before a body is read.
+async fn admit(State(ui): State<Ui>, mut request: axum::extract::Request, next: Next) -> Response {
+    let path = path_of(request.uri()).to_owned();
+    let is_sign_in = path == "/sign-in";
+    let is_form = !request.method().is_safe();
+    match ui
+        .access
+        .reader(request.method(), request.headers(), is_sign_in)
+    {
+        Ok(reader)
+            if is_form && reader.role < Role::Operator && !is_sign_in && path != "/sign-out" =>
+        {
+            let why = "You can read here, and change nothing.";
+            ui.problem_for(&reader, StatusCode::FORBIDDEN, "Not allowed", why)
+        }
+        Ok(reader) => {
+            // It is shown once. An action has a new one.
+            let had_notice = reader.notice.is_some() && !is_form;
+            request.extensions_mut().insert(reader);
+            let mut response = next.run(request).await;
+            if had_notice && !path.starts_with("/live") {
+                let gone = ui.access.no_notice(&ui.base());
+                response.headers_mut().append(header::SET_COOKIE, gone);
+            }
+            response
+        }
+        Err(access::Refused::SignIn) => {
+            let query = request.uri().query().map(|query| format!("?{query}"));
+            let next = format!("{path}{}", query.unwrap_or_default());
+            let next =
+                percent_encoding::utf8_percent_encode(&next, percent_encoding::NON_ALPHANUMERIC);
+            match request.method().is_safe() && !path.starts_with("/live") {
+                true => Redirect::to(&format!("{}/sign-in?next={next}", ui.base())).into_response(),
+                false => ui.problem(
+                    StatusCode::UNAUTHORIZED,
+                    "Sign in",
+                    "Sign in, and try again.",
+                ),
+            }
+        }
+        Err(access::Refused::Unnamed) => {
+            let why = "The proxy in front of the dashboard has not said who is reading (ROUSE_UI_USER_HEADER).";
+            ui.problem(StatusCode::FORBIDDEN, "Refused", why)
+        }
+        Err(access::Refused::Foreign(why)) => ui.problem(StatusCode::FORBIDDEN, "Refused", &why),
+    }
+}
+
+impl Ui {
+    /// A page with a sentence, for a reader who is not known.
+    fn problem(&self, status: StatusCode, title: &str, why: &str) -> Response {
+        self.problem_for(&Reader::default(), status, title, why)
+    }
+
+    /// The page of a problem. Guests do not get the words of the database, which can name servers and quote rows.
+    fn problem_page(&self, reader: &Reader, problem: &Problem) -> Response {
+        let is_hidden = problem.is_of_database && reader.role < Role::Viewer;
+        if problem.is_of_database {
+            tracing::warn!(
+                error = problem.why,
+                "a page of the dashboard cannot be read"
+            );
+        }
+        let why = match is_hidden {
+            true => "The log of the host has the reason.",
+            false => &problem.why,
+        };
+        self.problem_for(reader, problem.status, problem.title, why)
+    }
+
+    fn problem_for(&self, reader: &Reader, status: StatusCode, title: &str, why: &str) -> Response {
+        let main = live_main("", &message(title, why));
+        html(
+            status,
+            page(&self.chrome(reader), None, title, &main).into_string(),
+        )
+    }
+}
+
+fn html(status: StatusCode, text: String) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    (status, headers, text).into_response()
+}
+
+/// The headers of every response.
+async fn hardened(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "same-origin"),
+        (
+            HeaderName::from_static("cross-origin-opener-policy"),
+            "same-origin",
+        ),
+        (
+            HeaderName::from_static("cross-origin-resource-policy"),
+            "same-origin",
+        ),
+    ] {
+        headers
+            .entry(name)
+            .or_insert(HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// A page.
+async fn show(
+    State(ui): State<Ui>,
+    axum::Extension(reader): axum::Extension<Reader>,
+    uri: Uri,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let query = query.unwrap_or_default();
+    let chrome = ui.chrome(&reader);
+    let Some(view) = View::of(path_of(&uri)) else {
+        let why = format!("There is no page {}.", path_of(&uri));
+        return ui.problem_for(&reader, StatusCode::NOT_FOUND, "Not found", &why);
+    };
+    let _place = match reader.role {
+        Role::Nobody | Role::Guest => ui.guests.acquire().await.ok(),
+        Role::Viewer | Role::Operator => None,
+    };
+    match views::render(&ui, &chrome, &view, &pairs(&query)).await {
+        Ok(Shown {
+            title,
+            body,
+            is_live,
+        }) => {
+            let live = match is_live {
+                true => format!("{}/live{}?{query}", ui.base(), path_of(&uri)),
+                false => String::new(),
+            };
+            let main = live_main(&live, &body);
+            html(
+                StatusCode::OK,
+                page(&chrome, Some(view.place()), &title, &main).into_string(),
+            )
+        }
+        Err(problem) => ui.problem_page(&reader, &problem),
+    }
+}
+
+/// The decoded fields of a query or a form.
+fn pairs(query: &str) -> Pairs {
+    Pairs(
+        form_urlencoded::parse(query.as_bytes())
+            .into_owned()
+            .collect(),
+    )
+}

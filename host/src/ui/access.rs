@@ -1,0 +1,504 @@
+//! Decides who a reader is, and what that reader may do.
+//!
+//! A reader shows a token once and gets a signed cookie, or comes through a proxy that says who they are. Without tokens
+//! and proxy, this machine may read (and change, in `rouse dev`), and others see everything but contents, if the port is
+//! open to them at all. Every request that changes something needs a token of the page's form, and the headers by which
+//! browsers show that it comes from a page of this origin.
+
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::hmac;
+use rouse_display::pages::{Notice, Role, Tone};
+
+use crate::http::{Token, is_from_a_proxy, is_loopback, is_this_machine, only_value};
+
+/// How long a sign-in is valid.
+const SESSION: Duration = Duration::from_secs(12 * 3600);
+/// The cookie of a sign-in: role, end, name, signature.
+const SESSION_COOKIE: &str = "rouse_session";
+/// The cookie of what the last action has done.
+const NOTICE_COOKIE: &str = "rouse_notice";
+/// Longer notices would not fit a cookie, of which browsers keep 4 KiB.
+const NOTICE_BYTES_MAX: usize = 1500;
+/// Sign-ins that may be tried at once …
+const TRIES_MAX: f64 = 10.0;
+/// … and how soon another one may be.
+const TRY_EVERY: Duration = Duration::from_secs(3);
+
+/// The tokens by which readers sign in.
+#[derive(Debug, Clone, Default)]
+pub struct Tokens {
+    /// May read.
+    pub viewer: Option<Token>,
+    /// May also change.
+    pub operator: Option<Token>,
+}
+
+/// A proxy in front of the dashboard that has signed readers in.
+#[derive(Debug, Clone)]
+pub struct Proxy {
+    /// The header with the reader's name. The proxy must remove it from what readers send.
+    pub user_header: HeaderName,
+    /// The names that may change something; all others may read.
+    pub operators: Vec<String>,
+}
+
+/// Decides.
+pub struct Access {
+    tokens: Tokens,
+    proxy: Option<Proxy>,
+    /// What a reader without a sign-in may do, at most.
+    tokenless: Option<Role>,
+    on_loopback: bool,
+    /// Signs cookies and forms. Derived from the tokens, so that several hosts accept each other's.
+    key: hmac::Key,
+    tries: Mutex<(f64, Instant)>,
+}
+
+/// A reader.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Reader {
+    pub(super) role: Role,
+    /// The name; empty on this machine.
+    pub(super) name: String,
+    /// True with the cookie of a sign-in.
+    pub(super) has_session: bool,
+    /// What the last action has done.
+    pub(super) notice: Option<Notice>,
+}
+
+/// Why a request is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// Nobody may do this without a sign-in.
+    SignIn,
+    /// The proxy has not named the reader.
+    Unnamed,
+    /// It comes from elsewhere.
+    Foreign(String),
+}
+
+impl Access {
+    /// `address`: where the port is open. `is_own`: whoever reaches this machine's loopback acts for the person who
+    /// started this process (`rouse dev`, `rouse ui`).
+    pub fn new(tokens: Tokens, proxy: Option<Proxy>, address: SocketAddr, is_own: bool) -> Self {
+        let on_loopback = is_loopback(address);
+        let tokenless = match (&tokens.viewer, &proxy, on_loopback) {
+            (Some(_), ..) | (_, Some(_), _) => None,
+            (None, None, false) => Some(Role::Guest),
+            (None, None, true) if is_own && tokens.operator.is_none() => Some(Role::Operator),
+            (None, None, true) => Some(Role::Viewer),
+        };
+        let secret = match (&tokens.operator, &tokens.viewer) {
+            (None, None) => rand::random::<[u8; 32]>(),
+            (operator, viewer) => {
+                let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
+                for token in [operator, viewer] {
+                    hash.update(token.as_ref().map_or(&[0; 32][..], |token| token.hash()));
+                }
+                hash.finish()
+                    .as_ref()
+                    .try_into()
+                    .expect("SHA-256 has 32 bytes")
+            }
+        };
+        Self {
+            tokens,
+            proxy,
+            tokenless,
+            on_loopback,
+            key: hmac::Key::new(hmac::HMAC_SHA256, &secret),
+            tries: Mutex::new((TRIES_MAX, Instant::now())),
+        }
+    }
+
+    /// True if readers can sign in.
+    pub(super) fn has_tokens(&self) -> bool {
+        self.tokens.viewer.is_some() || self.tokens.operator.is_some()
+    }
+
+    /// The reader that sends this request, or why it is refused. `is_sign_in`: it is for the page to sign in, which needs nobody.
+    pub(super) fn reader(
+        &self,
+        method: &Method,
+        headers: &HeaderMap,
+        is_sign_in: bool,
+    ) -> Result<Reader, Refused> {
+        let host = only_value(headers, header::HOST).unwrap_or_default();
+        let is_proxied = headers.keys().any(is_from_a_proxy);
+        // Anybody's name can be made to resolve to this machine (DNS rebinding).
+        let is_here = self.on_loopback && !is_proxied && is_this_machine(host);
+        if self.on_loopback && !is_here && !self.has_tokens() && self.proxy.is_none() {
+            return Err(Refused::Foreign(format!(
+                "The header host is {host:?}, or the request came through a proxy. Without tokens (ROUSE_UI_OPERATOR_TOKEN, ROUSE_UI_VIEWER_TOKEN), \
+                 only this machine may read."
+            )));
+        }
+        if !method.is_safe() {
+            self.is_from_here(headers, host)?;
+        }
+        let signed_in = self
+            .session(headers)
+            .or_else(|| self.named_by_proxy(headers));
+        let tokenless = self.tokenless.filter(|_| is_here || !self.on_loopback);
+        let reader = match (signed_in, tokenless) {
+            (Some(reader), _) => reader,
+            (None, Some(role)) => Reader {
+                role,
+                ..Reader::default()
+            },
+            (None, None) if !self.has_tokens() => return Err(Refused::Unnamed),
+            (None, None) if is_sign_in => Reader::default(),
+            (None, None) => return Err(Refused::SignIn),
+        };
+        Ok(Reader {
+            notice: self.notice(headers),
+            ..reader
+        })
+    }
+
+    /// Whether a request that changes something comes from a page of this origin, as far as its headers show.
+    fn is_from_here(&self, headers: &HeaderMap, host: &str) -> Result<(), Refused> {
+        let foreign =
+            || Refused::Foreign("The request comes from a page of another origin.".into());
+        let site = HeaderName::from_static("sec-fetch-site");
+        match only_value(headers, site) {
+            Some("same-origin" | "none") => return Ok(()),
+            Some(_) => return Err(foreign()),
+            None => {}
+        }
+        // Behind a proxy, `host` may be the proxy's name for this host.
+        let forwarded = only_value(headers, HeaderName::from_static("x-forwarded-host"));
+        let origin = only_value(headers, header::ORIGIN).and_then(|it| it.split_once("://"));
+        match origin {
+            Some((_, origin)) if origin == host || Some(origin) == forwarded => Ok(()),
+            _ => Err(foreign()),
+        }
+    }
+
+    /// The token that forms of this reader's pages have; empty if the reader can change nothing.
+    pub(super) fn form_token(&self, reader: &Reader) -> String {
+        match reader.role {
+            Role::Operator => self.signature("form", &reader.name),
+            Role::Nobody | Role::Guest | Role::Viewer => String::new(),
+        }
+    }
+
+    /// True if a form has its token.
+    pub(super) fn is_form_of(&self, reader: &Reader, shown: &str) -> bool {
+        reader.role == Role::Operator && self.is_signed("form", &reader.name, shown)
+    }
+
+    /// The role of a token, and the cookie that shows it later. `Err`: how long to wait, after too many tries.
+    pub(super) fn sign_in(
+        &self,
+        shown: &str,
+        base: &str,
+        is_https: bool,
+    ) -> Result<Option<HeaderValue>, Duration> {
+        self.count_try()?;
+        let is = |token: &Option<Token>| token.as_ref().is_some_and(|token| token.is(shown));
+        let (role, name) = match (is(&self.tokens.operator), is(&self.tokens.viewer)) {
+            (true, _) => ("operator", "operator"),
+            (false, true) => ("viewer", "viewer"),
+            (false, false) => return Ok(None),
+        };
+        let until = now() + SESSION.as_secs();
+        let what = format!("{role}.{until}.{name}");
+        let value = format!("{what}.{}", self.signature("session", &what));
+        Ok(Some(cookie(
+            SESSION_COOKIE,
+            &value,
+            base,
+            SESSION,
+            is_https,
+        )))
+    }
+
+    /// The cookie that ends a sign-in.
+    pub(super) fn sign_out(&self, base: &str) -> HeaderValue {
+        cookie(SESSION_COOKIE, "", base, Duration::ZERO, false)
+    }
+
+    /// The cookie of what an action has done.
+    pub(super) fn notice_cookie(&self, notice: &Notice, base: &str) -> HeaderValue {
+        let tone = match notice.tone {
+            Tone::Good => "good",
+            Tone::Bad => "bad",
+            Tone::Plain => "plain",
+        };
+        let text = &notice.text[..notice.text.floor_char_boundary(NOTICE_BYTES_MAX)];
+        let what = format!("{tone}.{}", URL_SAFE_NO_PAD.encode(text));
+        let value = format!("{what}.{}", self.signature("notice", &what));
+        cookie(NOTICE_COOKIE, &value, base, Duration::from_secs(60), false)
+    }
+
+    /// The cookie that removes it.
+    pub(super) fn no_notice(&self, base: &str) -> HeaderValue {
+        cookie(NOTICE_COOKIE, "", base, Duration::ZERO, false)
+    }
+
+    fn count_try(&self) -> Result<(), Duration> {
+        let mut tries = self
+            .tries
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (left, at) = *tries;
+        let now = Instant::now();
+        let left =
+            (left + now.duration_since(at).as_secs_f64() / TRY_EVERY.as_secs_f64()).min(TRIES_MAX);
+        *tries = (left, now);
+        if left < 1.0 {
+            return Err(TRY_EVERY.mul_f64(1.0 - left));
+        }
+        tries.0 = left - 1.0;
+        Ok(())
+    }
+
+    fn session(&self, headers: &HeaderMap) -> Option<Reader> {
+        let value = find_cookie(headers, SESSION_COOKIE)?;
+        let (what, signature) = value.rsplit_once('.')?;
+        let mut parts = what.splitn(3, '.');
+        let (role, until, name) = (parts.next()?, parts.next()?, parts.next()?);
+        if until.parse::<u64>().ok()? < now() || !self.is_signed("session", what, signature) {
+            return None;
+        }
+        Some(Reader {
+            role: match role {
+                "operator" => Role::Operator,
+                _ => Role::Viewer,
+            },
+            name: name.to_owned(),
+            has_session: true,
+            notice: None,
+        })
+    }
+
+    fn named_by_proxy(&self, headers: &HeaderMap) -> Option<Reader> {
+        let proxy = self.proxy.as_ref()?;
+        let name =
+            only_value(headers, proxy.user_header.clone()).filter(|name| !name.is_empty())?;
+        Some(Reader {
+            role: match proxy.operators.iter().any(|operator| operator == name) {
+                true => Role::Operator,
+                false => Role::Viewer,
+            },
+            name: name.to_owned(),
+            has_session: false,
+            notice: None,
+        })
+    }
+
+    fn notice(&self, headers: &HeaderMap) -> Option<Notice> {
+        let value = find_cookie(headers, NOTICE_COOKIE)?;
+        let (what, signature) = value.rsplit_once('.')?;
+        if !self.is_signed("notice", what, signature) {
+            return None;
+        }
+        let (tone, text) = what.split_once('.')?;
+        Some(Notice {
+            tone: match tone {
+                "good" => Tone::Good,
+                "bad" => Tone::Bad,
+                _ => Tone::Plain,
+            },
+            text: String::from_utf8(URL_SAFE_NO_PAD.decode(text).ok()?).ok()?,
+        })
+    }
+
+    fn signature(&self, kind: &str, what: &str) -> String {
+        URL_SAFE_NO_PAD.encode(hmac::sign(&self.key, format!("{kind}|{what}").as_bytes()))
+    }
+
+    fn is_signed(&self, kind: &str, what: &str, signature: &str) -> bool {
+        let Ok(signature) = URL_SAFE_NO_PAD.decode(signature) else {
+            return false;
+        };
+        hmac::verify(&self.key, format!("{kind}|{what}").as_bytes(), &signature).is_ok()
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
+}
+
+/// A cookie of the dashboard. `Lax`: links from elsewhere open a page for a reader who has signed in, and forms from
+/// elsewhere do not have it.
+fn cookie(name: &str, value: &str, base: &str, lasts: Duration, is_https: bool) -> HeaderValue {
+    let secure = if is_https { "; Secure" } else { "" };
+    let text = format!(
+        "{name}={value}; Path={base}; Max-Age={}; HttpOnly; SameSite=Lax{secure}",
+        lasts.as_secs()
+    );
+    // The values are letters, digits, dots and dashes; the prefix was checked when it was read.
+    HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""))
+}
+
+fn find_cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let all = headers.get_all(header::COOKIE).iter();
+    let mut pairs = all
+        .filter_map(|it| it.to_str().ok())
+        .flat_map(|it| it.split(';'));
+    pairs.find_map(|pair| {
+        let (key, value) = pair.trim().split_once('=')?;
+        (key == name && !value.is_empty()).then_some(value)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPERATOR: &str = "operator-token-0123";
+    const VIEWER: &str = "viewer-token-0123456";
+
+    fn access(tokens: &[&str], address: &str, is_own: bool) -> Access {
+        let token = |name: &str| tokens.contains(&name).then(|| Token::new(name).unwrap());
+        let tokens = Tokens {
+            viewer: token(VIEWER),
+            operator: token(OPERATOR),
+        };
+        Access::new(tokens, None, address.parse().unwrap(), is_own)
+    }
+
+    fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+            headers.append(name, value.parse().unwrap());
+        }
+        headers
+    }
+
+    fn role(access: &Access, pairs: &[(&str, &str)]) -> Result<Role, Refused> {
+        let reader = access.reader(&Method::GET, &headers(pairs), false);
+        reader.map(|reader| reader.role)
+    }
+
+    #[test]
+    fn without_tokens_this_machine_reads_and_changes_only_its_own_host() {
+        let here = [("host", "localhost:8420")];
+        let own = access(&[], "127.0.0.1:1", true);
+        assert_eq!(role(&own, &here), Ok(Role::Operator));
+        let served = access(&[], "127.0.0.1:1", false);
+        assert_eq!(role(&served, &here), Ok(Role::Viewer));
+        let open = access(&[], "0.0.0.0:1", false);
+        assert_eq!(role(&open, &[("host", "jobs.example")]), Ok(Role::Guest));
+        for foreign in [
+            &[("host", "evil.example")][..],
+            &[("host", "localhost"), ("x-forwarded-for", "1.2.3.4")],
+        ] {
+            assert!(
+                matches!(role(&own, foreign), Err(Refused::Foreign(_))),
+                "{foreign:?}"
+            );
+            // With a token, such a page has to sign in.
+            let token = access(&[OPERATOR], "127.0.0.1:1", true);
+            assert_eq!(role(&token, foreign), Err(Refused::SignIn), "{foreign:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_gives_a_cookie_and_the_cookie_a_role() {
+        let access = access(&[OPERATOR, VIEWER], "0.0.0.0:1", false);
+        let host = ("host", "jobs.example");
+        assert_eq!(role(&access, &[host]), Err(Refused::SignIn));
+        assert_eq!(access.sign_in("wrong", "/ui", false), Ok(None));
+        for (token, wanted) in [(OPERATOR, Role::Operator), (VIEWER, Role::Viewer)] {
+            let cookie = access.sign_in(token, "/ui", true).unwrap().unwrap();
+            let text = cookie.to_str().unwrap();
+            assert!(text.contains("HttpOnly; SameSite=Lax; Secure") && text.contains("Path=/ui"));
+            let pair = text.split(';').next().unwrap();
+            assert_eq!(role(&access, &[host, ("cookie", pair)]), Ok(wanted));
+            let forged = pair.replace("viewer", "operator");
+            if forged != pair {
+                assert_eq!(
+                    role(&access, &[host, ("cookie", &forged)]),
+                    Err(Refused::SignIn)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn sign_ins_are_limited() {
+        let access = access(&[OPERATOR], "0.0.0.0:1", false);
+        let tries = (0..100).map(|_| access.sign_in("wrong", "/ui", false));
+        assert!(tries.filter(Result::is_err).count() >= 89);
+    }
+
+    #[test]
+    fn forms_need_their_token_and_the_origin_of_the_page() {
+        let access = access(&[], "127.0.0.1:1", true);
+        let here = ("host", "localhost:1");
+        let post = |pairs: &[(&str, &str)]| access.reader(&Method::POST, &headers(pairs), false);
+        let reader = post(&[here, ("sec-fetch-site", "same-origin")]).unwrap();
+        assert!(post(&[here, ("origin", "http://localhost:1")]).is_ok());
+        for foreign in [
+            &[here][..],
+            &[here, ("sec-fetch-site", "cross-site")],
+            &[here, ("origin", "http://evil.example")],
+            &[here, ("origin", "null")],
+        ] {
+            assert!(post(foreign).is_err(), "{foreign:?}");
+        }
+        assert!(access.is_form_of(&reader, &access.form_token(&reader)));
+        assert!(!access.is_form_of(&reader, "") && !access.is_form_of(&reader, "x"));
+        let viewer = Reader {
+            role: Role::Viewer,
+            ..Reader::default()
+        };
+        assert!(!access.is_form_of(&viewer, &access.form_token(&reader)));
+    }
+
+    #[test]
+    fn a_trusted_proxy_names_the_reader() {
+        let proxy = Proxy {
+            user_header: HeaderName::from_static("x-user"),
+            operators: vec!["ada".into()],
+        };
+        let access = Access::new(
+            Tokens::default(),
+            Some(proxy),
+            "10.0.0.1:1".parse().unwrap(),
+            false,
+        );
+        let host = ("host", "jobs.example");
+        assert_eq!(
+            role(&access, &[host, ("x-user", "ada")]),
+            Ok(Role::Operator)
+        );
+        assert_eq!(role(&access, &[host, ("x-user", "bob")]), Ok(Role::Viewer));
+        assert_eq!(role(&access, &[host]), Err(Refused::Unnamed));
+        let two = [host, ("x-user", "bob"), ("x-user", "ada")];
+        assert_eq!(role(&access, &two), Err(Refused::Unnamed));
+    }
+
+    #[test]
+    fn a_notice_comes_back_only_with_its_signature() {
+        let access = access(&[], "127.0.0.1:1", true);
+        let notice = Notice {
+            tone: Tone::Good,
+            text: "Job 7 ist ümlaut; ok".into(),
+        };
+        let cookie = access.notice_cookie(&notice, "/ui");
+        let pair = cookie
+            .to_str()
+            .unwrap()
+            .split(';')
+            .next()
+            .unwrap()
+            .to_owned();
+        let read = |cookie: &str| access.notice(&headers(&[("cookie", cookie)]));
+        assert_eq!(read(&pair).unwrap().text, notice.text);
+        assert!(read(&pair.replace("good", "bad")).is_none());
+    }
+}

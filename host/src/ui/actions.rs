@@ -1,0 +1,360 @@
+//! What operators change: one form, one action of `rouse.*`, then back to the page.
+
+use std::time::Duration;
+
+use axum::Extension;
+use axum::body::Bytes;
+use axum::extract::{RawQuery, State};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Redirect, Response};
+use percent_encoding::percent_decode_str;
+use rouse_display::pages::{self, JobFilter, Notice, Pairs, Tone, live_main, page};
+
+use super::access::Reader;
+use super::bulk::{self, BulkAction};
+use super::views::Problem;
+use super::{Ui, html, pairs, path_of};
+use crate::http::only_value;
+use crate::job::JobId;
+use crate::store::{JsonText, Store, StoreError, When};
+
+/// Jobs of a queue that one statement of a purge cancels.
+const PURGED_AT_ONCE: i32 = 1000;
+/// Jobs of a flow that one statement changes.
+const OF_FLOW_AT_ONCE: i32 = 1000;
+/// A purge that takes longer is continued by the next one.
+const PURGE_PATIENCE: Duration = Duration::from_secs(8);
+
+/// What an action has done: a sentence, and the path to go to; empty: back.
+struct Done {
+    text: String,
+    to: String,
+}
+
+impl Done {
+    fn here(text: impl Into<String>) -> Self {
+        Self {
+            text: text.into(),
+            to: String::new(),
+        }
+    }
+}
+
+/// The page to sign in.
+pub(super) async fn sign_in_page(
+    State(ui): State<Ui>,
+    Extension(reader): Extension<Reader>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let query = pairs(&query.unwrap_or_default());
+    sign_in_again(
+        &ui,
+        &reader,
+        StatusCode::OK,
+        "",
+        query.get("next").unwrap_or("/"),
+    )
+}
+
+fn sign_in_again(ui: &Ui, reader: &Reader, status: StatusCode, why: &str, next: &str) -> Response {
+    let chrome = ui.chrome(reader);
+    let main = live_main("", &pages::sign_in(&chrome, why, next));
+    html(status, page(&chrome, None, "Sign in", &main).into_string())
+}
+
+/// Checks a token.
+pub(super) async fn sign_in(
+    State(ui): State<Ui>,
+    Extension(reader): Extension<Reader>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let form = pairs(&String::from_utf8_lossy(&body));
+    let next = form.get("next").unwrap_or("/");
+    let forwarded = axum::http::HeaderName::from_static("x-forwarded-proto");
+    let is_https = only_value(&headers, forwarded) == Some("https");
+    match ui
+        .access
+        .sign_in(form.get("token").unwrap_or_default(), &ui.base(), is_https)
+    {
+        Ok(Some(cookie)) => {
+            // Only a path of the dashboard.
+            let next = if next.starts_with('/') && !next.starts_with("//") {
+                next
+            } else {
+                "/"
+            };
+            let to = Redirect::to(&format!("{}{next}", ui.base()));
+            ([(header::SET_COOKIE, cookie)], to).into_response()
+        }
+        Ok(None) => sign_in_again(
+            &ui,
+            &reader,
+            StatusCode::FORBIDDEN,
+            "That is not a token of this installation.",
+            next,
+        ),
+        Err(wait) => {
+            let why = format!("Too many tries: wait for {} s.", wait.as_secs() + 1);
+            sign_in_again(&ui, &reader, StatusCode::TOO_MANY_REQUESTS, &why, next)
+        }
+    }
+}
+
+/// Ends a sign-in.
+pub(super) async fn sign_out(State(ui): State<Ui>) -> Response {
+    let gone = ui.access.sign_out(&ui.base());
+    (
+        [(header::SET_COOKIE, gone)],
+        Redirect::to(&format!("{}/", ui.base())),
+    )
+        .into_response()
+}
+
+/// `POST` of a form of a page.
+pub(super) async fn act(
+    State(ui): State<Ui>,
+    Extension(reader): Extension<Reader>,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let form = pairs(&String::from_utf8_lossy(&body));
+    if !ui
+        .access
+        .is_form_of(&reader, form.get("csrf").unwrap_or_default())
+    {
+        let why = "The form is not of a page of this process: it has restarted since. Go back, reload the page, and send it again.";
+        return ui.problem_for(&reader, StatusCode::FORBIDDEN, "Refused", why);
+    }
+    let parts: Vec<String> = path_of(&uri)
+        .trim_start_matches('/')
+        .split('/')
+        .map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned())
+        .collect();
+    let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+    if parts == ["jobs", "change"] {
+        return change_jobs(&ui, &reader, &form, &headers).await;
+    }
+    match run_action(&ui.reads.store.on_behalf_of(&reader.name), &parts, &form).await {
+        Ok(Some(done)) => {
+            ui.reads.forget();
+            back(
+                &ui,
+                &headers,
+                Notice {
+                    tone: Tone::Good,
+                    text: done.text,
+                },
+                &done.to,
+            )
+        }
+        Ok(None) => ui.problem_for(
+            &reader,
+            StatusCode::NOT_FOUND,
+            "Not found",
+            "There is no such action.",
+        ),
+        Err(problem) => back(
+            &ui,
+            &headers,
+            Notice {
+                tone: Tone::Bad,
+                text: problem,
+            },
+            "",
+        ),
+    }
+}
+
+/// To this path, or back to the page that sent the form, which shows the notice.
+fn back(ui: &Ui, headers: &HeaderMap, notice: Notice, to: &str) -> Response {
+    let cookie = ui.access.notice_cookie(&notice, &ui.base());
+    let base = ui.base();
+    let from = only_value(headers, header::REFERER)
+        .and_then(|url| url.split_once("://")?.1.split_once('/'))
+        .map(|(_, path)| format!("/{path}"))
+        .filter(|path| path.starts_with(&format!("{base}/")));
+    let to = match to {
+        "" => from.unwrap_or_else(|| format!("{base}/")),
+        path => format!("{base}{path}"),
+    };
+    ([(header::SET_COOKIE, cookie)], Redirect::to(&to)).into_response()
+}
+
+/// One action. `None` if there is none at this path; `Err`: the reason why it was refused.
+async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Option<Done>, String> {
+    let text = |error: StoreError| error.to_string();
+    let id = |text: &str| {
+        text.parse::<i64>()
+            .map_err(|_| format!("{text} is not an id"))
+    };
+    let done = match *parts {
+        ["jobs", job, "retry"] => {
+            let made = store.retry(JobId(id(job)?)).await.map_err(text)?;
+            Done {
+                text: format!("Job {job} is retried as job {made}."),
+                to: format!("/jobs/{made}"),
+            }
+        }
+        ["jobs", job, "cancel"] => match store.cancel(JobId(id(job)?)).await.map_err(text)? {
+            true => Done::here(format!("Job {job} is cancelled.")),
+            false => return Err(format!("Job {job} had already ended.")),
+        },
+        ["jobs", job, "run-now"] => {
+            store
+                .reschedule(JobId(id(job)?), &When::Now)
+                .await
+                .map_err(text)?;
+            Done::here(format!("Job {job} is due now."))
+        }
+        ["jobs", job, "complete"] => {
+            let result = form.get("result").unwrap_or("null").to_owned();
+            store
+                .complete(JobId(id(job)?), JsonText(result))
+                .await
+                .map_err(text)?;
+            Done::here(format!("Job {job} has succeeded with this result."))
+        }
+        ["jobs", job, "fail"] => {
+            let message = form.get("message").ok_or("The message is missing.")?;
+            store.fail(JobId(id(job)?), message).await.map_err(text)?;
+            Done::here(format!("Job {job} has failed with this message."))
+        }
+        ["jobs", job, "signal"] => {
+            let name = form
+                .get("name")
+                .ok_or("The name of the signal is missing.")?;
+            let payload = form.get("payload").unwrap_or("null").to_owned();
+            match store
+                .signal(JobId(id(job)?), name, JsonText(payload))
+                .await
+                .map_err(text)?
+            {
+                true => Done::here(format!("Job {job} has the signal {name}.")),
+                false => return Err(format!("Job {job} had already ended.")),
+            }
+        }
+        ["flows", flow, "retry"] => {
+            let flow = id(flow)?;
+            let before = store.now().await.map_err(text)?;
+            let mut all = 0;
+            loop {
+                match store
+                    .retry_flow(flow, OF_FLOW_AT_ONCE, before)
+                    .await
+                    .map_err(text)?
+                {
+                    0 => break,
+                    retried => all += retried,
+                }
+            }
+            Done::here(format!("{all} jobs of flow {flow} are retried."))
+        }
+        ["flows", flow, "cancel"] => {
+            let flow = id(flow)?;
+            let mut all = 0;
+            loop {
+                match store
+                    .cancel_flow(flow, OF_FLOW_AT_ONCE)
+                    .await
+                    .map_err(text)?
+                {
+                    0 => break,
+                    cancelled => all += cancelled,
+                }
+            }
+            Done::here(format!("{all} jobs of flow {flow} are cancelled."))
+        }
+        ["schedules", name, "run"] => {
+            let job = store.run_schedule(name).await.map_err(text)?;
+            Done {
+                text: format!("Schedule {name} has enqueued job {job}."),
+                to: format!("/jobs/{job}"),
+            }
+        }
+        ["schedules", name, "pause"] => {
+            store.pause_schedule(name).await.map_err(text)?;
+            Done::here(format!("Schedule {name} is paused."))
+        }
+        ["schedules", name, "resume"] => {
+            store.resume_schedule(name).await.map_err(text)?;
+            Done::here(format!("Schedule {name} is resumed."))
+        }
+        ["queues", name, "pause"] => {
+            store.pause_queue(name).await.map_err(text)?;
+            Done::here(format!("Queue {name} is paused: no job of it starts."))
+        }
+        ["queues", name, "resume"] => {
+            store.resume_queue(name).await.map_err(text)?;
+            Done::here(format!("Queue {name} is resumed."))
+        }
+        ["queues", name, "purge"] => {
+            let since = std::time::Instant::now();
+            let mut all = 0;
+            let rest = loop {
+                let purged = store
+                    .purge_queue(name, PURGED_AT_ONCE)
+                    .await
+                    .map_err(text)?;
+                all += purged;
+                match purged {
+                    0 => break "",
+                    _ if since.elapsed() > PURGE_PATIENCE => break " More are left: purge again.",
+                    _ => {}
+                }
+            };
+            Done::here(format!(
+                "{all} ready jobs of queue {name} are cancelled.{rest}"
+            ))
+        }
+        ["workers", worker, "clear-timeouts"] => {
+            store.clear_timeouts(worker).await.map_err(text)?;
+            Done::here(format!("The timeouts of worker {worker} are cleared."))
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(done))
+}
+
+/// Several jobs: the selected ones at once, or all that match a filter after a question with their number.
+async fn change_jobs(ui: &Ui, reader: &Reader, form: &Pairs, headers: &HeaderMap) -> Response {
+    let problem = |problem: Problem| ui.problem_page(reader, &problem);
+    let filter = match JobFilter::read(form) {
+        Ok(filter) => filter,
+        Err(why) => return problem(Problem::invalid(why)),
+    };
+    let ids: Vec<i64> = form.all("id").filter_map(|id| id.parse().ok()).collect();
+    let action = form.get("do").unwrap_or_default();
+    let (what, is_all) = match action {
+        "retry" => (BulkAction::Retry, false),
+        "cancel" => (BulkAction::Cancel, false),
+        "retry-all" => (BulkAction::Retry, true),
+        "cancel-all" => (BulkAction::Cancel, true),
+        other => return problem(Problem::invalid(format!("{other:?} is not an action."))),
+    };
+    if !is_all {
+        if ids.is_empty() {
+            let notice = Notice {
+                tone: Tone::Bad,
+                text: "No job was selected.".into(),
+            };
+            return back(ui, headers, notice, "");
+        }
+        let number = bulk::change_ids(ui, what, ids, &reader.name);
+        return Redirect::to(&format!("{}/bulk/{number}", ui.base())).into_response();
+    }
+    let until = form.get("until-now").and_then(|until| until.parse().ok());
+    match (form.get("sure"), until) {
+        (Some("yes"), Some(until)) => {
+            match bulk::change_all(ui, what, &filter, until, &reader.name) {
+                Ok(number) => Redirect::to(&format!("{}/bulk/{number}", ui.base())).into_response(),
+                Err(error) => problem(error),
+            }
+        }
+        _ => match bulk::ask(ui, reader, what, &filter).await {
+            Ok(page) => page,
+            Err(error) => problem(error),
+        },
+    }
+}

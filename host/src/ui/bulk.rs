@@ -1,0 +1,314 @@
+//! Changes of many jobs, in batches, in the background. Their progress is a page; it is lost with the process, and what
+//! was done is in the audit.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use rouse_display::pages::{self, Bulk, JobFilter, Place, live_main, page};
+
+use super::access::Reader;
+use super::views::Problem;
+use super::{Ui, html};
+use serde_json::Value;
+
+use crate::job::JobId;
+use crate::store::{Store, StoreError};
+
+/// Changes that are remembered.
+const KEPT: usize = 50;
+/// Jobs that one statement retries or finds.
+const BATCH: i32 = 500;
+/// Jobs that are counted before a change.
+const COUNTED_MAX: i32 = 10_000;
+
+/// What is done with each job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BulkAction {
+    /// A new job like it.
+    Retry,
+    /// It ends.
+    Cancel,
+}
+
+impl BulkAction {
+    fn bulk(self, who: &str) -> Bulk {
+        let (verb, done_word) = match self {
+            Self::Retry => ("Retry", "retried"),
+            Self::Cancel => ("Cancel", "cancelled"),
+        };
+        Bulk {
+            verb,
+            done_word,
+            who: who.to_owned(),
+            is_running: true,
+            ..Bulk::default()
+        }
+    }
+
+    /// The same filter for jobs with which this can be done.
+    ///
+    /// # Errors
+    /// If it names states, and there is none.
+    fn applicable(self, filter: &JobFilter) -> Result<JobFilter, Problem> {
+        let mut filter = filter.clone();
+        match self {
+            Self::Retry if filter.is_of_ended() => {}
+            Self::Retry => {
+                return Err(Problem::invalid(
+                    "Only jobs that have ended can be retried: choose their states.".into(),
+                ));
+            }
+            Self::Cancel if filter.states.is_empty() => {
+                filter.states = vec!["queued".into(), "running".into()];
+            }
+            Self::Cancel => {
+                filter
+                    .states
+                    .retain(|state| state == "queued" || state == "running");
+                if filter.states.is_empty() {
+                    return Err(Problem::invalid(
+                        "Only queued and running jobs can be cancelled.".into(),
+                    ));
+                }
+            }
+        }
+        Ok(filter)
+    }
+
+    /// The filter of `rouse.search_jobs` for the jobs that this changes.
+    fn json(self, filter: &JobFilter, until: f64) -> Value {
+        let mut filter = filter.until(until);
+        if self == Self::Retry {
+            filter["retried"] = false.into();
+        }
+        filter
+    }
+}
+
+/// The changes of this process, by number.
+#[derive(Clone, Default)]
+pub(super) struct Bulks(Arc<Mutex<Numbered>>);
+
+/// Changes, the oldest first, and the number of the newest.
+#[derive(Default)]
+struct Numbered {
+    last: u64,
+    changes: VecDeque<(u64, Bulk)>,
+}
+
+impl Bulks {
+    pub(super) fn get(&self, number: u64) -> Option<Bulk> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.changes
+            .iter()
+            .find(|(it, _)| *it == number)
+            .map(|(_, bulk)| bulk.clone())
+    }
+
+    fn add(&self, bulk: Bulk) -> u64 {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.last += 1;
+        let number = all.last;
+        if all.changes.len() == KEPT {
+            // One that still runs is kept.
+            let ended = all.changes.iter().position(|(_, bulk)| !bulk.is_running);
+            all.changes.remove(ended.unwrap_or(0));
+        }
+        all.changes.push_back((number, bulk));
+        number
+    }
+
+    fn change(&self, number: u64, change: impl FnOnce(&mut Bulk)) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, bulk)) = all.changes.iter_mut().find(|(it, _)| *it == number) {
+            change(bulk);
+        }
+    }
+
+    fn end(&self, number: u64, ended: Result<(), StoreError>) {
+        self.change(number, |bulk| {
+            bulk.is_running = false;
+            bulk.error = ended.err().map(|error| error.to_string());
+        });
+    }
+}
+
+/// Asks whether it is meant, with how many jobs match.
+pub(super) async fn ask(
+    ui: &Ui,
+    reader: &Reader,
+    what: BulkAction,
+    filter: &JobFilter,
+) -> Result<Response, Problem> {
+    let store = &ui.reads.store;
+    let now = store.now().await?;
+    let filter = what.applicable(filter)?;
+    let found = match store
+        .search_jobs(&what.json(&filter, now), None, COUNTED_MAX)
+        .await
+    {
+        Err(error) if error.is_about_data() => return Err(Problem::invalid(error.to_string())),
+        found => found?,
+    };
+    let bulk = Bulk {
+        total: Some(i64::try_from(found.ids.len()).unwrap_or(i64::MAX)),
+        at_least: found.next_before.is_some(),
+        ..what.bulk("")
+    };
+    let chrome = ui.chrome(reader);
+    let verb = match what {
+        BulkAction::Retry => "retry-all",
+        BulkAction::Cancel => "cancel-all",
+    };
+    let main = live_main(
+        "",
+        &pages::bulk_question(&chrome, &filter, &bulk, verb, now),
+    );
+    let text = page(&chrome, Some(Place::Jobs), bulk.verb, &main).into_string();
+    Ok(html(StatusCode::OK, text))
+}
+
+/// Starts to change these jobs; returns the number of the change.
+pub(super) fn change_ids(ui: &Ui, what: BulkAction, ids: Vec<i64>, who: &str) -> u64 {
+    let number = ui.bulks.add(Bulk {
+        total: Some(i64::try_from(ids.len()).unwrap_or(i64::MAX)),
+        ..what.bulk(who)
+    });
+    let (ui, store) = (ui.clone(), ui.reads.store.on_behalf_of(who));
+    tokio::spawn(async move {
+        let ended = change_each(&ui, &store, what, &ids, number).await;
+        ui.bulks.end(number, ended);
+        ui.reads.forget();
+    });
+    number
+}
+
+/// Starts to change all jobs that match the filter and were enqueued or had ended by `until`, seconds since 1970.
+pub(super) fn change_all(
+    ui: &Ui,
+    what: BulkAction,
+    filter: &JobFilter,
+    until: f64,
+    who: &str,
+) -> Result<u64, Problem> {
+    let filter = what.applicable(filter)?;
+    let number = ui.bulks.add(what.bulk(who));
+    let (ui, store) = (ui.clone(), ui.reads.store.on_behalf_of(who));
+    tokio::spawn(async move {
+        let ended = change_matching(&ui, &store, what, &filter, until, number).await;
+        ui.bulks.end(number, ended);
+        ui.reads.forget();
+    });
+    Ok(number)
+}
+
+async fn change_matching(
+    ui: &Ui,
+    store: &Store,
+    what: BulkAction,
+    filter: &JobFilter,
+    until: f64,
+    number: u64,
+) -> Result<(), StoreError> {
+    let filter = what.json(filter, until);
+    let mut before = None;
+    while !ui.stopping.is_cancelled() {
+        let next = match what {
+            BulkAction::Retry => {
+                let batch = store.retry_jobs(&filter, before, BATCH).await?;
+                ui.bulks.change(number, |bulk| {
+                    bulk.done += count(batch.retried.len());
+                    bulk.refused += count(batch.refused.len());
+                });
+                batch.next_before
+            }
+            BulkAction::Cancel => {
+                let batch = store.search_jobs(&filter, before, BATCH).await?;
+                change_each(ui, store, what, &batch.ids, number).await?;
+                batch.next_before
+            }
+        };
+        match next {
+            None => return Ok(()),
+            next => before = next,
+        }
+    }
+    ui.bulks.change(number, |bulk| {
+        bulk.error = Some("The host has stopped before the end.".into())
+    });
+    Ok(())
+}
+
+async fn change_each(
+    ui: &Ui,
+    store: &Store,
+    what: BulkAction,
+    ids: &[i64],
+    number: u64,
+) -> Result<(), StoreError> {
+    for id in ids {
+        let is_done = change(store, what, JobId(*id)).await?;
+        ui.bulks.change(number, |bulk| match is_done {
+            true => bulk.done += 1,
+            false => bulk.refused += 1,
+        });
+    }
+    Ok(())
+}
+
+/// Changes one job. False if its state does not allow that.
+async fn change(store: &Store, what: BulkAction, id: JobId) -> Result<bool, StoreError> {
+    match what {
+        BulkAction::Cancel => store.cancel(id).await,
+        BulkAction::Retry => match store.retry(id).await {
+            Ok(_) => Ok(true),
+            Err(error)
+                if error.is_refused_by_state()
+                    || error.is_unknown_job()
+                    || error.is_about_data() =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        },
+    }
+}
+
+fn count(jobs: usize) -> i64 {
+    i64::try_from(jobs).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cancel_is_only_for_live_jobs() {
+        let filter = JobFilter::of_states(&["queued", "failed"]);
+        let states =
+            |what: BulkAction, filter: &JobFilter| what.applicable(filter).map(|it| it.states).ok();
+        let cancelled = |filter: &JobFilter| states(BulkAction::Cancel, filter).unwrap_or_default();
+        assert_eq!(cancelled(&filter), ["queued"]);
+        assert_eq!(cancelled(&JobFilter::default()), ["queued", "running"]);
+        let failed = JobFilter::of_states(&["failed"]);
+        assert_eq!(states(BulkAction::Cancel, &failed), None);
+        assert_eq!(states(BulkAction::Retry, &filter), None);
+        assert_eq!(BulkAction::Retry.json(&failed, 1.0)["retried"], false);
+    }
+
+    #[test]
+    fn old_changes_are_forgotten() {
+        let bulks = Bulks::default();
+        let first = bulks.add(BulkAction::Retry.bulk("ada"));
+        let second = bulks.add(BulkAction::Retry.bulk(""));
+        bulks.end(second, Ok(()));
+        assert!(!bulks.get(second).unwrap().is_running);
+        for _ in 2..=KEPT {
+            bulks.add(BulkAction::Retry.bulk(""));
+        }
+        assert!(bulks.get(first).is_some(), "it still runs");
+        assert!(bulks.get(second).is_none());
+    }
+}

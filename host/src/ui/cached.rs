@@ -1,0 +1,139 @@
+//! A value of the database that many readers look at and one reads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+use tokio::sync::Mutex;
+
+/// A value is fresh for at least this long.
+const FRESH_MIN: Duration = Duration::from_millis(1500);
+/// And for this many times as long as reading it took: so one value costs the database at most 2 % of a core.
+const FRESH_TIMES: u32 = 50;
+/// Older values are not shown: the reader waits for a new one.
+const STALE_MAX: Duration = Duration::from_secs(60);
+
+/// One value.
+pub(super) struct Cached<T> {
+    known: ArcSwapOption<Known<T>>,
+    reading: Mutex<()>,
+    /// How often it was forgotten.
+    generation: AtomicU64,
+}
+
+struct Known<T> {
+    value: Arc<T>,
+    at: Instant,
+    took: Duration,
+}
+
+impl<T> Known<T> {
+    fn is_fresh(&self) -> bool {
+        self.at.elapsed() < pause(self.took)
+    }
+
+    fn is_shown(&self) -> bool {
+        self.at.elapsed() < pause(self.took) * 2 + STALE_MAX
+    }
+}
+
+/// How long to wait after a read that took this long.
+pub(super) fn pause(took: Duration) -> Duration {
+    FRESH_MIN.max(took * FRESH_TIMES)
+}
+
+impl<T> Default for Cached<T> {
+    fn default() -> Self {
+        Self {
+            known: ArcSwapOption::empty(),
+            reading: Mutex::new(()),
+            generation: AtomicU64::new(0),
+        }
+    }
+}
+
+impl<T: Send + Sync + 'static> Cached<T> {
+    /// The value, at once if a recent one is known; if that is no longer fresh, a new one is read in the background.
+    pub(super) async fn get<F, R, E>(self: &Arc<Self>, read: F) -> Result<Arc<T>, E>
+    where
+        F: FnOnce() -> R + Send + 'static,
+        R: Future<Output = Result<T, E>> + Send,
+        E: Send + 'static,
+    {
+        match self.known.load_full() {
+            Some(known) if known.is_fresh() => return Ok(known.value.clone()),
+            Some(known) if known.is_shown() => {
+                let this = self.clone();
+                tokio::spawn(async move {
+                    // One at a time. If it fails, the value grows old, and the next reader gets the error.
+                    if let Ok(_reading) = this.reading.try_lock() {
+                        let _ = this.read(read).await;
+                    }
+                });
+                return Ok(known.value.clone());
+            }
+            _ => {}
+        }
+        let _reading = self.reading.lock().await;
+        match self.known.load_full() {
+            // Another reader has just read it.
+            Some(known) if known.is_fresh() => Ok(known.value.clone()),
+            _ => self.read(read).await,
+        }
+    }
+
+    async fn read<F, R, E>(&self, read: F) -> Result<Arc<T>, E>
+    where
+        F: FnOnce() -> R,
+        R: Future<Output = Result<T, E>>,
+    {
+        let (at, generation) = (Instant::now(), self.generation.load(Ordering::SeqCst));
+        let value = Arc::new(read().await?);
+        // A read that began before the value was forgotten may not have seen the change.
+        if generation == self.generation.load(Ordering::SeqCst) {
+            self.known.store(Some(Arc::new(Known {
+                value: value.clone(),
+                at: Instant::now(),
+                took: at.elapsed(),
+            })));
+        }
+        Ok(value)
+    }
+
+    /// Forgets the value, because somebody has just changed something.
+    pub(super) fn forget(&self) {
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        self.known.store(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn readers_share_one_read_until_it_is_forgotten() {
+        let cached = Arc::new(Cached::<u32>::default());
+        let reads = Arc::new(AtomicU32::new(0));
+        let get = || {
+            let reads = reads.clone();
+            cached.get(async move || Ok::<_, ()>(reads.fetch_add(1, Ordering::Relaxed) + 1))
+        };
+        let (a, b) = tokio::join!(get(), get());
+        assert_eq!((*a.unwrap(), *b.unwrap()), (1, 1));
+        cached.forget();
+        assert_eq!(*get().await.unwrap(), 2);
+    }
+
+    #[test]
+    fn a_slow_read_is_repeated_less_often() {
+        assert_eq!(pause(Duration::from_millis(1)), FRESH_MIN);
+        assert_eq!(
+            pause(Duration::from_millis(250)),
+            Duration::from_millis(12_500)
+        );
+    }
+}

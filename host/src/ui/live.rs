@@ -1,0 +1,270 @@
+//! Updates of pages: the part of a page that changes is rendered again, and sent if it differs (server-sent events).
+//!
+//! Readers who look at the same page with the same rights share one task. It ends with its last reader, and when there
+//! is no such page any more. If the database does not answer, the connections are closed, and the browsers try again.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::Extension;
+use axum::extract::{RawQuery, State};
+use axum::http::{StatusCode, Uri};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse as _, Response};
+use futures_util::stream::{self, Stream};
+use rouse_display::pages::{Chrome, Role, live_main};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time;
+
+use super::access::Reader;
+use super::cached::pause;
+use super::views::{self, Shown, View};
+use super::{Ui, pairs, path_of};
+
+/// Pages that are updated at once.
+const PAGES_MAX: usize = 64;
+/// Connections of readers who have signed in, or are on this machine.
+const READERS_MAX: usize = 80;
+/// Connections of others.
+const GUESTS_MAX: usize = 16;
+/// A line without meaning is sent this often, so that proxies keep the connection.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// After this, a browser has to connect again, and show who is reading.
+const CHECKED_EVERY: Duration = Duration::from_secs(300);
+
+/// A page as it is now.
+#[derive(Debug, Clone, PartialEq)]
+enum Page {
+    /// It has not been read yet.
+    Unread,
+    /// Its HTML.
+    Is(Arc<str>),
+    /// There is no such page any more.
+    Gone,
+    /// It cannot be read.
+    Lost,
+}
+
+/// The pages that are being updated, and their readers.
+#[derive(Clone)]
+pub(super) struct Streams {
+    pages: Arc<Mutex<HashMap<String, watch::Sender<Page>>>>,
+    readers: Arc<Semaphore>,
+    guests: Arc<Semaphore>,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self {
+            pages: Arc::default(),
+            readers: Arc::new(Semaphore::new(READERS_MAX)),
+            guests: Arc::new(Semaphore::new(GUESTS_MAX)),
+        }
+    }
+}
+
+impl Streams {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<Page>>> {
+        // Only the allocator can panic while the lock is held.
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for one more reader of this role.
+    fn place(&self, role: Role) -> Option<OwnedSemaphorePermit> {
+        let places = match role {
+            Role::Nobody | Role::Guest => &self.guests,
+            Role::Viewer | Role::Operator => &self.readers,
+        };
+        places.clone().try_acquire_owned().ok()
+    }
+}
+
+/// One connection.
+struct Following {
+    ui: Ui,
+    pages: watch::Receiver<Page>,
+    until: time::Instant,
+    has_ended: bool,
+    _place: OwnedSemaphorePermit,
+}
+
+/// `GET /ui/live/…`: updates of the page behind it.
+pub(super) async fn stream(
+    State(ui): State<Ui>,
+    Extension(reader): Extension<Reader>,
+    uri: Uri,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let path = path_of(&uri).strip_prefix("/live").unwrap_or_default();
+    let Some(view) = View::of(path) else {
+        return (StatusCode::NOT_FOUND, "there is no such page\n").into_response();
+    };
+    let full = (
+        StatusCode::SERVICE_UNAVAILABLE,
+        "too many pages are being updated\n",
+    );
+    let Some(place) = ui.streams.place(reader.role) else {
+        return full.into_response();
+    };
+    let query = query.unwrap_or_default();
+    // Everything that the page depends on: operators have forms with a token of their name.
+    let name = match reader.role {
+        Role::Operator => reader.name.as_str(),
+        Role::Nobody | Role::Guest | Role::Viewer => "",
+    };
+    let key = format!("{:?} {name} {path}?{query}", reader.role);
+    let Some(pages) = follow(&ui, key, view, query, ui.chrome(&reader)) else {
+        return full.into_response();
+    };
+    let following = Following {
+        ui,
+        pages,
+        until: time::Instant::now() + CHECKED_EVERY,
+        has_ended: false,
+        _place: place,
+    };
+    Sse::new(events(following))
+        .keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
+        .into_response()
+}
+
+/// The events of one reader, until the page or the host ends, or the reader has to be checked again.
+fn events(following: Following) -> impl Stream<Item = Result<Event, axum::Error>> {
+    stream::unfold(following, async |mut it| {
+        if it.has_ended {
+            return None;
+        }
+        let event = loop {
+            let page = tokio::select! {
+                changed = it.pages.changed() => {
+                    changed.ok()?;
+                    it.pages.borrow_and_update().clone()
+                }
+                () = time::sleep_until(it.until) => {
+                    it.has_ended = true;
+                    break Event::default().event("again").data("again");
+                }
+                () = it.ui.stopping.cancelled() => return None,
+            };
+            match page {
+                Page::Unread => {}
+                Page::Is(html) => break Event::default().event("page").data(&*html),
+                Page::Gone => {
+                    it.has_ended = true;
+                    break Event::default().event("gone").data("gone");
+                }
+                Page::Lost => return None,
+            }
+        };
+        Some((Ok(event), it))
+    })
+}
+
+/// The page, updated by the one task for it; `None` if there are too many.
+fn follow(
+    ui: &Ui,
+    key: String,
+    view: View,
+    query: String,
+    chrome: Chrome,
+) -> Option<watch::Receiver<Page>> {
+    let mut pages = ui.streams.lock();
+    if let Some(page) = pages.get(&key) {
+        let mut page = page.subscribe();
+        // What is known is sent at once.
+        page.mark_changed();
+        return Some(page);
+    }
+    if pages.len() >= PAGES_MAX {
+        return None;
+    }
+    let (sender, page) = watch::channel(Page::Unread);
+    pages.insert(key.clone(), sender.clone());
+    let listed = Listed {
+        streams: ui.streams.clone(),
+        key,
+        page: sender,
+    };
+    tokio::spawn(update(ui.clone(), listed, view, query, chrome));
+    Some(page)
+}
+
+/// A page on the list. It leaves the list with its task, however that ends.
+struct Listed {
+    streams: Streams,
+    key: String,
+    page: watch::Sender<Page>,
+}
+
+impl Listed {
+    /// Leaves the list if nobody follows the page. Under the lock: a reader who comes now either finds the task, or
+    /// starts another.
+    fn leaves_unread(&self) -> bool {
+        let mut pages = self.streams.lock();
+        let is_unread = self.page.receiver_count() == 0;
+        if is_unread {
+            self.leave(&mut pages);
+        }
+        is_unread
+    }
+
+    fn leave(&self, pages: &mut HashMap<String, watch::Sender<Page>>) {
+        // Another task may have the key by now.
+        if pages
+            .get(&self.key)
+            .is_some_and(|page| page.same_channel(&self.page))
+        {
+            pages.remove(&self.key);
+        }
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.leave(&mut self.streams.lock());
+    }
+}
+
+/// Reads the page again and again until nobody follows it, or it cannot be read.
+async fn update(ui: Ui, listed: Listed, view: View, query: String, chrome: Chrome) {
+    let page = &listed.page;
+    let live = format!("{}/live{}?{query}", ui.base(), view.path());
+    // The notice of an action is above the part that is updated.
+    let chrome = Chrome {
+        notice: None,
+        ..chrome
+    };
+    let pairs = pairs(&query);
+    while !ui.stopping.is_cancelled() {
+        let since = Instant::now();
+        let now = match views::render(&ui, &chrome, &view, &pairs).await {
+            Ok(Shown { body, .. }) => {
+                // Events cannot have carriage returns.
+                let html = live_main(&live, &body).into_string().replace('\r', "");
+                Page::Is(html.into())
+            }
+            Err(problem) if problem.status.is_client_error() => Page::Gone,
+            Err(_) => Page::Lost,
+        };
+        let has_ended = !matches!(now, Page::Is(_));
+        page.send_if_modified(|before| {
+            let differs = *before != now;
+            if differs {
+                *before = now;
+            }
+            differs
+        });
+        if has_ended {
+            return;
+        }
+        tokio::select! {
+            () = time::sleep(pause(since.elapsed())) => {}
+            () = page.closed() => {}
+            () = ui.stopping.cancelled() => {}
+        }
+        if listed.leaves_unread() {
+            return;
+        }
+    }
+}

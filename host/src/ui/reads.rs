@@ -1,0 +1,120 @@
+//! What pages read, each value once for all readers.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::cached::Cached;
+use super::samples::Samples;
+use crate::sandbox::Catalog;
+use crate::store::{DatabaseMetrics, Store, StoreError};
+
+/// Gates whose keys are read.
+const GATES_MAX: usize = 50;
+/// Keys of a gate that are read.
+const GATE_KEYS_MAX: i64 = 9;
+
+/// The database, and what was read of it.
+pub(super) struct Reads {
+    pub(super) store: Store,
+    pub(super) catalog: Option<Arc<Catalog>>,
+    pub(super) samples: Samples,
+    queues: Arc<Cached<Vec<Value>>>,
+    backlog: Arc<Cached<Vec<Value>>>,
+    workers: Arc<Cached<Vec<Value>>>,
+    handlers: Arc<Cached<Vec<Value>>>,
+    failing: Arc<Cached<Vec<Value>>>,
+    recent: Arc<Cached<Value>>,
+    metrics: Arc<Cached<DatabaseMetrics>>,
+    gates: Arc<Cached<Vec<Value>>>,
+}
+
+impl Reads {
+    pub(super) fn new(store: Store, catalog: Option<Arc<Catalog>>) -> Self {
+        Self {
+            store,
+            catalog,
+            samples: Samples::default(),
+            queues: Arc::default(),
+            backlog: Arc::default(),
+            workers: Arc::default(),
+            handlers: Arc::default(),
+            failing: Arc::default(),
+            recent: Arc::default(),
+            metrics: Arc::default(),
+            gates: Arc::default(),
+        }
+    }
+
+    /// Every queue, as `rouse queue ls --json`.
+    pub(super) async fn queues(&self) -> Result<Arc<Vec<Value>>, StoreError> {
+        let store = self.store.clone();
+        self.queues.get(async move || store.queues().await).await
+    }
+
+    /// The rows of `rouse.backlog`. Like the others below: empty if the login may not read them.
+    pub(super) async fn backlog(&self) -> Result<Arc<Vec<Value>>, StoreError> {
+        let store = self.store.clone();
+        let read = async move || Ok(store.backlog(None).await?.unwrap_or_default());
+        self.backlog.get(read).await
+    }
+
+    /// The newest incarnation of each worker.
+    pub(super) async fn workers(&self) -> Result<Arc<Vec<Value>>, StoreError> {
+        let store = self.store.clone();
+        let read = async move || Ok(store.workers().await?.unwrap_or_default());
+        self.workers.get(read).await
+    }
+
+    /// The rows of `rouse.handlers`.
+    pub(super) async fn handlers(&self) -> Result<Arc<Vec<Value>>, StoreError> {
+        let store = self.store.clone();
+        let read = async move || Ok(store.fleet_handlers(None).await?.unwrap_or_default());
+        self.handlers.get(read).await
+    }
+
+    /// The handlers that have failed in the last hour.
+    pub(super) async fn failing(&self) -> Result<Arc<Vec<Value>>, StoreError> {
+        let store = self.store.clone();
+        let read = async move || Ok(store.failing().await?.unwrap_or_default());
+        self.failing.get(read).await
+    }
+
+    /// What the newest ended jobs took.
+    pub(super) async fn recent(&self) -> Result<Arc<Value>, StoreError> {
+        let store = self.store.clone();
+        let read = async move || Ok(store.recent(None).await?.unwrap_or_default());
+        self.recent.get(read).await
+    }
+
+    /// What keeps dead rows.
+    pub(super) async fn database_metrics(&self) -> Result<Arc<DatabaseMetrics>, StoreError> {
+        let store = self.store.clone();
+        self.metrics
+            .get(async move || store.database_metrics().await)
+            .await
+    }
+
+    /// The gates, each with `keys`: the first of its keys that have an effect now.
+    pub(super) async fn gates(&self) -> Result<Arc<Vec<Value>>, StoreError> {
+        let store = self.store.clone();
+        self.gates.get(async move || read_gates(&store).await).await
+    }
+
+    /// Forgets what an action may have changed.
+    pub(super) fn forget(&self) {
+        self.queues.forget();
+        self.backlog.forget();
+        self.workers.forget();
+    }
+}
+
+async fn read_gates(store: &Store) -> Result<Vec<Value>, StoreError> {
+    let mut gates = store.gates(None).await?;
+    for gate in gates.iter_mut().take(GATES_MAX) {
+        let name = gate["name"].as_str().unwrap_or_default().to_owned();
+        let keys = store.gate_keys(&name, GATE_KEYS_MAX).await?;
+        gate["keys"] = keys.keys.into();
+    }
+    Ok(gates)
+}

@@ -1,0 +1,588 @@
+//! The pages: which there are, and what each reads.
+
+use std::time::Duration;
+
+use axum::Extension;
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use rouse_display::pages::{
+    self, AuditQuery, Chrome, Found, Job, JobFilter, Loaded, LogRow, Markup, Overview, Pairs, Place,
+};
+use rouse_display::when;
+use serde_json::{Value, json};
+
+use super::Ui;
+use super::access::Reader;
+
+use crate::job::JobId;
+use crate::job::cron::in_words;
+use crate::store::{Listing, StoreError};
+
+/// Rows of a page of a list.
+const ROWS: i32 = 50;
+/// Jobs that a search examines. A link continues it.
+const EXAMINED: i32 = 10_000;
+/// How far back a page of the audit looks. A link continues it.
+const AUDITED: Duration = Duration::from_secs(31 * 24 * 3600);
+
+/// A page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum View {
+    Overview,
+    Jobs,
+    Job(i64),
+    Flows,
+    Flow(i64),
+    Schedules,
+    Schedule(String),
+    Queues,
+    Queue(String),
+    Workers,
+    Worker(String),
+    Handlers,
+    Handler(String),
+    Audit,
+    Bulk(u64),
+}
+
+/// A page that was read.
+pub(super) struct Shown {
+    pub(super) title: String,
+    pub(super) body: Markup,
+    /// True if it is updated while it is open.
+    pub(super) is_live: bool,
+}
+
+/// Why there is no page.
+pub(super) struct Problem {
+    pub(super) status: StatusCode,
+    pub(super) title: &'static str,
+    pub(super) why: String,
+    /// True for the words of the database, which are not for guests.
+    pub(super) is_of_database: bool,
+}
+
+impl Problem {
+    fn unknown(why: String) -> Self {
+        Self {
+            status: StatusCode::NOT_FOUND,
+            title: "Not found",
+            why,
+            is_of_database: false,
+        }
+    }
+
+    pub(super) fn invalid(why: String) -> Self {
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            title: "Not understood",
+            why,
+            is_of_database: false,
+        }
+    }
+
+    fn not_for_guests(what: &str) -> Self {
+        Self {
+            status: StatusCode::FORBIDDEN,
+            title: "Not allowed",
+            why: format!("Sign in to {what}."),
+            is_of_database: false,
+        }
+    }
+
+    fn forbidden(what: &str) -> Self {
+        Self {
+            status: StatusCode::FORBIDDEN,
+            title: "Not allowed",
+            why: format!(
+                "The login of this dashboard may not read {what}. It needs the role rouse_observer, and rouse_operator to change something; \
+                 ROUSE_UI_DATABASE_URL can name another login."
+            ),
+            is_of_database: false,
+        }
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        let is_refused = error.code().is_some_and(|code| code.code() == "42501");
+        Self {
+            status: match is_refused {
+                true => StatusCode::FORBIDDEN,
+                false => StatusCode::SERVICE_UNAVAILABLE,
+            },
+            title: match is_refused {
+                true => "Not allowed",
+                false => "The database does not answer",
+            },
+            why: error.to_string(),
+            is_of_database: true,
+        }
+    }
+}
+
+impl View {
+    /// The page at this path behind [`super::PATH`].
+    pub(super) fn of(path: &str) -> Option<Self> {
+        let path = path.strip_prefix('/')?;
+        let parts: Vec<&str> = path.split('/').collect();
+        let name = |part: &str| {
+            let name = percent_decode_str(part).decode_utf8().ok()?;
+            (!name.is_empty()).then(|| name.into_owned())
+        };
+        let id = |part: &str| part.parse().ok().filter(|id: &i64| *id > 0);
+        Some(match parts[..] {
+            [""] => Self::Overview,
+            ["jobs"] => Self::Jobs,
+            ["jobs", part] => Self::Job(id(part)?),
+            ["flows"] => Self::Flows,
+            ["flows", part] => Self::Flow(id(part)?),
+            ["schedules"] => Self::Schedules,
+            ["schedules", part] => Self::Schedule(name(part)?),
+            ["queues"] => Self::Queues,
+            ["queues", part] => Self::Queue(name(part)?),
+            ["workers"] => Self::Workers,
+            ["workers", part] => Self::Worker(name(part)?),
+            ["handlers"] => Self::Handlers,
+            ["handlers", part] => Self::Handler(name(part)?),
+            ["audit"] => Self::Audit,
+            ["bulk", part] => Self::Bulk(part.parse().ok()?),
+            _ => return None,
+        })
+    }
+
+    /// Its path.
+    pub(super) fn path(&self) -> String {
+        let named = |place: &str, name: &str| {
+            format!("/{place}/{}", utf8_percent_encode(name, NON_ALPHANUMERIC))
+        };
+        match self {
+            Self::Overview => "/".to_owned(),
+            Self::Jobs => "/jobs".to_owned(),
+            Self::Job(id) => format!("/jobs/{id}"),
+            Self::Flows => "/flows".to_owned(),
+            Self::Flow(id) => format!("/flows/{id}"),
+            Self::Schedules => "/schedules".to_owned(),
+            Self::Schedule(name) => named("schedules", name),
+            Self::Queues => "/queues".to_owned(),
+            Self::Queue(name) => named("queues", name),
+            Self::Workers => "/workers".to_owned(),
+            Self::Worker(name) => named("workers", name),
+            Self::Handlers => "/handlers".to_owned(),
+            Self::Handler(name) => named("handlers", name),
+            Self::Audit => "/audit".to_owned(),
+            Self::Bulk(number) => format!("/bulk/{number}"),
+        }
+    }
+
+    pub(super) fn place(&self) -> Place {
+        match self {
+            Self::Overview => Place::Overview,
+            Self::Jobs | Self::Job(_) | Self::Bulk(_) => Place::Jobs,
+            Self::Flows | Self::Flow(_) => Place::Flows,
+            Self::Schedules | Self::Schedule(_) => Place::Schedules,
+            Self::Queues | Self::Queue(_) => Place::Queues,
+            Self::Workers | Self::Worker(_) => Place::Workers,
+            Self::Handlers | Self::Handler(_) => Place::Handlers,
+            Self::Audit => Place::Audit,
+        }
+    }
+}
+
+/// Reads what a page shows, and draws it.
+pub(super) async fn render(
+    ui: &Ui,
+    chrome: &Chrome,
+    view: &View,
+    query: &Pairs,
+) -> Result<Shown, Problem> {
+    let store = &ui.reads.store;
+    let now = store.now().await?;
+    let before = || query.get("before").and_then(|id| id.parse::<i64>().ok());
+    let (title, body) = match view {
+        View::Overview => (
+            "Overview".to_owned(),
+            pages::overview(chrome, &overview(ui).await?, now),
+        ),
+        View::Jobs => {
+            let filter = JobFilter::read(query).map_err(Problem::invalid)?;
+            if filter.looks_at_contents() && !chrome.may_read_contents() {
+                return Err(Problem::not_for_guests("search in payloads and errors"));
+            }
+            let found = jobs(ui, &filter, before(), now).await?;
+            ("Jobs".to_owned(), pages::jobs(chrome, &filter, &found, now))
+        }
+        View::Job(id) => (
+            format!("Job {id}"),
+            pages::job(chrome, &job(ui, chrome, *id).await?, now),
+        ),
+        View::Flows => {
+            let flows = store.flows(before().unwrap_or(i64::MAX), ROWS).await?;
+            let next = flows.last().filter(|_| flows.len() == ROWS as usize);
+            let next = next.and_then(|flow| flow["id"].as_i64());
+            ("Flows".to_owned(), pages::flows(chrome, &flows, next, now))
+        }
+        View::Flow(id) => {
+            let flow = store.flow(*id).await?;
+            let flow = flow.ok_or_else(|| {
+                Problem::unknown(format!("There is no flow {id}, or it is no longer kept."))
+            })?;
+            (format!("Flow {id}"), pages::flow(chrome, &flow, now))
+        }
+        View::Schedules => {
+            let mut schedules = store.schedules(None).await?;
+            schedules.iter_mut().for_each(describe_schedule);
+            (
+                "Schedules".to_owned(),
+                pages::schedules(chrome, &schedules, now),
+            )
+        }
+        View::Schedule(name) => {
+            let mut schedules = store.schedules(Some(name)).await?;
+            let schedule = schedules.first_mut();
+            let schedule = schedule
+                .ok_or_else(|| Problem::unknown(format!("There is no schedule {name}.")))?;
+            describe_schedule(schedule);
+            (
+                format!("Schedule {name}"),
+                pages::schedule(chrome, schedule, now),
+            )
+        }
+        View::Queues => {
+            let queues = ui.reads.queues().await?;
+            let gates = ui.reads.gates().await?;
+            (
+                "Queues".to_owned(),
+                pages::queues(chrome, &queues, &gates, now),
+            )
+        }
+        View::Queue(name) => {
+            let queues = ui.reads.queues().await?;
+            let queue = queues.iter().find(|queue| queue["name"] == name.as_str());
+            let queue = queue.ok_or_else(|| {
+                Problem::unknown(format!(
+                    "There is no queue {name}: it has no settings, and was never used."
+                ))
+            })?;
+            let backlog = rows_with(&ui.reads.backlog().await?, "queue", name);
+            (
+                format!("Queue {name}"),
+                pages::queue(chrome, queue, &backlog, now),
+            )
+        }
+        View::Workers => {
+            let workers = store.workers().await?;
+            let workers = workers.ok_or_else(|| Problem::forbidden("the workers"))?;
+            ("Workers".to_owned(), pages::workers(chrome, &workers))
+        }
+        View::Worker(id) => {
+            let incarnations = store.incarnations(Some(id)).await?;
+            let incarnations = incarnations.ok_or_else(|| Problem::forbidden("the workers"))?;
+            if incarnations.is_empty() {
+                return Err(Problem::unknown(format!("There is no worker {id}.")));
+            }
+            (
+                format!("Worker {id}"),
+                pages::worker(chrome, &incarnations, now),
+            )
+        }
+        View::Handlers => {
+            let waiting = ui.reads.backlog().await?;
+            let waiting: Vec<Value> = waiting
+                .iter()
+                .filter(|row| row["workers"] == 0)
+                .cloned()
+                .collect();
+            let body = pages::handlers(chrome, &ui.reads.handlers().await?, &waiting, &loaded(ui));
+            ("Handlers".to_owned(), body)
+        }
+        View::Handler(name) => (
+            format!("Handler {name}"),
+            handler(ui, chrome, name, now).await?,
+        ),
+        View::Audit => ("Audit".to_owned(), audit(ui, chrome, query, now).await?),
+        View::Bulk(number) => {
+            if !chrome.may_read_contents() {
+                return Err(Problem::not_for_guests("see changes of jobs"));
+            }
+            let bulk = ui.bulks.get(*number);
+            let bulk = bulk.ok_or_else(|| Problem::unknown("This host does not know that change: it has restarted since, or another host makes it.".into()))?;
+            ("Change".to_owned(), pages::bulk(chrome, &bulk))
+        }
+    };
+    // The lists of the past do not change where they are read.
+    let is_live = query.get("before").is_none();
+    Ok(Shown {
+        title,
+        body,
+        is_live,
+    })
+}
+
+async fn overview(ui: &Ui) -> Result<Overview, Problem> {
+    let reads = &ui.reads;
+    let (queues, backlog, workers, failing, recent, metrics) = tokio::join!(
+        reads.queues(),
+        reads.backlog(),
+        reads.workers(),
+        reads.failing(),
+        reads.recent(),
+        reads.database_metrics(),
+    );
+    Ok(Overview {
+        queues: queues?.to_vec(),
+        backlog: backlog?.to_vec(),
+        workers: workers?.to_vec(),
+        failing: failing?.to_vec(),
+        recent: Value::clone(&*recent?),
+        samples: reads.samples.rates(),
+        oldest_transaction_s: metrics
+            .ok()
+            .and_then(|metrics| metrics.oldest_transaction_s),
+    })
+}
+
+/// The jobs that match, or what is wrong with the filter.
+async fn jobs(
+    ui: &Ui,
+    filter: &JobFilter,
+    before: Option<i64>,
+    now: f64,
+) -> Result<Result<Found, String>, Problem> {
+    let listing = Listing {
+        filter: filter.json(now),
+        before,
+        limit: ROWS,
+        look_at: EXAMINED,
+    };
+    let listed = match ui.reads.store.jobs(&listing).await {
+        Ok(listed) => listed,
+        Err(error) if error.is_about_data() => return Ok(Err(error.to_string())),
+        Err(error) => return Err(error.into()),
+    };
+    let is_full = listed.jobs.len() == ROWS as usize;
+    let last = listed.jobs.last().and_then(|job| job["id"].as_i64());
+    Ok(Ok(Found {
+        next_before: listed.looked_back_to.or(last.filter(|_| is_full)),
+        looked_back_to: listed.looked_back_to,
+        is_later_page: before.is_some(),
+        jobs: listed.jobs,
+    }))
+}
+
+/// One job, without its contents for a reader who may not see them.
+async fn job(ui: &Ui, chrome: &Chrome, id: i64) -> Result<Job, Problem> {
+    let store = &ui.reads.store;
+    let view = store.job(JobId(id)).await?;
+    let view = view.ok_or_else(|| Problem::unknown(format!("There is no job {id}: it was never enqueued, its transaction is not committed, or it is no longer kept.")))?;
+    let contents = chrome.may_read_contents();
+    // Its sentences quote errors.
+    let why = match view.state == "queued" && contents {
+        true => store.why(JobId(id)).await?.unwrap_or_default(),
+        false => Vec::new(),
+    };
+    let log = match contents {
+        true => store.newest_log(JobId(id)).await?,
+        false => Vec::new(),
+    };
+    let log: Vec<LogRow> = log
+        .into_iter()
+        .map(|line| LogRow {
+            attempt: line.attempt,
+            at: line.at,
+            level: line.level,
+            text: line.text,
+        })
+        .collect();
+    Ok(Job {
+        payload: view.payload.filter(|_| contents),
+        result: view.result.filter(|_| contents),
+        record: view.record,
+        why,
+        has_older_lines: log.len() >= crate::store::NEWEST_LINES as usize,
+        log,
+    })
+}
+
+async fn handler(ui: &Ui, chrome: &Chrome, name: &str, now: f64) -> Result<Markup, Problem> {
+    let store = &ui.reads.store;
+    let failed = Listing {
+        filter: json!({"handler": name, "state": ["failed", "timed_out"]}),
+        before: None,
+        limit: 10,
+        look_at: EXAMINED,
+    };
+    let (fleet, backlog, recent, errors) = tokio::join!(
+        ui.reads.handlers(),
+        ui.reads.backlog(),
+        store.recent(Some(name)),
+        store.jobs(&failed)
+    );
+    let loaded = loaded(ui);
+    let fleet = rows_with(&fleet?, "handler", name);
+    let backlog = rows_with(&backlog?, "handler", name);
+    let recent = recent?.ok_or_else(|| Problem::forbidden("jobs"))?;
+    let errors = errors?.jobs;
+    let loaded = loaded.iter().find(|it| it.name == name);
+    if fleet.is_empty() && backlog.is_empty() && recent["jobs"] == 0 && loaded.is_none() {
+        return Err(Problem::unknown(format!(
+            "No worker has a handler {name}, and no job is for it."
+        )));
+    }
+    let handler = pages::HandlerPage {
+        name,
+        fleet: &fleet,
+        backlog: &backlog,
+        recent: &recent,
+        errors: &errors,
+        loaded,
+    };
+    Ok(pages::handler(chrome, &handler, now))
+}
+
+async fn audit(ui: &Ui, chrome: &Chrome, query: &Pairs, now: f64) -> Result<Markup, Problem> {
+    let get = |name: &str| query.get(name).map(str::to_owned);
+    let asked = AuditQuery {
+        who: get("who").unwrap_or_default(),
+    };
+    let (before, who) = (get("before"), get("who"));
+    let read = ui
+        .reads
+        .store
+        .records_of_people(AUDITED, before.as_deref(), who.as_deref(), ROWS);
+    let rows = match read.await {
+        Err(error) if error.is_about_data() => return Err(Problem::invalid(error.to_string())),
+        rows => rows?.ok_or_else(|| Problem::forbidden("the audit"))?,
+    };
+    // The next page starts at the last row, or where the search stopped.
+    let last = rows.last().filter(|_| rows.len() >= ROWS as usize);
+    let upto = before.as_deref().and_then(when::epoch).unwrap_or(now);
+    let next = match last.and_then(|row| row["at"].as_str()) {
+        Some(at) => at.to_owned(),
+        None => when::rfc3339(upto - AUDITED.as_secs_f64()),
+    };
+    Ok(pages::audit(chrome, &asked, &rows, &next, now))
+}
+
+/// The rows that have this value.
+fn rows_with(rows: &[Value], key: &str, value: &str) -> Vec<Value> {
+    rows.iter()
+        .filter(|row| row[key] == value)
+        .cloned()
+        .collect()
+}
+
+/// Adds the words for its cron expression.
+fn describe_schedule(schedule: &mut Value) {
+    let words = in_words(schedule["cron"].as_str().unwrap_or_default());
+    schedule["words"] = words.into();
+}
+
+/// What the modules of this host ask for and lack.
+fn loaded(ui: &Ui) -> Vec<Loaded> {
+    let Some(catalog) = &ui.reads.catalog else {
+        return Vec::new();
+    };
+    let current = catalog.current();
+    let handlers = current.handlers.values().map(|handler| {
+        let missing = handler.missing();
+        let lines = missing.iter().filter_map(|it| it.lines.as_deref());
+        Loaded {
+            name: handler.manifest.name.clone(),
+            asked: handler
+                .manifest
+                .capabilities
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
+            missing: lines.collect::<Vec<_>>().join("\n"),
+        }
+    });
+    handlers.collect()
+}
+
+/// The payload of a job, as it is.
+pub(super) async fn payload(
+    ui: State<Ui>,
+    reader: Extension<Reader>,
+    id: Path<String>,
+) -> Response {
+    content(ui, reader, id, true).await
+}
+
+/// The result of a job, as it is.
+pub(super) async fn result(ui: State<Ui>, reader: Extension<Reader>, id: Path<String>) -> Response {
+    content(ui, reader, id, false).await
+}
+
+async fn content(
+    State(ui): State<Ui>,
+    Extension(reader): Extension<Reader>,
+    Path(id): Path<String>,
+    is_payload: bool,
+) -> Response {
+    let chrome = ui.chrome(&reader);
+    if !chrome.may_read_contents() {
+        return ui.problem_page(
+            &reader,
+            &Problem::not_for_guests("read payloads and results"),
+        );
+    }
+    let job = match id.parse() {
+        Ok(id) => job(&ui, &chrome, id).await,
+        Err(_) => Err(Problem::unknown(format!("{id} is not a job id."))),
+    };
+    match job {
+        Ok(job) => {
+            let text = if is_payload { job.payload } else { job.result };
+            // Never as HTML, whatever it contains.
+            let headers = [
+                (header::CONTENT_TYPE, "text/plain; charset=utf-8"),
+                (header::CACHE_CONTROL, "no-store"),
+            ];
+            (headers, text.unwrap_or_default()).into_response()
+        }
+        Err(problem) => ui.problem_page(&reader, &problem),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_page_has_one_path_and_is_found_by_it() {
+        for view in [
+            View::Overview,
+            View::Jobs,
+            View::Job(i64::MAX),
+            View::Flow(7),
+            View::Queue("a b/c:ü".into()),
+            View::Schedule("nightly".into()),
+            View::Worker("w-1".into()),
+            View::Handler("email.send".into()),
+            View::Audit,
+            View::Bulk(3),
+        ] {
+            assert_eq!(
+                View::of(&view.path()).as_ref(),
+                Some(&view),
+                "{}",
+                view.path()
+            );
+        }
+        for path in [
+            "",
+            "/nothing",
+            "/jobs/0",
+            "/jobs/x",
+            "/jobs/1/2/3",
+            "/queues/",
+            "/queues/%ff",
+        ] {
+            assert_eq!(View::of(path), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The dashboard: what its pages show, who may do what, and how it behaves in a real browser.
+
+mod access;
+mod browser;
+mod pages;
+
+use std::net::SocketAddr;
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use rouse::store::{Registration, WorkerKey};
+
+use crate::support::database::registration;
+use crate::support::worker::PATIENCE;
+use crate::support::{Host, TestDb};
+
+/// A text that a browser would run, that turns the direction of what follows, and that a terminal would obey.
+const HOSTILE: &str = "</td></pre><script>window.hacked=1</script><img src=x onerror=window.hacked=1>\u{202e}\u{1b}[31m";
+
+/// `rouse ui` on a database.
+struct Dashboard {
+    _host: Host,
+    address: SocketAddr,
+}
+
+impl Dashboard {
+    /// On any port of this machine.
+    fn start(db: &TestDb, variables: &[(&str, &str)]) -> Self {
+        Self::start_at(db, "127.0.0.1:0", variables)
+    }
+
+    fn start_at(db: &TestDb, http: &str, variables: &[(&str, &str)]) -> Self {
+        let url = db.url();
+        let mut all = vec![("DATABASE_URL", url.as_str())];
+        all.extend(variables);
+        let host = Host::rouse(&["ui", "--http", http], &all);
+        let line = host.line(PATIENCE, |line| line.starts_with("dashboard: "));
+        let address = line.trim_start_matches("dashboard: http://");
+        let address = address.split_once('/').expect("a path").0;
+        let address: SocketAddr = address.parse().expect("an address");
+        Self {
+            _host: host,
+            address: SocketAddr::from(([127, 0, 0, 1], address.port())),
+        }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://{}/ui{path}", self.address)
+    }
+
+    /// A page, as a browser on this machine gets it.
+    async fn get(&self, path: &str) -> Answer {
+        self.send("GET", path, &[], "").await
+    }
+
+    /// A form, as a page of the dashboard sends it.
+    async fn post(&self, path: &str, form: &str) -> Answer {
+        self.send("POST", path, &[("Sec-Fetch-Site", "same-origin")], form)
+            .await
+    }
+
+    async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        let host = match headers.iter().any(|(name, _)| *name == "Host") {
+            true => String::new(),
+            false => format!("Host: {}\r\n", self.address),
+        };
+        let headers: String = headers
+            .iter()
+            .map(|(name, value)| format!("{name}: {value}\r\n"))
+            .collect();
+        let request = format!(
+            "{method} /ui{path} HTTP/1.1\r\n{host}{headers}Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        let answer = String::from_utf8(answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        Answer {
+            status: head[9..12].parse().unwrap(),
+            head: head.to_owned(),
+            body: body.to_owned(),
+        }
+    }
+
+    /// The token of the forms of this page.
+    async fn form_token(&self, path: &str) -> String {
+        let page = self.get(path).await.body;
+        form_token(&page).unwrap_or_else(|| panic!("no form in {page}"))
+    }
+}
+
+fn form_token(page: &str) -> Option<String> {
+    let (_, rest) = page.split_once(r#"name="csrf" value=""#)?;
+    Some(rest.split_once('"')?.0.to_owned())
+}
+
+/// A response.
+#[derive(Debug)]
+struct Answer {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Answer {
+    /// The value of a header.
+    fn header(&self, name: &str) -> Option<&str> {
+        let mut lines = self.head.lines();
+        lines.find_map(|line| {
+            let (key, value) = line.split_once(": ")?;
+            key.eq_ignore_ascii_case(name).then_some(value)
+        })
+    }
+}
+
+/// A database with something on each page: jobs in all states, with hostile texts, a flow, a schedule, a gate, a paused
+/// queue, a worker.
+async fn shop() -> TestDb {
+    let db = TestDb::new().await;
+    let store = db.store();
+    let worker = Registration {
+        capabilities: json!({"shop.mail": {"version": "1.2.0", "sha256": "ab".repeat(32), "grants": ["http: api.example.com"]}}),
+        slots: 8,
+        ..registration("shop-1", WorkerKey::random())
+    };
+    store.register(&worker).await.unwrap();
+    let client = db.client().await;
+    client
+        .execute(
+            "SELECT rouse.enqueue('shop.mail', jsonb_build_object('text', $1::text), tenant => $2, source => 'web', queue => 'mail')",
+            &[&HOSTILE, &&HOSTILE[..60]],
+        )
+        .await
+        .unwrap();
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue('shop.mail', jsonb_build_object('n', n), queue => 'mail') FROM generate_series(1, 20) AS n;
+             SELECT rouse.enqueue('no.such', '{}');
+             SELECT rouse.enqueue_flow('[{\"name\": \"a\", \"handler\": \"shop.mail\"}, {\"name\": \"b\", \"handler\": \"shop.mail\", \"after\": [\"a\"]},
+                                         {\"name\": \"c\", \"handler\": \"shop.mail\", \"after\": [\"a\"]}]', 'order');
+             SELECT rouse.schedule('nightly', 'shop.mail', '{}', '30 3 * * *');
+             SELECT rouse.set_gate('mail/limit', 'max_concurrent', 'shop.mail', key => '{tenant}', most => 5);
+             SELECT rouse.pause_queue('paused')",
+        )
+        .await
+        .unwrap();
+    let failed: Vec<i64> = ids(
+        &client,
+        "SELECT id FROM rouse.jobs WHERE queue = 'mail' ORDER BY id LIMIT 3",
+    )
+    .await;
+    for id in &failed {
+        client
+            .execute("SELECT rouse.fail($1, $2)", &[id, &HOSTILE])
+            .await
+            .unwrap();
+    }
+    db
+}
+
+async fn ids(client: &tokio_postgres::Client, sql: &str) -> Vec<i64> {
+    let rows = client.query(sql, &[]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// All pages of [`shop`].
+async fn paths(client: &tokio_postgres::Client) -> Vec<String> {
+    let job = ids(client, "SELECT min(id) FROM rouse.jobs").await[0];
+    let queued = ids(
+        client,
+        "SELECT min(id) FROM rouse.jobs WHERE state = 'queued'",
+    )
+    .await[0];
+    let flow = ids(client, "SELECT id FROM rouse.flow").await[0];
+    let mut paths: Vec<String> = [
+        "/",
+        "/jobs",
+        "/jobs?state=failed",
+        "/flows",
+        "/schedules",
+        "/schedules/nightly",
+        "/queues",
+        "/queues/mail",
+        "/queues/paused",
+        "/workers",
+        "/workers/shop-1",
+        "/handlers",
+        "/handlers/shop.mail",
+        "/handlers/no.such",
+        "/audit",
+        "/audit?who=nobody",
+    ]
+    .map(str::to_owned)
+    .into();
+    paths.extend([
+        format!("/jobs/{job}"),
+        format!("/jobs/{queued}"),
+        format!("/flows/{flow}"),
+    ]);
+    paths
+}

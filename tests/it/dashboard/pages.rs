@@ -1,0 +1,351 @@
+//! What the pages show.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::{Dashboard, ids, paths, shop};
+use crate::support::TestDb;
+use crate::support::worker::PATIENCE;
+
+#[tokio::test]
+async fn every_page_answers_and_runs_no_text_of_strangers() {
+    let db = shop().await;
+    let client = db.client().await;
+    let dashboard = Dashboard::start(&db, &[]);
+    for path in paths(&client).await {
+        let page = dashboard.get(&path).await;
+        assert_eq!(page.status, 200, "{path}: {}", page.body);
+        assert!(page.body.contains("<h1>"), "{path}: {}", page.body);
+        for harmful in ["<script>window", "<img src=x", "\u{202e}", "\u{1b}"] {
+            assert!(
+                !page.body.contains(harmful),
+                "{path} has {harmful:?}: {}",
+                page.body
+            );
+        }
+        let policy = page.header("content-security-policy").unwrap();
+        assert!(policy.contains("script-src 'self'") && policy.contains("frame-ancestors 'none'"));
+        assert_eq!(page.header("x-content-type-options"), Some("nosniff"));
+        assert_eq!(page.header("cache-control"), Some("no-store"));
+    }
+    for (path, words) in [
+        ("/", "can run 1 job of"),
+        ("/", "has been paused for"),
+        ("/jobs?state=failed", "onerror=window"),
+        ("/schedules", "3:30"),
+        ("/queues", "at most 5 running jobs of each tenant"),
+        ("/workers/shop-1", "http: api.example.com"),
+        ("/handlers/no.such", "No running worker has this handler"),
+        ("/audit", "paused"),
+    ] {
+        let page = dashboard.get(path).await.body;
+        assert!(page.contains(words), "{path} without {words:?}: {page}");
+    }
+}
+
+#[tokio::test]
+async fn what_does_not_exist_or_cannot_be_read_is_a_page_with_a_sentence() {
+    let db = TestDb::new().await;
+    let dashboard = Dashboard::start(&db, &[]);
+    for (path, status, words) in [
+        ("/nothing", 404, "There is no page"),
+        ("/jobs/17", 404, "There is no job 17"),
+        ("/flows/17", 404, "There is no flow 17"),
+        ("/queues/none", 404, "There is no queue none"),
+        ("/schedules/none", 404, "There is no schedule none"),
+        ("/workers/none", 404, "There is no worker none"),
+        ("/handlers/none", 404, "No worker has a handler none"),
+        ("/bulk/17", 404, "does not know that change"),
+        ("/jobs?state=done", 400, "is not a state"),
+        ("/jobs?payload=id", 400, "JSON pointer"),
+        ("/jobs?since=yesteryear", 200, "must be a time or an age"),
+    ] {
+        let page = dashboard.get(path).await;
+        assert_eq!(page.status, status, "{path}: {}", page.body);
+        assert!(page.body.contains(words), "{path}: {}", page.body);
+    }
+}
+
+#[tokio::test]
+async fn large_ids_and_payloads_are_exact_and_raw_contents_are_never_html() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("SELECT setval('rouse.turn_seq', 9007199254740993)")
+        .await
+        .unwrap();
+    let id = ids(
+        &client,
+        "SELECT rouse.enqueue('a.b', '{\"n\": 12345678901234567890123, \"html\": \"<b>\"}')",
+    )
+    .await[0];
+    assert!(id > 9_007_199_254_740_992);
+    let dashboard = Dashboard::start(&db, &[]);
+    let list = dashboard.get("/jobs").await.body;
+    assert!(list.contains(&format!("/jobs/{id}\"")), "{list}");
+    let page = dashboard.get(&format!("/jobs/{id}")).await.body;
+    assert!(page.contains("12345678901234567890123"), "{page}");
+    let raw = dashboard.get(&format!("/jobs/{id}/payload")).await;
+    assert_eq!(
+        raw.header("content-type"),
+        Some("text/plain; charset=utf-8")
+    );
+    assert!(raw.body.contains("\"<b>\""), "{}", raw.body);
+}
+
+#[tokio::test]
+async fn an_open_page_is_updated_when_something_changes() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = ids(&client, "SELECT rouse.enqueue('a.b', '{}')").await[0];
+    let dashboard = Dashboard::start(&db, &[]);
+    let page = dashboard.get(&format!("/jobs/{id}")).await.body;
+    let live = format!("/ui/live/jobs/{id}?");
+    assert!(page.contains(&format!(r#"data-live="{live}""#)), "{page}");
+    let mut stream = TcpStream::connect(dashboard.address).await.unwrap();
+    let request = format!("GET {live} HTTP/1.1\r\nHost: {}\r\n\r\n", dashboard.address);
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut seen = String::new();
+    read_until(&mut stream, &mut seen, "event: page").await;
+    client
+        .execute("SELECT rouse.fail($1, 'the mill is broken')", &[&id])
+        .await
+        .unwrap();
+    read_until(&mut stream, &mut seen, "the mill is broken").await;
+
+    // A page that does not exist is not waited for.
+    let mut stream = TcpStream::connect(dashboard.address).await.unwrap();
+    let request = format!(
+        "GET /ui/live/jobs/999999 HTTP/1.1\r\nHost: {}\r\n\r\n",
+        dashboard.address
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    read_until(&mut stream, &mut String::new(), "event: gone").await;
+}
+
+/// Reads until the text has come.
+async fn read_until(stream: &mut TcpStream, seen: &mut String, wanted: &str) {
+    let reading = async {
+        let mut part = [0; 4096];
+        while !seen.contains(wanted) {
+            let count = stream.read(&mut part).await.unwrap();
+            assert!(count > 0, "the stream has ended: {seen}");
+            seen.push_str(&String::from_utf8_lossy(&part[..count]));
+        }
+    };
+    if timeout(PATIENCE, reading).await.is_err() {
+        panic!("{wanted:?} did not come");
+    }
+}
+
+#[tokio::test]
+async fn all_that_match_are_retried_after_their_number_was_shown() {
+    let db = shop().await;
+    let client = db.client().await;
+    let dashboard = Dashboard::start(&db, &[]);
+    let token = dashboard.form_token("/jobs?state=failed").await;
+    let asked = dashboard
+        .post(
+            "/jobs/change",
+            &format!("csrf={token}&state=failed&do=retry-all"),
+        )
+        .await;
+    assert!(asked.body.contains("Retry 3 jobs?"), "{}", asked.body);
+    let (_, until) = asked
+        .body
+        .split_once(r#"name="until-now" value=""#)
+        .unwrap();
+    let until = until.split_once('"').unwrap().0;
+    // One that fails after the question is not retried by its answer.
+    client.batch_execute("SELECT rouse.fail(max(id), 'later') FROM rouse.jobs WHERE state = 'queued' AND queue = 'mail'").await.unwrap();
+    let form = format!("csrf={token}&state=failed&do=retry-all&sure=yes&until-now={until}");
+    let started = dashboard.post("/jobs/change", &form).await;
+    assert_eq!(
+        (started.status, started.header("location")),
+        (303, Some("/ui/bulk/1"))
+    );
+    let until = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let page = dashboard.get("/bulk/1").await.body;
+        if page.contains("3 retried.") && page.contains("succeeded") {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < until, "{page}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let made = ids(
+        &client,
+        "SELECT count(*) FROM rouse.jobs WHERE retried_from IS NOT NULL",
+    )
+    .await[0];
+    assert_eq!(made, 3);
+    // The number does not count those that were retried.
+    let again = dashboard
+        .post(
+            "/jobs/change",
+            &format!("csrf={token}&state=failed&do=retry-all"),
+        )
+        .await;
+    assert!(again.body.contains("Retry 1 job?"), "{}", again.body);
+    for (form, words) in [
+        (
+            "state=failed&do=cancel-all",
+            "Only queued and running jobs can be cancelled",
+        ),
+        ("do=retry-all", "Only jobs that have ended can be retried"),
+        ("do=explode", "is not an action"),
+    ] {
+        let refused = dashboard
+            .post("/jobs/change", &format!("csrf={token}&{form}"))
+            .await;
+        assert_eq!(refused.status, 400, "{form}");
+        assert!(refused.body.contains(words), "{form}: {}", refused.body);
+    }
+}
+
+#[tokio::test]
+async fn selected_jobs_are_cancelled_and_those_that_have_ended_are_counted_apart() {
+    let db = shop().await;
+    let client = db.client().await;
+    let dashboard = Dashboard::start(&db, &[]);
+    let queued = ids(
+        &client,
+        "SELECT id FROM rouse.jobs WHERE state = 'queued' AND queue = 'mail' ORDER BY id LIMIT 2",
+    )
+    .await;
+    let failed = ids(
+        &client,
+        "SELECT id FROM rouse.jobs WHERE state = 'failed' LIMIT 1",
+    )
+    .await[0];
+    let token = dashboard.form_token("/jobs").await;
+    let form = format!(
+        "csrf={token}&do=cancel&id={}&id={}&id={failed}",
+        queued[0], queued[1]
+    );
+    let started = dashboard.post("/jobs/change", &form).await;
+    assert_eq!(started.status, 303, "{}", started.body);
+    let until = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let page = dashboard.get("/bulk/1").await.body;
+        if page.contains("2 cancelled of 3; 1 could not be") {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < until, "{page}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let cancelled = ids(
+        &client,
+        "SELECT count(*) FROM rouse.jobs WHERE state = 'cancelled'",
+    )
+    .await[0];
+    assert_eq!(cancelled, 2);
+    let none = dashboard
+        .post("/jobs/change", &format!("csrf={token}&do=cancel"))
+        .await;
+    assert_eq!(none.status, 303);
+}
+
+#[tokio::test]
+async fn a_job_gets_signals_results_and_messages() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let all = ids(
+        &client,
+        "SELECT rouse.enqueue('a.b', '{}') FROM generate_series(1, 3)",
+    )
+    .await;
+    let dashboard = Dashboard::start(&db, &[]);
+    let token = dashboard.form_token(&format!("/jobs/{}", all[0])).await;
+    for (id, action, form, words) in [
+        (
+            all[0],
+            "signal",
+            "name=approved&payload=%7B%22by%22%3A%22Ada%22%7D",
+            "has the signal approved",
+        ),
+        (all[1], "complete", "result=7", "has succeeded"),
+        (all[2], "fail", "message=by+hand", "has failed"),
+        (
+            all[0],
+            "complete",
+            "result=%7B",
+            "invalid input syntax for type json",
+        ),
+        (all[0], "fail", "", "The message is missing"),
+        (all[1], "cancel", "", "had already ended"),
+        (all[0], "run-now", "", "is due now"),
+        (999_999, "retry", "", "999999"),
+    ] {
+        let done = dashboard
+            .post(
+                &format!("/jobs/{id}/{action}"),
+                &format!("csrf={token}&{form}"),
+            )
+            .await;
+        assert_eq!(done.status, 303, "{action}: {}", done.body);
+        let notice = done
+            .header("set-cookie")
+            .unwrap()
+            .split(';')
+            .next()
+            .unwrap()
+            .to_owned();
+        let told = dashboard
+            .send("GET", "/", &[("Cookie", &notice)], "")
+            .await
+            .body;
+        assert!(told.contains(words), "{action} without {words:?}: {told}");
+    }
+    let unknown = dashboard
+        .post("/jobs/1/explode", &format!("csrf={token}"))
+        .await;
+    assert_eq!(unknown.status, 404);
+    let result: String = client
+        .query_one("SELECT rouse.result($1)::text", &[&all[1]])
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(result, "7");
+    let signals = ids(&client, "SELECT count(*) FROM rouse.signal").await[0];
+    assert_eq!(signals, 1);
+}
+
+#[tokio::test]
+async fn a_host_with_a_catalog_serves_the_dashboard_beside_its_metrics() {
+    let db = TestDb::new().await;
+    let url = db.url();
+    let scratch = crate::support::scratch("dashboard-serve");
+    let handlers = scratch.join("handlers");
+    std::fs::create_dir_all(&handlers).unwrap();
+    let host = crate::support::Host::rouse(
+        &[
+            "serve",
+            "--http",
+            "127.0.0.1:0",
+            "--handlers",
+            handlers.to_str().unwrap(),
+        ],
+        &[("DATABASE_URL", &url), ("ROUSE_LOG", "info")],
+    );
+    let line = host.line(PATIENCE, |line| line.contains("/ui/"));
+    let port = line
+        .split("127.0.0.1:")
+        .nth(1)
+        .unwrap()
+        .split('/')
+        .next()
+        .unwrap();
+    let dashboard = Dashboard {
+        _host: host,
+        address: format!("127.0.0.1:{port}").parse().unwrap(),
+    };
+    let page = dashboard.get("/workers").await;
+    assert_eq!(page.status, 200, "{}", page.body);
+    // A host on loopback without a token lets this machine read, not change.
+    assert!(page.body.contains("change nothing"), "{}", page.body);
+    assert_eq!(dashboard.post("/queues/a/pause", "").await.status, 403);
+}
