@@ -5,6 +5,7 @@ mod latency;
 
 mod enqueue;
 
+mod dashboard;
 mod effects;
 mod flows;
 mod held_up;
@@ -88,7 +89,9 @@ enum Part {
     Idle(idle::Options),
     /// More hosts, more lanes, larger payloads, long jobs, late commits
     Scale(scale::Options),
-    /// All of the above, and one table at the end; about an hour on two cores
+    /// The dashboard with 10 million finished and 1 million queued jobs: pages, open pages, hosts beside them
+    Dashboard(dashboard::Options),
+    /// All of the above but the dashboard, and one table at the end; about an hour on two cores
     All(all::Options),
     /// One minute of small measurements that fail on large regressions; part of CI
     Smoke(smoke::Options),
@@ -134,6 +137,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             Part::Decay(options) => decay::run(&bench, &options).await,
             Part::Idle(options) => idle::run(&bench, &options).await,
             Part::Scale(options) => scale::run(&bench, &options).await,
+            Part::Dashboard(options) => dashboard::run(&bench, &options).await,
             Part::All(options) => all::run(&bench, &options).await,
             Part::Smoke(options) => smoke::run(&bench, &workspace.root, &options).await,
             Part::Soak(options) => soak::run(&bench, &options).await,

@@ -48,7 +48,7 @@ const fn lower(key: &'static str, at_least: f64, aim: f64) -> Target {
 }
 
 /// In the units of the figures: seconds, milliseconds, microseconds, bytes, percent.
-pub(super) const TARGETS: [Target; 53] = [
+pub(super) const TARGETS: [Target; 56] = [
     higher("drain.ratio", 0.40, 0.55),
     higher("drain.reuse.ratio", 0.60, 0.90),
     lower("drain.cpu_postgres", 18.0, 12.0),
@@ -103,6 +103,9 @@ pub(super) const TARGETS: [Target; 53] = [
     higher("enqueue.contract.ratio", 0.9, 0.97),
     higher("enqueue.contract.many.ratio", 0.7, 0.9),
     lower("enqueue.contract.check", 10.0, 5.0),
+    lower("dashboard.slowest", 100.0, 50.0),
+    lower("dashboard.postgres", 2.0, 1.0),
+    higher("dashboard.ratio", 0.97, 0.99),
 ];
 
 const MB_300: f64 = 300e6;
