@@ -1,7 +1,8 @@
-//! What people read: text made harmless, times in words, and the pages of the dashboard.
+//! Output for people: harmless text, times in words, and the pages of the dashboard.
 //!
-//! Everything here is pure: values in, text out. What reads the database, checks who asks, and sends pages is in the host.
+//! Everything here is pure: values in, text out. The host reads the database, checks access and sends the pages.
 
+pub mod flow;
 pub mod gate;
 pub mod harmless;
 pub mod pages;

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::cells;
 use super::layout::Chrome;
 use super::timeline::px;
+use crate::flow::chains;
 
 /// Up to this many jobs are drawn one by one; in larger flows, those of a column with the same handler are one box.
 const SINGLE_MAX: usize = 80;
@@ -45,18 +46,6 @@ struct Graph {
     left_out: usize,
 }
 
-/// The chains that a job waits or waited for.
-fn parents(job: &Value) -> impl Iterator<Item = i64> {
-    let listed = job["after"].as_array().into_iter().flatten();
-    let named = job["after"]
-        .as_object()
-        .into_iter()
-        .flat_map(|it| it.values());
-    listed
-        .chain(named)
-        .filter_map(|parent| parent.as_i64().or_else(|| parent["job"].as_i64()))
-}
-
 /// The state of a job; of a queued one, whether it waits for others.
 fn state(job: &Value) -> &str {
     match cells::text(job, "state") {
@@ -74,7 +63,7 @@ fn layout(jobs: &[Value]) -> Graph {
         .filter_map(|(place, job)| Some((job["chain"].as_i64()?, place)))
         .collect();
     let before = |at: usize| {
-        let known = parents(&jobs[at]).filter_map(|chain| place.get(&chain).copied());
+        let known = chains(&jobs[at]).filter_map(|(_, chain)| place.get(&chain).copied());
         // Rows are in the order of the graph; anything else is ignored.
         known.filter(move |&parent| parent < at)
     };
@@ -222,6 +211,10 @@ mod tests {
     use super::*;
 
     fn job(id: i64, name: &str, after: &[i64], state: &str) -> Value {
+        let after: serde_json::Map<String, Value> = after
+            .iter()
+            .map(|parent| (format!("j{parent}"), json!(parent)))
+            .collect();
         json!({"job": id, "chain": id, "name": name, "handler": "h", "after": after, "state": state})
     }
 

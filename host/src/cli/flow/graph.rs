@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use rouse_display::flow::chains;
 use serde_json::Value;
 
 /// One line of the drawing.
@@ -124,21 +125,6 @@ fn line(job: &Value, front: &str, jobs: &[Value], at: &HashMap<i64, usize>) -> L
             false => format!("after {}", parents.join(", ")),
         },
     }
-}
-
-/// The chains that a job waits or waited for, in order, with `on_failure` if it is not `cancel`.
-fn chains(job: &Value) -> impl Iterator<Item = (Option<&str>, i64)> {
-    let mut chains: Vec<_> = job["after"]
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter_map(|(_, entry)| match entry.as_i64() {
-            Some(chain) => Some((None, chain)),
-            None => Some((entry["on_failure"].as_str(), entry["job"].as_i64()?)),
-        })
-        .collect();
-    chains.sort_by_key(|(_, chain)| *chain);
-    chains.into_iter()
 }
 
 #[cfg(test)]

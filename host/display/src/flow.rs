@@ -1,0 +1,19 @@
+//! The edges of a flow, from the rows of `rouse.flow`.
+
+use serde_json::Value;
+
+/// The chains that a job waits or waited for, in the order of their ids, each with its `on_failure` unless that is the
+/// default.
+pub fn chains(job: &Value) -> impl Iterator<Item = (Option<&str>, i64)> {
+    let mut chains: Vec<_> = job["after"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter_map(|(_, entry)| match entry.as_i64() {
+            Some(chain) => Some((None, chain)),
+            None => Some((entry["on_failure"].as_str(), entry["job"].as_i64()?)),
+        })
+        .collect();
+    chains.sort_by_key(|(_, chain)| *chain);
+    chains.into_iter()
+}
