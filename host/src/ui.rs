@@ -1,17 +1,20 @@
 //! The dashboard: reads rows, checks the reader's rights, sends the pages of `rouse-display`.
 //!
 //! It reads as `rouse … --json` does, through a store of its own, so that readers never wait for a worker's connection
-//! or the other way round. It never writes except for an operator's form ([`actions`]). What several readers look at is
-//! read once ([`cached`]), and every read is followed by a pause in proportion to what it took, so that ten open pages
-//! cost the database what one does.
+//! or the other way round. It never writes except for an operator's form ([`actions`]). Values that several readers
+//! look at are read once (`cached`), and each read for updates is followed by a pause in proportion to its duration, so
+//! that ten readers of an open page cost the database as much as one.
 
 mod access;
 mod actions;
 mod bulk;
 mod cached;
 mod live;
+mod problem;
+mod raw;
 mod reads;
 mod samples;
+mod view;
 mod views;
 
 use std::sync::Arc;
@@ -33,8 +36,10 @@ use access::Reader;
 pub use access::{Access, Proxy, Tokens};
 use bulk::Bulks;
 use live::Streams;
+use problem::Problem;
 use reads::Reads;
-use views::{Problem, Shown, View};
+use view::View;
+use views::Shown;
 
 /// The path of the dashboard.
 pub const PATH: &str = "/ui";
@@ -46,7 +51,7 @@ const GUEST_READS_MAX: usize = 2;
 const FORM_BYTES_MAX: usize = 4 << 20;
 /// A token, and the page to go to.
 const SIGN_IN_BYTES_MAX: usize = 16 << 10;
-/// What a browser may do with a page: no inline script, no inline style, no frame, nothing from elsewhere.
+/// The restrictions of a page: no inline script, no inline style, no frame, nothing from elsewhere.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
 /// How this installation looks, and where it is.
@@ -56,7 +61,7 @@ pub struct Look {
     pub instance: String,
     /// Its colour, as `#rrggbb`; empty: none.
     pub colour: String,
-    /// What stands before [`PATH`] in the addresses that browsers see, for instance `/ops`; empty: nothing.
+    /// The path before [`PATH`] in the addresses that browsers see, for instance `/ops`; empty: nothing.
     pub prefix: String,
 }
 
@@ -131,8 +136,8 @@ impl Ui {
             .route(&at("/sign-out"), post(actions::sign_out))
             .route(&at("/live/"), get(live::stream))
             .route(&at("/live/{*path}"), get(live::stream))
-            .route(&at("/jobs/{id}/payload"), get(views::payload))
-            .route(&at("/jobs/{id}/result"), get(views::result))
+            .route(&at("/jobs/{id}/payload"), get(raw::payload))
+            .route(&at("/jobs/{id}/result"), get(raw::result))
             .route(&at("/"), get(show))
             .route(&at("/{*path}"), get(show).post(actions::act))
             .layer(DefaultBodyLimit::max(FORM_BYTES_MAX))
@@ -201,7 +206,7 @@ fn asset(kind: &'static str, text: &'static str) -> Response {
     (headers, text).into_response()
 }
 
-/// Finds out who is reading, or refuses: before a body is read.
+/// Authenticates the reader before a body is read.
 async fn admit(State(ui): State<Ui>, mut request: axum::extract::Request, next: Next) -> Response {
     let path = path_of(request.uri()).to_owned();
     let is_sign_in = path == "/sign-in";
@@ -217,7 +222,7 @@ async fn admit(State(ui): State<Ui>, mut request: axum::extract::Request, next: 
             ui.problem_for(&reader, StatusCode::FORBIDDEN, "Not allowed", why)
         }
         Ok(reader) => {
-            // It is shown once. An action has a new one.
+            // A notice is shown once. The response to a form sets a new one.
             let had_notice = reader.notice.is_some() && !is_form;
             request.extensions_mut().insert(reader);
             let mut response = next.run(request).await;
@@ -242,7 +247,7 @@ async fn admit(State(ui): State<Ui>, mut request: axum::extract::Request, next: 
             }
         }
         Err(access::Refused::Unnamed) => {
-            let why = "The proxy in front of the dashboard has not said who is reading (ROUSE_UI_USER_HEADER).";
+            let why = "The proxy in front of the dashboard did not send the name of the reader (ROUSE_UI_USER_HEADER).";
             ui.problem(StatusCode::FORBIDDEN, "Refused", why)
         }
         Err(access::Refused::Foreign(why)) => ui.problem(StatusCode::FORBIDDEN, "Refused", &why),

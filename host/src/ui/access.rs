@@ -1,4 +1,4 @@
-//! Decides who a reader is, and what that reader may do.
+//! Decides the role of each reader.
 //!
 //! A reader shows a token once and gets a signed cookie, or comes through a proxy that says who they are. Without tokens
 //! and proxy, this machine may read (and change, in `rouse dev`), and others see everything but contents, if the port is
@@ -52,7 +52,7 @@ pub struct Proxy {
 pub struct Access {
     tokens: Tokens,
     proxy: Option<Proxy>,
-    /// What a reader without a sign-in may do, at most.
+    /// The role of readers without a sign-in; `None`: they have none.
     tokenless: Option<Role>,
     on_loopback: bool,
     /// Signs cookies and forms. Derived from the tokens, so that several hosts accept each other's.
@@ -68,16 +68,16 @@ pub(super) struct Reader {
     pub(super) name: String,
     /// True with the cookie of a sign-in.
     pub(super) has_session: bool,
-    /// What the last action has done.
+    /// The result of the last action.
     pub(super) notice: Option<Notice>,
 }
 
 /// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// Nobody may do this without a sign-in.
+    /// A sign-in is required.
     SignIn,
-    /// The proxy has not named the reader.
+    /// The proxy did not send the name of the reader.
     Unnamed,
     /// It comes from elsewhere.
     Foreign(String),
@@ -143,7 +143,7 @@ impl Access {
             self.is_from_here(headers, host)?;
         }
         let signed_in = self
-            .session(headers)
+            .session(headers, now())
             .or_else(|| self.named_by_proxy(headers));
         let tokenless = self.tokenless.filter(|_| is_here || !self.on_loopback);
         let reader = match (signed_in, tokenless) {
@@ -260,12 +260,13 @@ impl Access {
         Ok(())
     }
 
-    fn session(&self, headers: &HeaderMap) -> Option<Reader> {
+    /// The reader of a sign-in that is valid at `now`, seconds since 1970.
+    fn session(&self, headers: &HeaderMap, now: u64) -> Option<Reader> {
         let value = find_cookie(headers, SESSION_COOKIE)?;
         let (what, signature) = value.rsplit_once('.')?;
         let mut parts = what.splitn(3, '.');
         let (role, until, name) = (parts.next()?, parts.next()?, parts.next()?);
-        if until.parse::<u64>().ok()? < now() || !self.is_signed("session", what, signature) {
+        if until.parse::<u64>().ok()? < now || !self.is_signed("session", what, signature) {
             return None;
         }
         Some(Reader {
@@ -354,151 +355,4 @@ fn find_cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const OPERATOR: &str = "operator-token-0123";
-    const VIEWER: &str = "viewer-token-0123456";
-
-    fn access(tokens: &[&str], address: &str, is_own: bool) -> Access {
-        let token = |name: &str| tokens.contains(&name).then(|| Token::new(name).unwrap());
-        let tokens = Tokens {
-            viewer: token(VIEWER),
-            operator: token(OPERATOR),
-        };
-        Access::new(tokens, None, address.parse().unwrap(), is_own)
-    }
-
-    fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
-        let mut headers = HeaderMap::new();
-        for (name, value) in pairs {
-            let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
-            headers.append(name, value.parse().unwrap());
-        }
-        headers
-    }
-
-    fn role(access: &Access, pairs: &[(&str, &str)]) -> Result<Role, Refused> {
-        let reader = access.reader(&Method::GET, &headers(pairs), false);
-        reader.map(|reader| reader.role)
-    }
-
-    #[test]
-    fn without_tokens_this_machine_reads_and_changes_only_its_own_host() {
-        let here = [("host", "localhost:8420")];
-        let own = access(&[], "127.0.0.1:1", true);
-        assert_eq!(role(&own, &here), Ok(Role::Operator));
-        let served = access(&[], "127.0.0.1:1", false);
-        assert_eq!(role(&served, &here), Ok(Role::Viewer));
-        let open = access(&[], "0.0.0.0:1", false);
-        assert_eq!(role(&open, &[("host", "jobs.example")]), Ok(Role::Guest));
-        for foreign in [
-            &[("host", "evil.example")][..],
-            &[("host", "localhost"), ("x-forwarded-for", "1.2.3.4")],
-        ] {
-            assert!(
-                matches!(role(&own, foreign), Err(Refused::Foreign(_))),
-                "{foreign:?}"
-            );
-            // With a token, such a page has to sign in.
-            let token = access(&[OPERATOR], "127.0.0.1:1", true);
-            assert_eq!(role(&token, foreign), Err(Refused::SignIn), "{foreign:?}");
-        }
-    }
-
-    #[test]
-    fn a_token_gives_a_cookie_and_the_cookie_a_role() {
-        let access = access(&[OPERATOR, VIEWER], "0.0.0.0:1", false);
-        let host = ("host", "jobs.example");
-        assert_eq!(role(&access, &[host]), Err(Refused::SignIn));
-        assert_eq!(access.sign_in("wrong", "/ui", false), Ok(None));
-        for (token, wanted) in [(OPERATOR, Role::Operator), (VIEWER, Role::Viewer)] {
-            let cookie = access.sign_in(token, "/ui", true).unwrap().unwrap();
-            let text = cookie.to_str().unwrap();
-            assert!(text.contains("HttpOnly; SameSite=Lax; Secure") && text.contains("Path=/ui"));
-            let pair = text.split(';').next().unwrap();
-            assert_eq!(role(&access, &[host, ("cookie", pair)]), Ok(wanted));
-            let forged = pair.replace("viewer", "operator");
-            if forged != pair {
-                assert_eq!(
-                    role(&access, &[host, ("cookie", &forged)]),
-                    Err(Refused::SignIn)
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn sign_ins_are_limited() {
-        let access = access(&[OPERATOR], "0.0.0.0:1", false);
-        let tries = (0..100).map(|_| access.sign_in("wrong", "/ui", false));
-        assert!(tries.filter(Result::is_err).count() >= 89);
-    }
-
-    #[test]
-    fn forms_need_their_token_and_the_origin_of_the_page() {
-        let access = access(&[], "127.0.0.1:1", true);
-        let here = ("host", "localhost:1");
-        let post = |pairs: &[(&str, &str)]| access.reader(&Method::POST, &headers(pairs), false);
-        let reader = post(&[here, ("sec-fetch-site", "same-origin")]).unwrap();
-        assert!(post(&[here, ("origin", "http://localhost:1")]).is_ok());
-        for foreign in [
-            &[here][..],
-            &[here, ("sec-fetch-site", "cross-site")],
-            &[here, ("origin", "http://evil.example")],
-            &[here, ("origin", "null")],
-        ] {
-            assert!(post(foreign).is_err(), "{foreign:?}");
-        }
-        assert!(access.is_form_of(&reader, &access.form_token(&reader)));
-        assert!(!access.is_form_of(&reader, "") && !access.is_form_of(&reader, "x"));
-        let viewer = Reader {
-            role: Role::Viewer,
-            ..Reader::default()
-        };
-        assert!(!access.is_form_of(&viewer, &access.form_token(&reader)));
-    }
-
-    #[test]
-    fn a_trusted_proxy_names_the_reader() {
-        let proxy = Proxy {
-            user_header: HeaderName::from_static("x-user"),
-            operators: vec!["ada".into()],
-        };
-        let access = Access::new(
-            Tokens::default(),
-            Some(proxy),
-            "10.0.0.1:1".parse().unwrap(),
-            false,
-        );
-        let host = ("host", "jobs.example");
-        assert_eq!(
-            role(&access, &[host, ("x-user", "ada")]),
-            Ok(Role::Operator)
-        );
-        assert_eq!(role(&access, &[host, ("x-user", "bob")]), Ok(Role::Viewer));
-        assert_eq!(role(&access, &[host]), Err(Refused::Unnamed));
-        let two = [host, ("x-user", "bob"), ("x-user", "ada")];
-        assert_eq!(role(&access, &two), Err(Refused::Unnamed));
-    }
-
-    #[test]
-    fn a_notice_comes_back_only_with_its_signature() {
-        let access = access(&[], "127.0.0.1:1", true);
-        let notice = Notice {
-            tone: Tone::Good,
-            text: "Job 7 ist ümlaut; ok".into(),
-        };
-        let cookie = access.notice_cookie(&notice, "/ui");
-        let pair = cookie
-            .to_str()
-            .unwrap()
-            .split(';')
-            .next()
-            .unwrap()
-            .to_owned();
-        let read = |cookie: &str| access.notice(&headers(&[("cookie", cookie)]));
-        assert_eq!(read(&pair).unwrap().text, notice.text);
-        assert!(read(&pair.replace("good", "bad")).is_none());
-    }
-}
+mod tests;

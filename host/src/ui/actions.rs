@@ -1,4 +1,4 @@
-//! What operators change: one form, one action of `rouse.*`, then back to the page.
+//! Forms of operators: each runs one action of `rouse.*` and returns to its page.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use rouse_display::pages::{self, JobFilter, Notice, Pairs, Tone, live_main, page
 
 use super::access::Reader;
 use super::bulk::{self, BulkAction};
-use super::views::Problem;
+use super::problem::Problem;
 use super::{Ui, html, pairs, path_of};
 use crate::http::only_value;
 use crate::job::JobId;
@@ -25,7 +25,7 @@ const OF_FLOW_AT_ONCE: i32 = 1000;
 /// A purge that takes longer is continued by the next one.
 const PURGE_PATIENCE: Duration = Duration::from_secs(8);
 
-/// What an action has done: a sentence, and the path to go to; empty: back.
+/// The result of an action: a sentence, and the next path; empty: back to the page.
 struct Done {
     text: String,
     to: String,
@@ -352,7 +352,7 @@ async fn change_jobs(ui: &Ui, reader: &Reader, form: &Pairs, headers: &HeaderMap
                 Err(error) => problem(error),
             }
         }
-        _ => match bulk::ask(ui, reader, what, &filter).await {
+        _ => match bulk::confirm(ui, reader, what, &filter).await {
             Ok(page) => page,
             Err(error) => problem(error),
         },

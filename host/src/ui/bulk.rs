@@ -1,5 +1,5 @@
-//! Changes of many jobs, in batches, in the background. Their progress is a page; it is lost with the process, and what
-//! was done is in the audit.
+//! Changes of many jobs, in batches, in the background. The process keeps their
+//! progress in memory; the audit has each change.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,14 +7,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::http::StatusCode;
 use axum::response::Response;
 use rouse_display::pages::{self, Bulk, JobFilter, Place, live_main, page};
-
-use super::access::Reader;
-use super::views::Problem;
-use super::{Ui, html};
 use serde_json::Value;
 
+use super::access::Reader;
+use super::problem::Problem;
+use super::{Ui, html};
 use crate::job::JobId;
 use crate::store::{Store, StoreError};
+
+/// Why a change ended early.
+#[derive(Debug, thiserror::Error)]
+enum Stopped {
+    /// The host is stopping.
+    #[error("the host stopped before the end; start the change again for the rest")]
+    Host,
+    /// The database refused, or did not answer.
+    #[error(transparent)]
+    Database(#[from] StoreError),
+}
 
 /// Changes that are remembered.
 const KEPT: usize = 50;
@@ -23,7 +33,7 @@ const BATCH: i32 = 500;
 /// Jobs that are counted before a change.
 const COUNTED_MAX: i32 = 10_000;
 
-/// What is done with each job.
+/// The action on each job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BulkAction {
     /// A new job like it.
@@ -127,7 +137,7 @@ impl Bulks {
         }
     }
 
-    fn end(&self, number: u64, ended: Result<(), StoreError>) {
+    fn end(&self, number: u64, ended: Result<(), Stopped>) {
         self.change(number, |bulk| {
             bulk.is_running = false;
             bulk.error = ended.err().map(|error| error.to_string());
@@ -135,8 +145,8 @@ impl Bulks {
     }
 }
 
-/// Asks whether it is meant, with how many jobs match.
-pub(super) async fn ask(
+/// Shows how many jobs match, and asks for confirmation.
+pub(super) async fn confirm(
     ui: &Ui,
     reader: &Reader,
     what: BulkAction,
@@ -211,10 +221,13 @@ async fn change_matching(
     filter: &JobFilter,
     until: f64,
     number: u64,
-) -> Result<(), StoreError> {
+) -> Result<(), Stopped> {
     let filter = what.json(filter, until);
     let mut before = None;
-    while !ui.stopping.is_cancelled() {
+    loop {
+        if ui.stopping.is_cancelled() {
+            return Err(Stopped::Host);
+        }
         let next = match what {
             BulkAction::Retry => {
                 let batch = store.retry_jobs(&filter, before, BATCH).await?;
@@ -235,10 +248,6 @@ async fn change_matching(
             next => before = next,
         }
     }
-    ui.bulks.change(number, |bulk| {
-        bulk.error = Some("The host has stopped before the end.".into())
-    });
-    Ok(())
 }
 
 async fn change_each(
@@ -247,8 +256,11 @@ async fn change_each(
     what: BulkAction,
     ids: &[i64],
     number: u64,
-) -> Result<(), StoreError> {
+) -> Result<(), Stopped> {
     for id in ids {
+        if ui.stopping.is_cancelled() {
+            return Err(Stopped::Host);
+        }
         let is_done = change(store, what, JobId(*id)).await?;
         ui.bulks.change(number, |bulk| match is_done {
             true => bulk.done += 1,
@@ -305,7 +317,11 @@ mod tests {
         let second = bulks.add(BulkAction::Retry.bulk(""));
         bulks.end(second, Ok(()));
         assert!(!bulks.get(second).unwrap().is_running);
-        for _ in 2..=KEPT {
+        let third = bulks.add(BulkAction::Retry.bulk(""));
+        bulks.end(third, Err(Stopped::Host));
+        let error = bulks.get(third).unwrap().error;
+        assert!(error.is_some_and(|error| error.contains("the host stopped")));
+        for _ in 3..=KEPT {
             bulks.add(BulkAction::Retry.bulk(""));
         }
         assert!(bulks.get(first).is_some(), "it still runs");

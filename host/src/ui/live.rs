@@ -19,7 +19,8 @@ use tokio::time;
 
 use super::access::Reader;
 use super::cached::pause;
-use super::views::{self, Shown, View};
+use super::view::View;
+use super::views::{self, Shown};
 use super::{Ui, pairs, path_of};
 
 /// Pages that are updated at once.
@@ -172,7 +173,7 @@ fn follow(
     let mut pages = ui.streams.lock();
     if let Some(page) = pages.get(&key) {
         let mut page = page.subscribe();
-        // What is known is sent at once.
+        // Sends the current page at once.
         page.mark_changed();
         return Some(page);
     }

@@ -1,24 +1,19 @@
-//! The pages: which there are, and what each reads.
+//! Reads the rows of each page and draws it.
 
 use std::time::Duration;
 
-use axum::Extension;
-use axum::extract::{Path, State};
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse as _, Response};
-use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use rouse_display::pages::{
-    self, AuditQuery, Chrome, Found, Job, JobFilter, Loaded, LogRow, Markup, Overview, Pairs, Place,
+    self, AuditQuery, Chrome, Found, Job, JobFilter, Loaded, LogRow, Markup, Overview, Pairs,
 };
 use rouse_display::when;
 use serde_json::{Value, json};
 
 use super::Ui;
-use super::access::Reader;
-
+use super::problem::Problem;
+use super::view::View;
 use crate::job::JobId;
 use crate::job::cron::in_words;
-use crate::store::{Listing, StoreError};
+use crate::store::Listing;
 
 /// Rows of a page of a list.
 const ROWS: i32 = 50;
@@ -27,168 +22,12 @@ const EXAMINED: i32 = 10_000;
 /// How far back a page of the audit looks. A link continues it.
 const AUDITED: Duration = Duration::from_secs(31 * 24 * 3600);
 
-/// A page.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum View {
-    Overview,
-    Jobs,
-    Job(i64),
-    Flows,
-    Flow(i64),
-    Schedules,
-    Schedule(String),
-    Queues,
-    Queue(String),
-    Workers,
-    Worker(String),
-    Handlers,
-    Handler(String),
-    Audit,
-    Bulk(u64),
-}
-
 /// A page that was read.
 pub(super) struct Shown {
     pub(super) title: String,
     pub(super) body: Markup,
     /// True if it is updated while it is open.
     pub(super) is_live: bool,
-}
-
-/// Why there is no page.
-pub(super) struct Problem {
-    pub(super) status: StatusCode,
-    pub(super) title: &'static str,
-    pub(super) why: String,
-    /// True for the words of the database, which are not for guests.
-    pub(super) is_of_database: bool,
-}
-
-impl Problem {
-    fn unknown(why: String) -> Self {
-        Self {
-            status: StatusCode::NOT_FOUND,
-            title: "Not found",
-            why,
-            is_of_database: false,
-        }
-    }
-
-    pub(super) fn invalid(why: String) -> Self {
-        Self {
-            status: StatusCode::BAD_REQUEST,
-            title: "Not understood",
-            why,
-            is_of_database: false,
-        }
-    }
-
-    fn not_for_guests(what: &str) -> Self {
-        Self {
-            status: StatusCode::FORBIDDEN,
-            title: "Not allowed",
-            why: format!("Sign in to {what}."),
-            is_of_database: false,
-        }
-    }
-
-    fn forbidden(what: &str) -> Self {
-        Self {
-            status: StatusCode::FORBIDDEN,
-            title: "Not allowed",
-            why: format!(
-                "The login of this dashboard may not read {what}. It needs the role rouse_observer, and rouse_operator to change something; \
-                 ROUSE_UI_DATABASE_URL can name another login."
-            ),
-            is_of_database: false,
-        }
-    }
-}
-
-impl From<StoreError> for Problem {
-    fn from(error: StoreError) -> Self {
-        let is_refused = error.code().is_some_and(|code| code.code() == "42501");
-        Self {
-            status: match is_refused {
-                true => StatusCode::FORBIDDEN,
-                false => StatusCode::SERVICE_UNAVAILABLE,
-            },
-            title: match is_refused {
-                true => "Not allowed",
-                false => "The database does not answer",
-            },
-            why: error.to_string(),
-            is_of_database: true,
-        }
-    }
-}
-
-impl View {
-    /// The page at this path behind [`super::PATH`].
-    pub(super) fn of(path: &str) -> Option<Self> {
-        let path = path.strip_prefix('/')?;
-        let parts: Vec<&str> = path.split('/').collect();
-        let name = |part: &str| {
-            let name = percent_decode_str(part).decode_utf8().ok()?;
-            (!name.is_empty()).then(|| name.into_owned())
-        };
-        let id = |part: &str| part.parse().ok().filter(|id: &i64| *id > 0);
-        Some(match parts[..] {
-            [""] => Self::Overview,
-            ["jobs"] => Self::Jobs,
-            ["jobs", part] => Self::Job(id(part)?),
-            ["flows"] => Self::Flows,
-            ["flows", part] => Self::Flow(id(part)?),
-            ["schedules"] => Self::Schedules,
-            ["schedules", part] => Self::Schedule(name(part)?),
-            ["queues"] => Self::Queues,
-            ["queues", part] => Self::Queue(name(part)?),
-            ["workers"] => Self::Workers,
-            ["workers", part] => Self::Worker(name(part)?),
-            ["handlers"] => Self::Handlers,
-            ["handlers", part] => Self::Handler(name(part)?),
-            ["audit"] => Self::Audit,
-            ["bulk", part] => Self::Bulk(part.parse().ok()?),
-            _ => return None,
-        })
-    }
-
-    /// Its path.
-    pub(super) fn path(&self) -> String {
-        let named = |place: &str, name: &str| {
-            format!("/{place}/{}", utf8_percent_encode(name, NON_ALPHANUMERIC))
-        };
-        match self {
-            Self::Overview => "/".to_owned(),
-            Self::Jobs => "/jobs".to_owned(),
-            Self::Job(id) => format!("/jobs/{id}"),
-            Self::Flows => "/flows".to_owned(),
-            Self::Flow(id) => format!("/flows/{id}"),
-            Self::Schedules => "/schedules".to_owned(),
-            Self::Schedule(name) => named("schedules", name),
-            Self::Queues => "/queues".to_owned(),
-            Self::Queue(name) => named("queues", name),
-            Self::Workers => "/workers".to_owned(),
-            Self::Worker(name) => named("workers", name),
-            Self::Handlers => "/handlers".to_owned(),
-            Self::Handler(name) => named("handlers", name),
-            Self::Audit => "/audit".to_owned(),
-            Self::Bulk(number) => format!("/bulk/{number}"),
-        }
-    }
-
-    pub(super) fn place(&self) -> Place {
-        match self {
-            Self::Overview => Place::Overview,
-            Self::Jobs | Self::Job(_) | Self::Bulk(_) => Place::Jobs,
-            Self::Flows | Self::Flow(_) => Place::Flows,
-            Self::Schedules | Self::Schedule(_) => Place::Schedules,
-            Self::Queues | Self::Queue(_) => Place::Queues,
-            Self::Workers | Self::Worker(_) => Place::Workers,
-            Self::Handlers | Self::Handler(_) => Place::Handlers,
-            Self::Audit => Place::Audit,
-        }
-    }
 }
 
 /// Reads what a page shows, and draws it.
@@ -312,7 +151,7 @@ pub(super) async fn render(
             ("Change".to_owned(), pages::bulk(chrome, &bulk))
         }
     };
-    // The lists of the past do not change where they are read.
+    // Later pages of a list do not change.
     let is_live = query.get("before").is_none();
     Ok(Shown {
         title,
@@ -373,7 +212,7 @@ async fn jobs(
 }
 
 /// One job, without its contents for a reader who may not see them.
-async fn job(ui: &Ui, chrome: &Chrome, id: i64) -> Result<Job, Problem> {
+pub(super) async fn job(ui: &Ui, chrome: &Chrome, id: i64) -> Result<Job, Problem> {
     let store = &ui.reads.store;
     let view = store.job(JobId(id)).await?;
     let view = view.ok_or_else(|| Problem::unknown(format!("There is no job {id}: it was never enqueued, its transaction is not committed, or it is no longer kept.")))?;
@@ -444,7 +283,7 @@ async fn handler(ui: &Ui, chrome: &Chrome, name: &str, now: f64) -> Result<Marku
 
 async fn audit(ui: &Ui, chrome: &Chrome, query: &Pairs, now: f64) -> Result<Markup, Problem> {
     let get = |name: &str| query.get(name).map(str::to_owned);
-    let asked = AuditQuery {
+    let filter = AuditQuery {
         who: get("who").unwrap_or_default(),
     };
     let (before, who) = (get("before"), get("who"));
@@ -463,7 +302,7 @@ async fn audit(ui: &Ui, chrome: &Chrome, query: &Pairs, now: f64) -> Result<Mark
         Some(at) => at.to_owned(),
         None => when::rfc3339(upto - AUDITED.as_secs_f64()),
     };
-    Ok(pages::audit(chrome, &asked, &rows, &next, now))
+    Ok(pages::audit(chrome, &filter, &rows, &next, now))
 }
 
 /// The rows that have this value.
@@ -480,7 +319,7 @@ fn describe_schedule(schedule: &mut Value) {
     schedule["words"] = words.into();
 }
 
-/// What the modules of this host ask for and lack.
+/// The requested and missing capabilities of the modules of this host.
 fn loaded(ui: &Ui) -> Vec<Loaded> {
     let Some(catalog) = &ui.reads.catalog else {
         return Vec::new();
@@ -491,7 +330,7 @@ fn loaded(ui: &Ui) -> Vec<Loaded> {
         let lines = missing.iter().filter_map(|it| it.lines.as_deref());
         Loaded {
             name: handler.manifest.name.clone(),
-            asked: handler
+            requested: handler
                 .manifest
                 .capabilities
                 .iter()
@@ -501,88 +340,4 @@ fn loaded(ui: &Ui) -> Vec<Loaded> {
         }
     });
     handlers.collect()
-}
-
-/// The payload of a job, as it is.
-pub(super) async fn payload(
-    ui: State<Ui>,
-    reader: Extension<Reader>,
-    id: Path<String>,
-) -> Response {
-    content(ui, reader, id, true).await
-}
-
-/// The result of a job, as it is.
-pub(super) async fn result(ui: State<Ui>, reader: Extension<Reader>, id: Path<String>) -> Response {
-    content(ui, reader, id, false).await
-}
-
-async fn content(
-    State(ui): State<Ui>,
-    Extension(reader): Extension<Reader>,
-    Path(id): Path<String>,
-    is_payload: bool,
-) -> Response {
-    let chrome = ui.chrome(&reader);
-    if !chrome.may_read_contents() {
-        return ui.problem_page(
-            &reader,
-            &Problem::not_for_guests("read payloads and results"),
-        );
-    }
-    let job = match id.parse() {
-        Ok(id) => job(&ui, &chrome, id).await,
-        Err(_) => Err(Problem::unknown(format!("{id} is not a job id."))),
-    };
-    match job {
-        Ok(job) => {
-            let text = if is_payload { job.payload } else { job.result };
-            // Never as HTML, whatever it contains.
-            let headers = [
-                (header::CONTENT_TYPE, "text/plain; charset=utf-8"),
-                (header::CACHE_CONTROL, "no-store"),
-            ];
-            (headers, text.unwrap_or_default()).into_response()
-        }
-        Err(problem) => ui.problem_page(&reader, &problem),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_page_has_one_path_and_is_found_by_it() {
-        for view in [
-            View::Overview,
-            View::Jobs,
-            View::Job(i64::MAX),
-            View::Flow(7),
-            View::Queue("a b/c:ü".into()),
-            View::Schedule("nightly".into()),
-            View::Worker("w-1".into()),
-            View::Handler("email.send".into()),
-            View::Audit,
-            View::Bulk(3),
-        ] {
-            assert_eq!(
-                View::of(&view.path()).as_ref(),
-                Some(&view),
-                "{}",
-                view.path()
-            );
-        }
-        for path in [
-            "",
-            "/nothing",
-            "/jobs/0",
-            "/jobs/x",
-            "/jobs/1/2/3",
-            "/queues/",
-            "/queues/%ff",
-        ] {
-            assert_eq!(View::of(path), None, "{path}");
-        }
-    }
 }

@@ -1,0 +1,73 @@
+//! The reasons why there is no page.
+
+use axum::http::StatusCode;
+
+use crate::store::StoreError;
+
+/// Why there is no page.
+pub(super) struct Problem {
+    pub(super) status: StatusCode,
+    pub(super) title: &'static str,
+    pub(super) why: String,
+    /// True for the words of the database, which are not for guests.
+    pub(super) is_of_database: bool,
+}
+
+impl Problem {
+    pub(super) fn unknown(why: String) -> Self {
+        Self {
+            status: StatusCode::NOT_FOUND,
+            title: "Not found",
+            why,
+            is_of_database: false,
+        }
+    }
+
+    pub(super) fn invalid(why: String) -> Self {
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            title: "Not understood",
+            why,
+            is_of_database: false,
+        }
+    }
+
+    pub(super) fn not_for_guests(what: &str) -> Self {
+        Self {
+            status: StatusCode::FORBIDDEN,
+            title: "Not allowed",
+            why: format!("Sign in to {what}."),
+            is_of_database: false,
+        }
+    }
+
+    pub(super) fn forbidden(what: &str) -> Self {
+        Self {
+            status: StatusCode::FORBIDDEN,
+            title: "Not allowed",
+            why: format!(
+                "The login of this dashboard may not read {what}. It needs the role rouse_observer, and rouse_operator to change something; \
+                 ROUSE_UI_DATABASE_URL can name another login."
+            ),
+            is_of_database: false,
+        }
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        let is_refused = error.code().is_some_and(|code| code.code() == "42501");
+        Self {
+            status: match is_refused {
+                true => StatusCode::FORBIDDEN,
+                false => StatusCode::SERVICE_UNAVAILABLE,
+            },
+            title: match is_refused {
+                true => "Not allowed",
+                false => "The database does not answer",
+            },
+            why: error.to_string(),
+            is_of_database: true,
+        }
+    }
+}
