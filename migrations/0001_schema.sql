@@ -637,7 +637,7 @@ CREATE TABLE rouse.record (
     -- The login, unless a worker did it.
     who     text,
     detail  jsonb,
-    -- For whom the login did it, as it says: the reader of the dashboard.
+    -- The reader of the dashboard on whose behalf the login acted, according to the login.
     reader  text DEFAULT nullif(left(current_setting('rouse.reader', true), 200), '')
 ) PARTITION BY RANGE (at);
 CREATE INDEX record_job ON rouse.record (job) WHERE job IS NOT NULL;

@@ -132,7 +132,7 @@ pub struct Store {
     identity: Arc<ArcSwapOption<registration::Identity>>,
     /// The types of records, once they have been read.
     lists: Arc<ArcSwapOption<records::Lists>>,
-    /// For whom it acts; `None`: for its login.
+    /// The reader on whose behalf it acts; `None`: its login.
     reader: Option<Arc<str>>,
 }
 

@@ -237,7 +237,7 @@ COMMENT ON FUNCTION rouse.remaining_bound IS
 COMMENT ON FUNCTION rouse._payload IS
     'Returns the payload of a job, from its row or from rouse.payload; the view rouse.jobs calls it with the rights of the reader.';
 COMMENT ON FUNCTION rouse._by IS
-    'Formats who did something: a login, and the reader of the dashboard for whom it did that.';
+    'Formats the login of an admin action and the reader of the dashboard on whose behalf it acted.';
 COMMENT ON FUNCTION rouse._usage IS
     'Formats the resource usage of an attempt as JSON; the view rouse.jobs calls it with the rights of the reader.';
 

@@ -22,7 +22,7 @@ BEGIN
 END
 $$;
 
--- Who did something: the login, and for whom it did that, as it says.
+-- The login of an admin action, and the reader on whose behalf it acted.
 CREATE OR REPLACE FUNCTION rouse._by(p_who text, p_reader text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT p_who || coalesce(' for ' || p_reader, '')

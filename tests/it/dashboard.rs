@@ -1,4 +1,4 @@
-//! The dashboard: what its pages show, who may do what, and how it behaves in a real browser.
+//! The dashboard: its pages, access to it, and its behaviour in a real browser.
 
 mod access;
 mod browser;
@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use rouse::store::{Registration, WorkerKey};
 
@@ -87,6 +88,23 @@ impl Dashboard {
         }
     }
 
+    /// Opens the updates of a page.
+    async fn follow(&self, path: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        let request = format!(
+            "GET /ui/live{path} HTTP/1.1\r\nHost: {}\r\n\r\n",
+            self.address
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream
+    }
+
+    /// Follows a page until it has this text.
+    async fn until(&self, path: &str, wanted: &str) {
+        let mut stream = self.follow(path).await;
+        read_until(&mut stream, &mut String::new(), wanted).await;
+    }
+
     /// The token of the forms of this page.
     async fn form_token(&self, path: &str) -> String {
         let page = self.get(path).await.body;
@@ -108,6 +126,12 @@ struct Answer {
 }
 
 impl Answer {
+    /// The cookie that it sets, as a browser sends it.
+    fn cookie(&self) -> String {
+        let cookie = self.header("set-cookie").expect("a cookie");
+        cookie.split(';').next().unwrap_or_default().to_owned()
+    }
+
     /// The value of a header.
     fn header(&self, name: &str) -> Option<&str> {
         let mut lines = self.head.lines();
@@ -115,6 +139,21 @@ impl Answer {
             let (key, value) = line.split_once(": ")?;
             key.eq_ignore_ascii_case(name).then_some(value)
         })
+    }
+}
+
+/// Reads a stream until the text has come.
+async fn read_until(stream: &mut TcpStream, seen: &mut String, wanted: &str) {
+    let reading = async {
+        let mut part = [0; 4096];
+        while !seen.contains(wanted) {
+            let count = stream.read(&mut part).await.unwrap();
+            assert!(count > 0, "the stream has ended: {seen}");
+            seen.push_str(&String::from_utf8_lossy(&part[..count]));
+        }
+    };
+    if timeout(PATIENCE, reading).await.is_err() {
+        panic!("{wanted:?} did not come in {seen}");
     }
 }
 

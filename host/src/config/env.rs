@@ -75,25 +75,25 @@ impl Environment {
             "ROUSE_UI_OPERATOR_TOKEN",
             "a token",
             "none",
-            "The token of those who may change something in the dashboard",
+            "The token of operators of the dashboard",
         ),
         Entry::new(
             "ROUSE_UI_VIEWER_TOKEN",
             "a token",
             "none",
-            "The token of those who may read the dashboard; with it, nobody else may",
+            "The token of viewers of the dashboard; if it is set, reading needs a sign-in",
         ),
         Entry::new(
             "ROUSE_UI_USER_HEADER",
             "the name of a header",
             "none",
-            "The header in which a proxy sends the name of a reader whom it has signed in",
+            "The header in which a proxy sends the name of the authenticated reader",
         ),
         Entry::new(
             "ROUSE_UI_OPERATORS",
             "names, separated by commas",
             "none",
-            "The readers behind the proxy who may change something",
+            "The readers behind the proxy who are operators",
         ),
         Entry::new(
             "ROUSE_UI_NAME",
@@ -106,7 +106,7 @@ impl Environment {
             "ROUSE_UI_PREFIX",
             "a path such as `/ops`",
             "none",
-            "What a proxy puts before `/ui` in the address of the dashboard",
+            "The path that a proxy adds before `/ui`",
         ),
         Entry::new(
             "ROUSE_CACHE_DIR",

@@ -45,7 +45,7 @@ impl Store {
         Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
-    /// What people did, the newest first: `at`, `event`, `job`, `queue`, `handler`, `by`, `detail`. `since`: how far back
+    /// Admin actions, the newest first: `at`, `event`, `job`, `queue`, `handler`, `by`, `detail`. `since`: how far back
     /// from `before`, which is a time of the database (`None`: now); `who`: only this login, or this reader of the
     /// dashboard. `None` if the login may not read it.
     pub async fn records_of_people(

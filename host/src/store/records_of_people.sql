@@ -1,4 +1,4 @@
--- What people did in the $1 milliseconds before $2 (null: now), the newest first: of the login or reader $3, or of all (null). $4 rows, and
+-- Admin actions in the $1 milliseconds before $2 (null: now), the newest first: of the login or reader $3, or of all (null). $4 rows, and
 -- those of the same time as the last one. Served by record_of_people; the jobs of the rows by their ids.
 SELECT jsonb_strip_nulls(jsonb_build_object(
     'at', r.at, 'event', r.event, 'job', r.job, 'queue', coalesce(r.queue, l.queue), 'handler', l.handler,

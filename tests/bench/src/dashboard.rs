@@ -62,7 +62,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         let mut report = Report::new("dashboard");
         report.settings = server.settings();
         fill(bench, server, options).await?;
-        // Its work is not that of the dashboard.
+        // Autovacuum would be counted as work of the dashboard.
         server.suspend_housekeeping().await?;
         let port = free_port()?;
         let mut command = Command::new(&bench.rouse);
@@ -198,7 +198,7 @@ async fn pages(
     Ok(())
 }
 
-/// What open pages cost Postgres, beyond its cost with the dashboard and no open page.
+/// The CPU time of Postgres for open pages, beyond that with the dashboard and no open page.
 async fn cost(
     bench: &Bench,
     server: &Server,
@@ -211,7 +211,7 @@ async fn cost(
     let alone = cpu_during(server, span).await?;
     let open = open(server, options, address).await?;
     bench.progress.step("with open pages");
-    // The first reads of all pages are not those of a minute.
+    // The first reads after opening are not part of the measurement.
     time::sleep(Duration::from_secs(5)).await;
     let with = cpu_during(server, span).await?;
     drop(open);

@@ -1,4 +1,4 @@
-//! Who may do what.
+//! Access to the dashboard: roles, sign-ins, forms.
 
 use super::{Dashboard, form_token, ids, shop};
 use crate::support::worker::PATIENCE;
@@ -131,19 +131,13 @@ async fn a_viewer_reads_and_an_operator_changes() {
         .send("POST", &cancel, &[("Cookie", &operator), same], &form)
         .await;
     assert_eq!(done.status, 303, "{}", done.body);
-    let notice = done
-        .header("set-cookie")
-        .unwrap()
-        .split(';')
-        .next()
-        .unwrap()
-        .to_owned();
+    let notice = done.cookie();
     let cookies = format!("{operator}; {notice}");
-    let told = page(cookies, path).await;
+    let shown = page(cookies, path).await;
     assert!(
-        told.body.contains(&format!("Job {id} is cancelled.")),
+        shown.body.contains(&format!("Job {id} is cancelled.")),
         "{}",
-        told.body
+        shown.body
     );
     assert_ne!(ids(&client, state).await, [id]);
     // The record names the reader beside the login.
@@ -310,7 +304,7 @@ async fn a_proxy_names_the_reader_and_may_put_a_path_before_it() {
         .await;
     assert_eq!(nobody.status, 403);
     assert!(
-        nobody.body.contains("has not said who is reading"),
+        nobody.body.contains("did not send the name of the reader"),
         "{nobody:?}"
     );
 }
@@ -339,16 +333,11 @@ async fn a_login_that_may_only_read_shows_why_it_cannot_change() {
         .post("/queues/mail/pause", &format!("csrf={token}"))
         .await;
     assert_eq!(refused.status, 303);
-    let notice = refused
-        .header("set-cookie")
-        .unwrap()
-        .split(';')
-        .next()
-        .unwrap();
-    let told = dashboard
-        .send("GET", "/queues", &[("Cookie", notice)], "")
+    let notice = refused.cookie();
+    let shown = dashboard
+        .send("GET", "/queues", &[("Cookie", &notice)], "")
         .await;
-    assert!(told.body.contains("permission denied"), "{}", told.body);
+    assert!(shown.body.contains("permission denied"), "{}", shown.body);
 }
 
 #[tokio::test]

@@ -140,12 +140,13 @@ async fn a_job_changes_while_its_page_is_open_and_what_was_typed_stays() {
         .batch_execute("SELECT rouse.enqueue('second.one', '{}')")
         .await
         .unwrap();
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    // Others get the update.
+    dashboard.until("/jobs", "second.one").await;
     assert!(!browser.text().await.contains("second.one"));
     browser.click("button.live").await;
     browser.wait_for("second.one").await;
 
-    // What cannot be undone is asked first.
+    // The browser asks before an action that cannot be undone.
     let id = ids(&client, "SELECT max(id) FROM rouse.job").await[0];
     browser.open(&dashboard.url(&format!("/jobs/{id}"))).await;
     browser.click("button.risky").await;

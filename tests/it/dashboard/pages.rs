@@ -1,12 +1,6 @@
-//! What the pages show.
+//! The contents of the pages, and their forms.
 
-use std::time::Duration;
-
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
-use tokio::time::timeout;
-
-use super::{Dashboard, ids, paths, shop};
+use super::{Dashboard, ids, paths, read_until, shop};
 use crate::support::TestDb;
 use crate::support::worker::PATIENCE;
 
@@ -103,11 +97,9 @@ async fn an_open_page_is_updated_when_something_changes() {
     let id = ids(&client, "SELECT rouse.enqueue('a.b', '{}')").await[0];
     let dashboard = Dashboard::start(&db, &[]);
     let page = dashboard.get(&format!("/jobs/{id}")).await.body;
-    let live = format!("/ui/live/jobs/{id}?");
-    assert!(page.contains(&format!(r#"data-live="{live}""#)), "{page}");
-    let mut stream = TcpStream::connect(dashboard.address).await.unwrap();
-    let request = format!("GET {live} HTTP/1.1\r\nHost: {}\r\n\r\n", dashboard.address);
-    stream.write_all(request.as_bytes()).await.unwrap();
+    let live = format!(r#"data-live="/ui/live/jobs/{id}?""#);
+    assert!(page.contains(&live), "{page}");
+    let mut stream = dashboard.follow(&format!("/jobs/{id}")).await;
     let mut seen = String::new();
     read_until(&mut stream, &mut seen, "event: page").await;
     client
@@ -117,28 +109,7 @@ async fn an_open_page_is_updated_when_something_changes() {
     read_until(&mut stream, &mut seen, "the mill is broken").await;
 
     // A page that does not exist is not waited for.
-    let mut stream = TcpStream::connect(dashboard.address).await.unwrap();
-    let request = format!(
-        "GET /ui/live/jobs/999999 HTTP/1.1\r\nHost: {}\r\n\r\n",
-        dashboard.address
-    );
-    stream.write_all(request.as_bytes()).await.unwrap();
-    read_until(&mut stream, &mut String::new(), "event: gone").await;
-}
-
-/// Reads until the text has come.
-async fn read_until(stream: &mut TcpStream, seen: &mut String, wanted: &str) {
-    let reading = async {
-        let mut part = [0; 4096];
-        while !seen.contains(wanted) {
-            let count = stream.read(&mut part).await.unwrap();
-            assert!(count > 0, "the stream has ended: {seen}");
-            seen.push_str(&String::from_utf8_lossy(&part[..count]));
-        }
-    };
-    if timeout(PATIENCE, reading).await.is_err() {
-        panic!("{wanted:?} did not come");
-    }
+    dashboard.until("/jobs/999999", "event: gone").await;
 }
 
 #[tokio::test]
@@ -167,15 +138,9 @@ async fn all_that_match_are_retried_after_their_number_was_shown() {
         (started.status, started.header("location")),
         (303, Some("/ui/bulk/1"))
     );
-    let until = tokio::time::Instant::now() + PATIENCE;
-    loop {
-        let page = dashboard.get("/bulk/1").await.body;
-        if page.contains("3 retried.") && page.contains("succeeded") {
-            break;
-        }
-        assert!(tokio::time::Instant::now() < until, "{page}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    dashboard.until("/bulk/1", "3 retried.").await;
+    let ended = r#"state good">succeeded"#;
+    dashboard.until("/bulk/1", ended).await;
     let made = ids(
         &client,
         "SELECT count(*) FROM rouse.jobs WHERE retried_from IS NOT NULL",
@@ -228,15 +193,9 @@ async fn selected_jobs_are_cancelled_and_those_that_have_ended_are_counted_apart
     );
     let started = dashboard.post("/jobs/change", &form).await;
     assert_eq!(started.status, 303, "{}", started.body);
-    let until = tokio::time::Instant::now() + PATIENCE;
-    loop {
-        let page = dashboard.get("/bulk/1").await.body;
-        if page.contains("2 cancelled of 3; 1 could not be") {
-            break;
-        }
-        assert!(tokio::time::Instant::now() < until, "{page}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    dashboard
+        .until("/bulk/1", "2 cancelled of 3; 1 could not be")
+        .await;
     let cancelled = ids(
         &client,
         "SELECT count(*) FROM rouse.jobs WHERE state = 'cancelled'",
@@ -287,18 +246,12 @@ async fn a_job_gets_signals_results_and_messages() {
             )
             .await;
         assert_eq!(done.status, 303, "{action}: {}", done.body);
-        let notice = done
-            .header("set-cookie")
-            .unwrap()
-            .split(';')
-            .next()
-            .unwrap()
-            .to_owned();
-        let told = dashboard
+        let notice = done.cookie();
+        let shown = dashboard
             .send("GET", "/", &[("Cookie", &notice)], "")
             .await
             .body;
-        assert!(told.contains(words), "{action} without {words:?}: {told}");
+        assert!(shown.contains(words), "{action} without {words:?}: {shown}");
     }
     let unknown = dashboard
         .post("/jobs/1/explode", &format!("csrf={token}"))

@@ -1,4 +1,4 @@
-//! The audit: who did what.
+//! The audit: admin actions and their logins.
 
 use maud::{Markup, html};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::cells;
 use super::layout::Chrome;
 
-/// What is shown of the audit, as it was typed.
+/// The filter of the audit, as it was typed.
 #[derive(Debug, Clone, Default)]
 pub struct AuditQuery {
     /// Only by this login, or for this reader; empty: all.

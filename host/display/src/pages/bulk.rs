@@ -9,11 +9,11 @@ use super::layout::Chrome;
 /// A change of many jobs.
 #[derive(Debug, Clone, Default)]
 pub struct Bulk {
-    /// What is done, for instance `Retry`.
+    /// The action, for instance `Retry`.
     pub verb: &'static str,
-    /// What it has done with a job, for instance `retried`.
+    /// Its past participle, for instance `retried`.
     pub done_word: &'static str,
-    /// Who has asked for it; empty: the person at this machine.
+    /// The reader who started it; empty: the person at this machine.
     pub who: String,
     /// Jobs that it is for, if they were counted.
     pub total: Option<i64>,

@@ -1,4 +1,4 @@
-//! Handlers: which versions the fleet has, what they ask for and lack, how they do.
+//! Handlers: which versions the fleet has, what they request and lack, how they perform.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ use crate::when;
 pub struct Loaded {
     /// Its name.
     pub name: String,
-    /// What it asks for, one line for each capability.
-    pub asked: Vec<String>,
+    /// The requested capabilities.
+    pub requested: Vec<String>,
     /// The lines that grant what it lacks, for `rouse.toml`; empty: nothing.
     pub missing: String,
 }
@@ -83,7 +83,7 @@ fn row(chrome: &Chrome, name: &str, rows: &[&Value], loaded: &[Loaded]) -> Marku
     }
 }
 
-/// What is known of a handler.
+/// The data of the page of a handler.
 #[derive(Debug)]
 pub struct HandlerPage<'a> {
     /// Its name.
@@ -153,7 +153,7 @@ pub fn handler(chrome: &Chrome, it: &HandlerPage<'_>, now: f64) -> Markup {
                 }
             }
         }
-        @if let Some(loaded) = loaded { (asked(loaded)) }
+        @if let Some(loaded) = loaded { (requested(loaded)) }
         section class="card scroll" tabindex="0" aria-label="Backlog" { h2 { "Backlog" } (backlog_table(chrome, backlog)) }
         section class="card scroll" tabindex="0" aria-label="Workers with the handler" {
             h2 { "In the fleet" }
@@ -181,12 +181,12 @@ pub fn handler(chrome: &Chrome, it: &HandlerPage<'_>, now: f64) -> Markup {
     }
 }
 
-fn asked(loaded: &Loaded) -> Markup {
+fn requested(loaded: &Loaded) -> Markup {
     html! {
         section class="card" {
-            h2 { "What it asks for" }
-            @if loaded.asked.is_empty() { p { "Nothing: it only computes." } }
-            ul { @for line in &loaded.asked { li { (cells::line(line)) } } }
+            h2 { "Requested capabilities" }
+            @if loaded.requested.is_empty() { p { "None." } }
+            ul { @for line in &loaded.requested { li { (cells::line(line)) } } }
             @if !loaded.missing.is_empty() {
                 h3 { "It lacks these; add them to rouse.toml" }
                 pre { (crate::harmless::lines(&loaded.missing)) }

@@ -1,4 +1,4 @@
-//! One job: what it is, why it waits, what happened, what it said.
+//! One job: its facts, why it waits, its history, its log.
 
 use maud::{Markup, html};
 use serde_json::Value;
@@ -15,7 +15,7 @@ const CONTENT_BYTES_MAX: usize = 64 << 10;
 /// Deeper nesting is not indented further.
 const INDENTED_MAX: usize = 24;
 
-/// What is known of a job.
+/// The data of the page of a job.
 #[derive(Debug, Clone, Default)]
 pub struct Job {
     /// A row of `rouse.jobs` without payload and result, with its `history`.
@@ -285,7 +285,7 @@ fn events(chrome: &Chrome, history: &[Value], now: f64) -> Markup {
     }
 }
 
-/// What an event of a history says beside its name.
+/// The details of an event of the history.
 fn detail(chrome: &Chrome, detail: &Value) -> Markup {
     let by = cells::text(detail, "by");
     let retried_as = &detail["as"];
@@ -396,7 +396,7 @@ fn log(job: &Job) -> Markup {
 /// A form of [`more`]: the action, its button, a question before it is sent, and its fields (name, label, value).
 type MoreForm<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, &'a str, &'a str)]);
 
-/// What is done rarely, and needs a text.
+/// Forms of rare actions, which need a text.
 fn more(chrome: &Chrome, record: &Value) -> Markup {
     let forms: [MoreForm<'_>; 3] = [
         (

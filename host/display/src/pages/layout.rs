@@ -5,7 +5,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::cells::line;
 
-/// What the reader may do.
+/// The rights of the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Role {
     /// Nothing, before a sign-in.
@@ -37,7 +37,7 @@ pub enum Place {
     Workers,
     /// What the fleet can run.
     Handlers,
-    /// Who did what.
+    /// Admin actions.
     Audit,
 }
 
@@ -64,7 +64,7 @@ pub enum Tone {
     Plain,
 }
 
-/// What an action has done, shown once above the page.
+/// The result of an action, shown once above the page.
 #[derive(Debug, Clone)]
 pub struct Notice {
     /// How it looks.
@@ -73,7 +73,7 @@ pub struct Notice {
     pub text: String,
 }
 
-/// What every page needs: where the dashboard is, who reads, what is open.
+/// The frame of a page: the address of the dashboard, the reader, the notice.
 #[derive(Debug, Clone, Default)]
 pub struct Chrome {
     /// The path of the dashboard, without a slash at its end, for instance `/ui`.
@@ -82,7 +82,7 @@ pub struct Chrome {
     pub instance: String,
     /// Its colour, as `#rrggbb`; empty: none.
     pub colour: String,
-    /// What the reader may do.
+    /// The rights of the reader.
     pub role: Role,
     /// The name under which the reader has signed in; empty on this machine.
     pub reader: String,
@@ -94,7 +94,7 @@ pub struct Chrome {
     pub can_sign_out: bool,
     /// Changes with each build, so that browsers read the new style and script.
     pub version: String,
-    /// What the last action has done.
+    /// The result of the last action.
     pub notice: Option<Notice>,
 }
 

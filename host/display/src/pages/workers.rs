@@ -65,7 +65,7 @@ fn slots(worker: &Value) -> Markup {
     }
 }
 
-/// What is unusual about it.
+/// Marks for unusual conditions.
 fn flags(worker: &Value) -> Markup {
     html! {
         @if worker["limited"] == true { " " (cells::state("limited")) }

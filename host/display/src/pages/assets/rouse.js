@@ -58,7 +58,7 @@ function morph(now, next) {
   }
 }
 
-/** What belongs to the reader, not to the server. */
+/** True for attributes that the reader controls. */
 function kept(element, attribute) {
   return (element.nodeName === "DETAILS" && attribute === "open")
     || (element.nodeName === "INPUT" && element.type !== "hidden" && (attribute === "value" || attribute === "checked"))
