@@ -286,7 +286,8 @@ CREATE TABLE rouse.job (
     -- How many chains it waits for; null: none. While it waits, it has no turn.
     blockers     integer,
     state        rouse.state NOT NULL DEFAULT 'queued',
-    -- The size of the job in a claim's answer apart from the columns that every row has, bytes: payload, tenant, source and grants as text.
+    -- The size of the job in a claim's answer apart from the columns that every row has, bytes: payload, tenant, source, grants and trace as
+    -- text.
     -- Stored, because computing it would mean reading the payload, and the size in the table is no guide: a number such as 1e100000 is
     -- small there, and compressed values shrink to as little as a ninetieth. Not a generated column, because Postgres parses the expression
     -- again for every statement that writes.
@@ -314,6 +315,8 @@ CREATE TABLE rouse.job (
     -- The job whose attempt has enqueued it, and how many jobs it may enqueue in turn, with theirs (functions/children.sql):
     -- {"parent": 17, "depth": 1, "descendants": 312}; null: none.
     origin       jsonb,
+    -- The trace context of its producer, a W3C traceparent; null: none.
+    trace        text,
     -- Postgres parses the text of each CHECK again for every statement that writes, which was more than half the cost of an insert, so one
     -- short constraint replaces six long ones. Two rules are left out, because only the functions can write: that max_attempts is at most
     -- 1000 (rouse._lane), and that a running job has a turn and an attempt (rouse.claim).
@@ -572,6 +575,7 @@ CREATE TABLE rouse.finished (
     -- As in rouse.job.
     after             jsonb,
     origin            jsonb,
+    trace             text,
     -- For how many days it is kept; 0 means the general retention.
     keep_days         smallint NOT NULL DEFAULT 0,
     CHECK ((state = 'succeeded') = (result IS NOT NULL)),

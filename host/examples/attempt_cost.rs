@@ -18,6 +18,7 @@ use rouse::job::{AbortReason, Attempt, JobId, RunEnd};
 use rouse::sandbox::{
     AbortHandle, Catalog, DatabaseClock, Handler, Instances, JobInput, Sandbox, Settings,
 };
+use rouse::traces::AttemptTrace;
 
 /// Attempts that are not measured: they touch memory for the first time, and bring code into the caches.
 const WARM_UP: usize = 2_000;
@@ -167,6 +168,7 @@ fn job(payload: Vec<u8>) -> JobInput {
         payload,
         memory_bytes: None,
         clock: DatabaseClock::of_host(),
+        trace: AttemptTrace::default(),
     }
 }
 

@@ -6,6 +6,7 @@
 mod env;
 mod file;
 mod key_file;
+mod otlp;
 mod private_file;
 mod token_file;
 

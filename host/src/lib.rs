@@ -9,6 +9,7 @@ pub mod job;
 pub mod sandbox;
 pub mod setting;
 pub mod store;
+pub mod traces;
 pub mod worker;
 
 pub mod invoke;

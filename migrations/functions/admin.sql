@@ -232,12 +232,13 @@ BEGIN
     END IF;
     FOR try IN 1 .. 10 LOOP
         INSERT INTO rouse.job AS j (id, lane, turn, retried_from, chain, flow, flow_name, requested_at, available_at,
-                                    max_attempts, blockers, bytes, tenant, source, unique_key, payload, payload_at, wake, grants, lease_ms, timeout_ms, after, origin)
+                                    max_attempts, blockers, bytes, tenant, source, unique_key, payload, payload_at, wake, grants, lease_ms, timeout_ms, after, origin,
+                                    trace)
         VALUES (fresh, lane_id, CASE WHEN blockers IS NULL THEN fresh END, p_was.id, continued,
                 p_was.flow, p_was.flow_name, p_at, p_at, p_was.max_attempts, blockers,
-                bytes + rouse._other_bytes(p_was.tenant, p_was.source, p_was.grants),
+                bytes + rouse._other_bytes(p_was.tenant, p_was.source, p_was.grants, p_was.trace),
                 p_was.tenant, p_was.source, p_was.unique_key, CASE WHEN stored_at IS NULL THEN payload END, stored_at,
-                CASE WHEN blockers IS NULL THEN true END, p_was.grants, p_was.lease_ms, p_was.timeout_ms, p_was.after, p_was.origin)
+                CASE WHEN blockers IS NULL THEN true END, p_was.grants, p_was.lease_ms, p_was.timeout_ms, p_was.after, p_was.origin, p_was.trace)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             IF blockers IS NOT NULL THEN

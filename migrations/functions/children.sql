@@ -47,7 +47,7 @@ BEGIN
         rouse._both_grants(p_parent.grants, nullif(options -> 'grants', 'null')),
         (options ->> 'lease')::interval, (options ->> 'timeout')::interval, (options ->> 'job_timeout')::interval, after,
         CASE WHEN p_job.kind = 'next' THEN p_parent.flow END, CASE WHEN p_job.kind = 'next' THEN p_parent.flow_name END,
-        CASE WHEN p_job.kind = 'next' THEN coalesce(p_parent.chain, p_parent.id) END, p_origin, false);
+        CASE WHEN p_job.kind = 'next' THEN coalesce(p_parent.chain, p_parent.id) END, p_origin, false, p_job.trace);
     IF p_job.kind = 'next' AND NOT made.created THEN
         RAISE EXCEPTION 'rouse: job % cannot be continued: job % has the unique key %', p_parent.id, made.id, quote_literal(options ->> 'unique_key')
             USING ERRCODE = 'invalid_parameter_value';
@@ -130,12 +130,12 @@ BEGIN
         SELECT jsonb_object_agg(o.parent, o.origin) INTO origins FROM rouse._child_origins(p_parents, p_jobs) AS o;
     END IF;
     WITH plain AS (
-        INSERT INTO rouse.job AS j (id, lane, turn, chain, flow, flow_name, requested_at, available_at, bytes, tenant, payload, grants, origin)
+        INSERT INTO rouse.job AS j (id, lane, turn, chain, flow, flow_name, requested_at, available_at, bytes, tenant, payload, grants, origin, trace)
         SELECT ids[s.place], l.id, ids[s.place], CASE WHEN s.kind = 'next' THEN coalesce(p.chain, p.id) END,
                CASE WHEN s.kind = 'next' THEN p.flow END, CASE WHEN s.kind = 'next' THEN p.flow_name END, at, at,
-               octet_length(s.payload::text) + rouse._other_bytes(p.tenant, NULL, p.grants), p.tenant, s.payload, p.grants,
-               CASE WHEN s.kind = 'next' THEN p.origin ELSE origins -> p.id::text END
-        FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, place)
+               octet_length(s.payload::text) + rouse._other_bytes(p.tenant, NULL, p.grants, s.trace), p.tenant, s.payload, p.grants,
+               CASE WHEN s.kind = 'next' THEN p.origin ELSE origins -> p.id::text END, s.trace
+        FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, trace, place)
         JOIN unnest(p_parents) AS p ON p.id = s.parent
         CROSS JOIN LATERAL (SELECT l.queue, l.priority FROM rouse.lane AS l WHERE l.id = p.lane LIMIT 1) AS own
         CROSS JOIN LATERAL (
@@ -149,8 +149,8 @@ BEGIN
         missing := ARRAY(SELECT i.id FROM unnest(ids) AS i(id) EXCEPT SELECT m.id FROM unnest(made) AS m(id));
         FOR child IN
             SELECT s.place, s.kind, m.id IS NOT NULL AS is_missing, p AS parent, p.id AS parent_id, l.queue, l.priority,
-                   ROW(s.parent, s.kind, s.step, s.handler, s.payload, s.options)::rouse.new_job AS job
-            FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, place)
+                   ROW(s.parent, s.kind, s.step, s.handler, s.payload, s.options, s.trace)::rouse.new_job AS job
+            FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, trace, place)
             JOIN unnest(p_parents) AS p ON p.id = s.parent
             CROSS JOIN LATERAL (SELECT l.queue, l.priority FROM rouse.lane AS l WHERE l.id = p.lane LIMIT 1) AS l
             LEFT JOIN unnest(missing) AS m(id) ON m.id = ids[s.place]
@@ -172,7 +172,7 @@ BEGIN
     -- As in rouse._settle: for many lanes no lock is taken.
     PERFORM rouse._notify(l.lane, true, CASE WHEN cardinality(lanes) <= 32 THEN at ELSE '-infinity' END) FROM unnest(lanes) AS l(lane);
     RETURN QUERY SELECT s.parent, s.step, ids[s.place]
-    FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, place) WHERE s.kind = 'call';
+    FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, trace, place) WHERE s.kind = 'call';
 END
 $$;
 
@@ -182,8 +182,8 @@ CREATE OR REPLACE FUNCTION rouse._jobs_of(p_jobs rouse.new_job[], p_succeeded ro
 LANGUAGE plpgsql IMMUTABLE SET enable_hashjoin = on AS $$
 BEGIN
     RETURN ARRAY(
-        SELECT ROW(s.parent, s.kind, s.step, s.handler, s.payload, s.options)::rouse.new_job
-        FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, place)
+        SELECT ROW(s.parent, s.kind, s.step, s.handler, s.payload, s.options, s.trace)::rouse.new_job
+        FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, trace, place)
         JOIN (SELECT d.id, false AS is_suspended FROM unnest(p_succeeded) AS d UNION ALL SELECT d.id, true FROM unnest(p_suspended) AS d) AS p
             ON p.id = s.parent
         WHERE (s.kind = 'call') = p.is_suspended

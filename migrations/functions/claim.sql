@@ -38,7 +38,7 @@ CREATE OR REPLACE FUNCTION rouse.claim(
     p_in_batches boolean DEFAULT false)
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, uncounted integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
-               lease_ms bigint, timeout_ms bigint, unread bigint[])
+               lease_ms bigint, timeout_ms bigint, trace text, unread bigint[])
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -127,7 +127,7 @@ BEGIN
             claimed_at = at, lease_until = at + coalesce(j.lease_ms, picked.lease_ms) * interval '1 millisecond'
         FROM unnest(ids, leases) AS picked(id, lease_ms) WHERE j.id = ANY (ARRAY[picked.id])
         RETURNING j.id, j.lane, j.turn, j.attempt, j.uncounted, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
-                  j.payload::text, j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms, NULL::bigint[];
+                  j.payload::text, j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms, j.trace, NULL::bigint[];
     ELSIF ids IS NOT NULL THEN
         WITH claimed AS (
             UPDATE rouse.job AS j
@@ -228,7 +228,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse.claimed(p_worker bigint, p_key bytea, p_fence bigint, p_ids bigint[])
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, uncounted integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
-               lease_ms bigint, timeout_ms bigint)
+               lease_ms bigint, timeout_ms bigint, trace text)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
 -- An answer of up to 8 MiB should not spill to a file.
 SET work_mem = '16MB' SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -241,7 +241,7 @@ BEGIN
            -- Usually in the partition of its day. A large payload is only read when it is sent.
            coalesce(j.payload::text, stored.payload,
                     (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at > j.payload_at LIMIT 1), ''),
-           j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms
+           j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms, j.trace
     FROM unnest(p_ids) AS asked(id)
     JOIN rouse.job AS j ON j.id = ANY (ARRAY[asked.id])
     LEFT JOIN LATERAL (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at = j.payload_at LIMIT 1) AS stored ON true

@@ -269,10 +269,10 @@ BEGIN
     kept AS (
         INSERT INTO rouse.finished AS f (id, lane, retried_from, chain, flow, flow_name, requested_at, available_at, finished_at,
                                     attempt, uncounted, max_attempts, state, tenant, source, unique_key, payload, payload_at, result, error, grants,
-                                    lease_ms, timeout_ms, after, origin, keep_days)
+                                    lease_ms, timeout_ms, after, origin, trace, keep_days)
         SELECT g.id, g.lane, g.retried_from, g.chain, g.flow, g.flow_name, g.requested_at, g.available_at, p_at,
                g.attempt, g.uncounted, g.max_attempts, p_state, g.tenant, g.source, g.unique_key, g.payload, g.payload_at, p_result, p_error, g.grants,
-               g.lease_ms, g.timeout_ms, g.after, g.origin, CASE WHEN some_differ THEN rouse._keep_days(g.lane, p_state, p_at) ELSE 0 END
+               g.lease_ms, g.timeout_ms, g.after, g.origin, g.trace, CASE WHEN some_differ THEN rouse._keep_days(g.lane, p_state, p_at) ELSE 0 END
         FROM gone AS g
         RETURNING coalesce(f.chain, f.id) AS chain)
     SELECT coalesce(array_agg(k.chain), '{}') INTO chains FROM kept AS k;

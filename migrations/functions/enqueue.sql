@@ -18,9 +18,35 @@ END
 $$;
 
 -- The part of rouse.job.bytes apart from the payload, whose size the writer of a job already knows.
-CREATE OR REPLACE FUNCTION rouse._other_bytes(p_tenant text, p_source text, p_grants jsonb) RETURNS integer
+CREATE OR REPLACE FUNCTION rouse._other_bytes(p_tenant text, p_source text, p_grants jsonb, p_trace text) RETURNS integer
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(octet_length(p_tenant), 0) + coalesce(octet_length(p_source), 0) + coalesce(octet_length(p_grants::text), 0)
+         + coalesce(octet_length(p_trace), 0)
+$$;
+
+-- True for a valid traceparent, as in https://www.w3.org/TR/trace-context/#traceparent-header: version, trace id, span id and flags in
+-- lower-case hexadecimal. Later versions may be longer; none exists.
+CREATE OR REPLACE FUNCTION rouse._is_traceparent(p_text text) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_text ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$'
+$$;
+
+-- The trace context of a job: the argument `trace`, or else the setting rouse.traceparent of the caller's transaction. A wrong argument is an
+-- error. A wrong setting is ignored, as that specification demands: instrumentation sets it, and it must not fail what it observes.
+CREATE OR REPLACE FUNCTION rouse._trace(p_trace text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    setting text := current_setting('rouse.traceparent', true);
+BEGIN
+    IF p_trace IS NULL THEN
+        RETURN CASE WHEN rouse._is_traceparent(setting) THEN setting END;
+    END IF;
+    IF NOT rouse._is_traceparent(p_trace) THEN
+        RAISE EXCEPTION 'rouse.enqueue: trace must be a W3C traceparent, not %', quote_literal(left(p_trace, 140))
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01.';
+    END IF;
+    RETURN p_trace;
+END
 $$;
 
 -- True for valid patterns of hosts: *, a name, *. before a name, an address; an IPv6 address may be in brackets.
@@ -151,6 +177,7 @@ $$;
 --   after         the jobs that it waits for, at most 10,000: a list of ids, or an object with a name for each, {"charge": 17} or
 --                 {"charge": {"job": 17, "on_failure": "cancel"}}. It waits for the end of their chains. `on_failure`: a failed chain
 --                 cancels the job (cancel, the default), counts as ended (run), or the job waits until it was retried and has succeeded (wait)
+--   trace         the trace context of the caller, a W3C traceparent; null: the setting rouse.traceparent of the transaction, if it is set
 CREATE OR REPLACE FUNCTION rouse.enqueue(
     handler      text,
     payload      jsonb       DEFAULT '{}',
@@ -166,7 +193,8 @@ CREATE OR REPLACE FUNCTION rouse.enqueue(
     lease        interval    DEFAULT NULL,
     timeout      interval    DEFAULT NULL,
     job_timeout  interval    DEFAULT NULL,
-    after        jsonb       DEFAULT NULL
+    after        jsonb       DEFAULT NULL,
+    trace        text        DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_variable
@@ -186,7 +214,7 @@ BEGIN
     IF unique_key IS NOT NULL THEN
         RETURN (SELECT e.id FROM rouse._enqueue(
             job_id, handler, payload, bytes, NULL, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants, lease, timeout,
-            job_timeout, after, NULL, NULL) AS e);
+            job_timeout, after, NULL, NULL, p_trace => trace) AS e);
     END IF;
     IF bytes > bytes_max THEN
         bytes_max := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = queue), 262144);
@@ -198,11 +226,13 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    IF coalesce(tenant, source) IS NOT NULL OR run_at IS NOT NULL OR max_attempts IS NOT NULL OR grants IS NOT NULL THEN
+    IF coalesce(tenant, source, trace, nullif(current_setting('rouse.traceparent', true), '')) IS NOT NULL OR run_at IS NOT NULL
+       OR max_attempts IS NOT NULL OR grants IS NOT NULL THEN
         IF grants IS NOT NULL THEN
             PERFORM rouse._check_grants(grants);
         END IF;
-        sent_bytes := bytes + rouse._other_bytes(tenant, source, grants);
+        trace := rouse._trace(trace);
+        sent_bytes := bytes + rouse._other_bytes(tenant, source, grants, trace);
         valid := (run_at IS NULL OR isfinite(run_at))
             AND (max_attempts IS NULL OR max_attempts BETWEEN 1 AND 1000)
             AND (tenant IS NULL OR length(tenant) BETWEEN 1 AND 200)
@@ -216,9 +246,9 @@ BEGIN
     IF valid AND bytes <= bytes_max AND priority IN ('high', 'normal', 'low') THEN
         -- A payload that the contract refuses, and an unknown handler, find none either: _enqueue reports them. Nor do jobs of fair queues,
         -- whose lane _enqueue finds by their key. Served by lane_key.
-        INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants)
+        INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants, trace)
         SELECT job_id, l.id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
-               max_attempts, sent_bytes, tenant, source, inline_payload, stored_at, true, grants
+               max_attempts, sent_bytes, tenant, source, inline_payload, stored_at, true, grants, trace
         FROM rouse.lane AS l
         WHERE l.handler = handler AND l.queue = queue AND l.priority = priority::rouse.priority AND l.tags = tags AND l.key = '' AND l.closed_at IS NULL
           AND l.divided_by IS NULL AND (source IS NOT NULL OR NOT coalesce(jsonb_path_match(payload, l.refuses, '{}', true), false))
@@ -231,7 +261,7 @@ BEGIN
     -- Something is new, null, rare, or wrong: all checks, in order.
     RETURN (SELECT e.id FROM rouse._enqueue(
         job_id, handler, payload, bytes, stored_at, queue, tenant, source, priority, run_at, max_attempts, NULL, tags, grants, lease, timeout,
-        job_timeout, after, NULL, NULL) AS e);
+        job_timeout, after, NULL, NULL, p_trace => trace) AS e);
 END
 $$;
 
@@ -243,7 +273,7 @@ CREATE OR REPLACE FUNCTION rouse._enqueue(
     p_id bigint, p_handler text, p_payload jsonb, p_bytes integer, p_stored_at timestamptz, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
     p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb, p_lease interval, p_timeout interval,
     p_job_timeout interval, p_after jsonb, p_flow bigint, p_flow_name text, p_chain bigint DEFAULT NULL, p_origin jsonb DEFAULT NULL,
-    p_may_refuse boolean DEFAULT true, OUT id bigint, OUT created boolean, OUT differs text[])
+    p_may_refuse boolean DEFAULT true, p_trace text DEFAULT NULL, OUT id bigint, OUT created boolean, OUT differs text[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -277,6 +307,7 @@ BEGIN
     IF p_grants IS NOT NULL THEN
         PERFORM rouse._check_grants(p_grants);
     END IF;
+    p_trace := rouse._trace(p_trace);
     -- Handler, key and tenant have to fit into an index entry, 2,704 bytes.
     IF p_unique_key = '' OR length(p_unique_key) > 512 OR octet_length(p_unique_key) > 1024 THEN
         RAISE EXCEPTION 'rouse.enqueue: unique_key must have 1 to 512 characters and at most 1024 bytes, or be left out'
@@ -293,7 +324,8 @@ BEGIN
         IF passed.live IS NOT NULL THEN
             IF passed.replaced THEN
                 PERFORM rouse._replace_queued(
-                    passed.live, lane_id, p_payload, p_bytes, p_source, p_max_attempts, p_grants, lease, timeout, at, passed.run_at);
+                    passed.live, lane_id, p_payload, p_bytes, p_source, p_max_attempts, p_grants, lease, timeout, at, passed.run_at,
+                    p_trace);
             END IF;
             _enqueue.id := passed.live;
             created := false;
@@ -311,10 +343,11 @@ BEGIN
     END IF;
     FOR try IN 1 .. 10 LOOP
         INSERT INTO rouse.job AS j (id, lane, turn, flow, flow_name, requested_at, available_at, max_attempts, blockers, bytes, tenant, source, unique_key,
-                                    payload, payload_at, wake, grants, lease_ms, timeout_ms, after, chain, origin)
+                                    payload, payload_at, wake, grants, lease_ms, timeout_ms, after, chain, origin, trace)
         VALUES (p_id, lane_id, CASE WHEN p_run_at > at OR blockers > 0 THEN NULL ELSE p_id END, p_flow, p_flow_name, at, coalesce(p_run_at, at),
-                p_max_attempts, blockers, p_bytes + rouse._other_bytes(p_tenant, p_source, p_grants), p_tenant, p_source, key,
-                CASE WHEN stored_at IS NULL THEN p_payload END, stored_at, CASE WHEN blockers IS NULL THEN true END, p_grants, lease, timeout, p_after, p_chain, p_origin)
+                p_max_attempts, blockers, p_bytes + rouse._other_bytes(p_tenant, p_source, p_grants, p_trace), p_tenant, p_source, key,
+                CASE WHEN stored_at IS NULL THEN p_payload END, stored_at, CASE WHEN blockers IS NULL THEN true END, p_grants, lease, timeout, p_after, p_chain, p_origin,
+                p_trace)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             IF job_timeout IS NOT NULL THEN
@@ -381,6 +414,7 @@ CREATE OR REPLACE FUNCTION rouse.enqueue_unique(
     timeout      interval    DEFAULT NULL,
     job_timeout  interval    DEFAULT NULL,
     after        jsonb       DEFAULT NULL,
+    trace        text        DEFAULT NULL,
     OUT id       bigint,
     OUT created  boolean,
     OUT differs  text[]
@@ -394,7 +428,7 @@ BEGIN
     END IF;
     SELECT u.id, u.created, u.differs INTO id, created, differs
     FROM rouse._enqueue(nextval('rouse.turn_seq'), handler, payload, octet_length(payload::text), NULL, queue, tenant, source, priority,
-                        run_at, max_attempts, unique_key, tags, grants, lease, timeout, job_timeout, after, NULL, NULL) AS u;
+                        run_at, max_attempts, unique_key, tags, grants, lease, timeout, job_timeout, after, NULL, NULL, p_trace => trace) AS u;
 END
 $$;
 
@@ -413,7 +447,8 @@ CREATE OR REPLACE FUNCTION rouse.enqueue_many(
     grants       jsonb       DEFAULT NULL,
     lease        interval    DEFAULT NULL,
     timeout      interval    DEFAULT NULL,
-    job_timeout  interval    DEFAULT NULL
+    job_timeout  interval    DEFAULT NULL,
+    trace        text        DEFAULT NULL
 ) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_variable
@@ -423,7 +458,7 @@ DECLARE
     bytes_max integer;
     -- The lanes of the jobs may differ, or the jobs may give way to one another.
     is_spread boolean;
-    others    integer := rouse._other_bytes(tenant, source, grants);
+    others    integer;
     lease_ms  bigint;
     run_ms    bigint;
     job_ms    bigint;
@@ -468,7 +503,7 @@ BEGIN
     IF is_spread THEN
         RETURN QUERY
         SELECT (rouse._enqueue(nextval('rouse.turn_seq'), handler, p.payload, octet_length(p.payload::text), NULL, queue, tenant, source, priority,
-                               run_at, max_attempts, NULL, tags, grants, lease, timeout, job_timeout, NULL, NULL, NULL)).id
+                               run_at, max_attempts, NULL, tags, grants, lease, timeout, job_timeout, NULL, NULL, NULL, p_trace => trace)).id
         FROM unnest(payloads) WITH ORDINALITY AS p(payload, place) ORDER BY p.place;
         RETURN;
     END IF;
@@ -484,6 +519,8 @@ BEGIN
         run_ms := rouse._time_ms('timeout', timeout);
         job_ms := rouse._time_ms('job_timeout', job_timeout);
     END IF;
+    trace := rouse._trace(trace);
+    others := rouse._other_bytes(tenant, source, grants, trace);
     ids := ARRAY(SELECT nextval('rouse.turn_seq') FROM unnest(sizes));
     IF job_ms IS NOT NULL THEN
         PERFORM rouse._add_deadlines(ids, run_at, at, job_ms);
@@ -495,10 +532,10 @@ BEGIN
     END IF;
     RETURN QUERY
     INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants,
-                                lease_ms, timeout_ms)
+                                lease_ms, timeout_ms, trace)
     SELECT p.id, lane_id, CASE WHEN run_at > at THEN NULL ELSE p.id END, at, coalesce(run_at, at),
            max_attempts, p.bytes + others, tenant, source, CASE WHEN p.stored_at IS NULL THEN p.payload END, p.stored_at,
-           CASE WHEN p.place = cardinality(payloads) THEN true END, grants, lease_ms, run_ms
+           CASE WHEN p.place = cardinality(payloads) THEN true END, grants, lease_ms, run_ms, trace
     FROM unnest(ids, payloads, sizes, stored_at) WITH ORDINALITY AS p(id, payload, bytes, stored_at, place)
     RETURNING j.id;
 END

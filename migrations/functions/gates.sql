@@ -583,7 +583,7 @@ $$;
 -- unique key, its job timeout, and what waits for it stay.
 CREATE OR REPLACE FUNCTION rouse._replace_queued(
     p_id bigint, p_lane bigint, p_payload jsonb, p_bytes integer, p_source text, p_max_attempts integer, p_grants jsonb,
-    p_lease_ms bigint, p_timeout_ms bigint, p_at timestamptz, p_run_at timestamptz) RETURNS void
+    p_lease_ms bigint, p_timeout_ms bigint, p_at timestamptz, p_run_at timestamptz, p_trace text) RETURNS void
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -596,7 +596,7 @@ BEGIN
     END IF;
     UPDATE rouse.job AS j
     SET payload = CASE WHEN stored_at IS NULL THEN p_payload END, payload_at = stored_at,
-        bytes = p_bytes + rouse._other_bytes(j.tenant, p_source, p_grants), source = p_source, max_attempts = p_max_attempts,
+        bytes = p_bytes + rouse._other_bytes(j.tenant, p_source, p_grants, p_trace), trace = p_trace, source = p_source, max_attempts = p_max_attempts,
         grants = p_grants, lease_ms = p_lease_ms, timeout_ms = p_timeout_ms, lane = p_lane,
         -- A job that was due keeps its place.
         turn = CASE WHEN NOT is_due THEN NULL WHEN j.lane = p_lane AND j.turn IS NOT NULL THEN j.turn ELSE nextval('rouse.turn_seq') END,

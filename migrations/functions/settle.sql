@@ -57,16 +57,16 @@ BEGIN
                   j.attempt, j.uncounted, j.max_attempts, s.state::rouse.state AS state, j.tenant, j.source, j.unique_key, j.payload, j.payload_at, s.result, s.error,
                   abs(s.cpu_us) AS cpu_us, abs(s.memory_peak_bytes) AS memory_peak, abs(s.host_calls) AS host_calls,
                   abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest, j.grants, left(s.handler, 128) AS handler,
-                  j.lease_ms, j.timeout_ms, j.after, j.origin),
+                  j.lease_ms, j.timeout_ms, j.after, j.origin, j.trace),
     kept AS (
         INSERT INTO rouse.finished AS f (id, lane, worker, retried_from, chain, flow, flow_name, requested_at, available_at, claimed_at, started_at, finished_at,
                                     attempt, uncounted, max_attempts, state, tenant, source, unique_key, payload, payload_at, result, error,
                                     cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants, handler,
-                                    lease_ms, timeout_ms, after, origin, keep_days)
+                                    lease_ms, timeout_ms, after, origin, trace, keep_days)
         SELECT g.id, g.lane, g.worker, g.retried_from, g.chain, g.flow, g.flow_name, g.requested_at, g.available_at, g.claimed_at, g.started_at, clock_timestamp(),
                g.attempt, g.uncounted, g.max_attempts, g.state, g.tenant, g.source, g.unique_key, g.payload, g.payload_at, g.result, g.error,
                g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants, g.handler,
-               g.lease_ms, g.timeout_ms, g.after, g.origin, CASE WHEN some_differ THEN rouse._keep_days(g.lane, g.state, at) ELSE 0 END
+               g.lease_ms, g.timeout_ms, g.after, g.origin, g.trace, CASE WHEN some_differ THEN rouse._keep_days(g.lane, g.state, at) ELSE 0 END
         FROM gone AS g
         RETURNING f.id, f.lane, f.chain, f.flow, f.flow_name, f.state, f.tenant, f.grants, f.origin)
     -- Aggregating all chains and states into arrays would cost more than the rest of the settlement.

@@ -45,8 +45,9 @@ BEGIN
     --   kind     child; call: the parent waits for it; next: it continues the parent's chain
     --   step     of a call
     --   options  arguments of rouse.enqueue; null: none
+    --   trace    the trace context of the attempt; null: none
     IF to_regtype('rouse.new_job') IS NULL THEN
-        CREATE TYPE rouse.new_job AS (parent bigint, kind text, step text, handler text, payload jsonb, options jsonb);
+        CREATE TYPE rouse.new_job AS (parent bigint, kind text, step text, handler text, payload jsonb, options jsonb, trace text);
     END IF;
     -- Not sent by workers: what the jobs of an attempt take over from its own (children.sql), without its payload.
     IF to_regtype('rouse.parent_job') IS NULL THEN

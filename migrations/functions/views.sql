@@ -14,7 +14,7 @@ $$;
 -- `timeout_ms` are the job's own, null: the handler's. `deadline_at` is when the job timeout of a live job is over. `orphaned_at` is when
 -- the lease of a running job ended: its worker is gone, and no other has adopted it yet. `after` are the chains that it waits or waited
 -- for, by name; `waits_for` are those that have not ended, at most 100. `wait` is what a suspended job waits for. `parent` is the job whose
--- attempt has enqueued it. `ran` is the handler that ran, if its worker has bound the job's source to another handler.
+-- attempt has enqueued it. `trace` is the trace context of its producer. `ran` is the handler that ran, if its worker has bound the job's source to another handler.
 CREATE OR REPLACE VIEW rouse.jobs AS
 SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source, substr(j.unique_key, strpos(j.unique_key, '/') + 1) AS unique_key,
        j.attempt, j.uncounted, j.max_attempts, j.retried_from, j.worker,
@@ -31,7 +31,7 @@ SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source
        CASE WHEN j.blockers IS NOT NULL THEN
            -- Not ORDER BY below the LIMIT, which dependency_chain would provide, by reading all of it.
            ARRAY(SELECT d.chain FROM (SELECT d.chain FROM rouse.dependency AS d WHERE d.job = j.id LIMIT 100) AS d ORDER BY 1) END AS waits_for,
-       CASE WHEN j.turn IS NULL AND j.fence IS NULL THEN j.wait END AS wait, (j.origin ->> 'parent')::bigint AS parent
+       CASE WHEN j.turn IS NULL AND j.fence IS NULL THEN j.wait END AS wait, (j.origin ->> 'parent')::bigint AS parent, j.trace
 FROM rouse.job AS j
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l
 UNION ALL
@@ -40,7 +40,7 @@ SELECT f.id, l.handler, l.queue, l.priority, l.tags, f.state, f.tenant, f.source
        f.requested_at, f.available_at, f.claimed_at, f.started_at, f.finished_at,
        rouse._payload(f.id, f.payload, f.payload_at), f.result, f.error, NULL,
        rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest), f.grants, NULL, f.handler, f.lease_ms, f.timeout_ms, NULL,
-       coalesce(f.chain, f.id), f.after, NULL, NULL, (f.origin ->> 'parent')::bigint
+       coalesce(f.chain, f.id), f.after, NULL, NULL, (f.origin ->> 'parent')::bigint, f.trace
 FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
 

@@ -198,6 +198,7 @@ fn succeeded(id: i64) -> Settlement {
         handler: None,
         outcome: Outcome::Succeeded(JsonText("\"its own\"".into())),
         jobs: Vec::new(),
+        trace: None,
     }
 }
 
@@ -423,6 +424,7 @@ async fn release(store: &Store, id: i64, fence: i64) {
         handler: None,
         outcome: Outcome::Released,
         jobs: Vec::new(),
+        trace: None,
     };
     let settled = store.settle(&[settlement], Locked::Wait).await.unwrap();
     assert!(settled.accepted.contains(&JobId(id)));

@@ -100,6 +100,7 @@ mod secrets;
 mod signals;
 mod suspended;
 mod tls;
+mod traces;
 mod tutorial;
 mod types;
 mod why;

@@ -351,6 +351,7 @@ pub(crate) fn job(payload: &str) -> JobInput {
         payload: payload.into(),
         memory_bytes: None,
         clock: rouse::sandbox::DatabaseClock::of_host(),
+        trace: rouse::traces::AttemptTrace::default(),
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rouse::job::{AbortReason, Attempt, JobId, RunEnd};
 use rouse::sandbox::{AbortHandle, Capability, Catalog, DatabaseClock, JobInput, Run};
+use rouse::traces::AttemptTrace;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -103,6 +104,7 @@ async fn a_guest_receives_all_properties_of_its_job() {
         payload: r#"{"ü":[1,null]}"#.into(),
         memory_bytes: None,
         clock: DatabaseClock::of_host(),
+        trace: AttemptTrace::default(),
     };
     let run = attempt(
         &sandbox(),

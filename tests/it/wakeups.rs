@@ -417,6 +417,7 @@ async fn a_released_claim_wakes_sleeping_workers() {
         handler: None,
         outcome: Outcome::Released,
         jobs: Vec::new(),
+        trace: None,
     };
     store.settle(&[released], Locked::Wait).await.unwrap();
     assert_eq!(

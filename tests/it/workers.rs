@@ -37,6 +37,7 @@ fn succeeded(job: &ClaimedJob) -> Settlement {
         handler: None,
         outcome: Outcome::Succeeded(JsonText("1".into())),
         jobs: Vec::new(),
+        trace: None,
     }
 }
 

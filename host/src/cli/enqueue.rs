@@ -85,6 +85,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "JSON")]
     grants: Option<String>,
 
+    /// The trace that it belongs to, a W3C traceparent; default: $TRACEPARENT, else none
+    #[arg(long, value_name = "TRACEPARENT", env = "TRACEPARENT", hide_env = true)]
+    trace: Option<String>,
+
     /// Print {"id": …, "created": …, "differs": [arguments in which the live job with the key differs]}
     #[arg(long)]
     json: bool,
@@ -121,6 +125,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             timeout_secs: args.timeout.map(|timeout| timeout.as_secs_f64()),
             job_timeout_secs: args.job_timeout.map(|timeout| timeout.as_secs_f64()),
             after,
+            trace: args.trace.filter(|trace| !trace.is_empty()),
         })
         .await?;
     if created && !is_bound {

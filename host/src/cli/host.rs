@@ -28,6 +28,7 @@ use crate::sandbox::{self, Catalog, HandlerSet, Sandbox};
 use crate::setting::{Number, Overlay};
 use crate::store::connect::Connector;
 use crate::store::{Store, WorkerKey};
+use crate::traces::Traces;
 use crate::worker::{self, Health, Middleware, Parts, QueueOrder, Stop};
 
 /// Connections of the pool: one each for claims, settlements and renewals, two for steps, two for state, and one for
@@ -210,6 +211,8 @@ impl Host {
         }
         settings.notify &= !args.no_notify;
         settings.fair_share = file.fair_share(Environment)?;
+        let signals = Environment.otlp()?;
+        settings.traces = Traces::start(signals, &settings.worker_id)?;
 
         let http = match http {
             "off" => None,
@@ -319,6 +322,7 @@ impl Host {
         middlewares: Vec<Arc<dyn Middleware>>,
     ) -> anyhow::Result<()> {
         let stop = self.stop;
+        let traces = self.settings.traces.clone();
         tokio::spawn(signals.stop(stop.clone()));
         // Even without an HTTP port: samples pile up otherwise.
         let metrics = self.metrics.clone();
@@ -410,6 +414,7 @@ impl Host {
         if let Some(http) = http {
             http.await.context("the HTTP server failed")?;
         }
+        traces.shut_down().await;
         done
     }
 }

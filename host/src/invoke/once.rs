@@ -10,6 +10,7 @@ use crate::job::{
     decide,
 };
 use crate::sandbox::{AbortHandle, DatabaseClock, Handler, JobInput, Profile, Sandbox};
+use crate::traces::AttemptTrace;
 use crate::worker::Policy;
 
 /// An invocation is not retried.
@@ -100,6 +101,7 @@ pub async fn once(
         payload: call.payload,
         memory_bytes: None,
         clock: DatabaseClock::of_host(),
+        trace: AttemptTrace::default(),
     };
     // Steps are not recorded, because no later attempt could use them; progress goes to the log. State is refused: a
     // handler that believes lost state was saved is worse off than one that gets an error.

@@ -139,14 +139,16 @@ pub struct ClaimedJob {
     pub lease: Option<Duration>,
     /// The run timeout of its attempts; `None` means the handler's own.
     pub timeout: Option<Duration>,
+    /// The trace context of its producer, a `traceparent`.
+    pub trace: Option<String>,
 }
 
 impl ClaimedJob {
-    /// Its `rouse.job.bytes`: payload, tenant, source and grants as text.
+    /// Its `rouse.job.bytes`: payload, tenant, source, grants and trace as text.
     pub fn bytes(&self) -> usize {
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         let grants = self.grants.as_ref().map_or(0, |grants| grants.0.len());
-        self.payload.0.len() + text(&self.tenant) + text(&self.source) + grants
+        self.payload.0.len() + text(&self.tenant) + text(&self.source) + grants + text(&self.trace)
     }
 
     fn from_row(row: &Row, fence: Fence) -> Result<Self, StoreError> {
@@ -172,6 +174,7 @@ impl ClaimedJob {
             grants: row.try_get(13)?,
             lease: time(row, 14)?,
             timeout: time(row, 15)?,
+            trace: row.try_get(16)?,
         })
     }
 }
@@ -231,7 +234,7 @@ impl Store {
         let mut claimed = Vec::new();
         let mut closed = Vec::new();
         for row in &rows {
-            if let Some(ids) = row.try_get::<_, Option<Vec<i64>>>(16)? {
+            if let Some(ids) = row.try_get::<_, Option<Vec<i64>>>(17)? {
                 claimed = self.claimed(fence, &ids).await?;
             } else if row.try_get::<_, Option<i64>>(0)?.is_some() {
                 claimed.push(ClaimedJob::from_row(row, fence)?);

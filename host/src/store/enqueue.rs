@@ -38,6 +38,8 @@ pub struct Enqueue {
     pub job_timeout_secs: Option<f64>,
     /// The jobs that it waits for, JSON; `None` means none.
     pub after: Option<String>,
+    /// The trace context of the caller, a `traceparent`.
+    pub trace: Option<String>,
 }
 
 /// The result of an enqueue.
@@ -59,7 +61,7 @@ impl Store {
             job.grants.clone().map(JsonText),
             job.after.clone().map(JsonText),
         );
-        let args: [(&(dyn ToSql + Sync), Type); 15] = [
+        let args: [(&(dyn ToSql + Sync), Type); 16] = [
             (&job.handler, Type::TEXT),
             (&payload, Type::JSONB),
             (&job.queue, Type::TEXT),
@@ -74,10 +76,11 @@ impl Store {
             (&job.timeout_secs, Type::FLOAT8),
             (&job.job_timeout_secs, Type::FLOAT8),
             (&after, Type::JSONB),
+            (&job.trace, Type::TEXT),
             (&job.unique_key, Type::TEXT),
         ];
         let rows = match job.unique_key {
-            None => self.query(include_str!("enqueue.sql"), &args[..14]).await?,
+            None => self.query(include_str!("enqueue.sql"), &args[..15]).await?,
             Some(_) => {
                 self.query(include_str!("enqueue_unique.sql"), &args)
                     .await?

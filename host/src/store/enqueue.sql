@@ -2,4 +2,4 @@
 SELECT rouse.enqueue($1, $2, queue => $3, tenant => $4, source => $5, priority => $6,
     run_at => clock_timestamp() + $7 * interval '1 second', max_attempts => $8, tags => $9, grants => $10,
     lease => $11 * interval '1 second', timeout => $12 * interval '1 second', job_timeout => $13 * interval '1 second',
-    after => $14), true, '{}'::text[]
+    after => $14, trace => $15), true, '{}'::text[]

@@ -30,6 +30,8 @@ pub struct Settlement {
     pub outcome: Outcome,
     /// The jobs that the attempt enqueues: if it has succeeded, or calls them.
     pub jobs: Vec<NewJob>,
+    /// The trace context of these jobs, a `traceparent`.
+    pub trace: Option<String>,
 }
 
 /// The guest that ran.
@@ -111,6 +113,7 @@ pub(super) struct NewJobRecord<'a> {
     handler: &'a str,
     payload: &'a JsonText,
     options: Option<&'a JsonText>,
+    trace: Option<&'a str>,
 }
 
 pub(super) fn new_jobs(settlement: &Settlement) -> impl Iterator<Item = NewJobRecord<'_>> {
@@ -124,6 +127,7 @@ pub(super) fn new_jobs(settlement: &Settlement) -> impl Iterator<Item = NewJobRe
         handler: &job.handler,
         payload: &job.payload,
         options: job.options.as_ref(),
+        trace: settlement.trace.as_deref(),
     })
 }
 

@@ -36,6 +36,7 @@ use crate::job::{
 };
 use crate::sandbox::{AbortHandle, Attenuation, DatabaseClock, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Ran, Settlement};
+use crate::traces::{AttemptTrace, TracedJob};
 
 /// The state that all attempts of one worker share.
 pub(super) struct Attempts {
@@ -129,7 +130,8 @@ async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
 /// Takes a job whose lease is renewed to its settlement.
 async fn run_started(shared: &Arc<Shared>, mut claim: Claim, started: Started) -> Duration {
     let payload = std::mem::take(&mut claim.job.payload.0);
-    let input = input(&claim, &started.terms.policy, payload);
+    let trace = trace(shared, &claim, &started.terms.handler, &[]);
+    let input = input(&claim, &started.terms.policy, payload, trace.clone());
     let sandbox = &shared.sandbox;
     let Started { abort, journal, .. } = &started;
     let run = sandbox.run(
@@ -151,6 +153,7 @@ async fn run_started(shared: &Arc<Shared>, mut claim: Claim, started: Started) -
         started_after: started.after,
         ran,
         jobs: run.jobs,
+        trace,
     };
     let delay = policy.job_delay.unwrap_or(shared.settings.job_delay);
     let outcome = decide(run.end, tries, &policy.retry, rand::random());
@@ -357,8 +360,33 @@ async fn run_in_sandbox(
     run
 }
 
+/// The trace of an attempt that starts now. `others`: the other jobs of a batch.
+fn trace(
+    shared: &Shared,
+    claim: &Claim,
+    handler: &Handler,
+    others: &[&ClaimedJob],
+) -> AttemptTrace {
+    let job = &claim.job;
+    let others: Vec<_> = others
+        .iter()
+        .map(|job| (job.id.0, job.requested_at, job.trace.as_deref()))
+        .collect();
+    shared.settings.traces.attempt(&TracedJob {
+        id: job.id.0,
+        handler: &handler.manifest.name,
+        queue: &claim.lane.queue,
+        tenant: job.tenant.as_deref(),
+        attempt: job.attempt.0,
+        requested_at: job.requested_at,
+        trace: job.trace.as_deref(),
+        worker_id: &shared.settings.worker_id,
+        others: &others,
+    })
+}
+
 /// The input of the guest.
-fn input(claim: &Claim, policy: &Policy, payload: String) -> JobInput {
+fn input(claim: &Claim, policy: &Policy, payload: String, trace: AttemptTrace) -> JobInput {
     let job = &claim.job;
     JobInput {
         id: job.id,
@@ -374,6 +402,7 @@ fn input(claim: &Claim, policy: &Policy, payload: String) -> JobInput {
             at: job.claimed_at,
             read: claim.received,
         },
+        trace,
     }
 }
 
@@ -443,6 +472,7 @@ struct RunStats {
     ran: Option<Ran>,
     /// The jobs that it enqueues.
     jobs: Vec<NewJob>,
+    trace: AttemptTrace,
 }
 
 /// Passes the outcome to the settler, which writes it behind the fence. If the job is lost, there is nothing to write.
@@ -457,6 +487,11 @@ async fn settle(
     match outcome {
         Ok(outcome) => send(shared, unsettled(claim, meters, stats, outcome)).await,
         Err(lost) => {
+            if let Some(stats) = stats {
+                stats
+                    .trace
+                    .end(OutcomeLabel::Dropped.as_str(), Some((lost.as_str(), "")));
+            }
             let context = claim.event_context(shared, &meters.handler);
             drop_lost(shared, (job.id, job.fence), &meters, context, lost);
         }
@@ -477,6 +512,8 @@ pub(super) async fn settle_instead(
             send(shared, one).await;
         }
         Err(lost) => {
+            one.trace
+                .end(OutcomeLabel::Dropped.as_str(), Some((lost.as_str(), "")));
             let Settlement { id, fence, .. } = one.settlement;
             let context = one.event_context(shared);
             drop_lost(shared, (id, fence), &one.meters, context, lost);
@@ -504,7 +541,12 @@ async fn send(shared: &Shared, one: Unsettled) {
         id, fence, outcome, ..
     } = &one.settlement;
     let (id, fence) = (*id, *fence);
-    if let Some(error) = outcome.error() {
+    let error = outcome.error();
+    one.trace.end(
+        OutcomeLabel::from(outcome).as_str(),
+        error.map(|error| (error.kind.as_str(), error.message.as_str())),
+    );
+    if let Some(error) = error {
         one.meters.count_error(error.kind);
         if error.kind == ErrorKind::TimedOut {
             shared.presence.tally.timed_out();
@@ -524,11 +566,17 @@ async fn send(shared: &Shared, one: Unsettled) {
 fn unsettled(
     claim: &Claim,
     meters: Arc<HandlerMeters>,
-    stats: Option<RunStats>,
+    mut stats: Option<RunStats>,
     outcome: Outcome,
 ) -> Unsettled {
     let job = &claim.job;
     let is_bound = stats.is_some() && meters.handler != claim.lane.handler;
+    let trace = stats
+        .as_ref()
+        .map_or_else(AttemptTrace::default, |stats| stats.trace.clone());
+    let jobs = stats
+        .as_mut()
+        .map_or_else(Vec::new, |stats| std::mem::take(&mut stats.jobs));
     Unsettled {
         settlement: Settlement {
             id: job.id,
@@ -537,7 +585,12 @@ fn unsettled(
             ran: stats.as_ref().and_then(|stats| stats.ran),
             handler: is_bound.then(|| meters.handler.clone()),
             outcome,
-            jobs: stats.map_or_else(Vec::new, |stats| stats.jobs),
+            trace: if jobs.is_empty() {
+                None
+            } else {
+                trace.traceparent()
+            },
+            jobs,
         },
         meters,
         attempt: job.attempt,
@@ -546,6 +599,7 @@ fn unsettled(
         charged: claim.is_charged.then_some(job.lane),
         replaced: false,
         unanswered: false,
+        trace,
     }
 }
 

@@ -51,7 +51,7 @@ impl OutcomeLabel {
     ];
 
     /// The value of the label.
-    fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Succeeded => "succeeded",
             Self::Failed => "failed",

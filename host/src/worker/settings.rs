@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::{Intervals, Overrides};
 use crate::store::{NewFairShare, WorkerKey};
+use crate::traces::Traces;
 
 /// The settings of a worker. [`Default`] documents the defaults.
 #[derive(Debug, Clone)]
@@ -53,6 +54,8 @@ pub struct Settings {
     pub overrides: Overrides,
     /// How often the worker looks behind its cursors.
     pub intervals: Intervals,
+    /// Exports traces of attempts.
+    pub traces: Traces,
 }
 
 /// The meaning of the order of queues.
@@ -113,6 +116,7 @@ impl Default for Settings {
             fair_share: BTreeMap::new(),
             overrides: Overrides::default(),
             intervals: Intervals::default(),
+            traces: Traces::default(),
         }
     }
 }

@@ -21,6 +21,7 @@ use super::policy::LEASE_MIN;
 use crate::job::{Attempt, LaneId, NewJob, Outcome};
 use crate::sandbox::BootTime;
 use crate::store::Settlement;
+use crate::traces::AttemptTrace;
 
 /// The maximum number of waiting outcomes. Further attempts wait until theirs fit.
 pub(super) const QUEUE_MAX: usize = 4000;
@@ -53,6 +54,8 @@ pub(super) struct Unsettled {
     pub(super) replaced: bool,
     /// True if a settlement of it was sent and not answered: it may have been written.
     pub(super) unanswered: bool,
+    /// The trace of the attempt, whose outcome it gets.
+    pub(super) trace: AttemptTrace,
 }
 
 impl Unsettled {

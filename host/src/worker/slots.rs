@@ -330,6 +330,7 @@ pub(super) mod tests {
             grants: None,
             lease: None,
             timeout: None,
+            trace: None,
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use rouse::job::{AbortReason, Attempt, JobId, RunEnd};
 use rouse::sandbox::{AbortHandle, Catalog, DatabaseClock, Handler, JobInput, Sandbox, Settings};
+use rouse::traces::AttemptTrace;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
@@ -70,6 +71,7 @@ impl Host {
             payload: PAYLOAD.into(),
             memory_bytes: None,
             clock: DatabaseClock::of_host(),
+            trace: AttemptTrace::default(),
         };
         let abort = AbortHandle::new();
         let run = self.sandbox.run(handler, job, abort.clone(), None);

@@ -32,6 +32,7 @@ pub(crate) fn settlement(job: &ClaimedJob, outcome: Outcome) -> Settlement {
         handler: None,
         outcome,
         jobs: Vec::new(),
+        trace: None,
     }
 }
 

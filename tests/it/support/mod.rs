@@ -4,6 +4,7 @@ mod attempt;
 pub(crate) mod browser;
 pub(crate) mod claims;
 mod cluster;
+pub(crate) mod collector;
 pub(crate) mod database;
 mod host;
 pub(crate) mod libraries;

@@ -15,6 +15,7 @@ use crate::job::{Attempt, JobId, NewJob, RunEnd, SqlCall, Usage};
 use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
 use crate::sandbox::capability::{Batch, GuestLog, Http, LogSource, NewJobs, Sql, Steps};
 use crate::sandbox::{AbortHandle, Handler, Journal, Profile, Sandbox};
+use crate::traces::AttemptTrace;
 
 /// The data about its job that a guest receives, except for the handler's name.
 #[derive(Debug, Clone)]
@@ -39,6 +40,8 @@ pub struct JobInput {
     pub memory_bytes: Option<usize>,
     /// The database's clock.
     pub clock: DatabaseClock,
+    /// Its trace.
+    pub trace: AttemptTrace,
 }
 
 /// The outcome of an attempt.
@@ -160,7 +163,8 @@ impl Sandbox {
             attempt: job.attempt,
         };
         let limits = &handler.limits;
-        let log = GuestLog::new(source, abort.clone(), limits, journal.clone());
+        let log =
+            GuestLog::new(source, abort.clone(), limits, journal.clone()).traced(job.trace.clone());
         let meter = Arc::new(Meter::default());
         let takes_batches = handler.manifest.takes_batches();
         if let Some(journal) = &journal {
@@ -182,7 +186,9 @@ impl Sandbox {
                 &handler.limits,
                 abort.clone(),
                 meter.clone(),
-            ),
+            )
+            .traced(job.trace.clone()),
+            trace: job.trace.clone(),
             profile,
         };
         let tenant = job.tenant.as_deref();

@@ -1,5 +1,6 @@
 //! The host's state of one running instance, and its limits.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use wasmtime::Store;
@@ -19,6 +20,7 @@ use crate::sandbox::capability::{
 use crate::sandbox::grants::Granted;
 use crate::sandbox::module::lines::Lines;
 use crate::sandbox::{AbortHandle, Limits, Profile};
+use crate::traces::{AttemptTrace, Span};
 
 /// The host's state of one running instance, and its limits.
 pub(in crate::sandbox) struct AttemptState {
@@ -50,6 +52,9 @@ pub(in crate::sandbox) struct AttemptState {
     pub(in crate::sandbox) suspension: Option<Suspension>,
     pub(in crate::sandbox) clock: DatabaseClock,
     pub(in crate::sandbox) http: Http,
+    pub(in crate::sandbox) trace: AttemptTrace,
+    /// The spans of its steps that have started, by name.
+    pub(in crate::sandbox) step_spans: HashMap<String, Span>,
     /// Limits the size of a request's header fields.
     pub(in crate::sandbox) http_fields: WasiHttpCtx,
     /// The last denial for lack of a grant.
@@ -76,6 +81,7 @@ pub(in crate::sandbox) struct PerAttempt {
     pub(in crate::sandbox) batch: Batch,
     pub(in crate::sandbox) clock: DatabaseClock,
     pub(in crate::sandbox) http: Http,
+    pub(in crate::sandbox) trace: AttemptTrace,
     pub(in crate::sandbox) profile: Option<Arc<Profile>>,
 }
 
@@ -98,6 +104,7 @@ impl PerAttempt {
             batch: Batch::default(),
             clock: DatabaseClock::of_host(),
             http: Http::new(None, &limits, abort.clone(), Arc::default()),
+            trace: AttemptTrace::default(),
             profile: None,
             abort,
         }
@@ -135,6 +142,7 @@ impl AttemptState {
             batch,
             clock,
             http,
+            trace,
             profile,
         } = of;
         granted.open()?;
@@ -157,6 +165,8 @@ impl AttemptState {
             panic: None,
             steps,
             handler_state,
+            trace,
+            step_spans: HashMap::new(),
             http,
             http_fields,
             jobs,
@@ -199,6 +209,7 @@ impl AttemptState {
             batch,
             clock,
             http,
+            trace,
             profile,
         } = of;
         self.limiter.report_to(meter.clone());
@@ -216,6 +227,8 @@ impl AttemptState {
         self.suspension = None;
         self.clock = clock;
         self.http = http.within(self.limiter.host_memory().clone());
+        self.trace = trace;
+        self.step_spans = HashMap::new();
         self.denial = None;
         self.outside_paths = OutsidePaths::default();
         self.retry_at_ms = None;

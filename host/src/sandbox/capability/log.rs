@@ -9,6 +9,7 @@ use super::pace::Pace;
 use crate::harmless::printable;
 use crate::job::{Attempt, JobId};
 use crate::sandbox::{AbortHandle, Journal, Limits};
+use crate::traces::AttemptTrace;
 
 /// The size of a line; longer lines are cut, because they would be useless in a log.
 const LINE_BYTES_MAX: usize = 16 << 10;
@@ -63,6 +64,8 @@ pub(in crate::sandbox) struct GuestLog {
     abort: AbortHandle,
     /// Stores the lines too.
     journal: Option<Arc<dyn Journal>>,
+    /// Exports the lines too.
+    trace: AttemptTrace,
     inner: Mutex<Inner>,
 }
 
@@ -97,6 +100,7 @@ impl GuestLog {
             source,
             abort,
             journal,
+            trace: AttemptTrace::default(),
             inner: Mutex::new(Inner {
                 bytes_left: limits.log_bytes,
                 pace: Pace::new(limits.log_lines_per_second),
@@ -105,6 +109,11 @@ impl GuestLog {
                 errors: Errors::default(),
             }),
         }
+    }
+
+    /// Exports its lines in this trace.
+    pub(in crate::sandbox) fn traced(self, trace: AttemptTrace) -> Self {
+        Self { trace, ..self }
     }
 
     /// Logs a message of `context.log` as one event: its line breaks become spaces.
@@ -260,6 +269,7 @@ impl GuestLog {
         if let Some(journal) = &self.journal {
             journal.log_line(number, level, line);
         }
+        self.trace.log(level, line);
         let LogSource::Attempt {
             job,
             handler,

@@ -2,6 +2,9 @@
 
 mod recorded;
 
+use opentelemetry::KeyValue;
+use opentelemetry::trace::SpanKind;
+
 pub(super) use self::recorded::StepStart;
 pub(in crate::sandbox) use self::recorded::Steps;
 use crate::sandbox::AbortHandle;
@@ -27,7 +30,13 @@ impl Host for AttemptState {
     ) -> wasmtime::Result<Result<Option<Vec<u8>>, StepError>> {
         self.meter.count_host_call();
         let abort = self.abort.clone();
-        Ok(unless_aborted(abort, self.steps.start(&name)).await)
+        let started = unless_aborted(abort, self.steps.start(&name)).await;
+        if let Ok(None) = started {
+            let attributes = vec![KeyValue::new("rouse.step", name.clone())];
+            let span = self.trace.span("step", SpanKind::Internal, attributes);
+            self.step_spans.insert(name, span);
+        }
+        Ok(started)
     }
 
     async fn complete(
@@ -37,6 +46,11 @@ impl Host for AttemptState {
     ) -> wasmtime::Result<Result<(), StepError>> {
         self.meter.count_host_call();
         let abort = self.abort.clone();
-        Ok(unless_aborted(abort, self.steps.complete(name, output)).await)
+        let span = self.step_spans.remove(&name);
+        let completed = unless_aborted(abort, self.steps.complete(name, output)).await;
+        if let (Some(mut span), Err(error)) = (span, &completed) {
+            span.fail("not_recorded", error.to_string());
+        }
+        Ok(completed)
     }
 }

@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tracing::warn;
 
+use super::super::meters::OutcomeLabel;
 use super::{
     Claim, RunStats, Shared, Started, Terms, end_unstarted, input, run_in_sandbox, run_started,
-    settle, start, tries,
+    settle, start, trace, tries,
 };
 use crate::job::{AbortReason, Failure, JobId, RunEnd, Usage, decide};
 use crate::sandbox::{AbortHandle, Run};
-use crate::store::Ran;
+use crate::store::{ClaimedJob, Ran};
+use crate::traces::AttemptTrace;
 
 /// One job of a batch.
 type Member = (Claim, Started);
@@ -98,10 +100,12 @@ async fn run_together(shared: &Arc<Shared>, members: &[Member]) -> Run {
     let (claim, first) = &members[0];
     let aborts = members.iter().map(|(_, started)| started.abort.clone());
     let abort = AbortHandle::of_batch(aborts.collect());
+    let others: Vec<&ClaimedJob> = members[1..].iter().map(|(claim, _)| &claim.job).collect();
+    let trace = trace(shared, claim, &first.terms.handler, &others);
     let inputs = members.iter().map(|(claim, started)| {
         // Kept: the job may be run again.
         let payload = claim.job.payload.0.clone();
-        input(claim, &started.terms.policy, payload)
+        input(claim, &started.terms.policy, payload, trace.clone())
     });
     let run = shared.sandbox.run_batch(
         &first.terms.handler,
@@ -110,11 +114,17 @@ async fn run_together(shared: &Arc<Shared>, members: &[Member]) -> Run {
         Some(first.journal.clone()),
     );
     let run = run_in_sandbox(shared, claim, first, &abort, run);
-    tokio::select! {
+    let run = tokio::select! {
         biased;
         run = run => run,
         () = abort.follow() => unreachable!("it never returns"),
+    };
+    match &run.end {
+        // The jobs have their own outcomes.
+        RunEnd::Returned(_) => trace.end(OutcomeLabel::Succeeded.as_str(), None),
+        _ => trace.end(OutcomeLabel::Failed.as_str(), Some(("batch", ""))),
     }
+    run
 }
 
 /// Settles the jobs that have an end, and leaves the others. Returns how long the slot has to wait.
@@ -171,6 +181,8 @@ async fn settle_end(
         started_after: started.after,
         ran,
         jobs: Vec::new(),
+        // That of the batch has its own end.
+        trace: AttemptTrace::default(),
     };
     let tries = tries(&claim.job, &started.terms);
     let outcome = decide(end, tries, &policy.retry, rand::random());

@@ -52,6 +52,7 @@ fn job(lane: i64, turn: i64) -> ClaimedJob {
         grants: None,
         lease: None,
         timeout: None,
+        trace: None,
     }
 }
 

@@ -7,6 +7,7 @@ use super::secrets::{self, Placeholders};
 use super::tally::Tally;
 use crate::sandbox::attempt::memory::HostMemory;
 use crate::sandbox::{AbortHandle, Limits, Meter};
+use crate::traces::AttemptTrace;
 
 /// The size of a set of header or trailer fields that a guest creates, including their memory overhead: ten times
 /// what servers accept. The total is counted in `host_memory`.
@@ -30,6 +31,7 @@ pub(in crate::sandbox) struct Http {
     /// `None` until the first request.
     pub(super) tally: Option<Arc<Tally>>,
     pub(super) placeholders: Placeholders,
+    pub(super) trace: AttemptTrace,
 }
 
 /// The parts of the handler's [`Limits`] for requests.
@@ -59,7 +61,13 @@ impl Http {
             host_memory: None,
             tally: None,
             placeholders: Placeholders::default(),
+            trace: AttemptTrace::default(),
         }
+    }
+
+    /// Records its requests in this trace, and passes the trace on.
+    pub(in crate::sandbox) fn traced(self, trace: AttemptTrace) -> Self {
+        Self { trace, ..self }
     }
 
     /// Counts the host's memory for its requests here.

@@ -58,6 +58,21 @@ impl Fault {
         Self::Broken(last)
     }
 
+    /// The word for it in traces.
+    pub(super) fn word(&self) -> &'static str {
+        match self {
+            Self::Stopped => "stopped",
+            Self::Denied | Self::Prohibited { .. } => "denied",
+            Self::Limit(_) | Self::RequestBody(_) | Self::ResponseBody(_) => "limit",
+            Self::Unfinished => "unfinished",
+            Self::Unknown(_) => "name_not_found",
+            Self::Unreachable(_) => "unreachable",
+            Self::ConnectTimeout | Self::HeadTimeout | Self::BodyTimeout => "timeout",
+            Self::Tls(_) => "tls",
+            Self::Broken(_) => "broken",
+        }
+    }
+
     /// The error for the guest: a WASI error code if there is one, otherwise the message.
     pub(super) fn into_error(self) -> Error {
         let text = self.to_string();

@@ -7,8 +7,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use http::header::CONTENT_LENGTH;
-use http::{Method, Request, Response, Uri};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Method, Request, Response, Uri};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use opentelemetry::KeyValue;
+use opentelemetry::trace::SpanKind;
 use tokio::time::Instant;
 use wasmtime_wasi_http::{RequestOptions, WasiBody};
 
@@ -23,6 +26,10 @@ use super::outgoing::Outgoing;
 use super::secrets::{Redactor, Replacements};
 use super::tally::{Tally, UnderWay, head_bytes};
 use crate::sandbox::AbortHandle;
+use crate::traces::{AttemptTrace, Span};
+
+/// The trace context of a request: <https://www.w3.org/TR/trace-context/#traceparent-header>.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The default time until the first byte of the response. The body of the request is sent within this time too.
 const FIRST_BYTE: Duration = Duration::from_secs(60);
@@ -46,6 +53,7 @@ pub(super) struct Sending {
     under_way: UnderWay,
     head_by: Instant,
     limits: Limits,
+    span: Span,
 }
 
 impl Http {
@@ -86,6 +94,13 @@ impl Http {
         let allowed = access
             .allow(&parts.method, &parts.uri)
             .map_err(|why| tally.deny(why))?;
+        let span = request_span(&self.trace, &parts, &allowed);
+        if let Some(traceparent) = span.traceparent()
+            && !parts.headers.contains_key(TRACEPARENT)
+            && let Ok(value) = HeaderValue::from_str(traceparent)
+        {
+            parts.headers.insert(TRACEPARENT, value);
+        }
         let replacements = self
             .placeholders
             .put_into(&access, &allowed.target, &mut parts)
@@ -119,13 +134,33 @@ impl Http {
             },
             allowed,
             access,
+            span,
         })
     }
 }
 
 impl Sending {
     /// Sends the request, and waits for the head of the response.
-    pub(super) async fn send(self) -> Result<Response<WasiBody>, Fault> {
+    pub(super) async fn send(mut self) -> Result<Response<WasiBody>, Fault> {
+        let mut span = std::mem::take(&mut self.span);
+        let sent = self.send_within().await;
+        match &sent {
+            Ok(response) => {
+                let status = response.status();
+                span.set(KeyValue::new(
+                    "http.response.status_code",
+                    i64::from(status.as_u16()),
+                ));
+                if status.is_client_error() || status.is_server_error() {
+                    span.fail(status.as_str(), String::new());
+                }
+            }
+            Err(fault) => span.fail(fault.word(), fault.to_string()),
+        }
+        sent
+    }
+
+    async fn send_within(self) -> Result<Response<WasiBody>, Fault> {
         let method = self.request.method().clone();
         let is_head = method == Method::HEAD;
         // The body is counted while it is sent.
@@ -176,6 +211,20 @@ impl Sending {
         };
         Ok(Response::from_parts(parts, body.boxed_unsync()))
     }
+}
+
+/// The span of a request, by the conventions for HTTP clients. The path is the one that the guest wrote: a placeholder
+/// stays in it instead of its secret. The query is left out, because it often contains credentials.
+fn request_span(trace: &AttemptTrace, parts: &Parts, allowed: &Allowed) -> Span {
+    let target = &allowed.target;
+    let attributes = vec![
+        KeyValue::new("http.request.method", parts.method.to_string()),
+        KeyValue::new("server.address", target.host.to_string()),
+        KeyValue::new("server.port", i64::from(target.port)),
+        KeyValue::new("url.scheme", target.scheme.as_str()),
+        KeyValue::new("url.path", parts.uri.path().to_owned()),
+    ];
+    trace.span(parts.method.to_string(), SpanKind::Client, attributes)
 }
 
 /// Inserts secrets into the body of a request.

@@ -1,0 +1,123 @@
+//! Which signals are exported, by the standard variables of OpenTelemetry:
+//! <https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/>. The exporters read the others
+//! (headers, timeouts, sampler, resource) themselves.
+
+use anyhow::bail;
+
+use super::Environment;
+use crate::traces::Signals;
+
+impl Environment {
+    /// The signals that have an endpoint.
+    ///
+    /// # Errors
+    /// If a variable asks for a protocol or an exporter that there is not: an operator who sets it expects it.
+    pub fn otlp(self) -> anyhow::Result<Signals> {
+        signals(&|name| self.get(name))
+    }
+}
+
+fn signals(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Signals> {
+    let is_disabled = get("OTEL_SDK_DISABLED").is_some_and(|it| it.eq_ignore_ascii_case("true"));
+    if is_disabled {
+        return Ok(Signals::default());
+    }
+    Ok(Signals {
+        traces: is_exported("TRACES", get)?,
+        logs: is_exported("LOGS", get)?,
+        is_named: get("OTEL_SERVICE_NAME").is_some(),
+        spans_max_is_set: get("OTEL_BSP_MAX_QUEUE_SIZE").is_some(),
+        lines_max_is_set: get("OTEL_BLRP_MAX_QUEUE_SIZE").is_some(),
+    })
+}
+
+fn is_exported(signal: &str, get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<bool> {
+    // A variable for one signal takes precedence.
+    let setting = |rest: &str| {
+        let own = format!("OTEL_EXPORTER_OTLP_{signal}_{rest}");
+        let general = format!("OTEL_EXPORTER_OTLP_{rest}");
+        let own_value = get(&own).map(|value| (own, value));
+        own_value.or_else(|| get(&general).map(|value| (general, value)))
+    };
+    let exporter = format!("OTEL_{signal}_EXPORTER");
+    match get(&exporter).as_deref() {
+        None | Some("otlp") => {}
+        Some("none") => return Ok(false),
+        Some(other) => bail!("{exporter} is {other:?}; it can be otlp or none"),
+    }
+    if setting("ENDPOINT").is_none() {
+        return Ok(false);
+    }
+    if let Some((name, protocol)) = setting("PROTOCOL").filter(|(_, it)| it != "http/protobuf") {
+        bail!(
+            "{name} is {protocol:?}, but Rouse exports by http/protobuf only: unset it, and use the endpoint of the collector for HTTP, \
+             usually port 4318"
+        );
+    }
+    if let Some((name, way)) = setting("COMPRESSION").filter(|(_, it)| it != "none") {
+        bail!("{name} is {way:?}, but Rouse exports without compression: unset it");
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(set: &[(&str, &str)]) -> Result<(bool, bool), String> {
+        let get = |name: &str| {
+            let found = set.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        let signals = signals(&get).map_err(|error| error.to_string())?;
+        Ok((signals.traces, signals.logs))
+    }
+
+    const ENDPOINT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318");
+
+    #[test]
+    fn nothing_is_exported_without_an_endpoint() {
+        assert_eq!(of(&[]), Ok((false, false)));
+        assert_eq!(of(&[("OTEL_TRACES_EXPORTER", "otlp")]), Ok((false, false)));
+        assert_eq!(
+            of(&[ENDPOINT, ("OTEL_SDK_DISABLED", "TRUE")]),
+            Ok((false, false))
+        );
+    }
+
+    #[test]
+    fn each_signal_can_have_an_endpoint_and_be_switched_off() {
+        assert_eq!(of(&[ENDPOINT]), Ok((true, true)));
+        assert_eq!(
+            of(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:1")]),
+            Ok((true, false))
+        );
+        assert_eq!(
+            of(&[ENDPOINT, ("OTEL_LOGS_EXPORTER", "none")]),
+            Ok((true, false))
+        );
+    }
+
+    #[test]
+    fn a_protocol_an_exporter_or_a_compression_that_there_is_not_is_refused() {
+        let refused = |name, value| of(&[ENDPOINT, (name, value)]).unwrap_err();
+        let grpc = refused("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+        assert!(
+            grpc.contains("http/protobuf only") && grpc.contains("4318"),
+            "{grpc}"
+        );
+        let traces = refused("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json");
+        assert!(
+            traces.starts_with("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"),
+            "{traces}"
+        );
+        assert_eq!(
+            refused("OTEL_TRACES_EXPORTER", "zipkin"),
+            "OTEL_TRACES_EXPORTER is \"zipkin\"; it can be otlp or none"
+        );
+        let gzip = refused("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip");
+        assert!(gzip.contains("without compression"), "{gzip}");
+        let http = of(&[ENDPOINT, ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")]);
+        assert_eq!(http, Ok((true, true)));
+    }
+}

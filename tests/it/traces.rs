@@ -1,0 +1,584 @@
+//! Traces of jobs, from their producer over their attempts to requests and children, as a collector receives them.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use opentelemetry_proto::tonic::trace::v1::{Span, status::StatusCode};
+use rouse::worker::Settings;
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use crate::support::collector::{Answer, Collector, attribute, text};
+use crate::support::database::refusal;
+use crate::support::web::web;
+use crate::support::worker::{
+    PATIENCE, TestWorker, cancel, ended, enqueue, enqueue_sql, guests_dir,
+};
+use crate::support::{Host, TestDb, rouse, scratch};
+
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+const PRODUCER: &str = "b7ad6b7169203331";
+
+/// The trace context of a producer whose trace is recorded.
+fn producer() -> String {
+    format!("00-{TRACE}-{PRODUCER}-01")
+}
+
+/// A host that exports to this collector.
+struct Traced {
+    host: Host,
+    collector: Collector,
+}
+
+impl Traced {
+    async fn start(db: &TestDb, answer: Answer, variables: &[(&str, &str)]) -> Self {
+        let collector = Collector::start(answer).await;
+        let mut command = serve(db);
+        command
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint())
+            .envs(variables.iter().copied());
+        let host = Host::spawn(command);
+        host.line(PATIENCE, |line| line.contains("worker started"));
+        Self { host, collector }
+    }
+
+    /// Ends the host, which sends what it has recorded.
+    fn stop(self) -> Collector {
+        self.host.signal(libc::SIGTERM);
+        let (status, output) = self.host.exit(PATIENCE);
+        assert!(status.success(), "{output}");
+        self.collector
+    }
+}
+
+/// A host with the grants that the guests here need.
+fn serve(db: &TestDb) -> Command {
+    let folder: PathBuf = scratch("traces");
+    let config = folder.join("rouse.toml");
+    let settings = format!(
+        "[[handlers.\"test.http.private\".http]]\n\
+         hosts = [\"localhost\"]\nschemes = [\"http\"]\nports = [{}]\nprivate = true\n\
+         [handlers.\"flow.*\"]\nenqueue = [\"flow.*\"]\n",
+        web().plain
+    );
+    std::fs::write(&config, settings).unwrap();
+    let mut command = rouse();
+    command
+        .args([
+            "serve",
+            "--http",
+            "off",
+            "--worker-id",
+            "traced",
+            "--handlers",
+        ])
+        .arg(guests_dir())
+        .arg("--config")
+        .arg(config)
+        .env("DATABASE_URL", db.url());
+    command
+}
+
+/// A request of the guest to this path.
+fn requests(path: &str) -> Value {
+    json!({"requests": [{"url": format!("http://localhost:{}{path}?secret=1", web().plain)}]})
+}
+
+/// The header of the request to this path.
+fn sent_traceparent(path: &str) -> Value {
+    web().seen(path).last().expect("a request")["headers"]["traceparent"].clone()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The spans of a job with this name, by their start.
+fn of_job(spans: &[Span], name: &str, job: i64) -> Vec<Span> {
+    let job = Some(job.to_string());
+    let is_of = |span: &&Span| {
+        span.name == name && attribute(&span.attributes, "messaging.message.id") == job
+    };
+    let mut found: Vec<Span> = spans.iter().filter(is_of).cloned().collect();
+    found.sort_by_key(|span| span.start_time_unix_nano);
+    found
+}
+
+fn one(mut spans: Vec<Span>) -> Span {
+    assert_eq!(spans.len(), 1, "{spans:#?}");
+    spans.remove(0)
+}
+
+fn below<'a>(spans: &'a [Span], parent: &Span) -> Vec<&'a Span> {
+    let is_below = |span: &&Span| span.parent_span_id == parent.span_id;
+    spans.iter().filter(is_below).collect()
+}
+
+async fn trace_of(client: &Client, id: i64) -> Option<String> {
+    let sql = "SELECT trace FROM rouse.jobs WHERE id = $1";
+    client.query_one(sql, &[&id]).await.unwrap().get(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trace_leads_from_the_producer_over_attempts_to_steps_requests_and_children() {
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    let traced = Traced::start(&db, Answer::Accept, &[]).await;
+
+    let transaction = client.transaction().await.unwrap();
+    let set = format!("SET LOCAL rouse.traceparent = '{}'", producer());
+    transaction.batch_execute(&set).await.unwrap();
+    let mut ids = Vec::new();
+    for (handler, payload) in [
+        ("test.http.private", requests("/traced")),
+        ("test.steps", json!({"between": "fail"})),
+        (
+            "flow.children",
+            json!({"jobs": [{"handler": "flow.children", "payload": {"jobs": []}}]}),
+        ),
+    ] {
+        let sql = "SELECT rouse.enqueue($1, $2, queue => 'shop', tenant => 'acme')";
+        let row = transaction
+            .query_one(sql, &[&handler, &payload])
+            .await
+            .unwrap();
+        ids.push(row.get::<_, i64>(0));
+    }
+    transaction.commit().await.unwrap();
+    let [requesting, stepping, parent] = ids[..] else {
+        unreachable!("there are three")
+    };
+    for id in ids {
+        ended(&client, id).await;
+    }
+    let children = "SELECT id FROM rouse.jobs WHERE parent = $1";
+    let child: i64 = client.query_one(children, &[&parent]).await.unwrap().get(0);
+    ended(&client, child).await;
+    let collector = traced.stop();
+    let spans = collector.spans();
+    let in_trace = spans.iter().all(|span| hex(&span.trace_id) == TRACE);
+    assert!(in_trace, "{spans:#?}");
+
+    // The enqueue is below the producer's span, and the attempt below the enqueue, and linked to it.
+    let enqueued = one(of_job(&spans, "enqueue test.http.private", requesting));
+    assert_eq!(hex(&enqueued.parent_span_id), PRODUCER);
+    assert_eq!(enqueued.kind(), SpanKind::Producer);
+    assert_eq!(enqueued.start_time_unix_nano, enqueued.end_time_unix_nano);
+    let attempt = one(of_job(&spans, "process test.http.private", requesting));
+    assert_eq!(attempt.kind(), SpanKind::Consumer);
+    assert_eq!(attempt.parent_span_id, enqueued.span_id);
+    assert_eq!(attempt.links[0].span_id, enqueued.span_id);
+    assert!(attempt.start_time_unix_nano > enqueued.start_time_unix_nano);
+    let said = |key: &str| attribute(&attempt.attributes, key).unwrap_or_default();
+    assert_eq!(said("messaging.system"), "rouse");
+    assert_eq!(said("messaging.destination.name"), "shop");
+    assert_eq!(said("messaging.operation.type"), "process");
+    assert_eq!(said("messaging.consumer.id"), "traced");
+    assert_eq!(said("rouse.tenant"), "acme");
+    assert_eq!(said("rouse.attempt"), "1");
+    assert_eq!(said("rouse.outcome"), "succeeded");
+
+    // The request is below the attempt, and the server gets its context; no query is recorded.
+    let [request] = below(&spans, &attempt)[..] else {
+        panic!("{spans:#?}")
+    };
+    assert_eq!(
+        (request.name.as_str(), request.kind()),
+        ("GET", SpanKind::Client)
+    );
+    let said = |key: &str| attribute(&request.attributes, key).unwrap_or_default();
+    assert_eq!(said("url.path"), "/traced");
+    assert_eq!(said("server.address"), "localhost");
+    assert_eq!(said("http.response.status_code"), "200");
+    let header = format!("00-{TRACE}-{}-01", hex(&request.span_id));
+    assert_eq!(sent_traceparent("/traced"), header);
+
+    // Both attempts are below the one enqueue; the second one has only the steps that the first one has not done.
+    let enqueued = one(of_job(&spans, "enqueue test.steps", stepping));
+    let attempts = of_job(&spans, "process test.steps", stepping);
+    let outcomes: Vec<_> = attempts
+        .iter()
+        .map(|span| {
+            assert_eq!(span.parent_span_id, enqueued.span_id);
+            attribute(&span.attributes, "rouse.outcome").unwrap()
+        })
+        .collect();
+    assert_eq!(outcomes, ["retried", "succeeded"]);
+    let failed = attempts[0].status.clone().unwrap();
+    assert_eq!(failed.code(), StatusCode::Error);
+    assert!(failed.message.contains("between the steps"), "{failed:?}");
+    let kind = attribute(&attempts[0].attributes, "error.type");
+    assert_eq!(kind.as_deref(), Some("guest_error"));
+    let steps = |attempt| {
+        let steps = below(&spans, attempt);
+        let name = |span: &&Span| attribute(&span.attributes, "rouse.step").unwrap();
+        steps.iter().map(name).collect::<Vec<_>>()
+    };
+    assert_eq!(steps(&attempts[0]).len(), 4, "{spans:#?}");
+    assert_eq!(steps(&attempts[1]), ["second"]);
+
+    // The enqueue of a child is below the attempt that has enqueued it.
+    let attempt = one(of_job(&spans, "process flow.children", parent));
+    let enqueued = one(of_job(&spans, "enqueue flow.children", child));
+    assert_eq!(enqueued.parent_span_id, attempt.span_id);
+    let below_it = one(of_job(&spans, "process flow.children", child));
+    assert_eq!(below_it.parent_span_id, enqueued.span_id);
+
+    let resources = collector.resources();
+    let name = attribute(&resources, "service.name");
+    assert_eq!(name.as_deref(), Some("rouse"));
+    let instance = attribute(&resources, "service.instance.id");
+    assert_eq!(instance.as_deref(), Some("traced"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_producer_has_no_trace_has_one_of_its_own_with_all_its_attempts_and_lines() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let variables = [("OTEL_SERVICE_NAME", "mail")];
+    let traced = Traced::start(&db, Answer::Accept, &variables).await;
+    let flaky = enqueue(&client, "test.flaky", json!({"fail_until": 1})).await;
+    let other = enqueue(&client, "noop", json!({"n": 1})).await;
+    let logging = enqueue(&client, "test.print", json!({"line": "hello"})).await;
+    for id in [flaky, other, logging] {
+        ended(&client, id).await;
+    }
+    assert_eq!(trace_of(&client, flaky).await, None);
+    let collector = traced.stop();
+    let spans = collector.spans();
+    let enqueued = one(of_job(&spans, "enqueue test.flaky", flaky));
+    assert_eq!(hex(&enqueued.parent_span_id), "");
+    let attempts = of_job(&spans, "process test.flaky", flaky);
+    assert_eq!(attempts.len(), 2);
+    for attempt in &attempts {
+        assert_eq!(attempt.trace_id, enqueued.trace_id);
+    }
+    let of_other = one(of_job(&spans, "process noop", other));
+    assert_ne!(of_other.trace_id, enqueued.trace_id);
+    let name = attribute(&collector.resources(), "service.name");
+    assert_eq!(name.as_deref(), Some("mail"));
+
+    let attempt = one(of_job(&spans, "process test.print", logging));
+    let lines = collector.lines();
+    let lines: Vec<_> = lines
+        .iter()
+        .filter(|line| attribute(&line.attributes, "rouse.job.id") == Some(logging.to_string()))
+        .collect();
+    assert!(!lines.is_empty(), "{:#?}", collector.lines());
+    for line in &lines {
+        assert_eq!(line.trace_id, attempt.trace_id);
+        assert_eq!(line.span_id, attempt.span_id);
+        assert!(!line.severity_text.is_empty());
+        assert!(!text(line.body.as_ref().unwrap()).is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sampler_drops_jobs_without_a_trace_and_follows_the_decision_of_producers() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let variables = [("OTEL_TRACES_SAMPLER", "parentbased_always_off")];
+    let traced = Traced::start(&db, Answer::Accept, &variables).await;
+    let unsampled = producer().replace("-01", "-00");
+    let enqueue_in = async |path: &str, trace: Option<String>| -> i64 {
+        let sql = "SELECT rouse.enqueue('test.http.private', $1, trace => $2)";
+        let row = client.query_one(sql, &[&requests(path), &trace]).await;
+        row.unwrap().get(0)
+    };
+    let without = enqueue_in("/sampled/without", None).await;
+    let dropped = enqueue_in("/sampled/dropped", Some(unsampled.clone())).await;
+    let recorded = enqueue_in("/sampled/recorded", Some(producer())).await;
+    for id in [without, dropped, recorded] {
+        ended(&client, id).await;
+    }
+    let spans = traced.stop().spans();
+    let names: Vec<_> = spans.iter().map(|span| span.name.as_str()).collect();
+    assert_eq!(names.len(), 3, "{names:?}");
+    one(of_job(&spans, "process test.http.private", recorded));
+    // The decision reaches the server.
+    assert_eq!(sent_traceparent("/sampled/dropped"), unsampled);
+    let sent = sent_traceparent("/sampled/without");
+    assert!(sent.as_str().unwrap().ends_with("-00"), "{sent}");
+}
+
+#[tokio::test]
+async fn without_an_endpoint_the_context_of_the_producer_is_passed_on_unchanged() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let host = Host::spawn(serve(&db));
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    let sql = "SELECT rouse.enqueue('test.http.private', $1, trace => $2)";
+    let args = (requests("/untraced"), producer());
+    let row = client.query_one(sql, &[&args.0, &args.1]).await.unwrap();
+    let id: i64 = row.get(0);
+    let jobs = json!({"jobs": [
+        {"handler": "flow.children", "payload": {"jobs": []}},
+        {"handler": "flow.children", "payload": {"jobs": []}, "queue": "other"},
+    ]});
+    let sql = "SELECT rouse.enqueue('flow.children', $1, trace => $2)";
+    let row = client.query_one(sql, &[&jobs, &args.1]).await.unwrap();
+    let parent: i64 = row.get(0);
+    let plain = enqueue(&client, "test.http.private", requests("/plain")).await;
+    for id in [id, parent, plain] {
+        ended(&client, id).await;
+    }
+    assert_eq!(sent_traceparent("/untraced"), producer());
+    assert_eq!(sent_traceparent("/plain"), Value::Null);
+    let rows = client
+        .query("SELECT trace FROM rouse.jobs WHERE parent = $1", &[&parent])
+        .await
+        .unwrap();
+    let traces: Vec<Option<String>> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(traces, [Some(producer()), Some(producer())]);
+    host.signal(libc::SIGTERM);
+    let (status, output) = host.exit(PATIENCE);
+    assert!(status.success(), "{output}");
+}
+
+#[tokio::test]
+async fn a_guest_can_send_a_trace_context_of_its_own() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let host = Host::spawn(serve(&db));
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    let mut payload = requests("/own");
+    payload["requests"][0]["headers"] = json!({"traceparent": "its own"});
+    let sql = "SELECT rouse.enqueue('test.http.private', $1, trace => $2)";
+    let row = client
+        .query_one(sql, &[&payload, &producer()])
+        .await
+        .unwrap();
+    ended(&client, row.get(0)).await;
+    assert_eq!(sent_traceparent("/own"), "its own");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_is_one_span_that_links_to_each_of_its_jobs() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let traced = Traced::start(&db, Answer::Accept, &[]).await;
+    let sql =
+        "SELECT * FROM rouse.enqueue_many('batch.any', ARRAY['{}', '{}', '{}', '{}']::jsonb[])";
+    let ids: Vec<i64> = client
+        .query(sql, &[])
+        .await
+        .unwrap()
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    for id in &ids {
+        ended(&client, *id).await;
+    }
+    let spans = traced.stop().spans();
+    let batch = one(of_job(&spans, "process batch.any", ids[0]));
+    let count = attribute(&batch.attributes, "messaging.batch.message_count");
+    assert_eq!(count.as_deref(), Some("4"), "{spans:#?}");
+    let linked: Vec<_> = batch.links[1..]
+        .iter()
+        .map(|link| attribute(&link.attributes, "messaging.message.id").unwrap())
+        .collect();
+    let others: Vec<_> = ids[1..].iter().map(ToString::to_string).collect();
+    assert_eq!(linked, others);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_whose_job_is_cancelled_has_a_span_that_says_so() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let traced = Traced::start(
+        &db,
+        Answer::Accept,
+        &[("ROUSE_LOG", "info,rouse::job=debug")],
+    )
+    .await;
+    let id = enqueue(&client, "test.wait-abort", json!({})).await;
+    traced.host.line(PATIENCE, |line| {
+        line.contains("started") && line.contains(&format!("job.id={id}"))
+    });
+    cancel(&client, id).await;
+    traced.host.line(PATIENCE, |line| line.contains("dropped"));
+    let spans = traced.stop().spans();
+    let attempt = one(of_job(&spans, "process test.wait-abort", id));
+    let said = |key: &str| attribute(&attempt.attributes, key).unwrap_or_default();
+    assert_eq!(
+        (said("rouse.outcome"), said("error.type")),
+        ("dropped".into(), "cancelled".into())
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collector_that_never_answers_delays_neither_jobs_nor_the_end_of_the_host() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let variables = [
+        ("OTEL_BSP_SCHEDULE_DELAY", "50"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "64"),
+    ];
+    let traced = Traced::start(&db, Answer::Hang, &variables).await;
+    for n in 0..300 {
+        enqueue(&client, "noop", json!({"n": n})).await;
+    }
+    let last = enqueue(&client, "noop", json!({"n": 300})).await;
+    ended(&client, last).await;
+    while traced.collector.requests() == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let since = Instant::now();
+    let collector = traced.stop();
+    // Each of the two signals has five seconds.
+    assert!(
+        since.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        since.elapsed()
+    );
+    assert!(collector.spans().is_empty());
+}
+
+#[tokio::test]
+async fn wrong_settings_of_the_exporters_end_the_host_with_an_error() {
+    let db = TestDb::new().await;
+    for (name, value, said) in [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "http/protobuf only"),
+        (
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+            "not a URL",
+            "set up the export of traces",
+        ),
+    ] {
+        let mut command = serve(&db);
+        command
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+            .env(name, value);
+        let (status, output) = Host::spawn(command).exit(PATIENCE);
+        assert!(!status.success() && output.contains(said), "{output}");
+    }
+}
+
+#[tokio::test]
+async fn every_function_that_enqueues_keeps_the_trace_and_a_retry_has_it_too() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let given = producer();
+    let (large, arg) = ("x".repeat(5000), format!("trace => '{given}'"));
+    for call in [
+        format!("SELECT rouse.enqueue('noop', {arg})"),
+        format!("SELECT rouse.enqueue('noop', unique_key => 'a', {arg})"),
+        format!("SELECT rouse.enqueue('noop', '\"{large}\"', {arg})"),
+        format!("SELECT rouse.enqueue('new.handler', tenant => 't', timeout => '5s', {arg})"),
+        format!("SELECT id FROM rouse.enqueue_unique('noop', 'b', {arg})"),
+        format!("SELECT * FROM rouse.enqueue_many('noop', ARRAY['1']::jsonb[], {arg})"),
+    ] {
+        let id: i64 = client.query_one(&call, &[]).await.unwrap().get(0);
+        assert_eq!(
+            trace_of(&client, id).await.as_deref(),
+            Some(&*given),
+            "{call}"
+        );
+    }
+    let set = format!("SET rouse.traceparent = '{given}'");
+    client.batch_execute(&set).await.unwrap();
+    let flow = "SELECT rouse.enqueue_flow('f', '[{\"name\": \"a\", \"handler\": \"noop\"}]')";
+    for call in [
+        "SELECT rouse.enqueue('noop')".to_owned(),
+        "SELECT * FROM rouse.enqueue_many('noop', ARRAY['1']::jsonb[])".to_owned(),
+        format!("SELECT id FROM rouse.jobs WHERE flow = ({flow})"),
+    ] {
+        if call.contains("flow") {
+            continue;
+        }
+        let id: i64 = client.query_one(&call, &[]).await.unwrap().get(0);
+        assert_eq!(
+            trace_of(&client, id).await.as_deref(),
+            Some(&*given),
+            "{call}"
+        );
+    }
+    let flow: i64 = client.query_one(flow, &[]).await.unwrap().get(0);
+    let sql = "SELECT trace FROM rouse.job WHERE flow = $1";
+    let trace: Option<String> = client.query_one(sql, &[&flow]).await.unwrap().get(0);
+    assert_eq!(trace.as_deref(), Some(&*given));
+
+    // Instrumentation must not fail what it observes, and an argument is more than a setting.
+    client
+        .batch_execute("SET rouse.traceparent = 'rubbish'")
+        .await
+        .unwrap();
+    let id = enqueue_sql(&client, "'noop'").await;
+    assert_eq!(trace_of(&client, id).await, None);
+    let id = enqueue_sql(&client, &format!("'noop', {arg}")).await;
+    assert_eq!(trace_of(&client, id).await.as_deref(), Some(&*given));
+    client
+        .batch_execute("RESET rouse.traceparent")
+        .await
+        .unwrap();
+    for call in [
+        "rouse.enqueue('noop', trace => 'rubbish')",
+        "rouse.enqueue('noop', trace => '')",
+        "rouse.enqueue_unique('noop', 'c', trace => '00-0-0-0')",
+        "rouse.enqueue_many('noop', ARRAY['1']::jsonb[], trace => '00-')",
+    ] {
+        let refused = refusal(&client, &format!("SELECT {call}")).await;
+        assert!(
+            refused.contains("trace must be a W3C traceparent"),
+            "{refused}"
+        );
+    }
+
+    client
+        .execute("SELECT rouse.cancel($1)", &[&id])
+        .await
+        .unwrap();
+    let again: i64 = client
+        .query_one("SELECT id FROM rouse.retry($1)", &[&id])
+        .await
+        .unwrap()
+        .get(0);
+    assert_ne!(again, id);
+    assert_eq!(trace_of(&client, again).await.as_deref(), Some(&*given));
+}
+
+#[tokio::test]
+async fn rouse_enqueue_takes_the_trace_of_its_environment() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let enqueued = |variable: &str, args: &[&str]| {
+        let output = rouse()
+            .args(["enqueue", "noop"])
+            .args(args)
+            .env("DATABASE_URL", db.url())
+            .env("TRACEPARENT", variable)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        text.parse::<i64>()
+            .map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let other = producer().replace("-01", "-00");
+    let id = enqueued(&producer(), &[]).unwrap();
+    assert_eq!(trace_of(&client, id).await, Some(producer()));
+    let id = enqueued(&producer(), &["--trace", &other]).unwrap();
+    assert_eq!(trace_of(&client, id).await, Some(other));
+    let id = enqueued("", &[]).unwrap();
+    assert_eq!(trace_of(&client, id).await, None);
+    let refused = enqueued("", &["--trace", "rubbish"]).unwrap_err();
+    assert!(
+        refused.contains("trace must be a W3C traceparent"),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
+async fn a_trace_counts_for_the_size_of_a_claim() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let sql = format!("'noop', '1', trace => '{}'", producer());
+    let id = enqueue_sql(&client, &sql).await;
+    let sql = "SELECT bytes FROM rouse.job WHERE id = $1";
+    let bytes: i32 = client.query_one(sql, &[&id]).await.unwrap().get(0);
+    assert_eq!(bytes, 1 + 55);
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    ended(&client, id).await;
+    worker.drain().await;
+}
