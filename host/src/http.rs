@@ -19,7 +19,7 @@ use std::{future::Future, io, net::SocketAddr, time::Duration};
 use axum::{
     Json, Router,
     extract::{DefaultBodyLimit, State},
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     middleware,
     response::IntoResponse,
     routing::{get, post},
@@ -161,7 +161,9 @@ async fn readyz(State(pages): State<Pages>) -> impl IntoResponse {
     (status, Json(report))
 }
 
-async fn metrics_page(State(pages): State<Pages>) -> impl IntoResponse {
-    let kind = "text/plain; version=0.0.4; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], pages.metrics.render())
+async fn metrics_page(State(pages): State<Pages>, headers: HeaderMap) -> impl IntoResponse {
+    let accept = headers.get(header::ACCEPT);
+    let accept = accept.and_then(|accept| accept.to_str().ok());
+    let (kind, page) = pages.metrics.render(accept);
+    ([(header::CONTENT_TYPE, kind)], page)
 }

@@ -1,8 +1,11 @@
 //! Logs on stderr: readable lines, or JSON for machines.
 
+use std::io;
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
 
 use anstream::{AutoStream, ColorChoice};
+use indicatif::ProgressBar;
 use tracing_subscriber::layer::{Layer, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Registry, fmt};
@@ -65,7 +68,7 @@ pub fn init(
 ) -> Result<(), TelemetryError> {
     let filter = parse(filter)?;
     let lines = fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(|| Stderr)
         // The reader may be gone. An error about that would go to the same stream, and would panic in the task that
         // logs.
         .log_internal_errors(false)
@@ -78,6 +81,40 @@ pub fn init(
     // It fails only if logging is already set up, and then that setup stays.
     drop::<Result<(), _>>(result);
     Ok(())
+}
+
+/// The line at the bottom of the terminal.
+static BOTTOM: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Keeps this line at the bottom of the terminal, below log lines and whatever is written [`above`] it. `None`: none.
+pub fn keep_below(line: Option<ProgressBar>) {
+    *BOTTOM.lock().unwrap_or_else(PoisonError::into_inner) = line;
+}
+
+/// Writes something to the terminal, above the line at its bottom.
+pub fn above<T>(write: impl FnOnce() -> T) -> T {
+    let line = BOTTOM
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone();
+    match line {
+        Some(line) => line.suspend(write),
+        None => write(),
+    }
+}
+
+/// Standard error, [`above`] the line at the bottom. Each event is one write.
+struct Stderr;
+
+impl io::Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        above(|| io::stderr().write_all(bytes))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {

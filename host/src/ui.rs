@@ -61,6 +61,8 @@ pub struct Look {
     pub instance: String,
     /// Its colour, as `#rrggbb`; empty: none.
     pub colour: String,
+    /// The address of a trace in another program, with `{trace}` for its id; empty: none.
+    pub trace_url: String,
     /// The path before [`PATH`] in the addresses that browsers see, for instance `/ops`; empty: nothing.
     pub prefix: String,
 }
@@ -158,6 +160,7 @@ impl Ui {
             base: self.base(),
             instance: self.look.instance.clone(),
             colour: self.look.colour.clone(),
+            trace_url: self.look.trace_url.clone(),
             role: reader.role,
             reader: reader.name.clone(),
             csrf: self.access.form_token(reader),

@@ -25,6 +25,7 @@ mod declared_gates;
 mod direct;
 mod effects;
 mod events;
+mod exemplars;
 mod fairness;
 mod heartbeat;
 mod journal;
@@ -69,6 +70,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
 
+pub use exemplars::{Exemplar, Exemplars};
 pub use meters::{OutcomeCounts, OutcomeLabel};
 pub use middleware::{AttemptInfo, Middleware, Next, Running};
 pub use policy::{Override, Overrides, Policy};
@@ -229,6 +231,8 @@ pub struct Health {
     pub metrics_read: Arc<Notify>,
     /// Learns of jobs that have ended on this host.
     pub ends: Ends,
+    /// Gets the traces of attempts.
+    pub exemplars: Exemplars,
 }
 
 /// Runs a worker until `stop`. Returns when all outcomes are settled and the worker is unregistered.

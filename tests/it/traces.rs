@@ -1,6 +1,6 @@
 //! Traces of jobs, from their producer over their attempts to requests and children, as a collector receives them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -8,15 +8,17 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::{Span, status::StatusCode};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio_postgres::Client;
 
 use crate::support::collector::{Answer, Collector, attribute, text};
 use crate::support::database::refusal;
 use crate::support::web::web;
 use crate::support::worker::{
-    PATIENCE, TestWorker, cancel, ended, enqueue, enqueue_sql, guests_dir,
+    PATIENCE, TestWorker, cancel, ended, enqueue, enqueue_sql, guests_dir, until_true,
 };
-use crate::support::{Host, TestDb, rouse, scratch};
+use crate::support::{Host, TestDb, free_port, rouse, scratch, skip};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PRODUCER: &str = "b7ad6b7169203331";
@@ -34,8 +36,15 @@ struct Traced {
 
 impl Traced {
     async fn start(db: &TestDb, answer: Answer, variables: &[(&str, &str)]) -> Self {
+        Self::start_at(db, answer, "off", variables).await
+    }
+
+    async fn start_at(db: &TestDb, answer: Answer, http: &str, variables: &[(&str, &str)]) -> Self {
+        Self::start_as(serve(db, http), answer, variables).await
+    }
+
+    async fn start_as(mut command: Command, answer: Answer, variables: &[(&str, &str)]) -> Self {
         let collector = Collector::start(answer).await;
-        let mut command = serve(db);
         command
             .env("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint())
             .envs(variables.iter().copied());
@@ -54,7 +63,7 @@ impl Traced {
 }
 
 /// A host with the grants that the guests here need.
-fn serve(db: &TestDb) -> Command {
+fn serve(db: &TestDb, http: &str) -> Command {
     let folder: PathBuf = scratch("traces");
     let config = folder.join("rouse.toml");
     let settings = format!(
@@ -64,17 +73,21 @@ fn serve(db: &TestDb) -> Command {
         web().plain
     );
     std::fs::write(&config, settings).unwrap();
+    serve_from(db, http, &guests_dir(), &config)
+}
+
+fn serve_from(db: &TestDb, http: &str, handlers: &Path, config: &Path) -> Command {
     let mut command = rouse();
     command
         .args([
             "serve",
             "--http",
-            "off",
+            http,
             "--worker-id",
             "traced",
             "--handlers",
         ])
-        .arg(guests_dir())
+        .arg(handlers)
         .arg("--config")
         .arg(config)
         .env("DATABASE_URL", db.url());
@@ -307,7 +320,7 @@ async fn a_sampler_drops_jobs_without_a_trace_and_follows_the_decision_of_produc
 async fn without_an_endpoint_the_context_of_the_producer_is_passed_on_unchanged() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let host = Host::spawn(serve(&db));
+    let host = Host::spawn(serve(&db, "off"));
     host.line(PATIENCE, |line| line.contains("worker started"));
     let sql = "SELECT rouse.enqueue('test.http.private', $1, trace => $2)";
     let args = (requests("/untraced"), producer());
@@ -341,7 +354,7 @@ async fn without_an_endpoint_the_context_of_the_producer_is_passed_on_unchanged(
 async fn a_guest_can_send_a_trace_context_of_its_own() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let host = Host::spawn(serve(&db));
+    let host = Host::spawn(serve(&db, "off"));
     host.line(PATIENCE, |line| line.contains("worker started"));
     let mut payload = requests("/own");
     payload["requests"][0]["headers"] = json!({"traceparent": "its own"});
@@ -358,7 +371,16 @@ async fn a_guest_can_send_a_trace_context_of_its_own() {
 async fn a_batch_is_one_span_that_links_to_each_of_its_jobs() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let traced = Traced::start(&db, Answer::Accept, &[]).await;
+    let config = scratch("traces").join("rouse.toml");
+    std::fs::write(&config, "").unwrap();
+    let batches = guests_dir().with_file_name("batch");
+    let command = serve_from(&db, "off", &batches, &config);
+    let traced = Traced::start_as(command, Answer::Accept, &[]).await;
+    until_true(
+        &client,
+        "SELECT EXISTS (SELECT FROM rouse.gate WHERE name = 'batch.any/batch')",
+    )
+    .await;
     let sql =
         "SELECT * FROM rouse.enqueue_many('batch.any', ARRAY['{}', '{}', '{}', '{}']::jsonb[])";
     let ids: Vec<i64> = client
@@ -447,7 +469,7 @@ async fn wrong_settings_of_the_exporters_end_the_host_with_an_error() {
             "set up the export of traces",
         ),
     ] {
-        let mut command = serve(&db);
+        let mut command = serve(&db, "off");
         command
             .env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
             .env(name, value);
@@ -479,22 +501,18 @@ async fn every_function_that_enqueues_keeps_the_trace_and_a_retry_has_it_too() {
     }
     let set = format!("SET rouse.traceparent = '{given}'");
     client.batch_execute(&set).await.unwrap();
-    let flow = "SELECT rouse.enqueue_flow('f', '[{\"name\": \"a\", \"handler\": \"noop\"}]')";
     for call in [
-        "SELECT rouse.enqueue('noop')".to_owned(),
-        "SELECT * FROM rouse.enqueue_many('noop', ARRAY['1']::jsonb[])".to_owned(),
-        format!("SELECT id FROM rouse.jobs WHERE flow = ({flow})"),
+        "SELECT rouse.enqueue('noop')",
+        "SELECT * FROM rouse.enqueue_many('noop', ARRAY['1']::jsonb[])",
     ] {
-        if call.contains("flow") {
-            continue;
-        }
-        let id: i64 = client.query_one(&call, &[]).await.unwrap().get(0);
+        let id: i64 = client.query_one(call, &[]).await.unwrap().get(0);
         assert_eq!(
             trace_of(&client, id).await.as_deref(),
             Some(&*given),
             "{call}"
         );
     }
+    let flow = "SELECT rouse.enqueue_flow('[{\"name\": \"a\", \"handler\": \"noop\"}]')";
     let flow: i64 = client.query_one(flow, &[]).await.unwrap().get(0);
     let sql = "SELECT trace FROM rouse.job WHERE flow = $1";
     let trace: Option<String> = client.query_one(sql, &[&flow]).await.unwrap().get(0);
@@ -531,7 +549,7 @@ async fn every_function_that_enqueues_keeps_the_trace_and_a_retry_has_it_too() {
         .await
         .unwrap();
     let again: i64 = client
-        .query_one("SELECT id FROM rouse.retry($1)", &[&id])
+        .query_one("SELECT rouse.retry($1)", &[&id])
         .await
         .unwrap()
         .get(0);
@@ -567,6 +585,80 @@ async fn rouse_enqueue_takes_the_trace_of_its_environment() {
         refused.contains("trace must be a W3C traceparent"),
         "{refused}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prometheus_stores_the_traces_of_attempts_as_exemplars() {
+    if Command::new("prometheus")
+        .arg("--version")
+        .output()
+        .is_err()
+    {
+        skip("there is no prometheus on this machine (apt-get install prometheus)");
+        return;
+    }
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (host, own) = (free_port(), free_port());
+    let traced = Traced::start_at(&db, Answer::Accept, &format!("127.0.0.1:{host}"), &[]).await;
+    let sql = "SELECT rouse.enqueue('noop', '{\"n\": 1}', trace => $1)";
+    let id: i64 = client.query_one(sql, &[&producer()]).await.unwrap().get(0);
+    ended(&client, id).await;
+
+    let folder = scratch("prometheus");
+    let config = folder.join("prometheus.yml");
+    let scrapes = format!(
+        "scrape_configs:\n- job_name: rouse\n  scrape_interval: 1s\n  scrape_timeout: 1s\n\
+         \x20 static_configs:\n  - targets: ['127.0.0.1:{host}']\n"
+    );
+    std::fs::write(&config, scrapes).unwrap();
+    let mut command = Command::new("prometheus");
+    command
+        .arg(format!("--config.file={}", config.display()))
+        .arg(format!(
+            "--storage.tsdb.path={}",
+            folder.join("data").display()
+        ))
+        .arg(format!("--web.listen-address=127.0.0.1:{own}"))
+        .arg("--enable-feature=exemplar-storage");
+    let prometheus = Host::spawn(command);
+    let until = Instant::now() + PATIENCE;
+    let exemplars =
+        "/api/v1/query_exemplars?query=rouse_attempt_seconds_bucket&start=0&end=9999999999";
+    let found = loop {
+        // It is still starting, or has not scraped yet.
+        let found = answer(own, exemplars).await.unwrap_or_default();
+        if found["data"].as_array().is_some_and(|it| !it.is_empty()) {
+            break found;
+        }
+        assert!(Instant::now() < until, "{found}\n{}", prometheus.output());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    let series = &found["data"][0];
+    assert_eq!(series["seriesLabels"]["handler"], "noop", "{found}");
+    assert_eq!(
+        series["exemplars"][0]["labels"]["trace_id"], TRACE,
+        "{found}"
+    );
+    // The names of counters are the same in both formats.
+    let count = answer(own, "/api/v1/query?query=rouse_attempts_total")
+        .await
+        .unwrap();
+    let metric = &count["data"]["result"][0];
+    assert_eq!(metric["metric"]["handler"], "noop", "{count}");
+    prometheus.signal(libc::SIGTERM);
+    prometheus.exit(PATIENCE);
+    traced.stop();
+}
+
+/// The JSON that a program on this port answers.
+async fn answer(port: u16, path: &str) -> Option<Value> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+    let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.ok()?;
+    serde_json::from_str(text.split_once("\r\n\r\n")?.1).ok()
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! `cargo xtask demo`: a complete run for newcomers to watch, from the build to the end of all processes.
 
-mod jobs;
+pub(crate) mod jobs;
 mod report;
 
 use std::fs;

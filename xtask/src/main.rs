@@ -10,6 +10,8 @@ mod fuzz;
 
 mod package;
 
+mod pictures;
+
 mod program;
 
 mod tool;
@@ -69,6 +71,8 @@ enum Command {
         cargo xtask package                  a release: compiles everything once more, with link-time optimisation\n  \
         cargo xtask package --profile dev    packages the binary of the tests in seconds, to try the package")]
     Package(package::Options),
+    /// Take the pictures of the README with a headless chromium
+    Pictures,
     /// Run benchmarks, each on a private Postgres with fsync on; `cargo xtask bench --help` lists them
     #[command(disable_help_flag = true)]
     Bench(program::Arguments),
@@ -113,6 +117,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             println!("{placed}");
         }
         Command::Package(options) => package::run(&workspace, &options)?,
+        Command::Pictures => pictures::run(&workspace)?,
         Command::Bench(arguments) => return arguments.exec(&workspace, "rouse-bench"),
         Command::Chaos(arguments) => return arguments.exec(&workspace, "rouse-chaos"),
         Command::Simulate(arguments) => return arguments.exec(&workspace, "rouse-simulate"),

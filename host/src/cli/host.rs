@@ -329,6 +329,7 @@ impl Host {
         tokio::spawn(async move { metrics.run_upkeep().await });
         let health = databases.is_some().then(|| Health {
             metrics_read: self.metrics.scraped(),
+            exemplars: self.metrics.exemplars(),
             ..Health::default()
         });
         let readiness = readiness(health.as_ref(), &self.catalog, &stop);

@@ -103,11 +103,30 @@ impl Environment {
         ),
         Entry::new("ROUSE_UI_COLOUR", "such as `#c2410c`", "none", "Its colour"),
         Entry::new(
+            "ROUSE_UI_TRACE_URL",
+            "a URL with `{trace}`",
+            "none",
+            "The address of a [trace](../guides/traces.md), to which the pages of jobs link",
+        ),
+        Entry::new(
             "ROUSE_UI_PREFIX",
             "a path such as `/ops`",
             "none",
             "The path that a proxy adds before `/ui`",
         ),
+        Entry::new(
+            "OTEL_*",
+            "as for OpenTelemetry",
+            "nothing is exported",
+            "`OTEL_EXPORTER_OTLP_ENDPOINT` exports traces and the logs of guests; the [guide](../guides/traces.md#settings) lists the others",
+        ),
+        Entry::new(
+            "TRACEPARENT",
+            "a W3C traceparent",
+            "none",
+            "The trace of the jobs of `rouse enqueue`",
+        )
+        .overridden_by(&["--trace"]),
         Entry::new(
             "ROUSE_CACHE_DIR",
             "a path",

@@ -1,6 +1,7 @@
 //! All counters, as Prometheus text.
 
 mod helps;
+mod open;
 
 use std::{
     convert::Infallible,
@@ -11,6 +12,8 @@ use std::{
 use metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::{sync::Notify, time};
+
+use crate::worker::Exemplars;
 
 /// Upper bounds of the histograms whose name ends in `_seconds`: from a warm call of a small
 /// handler to the longest attempts. Buckets, not quantiles, because buckets of several hosts add up.
@@ -27,6 +30,7 @@ const UPKEEP_EVERY: Duration = Duration::from_secs(1);
 pub struct Metrics {
     handle: PrometheusHandle,
     scraped: Arc<Notify>,
+    exemplars: Exemplars,
 }
 
 /// Installs the recorder of this process. A second call returns the same metrics.
@@ -47,15 +51,26 @@ pub fn install_metrics() -> Result<Metrics, BuildError> {
     let metrics = Metrics {
         handle,
         scraped: Arc::default(),
+        exemplars: Exemplars::new(&SECONDS),
     };
     Ok(installed.insert(metrics).clone())
 }
 
 impl Metrics {
-    /// All metrics in Prometheus' text format.
-    pub fn render(&self) -> String {
+    /// All metrics, with the media type of their format: OpenMetrics with exemplars if the `Accept` header names it,
+    /// otherwise Prometheus' text format.
+    pub fn render(&self, accept: Option<&str>) -> (&'static str, String) {
         self.scraped.notify_one();
-        self.handle.render()
+        let text = self.handle.render();
+        match accept.is_some_and(open::is_accepted) {
+            true => (open::MEDIA_TYPE, open::from_text(&text, &self.exemplars)),
+            false => ("text/plain; version=0.0.4; charset=utf-8", text),
+        }
+    }
+
+    /// The exemplars of attempts, which workers record.
+    pub fn exemplars(&self) -> Exemplars {
+        self.exemplars.clone()
     }
 
     /// Notified at each scrape. Expensive metrics are computed then, for the next scrape.

@@ -23,6 +23,7 @@ use super::Shared;
 use super::claim::{Claim, HostLimit};
 use super::effects::{self, Success};
 use super::events::{self, EventContext};
+use super::exemplars::Exemplar;
 use super::journal::AttemptJournal;
 use super::leases::StartedAttempt;
 use super::meters::{HandlerMeters, Meters, OutcomeLabel};
@@ -140,7 +141,7 @@ async fn run_started(shared: &Arc<Shared>, mut claim: Claim, started: Started) -
         abort.clone(),
         Some(journal.clone()),
     );
-    let run = run_in_sandbox(shared, &claim, &started, abort, run).await;
+    let run = run_in_sandbox(shared, &claim, &started, (abort, &trace), run).await;
     let Terms {
         handler, policy, ..
     } = &started.terms;
@@ -320,7 +321,7 @@ async fn run_in_sandbox(
     shared: &Shared,
     claim: &Claim,
     started: &Started,
-    abort: &AbortHandle,
+    (abort, trace): (&AbortHandle, &AttemptTrace),
     run: impl Future<Output = Run> + Send,
 ) -> Run {
     let Started {
@@ -356,6 +357,14 @@ async fn run_in_sandbox(
         events::aborted(context, *reason, took);
     }
     meters.seconds.record(run.wall.as_secs_f64());
+    if let Some(trace_id) = trace.recorded_id() {
+        let exemplar = Exemplar {
+            trace_id,
+            seconds: run.wall.as_secs_f64(),
+            at: SystemTime::now(),
+        };
+        shared.health.exemplars.record(&meters.handler, exemplar);
+    }
     shared.presence.tally.ran(run.wall);
     run
 }

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use serde_json::{Value, json};
 
 use crate::support::worker::{PATIENCE, ended, enqueue};
-use crate::support::{Host, Ran, folder, scratch};
+use crate::support::{Host, Ran, folder, on_terminal_until, scratch};
 
 #[test]
 fn handlers_show_uses_the_handlers_folder_of_a_running_dev() {
@@ -48,6 +48,34 @@ fn handlers_show_uses_the_handlers_folder_of_a_running_dev() {
     // The folder is not served any more.
     let gone = Ran::of(&mut rouse(&["handlers"]));
     gone.exits(1).prints("there is no folder handlers-wasm");
+}
+
+#[test]
+fn dev_keeps_a_summary_below_the_lines_of_jobs_on_a_terminal() {
+    let folder = folder("", &["noop.wasm"]);
+    let rouse = |args: &[&str]| {
+        let mut command = crate::support::command_without_database(args, &folder);
+        command.env_remove("ROUSE_DATA_DIR");
+        command
+    };
+    let dev = rouse(&["dev", "--http", "off"]);
+    let watched = std::thread::spawn(move || on_terminal_until(dev, "0 running · 1 succeeded"));
+    let until = std::time::Instant::now() + PATIENCE;
+    // It is refused until the database runs.
+    while !rouse(&["enqueue", "noop"])
+        .output()
+        .unwrap()
+        .status
+        .success()
+    {
+        assert!(std::time::Instant::now() < until);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let written = watched.join().unwrap();
+    let line = written.find("job 1  noop  ").expect("the line of the job");
+    let summary = written.find("0 running · 1 succeeded").unwrap();
+    assert!(line < summary, "{written}");
+    assert!(written.contains("ready:"), "{written}");
 }
 
 #[tokio::test]

@@ -197,6 +197,7 @@ fn facts(chrome: &Chrome, record: &Value, now: f64) -> Markup {
             (row("Timeout", html! { @if let Some(timeout) = milliseconds(&record["timeout_ms"]) { (timeout) } }))
             (row("Has to end by", time("deadline_at")))
             (row("Grants", html! { @if !record["grants"].is_null() { code { (cells::plain(&record["grants"])) } } }))
+            (row("Trace", trace(chrome, cells::text(record, "trace"))))
             (row("Enqueued", time("requested_at")))
             (row("Due", time("available_at")))
             (row("Claimed", time("claimed_at")))
@@ -204,6 +205,18 @@ fn facts(chrome: &Chrome, record: &Value, now: f64) -> Markup {
             (row("Started", time("started_at")))
             (row("Ended", time("finished_at")))
             (row("Used", usage(&record["usage"])))
+        }
+    }
+}
+
+/// The id of a trace, as a link if there is an address for it.
+fn trace(chrome: &Chrome, traceparent: &str) -> Markup {
+    let id = traceparent.split('-').nth(1).unwrap_or_default();
+    html! {
+        @if chrome.trace_url.is_empty() || id.is_empty() {
+            code { (harmless::line(id)) }
+        } @else {
+            a href=(chrome.trace_url.replace("{trace}", &chrome.encoded(id))) rel="noreferrer" { code { (harmless::line(id)) } }
         }
     }
 }

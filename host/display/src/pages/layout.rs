@@ -94,6 +94,8 @@ pub struct Chrome {
     pub can_sign_out: bool,
     /// Changes with each build, so that browsers read the new style and script.
     pub version: String,
+    /// The address of a trace, with `{trace}` for its id; empty: none.
+    pub trace_url: String,
     /// The result of the last action.
     pub notice: Option<Notice>,
 }

@@ -1,9 +1,11 @@
 //! Prints a line for each ended attempt of a `rouse dev`, from the events of [`rouse::job`](crate::worker). Under load,
-//! only the first attempts of each second get a line, and one more line counts the others.
+//! only the first attempts of each second get a line, and one more line counts the others. On a terminal, the last line
+//! is a summary of all attempts so far.
 //!
 //! It never blocks a worker: a thread of its own prints the lines, and lines that it cannot print in time are counted.
 
 mod line;
+mod summary;
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -19,6 +21,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer};
 
 use self::line::JobEnd;
+use self::summary::Summary;
 use crate::cli::screen::Screen;
 use crate::telemetry;
 
@@ -48,6 +51,7 @@ struct Window {
     shown: usize,
     /// Jobs without a line, by outcome.
     more: BTreeMap<String, u64>,
+    summary: Summary,
 }
 
 enum Output {
@@ -79,8 +83,17 @@ impl Jobs {
         let (lines, outputs) = mpsc::sync_channel(WAITING_MAX);
         self.lock().lines = Some(lines);
         let window = Arc::downgrade(&self.window);
+        let screen = Screen::of_stdout();
+        let bottom = (!in_json).then(|| summary::line(screen)).flatten();
+        telemetry::keep_below(bottom.clone());
         let print = move || {
             loop {
+                if let (Some(bottom), Some(window)) = (&bottom, window.upgrade()) {
+                    let window = window.lock().unwrap_or_else(PoisonError::into_inner);
+                    let text = window.summary.text(screen.colours);
+                    drop(window);
+                    bottom.set_message(text);
+                }
                 let output = outputs.recv_timeout(SECOND);
                 match (output, window.upgrade()) {
                     (Ok(output), _) => output.print(in_json),
@@ -113,6 +126,7 @@ impl Jobs {
         {
             let _ = ended.recv_timeout(END_PATIENCE);
         }
+        telemetry::keep_below(None);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Window> {
@@ -159,7 +173,7 @@ impl Output {
             }
         };
         // The reader may be gone.
-        let _ = writeln!(std::io::stdout(), "{text}");
+        let _ = telemetry::above(|| writeln!(std::io::stdout(), "{text}"));
     }
 }
 
@@ -169,6 +183,7 @@ impl<S: Subscriber> Layer<S> for Listener {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut fields = Fields::default();
         event.record(&mut fields);
+        self.0.lock().summary.follow(&fields.0);
         if let Some(end) = JobEnd::of(&fields.0) {
             self.0.ended(end, Instant::now());
         }

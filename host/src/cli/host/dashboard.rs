@@ -98,6 +98,7 @@ fn look() -> anyhow::Result<Look> {
     let look = Look {
         instance: Environment.get("ROUSE_UI_NAME").unwrap_or_default(),
         colour: Environment.get("ROUSE_UI_COLOUR").unwrap_or_default(),
+        trace_url: Environment.get("ROUSE_UI_TRACE_URL").unwrap_or_default(),
         prefix: Environment.get("ROUSE_UI_PREFIX").unwrap_or_default(),
     };
     let is_hexadecimal =
@@ -106,6 +107,13 @@ fn look() -> anyhow::Result<Look> {
         look.colour.is_empty() || look.colour.strip_prefix('#').is_some_and(is_hexadecimal),
         "ROUSE_UI_COLOUR is {:?}; expected a colour such as #c2410c",
         look.colour
+    );
+    let is_web = |url: &str| url.starts_with("https://") || url.starts_with("http://");
+    ensure!(
+        look.trace_url.is_empty()
+            || (is_web(&look.trace_url) && look.trace_url.contains("{trace}")),
+        "ROUSE_UI_TRACE_URL is {:?}; expected an address such as http://127.0.0.1:16686/trace/{{trace}}",
+        look.trace_url
     );
     let is_path = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte);
     let prefix = &look.prefix;

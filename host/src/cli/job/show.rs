@@ -137,6 +137,7 @@ fn show(job: &JobView, why: &[Value], now: f64) -> String {
         "timeout_ms",
         "deadline_at",
         "grants",
+        "trace",
         "requested_at",
         "available_at",
         "claimed_at",

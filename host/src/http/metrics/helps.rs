@@ -3,7 +3,7 @@
 use metrics::{describe_counter, describe_gauge, describe_histogram};
 
 /// The names of the counters, and what they count.
-const COUNTERS: [(&str, &str); 12] = [
+const COUNTERS: [(&str, &str); 13] = [
     (
         "rouse_jobs_claimed_total",
         "Jobs claimed or adopted by this host.",
@@ -28,6 +28,10 @@ const COUNTERS: [(&str, &str); 12] = [
     (
         "rouse_log_lines_lost_total",
         "Guest log lines that could not be kept with their attempts.",
+    ),
+    (
+        "rouse_otlp_requests_total",
+        "Requests to the collector of traces and logs, by signal and outcome.",
     ),
     (
         "rouse_invocations_total",

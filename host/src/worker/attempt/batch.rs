@@ -113,7 +113,7 @@ async fn run_together(shared: &Arc<Shared>, members: &[Member]) -> Run {
         abort.clone(),
         Some(first.journal.clone()),
     );
-    let run = run_in_sandbox(shared, claim, first, &abort, run);
+    let run = run_in_sandbox(shared, claim, first, (&abort, &trace), run);
     let run = tokio::select! {
         biased;
         run = run => run,

@@ -1,0 +1,147 @@
+//! `cargo xtask pictures`: the pictures of the README, taken from a dashboard with the jobs of the demo.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rouse_workbench::database;
+use rouse_workbench::guests;
+use rouse_workbench::host_process::{self, HostProcess};
+use rouse_workbench::workspace::Workspace;
+use tokio_postgres::Client;
+
+use crate::demo::jobs;
+
+/// Where the pictures are kept, from the root of the clone.
+const FOLDER: &str = "docs/images";
+
+/// The size of a picture, pixels.
+const SIZE: &str = "1280,800";
+
+/// The chart of the overview needs some seconds to have a shape.
+const ROUNDS: usize = 12;
+const ROUND: Duration = Duration::from_secs(2);
+
+/// The programs that can take a picture, by the names of several distributions.
+const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
+
+/// A flow of which one job has failed, some have ended, and others wait.
+const FLOW: &str = include_str!("pictures/flow.json");
+
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    let has = |name: &&&str| Command::new(name).arg("--version").output().is_ok();
+    let browser = BROWSERS
+        .iter()
+        .find(has)
+        .context("there is no chromium on this machine (in Debian: apt-get install chromium)")?;
+    let rouse = workspace.build_rouse()?;
+    let handlers = workspace.root.join("handlers-wasm");
+    guests::build_handlers(workspace, &handlers)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
+    runtime.block_on(take(workspace, &rouse, &handlers, browser))
+}
+
+async fn take(workspace: &Workspace, rouse: &Path, handlers: &Path, browser: &str) -> Result<()> {
+    let scratch = host_process::scratch_folder()?;
+    let thumbnails = scratch.path().join("thumbnails");
+    fs::create_dir(&thumbnails)?;
+    let config = scratch.path().join("rouse.toml");
+    fs::write(&config, jobs::config(&workspace.root, &thumbnails))?;
+    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let mut command = Command::new(rouse);
+    command
+        .args(["dev", "--json", "--http", &address.to_string()])
+        .arg("--data-dir")
+        .arg(scratch.path().join("pg"))
+        .arg("--handlers")
+        .arg(handlers)
+        .arg("--config")
+        .arg(&config)
+        .env("ROUSE_UI_NAME", "shop")
+        .env("ROUSE_UI_COLOUR", "#0f766e")
+        .current_dir(scratch.path());
+    let mut host = HostProcess::start(command)?;
+    let ready = host.ready().await?;
+    let url = ready.url.context("`rouse dev` printed no connection URL")?;
+    let flow = host
+        .during(async {
+            let client = database::connect(&url).await?;
+            fill(&client, workspace).await
+        })
+        .await?;
+    let folder = workspace.root.join(FOLDER);
+    fs::create_dir_all(&folder)?;
+    for (name, page) in [
+        ("overview", String::new()),
+        ("flow", format!("flows/{flow}")),
+    ] {
+        let file = folder.join(format!("{name}.png"));
+        let page = format!("http://{address}/ui/{page}");
+        shoot(browser, &page, &file, scratch.path())?;
+        println!("{}", file.display());
+    }
+    let status = host.stop().await?;
+    ensure!(status.success(), "`rouse dev` exited with {status}");
+    Ok(())
+}
+
+/// Enqueues jobs in rounds, so that there is a throughput to see. Returns the flow.
+async fn fill(client: &Client, workspace: &Workspace) -> Result<i64> {
+    for round in 0..ROUNDS {
+        let count = 200 + 60 * i32::try_from(round % 5)?;
+        let sql = "SELECT count(rouse.enqueue('text.stats', jsonb_build_object('text', 'order ' || n), tenant => 'tenant-' || n % 7)) \
+                   FROM generate_series(1, $1::integer) AS n";
+        client.query(sql, &[&count]).await?;
+        tokio::time::sleep(ROUND).await;
+    }
+    jobs::enqueue(client, &workspace.root).await?;
+    let flow: i64 = client
+        .query_one(
+            "SELECT rouse.enqueue_flow($1::text::jsonb, 'monthly report', tenant => 'acme')",
+            &[&FLOW],
+        )
+        .await
+        .context("enqueue the flow")?
+        .get(0);
+    client
+        .batch_execute(
+            "SELECT rouse.schedule('nightly-report', 'text.stats', '{\"text\": \"x\"}', '30 2 * * *', time_zone => 'Europe/Berlin');
+             SELECT rouse.enqueue('csv.summary', '{\"path\": \"/data/missing.csv\"}', queue => 'imports', max_attempts => 1) FROM generate_series(1, 3);",
+        )
+        .await
+        .context("enqueue the other jobs")?;
+    tokio::time::sleep(2 * ROUND).await;
+    Ok(flow)
+}
+
+/// Takes a picture of a page.
+fn shoot(browser: &str, page: &str, file: &Path, scratch: &Path) -> Result<()> {
+    let status = Command::new(browser)
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--hide-scrollbars",
+            "--disable-gpu",
+        ])
+        .arg(format!(
+            "--user-data-dir={}",
+            scratch.join("browser").display()
+        ))
+        .arg(format!("--window-size={SIZE}"))
+        .arg(format!("--screenshot={}", file.display()))
+        .arg(page)
+        .output()
+        .with_context(|| format!("run {browser}"))?;
+    ensure!(
+        status.status.success() && file.is_file(),
+        "{browser} took no picture of {page}:\n{}",
+        String::from_utf8_lossy(&status.stderr)
+    );
+    Ok(())
+}
