@@ -75,6 +75,10 @@ COMMENT ON FUNCTION rouse.retry_jobs IS
     'Retries one batch of ended jobs that match a filter and were never retried; returns them, the new jobs, and where to continue.';
 COMMENT ON FUNCTION rouse.reschedule IS
     'Changes when a queued job runs; a null time makes it ready at once.';
+COMMENT ON FUNCTION rouse.set_priority IS
+    'Changes the priority of a queued job.';
+COMMENT ON FUNCTION rouse.replace_payload IS
+    'Gives a queued job another payload, as a new job, and returns its id; the old one is cancelled and kept.';
 COMMENT ON FUNCTION rouse.pause_queue IS
     'Stops claims from a queue and returns when it was paused; running jobs continue.';
 COMMENT ON FUNCTION rouse.resume_queue IS

@@ -1,5 +1,6 @@
-//! Admin actions on jobs and queues: complete, fail, retry, reschedule, delete, pause, purge.
+//! Admin actions on jobs and queues: complete, fail, retry, reschedule, edit, delete, pause, purge.
 
+mod edit;
 mod queues;
 
 use std::time::Duration;

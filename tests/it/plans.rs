@@ -360,6 +360,14 @@ async fn run_admin_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
             "SELECT j.id FROM (SELECT max(id) AS id FROM rouse.job) AS j WHERE rouse.reschedule(j.id, now() + interval '1 h')",
         ),
         (
+            "priority",
+            "SELECT j.id FROM (SELECT max(id) AS id FROM rouse.job) AS j WHERE rouse.set_priority(j.id, 'low')",
+        ),
+        (
+            "payload",
+            "SELECT rouse.replace_payload(max(id), '1') FROM rouse.job",
+        ),
+        (
             "complete",
             "SELECT j.id FROM (SELECT max(id) AS id FROM rouse.job) AS j WHERE rouse.complete(j.id)",
         ),

@@ -76,6 +76,8 @@ const JOB_LOG: &str = "SELECT * FROM rouse.job_log(1)";
 const FAIL: &str = "SELECT rouse.fail((SELECT rouse.enqueue('x')), 'why')";
 const DELETE: &str = "SELECT rouse.delete((SELECT rouse.enqueue('x')))";
 const RESCHEDULE: &str = "SELECT rouse.reschedule((SELECT rouse.enqueue('x')))";
+const SET_PRIORITY: &str = "SELECT rouse.set_priority((SELECT rouse.enqueue('x')), 'high')";
+const REPLACE_PAYLOAD: &str = "SELECT rouse.replace_payload((SELECT rouse.enqueue('x')), '1')";
 const RETRY: &str = "SELECT rouse.retry(1)";
 const SEARCH: &str = "SELECT rouse.search_jobs()";
 const FIND: &str = "SELECT * FROM rouse.find_jobs()";
@@ -151,6 +153,8 @@ async fn each_role_has_its_own_rights_and_no_others() {
         RETRY,
         RETRY_JOBS,
         RESCHEDULE,
+        SET_PRIORITY,
+        REPLACE_PAYLOAD,
         PAUSE,
         RESUME,
         PURGE,
@@ -247,6 +251,8 @@ async fn each_role_has_its_own_rights_and_no_others() {
             FAIL,
             DELETE,
             RESCHEDULE,
+            SET_PRIORITY,
+            REPLACE_PAYLOAD,
             RETRY,
             RETRY_JOBS,
             SEARCH,

@@ -56,6 +56,8 @@ enum Verb {
     Signal(change::Signal),
     /// Change when queued jobs may start
     Reschedule(change::Reschedule),
+    /// Change the payload or the priority of a queued job
+    Edit(change::Edit),
     /// Delete queued jobs
     Delete(change::Args),
 }
@@ -76,6 +78,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(Verb::Fail(args)) => change::fail(args).await,
         Some(Verb::Signal(args)) => change::signal(args).await,
         Some(Verb::Reschedule(args)) => change::reschedule(args).await,
+        Some(Verb::Edit(args)) => change::edit(args).await,
         Some(Verb::Delete(args)) => change::delete(args).await,
     }
 }

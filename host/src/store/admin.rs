@@ -97,6 +97,28 @@ impl Store {
         Ok(JobId(row.get(0)))
     }
 
+    /// Changes the priority of a queued job: `high`, `normal` or `low`.
+    pub async fn set_priority(&self, id: JobId, priority: &str) -> Result<(), StoreError> {
+        self.query(
+            "SELECT rouse.set_priority($1, $2)",
+            &[(&id.0, Type::INT8), (&priority, Type::TEXT)],
+        )
+        .await?;
+        Ok(())
+    }
+
+    /// Gives a queued job another payload, as a new job, and returns the new one.
+    pub async fn replace_payload(&self, id: JobId, payload: JsonText) -> Result<JobId, StoreError> {
+        let rows = self
+            .query(
+                "SELECT rouse.replace_payload($1, $2)",
+                &[(&id.0, Type::INT8), (&payload, Type::JSONB)],
+            )
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(JobId(row.get(0)))
+    }
+
     /// Changes when a queued job may start.
     pub async fn reschedule(&self, id: JobId, when: &When) -> Result<(), StoreError> {
         let (at, secs) = match when {

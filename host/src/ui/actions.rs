@@ -221,6 +221,21 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
             store.fail(JobId(id(job)?), message).await.map_err(text)?;
             Done::here(format!("Job {job} has failed with this message."))
         }
+        ["jobs", job, "priority"] => {
+            let priority = form.get("priority").ok_or("The priority is missing.")?;
+            let done = store.set_priority(JobId(id(job)?), priority);
+            done.await.map_err(text)?;
+            Done::here(format!("Job {job} has the priority {priority}."))
+        }
+        ["jobs", job, "payload"] => {
+            let payload = form.get("payload").ok_or("The payload is missing.")?;
+            let done = store.replace_payload(JobId(id(job)?), JsonText(payload.to_owned()));
+            let made = done.await.map_err(text)?;
+            Done {
+                text: format!("Job {made} has this payload. Job {job} is cancelled."),
+                to: format!("/jobs/{made}"),
+            }
+        }
         ["jobs", job, "signal"] => {
             let name = form
                 .get("name")

@@ -236,7 +236,20 @@ async fn a_job_gets_signals_results_and_messages() {
         ),
         (all[0], "fail", "", "The message is missing"),
         (all[1], "cancel", "", "had already ended"),
+        (all[0], "priority", "priority=high", "has the priority high"),
+        (
+            all[0],
+            "payload",
+            "payload=%7B",
+            "invalid input syntax for type json",
+        ),
         (all[0], "run-now", "", "is due now"),
+        (
+            all[0],
+            "payload",
+            "payload=%7B%22n%22%3A7%7D",
+            "has this payload",
+        ),
         (999_999, "retry", "", "999999"),
     ] {
         let done = dashboard
@@ -265,6 +278,12 @@ async fn a_job_gets_signals_results_and_messages() {
     assert_eq!(result, "7");
     let signals = ids(&client, "SELECT count(*) FROM rouse.signal").await[0];
     assert_eq!(signals, 1);
+    let edited = ids(
+        &client,
+        "SELECT retried_from FROM rouse.jobs WHERE payload = '{\"n\": 7}' AND priority = 'high'",
+    )
+    .await;
+    assert_eq!(edited, [all[0]]);
 }
 
 #[tokio::test]

@@ -4,6 +4,10 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::FromRawFd as _;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+
+use super::worker::PATIENCE;
 
 /// Runs a command to its end on a terminal with this many columns, and returns everything that it wrote.
 pub(crate) fn on_terminal(command: Command, columns: u16) -> String {
@@ -22,6 +26,14 @@ fn run(mut command: Command, columns: u16, until: Option<&str>) -> String {
     let mut child = command.spawn().expect("start the command");
     // `Command` keeps copies of the descriptors, which would keep the terminal open.
     drop((command, its_end));
+    // A command that never writes what is wanted would be waited for without an end.
+    let (done, ended) = mpsc::channel::<()>();
+    let id = child.id().to_string();
+    let watching = thread::spawn(move || {
+        if ended.recv_timeout(2 * PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            let _ = Command::new("kill").args(["-KILL", &id]).status();
+        }
+    });
     let mut written = String::new();
     let mut bytes = [0; 4096];
     let mut signalled = until.is_none();
@@ -35,6 +47,8 @@ fn run(mut command: Command, columns: u16, until: Option<&str>) -> String {
             signalled = true;
         }
     }
+    drop(done);
+    watching.join().expect("it does not panic");
     assert!(
         child.wait().expect("wait for the command").success(),
         "{written}"

@@ -69,6 +69,7 @@ pub fn job(chrome: &Chrome, job: &Job, now: f64) -> Markup {
             (content(chrome, record, "Result", "result", job.result.as_deref()))
             (log(job))
         }
+        @if cells::text(record, "state") == "queued" { (edit(chrome, record, job.payload.as_deref())) }
         @if is_live { (more(chrome, record)) }
         (commands(chrome, job))
     }
@@ -442,6 +443,38 @@ fn more(chrome: &Chrome, record: &Value) -> Markup {
                             label { (label) input type="text" name=(name) value=(value) required autocomplete="off" spellcheck="false"; }
                         }
                         button type="submit" data-ask=[(!asks.is_empty()).then_some(asks)] { (label) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Forms for the priority and the payload of a queued job. A payload that is too large for the page is not offered.
+fn edit(chrome: &Chrome, record: &Value, payload: Option<&str>) -> Markup {
+    let path = |action: &str| format!("{}/jobs/{}/{action}", chrome.base, record["id"]);
+    let now = cells::text(record, "priority");
+    html! {
+        @if chrome.may_act() {
+            details class="card" id="edit" {
+                summary { "Change priority, payload" }
+                form class="filters" method="post" action=(path("priority")) {
+                    (chrome.token())
+                    label { "Priority"
+                        select name="priority" {
+                            @for one in ["high", "normal", "low"] { option value=(one) selected[one == now] { (one) } }
+                        }
+                    }
+                    button type="submit" { "Set the priority" }
+                }
+                @if let Some(payload) = payload.filter(|it| it.len() <= CONTENT_BYTES_MAX) {
+                    form class="filters" method="post" action=(path("payload")) {
+                        (chrome.token())
+                        label class="wide" { "Payload (JSON)"
+                            textarea name="payload" rows="6" required spellcheck="false" autocomplete="off" { (payload) }
+                        }
+                        p class="soft" { "A job with another payload is a new job. This one is cancelled, and keeps its payload and its history." }
+                        button type="submit" data-ask="Replace this job by one with this payload?" { "Replace the payload" }
                     }
                 }
             }

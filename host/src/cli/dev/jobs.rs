@@ -92,7 +92,9 @@ impl Jobs {
                     let window = window.lock().unwrap_or_else(PoisonError::into_inner);
                     let text = window.summary.text(screen.colours);
                     drop(window);
-                    bottom.set_message(text);
+                    if bottom.message() != text {
+                        bottom.set_message(text);
+                    }
                 }
                 let output = outputs.recv_timeout(SECOND);
                 match (output, window.upgrade()) {

@@ -1,4 +1,4 @@
-//! `rouse job cancel`, `retry ID`, `complete`, `fail`, `signal`, `reschedule`, `delete`.
+//! `rouse job cancel`, `retry ID`, `complete`, `fail`, `signal`, `reschedule`, `edit`, `delete`.
 
 use std::io::Read as _;
 use std::process::ExitCode;
@@ -133,6 +133,34 @@ pub(super) struct Reschedule {
     json: bool,
 }
 
+/// Options of `rouse job edit`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+A job with another payload is a new job: the old one is cancelled, and keeps its payload and its history. The id of the new one is printed. It \
+goes on with the chain, so jobs that wait for the old one wait for it.\n\
+Exit codes: 0 done · 3 no such job · 6 the job is not queued")]
+#[group(id = "edited", required = true, multiple = true, args = ["priority", "payload"])]
+pub(super) struct Edit {
+    #[command(flatten)]
+    target: Target,
+
+    /// The job's id
+    #[arg(value_parser = job_id)]
+    id: i64,
+
+    /// high, normal or low
+    #[arg(long)]
+    priority: Option<String>,
+
+    /// The payload; `-` reads it from standard input
+    #[arg(long, value_name = "JSON")]
+    payload: Option<String>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
 /// `rouse job cancel`.
 pub(super) async fn cancel(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
@@ -242,6 +270,33 @@ pub(super) async fn reschedule(args: Reschedule) -> anyhow::Result<ExitCode> {
     each(&args.ids, JOBS, args.json, async |&id| {
         let done = store.reschedule(JobId(id), &when).await;
         answer(id, done, |()| now(id, "queued"))
+    })
+    .await
+}
+
+/// `rouse job edit`.
+pub(super) async fn edit(args: Edit) -> anyhow::Result<ExitCode> {
+    let payload = args.payload.map(|text| json_argument("payload", text));
+    let payload = payload.transpose()?;
+    let store = args.target.checked_store().await?;
+    each(&[args.id], JOBS, args.json, async |&id| {
+        // The new job has the priority of the old one.
+        if let Some(priority) = &args.priority {
+            let done = store.set_priority(JobId(id), priority).await;
+            let done = answer(id, done, |()| Done {
+                text: format!("job {id} has the priority {priority}"),
+                json: json!({"id": id, "priority": priority}),
+            })?;
+            if payload.is_none() || done.is_err() {
+                return Ok(done);
+            }
+        }
+        let payload = JsonText(payload.clone().unwrap_or_default());
+        let done = store.replace_payload(JobId(id), payload).await;
+        answer(id, done, |new| Done {
+            text: new.to_string(),
+            json: json!({"id": new.0, "retried_from": id}),
+        })
     })
     .await
 }

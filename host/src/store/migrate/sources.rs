@@ -128,6 +128,7 @@ pub const ALL: Sources<'static> = Sources {
         "effects",
         "state",
         "admin",
+        "edit",
         "chains",
         "flows",
         "schedules",
