@@ -124,9 +124,8 @@ impl Environment {
             "TRACEPARENT",
             "a W3C traceparent",
             "none",
-            "The trace of the jobs of `rouse enqueue`",
-        )
-        .overridden_by(&["--trace"]),
+            "The trace of the jobs of `rouse enqueue`, unless it has `--trace`",
+        ),
         Entry::new(
             "ROUSE_CACHE_DIR",
             "a path",
