@@ -5,7 +5,7 @@
 //! it runs ([`AttemptTrace`]); steps and requests are spans below the attempt, and so are the enqueues of the jobs that it
 //! enqueues. Nothing spans the host's own loops.
 //!
-//! Without an endpoint nothing is exported, and the producer's trace context is passed on unchanged.
+//! Without an endpoint nothing is exported, and the producer's trace context is passed on as it is.
 
 mod attempt;
 mod context;
@@ -15,7 +15,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use self::attempt::cut;
 pub use self::attempt::{AttemptTrace, Span, TracedJob};
+pub use self::context::is_traceparent;
 use self::export::Exporter;
 pub use self::export::Signals;
 
@@ -38,7 +40,18 @@ impl Traces {
 
     /// The trace of an attempt that starts now.
     pub fn attempt(&self, job: &TracedJob<'_>) -> AttemptTrace {
-        AttemptTrace::start(self.0.as_ref(), job)
+        AttemptTrace::start(self.0.as_ref(), job, job.attempt == 1, &[])
+    }
+
+    /// The same for a job of a batch that is run alone after it.
+    pub fn attempt_again(&self, job: &TracedJob<'_>) -> AttemptTrace {
+        AttemptTrace::start(self.0.as_ref(), job, false, &[])
+    }
+
+    /// The trace of an attempt at several jobs, at least one: it is that of the first.
+    pub fn batch(&self, jobs: &[TracedJob<'_>]) -> AttemptTrace {
+        let (first, others) = jobs.split_first().expect("a batch has jobs");
+        AttemptTrace::start(self.0.as_ref(), first, first.attempt == 1, others)
     }
 
     /// Sends what is recorded, for at most five seconds for each signal.

@@ -182,7 +182,7 @@ CREATE OR REPLACE FUNCTION rouse._jobs_of(p_jobs rouse.new_job[], p_succeeded ro
 LANGUAGE plpgsql IMMUTABLE SET enable_hashjoin = on AS $$
 BEGIN
     RETURN ARRAY(
-        SELECT ROW(s.parent, s.kind, s.step, s.handler, s.payload, s.options, s.trace)::rouse.new_job
+        SELECT ROW(s.parent, s.kind, s.step, s.handler, s.payload, s.options, CASE WHEN rouse._is_traceparent(s.trace) THEN s.trace END)::rouse.new_job
         FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, trace, place)
         JOIN (SELECT d.id, false AS is_suspended FROM unnest(p_succeeded) AS d UNION ALL SELECT d.id, true FROM unnest(p_suspended) AS d) AS p
             ON p.id = s.parent

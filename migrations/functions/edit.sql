@@ -39,7 +39,9 @@ BEGIN
     IF was.priority::text = set_priority.priority THEN
         RETURN true;
     END IF;
-    lane_id := rouse._lane(was.handler, was.queue, live.tenant, live.source, set_priority.priority, NULL, live.max_attempts, was.tags,
+    -- A job that is not ready gets no worker (direct dispatch): which are alive when it is, is not known.
+    lane_id := rouse._lane(was.handler, was.queue, live.tenant, live.source, set_priority.priority,
+                           CASE WHEN live.turn IS NULL THEN at + interval '1 day' END, live.max_attempts, was.tags,
                            rouse._payload(live.id, live.payload, live.payload_at));
     UPDATE rouse.job AS j SET lane = lane_id, turn = CASE WHEN j.turn IS NOT NULL THEN nextval('rouse.turn_seq') END WHERE j.id = live.id;
     IF live.turn IS NOT NULL THEN
@@ -54,26 +56,33 @@ $$;
 
 -- Gives a queued job another payload, as a new job: the old one is cancelled and keeps its payload, its attempts and its log. Returns the id
 -- of the new job, which goes on with the chain: jobs that wait for the old one wait for it. It has the same queue, priority, tags, tenant,
--- source, unique key, limits and deadline, waits for the same jobs, and starts no earlier; its steps start over.
+-- source, unique key, limits, deadline and signals, waits for the same jobs, and starts no earlier. If the old one was suspended, it is ready
+-- at once, because its steps start over.
 CREATE OR REPLACE FUNCTION rouse.replace_payload(id bigint, payload jsonb) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    live     rouse.job := rouse._lock_queued('replace_payload', replace_payload.id, 'given another payload');
-    at       timestamptz := clock_timestamp();
-    lane     rouse.lane := (SELECT l FROM rouse.lane AS l WHERE l.id = live.lane LIMIT 1);
-    deadline rouse.deadline := (SELECT d FROM rouse.deadline AS d WHERE d.job = live.id);
+    live     rouse.job;
+    at       timestamptz;
+    lane     rouse.lane;
+    deadline rouse.deadline;
     was      rouse.finished;
     done     record;
 BEGIN
+    PERFORM rouse._check_id('replace_payload', replace_payload.id);
     IF replace_payload.payload IS NULL THEN
         RAISE EXCEPTION 'rouse.replace_payload: payload must not be null'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass ''null'' for the JSON null.';
     END IF;
+    PERFORM rouse._lock_gates_of(replace_payload.id);
+    live := rouse._lock_queued('replace_payload', replace_payload.id, 'given another payload');
+    at := clock_timestamp();
+    lane := (SELECT l FROM rouse.lane AS l WHERE l.id = live.lane LIMIT 1);
+    deadline := (SELECT d FROM rouse.deadline AS d WHERE d.job = live.id);
     PERFORM rouse._check_payload(octet_length(replace_payload.payload::text), lane.queue);
-    -- As in rouse._enqueue.
-    IF live.source IS NULL AND live.origin IS NULL AND live.chain IS NULL THEN
+    -- A source may be bound to another handler.
+    IF live.source IS NULL THEN
         PERFORM rouse._check_contract(lane.handler, replace_payload.payload);
     END IF;
     PERFORM rouse._ensure_partitions(at);
@@ -82,15 +91,15 @@ BEGIN
     was := rouse._ended_job(live.id);
     was.payload := replace_payload.payload;
     was.payload_at := NULL;
-    was.lane := rouse._lane(lane.handler, lane.queue, live.tenant, live.source, lane.priority::text, NULL, live.max_attempts, lane.tags,
-                            replace_payload.payload);
+    -- rouse._retry chooses no worker (direct dispatch), so none is chosen here.
+    was.lane := rouse._lane(lane.handler, lane.queue, live.tenant, live.source, lane.priority::text, at + interval '1 day', live.max_attempts,
+                            lane.tags, replace_payload.payload);
     SELECT * INTO done FROM rouse._retry(was, at);
     IF done.made IS NULL THEN
         RAISE EXCEPTION 'rouse: job % cannot be given another payload: it waits for job %, which has failed', live.id, done.failed
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Retry that job first.';
     END IF;
-    -- A job that has not begun waits for its time.
-    IF live.attempt = 0 AND live.available_at > at THEN
+    IF live.available_at > at AND live.wait IS NULL THEN
         UPDATE rouse.job AS j SET turn = NULL, available_at = live.available_at WHERE j.id = done.made;
     END IF;
     DELETE FROM rouse.deadline AS d WHERE d.job = live.id;
@@ -98,8 +107,50 @@ BEGIN
         INSERT INTO rouse.deadline (job, deadline_at, try_at, timeout_ms)
         VALUES (done.made, deadline.deadline_at, deadline.try_at, deadline.timeout_ms);
     END IF;
-    INSERT INTO rouse.record (at, job, event, attempt, who, detail)
-    VALUES (clock_timestamp(), live.id, 'payload_replaced', live.attempt, session_user, jsonb_build_object('as', done.made));
+    UPDATE rouse.signal AS s SET job = done.made WHERE s.job = live.id;
+    PERFORM rouse._move_gates(live, lane, replace_payload.payload, done.made);
+    -- rouse._retry has recorded that it was retried.
     RETURN done.made;
+END
+$$;
+
+-- The gates that see enqueues of jobs like this one, by what each is divided, and the key of this job.
+CREATE OR REPLACE FUNCTION rouse._gates_of(p_job rouse.job, p_lane rouse.lane) RETURNS TABLE (gate text, by text[], key text)
+LANGUAGE sql STABLE AS $$
+    SELECT g.name, g.key, rouse._gate_key_of_job(
+        g.key, p_lane.queue, p_lane.handler, p_job.tenant, p_job.source, rouse._payload(p_job.id, p_job.payload, p_job.payload_at))
+    FROM rouse.gate AS g
+    WHERE g.kind IN ('singleton', 'debounce') AND g.handler = p_lane.handler AND coalesce(g.queue, p_lane.queue) = p_lane.queue
+$$;
+
+-- Locks what gates know of a job, in the order in which rouse._pass_gates does: before the job.
+CREATE OR REPLACE FUNCTION rouse._lock_gates_of(p_id bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM rouse.gate WHERE kind IN ('singleton', 'debounce') LIMIT 1;
+    IF FOUND THEN
+        PERFORM FROM rouse.job AS j
+        CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l
+        CROSS JOIN LATERAL rouse._gates_of(j, l) AS o
+        JOIN rouse.gate_key AS k ON k.gate = o.gate AND k.key = o.key AND k.job = j.id
+        WHERE j.id = p_id ORDER BY o.gate FOR NO KEY UPDATE OF k;
+    END IF;
+END
+$$;
+
+-- Lets the new job take the place of the old one behind the gates that see enqueues. Refuses a payload with another key: the job would have to
+-- pass the gate of that key.
+CREATE OR REPLACE FUNCTION rouse._move_gates(p_was rouse.job, p_lane rouse.lane, p_payload jsonb, p_made bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    passed record;
+BEGIN
+    FOR passed IN SELECT o.* FROM rouse._gates_of(p_was, p_lane) AS o LOOP
+        IF passed.key <> rouse._gate_key_of_job(passed.by, p_lane.queue, p_lane.handler, p_was.tenant, p_was.source, p_payload) THEN
+            RAISE EXCEPTION 'rouse: job % cannot be given another payload: it has another key of gate %', p_was.id, passed.gate
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Cancel the job, and enqueue another one.';
+        END IF;
+        UPDATE rouse.gate_key AS k SET job = p_made WHERE k.gate = passed.gate AND k.key = passed.key AND k.job = p_was.id;
+    END LOOP;
 END
 $$;

@@ -25,7 +25,7 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- True for a valid traceparent, as in https://www.w3.org/TR/trace-context/#traceparent-header: version, trace id, span id and flags in
--- lower-case hexadecimal. Later versions may be longer; none exists.
+-- lower-case hexadecimal.
 CREATE OR REPLACE FUNCTION rouse._is_traceparent(p_text text) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT p_text ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$'
@@ -231,7 +231,9 @@ BEGIN
         IF grants IS NOT NULL THEN
             PERFORM rouse._check_grants(grants);
         END IF;
-        trace := rouse._trace(trace);
+        IF coalesce(trace, nullif(current_setting('rouse.traceparent', true), '')) IS NOT NULL THEN
+            trace := rouse._trace(trace);
+        END IF;
         sent_bytes := bytes + rouse._other_bytes(tenant, source, grants, trace);
         valid := (run_at IS NULL OR isfinite(run_at))
             AND (max_attempts IS NULL OR max_attempts BETWEEN 1 AND 1000)

@@ -145,6 +145,16 @@ async fn a_typed_function_enqueues_and_every_enqueue_is_checked() {
         2
     );
 
+    // Another payload is checked too, and that of the job which replaces the first.
+    let mut edited: i64 = id;
+    for _ in 0..2 {
+        let wrong = format!("SELECT rouse.replace_payload({edited}, '{{}}')");
+        let (found, _) = refused(&client, &wrong).await;
+        assert!(found.contains("the property to is missing"), "{found}");
+        let right = format!(r#"SELECT rouse.replace_payload({edited}, '{{"to": "abc"}}')"#);
+        edited = one(&client, &right).await;
+    }
+
     let comment = "SELECT obj_description('jobs.mail_send'::regproc)";
     let comment: String = one(&client, comment).await;
     assert!(

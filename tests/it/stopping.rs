@@ -174,19 +174,20 @@ async fn a_worker_that_stops_at_once_releases_its_jobs() {
 async fn claims_that_cannot_start_soon_are_released() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // Short jobs first, so that the worker claims ahead; then long ones that fill its slots.
-    for n in 0..300 {
-        enqueue(&client, "noop", json!({ "n": n })).await;
-    }
-    let mut long = Vec::new();
-    for _ in 0..20 {
-        long.push(enqueue(&client, "test.sleep", json!({"ms": 1500})).await);
-    }
+    // A backlog of short jobs, so that the worker claims ahead; then long ones that fill its slots.
+    let backlog =
+        "SELECT count(rouse.enqueue('noop', '{\"n\": 1}')) FROM generate_series(1, 20000)";
+    client.query(backlog, &[]).await.unwrap();
     let two = Settings {
         slots: 2,
         ..settings()
     };
     let greedy = TestWorker::start(&db, two.clone()).await;
+    until_true(&client, "SELECT count(*) > 500 FROM rouse.finished").await;
+    let mut long = Vec::new();
+    for _ in 0..20 {
+        long.push(enqueue(&client, "test.sleep", json!({"ms": 1500})).await);
+    }
     // Claims that cannot start are released with a new turn.
     until_true(
         &client,

@@ -406,6 +406,28 @@ async fn a_batch_is_one_span_that_links_to_each_of_its_jobs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn with_logs_alone_no_context_is_made_up_for_others() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let variables = [("OTEL_TRACES_EXPORTER", "none")];
+    let traced = Traced::start(&db, Answer::Accept, &variables).await;
+    let plain = enqueue(&client, "test.http.private", requests("/logs-only/plain")).await;
+    let sql = "SELECT rouse.enqueue('test.http.private', $1, trace => $2)";
+    let params = (requests("/logs-only/traced"), producer());
+    let row = client.query_one(sql, &[&params.0, &params.1]).await;
+    let with_trace: i64 = row.unwrap().get(0);
+    let printing = enqueue(&client, "test.print", json!({"line": "hello"})).await;
+    for id in [plain, with_trace, printing] {
+        ended(&client, id).await;
+    }
+    assert_eq!(sent_traceparent("/logs-only/plain"), Value::Null);
+    assert_eq!(sent_traceparent("/logs-only/traced"), producer());
+    let collector = traced.stop();
+    assert!(collector.spans().is_empty());
+    assert!(!collector.lines().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_whose_job_is_cancelled_has_a_span_that_says_so() {
     let db = TestDb::new().await;
     let client = db.client().await;

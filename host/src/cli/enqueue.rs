@@ -11,6 +11,7 @@ use super::payload;
 use super::served::Wanted;
 use super::target::Target;
 use super::text::as_json;
+use crate::config::Environment;
 use crate::duration;
 use crate::store::{Enqueue, Enqueued};
 
@@ -86,7 +87,7 @@ pub(super) struct Args {
     grants: Option<String>,
 
     /// The trace that it belongs to, a W3C traceparent; default: $TRACEPARENT, else none
-    #[arg(long, value_name = "TRACEPARENT", env = "TRACEPARENT", hide_env = true)]
+    #[arg(long, value_name = "TRACEPARENT")]
     trace: Option<String>,
 
     /// Print {"id": …, "created": …, "differs": [arguments in which the live job with the key differs]}
@@ -125,7 +126,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             timeout_secs: args.timeout.map(|timeout| timeout.as_secs_f64()),
             job_timeout_secs: args.job_timeout.map(|timeout| timeout.as_secs_f64()),
             after,
-            trace: args.trace.filter(|trace| !trace.is_empty()),
+            trace: args.trace.or_else(|| Environment.traceparent()),
         })
         .await?;
     if created && !is_bound {

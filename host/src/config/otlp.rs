@@ -2,18 +2,26 @@
 //! <https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/>. The exporters read the others
 //! (headers, timeouts, sampler, resource) themselves.
 
+use std::time::Duration;
+
 use anyhow::bail;
 
 use super::Environment;
-use crate::traces::Signals;
+use crate::traces::{Signals, is_traceparent};
 
 impl Environment {
     /// The signals that have an endpoint.
     ///
     /// # Errors
-    /// If a variable asks for a protocol or an exporter that there is not: an operator who sets it expects it.
+    /// If a variable asks for something that Rouse does not have: an operator who sets it expects it.
     pub fn otlp(self) -> anyhow::Result<Signals> {
         signals(&|name| self.get(name))
+    }
+
+    /// `$TRACEPARENT`: the trace of the process that has started this one. An invalid one is ignored: it was not set for
+    /// Rouse alone.
+    pub fn traceparent(self) -> Option<String> {
+        self.get("TRACEPARENT").filter(|text| is_traceparent(text))
     }
 }
 
@@ -22,13 +30,55 @@ fn signals(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Signals> {
     if is_disabled {
         return Ok(Signals::default());
     }
+    check_sampler(get)?;
+    let resource = get("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
+    let has = |key: &str| {
+        let mut keys = resource.split(',').filter_map(|one| one.split_once('='));
+        keys.any(|(own, _)| own.trim() == key)
+    };
     Ok(Signals {
         traces: is_exported("TRACES", get)?,
         logs: is_exported("LOGS", get)?,
-        is_named: get("OTEL_SERVICE_NAME").is_some(),
+        has_name: get("OTEL_SERVICE_NAME").is_some() || has("service.name"),
+        has_instance_id: has("service.instance.id"),
+        timeout: timeout(get)?,
         spans_max_is_set: get("OTEL_BSP_MAX_QUEUE_SIZE").is_some(),
         lines_max_is_set: get("OTEL_BLRP_MAX_QUEUE_SIZE").is_some(),
     })
+}
+
+/// The time of one request.
+fn timeout(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Option<Duration>> {
+    let name = "OTEL_EXPORTER_OTLP_TIMEOUT";
+    let Some(text) = get(name) else {
+        return Ok(None);
+    };
+    match text.parse() {
+        Ok(ms @ 1..=600_000) => Ok(Some(Duration::from_millis(ms))),
+        _ => bail!("{name} is {text:?}; expected milliseconds, 1 to 600000"),
+    }
+}
+
+/// The SDK only warns of a wrong sampler, and records everything.
+fn check_sampler(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<()> {
+    let Some(sampler) = get("OTEL_TRACES_SAMPLER") else {
+        return Ok(());
+    };
+    let kind = sampler.strip_prefix("parentbased_").unwrap_or(&sampler);
+    match kind {
+        "always_on" | "always_off" => Ok(()),
+        "traceidratio" => {
+            let ratio = get("OTEL_TRACES_SAMPLER_ARG").unwrap_or_default();
+            let is_ratio = |ratio: f64| (0.0..=1.0).contains(&ratio);
+            if !ratio.parse().is_ok_and(is_ratio) {
+                bail!("OTEL_TRACES_SAMPLER_ARG is {ratio:?}; for {sampler} it has to be 0 to 1");
+            }
+            Ok(())
+        }
+        _ => bail!(
+            "OTEL_TRACES_SAMPLER is {sampler:?}; it can be always_on, always_off, traceidratio, or parentbased_ before one of these"
+        ),
+    }
 }
 
 fn is_exported(signal: &str, get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<bool> {
@@ -53,6 +103,13 @@ fn is_exported(signal: &str, get: &dyn Fn(&str) -> Option<String>) -> anyhow::Re
             "{name} is {protocol:?}, but Rouse exports by http/protobuf only: unset it, and use the endpoint of the collector for HTTP, \
              usually port 4318"
         );
+    }
+    for key in ["CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"] {
+        if let Some((name, _)) = setting(key) {
+            bail!(
+                "{name} is set, but Rouse trusts the certificates of the system: unset it, and install the certificate there"
+            );
+        }
     }
     if let Some((name, way)) = setting("COMPRESSION").filter(|(_, it)| it != "none") {
         bail!("{name} is {way:?}, but Rouse exports without compression: unset it");
@@ -99,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_protocol_an_exporter_or_a_compression_that_there_is_not_is_refused() {
+    fn what_rouse_does_not_have_is_refused() {
         let refused = |name, value| of(&[ENDPOINT, (name, value)]).unwrap_err();
         let grpc = refused("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
         assert!(
@@ -117,6 +174,20 @@ mod tests {
         );
         let gzip = refused("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip");
         assert!(gzip.contains("without compression"), "{gzip}");
+        for (name, value) in [
+            ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/ca.pem"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s"),
+            ("OTEL_TRACES_SAMPLER", "sometimes"),
+            ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
+        ] {
+            assert!(refused(name, value).contains("OTEL_"), "{name}");
+        }
+        let ratio = [
+            ENDPOINT,
+            ("OTEL_TRACES_SAMPLER", "traceidratio"),
+            ("OTEL_TRACES_SAMPLER_ARG", "0.01"),
+        ];
+        assert_eq!(of(&ratio), Ok((true, true)));
         let http = of(&[ENDPOINT, ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")]);
         assert_eq!(http, Ok((true, true)));
     }

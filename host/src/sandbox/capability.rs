@@ -26,4 +26,4 @@ pub(super) use output::GuestOutput;
 pub(super) use sockets::guard_sockets;
 pub(super) use sql::{Sql, SqlAccess};
 pub(super) use state::HandlerState;
-pub(super) use steps::Steps;
+pub(super) use steps::{StepSpans, Steps};

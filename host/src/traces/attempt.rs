@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use opentelemetry::logs::{LogRecord as _, Logger as _, Severity};
@@ -12,10 +12,14 @@ use opentelemetry::trace::{
 };
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace as sdk;
+use opentelemetry_sdk::trace::SdkTracer;
 use tracing::Level;
 
 use super::context;
 use super::export::Exporter;
+
+/// The size of a text in a span, bytes. Longer ones are cut: thousands of spans wait for their export.
+const TEXT_BYTES_MAX: usize = 1 << 10;
 
 /// What is recorded of a job in the spans of its attempts.
 #[derive(Debug, Clone)]
@@ -36,8 +40,6 @@ pub struct TracedJob<'a> {
     pub trace: Option<&'a str>,
     /// The worker that runs it.
     pub worker_id: &'a str,
-    /// The other jobs of a batch: the id and the trace context of each.
-    pub others: &'a [(i64, SystemTime, Option<&'a str>)],
 }
 
 /// The trace of one attempt. Cheap to clone; the attempt's span ends with [`end`](Self::end), or with the last clone.
@@ -45,46 +47,70 @@ pub struct TracedJob<'a> {
 pub struct AttemptTrace(Option<Arc<Inner>>);
 
 struct Inner {
-    /// Passed on to requests, and to the jobs that the attempt enqueues.
-    context: SpanContext,
+    /// The context for requests and for the jobs that the attempt enqueues, a `traceparent`; `None` if there is none.
+    traceparent: Option<String>,
     exporter: Option<Arc<Exporter>>,
+    /// The context of the lines of its log.
+    context: SpanContext,
     /// The attempt's span; `None` if it is not recorded.
     span: Option<Context>,
+    /// When the guest ended: the settlement comes later.
+    ran_at: OnceLock<SystemTime>,
     /// The job, the attempt and the handler, for lines of its log.
     job: (i64, i32, String),
 }
 
 impl AttemptTrace {
-    pub(super) fn start(exporter: Option<&Arc<Exporter>>, job: &TracedJob<'_>) -> Self {
-        let producer = job.trace.and_then(context::parse);
+    /// `others`: the other jobs of a batch.
+    pub(super) fn start(
+        exporter: Option<&Arc<Exporter>>,
+        job: &TracedJob<'_>,
+        records_enqueue: bool,
+        others: &[TracedJob<'_>],
+    ) -> Self {
+        let passed_on = || job.trace.filter(|it| context::is_traceparent(it));
         let Some(exporter) = exporter else {
-            return Self(producer.map(|context| Arc::new(Inner::passed_on(context, job))));
+            let passed_on = passed_on();
+            return Self(passed_on.map(|it| Arc::new(Inner::new(None, Some(it), None, job))));
         };
-        let enqueue = enqueue_context(exporter, job.id, job.requested_at, producer.as_ref());
-        if !enqueue.is_sampled() {
-            let inner = Inner {
-                exporter: Some(exporter.clone()),
-                ..Inner::passed_on(producer.unwrap_or(enqueue), job)
-            };
+        let enqueue = Enqueue::of(exporter, job);
+        let context = enqueue.context.clone();
+        let Some(tracer) = &exporter.tracer else {
+            // Logs only: the context is not sent to others, which may record traces.
+            let inner = Inner::new(Some(exporter), passed_on(), Some(context), job);
+            return Self(Some(Arc::new(inner)));
+        };
+        if !context.is_sampled() {
+            let own = context::traceparent(&context);
+            let passed_on = passed_on().unwrap_or(&own);
+            let inner = Inner::new(Some(exporter), Some(passed_on), Some(context), job);
             return Self(Some(Arc::new(inner)));
         }
-        if job.attempt == 1 {
-            record_enqueue(exporter, job, &enqueue, producer);
+        if records_enqueue {
+            enqueue.record(tracer, job);
         }
-        let span = attempt_span(exporter, job, enqueue);
+        let mut links = vec![Link::with_context(context.clone())];
+        for other in others {
+            let enqueue = Enqueue::of(exporter, other);
+            let id = KeyValue::new("messaging.message.id", other.id.to_string());
+            links.push(Link::new(enqueue.context.clone(), vec![id], 0));
+            if other.attempt == 1 && enqueue.context.is_sampled() {
+                enqueue.record(tracer, other);
+            }
+        }
+        let span = attempt_span(tracer, job, context, links);
         let span = Context::new().with_span(span);
+        let context = span.span().span_context().clone();
+        let own = context::traceparent(&context);
         Self(Some(Arc::new(Inner {
-            context: span.span().span_context().clone(),
-            exporter: Some(exporter.clone()),
             span: Some(span),
-            ..Inner::passed_on(SpanContext::NONE, job)
+            ..Inner::new(Some(exporter), Some(&own), Some(context), job)
         })))
     }
 
-    /// The trace context of the attempt, a `traceparent`; `None` if the job has none, and nothing is exported.
-    pub fn traceparent(&self) -> Option<String> {
-        let inner = self.0.as_ref()?;
-        Some(context::traceparent(&inner.context))
+    /// The trace context of the attempt, a `traceparent`; `None` if the job has none, and no traces are exported.
+    pub fn traceparent(&self) -> Option<&str> {
+        self.0.as_ref()?.traceparent.as_deref()
     }
 
     /// The id of its trace in hexadecimal, if it is recorded.
@@ -99,22 +125,16 @@ impl AttemptTrace {
         &self,
         name: impl Into<Cow<'static, str>>,
         kind: SpanKind,
-        attributes: Vec<KeyValue>,
+        attributes: impl FnOnce() -> Vec<KeyValue>,
     ) -> Span {
-        let recorded = self.0.as_ref().and_then(|inner| {
+        Span(self.0.as_ref().and_then(|inner| {
             let tracer = inner.exporter.as_ref()?.tracer.as_ref()?;
+            let parent = inner.span.as_ref()?;
             let builder = SpanBuilder::from_name(name)
                 .with_kind(kind)
-                .with_attributes(attributes);
-            Some(builder.start_with_context(tracer, inner.span.as_ref()?))
-        });
-        Span {
-            traceparent: match &recorded {
-                Some(span) => Some(context::traceparent(span.span_context())),
-                None => self.traceparent(),
-            },
-            recorded,
-        }
+                .with_attributes(attributes());
+            Some(builder.start_with_context(tracer, parent))
+        }))
     }
 
     /// Exports a line of the guest's log.
@@ -147,18 +167,25 @@ impl AttemptTrace {
         logger.emit(record);
     }
 
+    /// The guest has ended now. Its settlement is no part of the span.
+    pub fn ran(&self) {
+        if let Some(inner) = &self.0 {
+            inner.ran_at.get_or_init(SystemTime::now);
+        }
+    }
+
     /// Ends the attempt's span with its outcome; `error`: the kind and the message, if it did not succeed.
     pub fn end(&self, outcome: &'static str, error: Option<(&str, &str)>) {
-        let Some(span) = self.0.as_ref().and_then(|inner| inner.span.as_ref()) else {
+        let Some(inner) = &self.0 else { return };
+        let Some(span) = inner.span.as_ref().map(|context| context.span()) else {
             return;
         };
-        let span = span.span();
         span.set_attribute(KeyValue::new("rouse.outcome", outcome));
         if let Some((kind, message)) = error {
             span.set_attribute(KeyValue::new("error.type", kind.to_owned()));
-            span.set_status(Status::error(message.to_owned()));
+            span.set_status(Status::error(cut(message)));
         }
-        span.end();
+        span.end_with_timestamp(*inner.ran_at.get_or_init(SystemTime::now));
     }
 }
 
@@ -171,12 +198,19 @@ impl fmt::Debug for AttemptTrace {
 }
 
 impl Inner {
-    /// Records nothing, and passes this context on.
-    fn passed_on(context: SpanContext, job: &TracedJob<'_>) -> Self {
+    /// Without a span.
+    fn new(
+        exporter: Option<&Arc<Exporter>>,
+        traceparent: Option<&str>,
+        context: Option<SpanContext>,
+        job: &TracedJob<'_>,
+    ) -> Self {
         Self {
-            context,
-            exporter: None,
+            traceparent: traceparent.map(str::to_owned),
+            exporter: exporter.cloned(),
+            context: context.unwrap_or(SpanContext::NONE),
             span: None,
+            ran_at: OnceLock::new(),
             job: (job.id, job.attempt, job.handler.to_owned()),
         }
     }
@@ -184,83 +218,92 @@ impl Inner {
 
 /// A span below that of an attempt. It ends when it is dropped.
 #[derive(Debug, Default)]
-pub struct Span {
-    recorded: Option<sdk::Span>,
-    traceparent: Option<String>,
-}
+pub struct Span(Option<sdk::Span>);
 
 impl Span {
-    /// Its trace context for a server, or that of the attempt if it is not recorded.
-    pub(crate) fn traceparent(&self) -> Option<&str> {
-        self.traceparent.as_deref()
+    /// Its trace context, for a server; `None` if it is not recorded.
+    pub(crate) fn traceparent(&self) -> Option<String> {
+        let span = self.0.as_ref()?;
+        Some(context::traceparent(span.span_context()))
+    }
+
+    /// True if it records something.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Sets an attribute.
     pub(crate) fn set(&mut self, attribute: KeyValue) {
-        if let Some(span) = &mut self.recorded {
+        if let Some(span) = &mut self.0 {
             span.set_attribute(attribute);
         }
     }
 
     /// Marks it as failed. `kind`: a word for the kind of the error.
-    pub(crate) fn fail(&mut self, kind: &str, message: String) {
-        self.set(KeyValue::new("error.type", kind.to_owned()));
-        if let Some(span) = &mut self.recorded {
-            span.set_status(Status::error(message));
+    pub(crate) fn fail(&mut self, kind: &str, message: &str) {
+        if let Some(span) = &mut self.0 {
+            span.set_attribute(KeyValue::new("error.type", kind.to_owned()));
+            span.set_status(Status::error(cut(message)));
         }
     }
 }
 
-/// The context of a job's enqueue: in the trace of its producer, or else in one of its own.
-fn enqueue_context(
-    exporter: &Exporter,
-    job: i64,
-    requested_at: SystemTime,
-    producer: Option<&SpanContext>,
-) -> SpanContext {
-    let trace = match producer {
-        Some(producer) => producer.trace_id(),
-        None => context::trace_of(job, requested_at),
-    };
-    let flags = match exporter.samples(producer, trace) {
-        true => TraceFlags::SAMPLED,
-        false => TraceFlags::default(),
-    };
-    let span = context::enqueue_of(job, trace);
-    SpanContext::new(trace, span, flags, true, TraceState::default())
+/// The beginning of a text.
+pub(crate) fn cut(text: &str) -> String {
+    text[..text.floor_char_boundary(TEXT_BYTES_MAX)].to_owned()
 }
 
-/// Records the enqueue of a job, which took place before.
-fn record_enqueue(
-    exporter: &Exporter,
-    job: &TracedJob<'_>,
-    enqueue: &SpanContext,
+/// The enqueue of a job: a span that this host may export.
+struct Enqueue {
+    /// In the trace of the producer, or else in one of its own.
+    context: SpanContext,
     producer: Option<SpanContext>,
-) {
-    let Some(tracer) = &exporter.tracer else {
-        return;
-    };
-    let mut attributes = attributes(job);
-    attributes.push(KeyValue::new("messaging.operation.name", "enqueue"));
-    attributes.push(KeyValue::new("messaging.operation.type", "create"));
-    let builder = SpanBuilder::from_name(format!("enqueue {}", job.handler))
-        .with_kind(SpanKind::Producer)
-        .with_start_time(job.requested_at)
-        .with_attributes(attributes);
-    let parent = match producer {
-        Some(producer) => Context::new().with_remote_span_context(producer),
-        None => Context::new(),
-    };
-    let span = exporter.with_ids(enqueue, || builder.start_with_context(tracer, &parent));
-    let mut span = span;
-    span.end_with_timestamp(job.requested_at);
 }
 
-fn attempt_span(exporter: &Exporter, job: &TracedJob<'_>, enqueue: SpanContext) -> sdk::Span {
-    let tracer = exporter
-        .tracer
-        .as_ref()
-        .expect("otherwise it samples nothing");
+impl Enqueue {
+    fn of(exporter: &Exporter, job: &TracedJob<'_>) -> Self {
+        let producer = job.trace.and_then(context::parse);
+        let trace = match &producer {
+            Some(producer) => producer.trace_id(),
+            None => context::trace_of(job.id, job.requested_at),
+        };
+        let flags = match exporter.samples(producer.as_ref(), trace) {
+            true => TraceFlags::SAMPLED,
+            false => TraceFlags::default(),
+        };
+        let span = context::enqueue_of(job.id, trace);
+        Self {
+            context: SpanContext::new(trace, span, flags, true, TraceState::default()),
+            producer,
+        }
+    }
+
+    /// Exports it. It took place before.
+    fn record(&self, tracer: &SdkTracer, job: &TracedJob<'_>) {
+        let mut attributes = attributes(job);
+        attributes.push(KeyValue::new("messaging.operation.name", "enqueue"));
+        attributes.push(KeyValue::new("messaging.operation.type", "create"));
+        let builder = SpanBuilder::from_name(format!("enqueue {}", job.handler))
+            .with_kind(SpanKind::Producer)
+            .with_start_time(job.requested_at)
+            .with_attributes(attributes);
+        let parent = match &self.producer {
+            Some(producer) => Context::new().with_remote_span_context(producer.clone()),
+            None => Context::new(),
+        };
+        let mut span = Exporter::with_ids(&self.context, || {
+            builder.start_with_context(tracer, &parent)
+        });
+        span.end_with_timestamp(job.requested_at);
+    }
+}
+
+fn attempt_span(
+    tracer: &SdkTracer,
+    job: &TracedJob<'_>,
+    enqueue: SpanContext,
+    links: Vec<Link>,
+) -> sdk::Span {
     let mut attributes = attributes(job);
     attributes.push(KeyValue::new("messaging.operation.name", "process"));
     attributes.push(KeyValue::new("messaging.operation.type", "process"));
@@ -269,15 +312,8 @@ fn attempt_span(exporter: &Exporter, job: &TracedJob<'_>, enqueue: SpanContext) 
         job.worker_id.to_owned(),
     ));
     attributes.push(KeyValue::new("rouse.attempt", i64::from(job.attempt)));
-    let mut links = vec![Link::with_context(enqueue.clone())];
-    for (id, requested_at, trace) in job.others {
-        let producer = trace.and_then(context::parse);
-        let of = enqueue_context(exporter, *id, *requested_at, producer.as_ref());
-        let id = KeyValue::new("messaging.message.id", id.to_string());
-        links.push(Link::new(of, vec![id], 0));
-    }
-    if !job.others.is_empty() {
-        let jobs = i64::try_from(1 + job.others.len()).unwrap_or(i64::MAX);
+    if links.len() > 1 {
+        let jobs = i64::try_from(links.len()).unwrap_or(i64::MAX);
         attributes.push(KeyValue::new("messaging.batch.message_count", jobs));
     }
     let parent = Context::new().with_remote_span_context(enqueue);

@@ -6,6 +6,11 @@ use std::time::SystemTime;
 use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
 use sha2::{Digest as _, Sha256};
 
+/// True for a valid `traceparent`.
+pub fn is_traceparent(text: &str) -> bool {
+    parse(text).is_some()
+}
+
 /// Parses a `traceparent`, of any version that is as long as the first one. `None` if it is invalid.
 pub(super) fn parse(text: &str) -> Option<SpanContext> {
     let mut parts = text.split('-');

@@ -32,10 +32,16 @@ use rustls::crypto::ring;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::runtime::Handle;
 
-/// Spans and lines that wait for their export: about 16 MiB of each. More are dropped, and the SDK logs how many.
-const QUEUE_MAX: usize = 16 << 10;
+/// Spans that wait for their export, usually of less than 1 KiB each. More are dropped, and the SDK logs how many.
+const SPANS_MAX: usize = 16 << 10;
 
-/// The time of one request, including its answer; as the SDK's default for all tries of an export.
+/// Lines that wait for their export, of at most 16 KiB each.
+const LINES_MAX: usize = 4 << 10;
+
+/// The links of a span: one for each job of the largest batch.
+const LINKS_MAX: u32 = 1000;
+
+/// The usual time of one request, including its answer.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
 
 /// The size of an answer, which says at most how many spans were rejected.
@@ -48,8 +54,12 @@ pub struct Signals {
     pub traces: bool,
     /// Lines of the logs of guests.
     pub logs: bool,
-    /// `OTEL_SERVICE_NAME` is set.
-    pub is_named: bool,
+    /// The operator has set `service.name`.
+    pub has_name: bool,
+    /// The operator has set `service.instance.id`.
+    pub has_instance_id: bool,
+    /// The time of one request, if the operator has set it.
+    pub timeout: Option<Duration>,
     /// `OTEL_BSP_MAX_QUEUE_SIZE` is set.
     pub spans_max_is_set: bool,
     /// `OTEL_BLRP_MAX_QUEUE_SIZE` is set.
@@ -70,14 +80,8 @@ impl Exporter {
         if !signals.traces && !signals.logs {
             return Ok(None);
         }
-        let resource = Resource::builder()
-            .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
-            .with_attribute(KeyValue::new("service.instance.id", worker_id.to_owned()));
-        let resource = match signals.is_named {
-            true => resource.build(),
-            false => resource.with_service_name("rouse").build(),
-        };
-        let http = http_client();
+        let http = http_client(signals.timeout.unwrap_or(REQUEST_MAX));
+        let resource = resource(signals, worker_id);
         let scope = InstrumentationScope::builder("rouse")
             .with_version(env!("CARGO_PKG_VERSION"))
             .build();
@@ -96,13 +100,14 @@ impl Exporter {
                 .context("set up the export of traces (OTEL_EXPORTER_OTLP_*)")?;
             let mut batches = BatchConfigBuilder::default();
             if !signals.spans_max_is_set {
-                batches = batches.with_max_queue_size(QUEUE_MAX);
+                batches = batches.with_max_queue_size(SPANS_MAX);
             }
             let batches = BatchSpanProcessor::builder(spans).with_batch_config(batches.build());
             let provider = SdkTracerProvider::builder()
                 .with_span_processor(batches.build())
-                // What is not sampled does not get this far.
+                // Only sampled spans are started.
                 .with_sampler(Sampler::AlwaysOn)
+                .with_max_links_per_span(LINKS_MAX)
                 .with_id_generator(Ids::default())
                 .with_resource(resource.clone())
                 .build();
@@ -117,7 +122,7 @@ impl Exporter {
                 .context("set up the export of logs (OTEL_EXPORTER_OTLP_*)")?;
             let mut batches = LogBatches::default();
             if !signals.lines_max_is_set {
-                batches = batches.with_max_queue_size(QUEUE_MAX);
+                batches = batches.with_max_queue_size(LINES_MAX);
             }
             let batches = BatchLogProcessor::builder(lines).with_batch_config(batches.build());
             let provider = SdkLoggerProvider::builder()
@@ -144,7 +149,7 @@ impl Exporter {
     }
 
     /// Starts a span that gets the ids of this context.
-    pub(super) fn with_ids<T>(&self, context: &SpanContext, start: impl FnOnce() -> T) -> T {
+    pub(super) fn with_ids<T>(context: &SpanContext, start: impl FnOnce() -> T) -> T {
         NEXT.set(Some((context.trace_id(), context.span_id())));
         let started = start();
         NEXT.set(None);
@@ -167,6 +172,20 @@ impl Exporter {
             }
         }
     }
+}
+
+/// What is known of this host, in each export. The operator's attributes take precedence.
+fn resource(signals: Signals, worker_id: &str) -> Resource {
+    let mut resource = Resource::builder()
+        .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
+    if !signals.has_instance_id {
+        let id = KeyValue::new("service.instance.id", worker_id.to_owned());
+        resource = resource.with_attribute(id);
+    }
+    if !signals.has_name {
+        resource = resource.with_service_name("rouse");
+    }
+    resource.build()
 }
 
 thread_local! {
@@ -195,10 +214,11 @@ impl IdGenerator for Ids {
 struct Http {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     runtime: Handle,
+    timeout: Duration,
     signal: &'static str,
 }
 
-fn http_client() -> Http {
+fn http_client(timeout: Duration) -> Http {
     let mut roots = RootCertStore::empty();
     // Without certificates, https fails when it is used, and the SDK logs it.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -215,6 +235,7 @@ fn http_client() -> Http {
     Http {
         client: Client::builder(TokioExecutor::new()).build(connector),
         runtime: Handle::current(),
+        timeout,
         signal: "",
     }
 }
@@ -231,14 +252,14 @@ impl Http {
 #[async_trait::async_trait]
 impl HttpClient for Http {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let client = self.client.clone();
+        let (client, timeout) = (self.client.clone(), self.timeout);
         let sent = self.runtime.spawn(async move {
             let answer = async {
                 let (parts, body) = client.request(request.map(Full::new)).await?.into_parts();
                 let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await?;
                 Ok(Response::from_parts(parts, body.to_bytes()))
             };
-            tokio::time::timeout(REQUEST_MAX, answer).await?
+            tokio::time::timeout(timeout, answer).await?
         });
         let answer: Result<Response<Bytes>, HttpError> = sent.await?;
         let is_ok = answer.as_ref().is_ok_and(|it| it.status().is_success());

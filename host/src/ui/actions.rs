@@ -227,7 +227,7 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
             done.await.map_err(text)?;
             Done::here(format!("Job {job} has the priority {priority}."))
         }
-        ["jobs", job, "payload"] => {
+        ["jobs", job, "replace-payload"] => {
             let payload = form.get("payload").ok_or("The payload is missing.")?;
             let done = store.replace_payload(JobId(id(job)?), JsonText(payload.to_owned()));
             let made = done.await.map_err(text)?;

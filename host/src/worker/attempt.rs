@@ -129,9 +129,22 @@ async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
 }
 
 /// Takes a job whose lease is renewed to its settlement.
-async fn run_started(shared: &Arc<Shared>, mut claim: Claim, started: Started) -> Duration {
+async fn run_started(shared: &Arc<Shared>, claim: Claim, started: Started) -> Duration {
+    let trace = shared
+        .settings
+        .traces
+        .attempt(&traced(shared, &claim, &started.terms.handler));
+    run_traced(shared, claim, started, trace).await
+}
+
+/// The same in this trace.
+async fn run_traced(
+    shared: &Arc<Shared>,
+    mut claim: Claim,
+    started: Started,
+    trace: AttemptTrace,
+) -> Duration {
     let payload = std::mem::take(&mut claim.job.payload.0);
-    let trace = trace(shared, &claim, &started.terms.handler, &[]);
     let input = input(&claim, &started.terms.policy, payload, trace.clone());
     let sandbox = &shared.sandbox;
     let Started { abort, journal, .. } = &started;
@@ -356,6 +369,7 @@ async fn run_in_sandbox(
     if let (RunEnd::Aborted(reason), Some(took)) = (&run.end, abort.aborted_for()) {
         events::aborted(context, *reason, took);
     }
+    trace.ran();
     meters.seconds.record(run.wall.as_secs_f64());
     if let Some(trace_id) = trace.recorded_id() {
         let exemplar = Exemplar {
@@ -369,19 +383,10 @@ async fn run_in_sandbox(
     run
 }
 
-/// The trace of an attempt that starts now. `others`: the other jobs of a batch.
-fn trace(
-    shared: &Shared,
-    claim: &Claim,
-    handler: &Handler,
-    others: &[&ClaimedJob],
-) -> AttemptTrace {
+/// What is recorded of an attempt that starts now.
+fn traced<'a>(shared: &'a Shared, claim: &'a Claim, handler: &'a Handler) -> TracedJob<'a> {
     let job = &claim.job;
-    let others: Vec<_> = others
-        .iter()
-        .map(|job| (job.id.0, job.requested_at, job.trace.as_deref()))
-        .collect();
-    shared.settings.traces.attempt(&TracedJob {
+    TracedJob {
         id: job.id.0,
         handler: &handler.manifest.name,
         queue: &claim.lane.queue,
@@ -390,8 +395,7 @@ fn trace(
         requested_at: job.requested_at,
         trace: job.trace.as_deref(),
         worker_id: &shared.settings.worker_id,
-        others: &others,
-    })
+    }
 }
 
 /// The input of the guest.
@@ -550,12 +554,7 @@ async fn send(shared: &Shared, one: Unsettled) {
         id, fence, outcome, ..
     } = &one.settlement;
     let (id, fence) = (*id, *fence);
-    let error = outcome.error();
-    one.trace.end(
-        OutcomeLabel::from(outcome).as_str(),
-        error.map(|error| (error.kind.as_str(), error.message.as_str())),
-    );
-    if let Some(error) = error {
+    if let Some(error) = outcome.error() {
         one.meters.count_error(error.kind);
         if error.kind == ErrorKind::TimedOut {
             shared.presence.tally.timed_out();
@@ -597,7 +596,7 @@ fn unsettled(
             trace: if jobs.is_empty() {
                 None
             } else {
-                trace.traceparent()
+                trace.traceparent().map(str::to_owned)
             },
             jobs,
         },

@@ -69,6 +69,14 @@ impl Unsettled {
         }
     }
 
+    /// Counts how the attempt has ended, and ends its trace.
+    fn ended(&self, outcome: OutcomeLabel) {
+        self.meters.count(outcome);
+        let error = self.settlement.outcome.error();
+        let error = error.map(|error| (error.kind.as_str(), error.message.as_str()));
+        self.trace.end(outcome.as_str(), error);
+    }
+
     /// True if its lease can no longer be trusted, or after an immediate stop.
     pub(super) fn is_lost(&self, shared: &Shared) -> bool {
         let Settlement { id, fence, .. } = self.settlement;
@@ -241,7 +249,7 @@ fn give_up_lost(shared: &Shared, part: &mut Vec<Unsettled>) {
 pub(super) fn give_up_if_lost(shared: &Shared, one: &Unsettled) -> bool {
     let is_lost = one.is_lost(shared);
     if is_lost {
-        one.meters.count(OutcomeLabel::GivenUp);
+        one.ended(OutcomeLabel::GivenUp);
         events::given_up(one.event_context(shared));
         shared
             .leases
@@ -258,15 +266,15 @@ pub(super) fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     shared.leases.remove(*id, *fence);
     if !accepted {
         if one.unanswered {
-            one.meters.count(OutcomeLabel::Unconfirmed);
+            one.ended(OutcomeLabel::Unconfirmed);
             events::unconfirmed(one.event_context(shared));
         } else {
-            one.meters.count(OutcomeLabel::Refused);
+            one.ended(OutcomeLabel::Refused);
             events::refused(one.event_context(shared));
         }
         return;
     }
-    one.meters.count(outcome.into());
+    one.ended(outcome.into());
     shared.presence.tally.settled(outcome);
     events::settled(one.event_context(shared), outcome);
     match outcome {

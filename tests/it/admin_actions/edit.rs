@@ -37,10 +37,14 @@ async fn a_queued_job_can_be_given_another_priority() {
         let priority = "SELECT priority = 'high' FROM rouse.jobs WHERE id = $1";
         assert!(is_true(&client, priority, &[&id]).await);
     }
-    let detail = Some(json!({"from": "normal", "to": "high"}));
+    let set = history(&client, second).await;
+    let [_, (event, Some(detail))] = &set[..] else {
+        panic!("{set:?}")
+    };
+    assert_eq!(event, "priority_set");
     assert_eq!(
-        history(&client, second).await[1..],
-        [("priority_set".to_owned(), detail)]
+        (&detail["from"], &detail["to"]),
+        (&json!("normal"), &json!("high"))
     );
     // What was not ready is not ready.
     let ready = "SELECT array_agg(id ORDER BY id) FROM rouse.job WHERE turn IS NOT NULL";
@@ -79,7 +83,11 @@ async fn another_payload_makes_a_new_job_that_takes_the_place_of_the_old_one() {
         "'noop', '{\"n\": 1}', 'q', 'acme', NULL, 'high', NULL, 3, 'key', '{}', job_timeout => '1 hour'",
     )
     .await;
-    let after = enqueue_sql(&client, &format!("'noop', '2', after => '[{old}]'")).await;
+    let after = enqueue_sql(
+        &client,
+        &format!("'noop', '{{\"n\": 2}}', after => '[{old}]'"),
+    )
+    .await;
     let new = replace(&client, old, json!({"n": 7})).await;
     assert_ne!(new, old);
     let same = "SELECT (a.handler, a.queue, a.tenant, a.priority, a.max_attempts, a.unique_key, a.tags, a.id)
@@ -93,7 +101,7 @@ async fn another_payload_makes_a_new_job_that_takes_the_place_of_the_old_one() {
     assert!(is_true(&client, only, &[&new]).await);
     assert_eq!(
         events(&client, old).await,
-        ["requested", "retried", "payload_replaced"]
+        ["requested", "cancelled", "retried"]
     );
     // It is not the same call twice: the old job has ended.
     let (code, text) = refusal(&client, REPLACE, &[&old, &json!(3)]).await;
@@ -114,11 +122,11 @@ async fn another_payload_makes_a_new_job_that_takes_the_place_of_the_old_one() {
 async fn a_job_with_another_payload_starts_no_earlier_and_waits_for_the_same_jobs() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let first = enqueue(&client, "noop", json!(1)).await;
+    let first = enqueue(&client, "noop", json!({"n": 1})).await;
     let later = enqueue_sql(&client, "'noop', run_at => '2999-01-01'").await;
     let waiting = enqueue_sql(&client, &format!("'noop', after => '[{first}]'")).await;
     let later = replace(&client, later, json!("x".repeat(5000))).await;
-    let waiting = replace(&client, waiting, json!(2)).await;
+    let waiting = replace(&client, waiting, json!({"n": 2})).await;
     let due = "SELECT available_at = '2999-01-01' AND length(payload #>> '{}') = 5000 FROM rouse.jobs WHERE id = $1";
     assert!(is_true(&client, due, &[&later]).await);
     let waits = "SELECT waits_for = ARRAY[$2::bigint] FROM rouse.jobs WHERE id = $1";
@@ -126,12 +134,12 @@ async fn a_job_with_another_payload_starts_no_earlier_and_waits_for_the_same_job
     let ready = "SELECT array_agg(id) = ARRAY[$1::bigint] FROM rouse.job WHERE turn IS NOT NULL";
     assert!(is_true(&client, ready, &[&first]).await);
     let worker = TestWorker::start(&db, Settings::default()).await;
-    assert_eq!(ended(&client, waiting).await.result, Some(json!(2)));
+    assert_eq!(ended(&client, waiting).await.result, Some(json!({"n": 2})));
     worker.drain().await;
 }
 
 #[tokio::test]
-async fn a_job_that_waits_for_its_next_attempt_begins_again_with_its_new_payload() {
+async fn a_job_that_waits_for_its_next_attempt_keeps_its_time_and_its_old_attempts() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let store = db.worker().await;
@@ -143,10 +151,9 @@ async fn a_job_that_waits_for_its_next_attempt_begins_again_with_its_new_payload
     };
     let settlement = settlement(&job, retry);
     store.settle(&[settlement], Locked::Wait).await.unwrap();
-    // Its priority is no part of its history.
     assert!(is_true(&client, SET, &[&old, &"low"]).await);
     let new = replace(&client, old, json!(2)).await;
-    let fresh = "SELECT attempt = 0 AND available_at <= now() AND priority = 'low' FROM rouse.jobs WHERE id = $1";
+    let fresh = "SELECT attempt = 0 AND available_at > now() + interval '50 minutes' AND priority = 'low' FROM rouse.jobs WHERE id = $1";
     assert!(is_true(&client, fresh, &[&new]).await);
     let kept = "SELECT count(*) = 1 FROM rouse.attempt WHERE job = $1";
     assert!(is_true(&client, kept, &[&old]).await);
@@ -267,4 +274,47 @@ async fn rouse_job_edit_changes_the_priority_and_the_payload() {
         .prints("the payload is not JSON");
     let new = "SELECT count(*) = 1 FROM rouse.jobs WHERE payload = '{\"n\": 2}' AND priority = 'low' AND state = 'queued'";
     assert!(is_true(&client, new, &[]).await);
+}
+
+#[tokio::test]
+async fn a_suspended_job_is_ready_with_its_new_payload_and_keeps_its_signals() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let old = enqueue(&client, "x", json!(1)).await;
+    client
+        .batch_execute(&format!(
+            "UPDATE rouse.job SET turn = NULL, attempt = 1, uncounted = 1, available_at = '2999-01-01',
+                    wait = '{{\"kind\": \"signal\", \"step\": \"s\", \"name\": \"go\"}}' WHERE id = {old};
+             SELECT rouse.signal({old}, 'other', '7')"
+        ))
+        .await
+        .unwrap();
+    let new = replace(&client, old, json!(2)).await;
+    let ready = "SELECT turn IS NOT NULL AND available_at <= now() AND wait IS NULL FROM rouse.job WHERE id = $1";
+    assert!(is_true(&client, ready, &[&new]).await);
+    let signals = "SELECT count(*) = 1 FROM rouse.signal WHERE job = $1";
+    assert!(is_true(&client, signals, &[&new]).await);
+}
+
+#[tokio::test]
+async fn a_job_with_another_payload_takes_the_place_of_the_old_one_behind_gates() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.set_gate('one', 'singleton', handler => 'x', key => '{$.n}', lasts => 'running')",
+        )
+        .await
+        .unwrap();
+    let old = enqueue(&client, "x", json!({"n": 1, "v": 1})).await;
+    let new = replace(&client, old, json!({"n": 1, "v": 2})).await;
+    // The gate returns the job that it has let through.
+    assert_eq!(enqueue(&client, "x", json!({"n": 1})).await, new);
+    let (code, text) = refusal(&client, REPLACE, &[&new, &json!({"n": 2})]).await;
+    assert!(
+        code == "55000" && text.contains("another key of gate one"),
+        "{text}"
+    );
+    let unchanged = "SELECT state = 'queued' FROM rouse.jobs WHERE id = $1";
+    assert!(is_true(&client, unchanged, &[&new]).await);
 }

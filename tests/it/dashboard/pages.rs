@@ -239,14 +239,14 @@ async fn a_job_gets_signals_results_and_messages() {
         (all[0], "priority", "priority=high", "has the priority high"),
         (
             all[0],
-            "payload",
+            "replace-payload",
             "payload=%7B",
             "invalid input syntax for type json",
         ),
         (all[0], "run-now", "", "is due now"),
         (
             all[0],
-            "payload",
+            "replace-payload",
             "payload=%7B%22n%22%3A7%7D",
             "has this payload",
         ),

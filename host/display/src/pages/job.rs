@@ -198,7 +198,7 @@ fn facts(chrome: &Chrome, record: &Value, now: f64) -> Markup {
             (row("Timeout", html! { @if let Some(timeout) = milliseconds(&record["timeout_ms"]) { (timeout) } }))
             (row("Has to end by", time("deadline_at")))
             (row("Grants", html! { @if !record["grants"].is_null() { code { (cells::plain(&record["grants"])) } } }))
-            (row("Trace", trace(chrome, cells::text(record, "trace"))))
+            @if record["trace"].is_string() { (row("Trace", trace(chrome, cells::text(record, "trace")))) }
             (row("Enqueued", time("requested_at")))
             (row("Due", time("available_at")))
             (row("Claimed", time("claimed_at")))
@@ -210,11 +210,11 @@ fn facts(chrome: &Chrome, record: &Value, now: f64) -> Markup {
     }
 }
 
-/// The id of a trace, as a link if there is an address for it.
+/// The id of a trace, as a link if it may be recorded and there is an address for it.
 fn trace(chrome: &Chrome, traceparent: &str) -> Markup {
     let id = traceparent.split('-').nth(1).unwrap_or_default();
     html! {
-        @if chrome.trace_url.is_empty() || id.is_empty() {
+        @if chrome.trace_url.is_empty() || traceparent.ends_with("-00") {
             code { (harmless::line(id)) }
         } @else {
             a href=(chrome.trace_url.replace("{trace}", &chrome.encoded(id))) rel="noreferrer" { code { (harmless::line(id)) } }
@@ -468,7 +468,7 @@ fn edit(chrome: &Chrome, record: &Value, payload: Option<&str>) -> Markup {
                     button type="submit" { "Set the priority" }
                 }
                 @if let Some(payload) = payload.filter(|it| it.len() <= CONTENT_BYTES_MAX) {
-                    form class="filters" method="post" action=(path("payload")) {
+                    form class="filters" method="post" action=(path("replace-payload")) {
                         (chrome.token())
                         label class="wide" { "Payload (JSON)"
                             textarea name="payload" rows="6" required spellcheck="false" autocomplete="off" { (payload) }

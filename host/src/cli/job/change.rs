@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum};
 use serde_json::json;
 
 use super::{EXIT_UNKNOWN, unknown};
@@ -148,9 +148,9 @@ pub(super) struct Edit {
     #[arg(value_parser = job_id)]
     id: i64,
 
-    /// high, normal or low
+    /// The priority
     #[arg(long)]
-    priority: Option<String>,
+    priority: Option<Priority>,
 
     /// The payload; `-` reads it from standard input
     #[arg(long, value_name = "JSON")]
@@ -159,6 +159,24 @@ pub(super) struct Edit {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// The priority of a job.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Priority {
+    High,
+    Normal,
+    Low,
+}
+
+impl Priority {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::High => "high",
+            Self::Normal => "normal",
+            Self::Low => "low",
+        }
+    }
 }
 
 /// `rouse job cancel`.
@@ -280,23 +298,28 @@ pub(super) async fn edit(args: Edit) -> anyhow::Result<ExitCode> {
     let payload = payload.transpose()?;
     let store = args.target.checked_store().await?;
     each(&[args.id], JOBS, args.json, async |&id| {
-        // The new job has the priority of the old one.
-        if let Some(priority) = &args.priority {
-            let done = store.set_priority(JobId(id), priority).await;
-            let done = answer(id, done, |()| Done {
-                text: format!("job {id} has the priority {priority}"),
-                json: json!({"id": id, "priority": priority}),
+        let mut edited = JobId(id);
+        if let Some(payload) = &payload {
+            let done = store.replace_payload(edited, JsonText(payload.clone()));
+            match done.await {
+                Ok(new) => edited = new,
+                refused => return answer(id, refused, |new| now(new.0, "queued")),
+            }
+        }
+        if let Some(priority) = args.priority.map(Priority::as_str) {
+            let done = store.set_priority(edited, priority).await;
+            let done = answer(edited.0, done, |()| Done {
+                text: format!("job {edited} has the priority {priority}"),
+                json: json!({"id": edited.0, "priority": priority}),
             })?;
             if payload.is_none() || done.is_err() {
                 return Ok(done);
             }
         }
-        let payload = JsonText(payload.clone().unwrap_or_default());
-        let done = store.replace_payload(JobId(id), payload).await;
-        answer(id, done, |new| Done {
-            text: new.to_string(),
-            json: json!({"id": new.0, "retried_from": id}),
-        })
+        Ok(Ok(Done {
+            text: edited.to_string(),
+            json: json!({"id": edited.0, "retried_from": id}),
+        }))
     })
     .await
 }

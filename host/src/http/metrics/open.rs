@@ -14,8 +14,10 @@ const BUCKETS: &str = "rouse_attempt_seconds_bucket{";
 
 /// Whether a client with this `Accept` header reads the format.
 pub(super) fn is_accepted(accept: &str) -> bool {
-    let mut types = accept.split(',');
-    types.any(|one| one.split(';').next().map(str::trim) == Some("application/openmetrics-text"))
+    accept.split(',').any(|one| {
+        let mut parts = one.split(';').map(str::trim);
+        parts.next() == Some("application/openmetrics-text") && !parts.any(|part| part == "q=0")
+    })
 }
 
 /// Prometheus' text format as OpenMetrics. The two differ in the names of families of counters, which here are without
@@ -86,6 +88,7 @@ mod tests {
         assert!(is_accepted("text/plain, application/openmetrics-text"));
         assert!(!is_accepted("text/plain;version=0.0.4"));
         assert!(!is_accepted("*/*"));
+        assert!(!is_accepted("application/openmetrics-text; q=0"));
     }
 
     #[test]

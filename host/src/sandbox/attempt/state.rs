@@ -1,6 +1,5 @@
 //! The host's state of one running instance, and its limits.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use wasmtime::Store;
@@ -15,12 +14,12 @@ use super::meter::Meter;
 use crate::job::Suspension;
 use crate::sandbox::capability::{
     Batch, FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, LogSource, NewJobs,
-    OutsidePaths, Sql, Steps, Stream,
+    OutsidePaths, Sql, StepSpans, Steps, Stream,
 };
 use crate::sandbox::grants::Granted;
 use crate::sandbox::module::lines::Lines;
 use crate::sandbox::{AbortHandle, Limits, Profile};
-use crate::traces::{AttemptTrace, Span};
+use crate::traces::AttemptTrace;
 
 /// The host's state of one running instance, and its limits.
 pub(in crate::sandbox) struct AttemptState {
@@ -53,8 +52,7 @@ pub(in crate::sandbox) struct AttemptState {
     pub(in crate::sandbox) clock: DatabaseClock,
     pub(in crate::sandbox) http: Http,
     pub(in crate::sandbox) trace: AttemptTrace,
-    /// The spans of its steps that have started, by name.
-    pub(in crate::sandbox) step_spans: HashMap<String, Span>,
+    pub(in crate::sandbox) step_spans: StepSpans,
     /// Limits the size of a request's header fields.
     pub(in crate::sandbox) http_fields: WasiHttpCtx,
     /// The last denial for lack of a grant.
@@ -166,7 +164,7 @@ impl AttemptState {
             steps,
             handler_state,
             trace,
-            step_spans: HashMap::new(),
+            step_spans: StepSpans::default(),
             http,
             http_fields,
             jobs,
@@ -228,7 +226,7 @@ impl AttemptState {
         self.clock = clock;
         self.http = http.within(self.limiter.host_memory().clone());
         self.trace = trace;
-        self.step_spans = HashMap::new();
+        self.step_spans = StepSpans::default();
         self.denial = None;
         self.outside_paths = OutsidePaths::default();
         self.retry_at_ms = None;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde_json::value::RawValue;
 
 use super::batch::NO_EFFECTS;
+use super::steps::end_step;
 use crate::job::{SqlCall, SqlFailure, json_from, narrowest_first};
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::sql::{
@@ -322,7 +323,8 @@ impl Host for AttemptState {
         output: Vec<u8>,
         effects: Vec<Call>,
     ) -> wasmtime::Result<Result<(), SqlError>> {
-        self.sql_call(async |state: &mut Self| {
+        let span = self.step_spans.take(&step);
+        let completed = self.sql_call(async |state: &mut Self| {
             let Self { sql, steps, .. } = state;
             let effects = effects.into_iter().map(|call| sql.check(call));
             let effects = effects.collect::<Result<Vec<_>, _>>()?;
@@ -335,8 +337,10 @@ impl Host for AttemptState {
             sql.store()?.complete_step(&step, &output, &effects).await?;
             steps.note(step, output.len());
             Ok(())
-        })
-        .await
+        });
+        let completed = completed.await?;
+        end_step(span, completed.as_ref().err());
+        Ok(completed)
     }
 }
 

@@ -1,12 +1,12 @@
 //! `rouse:handler/steps`: results that a later attempt reads instead of repeating the work.
 
 mod recorded;
-
-use opentelemetry::KeyValue;
-use opentelemetry::trace::SpanKind;
+mod spans;
 
 pub(super) use self::recorded::StepStart;
 pub(in crate::sandbox) use self::recorded::Steps;
+pub(in crate::sandbox) use self::spans::StepSpans;
+pub(super) use self::spans::end_step;
 use crate::sandbox::AbortHandle;
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::steps::{Host, StepError};
@@ -32,9 +32,7 @@ impl Host for AttemptState {
         let abort = self.abort.clone();
         let started = unless_aborted(abort, self.steps.start(&name)).await;
         if let Ok(None) = started {
-            let attributes = vec![KeyValue::new("rouse.step", name.clone())];
-            let span = self.trace.span("step", SpanKind::Internal, attributes);
-            self.step_spans.insert(name, span);
+            self.step_spans.start(&self.trace, name);
         }
         Ok(started)
     }
@@ -46,11 +44,9 @@ impl Host for AttemptState {
     ) -> wasmtime::Result<Result<(), StepError>> {
         self.meter.count_host_call();
         let abort = self.abort.clone();
-        let span = self.step_spans.remove(&name);
+        let span = self.step_spans.take(&name);
         let completed = unless_aborted(abort, self.steps.complete(name, output)).await;
-        if let (Some(mut span), Err(error)) = (span, &completed) {
-            span.fail("not_recorded", error.to_string());
-        }
+        end_step(span, completed.as_ref().err());
         Ok(completed)
     }
 }

@@ -12,12 +12,12 @@ use tracing::warn;
 
 use super::super::meters::OutcomeLabel;
 use super::{
-    Claim, RunStats, Shared, Started, Terms, end_unstarted, input, run_in_sandbox, run_started,
-    settle, start, trace, tries,
+    Claim, RunStats, Shared, Started, Terms, end_unstarted, input, run_in_sandbox, run_traced,
+    settle, start, traced, tries,
 };
 use crate::job::{AbortReason, Failure, JobId, RunEnd, Usage, decide};
 use crate::sandbox::{AbortHandle, Run};
-use crate::store::{ClaimedJob, Ran};
+use crate::store::Ran;
 use crate::traces::AttemptTrace;
 
 /// One job of a batch.
@@ -62,7 +62,10 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
             // Other slots, and other workers, can run it.
             settle_end(shared, claim, started, None, RunEnd::NotStarted).await;
         } else {
-            delay = run_started(shared, claim, started).await;
+            // The batch has recorded its enqueue.
+            let traced = traced(shared, &claim, &started.terms.handler);
+            let trace = shared.settings.traces.attempt_again(&traced);
+            delay = run_traced(shared, claim, started, trace).await;
         }
     }
     delay
@@ -100,8 +103,10 @@ async fn run_together(shared: &Arc<Shared>, members: &[Member]) -> Run {
     let (claim, first) = &members[0];
     let aborts = members.iter().map(|(_, started)| started.abort.clone());
     let abort = AbortHandle::of_batch(aborts.collect());
-    let others: Vec<&ClaimedJob> = members[1..].iter().map(|(claim, _)| &claim.job).collect();
-    let trace = trace(shared, claim, &first.terms.handler, &others);
+    let traced = members
+        .iter()
+        .map(|(claim, started)| traced(shared, claim, &started.terms.handler));
+    let trace = shared.settings.traces.batch(&traced.collect::<Vec<_>>());
     let inputs = members.iter().map(|(claim, started)| {
         // Kept: the job may be run again.
         let payload = claim.job.payload.0.clone();
@@ -119,9 +124,15 @@ async fn run_together(shared: &Arc<Shared>, members: &[Member]) -> Run {
         run = run => run,
         () = abort.follow() => unreachable!("it never returns"),
     };
+    let all_succeeded = run
+        .of_jobs
+        .iter()
+        .all(|(_, end)| matches!(end, RunEnd::Returned(_)));
     match &run.end {
-        // The jobs have their own outcomes.
-        RunEnd::Returned(_) => trace.end(OutcomeLabel::Succeeded.as_str(), None),
+        RunEnd::Returned(_) if all_succeeded => trace.end(OutcomeLabel::Succeeded.as_str(), None),
+        RunEnd::Aborted(reason) => {
+            trace.end(OutcomeLabel::Dropped.as_str(), Some((reason.as_str(), "")));
+        }
         _ => trace.end(OutcomeLabel::Failed.as_str(), Some(("batch", ""))),
     }
     run

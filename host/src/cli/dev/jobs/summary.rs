@@ -12,20 +12,35 @@ use crate::cli::screen::{Colour, Screen};
 pub(super) struct Summary {
     /// The job and the number of each running attempt.
     running: HashSet<(String, String)>,
-    /// By the word of the event that ended them.
-    ended: BTreeMap<String, u64>,
+    /// By a word of the line.
+    ended: BTreeMap<&'static str, u64>,
 }
 
-/// The words of the line, in its order: of the event, and for people.
-const WORDS: [(&str, &str); 7] = [
-    ("succeeded", "succeeded"),
-    ("failed", "failed"),
-    ("timed_out", "timed out"),
-    ("retried", "to be retried"),
-    ("suspended", "suspended"),
-    ("cancelled", "cancelled"),
-    ("dropped", "lost"),
+/// The words of the line, in its order.
+const WORDS: [&str; 8] = [
+    "succeeded",
+    "failed",
+    "timed out",
+    "to be retried",
+    "suspended",
+    "released",
+    "cancelled",
+    "lost",
 ];
+
+/// The word of the line for the event that ended an attempt. `reason`: that of a dropped one.
+fn word(event: &str, reason: Option<&str>) -> &'static str {
+    match (event, reason) {
+        ("succeeded", _) | ("dropped", Some("already_completed")) | ("completed", _) => "succeeded",
+        ("failed", _) => "failed",
+        ("timed_out", _) => "timed out",
+        ("retried", _) => "to be retried",
+        ("suspended", _) => "suspended",
+        ("released", _) => "released",
+        ("cancelled" | "deleted", _) | ("dropped", Some("cancelled")) => "cancelled",
+        _ => "lost",
+    }
+}
 
 impl Summary {
     /// Counts an event of a job: docs/reference/events.md lists them.
@@ -44,7 +59,8 @@ impl Summary {
             "enqueued" | "claimed" | "aborted" => {}
             ended => {
                 if self.running.remove(&attempt) {
-                    *self.ended.entry(ended.to_owned()).or_default() += 1;
+                    let reason = fields.get("reason").map(String::as_str);
+                    *self.ended.entry(word(ended, reason)).or_default() += 1;
                 }
             }
         }
@@ -52,12 +68,12 @@ impl Summary {
 
     pub(super) fn text(&self, colours: bool) -> String {
         let mut parts = vec![format!("{} running", self.running.len())];
-        for (event, word) in WORDS {
-            let Some(count) = self.ended.get(event) else {
+        for word in WORDS {
+            let Some(count) = self.ended.get(word) else {
                 continue;
             };
             let part = format!("{count} {word}");
-            parts.push(match Colour::of_state(event) {
+            parts.push(match Colour::of_state(&word.replace(' ', "_")) {
                 Some(colour) if colours => colour.paint(&part),
                 _ => part,
             });

@@ -7,7 +7,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use http::header::CONTENT_LENGTH;
-use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, Request, Response, Uri};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use opentelemetry::KeyValue;
@@ -26,7 +25,7 @@ use super::outgoing::Outgoing;
 use super::secrets::{Redactor, Replacements};
 use super::tally::{Tally, UnderWay, head_bytes};
 use crate::sandbox::AbortHandle;
-use crate::traces::{AttemptTrace, Span};
+use crate::traces::{AttemptTrace, Span, cut};
 
 /// The trace context of a request: <https://www.w3.org/TR/trace-context/#traceparent-header>.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -94,13 +93,8 @@ impl Http {
         let allowed = access
             .allow(&parts.method, &parts.uri)
             .map_err(|why| tally.deny(why))?;
-        let span = request_span(&self.trace, &parts, &allowed);
-        if let Some(traceparent) = span.traceparent()
-            && !parts.headers.contains_key(TRACEPARENT)
-            && let Ok(value) = HeaderValue::from_str(traceparent)
-        {
-            parts.headers.insert(TRACEPARENT, value);
-        }
+        // With the placeholders of secrets.
+        let path = parts.uri.path().to_owned();
         let replacements = self
             .placeholders
             .put_into(&access, &allowed.target, &mut parts)
@@ -110,7 +104,18 @@ impl Http {
             under_way.charge(2 * SECRET_BODY_BYTES_MAX)?;
         }
         parts.uri = canonical_uri(&allowed, &parts.uri)?;
-        tally.sent(head_bytes(&parts.method, &parts.uri, &parts.headers))?;
+        let mut span = request_span(&self.trace, &parts.method, &allowed, &path);
+        let own = span.traceparent();
+        let traceparent = own.as_deref().or(self.trace.traceparent());
+        if let Some(traceparent) = traceparent
+            && !parts.headers.contains_key(TRACEPARENT)
+        {
+            let value = HeaderValue::from_str(traceparent).expect("it has digits and hyphens");
+            parts.headers.insert(TRACEPARENT, value);
+        }
+        tally
+            .sent(head_bytes(&parts.method, &parts.uri, &parts.headers))
+            .inspect_err(|fault| span.fail(fault.word(), &fault.to_string()))?;
 
         let now = Instant::now();
         let connect = options.connect_timeout.unwrap_or(CONNECT_MAX);
@@ -152,10 +157,10 @@ impl Sending {
                     i64::from(status.as_u16()),
                 ));
                 if status.is_client_error() || status.is_server_error() {
-                    span.fail(status.as_str(), String::new());
+                    span.fail(status.as_str(), "");
                 }
             }
-            Err(fault) => span.fail(fault.word(), fault.to_string()),
+            Err(fault) => span.fail(fault.word(), &fault.to_string()),
         }
         sent
     }
@@ -215,16 +220,18 @@ impl Sending {
 
 /// The span of a request, by the conventions for HTTP clients. The path is the one that the guest wrote: a placeholder
 /// stays in it instead of its secret. The query is left out, because it often contains credentials.
-fn request_span(trace: &AttemptTrace, parts: &Parts, allowed: &Allowed) -> Span {
+fn request_span(trace: &AttemptTrace, method: &Method, allowed: &Allowed, path: &str) -> Span {
     let target = &allowed.target;
-    let attributes = vec![
-        KeyValue::new("http.request.method", parts.method.to_string()),
-        KeyValue::new("server.address", target.host.to_string()),
-        KeyValue::new("server.port", i64::from(target.port)),
-        KeyValue::new("url.scheme", target.scheme.as_str()),
-        KeyValue::new("url.path", parts.uri.path().to_owned()),
-    ];
-    trace.span(parts.method.to_string(), SpanKind::Client, attributes)
+    let attributes = || {
+        vec![
+            KeyValue::new("http.request.method", method.to_string()),
+            KeyValue::new("server.address", target.host.to_string()),
+            KeyValue::new("server.port", i64::from(target.port)),
+            KeyValue::new("url.scheme", target.scheme.as_str()),
+            KeyValue::new("url.path", cut(path)),
+        ]
+    };
+    trace.span(method.to_string(), SpanKind::Client, attributes)
 }
 
 /// Inserts secrets into the body of a request.
