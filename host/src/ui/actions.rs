@@ -346,6 +346,10 @@ async fn change_jobs(ui: &Ui, reader: &Reader, form: &Pairs, headers: &HeaderMap
         "cancel" => (BulkAction::Cancel, false),
         "retry-all" => (BulkAction::Retry, true),
         "cancel-all" => (BulkAction::Cancel, true),
+        "run-now" => (BulkAction::RunNow, false),
+        "delete" => (BulkAction::Delete, false),
+        "run-now-all" => (BulkAction::RunNow, true),
+        "delete-all" => (BulkAction::Delete, true),
         other => return problem(Problem::invalid(format!("{other:?} is not an action."))),
     };
     if !is_all {

@@ -13,7 +13,7 @@ use super::access::Reader;
 use super::problem::Problem;
 use super::{Ui, html};
 use crate::job::JobId;
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, When};
 
 /// Why a change ended early.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +40,10 @@ pub(super) enum BulkAction {
     Retry,
     /// It ends.
     Cancel,
+    /// A queued job is due now.
+    RunNow,
+    /// A queued job ends, and its history says that it was deleted.
+    Delete,
 }
 
 impl BulkAction {
@@ -47,6 +51,8 @@ impl BulkAction {
         let (verb, done_word) = match self {
             Self::Retry => ("Retry", "retried"),
             Self::Cancel => ("Cancel", "cancelled"),
+            Self::RunNow => ("Run", "due now"),
+            Self::Delete => ("Delete", "deleted"),
         };
         Bulk {
             verb,
@@ -70,19 +76,8 @@ impl BulkAction {
                     "Only jobs that have ended can be retried: choose their states.".into(),
                 ));
             }
-            Self::Cancel if filter.states.is_empty() => {
-                filter.states = vec!["queued".into(), "running".into()];
-            }
-            Self::Cancel => {
-                filter
-                    .states
-                    .retain(|state| state == "queued" || state == "running");
-                if filter.states.is_empty() {
-                    return Err(Problem::invalid(
-                        "Only queued and running jobs can be cancelled.".into(),
-                    ));
-                }
-            }
+            Self::Cancel => keep_states(&mut filter, &["queued", "running"], self)?,
+            Self::RunNow | Self::Delete => keep_states(&mut filter, &["queued"], self)?,
         }
         Ok(filter)
     }
@@ -95,6 +90,29 @@ impl BulkAction {
         }
         filter
     }
+}
+
+/// Leaves these states in the filter; all of them if it names none.
+///
+/// # Errors
+/// If it names only other states.
+fn keep_states(filter: &mut JobFilter, states: &[&str], what: BulkAction) -> Result<(), Problem> {
+    if filter.states.is_empty() {
+        filter.states = states.iter().map(|&state| state.to_owned()).collect();
+        return Ok(());
+    }
+    filter
+        .states
+        .retain(|state| states.contains(&state.as_str()));
+    if filter.states.is_empty() {
+        let why = format!(
+            "Only {} jobs can be {}.",
+            states.join(" and "),
+            what.bulk("").done_word
+        );
+        return Err(Problem::invalid(why));
+    }
+    Ok(())
 }
 
 /// The changes of this process, by number.
@@ -171,6 +189,8 @@ pub(super) async fn confirm(
     let verb = match what {
         BulkAction::Retry => "retry-all",
         BulkAction::Cancel => "cancel-all",
+        BulkAction::RunNow => "run-now-all",
+        BulkAction::Delete => "delete-all",
     };
     let main = live_main(
         "",
@@ -237,7 +257,7 @@ async fn change_matching(
                 });
                 batch.next_before
             }
-            BulkAction::Cancel => {
+            BulkAction::Cancel | BulkAction::RunNow | BulkAction::Delete => {
                 let batch = store.search_jobs(&filter, before, BATCH).await?;
                 change_each(ui, store, what, &batch.ids, number).await?;
                 batch.next_before
@@ -272,19 +292,20 @@ async fn change_each(
 
 /// Changes one job. False if its state does not allow that.
 async fn change(store: &Store, what: BulkAction, id: JobId) -> Result<bool, StoreError> {
-    match what {
-        BulkAction::Cancel => store.cancel(id).await,
-        BulkAction::Retry => match store.retry(id).await {
-            Ok(_) => Ok(true),
-            Err(error)
-                if error.is_refused_by_state()
-                    || error.is_unknown_job()
-                    || error.is_about_data() =>
-            {
-                Ok(false)
-            }
-            Err(error) => Err(error),
-        },
+    let done = match what {
+        BulkAction::Cancel => return store.cancel(id).await,
+        BulkAction::Retry => store.retry(id).await.map(|_| ()),
+        BulkAction::RunNow => store.reschedule(id, &When::Now).await,
+        BulkAction::Delete => store.delete(id).await,
+    };
+    match done {
+        Ok(()) => Ok(true),
+        Err(error)
+            if error.is_refused_by_state() || error.is_unknown_job() || error.is_about_data() =>
+        {
+            Ok(false)
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -307,6 +328,10 @@ mod tests {
         let failed = JobFilter::of_states(&["failed"]);
         assert_eq!(states(BulkAction::Cancel, &failed), None);
         assert_eq!(states(BulkAction::Retry, &filter), None);
+        for what in [BulkAction::RunNow, BulkAction::Delete] {
+            assert_eq!(states(what, &filter).unwrap_or_default(), ["queued"]);
+            assert_eq!(states(what, &JobFilter::of_states(&["running"])), None);
+        }
         assert_eq!(BulkAction::Retry.json(&failed, 1.0)["retried"], false);
     }
 

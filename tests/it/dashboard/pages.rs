@@ -161,6 +161,10 @@ async fn all_that_match_are_retried_after_their_number_was_shown() {
             "Only queued and running jobs can be cancelled",
         ),
         ("do=retry-all", "Only jobs that have ended can be retried"),
+        (
+            "state=running&do=delete-all",
+            "Only queued jobs can be deleted",
+        ),
         ("do=explode", "is not an action"),
     ] {
         let refused = dashboard
@@ -169,6 +173,43 @@ async fn all_that_match_are_retried_after_their_number_was_shown() {
         assert_eq!(refused.status, 400, "{form}");
         assert!(refused.body.contains(words), "{form}: {}", refused.body);
     }
+}
+
+#[tokio::test]
+async fn queued_jobs_that_match_are_made_due_or_deleted() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue('a.b', run_at => now() + interval '1 day', queue => 'later') FROM generate_series(1, 4);
+             SELECT rouse.enqueue('a.b', queue => 'other') FROM generate_series(1, 2)",
+        )
+        .await
+        .unwrap();
+    let dashboard = Dashboard::start(&db, &[]);
+    let token = dashboard.form_token("/jobs").await;
+    let two = ids(
+        &client,
+        "SELECT id FROM rouse.job WHERE turn IS NULL LIMIT 2",
+    )
+    .await;
+    let chosen = format!("csrf={token}&do=run-now&id={}&id={}", two[0], two[1]);
+    dashboard.post("/jobs/change", &chosen).await;
+    dashboard.until("/bulk/1", "2 due now of 2").await;
+    let due = "SELECT count(*) FROM rouse.job WHERE turn IS NOT NULL";
+    assert_eq!(ids(&client, due).await, [4]);
+    let filter = format!("csrf={token}&queue=later&do=delete-all");
+    let asked = dashboard.post("/jobs/change", &filter).await.body;
+    assert!(asked.contains("Delete 4 jobs?"), "{asked}");
+    let (_, until) = asked.split_once(r#"name="until-now" value=""#).unwrap();
+    let until = until.split_once('"').unwrap().0;
+    let sure = format!("{filter}&sure=yes&until-now={until}");
+    dashboard.post("/jobs/change", &sure).await;
+    dashboard.until("/bulk/2", "4 deleted").await;
+    let left = "SELECT count(*) FROM rouse.jobs WHERE state = 'queued' AND queue = 'other'";
+    assert_eq!(ids(&client, left).await, [2]);
+    let deleted = "SELECT count(*) FROM rouse.record WHERE event = 'deleted'";
+    assert_eq!(ids(&client, deleted).await, [4]);
 }
 
 #[tokio::test]

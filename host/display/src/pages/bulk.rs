@@ -21,7 +21,8 @@ pub struct Bulk {
     pub at_least: bool,
     /// Jobs that were changed.
     pub done: i64,
-    /// Jobs that could not be changed: they had ended, were retried before, or a live job has their unique key.
+    /// Jobs that could not be changed: their state does not allow it, they were retried before, or a live job has their
+    /// unique key.
     pub refused: i64,
     /// True if it goes on.
     pub is_running: bool,
@@ -77,7 +78,7 @@ pub fn bulk(chrome: &Chrome, bulk: &Bulk) -> Markup {
             p {
                 (cells::number(bulk.done)) " " (bulk.done_word)
                 @if let Some(total) = bulk.total { " of " (cells::number(total)) @if bulk.at_least { "+" } }
-                @if bulk.refused > 0 { "; " (cells::number(bulk.refused)) " could not be: they had ended, were retried before, or a live job has their unique key" }
+                @if bulk.refused > 0 { "; " (cells::number(bulk.refused)) " could not be: their state does not allow it, they were retried before, or a live job has their unique key" }
                 "."
                 @if !bulk.who.is_empty() { " By " (cells::line(&bulk.who)) "." }
             }

@@ -113,11 +113,18 @@ fn changes(filter: &JobFilter) -> Markup {
             button type="submit" name="do" value="retry" data-needs-chosen { "Retry" span data-chosen { "0" } }
             button type="submit" name="do" value="cancel" class="risky" data-needs-chosen
                 data-ask="Cancel the selected jobs?" { "Cancel" span data-chosen { "0" } }
+            @if !filter.is_of_ended() {
+                button type="submit" name="do" value="run-now" data-needs-chosen { "Run now" span data-chosen { "0" } }
+                button type="submit" name="do" value="delete" class="risky" data-needs-chosen
+                    data-ask="Delete the selected queued jobs?" { "Delete" span data-chosen { "0" } }
+            }
             span class="soft" { "or all that match, after a count:" }
             @if filter.is_of_ended() {
                 button type="submit" name="do" value="retry-all" { "Retry all …" }
             } @else {
                 button type="submit" name="do" value="cancel-all" class="risky" { "Cancel all …" }
+                button type="submit" name="do" value="run-now-all" { "Run all now …" }
+                button type="submit" name="do" value="delete-all" class="risky" { "Delete all …" }
             }
         }
     }
