@@ -115,7 +115,7 @@ END
 $$;
 
 -- The gates that see enqueues of jobs like this one, by what each is divided, and the key of this job.
-CREATE OR REPLACE FUNCTION rouse._gates_of(p_job rouse.job, p_lane rouse.lane) RETURNS TABLE (gate text, by text[], key text)
+CREATE OR REPLACE FUNCTION rouse._gates_of(p_job rouse.job, p_lane rouse.lane) RETURNS TABLE (gate text, parts text[], key text)
 LANGUAGE sql STABLE AS $$
     SELECT g.name, g.key, rouse._gate_key_of_job(
         g.key, p_lane.queue, p_lane.handler, p_job.tenant, p_job.source, rouse._payload(p_job.id, p_job.payload, p_job.payload_at))
@@ -130,8 +130,8 @@ BEGIN
     PERFORM FROM rouse.gate WHERE kind IN ('singleton', 'debounce') LIMIT 1;
     IF FOUND THEN
         PERFORM FROM rouse.job AS j
-        CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l
-        CROSS JOIN LATERAL rouse._gates_of(j, l) AS o
+        CROSS JOIN LATERAL (SELECT l AS lane FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS its
+        CROSS JOIN LATERAL rouse._gates_of(j, its.lane) AS o
         JOIN rouse.gate_key AS k ON k.gate = o.gate AND k.key = o.key AND k.job = j.id
         WHERE j.id = p_id ORDER BY o.gate FOR NO KEY UPDATE OF k;
     END IF;
@@ -146,7 +146,7 @@ DECLARE
     passed record;
 BEGIN
     FOR passed IN SELECT o.* FROM rouse._gates_of(p_was, p_lane) AS o LOOP
-        IF passed.key <> rouse._gate_key_of_job(passed.by, p_lane.queue, p_lane.handler, p_was.tenant, p_was.source, p_payload) THEN
+        IF passed.key <> rouse._gate_key_of_job(passed.parts, p_lane.queue, p_lane.handler, p_was.tenant, p_was.source, p_payload) THEN
             RAISE EXCEPTION 'rouse: job % cannot be given another payload: it has another key of gate %', p_was.id, passed.gate
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Cancel the job, and enqueue another one.';
         END IF;

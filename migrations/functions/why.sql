@@ -105,7 +105,9 @@ BEGIN
 END
 $$;
 
--- Why no running worker takes the jobs of a lane: one row, or none. A worker runs if it was seen within the last 90 seconds.
+-- Why no running worker takes the jobs of a lane: a row for what keeps all workers from it, or none. A worker runs if it was seen within the
+-- last 90 seconds. If none has the handler, also whether none serves the queue, and whether none has the tags: a worker that gets the
+-- handler would not take the job either.
 CREATE OR REPLACE FUNCTION rouse._why_unserved(p_handler text, p_queue text, p_tags text[], p_now timestamptz)
 RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
 LANGUAGE plpgsql STABLE AS $$
@@ -113,7 +115,8 @@ LANGUAGE plpgsql STABLE AS $$
 DECLARE
     able record;
 BEGIN
-    SELECT count(*) AS running, count(*) FILTER (WHERE w.has) AS having, count(*) FILTER (WHERE w.has AND w.serves) AS serving,
+    SELECT count(*) AS running, count(*) FILTER (WHERE w.serves) AS any_serving, count(*) FILTER (WHERE w.tagged) AS any_tagged,
+           count(*) FILTER (WHERE w.has) AS having, count(*) FILTER (WHERE w.has AND w.serves) AS serving,
            count(*) FILTER (WHERE w.has AND w.serves AND w.tagged) AS tagged,
            count(*) FILTER (WHERE w.has AND w.serves AND w.tagged AND w.permitted) AS permitted,
            count(*) FILTER (WHERE w.has AND w.serves AND w.tagged AND w.permitted AND NOT w.drains) AS staying,
@@ -158,6 +161,18 @@ BEGIN
             RETURN;
     END CASE;
     RETURN NEXT;
+    IF able.running > 0 AND able.having = 0 AND able.any_serving = 0 THEN
+        reason := 'no_queue';
+        sentence := format('No running worker serves queue %s.', p_queue);
+        remedy := format('Start a host with `--queue %s`.', p_queue);
+        RETURN NEXT;
+    END IF;
+    IF able.running > 0 AND able.having = 0 AND able.any_tagged = 0 THEN
+        reason := 'no_tag';
+        sentence := format('No running worker has all of its tags: %s.', array_to_string(p_tags, ', '));
+        remedy := 'Start a host with these tags (`tags` in rouse.toml).';
+        RETURN NEXT;
+    END IF;
 END
 $$;
 

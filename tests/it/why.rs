@@ -57,7 +57,7 @@ async fn a_job_that_no_worker_takes_says_what_the_workers_lack() {
     store.register(&greeter()).await.unwrap();
     for (change, expected) in [
         (
-            "handlers = '{other}'",
+            "handlers = '{other}', tags = '{gpu}'",
             ("no_handler", "has the handler greet"),
         ),
         (
@@ -89,6 +89,15 @@ async fn a_job_that_no_worker_takes_says_what_the_workers_lack() {
             .unwrap();
         assert_why(&client, id, &[expected]).await;
     }
+    // A worker that got the handler would not take it either.
+    let nothing = "UPDATE rouse.worker SET handlers = '{other}', queues = '{other}', tags = '{}'";
+    client.batch_execute(nothing).await.unwrap();
+    let all = [
+        ("no_handler", "has the handler greet"),
+        ("no_queue", "No running worker serves queue mail"),
+        ("no_tag", "No running worker has all of its tags: gpu"),
+    ];
+    assert_why(&client, id, &all).await;
 }
 
 #[tokio::test]

@@ -47,12 +47,12 @@ impl Store {
 
     /// Admin actions, the newest first: `at`, `event`, `job`, `queue`, `handler`, `by`, `detail`. `since`: how far back
     /// from `before`, which is a time of the database (`None`: now); `who`: only this login, or this reader of the
-    /// dashboard. `None` if the login may not read it.
+    /// dashboard; `queue`: only actions on this queue. `None` if the login may not read it.
     pub async fn records_of_people(
         &self,
         since: Duration,
         before: Option<&str>,
-        who: Option<&str>,
+        (who, queue): (Option<&str>, Option<&str>),
         limit: i32,
     ) -> Result<Option<Vec<Value>>, StoreError> {
         let result = self
@@ -63,6 +63,7 @@ impl Store {
                     (&before, Type::TEXT),
                     (&who, Type::TEXT),
                     (&limit, Type::INT4),
+                    (&queue, Type::TEXT),
                 ],
             )
             .await;

@@ -11,8 +11,11 @@ use tokio::sync::Mutex;
 const FRESH_MIN: Duration = Duration::from_millis(1500);
 /// And for this many times as long as reading it took: so one value costs the database at most 2 % of a core.
 const FRESH_TIMES: u32 = 50;
-/// Older values are not shown: the reader waits for a new one.
-const STALE_MAX: Duration = Duration::from_secs(60);
+/// A value that is no longer fresh is shown for this many times as long as reading it takes: nobody should wait for a
+/// slow read, or get an old value for a fast one.
+const SHOWN_TIMES: u32 = 1000;
+/// But not for longer than this.
+const SHOWN_MAX: Duration = Duration::from_secs(60);
 
 /// One value.
 pub(super) struct Cached<T> {
@@ -34,7 +37,7 @@ impl<T> Known<T> {
     }
 
     fn is_shown(&self) -> bool {
-        self.at.elapsed() < pause(self.took) * 2 + STALE_MAX
+        self.at.elapsed() < pause(self.took) * 2 + SHOWN_MAX.min(self.took * SHOWN_TIMES)
     }
 }
 

@@ -285,12 +285,15 @@ async fn audit(ui: &Ui, chrome: &Chrome, query: &Pairs, now: f64) -> Result<Mark
     let get = |name: &str| query.get(name).map(str::to_owned);
     let filter = AuditQuery {
         who: get("who").unwrap_or_default(),
+        queue: get("queue").unwrap_or_default(),
     };
-    let (before, who) = (get("before"), get("who"));
+    let before = get("before");
+    let some = |text| Some(text).filter(|text: &&str| !text.is_empty());
+    let of = (some(filter.who.as_str()), some(filter.queue.as_str()));
     let read = ui
         .reads
         .store
-        .records_of_people(AUDITED, before.as_deref(), who.as_deref(), ROWS);
+        .records_of_people(AUDITED, before.as_deref(), of, ROWS);
     let rows = match read.await {
         Err(error) if error.is_about_data() => return Err(Problem::invalid(error.to_string())),
         rows => rows?.ok_or_else(|| Problem::forbidden("the audit"))?,

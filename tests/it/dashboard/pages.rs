@@ -34,6 +34,8 @@ async fn every_page_answers_and_runs_no_text_of_strangers() {
         ("/workers/shop-1", "http: api.example.com"),
         ("/handlers/no.such", "No running worker has this handler"),
         ("/audit", "paused"),
+        ("/audit?queue=paused", ">paused<"),
+        ("/audit?queue=no.such", "Nobody changed anything"),
     ] {
         let page = dashboard.get(path).await.body;
         assert!(page.contains(words), "{path} without {words:?}: {page}");
@@ -139,7 +141,7 @@ async fn all_that_match_are_retried_after_their_number_was_shown() {
         (303, Some("/ui/bulk/1"))
     );
     dashboard.until("/bulk/1", "3 retried.").await;
-    let ended = r#"state good">succeeded"#;
+    let ended = r#"state good">done"#;
     dashboard.until("/bulk/1", ended).await;
     let made = ids(
         &client,

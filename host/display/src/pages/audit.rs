@@ -11,16 +11,23 @@ use super::layout::Chrome;
 pub struct AuditQuery {
     /// Only by this login, or for this reader; empty: all.
     pub who: String,
+    /// Only actions on this queue, not those on its jobs; empty: all.
+    pub queue: String,
 }
 
 /// The page. `next`: the time at which the next page starts.
 pub fn audit(chrome: &Chrome, filter: &AuditQuery, rows: &[Value], next: &str, now: f64) -> Markup {
-    let query = format!("who={}", chrome.encoded(&filter.who));
+    let query = format!(
+        "who={}&queue={}",
+        chrome.encoded(&filter.who),
+        chrome.encoded(&filter.queue)
+    );
     html! {
         div class="title" { h1 { "Audit" } }
         section class="card" {
             form class="filters" method="get" action={ (chrome.base) "/audit" } {
                 label { "By" input type="search" name="who" value=(filter.who) placeholder="a login, or a reader" autocomplete="off" spellcheck="false"; }
+                label { "Queue" input type="search" name="queue" value=(filter.queue) autocomplete="off" spellcheck="false"; }
                 button type="submit" class="main" { "Search" }
             }
         }

@@ -68,7 +68,7 @@ pub fn bulk(chrome: &Chrome, bulk: &Bulk) -> Markup {
     html! {
         div class="title" {
             h1 { (bulk.verb) " jobs" }
-            (cells::state(match (&bulk.error, bulk.is_running) { (Some(_), _) => "failed", (None, true) => "running", (None, false) => "succeeded" }))
+            (cells::state(match (&bulk.error, bulk.is_running) { (Some(_), _) => "failed", (None, true) => "running", (None, false) => "done" }))
         }
         @if let Some(error) = &bulk.error { p class="notice bad" role="alert" { (cells::line(error)) } }
         section class="card" {

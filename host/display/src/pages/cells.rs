@@ -46,7 +46,7 @@ pub(super) fn joined(list: &Value) -> String {
 /// How a state looks.
 pub(super) fn tone(state: &str) -> &'static str {
     match state {
-        "succeeded" | "completed" | "active" => "good",
+        "succeeded" | "completed" | "active" | "done" => "good",
         "failed" | "timed_out" | "dead" | "lost" | "error" | "refused" => "bad",
         "running" | "claimed" | "started" | "live" => "busy",
         "cancelled" | "draining" | "paused" | "retry" | "stuck" | "suspended" => "warn",

@@ -55,8 +55,9 @@ pub fn job(chrome: &Chrome, job: &Job, now: f64) -> Markup {
             h1 { "Job " span class="mono" { (record["id"]) } " " (cells::handler(chrome, cells::text(record, "handler"))) }
             (cells::state(shown_state(record)))
             (progress(chrome, record))
-            div class="actions" { (actions(chrome, record)) }
+            div class="actions" { (actions(chrome, record, history)) }
         }
+        (retried_as(chrome, history))
         @if !job.why.is_empty() { (why(&job.why)) }
         (error(chrome, record))
         section class="card" aria-label="Timeline" { (timeline(history, is_live, now)) }
@@ -88,7 +89,19 @@ fn progress(chrome: &Chrome, record: &Value) -> Markup {
     }
 }
 
-fn actions(chrome: &Chrome, record: &Value) -> Markup {
+/// The job that has repeated it last.
+fn last_retry(history: &[Value]) -> Option<&Value> {
+    let retried = |event: &&Value| event["event"] == "retried";
+    Some(&history.iter().rev().find(retried)?["detail"]["as"])
+}
+
+fn retried_as(chrome: &Chrome, history: &[Value]) -> Markup {
+    html! {
+        @if let Some(id) = last_retry(history) { p class="notice" { "It was retried as job " (cells::job(chrome, id)) "." } }
+    }
+}
+
+fn actions(chrome: &Chrome, record: &Value, history: &[Value]) -> Markup {
     let id = &record["id"];
     let path = |action: &str| format!("/jobs/{id}/{action}");
     html! {
@@ -100,6 +113,7 @@ fn actions(chrome: &Chrome, record: &Value) -> Markup {
                 (chrome.button(&path("cancel"), "Cancel", "Cancel this job?", "risky"))
             }
             "running" => (chrome.button(&path("cancel"), "Cancel", "Cancel this job? Its attempt is stopped.", "risky")),
+            _ if last_retry(history).is_some() => (chrome.button(&path("retry"), "Retry again", "", "")),
             _ => (chrome.button(&path("retry"), "Retry", "", "main")),
         }
     }

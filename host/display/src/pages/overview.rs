@@ -13,6 +13,8 @@ use crate::when;
 const QUEUES_MAX: usize = 12;
 /// A ready job that waits for longer needs attention, if workers could run it.
 const LONG_WAIT_S: f64 = 60.0;
+/// A handler with so many unsuccessful jobs in an hour needs attention.
+const MANY_FAILURES: i64 = 10;
 /// A transaction that is open for longer keeps dead rows from being removed.
 const LONG_TRANSACTION_S: f64 = 600.0;
 
@@ -78,7 +80,7 @@ pub fn overview(chrome: &Chrome, it: &Overview, now: f64) -> Markup {
             div class="stat" { b { (took("wait_p50")) } span { "wait, p50 (p95 " (took("wait_p95")) ")" } }
             a class="stat" href={ (chrome.base) "/jobs?state=running" } { b { (sum("running")) } span { "running" } }
             a class="stat" href={ (chrome.base) "/queues" } { b { (sum("ready")) } span { "ready" } }
-            a class={ "stat" @if count == 0 { " bad" } } href={ (chrome.base) "/workers" } { b { (count) } span { "workers, " (cells::number(slots)) " slots" } }
+            a class={ "stat" @if count == 0 { " bad" } } href={ (chrome.base) "/workers" } { b { (count) } span { @if count == 1 { "worker, " } @else { "workers, " } (cells::number(slots)) " slots" } }
         }
         section class="card" id="throughput" { h2 { "Throughput" } (throughput(&it.samples, now)) }
         div class="pair" {
@@ -101,11 +103,7 @@ fn attention(chrome: &Chrome, it: &Overview, now: f64) -> Markup {
             html! { "No worker is active: jobs wait until " code { "rouse serve" } " runs." },
         ));
     }
-    for row in it
-        .backlog
-        .iter()
-        .filter(|row| row["workers"] == 0 && row["paused"] != true)
-    {
+    for row in it.backlog.iter().filter(|row| row["workers"] == 0) {
         if row["ready"].as_i64() > Some(0) && lines.len() < 8 {
             let handler = cells::text(row, "handler");
             lines.push(("bad", html! {
@@ -113,6 +111,17 @@ fn attention(chrome: &Chrome, it: &Overview, now: f64) -> Markup {
                 "can run " (cells::jobs(row, "ready")) " of " a href={ (base) "/handlers/" (chrome.encoded(handler)) } { (cells::line(handler)) } "."
             }));
         }
+    }
+    let fails = |row: &&Value| row["jobs"].as_i64() >= Some(MANY_FAILURES);
+    for row in it.failing.iter().filter(fails).take(3) {
+        let handler = cells::text(row, "handler");
+        let filter = JobFilter::of_states(&["failed", "timed_out"])
+            .with("handler", handler)
+            .with("since", "1h");
+        lines.push(("bad", html! {
+            a href={ (base) "/jobs?" (filter.query()) } { (cells::number(row["jobs"].as_i64().unwrap_or_default())) @if row["at_least"] == true { "+" } " jobs" }
+            " of " (cells::handler(chrome, handler)) " have failed in the last hour, the last one " (cells::time(&row["last_at"], now)) "."
+        }));
     }
     for queue in &it.queues {
         let name = cells::text(queue, "name");
@@ -226,6 +235,10 @@ mod tests {
                 json!({"worker_id": "w-1", "state": "dead", "seen_at": "1970-01-01T00:00:00+00:00"}),
             ],
             oldest_transaction_s: Some(7_200.0),
+            failing: vec![
+                json!({"handler": "csv.summary", "jobs": 40, "last_at": "1970-01-01T00:01:00+00:00"}),
+                json!({"handler": "rarely", "jobs": 2, "last_at": "1970-01-01T00:01:00+00:00"}),
+            ],
             ..Overview::default()
         };
         let page = overview(&Chrome::default(), &it, 100.0).into_string();
@@ -235,9 +248,11 @@ mod tests {
             "/queues/mail",
             "/workers/w%2D1",
             "open for 2 h",
+            "40 jobs</a> of",
         ] {
             assert!(page.contains(part), "{part}: {page}");
         }
+        assert!(!page.contains("2 jobs</a> of"), "{page}");
         let quiet = Overview {
             workers: vec![json!({"state": "active", "slots": 8})],
             ..Overview::default()

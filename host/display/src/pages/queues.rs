@@ -126,7 +126,7 @@ pub fn queue(chrome: &Chrome, queue: &Value, backlog: &[Value], now: f64) -> Mar
             }
         }
         @if queue["paused_at"].is_string() {
-            p class="notice warn" { "Paused since " (cells::exact_time(&queue["paused_at"], now)) ". The audit shows by whom." }
+            p class="notice warn" { "Paused since " (cells::exact_time(&queue["paused_at"], now)) ". " a href={ (chrome.base) "/audit?queue=" (chrome.encoded(cells::text(queue, "name"))) } { "Who paused it" } }
         }
         div class="stats" {
             a class="stat" href={ (chrome.base) "/jobs?state=queued&queue=" (path) } { b { (cells::count(queue, "ready")) } span { "ready" } }
