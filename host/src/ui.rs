@@ -1,7 +1,7 @@
 //! The dashboard: reads rows, checks the reader's rights, sends the pages of `rouse-display`.
 //!
 //! It reads as `rouse … --json` does, through a store of its own, so that readers never wait for a worker's connection
-//! or the other way round. It never writes except for an operator's form ([`actions`]). Values that several readers
+//! or the other way round. It never writes except for an operator's form (`actions`). Values that several readers
 //! look at are read once (`cached`), and each read for updates is followed by a pause in proportion to its duration, so
 //! that ten readers of an open page cost the database as much as one.
 

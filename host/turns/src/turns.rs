@@ -166,7 +166,7 @@ impl<L: Copy + Eq + Hash> Turns<L> {
     /// Divides a claim of `wanted` jobs among the lanes of each class, the first class first: at most `room` lanes. The
     /// turns are taken by this; [`Self::settle`] gives back those that were not used.
     ///
-    /// If there are more than [`SINGLE_TURNS_MAX`] lanes, each takes several turns at once, and then waits for as many
+    /// If there are more than `SINGLE_TURNS_MAX` lanes, each takes several turns at once, and then waits for as many
     /// rounds.
     pub fn divide(&mut self, wanted: usize, room: usize) -> Vec<Part<L>> {
         let mut parts = Vec::new();
