@@ -14,6 +14,7 @@ use tokio_postgres::Client;
 
 use crate::support::collector::{Answer, Collector, attribute, text};
 use crate::support::database::refusal;
+use crate::support::page::blocks_of;
 use crate::support::web::web;
 use crate::support::worker::{
     PATIENCE, TestWorker, cancel, ended, enqueue, enqueue_sql, guests_dir, until_true,
@@ -695,4 +696,17 @@ async fn a_trace_counts_for_the_size_of_a_claim() {
     let worker = TestWorker::start(&db, Settings::default()).await;
     ended(&client, id).await;
     worker.drain().await;
+}
+
+#[tokio::test]
+async fn the_sql_on_the_page_enqueues_jobs_with_their_trace() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for block in blocks_of("docs/guides/traces.md", "sql") {
+        client.batch_execute(&block).await.unwrap();
+    }
+    let sql = "SELECT count(*) = 2 AND bool_and(trace = $1) FROM rouse.job";
+    let trace = format!("00-{TRACE}-{PRODUCER}-01");
+    let are_traced: bool = client.query_one(sql, &[&trace]).await.unwrap().get(0);
+    assert!(are_traced);
 }
