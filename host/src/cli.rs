@@ -62,14 +62,15 @@ use crate::worker::Middleware;
 #[command(
     name = "rouse",
     version,
+    max_term_width = 80,
     after_help = "\
 Start here:
-  rouse dev                       a private Postgres, migrated, with a worker on ./handlers-wasm
-  rouse new greet                 a handler of your own, ready to build
-  rouse wit                       the contract for handlers in other languages\n\
+  rouse dev        a private Postgres, migrated, and a worker on ./handlers-wasm
+  rouse new greet  a handler of your own, ready to build
+  rouse wit        the contract for handlers in other languages\n\
 In production:
-  rouse migrate                   once, and after each upgrade (DATABASE_URL)
-  rouse serve                     as many as you like (DATABASE_URL)"
+  rouse migrate    once, and after each upgrade (DATABASE_URL)
+  rouse serve      as many as you like (DATABASE_URL)"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -107,15 +108,15 @@ enum Command {
     Chain(chain::Args),
     /// Show, list, cancel, retry and delete flows: graphs of jobs
     Flow(flow::Args),
-    /// List, show, set, run, pause and backfill schedules: jobs at certain times
+    /// List, show, set, run, pause and backfill schedules
     Schedule(schedule::Args),
     /// Show what happened, when, and who did it
     Audit(audit::Args),
     /// List, drain, pause, resume and purge queues
     Queue(queue::Args),
-    /// List, show, set and drop gates: limits of how many jobs run, start or are enqueued
+    /// List, show, set and drop gates: limits of which jobs run
     Gate(gate::Args),
-    /// List, read and change the state that handlers keep between their jobs
+    /// List, read and change what handlers keep between their jobs
     State(state::Args),
     /// Show the running attempts and what they use
     Top(top::Args),
@@ -125,7 +126,7 @@ enum Command {
     Workers(workers::Args),
     /// List the handlers of a folder, or of the fleet
     Handlers(handlers::Args),
-    /// Publish what producers may enqueue: checks and typed functions in the database
+    /// Publish checks and typed functions for producers
     Contract(contract::Args),
     /// Write the crate of a new handler
     New(new::Args),

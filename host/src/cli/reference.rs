@@ -37,6 +37,22 @@ fn the_page_matches_the_commands() {
 }
 
 #[test]
+fn the_help_of_every_command_fits_80_columns() {
+    fn check(command: &mut Command) {
+        for help in [command.render_help(), command.render_long_help()] {
+            let help = help.to_string();
+            for line in help.lines() {
+                assert!(line.chars().count() <= 80, "{line:?} in\n{help}");
+            }
+        }
+        command.get_subcommands_mut().for_each(check);
+    }
+    let mut command = Cli::command();
+    command.build();
+    check(&mut command);
+}
+
+#[test]
 fn what_overrides_a_setting_exists() {
     let command = Cli::command();
     let commands = ["dev", "serve"].map(|name| command.find_subcommand(name).expect("a command"));
