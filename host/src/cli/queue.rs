@@ -112,6 +112,8 @@ struct Named {
 /// Options of `rouse queue set`.
 #[derive(Debug, ClapArgs)]
 #[command(
+    // Otherwise it lists all settings.
+    override_usage = "rouse queue set [OPTIONS] <SETTINGS> <NAME>...",
     group = ArgGroup::new("settings").required(true).multiple(true),
     group = ArgGroup::new("share").multiple(true),
     group = ArgGroup::new("dispatching").multiple(true).conflicts_with_all(["share", "retention"]),
