@@ -467,9 +467,7 @@ async fn a_collector_that_never_answers_delays_neither_jobs_nor_the_end_of_the_h
     }
     let last = enqueue(&client, "noop", json!({"n": 300})).await;
     ended(&client, last).await;
-    while traced.collector.requests() == 0 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    traced.collector.requested().await;
     let since = Instant::now();
     let collector = traced.stop();
     // Each of the two signals has five seconds.

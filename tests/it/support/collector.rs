@@ -17,6 +17,7 @@ use opentelemetry_proto::tonic::logs::v1::LogRecord;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use tokio::net::TcpListener;
+use tokio::sync::Notify;
 
 /// What it does with requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,12 +33,13 @@ struct Received {
     spans: Vec<Span>,
     lines: Vec<LogRecord>,
     resources: Vec<KeyValue>,
-    requests: usize,
 }
 
 pub(crate) struct Collector {
     port: u16,
     received: Arc<Mutex<Received>>,
+    /// Of the first request.
+    requested: Arc<Notify>,
 }
 
 impl Collector {
@@ -46,11 +48,15 @@ impl Collector {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("it is bound").port();
         let received: Arc<Mutex<Received>> = Arc::default();
-        let own = received.clone();
+        let requested = Arc::<Notify>::default();
+        let (own, notify) = (received.clone(), requested.clone());
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let received = own.clone();
-                let service = service_fn(move |request| receive(received.clone(), answer, request));
+                let (received, notify) = (own.clone(), notify.clone());
+                let service = service_fn(move |request| {
+                    notify.notify_one();
+                    receive(received.clone(), answer, request)
+                });
                 tokio::spawn(async move {
                     let server = auto::Builder::new(TokioExecutor::new());
                     // A host that ends cuts its connection off.
@@ -58,7 +64,11 @@ impl Collector {
                 });
             }
         });
-        Self { port, received }
+        Self {
+            port,
+            received,
+            requested,
+        }
     }
 
     /// The value of `OTEL_EXPORTER_OTLP_ENDPOINT`.
@@ -81,9 +91,9 @@ impl Collector {
         self.lock().resources.clone()
     }
 
-    /// The number of requests so far.
-    pub(crate) fn requests(&self) -> usize {
-        self.lock().requests
+    /// Waits until a host has sent a request.
+    pub(crate) async fn requested(&self) {
+        self.requested.notified().await;
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Received> {
@@ -101,10 +111,6 @@ async fn receive(
     let body = body
         .map(http_body_util::Collected::to_bytes)
         .unwrap_or_default();
-    received
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .requests += 1;
     if answer == Answer::Hang {
         std::future::pending::<()>().await;
     }
