@@ -53,16 +53,7 @@ async fn watch(workspace: &Workspace, rouse: &Path, handlers: &Path) -> Result<(
         2,
         "starting `rouse dev`: a private Postgres with the schema, and the host",
     );
-    let mut command = Command::new(rouse);
-    command
-        .args(["dev", "--json", "--http", "127.0.0.1:0"])
-        .arg("--data-dir")
-        .arg(scratch.path().join("pg"))
-        .arg("--handlers")
-        .arg(handlers)
-        .arg("--config")
-        .arg(&config)
-        .current_dir(scratch.path());
+    let command = dev(rouse, handlers, scratch.path(), "127.0.0.1:0");
     let mut host = HostProcess::start(command)?;
     let ready = host.ready().await?;
     let url = ready.url.context("`rouse dev` printed no connection URL")?;
@@ -90,6 +81,21 @@ async fn watch(workspace: &Workspace, rouse: &Path, handlers: &Path) -> Result<(
     scratch.close().context("remove the data of the demo")?;
     println!("      all processes have ended, and the data is removed");
     Ok(())
+}
+
+/// `rouse dev` with these handlers, in a folder that has its settings and gets its data.
+pub(crate) fn dev(rouse: &Path, handlers: &Path, folder: &Path, http: &str) -> Command {
+    let mut command = Command::new(rouse);
+    command
+        .args(["dev", "--json", "--http", http])
+        .arg("--data-dir")
+        .arg(folder.join("pg"))
+        .arg("--handlers")
+        .arg(handlers)
+        .arg("--config")
+        .arg(folder.join("rouse.toml"))
+        .current_dir(folder);
+    command
 }
 
 async fn enqueue_and_read(client: &Client, workspace: &Workspace, thumbnails: &Path) -> Result<()> {

@@ -13,7 +13,7 @@ use rouse_workbench::host_process::{self, HostProcess};
 use rouse_workbench::workspace::Workspace;
 use tokio_postgres::Client;
 
-use crate::demo::jobs;
+use crate::demo::{dev, jobs};
 
 /// Where the pictures are kept, from the root of the clone.
 const FOLDER: &str = "docs/images";
@@ -54,18 +54,10 @@ async fn take(workspace: &Workspace, rouse: &Path, handlers: &Path, browser: &st
     let config = scratch.path().join("rouse.toml");
     fs::write(&config, jobs::config(&workspace.root, &thumbnails))?;
     let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let mut command = Command::new(rouse);
+    let mut command = dev(rouse, handlers, scratch.path(), &address.to_string());
     command
-        .args(["dev", "--json", "--http", &address.to_string()])
-        .arg("--data-dir")
-        .arg(scratch.path().join("pg"))
-        .arg("--handlers")
-        .arg(handlers)
-        .arg("--config")
-        .arg(&config)
         .env("ROUSE_UI_NAME", "shop")
-        .env("ROUSE_UI_COLOUR", "#0f766e")
-        .current_dir(scratch.path());
+        .env("ROUSE_UI_COLOUR", "#0f766e");
     let mut host = HostProcess::start(command)?;
     let ready = host.ready().await?;
     let url = ready.url.context("`rouse dev` printed no connection URL")?;
