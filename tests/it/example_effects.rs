@@ -1,6 +1,7 @@
 //! examples/effects: an order that is paid once although its host is killed, and a price list.
 
 use std::fs;
+use std::process::Command;
 
 use serde_json::json;
 
@@ -10,8 +11,13 @@ use crate::support::{Host, TestDb, command, folder_of};
 
 const PAGE: &str = "examples/effects/README.md";
 
-/// Runs a host with the example and the settings of its page.
-fn serve(db: &TestDb) -> Host {
+/// The SQL of its page: first the application's tables and the login.
+pub(crate) fn sql() -> Vec<String> {
+    blocks_of(PAGE, "sql")
+}
+
+/// A host with the example and the settings of its page.
+pub(crate) fn serving(db: &TestDb) -> Command {
     let module = fs::read(guests_dir().join("effects.wasm")).unwrap();
     let folder = folder_of(&blocks_of(PAGE, "toml")[0], &[("effects.wasm", module)]);
     let mut command = command(&db.url(), &["serve", "--http", "off"], &folder);
@@ -21,18 +27,18 @@ fn serve(db: &TestDb) -> Host {
         "SHOP_DATABASE_URL",
         format!("postgres://shop_handler@{rest}"),
     );
-    Host::spawn(command)
+    command
 }
 
 #[tokio::test]
 async fn an_order_is_paid_once_although_its_host_is_killed() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let sql = blocks_of(PAGE, "sql");
+    let sql = sql();
     client.batch_execute(&sql[0]).await.unwrap();
     // The payment of the page, which takes a second instead of 30 once the host was killed.
     client.batch_execute(&sql[1]).await.unwrap();
-    let first = serve(&db);
+    let first = Host::spawn(serving(&db));
     until_true(
         &client,
         "SELECT state = 'running' FROM rouse.jobs WHERE id = 1",
@@ -43,7 +49,7 @@ async fn an_order_is_paid_once_although_its_host_is_killed() {
         .batch_execute("UPDATE rouse.job SET payload = payload || '{\"seconds\": 1}'")
         .await
         .unwrap();
-    let second = serve(&db);
+    let second = Host::spawn(serving(&db));
     let paid = ended(&client, 1).await;
     assert_eq!(paid.result, Some(json!({"cents": 1250})));
     assert_eq!(paid.attempt, 2);

@@ -1,25 +1,22 @@
 //! Traces of jobs, from their producer over their attempts to requests and children, as a collector receives them.
 
+mod exemplars;
+mod producers;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::{Span, status::StatusCode};
-use rouse::worker::Settings;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio_postgres::Client;
 
+use crate::example_effects;
 use crate::support::collector::{Answer, Collector, attribute, text};
-use crate::support::database::refusal;
-use crate::support::page::blocks_of;
 use crate::support::web::web;
-use crate::support::worker::{
-    PATIENCE, TestWorker, cancel, ended, enqueue, enqueue_sql, guests_dir, until_true,
-};
-use crate::support::{Host, TestDb, free_port, rouse, scratch, skip};
+use crate::support::worker::{PATIENCE, cancel, ended, enqueue, guests_dir, until_true};
+use crate::support::{Host, TestDb, rouse, scratch};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PRODUCER: &str = "b7ad6b7169203331";
@@ -500,211 +497,50 @@ async fn wrong_settings_of_the_exporters_end_the_host_with_an_error() {
 }
 
 #[tokio::test]
-async fn every_function_that_enqueues_keeps_the_trace_and_a_retry_has_it_too() {
+async fn the_span_of_an_attempt_with_effects_says_whether_they_were_committed() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let given = producer();
-    let (large, arg) = ("x".repeat(5000), format!("trace => '{given}'"));
-    for call in [
-        format!("SELECT rouse.enqueue('noop', {arg})"),
-        format!("SELECT rouse.enqueue('noop', unique_key => 'a', {arg})"),
-        format!("SELECT rouse.enqueue('noop', '\"{large}\"', {arg})"),
-        format!("SELECT rouse.enqueue('new.handler', tenant => 't', timeout => '5s', {arg})"),
-        format!("SELECT id FROM rouse.enqueue_unique('noop', 'b', {arg})"),
-        format!("SELECT * FROM rouse.enqueue_many('noop', ARRAY['1']::jsonb[], {arg})"),
-    ] {
-        let id: i64 = client.query_one(&call, &[]).await.unwrap().get(0);
-        assert_eq!(
-            trace_of(&client, id).await.as_deref(),
-            Some(&*given),
-            "{call}"
-        );
-    }
-    let set = format!("SET rouse.traceparent = '{given}'");
-    client.batch_execute(&set).await.unwrap();
-    for call in [
-        "SELECT rouse.enqueue('noop')",
-        "SELECT * FROM rouse.enqueue_many('noop', ARRAY['1']::jsonb[])",
-    ] {
-        let id: i64 = client.query_one(call, &[]).await.unwrap().get(0);
-        assert_eq!(
-            trace_of(&client, id).await.as_deref(),
-            Some(&*given),
-            "{call}"
-        );
-    }
-    let flow = "SELECT rouse.enqueue_flow('[{\"name\": \"a\", \"handler\": \"noop\"}]')";
-    let flow: i64 = client.query_one(flow, &[]).await.unwrap().get(0);
-    let sql = "SELECT trace FROM rouse.job WHERE flow = $1";
-    let trace: Option<String> = client.query_one(sql, &[&flow]).await.unwrap().get(0);
-    assert_eq!(trace.as_deref(), Some(&*given));
-
-    // Instrumentation must not fail what it observes, and an argument is more than a setting.
     client
-        .batch_execute("SET rouse.traceparent = 'rubbish'")
+        .batch_execute(&example_effects::sql()[0])
         .await
         .unwrap();
-    let id = enqueue_sql(&client, "'noop'").await;
-    assert_eq!(trace_of(&client, id).await, None);
-    let id = enqueue_sql(&client, &format!("'noop', {arg}")).await;
-    assert_eq!(trace_of(&client, id).await.as_deref(), Some(&*given));
     client
-        .batch_execute("RESET rouse.traceparent")
+        .batch_execute("INSERT INTO orders VALUES (1, 10)")
         .await
         .unwrap();
-    for call in [
-        "rouse.enqueue('noop', trace => 'rubbish')",
-        "rouse.enqueue('noop', trace => '')",
-        "rouse.enqueue_unique('noop', 'c', trace => '00-0-0-0')",
-        "rouse.enqueue_many('noop', ARRAY['1']::jsonb[], trace => '00-')",
-    ] {
-        let refused = refusal(&client, &format!("SELECT {call}")).await;
-        assert!(
-            refused.contains("trace must be a W3C traceparent"),
-            "{refused}"
-        );
+    let traced = Traced::start_as(example_effects::serving(&db), Answer::Accept, &[]).await;
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        let id = enqueue(&client, "shop.pay", json!({"order": 1})).await;
+        ended(&client, id).await;
+        ids.push(id);
     }
-
-    client
-        .execute("SELECT rouse.cancel($1)", &[&id])
-        .await
-        .unwrap();
-    let again: i64 = client
-        .query_one("SELECT rouse.retry($1)", &[&id])
-        .await
-        .unwrap()
-        .get(0);
-    assert_ne!(again, id);
-    assert_eq!(trace_of(&client, again).await.as_deref(), Some(&*given));
-}
-
-#[tokio::test]
-async fn rouse_enqueue_takes_the_trace_of_its_environment() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let enqueued = |variable: &str, args: &[&str]| {
-        let output = rouse()
-            .args(["enqueue", "noop"])
-            .args(args)
-            .env("DATABASE_URL", db.url())
-            .env("TRACEPARENT", variable)
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        text.parse::<i64>()
-            .map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())
-    };
-    let other = producer().replace("-01", "-00");
-    let id = enqueued(&producer(), &[]).unwrap();
-    assert_eq!(trace_of(&client, id).await, Some(producer()));
-    let id = enqueued(&producer(), &["--trace", &other]).unwrap();
-    assert_eq!(trace_of(&client, id).await, Some(other));
-    let id = enqueued("", &[]).unwrap();
-    assert_eq!(trace_of(&client, id).await, None);
-    let refused = enqueued("", &["--trace", "rubbish"]).unwrap_err();
-    assert!(
-        refused.contains("trace must be a W3C traceparent"),
-        "{refused}"
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn prometheus_stores_the_traces_of_attempts_as_exemplars() {
-    if Command::new("prometheus")
-        .arg("--version")
-        .output()
-        .is_err()
-    {
-        skip("there is no prometheus on this machine (apt-get install prometheus)");
-        return;
-    }
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let (host, own) = (free_port(), free_port());
-    let traced = Traced::start_at(&db, Answer::Accept, &format!("127.0.0.1:{host}"), &[]).await;
-    let sql = "SELECT rouse.enqueue('noop', '{\"n\": 1}', trace => $1)";
-    let id: i64 = client.query_one(sql, &[&producer()]).await.unwrap().get(0);
-    ended(&client, id).await;
-
-    let folder = scratch("prometheus");
-    let config = folder.join("prometheus.yml");
-    let scrapes = format!(
-        "scrape_configs:\n- job_name: rouse\n  scrape_interval: 1s\n  scrape_timeout: 1s\n\
-         \x20 static_configs:\n  - targets: ['127.0.0.1:{host}']\n"
-    );
-    std::fs::write(&config, scrapes).unwrap();
-    let mut command = Command::new("prometheus");
-    command
-        .arg(format!("--config.file={}", config.display()))
-        .arg(format!(
-            "--storage.tsdb.path={}",
-            folder.join("data").display()
-        ))
-        .arg(format!("--web.listen-address=127.0.0.1:{own}"))
-        .arg("--enable-feature=exemplar-storage");
-    let prometheus = Host::spawn(command);
-    let until = Instant::now() + PATIENCE;
-    let exemplars =
-        "/api/v1/query_exemplars?query=rouse_attempt_seconds_bucket&start=0&end=9999999999";
-    let found = loop {
-        // It is still starting, or has not scraped yet.
-        let found = answer(own, exemplars).await.unwrap_or_default();
-        if found["data"].as_array().is_some_and(|it| !it.is_empty()) {
-            break found;
-        }
-        assert!(Instant::now() < until, "{found}\n{}", prometheus.output());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    };
-    let series = &found["data"][0];
-    assert_eq!(series["seriesLabels"]["handler"], "noop", "{found}");
+    let spans = traced.stop().spans();
+    let said = ids.iter().map(|&id| {
+        let attempt = one(of_job(&spans, "process shop.pay", id));
+        let said = |key: &str| attribute(&attempt.attributes, key).unwrap_or_default();
+        (said("rouse.outcome"), said("error.type"))
+    });
+    let failed = ("failed".to_owned(), "effect_failed".to_owned());
     assert_eq!(
-        series["exemplars"][0]["labels"]["trace_id"], TRACE,
-        "{found}"
+        said.collect::<Vec<_>>(),
+        [("succeeded".to_owned(), String::new()), failed]
     );
-    // The names of counters are the same in both formats.
-    let count = answer(own, "/api/v1/query?query=rouse_attempts_total")
-        .await
-        .unwrap();
-    let metric = &count["data"]["result"][0];
-    assert_eq!(metric["metric"]["handler"], "noop", "{count}");
-    prometheus.signal(libc::SIGTERM);
-    prometheus.exit(PATIENCE);
-    traced.stop();
-}
-
-/// The JSON that a program on this port answers.
-async fn answer(port: u16, path: &str) -> Option<Value> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
-    let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.ok()?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).await.ok()?;
-    serde_json::from_str(text.split_once("\r\n\r\n")?.1).ok()
 }
 
 #[tokio::test]
-async fn a_trace_counts_for_the_size_of_a_claim() {
+async fn only_so_many_open_steps_of_an_attempt_have_spans() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let sql = format!("'noop', '1', trace => '{}'", producer());
-    let id = enqueue_sql(&client, &sql).await;
-    let sql = "SELECT bytes FROM rouse.job WHERE id = $1";
-    let bytes: i32 = client.query_one(sql, &[&id]).await.unwrap().get(0);
-    assert_eq!(bytes, 1 + 55);
-    let worker = TestWorker::start(&db, Settings::default()).await;
-    ended(&client, id).await;
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn the_sql_on_the_page_enqueues_jobs_with_their_trace() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    for block in blocks_of("docs/guides/traces.md", "sql") {
-        client.batch_execute(&block).await.unwrap();
-    }
-    let sql = "SELECT count(*) = 2 AND bool_and(trace = $1) FROM rouse.job";
-    let trace = format!("00-{TRACE}-{PRODUCER}-01");
-    let are_traced: bool = client.query_one(sql, &[&trace]).await.unwrap().get(0);
-    assert!(are_traced);
+    let traced = Traced::start(&db, Answer::Accept, &[]).await;
+    let id = enqueue(&client, "test.nested-steps", json!({"depth": 80})).await;
+    assert_eq!(ended(&client, id).await.result, Some(json!(80)));
+    let spans = traced.stop().spans();
+    let attempt = one(of_job(&spans, "process test.nested-steps", id));
+    let name = |span: &&Span| attribute(&span.attributes, "rouse.step").unwrap();
+    let mut steps: Vec<_> = below(&spans, &attempt).iter().map(name).collect();
+    steps.sort();
+    let mut outermost: Vec<_> = (17..=80).map(|level| format!("level {level}")).collect();
+    outermost.sort();
+    assert_eq!(steps, outermost);
 }

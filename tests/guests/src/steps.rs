@@ -63,6 +63,24 @@ pub(crate) async fn two_steps(ctx: &Ctx, payload: Steps) -> Result<Value, Error>
 }
 
 #[derive(Deserialize, JsonSchema)]
+pub(crate) struct Nested {
+    depth: u32,
+}
+
+/// A step within a step within a step, and so on; the result is their number. Their names are `level DEPTH` to `level 1`.
+#[handler(name = "test.nested-steps")]
+pub(crate) fn nested(ctx: &Ctx, payload: Nested) -> Result<u32, Error> {
+    nest(ctx, payload.depth)
+}
+
+fn nest(ctx: &Ctx, depth: u32) -> Result<u32, Error> {
+    match depth {
+        0 => Ok(0),
+        _ => ctx.step(format!("level {depth}"), || Ok(nest(ctx, depth - 1)? + 1)),
+    }
+}
+
+#[derive(Deserialize, JsonSchema)]
 pub(crate) struct BadSteps {
     name: String,
     bytes: usize,
