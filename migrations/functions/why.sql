@@ -265,11 +265,13 @@ LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     able   bigint[];
+    before text[];
     of     record;
     shards integer;
     shard  integer;
     slots  bigint;
     jobs   bigint;
+    rest   text;
 BEGIN
     SELECT array_agg(w.incarnation) INTO able
     FROM rouse._running_workers(p_lane.handler, p_lane.queue, p_lane.tags, p_now) AS w
@@ -308,12 +310,17 @@ BEGIN
         remedy := 'Time, or more hosts.';
         RETURN NEXT;
     END IF;
+    -- The queues that all of these workers serve before its queue.
+    before := ARRAY(
+        SELECT q.name FROM rouse.worker AS w CROSS JOIN LATERAL unnest(w.queues) AS q(name)
+        WHERE w.incarnation = ANY (able) AND array_position(w.queues, q.name) < array_position(w.queues, p_lane.queue)
+        GROUP BY q.name HAVING count(DISTINCT w.incarnation) = cardinality(able));
     FOR of IN
         -- What these workers can run, before its lanes, of which there may be many.
         WITH kinds AS MATERIALIZED (
             SELECT k.* FROM (
                 SELECT DISTINCT l.priority, l.handler, l.queue, l.tags FROM rouse.lane AS l
-                WHERE l.priority < p_lane.priority AND l.closed_at IS NULL) AS k
+                WHERE (l.priority < p_lane.priority OR l.priority = p_lane.priority AND l.queue = ANY (before)) AND l.closed_at IS NULL) AS k
             WHERE NOT EXISTS (SELECT FROM rouse.queue AS q WHERE q.name = k.queue AND q.paused_at IS NOT NULL)
               AND EXISTS (
                 SELECT FROM rouse._running_workers(k.handler, k.queue, k.tags, p_now) AS w
@@ -325,16 +332,37 @@ BEGIN
                 SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL ORDER BY j.turn LIMIT 10001) AS j
             WHERE k.priority = p.priority AND (l.worker IS NULL OR l.worker = ANY (able))
             LIMIT 10001) AS a) AS jobs
-        FROM unnest(enum_range(NULL::rouse.priority)) AS p(priority) WHERE p.priority < p_lane.priority ORDER BY p.priority
+        FROM unnest(enum_range(NULL::rouse.priority)) AS p(priority) WHERE p.priority <= p_lane.priority ORDER BY p.priority
     LOOP
         CONTINUE WHEN of.jobs = 0;
-        reason := 'priority';
-        sentence := format('%s priority %s, and %s first unless a gate keeps them.', rouse._counted(of.jobs, 'job has', 'jobs have'), of.priority,
-                           CASE of.jobs WHEN 1 THEN 'goes' ELSE 'go' END);
-        remedy := 'Time, or more hosts. By default, jobs that have waited for 15 minutes go first.';
+        rest := CASE of.jobs WHEN 1 THEN 'goes' ELSE 'go' END || ' first unless a gate keeps them.';
+        IF of.priority = p_lane.priority THEN
+            reason := 'queue_order';
+            sentence := format('%s of queue %s, which the workers serve before queue %s, %s', rouse._counted(of.jobs, 'job', 'jobs'),
+                               array_to_string(before, ' or '), p_lane.queue, rest);
+            remedy := 'Time, more hosts, or another order of `queues` in rouse.toml. By default, jobs that have waited for 15 minutes go first.';
+        ELSE
+            reason := 'priority';
+            sentence := format('%s priority %s, and %s', rouse._counted(of.jobs, 'job has', 'jobs have'), of.priority, rest);
+            remedy := 'Time, or more hosts. By default, jobs that have waited for 15 minutes go first.';
+        END IF;
         RETURN NEXT;
     END LOOP;
     IF able IS NOT NULL THEN
+        SELECT sum(l.most) AS most, bool_and(l.jobs >= l.most) AS are_full INTO of
+        FROM (SELECT (w.capabilities -> p_lane.handler ->> 'concurrency')::bigint AS most, (
+                  SELECT count(*) FROM rouse.job AS j CROSS JOIN LATERAL (SELECT a.handler FROM rouse.lane AS a WHERE a.id = j.lane LIMIT 1) AS a
+                  WHERE j.state = 'running' AND j.lease_until > '-infinity' AND j.worker = w.incarnation AND a.handler = p_lane.handler) AS jobs
+              FROM rouse.worker AS w WHERE w.incarnation = ANY (able)) AS l
+        HAVING count(l.most) = count(*);
+        IF of.are_full THEN
+            reason := 'host_limit';
+            sentence := format('%s as many jobs of handler %s as may run at a time there: %s.',
+                CASE cardinality(able) WHEN 1 THEN 'The worker that can run it has' ELSE format('The %s workers that can run it have', cardinality(able)) END,
+                p_lane.handler, of.most || CASE WHEN cardinality(able) > 1 THEN ' in all' ELSE '' END);
+            remedy := 'The end of one of them, more hosts, or a higher `concurrency` of the handler in rouse.toml.';
+            RETURN NEXT;
+        END IF;
         slots := (SELECT sum(w.slots) FROM rouse.worker AS w WHERE w.incarnation = ANY (able));
         jobs := (SELECT count(*) FROM (
             SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity' AND j.worker = ANY (able) LIMIT 100000) AS r);
@@ -355,7 +383,7 @@ $$;
 -- no longer kept.
 --
 --   reason    running, ended, orphaned; not_due, after, suspended: it has no turn yet; paused; no_worker, no_handler, no_queue, no_tag,
---             not_permitted, draining, parked: no worker takes it; limit, rate, batch: gates; inbox, shard; ahead, priority, busy: others are first;
+--             not_permitted, draining, parked: no worker takes it; limit, rate, batch: gates; inbox, shard; ahead, priority, queue_order, host_limit, busy: others are first;
 --             ready: nothing
 --   sentence  the same in words
 --   remedy    what would change it; null: only time

@@ -118,6 +118,8 @@ BEGIN
         WHEN jsonb_typeof(c.value -> 'grants') <> 'array' OR jsonb_path_exists(c.value, '$.grants[*] ? (@.type() != "string")')
             THEN 'grants must be a list of texts'
         WHEN jsonb_typeof(c.value -> 'max_attempts') NOT IN ('number', 'null') THEN 'max_attempts must be a number'
+        WHEN jsonb_typeof(c.value -> 'concurrency') NOT IN ('number', 'null') OR c.value ->> 'concurrency' !~ '^[1-9][0-9]{0,6}$'
+            THEN 'concurrency must be a number from 1 on'
         WHEN jsonb_typeof(c.value -> 'schedule') NOT IN ('object', 'null') THEN 'schedule must be an object'
         WHEN jsonb_typeof(c.value -> 'payload_keys') NOT IN ('array', 'null') THEN 'payload_keys must be a list'
         WHEN jsonb_typeof(c.value -> 'parked') NOT IN ('string', 'null') OR length(c.value ->> 'parked') > 4096

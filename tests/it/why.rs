@@ -276,6 +276,53 @@ async fn a_ready_job_says_what_goes_first() {
 }
 
 #[tokio::test]
+async fn a_job_that_its_hosts_keep_for_later_says_so() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = |name: &str, queues: &[&str]| Registration {
+        capabilities: json!({"greet": {"sha256": "0".repeat(64), "grants": [], "concurrency": 2}}),
+        queues: queues.iter().map(|&queue| queue.to_owned()).collect(),
+        slots: 8,
+        ..registration(name, WorkerKey::random())
+    };
+    let store = db.store();
+    store
+        .register(&worker("one", &["first", "mail"]))
+        .await
+        .unwrap();
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue_many('greet', array_fill('{}'::jsonb, ARRAY[4]), queue => 'first');
+             SELECT rouse.enqueue('greet', '{}', queue => 'first', priority => 'low');
+             SELECT rouse.enqueue('greet', '{}', queue => 'third')",
+        )
+        .await
+        .unwrap();
+    let id = enqueue_sql(&client, "'greet', '{}', queue => 'mail'").await;
+    let first = "of queue first, which the workers serve before queue mail, go first";
+    assert_why(&client, id, &[("queue_order", first)]).await;
+    assert_eq!(claim(&store, 2).await.len(), 2);
+    let full = (
+        "host_limit",
+        "has as many jobs of handler greet as may run at a time there: 2.",
+    );
+    assert_why(&client, id, &[("queue_order", first), full]).await;
+    // Another worker has an order of its own, and room.
+    let other = db.store();
+    other
+        .register(&worker("two", &["mail", "first"]))
+        .await
+        .unwrap();
+    assert_why(&client, id, READY).await;
+    client
+        .batch_execute("UPDATE rouse.worker SET capabilities = capabilities #- '{greet,concurrency}' WHERE worker_id = 'two'")
+        .await
+        .unwrap();
+    assert_eq!(claim(&other, 2).await.len(), 2);
+    assert_why(&client, id, READY).await;
+}
+
+#[tokio::test]
 async fn a_job_with_three_reasons_says_three() {
     let db = TestDb::new().await;
     let client = db.client().await;

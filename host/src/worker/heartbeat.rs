@@ -47,17 +47,21 @@ const PARKED_BYTES_MAX: usize = 1 << 10;
 /// The maximum size of the payload keys of all handlers in one registration, bytes. Keys beyond it are left out.
 const KEYS_BYTES_MAX: usize = 256 << 10;
 
-/// `{"handler": {"version": …, "grants": […], "max_attempts": …, "payload_keys": […], "schedule": {…}, "parked": …}, …}`
+/// `{"handler": {"version": …, "grants": […], "max_attempts": …, "concurrency": …, "payload_keys": […], "schedule": {…}, "parked": …}, …}`
 fn capabilities(settings: &Settings, handlers: &HandlerSet, sql: Option<&Sql>) -> Value {
     let mut keys_bytes = 0;
     let capability = |name: &String| {
         let handler = handlers.get(name)?;
+        let policy = Policy::resolve(&handler.manifest, &settings.overrides);
         let mut capability = json!({
             "version": handler.manifest.version,
             "sha256": handler.module.digest.to_string(),
             "grants": handler.granted(),
-            "max_attempts": Policy::resolve(&handler.manifest, &settings.overrides).retry.max_attempts,
+            "max_attempts": policy.retry.max_attempts,
         });
+        if let Some(most) = policy.concurrency {
+            capability["concurrency"] = most.into();
+        }
         if let Some(schedule) = handler.schedule() {
             capability["schedule"] = json!(schedule);
         }
