@@ -31,7 +31,8 @@
 --
 -- `p_in_batches`: all lanes have a gate of kind batch, and `wanted` is a number of batches.
 --
--- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them. After these, a row without an id for each lane from
+-- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them, by id: rows that were enqueued together are
+-- updated together, whatever lanes they are of. The caller knows the order of the lanes. After these, a row without an id for each lane from
 -- which gates let no job start now: `lease_ms` is for how many milliseconds; null: until a job of its key has ended.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL,
@@ -125,7 +126,8 @@ BEGIN
         UPDATE rouse.job AS j
         SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
             claimed_at = at, lease_until = at + coalesce(j.lease_ms, picked.lease_ms) * interval '1 millisecond'
-        FROM unnest(ids, leases) AS picked(id, lease_ms) WHERE j.id = ANY (ARRAY[picked.id])
+        FROM (SELECT p.id, p.lease_ms FROM unnest(ids, leases) AS p(id, lease_ms) ORDER BY p.id OFFSET 0) AS picked(id, lease_ms)
+        WHERE j.id = ANY (ARRAY[picked.id])
         RETURNING j.id, j.lane, j.turn, j.attempt, j.uncounted, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
                   j.payload::text, j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms, j.trace, NULL::bigint[];
     ELSIF ids IS NOT NULL THEN
@@ -133,7 +135,8 @@ BEGIN
             UPDATE rouse.job AS j
             SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
                 claimed_at = at, lease_until = at + coalesce(j.lease_ms, picked.lease_ms) * interval '1 millisecond'
-            FROM unnest(ids, leases) AS picked(id, lease_ms) WHERE j.id = ANY (ARRAY[picked.id])
+            FROM (SELECT p.id, p.lease_ms FROM unnest(ids, leases) AS p(id, lease_ms) ORDER BY p.id OFFSET 0) AS picked(id, lease_ms)
+            WHERE j.id = ANY (ARRAY[picked.id])
             RETURNING j.id)
         SELECT array_agg(c.id) INTO unread FROM claimed AS c;
         RETURN NEXT;

@@ -1,5 +1,6 @@
 //! Claims jobs in batches. The jobs of a large claim are read in a second round trip.
 
+use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
 use postgres_types::ToSql;
@@ -215,6 +216,8 @@ impl Store {
         in_batches: bool,
     ) -> Result<Claimed, StoreError> {
         let (worker, lists) = (self.identity()?, self.lists().await?);
+        let places = orders.iter().map(|order| order.lane).zip(0_usize..);
+        let places: HashMap<LaneId, usize> = places.collect();
         let orders: Vec<OrderRecord> = orders.iter().map(OrderRecord::from).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
@@ -247,6 +250,8 @@ impl Store {
                 return Ok(Claimed::Orphans(row.try_get(10)?));
             }
         }
+        // The answer is by id.
+        claimed.sort_by_key(|job| (places.get(&job.lane).copied(), job.turn));
         Ok(Claimed::Jobs(claimed, closed))
     }
 
