@@ -343,8 +343,8 @@ impl Store {
         self.query_within(ANSWER_WITHIN, sql, params).await
     }
 
-    /// [`query`](Self::query) with its own timeout. A connection that got no answer is closed: its next user would wait
-    /// for the same silence.
+    /// [`query`](Self::query) with its own timeout. A connection that got no answer is given up: its next user would
+    /// wait for the same silence.
     async fn query_within(
         &self,
         patience: Duration,
@@ -362,7 +362,7 @@ impl Store {
         match tokio::time::timeout_at(until, answer).await {
             Ok(answer) => Ok(answer?),
             Err(_) => {
-                drop(Object::take(client));
+                self.give_up(client);
                 Err(self.silent(patience))
             }
         }
@@ -384,10 +384,20 @@ impl Store {
         match tokio::time::timeout(patience, reading).await {
             Ok(answer) => answer.map_err(StoreError::Refused),
             Err(_) => {
-                drop(Object::take(client));
+                self.give_up(client);
                 Err(self.silent(patience))
             }
         }
+    }
+
+    /// Closes a connection that got no answer, and asks the server to cancel its statement, which would run on: a page
+    /// that is read again every few seconds would add another one each time.
+    fn give_up(&self, client: PooledClient) {
+        let (client, connector) = (Object::take(client), self.connector.clone());
+        tokio::spawn(async move {
+            // Nothing can be cancelled if the server does not answer at all.
+            let _ = tokio::time::timeout(ANSWER_WITHIN, connector.cancel(&client)).await;
+        });
     }
 
     fn silent(&self, waited: Duration) -> StoreError {
@@ -407,7 +417,7 @@ impl Store {
         match tokio::time::timeout(ANSWER_WITHIN, migrate::check(&**client)).await {
             Ok(checked) => checked,
             Err(_) => {
-                drop(Object::take(client));
+                self.give_up(client);
                 Err(unreachable(self.silent(ANSWER_WITHIN)))
             }
         }
