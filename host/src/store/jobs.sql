@@ -1,11 +1,14 @@
 -- The listing of these jobs ($1), the newest first: live and finished ones, each looked up in the primary key of rouse.job and in
 -- finished_id of each partition. `error` has the beginning of the message; `wait` is what a suspended job waits for. For a job that is running or waits for a retry, `attempts_max` is the maximum number of attempts, if an
--- earlier attempt has recorded it.
+-- earlier attempt has recorded it. `retried_as` is the newest retry of a job that did not succeed.
 SELECT to_jsonb(j) || CASE WHEN j.finished_at IS NULL AND j.attempt > 0
        THEN jsonb_build_object('attempts_max', coalesce(
            to_jsonb(j.max_attempts),
            (SELECT a.error->'max_attempts' FROM rouse.attempt AS a WHERE a.job = j.id AND a.error ? 'max_attempts'
             ORDER BY a.attempt DESC LIMIT 1))) ELSE '{}' END
+    || CASE WHEN j.finished_at IS NOT NULL AND j.state <> 'succeeded'
+       THEN jsonb_build_object('retried_as', (
+           SELECT r.detail -> 'as' FROM rouse.record AS r WHERE r.job = j.id AND r.event = 'retried' ORDER BY r.at DESC LIMIT 1)) ELSE '{}' END
 FROM (
     SELECT w.id, w.state, l.handler, l.queue, l.priority, l.tags, w.tenant, w.source, w.attempt, w.uncounted, w.max_attempts,
            w.requested_at, w.available_at, w.claimed_at, w.finished_at, w.wait,

@@ -41,8 +41,8 @@ impl Store {
         Ok(allowed(result)?.and_then(|rows| Some(rows.first()?.get(0))))
     }
 
-    /// The handlers with unsuccessful jobs in the last hour: `handler`, `jobs`, `at_least`, `last_at`, `message`. `None`
-    /// if this login may not read them.
+    /// The handlers with unsuccessful jobs in the last hour: `handler`, `jobs`, `at_least`, `first_at`, `last_at`,
+    /// `message`. `None` if this login may not read them.
     pub async fn failing(&self) -> Result<Option<Vec<Value>>, StoreError> {
         let result = self
             .query(

@@ -52,6 +52,12 @@ impl Reads {
         self.queues.get(async move || store.queues().await).await
     }
 
+    /// The same, if they are known already: counting the jobs of many lanes takes long.
+    pub(super) fn known_queues(&self) -> Option<Arc<Vec<Value>>> {
+        let store = self.store.clone();
+        self.queues.known(async move || store.queues().await)
+    }
+
     /// The rows of `rouse.backlog`. Like the others below: empty if the login may not read them.
     pub(super) async fn backlog(&self) -> Result<Arc<Vec<Value>>, StoreError> {
         let store = self.store.clone();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rouse_display::pages::{
-    self, AuditQuery, Chrome, Found, Job, JobFilter, Loaded, LogRow, Markup, Overview, Pairs,
+    self, AuditQuery, Chrome, Found, Job, JobFilter, Live, Loaded, LogRow, Markup, Overview, Pairs,
 };
 use rouse_display::when;
 use serde_json::{Value, json};
@@ -17,6 +17,8 @@ use crate::store::Listing;
 
 /// Rows of a page of a list.
 const ROWS: i32 = 50;
+/// Failures of a handler that are grouped by error.
+const FAILURES: i32 = 100;
 /// Jobs that a search examines. A link continues it.
 const EXAMINED: i32 = 10_000;
 /// How far back a page of the audit looks. A link continues it.
@@ -51,7 +53,9 @@ pub(super) async fn render(
                 return Err(Problem::not_for_guests("search in payloads and errors"));
             }
             let found = jobs(ui, &filter, before(), now).await?;
-            ("Jobs".to_owned(), pages::jobs(chrome, &filter, &found, now))
+            let live = ui.reads.known_queues().map(|it| Live::of_queues(&it));
+            let body = pages::jobs(chrome, &filter, &found, live, now);
+            ("Jobs".to_owned(), body)
         }
         View::Job(id) => (
             format!("Job {id}"),
@@ -250,7 +254,7 @@ async fn handler(ui: &Ui, chrome: &Chrome, name: &str, now: f64) -> Result<Marku
     let failed = Listing {
         filter: json!({"handler": name, "state": ["failed", "timed_out"]}),
         before: None,
-        limit: 10,
+        limit: FAILURES,
         look_at: EXAMINED,
     };
     let (fleet, backlog, recent, errors) = tokio::join!(

@@ -277,23 +277,20 @@ async fn rouse_job_edit_changes_the_priority_and_the_payload() {
 }
 
 #[tokio::test]
-async fn a_suspended_job_is_ready_with_its_new_payload_and_keeps_its_signals() {
+async fn a_suspended_job_is_ready_with_its_new_payload_and_takes_the_signals_of_the_old_one() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let old = enqueue(&client, "x", json!(1)).await;
-    client
-        .batch_execute(&format!(
-            "UPDATE rouse.job SET turn = NULL, attempt = 1, uncounted = 1, available_at = '2999-01-01',
-                    wait = '{{\"kind\": \"signal\", \"step\": \"s\", \"name\": \"go\"}}' WHERE id = {old};
-             SELECT rouse.signal({old}, 'other', '7')"
-        ))
-        .await
-        .unwrap();
-    let new = replace(&client, old, json!(2)).await;
-    let ready = "SELECT turn IS NOT NULL AND available_at <= now() AND wait IS NULL FROM rouse.job WHERE id = $1";
-    assert!(is_true(&client, ready, &[&new]).await);
-    let signals = "SELECT count(*) = 1 FROM rouse.signal WHERE job = $1";
-    assert!(is_true(&client, signals, &[&new]).await);
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let old = enqueue(&client, "flow.signals", json!({"name": "go"})).await;
+    let waits = format!("SELECT wait IS NOT NULL AND turn IS NULL FROM rouse.job WHERE id = {old}");
+    until_true(&client, &waits).await;
+    let other = format!("SELECT rouse.signal({old}, 'other', '7')");
+    client.batch_execute(&other).await.unwrap();
+    assert!(is_true(&client, &waits, &[]).await);
+    let new = replace(&client, old, json!({"name": "other"})).await;
+    let done = ended(&client, new).await;
+    assert_eq!(done.result, Some(json!([{"got": 7}])));
+    worker.drain().await;
 }
 
 #[tokio::test]

@@ -95,6 +95,15 @@ async fn found_by(axe: &str, browser: &Browser) -> Value {
         .await
 }
 
+/// What the page sees if its reader goes to another tab, or comes back.
+async fn hide(browser: &Browser, is_hidden: bool) {
+    let script = format!(
+        "Object.defineProperty(document, 'hidden', {{configurable: true, get: () => {is_hidden}}});
+         document.dispatchEvent(new Event('visibilitychange'))"
+    );
+    browser.run(&script).await;
+}
+
 #[tokio::test]
 async fn a_job_changes_while_its_page_is_open_and_what_was_typed_stays() {
     let Some(browser) = Browser::start().await else {
@@ -145,6 +154,15 @@ async fn a_job_changes_while_its_page_is_open_and_what_was_typed_stays() {
     assert!(!browser.text().await.contains("second.one"));
     browser.click("button.live").await;
     browser.wait_for("second.one").await;
+
+    // The same while it is hidden.
+    hide(&browser, true).await;
+    let third = "SELECT rouse.enqueue('third.one', '{}')";
+    client.batch_execute(third).await.unwrap();
+    dashboard.until("/jobs", "third.one").await;
+    assert!(!browser.text().await.contains("third.one"));
+    hide(&browser, false).await;
+    browser.wait_for("third.one").await;
 
     // The browser asks before an action that cannot be undone.
     let id = ids(&client, "SELECT max(id) FROM rouse.job").await[0];

@@ -1,8 +1,11 @@
 //! The contents of the pages, and their forms.
 
+use tokio::io::AsyncReadExt as _;
+use tokio::time::timeout;
+
 use super::{Dashboard, ids, paths, read_until, shop};
 use crate::support::TestDb;
-use crate::support::worker::PATIENCE;
+use crate::support::worker::{PATIENCE, until_true};
 
 #[tokio::test]
 async fn every_page_answers_and_runs_no_text_of_strangers() {
@@ -33,6 +36,7 @@ async fn every_page_answers_and_runs_no_text_of_strangers() {
         ("/queues", "at most 5 running jobs of each tenant"),
         ("/workers/shop-1", "http: api.example.com"),
         ("/handlers/no.such", "No running worker has this handler"),
+        ("/handlers/shop.mail", "The newest 3 by error"),
         ("/audit", "paused"),
         ("/audit?queue=paused", ">paused<"),
         ("/audit?queue=no.such", "Nobody changed anything"),
@@ -112,6 +116,121 @@ async fn an_open_page_is_updated_when_something_changes() {
 
     // A page that does not exist is not waited for.
     dashboard.until("/jobs/999999", "event: gone").await;
+}
+
+#[tokio::test]
+async fn a_query_without_an_answer_is_cancelled_and_the_page_says_so() {
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    let dashboard = Dashboard::start(&db, &[]);
+    let holder = client.transaction().await.unwrap();
+    let lock = "LOCK TABLE rouse.schedule IN ACCESS EXCLUSIVE MODE";
+    holder.batch_execute(lock).await.unwrap();
+    let page = dashboard.get("/schedules").await;
+    assert_eq!(page.status, 503, "{}", page.body);
+    assert!(page.body.contains("no answer from"), "{}", page.body);
+    let waiting = "SELECT count(*) = 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    until_true(&db.client().await, waiting).await;
+    holder.rollback().await.unwrap();
+    assert_eq!(dashboard.get("/schedules").await.status, 200);
+}
+
+#[tokio::test]
+async fn too_many_open_pages_are_refused_until_one_is_closed() {
+    let db = TestDb::new().await;
+    let dashboard = Dashboard::start(&db, &[]);
+    let mut open = Vec::new();
+    for nth in 0..64 {
+        let mut stream = dashboard.follow(&format!("/jobs?handler=h{nth}")).await;
+        read_until(&mut stream, &mut String::new(), "event: page").await;
+        open.push(stream);
+    }
+    let refused = dashboard.get("/live/jobs?handler=other").await;
+    assert_eq!(refused.status, 503, "{}", refused.body);
+    assert!(refused.body.contains("too many pages"), "{}", refused.body);
+    // Readers of a page that is open already are no further page, until there are too many of them.
+    for _ in 64..80 {
+        let mut stream = dashboard.follow("/jobs?handler=h0").await;
+        read_until(&mut stream, &mut String::new(), "event: page").await;
+        open.push(stream);
+    }
+    let refused = dashboard.get("/live/jobs?handler=h0").await;
+    assert_eq!(refused.status, 503, "{}", refused.body);
+    open.clear();
+    let again = async {
+        loop {
+            let mut stream = dashboard.follow("/jobs?handler=other").await;
+            let mut status = [0; 12];
+            stream.read_exact(&mut status).await.unwrap();
+            if status == *b"HTTP/1.1 200" {
+                return;
+            }
+        }
+    };
+    timeout(PATIENCE, again).await.expect("there is room again");
+}
+
+#[tokio::test]
+async fn what_keeps_a_job_is_a_link_or_can_be_changed_beside_it() {
+    let db = shop().await;
+    let client = db.client().await;
+    let of_paused = "SELECT rouse.enqueue('no.such', queue => 'paused')";
+    let paused = ids(&client, of_paused).await[0];
+    let after = format!("SELECT rouse.enqueue('shop.mail', after => '[{paused}]')");
+    let after = ids(&client, &after).await[0];
+    let dashboard = Dashboard::start(&db, &[]);
+    let page = dashboard.get(&format!("/jobs/{after}")).await.body;
+    let why = page.split_once("Why it waits").unwrap().1;
+    assert!(
+        why.contains(&format!(
+            "/ui/jobs/{paused}\">{paused}</a>, which is queued"
+        )),
+        "{why}"
+    );
+    let path = format!("/jobs/{paused}");
+    let page = dashboard.get(&path).await.body;
+    assert!(
+        page.contains("/ui/handlers/no%2Esuch\">the handler</a>"),
+        "{page}"
+    );
+    assert!(page.contains("/ui/queues/paused/resume"), "{page}");
+    let form = format!("csrf={}", dashboard.form_token(&path).await);
+    let done = dashboard.post("/queues/paused/resume", &form).await;
+    assert_eq!(done.status, 303, "{}", done.body);
+    let page = dashboard.get(&path).await.body;
+    assert!(!page.contains("Resume the queue"), "{page}");
+}
+
+#[tokio::test]
+async fn lists_have_counts_of_live_jobs_and_link_retried_ones_to_their_retries() {
+    let db = shop().await;
+    let client = db.client().await;
+    let failed = "SELECT min(id) FROM rouse.jobs WHERE state = 'failed'";
+    let again = format!("SELECT rouse.retry(({failed}))");
+    let again = ids(&client, &again).await[0];
+    client
+        .execute("SELECT rouse.set_priority($1, 'high')", &[&again])
+        .await
+        .unwrap();
+    let live = ids(
+        &client,
+        "SELECT count(*) FROM rouse.job WHERE state = 'queued'",
+    )
+    .await[0];
+    let dashboard = Dashboard::start(&db, &[]);
+    // The list does not wait for the counts.
+    dashboard
+        .until(
+            "/jobs",
+            &format!(">Queued<span class=\"soft\">{live}</span>"),
+        )
+        .await;
+    let page = dashboard.get("/jobs?state=failed").await.body;
+    assert!(page.contains("retried as <a"), "{page}");
+    assert!(page.contains(&format!("/ui/jobs/{again}\"")), "{page}");
+    assert!(!page.contains("Priority"), "{page}");
+    let page = dashboard.get("/jobs").await.body;
+    assert!(page.contains("data-label=\"Priority\">high<"), "{page}");
 }
 
 #[tokio::test]

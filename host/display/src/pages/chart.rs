@@ -48,24 +48,29 @@ pub(super) fn throughput(samples: &[Sample], now: f64) -> Markup {
         rate(top)
     );
     html! {
-        svg class="chart" viewBox="0 0 1000 150" preserveAspectRatio="none" height="150" role="img" aria-label=(label) {
-            @for share in [0.0, 0.5, 1.0] {
-                @let y = px(HEIGHT - share * (HEIGHT - 8.0));
-                line class="axis" x1="0" x2="1000" y1=(y) y2=(y) vector-effect="non-scaling-stroke" {}
+        div class="plot" {
+            // Texts in the drawing would be stretched with it. Screen readers have its label.
+            div class="scale" aria-hidden="true" {
+                @for share in [1.0, 0.5, 0.0] { span { (rate(top * share)) } }
             }
-            polyline class="line busy" points=(points(|it| it.ended_per_s)) vector-effect="non-scaling-stroke" {}
-            polyline class="line bad" points=(points(|it| it.failed_per_s)) vector-effect="non-scaling-stroke" {}
+            svg class="chart" viewBox="0 0 1000 150" preserveAspectRatio="none" height="150" role="img" aria-label=(label) {
+                @for share in [0.0, 0.5, 1.0] {
+                    @let y = px(HEIGHT - share * (HEIGHT - 8.0));
+                    line class="axis" x1="0" x2="1000" y1=(y) y2=(y) vector-effect="non-scaling-stroke" {}
+                }
+                polyline class="line busy" points=(points(|it| it.ended_per_s)) vector-effect="non-scaling-stroke" {}
+                polyline class="line bad" points=(points(|it| it.failed_per_s)) vector-effect="non-scaling-stroke" {}
+            }
+            div class="span" aria-hidden="true" { span { (when::short(span)) " ago" } span { "now" } }
         }
         p class="legend" {
-            span { (when::short(span)) " ago" }
             span { (swatch("busy")) (rate(last.ended_per_s)) " ended per second" }
             span { (swatch("bad")) (rate(last.failed_per_s)) " failed per second" }
-            span { "scale: 0 to " (rate(top)) }
         }
     }
 }
 
-fn swatch(tone: &str) -> Markup {
+pub(super) fn swatch(tone: &str) -> Markup {
     html! { svg viewBox="0 0 10 10" aria-hidden="true" { rect class=(tone) width="10" height="10" rx="2" {} } }
 }
 

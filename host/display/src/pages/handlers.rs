@@ -11,6 +11,9 @@ use super::queues::backlog_table;
 use super::workers::digest;
 use crate::when;
 
+/// Failures, and kinds of them, that the page of a handler lists.
+const ERRORS_MAX: usize = 10;
+
 /// A handler as this host has loaded it.
 #[derive(Debug, Clone, Default)]
 pub struct Loaded {
@@ -94,7 +97,7 @@ pub struct HandlerPage<'a> {
     pub backlog: &'a [Value],
     /// What its newest ended jobs took: `jobs`, `failed`, and in seconds `wait_p50` and so on.
     pub recent: &'a Value,
-    /// Its newest unsuccessful jobs.
+    /// Its newest unsuccessful jobs, the newest first.
     pub errors: &'a [Value],
     /// As this host has loaded it.
     pub loaded: Option<&'a Loaded>,
@@ -136,10 +139,11 @@ pub fn handler(chrome: &Chrome, it: &HandlerPage<'_>, now: f64) -> Markup {
         @if !errors.is_empty() {
             section class="card scroll" tabindex="0" aria-label="Newest failures" {
                 h2 { "Newest failures" }
+                (by_error(chrome, errors, now))
                 table class="stack" {
                     thead { tr { th { "Job" } th { "State" } th { "Ended" } th { "Error" } } }
                     tbody {
-                        @for job in errors {
+                        @for job in errors.iter().take(ERRORS_MAX) {
                             tr {
                                 td class="keep" data-label="Job" { (cells::job(chrome, &job["id"])) }
                                 td data-label="State" { (cells::state(cells::text(job, "state"))) }
@@ -181,6 +185,63 @@ pub fn handler(chrome: &Chrome, it: &HandlerPage<'_>, now: f64) -> Markup {
     }
 }
 
+/// How often each error is among the newest failures, if it is not always the same one.
+fn by_error(chrome: &Chrome, errors: &[Value], now: f64) -> Markup {
+    let mut groups: Vec<(String, Vec<&Value>)> = Vec::new();
+    for job in errors {
+        let shape = shape(&job["error"]);
+        match groups.iter_mut().find(|(known, _)| *known == shape) {
+            Some((_, jobs)) => jobs.push(job),
+            None => groups.push((shape, vec![job])),
+        }
+    }
+    groups.sort_by_key(|(_, jobs)| std::cmp::Reverse(jobs.len()));
+    html! {
+        @if errors.len() > 1 && chrome.may_read_contents() {
+            table class="stack" id="by-error" {
+                caption { "The newest " (errors.len()) " by error" }
+                thead { tr { th { "Error" } th class="number" { "Jobs" } th { "First" } th { "Last" } th { "Newest job" } } }
+                tbody {
+                    @for (shape, jobs) in groups.iter().take(ERRORS_MAX) {
+                        tr {
+                            td class="message" data-label="Error" { (cells::beginning(shape)) }
+                            td class="number" data-label="Jobs" { (jobs.len()) }
+                            td class="keep" data-label="First" { (cells::time(&jobs[jobs.len() - 1]["finished_at"], now)) }
+                            td class="keep" data-label="Last" { (cells::time(&jobs[0]["finished_at"], now)) }
+                            td class="keep" data-label="Newest job" { (cells::job(chrome, &jobs[0]["id"])) }
+                        }
+                    }
+                }
+            }
+            @if groups.len() > ERRORS_MAX { p class="soft" { "and " (groups.len() - ERRORS_MAX) " more errors" } }
+        }
+    }
+}
+
+/// The first line of an error without what differs from job to job: numbers are `#`.
+fn shape(error: &Value) -> String {
+    let kind = cells::text(error, "kind");
+    let line = cells::text(error, "message")
+        .lines()
+        .next()
+        .unwrap_or_default();
+    let mut shape = match line.is_empty() {
+        true => kind.to_owned(),
+        false => String::with_capacity(line.len()),
+    };
+    let mut in_number = false;
+    for c in line.chars() {
+        let is_digit = c.is_ascii_digit();
+        if !is_digit {
+            shape.push(c);
+        } else if !in_number {
+            shape.push('#');
+        }
+        in_number = is_digit;
+    }
+    shape
+}
+
 fn requested(loaded: &Loaded) -> Markup {
     html! {
         section class="card" {
@@ -192,5 +253,38 @@ fn requested(loaded: &Loaded) -> Markup {
                 pre { (crate::harmless::lines(&loaded.missing)) }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::layout::Role;
+    use super::*;
+
+    #[test]
+    fn failures_that_differ_in_numbers_alone_are_one_error() {
+        let failed = |id: i64, message: &str| json!({"id": id, "error": {"kind": "error", "message": message}});
+        let errors = [
+            failed(9, "order 9 of 12 is lost\nat mill.rs"),
+            failed(8, "<b>"),
+            failed(7, "order 7 of 3 is lost"),
+        ];
+        let mut chrome = Chrome::default();
+        assert!(by_error(&chrome, &errors, 1.0).into_string().is_empty());
+        chrome.role = Role::Viewer;
+        let table = by_error(&chrome, &errors, 1.0).into_string();
+        let (first, second) = table.split_once("order # of # is lost").unwrap();
+        assert!(!first.contains("/jobs/"), "{table}");
+        assert!(
+            second.contains(">2</td>") && second.contains("/jobs/9\""),
+            "{table}"
+        );
+        assert!(
+            second.contains("&lt;b&gt;") && !second.contains("mill.rs"),
+            "{table}"
+        );
+        assert_eq!(shape(&json!({"kind": "lost"})), "lost");
     }
 }

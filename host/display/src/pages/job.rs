@@ -58,7 +58,7 @@ pub fn job(chrome: &Chrome, job: &Job, now: f64) -> Markup {
             div class="actions" { (actions(chrome, record, history)) }
         }
         (retried_as(chrome, history))
-        @if !job.why.is_empty() { (why(&job.why)) }
+        @if !job.why.is_empty() { (why(chrome, record, &job.why)) }
         (error(chrome, record))
         section class="card" aria-label="Timeline" { (timeline(history, is_live, now)) }
         div class="pair" {
@@ -120,19 +120,60 @@ fn actions(chrome: &Chrome, record: &Value, history: &[Value]) -> Markup {
 }
 
 /// Why it waits, one sentence for each thing, with what would change it.
-fn why(reasons: &[Value]) -> Markup {
+fn why(chrome: &Chrome, record: &Value, reasons: &[Value]) -> Markup {
     html! {
         section class="card" id="why" {
             h2 { "Why it waits" }
             ul class="attention" {
                 @for reason in reasons {
                     li {
-                        (cells::line(cells::text(reason, "sentence")))
+                        (with_jobs(chrome, cells::text(reason, "sentence")))
                         @if let Some(remedy) = reason["remedy"].as_str() {
                             br; span class="soft" { "→ " } (with_code(remedy))
                         }
+                        (place_of(chrome, record, cells::text(reason, "reason")))
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Where a reason can be looked at or changed.
+fn place_of(chrome: &Chrome, record: &Value, reason: &str) -> Markup {
+    let part = |key: &str| chrome.encoded(cells::text(record, key));
+    let link = |path: &str, label: &str| html! { " " a href={ (chrome.base) (path) } { (label) } };
+    match reason {
+        "paused" => html! {
+            " " (chrome.button(&format!("/queues/{}/resume", part("queue")), "Resume the queue", "", ""))
+        },
+        "no_handler" | "parked" => link(&format!("/handlers/{}", part("handler")), "the handler"),
+        "no_worker" | "no_queue" | "no_tag" | "not_permitted" | "draining" | "inbox" | "shard"
+        | "queue_order" | "host_limit" | "busy" => link("/workers", "the workers"),
+        "limit" | "rate" | "batch" => link("/queues#gates", "the gates"),
+        "ahead" => link(
+            &format!(
+                "/jobs?state=queued&handler={}&queue={}",
+                part("handler"),
+                part("queue")
+            ),
+            "these jobs",
+        ),
+        _ => html! {},
+    }
+}
+
+/// A sentence in which the numbers of jobs are links.
+fn with_jobs(chrome: &Chrome, sentence: &str) -> Markup {
+    let mut before = "";
+    html! {
+        @for (place, word) in sentence.split(' ').enumerate() {
+            @if place > 0 { " " }
+            @let digits = word.trim_end_matches([',', '.', ':']);
+            @let follows = std::mem::replace(&mut before, word).eq_ignore_ascii_case("job");
+            @match digits.parse::<i64>() {
+                Ok(id) if follows => { (cells::job(chrome, &id.into())) (cells::line(&word[digits.len()..])) },
+                _ => { (cells::line(word)) },
             }
         }
     }

@@ -20,15 +20,54 @@ pub struct Found {
     pub is_later_page: bool,
 }
 
-/// The page.
+/// How many jobs have not ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Live {
+    /// Ready or scheduled.
+    pub queued: i64,
+    /// With a worker.
+    pub running: i64,
+    /// True if they were only counted up to a bound.
+    pub at_least: bool,
+}
+
+impl Live {
+    /// The sum over queues, as `rouse queue ls --json`.
+    pub fn of_queues(queues: &[Value]) -> Self {
+        let sum = |key: &str| {
+            queues
+                .iter()
+                .filter_map(|queue| queue[key].as_i64())
+                .sum::<i64>()
+        };
+        Self {
+            queued: sum("ready") + sum("scheduled"),
+            running: sum("running"),
+            at_least: queues.iter().any(|queue| queue["at_least"] == true),
+        }
+    }
+
+    /// Those in exactly these states, in words.
+    fn words(self, states: &[&str]) -> Option<String> {
+        let (jobs, more) = match states {
+            ["queued"] => (self.queued, self.at_least),
+            ["running"] => (self.running, false),
+            _ => return None,
+        };
+        Some(cells::number(jobs) + if more { "+" } else { "" })
+    }
+}
+
+/// The page. `live`: how many have not ended, if that is known.
 pub fn jobs(
     chrome: &Chrome,
     filter: &JobFilter,
     found: &Result<Found, String>,
+    live: Option<Live>,
     now: f64,
 ) -> Markup {
     html! {
-        div class="title" { h1 { "Jobs" } (states(chrome, filter)) }
+        div class="title" { h1 { "Jobs" } (states(chrome, filter, live)) }
         section class="card" {
             details id="filter" open[*filter != JobFilter::default()] {
                 summary { "Filter" }
@@ -43,7 +82,7 @@ pub fn jobs(
 }
 
 /// Links to the usual searches.
-fn states(chrome: &Chrome, filter: &JobFilter) -> Markup {
+fn states(chrome: &Chrome, filter: &JobFilter, live: Option<Live>) -> Markup {
     let usual: [(&str, &[&str]); 5] = [
         ("All", &[]),
         ("Queued", &["queued"]),
@@ -56,7 +95,10 @@ fn states(chrome: &Chrome, filter: &JobFilter) -> Markup {
             @for (label, states) in usual {
                 @let this = JobFilter::of_states(states);
                 a class="button" href={ (chrome.base) "/jobs?" (this.query()) }
-                    aria-current=[(this == *filter).then_some("true")] { (label) }
+                    aria-current=[(this == *filter).then_some("true")] {
+                        (label)
+                        @if let Some(jobs) = live.and_then(|live| live.words(states)) { span class="soft" { (jobs) } }
+                    }
             }
         }
     }
@@ -75,6 +117,8 @@ fn list(chrome: &Chrome, filter: &JobFilter, found: &Found, now: f64) -> Markup 
             }
         };
     }
+    // One column less where it would say the same in each row.
+    let has_priorities = found.jobs.iter().any(|job| job["priority"] != "normal");
     html! {
         form id="selection" method="post" action={ (chrome.base) "/jobs/change" } {
             @if chrome.may_act() { (chrome.token()) (filter.hidden()) (changes(filter)) }
@@ -84,11 +128,13 @@ fn list(chrome: &Chrome, filter: &JobFilter, found: &Found, now: f64) -> Markup 
                         @if chrome.may_act() {
                             th { input type="checkbox" data-all aria-label="Select all jobs of this page"; }
                         }
-                        th { "Job" } th { "State" } th { "Handler" } th { "Queue" } th { "Tenant" }
+                        th { "Job" } th { "State" } th { "Handler" } th { "Queue" }
+                        @if has_priorities { th { "Priority" } }
+                        th { "Tenant" }
                         th { "Tries" } th { "When" } th { "Error" }
                     } }
                     tbody {
-                        @for job in &found.jobs { (row(chrome, job, now)) }
+                        @for job in &found.jobs { (row(chrome, job, has_priorities, now)) }
                     }
                 }
             }
@@ -130,7 +176,7 @@ fn changes(filter: &JobFilter) -> Markup {
     }
 }
 
-fn row(chrome: &Chrome, job: &Value, now: f64) -> Markup {
+fn row(chrome: &Chrome, job: &Value, has_priority: bool, now: f64) -> Markup {
     let state = cells::text(job, "state");
     let when = ["finished_at", "claimed_at", "available_at", "requested_at"]
         .into_iter()
@@ -146,9 +192,13 @@ fn row(chrome: &Chrome, job: &Value, now: f64) -> Markup {
                 td { input type="checkbox" name="id" value=(job["id"]) aria-label={ "Select job " (job["id"]) }; }
             }
             td class="keep" data-label="Job" { (cells::job(chrome, &job["id"])) }
-            td data-label="State" { (cells::state(shown_state(job))) }
+            td data-label="State" {
+                (cells::state(shown_state(job)))
+                @if job["retried_as"].is_number() { " retried as " (cells::job(chrome, &job["retried_as"])) }
+            }
             td data-label="Handler" { (cells::handler(chrome, cells::text(job, "handler"))) }
             td data-label="Queue" { (cells::queue(chrome, cells::text(job, "queue"))) }
+            @if has_priority { td data-label="Priority" { (cells::plain(&job["priority"])) } }
             td data-label="Tenant" { (cells::plain(&job["tenant"])) }
             td class="keep" data-label="Tries" { (tries(job)) }
             td class="keep" data-label="When" { (cells::time(&job[when], now)) }
@@ -203,7 +253,7 @@ mod tests {
     fn the_list_escapes_strangers_texts_and_hides_errors_from_guests() {
         let mut chrome = Chrome::default();
         let filter = JobFilter::of_states(&["failed"]);
-        let page = |chrome: &Chrome| jobs(chrome, &filter, &found(), 1.0).into_string();
+        let page = |chrome: &Chrome| jobs(chrome, &filter, &found(), None, 1.0).into_string();
         let guest = page(&chrome);
         assert!(
             !guest.contains("script") && !guest.contains("<img"),
@@ -217,12 +267,41 @@ mod tests {
     }
 
     #[test]
+    fn priorities_retries_and_counts_are_shown_where_there_are_any() {
+        let page = |job: Value, live| {
+            let found = Ok(Found {
+                jobs: vec![job],
+                ..Found::default()
+            });
+            jobs(&Chrome::default(), &JobFilter::default(), &found, live, 1.0).into_string()
+        };
+        let usual = page(
+            json!({"id": 1, "priority": "normal", "retried_as": null}),
+            None,
+        );
+        assert!(
+            !usual.contains("Priority") && !usual.contains("retried as"),
+            "{usual}"
+        );
+        let live = Live::of_queues(&[
+            json!({"ready": 1_200, "scheduled": 34, "running": 8, "at_least": true}),
+        ]);
+        let other = page(
+            json!({"id": 1, "priority": "high", "retried_as": 77}),
+            Some(live),
+        );
+        for part in ["Priority", "retried as", "/jobs/77\"", ">1,234+<", ">8<"] {
+            assert!(other.contains(part), "{part}: {other}");
+        }
+    }
+
+    #[test]
     fn without_jobs_the_page_says_how_far_the_search_went() {
         let found = Ok(Found {
             looked_back_to: Some(17),
             ..Found::default()
         });
-        let page = jobs(&Chrome::default(), &JobFilter::default(), &found, 1.0).into_string();
+        let page = jobs(&Chrome::default(), &JobFilter::default(), &found, None, 1.0).into_string();
         assert!(
             page.contains("Search further back") && page.contains("before=17"),
             "{page}"

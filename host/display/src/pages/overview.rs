@@ -27,7 +27,7 @@ pub struct Overview {
     pub backlog: Vec<Value>,
     /// As `rouse workers --json`.
     pub workers: Vec<Value>,
-    /// Handlers with unsuccessful jobs in the last hour: `handler`, `jobs`, `at_least`, `message`, `last_at`.
+    /// Handlers with unsuccessful jobs in the last hour: `handler`, `jobs`, `at_least`, `message`, `first_at`, `last_at`.
     pub failing: Vec<Value>,
     /// Of the newest ended jobs: `jobs`, `failed`, `wait_p50`, `wait_p95`, `run_p50`, `run_p95`, seconds.
     pub recent: Value,
@@ -198,7 +198,7 @@ fn failing(chrome: &Chrome, failing: &[Value], now: f64) -> Markup {
         @if failing.is_empty() { p class="soft" { "None." } }
         @else {
             table {
-                thead { tr { th { "Handler" } th class="number" { "Jobs" } th { "Last" } th { "Newest error" } } }
+                thead { tr { th { "Handler" } th class="number" { "Jobs" } th { "First" } th { "Last" } th { "Newest error" } } }
                 tbody {
                     @for row in failing {
                         @let handler = cells::text(row, "handler");
@@ -206,6 +206,7 @@ fn failing(chrome: &Chrome, failing: &[Value], now: f64) -> Markup {
                         tr {
                             td { (cells::handler(chrome, handler)) }
                             td class="number" { a href={ (chrome.base) "/jobs?" (filter.query()) } { (row["jobs"]) @if row["at_least"] == true { "+" } } }
+                            td class="keep" { (cells::time(&row["first_at"], now)) }
                             td class="keep" { (cells::time(&row["last_at"], now)) }
                             td class="message" { @if chrome.may_read_contents() { (cells::beginning(cells::text(row, "message"))) } }
                         }

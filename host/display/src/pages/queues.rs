@@ -28,7 +28,7 @@ pub fn queues(chrome: &Chrome, queues: &[Value], gates: &[Value], now: f64) -> M
                 }
             }
         }
-        section class="card" {
+        section class="card" id="gates" {
             h2 { "Gates" }
             @if gates.is_empty() { p class="soft" { "There is no gate. A module declares one, or " code { "rouse gate set" } "." } }
             @else { (gates_table(chrome, gates, now)) }

@@ -4,6 +4,7 @@ use maud::{Markup, html};
 use serde_json::Value;
 
 use super::cells;
+use super::chart::swatch;
 use crate::when;
 
 /// The width of the drawing; it is stretched to the page.
@@ -12,6 +13,15 @@ const WIDTH: f64 = 1000.0;
 const BAR_MIN: f64 = 4.0;
 /// More attempts are not drawn one by one.
 const BARS_MAX: usize = 400;
+
+/// The colours of bars, as [`cells::tone`] chooses them.
+const MEANINGS: [(&str, &str); 5] = [
+    ("wait", "waited"),
+    ("busy", "runs"),
+    ("good", "succeeded"),
+    ("bad", "failed, timed out or lost"),
+    ("warn", "cancelled or suspended"),
+];
 
 /// A part of a job's life.
 #[derive(Debug, PartialEq)]
@@ -115,6 +125,9 @@ pub(super) fn timeline(history: &[Value], is_live: bool, now: f64) -> Markup {
         p class="legend" {
             span { (when::exact(start)) }
             span { (label) }
+            @for (tone, meaning) in MEANINGS {
+                @if bars.iter().any(|bar| bar.tone == tone) { span { (swatch(tone)) (meaning) } }
+            }
             @if left_out > 0 { span { "The first " (left_out) " parts are not drawn." } }
         }
     }
@@ -155,6 +168,7 @@ mod tests {
             drawn.contains("attempt 1 on w: failed after 2.0 s"),
             "{drawn}"
         );
+        assert!(drawn.contains("failed, timed out or lost") && !drawn.contains("succeeded"));
         assert!(timeline(&[], true, now).into_string().is_empty());
     }
 
