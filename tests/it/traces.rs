@@ -496,7 +496,7 @@ async fn wrong_settings_of_the_exporters_end_the_host_with_an_error() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn the_span_of_an_attempt_with_effects_says_whether_they_were_committed() {
     let db = TestDb::new().await;
     let client = db.client().await;
@@ -528,7 +528,7 @@ async fn the_span_of_an_attempt_with_effects_says_whether_they_were_committed() 
     );
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn only_so_many_open_steps_of_an_attempt_have_spans() {
     let db = TestDb::new().await;
     let client = db.client().await;
