@@ -134,6 +134,8 @@ pub struct Store {
     lists: Arc<ArcSwapOption<records::Lists>>,
     /// The reader on whose behalf it acts; `None`: its login.
     reader: Option<Arc<str>>,
+    /// See [`Store::cancelling`].
+    cancels: bool,
 }
 
 /// Why a verb failed.
@@ -267,6 +269,17 @@ impl Store {
             identity: Arc::default(),
             lists: Arc::default(),
             reader: None,
+            cancels: false,
+        }
+    }
+
+    /// The same store, for reads alone: the server is asked to cancel those that it does not answer in time. Otherwise
+    /// they would run on, and a page that is read again every few seconds would add another one each time. A write is
+    /// not cancelled: it may be about to commit.
+    pub fn cancelling(self) -> Self {
+        Self {
+            cancels: true,
+            ..self
         }
     }
 
@@ -275,6 +288,7 @@ impl Store {
     pub fn on_behalf_of(&self, reader: &str) -> Self {
         Self {
             reader: (!reader.is_empty()).then(|| reader.into()),
+            cancels: false,
             ..self.clone()
         }
     }
@@ -390,10 +404,12 @@ impl Store {
         }
     }
 
-    /// Closes a connection that got no answer, and asks the server to cancel its statement, which would run on: a page
-    /// that is read again every few seconds would add another one each time.
+    /// Closes a connection that got no answer.
     fn give_up(&self, client: PooledClient) {
         let (client, connector) = (Object::take(client), self.connector.clone());
+        if !self.cancels {
+            return;
+        }
         tokio::spawn(async move {
             // Nothing can be cancelled if the server does not answer at all.
             let _ = tokio::time::timeout(ANSWER_WITHIN, connector.cancel(&client)).await;

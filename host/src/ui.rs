@@ -97,7 +97,7 @@ impl Ui {
         look: Look,
         stopping: CancellationToken,
     ) -> Self {
-        let reads = Arc::new(Reads::new(store, catalog));
+        let reads = Arc::new(Reads::new(store.cancelling(), catalog));
         tokio::spawn(samples::sample_forever(reads.clone(), stopping.clone()));
         Self {
             reads,

@@ -50,7 +50,8 @@ BEGIN
     END IF;
     WITH gone AS (
         DELETE FROM rouse.job AS j
-        USING unnest(p_settlements) AS s
+        -- By id: rows that were enqueued together are deleted together, whatever lanes they are of.
+        USING (SELECT * FROM unnest(p_settlements) AS o ORDER BY o.id OFFSET 0) AS s
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state <> 'queued' AND (p_worker IS NULL OR j.worker = p_worker)
         RETURNING j.id, j.lane, j.worker, j.retried_from, j.chain, j.flow, j.flow_name, j.requested_at, j.available_at, j.claimed_at,
                   CASE WHEN s.started_us IS NOT NULL THEN least(at, j.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at,

@@ -314,7 +314,7 @@ BEGIN
     before := ARRAY(
         SELECT q.name FROM rouse.worker AS w CROSS JOIN LATERAL unnest(w.queues) AS q(name)
         WHERE w.incarnation = ANY (able) AND array_position(w.queues, q.name) < array_position(w.queues, p_lane.queue)
-        GROUP BY q.name HAVING count(DISTINCT w.incarnation) = cardinality(able));
+        GROUP BY q.name HAVING count(DISTINCT w.incarnation) = cardinality(able) ORDER BY q.name);
     FOR of IN
         -- What these workers can run, before its lanes, of which there may be many.
         WITH kinds AS MATERIALIZED (
@@ -339,7 +339,7 @@ BEGIN
         IF of.priority = p_lane.priority THEN
             reason := 'queue_order';
             sentence := format('%s of queue %s, which the workers serve before queue %s, %s', rouse._counted(of.jobs, 'job', 'jobs'),
-                               array_to_string(before, ' or '), p_lane.queue, rest);
+                               left(array_to_string(before, ' or '), 200), p_lane.queue, rest);
             remedy := 'Time, more hosts, or another order of `queues` in rouse.toml. By default, jobs that have waited for 15 minutes go first.';
         ELSE
             reason := 'priority';
@@ -349,12 +349,24 @@ BEGIN
         RETURN NEXT;
     END LOOP;
     IF able IS NOT NULL THEN
-        SELECT sum(l.most) AS most, bool_and(l.jobs >= l.most) AS are_full INTO of
-        FROM (SELECT (w.capabilities -> p_lane.handler ->> 'concurrency')::bigint AS most, (
-                  SELECT count(*) FROM rouse.job AS j CROSS JOIN LATERAL (SELECT a.handler FROM rouse.lane AS a WHERE a.id = j.lane LIMIT 1) AS a
-                  WHERE j.state = 'running' AND j.lease_until > '-infinity' AND j.worker = w.incarnation AND a.handler = p_lane.handler) AS jobs
-              FROM rouse.worker AS w WHERE w.incarnation = ANY (able)) AS l
-        HAVING count(l.most) = count(*);
+        SELECT CASE WHEN count(l.most) = count(*) THEN sum(l.most) END AS most, false AS are_full INTO of
+        FROM (SELECT (w.capabilities -> p_lane.handler ->> 'concurrency')::bigint AS most FROM rouse.worker AS w WHERE w.incarnation = ANY (able)) AS l;
+        -- An attempt with a batch of jobs counts as one, and these are not counted here.
+        IF of.most IS NOT NULL AND NOT EXISTS (
+            SELECT FROM rouse.gate AS g
+            WHERE g.kind = 'batch' AND coalesce(g.handler, p_lane.handler) = p_lane.handler AND coalesce(g.queue, p_lane.queue) = p_lane.queue)
+        THEN
+            -- Reads all running jobs once.
+            of.are_full := (
+                SELECT bool_and(coalesce(r.jobs, 0) >= (w.capabilities -> p_lane.handler ->> 'concurrency')::bigint)
+                FROM rouse.worker AS w
+                LEFT JOIN (
+                    SELECT j.worker, count(*) AS jobs
+                    FROM rouse.job AS j CROSS JOIN LATERAL (SELECT a.handler FROM rouse.lane AS a WHERE a.id = j.lane LIMIT 1) AS a
+                    WHERE j.state = 'running' AND j.lease_until > '-infinity' AND j.worker = ANY (able) AND a.handler = p_lane.handler
+                    GROUP BY j.worker) AS r ON r.worker = w.incarnation
+                WHERE w.incarnation = ANY (able));
+        END IF;
         IF of.are_full THEN
             reason := 'host_limit';
             sentence := format('%s as many jobs of handler %s as may run at a time there: %s.',

@@ -10,23 +10,22 @@ use crate::support::worker::{PATIENCE, ended, guests_dir, until_true};
 use crate::support::{Host, TestDb, command, folder_of};
 
 const PAGE: &str = "examples/effects/README.md";
+/// The login of the page. All databases of a server share it.
+pub(crate) const LOGIN: &str = "shop_handler";
 
 /// The SQL of its page: first the application's tables and the login.
 pub(crate) fn sql() -> Vec<String> {
     blocks_of(PAGE, "sql")
 }
 
-/// A host with the example and the settings of its page.
-pub(crate) fn serving(db: &TestDb) -> Command {
+/// A host with the example and the settings of its page. `login`: that of its handlers.
+pub(crate) fn serving(db: &TestDb, login: &str) -> Command {
     let module = fs::read(guests_dir().join("effects.wasm")).unwrap();
     let folder = folder_of(&blocks_of(PAGE, "toml")[0], &[("effects.wasm", module)]);
     let mut command = command(&db.url(), &["serve", "--http", "off"], &folder);
     let url = db.url();
     let (_, rest) = url.split_once('@').expect("a user");
-    command.env(
-        "SHOP_DATABASE_URL",
-        format!("postgres://shop_handler@{rest}"),
-    );
+    command.env("SHOP_DATABASE_URL", format!("postgres://{login}@{rest}"));
     command
 }
 
@@ -38,7 +37,7 @@ async fn an_order_is_paid_once_although_its_host_is_killed() {
     client.batch_execute(&sql[0]).await.unwrap();
     // The payment of the page, which takes a second instead of 30 once the host was killed.
     client.batch_execute(&sql[1]).await.unwrap();
-    let first = Host::spawn(serving(&db));
+    let first = Host::spawn(serving(&db, LOGIN));
     until_true(
         &client,
         "SELECT state = 'running' FROM rouse.jobs WHERE id = 1",
@@ -49,7 +48,7 @@ async fn an_order_is_paid_once_although_its_host_is_killed() {
         .batch_execute("UPDATE rouse.job SET payload = payload || '{\"seconds\": 1}'")
         .await
         .unwrap();
-    let second = Host::spawn(serving(&db));
+    let second = Host::spawn(serving(&db, LOGIN));
     let paid = ended(&client, 1).await;
     assert_eq!(paid.result, Some(json!({"cents": 1250})));
     assert_eq!(paid.attempt, 2);

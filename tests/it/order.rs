@@ -84,6 +84,8 @@ async fn free_slots_do_not_wait_for_the_next_poll_if_many_classes_have_a_job_eac
         Settings {
             queues,
             slots: 32,
+            // Nothing but the jobs themselves leads to a second look.
+            notify: false,
             poll_min: never,
             poll_max: never,
             ..Settings::default()

@@ -500,15 +500,14 @@ async fn wrong_settings_of_the_exporters_end_the_host_with_an_error() {
 async fn the_span_of_an_attempt_with_effects_says_whether_they_were_committed() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    client
-        .batch_execute(&example_effects::sql()[0])
-        .await
-        .unwrap();
+    let login = "traced_handler";
+    let tables = example_effects::sql()[0].replace(example_effects::LOGIN, login);
+    client.batch_execute(&tables).await.unwrap();
     client
         .batch_execute("INSERT INTO orders VALUES (1, 10)")
         .await
         .unwrap();
-    let traced = Traced::start_as(example_effects::serving(&db), Answer::Accept, &[]).await;
+    let traced = Traced::start_as(example_effects::serving(&db, login), Answer::Accept, &[]).await;
     let mut ids = Vec::new();
     for _ in 0..2 {
         let id = enqueue(&client, "shop.pay", json!({"order": 1})).await;

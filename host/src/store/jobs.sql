@@ -8,7 +8,7 @@ SELECT to_jsonb(j) || CASE WHEN j.finished_at IS NULL AND j.attempt > 0
             ORDER BY a.attempt DESC LIMIT 1))) ELSE '{}' END
     || CASE WHEN j.finished_at IS NOT NULL AND j.state <> 'succeeded'
        THEN jsonb_build_object('retried_as', (
-           SELECT r.detail -> 'as' FROM rouse.record AS r WHERE r.job = j.id AND r.event = 'retried' ORDER BY r.at DESC LIMIT 1)) ELSE '{}' END
+           SELECT r.detail -> 'as' FROM rouse.record AS r WHERE r.job = j.id AND r.event = 'retried' AND r.at >= j.finished_at - interval '1 minute' ORDER BY r.at DESC LIMIT 1)) ELSE '{}' END
 FROM (
     SELECT w.id, w.state, l.handler, l.queue, l.priority, l.tags, w.tenant, w.source, w.attempt, w.uncounted, w.max_attempts,
            w.requested_at, w.available_at, w.claimed_at, w.finished_at, w.wait,

@@ -73,10 +73,8 @@ impl Store {
         let (worker, lists) = (self.identity()?, self.lists().await?);
         let jobs: Vec<NewJobRecord<'_>> =
             batch.iter().flat_map(|it| new_jobs(it.borrow())).collect();
-        let mut batch: Vec<SettlementRecord<'_>> =
+        let batch: Vec<SettlementRecord<'_>> =
             batch.iter().map(|item| item.borrow().into()).collect();
-        // Rows that were enqueued together are deleted together, and all hosts lock rows in the same order.
-        batch.sort_unstable_by_key(|record| record.id);
         let rows = self
             .query_with_records(
                 include_str!("settle.sql"),

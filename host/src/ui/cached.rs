@@ -20,6 +20,8 @@ const SHOWN_MAX: Duration = Duration::from_secs(60);
 /// One value.
 pub(super) struct Cached<T> {
     known: ArcSwapOption<Known<T>>,
+    /// When the last read failed, and how long it took.
+    failed: ArcSwapOption<(Instant, Duration)>,
     reading: Mutex<()>,
     /// How often it was forgotten.
     generation: AtomicU64,
@@ -50,6 +52,7 @@ impl<T> Default for Cached<T> {
     fn default() -> Self {
         Self {
             known: ArcSwapOption::empty(),
+            failed: ArcSwapOption::empty(),
             reading: Mutex::new(()),
             generation: AtomicU64::new(0),
         }
@@ -80,8 +83,7 @@ impl<T: Send + Sync + 'static> Cached<T> {
         }
     }
 
-    /// The last value that is known, however old, without waiting; if it is not fresh, a new one is read in the
-    /// background.
+    /// The value if a recent one is known, without waiting; if it is not fresh, a new one is read in the background.
     pub(super) fn known<F, R, E>(self: &Arc<Self>, read: F) -> Option<Arc<T>>
     where
         F: FnOnce() -> R + Send + 'static,
@@ -92,16 +94,22 @@ impl<T: Send + Sync + 'static> Cached<T> {
         if !known.as_ref().is_some_and(|known| known.is_fresh()) {
             self.refresh(read);
         }
+        let known = known.filter(|known| known.is_shown());
         known.map(|known| known.value.clone())
     }
 
-    /// Reads in the background, unless somebody else reads.
+    /// Reads in the background, unless somebody else reads, or a read has failed lately.
     fn refresh<F, R, E>(self: &Arc<Self>, read: F)
     where
         F: FnOnce() -> R + Send + 'static,
         R: Future<Output = Result<T, E>> + Send,
         E: Send + 'static,
     {
+        if let Some(failed) = self.failed.load_full()
+            && failed.0.elapsed() < pause(failed.1)
+        {
+            return;
+        }
         let this = self.clone();
         tokio::spawn(async move {
             // If it fails, the value grows old, and the next reader of `get` gets the error.
@@ -117,7 +125,15 @@ impl<T: Send + Sync + 'static> Cached<T> {
         R: Future<Output = Result<T, E>>,
     {
         let (at, generation) = (Instant::now(), self.generation.load(Ordering::SeqCst));
-        let value = Arc::new(read().await?);
+        let value = match read().await {
+            Ok(value) => Arc::new(value),
+            Err(error) => {
+                let failed = (Instant::now(), at.elapsed());
+                self.failed.store(Some(Arc::new(failed)));
+                return Err(error);
+            }
+        };
+        self.failed.store(None);
         // A read that began before the value was forgotten may not have seen the change.
         if generation == self.generation.load(Ordering::SeqCst) {
             self.known.store(Some(Arc::new(Known {
@@ -154,6 +170,26 @@ mod tests {
         assert_eq!((*a.unwrap(), *b.unwrap()), (1, 1));
         cached.forget();
         assert_eq!(*get().await.unwrap(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_value_that_is_not_waited_for_is_read_once_even_if_that_fails() {
+        let cached = Arc::new(Cached::<u32>::default());
+        let reads = Arc::new(AtomicU32::new(0));
+        let known = || {
+            let reads = reads.clone();
+            cached.known(async move || match reads.fetch_add(1, Ordering::Relaxed) {
+                0 => Err(()),
+                nth => Ok(nth),
+            })
+        };
+        for _ in 0..3 {
+            assert_eq!(known(), None);
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(reads.load(Ordering::Relaxed), 1);
+        assert_eq!(cached.get(async || Ok::<_, ()>(7)).await.as_deref(), Ok(&7));
+        assert_eq!(known().as_deref(), Some(&7));
     }
 
     #[test]

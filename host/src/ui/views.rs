@@ -19,6 +19,8 @@ use crate::store::Listing;
 const ROWS: i32 = 50;
 /// Failures of a handler that are grouped by error.
 const FAILURES: i32 = 100;
+/// And those that are listed for readers who may not see errors.
+const FAILURES_OF_GUESTS: i32 = 10;
 /// Jobs that a search examines. A link continues it.
 const EXAMINED: i32 = 10_000;
 /// How far back a page of the audit looks. A link continues it.
@@ -254,7 +256,10 @@ async fn handler(ui: &Ui, chrome: &Chrome, name: &str, now: f64) -> Result<Marku
     let failed = Listing {
         filter: json!({"handler": name, "state": ["failed", "timed_out"]}),
         before: None,
-        limit: FAILURES,
+        limit: match chrome.may_read_contents() {
+            true => FAILURES,
+            false => FAILURES_OF_GUESTS,
+        },
         look_at: EXAMINED,
     };
     let (fleet, backlog, recent, errors) = tokio::join!(

@@ -1,7 +1,9 @@
 //! The contents of the pages, and their forms.
 
+use std::time::Duration;
+
 use tokio::io::AsyncReadExt as _;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::{Dashboard, ids, paths, read_until, shop};
 use crate::support::TestDb;
@@ -165,6 +167,7 @@ async fn too_many_open_pages_are_refused_until_one_is_closed() {
             if status == *b"HTTP/1.1 200" {
                 return;
             }
+            sleep(Duration::from_millis(20)).await;
         }
     };
     timeout(PATIENCE, again).await.expect("there is room again");

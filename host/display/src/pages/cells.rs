@@ -86,7 +86,12 @@ pub(super) fn jobs(row: &Value, key: &str) -> String {
 /// A count of a row, with `+` if it was only counted up to a bound.
 pub(super) fn count(row: &Value, key: &str) -> String {
     let value = row[key].as_i64().unwrap_or_default();
-    let more = row["at_least"] == true && value >= 10_000;
+    at_least(value, row["at_least"] == true)
+}
+
+/// A count, with `+` if it may have been counted only up to a bound.
+pub(super) fn at_least(value: i64, is_bounded: bool) -> String {
+    let more = is_bounded && value >= 10_000;
     number(value) + if more { "+" } else { "" }
 }
 

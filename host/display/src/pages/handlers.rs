@@ -185,7 +185,7 @@ pub fn handler(chrome: &Chrome, it: &HandlerPage<'_>, now: f64) -> Markup {
     }
 }
 
-/// How often each error is among the newest failures, if it is not always the same one.
+/// How often each error is among the newest failures, if there are several.
 fn by_error(chrome: &Chrome, errors: &[Value], now: f64) -> Markup {
     let mut groups: Vec<(String, Vec<&Value>)> = Vec::new();
     for job in errors {
@@ -213,7 +213,7 @@ fn by_error(chrome: &Chrome, errors: &[Value], now: f64) -> Markup {
                     }
                 }
             }
-            @if groups.len() > ERRORS_MAX { p class="soft" { "and " (groups.len() - ERRORS_MAX) " more errors" } }
+            @if groups.len() > ERRORS_MAX { p class="soft" { "and " (groups.len() - ERRORS_MAX) " more" } }
         }
     }
 }

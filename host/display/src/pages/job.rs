@@ -4,6 +4,7 @@ use maud::{Markup, html};
 use serde_json::Value;
 
 use super::cells;
+use super::filter::JobFilter;
 use super::jobs::shown_state;
 use super::layout::Chrome;
 use super::timeline::timeline;
@@ -151,14 +152,12 @@ fn place_of(chrome: &Chrome, record: &Value, reason: &str) -> Markup {
         "no_worker" | "no_queue" | "no_tag" | "not_permitted" | "draining" | "inbox" | "shard"
         | "queue_order" | "host_limit" | "busy" => link("/workers", "the workers"),
         "limit" | "rate" | "batch" => link("/queues#gates", "the gates"),
-        "ahead" => link(
-            &format!(
-                "/jobs?state=queued&handler={}&queue={}",
-                part("handler"),
-                part("queue")
-            ),
-            "these jobs",
-        ),
+        "ahead" => {
+            let these = JobFilter::of_states(&["queued"])
+                .with("handler", cells::text(record, "handler"))
+                .with("queue", cells::text(record, "queue"));
+            link(&format!("/jobs?{}", these.query()), "these jobs")
+        }
         _ => html! {},
     }
 }

@@ -49,12 +49,12 @@ impl Live {
 
     /// Those in exactly these states, in words.
     fn words(self, states: &[&str]) -> Option<String> {
-        let (jobs, more) = match states {
-            ["queued"] => (self.queued, self.at_least),
-            ["running"] => (self.running, false),
+        let jobs = match states {
+            ["queued"] => self.queued,
+            ["running"] => self.running,
             _ => return None,
         };
-        Some(cells::number(jobs) + if more { "+" } else { "" })
+        Some(cells::at_least(jobs, self.at_least))
     }
 }
 
@@ -117,7 +117,7 @@ fn list(chrome: &Chrome, filter: &JobFilter, found: &Found, now: f64) -> Markup 
             }
         };
     }
-    // One column less where it would say the same in each row.
+    // One column less where all are as most are.
     let has_priorities = found.jobs.iter().any(|job| job["priority"] != "normal");
     html! {
         form id="selection" method="post" action={ (chrome.base) "/jobs/change" } {
@@ -284,13 +284,13 @@ mod tests {
             "{usual}"
         );
         let live = Live::of_queues(&[
-            json!({"ready": 1_200, "scheduled": 34, "running": 8, "at_least": true}),
+            json!({"ready": 12_000, "scheduled": 34, "running": 8, "at_least": true}),
         ]);
         let other = page(
             json!({"id": 1, "priority": "high", "retried_as": 77}),
             Some(live),
         );
-        for part in ["Priority", "retried as", "/jobs/77\"", ">1,234+<", ">8<"] {
+        for part in ["Priority", "retried as", "/jobs/77\"", ">12,034+<", ">8<"] {
             assert!(other.contains(part), "{part}: {other}");
         }
     }
