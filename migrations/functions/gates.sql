@@ -266,7 +266,8 @@ DECLARE
     -- The pairs of an order and a gate; groups are numbered by gate and key. A batch is of one lane, whose id is its key here.
     pairs   record;
     names   text[];
-    -- The number of running jobs, by gate and key.
+    -- The number of running jobs: all of them, and by gate and key.
+    jobs    bigint;
     running jsonb;
     -- By group.
     rooms   integer[];
@@ -317,8 +318,17 @@ BEGIN
     at := clock_timestamp();
     -- A new snapshot, after the locks.
     IF pairs.has_limits THEN
-        SELECT jsonb_object_agg(f.gate, f.keys) INTO running
-        FROM (SELECT r.gate, jsonb_object_agg(r.key, r.jobs) AS keys FROM rouse._in_flight(names) AS r GROUP BY r.gate) AS f;
+        -- A limit that is above the number of all running jobs, with those that this claim may take, is not reached by any key.
+        jobs := (SELECT count(*) FROM (
+            SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity'
+            LIMIT (SELECT max(g.most) FROM rouse._claim_gates() AS g WHERE g.kind = 'max_concurrent' AND g.name = ANY (names))) AS r);
+        names := ARRAY(
+            SELECT g.name FROM rouse._claim_gates() AS g
+            WHERE g.kind = 'max_concurrent' AND g.name = ANY (names) AND g.most <= jobs + CASE WHEN p_in_batches THEN 20000 ELSE coalesce(p_wanted, 20000) END);
+        IF names <> '{}' THEN
+            SELECT jsonb_object_agg(f.gate, f.keys) INTO running
+            FROM (SELECT r.gate, jsonb_object_agg(r.key, r.jobs) AS keys FROM rouse._in_flight(names) AS r GROUP BY r.gate) AS f;
+        END IF;
     END IF;
     -- Lookups instead of joins, whose plan would depend on estimates.
     SELECT array_agg(s.room), array_agg(s.wait_ms), array_agg(s.size)
@@ -370,6 +380,17 @@ BEGIN
     END IF;
     IF p_in_batches THEN
         wanted := 0;
+    ELSIF NOT pairs.is_shared THEN
+        -- Each group has one lane, so none of them leaves less to another one.
+        mosts := ARRAY(
+            SELECT least(o.most, g.room)
+            FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place)
+            LEFT JOIN (
+                SELECT u.place, min(rooms[u.number]) AS room FROM ROWS FROM (unnest(pairs.places), unnest(pairs.numbers)) AS u(place, number)
+                GROUP BY u.place) AS g ON g.place = o.place
+            ORDER BY o.place);
+        found := ARRAY(SELECT rooms[u.number] FROM unnest(pairs.numbers) WITH ORDINALITY AS u(number, pair) ORDER BY u.pair);
+        pair := cardinality(pairs.places) + 1;
     END IF;
     WHILE pair <= cardinality(pairs.places) LOOP
         first := pair;

@@ -18,7 +18,7 @@ use crate::store::Listing;
 /// Rows of a page of a list.
 const ROWS: i32 = 50;
 /// Failures of a handler that are grouped by error.
-const FAILURES: i32 = 100;
+const FAILURES: i32 = 30;
 /// And those that are listed for readers who may not see errors.
 const FAILURES_OF_GUESTS: i32 = 10;
 /// Jobs that a search examines. A link continues it.

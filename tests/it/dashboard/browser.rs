@@ -269,6 +269,41 @@ async fn a_page_says_that_its_host_is_gone_and_goes_on_when_it_is_back() {
 }
 
 #[tokio::test]
+async fn ten_megabytes_and_deep_nesting_are_shown_in_part_and_are_whole_behind_a_link() {
+    let Some(browser) = Browser::start().await else {
+        return;
+    };
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('wide', 16777216)",
+        )
+        .await
+        .unwrap();
+    let dashboard = Dashboard::start(&db, &[]);
+    for payload in [
+        "to_jsonb(repeat('<script>window.hacked=1</script>', 330000))",
+        "(repeat('[', 2000) || repeat(']', 2000))::jsonb",
+    ] {
+        let enqueue = format!("SELECT rouse.enqueue('a.b', {payload}, queue => 'wide')");
+        let id = ids(&client, &enqueue).await[0];
+        browser.open(&dashboard.url(&format!("/jobs/{id}"))).await;
+        browser.wait_for("No worker is running").await;
+        let seen = browser
+            .run("return [window.hacked ?? null, document.documentElement.innerHTML.length < 500000, document.scrollingElement.scrollWidth <= window.innerWidth]")
+            .await;
+        assert_eq!(seen, json!([null, true, true]), "{payload}");
+        let raw = dashboard.get(&format!("/jobs/{id}/payload")).await;
+        let bytes =
+            format!("SELECT octet_length(payload::text)::bigint FROM rouse.jobs WHERE id = {id}");
+        let bytes = ids(&client, &bytes).await[0];
+        assert_eq!(i64::try_from(raw.body.len()).unwrap(), bytes);
+    }
+    browser.close().await;
+}
+
+#[tokio::test]
 async fn the_keyboard_goes_to_pages_and_moves_through_rows() {
     let Some(browser) = Browser::start().await else {
         return;

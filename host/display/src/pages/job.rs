@@ -13,6 +13,8 @@ use crate::when;
 
 /// Longer payloads and results are cut; a link leads to the whole.
 const CONTENT_BYTES_MAX: usize = 64 << 10;
+/// Longer commands are not for copying.
+const COMMAND_BYTES_MAX: usize = 4 << 10;
 /// Deeper nesting is not indented further.
 const INDENTED_MAX: usize = 24;
 
@@ -540,7 +542,9 @@ fn edit(chrome: &Chrome, record: &Value, payload: Option<&str>) -> Markup {
 fn commands(chrome: &Chrome, job: &Job) -> Markup {
     let record = &job.record;
     let id = &record["id"];
-    let again = job.payload.as_ref().map(|payload| {
+    let payload = job.payload.as_ref();
+    let payload = payload.filter(|payload| payload.len() < COMMAND_BYTES_MAX);
+    let again = payload.map(|payload| {
         let literal = |text: &str| format!("'{}'", text.replace('\'', "''"));
         let mut call = format!(
             "SELECT rouse.enqueue({}, {}",
@@ -561,7 +565,7 @@ fn commands(chrome: &Chrome, job: &Job) -> Markup {
             summary { "In a terminal, or in psql" }
             p { (cells::command(&format!("rouse job {id}"))) }
             p { (cells::command(&format!("SELECT * FROM rouse.history({id});"))) }
-            @if chrome.may_read_contents() && let Some(again) = again.filter(|call| call.len() < 4096) {
+            @if chrome.may_read_contents() && let Some(again) = again.filter(|call| call.len() < COMMAND_BYTES_MAX) {
                 p { "Another one like it: " (cells::command(&again)) }
             }
         }
