@@ -37,6 +37,10 @@ BEGIN
     PERFORM FROM rouse.queue AS q WHERE q.keep_days IS NOT NULL OR q.keep_failed_days IS NOT NULL;
     some_differ := FOUND;
     IF has_jobs THEN
+        -- These are found by their parent, whatever the fence of its settlement is.
+        IF EXISTS (SELECT FROM unnest(p_settlements) AS s GROUP BY s.id HAVING count(*) > 1) THEN
+            RAISE EXCEPTION 'rouse.settle: settlements with jobs must be of different jobs' USING ERRCODE = 'invalid_parameter_value';
+        END IF;
         -- Calls belong to suspended attempts, all others to those that have succeeded.
         IF EXISTS (SELECT FROM unnest(p_jobs) AS made WHERE made.kind IS NULL OR made.kind NOT IN ('child', 'call', 'next')) THEN
             RAISE EXCEPTION 'rouse.settle: an attempt can enqueue a child, a call or a next job' USING ERRCODE = 'invalid_parameter_value';

@@ -45,6 +45,28 @@ async fn children(client: &Client, parent: i64) -> Vec<Value> {
 }
 
 #[tokio::test]
+async fn two_settlements_of_one_job_in_one_call_leave_no_jobs() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let parent = enqueue_sql(&client, "'x'").await;
+    let job = claim_one(&store).await;
+    // The attempt before: its lease has ended, and its outcome was not refused yet.
+    let mut stale = job.clone();
+    stale.fence.0 ^= 1;
+    let both = [&stale, &job].map(|job| settlement_with(job, result("1"), vec![child(json!(1))]));
+    let refused = store
+        .settle(&both, Locked::Wait)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("must be of different jobs"), "{refused}");
+    assert_eq!(children(&client, parent).await.len(), 0);
+    assert_eq!(succeed(&store, &stale, vec![child(json!(1))]).await, Ok(0));
+    assert_eq!(succeed(&store, &job, vec![child(json!(1))]).await, Ok(1));
+    assert_eq!(children(&client, parent).await.len(), 1);
+}
+
+#[tokio::test]
 async fn children_are_committed_with_a_success_and_inherit_queue_priority_and_tenant() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);

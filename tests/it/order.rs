@@ -66,37 +66,6 @@ async fn high_priority_goes_first_and_within_a_lane_the_oldest_job() {
     }
 }
 
-/// A look sends few claims, and each of them ends with the first class whose lanes share it.
-#[tokio::test]
-async fn free_slots_do_not_wait_for_the_next_poll_if_many_classes_have_a_job_each() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let queues: Vec<String> = (1..=7).map(|nth| format!("q{nth}")).collect();
-    for queue in &queues {
-        for handler in ["test.sleep", "test.race"] {
-            let sql = "SELECT rouse.enqueue($1, '{\"ms\": 1}', $2)";
-            client.execute(sql, &[&handler, queue]).await.unwrap();
-        }
-    }
-    let never = Duration::from_secs(3600);
-    let worker = TestWorker::start(
-        &db,
-        Settings {
-            queues,
-            slots: 32,
-            // Nothing but the jobs themselves leads to a second look.
-            notify: false,
-            poll_min: never,
-            poll_max: never,
-            ..Settings::default()
-        },
-    )
-    .await;
-    let all = "SELECT count(*) = 14 FROM rouse.jobs WHERE state = 'succeeded'";
-    until_true(&client, all).await;
-    worker.drain().await;
-}
-
 /// Neither a queue nor a handler has to wait for the older jobs of another one.
 #[tokio::test]
 async fn a_short_lane_has_its_turns_beside_a_long_older_one() {

@@ -28,7 +28,7 @@ use crate::store::{
 
 /// The maximum number of claims of one look for queued jobs. Each one after the first follows one that was not filled
 /// and that lanes had shared: the lanes that had fewer jobs than their part are left out, so that it soon covers the
-/// later classes, too. If these do not suffice, and jobs were found, the next look follows at once.
+/// later classes, too.
 const CLAIMS_PER_LOOK: usize = 4;
 
 /// A claim within the limits of this host.
@@ -47,8 +47,8 @@ pub(super) struct Found {
     /// The number of jobs found; a batch counts as one. It leaves out jobs that are given back again and again because
     /// their handler is missing.
     pub(super) jobs: usize,
-    /// There may be more jobs: an answer ended because of its size, a lane has used up its part of the claim, lanes with
-    /// jobs were left out, or an adoption found as many jobs as wanted.
+    /// There may be more jobs: an answer ended because of its size, a lane has used up its part of the claim, or an
+    /// adoption found as many jobs as wanted.
     pub(super) is_cut: bool,
     /// The claim found an expired lease, and claimed nothing. Leases were checked up to this time, by the database's
     /// clock.
@@ -205,7 +205,7 @@ impl<'a> Claims<'a> {
         };
         let by_source = self.claim_by_source(share).await?;
         found += by_source;
-        for nth in 1..=CLAIMS_PER_LOOK {
+        for _ in 0..CLAIMS_PER_LOOK {
             let rest = wanted.saturating_sub(found.jobs);
             if rest == 0 {
                 break;
@@ -216,7 +216,6 @@ impl<'a> Claims<'a> {
             if !is_partial || claimed.is_cut || found.orphans.is_some() {
                 break;
             }
-            found.is_cut |= nth == CLAIMS_PER_LOOK && found.jobs > 0;
         }
         // There may be more bound jobs than their share, and too few others.
         if by_source.jobs == share && found.orphans.is_none() {

@@ -7,7 +7,7 @@ use super::lanes::After;
 /// The trigger of a look.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Trigger {
-    /// The last look found as many jobs as it wanted, or there may be more.
+    /// The last look found as many jobs as it wanted.
     More,
     /// A notification, or an event in this host.
     Wakeup,

@@ -1,6 +1,6 @@
 //! Settles a batch of outcomes, in parts if the database does not accept it as a whole.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use tracing::{debug, error, warn};
 
@@ -8,7 +8,7 @@ use super::alone::settle_alone;
 use super::{
     BATCH_BYTES_MAX, BATCH_JOBS_MAX, Settler, Tried, Unsettled, give_up_lost, report, retry_after,
 };
-use crate::job::{AttemptError, ErrorKind, Outcome};
+use crate::job::{AttemptError, ErrorKind, JobId, Outcome};
 use crate::store::{Locked, Settled, Settlement, StoreError};
 use crate::worker::reach::warn_unless_unreachable;
 
@@ -29,11 +29,11 @@ struct Batch {
 
 impl Batch {
     fn new(outcomes: Vec<Unsettled>, tried: Tried, failures: u32) -> Self {
-        let mut parts = VecDeque::from([outcomes]);
+        let mut parts = one_of_each_job(outcomes, |one: &Unsettled| one.settlement.id);
         if tried == Tried::Again && failures > 0 {
             // One of them, a different one each time, tests whether there is space again.
             let others = parts[0].split_off(1);
-            parts.push_back(others);
+            parts.insert(1, others);
         }
         Self {
             parts,
@@ -59,6 +59,23 @@ impl Batch {
         self.parts.push_front(half);
         self.parts.push_front(part);
     }
+}
+
+/// Divides outcomes into parts with at most one of each job, in their order. A worker that has lost a job during an outage
+/// may adopt it, and end its next attempt, before the outcome of the one before was refused. Jobs that attempts enqueue
+/// name their job and not its fence.
+fn one_of_each_job<T>(outcomes: Vec<T>, job: impl Fn(&T) -> JobId) -> VecDeque<Vec<T>> {
+    let mut parts = VecDeque::from([Vec::with_capacity(outcomes.len())]);
+    let mut places: HashMap<JobId, usize> = HashMap::with_capacity(outcomes.len());
+    for outcome in outcomes {
+        let place = places.entry(job(&outcome)).or_default();
+        if *place == parts.len() {
+            parts.push_back(Vec::new());
+        }
+        parts[*place].push(outcome);
+        *place += 1;
+    }
+    parts
 }
 
 impl Settler<'_> {
@@ -277,5 +294,28 @@ impl Settler<'_> {
     async fn wait(&mut self) {
         tokio::time::sleep(retry_after(self.failures)).await;
         self.failures += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcomes_of_one_job_are_settled_one_after_the_other() {
+        let outcomes = [
+            (1, "lost"),
+            (2, "only"),
+            (1, "next"),
+            (1, "last"),
+            (3, "only"),
+        ];
+        let parts = one_of_each_job(outcomes.into(), |(job, _)| JobId(*job));
+        let expected = [
+            vec![(1, "lost"), (2, "only"), (3, "only")],
+            vec![(1, "next")],
+            vec![(1, "last")],
+        ];
+        assert_eq!(parts, expected);
     }
 }
