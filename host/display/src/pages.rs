@@ -21,6 +21,7 @@ mod queues;
 mod schedules;
 mod sign_in;
 mod timeline;
+mod why;
 mod workers;
 
 pub use audit::{AuditQuery, audit};

@@ -1,0 +1,75 @@
+//! Why a job waits, with links to what keeps it.
+
+use maud::{Markup, html};
+use serde_json::Value;
+
+use super::cells;
+use super::filter::JobFilter;
+use super::layout::Chrome;
+
+/// Why it waits, one sentence for each thing, with what would change it.
+pub(super) fn why(chrome: &Chrome, record: &Value, reasons: &[Value]) -> Markup {
+    html! {
+        section class="card" id="why" {
+            h2 { "Why it waits" }
+            ul class="attention" {
+                @for reason in reasons {
+                    li {
+                        (with_jobs(chrome, cells::text(reason, "sentence")))
+                        @if let Some(remedy) = reason["remedy"].as_str() {
+                            br; span class="soft" { "→ " } (with_code(remedy))
+                        }
+                        (place_of(chrome, record, cells::text(reason, "reason")))
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where a reason can be looked at or changed.
+fn place_of(chrome: &Chrome, record: &Value, reason: &str) -> Markup {
+    let part = |key: &str| chrome.encoded(cells::text(record, key));
+    let link = |path: &str, label: &str| html! { " " a href={ (chrome.base) (path) } { (label) } };
+    match reason {
+        "paused" => html! {
+            " " (chrome.button(&format!("/queues/{}/resume", part("queue")), "Resume the queue", "", ""))
+        },
+        "no_handler" | "parked" => link(&format!("/handlers/{}", part("handler")), "the handler"),
+        "no_worker" | "no_queue" | "no_tag" | "not_permitted" | "draining" | "inbox" | "shard"
+        | "queue_order" | "host_limit" | "busy" => link("/workers", "the workers"),
+        "limit" | "rate" | "batch" => link("/queues#gates", "the gates"),
+        "ahead" => {
+            let these = JobFilter::of_states(&["queued"])
+                .with("handler", cells::text(record, "handler"))
+                .with("queue", cells::text(record, "queue"));
+            link(&format!("/jobs?{}", these.query()), "these jobs")
+        }
+        _ => html! {},
+    }
+}
+
+/// A sentence in which the numbers of jobs are links.
+fn with_jobs(chrome: &Chrome, sentence: &str) -> Markup {
+    let mut before = "";
+    html! {
+        @for (place, word) in sentence.split(' ').enumerate() {
+            @if place > 0 { " " }
+            @let digits = word.trim_end_matches([',', '.', ':']);
+            @let follows = std::mem::replace(&mut before, word).eq_ignore_ascii_case("job");
+            @match digits.parse::<i64>() {
+                Ok(id) if follows => { (cells::job(chrome, &id.into())) (cells::line(&word[digits.len()..])) },
+                _ => { (cells::line(word)) },
+            }
+        }
+    }
+}
+
+/// A sentence in which `…` stands around commands.
+fn with_code(sentence: &str) -> Markup {
+    html! {
+        @for (place, part) in cells::line(sentence).split('`').enumerate() {
+            @if place % 2 == 1 { code { (part) } } @else { (part) }
+        }
+    }
+}
