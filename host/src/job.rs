@@ -34,7 +34,7 @@ pub use fair::{FairCharge, FairKey, FairPolicy, FairShare};
 pub use gate::{ClaimGate, ClaimLimit};
 pub use ids::{Attempt, Fence, Incarnation, JobId, LaneId};
 pub use json::JsonText;
-pub use loss::{AfterLoss, after_loss};
+pub use loss::{AfterLoss, SILENT_FOR, after_loss};
 pub use outcome::{Outcome, OwnLimits, Tries, decide};
 pub use pattern::{is_pattern, narrowest, narrowest_first, pattern_covers};
 pub(crate) use result::json_from;

@@ -42,8 +42,12 @@ $$;
 -- `p_since`: only leases that ended at this time or later; null: all. `p_sources`: only jobs of these sources; null: all. It leaves out
 -- rows that another transaction has locked, jobs of paused queues, and lanes that this worker may not claim from. Served by job_lease, then
 -- by the primary key.
+--
+-- A job whose loss would be its crash number `p_crashes_max` is left out until its worker has sent nothing for `p_silence_ms` after the
+-- lease ended. So this loss, which decides whether the job fails, is judged like earlier ones: when a living worker has had time to report.
 CREATE OR REPLACE FUNCTION rouse.orphans(
-    p_worker bigint, p_key bytea, p_lanes bigint[], p_sources text[], p_wanted integer, p_since timestamptz)
+    p_worker bigint, p_key bytea, p_lanes bigint[], p_sources text[], p_wanted integer, p_since timestamptz, p_crashes_max bigint,
+    p_silence_ms bigint)
 RETURNS TABLE (id bigint, fence bigint, lane bigint, attempt integer, uncounted integer, crashes bigint, lost_after_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 10
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -52,6 +56,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 DECLARE
     at     timestamptz := clock_timestamp();
     since  timestamptz := coalesce(p_since, '-infinity');
+    silent timestamptz := at - least(greatest(coalesce(p_silence_ms, 0), 0), 86400000) * interval '1 millisecond';
     high   bigint[];
     low    bigint[];
 BEGIN
@@ -75,6 +80,9 @@ BEGIN
                 SELECT j.id, j.lane FROM rouse.job AS j
                 WHERE j.state = 'running' AND j.lease_until >= since AND j.lease_until < at AND j.lane = ANY (p_lanes)
                   AND (p_sources IS NULL OR j.source = ANY (p_sources))
+                  -- `uncounted` includes all crashes before this one.
+                  AND (j.lease_until <= silent OR p_crashes_max IS NULL OR j.uncounted + 1 < p_crashes_max
+                       OR rouse._crashes(j.id, j.worker, j.claimed_at, j.lease_until) < p_crashes_max)
                 ORDER BY j.lease_until LIMIT greatest(1000, 4 * p_wanted)) AS o
             ORDER BY CASE WHEN o.lane = ANY (high) THEN 0 WHEN o.lane = ANY (low) THEN 2 ELSE 1 END, o.id) AS o
         CROSS JOIN LATERAL (

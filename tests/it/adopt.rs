@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rouse::job::{AfterLoss, Attempt, Fence, JobId, LaneId};
+use rouse::job::{AfterLoss, Attempt, Fence, JobId, LaneId, SILENT_FOR};
 use rouse::store::{
     Adopted, Adoption, ClaimOrder, Claimed, Locked, Renewal, Stats, Store, WorkerKey,
 };
@@ -214,7 +214,7 @@ async fn decide(last: &Store, next: AfterLoss) -> Vec<Adoption> {
         .iter()
         .map(|it| it.lane)
         .collect();
-    let orphans = last.orphans(&lanes, None, 10, None).await.unwrap();
+    let orphans = last.orphans(&lanes, None, 10, None, 3).await.unwrap();
     let adoption = |orphan| Adoption {
         orphan,
         next,
@@ -325,6 +325,73 @@ async fn a_job_does_not_fail_for_a_crash_that_is_disproved_after_it_was_listed()
     assert_eq!(adoptions[0].orphan.crashes, 0);
     let adopted = last.adopt(Fence(rand()), &adoptions).await.unwrap();
     assert_eq!(adopted.claimed.len(), 1);
+}
+
+/// A host that was frozen, or connects again after an outage, has some time to report that it has not crashed.
+#[tokio::test]
+async fn a_loss_that_would_fail_a_job_is_judged_after_its_worker_has_been_silent_for_some_time() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (owner, last) = (db.worker().await, db.worker().await);
+    enqueue(&client, "x", json!({})).await;
+    let job = claim(&owner, 1).await.remove(0);
+    let lanes = [job.lane];
+    let crashes = async |crashes_max| -> Vec<u32> {
+        let orphans = last.orphans(&lanes, None, 10, None, crashes_max).await;
+        orphans.unwrap().iter().map(|it| it.crashes).collect()
+    };
+    let lease_ended = async |seconds: f64| {
+        let sql = "UPDATE rouse.job SET lease_until = clock_timestamp() - $1 * interval '1 s'";
+        client.execute(sql, &[&seconds]).await.unwrap();
+        // Its worker has sent nothing since.
+        let sql = "UPDATE rouse.worker SET seen_at = clock_timestamp() - interval '1 min'";
+        client.batch_execute(sql).await.unwrap();
+    };
+    lease_ended(0.0).await;
+    assert_eq!(crashes(2).await, [1], "it does not fail for one crash");
+    assert!(crashes(1).await.is_empty(), "the worker may be alive");
+    lease_ended(SILENT_FOR.as_secs_f64() - 5.0).await;
+    assert!(crashes(1).await.is_empty());
+    lease_ended(SILENT_FOR.as_secs_f64()).await;
+    assert_eq!(crashes(1).await, [1]);
+    lease_ended(0.0).await;
+    heartbeat(&owner).await;
+    assert_eq!(crashes(1).await, [0], "the worker is alive");
+}
+
+/// The orphan has killed its worker as often as it may. It waits until it is certain that its worker is dead; the only
+/// slot of the other worker does not.
+#[tokio::test]
+async fn a_job_whose_last_loss_is_not_judged_yet_holds_up_no_other_job() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let dead = db.worker().await;
+    let orphan = enqueue(&client, "noop", json!({})).await;
+    let orphaned = claim(&dead, 1).await.remove(0);
+    expire(&client, orphaned.id).await;
+    for _ in 0..100 {
+        enqueue(&client, "noop", json!({})).await;
+    }
+    let settings = Settings {
+        slots: 1,
+        lost_max: 1,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    until_true(&client, "SELECT count(*) = 100 FROM rouse.finished").await;
+    assert_eq!(show(&client, orphan).await.state, "running");
+    until_true(&client, "SELECT count(*) = 101 FROM rouse.finished").await;
+    worker.drain().await;
+    assert_eq!(show(&client, orphan).await.state, "failed");
+    let row = client
+        .query_one(
+            "SELECT extract(epoch FROM finished_at - (error ->> 'lease_ended_at')::timestamptz)::float8 FROM rouse.finished WHERE id = $1",
+            &[&orphan],
+        )
+        .await
+        .unwrap();
+    let waited: f64 = row.get(0);
+    assert!(waited >= SILENT_FOR.as_secs_f64(), "{waited} s");
 }
 
 /// A host that learns that its worker was declared dead or replaced reports that it has not crashed.

@@ -201,7 +201,7 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
     assert!(adopted.lost.is_empty(), "no job of another lane fails");
     // Nor by their ids and fences, which it cannot know.
     let lanes: Vec<LaneId> = all.iter().map(|order| order.lane).collect();
-    let orphans = free.orphans(&lanes, None, 100, None).await.unwrap();
+    let orphans = free.orphans(&lanes, None, 100, None, 3).await.unwrap();
     assert_eq!(orphans.len(), others.len());
     for next in [AfterLoss::Claim, AfterLoss::Fail] {
         let forged: Vec<Adoption> = orphans

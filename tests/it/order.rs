@@ -1,14 +1,18 @@
 //! The order in which a worker takes waiting jobs.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use rouse::sandbox::Catalog;
 use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
 
+use crate::sandbox_guest::echo;
 use crate::support::claims::claim;
 use crate::support::worker::{
-    PATIENCE, START_ORDER, TestWorker, enqueue, guests_dir, run_all_in_one_slot, until_true,
+    PATIENCE, START_ORDER, TestWorker, enqueue, guests_dir, run_all_in_one_slot, sandbox,
+    until_true,
 };
 use crate::support::{Host, TestDb, scratch};
 
@@ -222,6 +226,53 @@ async fn a_busy_worker_adopts_waiting_orphans_before_it_claims_queued_jobs() {
         unreachable!("five were enqueued");
     };
     assert_eq!(order, [first, second, high, normal, low]);
+}
+
+/// Its claims have checked the leases before it had the handler of the orphan.
+#[tokio::test]
+async fn a_busy_worker_adopts_orphans_of_a_new_handler_before_it_claims_its_queued_jobs() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let dead = db.worker().await;
+    let orphan = enqueue(&client, "test.late", json!({})).await;
+    assert_eq!(claim(&dead, 1).await.len(), 1);
+    client
+        .batch_execute("UPDATE rouse.job SET lease_until = clock_timestamp()")
+        .await
+        .unwrap();
+    for _ in 0..5 {
+        enqueue(&client, "test.late", json!({})).await;
+    }
+    flood(&client, "normal", 1000, 10).await;
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(guests_dir()).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let catalog = Catalog::open(sandbox(), folder.path()).await.unwrap();
+    catalog.watch();
+    let settings = Settings {
+        slots: 1,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start_on(&db, settings, Arc::new(catalog));
+    until_true(&client, "SELECT count(*) > 20 FROM rouse.finished").await;
+    std::fs::write(folder.path().join("late.wasm"), echo("test.late", "1")).unwrap();
+    let are_finished = "SELECT count(finished_at) = 6 FROM rouse.jobs WHERE handler = 'test.late'";
+    until_true(&client, are_finished).await;
+    let rows = client
+        .query(
+            &format!(
+                "SELECT id FROM rouse.jobs WHERE handler = 'test.late' ORDER BY {START_ORDER}"
+            ),
+            &[],
+        )
+        .await
+        .unwrap();
+    let left = client.query_one("SELECT count(*) FROM rouse.job", &[]);
+    assert!(left.await.unwrap().get::<_, i64>(0) > 0, "it is busy");
+    worker.stop_now().await;
+    assert_eq!(rows[0].get::<_, i64>(0), orphan);
 }
 
 /// Enqueues this many jobs of this priority, each of which takes this long.

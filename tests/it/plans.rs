@@ -36,7 +36,7 @@ async fn run_worker_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
          ARRAY(SELECT ROW(s.id, s.fence, s.state, 1, s.result::jsonb, s.error::jsonb, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::rouse.settlement
                FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[]) AS s(id, fence, state, result, error)), '{}', $6)";
     const PROMOTE: &str = "SELECT promoted::bigint FROM rouse.promote((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, NULL)";
-    const ORPHANS: &str = "SELECT id FROM rouse.orphans((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, NULL, $2, NULL)";
+    const ORPHANS: &str = "SELECT id FROM rouse.orphans((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, NULL, $2, NULL, 3, 10000)";
     const ADOPT: &str = "SELECT id FROM rouse.adopt((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
          ARRAY(SELECT ROW(o.id, $2, 'running', 0, 0, 60000)::rouse.adoption FROM unnest($3::bigint[]) AS o(id))) AS adopted(id)";
     const OVERDUE: &str = "SELECT lane FROM rouse.overdue($1, $2, 0, 1500, $3)";

@@ -131,7 +131,7 @@ async fn only_the_holder_of_the_key_writes_as_a_worker() {
     let me = worker.incarnation().unwrap().0;
     for call in [
         "SELECT rouse.claim($1, sha256('guessed'), 1, '{}', 1)",
-        "SELECT rouse.orphans($1, sha256('guessed'), '{}', NULL, 1, NULL)",
+        "SELECT rouse.orphans($1, sha256('guessed'), '{}', NULL, 1, NULL, 3, 10000)",
         "SELECT rouse.adopt($1, sha256('guessed'), 1, '{}')",
         "SELECT rouse.settle($1, sha256('guessed'), '{}', '{}', false)",
         "SELECT rouse.renew($1, sha256('guessed'), '{}', '{}', '{}')",

@@ -8,7 +8,7 @@ use postgres_types::ToSql;
 use tokio_postgres::types::Type;
 
 use super::{ClaimedJob, Store, StoreError, millis};
-use crate::job::{AfterLoss, Attempt, Fence, JobId, LaneId, State};
+use crate::job::{AfterLoss, Attempt, Fence, JobId, LaneId, SILENT_FOR, State};
 
 /// A job whose lease has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,13 +53,15 @@ impl Store {
     /// Lists up to `wanted` jobs of these lanes whose lease has ended, by priority, then by id.
     ///
     /// `sources`: only jobs of these sources; `None` for all. `since`: only leases that ended at this time or later, by
-    /// the database's clock; `None` for all.
+    /// the database's clock; `None` for all. A job that fails with `crashes_max` crashes is left out as long as its last
+    /// worker may still report that it has not crashed ([`SILENT_FOR`]).
     pub async fn orphans(
         &self,
         lanes: &[LaneId],
         sources: Option<&[String]>,
         wanted: usize,
         since: Option<SystemTime>,
+        crashes_max: u32,
     ) -> Result<Vec<Orphan>, StoreError> {
         let worker = self.identity()?;
         let lanes: Vec<i64> = lanes.iter().map(|lane| lane.0).collect();
@@ -74,6 +76,8 @@ impl Store {
                     (&sources, Type::TEXT_ARRAY),
                     (&wanted, Type::INT4),
                     (&since, Type::TIMESTAMPTZ),
+                    (&i64::from(crashes_max), Type::INT8),
+                    (&millis(SILENT_FOR), Type::INT8),
                 ],
             )
             .await?;

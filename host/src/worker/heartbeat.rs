@@ -20,6 +20,9 @@ use crate::sandbox::{Catalog, HandlerSet};
 use crate::store::connect::backoff;
 use crate::store::{Heartbeat, Registration, Stats, StoreError};
 
+/// The shortest wait after a heartbeat that did not reach the server.
+const REACHED_CHECK_AFTER: Duration = Duration::from_millis(100);
+
 /// The data with which a worker registers.
 pub(super) fn registration(
     settings: &Settings,
@@ -222,6 +225,8 @@ struct Heartbeats<'a> {
     draining: bool,
     /// Consecutive heartbeats that failed.
     failures: u32,
+    /// The last one failed because the server was not reached.
+    is_unreachable: bool,
     /// The capabilities that the database has. They are sent only after a change, because they may be megabytes.
     reported: Option<Value>,
 }
@@ -236,6 +241,7 @@ impl<'a> Heartbeats<'a> {
             last_cpu: cpu_time(),
             draining: false,
             failures: 0,
+            is_unreachable: false,
             reported: None,
         }
     }
@@ -251,6 +257,7 @@ impl<'a> Heartbeats<'a> {
         };
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
+            () = reached(shared), if self.is_unreachable => {}
             () = shared.presence.heartbeat_now.notified() => {}
             // The fleet learns at once which handlers this worker has. The catalog outlives the worker.
             _ = self.changes.changed() => shared.wakeups.notify(None),
@@ -267,6 +274,7 @@ impl<'a> Heartbeats<'a> {
             Some(&shared.sql),
         ));
         self.draining = shared.stop.is_stopping();
+        self.is_unreachable = false;
         let changed = capabilities
             .as_ref()
             .filter(|_| capabilities != self.reported);
@@ -306,6 +314,7 @@ impl<'a> Heartbeats<'a> {
                     );
                 }
                 self.failures += 1;
+                self.is_unreachable = error.is_unreachable();
             }
         }
     }
@@ -318,6 +327,13 @@ impl<'a> Heartbeats<'a> {
         (self.last_at, self.last_cpu) = (now, cpu);
         cores
     }
+}
+
+/// Waits until a connection has opened, or may be tried again.
+async fn reached(shared: &Shared) {
+    // A connection that is cut again and again must not cause a tight loop.
+    tokio::time::sleep(REACHED_CHECK_AFTER).await;
+    shared.store.ready().await;
 }
 
 /// Shows how many timeouts caused this worker's timeout flag.

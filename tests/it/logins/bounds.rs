@@ -83,7 +83,7 @@ async fn a_worker_that_asks_for_no_orphans_gets_none() {
         .unwrap();
     for wanted in ["-1", "NULL"] {
         let sql = format!(
-            "SELECT o.id FROM rouse.worker AS w, rouse.orphans(w.incarnation, 'k', ARRAY(SELECT id FROM rouse.lane), NULL, {wanted}, NULL) AS o"
+            "SELECT o.id FROM rouse.worker AS w, rouse.orphans(w.incarnation, 'k', ARRAY(SELECT id FROM rouse.lane), NULL, {wanted}, NULL, 3, 10000) AS o"
         );
         let rows = client.query(&sql, &[]).await.unwrap();
         assert_eq!(rows.len(), 0, "{wanted}");

@@ -94,7 +94,8 @@ pub(crate) async fn make_due(client: &Client, id: i64) {
         .unwrap();
 }
 
-/// Adopts orphans as a worker does, with `lost_max` crashes at most.
+/// Adopts orphans as a worker does, with `lost_max` crashes at most, but does not wait until their workers have been silent
+/// for some time.
 pub(crate) async fn adopt(
     store: &Store,
     fence: Fence,
@@ -104,7 +105,7 @@ pub(crate) async fn adopt(
     since: Option<SystemTime>,
 ) -> Result<Adopted, StoreError> {
     let lanes: Vec<LaneId> = orders.iter().map(|order| order.lane).collect();
-    let orphans = store.orphans(&lanes, None, wanted, since).await?;
+    let orphans = store.orphans(&lanes, None, wanted, since, u32::MAX).await?;
     let adoption = |orphan: Orphan| {
         let order = orders.iter().find(|order| order.lane == orphan.lane);
         let lease_ms = order.expect("only these lanes are read").lease_ms;

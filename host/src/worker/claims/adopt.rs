@@ -73,9 +73,12 @@ impl Claims<'_> {
         since: Option<SystemTime>,
     ) -> Result<Found, StoreError> {
         let shared = self.shared;
-        let orphans = shared.store.orphans(lanes, sources, wanted, since).await?;
-        let is_filled = orphans.len() >= wanted;
         let crashes_max = shared.settings.lost_max;
+        let orphans = shared
+            .store
+            .orphans(lanes, sources, wanted, since, crashes_max)
+            .await?;
+        let is_filled = orphans.len() >= wanted;
         let adoptions: Vec<Adoption> = orphans
             .into_iter()
             .map(|orphan| Adoption {

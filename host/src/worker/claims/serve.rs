@@ -1,6 +1,7 @@
 //! Chooses the lanes from which jobs are claimed.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use super::Claims;
 use crate::sandbox::{BootTime, Handler};
@@ -90,6 +91,9 @@ impl Claims<'_> {
             let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
             names.retain(|name| served(name).is_some());
             self.lease_shards(&names, &bound);
+            // The leases were checked for other lanes. The claims must not overlook orphans of those that are served only
+            // now, for instance because the statements of their handler were accepted.
+            self.checked_at = SystemTime::UNIX_EPOCH;
         }
         match are_known {
             true => self.lanes.serve_new(serving),

@@ -5,6 +5,10 @@ use super::super::world::Job;
 use super::known::{IN_LINE_US, ended_by_an_admin, kind};
 use super::{Found, Known};
 
+/// A job fails as lost only after the worker of its last attempt has been silent for this long (`SILENT_FOR` in
+/// host/src/job/loss.rs).
+const SILENT_US: i64 = 10_000_000;
+
 /// No job has more failed attempts than its maximum. Lost, released and forgotten attempts may have started in
 /// addition.
 pub(super) fn within_max(known: &Known<'_>) -> Found {
@@ -43,6 +47,8 @@ struct Loss<'a> {
     worker: &'a str,
     claimed_us: i64,
     ended_us: i64,
+    /// From here on, a sign of life of its host shows that the host has not crashed.
+    silent_from_us: i64,
 }
 
 impl Loss<'_> {
@@ -64,13 +70,13 @@ impl Loss<'_> {
     fn may_count(&self, known: &Known<'_>, judged_us: i64) -> bool {
         self.is_crash(known)
             || (self.is_disturbed(known)
-                && !known.could_heartbeat(self.worker, self.ended_us, judged_us))
+                && !known.could_heartbeat(self.worker, self.silent_from_us, judged_us))
     }
 }
 
 /// A job whose workers have crashed too often fails as lost, and no other job does. A loss for another reason may count
-/// if the host could not send a heartbeat before the verdict, which is always so for the last loss. A job with fewer
-/// crashes that did not fail as lost is not a case.
+/// if the host could not send a heartbeat before the verdict, which follows some time after the end of the last lease. A
+/// job with fewer crashes that did not fail as lost is not a case.
 pub(super) fn lost_after_crashes(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let lost_max = known.world.run.lost_max;
@@ -117,6 +123,7 @@ fn losses<'a>(known: &Known<'a>, job: &Job, gave_up: bool) -> Vec<Loss<'a>> {
             worker: known.worker_id(attempt.worker),
             claimed_us: attempt.claimed_us,
             ended_us: attempt.ended_us,
+            silent_from_us: attempt.lease_ended_us.unwrap_or(attempt.ended_us),
         })
         .collect();
     losses.sort_by_key(|loss| loss.ended_us);
@@ -127,6 +134,8 @@ fn losses<'a>(known: &Known<'a>, job: &Job, gave_up: bool) -> Vec<Loss<'a>> {
             worker: known.worker_id(worker),
             claimed_us,
             ended_us,
+            // At the latest.
+            silent_from_us: ended_us - SILENT_US,
         });
     }
     losses

@@ -241,8 +241,9 @@ impl<'a> Known<'a> {
     /// Whether this host has crashed in this interval.
     pub(super) fn crashed(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
         self.world.happened.iter().any(|h| match &h.event {
+            // It may be killed at the start of the entry or at its end.
             Event::HostKilled { worker: killed } => {
-                killed == worker && (from_us..=until_us).contains(&h.from_us)
+                killed == worker && h.from_us <= until_us && h.until_us >= from_us
             }
             // A host that gives up exits with a code instead of a signal.
             Event::HostEnded {

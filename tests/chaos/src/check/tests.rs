@@ -454,6 +454,32 @@ fn a_job_that_fails_as_lost_although_its_hosts_survived_is_found() {
 fn a_job_may_fail_as_lost_before_its_last_host_can_send_a_heartbeat() {
     let mut world = healthy();
     instead_of_kills(&mut world, &[2], frozen);
+    let freeze =
+        |h: &&mut Happened| matches!(h.event, Event::HostFrozen { .. }) && h.from_us == 64 * S;
+    let freeze = world.happened.iter_mut().find(freeze);
+    freeze.expect("it was frozen").until_us = 80 * S;
+    breaks_nothing(&world);
+    assert_eq!(cases_of("lost_after_crashes", &world), 1);
+}
+
+#[test]
+fn a_job_that_fails_as_lost_although_its_last_host_is_alive_again_is_found() {
+    breaks("lost_after_crashes", |world| {
+        instead_of_kills(world, &[2], frozen);
+    });
+}
+
+#[test]
+fn a_host_may_be_killed_at_any_time_of_the_entry_of_its_kill() {
+    let mut world = healthy();
+    // Its claim followed a moment later.
+    for h in world.happened.iter_mut() {
+        if matches!(&h.event, Event::HostKilled { worker } if worker == "host-2")
+            && h.from_us == 35 * S
+        {
+            (h.from_us, h.until_us) = (31 * S - 10_000, 31 * S + 10_000);
+        }
+    }
     breaks_nothing(&world);
     assert_eq!(cases_of("lost_after_crashes", &world), 1);
 }

@@ -369,7 +369,7 @@ pub(super) fn healthy() -> World {
     b.start(DOOMED, 3, B, 60 * S);
     b.happen(64 * S, 64 * S, killed());
     b.of(DOOMED).uncounted = 3;
-    b.end(DOOMED, "failed", json!({"kind": "lost"}), 66 * S);
+    b.end(DOOMED, "failed", json!({"kind": "lost"}), 76 * S);
 
     let later = JobSpec {
         run_in_ms: Some(5_000),
