@@ -341,7 +341,7 @@ async fn a_loss_that_would_fail_a_job_is_judged_after_its_worker_has_been_silent
         orphans.unwrap().iter().map(|it| it.crashes).collect()
     };
     let lease_ended = async |seconds: f64| {
-        let sql = "UPDATE rouse.job SET lease_until = clock_timestamp() - $1 * interval '1 s'";
+        let sql = "UPDATE rouse.job SET lease_until = clock_timestamp() - $1 * interval '1 s', claimed_at = now() - interval '1 min'";
         client.execute(sql, &[&seconds]).await.unwrap();
         // Its worker has sent nothing since.
         let sql = "UPDATE rouse.worker SET seen_at = clock_timestamp() - interval '1 min'";
