@@ -15,13 +15,10 @@ use super::reach::warn_unless_unreachable;
 use super::sql::Sql;
 use super::{Settings, Shared, audit_outbox, challenges, slots};
 use crate::harmless::printable;
-use crate::job::{AbortReason, Incarnation, Outcome};
+use crate::job::{AbortReason, Incarnation, Outcome, SILENT_FOR};
 use crate::sandbox::{Catalog, HandlerSet};
 use crate::store::connect::backoff;
 use crate::store::{Heartbeat, Registration, Stats, StoreError};
-
-/// The shortest wait after a heartbeat that did not reach the server.
-const REACHED_CHECK_AFTER: Duration = Duration::from_millis(100);
 
 /// The data with which a worker registers.
 pub(super) fn registration(
@@ -225,8 +222,6 @@ struct Heartbeats<'a> {
     draining: bool,
     /// Consecutive heartbeats that failed.
     failures: u32,
-    /// The last one failed because the server was not reached.
-    is_unreachable: bool,
     /// The capabilities that the database has. They are sent only after a change, because they may be megabytes.
     reported: Option<Value>,
 }
@@ -241,7 +236,6 @@ impl<'a> Heartbeats<'a> {
             last_cpu: cpu_time(),
             draining: false,
             failures: 0,
-            is_unreachable: false,
             reported: None,
         }
     }
@@ -249,15 +243,12 @@ impl<'a> Heartbeats<'a> {
     /// Waits until the next heartbeat is due.
     async fn wait(&mut self) {
         let shared = self.shared;
-        // Without heartbeats, the attempts that this worker loses count as crashes. So a failed heartbeat is repeated
-        // soon.
         let wait = match self.failures {
             0 => self.every,
-            failures => backoff(failures - 1, rand::random()).min(self.every),
+            failures => repeat_after(failures, self.every),
         };
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
-            () = reached(shared), if self.is_unreachable => {}
             () = shared.presence.heartbeat_now.notified() => {}
             // The fleet learns at once which handlers this worker has. The catalog outlives the worker.
             _ = self.changes.changed() => shared.wakeups.notify(None),
@@ -274,7 +265,6 @@ impl<'a> Heartbeats<'a> {
             Some(&shared.sql),
         ));
         self.draining = shared.stop.is_stopping();
-        self.is_unreachable = false;
         let changed = capabilities
             .as_ref()
             .filter(|_| capabilities != self.reported);
@@ -314,7 +304,6 @@ impl<'a> Heartbeats<'a> {
                     );
                 }
                 self.failures += 1;
-                self.is_unreachable = error.is_unreachable();
             }
         }
     }
@@ -329,11 +318,11 @@ impl<'a> Heartbeats<'a> {
     }
 }
 
-/// Waits until a connection has opened, or may be tried again.
-async fn reached(shared: &Shared) {
-    // A connection that is cut again and again must not cause a tight loop.
-    tokio::time::sleep(REACHED_CHECK_AFTER).await;
-    shared.store.ready().await;
+/// The wait after this many failed heartbeats: at most half of the silence after which the last loss of a job counts as a
+/// crash. While the server is unreachable, the store answers without trying it.
+fn repeat_after(failures: u32, every: Duration) -> Duration {
+    let longest = every.min(SILENT_FOR / 2);
+    backoff(failures - 1, rand::random()).min(longest)
 }
 
 /// Shows how many timeouts caused this worker's timeout flag.
@@ -386,5 +375,20 @@ async fn register_again(shared: &Arc<Shared>, why: &StoreError) {
             error,
             "cannot register again; trying with the next heartbeat"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_heartbeat_is_repeated_before_a_loss_is_judged() {
+        let every = Duration::from_secs(30);
+        assert!(repeat_after(1, every) <= Duration::from_secs(1));
+        for failures in 1..=20 {
+            assert!(repeat_after(failures, every) * 2 <= SILENT_FOR);
+            assert!(repeat_after(failures, every / 30) <= every / 30);
+        }
     }
 }
