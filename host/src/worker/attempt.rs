@@ -560,9 +560,6 @@ async fn send(shared: &Shared, one: Unsettled) {
             shared.presence.tally.timed_out();
         }
     }
-    if let (Some(lane), Some(ran)) = (one.charged, one.settlement.ran) {
-        shared.costs.record(lane, ran.usage.cpu);
-    }
     // The settler outlives every attempt. If it did not, the lease would run out and another worker would adopt the
     // job.
     if shared.attempts.settlements.send(one).await.is_err() {

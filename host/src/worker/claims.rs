@@ -428,9 +428,8 @@ impl<'a> Claims<'a> {
         if !self.lanes.serves_fair() {
             return;
         }
-        // Jobs of a lane come one after the other.
-        for lane in jobs.chunk_by(|one, other| one.lane == other.lane) {
-            let lane = lane[0].lane;
+        let lanes: HashSet<LaneId> = jobs.iter().map(|job| job.lane).collect();
+        for lane in lanes {
             self.lanes.set_cost(lane, self.shared.costs.of(lane));
         }
     }

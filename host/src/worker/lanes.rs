@@ -216,9 +216,11 @@ impl Lanes {
     }
 
     /// Notes that a lane has a job. True if it was not known to have any, and is served. In a fair queue, its first job
-    /// then goes ahead of the jobs that wait in line.
-    pub(super) fn wake(&mut self, id: LaneId) -> bool {
-        let is_new = !self.active.contains(id) && !self.is_closed(id) && self.activate(id);
+    /// then goes ahead of the jobs that wait in line. `was_known`: it was in the catalog before; another one counts as
+    /// active since it was read.
+    pub(super) fn wake(&mut self, id: LaneId, was_known: bool) -> bool {
+        let had_jobs = was_known && self.active.contains(id);
+        let is_new = !had_jobs && !self.is_closed(id) && self.activate(id);
         if is_new
             && self
                 .known
@@ -327,11 +329,15 @@ impl Lanes {
 
     /// Notes that a lane may have jobs. False if it is not served as a whole.
     fn activate(&mut self, id: LaneId) -> bool {
-        let known = self.known.get(&id).filter(|known| known.is_served_whole());
-        if let Some(known) = known {
-            self.active.insert(id, known.place.clone());
+        let Some(known) = self.known.get(&id).filter(|known| known.is_served_whole()) else {
+            return false;
+        };
+        let is_new = !self.active.contains(id);
+        self.active.insert(id, known.place.clone());
+        if is_new {
+            self.divide_by_cost(id);
         }
-        known.is_some()
+        true
     }
 
     /// True if this lane is known to have jobs.

@@ -264,6 +264,9 @@ pub(super) fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         id, fence, outcome, ..
     } = &one.settlement;
     shared.leases.remove(*id, *fence);
+    if let (Some(lane), Some(ran)) = (one.charged, one.settlement.ran) {
+        shared.costs.record(lane, ran.usage.cpu);
+    }
     if !accepted {
         if one.unanswered {
             one.ended(OutcomeLabel::Unconfirmed);

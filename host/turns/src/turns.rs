@@ -11,8 +11,8 @@ use std::sync::Arc;
 /// The maximum number of turns that a lane takes at once.
 const BURST_MAX: usize = 8;
 
-/// If there are more lanes than this, each takes several turns at once: 500 jobs of 64 lanes cost Postgres much less than
-/// 500 jobs of 250 lanes, above all behind gates, which are counted for each lane.
+/// If a claim is of more jobs than this, and more lanes have jobs, each takes several turns at once: 500 jobs of 64 lanes
+/// cost Postgres much less than 500 jobs of 250 lanes, above all behind gates, which are counted for each lane.
 const SINGLE_TURNS_MAX: usize = 64;
 
 /// A position in the order of claims: lanes of a later class wait until the earlier classes are empty.
@@ -44,6 +44,8 @@ pub struct Part<L> {
 #[derive(Debug)]
 pub struct Turns<L> {
     lanes: HashMap<L, Place>,
+    /// What a job of these lanes costs, in turns. Jobs of other lanes cost 1.
+    costs: HashMap<L, f64>,
     classes: BTreeMap<Class, QueueRing<L>>,
 }
 
@@ -51,6 +53,7 @@ impl<L> Default for Turns<L> {
     fn default() -> Self {
         Self {
             lanes: HashMap::new(),
+            costs: HashMap::new(),
             classes: BTreeMap::new(),
         }
     }
@@ -75,6 +78,7 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         let Some(place) = self.lanes.remove(&lane) else {
             return;
         };
+        self.costs.remove(&lane);
         let Some(queues) = self.classes.get_mut(&place.class) else {
             return;
         };
@@ -88,6 +92,15 @@ impl<L: Copy + Eq + Hash> Turns<L> {
             if keys.is_empty() {
                 queues.leave(&place.queue);
             }
+        }
+    }
+
+    /// Sets what a job of a lane costs its key from the next claim on, in turns. It costs its queue one turn.
+    pub fn set_cost(&mut self, lane: L, cost: f64) {
+        if cost == 1.0 {
+            self.costs.remove(&lane);
+        } else if self.lanes.contains_key(&lane) {
+            self.costs.insert(lane, cost);
         }
     }
 
@@ -166,11 +179,11 @@ impl<L: Copy + Eq + Hash> Turns<L> {
     /// Divides a claim of `wanted` jobs among the lanes of each class, the first class first: at most `room` lanes. The
     /// turns are taken by this; [`Self::settle`] gives back those that were not used.
     ///
-    /// If there are more than `SINGLE_TURNS_MAX` lanes, each takes several turns at once, and then waits for as many
-    /// rounds.
+    /// If there are more than `SINGLE_TURNS_MAX` lanes, each takes several turns of a large claim at once, and then waits
+    /// for as many rounds.
     pub fn divide(&mut self, wanted: usize, room: usize) -> Vec<Part<L>> {
         let mut parts = Vec::new();
-        let burst = (self.lanes.len() / SINGLE_TURNS_MAX).clamp(1, BURST_MAX);
+        let burst = (wanted.min(self.lanes.len()) / SINGLE_TURNS_MAX).clamp(1, BURST_MAX);
         for queues in self.classes.values_mut() {
             let room = room - parts.len();
             let mut places: HashMap<L, usize> = HashMap::new();
@@ -181,7 +194,7 @@ impl<L: Copy + Eq + Hash> Turns<L> {
                     break;
                 };
                 if places.len() == room && !places.contains_key(&lane) {
-                    pay(queues, lane, &self.lanes, -1.0);
+                    pay(queues, lane, &self.lanes, -1.0, -1.0);
                     break;
                 }
                 let place = *places.entry(lane).or_insert_with(|| {
@@ -194,10 +207,11 @@ impl<L: Copy + Eq + Hash> Turns<L> {
                 parts[place].most = parts[place].most.map(|most| most + turns);
                 #[expect(clippy::cast_precision_loss, reason = "at most BURST_MAX")]
                 let turns = turns as f64;
-                pay(queues, lane, &self.lanes, turns - 1.0);
+                let cost = turns * cost_of(&self.costs, lane);
+                pay(queues, lane, &self.lanes, turns - 1.0, cost - 1.0);
                 if queues.is_single() {
                     // The turns of a lane that has them all need not be counted.
-                    pay(queues, lane, &self.lanes, -turns);
+                    pay(queues, lane, &self.lanes, -turns, -cost);
                     parts[of_class].most = None;
                     break;
                 }
@@ -210,32 +224,37 @@ impl<L: Copy + Eq + Hash> Turns<L> {
     /// charged.
     pub fn settle(&mut self, lane: L, taken: usize, used: usize, cost: f64) {
         #[expect(clippy::cast_precision_loss, reason = "both are sizes of claims")]
-        let rest = used as f64 * cost - taken as f64;
-        if rest == 0.0 {
-            return;
-        }
+        let (taken, used) = (taken as f64, used as f64);
+        let rest = used * cost - taken * cost_of(&self.costs, lane);
         if let Some(place) = self.lanes.get(&lane)
             && let Some(queues) = self.classes.get_mut(&place.class)
         {
-            pay(queues, lane, &self.lanes, rest);
+            pay(queues, lane, &self.lanes, used - taken, rest);
         }
     }
 }
 
+fn cost_of<L: Eq + Hash>(costs: &HashMap<L, f64>, lane: L) -> f64 {
+    costs.get(&lane).copied().unwrap_or(1.0)
+}
+
+/// Charges the queue of a lane for turns, and its key and the lane itself for what they cost; less than zero gives back.
 fn pay<L: Copy + Eq + Hash>(
     queues: &mut QueueRing<L>,
     lane: L,
     lanes: &HashMap<L, Place>,
+    turns: f64,
     cost: f64,
 ) {
-    if cost == 0.0 {
-        return;
-    }
     let Some(place) = lanes.get(&lane) else {
         return;
     };
-    queues.pay(&place.queue, cost);
-    if let Some(keys) = queues.child(&place.queue) {
+    if turns != 0.0 {
+        queues.pay(&place.queue, turns);
+    }
+    if cost != 0.0
+        && let Some(keys) = queues.child(&place.queue)
+    {
         keys.pay(&place.key, cost);
         if let Some(lanes) = keys.child(&place.key) {
             lanes.pay(&lane, cost);

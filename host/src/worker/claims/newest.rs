@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use super::Claims;
+use crate::job::LaneId;
 use crate::store::StoreError;
 
 /// The interval of these searches: each is a read of the jobs that were enqueued since the one before the last.
@@ -48,11 +49,18 @@ impl Claims<'_> {
         let [older, newer] = self.newest.read_to;
         let (lanes, last) = self.shared.store.newest_lanes(older, JOBS_MAX).await?;
         self.newest.read_to = [newer.or(Some(last)), Some(last)];
-        let is_new = match lanes.iter().any(|lane| !self.lanes.knows(*lane)) {
+        let lanes: Vec<(LaneId, bool)> = lanes
+            .into_iter()
+            .map(|lane| (lane, self.lanes.knows(lane)))
+            .collect();
+        let is_new = match lanes.iter().any(|(_, was_known)| !was_known) {
             true => self.read_catalog().await?,
             false => false,
         };
-        let woken = lanes.into_iter().filter(|lane| self.lanes.wake(*lane));
-        Ok((woken.count(), is_new))
+        let woken = lanes
+            .into_iter()
+            .filter(|(lane, was_known)| self.lanes.wake(*lane, *was_known))
+            .count();
+        Ok((woken, is_new))
     }
 }

@@ -142,6 +142,7 @@ impl Lanes {
                 let cost = self.known.get(&order.lane).map_or(1.0, |known| known.cost);
                 self.active.settle(order.lane, taken, jobs, cost);
             }
+            self.divide_by_cost(order.lane);
             // A claim that was filled has not read the lanes after the last one that had jobs, and not all of that one.
             if order.only.is_some() || is_filled && Some(position) > last {
                 continue;

@@ -85,6 +85,14 @@ impl Lanes {
         self.shares.fairness.report(&self.active)
     }
 
+    /// Divides the next claims by what a job of this lane costs. Called when the lane has not taken turns of a claim that
+    /// is not settled yet.
+    pub(super) fn divide_by_cost(&mut self, lane: LaneId) {
+        if let Some(known) = self.known.get(&lane) {
+            self.active.set_cost(lane, known.cost);
+        }
+    }
+
     /// Sets what a job of this lane costs, in turns, if its queue charges CPU time; otherwise it costs 1.
     pub(in crate::worker) fn set_cost(&mut self, lane: LaneId, cost: f64) {
         let known = self.known.get_mut(&lane);

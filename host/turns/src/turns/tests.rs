@@ -255,6 +255,52 @@ fn a_debt_is_paid_by_the_rounds_that_pass_even_if_the_key_is_away() {
 }
 
 #[test]
+fn a_claim_is_divided_by_what_jobs_cost() {
+    let mut turns = Turns::default();
+    for lane in [1, 2] {
+        turns.insert(LaneId(lane), place("q", &lane.to_string(), 1.0));
+    }
+    turns.set_cost(LaneId(1), 3.0);
+    for _ in 0..10 {
+        let parts = turns.divide(40, 256);
+        let most = |id| parts.iter().find(|part| part.lane == LaneId(id));
+        let most = [most(1), most(2)].map(|part| part.unwrap().most.unwrap());
+        assert!((9..=11).contains(&most[0]), "{most:?}");
+        turns.settle(LaneId(1), most[0], most[0], 3.0);
+        turns.settle(LaneId(2), most[1], most[1], 1.0);
+    }
+    // What was not used is given back at the price that it was taken for.
+    let before = turns.credit("q", "1");
+    let parts = turns.divide(40, 256);
+    for part in parts {
+        turns.settle(part.lane, part.most.unwrap(), 0, 1.0);
+    }
+    let rounds = (turns.credit("q", "1") - before).round();
+    assert!(rounds >= 0.0 && (turns.credit("q", "1") - before - rounds).abs() < 1e-9);
+}
+
+#[test]
+fn a_queue_pays_for_jobs_and_not_for_what_they_cost() {
+    let mut turns = Turns::default();
+    turns.insert(LaneId(1), place("videos", "a", 1.0));
+    turns.insert(LaneId(2), place("videos", "b", 1.0));
+    turns.insert(LaneId(3), place("mail", "", 1.0));
+    turns.set_cost(LaneId(1), 10.0);
+    turns.set_cost(LaneId(2), 10.0);
+    let mut claimed: HashMap<i64, usize> = HashMap::new();
+    for _ in 0..50 {
+        for Part { lane, most } in turns.divide(20, 256) {
+            let most = most.unwrap();
+            let cost = if lane == LaneId(3) { 1.0 } else { 10.0 };
+            turns.settle(lane, most, most, cost);
+            *claimed.entry(lane.0).or_default() += most;
+        }
+    }
+    assert_eq!((claimed[&1] + claimed[&2], claimed[&3]), (500, 500));
+    assert!(claimed[&1].abs_diff(claimed[&2]) <= 1, "{claimed:?}");
+}
+
+#[test]
 fn each_of_very_many_lanes_takes_several_turns_at_once_and_has_its_share_in_the_end() {
     let mut turns = Turns::default();
     let mut jobs = HashMap::new();
@@ -265,6 +311,11 @@ fn each_of_very_many_lanes_takes_several_turns_at_once_and_has_its_share_in_the_
     }
     let parts = turns.divide(512, 256);
     assert!(parts.len() == 64 && parts.iter().all(|part| part.most == Some(8)));
+    let parts = turns.divide(100, 256);
+    assert!(
+        parts.len() == 100 && parts.iter().all(|part| part.most == Some(1)),
+        "a small claim"
+    );
     let claimed = run(&mut turns, &mut jobs, 512, 2048 * 80 / 512);
     let totals = totals(&claimed);
     let of = |odd: i64| {

@@ -40,7 +40,7 @@ fn claims_leave_out_lanes_at_their_limit_until_a_job_of_their_key_has_ended() {
     lanes.claimed(&orders, &[job(10, 100), job(30, 101)], &closed, false);
     assert!(next(&mut lanes).is_empty());
     assert!(lanes.wait_for_ends());
-    assert!(!lanes.mark_active(LaneId(20)) && !lanes.wake(LaneId(20)));
+    assert!(!lanes.mark_active(LaneId(20)) && !lanes.wake(LaneId(20), true));
     assert!(next(&mut lanes).is_empty(), "new jobs wait as well");
     assert_eq!(lanes.all().len(), 3, "orphans do not");
     assert!(lanes.free(LaneId(30)));
@@ -120,4 +120,25 @@ fn a_lane_at_its_rate_opens_by_itself() {
     lanes.serve(|_| Some(SERVED));
     assert_eq!(next(&mut lanes), [10, 20]);
     assert_eq!(lanes.next_opening(), None);
+}
+
+#[test]
+fn the_first_job_of_a_lane_goes_ahead_whether_or_not_the_lane_is_new() {
+    let mut lanes = Lanes::default();
+    lanes.set_fair(one_at_a_time());
+    lanes.learn(vec![lane(1, 10, Priority::Normal)]);
+    lanes.serve(|_| Some(SERVED));
+    assert!(!lanes.wake(LaneId(10), true), "it counts as active");
+    // The search of the newest jobs names a lane that the catalog has just got, too.
+    lanes.learn(vec![lane(2, 20, Priority::Normal)]);
+    lanes.serve_new(|_| Some(SERVED));
+    assert!(lanes.wake(LaneId(20), false));
+    let orders = lanes.orders(After::Recent, WANTED);
+    assert_eq!(lanes.take_woken(&orders), [LaneId(20)]);
+    // Later it is like any other.
+    let jobs: Vec<ClaimedJob> = [10, 20].map(|lane| job(lane, lane)).into();
+    lanes.claimed(&orders, &jobs, &[], false);
+    let orders = lanes.orders(After::Recent, WANTED);
+    lanes.claimed(&orders, &[], &[], false);
+    assert!(lanes.wake(LaneId(20), true));
 }
