@@ -81,11 +81,7 @@ impl<'a> Looks<'a> {
 
     /// Searches the newest jobs, if it is time. Returns the number of lanes that have jobs now and had none before.
     pub(super) async fn find_new(&mut self) -> Result<usize, StoreError> {
-        let (lanes, is_new) = self.claims.find_new().await?;
-        if is_new {
-            self.writers.lanes_are_new();
-        }
-        Ok(lanes)
+        self.claims.find_new().await
     }
 
     /// False if this worker is known not to serve the lane.
@@ -121,9 +117,7 @@ impl<'a> Looks<'a> {
 
     async fn look_for(&mut self, wanted: usize, trigger: Trigger) -> Result<Found, StoreError> {
         let started = Instant::now();
-        if self.claims.serve() {
-            self.writers.lanes_are_new();
-        }
+        self.claims.serve();
         if self.schedule.looks_back(started) {
             self.claims.lanes.look_back();
         }
@@ -168,13 +162,8 @@ impl<'a> Looks<'a> {
             self.no_orphans_since = None;
         } else {
             // A turn that was assigned before this one and not committed at the last sweep belongs to a transaction
-            // which that sweep has recorded.
-            let starts_at = if self.writers.all_are_late() {
-                newer
-            } else {
-                older
-            };
-            self.claims.lanes.rewind(starts_at.unwrap_or(i64::MIN));
+            // that two sweeps have seen in progress.
+            self.claims.lanes.rewind(older.unwrap_or(i64::MIN));
         }
         self.claims.lanes.open_some();
         let peeked = self.peek_and_claim(wanted, known, true).await?;
@@ -220,7 +209,7 @@ impl<'a> Looks<'a> {
             return Ok(false);
         };
         if !lanes.iter().all(|lane| self.claims.lanes.knows(*lane)) {
-            self.read_catalog().await?;
+            self.claims.read_catalog().await?;
         }
         let mut served = false;
         for lane in lanes {
@@ -311,7 +300,7 @@ impl<'a> Looks<'a> {
             is_ready |= self.claims.lanes.mark_active(*lane);
         }
         if peek.catalog_changed {
-            is_ready |= self.read_catalog().await?;
+            is_ready |= self.claims.read_catalog().await?;
         }
         if peek.due {
             is_ready |= self.promote().await?;
@@ -336,15 +325,6 @@ impl<'a> Looks<'a> {
         self.claims
             .adopt(wanted, orphaned_since, peek.looked_at)
             .await
-    }
-
-    /// Reads new lanes from the catalog. True if there are any.
-    async fn read_catalog(&mut self) -> Result<bool, StoreError> {
-        let is_new = self.claims.read_catalog().await?;
-        if is_new {
-            self.writers.lanes_are_new();
-        }
-        Ok(is_new)
     }
 
     /// Gives due jobs their turn. True if there were any.

@@ -3,14 +3,9 @@
 
 use std::collections::HashSet;
 
-/// After a lane became known to this worker, this many short sweeps have no earlier cursor to go back to in it.
-const FIRST_SWEEPS: u8 = 3;
-
 /// The ids of transactions that have written and not ended.
 #[derive(Debug, Default)]
 pub(super) struct Writers {
-    /// Sweeps since a lane became known.
-    sweeps: u8,
     /// All writing transactions at the last sweep.
     last: HashSet<i64>,
     /// The late ones. They were in progress at the sweep before, too, so the short sweep misses their jobs. Any other
@@ -19,26 +14,12 @@ pub(super) struct Writers {
 }
 
 impl Writers {
-    /// A lane became known to this worker, so the short sweep has no earlier cursor to go back to.
-    pub(super) fn lanes_are_new(&mut self) {
-        self.sweeps = 0;
-    }
-
-    /// True if every transaction of the last sweep counts as late.
-    pub(super) fn all_are_late(&self) -> bool {
-        (1..=FIRST_SWEEPS).contains(&self.sweeps)
-    }
-
     /// Updates the transactions after a sweep. True if a late one has ended.
     pub(super) fn update(&mut self, writers: Vec<i64>) -> bool {
         let writers: HashSet<i64> = writers.into_iter().collect();
         let has_ended = !self.late.is_subset(&writers);
-        self.late = match self.sweeps < FIRST_SWEEPS {
-            true => writers.clone(),
-            false => &writers & &self.last,
-        };
+        self.late = &writers & &self.last;
         self.last = writers;
-        self.sweeps = self.sweeps.saturating_add(1);
         has_ended
     }
 }
@@ -50,9 +31,6 @@ mod tests {
     #[test]
     fn a_transaction_is_late_if_it_was_in_progress_at_two_sweeps() {
         let mut writers = Writers::default();
-        for _ in 0..FIRST_SWEEPS {
-            assert!(!writers.update(Vec::new()));
-        }
         // Short transactions, one after another.
         assert!(!writers.update(vec![1]));
         assert!(!writers.update(vec![2, 3]));
@@ -64,15 +42,5 @@ mod tests {
         assert!(!writers.update(vec![4]));
         assert!(writers.update(Vec::new()));
         assert!(!writers.update(Vec::new()));
-    }
-
-    #[test]
-    fn every_transaction_of_the_first_sweeps_is_late() {
-        let mut writers = Writers::default();
-        assert!(!writers.update(vec![1]));
-        assert!(writers.update(vec![2]));
-        assert!(writers.update(vec![3]));
-        assert!(writers.update(vec![4]));
-        assert!(!writers.update(vec![5]));
     }
 }

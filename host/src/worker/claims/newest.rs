@@ -38,12 +38,11 @@ impl Claims<'_> {
         searches.then_some(self.newest.next_at)
     }
 
-    /// Searches the newest jobs, if it is time. Returns the number of lanes that have jobs now and had none before, and
-    /// whether there are new lanes.
-    pub(in crate::worker) async fn find_new(&mut self) -> Result<(usize, bool), StoreError> {
+    /// Searches the newest jobs, if it is time. Returns the number of lanes that have jobs now and had none before.
+    pub(in crate::worker) async fn find_new(&mut self) -> Result<usize, StoreError> {
         let now = Instant::now();
         if self.next_search().is_none_or(|at| at > now) {
-            return Ok((0, false));
+            return Ok(0);
         }
         self.newest.next_at = now + EVERY;
         let [older, newer] = self.newest.read_to;
@@ -53,14 +52,12 @@ impl Claims<'_> {
             .into_iter()
             .map(|lane| (lane, self.lanes.knows(lane)))
             .collect();
-        let is_new = match lanes.iter().any(|(_, was_known)| !was_known) {
-            true => self.read_catalog().await?,
-            false => false,
-        };
+        if lanes.iter().any(|(_, was_known)| !was_known) {
+            self.read_catalog().await?;
+        }
         let woken = lanes
             .into_iter()
-            .filter(|(lane, was_known)| self.lanes.wake(*lane, *was_known))
-            .count();
-        Ok((woken, is_new))
+            .filter(|(lane, was_known)| self.lanes.wake(*lane, *was_known));
+        Ok(woken.count())
     }
 }

@@ -19,9 +19,8 @@ fn most_at_once(policy: &Policy) -> Option<usize> {
 
 impl Claims<'_> {
     /// Chooses the lanes to serve, or the new ones among them, by the loaded handlers, by the queues and tags of the
-    /// settings, and by the leased shards and the incarnation of this worker. True if any of these has changed since
-    /// the last choice.
-    pub(in crate::worker) fn serve(&mut self) -> bool {
+    /// settings, and by the leased shards and the incarnation of this worker.
+    pub(in crate::worker) fn serve(&mut self) {
         let handlers = self.shared.catalog.current();
         let sql = self.shared.sql.version();
         let me = *self.shared.presence.incarnation.borrow();
@@ -31,7 +30,7 @@ impl Claims<'_> {
         let own = self.shared.shards.own(BootTime::now());
         let are_known = !self.lanes.set_own(own) && are_known;
         if are_known && !self.lanes.has_unchosen() {
-            return false;
+            return;
         }
         let settings = &self.shared.settings;
         // The jobs of a parked handler wait.
@@ -100,7 +99,6 @@ impl Claims<'_> {
             false => self.lanes.serve(serving),
         }
         self.chosen_by = Some((handlers, sql, me));
-        !are_known
     }
 
     /// Sets of which queues shards are leased: the sharded ones that are served, if there is a handler for any job.
