@@ -89,7 +89,7 @@ pub use fire::{Backfill, Due, DueSchedule, Fired};
 pub use gates::{GateKeys, NewGate};
 pub use handler_state::{StateOf, StateSet, StateWrite};
 pub use jobs::{EXAMINED_MAX, Listed, Listing};
-pub use lanes::{Lane, Recovered};
+pub use lanes::{Catalog, Lane, Recovered};
 pub use listen::{ECHO_WITHIN, Listener, Notification, WAKE_CHANNEL, Wakeup};
 pub use log::{LogLine, LoggedLine, NEWEST_LINES};
 pub use outcomes::Looked;
@@ -259,6 +259,9 @@ impl StoreError {
     }
 }
 
+/// The parameters of a statement, with their types.
+type Params<'a> = &'a [(&'a (dyn ToSql + Sync), Type)];
+
 impl Store {
     /// A store on at most `connections` connections. None is opened before it is needed.
     pub fn new(connector: &Connector, connections: usize) -> Self {
@@ -378,6 +381,29 @@ impl Store {
             Err(_) => {
                 self.give_up(client);
                 Err(self.silent(patience))
+            }
+        }
+    }
+
+    /// Statements in one round trip. Each sees what was committed before it, and so no less than those before it.
+    async fn query_in_order<const N: usize>(
+        &self,
+        statements: [(&str, Params<'_>); N],
+    ) -> Result<[Vec<Row>; N], StoreError> {
+        let client = self.client_within(ANSWER_WITHIN).await?;
+        // The statements are sent in this order, without waiting for answers.
+        let answers = statements.map(|(sql, params)| client.query_typed(sql, params));
+        let answers = futures_util::future::try_join_all(answers);
+        match tokio::time::timeout(ANSWER_WITHIN, answers).await {
+            Ok(answers) => {
+                let answers: Vec<Vec<Row>> = answers?;
+                Ok(answers
+                    .try_into()
+                    .unwrap_or_else(|_| unreachable!("an answer for each statement")))
+            }
+            Err(_) => {
+                self.give_up(client);
+                Err(self.silent(ANSWER_WITHIN))
             }
         }
     }

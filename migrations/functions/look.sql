@@ -94,7 +94,7 @@ BEGIN
 END
 $$;
 
--- The lanes of the queued jobs with ids after `after`, of the first `most` jobs, and the last id that was assigned, before the read. If
+-- The lanes of the queued jobs with ids after `after`, of the last `most` jobs, and the last id that was assigned, before the read. If
 -- `after` is null, only that id. For workers that have other jobs to claim meanwhile. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse.newest_lanes(p_after bigint, p_most integer, OUT lanes bigint[], OUT last bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -103,7 +103,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
     last := (SELECT s.last_value FROM rouse.turn_seq AS s);
     lanes := ARRAY(
-        SELECT DISTINCT n.lane FROM (SELECT j.lane, j.state FROM rouse.job AS j WHERE j.id > p_after ORDER BY j.id LIMIT p_most) AS n
+        SELECT DISTINCT n.lane FROM (SELECT j.lane, j.state FROM rouse.job AS j WHERE j.id > p_after ORDER BY j.id DESC LIMIT p_most) AS n
         WHERE n.state = 'queued');
 END
 $$;

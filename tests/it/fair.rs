@@ -6,8 +6,9 @@ mod operators;
 mod simulated;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use rouse::worker::Settings;
+use rouse::worker::{Intervals, Settings};
 use tokio_postgres::Client;
 
 use crate::support::database::refusal;
@@ -221,6 +222,42 @@ async fn the_first_job_of_a_tenant_starts_soon_while_another_tenant_floods_the_q
         let late = lanes.iter().filter(|count| **count >= 60).count();
         assert!(late <= 1, "{counts:?}");
     }
+}
+
+/// Its id is assigned long before it is visible.
+#[tokio::test]
+async fn the_first_job_of_a_tenant_starts_soon_if_its_transaction_was_open_during_many_searches() {
+    let (db, client) = fair("").await;
+    let mut producer = db.client().await;
+    enqueue(&client, "mail", "flood", "test.sleep", 5, 4000).await;
+    let settings = Settings {
+        slots: 2,
+        intervals: Intervals {
+            look_back: Duration::from_secs(60),
+            // No sweep finds it.
+            sweep: Duration::from_secs(600),
+            ..Intervals::default()
+        },
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    let finished = async |jobs: i32| {
+        let finished = format!("SELECT count(*) >= {jobs} FROM rouse.finished");
+        until_true(&client, &finished).await;
+    };
+    finished(200).await;
+    let transaction = producer.transaction().await.unwrap();
+    let enqueue =
+        "SELECT rouse.enqueue('test.sleep', '{\"ms\": 5}', queue => 'mail', tenant => 'cold')";
+    transaction.execute(enqueue, &[]).await.unwrap();
+    finished(400).await;
+    transaction.commit().await.unwrap();
+    let ended = "SELECT EXISTS (SELECT FROM rouse.finished WHERE tenant = 'cold')";
+    until_true(&client, ended).await;
+    let flood = "SELECT count(*) FROM rouse.finished WHERE tenant = 'flood'";
+    let before: i64 = client.query_one(flood, &[]).await.unwrap().get(0);
+    worker.stop_now().await;
+    assert!(before < 2000, "after {before} jobs of the flood");
 }
 
 #[tokio::test]

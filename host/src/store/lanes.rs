@@ -1,6 +1,6 @@
 //! Reads the catalog of lanes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -43,7 +43,39 @@ pub struct Lane {
     pub retired: bool,
 }
 
+/// The catalog of lanes, and the settings by which they are served.
+#[derive(Debug)]
+pub struct Catalog {
+    /// The lanes that were asked for.
+    pub lanes: Vec<Lane>,
+    /// The settings of all fair queues, by name. A key that only a newer host knows is left to that host: the lanes of
+    /// such a queue take turns.
+    pub fair: HashMap<String, FairShare>,
+    /// The gates that act in claims (`rouse.gate`), by name.
+    pub gates: Vec<ClaimGate>,
+    /// The queues that are divided into shards.
+    pub sharded: HashSet<String>,
+}
+
+/// The statement that reads the catalog.
+const LANES: &str = include_str!("lanes.sql");
+
 impl Lane {
+    /// `None` if its priority is one that only a newer host knows. It is left to that host.
+    fn read(row: &Row) -> Option<Self> {
+        Some(Self {
+            seq: row.get(0),
+            id: LaneId(row.get(1)),
+            queue: row.get(2),
+            handler: row.get(3),
+            priority: Priority::parse(row.get(4))?,
+            tags: row.get(5),
+            // The lane that the last keys share has none (`*`).
+            values: serde_json::from_str(row.get(6)).unwrap_or_default(),
+            retired: row.get(7),
+        })
+    }
+
     /// The worker whose inbox it is (direct dispatch); `None` if it is no inbox.
     pub fn inbox_of(&self) -> Option<Incarnation> {
         let worker = self.values.get("worker")?;
@@ -51,78 +83,70 @@ impl Lane {
     }
 }
 
+/// The settings of a fair queue. `None` if its key is unknown.
+fn fair_share(row: &Row) -> Option<FairShare> {
+    let weights: Value = row.get(3);
+    let weights = weights.as_object().into_iter().flatten();
+    let (starvation_s, max_in_flight): (i32, i32) = (row.get(5), row.get(6));
+    let above_zero = |value: i32| u32::try_from(value).ok().filter(|value| *value > 0);
+    Some(FairShare {
+        key: FairKey::parse(row.get(1))?,
+        quantum: u32::try_from(row.get::<_, i32>(2)).unwrap_or(1),
+        weights: weights
+            .filter_map(|(key, weight)| Some((key.clone(), weight.as_f64()?)))
+            .collect(),
+        default_weight: row.get(4),
+        starvation: above_zero(starvation_s).map(|s| Duration::from_secs(s.into())),
+        max_in_flight: above_zero(max_in_flight),
+        charges_cpu: row.get::<_, &str>(7) == "cpu",
+    })
+}
+
+fn claim_gate(row: &Row) -> ClaimGate {
+    let limit = match row.get(4) {
+        "max_concurrent" => ClaimLimit::Running,
+        "throttle" => ClaimLimit::Starts,
+        _batch => {
+            let most: Option<i32> = row.get(5);
+            ClaimLimit::Batch(most.map_or(1, |most| usize::try_from(most).unwrap_or(1)))
+        }
+    };
+    ClaimGate {
+        name: row.get(0),
+        queue: row.get(1),
+        handler: row.get(2),
+        key: row.get(3),
+        limit,
+        settings: row.get(6),
+    }
+}
+
 impl Store {
     /// The lanes that were added to the catalog after `seq`.
     pub async fn lanes_after(&self, seq: i64) -> Result<Vec<Lane>, StoreError> {
+        let rows = self.query(LANES, &[(&seq, Type::INT8)]).await?;
+        Ok(rows.iter().filter_map(Lane::read).collect())
+    }
+
+    /// The lanes that were added to the catalog after `seq`, and then the settings by which lanes are served: a change of
+    /// these also changes the catalog, so they are never older than the lanes.
+    pub async fn catalog_after(&self, seq: i64) -> Result<Catalog, StoreError> {
         let rows = self
-            .query(include_str!("lanes.sql"), &[(&seq, Type::INT8)])
+            .query_in_order([
+                (LANES, &[(&seq, Type::INT8)]),
+                (include_str!("fair_queues.sql"), &[]),
+                (include_str!("claim_gates.sql"), &[]),
+                ("SELECT name FROM rouse.queue WHERE shards > 0", &[]),
+            ])
             .await?;
-        Ok(rows
-            .iter()
-            .filter_map(|row| {
-                Some(Lane {
-                    seq: row.get(0),
-                    id: LaneId(row.get(1)),
-                    queue: row.get(2),
-                    handler: row.get(3),
-                    // A priority that only a newer host knows is left to that host.
-                    priority: Priority::parse(row.get(4))?,
-                    tags: row.get(5),
-                    // The lane that the last keys share has none (`*`).
-                    values: serde_json::from_str(row.get(6)).unwrap_or_default(),
-                    retired: row.get(7),
-                })
-            })
-            .collect())
-    }
-
-    /// The settings of all fair queues, by name. A key that only a newer host knows is left to that host: the lanes of
-    /// such a queue take turns.
-    pub async fn fair_queues(&self) -> Result<HashMap<String, FairShare>, StoreError> {
-        let rows = self.query(include_str!("fair_queues.sql"), &[]).await?;
-        let share = |row: &Row| {
-            let weights: Value = row.get(3);
-            let weights = weights.as_object().into_iter().flatten();
-            let (starvation_s, max_in_flight): (i32, i32) = (row.get(5), row.get(6));
-            let above_zero = |value: i32| u32::try_from(value).ok().filter(|value| *value > 0);
-            Some(FairShare {
-                key: FairKey::parse(row.get(1))?,
-                quantum: u32::try_from(row.get::<_, i32>(2)).unwrap_or(1),
-                weights: weights
-                    .filter_map(|(key, weight)| Some((key.clone(), weight.as_f64()?)))
-                    .collect(),
-                default_weight: row.get(4),
-                starvation: above_zero(starvation_s).map(|s| Duration::from_secs(s.into())),
-                max_in_flight: above_zero(max_in_flight),
-                charges_cpu: row.get::<_, &str>(7) == "cpu",
-            })
-        };
-        Ok(rows
-            .iter()
-            .filter_map(|row| Some((row.get(0), share(row)?)))
-            .collect())
-    }
-
-    /// The gates that act in claims (`rouse.gate`), by name.
-    pub async fn claim_gates(&self) -> Result<Vec<ClaimGate>, StoreError> {
-        let rows = self.query(include_str!("claim_gates.sql"), &[]).await?;
-        let limit = |row: &Row| match row.get(4) {
-            "max_concurrent" => ClaimLimit::Running,
-            "throttle" => ClaimLimit::Starts,
-            _batch => {
-                let most: Option<i32> = row.get(5);
-                ClaimLimit::Batch(most.map_or(1, |most| usize::try_from(most).unwrap_or(1)))
-            }
-        };
-        let gate = |row: &Row| ClaimGate {
-            name: row.get(0),
-            queue: row.get(1),
-            handler: row.get(2),
-            key: row.get(3),
-            limit: limit(row),
-            settings: row.get(6),
-        };
-        Ok(rows.iter().map(gate).collect())
+        let [lanes, fair, gates, sharded] = &rows;
+        let fair_queue = |row: &Row| Some((row.get(0), fair_share(row)?));
+        Ok(Catalog {
+            lanes: lanes.iter().filter_map(Lane::read).collect(),
+            fair: fair.iter().filter_map(fair_queue).collect(),
+            gates: gates.iter().map(claim_gate).collect(),
+            sharded: sharded.iter().map(|row| row.get(0)).collect(),
+        })
     }
 
     /// Moves up to `wanted` jobs out of inboxes of workers that no longer take them; see rouse.recover_direct

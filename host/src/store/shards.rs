@@ -53,14 +53,6 @@ impl Store {
             .collect())
     }
 
-    /// The queues that are divided into shards.
-    pub async fn sharded_queues(&self) -> Result<HashSet<String>, StoreError> {
-        let rows = self
-            .query("SELECT name FROM rouse.queue WHERE shards > 0", &[])
-            .await?;
-        Ok(rows.iter().map(|row| row.get(0)).collect())
-    }
-
     /// Divides a queue into this many shards; 0 means none.
     pub async fn set_shards(&self, queue: &str, shards: i32) -> Result<(), StoreError> {
         self.query(

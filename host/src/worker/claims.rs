@@ -423,14 +423,16 @@ impl<'a> Claims<'a> {
         is_any
     }
 
-    /// Sets what the jobs of these lanes cost.
+    /// Sets what the jobs of these lanes cost, where their queues charge CPU time.
     fn set_costs(&mut self, jobs: &[ClaimedJob]) {
         if !self.lanes.serves_fair() {
             return;
         }
         let lanes: HashSet<LaneId> = jobs.iter().map(|job| job.lane).collect();
         for lane in lanes {
-            self.lanes.set_cost(lane, self.shared.costs.of(lane));
+            if self.lanes.is_charged(lane) {
+                self.lanes.set_cost(lane, self.shared.costs.of(lane));
+            }
         }
     }
 

@@ -18,6 +18,9 @@ use super::writers::Writers;
 use crate::job::LaneId;
 use crate::store::{Looking, Peek, StoreError};
 
+/// A claim of their own for lanes that had no jobs is for this part of a look at most: a short one.
+const FIRST_PART: usize = 4;
+
 /// Looks for jobs, and keeps state from one look to the next.
 pub(super) struct Looks<'a> {
     shared: &'a Arc<Shared>,
@@ -125,25 +128,42 @@ impl<'a> Looks<'a> {
         for lane in self.shared.wakeups.take_freed() {
             is_freed |= self.claims.lanes.free(lane);
         }
+        let mut found = Found::default();
         // True if there are known to be jobs to claim.
         let known = match trigger {
             Trigger::More => {
-                self.find_new().await?;
+                found = self.claim_new(wanted).await?;
                 true
             }
             Trigger::Wakeup => self.take_wakeups().await? || is_freed,
             Trigger::Poll => is_freed,
         };
-        match self.schedule.next(started, trigger, known) {
-            Step::Sweep(sweep) => self.sweep(sweep, wanted, known).await,
-            Step::Peek => Ok(self.peek_and_claim(wanted, false, false).await?.found),
+        let rest = wanted.saturating_sub(found.jobs);
+        if rest == 0 {
+            return Ok(found);
+        }
+        found += match self.schedule.next(started, trigger, known) {
+            Step::Sweep(sweep) => self.sweep(sweep, rest, known).await?,
+            Step::Peek => self.peek_and_claim(rest, false, false).await?.found,
             Step::Claim { after, promote } => {
                 if promote {
                     self.promote().await?;
                 }
-                self.claims.claim(wanted, after).await
+                self.claims.claim(rest, after).await?
             }
+        };
+        Ok(found)
+    }
+
+    /// Searches the newest jobs, if it is time, and claims one job of each lane that had none before, so that they do
+    /// not wait for the jobs of the other lanes, which take the rest of the look.
+    async fn claim_new(&mut self, wanted: usize) -> Result<Found, StoreError> {
+        let lanes = self.find_new().await?;
+        if lanes == 0 || lanes > wanted / FIRST_PART {
+            return Ok(Found::default());
         }
+        // Lanes that had no jobs take their turns first.
+        self.claims.claim(lanes, After::Recent).await
     }
 
     /// A look that reads behind the cursors.

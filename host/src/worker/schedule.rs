@@ -27,7 +27,8 @@ pub(super) const WINDOW_MARGIN: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Intervals {
     /// Turns are assigned before their jobs are committed, and those of the same few milliseconds are committed in any
-    /// order. Without a backlog, looks start from the cursors of this long ago, or up to twice as long.
+    /// order. Without a backlog, looks start from the cursors of this long ago, or up to twice as long; so do searches
+    /// of the newest jobs.
     pub look_back: Duration,
     /// The time between two short sweeps. Jobs that were committed late are found within about two of these.
     pub sweep: Duration,

@@ -9,24 +9,27 @@ use super::Claims;
 use crate::job::LaneId;
 use crate::store::StoreError;
 
-/// The interval of these searches: each is a read of the jobs that were enqueued since the one before the last.
+/// The interval of these searches.
 const EVERY: Duration = Duration::from_millis(5);
-/// The maximum number of jobs that one search reads. It skips the rest, which the next sweep finds.
+/// The maximum number of jobs that one search reads. It skips older ones, which the next sweep finds.
 const JOBS_MAX: i32 = 2_000;
 
 /// Up to which job the newest jobs were read.
 #[derive(Debug)]
 pub(super) struct Newest {
     next_at: Instant,
-    /// At the last two searches, older first: ids are assigned before their jobs are committed.
-    read_to: [Option<i64>; 2],
+    look_back_at: Instant,
+    /// The last id that was assigned at two earlier times, older first: ids are assigned before their jobs are
+    /// committed. `None`: nothing is read.
+    read_from: [Option<i64>; 2],
 }
 
 impl Newest {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             next_at: now,
-            read_to: [None; 2],
+            look_back_at: now,
+            read_from: [None; 2],
         }
     }
 }
@@ -45,9 +48,12 @@ impl Claims<'_> {
             return Ok(0);
         }
         self.newest.next_at = now + EVERY;
-        let [older, newer] = self.newest.read_to;
+        let [older, newer] = self.newest.read_from;
         let (lanes, last) = self.shared.store.newest_lanes(older, JOBS_MAX).await?;
-        self.newest.read_to = [newer.or(Some(last)), Some(last)];
+        if now >= self.newest.look_back_at {
+            self.newest.look_back_at = now + self.shared.settings.intervals.look_back;
+            self.newest.read_from = [newer.or(Some(last)), Some(last)];
+        }
         let lanes: Vec<(LaneId, bool)> = lanes
             .into_iter()
             .map(|lane| (lane, self.lanes.knows(lane)))

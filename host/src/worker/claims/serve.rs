@@ -124,22 +124,16 @@ impl Claims<'_> {
 
     /// Reads new lanes from the catalog. True if there are any.
     pub(in crate::worker) async fn read_catalog(&mut self) -> Result<bool, StoreError> {
-        let lanes = self
-            .shared
-            .store
-            .lanes_after(self.lanes.read_after())
-            .await?;
-        let change = self.lanes.learn(lanes);
-        let fair = self.shared.store.fair_queues().await?;
-        let gates = self.shared.store.claim_gates().await?;
-        let sharded = self.shared.store.sharded_queues().await?;
+        let after = self.lanes.read_after();
+        let catalog = self.shared.store.catalog_after(after).await?;
+        let change = self.lanes.learn(catalog.lanes);
         if change.removed {
             self.shared.costs.retain(|lane| self.lanes.knows(lane));
         }
         // All of them, whatever the first returns.
-        let is_new = self.lanes.set_fair(fair)
-            | self.lanes.set_gates(gates)
-            | self.lanes.set_sharded(sharded);
+        let is_new = self.lanes.set_fair(catalog.fair)
+            | self.lanes.set_gates(catalog.gates)
+            | self.lanes.set_sharded(catalog.sharded);
         if is_new || change.removed {
             self.chosen_by = None;
         }

@@ -93,10 +93,14 @@ impl Lanes {
         }
     }
 
-    /// Sets what a job of this lane costs, in turns, if its queue charges CPU time; otherwise it costs 1.
+    /// True if the queue of this lane charges CPU time.
+    pub(in crate::worker) fn is_charged(&self, lane: LaneId) -> bool {
+        self.known.get(&lane).is_some_and(|known| known.is_charged)
+    }
+
+    /// Sets what a job of this lane costs, in turns. Others cost 1.
     pub(in crate::worker) fn set_cost(&mut self, lane: LaneId, cost: f64) {
-        let known = self.known.get_mut(&lane);
-        if let Some(known) = known.filter(|known| known.is_charged) {
+        if let Some(known) = self.known.get_mut(&lane) {
             known.cost = cost;
         }
     }
