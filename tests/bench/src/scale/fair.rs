@@ -13,6 +13,8 @@ use crate::report::Unit;
 
 /// The queue.
 const QUEUE: &str = "fair";
+/// The numbers of tenants whose drains are compared with a drain of one lane of another queue.
+const TENANT_COUNTS: [i64; 3] = [1, 100, 10_000];
 /// Tenants of the measurement of shares. The first one has half of all jobs, the second one the weight 3.
 const TENANTS: i64 = 20;
 /// The jobs of a window in which shares are compared.
@@ -28,23 +30,32 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     client
         .execute("SELECT rouse.set_fair_share($1, policy => 'drr', weights => '{\"t1\": 3}', starvation => '0 s')", &[&QUEUE])
         .await?;
-    let mut work = Work::noop(scale.jobs());
-    let drains = scale.drains(1, &work).await?;
-    let plain = median(drains.iter().map(drained::Drained::jobs_per_s).collect())?;
-    for tenants in [1, 100, 10_000] {
-        work.tenants = Some((QUEUE, format!("'t' || n % {tenants}")));
-        // The lanes are added to the catalog before, so that the figure does not include their creation.
-        work.jobs = tenants;
-        let options = HostOptions::new(&scale.handlers);
-        drained::drain(scale.bench, scale.server, &options, 1, &work).await?;
-        work.jobs = scale.jobs();
-        let drains = scale.drains(1, &work).await?;
+    let options = HostOptions::new(&scale.handlers);
+    let drain = async |tenants: i64, jobs: i64| {
+        let mut work = Work::noop(jobs);
+        if tenants > 0 {
+            work.tenants = Some((QUEUE, format!("'t' || n % {tenants}")));
+        }
+        drained::drain(scale.bench, scale.server, &options, 1, &work).await
+    };
+    // The lanes are added to the catalog before, so that the figures do not include their creation.
+    for tenants in TENANT_COUNTS {
+        drain(tenants, tenants).await?;
+    }
+    // In turns, so that all have the same noise.
+    let mut plain = Vec::new();
+    let mut fair = TENANT_COUNTS.map(|_| Vec::new());
+    for _ in 0..scale.runs() {
+        plain.push(drain(0, scale.jobs()).await?.jobs_per_s());
+        for (tenants, drains) in TENANT_COUNTS.iter().zip(&mut fair) {
+            drains.push(drain(*tenants, scale.jobs()).await?);
+        }
+    }
+    let plain = median(plain)?;
+    for (tenants, drains) in TENANT_COUNTS.iter().zip(&fair) {
         let key = format!("fair_{tenants}");
-        let per_s = scale.drained(
-            &key,
-            &format!("jobs of {tenants} tenant(s) of a fair queue"),
-            &drains,
-        )?;
+        let label = format!("jobs of {tenants} tenant(s) of a fair queue");
+        let per_s = scale.drained(&key, &label, drains)?;
         scale.figure(
             &format!("{key}.ratio"),
             "ratio to one lane",
