@@ -50,10 +50,10 @@ pub(super) struct Options {
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(5..=3_600))]
     pub(super) seconds: u64,
     /// Jobs of each drain beside them; half of the drains are without open pages
-    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(i64).range(100..=10_000_000))]
+    #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(i64).range(100..=10_000_000))]
     pub(super) jobs: i64,
     /// Drains of each kind
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=100))]
     pub(super) runs: u16,
 }
 

@@ -75,6 +75,35 @@ async fn late_committed_jobs_are_found_without_a_notification() {
     worker.drain().await;
 }
 
+/// The worker has no earlier cursor in it to go back to.
+#[tokio::test]
+async fn a_late_committed_job_of_a_new_lane_is_found_without_a_notification() {
+    let db = TestDb::new().await;
+    let (mut late, client) = (db.client().await, db.client().await);
+    let silent = Settings {
+        notify: false,
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, silent).await;
+    // Two sweeps have seen the last turn, and one of them is the first look of all.
+    let known = enqueue(&client, "noop", json!({ "n": 0 })).await;
+    ended(&client, known).await;
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    let transaction = late.transaction().await.unwrap();
+    let enqueue = "SELECT rouse.enqueue('noop', queue => 'new')";
+    let early: i64 = transaction.query_one(enqueue, &[]).await.unwrap().get(0);
+    // The worker learns of the lane by the job of another transaction.
+    let id = enqueue_sql(&client, "'noop', queue => 'new'").await;
+    assert!(id > early);
+    ended(&client, id).await;
+    transaction.commit().await.unwrap();
+    let committed = Instant::now();
+    assert_eq!(ended(&client, early).await.state, "succeeded");
+    // A short sweep finds it, not the restart that comes every 30 s.
+    assert!(committed.elapsed() < Duration::from_secs(15));
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn a_late_commit_of_more_jobs_than_fit_between_two_sweeps_is_processed_completely() {
     let db = TestDb::new().await;
