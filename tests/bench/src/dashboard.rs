@@ -23,6 +23,8 @@ use super::server::Server;
 
 /// The queue of the queued jobs, which no host of the benchmark serves.
 const QUEUE: &str = "mail";
+/// Faster statements are not measured.
+const LOGGED_FROM_MS: u32 = 10;
 /// How long the dashboard may take to listen.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
@@ -64,6 +66,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         fill(bench, server, options).await?;
         // Autovacuum would be counted as work of the dashboard.
         server.suspend_housekeeping().await?;
+        server.log_statements(LOGGED_FROM_MS).await?;
         let port = free_port()?;
         let mut command = Command::new(&bench.rouse);
         command
@@ -75,6 +78,10 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
             listening(address).await?;
             pages(bench, server, options, address, &mut report).await?;
             cost(bench, server, options, address, &mut report).await?;
+            let slowest = server.slowest_logged()?;
+            let label = "the slowest statement of the dashboard, the first reads included";
+            let slowest = slowest.unwrap_or(f64::from(LOGGED_FROM_MS));
+            report.add("dashboard.statement", label, slowest, Unit::Milliseconds);
             beside(bench, server, options, address, &mut report).await
         };
         dashboard.during(measuring).await?;

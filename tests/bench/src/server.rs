@@ -128,6 +128,29 @@ impl Server {
             .context("reload the settings of the server")
     }
 
+    /// Makes the sessions that start from now on log each statement that takes at least this many milliseconds.
+    pub(super) async fn log_statements(&self, over_ms: u32) -> Result<()> {
+        let name: String = self
+            .client
+            .query_one("SELECT current_database()::text", &[])
+            .await?
+            .get(0);
+        let set = format!("ALTER DATABASE \"{name}\" SET log_min_duration_statement = {over_ms}");
+        self.client
+            .batch_execute(&set)
+            .await
+            .context("log slow statements")
+    }
+
+    /// The duration of the slowest statement in the server's log, milliseconds. `None` if there is none.
+    pub(super) fn slowest_logged(&self) -> Result<Option<f64>> {
+        let log = std::fs::read(self.folder.join("pg/server.log")).context("read the log")?;
+        let log = String::from_utf8_lossy(&log);
+        let durations = log.split("LOG:  duration: ").skip(1);
+        let durations = durations.filter_map(|rest| rest.split_once(" ms")?.0.parse::<f64>().ok());
+        Ok(durations.max_by(f64::total_cmp))
+    }
+
     /// Writes all dirty pages, so that the next measurement does not pay for earlier ones.
     pub(super) async fn settle_disk(&self) -> Result<()> {
         self.observer
