@@ -385,16 +385,18 @@ impl Store {
         }
     }
 
-    /// Statements in one round trip. Each sees what was committed before it, and so no less than those before it.
+    /// Reads in one round trip, whoever the reader is. Each sees what was committed before it, and so no less than those
+    /// before it.
     async fn query_in_order<const N: usize>(
         &self,
         statements: [(&str, Params<'_>); N],
     ) -> Result<[Vec<Row>; N], StoreError> {
+        let until = tokio::time::Instant::now() + ANSWER_WITHIN;
         let client = self.client_within(ANSWER_WITHIN).await?;
         // The statements are sent in this order, without waiting for answers.
         let answers = statements.map(|(sql, params)| client.query_typed(sql, params));
         let answers = futures_util::future::try_join_all(answers);
-        match tokio::time::timeout(ANSWER_WITHIN, answers).await {
+        match tokio::time::timeout_at(until, answers).await {
             Ok(answers) => {
                 let answers: Vec<Vec<Row>> = answers?;
                 Ok(answers

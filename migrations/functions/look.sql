@@ -44,6 +44,14 @@ DECLARE
     paused         boolean;
 BEGIN
     looked_at := at;
+    PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
+    paused := FOUND;
+    IF paused THEN
+        p_lanes := rouse._not_paused(p_lanes);
+    ELSE
+        -- Before the transactions: those with earlier turns are among them.
+        turn := (SELECT s.last_value FROM rouse.turn_seq AS s);
+    END IF;
     -- Read after the snapshot of the rows: a transaction that ended in between counts as ended, and the next peek sees its rows. Not
     -- pg_snapshot_xip, which lacks transactions that are newer than all ended ones.
     IF p_with_writers THEN
@@ -52,13 +60,6 @@ BEGIN
             WHERE a.backend_xid IS NOT NULL AND a.datid = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
             UNION ALL
             SELECT p.transaction::text::bigint FROM pg_prepared_xacts AS p WHERE p.database = current_database());
-    END IF;
-    PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
-    paused := FOUND;
-    IF paused THEN
-        p_lanes := rouse._not_paused(p_lanes);
-    ELSE
-        turn := (SELECT s.last_value FROM rouse.turn_seq AS s);
     END IF;
     SELECT coalesce(array_agg(asked.lane), '{}') INTO ready
     FROM unnest(p_lanes, p_cursors) AS asked(lane, after)
@@ -94,8 +95,9 @@ BEGIN
 END
 $$;
 
--- The lanes of the queued jobs with ids after `after`, of the last `most` jobs, and the last id that was assigned, before the read. If
--- `after` is null, only that id. For workers that have other jobs to claim meanwhile. Served by the primary key.
+-- The lanes of the ready jobs with ids after `after`, of the last `most` ids, and the last id that was assigned, before the read. If
+-- `after` is null, only that id. For workers that have other jobs to claim meanwhile. Served by the primary key; `most` also limits how many
+-- rows are read that are not visible yet, or no longer.
 CREATE OR REPLACE FUNCTION rouse.newest_lanes(p_after bigint, p_most integer, OUT lanes bigint[], OUT last bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -103,8 +105,13 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
     last := (SELECT s.last_value FROM rouse.turn_seq AS s);
     lanes := ARRAY(
-        SELECT DISTINCT n.lane FROM (SELECT j.lane, j.state FROM rouse.job AS j WHERE j.id > p_after ORDER BY j.id DESC LIMIT p_most) AS n
-        WHERE n.state = 'queued');
+        SELECT DISTINCT n.lane
+        FROM (SELECT j.lane, j.state, j.turn FROM rouse.job AS j WHERE j.id > greatest(p_after, last - p_most) AND p_after IS NOT NULL ORDER BY j.id) AS n
+        WHERE n.state = 'queued' AND n.turn IS NOT NULL);
+    PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
+    IF FOUND THEN
+        lanes := array_remove(rouse._not_paused(lanes), NULL);
+    END IF;
 END
 $$;
 

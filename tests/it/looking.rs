@@ -22,7 +22,7 @@ struct Looker {
 impl Looker {
     async fn new(db: &TestDb) -> Self {
         let store = db.worker().await;
-        let catalog = store.lanes_after(0).await.unwrap();
+        let catalog = store.catalog_after(0).await.unwrap().lanes;
         let lanes = catalog.iter().map(|lane| ClaimOrder {
             lane: lane.id,
             after: 0,

@@ -57,9 +57,6 @@ pub struct Catalog {
     pub sharded: HashSet<String>,
 }
 
-/// The statement that reads the catalog.
-const LANES: &str = include_str!("lanes.sql");
-
 impl Lane {
     /// `None` if its priority is one that only a newer host knows. It is left to that host.
     fn read(row: &Row) -> Option<Self> {
@@ -122,18 +119,12 @@ fn claim_gate(row: &Row) -> ClaimGate {
 }
 
 impl Store {
-    /// The lanes that were added to the catalog after `seq`.
-    pub async fn lanes_after(&self, seq: i64) -> Result<Vec<Lane>, StoreError> {
-        let rows = self.query(LANES, &[(&seq, Type::INT8)]).await?;
-        Ok(rows.iter().filter_map(Lane::read).collect())
-    }
-
     /// The lanes that were added to the catalog after `seq`, and then the settings by which lanes are served: a change of
     /// these also changes the catalog, so they are never older than the lanes.
     pub async fn catalog_after(&self, seq: i64) -> Result<Catalog, StoreError> {
         let rows = self
             .query_in_order([
-                (LANES, &[(&seq, Type::INT8)]),
+                (include_str!("lanes.sql"), &[(&seq, Type::INT8)]),
                 (include_str!("fair_queues.sql"), &[]),
                 (include_str!("claim_gates.sql"), &[]),
                 ("SELECT name FROM rouse.queue WHERE shards > 0", &[]),

@@ -91,7 +91,7 @@ impl Store {
         })
     }
 
-    /// The lanes of the queued jobs with ids after `after`, of the last `most` jobs, and the last id that was assigned.
+    /// The lanes of the ready jobs with ids after `after`, of the last `most` ids, and the last id that was assigned.
     /// Without `after`, only that id.
     pub async fn newest_lanes(
         &self,

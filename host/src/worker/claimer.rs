@@ -34,7 +34,7 @@ struct Claimer<'a> {
     warned: bool,
     /// Memory was short at the last check.
     memory_is_short: bool,
-    /// The look takes jobs of lanes that had none, while a line waits for slots.
+    /// Only first jobs of lanes that had none are claimed, while a line waits for slots.
     is_extra: bool,
 }
 
@@ -69,10 +69,13 @@ impl Claimer<'_> {
             }
             // An immediate stop interrupts the look, too: the database may be hanging.
             let now = &self.shared.stop.now;
-            let Some(found) = now
-                .run_until_cancelled(self.looks.look(wanted, trigger))
-                .await
-            else {
+            let look = async {
+                match self.is_extra {
+                    true => self.looks.claim_first(wanted).await,
+                    false => self.looks.look(wanted, trigger).await,
+                }
+            };
+            let Some(found) = now.run_until_cancelled(look).await else {
                 return;
             };
             let again = match found {

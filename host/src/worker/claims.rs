@@ -316,7 +316,7 @@ impl<'a> Claims<'a> {
         let attempts = |batches: &HashMap<LaneId, usize>| batches.values().sum();
         let attempts: usize = batches.as_ref().map_or(jobs.len(), attempts);
         let is_filled = attempts >= wanted || is_cut;
-        let first = self.lanes.take_woken(&orders);
+        let first = self.lanes.take_woken(&jobs);
         self.set_costs(&jobs);
         let mut may_have_more = self.lanes.claimed(&orders, &jobs, &closed, is_filled);
         if let Some(limits) = limits {

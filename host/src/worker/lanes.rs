@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::QueueOrder;
 use super::turns::{Class, Place, Turns};
 use crate::job::LaneId;
-use crate::store::{ClaimOrder, Lane};
+use crate::store::{ClaimOrder, ClaimedJob, Lane};
 use gates::{Closed, Gates, Limit};
 use shards::Shards;
 use shares::Shares;
@@ -36,7 +36,7 @@ pub(super) struct Lanes {
     by_source: VecDeque<LaneId>,
     /// Served lanes that are known to have jobs, and whose turn it is.
     active: Turns,
-    /// Lanes of fair queues that had no jobs until a moment ago, and that no claim has read since.
+    /// Lanes of fair queues that had no jobs until a moment ago, and of which no job has been claimed since.
     woken: HashSet<LaneId>,
     /// The last lane that was probed.
     probed: Option<LaneId>,
@@ -57,8 +57,8 @@ pub(super) struct Lanes {
 pub(super) enum After {
     /// The cursor. Used during a backlog: jobs that are being committed now are far behind the backlog.
     Cursor,
-    /// The cursor of a moment ago. Used without a backlog: the cursor is among jobs that are being committed now, in
-    /// any order.
+    /// The cursor of a moment ago. Used in a lane without a backlog: the cursor is among jobs that are being committed
+    /// now, in any order.
     Recent,
     /// The last turn that was ever claimed; sweeps do not change it. Jobs that were committed late before it are left
     /// out.
@@ -122,7 +122,7 @@ struct Known {
     cursor: i64,
     /// The cursor at the last two calls of [`Lanes::look_back`], older first.
     recent: [i64; 2],
-    /// The cursor at the last two sweeps, older first. `i64::MIN` if there was no such sweep.
+    /// The cursor at the last two sweeps, older first. `i64::MIN` if it was not served then.
     marks: [i64; 2],
     /// The last turn that was ever claimed from it, or up to which it was found empty. Sweeps do not reset it.
     reached: i64,
@@ -215,29 +215,38 @@ impl Lanes {
         known.is_some_and(|known| known.is_served_whole() || known.is_served_by_source())
     }
 
-    /// Notes that a lane has a job. True if it was not known to have any, and is served. In a fair queue, its first job
-    /// then goes ahead of the jobs that wait in line. `was_known`: it was in the catalog before; another one counts as
-    /// active since it was read.
-    pub(super) fn wake(&mut self, id: LaneId, was_known: bool) -> bool {
+    /// Notes that a lane has a job. In a fair queue, the first job of a lane that was not known to have any is claimed
+    /// before the others, and goes ahead of the jobs that wait in line. `was_known`: it was in the catalog before;
+    /// another one counts as active since it was read.
+    pub(super) fn wake(&mut self, id: LaneId, was_known: bool) {
         let had_jobs = was_known && self.active.contains(id);
-        let is_new = !had_jobs && !self.is_closed(id) && self.activate(id);
-        if is_new
-            && self
-                .known
-                .get(&id)
-                .is_some_and(|known| self.shares.are_set_for(known))
-        {
+        if had_jobs || self.is_closed(id) || !self.activate(id) {
+            return;
+        }
+        let known = self.known.get(&id);
+        if known.is_some_and(|known| self.shares.are_set_for(known)) {
             self.woken.insert(id);
         }
-        is_new
     }
 
-    /// Those of the lanes of a claim that had no jobs until a moment ago.
-    pub(super) fn take_woken(&mut self, orders: &[ClaimOrder]) -> Vec<LaneId> {
+    /// The lanes whose first jobs are claimed before the others: those of the class that goes first.
+    pub(super) fn woken(&self) -> impl Iterator<Item = LaneId> {
+        let first = self.active.first_class();
+        let goes_first = move |lane: &LaneId| {
+            let known = self.known.get(lane);
+            self.active.contains(*lane)
+                && known
+                    .is_some_and(|known| Some(known.place.class) == first && known.batch.is_none())
+        };
+        self.woken.iter().copied().filter(goes_first)
+    }
+
+    /// The lanes of the jobs of a claim whose first jobs they are.
+    pub(super) fn take_woken(&mut self, jobs: &[ClaimedJob]) -> Vec<LaneId> {
         if self.woken.is_empty() {
             return Vec::new();
         }
-        let lanes = orders.iter().map(|order| order.lane);
+        let lanes = jobs.iter().map(|job| job.lane);
         lanes.filter(|lane| self.woken.remove(lane)).collect()
     }
 
@@ -295,6 +304,7 @@ impl Lanes {
     /// Marks all lanes as having no jobs.
     pub(super) fn mark_all_empty(&mut self) {
         self.active.clear();
+        self.woken.clear();
     }
 
     /// The lane of a claimed or adopted job, and how it is served. `None` if neither its jobs nor its orphans are

@@ -18,8 +18,9 @@ use super::writers::Writers;
 use crate::job::LaneId;
 use crate::store::{Looking, Peek, StoreError};
 
-/// A claim of their own for lanes that had no jobs is for this part of a look at most: a short one.
-const FIRST_PART: usize = 4;
+/// At most a quarter of the wanted jobs are claimed from lanes that had none until a moment ago, in a claim of their
+/// own: more are no short claim.
+const FIRST_SHARE: usize = 4;
 
 /// Looks for jobs, and keeps state from one look to the next.
 pub(super) struct Looks<'a> {
@@ -29,8 +30,8 @@ pub(super) struct Looks<'a> {
     writers: Writers,
     /// The last time at which no lease had ended, by the database's clock. `None` if unknown.
     no_orphans_since: Option<SystemTime>,
-    /// The last assigned turn at the last two sweeps, older first. `None` if unknown, or if a queue was paused.
-    swept_turns: [Option<i64>; 2],
+    /// The last assigned turn at the last sweep. `None` if unknown, or if a queue was paused.
+    swept_turn: Option<i64>,
     /// The last wakeup announced jobs, or something else than the end of a job.
     is_announced: bool,
 }
@@ -52,7 +53,7 @@ impl<'a> Looks<'a> {
             schedule: Schedule::new(Instant::now(), shared.settings.intervals),
             writers: Writers::default(),
             no_orphans_since: None,
-            swept_turns: [None; 2],
+            swept_turn: None,
             is_announced: false,
         }
     }
@@ -82,9 +83,15 @@ impl<'a> Looks<'a> {
         self.claims.next_search()
     }
 
-    /// Searches the newest jobs, if it is time. Returns the number of lanes that have jobs now and had none before.
+    /// Searches the newest jobs, if it is time. Returns the number of lanes whose first jobs are to be claimed.
     pub(super) async fn find_new(&mut self) -> Result<usize, StoreError> {
-        self.claims.find_new().await
+        self.claims.find_new().await?;
+        Ok(self.claims.lanes.woken().count())
+    }
+
+    /// Claims the first jobs of at most `wanted` such lanes.
+    pub(super) async fn claim_first(&mut self, wanted: usize) -> Result<Found, StoreError> {
+        self.claims.claim_first(wanted).await
     }
 
     /// False if this worker is known not to serve the lane.
@@ -95,7 +102,7 @@ impl<'a> Looks<'a> {
     /// Forgets the remembered state of the database: after an error it may be wrong.
     pub(super) fn start_over(&mut self) {
         self.claims.start_over();
-        self.swept_turns = [None; 2];
+        self.swept_turn = None;
         self.writers = Writers::default();
         self.schedule.start_over(Instant::now());
     }
@@ -132,16 +139,14 @@ impl<'a> Looks<'a> {
         // True if there are known to be jobs to claim.
         let known = match trigger {
             Trigger::More => {
-                found = self.claim_new(wanted).await?;
+                self.claims.find_new().await?;
+                found = self.claim_first(wanted / FIRST_SHARE).await?;
                 true
             }
             Trigger::Wakeup => self.take_wakeups().await? || is_freed,
             Trigger::Poll => is_freed,
         };
         let rest = wanted.saturating_sub(found.jobs);
-        if rest == 0 {
-            return Ok(found);
-        }
         found += match self.schedule.next(started, trigger, known) {
             Step::Sweep(sweep) => self.sweep(sweep, rest, known).await?,
             Step::Peek => self.peek_and_claim(rest, false, false).await?.found,
@@ -155,17 +160,6 @@ impl<'a> Looks<'a> {
         Ok(found)
     }
 
-    /// Searches the newest jobs, if it is time, and claims one job of each lane that had none before, so that they do
-    /// not wait for the jobs of the other lanes, which take the rest of the look.
-    async fn claim_new(&mut self, wanted: usize) -> Result<Found, StoreError> {
-        let lanes = self.find_new().await?;
-        if lanes == 0 || lanes > wanted / FIRST_PART {
-            return Ok(Found::default());
-        }
-        // Lanes that had no jobs take their turns first.
-        self.claims.claim(lanes, After::Recent).await
-    }
-
     /// A look that reads behind the cursors.
     async fn sweep(
         &mut self,
@@ -176,18 +170,15 @@ impl<'a> Looks<'a> {
         if sweep.rereads_catalog {
             self.claims.lanes.forget_catalog();
         }
-        let [older, newer] = self.swept_turns;
         if sweep.restart {
             self.claims.lanes.restart();
             self.no_orphans_since = None;
         } else {
-            // A turn that was assigned before this one and not committed at the last sweep belongs to a transaction
-            // that two sweeps have seen in progress.
-            self.claims.lanes.rewind(older.unwrap_or(i64::MIN));
+            self.claims.lanes.rewind();
         }
         self.claims.lanes.open_some();
         let peeked = self.peek_and_claim(wanted, known, true).await?;
-        self.swept_turns = [newer, peeked.turn];
+        let before = std::mem::replace(&mut self.swept_turn, peeked.turn);
         let is_late = self.writers.update(peeked.writers);
         self.shared
             .fairness
@@ -195,7 +186,7 @@ impl<'a> Looks<'a> {
         let found = peeked.found;
         if !found.fills(wanted) && self.claims.lanes.fit_one_claim() {
             // No further than at the last sweep: turns that were assigned since then may not be committed yet.
-            self.claims.lanes.swept(newer.min(peeked.turn));
+            self.claims.lanes.swept(before.min(peeked.turn));
         }
         // The filled claims may have left out lanes, and may do so for long.
         if found.fills(wanted)
@@ -248,7 +239,7 @@ impl<'a> Looks<'a> {
     ) -> Result<Peeked, StoreError> {
         let started = Instant::now();
         if !is_sweep && !self.claims.lanes.fit_one_claim() {
-            self.find_new().await?;
+            self.claims.find_new().await?;
         }
         let orphaned_since = self.no_orphans_since.map(|then| then - WINDOW_MARGIN);
         let peek = self.peek(started, orphaned_since, known, is_sweep).await?;

@@ -220,6 +220,18 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         parts
     }
 
+    /// The first class that has lanes.
+    pub fn first_class(&self) -> Option<Class> {
+        let mut classes = self.classes.iter();
+        let first = classes.find(|(_, queues)| !queues.is_empty());
+        first.map(|(class, _)| *class)
+    }
+
+    /// A lane takes a turn before it is due. [`Self::settle`] gives it back if it is not used.
+    pub fn take(&mut self, lane: L) {
+        self.settle(lane, 0, 1, cost_of(&self.costs, lane));
+    }
+
     /// Charges a lane for `used` jobs of this cost after it has taken turns for `taken`. A lane that has left is not
     /// charged.
     pub fn settle(&mut self, lane: L, taken: usize, used: usize, cost: f64) {

@@ -239,7 +239,7 @@ async fn a_claim_tells_which_lanes_are_closed_and_for_how_long() {
         enqueue(&client, handler, "").await;
     }
     let store = db.worker().await;
-    let lanes = store.lanes_after(i64::MIN).await.unwrap();
+    let lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
     let lane = |handler: &str| {
         lanes
             .iter()
@@ -437,7 +437,7 @@ async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use()
     enqueue(&client, "a", ", source => 'other', priority => 'high'").await;
     enqueue(&client, "a", ", source => 'import'").await;
     let store = db.worker().await;
-    let mut lanes = store.lanes_after(i64::MIN).await.unwrap();
+    let mut lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
     lanes.sort_by_key(|lane| lane.priority as usize);
     let lanes: Vec<_> = lanes.iter().map(|lane| lane.id).collect();
     let sources = ["import".to_owned()];

@@ -5,19 +5,20 @@
 
 use std::time::{Duration, Instant};
 
-use super::Claims;
+use super::{Claims, Found};
 use crate::job::LaneId;
 use crate::store::StoreError;
 
 /// The interval of these searches.
 const EVERY: Duration = Duration::from_millis(5);
-/// The maximum number of jobs that one search reads. It skips older ones, which the next sweep finds.
-const JOBS_MAX: i32 = 2_000;
+/// Each search reads at most so many of the last ids. It skips older jobs, which the next sweep finds.
+const IDS_MAX: i32 = 2_000;
 
-/// Up to which job the newest jobs were read.
+/// From which job on the newest jobs are read.
 #[derive(Debug)]
 pub(super) struct Newest {
     next_at: Instant,
+    /// When the positions are updated next.
     look_back_at: Instant,
     /// The last id that was assigned at two earlier times, older first: ids are assigned before their jobs are
     /// committed. `None`: nothing is read.
@@ -41,15 +42,15 @@ impl Claims<'_> {
         searches.then_some(self.newest.next_at)
     }
 
-    /// Searches the newest jobs, if it is time. Returns the number of lanes that have jobs now and had none before.
-    pub(in crate::worker) async fn find_new(&mut self) -> Result<usize, StoreError> {
+    /// Searches the newest jobs, if it is time, and notes which lanes have jobs now.
+    pub(in crate::worker) async fn find_new(&mut self) -> Result<(), StoreError> {
         let now = Instant::now();
         if self.next_search().is_none_or(|at| at > now) {
-            return Ok(0);
+            return Ok(());
         }
         self.newest.next_at = now + EVERY;
         let [older, newer] = self.newest.read_from;
-        let (lanes, last) = self.shared.store.newest_lanes(older, JOBS_MAX).await?;
+        let (lanes, last) = self.shared.store.newest_lanes(older, IDS_MAX).await?;
         if now >= self.newest.look_back_at {
             self.newest.look_back_at = now + self.shared.settings.intervals.look_back;
             self.newest.read_from = [newer.or(Some(last)), Some(last)];
@@ -61,9 +62,27 @@ impl Claims<'_> {
         if lanes.iter().any(|(_, was_known)| !was_known) {
             self.read_catalog().await?;
         }
-        let woken = lanes
-            .into_iter()
-            .filter(|(lane, was_known)| self.lanes.wake(*lane, *was_known));
-        Ok(woken.count())
+        for (lane, was_known) in lanes {
+            self.lanes.wake(lane, was_known);
+        }
+        Ok(())
+    }
+
+    /// Claims one job of each lane that had none until a moment ago, at most `wanted`: they do not wait for a claim of
+    /// many jobs of other lanes. Claims nothing while there are orphans, which the next claim finds, too.
+    pub(in crate::worker) async fn claim_first(
+        &mut self,
+        wanted: usize,
+    ) -> Result<Found, StoreError> {
+        let orders = self.lanes.first_orders(wanted);
+        if orders.is_empty() {
+            return Ok(Found::default());
+        }
+        let wanted = orders.len();
+        let (found, _) = self.claim_from(orders, wanted, true).await?;
+        Ok(Found {
+            jobs: found.jobs,
+            ..Found::default()
+        })
     }
 }

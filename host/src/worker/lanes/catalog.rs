@@ -126,7 +126,6 @@ impl Lanes {
         let mut active = Vec::new();
         for known in self.known.values_mut() {
             let was_served = known.is_served_whole();
-            let was_elsewhere = known.is_elsewhere();
             let may_have_jobs =
                 known.closed.take().is_some() || self.active.contains(known.lane.id);
             choose(
@@ -137,7 +136,7 @@ impl Lanes {
                 &self.shards,
                 self.queue_order,
             );
-            if was_elsewhere && known.serving.is_some() {
+            if !was_served && known.serving.is_some() {
                 known.forget_turns();
             }
             if known.is_served_whole() && (!was_served || may_have_jobs) {

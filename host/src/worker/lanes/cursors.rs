@@ -10,17 +10,16 @@ impl Lanes {
         }
     }
 
-    /// The short sweep: resets every cursor to its position two sweeps ago, or to turn `starts_at` if there is no such
-    /// position. In a lane that still has jobs, the cursor never moves forward: since a restart, the jobs may be before
-    /// that position.
-    pub(in crate::worker) fn rewind(&mut self, starts_at: i64) {
+    /// The short sweep: resets every cursor to its position two sweeps ago, which is the start of lanes that were not
+    /// served then. In a lane that still has jobs, the cursor never moves forward: since a restart, the jobs may be
+    /// before that position.
+    pub(in crate::worker) fn rewind(&mut self) {
         for (id, known) in &mut self.known {
             let [oldest, newer] = known.marks;
             known.marks = [newer, known.cursor];
-            known.cursor = match oldest {
-                i64::MIN => known.cursor.min(starts_at),
-                oldest if self.active.contains(*id) => known.cursor.min(oldest),
-                oldest => oldest,
+            known.cursor = match self.active.contains(*id) {
+                true => known.cursor.min(oldest),
+                false => oldest,
             };
         }
     }

@@ -39,6 +39,23 @@ impl Lanes {
         orders.into_iter().map(|(_, _, order)| order).collect()
     }
 
+    /// A claim of one job from each of at most `room` lanes that had none until a moment ago. They take their turns for
+    /// it.
+    pub(in crate::worker) fn first_orders(&mut self, room: usize) -> Vec<ClaimOrder> {
+        let woken: Vec<LaneId> = self.woken().take(room).collect();
+        let mut orders = Vec::new();
+        for lane in woken {
+            if let Some(order) = self.known[&lane].order(After::Recent) {
+                self.active.take(lane);
+                orders.push(ClaimOrder {
+                    most: Some(1),
+                    ..order
+                });
+            }
+        }
+        orders
+    }
+
     /// Adds the lanes without known jobs. Those of classes before the `first` that has jobs precede it anyway; some of
     /// the same class do so in turns, for one job.
     fn add_idle(
@@ -152,6 +169,7 @@ impl Lanes {
             may_have_more |= is_used_up;
             if jobs == 0 || order.most.is_some() && !is_used_up && was_read {
                 self.active.remove(order.lane);
+                self.woken.remove(&order.lane);
             } else {
                 self.activate(order.lane);
             }

@@ -28,12 +28,7 @@ impl Shards {
 }
 
 impl Known {
-    /// True if only other workers claim from it now, because they have leased its shard.
-    pub(super) fn is_elsewhere(&self) -> bool {
-        self.serving.is_none() && self.adopts.is_some()
-    }
-
-    /// It was served elsewhere: nothing is known of its turns.
+    /// It was not served as a whole: jobs may be before the turns that were read before.
     pub(super) fn forget_turns(&mut self) {
         self.cursor = i64::MIN;
         self.recent = [i64::MIN; 2];

@@ -262,32 +262,39 @@ fn a_sweep_rewinds_to_the_cursor_two_sweeps_ago_and_a_restart_to_the_start() {
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
     lanes.serve(|_| Some(SERVED));
     lanes.advance(LaneId(10), 100);
-    lanes.rewind(i64::MAX);
+    lanes.rewind();
     lanes.advance(LaneId(10), 200);
-    lanes.rewind(i64::MAX);
+    lanes.rewind();
     assert_eq!(
         order(&mut lanes),
-        [(10, 200)],
+        [(10, i64::MIN)],
         "there are not yet two earlier sweeps"
     );
     lanes.advance(LaneId(10), 300);
-    lanes.rewind(i64::MAX);
+    lanes.rewind();
     assert_eq!(order(&mut lanes), [(10, 100)]);
     lanes.restart();
     assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
 }
 
 #[test]
-fn a_sweep_without_two_earlier_ones_rewinds_to_the_given_turn() {
+fn a_lane_that_is_served_again_is_read_from_its_start_for_two_sweeps() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
     lanes.serve(|_| Some(SERVED));
-    lanes.advance(LaneId(10), 100);
-    lanes.rewind(60);
-    assert_eq!(order(&mut lanes), [(10, 60)]);
-    lanes.advance(LaneId(10), 100);
-    lanes.rewind(i64::MIN);
-    assert_eq!(order(&mut lanes), [(10, i64::MIN)], "an unknown turn");
+    for turn in [100, 200, 300] {
+        lanes.advance(LaneId(10), turn);
+        lanes.rewind();
+    }
+    assert_eq!(order(&mut lanes), [(10, 100)]);
+    lanes.serve(|_| None);
+    lanes.serve(|_| Some(SERVED));
+    // Jobs may have been committed meanwhile, and rows may be locked now.
+    for start in [i64::MIN, i64::MIN, 400] {
+        lanes.advance(LaneId(10), 400);
+        lanes.rewind();
+        assert_eq!(order(&mut lanes), [(10, start)]);
+    }
 }
 
 #[test]
@@ -297,22 +304,22 @@ fn after_a_restart_no_sweep_moves_the_cursor_forward_in_a_lane_with_jobs() {
     lanes.serve(|_| Some(SERVED));
     for turn in [1_000, 2_000, 3_000] {
         lanes.advance(LaneId(10), turn);
-        lanes.rewind(i64::MAX);
+        lanes.rewind();
     }
     lanes.restart();
     // A claim of some jobs that were committed late.
     lanes.advance(LaneId(10), 50);
-    lanes.rewind(i64::MAX);
+    lanes.rewind();
     assert_eq!(order(&mut lanes), [(10, 50)]);
     lanes.advance(LaneId(10), 60);
-    lanes.rewind(i64::MAX);
+    lanes.rewind();
     assert_eq!(order(&mut lanes), [(10, 60)]);
-    lanes.rewind(i64::MAX);
+    lanes.rewind();
     assert_eq!(order(&mut lanes), [(10, 50)], "two sweeps ago");
     lanes.restart();
     // The restart finds no jobs in it.
     lanes.mark_all_empty();
-    lanes.rewind(i64::MAX);
+    lanes.rewind();
     assert_eq!(order(&mut lanes), [(10, 60)]);
 }
 
@@ -384,7 +391,7 @@ fn a_sweep_changes_the_cursors_of_empty_lanes_and_not_their_order() {
     lanes.restart();
     assert_eq!(order(&mut lanes), [(20, i64::MIN), (10, i64::MIN)]);
     lanes.advance(LaneId(20), 6);
-    lanes.rewind(i64::MAX);
+    lanes.rewind();
     assert_eq!(order(&mut lanes), [(20, 6), (10, i64::MIN)]);
     lanes.advance(LaneId(20), 8);
     assert_eq!(order(&mut lanes), [(10, i64::MIN), (20, 8)]);

@@ -40,7 +40,9 @@ fn claims_leave_out_lanes_at_their_limit_until_a_job_of_their_key_has_ended() {
     lanes.claimed(&orders, &[job(10, 100), job(30, 101)], &closed, false);
     assert!(next(&mut lanes).is_empty());
     assert!(lanes.wait_for_ends());
-    assert!(!lanes.mark_active(LaneId(20)) && !lanes.wake(LaneId(20), true));
+    assert!(!lanes.mark_active(LaneId(20)));
+    lanes.wake(LaneId(20), true);
+    assert_eq!(lanes.woken().count(), 0);
     assert!(next(&mut lanes).is_empty(), "new jobs wait as well");
     assert_eq!(lanes.all().len(), 3, "orphans do not");
     assert!(lanes.free(LaneId(30)));
@@ -123,22 +125,52 @@ fn a_lane_at_its_rate_opens_by_itself() {
 }
 
 #[test]
-fn the_first_job_of_a_lane_goes_ahead_whether_or_not_the_lane_is_new() {
+fn the_first_job_of_a_lane_is_claimed_first_and_goes_ahead_whether_or_not_the_lane_is_new() {
     let mut lanes = Lanes::default();
     lanes.set_fair(one_at_a_time());
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
     lanes.serve(|_| Some(SERVED));
-    assert!(!lanes.wake(LaneId(10), true), "it counts as active");
+    let woken = |lanes: &Lanes| lanes.woken().collect::<Vec<_>>();
+    lanes.wake(LaneId(10), true);
+    assert_eq!(woken(&lanes), [], "it counts as active");
     // The search of the newest jobs names a lane that the catalog has just got, too.
     lanes.learn(vec![lane(2, 20, Priority::Normal)]);
     lanes.serve_new(|_| Some(SERVED));
-    assert!(lanes.wake(LaneId(20), false));
-    let orders = lanes.orders(After::Recent, WANTED);
-    assert_eq!(lanes.take_woken(&orders), [LaneId(20)]);
+    lanes.wake(LaneId(20), false);
+    assert_eq!(woken(&lanes), [LaneId(20)]);
+    assert!(lanes.first_orders(0).is_empty());
+    let orders = lanes.first_orders(9);
+    assert_eq!(orders.len(), 1);
+    assert_eq!((orders[0].lane, orders[0].most), (LaneId(20), Some(1)));
+    let jobs = [job(20, 20)];
+    assert_eq!(lanes.take_woken(&jobs), [LaneId(20)]);
+    lanes.claimed(&orders, &jobs, &[], true);
     // Later it is like any other.
-    let jobs: Vec<ClaimedJob> = [10, 20].map(|lane| job(lane, lane)).into();
-    lanes.claimed(&orders, &jobs, &[], false);
+    assert_eq!(woken(&lanes), []);
     let orders = lanes.orders(After::Recent, WANTED);
     lanes.claimed(&orders, &[], &[], false);
-    assert!(lanes.wake(LaneId(20), true));
+    lanes.wake(LaneId(20), true);
+    assert_eq!(woken(&lanes), [LaneId(20)]);
+    // Somebody else was faster.
+    let orders = lanes.first_orders(9);
+    lanes.claimed(&orders, &[], &[], false);
+    assert_eq!(woken(&lanes), []);
+}
+
+#[test]
+fn the_first_job_of_a_lane_does_not_precede_a_class_that_goes_before_it() {
+    let mut lanes = Lanes::default();
+    lanes.set_fair(one_at_a_time());
+    lanes.learn(vec![
+        lane(1, 10, Priority::High),
+        lane(2, 20, Priority::Normal),
+    ]);
+    lanes.serve(|_| Some(SERVED));
+    lanes.mark_all_empty();
+    lanes.mark_active(LaneId(10));
+    lanes.wake(LaneId(20), true);
+    assert!(lanes.first_orders(9).is_empty());
+    let orders = lanes.orders(After::Cursor, WANTED);
+    lanes.claimed(&orders[..1], &[], &[], false);
+    assert_eq!(lanes.first_orders(9)[0].lane, LaneId(20));
 }
