@@ -78,9 +78,12 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
             listening(address).await?;
             pages(bench, server, options, address, &mut report).await?;
             cost(bench, server, options, address, &mut report).await?;
-            let slowest = server.slowest_logged()?;
             let label = "the slowest statement of the dashboard, the first reads included";
-            let slowest = slowest.unwrap_or(f64::from(LOGGED_FROM_MS));
+            let slowest = server.slowest_logged()?;
+            if let Some((ms, statement)) = &slowest {
+                bench.progress.step(&format!("{ms} ms: {statement}"));
+            }
+            let slowest = slowest.map_or(f64::from(LOGGED_FROM_MS), |(ms, _)| ms);
             report.add("dashboard.statement", label, slowest, Unit::Milliseconds);
             beside(bench, server, options, address, &mut report).await
         };

@@ -142,13 +142,17 @@ impl Server {
             .context("log slow statements")
     }
 
-    /// The duration of the slowest statement in the server's log, milliseconds. `None` if there is none.
-    pub(super) fn slowest_logged(&self) -> Result<Option<f64>> {
+    /// The duration of the slowest statement in the server's log, milliseconds, and what it begins with. `None` if there
+    /// is none.
+    pub(super) fn slowest_logged(&self) -> Result<Option<(f64, String)>> {
         let log = std::fs::read(self.folder.join("pg/server.log")).context("read the log")?;
         let log = String::from_utf8_lossy(&log);
-        let durations = log.split("LOG:  duration: ").skip(1);
-        let durations = durations.filter_map(|rest| rest.split_once(" ms")?.0.parse::<f64>().ok());
-        Ok(durations.max_by(f64::total_cmp))
+        let statements = log.split("LOG:  duration: ").skip(1).filter_map(|rest| {
+            let (duration, statement) = rest.split_once(" ms")?;
+            let words = statement.split_whitespace().take(24);
+            Some((duration.parse().ok()?, words.collect::<Vec<_>>().join(" ")))
+        });
+        Ok(statements.max_by(|left: &(f64, String), right| left.0.total_cmp(&right.0)))
     }
 
     /// Writes all dirty pages, so that the next measurement does not pay for earlier ones.
