@@ -392,7 +392,7 @@ fn a_sweep_changes_the_cursors_of_empty_lanes_and_not_their_order() {
     assert_eq!(order(&mut lanes), [(20, i64::MIN), (10, i64::MIN)]);
     lanes.advance(LaneId(20), 6);
     lanes.rewind();
-    assert_eq!(order(&mut lanes), [(20, 6), (10, i64::MIN)]);
+    assert_eq!(order(&mut lanes), [(20, i64::MIN), (10, i64::MIN)]);
     lanes.advance(LaneId(20), 8);
     assert_eq!(order(&mut lanes), [(10, i64::MIN), (20, 8)]);
 }
