@@ -96,7 +96,7 @@ pub use outcomes::Looked;
 pub use overdue::OverdueLane;
 pub use peek::{Looking, Peek};
 pub use promote::Promotion;
-pub use queues::NewFairShare;
+pub use queues::{NewFairShare, add_counts, add_keys};
 pub use read::JobView;
 pub use recent::EndedCounts;
 pub use registration::{FairKeyStats, FairQueueStats, Heartbeat, Registration, Stats, WorkerKey};

@@ -204,14 +204,10 @@ BEGIN
 END
 $$;
 
--- Every queue that has settings, or was ever used, with its number of jobs. `last_used_at` is when it last had a job, to the day; null:
--- never.
-CREATE OR REPLACE VIEW rouse.queues AS
-SELECT coalesce(q.name, d.queue) AS name, coalesce(q.payload_bytes_max, 262144) AS payload_bytes_max, q.created_at, q.paused_at,
-       coalesce(d.ready, 0)::bigint AS ready, coalesce(d.scheduled, 0)::bigint AS scheduled, coalesce(d.running, 0)::bigint AS running,
-       coalesce(d.at_least, false) AS at_least, d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait,
-       greatest(q.used_at, (SELECT max(l.used_at) FROM rouse.lane AS l WHERE l.queue = coalesce(q.name, d.queue))) AS last_used_at,
-       q.keep_days, q.keep_failed_days,
+-- Every queue that has settings, or was ever used. `last_used_at` is when it last had a job, to the day; null: never.
+CREATE OR REPLACE VIEW rouse.queue_settings AS
+SELECT coalesce(q.name, l.queue) AS name, coalesce(q.payload_bytes_max, 262144) AS payload_bytes_max, q.created_at, q.paused_at,
+       greatest(q.used_at, l.used_at) AS last_used_at, q.keep_days, q.keep_failed_days,
        CASE WHEN q.policy = 'drr' THEN jsonb_build_object(
            'policy', q.policy, 'key', q.fair_key, 'quantum', q.quantum, 'weights', q.weights, 'default_weight', q.default_weight,
            'starvation_s', q.starvation_s, 'max_in_flight', q.max_in_flight, 'charge', q.charge)
@@ -219,10 +215,19 @@ SELECT coalesce(q.name, d.queue) AS name, coalesce(q.payload_bytes_max, 262144) 
        coalesce(q.dispatch, 'shared') AS dispatch, CASE WHEN q.dispatch = 'hash' THEN q.dispatch_key END AS dispatch_key,
        coalesce(q.shards, 0) AS shards
 FROM rouse.queue AS q
-FULL JOIN (
+FULL JOIN (SELECT l.queue, max(l.used_at) AS used_at FROM rouse.lane AS l GROUP BY l.queue) AS l ON l.queue = q.name;
+
+-- The same with the number of its jobs.
+CREATE OR REPLACE VIEW rouse.queues AS
+SELECT s.name, s.payload_bytes_max, s.created_at, s.paused_at,
+       coalesce(d.ready, 0)::bigint AS ready, coalesce(d.scheduled, 0)::bigint AS scheduled, coalesce(d.running, 0)::bigint AS running,
+       coalesce(d.at_least, false) AS at_least, d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait,
+       s.last_used_at, s.keep_days, s.keep_failed_days, s.fair_share, s.dispatch, s.dispatch_key, s.shards
+FROM rouse.queue_settings AS s
+LEFT JOIN (
     SELECT d.queue, sum(d.ready) AS ready, sum(d.scheduled) AS scheduled, sum(d.running) AS running,
            bool_or(d.at_least) AS at_least, min(d.oldest_ready_at) AS oldest_ready_at
-    FROM rouse.depth() AS d GROUP BY d.queue) AS d ON d.queue = q.name;
+    FROM rouse.depth() AS d GROUP BY d.queue) AS d ON d.queue = s.name;
 
 -- The backlog, for each (queue, handler, tags) that has jobs: for autoscalers, and for finding jobs that wait in vain. `orphans` are
 -- running jobs whose worker is gone. `workers` and `slots` count the live workers that are not draining, have the handler and all of the

@@ -1,9 +1,9 @@
 //! Queues: their contents, and pausing and resuming them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio_postgres::types::{Json, Type};
 
 use super::fleet::allowed;
@@ -31,11 +31,60 @@ pub struct NewFairShare {
     pub charge: Option<FairCharge>,
 }
 
+/// Adds the number of its jobs to a queue. `backlog`: rows of [`Store::backlog`].
+pub fn add_counts(queue: &mut Value, backlog: &[Value]) {
+    let rows: Vec<&Value> = backlog
+        .iter()
+        .filter(|row| row["queue"] == queue["name"])
+        .collect();
+    for state in ["ready", "scheduled", "running"] {
+        let jobs = rows.iter().filter_map(|row| row[state].as_i64());
+        queue[state] = jobs.sum::<i64>().into();
+    }
+    queue["at_least"] = rows.iter().any(|row| row["at_least"] == true).into();
+    let wait = |row: &&&Value| row["oldest_wait_s"].as_f64();
+    let waiting = rows.iter().filter(|row| wait(row).is_some());
+    let oldest = waiting.max_by(|left, right| {
+        let [left, right] = [left, right].map(|row| wait(row).unwrap_or_default());
+        left.total_cmp(&right)
+    });
+    for key in ["oldest_ready_at", "oldest_wait_s"] {
+        queue[key] = oldest.map_or(Value::Null, |row| row[key].clone());
+    }
+}
+
+/// Adds its keys to a queue, if it is fair. `keys`: what [`Store::fair_keys`] returned.
+pub fn add_keys(queue: &mut Value, keys: &HashMap<String, Value>) {
+    if queue["scheduler"]["policy"] == "drr" {
+        let name = queue["name"].as_str().unwrap_or_default();
+        queue["scheduler"]["keys"] = keys.get(name).cloned().unwrap_or_else(|| json!([]));
+    }
+}
+
 impl Store {
-    /// The rows of the view `rouse.queues`, by name, with the state of fair queues.
+    /// The rows of the view `rouse.queues`, by name, with the state of fair queues and their keys.
     pub async fn queues(&self) -> Result<Vec<Value>, StoreError> {
-        let rows = self.query(include_str!("queues.sql"), &[]).await?;
+        let mut queues = self.queue_settings().await?;
+        let backlog = self.backlog(None).await?.unwrap_or_default();
+        let keys = self.fair_keys().await?;
+        for queue in &mut queues {
+            add_counts(queue, &backlog);
+            add_keys(queue, &keys);
+        }
+        Ok(queues)
+    }
+
+    /// The rows of the view `rouse.queue_settings`, by name, with the state of fair queues. Counts no jobs.
+    pub async fn queue_settings(&self) -> Result<Vec<Value>, StoreError> {
+        let sql = include_str!("queue_settings.sql");
+        let rows = self.query(sql, &[]).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// The keys of all fair queues that have any, by queue.
+    pub async fn fair_keys(&self) -> Result<HashMap<String, Value>, StoreError> {
+        let rows = self.query(include_str!("fair_keys.sql"), &[]).await?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
     /// The queues into which jobs were enqueued; `None` if this login may not read them.

@@ -1,5 +1,6 @@
 //! What pages read, each value once for all readers.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -7,7 +8,7 @@ use serde_json::Value;
 use super::cached::Cached;
 use super::samples::Samples;
 use crate::sandbox::Catalog;
-use crate::store::{DatabaseMetrics, Store, StoreError};
+use crate::store::{DatabaseMetrics, Store, StoreError, add_counts};
 
 /// Gates whose keys are read.
 const GATES_MAX: usize = 50;
@@ -20,6 +21,7 @@ pub(super) struct Reads {
     pub(super) catalog: Option<Arc<Catalog>>,
     pub(super) samples: Samples,
     queues: Arc<Cached<Vec<Value>>>,
+    fair_keys: Arc<Cached<HashMap<String, Value>>>,
     backlog: Arc<Cached<Vec<Value>>>,
     workers: Arc<Cached<Vec<Value>>>,
     handlers: Arc<Cached<Vec<Value>>>,
@@ -36,6 +38,7 @@ impl Reads {
             catalog,
             samples: Samples::default(),
             queues: Arc::default(),
+            fair_keys: Arc::default(),
             backlog: Arc::default(),
             workers: Arc::default(),
             handlers: Arc::default(),
@@ -46,16 +49,33 @@ impl Reads {
         }
     }
 
-    /// Every queue, as `rouse queue ls --json`.
-    pub(super) async fn queues(&self) -> Result<Arc<Vec<Value>>, StoreError> {
+    /// Every queue, as `rouse queue ls --json`, without the keys of fair ones. Its jobs are those of the backlog.
+    pub(super) async fn queues(&self) -> Result<Vec<Value>, StoreError> {
         let store = self.store.clone();
-        self.queues.get(async move || store.queues().await).await
+        let read = async move || store.queue_settings().await;
+        let (queues, backlog) = tokio::try_join!(self.queues.get(read), self.backlog())?;
+        let mut queues = queues.to_vec();
+        for queue in &mut queues {
+            add_counts(queue, &backlog);
+        }
+        Ok(queues)
     }
 
-    /// The same, if they are known already: counting the jobs of many lanes takes long.
-    pub(super) fn known_queues(&self) -> Option<Arc<Vec<Value>>> {
+    /// The keys of all fair queues that have any, by queue.
+    pub(super) async fn fair_keys(&self) -> Result<Arc<HashMap<String, Value>>, StoreError> {
         let store = self.store.clone();
-        self.queues.known(async move || store.queues().await)
+        let read = async move || store.fair_keys().await;
+        self.fair_keys.get(read).await
+    }
+
+    /// The backlog, if it is known already: counting the jobs of many lanes takes long.
+    pub(super) fn known_backlog(&self) -> Option<Arc<Vec<Value>>> {
+        let store = self.store.clone();
+        let read = async move || {
+            let rows = store.backlog(None).await?;
+            Ok::<_, StoreError>(rows.unwrap_or_default())
+        };
+        self.backlog.known(read)
     }
 
     /// The rows of `rouse.backlog`. Like the others below: empty if the login may not read them.
@@ -110,6 +130,7 @@ impl Reads {
     /// Forgets what an action may have changed.
     pub(super) fn forget(&self) {
         self.queues.forget();
+        self.fair_keys.forget();
         self.backlog.forget();
         self.workers.forget();
     }

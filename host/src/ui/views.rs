@@ -13,7 +13,7 @@ use super::problem::Problem;
 use super::view::View;
 use crate::job::JobId;
 use crate::job::cron::in_words;
-use crate::store::Listing;
+use crate::store::{Listing, add_keys};
 
 /// Rows of a page of a list.
 const ROWS: i32 = 50;
@@ -55,7 +55,7 @@ pub(super) async fn render(
                 return Err(Problem::not_for_guests("search in payloads and errors"));
             }
             let found = jobs(ui, &filter, before(), now).await?;
-            let live = ui.reads.known_queues().map(|it| Live::of_queues(&it));
+            let live = ui.reads.known_backlog().map(|it| Live::of_backlog(&it));
             let body = pages::jobs(chrome, &filter, &found, live, now);
             ("Jobs".to_owned(), body)
         }
@@ -104,13 +104,18 @@ pub(super) async fn render(
             )
         }
         View::Queue(name) => {
-            let queues = ui.reads.queues().await?;
-            let queue = queues.iter().find(|queue| queue["name"] == name.as_str());
+            let mut queues = ui.reads.queues().await?;
+            let queue = queues
+                .iter_mut()
+                .find(|queue| queue["name"] == name.as_str());
             let queue = queue.ok_or_else(|| {
                 Problem::unknown(format!(
                     "There is no queue {name}: it has no settings, and was never used."
                 ))
             })?;
+            if queue["scheduler"]["policy"] == "drr" {
+                add_keys(queue, &*ui.reads.fair_keys().await?);
+            }
             let backlog = rows_with(&ui.reads.backlog().await?, "queue", name);
             (
                 format!("Queue {name}"),
@@ -177,7 +182,7 @@ async fn overview(ui: &Ui) -> Result<Overview, Problem> {
         reads.database_metrics(),
     );
     Ok(Overview {
-        queues: queues?.to_vec(),
+        queues: queues?,
         backlog: backlog?.to_vec(),
         workers: workers?.to_vec(),
         failing: failing?.to_vec(),

@@ -32,18 +32,13 @@ pub struct Live {
 }
 
 impl Live {
-    /// The sum over queues, as `rouse queue ls --json`.
-    pub fn of_queues(queues: &[Value]) -> Self {
-        let sum = |key: &str| {
-            queues
-                .iter()
-                .filter_map(|queue| queue[key].as_i64())
-                .sum::<i64>()
-        };
+    /// The sum over rows of `rouse.backlog`.
+    pub fn of_backlog(rows: &[Value]) -> Self {
+        let sum = |key: &str| rows.iter().filter_map(|row| row[key].as_i64()).sum::<i64>();
         Self {
             queued: sum("ready") + sum("scheduled"),
             running: sum("running"),
-            at_least: queues.iter().any(|queue| queue["at_least"] == true),
+            at_least: rows.iter().any(|row| row["at_least"] == true),
         }
     }
 
@@ -283,7 +278,7 @@ mod tests {
             !usual.contains("Priority") && !usual.contains("retried as"),
             "{usual}"
         );
-        let live = Live::of_queues(&[
+        let live = Live::of_backlog(&[
             json!({"ready": 12_000, "scheduled": 34, "running": 8, "at_least": true}),
         ]);
         let other = page(
