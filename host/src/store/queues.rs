@@ -31,12 +31,21 @@ pub struct NewFairShare {
     pub charge: Option<FairCharge>,
 }
 
-/// Adds the number of its jobs to a queue. `backlog`: rows of [`Store::backlog`].
-pub fn add_counts(queue: &mut Value, backlog: &[Value]) {
-    let rows: Vec<&Value> = backlog
-        .iter()
-        .filter(|row| row["queue"] == queue["name"])
-        .collect();
+/// Adds the numbers of their jobs to queues. `backlog`: rows of [`Store::backlog`].
+pub fn add_counts<'a>(queues: impl IntoIterator<Item = &'a mut Value>, backlog: &[Value]) {
+    let mut rows: HashMap<&str, Vec<&Value>> = HashMap::new();
+    for row in backlog {
+        let queue = row["queue"].as_str().unwrap_or_default();
+        rows.entry(queue).or_default().push(row);
+    }
+    for queue in queues {
+        let name = queue["name"].as_str().unwrap_or_default();
+        let rows = rows.get(name).map_or(&[][..], Vec::as_slice);
+        add_sums(queue, rows);
+    }
+}
+
+fn add_sums(queue: &mut Value, rows: &[&Value]) {
     for state in ["ready", "scheduled", "running"] {
         let jobs = rows.iter().filter_map(|row| row[state].as_i64());
         queue[state] = jobs.sum::<i64>().into();
@@ -65,10 +74,13 @@ impl Store {
     /// The rows of the view `rouse.queues`, by name, with the state of fair queues and their keys.
     pub async fn queues(&self) -> Result<Vec<Value>, StoreError> {
         let mut queues = self.queue_settings().await?;
-        let backlog = self.backlog(None).await?.unwrap_or_default();
+        let every: Option<&str> = None;
+        let sql = include_str!("backlog.sql");
+        let backlog = self.query(sql, &[(&every, Type::TEXT)]).await?;
+        let backlog: Vec<Value> = backlog.iter().map(|row| row.get(0)).collect();
+        add_counts(&mut queues, &backlog);
         let keys = self.fair_keys().await?;
         for queue in &mut queues {
-            add_counts(queue, &backlog);
             add_keys(queue, &keys);
         }
         Ok(queues)
@@ -214,5 +226,37 @@ impl Store {
             .await?;
         let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_jobs_of_a_queue_are_those_of_its_rows_in_the_backlog() {
+        let row = |queue: &str, ready: i64, wait: Value| {
+            json!({"queue": queue, "ready": ready, "scheduled": 1, "running": 2, "at_least": ready > 9,
+                   "oldest_ready_at": wait.as_f64().map(|wait| format!("{wait} ago")), "oldest_wait_s": wait})
+        };
+        let backlog = [
+            row("mail", 3, json!(1.5)),
+            row("sms", 10, json!(9)),
+            row("mail", 4, json!(2.25)),
+            row("mail", 0, Value::Null),
+        ];
+        let mut queues = ["idle", "mail", "sms"].map(|name| json!({"name": name}));
+        add_counts(&mut queues, &backlog);
+        assert_eq!(
+            queues[0],
+            json!({"name": "idle", "ready": 0, "scheduled": 0, "running": 0, "at_least": false,
+                   "oldest_ready_at": null, "oldest_wait_s": null})
+        );
+        assert_eq!(
+            queues[1],
+            json!({"name": "mail", "ready": 7, "scheduled": 3, "running": 6, "at_least": false,
+                   "oldest_ready_at": "2.25 ago", "oldest_wait_s": 2.25})
+        );
+        assert_eq!(queues[2]["at_least"], true);
     }
 }

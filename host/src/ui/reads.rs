@@ -22,7 +22,7 @@ pub(super) struct Reads {
     pub(super) samples: Samples,
     queues: Arc<Cached<Vec<Value>>>,
     fair_keys: Arc<Cached<HashMap<String, Value>>>,
-    backlog: Arc<Cached<Vec<Value>>>,
+    backlog: Arc<Cached<Option<Vec<Value>>>>,
     workers: Arc<Cached<Vec<Value>>>,
     handlers: Arc<Cached<Vec<Value>>>,
     failing: Arc<Cached<Vec<Value>>>,
@@ -49,14 +49,15 @@ impl Reads {
         }
     }
 
-    /// Every queue, as `rouse queue ls --json`, without the keys of fair ones. Its jobs are those of the backlog.
+    /// Every queue, as `rouse queue ls --json`, without the keys of fair ones. Its jobs are those of the backlog; without
+    /// their numbers if the login may not read that.
     pub(super) async fn queues(&self) -> Result<Vec<Value>, StoreError> {
         let store = self.store.clone();
         let read = async move || store.queue_settings().await;
-        let (queues, backlog) = tokio::try_join!(self.queues.get(read), self.backlog())?;
+        let (queues, backlog) = tokio::try_join!(self.queues.get(read), self.read_backlog())?;
         let mut queues = queues.to_vec();
-        for queue in &mut queues {
-            add_counts(queue, &backlog);
+        if let Some(backlog) = &*backlog {
+            add_counts(&mut queues, backlog);
         }
         Ok(queues)
     }
@@ -69,20 +70,22 @@ impl Reads {
     }
 
     /// The backlog, if it is known already: counting the jobs of many lanes takes long.
-    pub(super) fn known_backlog(&self) -> Option<Arc<Vec<Value>>> {
+    pub(super) fn known_backlog(&self) -> Option<Vec<Value>> {
         let store = self.store.clone();
-        let read = async move || {
-            let rows = store.backlog(None).await?;
-            Ok::<_, StoreError>(rows.unwrap_or_default())
-        };
-        self.backlog.known(read)
+        let read = async move || store.backlog(None).await;
+        Option::clone(&*self.backlog.known(read)?)
+    }
+
+    async fn read_backlog(&self) -> Result<Arc<Option<Vec<Value>>>, StoreError> {
+        let store = self.store.clone();
+        let read = async move || store.backlog(None).await;
+        self.backlog.get(read).await
     }
 
     /// The rows of `rouse.backlog`. Like the others below: empty if the login may not read them.
-    pub(super) async fn backlog(&self) -> Result<Arc<Vec<Value>>, StoreError> {
-        let store = self.store.clone();
-        let read = async move || Ok(store.backlog(None).await?.unwrap_or_default());
-        self.backlog.get(read).await
+    pub(super) async fn backlog(&self) -> Result<Vec<Value>, StoreError> {
+        let backlog = self.read_backlog().await?;
+        Ok(Option::clone(&*backlog).unwrap_or_default())
     }
 
     /// The newest incarnation of each worker.

@@ -183,7 +183,7 @@ async fn overview(ui: &Ui) -> Result<Overview, Problem> {
     );
     Ok(Overview {
         queues: queues?,
-        backlog: backlog?.to_vec(),
+        backlog: backlog?,
         workers: workers?.to_vec(),
         failing: failing?.to_vec(),
         recent: Value::clone(&*recent?),

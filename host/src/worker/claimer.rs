@@ -184,6 +184,7 @@ impl Claimer<'_> {
 
     /// Handles a failed look: waits until another try makes sense.
     async fn handle_failure(&mut self, error: &StoreError) -> Option<Trigger> {
+        self.is_extra = false;
         self.shared
             .health
             .database_answers

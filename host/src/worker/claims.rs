@@ -235,7 +235,9 @@ impl<'a> Claims<'a> {
         check: bool,
     ) -> Result<(Found, bool), StoreError> {
         let now = Instant::now();
-        orders.retain(|order| !self.unbound.is_paused(order.lane, now));
+        let paused = orders.extract_if(.., |order| self.unbound.is_paused(order.lane, now));
+        let paused: Vec<ClaimOrder> = paused.collect();
+        self.lanes.leave_out(&paused);
         let is_partial = self.lanes.leave_later_classes(&mut orders);
         let found = match self.take_batches.is_empty() {
             true => self.claim_alike(orders, wanted, None, check).await?,

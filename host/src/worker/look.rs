@@ -91,6 +91,7 @@ impl<'a> Looks<'a> {
 
     /// Claims the first jobs of at most `wanted` such lanes.
     pub(super) async fn claim_first(&mut self, wanted: usize) -> Result<Found, StoreError> {
+        self.prepare(Instant::now());
         self.claims.claim_first(wanted).await
     }
 
@@ -125,22 +126,28 @@ impl<'a> Looks<'a> {
         found
     }
 
-    async fn look_for(&mut self, wanted: usize, trigger: Trigger) -> Result<Found, StoreError> {
-        let started = Instant::now();
+    /// Chooses the lanes to serve, and opens those whose gates may have opened. True if it has opened any.
+    fn prepare(&mut self, now: Instant) -> bool {
         self.claims.serve();
-        if self.schedule.looks_back(started) {
+        if self.schedule.looks_back(now) {
             self.claims.lanes.look_back();
         }
-        let mut is_freed = self.claims.lanes.open_due(started);
+        let mut is_freed = self.claims.lanes.open_due(now);
         for lane in self.shared.wakeups.take_freed() {
             is_freed |= self.claims.lanes.free(lane);
         }
+        is_freed
+    }
+
+    async fn look_for(&mut self, wanted: usize, trigger: Trigger) -> Result<Found, StoreError> {
+        let started = Instant::now();
+        let is_freed = self.prepare(started);
         let mut found = Found::default();
         // True if there are known to be jobs to claim.
         let known = match trigger {
             Trigger::More => {
                 self.claims.find_new().await?;
-                found = self.claim_first(wanted / FIRST_SHARE).await?;
+                found = self.claims.claim_first(wanted / FIRST_SHARE).await?;
                 true
             }
             Trigger::Wakeup => self.take_wakeups().await? || is_freed,
@@ -174,7 +181,7 @@ impl<'a> Looks<'a> {
             self.claims.lanes.restart();
             self.no_orphans_since = None;
         } else {
-            self.claims.lanes.rewind();
+            self.claims.lanes.rewind(self.swept_turn.is_some());
         }
         self.claims.lanes.open_some();
         let peeked = self.peek_and_claim(wanted, known, true).await?;
@@ -184,9 +191,14 @@ impl<'a> Looks<'a> {
             .fairness
             .store(self.claims.lanes.fairness().into());
         let found = peeked.found;
-        if !found.fills(wanted) && self.claims.lanes.fit_one_claim() {
+        // Not while a queue is paused: its lanes were not read.
+        if let Some(turn) = peeked.turn
+            && !found.fills(wanted)
+            && self.claims.lanes.fit_one_claim()
+        {
             // No further than at the last sweep: turns that were assigned since then may not be committed yet.
-            self.claims.lanes.swept(before.min(peeked.turn));
+            let empty_to = before.map_or(i64::MIN, |before| before.min(turn));
+            self.claims.lanes.swept(empty_to);
         }
         // The filled claims may have left out lanes, and may do so for long.
         if found.fills(wanted)
@@ -244,6 +256,9 @@ impl<'a> Looks<'a> {
         let orphaned_since = self.no_orphans_since.map(|then| then - WINDOW_MARGIN);
         let peek = self.peek(started, orphaned_since, known, is_sweep).await?;
         let is_ready = self.prepare_claims(started, &peek, known).await?;
+        if is_sweep {
+            self.claims.lanes.peeked();
+        }
         let mut found = self.adopt(wanted, orphaned_since, &peek).await?;
         // Orphans that a cut adoption has left precede queued jobs.
         if !found.is_cut && found.jobs < wanted {

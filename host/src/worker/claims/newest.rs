@@ -11,6 +11,8 @@ use crate::store::StoreError;
 
 /// The interval of these searches.
 const EVERY: Duration = Duration::from_millis(5);
+/// How often a search also reads the jobs of somewhat longer ago, whose transactions have taken some time.
+const FURTHER_EVERY: Duration = Duration::from_millis(25);
 /// Each search reads at most so many of the last ids. It skips older jobs, which the next sweep finds.
 const IDS_MAX: i32 = 2_000;
 
@@ -18,19 +20,24 @@ const IDS_MAX: i32 = 2_000;
 #[derive(Debug)]
 pub(super) struct Newest {
     next_at: Instant,
-    /// When the positions are updated next.
-    look_back_at: Instant,
-    /// The last id that was assigned at two earlier times, older first: ids are assigned before their jobs are
+    /// The last id that was assigned at the last two searches, older first: ids are assigned before their jobs are
     /// committed. `None`: nothing is read.
-    read_from: [Option<i64>; 2],
+    last: [Option<i64>; 2],
+    further_at: Instant,
+    /// When [`Self::further`] is updated next.
+    look_back_at: Instant,
+    /// The same at two times that are further back.
+    further: [Option<i64>; 2],
 }
 
 impl Newest {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             next_at: now,
+            last: [None; 2],
+            further_at: now,
             look_back_at: now,
-            read_from: [None; 2],
+            further: [None; 2],
         }
     }
 }
@@ -49,11 +56,17 @@ impl Claims<'_> {
             return Ok(());
         }
         self.newest.next_at = now + EVERY;
-        let [older, newer] = self.newest.read_from;
-        let (lanes, last) = self.shared.store.newest_lanes(older, IDS_MAX).await?;
+        let mut after = self.newest.last[0];
+        if now >= self.newest.further_at {
+            self.newest.further_at = now + FURTHER_EVERY;
+            after = self.newest.further[0];
+        }
+        let (lanes, last) = self.shared.store.newest_lanes(after, IDS_MAX).await?;
+        let moved = |positions: [Option<i64>; 2]| [positions[1].or(Some(last)), Some(last)];
+        self.newest.last = moved(self.newest.last);
         if now >= self.newest.look_back_at {
             self.newest.look_back_at = now + self.shared.settings.intervals.look_back;
-            self.newest.read_from = [newer.or(Some(last)), Some(last)];
+            self.newest.further = moved(self.newest.further);
         }
         let lanes: Vec<(LaneId, bool)> = lanes
             .into_iter()
@@ -80,6 +93,8 @@ impl Claims<'_> {
         }
         let wanted = orders.len();
         let (found, _) = self.claim_from(orders, wanted, true).await?;
+        // No such claim until the orphans are adopted.
+        self.orphans_left |= found.orphans.is_some();
         Ok(Found {
             jobs: found.jobs,
             ..Found::default()

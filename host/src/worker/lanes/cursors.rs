@@ -11,15 +11,24 @@ impl Lanes {
     }
 
     /// The short sweep: resets every cursor to its position two sweeps ago, which is the start of lanes that were not
-    /// served then. In a lane that still has jobs, the cursor never moves forward: since a restart, the jobs may be
-    /// before that position.
-    pub(in crate::worker) fn rewind(&mut self) {
+    /// served then. In a lane that has jobs, or was not read, the cursor never moves forward: the jobs may be before that
+    /// position. `all_were_read`: since the last sweep, no lane was left out because its queue was paused.
+    pub(in crate::worker) fn rewind(&mut self, all_were_read: bool) {
         for (id, known) in &mut self.known {
             let [oldest, newer] = known.marks;
-            known.marks = [newer, known.cursor];
-            known.cursor = match self.active.contains(*id) {
-                true => known.cursor.min(oldest),
-                false => oldest,
+            let is_empty = all_were_read && known.closed.is_none() && !self.active.contains(*id);
+            // An empty lane was read to its end from wherever the last sweep has set its cursor.
+            known.marks = [
+                newer,
+                if is_empty {
+                    known.reached
+                } else {
+                    known.cursor
+                },
+            ];
+            known.cursor = match is_empty {
+                true => oldest,
+                false => known.cursor.min(oldest),
             };
         }
     }
@@ -31,15 +40,26 @@ impl Lanes {
         }
     }
 
-    /// After a sweep that found everything: moves the cursors forward to the last turn reached, so that the next look
-    /// does not read the same rows again. Lanes without jobs move forward to `empty_to`, a turn that was assigned a
-    /// while ago: looks then skip the dead rows of finished jobs that an open transaction keeps. Not those
-    /// behind gates or in shards: they may have jobs that no claim could take.
-    pub(in crate::worker) fn swept(&mut self, empty_to: Option<i64>) {
+    /// The sweep has peeked: the lanes that are not active now were read and are empty.
+    pub(in crate::worker) fn peeked(&mut self) {
         for (id, known) in &mut self.known {
+            known.was_empty = !self.active.contains(*id);
+        }
+    }
+
+    /// After a sweep that found everything: moves the cursors of lanes that its peek found empty forward to the last turn
+    /// reached, and that to `empty_to`, a turn that was assigned a while ago: the next looks do not read the same rows
+    /// again, and skip the dead rows of finished jobs that an open transaction keeps. The others may have jobs that no
+    /// claim could take, because their queue was paused meanwhile; so may closed ones, those behind gates, and those in
+    /// shards.
+    pub(in crate::worker) fn swept(&mut self, empty_to: i64) {
+        for (id, known) in &mut self.known {
+            if !known.was_empty || known.closed.is_some() || self.active.contains(*id) {
+                continue;
+            }
             let may_have_jobs = known.is_gated() || self.shards.divide(&known.lane);
-            if known.is_served_whole() && !may_have_jobs && !self.active.contains(*id) {
-                known.reached = known.reached.max(empty_to.unwrap_or(i64::MIN));
+            if known.is_served_whole() && !may_have_jobs {
+                known.reached = known.reached.max(empty_to);
             }
             known.cursor = known.reached;
         }
@@ -48,6 +68,7 @@ impl Lanes {
     /// Forgets the catalog's end and all cursors: the remembered state of the database may be wrong.
     pub(in crate::worker) fn forget(&mut self) {
         self.forget_catalog();
+        self.woken.clear();
         for known in self.known.values_mut() {
             known.cursor = i64::MIN;
             known.recent = [i64::MIN; 2];

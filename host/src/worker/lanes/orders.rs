@@ -128,6 +128,14 @@ impl Lanes {
         }
     }
 
+    /// Gives back the turns of a claim from lanes that are paused on this worker.
+    pub(in crate::worker) fn leave_out(&mut self, orders: &[ClaimOrder]) {
+        self.not_claimed(orders);
+        for order in orders {
+            self.woken.remove(&order.lane);
+        }
+    }
+
     /// Updates cursors, active lanes and their turns after a claim from these lanes. `is_filled`: it has as many jobs
     /// as were wanted, or ended because of its size. `closed`: lanes from which no job may start now. Returns true if
     /// there may be more jobs although the claim was not filled, because a lane has used up its part.

@@ -334,3 +334,39 @@ fn each_of_very_many_lanes_takes_several_turns_at_once_and_has_its_share_in_the_
         of(1).min()
     );
 }
+
+#[test]
+fn a_turn_that_is_taken_early_is_not_taken_again() {
+    let mut turns = Turns::default();
+    for (lane, key) in [(1, "x"), (2, "y")] {
+        turns.insert(LaneId(lane), place("a", key, 1.0));
+    }
+    let next = |turns: &mut Turns<LaneId>| -> Vec<(i64, Option<usize>)> {
+        let parts = turns.divide(3, 256);
+        parts.iter().map(|part| (part.lane.0, part.most)).collect()
+    };
+    turns.take(LaneId(1));
+    turns.settle(LaneId(1), 1, 1, 1.0);
+    assert_eq!(next(&mut turns), [(2, Some(2)), (1, Some(1))]);
+    // Given back: nobody is ahead.
+    turns.take(LaneId(1));
+    turns.settle(LaneId(1), 1, 0, 1.0);
+    let both: usize = next(&mut turns).iter().filter_map(|(_, most)| *most).sum();
+    assert_eq!(both, 3);
+}
+
+#[test]
+fn the_first_class_is_that_of_a_lane() {
+    let mut turns = Turns::default();
+    assert_eq!(turns.first_class(), None);
+    for (lane, class) in [(1, [2, 0]), (2, NORMAL)] {
+        let place = Place {
+            class,
+            ..place("a", "", 1.0)
+        };
+        turns.insert(LaneId(lane), place);
+    }
+    assert_eq!(turns.first_class(), Some(NORMAL));
+    turns.remove(LaneId(2));
+    assert_eq!(turns.first_class(), Some([2, 0]));
+}
