@@ -476,6 +476,7 @@ fn the_recent_cursor_lags_two_look_backs_behind() {
     }
     lanes.restart();
     assert_eq!(recent(&mut lanes), i64::MIN);
+    lanes.mark_all_empty();
     lanes.peeked();
     lanes.swept(i64::MIN);
     assert_eq!(recent(&mut lanes), 300, "the sweep has found everything");
