@@ -110,7 +110,7 @@ BEGIN
         WHERE n.state = 'queued' AND n.turn IS NOT NULL);
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     IF FOUND THEN
-        lanes := array_remove(rouse._not_paused(lanes), NULL);
+        lanes := coalesce(array_remove(rouse._not_paused(lanes), NULL), '{}');
     END IF;
 END
 $$;

@@ -123,6 +123,41 @@ async fn a_peek_returns_lanes_with_jobs_after_their_cursors_in_the_requested_ord
 }
 
 #[tokio::test]
+async fn a_search_of_the_newest_jobs_names_the_lanes_of_those_that_a_claim_could_take() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let store = db.worker().await;
+    let (_, first) = store.newest_lanes(None, 10).await.unwrap();
+    let search = async |after: i64, most: i32| store.newest_lanes(Some(after), most).await.unwrap();
+    let queues = async || {
+        let (lanes, last) = search(first, 10).await;
+        let lanes: Vec<i64> = lanes.iter().map(|lane| lane.0).collect();
+        let names = "SELECT coalesce(array_agg(DISTINCT queue ORDER BY queue), '{}') FROM rouse.lane WHERE id = ANY ($1)";
+        let row = client.query_one(names, &[&lanes]).await.unwrap();
+        (row.get::<_, Vec<String>>(0), last)
+    };
+    let enqueue = async |args: &str| {
+        let enqueue = format!("SELECT rouse.enqueue('noop', {args})");
+        client.query(&enqueue, &[]).await.unwrap();
+    };
+    assert_eq!(queues().await, (vec![], first));
+    client
+        .batch_execute("SELECT rouse.pause_queue('paused')")
+        .await
+        .unwrap();
+    assert_eq!(queues().await, (vec![], first), "beside a paused queue");
+    enqueue("queue => 'a'").await;
+    enqueue("queue => 'paused'").await;
+    enqueue("queue => 'later', run_at => now() + interval '1 hour'").await;
+    enqueue("queue => 'b'").await;
+    let (found, last) = queues().await;
+    assert_eq!(found, ["a", "b"]);
+    assert_eq!(search(last, 10).await, (vec![], last));
+    // Only the last ids are read.
+    assert_eq!(search(first, 1).await.0.len(), 1);
+}
+
+#[tokio::test]
 async fn a_peek_reports_unread_lanes_in_the_catalog() {
     let db = TestDb::new().await;
     let client = db.client().await;
