@@ -138,6 +138,7 @@ impl Ui {
             .route(&at("/sign-out"), post(actions::sign_out))
             .route(&at("/live/"), get(live::stream))
             .route(&at("/live/{*path}"), get(live::stream))
+            .route(&at("/job"), get(to_the_job))
             .route(&at("/jobs/{id}/payload"), get(raw::payload))
             .route(&at("/jobs/{id}/result"), get(raw::result))
             .route(&at("/"), get(show))
@@ -174,6 +175,22 @@ impl Ui {
 
 async fn to_the_overview(State(ui): State<Ui>) -> Redirect {
     Redirect::to(&format!("{}/", ui.base()))
+}
+
+/// The page of the job whose id was entered.
+async fn to_the_job(
+    State(ui): State<Ui>,
+    axum::Extension(reader): axum::Extension<Reader>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let query = pairs(&query.unwrap_or_default());
+    match query.get("id").and_then(|id| id.parse::<i64>().ok()) {
+        Some(id) => Redirect::to(&format!("{}/jobs/{id}", ui.base())).into_response(),
+        None => {
+            let why = "The id of a job is a number, such as 42.";
+            ui.problem_for(&reader, StatusCode::BAD_REQUEST, "Not understood", why)
+        }
+    }
 }
 
 /// The path behind [`PATH`].

@@ -205,6 +205,28 @@ async fn what_keeps_a_job_is_a_link_or_can_be_changed_beside_it() {
 }
 
 #[tokio::test]
+async fn a_job_is_opened_by_its_id() {
+    let db = shop().await;
+    let dashboard = Dashboard::start(&db, &[]);
+    let page = dashboard.get("/jobs").await.body;
+    assert!(page.contains(r#"action="/ui/job""#), "{page}");
+    let job = dashboard.get("/job?id=+42+").await;
+    assert_eq!(
+        (job.status, job.header("location")),
+        (303, Some("/ui/jobs/42"))
+    );
+    for id in ["", "x", "99999999999999999999"] {
+        let refused = dashboard.get(&format!("/job?id={id}")).await;
+        assert_eq!(refused.status, 400);
+        assert!(
+            refused.body.contains("The id of a job is a number"),
+            "{}",
+            refused.body
+        );
+    }
+}
+
+#[tokio::test]
 async fn lists_have_counts_of_live_jobs_and_link_retried_ones_to_their_retries() {
     let db = shop().await;
     let client = db.client().await;

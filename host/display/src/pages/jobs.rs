@@ -62,7 +62,14 @@ pub fn jobs(
     now: f64,
 ) -> Markup {
     html! {
-        div class="title" { h1 { "Jobs" } (states(chrome, filter, live)) }
+        div class="title" {
+            h1 { "Jobs" }
+            (states(chrome, filter, live))
+            form class="inline" method="get" action={ (chrome.base) "/job" } {
+                label { "Job " input name="id" inputmode="numeric" size="12" placeholder="its id" autocomplete="off"; }
+                button type="submit" { "Open" }
+            }
+        }
         section class="card" {
             details id="filter" open[*filter != JobFilter::default()] {
                 summary { "Filter" }
