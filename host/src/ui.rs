@@ -184,7 +184,7 @@ async fn to_the_job(
     RawQuery(query): RawQuery,
 ) -> Response {
     let query = pairs(&query.unwrap_or_default());
-    match query.get("id").and_then(|id| id.parse::<i64>().ok()) {
+    match query.get("job").and_then(|id| id.parse::<i64>().ok()) {
         Some(id) => Redirect::to(&format!("{}/jobs/{id}", ui.base())).into_response(),
         None => {
             let why = "The id of a job is a number, such as 42.";

@@ -127,6 +127,7 @@ async fn a_search_of_the_newest_jobs_names_the_lanes_of_those_that_a_claim_could
     let db = TestDb::new().await;
     let client = db.client().await;
     let store = db.worker().await;
+    enqueue(&client, "noop", json!({})).await;
     let (_, first) = store.newest_lanes(None, 10).await.unwrap();
     let search = async |after: i64, most: i32| store.newest_lanes(Some(after), most).await.unwrap();
     let queues = async || {

@@ -210,13 +210,13 @@ async fn a_job_is_opened_by_its_id() {
     let dashboard = Dashboard::start(&db, &[]);
     let page = dashboard.get("/jobs").await.body;
     assert!(page.contains(r#"action="/ui/job""#), "{page}");
-    let job = dashboard.get("/job?id=+42+").await;
+    let job = dashboard.get("/job?job=+42+").await;
     assert_eq!(
         (job.status, job.header("location")),
         (303, Some("/ui/jobs/42"))
     );
     for id in ["", "x", "99999999999999999999"] {
-        let refused = dashboard.get(&format!("/job?id={id}")).await;
+        let refused = dashboard.get(&format!("/job?job={id}")).await;
         assert_eq!(refused.status, 400);
         assert!(
             refused.body.contains("The id of a job is a number"),

@@ -66,7 +66,7 @@ pub fn jobs(
             h1 { "Jobs" }
             (states(chrome, filter, live))
             form class="inline" method="get" action={ (chrome.base) "/job" } {
-                label { "Job " input name="id" inputmode="numeric" size="12" placeholder="its id" autocomplete="off"; }
+                label { "Job " input name="job" inputmode="numeric" size="12" placeholder="its id" autocomplete="off"; }
                 button type="submit" { "Open" }
             }
         }
