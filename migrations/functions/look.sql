@@ -24,12 +24,12 @@ $$;
 --   looked_at           the time up to which leases were checked
 --   turn                the last assigned turn; null while a queue is paused, because a lane that seems empty may have jobs then
 --   writers             transactions of this database that have written and are in progress, or prepared: their jobs are not visible yet;
---                       null unless requested (`with_writers`), because it reads all sessions of the server
+--                       null unless p_writers is given, because it reads all sessions of the server: those of the last call (none: empty)
 --   releases            releases have been pending for more than a second (rouse.continue_releases; served by
 --                       pending_release_due)
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_sum bigint,
-    p_orphaned_since timestamptz, p_due_within_ms bigint, p_with_writers boolean,
+    p_orphaned_since timestamptz, p_due_within_ms bigint, p_writers bigint[],
     OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint, OUT looked_at timestamptz,
     OUT turn bigint, OUT writers bigint[], OUT releases boolean, OUT deadlines boolean)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -42,6 +42,8 @@ DECLARE
     next_at        timestamptz;
     deadline_at    timestamptz;
     paused         boolean;
+    -- The snapshot of this call sees no transaction from this one on.
+    unseen         bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
 BEGIN
     looked_at := at;
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
@@ -52,14 +54,20 @@ BEGIN
         -- Before the transactions: those with earlier turns are among them.
         turn := (SELECT s.last_value FROM rouse.turn_seq AS s);
     END IF;
-    -- Read after the snapshot of the rows: a transaction that ended in between counts as ended, and the next peek sees its rows. Not
-    -- pg_snapshot_xip, which lacks transactions that are newer than all ended ones.
-    IF p_with_writers THEN
+    -- Read after the snapshot of the rows. A transaction of p_writers that ended in between is among them, because its rows were not seen.
+    -- Others count as ended: the next two peeks of a sweep see their rows. Not pg_snapshot_xip, which lacks transactions that are newer
+    -- than all ended ones.
+    IF p_writers IS NOT NULL THEN
         writers := ARRAY(
             SELECT a.backend_xid::text::bigint FROM pg_stat_get_activity(NULL) AS a
             WHERE a.backend_xid IS NOT NULL AND a.datid = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
             UNION ALL
-            SELECT p.transaction::text::bigint FROM pg_prepared_xacts AS p WHERE p.database = current_database());
+            SELECT p.transaction::text::bigint FROM pg_prepared_xacts AS p WHERE p.database = current_database()
+            UNION
+            -- The ids of sessions have 32 bits, those of snapshots 64. The nearest to `unseen` is meant.
+            SELECT w.id FROM unnest(p_writers) AS w(id)
+            WHERE NOT pg_visible_in_snapshot(
+                greatest(unseen + ((w.id - unseen + 2147483648) & 4294967295) - 2147483648, 3)::text::xid8, pg_current_snapshot()));
     END IF;
     SELECT coalesce(array_agg(asked.lane), '{}') INTO ready
     FROM unnest(p_lanes, p_cursors) AS asked(lane, after)

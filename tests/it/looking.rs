@@ -6,7 +6,7 @@ use rouse::job::{Fence, LaneId};
 use rouse::store::{ClaimOrder, Looking, Peek, Store};
 use rouse::worker::Settings;
 use serde_json::json;
-use tokio_postgres::Client;
+use tokio_postgres::{Client, IsolationLevel, Transaction};
 
 use crate::support::TestDb;
 use crate::support::proxy::Proxy;
@@ -44,7 +44,7 @@ impl Looker {
             catalog_sum: self.catalog_sum,
             orphaned_since: since(within),
             due_within: within,
-            with_writers: false,
+            writers: None,
         };
         Peek {
             turn: None,
@@ -287,7 +287,7 @@ async fn a_peek_returns_the_newest_writing_transaction_of_its_own_database() {
             catalog_sum: 0,
             orphaned_since: None,
             due_within: None,
-            with_writers: true,
+            writers: Some(&[]),
         };
         looker.store.peek(&looking).await.unwrap().writers.unwrap()
     };
@@ -312,4 +312,38 @@ async fn a_peek_returns_the_newest_writing_transaction_of_its_own_database() {
         }
     }
     there.rollback().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_transaction_that_ends_during_a_peek_is_still_writing_if_the_last_peek_has_seen_it() {
+    const PEEK: &str = "SELECT writers FROM rouse.peek('{}', '{}', 0, 0, NULL, NULL, $1::bigint[])";
+    let db = TestDb::new().await;
+    let (mut looker, mut producer) = (db.client().await, db.client().await);
+    let enqueue = producer.transaction().await.unwrap();
+    let id: i64 = enqueue
+        .query_one(
+            "SELECT rouse.enqueue('x'), pg_current_xact_id()::xid::text::bigint",
+            &[],
+        )
+        .await
+        .unwrap()
+        .get(1);
+    // The peek has its snapshot, and has not read the sessions.
+    let peek = looker
+        .build_transaction()
+        .isolation_level(IsolationLevel::RepeatableRead)
+        .start()
+        .await
+        .unwrap();
+    peek.batch_execute("SELECT 1").await.unwrap();
+    enqueue.commit().await.unwrap();
+    let writers = async |client: &Transaction<'_>, last: &[i64]| -> Vec<i64> {
+        client.query_one(PEEK, &[&last]).await.unwrap().get(0)
+    };
+    assert_eq!(writers(&peek, &[id]).await, [id]);
+    assert!(writers(&peek, &[]).await.is_empty());
+    peek.commit().await.unwrap();
+    // The next peek sees its jobs.
+    let peek = looker.transaction().await.unwrap();
+    assert!(writers(&peek, &[id]).await.is_empty());
 }

@@ -21,8 +21,8 @@ pub struct Looking<'a> {
     /// Only jobs that became due, and deadlines that have passed, within this time, by the database's clock; `None`
     /// means all.
     pub due_within: Option<Duration>,
-    /// Whether to return the transactions that write.
-    pub with_writers: bool,
+    /// Requests the transactions that write: those of the last such peek, or none. `None` does not request them.
+    pub writers: Option<&'a [i64]>,
 }
 
 /// The result of a peek.
@@ -43,8 +43,8 @@ pub struct Peek {
     pub looked_at: SystemTime,
     /// The last turn that was assigned; `None` while a queue is paused.
     pub turn: Option<i64>,
-    /// The ids of the transactions in progress that have written: their jobs are not visible yet. `None` if they were
-    /// not requested.
+    /// The ids of the transactions in progress that have written: their jobs are not visible yet. Those of the last peek
+    /// that ended while this one was made are among them. `None` if they were not requested.
     pub writers: Option<Vec<i64>>,
     /// Releases have been pending for more than a second.
     pub releases: bool,
@@ -67,7 +67,7 @@ impl Store {
                     (&looking.catalog_sum, Type::INT8),
                     (&looking.orphaned_since, Type::TIMESTAMPTZ),
                     (&looking.due_within.map(millis), Type::INT8),
-                    (&looking.with_writers, Type::BOOL),
+                    (&looking.writers, Type::INT8_ARRAY),
                 ],
             )
             .await?;

@@ -299,7 +299,7 @@ impl<'a> Looks<'a> {
                 catalog_sum: lanes.read_sum(),
                 orphaned_since,
                 due_within: self.schedule.due_within(started),
-                with_writers: is_sweep,
+                writers: is_sweep.then_some(self.writers.last()),
             })
             .await
     }

@@ -6,19 +6,29 @@ use std::collections::HashSet;
 /// The ids of transactions that have written and not ended.
 #[derive(Debug, Default)]
 pub(super) struct Writers {
-    /// All writing transactions at the last sweep.
-    last: HashSet<i64>,
+    /// All writing transactions at the last sweep, in no order.
+    last: Vec<i64>,
     /// The late ones. They were in progress at the sweep before, too, so the short sweep misses their jobs. Any other
     /// transaction has taken its turns since that sweep, and the next sweep goes back to the cursors of that time.
     late: HashSet<i64>,
 }
 
 impl Writers {
+    /// All writing transactions at the last sweep.
+    pub(super) fn last(&self) -> &[i64] {
+        &self.last
+    }
+
     /// Updates the transactions after a sweep. True if a late one has ended.
     pub(super) fn update(&mut self, writers: Vec<i64>) -> bool {
-        let writers: HashSet<i64> = writers.into_iter().collect();
-        let has_ended = !self.late.is_subset(&writers);
-        self.late = &writers & &self.last;
+        let now: HashSet<i64> = writers.iter().copied().collect();
+        let has_ended = !self.late.is_subset(&now);
+        self.late = self
+            .last
+            .iter()
+            .copied()
+            .filter(|id| now.contains(id))
+            .collect();
         self.last = writers;
         has_ended
     }

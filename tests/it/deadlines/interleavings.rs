@@ -18,7 +18,7 @@ async fn peek(store: &Store) -> Peek {
         catalog_sum: 0,
         orphaned_since: None,
         due_within: None,
-        with_writers: false,
+        writers: None,
     };
     store.peek(&looking).await.unwrap()
 }
