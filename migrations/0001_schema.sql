@@ -373,7 +373,7 @@ CREATE INDEX dependency_chain ON rouse.dependency (chain, on_failure);
 CREATE INDEX dependency_job ON rouse.dependency (job);
 
 -- Deadlines of the jobs that were enqueued with a job timeout (functions/deadlines.sql); other jobs have no row. Deleted when the deadline
--- has passed, also if the job has ended before: so the end of a job never looks for one.
+-- has passed, even if the job has ended before: so the end of a job never looks for one.
 CREATE TABLE rouse.deadline (
     job         bigint PRIMARY KEY,
     deadline_at timestamptz NOT NULL,

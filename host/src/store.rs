@@ -399,9 +399,7 @@ impl Store {
         match tokio::time::timeout_at(until, answers).await {
             Ok(answers) => {
                 let answers: Vec<Vec<Row>> = answers?;
-                Ok(answers
-                    .try_into()
-                    .unwrap_or_else(|_| unreachable!("an answer for each statement")))
+                Ok(answers.try_into().expect("an answer for each statement"))
             }
             Err(_) => {
                 self.give_up(client);

@@ -14,22 +14,22 @@
 -- the threshold at which Postgres JIT-compiles a plan at each execution: a claim takes 10 ms instead of 1. This applies
 -- to all functions for workers.
 
--- Claims up to `wanted` jobs from these lanes, in the given order, each lane from its cursor on, and stops after the
+-- Claims up to `p_wanted` jobs from these lanes, in the given order, each lane from its cursor on, and stops after the
 -- job with which the total size reaches 8 MiB (CLAIM_BYTES_MAX of the host). A lease is at most a day, and a worker of
 -- a limited login claims only what its limits permit (logins.sql). Safe under concurrency: rows that another claim has
 -- locked are skipped, and each row is checked again under its lock, because it may have been claimed in the meantime.
 -- Served by job_ready, then by the primary key. Nothing is claimed from paused queues; that check reads an index that
 -- is empty unless a queue is paused. The checks of gates (gates.sql) and of shards (shards.sql) read such indexes too. The commit does not
--- wait for the disk: a claim that is lost in a server crash is simply made again. Jobs beyond the size limit are locked until the claim commits, and otherwise unchanged. The size
+-- wait for the disk, unless a gate throttles the jobs: a claim that is lost in a server crash is simply made again. Jobs beyond the size limit are locked until the claim commits, and otherwise unchanged. The size
 -- of a job is rouse.job.bytes plus 120 bytes for the columns that every row has.
 --
--- Orphans go first. If a lease has ended since `checked_at`, nothing is claimed, and the answer is one row without an
+-- Orphans go first. If a lease has ended since `p_checked_at`, nothing is claimed, and the answer is one row without an
 -- id: its `claimed_at` is the time up to which leases were checked. The caller adopts, and passes that time to its next
--- claim. The answer does not identify the orphan. If `checked_at` is null, leases are not checked. Each check starts
+-- claim. The answer does not identify the orphan. If `p_checked_at` is null, leases are not checked. Each check starts
 -- where the previous one ended, so that each worker reads only once the dead entries of job_lease that an old
 -- transaction keeps.
 --
--- `p_in_batches`: all lanes have a gate of kind batch, and `wanted` is a number of batches.
+-- `p_in_batches`: all lanes have a gate of kind batch, and `p_wanted` is a number of batches.
 --
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them, by id: rows that were enqueued together are
 -- updated together, whatever lanes they are of. The caller knows the order of the lanes. After these, a row without an id for each lane from

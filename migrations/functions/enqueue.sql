@@ -167,8 +167,8 @@ $$;
 --   unique_key    unique among the live jobs of the handler and the tenant (null tenants count as one): if such a job exists,
 --                 its id is returned and nothing is inserted; rouse.enqueue_unique also returns which of the two has happened
 --   tags          only workers that have all of these take the job
---   grants        an attenuation of the handler's grants: {"http": hosts, "secrets": names, "dirs": paths, "env": names, "memory_mb": …,
---                 "cpu": …, "timeout": …}; entries that a given list does not name are removed; a list of such objects: all of them apply
+--   grants        an attenuation of the handler's grants: {"http": hosts, "secrets": names, "dirs": paths, "env": names, "enqueue": handlers,
+--                 "sql": statements, "state": false, "memory_mb": …, "cpu": …, "timeout": …}; entries that a given list does not name are removed; a list of such objects: all of them apply
 --   lease         the duration of a claim without renewal, 2 seconds to 1 day; null: the handler's own
 --   timeout       the run timeout of an attempt, 1 millisecond to 30 days; null: the handler's own. If rouse.toml sets one for the
 --                 handler, the shorter of the two counts

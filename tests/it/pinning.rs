@@ -358,7 +358,7 @@ fn a_key_is_made_once_and_hosts_trust_its_signatures() {
     assert!(
         deployment
             .exits_with(1, &["handlers", "keygen", "key"])
-            .contains("make the key key")
+            .contains("create the key file key")
     );
     fs::write(deployment.path("rouse.toml"), &trusted).unwrap();
     assert!(

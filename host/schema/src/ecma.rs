@@ -50,7 +50,7 @@ pub(super) fn parse(written: &str) -> Result<Hir, String> {
     let pattern = parser.alternatives()?;
     match parser.peek() {
         None => Ok(pattern),
-        Some(_) => Err(wrong("a ) that closes nothing")),
+        Some(_) => Err(wrong("an unmatched )")),
     }
 }
 
@@ -141,7 +141,7 @@ impl Parser {
             '[' => Ok(one_of(self.class()?)),
             '\\' => Ok(one_of(self.escape(false)?.set())),
             '*' | '+' | '?' | '{' => Err(wrong(&format!("a {first} with nothing to repeat"))),
-            ']' | '}' => Err(wrong(&format!("a {first} that closes nothing"))),
+            ']' | '}' => Err(wrong(&format!("an unmatched {first}"))),
             other => Ok(one_of(set(&[(other.into(), other.into())]))),
         }
     }
@@ -157,7 +157,7 @@ impl Parser {
         if self.skip("?<") {
             self.name()?;
         } else if !self.skip("?:") && self.peek() == Some('?') {
-            return Err(wrong("a group that starts with (? and not with (?: or (?<"));
+            return Err(wrong("a group other than (…), (?:…) and (?<name>…)"));
         }
         self.nest += 1;
         if self.nest > NEST_MAX {

@@ -25,9 +25,9 @@ const EXIT_UNKNOWN: u8 = 3;
 With a job: its whole history, from the request to the end, oldest first. Without one: the events since a time, newest \
 first: ended jobs and attempts, released claims, renewals, and admin actions with the login. Nobody can rewrite ended jobs, not even \
 the owner of the schema, without leaving a record (rouse.unlock_history).\n\
-The search goes back until the page is full, at most to --since; a filter that matches little searches the whole time.\n\
+The search goes back until the page is full, at most to --since; a filter with few matches may search the whole range.\n\
 Needs the role rouse_observer or rouse_operator.\n\
-Exit codes: 0 found, also if nothing happened · 3 no such job")]
+Exit codes: 0 found, even if nothing happened · 3 no such job")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,

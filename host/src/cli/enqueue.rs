@@ -28,7 +28,7 @@ pub(super) struct Args {
     #[arg(value_name = "JSON", default_value = "{}")]
     payload: String,
 
-    /// The queue; default: default
+    /// The queue; default: `default`
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
 

@@ -52,7 +52,7 @@ enum Verb {
     Complete(change::Complete),
     /// End a job as failed, with a message
     Fail(change::Fail),
-    /// Send a signal to a job, which ends its wait for it, now or later
+    /// Send a signal to a job: it ends the job's wait for that signal, now or later
     Signal(change::Signal),
     /// Change when queued jobs may start
     Reschedule(change::Reschedule),

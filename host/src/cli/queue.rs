@@ -156,7 +156,7 @@ struct Set {
 
     #[command(flatten)]
     dispatch: dispatch::Options,
-    /// Into how many shards the lanes are divided, which workers lease, 2 to 1024; 0: all workers serve all lanes
+    /// The number of shards of its lanes, which workers lease, 2 to 1024; 0: all workers serve all lanes
     #[arg(long, value_name = "SHARDS", group = "settings", conflicts_with_all = ["share", "dispatching", "retention"])]
     shards: Option<i32>,
 

@@ -38,7 +38,7 @@ const CLEAR: &str = "\x1b[2J\x1b[H";
 /// Options of `rouse top`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer. Those come first that have run for longest, or use most (--sort). Workers report usage every 5 seconds, for attempts that \
+Needs the role rouse_observer. The longest-running attempts come first, or those that use most (--sort). Workers report usage every 5 seconds, for attempts that \
 have run for 2; `-` means that nothing is known yet. For ended attempts see `rouse job ID` and the view rouse.usage.")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -48,7 +48,7 @@ pub(super) struct Args {
     #[arg(long)]
     once: bool,
 
-    /// What comes first: the attempts with the longest time, or the largest value, of those that have run for longest
+    /// Sort by this column; only the longest-running attempts are considered
     #[arg(long, value_enum, value_name = "COLUMN", default_value_t = Sort::Time)]
     sort: Sort,
 

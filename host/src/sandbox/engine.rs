@@ -63,8 +63,8 @@ pub struct Sandbox {
     pub(super) ticker: Ticker,
     pub(super) idle: Arc<Idle<Serves, Instance>>,
     pub(super) cache: Option<CodeCache>,
-    /// Used to log once what the fence of compilers cannot prevent.
-    pub(super) fence_logged: Once,
+    /// Used to log once what the confinement of compilers cannot prevent.
+    pub(super) confinement_logged: Once,
     pub(super) net: Arc<Net>,
     pub(super) roots: Roots,
     pub(super) ledgers: Ledgers,
@@ -119,7 +119,7 @@ impl Sandbox {
                 .cache_dir
                 .as_deref()
                 .and_then(|dir| CodeCache::open(dir, &engine)),
-            fence_logged: Once::new(),
+            confinement_logged: Once::new(),
             ticker: Ticker::start(engine.clone(), settings.tick)?,
             engine,
             idle: Idle::new(idle_max(attempts_max, &settings)),

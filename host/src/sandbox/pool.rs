@@ -1,6 +1,7 @@
 //! How many attempts this machine can hold at once.
 
 use std::fs;
+use std::path::Path;
 
 /// The maximum for one process: the figures below were measured up to here.
 const ATTEMPTS_MAX: usize = 10_000;
@@ -47,16 +48,15 @@ pub(super) struct PoolSize {
 impl Machine {
     /// Reads the machine's resources; unknown resources limit nothing.
     pub(super) fn read() -> Self {
-        let number = |path| fs::read_to_string(path).ok()?.trim().parse::<usize>().ok();
         let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
             let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
             let kibibytes: usize = line.split_whitespace().nth(1)?.parse().ok()?;
             Some(kibibytes << 10)
         });
-        let group = number("/sys/fs/cgroup/memory.max")
-            .or_else(|| number("/sys/fs/cgroup/memory/memory.limit_in_bytes"));
+        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let group = group_limit(Path::new("/sys/fs/cgroup"), &groups);
         Self {
-            maps_max: number("/proc/sys/vm/max_map_count"),
+            maps_max: number(Path::new("/proc/sys/vm/max_map_count")),
             memory_bytes: [total, group].into_iter().flatten().min(),
         }
     }
@@ -105,9 +105,60 @@ impl Machine {
     }
 }
 
+fn number(path: &Path) -> Option<usize> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The smallest memory limit of the control groups that a process is in, bytes: of its own group, and of those around
+/// it. `root`: where they are mounted. `groups`: the contents of `/proc/self/cgroup`, with a line `0::/path` in version 2
+/// and `5:memory:/path` in version 1. In a container, the paths may be those of the host: then only the group at the
+/// root is found, which is the container's.
+fn group_limit(root: &Path, groups: &str) -> Option<usize> {
+    let limits = groups.lines().filter_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
+        let (mount, file) = match controllers {
+            "" => (root.to_owned(), "memory.max"),
+            _ if controllers.split(',').any(|name| name == "memory") => {
+                (root.join("memory"), "memory.limit_in_bytes")
+            }
+            _ => return None,
+        };
+        let group = mount.join(path.trim_start_matches('/'));
+        let around = group.ancestors().take_while(|dir| dir.starts_with(&mount));
+        around.filter_map(|dir| number(&dir.join(file))).min()
+    });
+    limits.min()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_memory_limit_is_the_smallest_of_the_groups_around_the_process() {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("it has a folder")).expect("create it");
+            fs::write(path, text).expect("write it");
+        };
+        let limit = |groups| group_limit(root.path(), groups);
+        write("system.slice/rouse.service/memory.max", "max\n");
+        assert_eq!(limit("0::/system.slice/rouse.service\n"), None);
+        write("system.slice/memory.max", "3000000\n");
+        assert_eq!(limit("0::/system.slice/rouse.service\n"), Some(3_000_000));
+        write("system.slice/rouse.service/memory.max", "2000000\n");
+        assert_eq!(limit("0::/system.slice/rouse.service\n"), Some(2_000_000));
+        // A container that sees the path of its group on the host.
+        assert_eq!(limit("0::/docker/12ab\n"), None);
+        write("memory.max", "1000000\n");
+        assert_eq!(limit("0::/docker/12ab\n"), Some(1_000_000));
+        write("memory/jobs/memory.limit_in_bytes", "500000\n");
+        let both = "12:pids:/jobs\n5:cpu,memory:/jobs\n0::/\n";
+        assert_eq!(limit(both), Some(500_000));
+        assert_eq!(limit(""), None);
+    }
 
     const LARGE: Machine = Machine {
         maps_max: Some(1_000_000),

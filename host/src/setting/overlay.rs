@@ -17,11 +17,11 @@ pub struct Overlay<T> {
     of: PhantomData<T>,
 }
 
-/// The tables that count for a handler, the narrowest first, each with its name and what it sets.
+/// The tables that apply to a handler, the narrowest first, each with its name and what it sets.
 pub type Overlays<'a, T> = Vec<(String, &'a Overlay<T>)>;
 
 impl<T: Settable> Overlay<T> {
-    /// With this setting too.
+    /// The overlay with this setting added.
     ///
     /// # Panics
     /// If there is no such key, or its values are of another kind.
@@ -30,7 +30,7 @@ impl<T: Settable> Overlay<T> {
         self
     }
 
-    /// Sets this too.
+    /// Adds this setting.
     ///
     /// # Panics
     /// If there is no such key, or its values are of another kind.

@@ -2,10 +2,12 @@
 //!
 //! A slot ([`serve`]) takes one claim after another from the line. [`run`] takes each claim through these steps:
 //!
-//! 1. [`start`] finds the handler, checks that the payload is there, resolves the policy, attenuates the grants and starts the lease.
+//! 1. [`start`] finds the handler, checks that its statements fit the database and that the payload is there, resolves the
+//!    policy, attenuates the grants and starts the lease.
 //! 2. [`run_in_sandbox`] runs the guest within the middlewares, and returns how the run ended: a `RunEnd`.
 //! 3. [`decide`] turns the `RunEnd` into an `Outcome`.
-//! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence.
+//! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence; a success with effects commits
+//!    together with these (`effects/together.rs`).
 //!
 //! If step 1 fails, [`end_unstarted`] replaces step 2: the reason is a `RunEnd` too, and is decided and settled in the
 //! same way. A batch ([`batch::run`]) takes several jobs through step 2 together.
@@ -62,7 +64,7 @@ pub(super) async fn serve(shared: Arc<Shared>) {
         slot.current.clear();
         slot.current
             .extend(claim.jobs().map(|job| (job.id, job.fence)));
-        // Others may have waited for the end of the attempt before.
+        // Claims of the same handler may have waited for the end of the previous attempt.
         if slot.host_limit.is_some() {
             slots::start_more(&shared);
         }
@@ -79,7 +81,7 @@ pub(super) async fn serve(shared: Arc<Shared>) {
                 .run_until_cancelled(tokio::time::sleep(delay))
                 .await;
         }
-        // Otherwise a series of jobs of a few microseconds would monopolise the thread.
+        // Without this, a series of jobs of a few microseconds would monopolise the thread.
         tokio::task::consume_budget().await;
     }
     slot.finished = true;
@@ -128,7 +130,7 @@ async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
     }
 }
 
-/// Takes a job whose lease is renewed to its settlement.
+/// Runs a started attempt and settles it.
 async fn run_started(shared: &Arc<Shared>, claim: Claim, started: Started) -> Duration {
     let trace = shared
         .settings
@@ -137,7 +139,7 @@ async fn run_started(shared: &Arc<Shared>, claim: Claim, started: Started) -> Du
     run_traced(shared, claim, started, trace).await
 }
 
-/// The same in this trace.
+/// Runs and settles the attempt, and records it in `trace`.
 async fn run_traced(
     shared: &Arc<Shared>,
     mut claim: Claim,
@@ -419,7 +421,7 @@ fn input(claim: &Claim, policy: &Policy, payload: String, trace: AttemptTrace) -
     }
 }
 
-/// The maximum number of attempts. Attempts that do not count have a number too.
+/// The maximum number of attempts, including those that do not count, because they are numbered too.
 fn max_attempts(job: &ClaimedJob, policy: &Policy) -> u32 {
     job.max_attempts.unwrap_or(policy.retry.max_attempts)
         + u32::try_from(job.uncounted).unwrap_or(0)

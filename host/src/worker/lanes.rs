@@ -122,8 +122,6 @@ struct Known {
     cursor: i64,
     /// The cursor at the last two calls of [`Lanes::look_back`], older first.
     recent: [i64; 2],
-    /// The last sweep read it and found it empty.
-    was_empty: bool,
     /// Up to where it was read at the last two sweeps, older first. `i64::MIN` if it was not served then.
     marks: [i64; 2],
     /// The last turn that was ever claimed from it, or up to which it was found empty. Sweeps do not reset it.

@@ -43,6 +43,8 @@ struct Peeked {
     turn: Option<i64>,
     /// Transactions that have written and are in progress, if this is a sweep.
     writers: Vec<i64>,
+    /// The lanes that it found empty, if this is a sweep that reads all lanes.
+    empty: Vec<LaneId>,
 }
 
 impl<'a> Looks<'a> {
@@ -194,11 +196,10 @@ impl<'a> Looks<'a> {
         // Not while a queue is paused: its lanes were not read.
         if let Some(turn) = peeked.turn
             && !found.fills(wanted)
-            && self.claims.lanes.fit_one_claim()
         {
             // No further than at the last sweep: turns that were assigned since then may not be committed yet.
             let empty_to = before.map_or(i64::MIN, |before| before.min(turn));
-            self.claims.lanes.swept(empty_to);
+            self.claims.lanes.swept(&peeked.empty, empty_to);
         }
         // The filled claims may have left out lanes, and may do so for long.
         if found.fills(wanted)
@@ -256,9 +257,10 @@ impl<'a> Looks<'a> {
         let orphaned_since = self.no_orphans_since.map(|then| then - WINDOW_MARGIN);
         let peek = self.peek(started, orphaned_since, known, is_sweep).await?;
         let is_ready = self.prepare_claims(started, &peek, known).await?;
-        if is_sweep {
-            self.claims.lanes.peeked();
-        }
+        let empty = match is_sweep && self.claims.lanes.fit_one_claim() {
+            true => self.claims.lanes.empty(),
+            false => Vec::new(),
+        };
         let mut found = self.adopt(wanted, orphaned_since, &peek).await?;
         // Orphans that a cut adoption has left precede queued jobs.
         if !found.is_cut && found.jobs < wanted {
@@ -273,6 +275,7 @@ impl<'a> Looks<'a> {
             found,
             turn: peek.turn,
             writers: peek.writers.unwrap_or_default(),
+            empty,
         })
     }
 

@@ -35,7 +35,7 @@ pub(super) struct Options {
     /// Numbers of hosts
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
     pub(super) hosts: Vec<usize>,
-    /// Numbers of lanes; default: 1, 10, 1,000 and 10,000, or 1, 100 and 10,000 for `modes`
+    /// Numbers of lanes; default: 1, 10, 1,000 and 10,000; for `modes` 1, 100 and 10,000; for `shards` 1,000
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(i64).range(1..=1_000_000))]
     lanes: Vec<i64>,
     /// Jobs that run one after the other behind a limit of one
@@ -93,6 +93,7 @@ impl Options {
     pub(super) fn lanes(&self, kind: Kind) -> Vec<i64> {
         match (self.lanes.as_slice(), kind) {
             ([], Kind::Modes) => vec![1, 100, 10_000],
+            ([], Kind::Shards) => vec![1_000],
             ([], _) => vec![1, 10, 1_000, 10_000],
             (given, _) => given.to_vec(),
         }

@@ -62,7 +62,7 @@ const CASES: &[Case] = &[
         &[r"^$\.*+?()[]{}|/"],
         &["\\^"],
     ),
-    // Two surrogates are one character; no text contains a lone one.
+    // A surrogate pair is one character; texts contain no lone surrogates.
     (
         r"^\uD83D\uDE00{2}$",
         &["😀😀"],
@@ -167,9 +167,9 @@ fn an_unsupported_pattern_is_rejected_with_the_reason() {
         ("[b-a]", "a range in brackets that ends before it starts"),
         ("[a", "a [ that is not closed"),
         ("(a", "a ( that is not closed"),
-        ("a)", "a ) that closes nothing"),
-        ("a]", "a ] that closes nothing"),
-        ("a}", "a } that closes nothing"),
+        ("a)", "an unmatched )"),
+        ("a]", "an unmatched ]"),
+        ("a}", "an unmatched }"),
         ("*a", "a * with nothing to repeat"),
         ("^*", "a * with nothing to repeat"),
         ("a**", "a * with nothing to repeat"),
@@ -181,11 +181,11 @@ fn an_unsupported_pattern_is_rejected_with_the_reason() {
         ("a{2,1}", "a {n,m} whose m is less than n"),
         (
             "(?i)a",
-            "a group that starts with (? and not with (?: or (?<",
+            "a group other than (…), (?:…) and (?<name>…)",
         ),
         (
             "(?P<a>b)",
-            "a group that starts with (? and not with (?: or (?<",
+            "a group other than (…), (?:…) and (?<name>…)",
         ),
         ("(?<1>a)", "a (?< without a name"),
         ("(?<>a)", "a (?< without a name"),

@@ -42,7 +42,7 @@ pub(super) fn keygen(args: &KeygenArgs) -> anyhow::Result<ExitCode> {
         .create_new(true)
         .mode(0o600)
         .open(&args.key)
-        .with_context(|| format!("make the key {}", args.key.display()))?;
+        .with_context(|| format!("create the key file {}", args.key.display()))?;
     writeln!(file, "{secret}")
         .and_then(|()| file.sync_all())
         .with_context(|| format!("write the key {}", args.key.display()))?;
@@ -69,7 +69,7 @@ fn read(path: &Path) -> anyhow::Result<SigningKey> {
         fs::metadata(path).with_context(|| format!("open the key {}", path.display()))?;
     ensure!(
         metadata.mode() & 0o077 == 0,
-        "others may read the key {}; run `chmod 600` on it",
+        "other users can read the key {}; run `chmod 600` on it",
         path.display()
     );
     let text =

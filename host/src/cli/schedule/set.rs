@@ -66,7 +66,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "KEY")]
     due_key: Option<String>,
 
-    /// The queue; default: default
+    /// The queue; default: `default`
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
 

@@ -25,8 +25,8 @@ pub(in crate::sandbox) struct Instance {
     jobs: u32,
 }
 
-/// The jobs that an instance may serve: those of one tenant for one version of a handler. Jobs without a tenant count
-/// as those of one more tenant.
+/// The jobs that an instance may serve: those of one tenant for one version of a handler. Jobs without a tenant
+/// are treated as those of a tenant of their own.
 pub(in crate::sandbox) struct Serves {
     pub(in crate::sandbox) handler: Arc<Handler>,
     pub(in crate::sandbox) tenant: Option<String>,

@@ -1,6 +1,6 @@
 //! Counts the contents of directories that have a quota.
 //!
-//! Growth by guests is added to the count and never subtracted. Removals show up when the directory is measured
+//! Growth by guests is added to the count, and subtracted only if the change failed. Removals show up when the directory is measured
 //! again, which happens when the last measurement is old, and before a write is refused if guests have removed
 //! enough. So the count is never too low as long as nobody else writes to the directory. The next measurement finds
 //! changes by others (people, other hosts).
@@ -23,9 +23,11 @@ const MEASURED_AGE_MAX: Duration = Duration::from_secs(10);
 /// How long it stays valid after a file was removed or truncated. If an attempt writes a file while another truncates
 /// it, holes arise that are not counted and could be filled. Directories that take long to measure have a longer time.
 const SHRUNK_AGE_MAX: Duration = Duration::from_millis(100);
+/// A measurement is valid for at least this many times its duration.
 const MEASURING_SHARE: u32 = 10;
 
-/// How long a full directory is not measured again, however often guests try to write, unless they have removed enough.
+/// The minimum time between measurements of a full directory, however often guests try to write, unless they have removed
+/// enough.
 const FULL_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// The ledgers of a host, one for each directory: handlers that share a directory share its quota.

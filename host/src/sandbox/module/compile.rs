@@ -6,7 +6,7 @@
 //! library have no such child unless they name an installed `rouse`; otherwise they compile in their own process.
 
 mod child;
-mod fence;
+mod confinement;
 mod host;
 pub(super) mod precompile;
 mod wire;
@@ -98,9 +98,9 @@ impl Compiler {
             Compiled::Answered {
                 code,
                 is_last,
-                fence,
+                confinement,
             } => {
-                self.sandbox.fence_logged.call_once(|| fence.log());
+                self.sandbox.confinement_logged.call_once(|| confinement.log());
                 (code.map_err(NotLoaded::Contents), is_last)
             }
             Compiled::Ended(ended) => {

@@ -75,7 +75,6 @@ impl Lanes {
                     cost: 1.0,
                     cursor: i64::MIN,
                     recent: [i64::MIN; 2],
-                    was_empty: false,
                     marks: [i64::MIN; 2],
                     reached: i64::MIN,
                 }

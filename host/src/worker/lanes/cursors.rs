@@ -1,6 +1,7 @@
 //! The cursors of lanes: the turns after which they are read.
 
 use super::Lanes;
+use crate::job::LaneId;
 
 impl Lanes {
     /// Makes the cursors at the previous call of this the recent ones.
@@ -40,21 +41,23 @@ impl Lanes {
         }
     }
 
-    /// The sweep has peeked: the lanes that are not active now were read and are empty.
-    pub(in crate::worker) fn peeked(&mut self) {
-        for (id, known) in &mut self.known {
-            known.was_empty = !self.active.contains(*id);
-        }
+    /// The lanes that are not known to have jobs.
+    pub(in crate::worker) fn empty(&self) -> Vec<LaneId> {
+        let known = self.known.keys().copied();
+        known.filter(|id| !self.active.contains(*id)).collect()
     }
 
-    /// After a sweep that found everything: moves the cursors of lanes that its peek found empty forward to the last turn
-    /// reached, and that to `empty_to`, a turn that was assigned a while ago: the next looks do not read the same rows
-    /// again, and skip the dead rows of finished jobs that an open transaction keeps. The others may have jobs that no
-    /// claim could take, because their queue was paused meanwhile; so may closed ones, those behind gates, and those in
+    /// After a sweep that found everything: moves the cursors of the lanes that its peek found empty forward to the last
+    /// turn reached, and that to `empty_to`, a turn that was assigned a while ago: the next looks do not read the same
+    /// rows again, and skip the dead rows of finished jobs that an open transaction keeps. The others may have jobs that
+    /// no claim could take, because their queue was paused meanwhile; so may closed ones, those behind gates, and those in
     /// shards.
-    pub(in crate::worker) fn swept(&mut self, empty_to: i64) {
-        for (id, known) in &mut self.known {
-            if !known.was_empty || known.closed.is_some() || self.active.contains(*id) {
+    pub(in crate::worker) fn swept(&mut self, empty: &[LaneId], empty_to: i64) {
+        for id in empty {
+            let Some(known) = self.known.get_mut(id) else {
+                continue;
+            };
+            if known.closed.is_some() || self.active.contains(*id) {
                 continue;
             }
             let may_have_jobs = known.is_gated() || self.shards.divide(&known.lane);

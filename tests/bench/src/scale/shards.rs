@@ -11,7 +11,6 @@ use crate::report::Unit;
 
 /// The queue. It is fair, so that its tenants have lanes of their own.
 const QUEUE: &str = "sharded";
-const LANES: i64 = 1_000;
 const SHARDS: i32 = 64;
 
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
@@ -23,8 +22,20 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
             &[&QUEUE],
         )
         .await?;
+    for lanes in scale.options.lanes(scale.kind) {
+        on_lanes(scale, lanes).await?;
+    }
+    client
+        .execute("SELECT rouse.set_shards($1, 0)", &[&QUEUE])
+        .await?;
+    Ok(())
+}
+
+async fn on_lanes(scale: &mut Scale<'_>, lanes: i64) -> Result<()> {
+    let server = scale.server;
+    let client = &server.client;
     let mut work = Work::noop(scale.jobs());
-    work.tenants = Some((QUEUE, format!("'t' || n % {LANES}")));
+    work.tenants = Some((QUEUE, format!("'t' || n % {lanes}")));
     let options = HostOptions::new(&scale.handlers);
     // The first drain adds the lanes to the catalog.
     drained::drain(scale.bench, server, &options, 1, &work).await?;
@@ -44,21 +55,18 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         }
         let plain = median(drains[0].iter().map(Drained::jobs_per_s).collect())?;
         for ((drains, first), with) in drains.iter().zip(&mut first).zip(["without", "with"]) {
-            let key = format!("shards_{with}_{hosts}");
-            let label = format!("jobs in {LANES} lanes {with} shards, {hosts} host(s)");
+            let key = format!("shards_{lanes}_{with}_{hosts}");
+            let label = format!("jobs in {lanes} lanes {with} shards, {hosts} host(s)");
             let per_s = scale.drained(&key, &label, drains)?;
             let fewest = *first.get_or_insert(per_s);
             let label = "ratio to the fewest hosts";
             scale.figure(&format!("{key}.ratio"), label, per_s / fewest, Unit::Ratio);
             if with == "with" {
                 let label = "ratio to the same hosts without shards";
-                let key = format!("shards_{hosts}.ratio");
+                let key = format!("shards_{lanes}_{hosts}.ratio");
                 scale.figure(&key, label, per_s / plain, Unit::Ratio);
             }
         }
     }
-    client
-        .execute("SELECT rouse.set_shards($1, 0)", &[&QUEUE])
-        .await?;
     Ok(())
 }

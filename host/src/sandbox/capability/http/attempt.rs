@@ -20,7 +20,7 @@ pub(super) const CHUNK_BYTES_MAX: usize = 64 << 10;
 
 /// The HTTP access of one attempt, and what it has used of its limits.
 pub(in crate::sandbox) struct Http {
-    /// `None` for a module that is only described, which may do nothing.
+    /// `None` while the manifest of a module is read: it has no access then.
     pub(super) access: Option<Arc<HttpAccess>>,
     pub(super) limits: HttpLimits,
     pub(super) abort: AbortHandle,
@@ -83,7 +83,7 @@ impl Http {
     pub(in crate::sandbox) fn placeholder(&mut self, name: &str) -> Result<String, String> {
         match &self.access {
             Some(access) => self.placeholders.of(access, name),
-            None => Err("a module that is described has no secrets".into()),
+            None => Err("while its manifest is read, a module has no secrets".into()),
         }
     }
 
@@ -94,7 +94,7 @@ impl Http {
     pub(in crate::sandbox) fn sign(&self, name: &str, message: &[u8]) -> Result<Vec<u8>, String> {
         match &self.access {
             Some(access) => secrets::sign(access, name, message),
-            None => Err("a module that is described has no secrets".into()),
+            None => Err("while its manifest is read, a module has no secrets".into()),
         }
     }
 

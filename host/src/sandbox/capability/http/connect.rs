@@ -123,7 +123,7 @@ impl Connector {
         }
     }
 
-    /// The addresses of a host that may be reached; at least one.
+    /// The addresses of a server to which this handler may connect; at least one.
     async fn addresses(&self, host: &Host) -> Result<Vec<IpAddr>, Fault> {
         let addresses = match host {
             Host::Ip(address) => vec![*address],

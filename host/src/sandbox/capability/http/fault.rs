@@ -20,14 +20,14 @@ pub(super) enum Fault {
     Prohibited { address: IpAddr, kind: AddressKind },
     #[error("{0}")]
     Limit(String),
-    #[error("the request's body exceeds the limit of {0} bytes (limits.http_body_bytes)")]
+    #[error("the request body exceeds the limit of {0} bytes (limits.http_body_bytes)")]
     RequestBody(u64),
-    #[error("the response's body exceeds the limit of {0} bytes (limits.http_body_bytes)")]
+    #[error("the response body exceeds the limit of {0} bytes (limits.http_body_bytes)")]
     ResponseBody(u64),
     /// The guest dropped it unfinished, or its length differs from the declared one.
-    #[error("the request's body is incomplete")]
+    #[error("the request body is incomplete")]
     Unfinished,
-    #[error("the host's address cannot be found: {0}")]
+    #[error("the name of the server cannot be resolved: {0}")]
     Unknown(String),
     #[error("the connection failed: {0}")]
     Unreachable(String),

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Resource, Signal, getppid, set_parent_process_death_s
 use rustix::time::{ClockId, clock_gettime};
 use wasmtime::Engine;
 
-use super::fence::{Fence, close, fence, lower_limit};
+use super::confinement::{Confinement, close, confine, lower_limit};
 use super::precompile::precompile;
 use super::wire::{EXIT_UNABLE, Kind, Reply, Request};
 use crate::sandbox::CompilerLimits;
@@ -23,7 +23,7 @@ const SMALL_BYTES: usize = 32 << 10;
 /// limits the process permanently.
 pub fn compile_stdin(host: u32, limits: CompilerLimits) -> ExitCode {
     let message = match limit(host, limits) {
-        Ok(fence) => match compile(limits, fence) {
+        Ok(confined) => match compile(limits, confined) {
             Ok(()) => return ExitCode::SUCCESS,
             Err(error) => error.to_string(),
         },
@@ -34,7 +34,7 @@ pub fn compile_stdin(host: u32, limits: CompilerLimits) -> ExitCode {
 }
 
 /// Compiles incoming modules until the input ends or the limits are nearly used up.
-fn compile(limits: CompilerLimits, (fence, statm): (Fence, Option<File>)) -> io::Result<()> {
+fn compile(limits: CompilerLimits, (confinement, statm): (Confinement, Option<File>)) -> io::Result<()> {
     let engine = |parallel: bool| {
         let mut config = code_config();
         config.parallel_compilation(parallel);
@@ -67,7 +67,7 @@ fn compile(limits: CompilerLimits, (fence, statm): (Fence, Option<File>)) -> io:
         Reply {
             kind,
             is_last,
-            fence,
+            confinement,
             bytes: bytes.len() as u64,
         }
         .write(&mut out)?;
@@ -99,8 +99,8 @@ fn address_space_bytes(statm: Option<&File>) -> usize {
     pages.unwrap_or(0_usize) * rustix::param::page_size()
 }
 
-/// Limits this process. Returns how well it is fenced, and the file that reports its address space.
-fn limit(host: u32, limits: CompilerLimits) -> io::Result<(Fence, Option<File>)> {
+/// Limits this process. Returns how well it is confined, and the file that reports its address space.
+fn limit(host: u32, limits: CompilerLimits) -> io::Result<(Confinement, Option<File>)> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // The host may have died before the line above; then no signal would be sent.
     let host = i32::try_from(host).ok().and_then(Pid::from_raw);
@@ -111,7 +111,7 @@ fn limit(host: u32, limits: CompilerLimits) -> io::Result<(Fence, Option<File>)>
     // this.
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
     let statm = File::open("/proc/self/statm").ok();
-    let fence = fence()?;
+    let confinement = confine()?;
     // Crashes are expected here, and core dumps would be useless.
     lower_limit(Resource::Core, 0, 0)?;
     lower_limit(
@@ -119,12 +119,12 @@ fn limit(host: u32, limits: CompilerLimits) -> io::Result<(Fence, Option<File>)>
         limits.memory_bytes_max as u64,
         limits.memory_bytes_max as u64,
     )?;
-    // Starts the threads for large modules, inside the fence; later no thread can be started.
+    // Starts the threads for large modules, inside the confinement; later no thread can be started.
     rayon::ThreadPoolBuilder::new()
         .build_global()
         .map_err(io::Error::other)?;
     close()?;
     let cpu_secs = cpu_secs_max(limits);
     lower_limit(Resource::Cpu, cpu_secs, cpu_secs + 1)?;
-    Ok((fence, statm))
+    Ok((confinement, statm))
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use wasmtime::{Engine, Precompiled};
 
-use super::fence::Fence;
+use super::confinement::Confinement;
 use super::wire::{EXIT_UNABLE, Kind, Reply, Request};
 use crate::sandbox::CompilerLimits;
 use crate::sandbox::module::refused::NotLoaded;
@@ -62,7 +62,7 @@ pub(super) enum Compiled {
     Answered {
         code: Result<Vec<u8>, String>,
         is_last: bool,
-        fence: Fence,
+        confinement: Confinement,
     },
     /// The compiler process has ended.
     Ended(Ended),
@@ -197,7 +197,7 @@ impl Child {
         Ok(Compiled::Answered {
             code,
             is_last: reply.is_last,
-            fence: reply.fence,
+            confinement: reply.confinement,
         })
     }
 }

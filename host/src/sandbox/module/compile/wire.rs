@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 
-use super::fence::Fence;
+use super::confinement::Confinement;
 
 /// Exit status of a compiler that could not work; standard error says why.
 pub(super) const EXIT_UNABLE: u8 = 4;
@@ -29,10 +29,10 @@ pub(super) enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reply {
     pub(super) kind: Kind,
-    /// The compiler exits now: too little of its limits is left for another module.
+    /// The compiler exits now: too little CPU time or memory is left for another module.
     pub(super) is_last: bool,
-    /// How well the compiler is fenced.
-    pub(super) fence: Fence,
+    /// How well the compiler is confined.
+    pub(super) confinement: Confinement,
     /// The size of what follows.
     pub(super) bytes: u64,
 }
@@ -68,12 +68,12 @@ impl Reply {
             Kind::Code => b'C',
             Kind::Refused => b'R',
         };
-        let fence = match self.fence {
-            Fence::None => b'0',
-            Fence::Partial => b'1',
-            Fence::Full => b'2',
+        let confinement = match self.confinement {
+            Confinement::None => b'0',
+            Confinement::Partial => b'1',
+            Confinement::Full => b'2',
         };
-        to.write_all(&[kind, u8::from(self.is_last), fence])?;
+        to.write_all(&[kind, u8::from(self.is_last), confinement])?;
         to.write_all(&self.bytes.to_le_bytes())
     }
 
@@ -83,7 +83,7 @@ impl Reply {
         let mut head = [0; 3];
         from.read_exact(&mut head)?;
         let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-        let [kind, last, fence] = head;
+        let [kind, last, confinement] = head;
         let kind = match kind {
             b'C' => Kind::Code,
             b'R' => Kind::Refused,
@@ -93,10 +93,10 @@ impl Reply {
             0 | 1 => last == 1,
             _ => return Err(invalid()),
         };
-        let fence = match fence {
-            b'0' => Fence::None,
-            b'1' => Fence::Partial,
-            b'2' => Fence::Full,
+        let confinement = match confinement {
+            b'0' => Confinement::None,
+            b'1' => Confinement::Partial,
+            b'2' => Confinement::Full,
             _ => return Err(invalid()),
         };
         let mut bytes = [0; 8];
@@ -104,7 +104,7 @@ impl Reply {
         Ok(Self {
             kind,
             is_last,
-            fence,
+            confinement,
             bytes: u64::from_le_bytes(bytes),
         })
     }
@@ -131,7 +131,7 @@ mod tests {
             let reply = Reply {
                 kind,
                 is_last: kind == Kind::Refused,
-                fence: Fence::Partial,
+                confinement: Confinement::Partial,
                 bytes: 7,
             };
             let mut wire = Vec::new();

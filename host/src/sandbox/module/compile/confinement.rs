@@ -1,4 +1,4 @@
-//! The fence around a compiler, which cannot reach files, servers, other processes or more privileged programs,
+//! The confinement of a compiler, which cannot reach files, servers, other processes or more privileged programs,
 //! whatever a module does to it. The files that it needs are opened before; afterwards no files or sockets can be
 //! opened.
 
@@ -10,9 +10,9 @@ use landlock::{
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// How much of the fence the kernel supports.
+/// How much of the confinement the kernel supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::sandbox) enum Fence {
+pub(in crate::sandbox) enum Confinement {
     /// Nothing: the kernel is older than Linux 5.13, or was built or started without Landlock.
     None,
     /// At least most of the file system; restricting truncation needs Linux 6.2, signals 6.12.
@@ -24,12 +24,12 @@ pub(in crate::sandbox) enum Fence {
 /// The newest requested ABI: Linux 6.12.
 const REQUESTED_ABI: ABI = ABI::V6;
 
-/// Fences the calling thread, and threads that it starts, permanently.
+/// Confines the calling thread, and threads that it starts, permanently.
 ///
 /// # Errors
 /// When the kernel supports Landlock and the call fails. Without Landlock, the thread still cannot gain privileges.
-pub(super) fn fence() -> io::Result<Fence> {
-    let fence = || -> Result<_, RulesetError> {
+pub(super) fn confine() -> io::Result<Confinement> {
+    let restrict = || -> Result<_, RulesetError> {
         Ruleset::default()
             .handle_access(AccessFs::from_all(REQUESTED_ABI))?
             .handle_access(AccessNet::from_all(REQUESTED_ABI))?
@@ -38,14 +38,14 @@ pub(super) fn fence() -> io::Result<Fence> {
             // Without rules, nothing is allowed.
             .restrict_self()
     };
-    let status = fence().map_err(io::Error::other)?;
+    let status = restrict().map_err(io::Error::other)?;
     if !status.no_new_privs {
         return Err(io::Error::other("it cannot set no_new_privs"));
     }
     Ok(match status.ruleset {
-        RulesetStatus::FullyEnforced => Fence::Full,
-        RulesetStatus::PartiallyEnforced => Fence::Partial,
-        RulesetStatus::NotEnforced => Fence::None,
+        RulesetStatus::FullyEnforced => Confinement::Full,
+        RulesetStatus::PartiallyEnforced => Confinement::Partial,
+        RulesetStatus::NotEnforced => Confinement::None,
     })
 }
 
@@ -72,8 +72,8 @@ pub(super) fn lower_limit(resource: Resource, current: u64, maximum: u64) -> io:
     Ok(setrlimit(resource, limit)?)
 }
 
-impl Fence {
-    /// Logs what the fence cannot prevent on this host.
+impl Confinement {
+    /// Logs what the confinement cannot prevent on this host.
     pub(in crate::sandbox) fn log(self) {
         match self {
             Self::Full => {}
@@ -100,18 +100,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fenced_thread_opens_and_starts_nothing_and_keeps_open_files() {
+    fn a_confined_thread_opens_and_starts_nothing_and_keeps_open_files() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut open = File::open("/proc/self/statm").unwrap();
         let status = "/proc/thread-self/status";
-        let fenced = std::thread::spawn(move || {
+        let confined = std::thread::spawn(move || {
             let mut before = fs::File::open(status).unwrap();
-            let fence = fence().expect("it can be fenced");
+            let confinement = confine().expect("it can be confined");
             let mut text = String::new();
             before.read_to_string(&mut text).unwrap();
             assert!(text.contains("NoNewPrivs:\t1"), "{text}");
-            if fence == Fence::None {
+            if confinement == Confinement::None {
                 assert!(std::env::var_os("CI").is_none(), "CI has Landlock");
                 eprintln!("skipped: this kernel has no Landlock");
                 return;
@@ -122,9 +122,9 @@ mod tests {
             };
             denied("a file", File::open("/etc/passwd").err());
             denied("a list", fs::read_dir("/").err());
-            denied("a new file", File::create("/tmp/fenced").err());
+            denied("a new file", File::create("/tmp/confined").err());
             denied("a program", Command::new("/bin/true").status().err());
-            if fence == Fence::Full {
+            if confinement == Confinement::Full {
                 denied("a server", TcpStream::connect(address).err());
                 denied("a port", TcpListener::bind("127.0.0.1:0").err());
             }
@@ -132,10 +132,10 @@ mod tests {
             open.read_to_string(&mut text).unwrap();
             assert!(!text.is_empty());
         });
-        fenced.join().expect("the fence denied everything");
+        confined.join().expect("the confinement denied everything");
         assert!(
             File::open("/etc/passwd").is_ok(),
-            "other threads are not fenced"
+            "other threads are not confined"
         );
     }
 
@@ -195,7 +195,7 @@ mod tests {
             command.uid(65_534).gid(65_534);
         }
         let output = command
-            .args(["--exact", "sandbox::module::compile::fence::tests::closed"])
+            .args(["--exact", "sandbox::module::compile::confinement::tests::closed"])
             .args(["--ignored", "--nocapture", "--test-threads", "1"])
             .current_dir("/")
             .output()
