@@ -38,8 +38,24 @@ BEGIN
 END
 $$;
 
--- Locks the live job of a chain and returns it, or the job that ended last. An error if the chain does not exist or is no longer kept. Waits
--- for a concurrent change of that job; if it has ended, goes on with the job that continues the chain. Served as rouse.chain.
+-- Locks the live job of a chain and returns it; null if there is none. Waits for a concurrent change of that job; if it has ended, goes on
+-- with the job that continues the chain. Served as rouse.chain.
+CREATE OR REPLACE FUNCTION rouse._lock_live_job(p_chain bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    live bigint;
+BEGIN
+    LOOP
+        live := rouse._live_job(p_chain);
+        EXIT WHEN live IS NULL;
+        PERFORM FROM rouse.job AS j WHERE j.id = live FOR UPDATE;
+        EXIT WHEN FOUND;
+    END LOOP;
+    RETURN live;
+END
+$$;
+
+-- Locks the live job of a chain and returns it, or the job that ended last. An error if the chain does not exist or is no longer kept.
 CREATE OR REPLACE FUNCTION rouse._lock_chain(p_name text, p_id bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -51,16 +67,9 @@ BEGIN
     IF first IS NULL THEN
         PERFORM rouse._ended_job(p_id);
     END IF;
-    LOOP
-        live := rouse._live_job(first);
-        IF live IS NULL THEN
-            RETURN (rouse._last_ended(first)).id;
-        END IF;
-        PERFORM FROM rouse.job AS j WHERE j.id = live FOR UPDATE;
-        IF FOUND THEN
-            RETURN live;
-        END IF;
-    END LOOP;
+    live := rouse._lock_live_job(first);
+    -- A statement of its own, which sees what that one has waited for.
+    RETURN coalesce(live, (rouse._last_ended(first)).id);
 END
 $$;
 

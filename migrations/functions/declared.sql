@@ -4,9 +4,10 @@
 
 -- Lists the handlers for which a live worker reports a schedule, or for which one was created:
 --
---   workers  the live workers that have the handler, [{"incarnation", "version", "schedule"}, …]; null: none current
---   its schedule, {"version", "cron", "time_zone"}; null: it has none Leaves out handlers for which a login has created
---   a schedule. Reads the capabilities of all live workers.
+--   workers  the live workers that have the handler, [{"incarnation", "version", "schedule"}, …]; null: none
+--   current  its schedule, {"version", "cron", "time_zone"}; null: it has none
+--
+-- Leaves out handlers for which a login has created a schedule. Reads the capabilities of all live workers.
 CREATE OR REPLACE FUNCTION rouse.module_schedules(p_worker bigint, p_key bytea) RETURNS TABLE (handler text, workers jsonb, current jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 #variable_conflict use_column

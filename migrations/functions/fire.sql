@@ -64,7 +64,8 @@ $$;
 
 -- Writes what a host has decided about due schedules, and returns the names of those for which it applies: not those that have changed
 -- since they were listed, or that another host is firing at this moment. All or nothing: if one of the jobs is refused, nothing is written.
--- Waits 250 ms for the lock of a previous job. Served by the primary keys.
+-- Fails after 250 ms of waiting for another transaction, which has locked a previous job or enqueues a job of the same key of a gate. Served
+-- by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.fire_schedules(
     p_worker bigint, p_key bytea, p_changes rouse.schedule_change[], p_firings rouse.schedule_firing[]) RETURNS SETOF text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
@@ -103,7 +104,8 @@ BEGIN
             current := (firing.schedule).name;
             last := (firing.schedule).last_job;
         END IF;
-        live := CASE WHEN firing.action IN ('queue', 'replace') THEN rouse._live_job(rouse._chain_of(last)) END;
+        -- To cancel it, it is locked: a settlement that is about to commit may continue its chain.
+        live := CASE firing.action WHEN 'queue' THEN rouse._live_job(rouse._chain_of(last)) WHEN 'replace' THEN rouse._lock_live_job(rouse._chain_of(last)) END;
         job := NULL;
         CASE firing.action
             WHEN 'enqueue' THEN
@@ -141,10 +143,10 @@ END
 $$;
 
 -- Enqueues jobs for due times of a backfill, unless another host has gone on with it since it was listed. `p_finished`: it is done, or has
--- failed with `p_error`. Returns whether it applied. Served by the primary keys.
+-- failed with `p_error`. Returns whether it applied. Fails after 250 ms, as rouse.fire_schedules. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.fire_backfill(
     p_worker bigint, p_key bytea, p_id bigint, p_since timestamptz, p_due timestamptz[], p_finished boolean, p_error text) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms'
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at       timestamptz := clock_timestamp();

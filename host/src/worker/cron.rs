@@ -164,38 +164,41 @@ async fn fire_all(
         progress |= fire_batch(shared, &batch).await?;
     }
     for fired in locking {
-        match fire_batch(shared, &[fired]).await {
-            // Another transaction has locked its previous job: the next round tries again.
-            Err(error) if error.is_locked() => {}
-            fired => progress |= fired?,
-        }
+        progress |= fire_one(shared, &fired).await?;
     }
     Ok(progress)
 }
 
-/// Writes a batch. If the database refuses a job of it, each schedule is written alone, and the error is stored in the row of the schedule that caused it.
+/// Writes a batch. If the database refuses a job of it, or one waits for another transaction, each schedule is written
+/// alone.
 async fn fire_batch(shared: &Shared, batch: &[Fired<'_>]) -> Result<bool, StoreError> {
     match shared.store.fire_schedules(batch).await {
         Ok(fired) => {
             debug!(schedules = fired.len(), of = batch.len(), "fired schedules");
             return Ok(!fired.is_empty());
         }
-        Err(error) if !is_refusal(&error) => return Err(error),
-        Err(error) => {
-            if let [one] = batch {
-                return refuse(shared, one, &error).await;
-            }
-        }
+        Err(error) if is_refusal(&error) || error.is_locked() => {}
+        Err(error) => return Err(error),
     }
     let mut progress = false;
     for one in batch {
-        progress |= match shared.store.fire_schedules(&[*one]).await {
-            Ok(fired) => !fired.is_empty(),
-            Err(error) if is_refusal(&error) => refuse(shared, one, &error).await?,
-            Err(error) => return Err(error),
-        };
+        progress |= fire_one(shared, one).await?;
     }
     Ok(progress)
+}
+
+/// Writes one schedule. If the database refuses its job, the error is stored in its row. If another transaction has
+/// locked its previous job, or enqueues a job of the same key of a gate, the next round tries again.
+async fn fire_one(shared: &Shared, one: &Fired<'_>) -> Result<bool, StoreError> {
+    match shared.store.fire_schedules(&[*one]).await {
+        Ok(fired) => Ok(!fired.is_empty()),
+        Err(error) if is_refusal(&error) => refuse(shared, one, &error).await,
+        Err(error) if error.is_locked() => {
+            debug!(schedule = one.due.schedule.name, %error, "another transaction holds up the job of this schedule");
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// The due times of this schedule get no job. The next ones are tried again.
@@ -235,6 +238,8 @@ async fn advance_backfill(shared: &Shared, next: BackfillStep) -> Result<bool, S
                 .fire_backfill(&listed, &[], true, Some(&why))
                 .await?
         }
+        // Another transaction enqueues a job of the same key of a gate: the next round tries again.
+        Err(error) if error.is_locked() => false,
         other => other?,
     };
     if written && is_last {

@@ -159,6 +159,72 @@ async fn a_host_that_dies_while_it_fires_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn a_producer_that_holds_the_key_of_a_gate_delays_no_other_schedule() {
+    let db = TestDb::new().await;
+    let (client, mut producer) = (db.client().await, db.client().await);
+    client
+        .batch_execute("SELECT rouse.set_gate('one', 'singleton', handler => 'gated')")
+        .await
+        .unwrap();
+    let open = producer.transaction().await.unwrap();
+    open.batch_execute("SELECT rouse.enqueue('gated')")
+        .await
+        .unwrap();
+    let cron = this_minute(&client).await;
+    for (name, handler) in [("a", "gated"), ("b", "plain"), ("c", "gated")] {
+        let sql = format!("'{name}', '{handler}', cron => '{cron}', overlap => 'allow'");
+        schedule(&client, &sql).await;
+    }
+    client
+        .batch_execute("SELECT rouse.backfill_schedule('c', now() - interval '3 hours', now() - interval '1 hour')")
+        .await
+        .unwrap();
+    make_due(&client).await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let fired =
+        |name| format!("SELECT EXISTS (SELECT FROM rouse.schedule_run WHERE schedule = '{name}')");
+    until_true(&client, &fired("b")).await;
+    assert!(outcomes(&client, "a").await.is_empty());
+    assert!(outcomes(&client, "c").await.is_empty());
+    open.rollback().await.unwrap();
+    until_true(&client, &fired("a")).await;
+    until_true(
+        &client,
+        "SELECT bool_and(finished_at IS NOT NULL AND error IS NULL) FROM rouse.backfill",
+    )
+    .await;
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn overlap_cancel_cancels_the_job_that_continues_the_previous_one() {
+    let (db, mut client, store) = due("cancel").await;
+    fire_due(&store).await;
+    let first: i64 = one(&client, "SELECT id FROM rouse.job").await;
+    client
+        .batch_execute("UPDATE rouse.schedule_run SET due_at = due_at - interval '1 day'")
+        .await
+        .unwrap();
+    make_due(&client).await;
+    // The previous job is about to be replaced by another one of its chain.
+    let watcher = db.client().await;
+    let edit = client.transaction().await.unwrap();
+    let next: i64 = edit
+        .query_one("SELECT rouse.replace_payload($1, '{}')", &[&first])
+        .await
+        .unwrap()
+        .get(0);
+    let host = store.clone();
+    let firing = tokio::spawn(async move { write(&host, &decided(&host).await).await });
+    until_true(&watcher, A_HOST_WAITS).await;
+    edit.commit().await.unwrap();
+    assert_eq!(firing.await.unwrap(), ["a"]);
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "replaced"]);
+    let cancelled = format!("SELECT state = 'cancelled' FROM rouse.job({next})");
+    assert!(one::<bool>(&client, &cancelled).await);
+}
+
+#[tokio::test]
 async fn another_host_skips_a_schedule_that_is_being_fired() {
     let (db, mut client, store) = due("allow").await;
     let decided = decided(&store).await;
