@@ -185,6 +185,9 @@ pub enum NotCommitted {
     NoPartition,
     /// The incarnation of the worker is over.
     Over,
+    /// Another transaction has locked the job, for instance one that enqueues a job after it or sends it a signal, or a key
+    /// of a job that the attempt enqueues. No statement has run.
+    Locked(SqlError),
     /// Nothing was committed, because of this. It is not the fault of a statement's data.
     Failed(SqlError),
     /// The COMMIT was sent, and not answered.
@@ -689,6 +692,8 @@ fn refusal(
             "RW007" => NotCommitted::Lost,
             "RW008" => NotCommitted::Recorded,
             "RW001" | "RW002" | "RW004" => NotCommitted::Over,
+            // lock_not_available
+            "55P03" => NotCommitted::Locked(error),
             _ if error.is_partition_missing => NotCommitted::NoPartition,
             _ if error.class() == SqlErrorClass::Data => NotCommitted::Refused(error.message),
             _ => NotCommitted::Failed(error),

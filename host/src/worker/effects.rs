@@ -156,6 +156,11 @@ async fn commit(
                     "Postgres cannot store its result, or the jobs that it enqueues: {why}"
                 )));
             }
+            // As the settler does, until the lease ends: it is no fault of the attempt.
+            NotCommitted::Locked(error) => {
+                debug!(job.id = one.settlement.id.0, %error, "another transaction holds up a commit with effects; trying again");
+                tokio::time::sleep(RETRY_AFTER).await;
+            }
             NotCommitted::Store(error) => {
                 debug!(%error, "cannot commit effects; trying again");
                 tokio::time::sleep(RETRY_AFTER).await;
@@ -278,6 +283,10 @@ impl AttemptJournal {
                 NotCommitted::Statement(failure) => return Err(SqlRefusal::Failed(failure)),
                 NotCommitted::Refused(why) => return Err(SqlRefusal::Refused(why)),
                 NotCommitted::NoPartition => prepare_partitions(&self.shared).await,
+                NotCommitted::Locked(error) => {
+                    debug!(job.id = self.id.0, %error, "another transaction holds up a step with effects; trying again");
+                    tokio::time::sleep(RETRY_AFTER).await;
+                }
                 NotCommitted::Store(error) => {
                     let answer: Result<_, StoreError> = Err(error);
                     self.answer::<()>(answer).await;

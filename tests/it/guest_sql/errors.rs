@@ -82,6 +82,35 @@ async fn a_lock_that_is_free_soon_costs_no_attempt() {
     assert_eq!((ended.state.as_str(), ended.attempt), ("succeeded", 1));
 }
 
+/// As it delays a settlement without effects.
+#[tokio::test]
+async fn a_producer_that_names_the_job_delays_its_effects_and_costs_no_attempt() {
+    let shop = Shop::open().await;
+    let _worker = shop.start().await;
+    shop.sql("INSERT INTO orders VALUES (1)").await;
+    let id = shop
+        .enqueue(json!([{"run": {"ms": 500}}, {"sql": call("mark_paid", json!([1]))}]))
+        .await;
+    shop.until(&format!(
+        "SELECT coalesce(progress->>'step' = 'waiting', false) FROM rouse.job({id})"
+    ))
+    .await;
+    let enqueue = format!("SELECT rouse.enqueue('x', after => '[{id}]')");
+    let other = lock(&shop, &enqueue).await;
+    // More often than a transaction is tried that meets the locks of others.
+    let waits = format!(
+        "SELECT count(*) > 0 FROM pg_stat_activity WHERE usename = '{}' AND wait_event_type = 'Lock'",
+        shop.role
+    );
+    for _ in 0..8 {
+        shop.until(&waits).await;
+        shop.until(&waits.replace("> 0", "= 0")).await;
+    }
+    other.batch_execute("ROLLBACK").await.unwrap();
+    let ended = shop.ended(id).await;
+    assert_eq!((ended.state.as_str(), ended.attempt), ("succeeded", 1));
+}
+
 #[tokio::test]
 async fn a_statement_that_never_ends_is_stopped_and_holds_up_no_other_job() {
     let shop = Shop::open().await;
