@@ -44,9 +44,10 @@ END
 $$;
 
 -- How a chain has ended, for the jobs that have waited for it; `job` is null if that is no longer kept. An older job of the chain may be kept
--- longer than the last one, because its queue has another retention. Served as rouse._last_ended, and by the primary key.
+-- longer than the last one, because its queue has another retention. Not STABLE: after waiting for the drop of a partition, it has to see the
+-- end that was kept. Served as rouse._last_ended, and by the primary key.
 CREATE OR REPLACE FUNCTION rouse._end_of(p_chain bigint, OUT job bigint, OUT state rouse.state, OUT result jsonb, OUT error jsonb)
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     ended rouse.finished := rouse._last_ended(p_chain);
 BEGIN
@@ -429,6 +430,7 @@ DECLARE
     released  record;
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
+    p_most := least(greatest(coalesce(p_most, 0), 1), 10000);
     SELECT array_agg(p.chain), array_agg(p.succeeded) INTO chains, succeeded
     FROM (
         SELECT p.chain, p.succeeded FROM rouse.pending_release AS p
@@ -436,7 +438,7 @@ BEGIN
     IF chains IS NULL THEN
         RETURN false;
     END IF;
-    released := rouse._release(chains, succeeded, least(greatest(coalesce(p_most, 0), 1), 10000));
+    released := rouse._release(chains, succeeded, p_most);
     DELETE FROM rouse.pending_release AS p WHERE p.chain = ANY (chains) AND NOT p.chain = ANY (released.remaining);
     -- The limit may have left some of these chains untouched.
     IF released.resolved < p_most THEN

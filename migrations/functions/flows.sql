@@ -273,27 +273,30 @@ DECLARE
     running bigint[];
     chains  bigint[];
     one     bigint;
-    cancelled integer;
+    cancelled integer := 0;
 BEGIN
     PERFORM rouse._check_flow('cancel_flow', cancel_flow.id);
     IF most IS NULL OR most < 1 THEN
         RAISE EXCEPTION 'rouse.cancel_flow: most must be at least 1, not %', coalesce(most::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM rouse._ensure_partitions(at);
-    queued := ARRAY(
-        SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'queued' ORDER BY j.id DESC LIMIT most FOR UPDATE SKIP LOCKED);
-    INSERT INTO rouse.record (at, job, event, who, detail)
-    SELECT at, q.id, 'cancelled', session_user, jsonb_build_object('flow', cancel_flow.id) FROM unnest(queued) AS q(id);
-    chains := rouse._end_queued(queued, 'cancelled', NULL, NULL, at);
-    PERFORM rouse._chains_ended(chains, array_fill(false, ARRAY[cardinality(chains)]));
-    running := ARRAY(
-        SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'running' LIMIT most - cardinality(queued) FOR UPDATE SKIP LOCKED);
-    IF queued = '{}' AND running = '{}' THEN
-        running := ARRAY(SELECT min(j.id) FROM rouse.job AS j WHERE j.flow = cancel_flow.id HAVING min(j.id) IS NOT NULL);
-    END IF;
-    cancelled := cardinality(queued);
-    FOREACH one IN ARRAY running LOOP
-        cancelled := cancelled + rouse._end(one, 'cancelled', NULL, NULL, 'cancelled', jsonb_build_object('flow', cancel_flow.id))::integer;
+    -- The job for which it has waited may have ended meanwhile, and released others or continued its chain.
+    WHILE cancelled = 0 AND EXISTS (SELECT FROM rouse.job AS j WHERE j.flow = cancel_flow.id) LOOP
+        queued := ARRAY(
+            SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'queued' ORDER BY j.id DESC LIMIT most FOR UPDATE SKIP LOCKED);
+        INSERT INTO rouse.record (at, job, event, who, detail)
+        SELECT at, q.id, 'cancelled', session_user, jsonb_build_object('flow', cancel_flow.id) FROM unnest(queued) AS q(id);
+        chains := rouse._end_queued(queued, 'cancelled', NULL, NULL, at);
+        PERFORM rouse._chains_ended(chains, array_fill(false, ARRAY[cardinality(chains)]));
+        running := ARRAY(
+            SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'running' LIMIT most - cardinality(queued) FOR UPDATE SKIP LOCKED);
+        IF queued = '{}' AND running = '{}' THEN
+            running := ARRAY(SELECT min(j.id) FROM rouse.job AS j WHERE j.flow = cancel_flow.id HAVING min(j.id) IS NOT NULL);
+        END IF;
+        cancelled := cardinality(queued);
+        FOREACH one IN ARRAY running LOOP
+            cancelled := cancelled + rouse._end(one, 'cancelled', NULL, NULL, 'cancelled', jsonb_build_object('flow', cancel_flow.id))::integer;
+        END LOOP;
     END LOOP;
     IF cancelled > 0 THEN
         INSERT INTO rouse.record (at, event, who, detail)
@@ -403,7 +406,7 @@ BEGIN
     waiting := ARRAY(
         SELECT DISTINCT d.job
         FROM (
-            SELECT j.chain FROM rouse.flow(delete_flow.id) AS j
+            SELECT coalesce(f.chain, f.id) AS chain FROM rouse.finished AS f WHERE f.flow = delete_flow.id
             UNION SELECT coalesce(j.chain, j.id) FROM rouse.job AS j WHERE j.flow = delete_flow.id) AS its
         JOIN rouse.dependency AS d ON d.chain = ANY (ARRAY[its.chain])
         WHERE NOT d.job = ANY (queued) LIMIT 11);

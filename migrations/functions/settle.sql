@@ -92,11 +92,7 @@ BEGIN
     -- Few jobs are waited for: this is one lookup for all.
     IF EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain >= lowest AND d.chain <= highest)
        OR current_setting('transaction_isolation') <> 'read committed' THEN
-        SELECT array_agg(coalesce((SELECT c.chain FROM unnest(continuing, chains) AS c(id, chain) WHERE c.id = e.id), e.id)),
-               array_agg(NOT e.id = ANY (coalesce(failed, '{}')))
-        INTO chains, succeeded FROM unnest(ended) AS e(id)
-        -- A chain that continues has not ended.
-        WHERE continued IS NULL OR e.id <> ALL (continued);
+        SELECT s.chains, s.succeeded INTO chains, succeeded FROM rouse._ended_chains(ended, continuing, chains, failed, continued) AS s;
         IF rouse._chains_ended(chains, succeeded) THEN
             RETURN NEXT NULL;
         END IF;
@@ -164,6 +160,22 @@ BEGIN
     PERFORM rouse._notify(l.lane, true, CASE WHEN cardinality(lanes) <= 32 THEN at ELSE '-infinity' END)
     FROM unnest(lanes) AS l(lane);
     RETURN QUERY SELECT r.id FROM unnest(released) AS r(id);
+END
+$$;
+
+-- The chains that have ended with these jobs, and whether they have succeeded. `p_chains`: those of the jobs p_continuing, which are not the
+-- first of theirs. `p_continued`: jobs whose chain goes on, so that it has not ended.
+CREATE OR REPLACE FUNCTION rouse._ended_chains(
+    p_ended bigint[], p_continuing bigint[], p_chains bigint[], p_failed bigint[], p_continued bigint[], OUT chains bigint[], OUT succeeded boolean[])
+-- In PL/pgSQL, which plans it once; with hash joins, because the lists have no index.
+LANGUAGE plpgsql IMMUTABLE SET enable_hashjoin = on AS $$
+BEGIN
+    SELECT array_agg(coalesce(c.chain, e.id)), array_agg(f.id IS NULL) INTO chains, succeeded
+    FROM unnest(p_ended) AS e(id)
+    LEFT JOIN unnest(p_continuing, p_chains) AS c(id, chain) ON c.id = e.id
+    LEFT JOIN unnest(p_failed) AS f(id) ON f.id = e.id
+    LEFT JOIN unnest(p_continued) AS n(id) ON n.id = e.id
+    WHERE n.id IS NULL;
 END
 $$;
 

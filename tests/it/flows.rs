@@ -527,6 +527,29 @@ async fn a_cancellation_waits_for_a_job_that_is_locked_instead_of_reporting_succ
 }
 
 #[tokio::test]
+async fn a_cancellation_that_meets_the_end_of_a_job_cancels_what_this_releases() {
+    let db = TestDb::new().await;
+    let (mut other, client) = (db.client().await, db.client().await);
+    let jobs = json!([
+        {"name": "a", "handler": "x"},
+        {"name": "b", "handler": "x", "after": ["a"]},
+    ]);
+    let flow = enqueue_flow(&client, jobs).await;
+    let a = job_of(&client, flow, "a").await;
+    let end = other.transaction().await.unwrap();
+    end.execute("SELECT rouse.complete($1)", &[&a])
+        .await
+        .unwrap();
+    let operator = db.client().await;
+    let cancelled = tokio::spawn(async move { act(&operator, "cancel_flow", flow).await });
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+    until_true(&client, waits).await;
+    end.commit().await.unwrap();
+    assert_eq!(cancelled.await.unwrap(), 1);
+    assert_eq!(states(&client, flow).await, ["a succeeded", "b cancelled"]);
+}
+
+#[tokio::test]
 async fn a_retry_of_a_flow_leaves_out_jobs_that_wait_for_a_failed_one_outside() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
