@@ -179,14 +179,8 @@ fn an_unsupported_pattern_is_rejected_with_the_reason() {
         ("a{,2}", "a { without {n}, {n,} or {n,m}"),
         ("a{1,2", "a { without {n}, {n,} or {n,m}"),
         ("a{2,1}", "a {n,m} whose m is less than n"),
-        (
-            "(?i)a",
-            "a group other than (…), (?:…) and (?<name>…)",
-        ),
-        (
-            "(?P<a>b)",
-            "a group other than (…), (?:…) and (?<name>…)",
-        ),
+        ("(?i)a", "a group other than (…), (?:…) and (?<name>…)"),
+        ("(?P<a>b)", "a group other than (…), (?:…) and (?<name>…)"),
         ("(?<1>a)", "a (?< without a name"),
         ("(?<>a)", "a (?< without a name"),
         (r"\", r"a \ at its end"),

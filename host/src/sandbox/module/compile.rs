@@ -100,7 +100,9 @@ impl Compiler {
                 is_last,
                 confinement,
             } => {
-                self.sandbox.confinement_logged.call_once(|| confinement.log());
+                self.sandbox
+                    .confinement_logged
+                    .call_once(|| confinement.log());
                 (code.map_err(NotLoaded::Contents), is_last)
             }
             Compiled::Ended(ended) => {

@@ -34,7 +34,10 @@ pub fn compile_stdin(host: u32, limits: CompilerLimits) -> ExitCode {
 }
 
 /// Compiles incoming modules until the input ends or the limits are nearly used up.
-fn compile(limits: CompilerLimits, (confinement, statm): (Confinement, Option<File>)) -> io::Result<()> {
+fn compile(
+    limits: CompilerLimits,
+    (confinement, statm): (Confinement, Option<File>),
+) -> io::Result<()> {
     let engine = |parallel: bool| {
         let mut config = code_config();
         config.parallel_compilation(parallel);

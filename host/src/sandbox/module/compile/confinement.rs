@@ -195,7 +195,10 @@ mod tests {
             command.uid(65_534).gid(65_534);
         }
         let output = command
-            .args(["--exact", "sandbox::module::compile::confinement::tests::closed"])
+            .args([
+                "--exact",
+                "sandbox::module::compile::confinement::tests::closed",
+            ])
             .args(["--ignored", "--nocapture", "--test-threads", "1"])
             .current_dir("/")
             .output()
