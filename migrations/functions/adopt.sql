@@ -57,8 +57,6 @@ DECLARE
     at     timestamptz := clock_timestamp();
     since  timestamptz := coalesce(p_since, '-infinity');
     silent timestamptz := at - least(greatest(coalesce(p_silence_ms, 0), 0), 86400000) * interval '1 millisecond';
-    high   bigint[];
-    low    bigint[];
 BEGIN
     p_lanes := rouse._adoptable(p_worker, p_key, p_lanes);
     p_wanted := least(greatest(coalesce(p_wanted, 0), 0), 20000);
@@ -66,10 +64,6 @@ BEGIN
     UPDATE rouse.worker AS w SET seen_at = at
     WHERE w.incarnation = p_worker AND EXISTS (
         SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until >= since AND j.lease_until < at AND j.worker = p_worker);
-    SELECT array_agg(asked.lane) FILTER (WHERE l.priority = 'high'), array_agg(asked.lane) FILTER (WHERE l.priority = 'low')
-    INTO high, low
-    FROM unnest(p_lanes) AS asked(lane)
-    CROSS JOIN LATERAL (SELECT l.priority FROM rouse.lane AS l WHERE l.id = asked.lane LIMIT 1) AS l;
     RETURN QUERY
     SELECT o.id, o.fence, o.lane, o.attempt, o.uncounted, rouse._crashes(o.id, o.worker, o.claimed_at, o.lease_until),
            (extract(epoch FROM at - o.claimed_at) * 1000)::bigint
@@ -84,7 +78,8 @@ BEGIN
                   AND (j.lease_until <= silent OR p_crashes_max IS NULL OR j.uncounted + 1 < p_crashes_max
                        OR rouse._crashes(j.id, j.worker, j.claimed_at, j.lease_until) < p_crashes_max)
                 ORDER BY j.lease_until LIMIT greatest(1000, 4 * p_wanted)) AS o
-            ORDER BY CASE WHEN o.lane = ANY (high) THEN 0 WHEN o.lane = ANY (low) THEN 2 ELSE 1 END, o.id) AS o
+            -- Looked up for these jobs only: one that nobody may adopt is listed by each look of each worker.
+            ORDER BY (SELECT CASE l.priority WHEN 'high' THEN 0 WHEN 'low' THEN 2 ELSE 1 END FROM rouse.lane AS l WHERE l.id = o.lane LIMIT 1), o.id) AS o
         CROSS JOIN LATERAL (
             SELECT * FROM rouse.job AS j
             -- Without `state` in the condition: with it, a plan could read all running jobs for each id.

@@ -484,8 +484,8 @@ BEGIN
 END
 $$;
 
--- The same for rouse.claim_bound: null for lanes whose key is full, and for all but the first lane of a key; and how many jobs may be claimed
--- from those that are left.
+-- The same for rouse.claim_bound: null for lanes that get nothing; and how many jobs may be claimed in all: as many as the others permit each,
+-- because rouse.claim_bound has no limit for a single lane.
 CREATE OR REPLACE FUNCTION rouse._bound_within_gates(p_sources text[], INOUT p_lanes bigint[], INOUT p_wanted integer, OUT gated rouse.gated_lane[], OUT at timestamptz)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -645,6 +645,11 @@ BEGIN
         UPDATE rouse.gate_key AS k
         SET starts = CASE WHEN new.burst IS NULL THEN array_fill(clock_timestamp(), ARRAY[new.most]) END,
             until = clock_timestamp() + new.period_ms * interval '1 millisecond' * CASE WHEN new.burst IS NULL THEN 1 ELSE new.burst::double precision / new.most END
+        WHERE k.gate = new.name AND k.until > clock_timestamp();
+    ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND new.burst IS NOT NULL AND (old.most, old.period_ms) IS DISTINCT FROM (new.most, new.period_ms) THEN
+        -- As many starts short of being full as before, at the new rate.
+        UPDATE rouse.gate_key AS k
+        SET until = clock_timestamp() + (k.until - clock_timestamp()) * (old.most::double precision * new.period_ms / (new.most::double precision * old.period_ms))
         WHERE k.gate = new.name AND k.until > clock_timestamp();
     END IF;
     RETURN NULL;

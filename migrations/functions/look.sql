@@ -22,16 +22,17 @@ $$;
 --                       long ago (rouse.enforce_deadlines; served by deadline_due)
 --   next_due_ms         milliseconds until the next scheduled job or retry is due; null: there is none
 --   looked_at           the time up to which leases were checked
---   turn                the last assigned turn; null while a queue is paused, because a lane that seems empty may have jobs then
+--   turn                the last assigned turn
+--   paused              the queues that are paused: their lanes were not read, and may have jobs
 --   writers             transactions of this database that have written and are in progress, or prepared: their jobs are not visible yet;
 --                       null unless p_writers is given, because it reads all sessions of the server: those of the last call (none: empty)
---   releases            releases have been pending for more than a second (rouse.continue_releases; served by
---                       pending_release_due)
+--   releases            releases have been pending for more than a second, since at most due_within_ms
+--                       (rouse.continue_releases; served by pending_release_due)
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_sum bigint,
     p_orphaned_since timestamptz, p_due_within_ms bigint, p_writers bigint[],
     OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint, OUT looked_at timestamptz,
-    OUT turn bigint, OUT writers bigint[], OUT releases boolean, OUT deadlines boolean)
+    OUT turn bigint, OUT writers bigint[], OUT releases boolean, OUT deadlines boolean, OUT paused text[])
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -41,19 +42,16 @@ DECLARE
     due_since      timestamptz := coalesce(at - p_due_within_ms * interval '1 millisecond', '-infinity');
     next_at        timestamptz;
     deadline_at    timestamptz;
-    paused         boolean;
     -- The snapshot of this call sees no transaction from this one on.
     unseen         bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
 BEGIN
     looked_at := at;
-    PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
-    paused := FOUND;
-    IF paused THEN
+    paused := ARRAY(SELECT q.name FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL);
+    IF paused <> '{}' THEN
         p_lanes := rouse._not_paused(p_lanes);
-    ELSE
-        -- Before the transactions: those with earlier turns are among them.
-        turn := (SELECT s.last_value FROM rouse.turn_seq AS s);
     END IF;
+    -- Before the transactions: those with earlier turns are among them.
+    turn := (SELECT s.last_value FROM rouse.turn_seq AS s);
     -- Read after the snapshot of the rows. A transaction of p_writers that ended in between is among them, because its rows were not seen.
     -- Others count as ended: the next two peeks of a sweep see their rows. Not pg_snapshot_xip, which lacks transactions that are newer
     -- than all ended ones.
@@ -76,7 +74,7 @@ BEGIN
         WHERE j.lane = asked.lane AND j.turn > asked.after AND j.state = 'queued' AND j.turn IS NOT NULL
         ORDER BY j.turn LIMIT 1) AS first_job;
     catalog_changed := (SELECT coalesce(sum(l.seq), 0) FROM rouse.lane AS l WHERE l.seq > p_catalog_after) <> p_catalog_sum;
-    IF paused THEN
+    IF paused <> '{}' THEN
         orphans := EXISTS (
             SELECT FROM rouse.job AS j
             WHERE j.state = 'running' AND j.lease_until >= orphaned_since AND j.lease_until < at
@@ -93,7 +91,9 @@ BEGIN
     WHERE j.state = 'queued' AND j.turn IS NULL AND j.blockers IS NULL AND j.available_at > due_since
     ORDER BY j.available_at LIMIT 1;
     due := coalesce(next_at <= at, false);
-    releases := EXISTS (SELECT FROM rouse.pending_release AS p WHERE p.try_at < at - interval '1 second' ORDER BY p.try_at LIMIT 1);
+    releases := EXISTS (
+        SELECT FROM rouse.pending_release AS p
+        WHERE p.try_at > due_since - interval '1 second' AND p.try_at < at - interval '1 second' ORDER BY p.try_at LIMIT 1);
     SELECT d.try_at INTO deadline_at FROM rouse.deadline AS d WHERE d.try_at > due_since ORDER BY d.try_at LIMIT 1;
     deadlines := coalesce(deadline_at <= at, false);
     -- GREATEST would turn null into 0, and the worker would never wait.

@@ -1,5 +1,6 @@
 //! How a worker looks for jobs, and how rarely it does so when there are none.
 
+use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use rouse::job::{Fence, LaneId};
@@ -47,7 +48,7 @@ impl Looker {
             writers: None,
         };
         Peek {
-            turn: None,
+            turn: 0,
             writers: None,
             looked_at: SystemTime::UNIX_EPOCH,
             ..self.store.peek(&looking).await.unwrap()
@@ -72,7 +73,8 @@ fn nothing() -> Peek {
         due: false,
         next_due: None,
         looked_at: SystemTime::UNIX_EPOCH,
-        turn: None,
+        turn: 0,
+        paused: HashSet::new(),
         writers: None,
         releases: false,
         deadlines: false,

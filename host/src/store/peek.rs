@@ -1,5 +1,6 @@
 //! Queries whether there is anything to do.
 
+use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use tokio_postgres::types::Type;
@@ -41,8 +42,10 @@ pub struct Peek {
     pub next_due: Option<Duration>,
     /// Leases were checked up to this time, by the database's clock.
     pub looked_at: SystemTime,
-    /// The last turn that was assigned; `None` while a queue is paused.
-    pub turn: Option<i64>,
+    /// The last turn that was assigned.
+    pub turn: i64,
+    /// The queues that are paused: their lanes were not read, and may have jobs.
+    pub paused: HashSet<String>,
     /// The ids of the transactions in progress that have written: their jobs are not visible yet. Those of the last peek
     /// that ended while this one was made are among them. `None` if they were not requested.
     pub writers: Option<Vec<i64>>,
@@ -88,6 +91,7 @@ impl Store {
             writers: row.get(7),
             releases: row.get(8),
             deadlines: row.get(9),
+            paused: row.get::<_, Vec<String>>(10).into_iter().collect(),
         })
     }
 

@@ -31,7 +31,7 @@ use super::leases::StartedAttempt;
 use super::meters::{HandlerMeters, Meters, OutcomeLabel};
 use super::middleware::{AttemptInfo, Middleware, Next};
 use super::policy::Policy;
-use super::settler::Unsettled;
+use super::settler::{self, Unsettled};
 use super::slots::{self, Ended};
 use crate::job::{
     AbortReason, ErrorKind, Fence, JobId, JsonText, NewJob, Outcome, OwnLimits, RetryPolicy,
@@ -509,6 +509,7 @@ async fn settle(
             }
             let context = claim.event_context(shared, &meters.handler);
             drop_lost(shared, (job.id, job.fence), &meters, context, lost);
+            settler::free(shared, claim.is_limited.then_some(job.lane));
         }
     }
 }
@@ -532,6 +533,7 @@ pub(super) async fn settle_instead(
             let Settlement { id, fence, .. } = one.settlement;
             let context = one.event_context(shared);
             drop_lost(shared, (id, fence), &one.meters, context, lost);
+            settler::free(shared, one.frees);
         }
     }
 }

@@ -175,6 +175,9 @@ impl Claimer<'_> {
             // With fewer jobs than wanted, the lanes are empty for now.
             return found.fills(wanted).then_some(Trigger::More);
         }
+        if found.has_opened {
+            return Some(Trigger::More);
+        }
         self.sleeper.idles();
         let restarts =
             matches!(trigger, Trigger::Wakeup) && self.looks.restart_after_empty_wakeup();

@@ -50,6 +50,8 @@ pub(super) struct Found {
     /// There may be more jobs: an answer ended because of its size, a lane has used up its part of the claim, or an
     /// adoption found as many jobs as wanted.
     pub(super) is_cut: bool,
+    /// Lanes were opened, because others of their limits had room, or no jobs any more.
+    pub(super) has_opened: bool,
     /// The claim found an expired lease, and claimed nothing. Leases were checked up to this time, by the database's
     /// clock.
     orphans: Option<SystemTime>,
@@ -66,6 +68,7 @@ impl AddAssign for Found {
     fn add_assign(&mut self, other: Self) {
         self.jobs += other.jobs;
         self.is_cut |= other.is_cut;
+        self.has_opened |= other.has_opened;
         self.orphans = other.orphans.or(self.orphans);
     }
 }
@@ -322,7 +325,7 @@ impl<'a> Claims<'a> {
         self.set_costs(&jobs);
         let mut may_have_more = self.lanes.claimed(&orders, &jobs, &closed, is_filled);
         if let Some(limits) = limits {
-            may_have_more |= self.open_with_room(&limits, &jobs, batches);
+            may_have_more.opened |= self.open_with_room(&limits, &jobs, batches);
         }
         self.overdue
             .claimed(&orders, &jobs, !is_filled, Instant::now());
@@ -331,7 +334,8 @@ impl<'a> Claims<'a> {
             .await;
         Ok(Found {
             jobs,
-            is_cut: is_cut || may_have_more,
+            is_cut: is_cut || may_have_more.used_up || may_have_more.opened,
+            has_opened: may_have_more.opened,
             orphans: None,
         })
     }

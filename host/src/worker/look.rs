@@ -4,6 +4,7 @@
 //! there is anything to do. Now and then a look is a sweep, which reads behind the cursors (`schedule.rs` decides
 //! when).
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -30,8 +31,10 @@ pub(super) struct Looks<'a> {
     writers: Writers,
     /// The last time at which no lease had ended, by the database's clock. `None` if unknown.
     no_orphans_since: Option<SystemTime>,
-    /// The last assigned turn at the last sweep. `None` if unknown, or if a queue was paused.
+    /// The last assigned turn at the last sweep. `None` if unknown.
     swept_turn: Option<i64>,
+    /// The queues that were paused at the last sweep.
+    paused: HashSet<String>,
     /// The last wakeup announced jobs, or something else than the end of a job.
     is_announced: bool,
 }
@@ -40,7 +43,9 @@ pub(super) struct Looks<'a> {
 struct Peeked {
     found: Found,
     /// As in [`Peek`].
-    turn: Option<i64>,
+    turn: i64,
+    /// As in [`Peek`].
+    paused: HashSet<String>,
     /// Transactions that have written and are in progress, if this is a sweep.
     writers: Vec<i64>,
     /// The lanes that it found empty, if this is a sweep that reads all lanes.
@@ -56,6 +61,7 @@ impl<'a> Looks<'a> {
             writers: Writers::default(),
             no_orphans_since: None,
             swept_turn: None,
+            paused: HashSet::new(),
             is_announced: false,
         }
     }
@@ -183,22 +189,20 @@ impl<'a> Looks<'a> {
             self.claims.lanes.restart();
             self.no_orphans_since = None;
         } else {
-            self.claims.lanes.rewind(self.swept_turn.is_some());
+            self.claims.lanes.rewind(&self.paused);
         }
         self.claims.lanes.open_some();
         let peeked = self.peek_and_claim(wanted, known, true).await?;
-        let before = std::mem::replace(&mut self.swept_turn, peeked.turn);
+        let before = self.swept_turn.replace(peeked.turn);
+        self.paused = peeked.paused;
         let is_late = self.writers.update(peeked.writers);
         self.shared
             .fairness
             .store(self.claims.lanes.fairness().into());
         let found = peeked.found;
-        // Not while a queue is paused: its lanes were not read.
-        if let Some(turn) = peeked.turn
-            && !found.fills(wanted)
-        {
+        if !found.fills(wanted) {
             // No further than at the last sweep: turns that were assigned since then may not be committed yet.
-            let empty_to = before.map_or(i64::MIN, |before| before.min(turn));
+            let empty_to = before.map_or(i64::MIN, |before| before.min(peeked.turn));
             self.claims.lanes.swept(&peeked.empty, empty_to);
         }
         // The filled claims may have left out lanes, and may do so for long.
@@ -258,7 +262,7 @@ impl<'a> Looks<'a> {
         let peek = self.peek(started, orphaned_since, known, is_sweep).await?;
         let is_ready = self.prepare_claims(started, &peek, known).await?;
         let empty = match is_sweep && self.claims.lanes.fit_one_claim() {
-            true => self.claims.lanes.empty(),
+            true => self.claims.lanes.empty(&peek.paused),
             false => Vec::new(),
         };
         let mut found = self.adopt(wanted, orphaned_since, &peek).await?;
@@ -274,6 +278,7 @@ impl<'a> Looks<'a> {
         Ok(Peeked {
             found,
             turn: peek.turn,
+            paused: peek.paused,
             writers: peek.writers.unwrap_or_default(),
             empty,
         })

@@ -254,8 +254,17 @@ pub(super) fn give_up_if_lost(shared: &Shared, one: &Unsettled) -> bool {
         shared
             .leases
             .remove(one.settlement.id, one.settlement.fence);
+        free(shared, one.frees);
     }
     is_lost
+}
+
+/// Jobs that waited for the end of this one may start, whoever has ended it: cancellations and job timeouts are not
+/// announced otherwise.
+pub(super) fn free(shared: &Shared, lane: Option<LaneId>) {
+    if let Some(lane) = lane {
+        shared.wakeups.freed(lane);
+    }
 }
 
 /// Counts and logs an outcome that the database has answered.
@@ -267,6 +276,7 @@ pub(super) fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     if let (Some(lane), Some(ran)) = (one.charged, one.settlement.ran) {
         shared.costs.record(lane, ran.usage.cpu);
     }
+    free(shared, one.frees);
     if !accepted {
         if one.unanswered {
             one.ended(OutcomeLabel::Unconfirmed);
@@ -287,9 +297,6 @@ pub(super) fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         // The claimer's sleep has to end when this job is due.
         Outcome::Retry { .. } | Outcome::Suspended(_) => shared.wakeups.notify(None),
         Outcome::Released => {}
-    }
-    if let Some(lane) = one.frees {
-        shared.wakeups.freed(lane);
     }
     if !one.settlement.jobs.is_empty() {
         // A worker that has just looked is not asleep, and so gets no notification of the jobs that it has enqueued.

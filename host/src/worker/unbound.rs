@@ -70,8 +70,8 @@ impl Unbound {
             }
             let is_new = round.given_back.insert(job.id);
             new += usize::from(is_new);
-            let is_over = !is_new || round.given_back.len() >= ROUND_MAX;
-            if is_over && !busy.contains(&job.lane) {
+            let is_over = !is_new && !busy.contains(&job.lane);
+            if is_over || round.given_back.len() >= ROUND_MAX {
                 round.paused_until = Some(now + PAUSED_FOR);
             }
         }
@@ -145,5 +145,15 @@ mod tests {
         assert!(unbound.is_paused(LANE, now));
         unbound.set(HashSet::new());
         assert!(!unbound.is_paused(LANE, now));
+    }
+
+    #[test]
+    fn such_a_lane_is_paused_even_if_it_has_other_jobs() {
+        let (mut unbound, now) = (unbound(), Instant::now());
+        let many = i64::try_from(ROUND_MAX).unwrap();
+        let mut all = jobs(0..many, Some("legacy"));
+        all.extend(jobs(many..many + 1, None));
+        assert_eq!(unbound.sort(all, now).runnable.len(), 1);
+        assert!(unbound.is_paused(LANE, now));
     }
 }

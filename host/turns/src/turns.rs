@@ -232,6 +232,23 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         self.settle(lane, 0, 1, cost_of(&self.costs, lane));
     }
 
+    /// A lane, its key and its queue keep at most the turns of one round.
+    pub fn forfeit(&mut self, lane: L) {
+        let Some(place) = self.lanes.get(&lane) else {
+            return;
+        };
+        let Some(queues) = self.classes.get_mut(&place.class) else {
+            return;
+        };
+        queues.cap(&place.queue);
+        if let Some(keys) = queues.child(&place.queue) {
+            keys.cap(&place.key);
+            if let Some(lanes) = keys.child(&place.key) {
+                lanes.cap(&lane);
+            }
+        }
+    }
+
     /// Charges a lane for `used` jobs of this cost after it has taken turns for `taken`. A lane that has left is not
     /// charged.
     pub fn settle(&mut self, lane: L, taken: usize, used: usize, cost: f64) {
@@ -390,6 +407,13 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
         if let Some(number) = member.number.take() {
             self.with_credit.remove(&number);
             self.without.remove(&number);
+            self.cap(key);
+        }
+    }
+
+    /// A member keeps at most the credit of one round.
+    fn cap(&mut self, key: &K) {
+        if let Some(member) = self.members.get_mut(key) {
             member.credit = member.credit.min(member.share.max(1.0));
         }
     }

@@ -202,6 +202,31 @@ async fn a_burst_may_start_at_once_and_then_as_many_as_the_rate_permits() {
 }
 
 #[tokio::test]
+async fn a_new_rate_applies_to_the_starts_that_a_burst_has_used() {
+    let (db, client) = gate("'rate', 'throttle', most => 10, period => '1 day', burst => 10").await;
+    for _ in 0..40 {
+        enqueue(&client, "a", ", tenant => 't'").await;
+    }
+    assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[("t", 10)]));
+    // A bucket that is empty is full a minute later, and not a day.
+    set_gate(
+        &client,
+        "'rate', 'throttle', most => 10, period => '1 minute', burst => 10",
+    )
+    .await;
+    let rest = "SELECT (extract(epoch FROM until - clock_timestamp()))::bigint FROM rouse.gate_key";
+    assert!((55..=60).contains(&number(&client, rest).await));
+    // And at a tenth of the rate, ten minutes: nothing more starts at once.
+    set_gate(
+        &client,
+        "'rate', 'throttle', most => 1, period => '1 minute', burst => 10",
+    )
+    .await;
+    assert!((550..=600).contains(&number(&client, rest).await));
+    assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[]));
+}
+
+#[tokio::test]
 async fn a_job_passes_all_gates_or_none() {
     let (db, client) = gate("'few', 'max_concurrent', key => '{tenant}', most => 1").await;
     set_gate(&client, "'rate', 'throttle', most => 3, period => '1 hour'").await;

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use rouse::worker::{Override, Overrides, Settings};
+use rouse::worker::{Intervals, Override, Overrides, Settings};
 
-use crate::support::worker::{TestWorker, until_true};
+use crate::support::worker::{TestWorker, cancel, until_true};
 
 use super::{enqueue, gate, number, set_gate};
 
@@ -105,6 +105,74 @@ async fn a_gate_that_another_worker_has_opened_is_found_by_the_sweep() {
         .settle(&[&done], rouse::store::Locked::Wait)
         .await
         .unwrap();
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+}
+
+/// A worker whose sweeps find nothing.
+async fn worker_without_sweeps(db: &crate::support::TestDb) -> TestWorker {
+    let settings = Settings {
+        slots: 4,
+        intervals: Intervals {
+            sweep: Duration::from_secs(600),
+            restart: Duration::from_secs(600),
+            restart_max: Duration::from_secs(600),
+            ..Intervals::default()
+        },
+        ..Settings::default()
+    };
+    TestWorker::start(db, settings).await
+}
+
+const RUNS: &str = "SELECT EXISTS (SELECT FROM rouse.job WHERE state = 'running')";
+/// The worker has found that there is nothing to do for now.
+const WAITS: &str = "SELECT EXISTS (SELECT FROM rouse.sleeper WHERE until > clock_timestamp())";
+
+#[tokio::test]
+async fn a_job_behind_lanes_that_are_empty_by_now_starts_when_its_limit_has_room() {
+    let (db, client) = gate("'one', 'max_concurrent', most => 1").await;
+    client
+        .batch_execute("SELECT rouse.set_fair_share('default', policy => 'drr')")
+        .await
+        .unwrap();
+    let worker = worker_without_sweeps(&db).await;
+    let first = enqueue(&client, "test.wait-abort", ", '{}', tenant => 't'").await;
+    until_true(&client, RUNS).await;
+    for n in 1..=40 {
+        enqueue(&client, "test.sleep", &format!("{SLEEP}, tenant => 't{n}'")).await;
+    }
+    client
+        .batch_execute("DELETE FROM rouse.sleeper")
+        .await
+        .unwrap();
+    until_true(&client, WAITS).await;
+    client
+        .batch_execute(
+            "SELECT rouse.cancel(id) FROM rouse.jobs WHERE tenant <> 't' AND tenant <> 't40'",
+        )
+        .await
+        .unwrap();
+    assert!(cancel(&client, first).await);
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+    let ran = "SELECT count(*) FROM rouse.finished WHERE state = 'succeeded'";
+    assert_eq!(number(&client, ran).await, 1);
+}
+
+/// Whoever has ended the job, its end opens the gate.
+#[tokio::test]
+async fn a_cancelled_job_opens_the_gate_for_the_next_one() {
+    let (db, client) = gate("'one', 'max_concurrent', most => 1").await;
+    let worker = worker_without_sweeps(&db).await;
+    let first = enqueue(&client, "test.wait-abort", ", '{}'").await;
+    until_true(&client, RUNS).await;
+    enqueue(&client, "test.sleep", SLEEP).await;
+    client
+        .batch_execute("DELETE FROM rouse.sleeper")
+        .await
+        .unwrap();
+    until_true(&client, WAITS).await;
+    assert!(cancel(&client, first).await);
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     worker.drain().await;
 }

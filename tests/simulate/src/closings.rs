@@ -8,8 +8,10 @@ use crate::{Nanos, Sabotage};
 
 /// How many lanes of a limit are opened when a job of it has ended: the first ones may be empty by now.
 const OPENED_BY_END: usize = 2;
-/// How many lanes of a limit are opened by a sweep, or when one of them had room.
+/// How many are opened when one of them had room, or no jobs any more.
 const OPENED_MAX: usize = 8;
+/// A sweep opens one lane of a limit, of at most so many limits. The next sweep goes on with the next limit.
+const OPENED_BY_SWEEP: usize = 256;
 
 /// Until when a lane is closed.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +29,8 @@ pub(crate) struct Closings {
     waiting: HashMap<Key, BTreeSet<(u64, u32)>>,
     /// Lanes that open by themselves.
     opening: BTreeSet<(Nanos, u32)>,
+    /// The last limit that a sweep has opened a lane of.
+    swept: Option<Key>,
     /// The number of lanes that were closed so far.
     closings: u64,
     sabotage: Option<Sabotage>,
@@ -102,16 +106,20 @@ impl Closings {
         self.first_of(limits, OPENED_BY_END)
     }
 
-    /// Other lanes of the limits of a lane that had room.
+    /// Other lanes of the limits of a lane that had room, or no jobs any more.
     pub(crate) fn others(&self, limits: &[Key]) -> Vec<u32> {
         self.first_of(limits, OPENED_MAX)
     }
 
-    /// Some lanes of each limit: jobs of other hosts may have ended.
-    pub(crate) fn some(&self) -> Vec<u32> {
+    /// A lane of each limit: jobs of other hosts may have ended.
+    pub(crate) fn some(&mut self) -> Vec<u32> {
         let mut limits: Vec<Key> = self.waiting.keys().copied().collect();
         limits.sort_unstable();
-        self.first_of(&limits, OPENED_MAX)
+        let later = limits.partition_point(|limit| Some(*limit) <= self.swept);
+        limits.rotate_left(later);
+        limits.truncate(OPENED_BY_SWEEP);
+        self.swept = limits.last().copied();
+        self.first_of(&limits, 1)
     }
 
     /// The lane that is opened last goes first: that which was closed first.
@@ -145,7 +153,7 @@ mod tests {
         closings.open(3, &LIMIT);
         assert_eq!(closings.by_end(&LIMIT), [2, 1]);
         assert!(closings.by_end(&[Key { gate: 1, key: 7 }]).is_empty());
-        assert_eq!(closings.some(), [2, 1]);
+        assert_eq!(closings.some(), [1]);
         closings.open(1, &LIMIT);
         closings.open(2, &LIMIT);
         assert!(closings.some().is_empty() && !closings.is_closed(1));

@@ -482,8 +482,8 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
             of.not_claimed(&sent);
             self.witness.adopted += answer.jobs.len() as u64;
         } else {
-            of.claimed(&sent, &answer, &self.lanes);
-            of.note_closed(&answer, &self.lanes, now, sabotage);
+            let emptied = of.claimed(&sent, &answer, &self.lanes);
+            of.note_closed(&answer, &emptied, &self.lanes, now, sabotage);
         }
         for job in answer.jobs {
             let sent_at = sent.at;

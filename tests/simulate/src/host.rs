@@ -184,7 +184,7 @@ impl Host {
     }
 
     /// Updates the turns after a claim: the rules of `Lanes::claimed`.
-    pub(crate) fn claimed(&mut self, sent: &Sent, answer: &Answer, lanes: &[Lane]) {
+    pub(crate) fn claimed(&mut self, sent: &Sent, answer: &Answer, lanes: &[Lane]) -> Vec<u32> {
         let mut taken = answer.taken.iter().peekable();
         let used: Vec<usize> = sent
             .orders
@@ -196,6 +196,7 @@ impl Host {
             .collect();
         let is_filled = answer.jobs.len() >= sent.wanted;
         let last = used.iter().rposition(|jobs| *jobs > 0);
+        let mut emptied = Vec::new();
         for (position, (order, jobs)) in sent.orders.iter().zip(used).enumerate() {
             if let Some(most) = order.most {
                 let taken = if self.turns.contains(order.lane) {
@@ -214,12 +215,16 @@ impl Host {
             }
             let is_used_up = order.most.is_some_and(|most| jobs >= most);
             let was_read = !is_filled || Some(position) < last;
+            if jobs == 0 {
+                emptied.push(order.lane);
+            }
             if jobs == 0 || order.most.is_some() && !is_used_up && was_read {
                 self.turns.remove(order.lane);
             } else {
                 self.insert(order.lane, lanes);
             }
         }
+        emptied
     }
 
     /// Gives back the turns of a claim that adopted instead.
@@ -231,10 +236,11 @@ impl Host {
     }
 
     /// Closes the lanes that a claim found closed, those first of which it has taken nothing, and opens others whose
-    /// limits had room.
+    /// limits had room, or of which it found lanes empty.
     pub(crate) fn note_closed(
         &mut self,
         answer: &Answer,
+        emptied: &[u32],
         lanes: &[Lane],
         now: Nanos,
         sabotage: Option<Sabotage>,
@@ -256,7 +262,8 @@ impl Host {
                 }
             }
         }
-        for (lane, ..) in &answer.taken {
+        let taken = answer.taken.iter().map(|(lane, ..)| lane);
+        for lane in taken.chain(emptied) {
             if !self.closings.is_closed(*lane) {
                 for other in self.closings.others(&lanes[*lane as usize].limits) {
                     self.open(other, lanes, sabotage);

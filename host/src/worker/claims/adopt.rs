@@ -103,7 +103,7 @@ impl Claims<'_> {
         Ok(Found {
             jobs,
             is_cut,
-            orphans: None,
+            ..Found::default()
         })
     }
 

@@ -1,6 +1,8 @@
 //! The cursors of lanes: the turns after which they are read.
 
-use super::Lanes;
+use std::collections::HashSet;
+
+use super::{Known, Lanes};
 use crate::job::LaneId;
 
 impl Lanes {
@@ -13,11 +15,12 @@ impl Lanes {
 
     /// The short sweep: resets every cursor to its position two sweeps ago, which is the start of lanes that were not
     /// served then. In a lane that has jobs, or was not read, the cursor never moves forward: the jobs may be before that
-    /// position. `all_were_read`: since the last sweep, no lane was left out because its queue was paused.
-    pub(in crate::worker) fn rewind(&mut self, all_were_read: bool) {
+    /// position. `paused`: the queues whose lanes the last sweep has not read.
+    pub(in crate::worker) fn rewind(&mut self, paused: &HashSet<String>) {
         for (id, known) in &mut self.known {
             let [oldest, newer] = known.marks;
-            let is_empty = all_were_read && known.closed.is_none() && !self.active.contains(*id);
+            let was_read = known.closed.is_none() && !paused.contains(&*known.lane.queue);
+            let is_empty = was_read && !self.active.contains(*id);
             // An empty lane was read to its end from wherever the last sweep has set its cursor.
             known.marks = [
                 newer,
@@ -41,10 +44,13 @@ impl Lanes {
         }
     }
 
-    /// The lanes that are not known to have jobs.
-    pub(in crate::worker) fn empty(&self) -> Vec<LaneId> {
-        let known = self.known.keys().copied();
-        known.filter(|id| !self.active.contains(*id)).collect()
+    /// The lanes that are not known to have jobs, apart from those of these queues.
+    pub(in crate::worker) fn empty(&self, paused: &HashSet<String>) -> Vec<LaneId> {
+        let is_empty = |known: &&Known| {
+            !self.active.contains(known.lane.id) && !paused.contains(&*known.lane.queue)
+        };
+        let known = self.known.values().filter(is_empty);
+        known.map(|known| known.lane.id).collect()
     }
 
     /// After a sweep that found everything: moves the cursors of the lanes that its peek found empty forward to the last

@@ -3,20 +3,23 @@
 //!
 //! The database decides what a gate permits, and tells the worker which lanes are closed. Other workers do not announce
 //! the ends of their jobs: a worker whose job has ended claims the next one itself. Should it be gone, the sweep opens
-//! some of the lanes of each limit, and if they have room, the others follow.
+//! some of the lanes of each limit, and if they have room, or no jobs any more, the others follow.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Known, Lanes};
+use super::{Class, Known, Lanes};
 use crate::job::{ClaimGate, ClaimLimit, LaneId};
 use crate::store::ClosedLane;
 
-/// How many lanes of a limit are opened when a job of it has ended: the first ones may be empty by now.
+/// How many lanes of each class of a limit are opened when a job of it has ended: the first ones may be empty by now.
 const OPENED_BY_END: usize = 2;
-/// How many lanes of a limit are opened by a sweep, or when one of them had room.
+/// How many are opened when one of them had room, or no jobs any more.
 const OPENED_MAX: usize = 8;
+/// A sweep opens one lane of each class of a limit, until there are so many. The next sweep goes on with the next limit:
+/// a claim is limited to so many lanes, and behind a gate, claims wait for each other.
+const OPENED_BY_SWEEP: usize = 256;
 
 /// A limit of running jobs, and its key.
 pub(super) type Limit = Arc<str>;
@@ -24,9 +27,11 @@ pub(super) type Limit = Arc<str>;
 #[derive(Debug, Default)]
 pub(super) struct Gates {
     gates: Vec<ClaimGate>,
-    /// Closed lanes that wait for the end of a job, by the limits that they are behind, in the order in which they were
-    /// closed.
-    waiting: HashMap<Limit, BTreeSet<(u64, LaneId)>>,
+    /// Closed lanes that wait for the end of a job, by the limits that they are behind and by class, in the order in which
+    /// they were closed.
+    waiting: BTreeMap<Limit, BTreeMap<Class, BTreeSet<(u64, LaneId)>>>,
+    /// The last limit that a sweep has opened lanes of.
+    swept: Option<Limit>,
     /// Closed lanes that open by themselves.
     opening: BTreeSet<(Instant, LaneId)>,
     /// The number of lanes that were closed so far.
@@ -36,8 +41,8 @@ pub(super) struct Gates {
 /// Until when a lane is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Closed {
-    /// Until a job of one of its limits has ended. The number of its closing.
-    UntilEnd(u64),
+    /// Until a job of one of its limits has ended. The number of its closing, and its class then.
+    UntilEnd(u64, Class),
     Until(Instant),
 }
 
@@ -105,11 +110,13 @@ impl Lanes {
             None if known.limits.is_empty() => None,
             None => {
                 gates.closings += 1;
+                let class = known.place.class;
                 for limit in &known.limits {
                     let waiting = gates.waiting.entry(limit.clone()).or_default();
-                    waiting.insert((gates.closings, id));
+                    let of_class = waiting.entry(class).or_default();
+                    of_class.insert((gates.closings, id));
                 }
-                Some(Closed::UntilEnd(gates.closings))
+                Some(Closed::UntilEnd(gates.closings, class))
             }
         };
     }
@@ -152,15 +159,29 @@ impl Lanes {
         self.open_behind_limits_of(id, OPENED_BY_END)
     }
 
-    /// Opens some lanes of each limit: jobs of other workers may have ended.
+    /// Opens a lane of each limit: jobs of other workers may have ended.
     pub(in crate::worker) fn open_some(&mut self) {
-        let limits: Vec<Limit> = self.gates.waiting.keys().cloned().collect();
+        let waiting = &self.gates.waiting;
+        let before = self.gates.swept.take();
+        let is_later = |limit: &&Limit| before.as_ref().is_none_or(|before| *limit > before);
+        let later = waiting.keys().filter(is_later);
+        let earlier = waiting.keys().filter(|limit| !is_later(limit));
+        let limits: Vec<Limit> = later
+            .chain(earlier)
+            .take(OPENED_BY_SWEEP)
+            .cloned()
+            .collect();
+        let mut opened = 0;
         for limit in limits {
-            self.open_behind(&limit, OPENED_MAX);
+            if opened >= OPENED_BY_SWEEP {
+                break;
+            }
+            opened += self.open_behind(&limit, 1);
+            self.gates.swept = Some(limit);
         }
     }
 
-    /// Opens other lanes of the limits of a lane that had room. True if there are any.
+    /// Opens other lanes of the limits of a lane that had room, or no jobs any more. True if there are any.
     pub(super) fn open_others(&mut self, id: LaneId) -> bool {
         !self.gates.waiting.is_empty() && self.open_behind_limits_of(id, OPENED_MAX)
     }
@@ -169,21 +190,20 @@ impl Lanes {
         let limits = self.known.get(&id).map(|known| known.limits.clone());
         let mut is_any = false;
         for limit in limits.iter().flatten() {
-            is_any |= self.open_behind(limit, lanes);
+            is_any |= self.open_behind(limit, lanes) > 0;
         }
         is_any
     }
 
-    /// Opens up to this many lanes of a limit, those first that were closed first.
-    fn open_behind(&mut self, limit: &Limit, lanes: usize) -> bool {
-        let waiting = self.gates.waiting.get(limit).into_iter().flatten();
-        let first: Vec<LaneId> = waiting.take(lanes).map(|(_, id)| *id).collect();
-        let mut is_any = false;
+    /// Opens up to this many lanes of each class of a limit, those first that were closed first. Their claim decides
+    /// between the classes, and overdue jobs of the later ones are found. Returns how many there are.
+    fn open_behind(&mut self, limit: &Limit, lanes: usize) -> usize {
+        let classes = self.gates.waiting.get(limit).into_iter().flatten();
+        let first = classes.flat_map(|(_, of_class)| of_class.iter().take(lanes));
+        let first: Vec<LaneId> = first.map(|(_, id)| *id).collect();
         // The lane that is opened last goes first: that which was closed first.
-        for id in first.into_iter().rev() {
-            is_any |= self.open(id);
-        }
-        is_any
+        let opened = first.into_iter().rev().filter(|id| self.open(*id));
+        opened.count()
     }
 
     /// Opens a lane. False if it is not served as a whole.
@@ -198,13 +218,19 @@ impl Lanes {
         match known.as_ref().and_then(|known| known.closed) {
             None => {}
             Some(Closed::Until(at)) => _ = gates.opening.remove(&(at, id)),
-            Some(Closed::UntilEnd(number)) => {
+            Some(Closed::UntilEnd(number, class)) => {
                 for limit in known.iter().flat_map(|known| &known.limits) {
-                    if let Some(waiting) = gates.waiting.get_mut(limit) {
-                        waiting.remove(&(number, id));
-                        if waiting.is_empty() {
-                            gates.waiting.remove(limit);
+                    let Some(waiting) = gates.waiting.get_mut(limit) else {
+                        continue;
+                    };
+                    if let Some(of_class) = waiting.get_mut(&class) {
+                        of_class.remove(&(number, id));
+                        if of_class.is_empty() {
+                            waiting.remove(&class);
                         }
+                    }
+                    if waiting.is_empty() {
+                        gates.waiting.remove(limit);
                     }
                 }
             }

@@ -1,6 +1,6 @@
 //! The lanes of each claim, in order.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use super::{After, Known, LANES_PER_CLAIM, Lanes};
@@ -11,6 +11,15 @@ use crate::worker::turns::{Class, Part};
 /// How many lanes without known jobs a claim looks at ahead of lanes with jobs, in turns. It finds new jobs before the
 /// next sweep does.
 pub(super) const PROBES_PER_CLAIM: usize = 32;
+
+/// Whether lanes may have more jobs after a claim that was not filled.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::worker) struct MayHaveMore {
+    /// A lane has used up its part.
+    pub(in crate::worker) used_up: bool,
+    /// Lanes were opened, because another one of their limit had room, or no jobs any more.
+    pub(in crate::worker) opened: bool,
+}
 
 impl Lanes {
     /// The lanes for the next claim of `wanted` jobs, in order. Classes go one after the other. Within a class, lanes
@@ -114,6 +123,9 @@ impl Lanes {
         let later = orders.extract_if(.., |order| self.class_of(order.lane) > first);
         let later: Vec<ClaimOrder> = later.collect();
         self.not_claimed(&later);
+        for order in &later {
+            self.active.forfeit(order.lane);
+        }
         let with_jobs = orders
             .iter()
             .filter(|order| self.active.contains(order.lane));
@@ -137,15 +149,14 @@ impl Lanes {
     }
 
     /// Updates cursors, active lanes and their turns after a claim from these lanes. `is_filled`: it has as many jobs
-    /// as were wanted, or ended because of its size. `closed`: lanes from which no job may start now. Returns true if
-    /// there may be more jobs although the claim was not filled, because a lane has used up its part.
+    /// as were wanted, or ended because of its size. `closed`: lanes from which no job may start now.
     pub(in crate::worker) fn claimed(
         &mut self,
         orders: &[ClaimOrder],
         jobs: &[ClaimedJob],
         closed: &[ClosedLane],
         is_filled: bool,
-    ) -> bool {
+    ) -> MayHaveMore {
         let mut claimed: HashMap<LaneId, usize> = HashMap::new();
         for job in jobs {
             self.advance(job.lane, job.turn);
@@ -154,7 +165,8 @@ impl Lanes {
         self.count_selected(orders, &claimed);
         let has_jobs = |order: &ClaimOrder| claimed.contains_key(&order.lane);
         let last = orders.iter().rposition(has_jobs);
-        let mut may_have_more = false;
+        let mut is_any_used_up = false;
+        let mut emptied = Vec::new();
         for (position, order) in orders.iter().enumerate() {
             let jobs = claimed.get(&order.lane).copied().unwrap_or(0);
             if order.only.is_some() || order.most.is_some() {
@@ -174,7 +186,10 @@ impl Lanes {
             }
             let is_used_up = order.most.is_some_and(|most| jobs >= most);
             let was_read = !is_filled || Some(position) < last;
-            may_have_more |= is_used_up;
+            is_any_used_up |= is_used_up;
+            if jobs == 0 {
+                emptied.push(order.lane);
+            }
             if jobs == 0 || order.most.is_some() && !is_used_up && was_read {
                 self.active.remove(order.lane);
                 self.woken.remove(&order.lane);
@@ -182,13 +197,33 @@ impl Lanes {
                 self.activate(order.lane);
             }
         }
+        self.forfeit_turns(orders, &claimed);
         self.note_closed(closed, &claimed, Instant::now());
-        for lane in claimed.keys() {
+        let mut is_any_opened = false;
+        for lane in claimed.keys().chain(&emptied) {
             if !self.is_closed(*lane) {
-                may_have_more |= self.open_others(*lane);
+                is_any_opened |= self.open_others(*lane);
             }
         }
-        may_have_more && !is_filled
+        MayHaveMore {
+            used_up: is_any_used_up && !is_filled,
+            opened: is_any_opened && !is_filled,
+        }
+    }
+
+    /// Classes of which a claim has taken nothing have their turns back. The rounds that have passed give them none: others
+    /// that come later would wait for these.
+    fn forfeit_turns(&mut self, orders: &[ClaimOrder], claimed: &HashMap<LaneId, usize>) {
+        let class = |id: &LaneId| self.known.get(id).map(|known| known.place.class);
+        let served: HashSet<_> = claimed.keys().map(class).collect();
+        let unserved = orders.iter().filter(|order| order.most.is_some());
+        let unserved: Vec<LaneId> = unserved
+            .map(|order| order.lane)
+            .filter(|id| !served.contains(&class(id)))
+            .collect();
+        for id in unserved {
+            self.active.forfeit(id);
+        }
     }
 
     /// Active lanes of a later class than the first active one. If there are more than fit one claim, any of them.
@@ -219,7 +254,9 @@ impl Lanes {
             0 => Vec::new(),
             _ => self.orders(After::Recent, wanted),
         };
-        orders.retain(|order| tier(self, &order.lane) < Some(first));
+        let later = orders.extract_if(.., |order| tier(self, &order.lane) >= Some(first));
+        let later: Vec<ClaimOrder> = later.collect();
+        self.not_claimed(&later);
         let of_tier = overdue
             .iter()
             .filter(|(id, _)| tier(self, id) == Some(first));

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime};
 
 use super::catalog::CATALOG_WINDOW;
-use super::orders::PROBES_PER_CLAIM;
+use super::orders::{MayHaveMore, PROBES_PER_CLAIM};
 use super::*;
 use crate::job::{Attempt, Fence, JobId, Priority};
 use crate::store::{ClaimedJob, ClosedLane, JsonText, Only};
@@ -24,6 +24,15 @@ fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
         values: BTreeMap::new(),
         retired: false,
     }
+}
+
+fn none_paused() -> HashSet<String> {
+    HashSet::new()
+}
+
+/// The queue of all lanes of these tests.
+fn paused() -> HashSet<String> {
+    ["default".to_owned()].into()
 }
 
 const SERVED: Serving = Serving {
@@ -106,7 +115,7 @@ fn lanes_go_by_priority_and_those_of_one_priority_share_a_claim() {
         .map(|lane| job(lane, lane))
         .into();
     assert!(
-        lanes.claimed(&orders, &jobs, &[], false),
+        lanes.claimed(&orders, &jobs, &[], false).used_up,
         "lane 30 may have more"
     );
     let orders = lanes.orders(After::Cursor, WANTED);
@@ -114,7 +123,7 @@ fn lanes_go_by_priority_and_those_of_one_priority_share_a_claim() {
     assert_eq!(parts(&orders), expected, "lane 20 may have a new job");
     let jobs: Vec<ClaimedJob> = [20, 30, 30].map(|lane| job(lane, lane)).into();
     assert!(
-        lanes.claimed(&orders, &jobs, &[], false),
+        lanes.claimed(&orders, &jobs, &[], false).used_up,
         "lane 20 has used its part up"
     );
     assert_eq!(lanes.orders(After::Cursor, WANTED)[1].most, Some(6));
@@ -375,7 +384,7 @@ fn a_filled_claim_does_not_mark_later_lanes_as_empty() {
     let orders = lanes.orders(After::Cursor, WANTED);
     assert_eq!(parts(&orders), [(3, Some(4)), (2, Some(4)), (1, Some(4))]);
     let jobs: Vec<ClaimedJob> = (5..9).map(|turn| job(2, turn)).collect();
-    assert!(!lanes.claimed(&orders, &jobs, &[], true));
+    assert!(!lanes.claimed(&orders, &jobs, &[], true).used_up);
     assert_eq!(
         order(&mut lanes),
         [(1, i64::MIN), (2, 8)],

@@ -79,15 +79,89 @@ fn if_a_lane_of_a_limit_had_room_its_other_lanes_are_open_too() {
     assert!(next(&mut lanes).is_empty());
     // The sweep: jobs of other workers may have ended.
     lanes.open_some();
-    assert_eq!(next(&mut lanes), [1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(next(&mut lanes), [1]);
     let orders = lanes.orders(After::Cursor, WANTED);
-    assert!(
-        lanes.claimed(&orders, &[job(1, 100)], &[], false),
-        "there may be more"
-    );
+    let left = lanes.claimed(&orders, &[job(1, 100)], &[], false);
+    assert!(left.opened, "there may be more");
+    assert_eq!(open(&lanes), (1..=9).collect::<Vec<_>>());
+}
+
+/// The lanes that are known to have jobs, by id.
+fn open(lanes: &Lanes) -> Vec<i64> {
     let mut open: Vec<i64> = lanes.with_jobs().iter().map(|order| order.lane.0).collect();
     open.sort_unstable();
-    assert_eq!(open, [1, 9, 10, 11, 12, 13, 14, 15, 16]);
+    open
+}
+
+/// The others have cancelled or run their jobs.
+#[test]
+fn if_the_first_lanes_of_a_limit_have_no_jobs_any_more_the_next_ones_follow_at_once() {
+    let mut lanes = Lanes::default();
+    lanes.set_fair(one_at_a_time());
+    lanes.learn((1..30).map(|n| of_tenant(n, n, "a")).collect());
+    lanes.serve(|_| Some(SERVED));
+    let closed: Vec<ClosedLane> = (1..30).map(until_end).collect();
+    let orders = lanes.orders(After::Cursor, WANTED);
+    lanes.claimed(&orders, &[], &closed, false);
+    assert!(lanes.free(LaneId(1)));
+    assert_eq!(open(&lanes), [1, 2]);
+    for first in [3, 11, 19] {
+        let orders = lanes.with_jobs();
+        assert!(lanes.claimed(&orders, &[], &[], false).opened);
+        assert_eq!(open(&lanes), (first..first + 8).collect::<Vec<_>>());
+    }
+    let orders = lanes.with_jobs();
+    assert!(lanes.claimed(&orders, &[job(26, 100)], &[], false).opened);
+    assert_eq!(open(&lanes), [26, 27, 28, 29]);
+    let orders = lanes.with_jobs();
+    assert_eq!(
+        lanes.claimed(&orders, &[], &[], false),
+        MayHaveMore::default(),
+        "no more lanes wait"
+    );
+}
+
+#[test]
+fn the_end_of_a_job_opens_lanes_of_each_class() {
+    let mut lanes = Lanes::default();
+    lanes.set_fair(one_at_a_time());
+    let of = |n: i64, priority| Lane {
+        priority,
+        ..of_tenant(n, n, "a")
+    };
+    let mut all: Vec<Lane> = (1..10).map(|n| of(n, Priority::Low)).collect();
+    all.extend([of(10, Priority::Normal), of(11, Priority::High)]);
+    lanes.learn(all);
+    lanes.serve(|_| Some(SERVED));
+    let closed: Vec<ClosedLane> = (1..12).map(until_end).collect();
+    let orders = lanes.orders(After::Cursor, WANTED);
+    lanes.claimed(&orders, &[], &closed, false);
+    // The job of the highest priority was closed last, and goes first.
+    assert!(lanes.free(LaneId(1)));
+    assert_eq!(open(&lanes), [1, 2, 10, 11]);
+    assert_eq!(lanes.orders(After::Cursor, WANTED)[0].lane, LaneId(11));
+}
+
+#[test]
+fn a_sweep_opens_at_most_as_many_lanes_as_a_claim_has_and_the_next_one_goes_on() {
+    let mut lanes = Lanes::default();
+    lanes.set_fair(one_at_a_time());
+    lanes.learn((1..=400).map(|n| of_tenant(n, n, &n.to_string())).collect());
+    lanes.serve(|_| Some(SERVED));
+    for n in 1..=400 {
+        lanes.close(LaneId(n), None, Instant::now());
+    }
+    lanes.open_some();
+    let first = open(&lanes);
+    assert_eq!(first.len(), 256);
+    for id in &first {
+        lanes.close(LaneId(*id), None, Instant::now());
+    }
+    lanes.open_some();
+    let second = open(&lanes);
+    assert_eq!(second.len(), 256);
+    let both = second.iter().filter(|id| first.contains(id)).count();
+    assert_eq!(both, 256 - (400 - 256));
 }
 
 #[test]

@@ -24,16 +24,16 @@ fn a_sweep_rewinds_to_the_cursor_two_sweeps_ago_and_a_restart_to_the_start() {
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
     lanes.serve(|_| Some(SERVED));
     lanes.advance(LaneId(10), 100);
-    lanes.rewind(true);
+    lanes.rewind(&none_paused());
     lanes.advance(LaneId(10), 200);
-    lanes.rewind(true);
+    lanes.rewind(&none_paused());
     assert_eq!(
         order(&mut lanes),
         [(10, i64::MIN)],
         "there are not yet two earlier sweeps"
     );
     lanes.advance(LaneId(10), 300);
-    lanes.rewind(true);
+    lanes.rewind(&none_paused());
     assert_eq!(order(&mut lanes), [(10, 100)]);
     lanes.restart();
     assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
@@ -46,7 +46,7 @@ fn without_jobs_the_cursor_settles_at_the_last_turn_reached() {
     lanes.serve(|_| Some(SERVED));
     let sweep = |lanes: &mut Lanes| {
         lanes.mark_all_empty();
-        lanes.rewind(true);
+        lanes.rewind(&none_paused());
         order(lanes)[0].1
     };
     lanes.advance(LaneId(10), 100);
@@ -66,24 +66,45 @@ fn the_cursor_of_a_lane_that_was_not_read_does_not_move_forward() {
     lanes.mark_all_empty();
     for turn in [100, 200, 300] {
         lanes.advance(LaneId(10), turn);
-        lanes.rewind(true);
+        lanes.rewind(&none_paused());
     }
     assert_eq!(order(&mut lanes), [(10, 100)]);
     // Its queue is paused.
     for _ in 0..6 {
-        lanes.rewind(false);
+        lanes.rewind(&paused());
         assert_eq!(order(&mut lanes), [(10, 100)]);
     }
     // A transaction has ended late meanwhile.
     lanes.restart();
-    lanes.rewind(false);
+    lanes.rewind(&paused());
     assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
     // It is read now, but had jobs: the queue was paused again before the claim.
     lanes.mark_active(LaneId(10));
-    let empty = lanes.empty();
+    let empty = lanes.empty(&none_paused());
     lanes.mark_all_empty();
     lanes.swept(&empty, 1000);
     assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
+}
+
+#[test]
+fn a_pause_of_one_queue_does_not_keep_the_cursors_of_the_others_at_the_start() {
+    let mut lanes = Lanes::default();
+    let other = Lane {
+        queue: "other".into(),
+        ..lane(2, 20, Priority::Normal)
+    };
+    lanes.learn(vec![lane(1, 10, Priority::Normal), other]);
+    lanes.serve(|_| Some(SERVED));
+    lanes.advance(LaneId(10), 100);
+    lanes.advance(LaneId(20), 200);
+    lanes.restart();
+    lanes.mark_all_empty();
+    lanes.swept(&lanes.empty(&paused()), 1000);
+    assert_eq!(order(&mut lanes), [(10, i64::MIN), (20, 1000)]);
+    for _ in 0..3 {
+        lanes.rewind(&paused());
+    }
+    assert_eq!(order(&mut lanes), [(10, i64::MIN), (20, 1000)]);
 }
 
 #[test]
@@ -93,7 +114,7 @@ fn a_lane_that_is_served_again_is_read_from_its_start_for_two_sweeps() {
     lanes.serve(|_| Some(SERVED));
     for turn in [100, 200, 300] {
         lanes.advance(LaneId(10), turn);
-        lanes.rewind(true);
+        lanes.rewind(&none_paused());
     }
     assert_eq!(order(&mut lanes), [(10, 100)]);
     lanes.serve(|_| None);
@@ -101,7 +122,7 @@ fn a_lane_that_is_served_again_is_read_from_its_start_for_two_sweeps() {
     // Jobs may have been committed meanwhile, and rows may be locked now.
     for start in [i64::MIN, i64::MIN, 400] {
         lanes.advance(LaneId(10), 400);
-        lanes.rewind(true);
+        lanes.rewind(&none_paused());
         assert_eq!(order(&mut lanes), [(10, start)]);
     }
 }
@@ -113,22 +134,22 @@ fn after_a_restart_no_sweep_moves_the_cursor_forward_in_a_lane_with_jobs() {
     lanes.serve(|_| Some(SERVED));
     for turn in [1_000, 2_000, 3_000] {
         lanes.advance(LaneId(10), turn);
-        lanes.rewind(true);
+        lanes.rewind(&none_paused());
     }
     lanes.restart();
     // A claim of some jobs that were committed late.
     lanes.advance(LaneId(10), 50);
-    lanes.rewind(true);
+    lanes.rewind(&none_paused());
     assert_eq!(order(&mut lanes), [(10, 50)]);
     lanes.advance(LaneId(10), 60);
-    lanes.rewind(true);
+    lanes.rewind(&none_paused());
     assert_eq!(order(&mut lanes), [(10, 60)]);
-    lanes.rewind(true);
+    lanes.rewind(&none_paused());
     assert_eq!(order(&mut lanes), [(10, 50)], "two sweeps ago");
     lanes.restart();
     // The restart finds no jobs in it.
     lanes.mark_all_empty();
-    lanes.rewind(true);
+    lanes.rewind(&none_paused());
     assert_eq!(order(&mut lanes), [(10, 60)]);
 }
 
@@ -143,7 +164,7 @@ fn a_sweep_moves_the_cursor_forward_only_in_lanes_that_it_found_empty() {
     lanes.serve(|lane| (lane.id != LaneId(30)).then_some(SERVED));
     lanes.mark_all_empty();
     lanes.mark_active(LaneId(20));
-    let empty = lanes.empty();
+    let empty = lanes.empty(&none_paused());
     lanes.swept(&empty, 500);
     assert_eq!(
         order(&mut lanes),
@@ -151,7 +172,7 @@ fn a_sweep_moves_the_cursor_forward_only_in_lanes_that_it_found_empty() {
         "a probe goes first"
     );
     lanes.advance(LaneId(10), 700);
-    let empty = lanes.empty();
+    let empty = lanes.empty(&none_paused());
     lanes.swept(&empty, 600);
     assert_eq!(order(&mut lanes)[0], (10, 700), "it never moves backwards");
     lanes.serve(|_| Some(SERVED));
@@ -166,7 +187,7 @@ fn a_sweep_moves_the_cursor_forward_only_in_lanes_that_it_found_empty() {
     );
     lanes.forget();
     lanes.mark_all_empty();
-    let empty = lanes.empty();
+    let empty = lanes.empty(&none_paused());
     lanes.swept(&empty, i64::MIN);
     assert!(
         order(&mut lanes).contains(&(10, i64::MIN)),
@@ -185,7 +206,7 @@ fn a_sweep_does_not_skip_the_jobs_of_a_key_at_its_limit() {
     // The limit is reached, so the next claim takes nothing.
     let orders = lanes.orders(After::Cursor, WANTED);
     lanes.claimed(&orders, &[], &[], false);
-    let empty = lanes.empty();
+    let empty = lanes.empty(&none_paused());
     lanes.swept(&empty, 500);
     assert_eq!(order(&mut lanes), [(10, 100)]);
 }
@@ -204,7 +225,7 @@ fn a_sweep_changes_the_cursors_of_empty_lanes_and_not_their_order() {
     lanes.restart();
     assert_eq!(order(&mut lanes), [(20, i64::MIN), (10, i64::MIN)]);
     lanes.advance(LaneId(20), 6);
-    lanes.rewind(true);
+    lanes.rewind(&none_paused());
     assert_eq!(order(&mut lanes), [(20, i64::MIN), (10, i64::MIN)]);
     lanes.advance(LaneId(20), 8);
     assert_eq!(order(&mut lanes), [(10, i64::MIN), (20, 8)]);
@@ -226,11 +247,11 @@ fn the_recent_cursor_lags_two_look_backs_behind() {
     lanes.restart();
     assert_eq!(recent(&mut lanes), i64::MIN);
     lanes.mark_all_empty();
-    let empty = lanes.empty();
+    let empty = lanes.empty(&none_paused());
     lanes.swept(&empty, i64::MIN);
     assert_eq!(recent(&mut lanes), 300, "the sweep has found everything");
     lanes.forget();
-    let empty = lanes.empty();
+    let empty = lanes.empty(&none_paused());
     lanes.swept(&empty, i64::MIN);
     assert_eq!(recent(&mut lanes), i64::MIN);
 }
