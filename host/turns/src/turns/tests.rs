@@ -370,3 +370,34 @@ fn the_first_class_is_that_of_a_lane() {
     turns.remove(LaneId(2));
     assert_eq!(turns.first_class(), Some([2, 0]));
 }
+
+/// A class behind a busy one is divided by each claim, and gets nothing.
+#[test]
+fn turns_that_were_given_back_do_not_put_off_those_who_come_later() {
+    let mut turns = Turns::default();
+    let high = Place {
+        class: [0, 0],
+        ..place("a", "h", 1.0)
+    };
+    turns.insert(LaneId(9), high);
+    for (lane, key, share) in [(1, "x", 1.0), (2, "y", 3.0)] {
+        turns.insert(LaneId(lane), place("a", key, share));
+    }
+    for _ in 0..5 {
+        let parts = turns.divide(64, 256);
+        let of_later: Vec<_> = parts.iter().filter(|part| part.lane != LaneId(9)).collect();
+        assert_eq!(of_later.len(), 2);
+        for part in &of_later {
+            turns.settle(part.lane, part.most.unwrap_or(0), 0, 1.0);
+        }
+        for part in &of_later {
+            turns.forfeit(part.lane);
+        }
+    }
+    turns.remove(LaneId(9));
+    turns.insert(LaneId(3), place("a", "z", 1.0));
+    let parts = turns.divide(10, 256);
+    let mut most: Vec<_> = parts.iter().map(|part| (part.lane.0, part.most)).collect();
+    most.sort_unstable();
+    assert_eq!(most, [(1, Some(2)), (2, Some(6)), (3, Some(2))]);
+}
