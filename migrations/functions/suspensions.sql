@@ -148,7 +148,8 @@ $$;
 
 -- Ends a wait for a signal, for the worker that runs the job: takes the oldest one with this name and records it as the result of the step,
 -- {"payload": …}; or, if there is none at p_until, {"timed_out": true}. No row if it has to wait. A repeated call returns what is recorded.
--- Served by signal_job and step_job.
+-- A result of more than 1,024 bytes is null here: the job is locked until the answer has been sent, so that answer is small, and
+-- rouse.recorded_step returns the result. Served by signal_job and step_job.
 CREATE OR REPLACE FUNCTION rouse.take_signal(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_step text, p_name text, p_until timestamptz)
 RETURNS TABLE (refusal text, result json)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -180,13 +181,17 @@ BEGIN
         END IF;
         INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at) VALUES (p_id, p_step, result, attempt, p_worker, at, at);
     END IF;
+    IF octet_length(result::text) > 1024 THEN
+        result := NULL;
+    END IF;
     RETURN NEXT;
 END
 $$;
 
 -- The ends of calls, for the worker that runs the job: records those that have ended as the results of their steps, {"output": …} or
 -- {"failed": {"kind": …, "message": …}}, and returns all that are recorded. `job`: the job of a call whose chain has not ended. A step that is not
--- returned was not called yet. Fails if the results together exceed p_bytes_max. Served by step_job, and as rouse.chain.
+-- returned was not called yet. As in rouse.take_signal, a result of more than 1,024 bytes is null, and so are those after the first 64 KiB.
+-- Fails if the results together exceed p_bytes_max. Served by step_job, and as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.returned_calls(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_steps text[], p_bytes_max bigint)
 RETURNS TABLE (refusal text, step text, result json, job bigint)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -196,6 +201,8 @@ DECLARE
     at      timestamptz := clock_timestamp();
     attempt integer;
     total   bigint := 0;
+    size    integer;
+    sent    integer := 0;
     called  record;
     ended   record;
 BEGIN
@@ -229,9 +236,15 @@ BEGIN
                 INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at) VALUES (p_id, step, result, attempt, p_worker, at, at);
             END IF;
         END IF;
-        total := total + coalesce(octet_length(result::text), 0);
+        size := coalesce(octet_length(result::text), 0);
+        total := total + size;
         IF total > p_bytes_max THEN
             RAISE EXCEPTION 'the results of these calls have more than % bytes', p_bytes_max USING ERRCODE = 'program_limit_exceeded';
+        END IF;
+        IF size > 1024 OR sent + size > 65536 THEN
+            result := NULL;
+        ELSE
+            sent := sent + size;
         END IF;
         RETURN NEXT;
     END LOOP;

@@ -41,8 +41,15 @@ impl Store {
                 ],
             )
             .await?;
-        let result = |rows: &[Row]| rows.first().map(|row| row.get::<_, String>(1).into_bytes());
-        Ok(mine(&rows).map(result))
+        match mine(&rows).map(<[Row]>::first) {
+            Ok(None) => Ok(Ok(None)),
+            Ok(Some(row)) => match row.get::<_, Option<String>>(1) {
+                Some(result) => Ok(Ok(Some(result.into_bytes()))),
+                // It is large.
+                None => self.recorded_step(id, fence, step).await,
+            },
+            Err(not_mine) => Ok(Err(not_mine)),
+        }
     }
 
     /// The ends of the calls of these steps, recorded as their results. Fails if these have more than `bytes_max` bytes.
@@ -68,14 +75,28 @@ impl Store {
                 ],
             )
             .await?;
-        let call = |row: &Row| {
-            let end = match row.get::<_, Option<i64>>(3) {
-                Some(job) => ReturnedCall::Pending(JobId(job)),
-                None => ReturnedCall::Done(row.get::<_, String>(2).into_bytes()),
-            };
-            (row.get(1), end)
+        let rows = match mine(&rows) {
+            Ok(rows) => rows,
+            Err(not_mine) => return Ok(Err(not_mine)),
         };
-        Ok(mine(&rows).map(|rows| rows.iter().map(call).collect()))
+        let mut calls = HashMap::new();
+        for row in rows {
+            let step: String = row.get(1);
+            let (result, job): (Option<String>, Option<i64>) = (row.get(2), row.get(3));
+            let end = match (job, result) {
+                (Some(job), _) => ReturnedCall::Pending(JobId(job)),
+                (None, Some(result)) => ReturnedCall::Done(result.into_bytes()),
+                // It is large.
+                (None, None) => match self.recorded_step(id, fence, &step).await? {
+                    Ok(Some(result)) => ReturnedCall::Done(result),
+                    // A step outlives its job.
+                    Ok(None) => return Ok(Err(NotMine::read("not_found"))),
+                    Err(not_mine) => return Ok(Err(not_mine)),
+                },
+            };
+            calls.insert(step, end);
+        }
+        Ok(Ok(calls))
     }
 
     /// Some of the ends of the chains that the job has waited for, by name, after this name.

@@ -45,6 +45,58 @@ async fn a_job_that_calls_others_resumes_once_all_have_ended_and_gets_their_ends
     );
 }
 
+/// The job is locked while the answer is sent, and a frozen host reads none.
+#[tokio::test]
+async fn large_ends_of_calls_are_read_without_a_lock() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let names: Vec<String> = (0..80).map(|n| format!("call:{n}")).collect();
+    let calls = names.iter().map(|name| call(name, json!(1))).collect();
+    let none_yet = suspended("call:0", Wait::Calls { jobs: Vec::new() });
+    suspend(&client, &store, none_yet, calls).await;
+    let called = claim(&store, 100).await;
+    assert_eq!(called.len(), 80);
+    for (n, callee) in called.iter().enumerate() {
+        let bytes = if n == 0 { 500_000 } else { 1000 };
+        let output = format!("\"{}\"", "x".repeat(bytes));
+        settle(&store, callee, result(&output), Vec::new()).await;
+    }
+    let job = claim_one(&store).await;
+    // The answer, with a key that the test knows.
+    let sql = "SELECT incarnation, key_hash FROM rouse.worker";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    let (worker, hash): (i64, Vec<u8>) = (row.get(0), row.get(1));
+    let set_hash = "UPDATE rouse.worker SET key_hash = $1";
+    let own: Vec<u8> = client
+        .query_one("SELECT sha256('key'::bytea)", &[])
+        .await
+        .unwrap()
+        .get(0);
+    client.execute(set_hash, &[&own]).await.unwrap();
+    let sql = "SELECT count(*), sum(octet_length(result::text))::bigint FROM rouse.returned_calls($1, 'key', $2, $3, $4, 1000000)";
+    let row = client
+        .query_one(sql, &[&worker, &job.id.0, &job.fence.0, &names])
+        .await
+        .unwrap();
+    client.execute(set_hash, &[&hash]).await.unwrap();
+    let (count, bytes): (i64, i64) = (row.get(0), row.get(1));
+    assert_eq!(count, 80);
+    assert!((60_000..=65_536).contains(&bytes), "{bytes}");
+    let ends = store.returned_calls(job.id, job.fence, &names, 1 << 20);
+    let ends = ends.await.unwrap().unwrap();
+    let mut sizes: Vec<usize> = ends
+        .values()
+        .map(|end| match end {
+            ReturnedCall::Done(json) => json.len(),
+            ReturnedCall::Pending(job) => panic!("{job:?}"),
+        })
+        .collect();
+    sizes.sort_unstable();
+    let around = r#"{"output" : ""}"#.len();
+    assert_eq!(sizes[79], 500_000 + around);
+    assert!(sizes[..79].iter().all(|size| *size == 1000 + around));
+}
+
 #[tokio::test]
 async fn a_called_job_that_was_retried_meanwhile_is_waited_for_again() {
     let db = TestDb::new().await;
