@@ -58,6 +58,7 @@ mod unbound;
 mod usage;
 mod waits;
 mod wakeups;
+mod window;
 mod writers;
 
 use std::collections::BTreeMap;

@@ -14,7 +14,8 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT (extract(epoch FROM p_time) * 1000000)::bigint
 $$;
 
--- Lists up to `p_most` schedules that are due, the most overdue first, and those whose due times no host has computed yet:
+-- Lists up to `p_most` schedules that are due, since at most `p_within_ms` (null: any time), the most overdue first, and those whose due times
+-- no host has computed yet:
 --
 --   now_us     the time of the database
 --   wait_ms    when the next schedule is due that is not listed; null: none is
@@ -24,15 +25,18 @@ $$;
 --
 -- Locks nothing. Served by schedule_due and backfill_open.
 CREATE OR REPLACE FUNCTION rouse.due_schedules(
-    p_worker bigint, p_key bytea, p_most integer, OUT now_us bigint, OUT wait_ms bigint, OUT due jsonb, OUT backfills jsonb)
+    p_worker bigint, p_key bytea, p_most integer, p_within_ms bigint, OUT now_us bigint, OUT wait_ms bigint, OUT due jsonb, OUT backfills jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at      timestamptz;
     limited boolean := rouse._known(p_worker, p_key);
+    since   timestamptz;
     next    timestamptz;
 BEGIN
     at := clock_timestamp();
+    since := coalesce(at - p_within_ms * interval '1 millisecond', '-infinity');
+    p_most := least(greatest(coalesce(p_most, 0), 1), 1000);
     now_us := rouse._us(at);
     SELECT jsonb_agg(jsonb_build_object(
         'name', s.name, 'revision', s.revision, 'cron', s.cron, 'time_zone', s.time_zone, 'overlap', s.overlap, 'catch_up', s.catch_up,
@@ -42,9 +46,15 @@ BEGIN
                      FROM rouse.job AS j WHERE j.id = rouse._live_job(rouse._chain_of(s.last_job)))))
     INTO due
     FROM (
-        SELECT s.* FROM rouse.schedule AS s
-        WHERE s.paused_at IS NULL AND coalesce(s.next_at, '-infinity') <= at AND (NOT limited OR rouse._may_fire(s.queue, s.handler))
-        ORDER BY coalesce(s.next_at, '-infinity') LIMIT least(greatest(coalesce(p_most, 0), 1), 1000)) AS s;
+        (SELECT s.* FROM rouse.schedule AS s
+         WHERE s.paused_at IS NULL AND coalesce(s.next_at, '-infinity') = '-infinity' AND (NOT limited OR rouse._may_fire(s.queue, s.handler))
+         LIMIT p_most)
+        UNION ALL
+        (SELECT s.* FROM rouse.schedule AS s
+         WHERE s.paused_at IS NULL AND coalesce(s.next_at, '-infinity') > since AND coalesce(s.next_at, '-infinity') <= at
+           AND (NOT limited OR rouse._may_fire(s.queue, s.handler))
+         ORDER BY coalesce(s.next_at, '-infinity') LIMIT p_most)
+        LIMIT p_most) AS s;
     next := (SELECT coalesce(s.next_at, '-infinity') FROM rouse.schedule AS s
              WHERE s.paused_at IS NULL AND coalesce(s.next_at, '-infinity') > at ORDER BY coalesce(s.next_at, '-infinity') LIMIT 1);
     IF isfinite(next) THEN

@@ -94,7 +94,7 @@ const RUN_SCHEDULE: &str = "SELECT rouse.run_schedule('nobody')";
 const BACKFILL: &str = "SELECT rouse.backfill_schedule('nobody', now(), now())";
 const SCHEDULES: &str = "SELECT * FROM rouse.schedules";
 const CHANGE_SCHEDULES: &str = "UPDATE rouse.schedule SET next_at = NULL";
-const DUE_SCHEDULES: &str = "SELECT rouse.due_schedules(1, NULL, 1)";
+const DUE_SCHEDULES: &str = "SELECT rouse.due_schedules(1, NULL, 1, NULL)";
 const FIRE_SCHEDULES: &str = "SELECT rouse.fire_schedules(1, NULL, '{}', '{}')";
 const FIRE_BACKFILL: &str = "SELECT rouse.fire_backfill(1, NULL, 1, NULL, '{}', true, NULL)";
 const MAINTAIN_SCHEDULES: &str = "SELECT rouse.maintain_schedules(1, NULL, '7 days')";

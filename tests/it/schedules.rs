@@ -59,7 +59,7 @@ async fn make_due(client: &Client) {
 
 /// What a host decides about everything that is due.
 async fn decided(store: &Store) -> Vec<(DueSchedule, Decision)> {
-    let due = store.due_schedules(1000).await.unwrap();
+    let due = store.due_schedules(1000, None).await.unwrap();
     let now = due.now;
     let decide = |listed: DueSchedule| {
         let times = DueTimes::parse(&listed.cron, &listed.time_zone);

@@ -7,7 +7,7 @@ use postgres_types::ToSql;
 use serde::Deserialize;
 use tokio_postgres::types::Type;
 
-use super::{JsonText, Store, StoreError};
+use super::{JsonText, Store, StoreError, millis};
 use crate::job::firing::{Action, CatchUp, Decision, Overlap, Previous, Schedule};
 
 /// What is due, by the database's clock.
@@ -67,8 +67,12 @@ pub struct Fired<'a> {
 }
 
 impl Store {
-    /// Lists up to `limit` due schedules. Locks nothing.
-    pub async fn due_schedules(&self, limit: i32) -> Result<Due, StoreError> {
+    /// Lists up to `limit` schedules that are due, since at most `within` (`None`: any time). Locks nothing.
+    pub async fn due_schedules(
+        &self,
+        limit: i32,
+        within: Option<Duration>,
+    ) -> Result<Due, StoreError> {
         let worker = self.identity()?;
         let rows = self
             .query(
@@ -77,6 +81,7 @@ impl Store {
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
                     (&limit, Type::INT4),
+                    (&within.map(millis), Type::INT8),
                 ],
             )
             .await?;

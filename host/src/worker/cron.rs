@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
+use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
 use super::Shared;
 use super::reach::warn_unless_unreachable;
+use super::window::Window;
 use crate::job::cron::DueTimes;
 use crate::job::firing::{Action, Decision, backfill, fire};
 use crate::store::{Backfill, DueSchedule, Fired, StoreError};
@@ -34,8 +36,9 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         return;
     }
     let mut again = AGAIN_AFTER;
+    let mut window = Window::default();
     loop {
-        let wait = match round(&shared).await {
+        let wait = match round(&shared, &mut window).await {
             Ok(Round::Idle(wait)) => wait,
             Ok(Round::Fired) => {
                 again = AGAIN_AFTER;
@@ -74,9 +77,14 @@ enum Round {
 }
 
 /// Fires what is due.
-async fn round(shared: &Arc<Shared>) -> Result<Round, StoreError> {
-    let due = shared.store.due_schedules(LISTED_MAX).await?;
+async fn round(shared: &Arc<Shared>, window: &mut Window) -> Result<Round, StoreError> {
+    let began = Instant::now();
+    let within = window.within(began);
+    let due = shared.store.due_schedules(LISTED_MAX, within).await?;
     let next_in = due.next_in.unwrap_or(LOOK_EVERY);
+    if due.schedules.is_empty() {
+        window.found_nothing(began, within);
+    }
     if due.schedules.is_empty() && due.backfills.is_empty() {
         return Ok(Round::Idle(next_in));
     }

@@ -455,7 +455,14 @@ async fn an_expression_that_only_a_host_can_check_shows_its_error() {
         );
         assert!(row["error"].as_str().unwrap().contains(why), "{row}");
     }
-    assert!(store.due_schedules(10).await.unwrap().schedules.is_empty());
+    assert!(
+        store
+            .due_schedules(10, None)
+            .await
+            .unwrap()
+            .schedules
+            .is_empty()
+    );
     assert_eq!(
         schedule(&client, "'wrong', 'x', cron => '0 5 * * *'").await,
         "replaced"
@@ -485,11 +492,16 @@ async fn jitter_delays_the_start_of_a_job() {
 async fn the_next_due_time_of_all_schedules_is_known_to_the_millisecond() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
-    assert_eq!(store.due_schedules(10).await.unwrap().next_in, None);
+    assert_eq!(store.due_schedules(10, None).await.unwrap().next_in, None);
     schedule(&client, "'a', 'x', cron => '* * * * *'").await;
     schedule(&client, "'b', 'x', cron => '0 0 1 1 *'").await;
     fire_due(&store).await;
-    let next_in = store.due_schedules(10).await.unwrap().next_in.unwrap();
+    let next_in = store
+        .due_schedules(10, None)
+        .await
+        .unwrap()
+        .next_in
+        .unwrap();
     assert!(next_in <= Duration::from_secs(60), "{next_in:?}");
 }
 
@@ -520,4 +532,33 @@ async fn a_thousand_schedules_due_in_the_same_second_enqueue_a_thousand_jobs() {
     )
     .await;
     assert_eq!(twice, 0);
+}
+
+#[tokio::test]
+async fn a_look_for_recent_due_times_leaves_out_earlier_ones_and_finds_new_schedules() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    for (name, next_at) in [
+        ("old", "clock_timestamp() - interval '1 hour'"),
+        ("recent", "clock_timestamp() - interval '1 second'"),
+        ("later", "clock_timestamp() + interval '1 hour'"),
+        ("new", "NULL"),
+    ] {
+        schedule(&client, &format!("'{name}', 'x', cron => '0 0 1 1 *'")).await;
+        let set = format!("UPDATE rouse.schedule SET next_at = {next_at} WHERE name = '{name}'");
+        client.batch_execute(&set).await.unwrap();
+    }
+    for (within, most, expected) in [
+        (None, 10, vec!["new", "old", "recent"]),
+        (Some(Duration::from_secs(60)), 10, vec!["new", "recent"]),
+        (Some(Duration::from_secs(60)), 1, vec!["new"]),
+    ] {
+        let due = store.due_schedules(most, within).await.unwrap();
+        let names: Vec<&str> = due
+            .schedules
+            .iter()
+            .map(|due| &*due.schedule.name)
+            .collect();
+        assert_eq!(names, expected);
+    }
 }
