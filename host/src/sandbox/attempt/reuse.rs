@@ -72,6 +72,8 @@ impl Sandbox {
         }
         // Memory is released first, because what the state counts later no longer belongs to this job.
         let state = instance.state_mut();
+        // Before the memory: hyper may hold bodies that count.
+        state.http.unsent.take_away();
         state.limiter.pause();
         state.release();
         let bytes = state.limiter.used_bytes();

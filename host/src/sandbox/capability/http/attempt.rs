@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::access::HttpAccess;
+use super::outgoing::Unsent;
 use super::secrets::{self, Placeholders};
 use super::tally::Tally;
 use crate::sandbox::attempt::memory::HostMemory;
@@ -32,6 +33,8 @@ pub(in crate::sandbox) struct Http {
     pub(super) tally: Option<Arc<Tally>>,
     pub(super) placeholders: Placeholders,
     pub(super) trace: AttemptTrace,
+    /// Bodies that are being sent.
+    pub(in crate::sandbox) unsent: Unsent,
 }
 
 /// The parts of the handler's [`Limits`] for requests.
@@ -62,6 +65,7 @@ impl Http {
             tally: None,
             placeholders: Placeholders::default(),
             trace: AttemptTrace::default(),
+            unsent: Unsent::default(),
         }
     }
 

@@ -2,6 +2,7 @@
 //! the others. The name is not resolved a second time, so an answer that changes in between (DNS rebinding) has no
 //! effect.
 
+use std::cell::OnceCell;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
@@ -16,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Sleep, timeout};
 
 use super::address::{AddressKind, address_kind};
 use super::fault::Fault;
@@ -34,6 +35,9 @@ const ADDRESS_MAX: Duration = Duration::from_secs(3);
 
 /// The number of addresses that are tried.
 const ADDRESSES_MAX: usize = 8;
+
+/// How long a server may take no data that is ready to be sent.
+const STALLED_MAX: Duration = Duration::from_secs(60);
 
 /// The parts that the connections of all handlers share: name lookups and trusted authorities.
 pub(super) struct Dialer {
@@ -114,6 +118,8 @@ impl Connector {
             Ok(Wire {
                 io,
                 h2,
+                stalled: None,
+                stalled_max: STALLED_MAX,
                 _open: open,
             })
         };
@@ -132,17 +138,21 @@ impl Connector {
                 resolved.map_err(|error| Fault::Unknown(error.to_string()))?
             }
         };
+        let own = OnceCell::new();
         let mut prohibited = None;
         let mut reachable = Vec::new();
+        // The answer of a name server may have thousands.
         for address in addresses {
-            let kind = self.address_kind(address)?;
+            let kind = self.address_kind(address, &own)?;
             if self.reach.includes(kind) {
                 reachable.push(address);
             } else {
                 prohibited.get_or_insert(Fault::Prohibited { address, kind });
             }
+            if reachable.len() == ADDRESSES_MAX {
+                break;
+            }
         }
-        reachable.truncate(ADDRESSES_MAX);
         match (prohibited, reachable.is_empty()) {
             (_, false) => Ok(reachable),
             (Some(prohibited), true) => Err(prohibited),
@@ -150,19 +160,32 @@ impl Connector {
         }
     }
 
-    /// The kind of an address, as seen from this machine. If the machine's own addresses are unknown, no public address
-    /// can be reached.
-    fn address_kind(&self, address: IpAddr) -> Result<AddressKind, Fault> {
-        match address_kind(address) {
-            AddressKind::Public => match self.dialer.lookups.is_own(address) {
-                Ok(false) => Ok(AddressKind::Public),
-                Ok(true) => Ok(AddressKind::Own),
-                Err(error) => Err(Fault::Unreachable(format!(
-                    "the addresses of this machine cannot be read: {error}"
-                ))),
-            },
-            other => Ok(other),
+    /// The kind of an address, as seen from this machine, whose own addresses are read once. If they are unknown, no
+    /// public address can be reached.
+    fn address_kind(
+        &self,
+        address: IpAddr,
+        own: &OnceCell<Vec<IpAddr>>,
+    ) -> Result<AddressKind, Fault> {
+        let kind = address_kind(address);
+        if kind != AddressKind::Public {
+            return Ok(kind);
         }
+        let own = match own.get() {
+            Some(own) => own,
+            None => {
+                let read = self.dialer.lookups.own().map_err(|error| {
+                    Fault::Unreachable(format!(
+                        "the addresses of this machine cannot be read: {error}"
+                    ))
+                })?;
+                own.get_or_init(|| read)
+            }
+        };
+        Ok(match own.contains(&address) {
+            true => AddressKind::Own,
+            false => AddressKind::Public,
+        })
     }
 }
 
@@ -229,7 +252,33 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 pub(super) struct Wire {
     io: TokioIo<Box<dyn Stream>>,
     h2: bool,
+    /// Runs while the server takes no data.
+    stalled: Option<Pin<Box<Sleep>>>,
+    stalled_max: Duration,
     _open: Open,
+}
+
+impl Wire {
+    /// Ends a write that the server holds up: hyper would wait for ever, even if nobody waits for the response any more.
+    fn unless_stalled<T>(
+        &mut self,
+        written: Poll<io::Result<T>>,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let stalled = self
+            .stalled
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(self.stalled_max)));
+        stalled.as_mut().poll(context).map(|()| {
+            Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the server takes no data",
+            ))
+        })
+    }
 }
 
 impl Connection for Wire {
@@ -257,15 +306,18 @@ impl hyper::rt::Write for Wire {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(context, bytes)
+        let written = Pin::new(&mut self.io).poll_write(context, bytes);
+        self.unless_stalled(written, context)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(context)
+        let flushed = Pin::new(&mut self.io).poll_flush(context);
+        self.unless_stalled(flushed, context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(context)
+        let shut = Pin::new(&mut self.io).poll_shutdown(context);
+        self.unless_stalled(shut, context)
     }
 }
 
@@ -287,5 +339,34 @@ mod tests {
                 assert_eq!(reach.includes(kind), index >= first, "{reach:?} {kind:?}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_takes_no_data_ends_the_connection() {
+        let (near, mut far) = tokio::io::duplex(4);
+        let mut wire = Wire {
+            io: TokioIo::new(Box::new(near)),
+            h2: false,
+            stalled: None,
+            stalled_max: Duration::from_millis(20),
+            _open: OpenCount::default().one(),
+        };
+        let mut write = async || {
+            std::future::poll_fn(|context| {
+                hyper::rt::Write::poll_write(Pin::new(&mut wire), context, b"text")
+            })
+            .await
+        };
+        assert_eq!(write().await.expect("there is room"), 4);
+        let reads = tokio::spawn(async move {
+            let mut text = [0; 4];
+            tokio::io::AsyncReadExt::read_exact(&mut far, &mut text)
+                .await
+                .map(|_| far)
+        });
+        assert_eq!(write().await.expect("it has read"), 4);
+        let _far = reads.await.expect("it does not panic").expect("it reads");
+        let error = write().await.expect_err("it reads no more");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

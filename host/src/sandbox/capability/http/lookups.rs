@@ -87,12 +87,12 @@ impl Lookups {
         }
     }
 
-    /// True for an address of one of this machine's own interfaces.
+    /// The addresses of this machine's own interfaces.
     ///
     /// # Errors
     /// The system's error.
-    pub(super) fn is_own(&self, address: IpAddr) -> io::Result<bool> {
-        Ok(self.resolver.own()?.contains(&address))
+    pub(super) fn own(&self) -> io::Result<Vec<IpAddr>> {
+        self.resolver.own()
     }
 
     /// The permits of one handler.

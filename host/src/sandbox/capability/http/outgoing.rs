@@ -1,7 +1,10 @@
 //! A request body: counted, limited, and ended by the abort.
+//!
+//! hyper keeps the body of a request as long as it may still have to send some of it. A server that takes no more data
+//! decides how long that is. So the body belongs to the attempt, and is taken away from hyper when the attempt ends.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -12,8 +15,25 @@ use super::fault::Fault;
 use super::tally::Tally;
 use crate::sandbox::AbortHandle;
 
-/// A request body.
-pub(super) struct Outgoing {
+/// A request body, as hyper has it.
+pub(super) struct Outgoing(Shared);
+
+/// The bodies of an attempt that hyper may still have.
+#[derive(Default)]
+pub(in crate::sandbox) struct Unsent(Vec<Shared>);
+
+/// The place of a body, before it is known: secrets may have to be inserted.
+pub(super) struct Slot(Shared);
+
+type Shared = Arc<Mutex<State>>;
+
+enum State {
+    Empty,
+    Full(Contents),
+    TakenAway,
+}
+
+struct Contents {
     body: WasiBody,
     abort: AbortHandle,
     tally: Arc<Tally>,
@@ -21,35 +41,70 @@ pub(super) struct Outgoing {
     bytes_left: u64,
 }
 
-impl Outgoing {
-    pub(super) fn new(
+impl Unsent {
+    /// A place for the body of one more request.
+    pub(super) fn slot(&mut self) -> Slot {
+        // Those that hyper has dropped are done.
+        self.0.retain(|body| Arc::strong_count(body) > 1);
+        let shared = Arc::new(Mutex::new(State::Empty));
+        self.0.push(shared.clone());
+        Slot(shared)
+    }
+
+    /// Drops what hyper has not sent.
+    pub(in crate::sandbox) fn take_away(&mut self) {
+        for shared in self.0.drain(..) {
+            // Dropped after the lock.
+            let _body = std::mem::replace(&mut *lock(&shared), State::TakenAway);
+        }
+    }
+}
+
+impl Slot {
+    /// Puts the body in its place, unless the attempt has ended.
+    pub(super) fn fill(
+        self,
         body: WasiBody,
         abort: AbortHandle,
         tally: Arc<Tally>,
         bytes_max: u64,
-    ) -> Self {
-        Self {
+    ) -> Outgoing {
+        let contents = Contents {
             body,
             abort,
             tally,
             bytes_max,
             bytes_left: bytes_max,
+        };
+        let mut state = lock(&self.0);
+        if let State::Empty = *state {
+            *state = State::Full(contents);
         }
+        drop(state);
+        Outgoing(self.0)
     }
+}
 
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        self.take_away();
+    }
+}
+
+/// A body that has panicked is polled no more.
+fn lock(shared: &Shared) -> MutexGuard<'_, State> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Contents {
     fn count(&mut self, bytes: usize) -> Result<(), Fault> {
         let left = self.bytes_left.checked_sub(bytes as u64);
         self.bytes_left = left.ok_or(Fault::RequestBody(self.bytes_max))?;
         self.tally.sent(bytes)
     }
-}
-
-impl Body for Outgoing {
-    type Data = Bytes;
-    type Error = Fault;
 
     fn poll_frame(
-        mut self: Pin<&mut Self>,
+        &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         if self.abort.reason().is_some() {
@@ -66,12 +121,63 @@ impl Body for Outgoing {
         };
         Poll::Ready(Some(frame))
     }
+}
+
+impl Body for Outgoing {
+    type Data = Bytes;
+    type Error = Fault;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
+        match &mut *lock(&self.0) {
+            State::Full(contents) => contents.poll_frame(context),
+            State::Empty | State::TakenAway => Poll::Ready(Some(Err(Fault::Stopped))),
+        }
+    }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        match &*lock(&self.0) {
+            State::Full(contents) => contents.body.is_end_stream(),
+            State::Empty | State::TakenAway => false,
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        match &*lock(&self.0) {
+            State::Full(contents) => contents.body.size_hint(),
+            State::Empty | State::TakenAway => SizeHint::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::{BodyExt as _, Full};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_that_hyper_keeps_is_empty_when_its_attempt_has_ended() {
+        let tally = Tally::new(Arc::default(), u64::MAX, None);
+        let mut unsent = Unsent::default();
+        let fill = |slot: Slot| {
+            let body = Full::from("text").map_err(|never| match never {});
+            slot.fill(body.boxed_unsync(), AbortHandle::new(), tally.clone(), 10)
+        };
+        let (done, mut kept) = (fill(unsent.slot()), fill(unsent.slot()));
+        let done = done.collect().await.expect("it is whole").to_bytes();
+        assert_eq!(done, "text");
+        let late = unsent.slot();
+        assert_eq!(unsent.0.len(), 2, "the first one is done");
+        assert_eq!(Arc::strong_count(&tally), 2);
+        drop(unsent);
+        let mut late = fill(late);
+        assert_eq!(Arc::strong_count(&tally), 1, "hyper holds nothing of it");
+        for body in [&mut kept, &mut late] {
+            let end = body.frame().await.expect("it ends with an error");
+            assert!(matches!(end, Err(Fault::Stopped)));
+        }
     }
 }

@@ -21,7 +21,7 @@ use super::denial;
 use super::fault::Fault;
 use super::host_memory::host_bytes;
 use super::incoming::{Incoming, Limits};
-use super::outgoing::Outgoing;
+use super::outgoing::Slot;
 use super::secrets::{Redactor, Replacements};
 use super::tally::{Tally, UnderWay, head_bytes};
 use crate::sandbox::AbortHandle;
@@ -50,6 +50,7 @@ pub(super) struct Sending {
     abort: AbortHandle,
     tally: Arc<Tally>,
     under_way: UnderWay,
+    slot: Slot,
     head_by: Instant,
     limits: Limits,
     span: Span,
@@ -130,6 +131,7 @@ impl Http {
             abort: self.abort.clone(),
             tally,
             under_way,
+            slot: self.unsent.slot(),
             head_by: now + head,
             limits: Limits {
                 bytes_max: body_bytes_max,
@@ -170,7 +172,8 @@ impl Sending {
         let is_head = method == Method::HEAD;
         // The body is counted while it is sent.
         let (abort, tally) = (self.abort.clone(), self.tally.clone());
-        let outgoing = |body| Outgoing::new(body, abort, tally, self.limits.bytes_max);
+        let (slot, bytes_max) = (self.slot, self.limits.bytes_max);
+        let outgoing = |body| slot.fill(body, abort, tally, bytes_max);
         let sent = async {
             let request = with_secrets(self.request, self.replacements).await?;
             let client = self.access.client(self.allowed.reach);
@@ -297,6 +300,7 @@ mod tests {
     use http_body_util::Empty;
     use tokio::sync::Notify;
 
+    use super::super::outgoing::Unsent;
     use super::super::{Addresses, HttpSettings, Net, Resolver};
     use super::*;
     use crate::job::AbortReason;
@@ -415,7 +419,10 @@ mod tests {
     async fn a_body_ends_with_the_abort() {
         let (abort, tally) = (AbortHandle::new(), Tally::new(Arc::default(), 100, None));
         let body = Full::from("all of it").map_err(|never| match never {});
-        let body = Outgoing::new(body.boxed_unsync(), abort.clone(), tally, 100);
+        let mut unsent = Unsent::default();
+        let body = unsent
+            .slot()
+            .fill(body.boxed_unsync(), abort.clone(), tally, 100);
         abort.abort(AbortReason::Cancelled, Duration::from_secs(60));
         let read = body.collect().await.expect_err("it is cut off");
         assert!(matches!(read, Fault::Stopped), "{read:?}");
