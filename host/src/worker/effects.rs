@@ -19,8 +19,8 @@ use super::sql::{Statements, is_misfit};
 use crate::job::{AbortReason, Attempt, Fence, JobId, RunEnd, SqlCall, SqlErrorClass, SqlFailure};
 use crate::sandbox::{GrantedSql, Handler, JournalFuture, SqlRefusal, SqlStore};
 use crate::store::{
-    CheckedCall, Committed, Confirmed, Effects, NotCommitted, QueryError, SqlError, StoreError,
-    With,
+    CheckedCall, Committed, Confirmed, Effects, NotCommitted, QueryError, Settlement, SqlError,
+    StoreError, With,
 };
 
 pub(super) use together::{Success, Waiting, commit as commit_with_others};
@@ -80,7 +80,8 @@ fn checked<'a>(statements: &'a Statements, calls: &'a [SqlCall]) -> Option<Vec<C
     checked.collect()
 }
 
-/// Commits the effects of an attempt with its outcome, and reports it. It ends with the attempt's lease at the latest.
+/// Commits the effects of an attempt with its outcome, and reports it. It tries until the attempt's lease ends, which is no
+/// longer renewed once the worker stops.
 ///
 /// # Errors
 /// How the attempt has ended instead: nothing was committed.
@@ -90,10 +91,14 @@ async fn commit(
     one: &mut Unsettled,
     calls: &[SqlCall],
 ) -> Result<(), RunEnd> {
-    let mut conflicts = 0;
+    let (mut conflicts, mut locked) = (0, 0);
     loop {
         if settler::give_up_if_lost(shared, one) {
             return Ok(());
+        }
+        if shared.stop.is_stopping() {
+            let Settlement { id, fence, .. } = one.settlement;
+            shared.leases.give_up(id, fence);
         }
         // A try before was not answered.
         if one.unanswered
@@ -156,10 +161,11 @@ async fn commit(
                     "Postgres cannot store its result, or the jobs that it enqueues: {why}"
                 )));
             }
-            // As the settler does, until the lease ends: it is no fault of the attempt.
+            // As in the settler: it is no fault of the attempt.
             NotCommitted::Locked(error) => {
                 debug!(job.id = one.settlement.id.0, %error, "another transaction holds up a commit with effects; trying again");
-                tokio::time::sleep(RETRY_AFTER).await;
+                tokio::time::sleep(settler::retry_after(locked)).await;
+                locked += 1;
             }
             NotCommitted::Store(error) => {
                 debug!(%error, "cannot commit effects; trying again");
@@ -254,7 +260,7 @@ impl AttemptJournal {
     ) -> Result<(), SqlRefusal> {
         let (statements, granted) = self.statements()?;
         let checked = [checked(&statements, calls).ok_or(SqlRefusal::Parked)?];
-        let mut conflicts = 0;
+        let (mut conflicts, mut locked) = (0, 0);
         loop {
             let effects = Effects {
                 with: With::Step {
@@ -285,7 +291,8 @@ impl AttemptJournal {
                 NotCommitted::NoPartition => prepare_partitions(&self.shared).await,
                 NotCommitted::Locked(error) => {
                     debug!(job.id = self.id.0, %error, "another transaction holds up a step with effects; trying again");
-                    tokio::time::sleep(RETRY_AFTER).await;
+                    tokio::time::sleep(settler::retry_after(locked)).await;
+                    locked += 1;
                 }
                 NotCommitted::Store(error) => {
                     let answer: Result<_, StoreError> = Err(error);

@@ -192,15 +192,21 @@ impl Leases {
         if let Some(changed) = &mut inner.changed {
             changed.insert(id);
         }
-        let mut any = false;
-        for (_, lease) in inner
-            .held
-            .iter_mut()
-            .filter(|(held, _)| id.is_none_or(|id| id == **held))
-        {
-            lease.doubted = true;
-            any = true;
-        }
+        let any = match id {
+            Some(id) => match inner.held.get_mut(&id) {
+                Some(lease) => {
+                    lease.doubted = true;
+                    true
+                }
+                None => false,
+            },
+            None => {
+                for lease in inner.held.values_mut() {
+                    lease.doubted = true;
+                }
+                !inner.held.is_empty()
+            }
+        };
         drop(inner);
         if any {
             self.doubts.notify_one();

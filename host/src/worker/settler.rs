@@ -170,7 +170,7 @@ async fn run(
 }
 
 /// 0.2, 0.4, 0.8 … 2 s.
-fn retry_after(failures: u32) -> Duration {
+pub(super) fn retry_after(failures: u32) -> Duration {
     (RETRY_AFTER * (1 << failures.min(8))).min(RETRY_AFTER_MAX)
 }
 

@@ -43,6 +43,9 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 /// A transaction should take no longer, because it holds locks.
 const TRANSACTION_MAX: Duration = Duration::from_millis(20);
 
+/// A success that takes longer to commit alone goes on in a task of its own: another transaction may have locked its job.
+const ALONE_MAX: Duration = Duration::from_millis(500);
+
 /// A transaction that takes longer does not hold up the successes that wait meanwhile: another one starts.
 const JOINED_AFTER: Duration = Duration::from_millis(5);
 
@@ -262,7 +265,7 @@ impl Committer {
     async fn commit(&self, mut batch: Vec<Success>) {
         let (count, started) = (batch.len(), Instant::now());
         let is_committed = match batch.pop() {
-            Some(only) if batch.is_empty() => only.is_given_up() || only.commit_alone().await,
+            Some(only) if batch.is_empty() => only.is_given_up() || self.commit_alone(only).await,
             last => {
                 batch.extend(last);
                 self.commit_parts(batch).await
@@ -270,6 +273,13 @@ impl Committer {
         };
         let is_good = is_committed && started.elapsed() <= TRANSACTION_MAX;
         self.statements.waiting.gathered().learn(count, is_good);
+    }
+
+    /// Commits a success in a transaction of its own. Returns whether it is committed by now.
+    async fn commit_alone(&self, only: Success) -> bool {
+        let committing = self.shared.attempts.tasks.spawn(only.commit_alone());
+        let committed = tokio::time::timeout(ALONE_MAX, committing).await;
+        matches!(committed, Ok(Ok(true)))
     }
 
     /// Returns whether all were committed at once.
