@@ -58,7 +58,6 @@ mod unbound;
 mod usage;
 mod waits;
 mod wakeups;
-mod window;
 mod writers;
 
 use std::collections::BTreeMap;

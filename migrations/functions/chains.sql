@@ -68,7 +68,7 @@ BEGIN
         PERFORM rouse._ended_job(p_id);
     END IF;
     live := rouse._lock_live_job(first);
-    -- A statement of its own, which sees what that one has waited for.
+    -- In a statement of its own: it sees what was committed while the lock was waited for.
     RETURN coalesce(live, (rouse._last_ended(first)).id);
 END
 $$;

@@ -14,8 +14,8 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT (extract(epoch FROM p_time) * 1000000)::bigint
 $$;
 
--- Lists up to `p_most` schedules that are due, since at most `p_within_ms` (null: any time), the most overdue first, and those whose due times
--- no host has computed yet:
+-- Lists up to `p_most` schedules that are due, of those that became so after `p_since` (null: all), the most overdue first, and those whose
+-- due times no host has computed yet:
 --
 --   now_us     the time of the database
 --   wait_ms    when the next schedule is due that is not listed; null: none is
@@ -25,17 +25,15 @@ $$;
 --
 -- Locks nothing. Served by schedule_due and backfill_open.
 CREATE OR REPLACE FUNCTION rouse.due_schedules(
-    p_worker bigint, p_key bytea, p_most integer, p_within_ms bigint, OUT now_us bigint, OUT wait_ms bigint, OUT due jsonb, OUT backfills jsonb)
+    p_worker bigint, p_key bytea, p_most integer, p_since timestamptz, OUT now_us bigint, OUT wait_ms bigint, OUT due jsonb, OUT backfills jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at      timestamptz;
     limited boolean := rouse._known(p_worker, p_key);
-    since   timestamptz;
     next    timestamptz;
 BEGIN
     at := clock_timestamp();
-    since := coalesce(at - p_within_ms * interval '1 millisecond', '-infinity');
     p_most := least(greatest(coalesce(p_most, 0), 1), 1000);
     now_us := rouse._us(at);
     SELECT jsonb_agg(jsonb_build_object(
@@ -51,7 +49,7 @@ BEGIN
          LIMIT p_most)
         UNION ALL
         (SELECT s.* FROM rouse.schedule AS s
-         WHERE s.paused_at IS NULL AND coalesce(s.next_at, '-infinity') > since AND coalesce(s.next_at, '-infinity') <= at
+         WHERE s.paused_at IS NULL AND coalesce(s.next_at, '-infinity') > coalesce(p_since, '-infinity') AND coalesce(s.next_at, '-infinity') <= at
            AND (NOT limited OR rouse._may_fire(s.queue, s.handler))
          ORDER BY coalesce(s.next_at, '-infinity') LIMIT p_most)
         LIMIT p_most) AS s;

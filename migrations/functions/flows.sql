@@ -279,9 +279,10 @@ BEGIN
     IF most IS NULL OR most < 1 THEN
         RAISE EXCEPTION 'rouse.cancel_flow: most must be at least 1, not %', coalesce(most::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM rouse._ensure_partitions(at);
     -- The job for which it has waited may have ended meanwhile, and released others or continued its chain.
     WHILE cancelled = 0 AND EXISTS (SELECT FROM rouse.job AS j WHERE j.flow = cancel_flow.id) LOOP
+        at := clock_timestamp();
+        PERFORM rouse._ensure_partitions(at);
         queued := ARRAY(
             SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'queued' ORDER BY j.id DESC LIMIT most FOR UPDATE SKIP LOCKED);
         INSERT INTO rouse.record (at, job, event, who, detail)

@@ -25,9 +25,10 @@ $$;
 --   turn                the last assigned turn
 --   paused              the queues that are paused: their lanes were not read, and may have jobs
 --   writers             transactions of this database that have written and are in progress, or prepared: their jobs are not visible yet;
---                       null unless p_writers is given, because it reads all sessions of the server: those of the last call (none: empty)
---   releases            releases have been pending for more than a second, since at most due_within_ms
---                       (rouse.continue_releases; served by pending_release_due)
+--                       null unless p_writers is given, because it reads all sessions of the server. p_writers: the answer of
+--                       the last call; empty if there was none
+--   releases            releases have been pending for more than a second (rouse.continue_releases; served by
+--                       pending_release_due)
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_sum bigint,
     p_orphaned_since timestamptz, p_due_within_ms bigint, p_writers bigint[],
@@ -91,9 +92,7 @@ BEGIN
     WHERE j.state = 'queued' AND j.turn IS NULL AND j.blockers IS NULL AND j.available_at > due_since
     ORDER BY j.available_at LIMIT 1;
     due := coalesce(next_at <= at, false);
-    releases := EXISTS (
-        SELECT FROM rouse.pending_release AS p
-        WHERE p.try_at > due_since - interval '1 second' AND p.try_at < at - interval '1 second' ORDER BY p.try_at LIMIT 1);
+    releases := EXISTS (SELECT FROM rouse.pending_release AS p WHERE p.try_at < at - interval '1 second' ORDER BY p.try_at LIMIT 1);
     SELECT d.try_at INTO deadline_at FROM rouse.deadline AS d WHERE d.try_at > due_since ORDER BY d.try_at LIMIT 1;
     deadlines := coalesce(deadline_at <= at, false);
     -- GREATEST would turn null into 0, and the worker would never wait.

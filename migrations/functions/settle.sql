@@ -190,7 +190,7 @@ $$;
 
 -- rouse._settle for workers, with the usage of each attempt. Returns the ids that were accepted, and those that are locked. A row that
 -- another transaction has locked (a cancellation that is not committed yet) fails the call after 250 ms. The worker then calls again with
--- p_skip_locked, which skips locked rows and returns them as locked, and waits 20 ms for other locks. An id that is not returned has lost its lease, or never belonged to
+-- p_skip_locked, which skips locked rows and returns them as locked. Then it waits 20 ms for other locks, or 100 ms if it is of one attempt, and fails. An id that is not returned has lost its lease, or never belonged to
 -- this worker; the worker's row counts these. A null id asks the worker to call rouse.continue_releases.
 CREATE OR REPLACE FUNCTION rouse.settle(
     p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_jobs rouse.new_job[], p_skip_locked boolean)
@@ -211,8 +211,9 @@ BEGIN
         PERFORM rouse._check_settlements(p_settlements);
     END IF;
     IF p_skip_locked THEN
-        -- The worker searches for outcomes that meet other locks, such as that of a unique key, by halves: each failure costs this long.
-        PERFORM set_config('lock_timeout', '20ms', true);
+        -- The worker searches for outcomes that meet other locks, such as that of a unique key, by halves: each failure costs this long. Those
+        -- that it has found wait longer, so that they get their turn after other transactions that wait.
+        PERFORM set_config('lock_timeout', CASE WHEN cardinality(p_settlements) > 1 THEN '20ms' ELSE '100ms' END, true);
         SELECT coalesce(array_agg(mine.id), '{}') INTO free
         FROM unnest(p_settlements) AS s
         CROSS JOIN LATERAL (

@@ -7,7 +7,7 @@ use postgres_types::ToSql;
 use serde::Deserialize;
 use tokio_postgres::types::Type;
 
-use super::{JsonText, Store, StoreError, millis};
+use super::{JsonText, Store, StoreError};
 use crate::job::firing::{Action, CatchUp, Decision, Overlap, Previous, Schedule};
 
 /// What is due, by the database's clock.
@@ -67,11 +67,11 @@ pub struct Fired<'a> {
 }
 
 impl Store {
-    /// Lists up to `limit` schedules that are due, since at most `within` (`None`: any time). Locks nothing.
+    /// Lists up to `limit` schedules that were due after `since` (`None`: at any time) and are due still. Locks nothing.
     pub async fn due_schedules(
         &self,
         limit: i32,
-        within: Option<Duration>,
+        since: Option<Timestamp>,
     ) -> Result<Due, StoreError> {
         let worker = self.identity()?;
         let rows = self
@@ -81,7 +81,7 @@ impl Store {
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
                     (&limit, Type::INT4),
-                    (&within.map(millis), Type::INT8),
+                    (&since.map(SystemTime::from), Type::TIMESTAMPTZ),
                 ],
             )
             .await?;

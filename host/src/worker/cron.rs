@@ -4,15 +4,14 @@
 //! write the outcome of a due time. Nothing is kept in between: a host that dies leaves the due time to the others.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use tokio::task::spawn_blocking;
-use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
 use super::Shared;
 use super::reach::warn_unless_unreachable;
-use super::window::Window;
 use crate::job::cron::DueTimes;
 use crate::job::firing::{Action, Decision, backfill, fire};
 use crate::store::{Backfill, DueSchedule, Fired, StoreError};
@@ -24,6 +23,11 @@ const LOOK_EVERY: Duration = Duration::from_secs(30);
 const LISTED_MAX: i32 = 250;
 /// How many due times one transaction handles.
 const FIRED_MAX: usize = 500;
+/// The time between two looks for all due schedules. The others leave out those that were due long before the last look
+/// that found none: while a transaction is open all day, the index keeps an entry of each firing.
+const ALL_EVERY: Duration = Duration::from_secs(600);
+/// How long before that look a schedule may have been due that was not visible then: its transaction was open.
+const LATE: Duration = Duration::from_secs(60);
 /// The wait after a round in which nothing could be written, because other hosts were faster, or a transaction that has
 /// changed the schedule is still open. It doubles with each such round, up to [`RETRY_AFTER`].
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
@@ -36,9 +40,9 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         return;
     }
     let mut again = AGAIN_AFTER;
-    let mut window = Window::default();
+    let mut looks = Looks::default();
     loop {
-        let wait = match round(&shared, &mut window).await {
+        let wait = match round(&shared, &mut looks).await {
             Ok(Round::Idle(wait)) => wait,
             Ok(Round::Fired) => {
                 again = AGAIN_AFTER;
@@ -66,6 +70,31 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     }
 }
 
+/// The looks that found no due schedule.
+#[derive(Debug, Default)]
+struct Looks {
+    /// When the last one for all was.
+    for_all: Option<Instant>,
+    /// When the last one was, by the database's clock: after a suspension of the machine, this is long ago.
+    last: Option<Timestamp>,
+}
+
+impl Looks {
+    /// Which schedules to look for: those that were due after this time; `None`: all.
+    fn since(&self, now: Instant) -> Option<Timestamp> {
+        let (for_all, last) = (self.for_all?, self.last?);
+        (now.duration_since(for_all) < ALL_EVERY).then(|| last.saturating_sub(LATE).unwrap_or(last))
+    }
+
+    /// A look that began at `now`, at this time of the database, has found none.
+    fn found_none(&mut self, now: Instant, at: Timestamp, since: Option<Timestamp>) {
+        self.last = Some(at);
+        if since.is_none() {
+            self.for_all = Some(now);
+        }
+    }
+}
+
 /// How a round ended.
 enum Round {
     /// Nothing was due. The next schedule is due after this time, if any is.
@@ -77,13 +106,13 @@ enum Round {
 }
 
 /// Fires what is due.
-async fn round(shared: &Arc<Shared>, window: &mut Window) -> Result<Round, StoreError> {
+async fn round(shared: &Arc<Shared>, looks: &mut Looks) -> Result<Round, StoreError> {
     let began = Instant::now();
-    let within = window.within(began);
-    let due = shared.store.due_schedules(LISTED_MAX, within).await?;
+    let since = looks.since(began);
+    let due = shared.store.due_schedules(LISTED_MAX, since).await?;
     let next_in = due.next_in.unwrap_or(LOOK_EVERY);
     if due.schedules.is_empty() {
-        window.found_nothing(began, within);
+        looks.found_none(began, due.now, since);
     }
     if due.schedules.is_empty() && due.backfills.is_empty() {
         return Ok(Round::Idle(next_in));
@@ -259,4 +288,25 @@ async fn advance_backfill(shared: &Shared, next: BackfillStep) -> Result<bool, S
         );
     }
     Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedules_that_were_due_long_before_the_last_look_are_read_every_ten_minutes_only() {
+        let start = Instant::now();
+        let at = |seconds: i64| Timestamp::from_second(1_000_000 + seconds).expect("in range");
+        let mut looks = Looks::default();
+        assert_eq!(looks.since(start), None, "the first look is for all");
+        looks.found_none(start, at(0), None);
+        // The machine was suspended for an hour: its own clock stood still.
+        let later = start + Duration::from_secs(15);
+        assert_eq!(looks.since(later), Some(at(-60)));
+        looks.found_none(later, at(3600), looks.since(later));
+        let before = start + ALL_EVERY - Duration::from_secs(1);
+        assert_eq!(looks.since(before), Some(at(3540)));
+        assert_eq!(looks.since(start + ALL_EVERY), None);
+    }
 }

@@ -12,11 +12,17 @@ use tokio::time::Instant;
 use super::Shared;
 use super::events;
 use super::reach::warn_unless_unreachable;
-use super::window::Window;
 use crate::store::StoreError;
 
 /// The shortest wait between two calls: with many deadlines, each host handles those of this time at once.
 const PAUSE: Duration = Duration::from_millis(250);
+
+/// The time between two looks for all deadlines that have passed. The others leave out those that passed long before
+/// the look before: while a transaction is open all day, the index keeps what was handled since then.
+const ALL_EVERY: Duration = Duration::from_secs(600);
+
+/// How long before the previous look a deadline may have passed that was not visible then: its transaction was open.
+const LATE: Duration = Duration::from_secs(60);
 
 /// The wait after an error.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -24,9 +30,9 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Enforces deadlines until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     let every = shared.settings.intervals.deadlines;
-    let mut window = Window::default();
+    let mut looks = Looks::default();
     loop {
-        let wait = match enforce(&shared, &mut window).await {
+        let wait = match enforce(&shared, &mut looks).await {
             Ok(next_in) => next_in.map_or(every, |next_in| next_in.min(every)),
             Err(error) => {
                 if !shared.is_incarnation_over(&error) {
@@ -48,11 +54,35 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     }
 }
 
+/// The looks that have left nothing to handle.
+#[derive(Debug, Default)]
+struct Looks {
+    /// The last one for all deadlines.
+    for_all: Option<Instant>,
+    last: Option<Instant>,
+}
+
+impl Looks {
+    /// For which deadlines to look now: those that passed within this time; `None`: all.
+    fn within(&self, now: Instant) -> Option<Duration> {
+        let (for_all, last) = (self.for_all?, self.last?);
+        (now - for_all < ALL_EVERY).then(|| now - last + LATE)
+    }
+
+    /// A look that began at this time has left nothing to handle.
+    fn found_nothing(&mut self, began: Instant, within: Option<Duration>) {
+        self.last = Some(began);
+        if within.is_none() {
+            self.for_all = Some(began);
+        }
+    }
+}
+
 /// Handles all deadlines that have passed. Returns the time until the next one passes, if there is one.
-async fn enforce(shared: &Shared, window: &mut Window) -> Result<Option<Duration>, StoreError> {
+async fn enforce(shared: &Shared, looks: &mut Looks) -> Result<Option<Duration>, StoreError> {
     loop {
         let began = Instant::now();
-        let within = window.within(began);
+        let within = looks.within(began);
         let enforced = shared.store.enforce_deadlines(within).await?;
         for missed in &enforced.ended {
             events::missed_deadline(&shared.settings.worker_id, missed);
@@ -62,8 +92,30 @@ async fn enforce(shared: &Shared, window: &mut Window) -> Result<Option<Duration
             shared.releases.notify_one();
         }
         if enforced.handled == 0 {
-            window.found_nothing(began, within);
+            looks.found_nothing(began, within);
             return Ok(enforced.next_in);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_handled_is_read_again_every_ten_minutes_only() {
+        let start = Instant::now();
+        let mut looks = Looks::default();
+        assert_eq!(looks.within(start), None, "the first look is for all");
+        looks.found_nothing(start, None);
+        let later = start + Duration::from_secs(15);
+        let within = looks.within(later);
+        assert_eq!(within, Some(Duration::from_secs(75)));
+        looks.found_nothing(later, within);
+        assert_eq!(
+            looks.within(start + ALL_EVERY - Duration::from_secs(1)),
+            Some(ALL_EVERY + Duration::from_secs(44))
+        );
+        assert_eq!(looks.within(start + ALL_EVERY), None);
     }
 }

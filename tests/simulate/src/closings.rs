@@ -10,7 +10,7 @@ use crate::{Nanos, Sabotage};
 const OPENED_BY_END: usize = 2;
 /// How many are opened when one of them had room, or no jobs any more.
 const OPENED_MAX: usize = 8;
-/// A sweep opens one lane of a limit, of at most so many limits. The next sweep goes on with the next limit.
+/// A sweep opens so many lanes, but at least one of a limit. The next sweep goes on with the next limit.
 const OPENED_BY_SWEEP: usize = 256;
 
 /// Until when a lane is closed.
@@ -111,7 +111,7 @@ impl Closings {
         self.first_of(limits, OPENED_MAX)
     }
 
-    /// A lane of each limit: jobs of other hosts may have ended.
+    /// Some lanes of each limit: jobs of other hosts may have ended.
     pub(crate) fn some(&mut self) -> Vec<u32> {
         let mut limits: Vec<Key> = self.waiting.keys().copied().collect();
         limits.sort_unstable();
@@ -119,7 +119,8 @@ impl Closings {
         limits.rotate_left(later);
         limits.truncate(OPENED_BY_SWEEP);
         self.swept = limits.last().copied();
-        self.first_of(&limits, 1)
+        let each = (OPENED_BY_SWEEP / limits.len().max(1)).clamp(1, OPENED_MAX);
+        self.first_of(&limits, each)
     }
 
     /// The lane that is opened last goes first: that which was closed first.
@@ -153,7 +154,7 @@ mod tests {
         closings.open(3, &LIMIT);
         assert_eq!(closings.by_end(&LIMIT), [2, 1]);
         assert!(closings.by_end(&[Key { gate: 1, key: 7 }]).is_empty());
-        assert_eq!(closings.some(), [1]);
+        assert_eq!(closings.some(), [2, 1]);
         closings.open(1, &LIMIT);
         closings.open(2, &LIMIT);
         assert!(closings.some().is_empty() && !closings.is_closed(1));

@@ -215,7 +215,7 @@ impl Host {
             }
             let is_used_up = order.most.is_some_and(|most| jobs >= most);
             let was_read = !is_filled || Some(position) < last;
-            if jobs == 0 {
+            if jobs == 0 && self.turns.contains(order.lane) {
                 emptied.push(order.lane);
             }
             if jobs == 0 || order.most.is_some() && !is_used_up && was_read {

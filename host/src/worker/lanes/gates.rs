@@ -17,8 +17,8 @@ use crate::store::ClosedLane;
 const OPENED_BY_END: usize = 2;
 /// How many are opened when one of them had room, or no jobs any more.
 const OPENED_MAX: usize = 8;
-/// A sweep opens one lane of each class of a limit, until there are so many. The next sweep goes on with the next limit:
-/// a claim is limited to so many lanes, and behind a gate, claims wait for each other.
+/// A sweep opens lanes of each class of a limit, until there are so many, but at least one. The next sweep goes on with
+/// the next limit: a claim is limited to so many lanes, and behind a gate, claims wait for each other.
 const OPENED_BY_SWEEP: usize = 256;
 
 /// A limit of running jobs, and its key.
@@ -159,7 +159,7 @@ impl Lanes {
         self.open_behind_limits_of(id, OPENED_BY_END)
     }
 
-    /// Opens a lane of each limit: jobs of other workers may have ended.
+    /// Opens some lanes of each limit, of which there may be too many for one sweep: jobs of other workers may have ended.
     pub(in crate::worker) fn open_some(&mut self) {
         let waiting = &self.gates.waiting;
         let before = self.gates.swept.take();
@@ -171,12 +171,14 @@ impl Lanes {
             .take(OPENED_BY_SWEEP)
             .cloned()
             .collect();
+        // Several: a lane may be behind another limit, too, which is full.
+        let each = (OPENED_BY_SWEEP / limits.len().max(1)).clamp(1, OPENED_MAX);
         let mut opened = 0;
         for limit in limits {
             if opened >= OPENED_BY_SWEEP {
                 break;
             }
-            opened += self.open_behind(&limit, 1);
+            opened += self.open_behind(&limit, each);
             self.gates.swept = Some(limit);
         }
     }

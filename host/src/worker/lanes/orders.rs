@@ -12,7 +12,7 @@ use crate::worker::turns::{Class, Part};
 /// next sweep does.
 pub(super) const PROBES_PER_CLAIM: usize = 32;
 
-/// Whether lanes may have more jobs after a claim that was not filled.
+/// Whether lanes may have more jobs after a claim. False if the claim was filled: then the next one follows anyway.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::worker) struct MayHaveMore {
     /// A lane has used up its part.
@@ -122,10 +122,7 @@ impl Lanes {
         let first = self.class_of(first.lane);
         let later = orders.extract_if(.., |order| self.class_of(order.lane) > first);
         let later: Vec<ClaimOrder> = later.collect();
-        self.not_claimed(&later);
-        for order in &later {
-            self.active.forfeit(order.lane);
-        }
+        self.give_up_turns(&later);
         let with_jobs = orders
             .iter()
             .filter(|order| self.active.contains(order.lane));
@@ -137,6 +134,14 @@ impl Lanes {
         for order in orders {
             self.active
                 .settle(order.lane, order.most.unwrap_or(0), 0, 1.0);
+        }
+    }
+
+    /// Gives back the turns of classes that a claim leaves out, except those of earlier rounds.
+    fn give_up_turns(&mut self, orders: &[ClaimOrder]) {
+        self.not_claimed(orders);
+        for order in orders {
+            self.active.forfeit(order.lane);
         }
     }
 
@@ -187,7 +192,8 @@ impl Lanes {
             let is_used_up = order.most.is_some_and(|most| jobs >= most);
             let was_read = !is_filled || Some(position) < last;
             is_any_used_up |= is_used_up;
-            if jobs == 0 {
+            // An idle lane says nothing about the others of its limits.
+            if jobs == 0 && self.active.contains(order.lane) {
                 emptied.push(order.lane);
             }
             if jobs == 0 || order.most.is_some() && !is_used_up && was_read {
@@ -256,7 +262,7 @@ impl Lanes {
         };
         let later = orders.extract_if(.., |order| tier(self, &order.lane) >= Some(first));
         let later: Vec<ClaimOrder> = later.collect();
-        self.not_claimed(&later);
+        self.give_up_turns(&later);
         let of_tier = overdue
             .iter()
             .filter(|(id, _)| tier(self, id) == Some(first));
