@@ -60,6 +60,7 @@ async fn any(ctx: &Ctx, jobs: Vec<BatchJob<Payload>>) -> Result<Vec<Result<Value
         std::hint::black_box(0);
     }
     if does(Does::Sleeps) {
+        ctx.progress(1, "sleeping");
         rouse_sdk::sleep(Duration::from_millis(ms.unwrap_or_default())).await;
     }
     if does(Does::FailsAll) {

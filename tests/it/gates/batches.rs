@@ -272,11 +272,12 @@ async fn a_stop_releases_all_jobs_of_a_batch() {
     let mut ids = enqueue_all(&client, &vec![sleeps.clone(); 4], "").await;
     // In line behind it.
     ids.extend(enqueue_all(&client, &vec![sleeps; 4], "").await);
-    until_true(
-        &client,
-        "SELECT count(*) >= 4 FROM rouse.job WHERE state = 'running'",
-    )
-    .await;
+    // The first four have started, and are not only claimed.
+    let sleeping = format!(
+        "SELECT coalesce(progress ->> 'step' = 'sleeping', false) FROM rouse.job({})",
+        ids[0]
+    );
+    until_true(&client, &sleeping).await;
     first.stop_now().await;
     let queued = "SELECT count(*) = 8 AND bool_and(state = 'queued' AND attempt <= uncounted + 1) FROM rouse.job";
     until_true(&client, queued).await;

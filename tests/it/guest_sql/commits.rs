@@ -152,3 +152,39 @@ async fn an_attempt_whose_job_was_taken_over_while_it_committed_has_no_effects()
     is_paid_once(&shop, id).await;
     second.drain().await;
 }
+
+/// Its login has no connection left, which is tried until the lease ends.
+#[tokio::test]
+async fn a_worker_that_cannot_commit_effects_stops_when_their_leases_have_ended() {
+    let shop = Shop::open().await;
+    let settings = Settings {
+        overrides: short_leases(),
+        drain_timeout: Duration::from_millis(500),
+        ..Settings::default()
+    };
+    let worker = shop.start_with(shop.login(), settings).await;
+    shop.sql("INSERT INTO orders VALUES (1)").await;
+    let mut script = vec![json!({"run": {"ms": 500}})];
+    script.extend(pays().as_array().unwrap().clone());
+    let id = shop.enqueue(json!(script)).await;
+    shop.until(&format!(
+        "SELECT coalesce(progress->>'step' = 'waiting', false) FROM rouse.job({id})"
+    ))
+    .await;
+    shop.sql(&format!("ALTER ROLE {} CONNECTION LIMIT 0", shop.role))
+        .await;
+    shop.sql(&format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{}'",
+        shop.role
+    ))
+    .await;
+    tokio::time::timeout(Duration::from_secs(60), worker.drain())
+        .await
+        .expect("it ends");
+    assert!(shop.holds("SELECT count(*) = 0 FROM ledger").await);
+    shop.sql(&format!("ALTER ROLE {} CONNECTION LIMIT -1", shop.role))
+        .await;
+    let second = shop.start().await;
+    is_paid_once(&shop, id).await;
+    second.drain().await;
+}

@@ -210,3 +210,36 @@ async fn effects_that_wait_when_their_host_stops_are_committed_before_it_ends() 
     draining.await.unwrap();
     are_shared(&shop, 8).await;
 }
+
+/// As many as the login has connections, and more.
+#[tokio::test]
+async fn jobs_that_another_transaction_names_hold_up_no_other_of_their_handler() {
+    let shop = Shop::open().await;
+    let worker = shop.start().await;
+    let mut named = Vec::new();
+    for n in 0..12 {
+        let script = json!([{"run": {"ms": 1500}}, {"sql": call("add_line", json!([n, 1]))}]);
+        named.push(shop.enqueue(script).await);
+    }
+    let runs = "SELECT count(*) > 0 FROM rouse.job WHERE state = 'running'";
+    shop.until(runs).await;
+    let other = shop.db.client().await;
+    let ids: Vec<String> = named.iter().map(i64::to_string).collect();
+    let enqueue = format!(
+        "BEGIN; SELECT rouse.enqueue('x', after => '[{}]')",
+        ids.join(", ")
+    );
+    other.batch_execute(&enqueue).await.unwrap();
+    let ended = shop
+        .run(json!([{"sql": call("add_line", json!([99, 1]))}]))
+        .await;
+    assert_eq!(ended.state, "succeeded");
+    // All twelve have been locked.
+    assert!(shop.holds("SELECT count(*) = 1 FROM ledger").await);
+    other.batch_execute("ROLLBACK").await.unwrap();
+    for id in named {
+        let ended = shop.ended(id).await;
+        assert_eq!((ended.state.as_str(), ended.attempt), ("succeeded", 1));
+    }
+    worker.drain().await;
+}

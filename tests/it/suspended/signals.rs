@@ -51,6 +51,13 @@ async fn early_signals_are_kept_in_order_and_each_ends_one_wait() {
     assert_eq!(second, br#"{"payload" : 2}"#);
     let third = store.take_signal(job.id, job.fence, "signal:go#3", "go", None);
     assert_eq!(third.await.unwrap().unwrap(), None);
+    // A large one is not in the answer that the lock of the job waits for.
+    let large = json!("x".repeat(100_000));
+    assert!(send(&client, id, large.clone()).await);
+    let taken = store.take_signal(job.id, job.fence, "signal:go#3", "go", None);
+    let taken = taken.await.unwrap().unwrap().unwrap();
+    let taken: serde_json::Value = serde_json::from_slice(&taken).unwrap();
+    assert_eq!(taken, json!({"payload": large}));
     // A wait that begins while a signal is there is over at once.
     assert!(send(&client, id, json!(3)).await);
     settle(&store, &job, signal(None), Vec::new()).await;

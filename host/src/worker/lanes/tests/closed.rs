@@ -127,6 +127,7 @@ fn a_lane_that_was_not_known_to_have_jobs_opens_no_other() {
     lanes.set_fair(one_at_a_time());
     lanes.learn((1..3).map(|n| of_tenant(n, n, "a")).collect());
     lanes.serve(|_| Some(SERVED));
+    lanes.mark_all_empty();
     lanes.close(LaneId(2), None, Instant::now());
     let orders = lanes.orders(After::Cursor, WANTED);
     assert_eq!(orders[0].lane, LaneId(1), "it is idle");
