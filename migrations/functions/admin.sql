@@ -502,6 +502,7 @@ BEGIN
             SELECT j.id FROM rouse.job AS j
             WHERE j.lane = lane_id AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT most - purged FOR UPDATE SKIP LOCKED);
+        CONTINUE WHEN ids = '{}';
         chains := rouse._end_queued(ids, 'cancelled', NULL, NULL, at);
         INSERT INTO rouse.record (at, job, event, who) SELECT at, ended.id, 'purged', session_user FROM unnest(ids) AS ended(id);
         PERFORM rouse._chains_ended(chains, array_fill(false, ARRAY[cardinality(chains)]));

@@ -811,9 +811,12 @@ $$;
 CREATE OR REPLACE FUNCTION rouse.declare_gates(p_worker bigint, p_key bytea, p_handler text, p_gates jsonb) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF rouse._known(p_worker, p_key) AND NOT EXISTS (SELECT FROM rouse._limits() AS l WHERE rouse._matches_any(p_handler, l.handlers)) THEN
-        RAISE EXCEPTION 'rouse.declare_gates: login % may not serve handler %', session_user, coalesce(quote_literal(left(p_handler, 140)), 'null')
-            USING ERRCODE = 'RW006', HINT = 'Its handlers are listed in rouse.worker_login.';
+    -- Such a gate is one of all queues. A login of some queues may have all handlers, and not those of others.
+    IF rouse._known(p_worker, p_key) AND NOT EXISTS (
+        SELECT FROM rouse._limits() AS l
+        WHERE rouse._matches_any(p_handler, l.handlers) AND ('*' = ANY (l.queues) OR NOT '*' = ANY (l.handlers))) THEN
+        RAISE EXCEPTION 'rouse.declare_gates: login % may not set gates of handler %', session_user, coalesce(quote_literal(left(p_handler, 140)), 'null')
+            USING ERRCODE = 'RW006', HINT = 'It needs all queues, or a list of handlers, in rouse.worker_login.';
     END IF;
     IF p_handler IS NULL OR (CASE jsonb_typeof(p_gates) WHEN 'array' THEN jsonb_array_length(p_gates) > 8 ELSE true END) THEN
         RAISE EXCEPTION 'rouse.declare_gates: expected a handler and a list of at most 8 gates' USING ERRCODE = 'invalid_parameter_value';

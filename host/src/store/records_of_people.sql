@@ -1,12 +1,13 @@
 -- Admin actions in the $1 milliseconds before $2 (null: now), the newest first: of the login or reader $3, or of all (null); of queue $5, or of
--- all (null), without those on its jobs. $4 rows, and those of the same time as the last one. Served by record_of_people; the jobs of the rows by their ids.
+-- all (null), without those on its jobs. Of a purge and of an action on a flow, only the record of the whole, as in rouse.audit_outbox. $4 rows, and those of the same time as the last one. Served by record_of_people; the jobs of the rows by their ids.
 SELECT jsonb_strip_nulls(jsonb_build_object(
     'at', r.at, 'event', r.event, 'job', r.job, 'queue', coalesce(r.queue, l.queue), 'handler', l.handler,
     'by', rouse._by(r.who, r.reader), 'detail', r.detail))
 FROM (SELECT * FROM rouse.record AS r
       WHERE r.at < coalesce($2::text::timestamptz, clock_timestamp())
         AND r.at >= coalesce($2::text::timestamptz, clock_timestamp()) - $1 * interval '1 millisecond'
-        AND r.who IS NOT NULL AND ($3::text IS NULL OR $3 IN (r.who, r.reader)) AND ($5::text IS NULL OR r.queue = $5)
+        AND r.who IS NOT NULL AND (r.job IS NULL OR r.event <> 'purged' AND NOT coalesce(r.detail ? 'flow', false))
+        AND ($3::text IS NULL OR $3 IN (r.who, r.reader)) AND ($5::text IS NULL OR r.queue = $5)
       ORDER BY r.at DESC FETCH FIRST ($4) ROWS WITH TIES) AS r
 LEFT JOIN LATERAL (
     SELECT j.lane FROM rouse.job AS j WHERE j.id = r.job

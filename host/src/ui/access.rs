@@ -57,6 +57,8 @@ pub struct Access {
     on_loopback: bool,
     /// Signs cookies and forms. Derived from the tokens, so that several hosts accept each other's.
     key: hmac::Key,
+    /// Signs forms. The same if there is a token for operators; otherwise viewers could know that one, and it is random.
+    form_key: hmac::Key,
     tries: Mutex<(f64, Instant)>,
 }
 
@@ -107,12 +109,17 @@ impl Access {
                     .expect("SHA-256 has 32 bytes")
             }
         };
+        let form_secret = match &tokens.operator {
+            Some(_) => secret,
+            None => rand::random(),
+        };
         Self {
             tokens,
             proxy,
             tokenless,
             on_loopback,
             key: hmac::Key::new(hmac::HMAC_SHA256, &secret),
+            form_key: hmac::Key::new(hmac::HMAC_SHA256, &form_secret),
             tries: Mutex::new((TRIES_MAX, Instant::now())),
         }
     }
@@ -271,8 +278,10 @@ impl Access {
         }
         Some(Reader {
             role: match role {
-                "operator" => Role::Operator,
-                _ => Role::Viewer,
+                // Without a token for operators, viewers know the key.
+                "operator" if self.tokens.operator.is_some() => Role::Operator,
+                "viewer" => Role::Viewer,
+                _ => return None,
             },
             name: name.to_owned(),
             has_session: true,
@@ -313,14 +322,23 @@ impl Access {
     }
 
     fn signature(&self, kind: &str, what: &str) -> String {
-        URL_SAFE_NO_PAD.encode(hmac::sign(&self.key, format!("{kind}|{what}").as_bytes()))
+        let key = self.key_of(kind);
+        URL_SAFE_NO_PAD.encode(hmac::sign(key, format!("{kind}|{what}").as_bytes()))
+    }
+
+    fn key_of(&self, kind: &str) -> &hmac::Key {
+        match kind {
+            "form" => &self.form_key,
+            _ => &self.key,
+        }
     }
 
     fn is_signed(&self, kind: &str, what: &str, signature: &str) -> bool {
         let Ok(signature) = URL_SAFE_NO_PAD.decode(signature) else {
             return false;
         };
-        hmac::verify(&self.key, format!("{kind}|{what}").as_bytes(), &signature).is_ok()
+        let key = self.key_of(kind);
+        hmac::verify(key, format!("{kind}|{what}").as_bytes(), &signature).is_ok()
     }
 }
 

@@ -198,12 +198,20 @@ async fn a_limited_worker_declares_only_gates_of_handlers_that_it_may_serve() {
     for gates in [&gate[..], &[]] {
         let why = store.declare_gates("other", gates).await.unwrap_err();
         assert!(
-            why.to_string().contains("may not serve handler 'other'"),
+            why.to_string()
+                .contains("may not set gates of handler 'other'"),
             "{why}"
         );
     }
     let declared = store.handlers_with_declared_gates().await.unwrap();
     assert_eq!(declared, ["mail.send", "other"].map(str::to_owned).into());
+    // Its handlers are all, and its queues are not: a gate is one of all queues.
+    client
+        .batch_execute("UPDATE rouse.worker_login SET handlers = '{*}', queues = '{mail}'")
+        .await
+        .unwrap();
+    let why = store.declare_gates("mail.send", &[]).await.unwrap_err();
+    assert!(why.to_string().contains("may not set gates"), "{why}");
 }
 
 #[tokio::test]

@@ -564,3 +564,42 @@ async fn a_look_for_recent_due_times_leaves_out_earlier_ones_and_finds_new_sched
         assert_eq!(names, expected);
     }
 }
+
+#[tokio::test]
+async fn a_schedule_that_fires_across_a_change_of_the_clock_enqueues_one_job_a_day() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    schedule(&client, "'a', 'x', cron => '30 2 * * *', time_zone => 'Europe/Berlin', overlap => 'allow', catch_up => 'all'").await;
+    // As if no host had run since the day before, on the days of both changes.
+    for (since, until, times) in [
+        (
+            "2024-03-30T12:00Z",
+            "2024-04-01T12:00Z",
+            ["2024-03-31 01:00", "2024-04-01 00:30"],
+        ),
+        (
+            "2024-10-26T12:00Z",
+            "2024-10-28T12:00Z",
+            ["2024-10-27 00:30", "2024-10-28 01:30"],
+        ),
+    ] {
+        let set = format!(
+            "UPDATE rouse.schedule SET handled_until = '{since}', next_at = NULL, revision = nextval('rouse.turn_seq'); TRUNCATE rouse.schedule_run"
+        );
+        client.batch_execute(&set).await.unwrap();
+        let reached = format!("SELECT max(due_at) > '{until}' FROM rouse.schedule_run");
+        while !one::<Option<bool>>(&client, &reached)
+            .await
+            .unwrap_or(false)
+        {
+            fire_due(&store).await;
+        }
+        let sql = format!(
+            "SELECT to_char(due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') FROM rouse.schedule_run
+             WHERE due_at <= '{until}' AND outcome = 'enqueued' AND job IS NOT NULL ORDER BY due_at"
+        );
+        let rows = client.query(&sql, &[]).await.unwrap();
+        let fired: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        assert_eq!(fired, times);
+    }
+}

@@ -157,7 +157,7 @@ pub fn handler(chrome: &Chrome, it: &HandlerPage<'_>, now: f64) -> Markup {
                 }
             }
         }
-        @if let Some(loaded) = loaded { (requested(loaded)) }
+        @if let Some(loaded) = loaded && chrome.may_read_contents() { (requested(loaded)) }
         section class="card scroll" tabindex="0" aria-label="Backlog" { h2 { "Backlog" } (backlog_table(chrome, backlog)) }
         section class="card scroll" tabindex="0" aria-label="Workers with the handler" {
             h2 { "In the fleet" }
@@ -171,7 +171,7 @@ pub fn handler(chrome: &Chrome, it: &HandlerPage<'_>, now: f64) -> Markup {
                                 td data-label="Worker" { (cells::worker(chrome, cells::text(row, "worker_id"))) }
                                 td data-label="State" {
                                     (cells::state(cells::text(row, "state")))
-                                    @if let Some(why) = row["parked"].as_str() { " " (cells::state("parked")) " " (cells::line(why)) }
+                                    @if let Some(why) = row["parked"].as_str() { " " (cells::state("parked")) @if chrome.may_read_contents() { " " (cells::line(why)) } }
                                 }
                                 td class="keep" data-label="Version" { (cells::plain(&row["version"])) }
                                 td class="keep mono" data-label="Module" { (digest(&row["sha256"])) }

@@ -71,6 +71,41 @@ fn a_token_gives_a_cookie_and_the_cookie_a_role() {
     }
 }
 
+/// Whoever knows all tokens knows the key of the cookies.
+#[test]
+fn a_viewer_cannot_forge_the_session_or_the_form_of_an_operator() {
+    let proxy = || Proxy {
+        user_header: HeaderName::from_static("x-user"),
+        operators: vec!["ada".into()],
+    };
+    let tokens = || {
+        let mut tokens = Tokens::default();
+        tokens.viewer = access(&[VIEWER], "0.0.0.0:1", false).tokens.viewer;
+        tokens
+    };
+    let address = "0.0.0.0:1".parse().unwrap();
+    let of_viewer = Access::new(tokens(), None, address, false);
+    let cookie = |role| {
+        let what = format!("{role}.9999999999.x");
+        let signature = of_viewer.signature("session", &what);
+        format!("{SESSION_COOKIE}={what}.{signature}")
+    };
+    let here = Access::new(tokens(), Some(proxy()), address, false);
+    let host = ("host", "jobs.example");
+    assert_eq!(
+        role(&here, &[host, ("cookie", &cookie("viewer"))]),
+        Ok(Role::Viewer)
+    );
+    assert!(role(&here, &[host, ("cookie", &cookie("operator"))]).is_err());
+    let ada = Reader {
+        role: Role::Operator,
+        name: "ada".into(),
+        ..Reader::default()
+    };
+    assert!(here.is_form_of(&ada, &here.form_token(&ada)));
+    assert!(!here.is_form_of(&ada, &of_viewer.form_token(&ada)));
+}
+
 #[test]
 fn a_sign_in_ends_after_12_hours_and_is_valid_on_hosts_with_the_same_tokens() {
     let here = access(&[OPERATOR, VIEWER], "0.0.0.0:1", false);
