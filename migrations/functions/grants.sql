@@ -38,7 +38,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.clear_timeouts, rouse.put_state, rouse.remove_state
     TO rouse_operator;
 
--- Workers. Each function except the reads checks the worker's key.
+-- Workers. Each function checks the worker's key, except reads, and rouse.prepare_partitions, which only creates tables that are missing.
 GRANT EXECUTE ON FUNCTION
     rouse.register, rouse.heartbeat, rouse.declare_fair_share, rouse.lease_shards, rouse.outlived, rouse.unregister, rouse.sleep, rouse.awake,
     rouse.peek, rouse.newest_lanes, rouse.promote, rouse.continue_releases, rouse.enforce_deadlines, rouse.overdue, rouse.remaining, rouse.remaining_bound, rouse.depth, rouse.fair_keys,

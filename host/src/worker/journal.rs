@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 use std::future::pending;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
@@ -40,20 +40,23 @@ pub(super) struct AttemptJournal {
     attempt: Attempt,
     live_usage: Arc<LiveUsage>,
     has_reported: AtomicBool,
+    /// The number of the last line of its log, and that of the run before: a batch that has crashed is run again, one by
+    /// one.
+    lines: [AtomicU32; 2],
 }
 
 /// The usage of an attempt while it runs.
 pub(super) struct LiveUsage {
     since: Instant,
-    /// Empty until a guest exists.
-    meter: OnceLock<Arc<Meter>>,
+    /// That of the last run. `None` until a guest exists.
+    meter: Mutex<Option<Arc<Meter>>>,
 }
 
 impl Default for LiveUsage {
     fn default() -> Self {
         Self {
             since: Instant::now(),
-            meter: OnceLock::new(),
+            meter: Mutex::new(None),
         }
     }
 }
@@ -64,7 +67,12 @@ impl LiveUsage {
         if self.since.elapsed() < min {
             return None;
         }
-        self.meter.get().map(|meter| meter.usage())
+        self.meter().as_ref().map(|meter| meter.usage())
+    }
+
+    fn meter(&self) -> MutexGuard<'_, Option<Arc<Meter>>> {
+        // Nothing panics while it holds the lock.
+        self.meter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -78,6 +86,7 @@ impl AttemptJournal {
             attempt: job.attempt,
             live_usage: Arc::default(),
             has_reported: AtomicBool::new(false),
+            lines: Default::default(),
         }
     }
 
@@ -201,11 +210,15 @@ impl Journal for AttemptJournal {
     }
 
     fn meter(&self, meter: Arc<Meter>) {
-        // It is empty, because this is called once.
-        let _ = self.live_usage.meter.set(meter);
+        *self.live_usage.meter() = Some(meter);
+        let [last, before] = &self.lines;
+        before.store(last.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     fn log_line(&self, line: u32, level: Level, text: &str) {
+        let [last, before] = &self.lines;
+        let line = before.load(Ordering::Relaxed) + line;
+        last.fetch_max(line, Ordering::Relaxed);
         self.shared
             .reports
             .logs

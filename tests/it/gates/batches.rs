@@ -147,6 +147,11 @@ async fn one_bad_job_does_not_fail_the_others() {
         }
     }
     worker.drain().await;
+    // The first job has the lines of the batch, and those of its own run after them.
+    let numbered =
+        "SELECT count(*) > 0 AND count(*) = count(DISTINCT (job, attempt, line)) FROM rouse.log";
+    let row = client.query_one(numbered, &[]).await.unwrap();
+    assert!(row.get::<_, bool>(0));
 }
 
 #[tokio::test]
