@@ -10,8 +10,9 @@ use tokio_postgres::Client;
 
 use crate::sandbox_guest::echo;
 use crate::support::claims::claim;
+use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
-    PATIENCE, START_ORDER, TestWorker, enqueue, guests_dir, run_all_in_one_slot, sandbox,
+    PATIENCE, START_ORDER, TestWorker, catalog, enqueue, guests_dir, run_all_in_one_slot, sandbox,
     until_true,
 };
 use crate::support::{Host, TestDb, scratch};
@@ -273,6 +274,53 @@ async fn a_busy_worker_adopts_orphans_of_a_new_handler_before_it_claims_its_queu
     assert!(left.await.unwrap().get::<_, i64>(0) > 0, "it is busy");
     worker.stop_now().await;
     assert_eq!(rows[0].get::<_, i64>(0), orphan);
+}
+
+/// Other leases have ended in the meantime.
+#[tokio::test]
+async fn a_worker_that_was_frozen_while_it_adopted_looks_for_orphans_again_before_it_claims() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let dead = db.worker().await;
+    let mut orphans = Vec::new();
+    for _ in 0..2 {
+        orphans.push(enqueue(&client, "test.sleep", json!({"ms": 1})).await);
+    }
+    assert_eq!(claim(&dead, 2).await.len(), 2);
+    flood(&client, "normal", 2000, 5).await;
+    let proxy = Proxy::start(&db).await;
+    let settings = Settings {
+        slots: 2,
+        ..Settings::default()
+    };
+    let worker =
+        TestWorker::start_through(proxy.store(), db.connector(), settings, catalog().await);
+    until_true(&client, "SELECT count(*) > 20 FROM rouse.finished").await;
+    let held = proxy.hold("rouse.adopt(", Side::Answer);
+    let end_lease = "UPDATE rouse.job SET lease_until = clock_timestamp() WHERE id = $1";
+    client.execute(end_lease, &[&orphans[0]]).await.unwrap();
+    held.caught().await;
+    client.execute(end_lease, &[&orphans[1]]).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    held.release();
+    let adopted = format!(
+        "SELECT EXISTS (SELECT FROM rouse.attempt WHERE job = {} AND lost)",
+        orphans[1]
+    );
+    until_true(&client, &adopted).await;
+    let left = client.query_one("SELECT count(*) FROM rouse.job", &[]);
+    assert!(left.await.unwrap().get::<_, i64>(0) > 0, "it is busy");
+    worker.stop_now().await;
+    let claimed_between = "
+        SELECT count(*) FROM rouse.attempt AS lost
+        JOIN LATERAL (SELECT id, claimed_at FROM rouse.finished UNION ALL SELECT id, claimed_at FROM rouse.job WHERE claimed_at IS NOT NULL) AS j
+            ON j.claimed_at < lost.ended_at AND j.claimed_at > (lost.error ->> 'lease_ended_at')::timestamptz
+        WHERE lost.job = $1 AND lost.lost";
+    let row = client
+        .query_one(claimed_between, &[&orphans[1]])
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, i64>(0), 0);
 }
 
 /// Enqueues this many jobs of this priority, each of which takes this long.

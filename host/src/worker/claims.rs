@@ -10,7 +10,7 @@ mod serve;
 use std::collections::{HashMap, HashSet};
 use std::ops::AddAssign;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use dispatch::InLine;
 use rouse_turns::Prefetch;
@@ -30,6 +30,9 @@ use crate::store::{
 /// and that lanes had shared: the lanes that had fewer jobs than their part are left out, so that it soon covers the
 /// later classes, too.
 const CLAIMS_PER_LOOK: usize = 4;
+
+/// After an adoption that took longer, leases are checked again before queued jobs are claimed.
+const ADOPTED_WITHIN: Duration = Duration::from_millis(500);
 
 /// A claim within the limits of this host.
 struct HostLimits {
@@ -171,16 +174,23 @@ impl<'a> Claims<'a> {
     /// Claims from the lanes: first orphans, then queued jobs if no orphans are left.
     pub(super) async fn claim(&mut self, wanted: usize, after: After) -> Result<Found, StoreError> {
         let mut found = self.claim_queued(wanted, after, true).await?;
-        if let Some(until) = found.orphans.take() {
-            let since = self.checked_at;
+        for is_last in [false, true] {
+            let Some(until) = found.orphans.take() else {
+                break;
+            };
+            let (since, began) = (self.checked_at, BootTime::now());
             let rest = wanted.saturating_sub(found.jobs);
             found += self.adopt(rest, Some(since), until).await?;
             let rest = wanted.saturating_sub(found.jobs);
-            if !found.is_cut && rest > 0 {
-                // Without the check: if leases of lanes that only others may adopt from expire continually, this worker
-                // would otherwise never claim anything. Leases that have expired since are found by the next claim.
-                found += self.claim_queued(rest, after, false).await?;
+            if found.is_cut || rest == 0 {
+                break;
             }
+            // Without the check: if leases of lanes that only others may adopt from expire continually, this worker
+            // would otherwise never claim anything. Leases that have expired since are found by the next claim. After
+            // a slow adoption, which a freeze may have interrupted, there may be many of these, so it is checked again,
+            // once.
+            let check = !is_last && BootTime::now().since(began) > ADOPTED_WITHIN;
+            found += self.claim_queued(rest, after, check).await?;
         }
         Ok(found)
     }
