@@ -517,10 +517,7 @@ async fn a_cancellation_waits_for_a_job_that_is_locked_instead_of_reporting_succ
         )
         .await
         .unwrap();
-    let operator = db.client().await;
-    let cancelled = tokio::spawn(async move { act(&operator, "cancel_flow", flow).await });
-    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
-    until_true(&client, waits).await;
+    let cancelled = cancel_until_it_waits(&db, flow).await;
     producer.rollback().await.unwrap();
     assert_eq!(cancelled.await.unwrap(), 1);
     assert_eq!(states(&client, flow).await, ["a cancelled"]);
@@ -540,10 +537,7 @@ async fn a_cancellation_that_meets_the_end_of_a_job_cancels_what_this_releases()
     end.execute("SELECT rouse.complete($1)", &[&a])
         .await
         .unwrap();
-    let operator = db.client().await;
-    let cancelled = tokio::spawn(async move { act(&operator, "cancel_flow", flow).await });
-    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
-    until_true(&client, waits).await;
+    let cancelled = cancel_until_it_waits(&db, flow).await;
     end.commit().await.unwrap();
     assert_eq!(cancelled.await.unwrap(), 1);
     assert_eq!(states(&client, flow).await, ["a succeeded", "b cancelled"]);
@@ -567,4 +561,13 @@ async fn a_retry_of_a_flow_leaves_out_jobs_that_wait_for_a_failed_one_outside() 
         .await
         .unwrap();
     assert_eq!(act(&client, "retry_flow", flow).await, 1);
+}
+
+/// Begins to cancel the flow, and returns once that waits for a lock.
+async fn cancel_until_it_waits(db: &TestDb, flow: i64) -> tokio::task::JoinHandle<i32> {
+    let (operator, client) = (db.client().await, db.client().await);
+    let cancelled = tokio::spawn(async move { act(&operator, "cancel_flow", flow).await });
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+    until_true(&client, waits).await;
+    cancelled
 }

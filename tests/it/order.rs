@@ -301,6 +301,7 @@ async fn a_worker_that_was_frozen_while_it_adopted_looks_for_orphans_again_befor
     client.execute(end_lease, &[&orphans[0]]).await.unwrap();
     held.caught().await;
     client.execute(end_lease, &[&orphans[1]]).await.unwrap();
+    // The adoption counts as slow by its time alone.
     tokio::time::sleep(Duration::from_millis(600)).await;
     held.release();
     let adopted = format!(
