@@ -298,17 +298,19 @@ async fn a_worker_that_was_frozen_while_it_adopted_looks_for_orphans_again_befor
     until_true(&client, "SELECT count(*) > 20 FROM rouse.finished").await;
     let held = proxy.hold("rouse.adopt(", Side::Answer);
     let end_lease = "UPDATE rouse.job SET lease_until = clock_timestamp() WHERE id = $1";
+    let adopted = |orphan: i64| {
+        format!("SELECT EXISTS (SELECT FROM rouse.attempt WHERE job = {orphan} AND lost)")
+    };
     client.execute(end_lease, &[&orphans[0]]).await.unwrap();
     held.caught().await;
+    // The statement reaches the server after it was caught. The adopted job must not count as claimed after the second
+    // lease had ended.
+    until_true(&client, &adopted(orphans[0])).await;
     client.execute(end_lease, &[&orphans[1]]).await.unwrap();
     // The adoption counts as slow by its time alone.
     tokio::time::sleep(Duration::from_millis(600)).await;
     held.release();
-    let adopted = format!(
-        "SELECT EXISTS (SELECT FROM rouse.attempt WHERE job = {} AND lost)",
-        orphans[1]
-    );
-    until_true(&client, &adopted).await;
+    until_true(&client, &adopted(orphans[1])).await;
     let left = client.query_one("SELECT count(*) FROM rouse.job", &[]);
     assert!(left.await.unwrap().get::<_, i64>(0) > 0, "it is busy");
     worker.stop_now().await;
