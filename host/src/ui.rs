@@ -349,10 +349,6 @@ async fn show(
         let why = format!("There is no page {}.", path_of(&uri));
         return ui.problem_for(&reader, StatusCode::NOT_FOUND, "Not found", &why);
     };
-    let _place = match reader.role {
-        Role::Nobody | Role::Guest => ui.guests.acquire().await.ok(),
-        Role::Viewer | Role::Operator => None,
-    };
     match views::render(&ui, &chrome, &view, &pairs(&query)).await {
         Ok(Shown {
             title,

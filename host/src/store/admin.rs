@@ -40,6 +40,30 @@ impl Store {
         Ok(row.get(0))
     }
 
+    /// Like [`Self::cancel`], if the state of the job is one of these.
+    pub async fn cancel_in(&self, id: JobId, states: &[String]) -> Result<bool, StoreError> {
+        let rows = self
+            .query(
+                "SELECT rouse.cancel(j.id) FROM rouse.jobs AS j WHERE j.id = $1 AND j.state = ANY ($2::text[]::rouse.state[])",
+                &[(&id.0, Type::INT8), (&states, Type::TEXT_ARRAY)],
+            )
+            .await?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
+    }
+
+    /// Makes a queued job due now. False if it is not queued, or waits for something else than its time: another job, a
+    /// signal, or the end of a sleep.
+    pub async fn run_now(&self, id: JobId) -> Result<bool, StoreError> {
+        let rows = self
+            .query(
+                "SELECT rouse.reschedule(j.id) FROM rouse.jobs AS j
+                 WHERE j.id = $1 AND j.state = 'queued' AND j.wait IS NULL AND j.waits_for IS NULL",
+                &[(&id.0, Type::INT8)],
+            )
+            .await?;
+        Ok(!rows.is_empty())
+    }
+
     /// Ends the job as succeeded, with this result.
     pub async fn complete(&self, id: JobId, result: JsonText) -> Result<(), StoreError> {
         self.query(

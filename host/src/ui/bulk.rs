@@ -13,7 +13,7 @@ use super::access::Reader;
 use super::problem::Problem;
 use super::{Ui, html};
 use crate::job::JobId;
-use crate::store::{Store, StoreError, When};
+use crate::store::{Store, StoreError};
 
 /// Why a change ended early.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +40,7 @@ pub(super) enum BulkAction {
     Retry,
     /// It ends.
     Cancel,
-    /// A queued job is due now.
+    /// A queued job is due now, unless it waits for something else than its time.
     RunNow,
     /// A queued job ends, and its history says that it was deleted.
     Delete,
@@ -208,7 +208,8 @@ pub(super) fn change_ids(ui: &Ui, what: BulkAction, ids: Vec<i64>, who: &str) ->
     });
     let (ui, store) = (ui.clone(), ui.reads.store.on_behalf_of(who));
     tokio::spawn(async move {
-        let ended = change_each(&ui, &store, what, &ids, number).await;
+        let states = ["queued", "running"].map(str::to_owned);
+        let ended = change_each(&ui, &store, what, &states, &ids, number).await;
         ui.bulks.end(number, ended);
         ui.reads.forget();
     });
@@ -242,6 +243,7 @@ async fn change_matching(
     until: f64,
     number: u64,
 ) -> Result<(), Stopped> {
+    let states = &filter.states;
     let filter = what.json(filter, until);
     let mut before = None;
     loop {
@@ -259,7 +261,7 @@ async fn change_matching(
             }
             BulkAction::Cancel | BulkAction::RunNow | BulkAction::Delete => {
                 let batch = store.search_jobs(&filter, before, BATCH).await?;
-                change_each(ui, store, what, &batch.ids, number).await?;
+                change_each(ui, store, what, states, &batch.ids, number).await?;
                 batch.next_before
             }
         };
@@ -274,6 +276,7 @@ async fn change_each(
     ui: &Ui,
     store: &Store,
     what: BulkAction,
+    states: &[String],
     ids: &[i64],
     number: u64,
 ) -> Result<(), Stopped> {
@@ -281,7 +284,7 @@ async fn change_each(
         if ui.stopping.is_cancelled() {
             return Err(Stopped::Host);
         }
-        let is_done = change(store, what, JobId(*id)).await?;
+        let is_done = change(store, what, states, JobId(*id)).await?;
         ui.bulks.change(number, |bulk| match is_done {
             true => bulk.done += 1,
             false => bulk.refused += 1,
@@ -290,16 +293,22 @@ async fn change_each(
     Ok(())
 }
 
-/// Changes one job. False if its state does not allow that.
-async fn change(store: &Store, what: BulkAction, id: JobId) -> Result<bool, StoreError> {
+/// Changes one job. False if its state does not allow that. Only jobs in one of these states are cancelled: others may
+/// have started since they were found.
+async fn change(
+    store: &Store,
+    what: BulkAction,
+    states: &[String],
+    id: JobId,
+) -> Result<bool, StoreError> {
     let done = match what {
-        BulkAction::Cancel => return store.cancel(id).await,
-        BulkAction::Retry => store.retry(id).await.map(|_| ()),
-        BulkAction::RunNow => store.reschedule(id, &When::Now).await,
-        BulkAction::Delete => store.delete(id).await,
+        BulkAction::Cancel => store.cancel_in(id, states).await,
+        BulkAction::Retry => store.retry(id).await.map(|_| true),
+        BulkAction::RunNow => store.run_now(id).await,
+        BulkAction::Delete => store.delete(id).await.map(|()| true),
     };
     match done {
-        Ok(()) => Ok(true),
+        Ok(is_done) => Ok(is_done),
         Err(error)
             if error.is_refused_by_state() || error.is_unknown_job() || error.is_about_data() =>
         {

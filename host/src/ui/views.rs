@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rouse_display::pages::{
     self, AuditQuery, Chrome, Found, Job, JobFilter, Live, Loaded, LogRow, Markup, Overview, Pairs,
+    Role,
 };
 use rouse_display::when;
 use serde_json::{Value, json};
@@ -34,13 +35,30 @@ pub(super) struct Shown {
     pub(super) is_live: bool,
 }
 
-/// Reads what a page shows, and draws it.
+/// Reads what a page shows, and draws it. Few pages are read for guests at once; one whose reader has gone counts until
+/// the database has answered.
 pub(super) async fn render(
     ui: &Ui,
     chrome: &Chrome,
     view: &View,
     query: &Pairs,
 ) -> Result<Shown, Problem> {
+    let place = match chrome.role {
+        Role::Nobody | Role::Guest => ui.guests.clone().acquire_owned().await.ok(),
+        Role::Viewer | Role::Operator => return draw(ui, chrome, view, query).await,
+    };
+    let (ui, chrome, view, query) = (ui.clone(), chrome.clone(), view.clone(), query.clone());
+    let drawn = tokio::spawn(async move {
+        let _place = place;
+        draw(&ui, &chrome, &view, &query).await
+    });
+    match drawn.await {
+        Ok(shown) => shown,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+async fn draw(ui: &Ui, chrome: &Chrome, view: &View, query: &Pairs) -> Result<Shown, Problem> {
     let store = &ui.reads.store;
     let now = store.now().await?;
     let before = || query.get("before").and_then(|id| id.parse::<i64>().ok());

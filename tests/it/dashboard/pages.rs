@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
+use rouse::job::JobId;
+use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 use tokio::time::{sleep, timeout};
 
 use super::{Dashboard, ids, paths, read_until, shop};
 use crate::support::TestDb;
-use crate::support::worker::{PATIENCE, until_true};
+use crate::support::claims::claim;
+use crate::support::worker::{PATIENCE, enqueue, until_true};
 
 #[tokio::test]
 async fn every_page_answers_and_runs_no_text_of_strangers() {
@@ -339,9 +342,23 @@ async fn queued_jobs_that_match_are_made_due_or_deleted() {
         "SELECT id FROM rouse.job WHERE turn IS NULL LIMIT 2",
     )
     .await;
-    let chosen = format!("csrf={token}&do=run-now&id={}&id={}", two[0], two[1]);
+    let waiting = format!(
+        "SELECT rouse.enqueue('a.b', queue => 'waits', after => '[{}]')",
+        two[0]
+    );
+    let waiting = ids(&client, &waiting).await[0];
+    // As if it had been suspended.
+    let asleep = "UPDATE rouse.job SET turn = NULL, wait = '{\"kind\": \"sleep\", \"step\": \"s\"}'
+        WHERE id = (SELECT rouse.enqueue('a.b', queue => 'waits')) RETURNING id";
+    let asleep = ids(&client, asleep).await[0];
+    let chosen = format!(
+        "csrf={token}&do=run-now&id={}&id={}&id={waiting}&id={asleep}",
+        two[0], two[1]
+    );
     dashboard.post("/jobs/change", &chosen).await;
-    dashboard.until("/bulk/1", "2 due now of 2").await;
+    dashboard
+        .until("/bulk/1", "2 due now of 4; 2 could not be")
+        .await;
     let due = "SELECT count(*) FROM rouse.job WHERE turn IS NOT NULL";
     assert_eq!(ids(&client, due).await, [4]);
     let filter = format!("csrf={token}&queue=later&do=delete-all");
@@ -356,6 +373,20 @@ async fn queued_jobs_that_match_are_made_due_or_deleted() {
     assert_eq!(ids(&client, left).await, [2]);
     let deleted = "SELECT count(*) FROM rouse.record WHERE event = 'deleted'";
     assert_eq!(ids(&client, deleted).await, [4]);
+}
+
+#[tokio::test]
+async fn a_job_that_was_found_queued_and_has_started_since_is_not_cancelled() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = db.worker().await;
+    let id = enqueue(&client, "a.b", json!({})).await;
+    assert_eq!(claim(&worker, 1).await.len(), 1);
+    let store = db.store();
+    let queued = ["queued".to_owned()];
+    assert!(!store.cancel_in(JobId(id), &queued).await.unwrap());
+    let live = ["queued".to_owned(), "running".to_owned()];
+    assert!(store.cancel_in(JobId(id), &live).await.unwrap());
 }
 
 #[tokio::test]
