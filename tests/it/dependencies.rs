@@ -1,6 +1,7 @@
 //! Jobs that wait for the end of other jobs.
 
 mod chains;
+mod crashes;
 mod interleavings;
 mod page;
 
