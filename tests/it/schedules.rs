@@ -1,10 +1,12 @@
 //! Schedules: what SQL accepts, the outcomes of due times, and the rights to change schedules.
 
+mod backfills;
 mod commands;
 mod declared;
 mod example;
 mod firing;
 mod interleavings;
+mod overlaps;
 mod page;
 
 use rouse::job::cron::DueTimes;

@@ -1,28 +1,16 @@
-//! The outcomes of due times: missed ones, overlaps, pauses, backfills, jobs that are refused.
+//! The outcomes of due times: missed ones, pauses, jobs that are refused.
 
 use std::time::Duration;
 
-use rouse::store::{ClaimedJob, Locked, Store};
 use rouse::worker::Settings;
 use serde_json::json;
-use tokio_postgres::Client;
 
 use super::{
     decided, fire_due, handled_until, make_due, one, outcomes, schedule, shown, this_minute, write,
 };
 use crate::support::TestDb;
-use crate::support::claims::{claim, result, settlement};
-use crate::support::database::refusal;
-use crate::support::worker::{TestWorker, show, until_true};
-
-/// Settles jobs as succeeded.
-async fn settle(store: &Store, jobs: &[ClaimedJob]) {
-    let batch: Vec<_> = jobs
-        .iter()
-        .map(|job| settlement(job, result("1")))
-        .collect();
-    store.settle(&batch, Locked::Wait).await.unwrap();
-}
+use crate::support::claims::claim;
+use crate::support::worker::{TestWorker, until_true};
 
 #[tokio::test]
 async fn an_hour_of_nobody_is_caught_up_as_the_policy_says() {
@@ -88,129 +76,6 @@ async fn more_missed_due_times_than_one_transaction_handles_are_caught_up_in_ord
     );
 }
 
-/// Fires a schedule twice in a row, a second apart in due times, with the previous job in this state.
-async fn second_firing(overlap: &str, starts: bool) -> (TestDb, Client, Store) {
-    let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.worker().await);
-    let cron = this_minute(&client).await;
-    schedule(
-        &client,
-        &format!("'a', 'x', cron => '{cron}', overlap => '{overlap}'"),
-    )
-    .await;
-    make_due(&client).await;
-    fire_due(&store).await;
-    assert_eq!(outcomes(&client, "a").await, ["enqueued"]);
-    if starts {
-        assert_eq!(claim(&store, 1).await.len(), 1);
-    }
-    due_again(&client).await;
-    (db, client, store)
-}
-
-/// The due time that was fired becomes an older one, and is due again.
-async fn due_again(client: &Client) {
-    client
-        .batch_execute("UPDATE rouse.schedule_run SET due_at = due_at - interval '1 day'")
-        .await
-        .unwrap();
-    make_due(client).await;
-}
-
-#[tokio::test]
-async fn overlap_skip_leaves_a_due_time_out_while_the_previous_job_is_live() {
-    for starts in [false, true] {
-        let (_db, client, store) = second_firing("skip", starts).await;
-        fire_due(&store).await;
-        assert_eq!(outcomes(&client, "a").await, ["enqueued", "skipped"]);
-        let run = shown(&client, "a").await["last_runs"][0].take();
-        assert_eq!(
-            (&run["outcome"], &run["job"]),
-            (&json!("skipped"), &json!(null))
-        );
-    }
-}
-
-#[tokio::test]
-async fn overlap_skip_enqueues_again_once_the_previous_job_has_ended() {
-    let (_db, client, store) = second_firing("skip", false).await;
-    settle(&store, &claim(&store, 1).await).await;
-    fire_due(&store).await;
-    assert_eq!(outcomes(&client, "a").await, ["enqueued", "enqueued"]);
-}
-
-#[tokio::test]
-async fn overlap_queue_keeps_one_job_behind_the_running_one() {
-    let (_db, client, store) = second_firing("queue", true).await;
-    fire_due(&store).await;
-    assert_eq!(outcomes(&client, "a").await, ["enqueued", "queued"]);
-    assert!(claim(&store, 10).await.is_empty(), "it waits");
-    due_again(&client).await;
-    fire_due(&store).await;
-    assert_eq!(
-        outcomes(&client, "a").await,
-        ["enqueued", "queued", "skipped"]
-    );
-    // The failure of the first one releases it as well.
-    let first: i64 = one(&client, "SELECT min(job) FROM rouse.schedule_run").await;
-    client
-        .execute("SELECT rouse.fail($1, 'no')", &[&first])
-        .await
-        .unwrap();
-    let released = claim(&store, 10).await;
-    assert_eq!(released.len(), 1);
-    settle(&store, &released).await;
-    due_again(&client).await;
-    fire_due(&store).await;
-    assert_eq!(
-        outcomes(&client, "a").await,
-        ["enqueued", "queued", "skipped", "enqueued"]
-    );
-}
-
-#[tokio::test]
-async fn overlap_queue_does_not_queue_behind_a_job_that_has_not_started() {
-    let (_db, client, store) = second_firing("queue", false).await;
-    fire_due(&store).await;
-    assert_eq!(outcomes(&client, "a").await, ["enqueued", "skipped"]);
-}
-
-#[tokio::test]
-async fn overlap_allow_enqueues_both() {
-    let (_db, client, store) = second_firing("allow", true).await;
-    fire_due(&store).await;
-    assert_eq!(outcomes(&client, "a").await, ["enqueued", "enqueued"]);
-    assert_eq!(claim(&store, 10).await.len(), 1);
-}
-
-#[tokio::test]
-async fn overlap_cancel_cancels_the_previous_job() {
-    for starts in [false, true] {
-        let (_db, client, store) = second_firing("cancel", starts).await;
-        fire_due(&store).await;
-        assert_eq!(outcomes(&client, "a").await, ["enqueued", "replaced"]);
-        let first: i64 = one(&client, "SELECT min(job) FROM rouse.schedule_run").await;
-        assert_eq!(show(&client, first).await.state, "cancelled");
-        assert_eq!(claim(&store, 10).await.len(), 1, "only the new one");
-    }
-}
-
-#[tokio::test]
-async fn a_retry_of_the_previous_job_counts_as_the_previous_job() {
-    let (_db, client, store) = second_firing("skip", false).await;
-    let first: i64 = one(&client, "SELECT job FROM rouse.schedule_run").await;
-    client
-        .execute("SELECT rouse.fail($1, 'no')", &[&first])
-        .await
-        .unwrap();
-    client
-        .execute("SELECT rouse.retry($1)", &[&first])
-        .await
-        .unwrap();
-    fire_due(&store).await;
-    assert_eq!(outcomes(&client, "a").await, ["enqueued", "skipped"]);
-}
-
 #[tokio::test]
 async fn nothing_is_enqueued_while_a_schedule_is_paused_and_nothing_is_caught_up_afterwards() {
     let db = TestDb::new().await;
@@ -261,123 +126,6 @@ async fn a_paused_schedule_whose_pause_meets_a_firing_enqueues_nothing() {
         .unwrap();
     assert!(write(&store, &due).await.is_empty());
     assert!(outcomes(&client, "a").await.is_empty());
-}
-
-#[tokio::test]
-async fn a_backfill_enqueues_each_due_time_once_however_often_it_is_requested() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    schedule(&client, "'a', 'test.nobody-has-this', cron => '30 2 * * *', time_zone => 'Europe/Berlin', due_key => 'at', jitter => '1 hour'").await;
-    let worker = TestWorker::start(&db, Settings::default()).await;
-    for _ in 0..2 {
-        // Both changes of the clock in 2024.
-        for (since, before) in [("2024-03-30", "2024-04-02"), ("2024-10-26", "2024-10-29")] {
-            let sql = format!(
-                "SELECT rouse.backfill_schedule('a', '{since}T00:00:00Z', '{before}T00:00:00Z')"
-            );
-            client.batch_execute(&sql).await.unwrap();
-        }
-        until_true(
-            &client,
-            "SELECT bool_and(finished_at IS NOT NULL) FROM rouse.backfill",
-        )
-        .await;
-    }
-    worker.drain().await;
-    let rows = client
-        .query("SELECT payload ->> 'at' FROM rouse.jobs WHERE state = 'queued' AND available_at <= now() ORDER BY id", &[])
-        .await
-        .unwrap();
-    let times: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
-    assert_eq!(
-        times,
-        [
-            "2024-03-30T01:30:00Z",
-            // 2:30 does not exist on this day.
-            "2024-03-31T01:00:00Z",
-            "2024-04-01T00:30:00Z",
-            "2024-10-26T00:30:00Z",
-            // 2:30 exists twice on this day.
-            "2024-10-27T00:30:00Z",
-            "2024-10-28T01:30:00Z",
-        ]
-    );
-    let enqueued: Vec<i32> = client
-        .query("SELECT enqueued FROM rouse.backfill ORDER BY id", &[])
-        .await
-        .unwrap()
-        .iter()
-        .map(|row| row.get(0))
-        .collect();
-    assert_eq!(enqueued, [3, 3, 0, 0]);
-}
-
-#[tokio::test]
-async fn a_large_backfill_goes_in_batches_and_one_that_is_too_large_says_so() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    schedule(&client, "'a', 'test.nobody-has-this', cron => '0 * * * *'").await;
-    let worker = TestWorker::start(&db, Settings::default()).await;
-    client
-        .batch_execute(
-            "SELECT rouse.backfill_schedule('a', '2024-01-01T00:00:00Z', '2024-01-11T10:00:00Z');
-             SELECT rouse.backfill_schedule('a', '2020-01-01T00:00:00Z', '2024-01-01T00:00:00Z')",
-        )
-        .await
-        .unwrap();
-    until_true(
-        &client,
-        "SELECT bool_and(finished_at IS NOT NULL) FROM rouse.backfill",
-    )
-    .await;
-    worker.drain().await;
-    let backfills = shown(&client, "a").await["backfills"].take();
-    assert_eq!(
-        backfills.as_array().map(Vec::len),
-        Some(1),
-        "the last one that is finished"
-    );
-    let error = backfills[0]["error"].as_str().unwrap();
-    assert!(error.contains("more than 10000 due times"), "{error}");
-    assert_eq!(
-        one::<i64>(&client, "SELECT count(*) FROM rouse.job").await,
-        250
-    );
-}
-
-#[tokio::test]
-async fn a_backfill_of_impossible_times_is_refused() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    schedule(&client, "'a', 'x', cron => '* * * * *'").await;
-    for times in [
-        "now(), now() - interval '1 day'",
-        "now(), now() + interval '1 day'",
-        "NULL, now()",
-        "'-infinity', now()",
-        "now() - interval '1 day', NULL",
-    ] {
-        let refused = refusal(
-            &client,
-            &format!("SELECT rouse.backfill_schedule('a', {times})"),
-        )
-        .await;
-        assert!(
-            refused.contains("since must be before before, and both in the past"),
-            "{refused}"
-        );
-    }
-    let ten = "SELECT rouse.backfill_schedule('a', now() - interval '1 day', now()) FROM generate_series(1, 10)";
-    client.batch_execute(ten).await.unwrap();
-    let refused = refusal(
-        &client,
-        "SELECT rouse.backfill_schedule('a', now() - interval '1 day', now())",
-    )
-    .await;
-    assert!(
-        refused.contains("already has 10 unfinished backfills"),
-        "{refused}"
-    );
 }
 
 #[tokio::test]

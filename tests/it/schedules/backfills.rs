@@ -1,0 +1,125 @@
+//! Due times of the past.
+
+use rouse::worker::Settings;
+
+use super::{one, schedule, shown};
+use crate::support::TestDb;
+use crate::support::database::refusal;
+use crate::support::worker::{TestWorker, until_true};
+
+#[tokio::test]
+async fn a_backfill_enqueues_each_due_time_once_however_often_it_is_requested() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    schedule(&client, "'a', 'test.nobody-has-this', cron => '30 2 * * *', time_zone => 'Europe/Berlin', due_key => 'at', jitter => '1 hour'").await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    for _ in 0..2 {
+        // Both changes of the clock in 2024.
+        for (since, before) in [("2024-03-30", "2024-04-02"), ("2024-10-26", "2024-10-29")] {
+            let sql = format!(
+                "SELECT rouse.backfill_schedule('a', '{since}T00:00:00Z', '{before}T00:00:00Z')"
+            );
+            client.batch_execute(&sql).await.unwrap();
+        }
+        until_true(
+            &client,
+            "SELECT bool_and(finished_at IS NOT NULL) FROM rouse.backfill",
+        )
+        .await;
+    }
+    worker.drain().await;
+    let rows = client
+        .query("SELECT payload ->> 'at' FROM rouse.jobs WHERE state = 'queued' AND available_at <= now() ORDER BY id", &[])
+        .await
+        .unwrap();
+    let times: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(
+        times,
+        [
+            "2024-03-30T01:30:00Z",
+            // 2:30 does not exist on this day.
+            "2024-03-31T01:00:00Z",
+            "2024-04-01T00:30:00Z",
+            "2024-10-26T00:30:00Z",
+            // 2:30 exists twice on this day.
+            "2024-10-27T00:30:00Z",
+            "2024-10-28T01:30:00Z",
+        ]
+    );
+    let enqueued: Vec<i32> = client
+        .query("SELECT enqueued FROM rouse.backfill ORDER BY id", &[])
+        .await
+        .unwrap()
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    assert_eq!(enqueued, [3, 3, 0, 0]);
+}
+
+#[tokio::test]
+async fn a_large_backfill_goes_in_batches_and_one_that_is_too_large_says_so() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    schedule(&client, "'a', 'test.nobody-has-this', cron => '0 * * * *'").await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    client
+        .batch_execute(
+            "SELECT rouse.backfill_schedule('a', '2024-01-01T00:00:00Z', '2024-01-11T10:00:00Z');
+             SELECT rouse.backfill_schedule('a', '2020-01-01T00:00:00Z', '2024-01-01T00:00:00Z')",
+        )
+        .await
+        .unwrap();
+    until_true(
+        &client,
+        "SELECT bool_and(finished_at IS NOT NULL) FROM rouse.backfill",
+    )
+    .await;
+    worker.drain().await;
+    let backfills = shown(&client, "a").await["backfills"].take();
+    assert_eq!(
+        backfills.as_array().map(Vec::len),
+        Some(1),
+        "the last one that is finished"
+    );
+    let error = backfills[0]["error"].as_str().unwrap();
+    assert!(error.contains("more than 10000 due times"), "{error}");
+    assert_eq!(
+        one::<i64>(&client, "SELECT count(*) FROM rouse.job").await,
+        250
+    );
+}
+
+#[tokio::test]
+async fn a_backfill_of_impossible_times_is_refused() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    schedule(&client, "'a', 'x', cron => '* * * * *'").await;
+    for times in [
+        "now(), now() - interval '1 day'",
+        "now(), now() + interval '1 day'",
+        "NULL, now()",
+        "'-infinity', now()",
+        "now() - interval '1 day', NULL",
+    ] {
+        let refused = refusal(
+            &client,
+            &format!("SELECT rouse.backfill_schedule('a', {times})"),
+        )
+        .await;
+        assert!(
+            refused.contains("since must be before before, and both in the past"),
+            "{refused}"
+        );
+    }
+    let ten = "SELECT rouse.backfill_schedule('a', now() - interval '1 day', now()) FROM generate_series(1, 10)";
+    client.batch_execute(ten).await.unwrap();
+    let refused = refusal(
+        &client,
+        "SELECT rouse.backfill_schedule('a', now() - interval '1 day', now())",
+    )
+    .await;
+    assert!(
+        refused.contains("already has 10 unfinished backfills"),
+        "{refused}"
+    );
+}

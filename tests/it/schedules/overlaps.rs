@@ -1,0 +1,142 @@
+//! A due time while the job of the previous one is live.
+
+use rouse::store::{ClaimedJob, Locked, Store};
+use serde_json::json;
+use tokio_postgres::Client;
+
+use super::{fire_due, make_due, one, outcomes, schedule, shown, this_minute};
+use crate::support::TestDb;
+use crate::support::claims::{claim, result, settlement};
+use crate::support::worker::show;
+
+/// Settles jobs as succeeded.
+async fn settle(store: &Store, jobs: &[ClaimedJob]) {
+    let batch: Vec<_> = jobs
+        .iter()
+        .map(|job| settlement(job, result("1")))
+        .collect();
+    store.settle(&batch, Locked::Wait).await.unwrap();
+}
+
+/// Fires a schedule twice in a row, a second apart in due times, with the previous job in this state.
+async fn second_firing(overlap: &str, starts: bool) -> (TestDb, Client, Store) {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let cron = this_minute(&client).await;
+    schedule(
+        &client,
+        &format!("'a', 'x', cron => '{cron}', overlap => '{overlap}'"),
+    )
+    .await;
+    make_due(&client).await;
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "a").await, ["enqueued"]);
+    if starts {
+        assert_eq!(claim(&store, 1).await.len(), 1);
+    }
+    due_again(&client).await;
+    (db, client, store)
+}
+
+/// The due time that was fired becomes an older one, and is due again.
+async fn due_again(client: &Client) {
+    client
+        .batch_execute("UPDATE rouse.schedule_run SET due_at = due_at - interval '1 day'")
+        .await
+        .unwrap();
+    make_due(client).await;
+}
+
+#[tokio::test]
+async fn overlap_skip_leaves_a_due_time_out_while_the_previous_job_is_live() {
+    for starts in [false, true] {
+        let (_db, client, store) = second_firing("skip", starts).await;
+        fire_due(&store).await;
+        assert_eq!(outcomes(&client, "a").await, ["enqueued", "skipped"]);
+        let run = shown(&client, "a").await["last_runs"][0].take();
+        assert_eq!(
+            (&run["outcome"], &run["job"]),
+            (&json!("skipped"), &json!(null))
+        );
+    }
+}
+
+#[tokio::test]
+async fn overlap_skip_enqueues_again_once_the_previous_job_has_ended() {
+    let (_db, client, store) = second_firing("skip", false).await;
+    settle(&store, &claim(&store, 1).await).await;
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "enqueued"]);
+}
+
+#[tokio::test]
+async fn overlap_queue_keeps_one_job_behind_the_running_one() {
+    let (_db, client, store) = second_firing("queue", true).await;
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "queued"]);
+    assert!(claim(&store, 10).await.is_empty(), "it waits");
+    due_again(&client).await;
+    fire_due(&store).await;
+    assert_eq!(
+        outcomes(&client, "a").await,
+        ["enqueued", "queued", "skipped"]
+    );
+    // The failure of the first one releases it as well.
+    let first: i64 = one(&client, "SELECT min(job) FROM rouse.schedule_run").await;
+    client
+        .execute("SELECT rouse.fail($1, 'no')", &[&first])
+        .await
+        .unwrap();
+    let released = claim(&store, 10).await;
+    assert_eq!(released.len(), 1);
+    settle(&store, &released).await;
+    due_again(&client).await;
+    fire_due(&store).await;
+    assert_eq!(
+        outcomes(&client, "a").await,
+        ["enqueued", "queued", "skipped", "enqueued"]
+    );
+}
+
+#[tokio::test]
+async fn overlap_queue_does_not_queue_behind_a_job_that_has_not_started() {
+    let (_db, client, store) = second_firing("queue", false).await;
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "skipped"]);
+}
+
+#[tokio::test]
+async fn overlap_allow_enqueues_both() {
+    let (_db, client, store) = second_firing("allow", true).await;
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "enqueued"]);
+    assert_eq!(claim(&store, 10).await.len(), 1);
+}
+
+#[tokio::test]
+async fn overlap_cancel_cancels_the_previous_job() {
+    for starts in [false, true] {
+        let (_db, client, store) = second_firing("cancel", starts).await;
+        fire_due(&store).await;
+        assert_eq!(outcomes(&client, "a").await, ["enqueued", "replaced"]);
+        let first: i64 = one(&client, "SELECT min(job) FROM rouse.schedule_run").await;
+        assert_eq!(show(&client, first).await.state, "cancelled");
+        assert_eq!(claim(&store, 10).await.len(), 1, "only the new one");
+    }
+}
+
+#[tokio::test]
+async fn a_retry_of_the_previous_job_counts_as_the_previous_job() {
+    let (_db, client, store) = second_firing("skip", false).await;
+    let first: i64 = one(&client, "SELECT job FROM rouse.schedule_run").await;
+    client
+        .execute("SELECT rouse.fail($1, 'no')", &[&first])
+        .await
+        .unwrap();
+    client
+        .execute("SELECT rouse.retry($1)", &[&first])
+        .await
+        .unwrap();
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "skipped"]);
+}
