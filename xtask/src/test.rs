@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::thread;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
@@ -45,22 +46,26 @@ impl Postgres {
 }
 
 /// The modules of tests/it that test Rouse's SQL. The other modules reach the database through the same functions.
-const SQL_MODULES: [&str; 44] = [
+const SQL_MODULES: [&str; 50] = [
     "admin_actions",
     "adopt",
     "audit",
     "children",
     "claims",
+    "contract_sql",
+    "dashboard",
     "database_metrics",
     "deadlines",
     "dependencies",
     "direct",
     "enqueue",
+    "example_flows",
     "fair",
     "finding",
     "flows",
     "gates",
     "guest_flows",
+    "guest_sql",
     "harness",
     "heartbeats",
     "in_line",
@@ -75,6 +80,7 @@ const SQL_MODULES: [&str; 44] = [
     "payloads",
     "plans",
     "producers_page",
+    "quotas",
     "retention",
     "revoked",
     "roles",
@@ -85,6 +91,7 @@ const SQL_MODULES: [&str; 44] = [
     "state",
     "steps",
     "suspended",
+    "usage",
     "waiting",
     "wakeups",
     "why",
@@ -154,6 +161,7 @@ impl Tests<'_> {
         if let Some(postgres) = self.options.postgres {
             return self.run_on(postgres);
         }
+        let began = Instant::now();
         for targets in UNIT_TESTS {
             let code = self.run(targets)?;
             if code != 0 {
@@ -166,6 +174,7 @@ impl Tests<'_> {
                 return Ok(code);
             }
         }
+        eprintln!("built and tested so far in {} s", began.elapsed().as_secs());
         // Last, so that their summary ends the output.
         self.run(INTEGRATION_TESTS)
     }
