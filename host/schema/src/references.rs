@@ -12,6 +12,10 @@ use super::pointer::Pointers;
 /// The base of relative references if the schema has no `$id`.
 const BASE: &str = "json-schema:///";
 
+/// The size of the URI of an embedded schema. Each is stored on its own, so that a schema whose `$id`s are all relative to
+/// one long one would take the square of its size.
+const URI_BYTES_MAX: usize = 2048;
+
 /// Keywords whose value is a schema, a list of schemas, or schemas by name.
 const SCHEMA: &[&str] = &[
     "additionalProperties",
@@ -109,6 +113,12 @@ impl<'a> References<'a> {
                 Ok(_) | Err(_) => return Err("\"$id\" is not a URI without a fragment".into()),
             },
         };
+        if base.as_str().len() > URI_BYTES_MAX {
+            return Err(format!(
+                "\"$id\" is a URI of {} bytes; the maximum is {URI_BYTES_MAX}",
+                base.as_str().len()
+            ));
+        }
         match self.by_uri.entry(base.to_string()) {
             Entry::Vacant(vacant) => vacant.insert(self.resources.len()),
             Entry::Occupied(_) => return Err(format!("\"$id\" is given twice: {base}")),

@@ -1,8 +1,9 @@
 //! The error of an attempt, as it is stored and shown.
 
 use serde::Serialize;
-use serde_json::Value;
 
+use super::JsonText;
+use super::result::storable_json;
 use crate::harmless::{line, lines};
 
 /// The error of an attempt, as it is stored with the attempt and shown to people. The details are data for programs.
@@ -27,7 +28,7 @@ pub struct AttemptError {
     pub stderr: Vec<String>,
     /// The details that the handler gave.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub details: Option<Value>,
+    pub details: Option<JsonText>,
     /// The maximum number of attempts, not counting lost ones. `None` if attempts are not counted, as for an
     /// invocation.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -114,24 +115,7 @@ impl AttemptError {
     }
 }
 
-/// The handler's details in a form that Postgres can store: NUL characters are replaced. `None` if they are not JSON.
-pub(super) fn details_from(bytes: &[u8]) -> Option<Value> {
-    serde_json::from_slice(bytes).ok().map(without_nul)
-}
-
-fn without_nul(value: Value) -> Value {
-    match value {
-        Value::Null | Value::Bool(_) | Value::Number(_) => value,
-        Value::String(text) => Value::String(clean(&text)),
-        Value::Array(items) => items.into_iter().map(without_nul).collect(),
-        Value::Object(map) => map
-            .into_iter()
-            .map(|(key, item)| (clean(&key), without_nul(item)))
-            .collect(),
-    }
-}
-
-/// Replaces NUL, which Postgres text cannot hold, by the replacement character.
-fn clean(text: &str) -> String {
-    text.replace('\0', "\u{fffd}")
+/// The handler's details in a form that Postgres can store. `None` if they are not JSON, or JSON that cannot be stored.
+pub(super) fn details_from(bytes: Vec<u8>) -> Option<JsonText> {
+    storable_json(String::from_utf8(bytes).ok()?)
 }

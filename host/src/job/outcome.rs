@@ -214,10 +214,7 @@ fn guest_error(failure: Failure) -> (AttemptError, Next) {
     };
     let error = AttemptError {
         guest_kind: Some(line(&failure.kind)),
-        details: failure
-            .details
-            .as_deref()
-            .and_then(super::error::details_from),
+        details: failure.details.and_then(super::error::details_from),
         ..AttemptError::new(ErrorKind::GuestError, failure.message)
     };
     (error, next)
@@ -235,7 +232,9 @@ fn effect_failed(failure: SqlFailure) -> (AttemptError, Next) {
         ..
     } = failure;
     let error = AttemptError {
-        details: Some(json!({"statement": statement, "code": code})),
+        details: Some(JsonText(
+            json!({"statement": statement, "code": code}).to_string(),
+        )),
         ..AttemptError::new(
             ErrorKind::EffectFailed,
             format!("the statement {statement} failed, and nothing was committed: {message}"),

@@ -1,6 +1,7 @@
 //! Checks JSON from a handler before it is sent to Postgres.
 
-use serde_json::Value;
+use std::iter;
+
 use serde_json::value::RawValue;
 
 use super::JsonText;
@@ -8,6 +9,9 @@ use super::JsonText;
 /// The largest power of ten in a result. `jsonb` stores numbers exactly and prints them without an exponent: the few
 /// bytes of `1e131071` become 128 KiB each time they are read.
 const EXPONENT_MAX: u32 = 400;
+
+/// Many JSON readers accept 128 levels; the details of an error are at the second one.
+const DEPTH_MAX: usize = 120;
 
 /// JSON that `jsonb` can hold; `what` it is, for the error. Postgres refuses `\u0000` in text; without this check, one
 /// such result would make it refuse a whole batch of settlements.
@@ -24,18 +28,99 @@ pub(crate) fn json_from(what: &str, bytes: Vec<u8>) -> Result<JsonText, String> 
             "the {what} has a number with the exponent {exponent}, which Postgres would write out in full; the maximum is {EXPONENT_MAX}"
         ));
     }
-    // Only an escape can put a NUL or a lone surrogate into a string. Results without escapes, the usual case, are not
-    // parsed further.
-    if text.contains("\\u") {
-        let value: Value = serde_json::from_str(&text)
-            .map_err(|error| format!("the {what} has a string that is not Unicode: {error}"))?;
-        if has_nul(&value) {
+    let mut escapes = unstorable_escapes(&text);
+    match escapes.next() {
+        None => {}
+        Some((_, Unstorable::Nul)) => {
             return Err(format!(
                 "the {what} has a NUL character (\\u0000), which Postgres cannot store in jsonb"
             ));
         }
+        Some((at, Unstorable::LoneSurrogate)) => {
+            return Err(format!(
+                "the {what} has a string that is not Unicode: half of a surrogate pair at byte {at}"
+            ));
+        }
     }
+    drop(escapes);
     Ok(JsonText(text))
+}
+
+/// The text in a form that `jsonb` can hold and every reader can parse: escapes that it cannot hold become the
+/// replacement character. `None` if it is not JSON, has too large a number, or is too deep.
+pub(super) fn storable_json(text: String) -> Option<JsonText> {
+    let _: &RawValue = serde_json::from_str(&text).ok()?;
+    if huge_exponent(&text).is_some() || depth(&text) > DEPTH_MAX {
+        return None;
+    }
+    let replaced: Vec<usize> = unstorable_escapes(&text).map(|(at, _)| at).collect();
+    let mut bytes = text.into_bytes();
+    for at in replaced {
+        bytes[at..at + ESCAPE].copy_from_slice(b"\\ufffd");
+    }
+    String::from_utf8(bytes).ok().map(JsonText)
+}
+
+/// The bytes of `\u0000`.
+const ESCAPE: usize = 6;
+
+/// What only an escape can put into a string, and Postgres refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unstorable {
+    Nul,
+    /// Half of a pair of UTF-16.
+    LoneSurrogate,
+}
+
+/// The positions of such escapes in a JSON text. It is not parsed into values: these take up to 100 times as much memory
+/// as the text.
+fn unstorable_escapes(text: &str) -> impl Iterator<Item = (usize, Unstorable)> {
+    let bytes = text.as_bytes();
+    let mut at = 0;
+    iter::from_fn(move || {
+        loop {
+            // Only strings have backslashes.
+            let escape = at + bytes[at..].iter().position(|byte| *byte == b'\\')?;
+            let Some(unit) = utf16_unit(bytes, escape) else {
+                at = escape + 2;
+                continue;
+            };
+            at = escape + ESCAPE;
+            match unit {
+                0 => return Some((escape, Unstorable::Nul)),
+                0xd800..=0xdbff if matches!(utf16_unit(bytes, at), Some(0xdc00..=0xdfff)) => {
+                    at += ESCAPE;
+                }
+                0xd800..=0xdfff => return Some((escape, Unstorable::LoneSurrogate)),
+                _ => {}
+            }
+        }
+    })
+}
+
+/// The unit of UTF-16 if there is an escape like `\u00e4` at this position.
+fn utf16_unit(bytes: &[u8], at: usize) -> Option<u16> {
+    let digits = bytes.get(at..at + ESCAPE)?.strip_prefix(b"\\u")?;
+    u16::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
+}
+
+/// How deep the arrays and objects of a JSON text are nested.
+fn depth(text: &str) -> usize {
+    let (mut depth, mut deepest, mut in_string, mut is_escaped) = (0_usize, 0, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = true,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' if !in_string => depth -= 1,
+            _ => {}
+        }
+    }
+    deepest
 }
 
 /// The first exponent in this JSON text that exceeds the limit.
@@ -65,13 +150,36 @@ fn huge_exponent(text: &str) -> Option<&str> {
     None
 }
 
-fn has_nul(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(_) | Value::Number(_) => false,
-        Value::String(text) => text.contains('\0'),
-        Value::Array(items) => items.iter().any(has_nul),
-        Value::Object(map) => map
-            .iter()
-            .any(|(key, item)| key.contains('\0') || has_nul(item)),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_that_postgres_refuses_are_found_and_replaced() {
+        for (text, replaced) in [
+            (r#"["a\u0000b"]"#, r#"["a\ufffdb"]"#),
+            (r#"{"\u0000": "\ud800"}"#, r#"{"\ufffd": "\ufffd"}"#),
+            (r#""\ud83d\ud83d\ude00""#, r#""\ufffd\ud83d\ude00""#),
+            (r#""\udE00\uD83D""#, r#""\ufffd\ufffd""#),
+        ] {
+            let refused = json_from("result", text.into()).unwrap_err();
+            assert!(refused.contains("Postgres") || refused.contains("surrogate"));
+            assert_eq!(storable_json(text.into()).unwrap().0, replaced);
+            let parsed: Result<serde_json::Value, _> = serde_json::from_str(replaced);
+            assert!(parsed.is_ok(), "{replaced}");
+        }
+        for text in [r#""\\u0000""#, r#""\u00e4\n\ud83d\ude00\\""#, "[1]"] {
+            assert_eq!(json_from("result", text.into()).unwrap().0, text);
+            assert_eq!(storable_json(text.into()).unwrap().0, text);
+        }
+    }
+
+    #[test]
+    fn details_that_no_reader_can_parse_are_left_out() {
+        let deep = |levels| "[".repeat(levels) + "\"]\\\"[\"" + &"]".repeat(levels);
+        assert!(storable_json(deep(DEPTH_MAX)).is_some());
+        assert!(storable_json(deep(DEPTH_MAX + 1)).is_none());
+        assert!(storable_json("[1e131071]".into()).is_none());
+        assert!(storable_json("[".into()).is_none());
     }
 }

@@ -260,14 +260,14 @@ fn summary(error: &AttemptError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::ErrorKind;
+    use crate::job::{ErrorKind, JsonText};
 
     #[test]
     fn logged_errors_leave_out_backtrace_standard_error_and_details() {
         let error = AttemptError {
             backtrace: vec!["abort".into(), "main".into()],
             stderr: vec!["why".into()],
-            details: Some(serde_json::json!({"a": [1]})),
+            details: Some(JsonText(r#"{"a": [1]}"#.into())),
             location: Some("lib.rs:1:2".into()),
             max_attempts: Some(5),
             ..AttemptError::new(ErrorKind::Panic, "no")

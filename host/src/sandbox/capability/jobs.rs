@@ -1,11 +1,14 @@
 //! `rouse:handler/jobs`: jobs that an attempt enqueues. They are collected here, and committed with the outcome.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 
 use super::batch::NO_JOBS;
+use crate::harmless::printable;
 use crate::job::{JsonText, NewJob, NewJobKind, json_from};
 use crate::sandbox::Limits;
 use crate::sandbox::attempt::state::AttemptState;
@@ -31,7 +34,7 @@ pub(in crate::sandbox) struct NewJobs {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "only their names and types are checked")]
-struct Options {
+struct Options<'a> {
     queue: Option<String>,
     priority: Option<Priority>,
     run_at: Option<String>,
@@ -39,11 +42,19 @@ struct Options {
     max_attempts: Option<u32>,
     unique_key: Option<String>,
     tags: Option<Vec<String>>,
-    grants: Option<Value>,
+    grants: Option<IgnoredAny>,
     lease: Option<String>,
     timeout: Option<String>,
     job_timeout: Option<String>,
-    after: Option<Map<String, Value>>,
+    // Text: values take up to 100 times as much memory.
+    #[serde(borrow)]
+    after: Option<BTreeMap<String, &'a RawValue>>,
+}
+
+/// A job of `after` with other keys, which the database checks.
+#[derive(Deserialize)]
+struct After {
+    job: i64,
 }
 
 #[derive(Deserialize)]
@@ -119,6 +130,15 @@ impl NewJobs {
                 self.count_max
             ));
         }
+        let options_bytes = job.options.as_ref().map_or(0, Vec::len);
+        let bytes = job.handler.len() + job.payload.len() + options_bytes;
+        let bytes = self.bytes.saturating_add(bytes);
+        if bytes > self.bytes_max {
+            return Err(format!(
+                "the jobs that an attempt enqueues may have at most {} bytes together (limits.jobs_bytes in rouse.toml)",
+                self.bytes_max
+            ));
+        }
         let what = |why: String| format!("the job for {}: {why}", job.handler);
         let payload = json_from("payload", job.payload).map_err(what)?;
         let options = job.options.map(|options| self.options(options, &kind));
@@ -128,13 +148,6 @@ impl NewJobs {
             handler: job.handler,
             payload,
         };
-        let bytes = self.bytes.saturating_add(job.bytes());
-        if bytes > self.bytes_max {
-            return Err(format!(
-                "the jobs that an attempt enqueues may have at most {} bytes together (limits.jobs_bytes in rouse.toml)",
-                self.bytes_max
-            ));
-        }
         self.bytes = bytes;
         self.children += usize::from(job.kind == NewJobKind::Child);
         self.jobs.push(job);
@@ -144,7 +157,7 @@ impl NewJobs {
     /// Checks the options of a job.
     fn options(&self, options: Vec<u8>, kind: &NewJobKind) -> Result<JsonText, String> {
         let options = json_from("options", options)?;
-        let read: Options = serde_json::from_str(&options.0)
+        let read: Options<'_> = serde_json::from_str(&options.0)
             .map_err(|error| format!("the options are wrong: {error}"))?;
         if read.run_at.is_some() && read.delay_ms.is_some() {
             return Err("the options have both run_at and delay_ms".into());
@@ -158,8 +171,10 @@ impl NewJobs {
         // Any other job could belong to another tenant, whose results this one would get.
         let children = i64::try_from(self.children).unwrap_or(i64::MAX);
         for (name, entry) in after {
-            let job = entry.get("job").unwrap_or(entry).as_i64();
-            if !job.is_some_and(|job| (-children..0).contains(&job)) {
+            let job = serde_json::from_str(entry.get())
+                .or_else(|_| serde_json::from_str(entry.get()).map(|After { job }| job));
+            if !job.is_ok_and(|job| (-children..0).contains(&job)) {
+                let entry = printable(entry.get(), 200);
                 return Err(format!(
                     "`after` of the options: {name:?} must be a job that this attempt has enqueued, by the number that it got (-1 to -{children}), not {entry}"
                 ));
@@ -201,7 +216,7 @@ impl Host for AttemptState {
 /// The denial: what the handler tried, and the lines of rouse.toml that would allow it.
 fn denial(granted: &Arc<Granted>, to: &str) -> String {
     let handler = &granted.handler;
-    let to: String = to.chars().filter(|c| !c.is_control()).take(128).collect();
+    let to = printable(to, 128);
     if granted.enqueue_is_attenuated {
         return format!(
             "the handler {handler} tried to enqueue a job for {to}, which the grants of this job do not leave (\"enqueue\")"

@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 
 use super::batch::NO_EFFECTS;
 use super::steps::end_step;
+use crate::harmless::printable;
 use crate::job::{SqlCall, SqlFailure, json_from, narrowest_first};
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::sql::{
@@ -252,7 +253,7 @@ impl SqlAccess {
 
     /// The denial: what the handler tried, and the lines of rouse.toml that would allow it.
     fn denial(&self, statement: &str) -> String {
-        let handler = &self.handler;
+        let (handler, statement) = (&self.handler, &*printable(statement, 128));
         if self.is_removed_by_job {
             return format!(
                 "the handler {handler} tried to run the statement {statement}, which the grants of this job do not leave (\"sql\")"

@@ -1,9 +1,20 @@
 //! The lines of `rouse.toml` that grant something: the one source for all messages that suggest them.
 
 use super::{HttpScheme, Mode, StateQuota, annotated};
+use crate::harmless::is_harmful;
 
 /// The placeholder for a value that only the operator knows.
 const UNKNOWN: &str = "…";
+
+/// A value on one line, in quotes. One that needs an escape is left to the operator: a guest chooses most of these
+/// values, and the operator should see at a glance what a line grants.
+fn text(value: &str) -> String {
+    let needs_escape = |c: char| c == '"' || c == '\\' || is_harmful(c);
+    match value.contains(needs_escape) {
+        true => format!("\"{UNKNOWN}\""),
+        false => format!("\"{value}\""),
+    }
+}
 
 /// Lines that a job lacked, adapted to the operator's file `config`, followed by a paragraph that explains how to use
 /// them.
@@ -38,8 +49,8 @@ pub(in crate::sandbox) fn http(
     port: Option<u16>,
     method: Option<&str>,
 ) -> String {
-    let host = host.unwrap_or(UNKNOWN);
-    let mut lines = format!("[[handlers.\"{handler}\".http]]\nhosts = [\"{host}\"]");
+    let host = text(host.unwrap_or(UNKNOWN));
+    let mut lines = format!("[[handlers.\"{handler}\".http]]\nhosts = [{host}]");
     if scheme == HttpScheme::Http {
         lines += "\nschemes = [\"http\"]";
     }
@@ -47,7 +58,7 @@ pub(in crate::sandbox) fn http(
         lines += &format!("\nports = [{port}]");
     }
     if let Some(method) = method {
-        lines += &format!("\nmethods = [\"{method}\"]");
+        lines += &format!("\nmethods = [{}]", text(method));
     }
     lines
 }
@@ -59,9 +70,10 @@ pub(in crate::sandbox) fn secret(
     host: Option<&str>,
     header: &str,
 ) -> String {
-    let (name, host) = (name.unwrap_or(UNKNOWN), host.unwrap_or(UNKNOWN));
+    let [name, host] = [name, host].map(|value| text(value.unwrap_or(UNKNOWN)));
     format!(
-        "[[handlers.\"{handler}\".secrets]]\nname = \"{name}\"\nhosts = [\"{host}\"]\nheaders = [\"{header}\"]"
+        "[[handlers.\"{handler}\".secrets]]\nname = {name}\nhosts = [{host}]\nheaders = [{}]",
+        text(header)
     )
 }
 
@@ -80,8 +92,8 @@ pub(in crate::sandbox) fn read_from(name: &str) -> String {
 
 /// Grants signatures with a secret.
 pub(in crate::sandbox) fn signing(handler: &str, name: Option<&str>) -> String {
-    let name = name.unwrap_or(UNKNOWN);
-    format!("[[handlers.\"{handler}\".secrets]]\nname = \"{name}\"\nsign = true")
+    let name = text(name.unwrap_or(UNKNOWN));
+    format!("[[handlers.\"{handler}\".secrets]]\nname = {name}\nsign = true")
 }
 
 /// The paragraph after lines that replace others.
@@ -99,7 +111,8 @@ pub(in crate::sandbox) fn this_dir(handler: &str, dir: &str, at: &str, mode: Mod
         Mode::Read => "",
         Mode::ReadWrite => "\nmode = \"read-write\"",
     };
-    format!("[[handlers.\"{handler}\".dirs]]\ndir = \"{dir}\"\nat = \"{at}\"{mode}")
+    let (dir, at) = (toml::Value::from(dir), text(at));
+    format!("[[handlers.\"{handler}\".dirs]]\ndir = {dir}\nat = {at}{mode}")
 }
 
 /// Sets environment variables or settings: keys of a table.
@@ -132,8 +145,8 @@ pub(in crate::sandbox) fn module_key(file: &str) -> String {
 
 /// Lets it enqueue jobs for these handlers.
 pub(in crate::sandbox) fn enqueue(handler: &str, pattern: Option<&str>) -> String {
-    let pattern = pattern.unwrap_or(UNKNOWN);
-    format!("[handlers.\"{handler}\"]\nenqueue = [\"{pattern}\"]")
+    let pattern = text(pattern.unwrap_or(UNKNOWN));
+    format!("[handlers.\"{handler}\"]\nenqueue = [{pattern}]")
 }
 
 /// Allows the schedule that the module declares.
@@ -144,7 +157,7 @@ pub(in crate::sandbox) fn schedule(handler: &str) -> String {
 /// Grants a statement, or all that the module declares. The login is read from a variable.
 pub(in crate::sandbox) fn sql(handler: &str, statement: Option<&str>) -> String {
     let statements = match statement {
-        Some(name) => format!("[\"{name}\"]"),
+        Some(name) => format!("[{}]", text(name)),
         None => "\"all\"".into(),
     };
     format!(
@@ -155,4 +168,28 @@ pub(in crate::sandbox) fn sql(handler: &str, statement: Option<&str>) -> String 
 /// Grants fine clocks.
 pub(in crate::sandbox) fn fine_clocks(handler: &str) -> String {
     format!("[handlers.\"{handler}\"]\nfine_clocks = true")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_cannot_write_lines_of_its_own() {
+        let ends = ["x\", \"*", "x\"\nprivate = true", "x\\", "x\u{202e}y"];
+        for value in ends {
+            for lines in [
+                http("h", Some(value), HttpScheme::Https, None, Some(value)),
+                secret("h", Some(value), Some(value), value),
+                signing("h", Some(value)),
+                dir("h", Some(value), Mode::Read),
+                enqueue("h", Some(value)),
+                sql("h", Some(value)),
+            ] {
+                assert!(!lines.contains('x'), "{lines}");
+            }
+        }
+        let plain = enqueue("h", Some("mail.*"));
+        assert_eq!(plain, "[handlers.\"h\"]\nenqueue = [\"mail.*\"]");
+    }
 }

@@ -1,13 +1,15 @@
 //! Denials of file operations in granted directories: the path, and how to permit the operation.
 
 use super::outside::mount;
+use crate::harmless::line;
 use crate::sandbox::grants::{Granted, Mode, lines};
 
 /// The denial, addressed to the operator, or to the producer if the job's grants allow only reading. `path`: as the
 /// guest sees it. `changes`: the guest tried to change something there.
 pub(super) fn denial(granted: &Granted, path: &str, changes: bool) -> String {
     let handler = &granted.handler;
-    let dir = granted.dir_of(path);
+    let (dir, at) = (granted.dir_of(path), mount(path));
+    let path = line(path);
     if let Some(dir) = dir.filter(|dir| changes && dir.grant.mode == Mode::Read) {
         let grant = &dir.grant;
         let at = &grant.at;
@@ -32,7 +34,7 @@ pub(super) fn denial(granted: &Granted, path: &str, changes: bool) -> String {
         true => Mode::ReadWrite,
         false => Mode::Read,
     };
-    let at = mount(path).filter(|_| dir.is_none());
+    let at = at.filter(|_| dir.is_none());
     format!(
         "the handler {handler} tried to access {path}, and no path may lead out of a granted directory; to grant another directory, add these lines to rouse.toml, with your directory instead of …:\n{}",
         lines::to_paste(handler, &lines::dir(handler, at, mode), &granted.config)

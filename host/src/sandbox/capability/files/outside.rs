@@ -13,6 +13,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use wasmtime_wasi::filesystem::Dir;
 use wasmtime_wasi::{FsPerms, OpenMode};
 
+use crate::harmless::line;
 use crate::sandbox::grants::{Granted, Mode, lines};
 
 /// The guest path of the empty root.
@@ -118,11 +119,11 @@ impl OutsidePaths {
 
 /// The denial for a path outside of granted directories.
 fn not_granted(granted: &Granted, path: &str, changes: bool) -> String {
-    let handler = &granted.handler;
+    let (handler, shown) = (&granted.handler, line(path));
     let lies_in = |at: &&String| *path == **at || path.starts_with(&format!("{at}/"));
     if let Some(at) = granted.removed_by_job.iter().find(lies_in) {
         return format!(
-            "the handler {handler} tried to access {path}, which the grants of this job leave out; enqueue it with \"{at}\" under \"dirs\" of its grants, or without that key"
+            "the handler {handler} tried to access {shown}, which the grants of this job leave out; enqueue it with \"{at}\" under \"dirs\" of its grants, or without that key"
         );
     }
     let mode = match changes {
@@ -130,7 +131,7 @@ fn not_granted(granted: &Granted, path: &str, changes: bool) -> String {
         false => Mode::Read,
     };
     format!(
-        "the handler {handler} tried to access {path}, which is not in a granted directory; to grant one, add these lines to rouse.toml, with your directory instead of …:\n{}",
+        "the handler {handler} tried to access {shown}, which is not in a granted directory; to grant one, add these lines to rouse.toml, with your directory instead of …:\n{}",
         lines::to_paste(
             handler,
             &lines::dir(handler, mount(path), mode),
