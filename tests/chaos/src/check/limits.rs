@@ -30,6 +30,8 @@ pub(super) fn at_once<'a, K: Ord + std::fmt::Debug>(
             let evidence = known.evidence(job.id).iter();
             let counted = evidence.filter(|attempt| !is_excused(known, attempt));
             let ran = counted.map(|attempt| (*attempt, until_us(known, attempt)));
+            // Its guest may begin a moment after its job was ended by hand.
+            let ran = ran.filter(|(attempt, until_us)| *until_us > attempt.started_us);
             runs.entry(key).or_default().extend(ran);
         }
     }
@@ -63,6 +65,13 @@ fn is_excused(known: &Known<'_>, attempt: &Evidence) -> bool {
 }
 
 fn until_us(known: &Known<'_>, attempt: &Evidence) -> i64 {
+    let job_ends = known.rows(attempt.job).iter();
+    let ended_before = job_ends
+        .filter_map(|job| job.finished_us)
+        .any(|at| at <= attempt.started_us);
+    if ended_before {
+        return attempt.started_us;
+    }
     let over_us = known.over_us(attempt);
     let gone_us = known.gone_us(&attempt.worker, attempt.started_us, known.world.dumped_us);
     let ends = [attempt.ended_us, over_us, gone_us];

@@ -68,6 +68,9 @@ fn an_attempt_without_an_end_runs_until_its_host_is_gone_or_its_job_is_taken_fro
     job(&mut world, LIMITED[0]).finished_us = Some(400 * S + 500_000);
     evidence(&mut world, LIMITED[0]).ended_us = Some(403 * S);
     assert_eq!(violations(&world), 0, "it was cancelled");
+    let started_us = evidence(&mut world, LIMITED[0]).started_us;
+    job(&mut world, LIMITED[0]).finished_us = Some(started_us - 1);
+    assert_eq!(violations(&world), 0, "just before its guest began");
 }
 
 #[test]
