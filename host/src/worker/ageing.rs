@@ -80,6 +80,7 @@ impl Overdue {
             .iter()
             .flat_map(|(wait, lanes)| lanes.iter().map(|lane| known(*wait, lane)));
         self.lanes = lanes.collect();
+        self.lanes.sort_by_key(|known| known.at);
     }
 
     /// The lanes with overdue jobs, in order, and their share of a claim of this many jobs: zero without such lanes.

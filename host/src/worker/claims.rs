@@ -168,6 +168,8 @@ impl<'a> Claims<'a> {
             }
         }
         self.overdue.learn(&counts, Instant::now());
+        let lanes = counts.iter().flat_map(|(_, lanes)| lanes);
+        self.lanes.go_first(lanes.map(|overdue| overdue.lane));
         Ok(())
     }
 

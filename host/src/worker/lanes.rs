@@ -15,7 +15,7 @@ use super::QueueOrder;
 use super::turns::{Class, Place, Turns};
 use crate::job::LaneId;
 use crate::store::{ClaimOrder, ClaimedJob, Lane};
-use gates::{Closed, Gates, Limit};
+use gates::{Gates, Limit};
 use shards::Shards;
 use shares::Shares;
 
@@ -40,6 +40,8 @@ pub(super) struct Lanes {
     woken: HashSet<LaneId>,
     /// The last lane that was probed.
     probed: Option<LaneId>,
+    /// The last lane of a later class that was searched for overdue jobs.
+    behind_after: Option<LaneId>,
     /// The numbers of the catalog's rows in the window.
     newest: BTreeSet<i64>,
     catalog_end: i64,
@@ -109,14 +111,12 @@ struct Known {
     is_charged: bool,
     /// The limits of running jobs that it is behind.
     limits: Vec<Limit>,
-    /// How often its jobs start is limited.
-    is_throttled: bool,
+    /// The limits of how often its jobs start.
+    rates: Vec<Limit>,
     /// Its jobs start in batches, of at most this many.
     batch: Option<usize>,
     /// The maximum number of attempts of its handler that run at the same time on this host.
     most_at_once: Option<usize>,
-    /// No job of it may start now.
-    closed: Option<Closed>,
     /// What a job of it costs, in turns.
     cost: f64,
     cursor: i64,
@@ -153,7 +153,7 @@ impl Known {
 
     /// True if it is behind a gate.
     fn is_gated(&self) -> bool {
-        self.is_throttled || self.batch.is_some() || !self.limits.is_empty()
+        !self.rates.is_empty() || self.batch.is_some() || !self.limits.is_empty()
     }
 
     fn order(&self, after: After) -> Option<ClaimOrder> {
@@ -318,7 +318,7 @@ impl Lanes {
             class: known.place.class,
             is_charged: known.is_charged,
             is_limited: !known.limits.is_empty(),
-            is_throttled: known.is_throttled,
+            is_throttled: !known.rates.is_empty(),
         })
     }
 

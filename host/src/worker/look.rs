@@ -205,8 +205,8 @@ impl<'a> Looks<'a> {
             let empty_to = before.map_or(i64::MIN, |before| before.min(peeked.turn));
             self.claims.lanes.swept(&peeked.empty, empty_to);
         }
-        // The filled claims may have left out lanes, and may do so for long.
-        if found.fills(wanted)
+        // The filled claims may have left out lanes, and may do so for long; so may a gate, whose room goes to earlier ones.
+        if (found.fills(wanted) || self.claims.lanes.has_closed())
             && let Some(after) = self.schedule.checks_overdue(Instant::now(), sweep)
         {
             self.find_overdue(after).await;

@@ -3,8 +3,10 @@
 //! Decisions only: the caller passes in the time, and what was claimed. This crate has no I/O, no clock, no randomness
 //! and no dependencies, so the host and the simulator (`tests/simulate`) run the same code.
 
+mod closings;
 mod prefetch;
 mod turns;
 
+pub use closings::Closings;
 pub use prefetch::Prefetch;
 pub use turns::{Class, Part, Place, Turns};

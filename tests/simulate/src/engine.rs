@@ -13,7 +13,7 @@ use crate::report::Report;
 use crate::scenario::{FaultKind, Load};
 use crate::server::{Job, Server};
 use crate::witness::Witness;
-use crate::{MS, Nanos, SECOND, Scenario};
+use crate::{MS, Nanos, SECOND, Sabotage, Scenario};
 
 /// The maximum number of lanes in one claim, as in the host.
 const LANES_PER_CLAIM: usize = 256;
@@ -523,8 +523,13 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
         }
         let jobs = of.freed.pop_front();
         for job in jobs.iter().flatten() {
-            for lane in of.closings.by_end(&self.lanes[job.lane as usize].limits) {
-                of.open(lane, &self.lanes, self.scenario.sabotage);
+            if self.scenario.sabotage == Some(Sabotage::Ends) {
+                continue;
+            }
+            for limit in &self.lanes[job.lane as usize].limits {
+                for lane in of.closings.by_end(limit) {
+                    of.open(lane, &self.lanes, self.scenario.sabotage);
+                }
             }
         }
         self.look(host, now);
@@ -539,7 +544,11 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
             Health::Down => return,
             Health::Frozen { until } => return self.events.add(until, Event::Sweep(host)),
         }
-        for lane in of.closings.some() {
+        let some = of.closings.some();
+        for lane in some
+            .into_iter()
+            .filter(|_| sabotage != Some(Sabotage::Ends))
+        {
             of.open(lane, &self.lanes, sabotage);
         }
         let owned = self.owned[pool].iter().copied();
@@ -699,7 +708,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
             if owner != host {
                 self.advance(owner as u32, now);
                 self.owned[owner].retain(|owned| *owned != lane as u32);
-                self.hosts[owner].give_up(lane as u32, &self.lanes);
+                self.hosts[owner].give_up(lane as u32);
                 self.move_lane(lane as u32, host);
             }
         }

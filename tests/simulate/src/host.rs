@@ -4,10 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use rouse_turns::{Prefetch, Turns};
+use rouse_turns::{Closings, Prefetch, Turns};
 
-use crate::closings::Closings;
-use crate::gates::Order;
+use crate::gates::{Key, Order};
 use crate::lanes::Lane;
 use crate::server::{Answer, Job, Server};
 use crate::{Nanos, SECOND, Sabotage, Scenario};
@@ -63,7 +62,7 @@ pub(crate) struct Host {
     pub(crate) sent: Option<Sent>,
     pub(crate) answer: Option<Answer>,
     pub(crate) turns: Turns<u32>,
-    pub(crate) closings: Closings,
+    pub(crate) closings: Closings<u32, Key, u32, Nanos>,
     /// Lanes that had no jobs until a moment ago, and that no claim has read since.
     pub(crate) woken: HashSet<u32>,
     /// The position up to which the newest jobs were read.
@@ -93,7 +92,7 @@ impl Host {
             sent: None,
             answer: None,
             turns: Turns::default(),
-            closings: Closings::new(scenario.sabotage),
+            closings: Closings::default(),
             woken: HashSet::new(),
             read_to: 0,
             next_search: now,
@@ -179,7 +178,7 @@ impl Host {
 
     /// Opens a lane that a gate has closed.
     pub(crate) fn open(&mut self, lane: u32, lanes: &[Lane], sabotage: Option<Sabotage>) {
-        self.closings.open(lane, &lanes[lane as usize].limits);
+        self.closings.open(lane);
         self.activate(lane, lanes, sabotage);
     }
 
@@ -245,6 +244,11 @@ impl Host {
         now: Nanos,
         sabotage: Option<Sabotage>,
     ) {
+        for (lane, jobs, _) in &answer.taken {
+            let Lane { keys, place, .. } = &lanes[*lane as usize];
+            #[expect(clippy::cast_precision_loss, reason = "the size of a claim")]
+            self.closings.take(keys, lane, *jobs as f64 / place.share);
+        }
         if answer.closed.is_empty() && self.closings.is_empty() {
             return;
         }
@@ -253,19 +257,25 @@ impl Host {
             for closed in &answer.closed {
                 if taken.contains(&closed.lane) == of_taken {
                     let wait = closed.wait_ms.map(|ms| now + ms as Nanos * 1_000_000);
-                    let limits = &lanes[closed.lane as usize].limits;
-                    self.turns.remove(closed.lane);
-                    // Without a limit that this host knows, the sweep finds the lane.
-                    if wait.is_some() || !limits.is_empty() {
-                        self.closings.close(closed.lane, wait, limits);
+                    let (lane, closings) = (closed.lane, &mut self.closings);
+                    let of = &lanes[lane as usize];
+                    self.turns.remove(lane);
+                    match wait {
+                        Some(until) => closings.close_until(lane, until, &of.keys, &lane),
+                        None => {
+                            closings.close_until_end(lane, of.place.class, &of.limits, &lane);
+                        }
                     }
                 }
             }
         }
         let taken = answer.taken.iter().map(|(lane, ..)| lane);
         for lane in taken.chain(emptied) {
-            if !self.closings.is_closed(*lane) {
-                for other in self.closings.others(&lanes[*lane as usize].limits) {
+            if self.closings.is_closed(*lane) || sabotage == Some(Sabotage::Ends) {
+                continue;
+            }
+            for limit in &lanes[*lane as usize].limits {
+                for other in self.closings.others(limit) {
                     self.open(other, lanes, sabotage);
                 }
             }
@@ -273,8 +283,8 @@ impl Host {
     }
 
     /// Forgets the lanes of a host that no longer serves them.
-    pub(crate) fn give_up(&mut self, lane: u32, lanes: &[Lane]) {
-        self.closings.open(lane, &lanes[lane as usize].limits);
+    pub(crate) fn give_up(&mut self, lane: u32) {
+        self.closings.open(lane);
         self.turns.remove(lane);
         self.woken.remove(&lane);
     }

@@ -11,7 +11,6 @@ pub mod gates;
 
 mod scenario;
 
-mod closings;
 mod events;
 mod host;
 mod lanes;

@@ -68,10 +68,9 @@ impl Lanes {
                     place: Place::default(),
                     is_charged: false,
                     limits: Vec::new(),
-                    is_throttled: false,
+                    rates: Vec::new(),
                     batch: None,
                     most_at_once: None,
-                    closed: None,
                     cost: 1.0,
                     cursor: i64::MIN,
                     recent: [i64::MIN; 2],
@@ -122,12 +121,12 @@ impl Lanes {
     pub(in crate::worker) fn serve(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
         self.unchosen.clear();
         self.shares.start_over();
-        self.gates.start_over();
+        let closed: HashSet<LaneId> = self.gates.start_over();
         let mut active = Vec::new();
         for known in self.known.values_mut() {
             let was_served = known.is_served_whole();
-            let may_have_jobs =
-                known.closed.take().is_some() || self.active.contains(known.lane.id);
+            let id = known.lane.id;
+            let may_have_jobs = closed.contains(&id) || self.active.contains(id);
             choose(
                 known,
                 serving(&known.lane),

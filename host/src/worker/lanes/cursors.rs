@@ -19,7 +19,7 @@ impl Lanes {
     pub(in crate::worker) fn rewind(&mut self, paused: &HashSet<String>) {
         for (id, known) in &mut self.known {
             let [oldest, newer] = known.marks;
-            let was_read = known.closed.is_none() && !paused.contains(&*known.lane.queue);
+            let was_read = !self.gates.is_closed(*id) && !paused.contains(&*known.lane.queue);
             let is_empty = was_read && !self.active.contains(*id);
             // An empty lane was read to its end from wherever the last sweep has set its cursor.
             known.marks = [
@@ -63,7 +63,7 @@ impl Lanes {
             let Some(known) = self.known.get_mut(id) else {
                 continue;
             };
-            if known.closed.is_some() || self.active.contains(*id) {
+            if self.gates.is_closed(*id) || self.active.contains(*id) {
                 continue;
             }
             let may_have_jobs = known.is_gated() || self.shards.divide(&known.lane);

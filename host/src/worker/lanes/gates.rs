@@ -3,61 +3,60 @@
 //!
 //! The database decides what a gate permits, and tells the worker which lanes are closed. Other workers do not announce
 //! the ends of their jobs: a worker whose job has ended claims the next one itself. Should it be gone, the sweep opens
-//! some of the lanes of each limit, and if they have room, or no jobs any more, the others follow.
+//! some of the lanes of each limit, and if they have room, or no jobs any more, the others follow. The order is decided
+//! in `host/turns/src/closings.rs`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Class, Known, Lanes};
+use rouse_turns::Closings;
+
+use super::{Known, Lanes};
 use crate::job::{ClaimGate, ClaimLimit, LaneId};
 use crate::store::ClosedLane;
 
-/// How many lanes of each class of a limit are opened when a job of it has ended: the first ones may be empty by now.
-const OPENED_BY_END: usize = 2;
-/// How many are opened when one of them had room, or no jobs any more.
-const OPENED_MAX: usize = 8;
-/// A sweep opens lanes of each class of a limit, until there are so many, but at least one. The next sweep goes on with
-/// the next limit: a claim is limited to so many lanes, and behind a gate, claims wait for each other.
-const OPENED_BY_SWEEP: usize = 256;
-
-/// A limit of running jobs, and its key.
+/// A limit of running jobs, or of how often they start, and its key.
 pub(super) type Limit = Arc<str>;
+
+/// Who shares a limit with others.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Member {
+    /// A key of a fair queue.
+    Key { queue: Arc<str>, key: Arc<str> },
+    /// A lane of another queue.
+    Lane(LaneId),
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Gates {
     gates: Vec<ClaimGate>,
-    /// Closed lanes that wait for the end of a job, by the limits that they are behind and by class, in the order in which
-    /// they were closed.
-    waiting: BTreeMap<Limit, BTreeMap<Class, BTreeSet<(u64, LaneId)>>>,
-    /// The last limit that a sweep has opened lanes of.
-    swept: Option<Limit>,
-    /// Closed lanes that open by themselves.
-    opening: BTreeSet<(Instant, LaneId)>,
-    /// The number of lanes that were closed so far.
-    closings: u64,
-}
-
-/// Until when a lane is closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Closed {
-    /// Until a job of one of its limits has ended. The number of its closing, and its class then.
-    UntilEnd(u64, Class),
-    Until(Instant),
+    closings: Closings<LaneId, Limit, Member, Instant>,
 }
 
 impl Gates {
-    /// Opens all lanes.
-    pub(super) fn start_over(&mut self) {
-        self.waiting.clear();
-        self.opening.clear();
+    /// Opens all lanes; returns those that were closed.
+    pub(super) fn start_over(&mut self) -> HashSet<LaneId> {
+        let closed = self.closings.lanes().collect();
+        self.closings.clear();
+        closed
+    }
+
+    /// True if no job of this lane may start now.
+    pub(super) fn is_closed(&self, id: LaneId) -> bool {
+        self.closings.is_closed(id)
+    }
+
+    /// The lanes from which no job may start now.
+    pub(super) fn closed_lanes(&self) -> impl Iterator<Item = LaneId> {
+        self.closings.lanes()
     }
 
     /// Applies to a lane which gates it is behind. Its queue may have a limit of its own, and so may its handler.
     pub(super) fn choose(&self, known: &mut Known, is_capped_queue: bool) {
         let lane = &known.lane;
         known.limits.clear();
-        known.is_throttled = false;
+        known.rates.clear();
         known.batch = None;
         if is_capped_queue {
             let limit = format!("queue {}\n{}", lane.queue, known.place.key);
@@ -70,12 +69,10 @@ impl Gates {
         }
         for gate in &self.gates {
             if let Some(key) = gate.key_of(&lane.queue, &lane.handler, &lane.values) {
+                let limit = || format!("gate {}\n{}", gate.name, key.join("\n")).into();
                 match gate.limit {
-                    ClaimLimit::Starts => known.is_throttled = true,
-                    ClaimLimit::Running => {
-                        let limit = format!("gate {}\n{}", gate.name, key.join("\n"));
-                        known.limits.push(limit.into());
-                    }
+                    ClaimLimit::Starts => known.rates.push(limit()),
+                    ClaimLimit::Running => known.limits.push(limit()),
                     ClaimLimit::Batch(most) => {
                         known.batch = Some(known.batch.map_or(most, |other| other.min(most)));
                     }
@@ -93,32 +90,47 @@ impl Lanes {
         is_new
     }
 
-    /// Notes that no job of this lane may start for a while; `None`: until one of its limits has room again.
+    /// Notes that no job of this lane may start for a while; `None`: until one of its limits has room again. Behind a gate
+    /// that this worker does not know yet, the sweep finds the lane.
     pub(in crate::worker) fn close(&mut self, id: LaneId, wait: Option<Duration>, now: Instant) {
-        self.forget_closing(id);
         self.active.remove(id);
-        let Some(known) = self.known.get_mut(&id) else {
+        let Some(known) = self.known.get(&id) else {
+            self.gates.closings.open(id);
             return;
         };
-        let gates = &mut self.gates;
-        known.closed = match wait {
-            Some(wait) => {
-                gates.opening.insert((now + wait, id));
-                Some(Closed::Until(now + wait))
-            }
-            // A gate that this worker does not know yet: the sweep finds the lane.
-            None if known.limits.is_empty() => None,
-            None => {
-                gates.closings += 1;
-                let class = known.place.class;
-                for limit in &known.limits {
-                    let waiting = gates.waiting.entry(limit.clone()).or_default();
-                    let of_class = waiting.entry(class).or_default();
-                    of_class.insert((gates.closings, id));
-                }
-                Some(Closed::UntilEnd(gates.closings, class))
-            }
-        };
+        let member = self.member(known);
+        let closings = &mut self.gates.closings;
+        match wait {
+            Some(wait) => closings.close_until(id, now + wait, &known.rates, &member),
+            None => closings.close_until_end(id, known.place.class, &known.limits, &member),
+        }
+    }
+
+    /// Whose share of a limit the jobs of a lane are taken of.
+    fn member(&self, known: &Known) -> Member {
+        match self.shares.are_set_for(known) {
+            true => Member::Key {
+                queue: known.place.queue.clone(),
+                key: known.place.key.clone(),
+            },
+            false => Member::Lane(known.lane.id),
+        }
+    }
+
+    /// Counts the jobs that a claim has taken from lanes behind limits.
+    pub(super) fn count_behind_limits(&mut self, claimed: &HashMap<LaneId, usize>) {
+        for (id, jobs) in claimed {
+            let known = self.known.get(id);
+            let Some(known) = known.filter(|it| !it.limits.is_empty() || !it.rates.is_empty())
+            else {
+                continue;
+            };
+            let member = self.member(known);
+            #[expect(clippy::cast_precision_loss, reason = "the size of a claim")]
+            let turns = *jobs as f64 * known.cost / known.place.share;
+            let limits = known.limits.iter().chain(&known.rates);
+            self.gates.closings.take(limits, &member, turns);
+        }
     }
 
     /// The handler of a lane whose jobs start in batches, and the maximum number of jobs of a batch.
@@ -129,116 +141,76 @@ impl Lanes {
 
     /// True if no job of this lane may start now.
     pub(in crate::worker) fn is_closed(&self, id: LaneId) -> bool {
-        let known = self.known.get(&id);
-        known.is_some_and(|known| known.closed.is_some())
+        self.gates.is_closed(id)
+    }
+
+    /// True if no job may start now from some lane.
+    pub(in crate::worker) fn has_closed(&self) -> bool {
+        !self.gates.closings.is_empty()
     }
 
     /// True if lanes wait for the end of a job.
     pub(in crate::worker) fn wait_for_ends(&self) -> bool {
-        !self.gates.waiting.is_empty()
+        self.gates.closings.wait_for_ends()
     }
 
     /// When the next lane opens by itself.
     pub(in crate::worker) fn next_opening(&self) -> Option<Instant> {
-        self.gates.opening.first().map(|(at, _)| *at)
+        self.gates.closings.next_opening()
     }
 
     /// Opens the lanes whose time has come. True if there are any.
     pub(in crate::worker) fn open_due(&mut self, now: Instant) -> bool {
-        let mut is_any = false;
-        while self.next_opening().is_some_and(|at| at <= now)
-            && let Some((_, id)) = self.gates.opening.pop_first()
-        {
-            is_any |= self.open(id);
-        }
-        is_any
+        let due = self.gates.closings.due(now);
+        self.open_all(due)
     }
 
     /// Notes that a job of this lane has ended, so others of its limits may start. True if there may be any.
     pub(in crate::worker) fn free(&mut self, id: LaneId) -> bool {
-        self.open_behind_limits_of(id, OPENED_BY_END)
+        self.open_behind_limits_of(id, Closings::by_end)
     }
 
-    /// Opens some lanes of each limit, of which there may be too many for one sweep: jobs of other workers may have ended.
+    /// Opens some lanes of each limit: jobs of other workers may have ended.
     pub(in crate::worker) fn open_some(&mut self) {
-        let waiting = &self.gates.waiting;
-        let before = self.gates.swept.take();
-        let is_later = |limit: &&Limit| before.as_ref().is_none_or(|before| *limit > before);
-        let later = waiting.keys().filter(is_later);
-        let earlier = waiting.keys().filter(|limit| !is_later(limit));
-        let limits: Vec<Limit> = later
-            .chain(earlier)
-            .take(OPENED_BY_SWEEP)
-            .cloned()
-            .collect();
-        // Several: a lane may be behind another limit, too, which is full.
-        let each = (OPENED_BY_SWEEP / limits.len().max(1)).clamp(1, OPENED_MAX);
-        let mut opened = 0;
-        for limit in limits {
-            if opened >= OPENED_BY_SWEEP {
-                break;
-            }
-            opened += self.open_behind(&limit, each);
-            self.gates.swept = Some(limit);
-        }
+        let some = self.gates.closings.some();
+        self.open_all(some);
     }
 
     /// Opens other lanes of the limits of a lane that had room, or no jobs any more. True if there are any.
     pub(super) fn open_others(&mut self, id: LaneId) -> bool {
-        !self.gates.waiting.is_empty() && self.open_behind_limits_of(id, OPENED_MAX)
+        self.gates.closings.wait_for_ends() && self.open_behind_limits_of(id, Closings::others)
     }
 
-    fn open_behind_limits_of(&mut self, id: LaneId, lanes: usize) -> bool {
+    fn open_behind_limits_of(
+        &mut self,
+        id: LaneId,
+        opened: impl Fn(&Closings<LaneId, Limit, Member, Instant>, &Limit) -> Vec<LaneId>,
+    ) -> bool {
         let limits = self.known.get(&id).map(|known| known.limits.clone());
         let mut is_any = false;
         for limit in limits.iter().flatten() {
-            is_any |= self.open_behind(limit, lanes) > 0;
+            let opened = opened(&self.gates.closings, limit);
+            is_any |= self.open_all(opened);
         }
         is_any
     }
 
-    /// Opens up to this many lanes of each class of a limit, those first that were closed first. Their claim decides
-    /// between the classes, and overdue jobs of the later ones are found. Returns how many there are.
-    fn open_behind(&mut self, limit: &Limit, lanes: usize) -> usize {
-        let classes = self.gates.waiting.get(limit).into_iter().flatten();
-        let first = classes.flat_map(|(_, of_class)| of_class.iter().take(lanes));
-        let first: Vec<LaneId> = first.map(|(_, id)| *id).collect();
-        // The lane that is opened last goes first: that which was closed first.
-        let opened = first.into_iter().rev().filter(|id| self.open(*id));
-        opened.count()
+    /// Opens lanes, of which the last one goes first. True if any of them is served as a whole.
+    fn open_all(&mut self, ids: Vec<LaneId>) -> bool {
+        let opened = ids.into_iter().filter(|id| self.open(*id));
+        opened.count() > 0
     }
 
     /// Opens a lane. False if it is not served as a whole.
     pub(in crate::worker) fn open(&mut self, id: LaneId) -> bool {
-        self.forget_closing(id);
+        self.gates.closings.open(id);
         self.activate(id)
     }
 
-    fn forget_closing(&mut self, id: LaneId) {
-        let gates = &mut self.gates;
-        let known = self.known.get_mut(&id);
-        match known.as_ref().and_then(|known| known.closed) {
-            None => {}
-            Some(Closed::Until(at)) => _ = gates.opening.remove(&(at, id)),
-            Some(Closed::UntilEnd(number, class)) => {
-                for limit in known.iter().flat_map(|known| &known.limits) {
-                    let Some(waiting) = gates.waiting.get_mut(limit) else {
-                        continue;
-                    };
-                    if let Some(of_class) = waiting.get_mut(&class) {
-                        of_class.remove(&(number, id));
-                        if of_class.is_empty() {
-                            waiting.remove(&class);
-                        }
-                    }
-                    if waiting.is_empty() {
-                        gates.waiting.remove(limit);
-                    }
-                }
-            }
-        }
-        if let Some(known) = known {
-            known.closed = None;
+    /// Lets closed lanes with overdue jobs open ahead of the others of their class.
+    pub(in crate::worker) fn go_first(&mut self, ids: impl IntoIterator<Item = LaneId>) {
+        for id in ids {
+            self.gates.closings.go_first(id);
         }
     }
 

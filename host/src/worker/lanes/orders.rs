@@ -8,6 +8,13 @@ use crate::job::LaneId;
 use crate::store::{ClaimOrder, ClaimedJob, ClosedLane, Only};
 use crate::worker::turns::{Class, Part};
 
+/// Sorts lanes by id, and starts with the one after this one.
+pub(super) fn rotate_after(lanes: &mut Vec<&Known>, after: Option<LaneId>) {
+    lanes.sort_unstable_by_key(|lane| lane.lane.id);
+    let next = lanes.partition_point(|lane| Some(lane.lane.id) <= after);
+    lanes.rotate_left(next);
+}
+
 /// How many lanes without known jobs a claim looks at ahead of lanes with jobs, in turns. It finds new jobs before the
 /// next sweep does.
 pub(super) const PROBES_PER_CLAIM: usize = 32;
@@ -76,7 +83,7 @@ impl Lanes {
         let idle = self
             .known
             .values()
-            .filter(|known| !self.active.contains(known.lane.id) && known.closed.is_none());
+            .filter(|known| !self.active.contains(known.lane.id) && !self.is_closed(known.lane.id));
         let mut idle: Vec<&Known> = idle.filter(|known| known.is_served_whole()).collect();
         idle.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));
         let of_first = |known: &&&Known| Some(known.class(self.queue_order)) == first;
@@ -168,6 +175,7 @@ impl Lanes {
             *claimed.entry(job.lane).or_default() += 1;
         }
         self.count_selected(orders, &claimed);
+        self.count_behind_limits(&claimed);
         let has_jobs = |order: &ClaimOrder| claimed.contains_key(&order.lane);
         let last = orders.iter().rposition(has_jobs);
         let mut is_any_used_up = false;
@@ -232,17 +240,28 @@ impl Lanes {
         }
     }
 
-    /// Active lanes of a later class than the first active one. If there are more than fit one claim, any of them.
-    pub(in crate::worker) fn behind(&self, after: After) -> Vec<ClaimOrder> {
-        let known = &self.known;
-        let active = || self.active.lanes().filter_map(|id| known.get(&id));
+    /// The lanes that are known to have jobs, also those that no job may start from now.
+    pub(super) fn active_or_closed(&self) -> impl Iterator<Item = &Known> {
+        let ids = self.active.lanes().chain(self.gates.closed_lanes());
+        ids.filter_map(|id| self.known.get(&id))
+    }
+
+    /// Lanes that are known to have jobs, of a later class than the first one that has any. If there are more than fit one
+    /// claim, each call returns other ones.
+    pub(in crate::worker) fn behind(&mut self, after: After) -> Vec<ClaimOrder> {
         let class = |lane: &Known| lane.class(self.queue_order);
-        let first = active().map(class).min();
-        active()
-            .filter(|lane| Some(class(lane)) > first)
-            .filter_map(|lane| lane.order(after))
-            .take(LANES_PER_CLAIM)
-            .collect()
+        let first = self.active_or_closed().map(class).min();
+        let later = self
+            .active_or_closed()
+            .filter(|lane| Some(class(lane)) > first);
+        let mut later: Vec<&Known> = later.collect();
+        rotate_after(&mut later, self.behind_after);
+        later.truncate(LANES_PER_CLAIM);
+        let last = later.last().map(|lane| lane.lane.id);
+        let orders = later.into_iter().filter_map(|lane| lane.order(after));
+        let orders = orders.collect();
+        self.behind_after = last;
+        orders
     }
 
     /// The claim orders for overdue jobs, which go ahead of other jobs of their tier. They are those of the first tier
@@ -267,7 +286,7 @@ impl Lanes {
             .iter()
             .filter(|(id, _)| tier(self, id) == Some(first));
         orders.extend(of_tier.filter_map(|(id, only)| {
-            let known = self.known.get(id).filter(|known| known.closed.is_none())?;
+            let known = self.known.get(id).filter(|_| !self.is_closed(*id))?;
             let order = known.order(After::Recent)?;
             let only = Some(*only);
             Some(ClaimOrder { only, ..order })

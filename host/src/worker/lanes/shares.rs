@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::orders::rotate_after;
 use super::{After, Known, LANES_PER_CLAIM, Lanes, Serving};
 use crate::job::{FairShare, LaneId};
 use crate::store::{ClaimOrder, FairQueueStats};
@@ -17,8 +18,8 @@ pub(super) struct Shares {
     settings: HashMap<String, FairShare>,
     /// A served queue is fair.
     any_served: bool,
-    /// Where the search for starving jobs goes on.
-    starving_after: Option<LaneId>,
+    /// The last lane that was searched for starving jobs, by the wait after which they starve.
+    starving_after: HashMap<Duration, LaneId>,
     /// What claims did.
     fairness: Fairness,
 }
@@ -150,33 +151,34 @@ impl Lanes {
         }
     }
 
-    /// The lanes of fair queues among those that have jobs and take turns now, by the wait after which their jobs starve.
-    /// If there are more than fit one query, each call returns other ones.
+    /// The lanes of fair queues among those of the first class that has jobs, by the wait after which their jobs starve. If
+    /// there are more than fit one query, each call returns other ones.
     pub(in crate::worker) fn starving(&mut self, after: After) -> Vec<(Duration, Vec<ClaimOrder>)> {
         if !self.serves_fair() {
             return Vec::new();
         }
-        let active = || self.active.lanes().filter_map(|id| self.known.get(&id));
-        let first = active().map(|lane| lane.place.class).min();
-        let of_first = active().filter(|lane| Some(lane.place.class) == first);
-        let mut lanes: Vec<&Known> = of_first.collect();
-        lanes.sort_unstable_by_key(|lane| lane.lane.id);
-        let before = self.shares.starving_after;
-        let next = lanes.partition_point(|lane| Some(lane.lane.id) <= before);
-        lanes.rotate_left(next);
-        let mut waits: BTreeMap<Duration, Vec<ClaimOrder>> = BTreeMap::new();
-        let mut last = None;
-        for known in lanes {
+        let class = |lane: &&Known| lane.place.class;
+        let first = self.active_or_closed().map(|lane| class(&lane)).min();
+        let of_first = self
+            .active_or_closed()
+            .filter(|lane| Some(class(lane)) == first);
+        let mut waits: BTreeMap<Duration, Vec<&Known>> = BTreeMap::new();
+        for known in of_first {
             let fair = self.shares.settings.get(&known.lane.queue);
             if let Some(wait) = fair.and_then(|fair| fair.starvation) {
-                let orders = waits.entry(wait).or_default();
-                if orders.len() < LANES_PER_CLAIM {
-                    orders.extend(known.order(after));
-                    last = Some(known.lane.id);
-                }
+                waits.entry(wait).or_default().push(known);
             }
         }
-        self.shares.starving_after = last;
-        waits.into_iter().collect()
+        let mut searched = HashMap::new();
+        let mut orders = Vec::new();
+        for (wait, mut lanes) in waits {
+            rotate_after(&mut lanes, self.shares.starving_after.get(&wait).copied());
+            lanes.truncate(LANES_PER_CLAIM);
+            searched.extend(lanes.last().map(|lane| (wait, lane.lane.id)));
+            let of_wait = lanes.into_iter().filter_map(|lane| lane.order(after));
+            orders.push((wait, of_wait.collect()));
+        }
+        self.shares.starving_after = searched;
+        orders
     }
 }

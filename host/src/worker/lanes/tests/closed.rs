@@ -181,17 +181,104 @@ fn a_sweep_opens_at_most_as_many_lanes_as_a_claim_has_and_the_next_one_goes_on()
     assert_eq!(both, 256 - (400 - 256));
 }
 
-#[test]
-fn a_lane_at_its_rate_opens_by_itself() {
-    let mut lanes = Lanes::default();
-    let gate = crate::job::ClaimGate {
-        name: "rate".into(),
+/// A gate that all lanes share.
+fn gate(limit: crate::job::ClaimLimit) -> crate::job::ClaimGate {
+    crate::job::ClaimGate {
+        name: "all".into(),
         queue: None,
         handler: None,
         key: Vec::new(),
-        limit: crate::job::ClaimLimit::Starts,
+        limit,
         settings: "1".into(),
+    }
+}
+
+/// With room for one job, or one start, at a time, of many that are wanted.
+#[test]
+fn tenants_behind_a_gate_that_they_share_get_their_shares_of_it() {
+    for limit in [
+        crate::job::ClaimLimit::Running,
+        crate::job::ClaimLimit::Starts,
+    ] {
+        let mut fair = one_at_a_time();
+        let share = fair.get_mut("default").unwrap();
+        share.max_in_flight = None;
+        share.weights = [("c".to_owned(), 3.0)].into();
+        let mut lanes = Lanes::default();
+        lanes.set_fair(fair);
+        lanes.set_gates(vec![gate(limit)]);
+        let tenants = ["a", "b", "c"];
+        lanes.learn(
+            (1..)
+                .zip(tenants)
+                .map(|(n, it)| of_tenant(n, n, it))
+                .collect(),
+        );
+        lanes.serve(|_| Some(SERVED));
+        let mut started: HashMap<i64, u32> = HashMap::new();
+        let mut now = Instant::now();
+        for turn in 0..200 {
+            let orders = lanes.orders(After::Cursor, 16);
+            let first = orders[0].lane;
+            *started.entry(first.0).or_default() += 1;
+            let wait = Duration::from_secs(1);
+            let closed: Vec<ClosedLane> = (1..=3)
+                .map(|n| ClosedLane {
+                    wait: (limit == crate::job::ClaimLimit::Starts).then_some(wait),
+                    ..until_end(n)
+                })
+                .collect();
+            lanes.claimed(&orders, &[job(first.0, turn)], &closed, false);
+            // Their time is that of the claim, a moment ago.
+            now += 2 * wait;
+            assert!(lanes.open_due(now) || lanes.free(first));
+        }
+        let started = [1, 2, 3].map(|lane| started[&lane]);
+        assert_eq!(started, [40, 40, 120], "{limit:?}");
+    }
+}
+
+/// Otherwise a gate that earlier classes use up would keep them for ever.
+#[test]
+fn closed_lanes_are_searched_for_overdue_jobs_and_those_that_have_some_open_first() {
+    let mut lanes = Lanes::default();
+    lanes.set_gates(vec![gate(crate::job::ClaimLimit::Running)]);
+    let of = |n: i64, priority| Lane {
+        priority,
+        ..of_tenant(n, n, "a")
     };
+    let mut all: Vec<Lane> = (1..=300).map(|n| of(n, Priority::Low)).collect();
+    all.push(of(400, Priority::High));
+    lanes.learn(all);
+    lanes.serve(|_| Some(SERVED));
+    for n in (1..=300).chain([400]) {
+        lanes.close(LaneId(n), None, Instant::now());
+    }
+    assert!(lanes.has_closed());
+    let searched = |lanes: &mut Lanes| -> Vec<i64> {
+        let orders = lanes.behind(After::Reached);
+        orders.iter().map(|order| order.lane.0).collect()
+    };
+    let first = searched(&mut lanes);
+    assert_eq!(first, (1..=256).collect::<Vec<_>>());
+    let rest: Vec<i64> = (257..=300).chain(1..=212).collect();
+    assert_eq!(searched(&mut lanes), rest, "the others are not left out");
+    lanes.go_first([LaneId(299)]);
+    assert!(lanes.free(LaneId(1)));
+    assert_eq!(open(&lanes), [1, 299, 400]);
+    let only = Only {
+        most: 1,
+        waited: Duration::from_secs(900),
+    };
+    let promoted = lanes.promoted(&[(LaneId(300), only), (LaneId(299), only)], 10);
+    let promoted: Vec<i64> = promoted.iter().map(|order| order.lane.0).collect();
+    assert_eq!(promoted, [299], "the other is closed");
+}
+
+#[test]
+fn a_lane_at_its_rate_opens_by_itself() {
+    let mut lanes = Lanes::default();
+    let gate = gate(crate::job::ClaimLimit::Starts);
     assert!(lanes.set_gates(vec![gate.clone()]));
     assert!(!lanes.set_gates(vec![gate.clone()]));
     lanes.learn(vec![of_tenant(1, 10, "a"), of_tenant(2, 20, "b")]);

@@ -10,12 +10,12 @@ fn a_restart_does_not_reset_the_turn_from_which_overdue_jobs_are_queried() {
         lane(2, 20, Priority::Low),
     ]);
     lanes.serve(|_| Some(SERVED));
-    let after = |lanes: &Lanes, after| lanes.behind(after)[0].after;
-    assert_eq!(after(&lanes, After::Reached), i64::MIN);
+    let after = |lanes: &mut Lanes, after| lanes.behind(after)[0].after;
+    assert_eq!(after(&mut lanes, After::Reached), i64::MIN);
     lanes.advance(LaneId(20), 7);
     lanes.restart();
-    assert_eq!(after(&lanes, After::Reached), 7);
-    assert_eq!(after(&lanes, After::Recent), i64::MIN, "from the start");
+    assert_eq!(after(&mut lanes, After::Reached), 7);
+    assert_eq!(after(&mut lanes, After::Recent), i64::MIN, "from the start");
 }
 
 #[test]
