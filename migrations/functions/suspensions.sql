@@ -38,8 +38,11 @@ BEGIN
         UPDATE rouse.job AS j
         SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, uncounted = j.uncounted + 1,
             lane = CASE WHEN has_inboxes THEN rouse._shared_lane(j.lane) ELSE j.lane END,
-            wait = s.result - 'begun' || CASE WHEN s.result ->> 'kind' = 'call' THEN jsonb_build_object(
-                'jobs', coalesce(s.result -> 'jobs', '[]') || coalesce(jsonb_path_query_array(calls_of -> s.id::text, '$[*].id'), '[]')) ELSE '{}' END,
+            -- Nothing else of what the worker has sent.
+            wait = jsonb_strip_nulls(jsonb_build_object(
+                'kind', s.result -> 'kind', 'step', s.result -> 'step', 'name', s.result -> 'name', 'until_ms', s.result -> 'until_ms',
+                'jobs', CASE WHEN s.result ->> 'kind' = 'call' THEN
+                    coalesce(s.result -> 'jobs', '[]') || coalesce(jsonb_path_query_array(calls_of -> s.id::text, '$[*].id'), '[]') END)),
             -- Without a timeout: a hundred years.
             available_at = CASE WHEN s.result ->> 'kind' = 'call' THEN at
                            -- With a single snapshot, a signal that was waited for is invisible: the attempt looks again.
@@ -216,7 +219,9 @@ BEGIN
     FOR called IN
         SELECT s.name, (array_agg(s.result) FILTER (WHERE s.result IS NOT NULL))[1] AS result, max((s.wait ->> 'job')::bigint) AS job,
                max((s.wait ->> 'chain')::bigint) AS chain
-        FROM rouse.step AS s WHERE s.job = p_id AND s.name = ANY (p_steps) GROUP BY s.name
+        -- Only calls name a job, and _suspend has written which.
+        FROM rouse.step AS s
+        WHERE s.job = p_id AND s.name = ANY (p_steps) AND (s.wait IS NULL OR s.wait ->> 'kind' = 'call') GROUP BY s.name
     LOOP
         step := called.name;
         result := called.result;

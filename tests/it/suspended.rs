@@ -225,6 +225,37 @@ async fn waits_of_another_workers_job_are_refused() {
     assert_eq!(JobId(job.id.0), job.id);
 }
 
+/// A worker that sends a wait as no host does.
+#[tokio::test]
+async fn a_wait_that_names_a_job_which_was_not_called_returns_no_result_of_it() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let other = enqueue(&client, "other", json!(1)).await;
+    let job = claim_one(&store).await;
+    settle(&store, &job, result(r#""secret""#), Vec::new()).await;
+    let id = enqueue(&client, "x", json!(1)).await;
+    let job = claim_one(&store).await;
+    let wait = json!({"kind": "signal", "step": "nap", "name": "go", "until_ms": 9, "job": other, "chain": other, "jobs": [other]});
+    let sql = "SELECT count(*) FROM rouse._settle(NULL, ARRAY[jsonb_populate_record(NULL::rouse.settlement, jsonb_build_object(
+        'id', $1::bigint, 'fence', $2::bigint, 'state', 'queued', 'result', $3::jsonb))])";
+    let row = client.query_one(sql, &[&id, &job.fence.0, &wait]).await;
+    assert_eq!(row.unwrap().get::<_, i64>(0), 1);
+    let kept = json!({"kind": "signal", "step": "nap", "name": "go", "until_ms": 9});
+    assert_eq!(wait_of(&client, id).await, kept);
+    // Also if the start of a wait names a job.
+    let forged = "UPDATE rouse.step SET wait = $1 WHERE wait IS NOT NULL";
+    let unlocked = "SELECT rouse.unlock_history('a test')";
+    client.batch_execute("BEGIN").await.unwrap();
+    client.query_one(unlocked, &[]).await.unwrap();
+    assert_eq!(client.execute(forged, &[&wait]).await.unwrap(), 1);
+    client.batch_execute("COMMIT").await.unwrap();
+    assert!(send(&client, id, json!(1)).await);
+    let job = claim_one(&store).await;
+    let steps = ["nap".to_owned()];
+    let ends = store.returned_calls(job.id, job.fence, &steps, 1 << 20);
+    assert!(ends.await.unwrap().unwrap().is_empty());
+}
+
 #[tokio::test]
 async fn the_sabotage_for_the_chaos_test_drops_signals_counts_suspensions_and_doubles_children() {
     let db = TestDb::new().await;
