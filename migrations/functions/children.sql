@@ -22,9 +22,9 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Enqueues one job of an attempt, with all checks, and returns its id: the id of a live job with its unique key, if there is one. p_queue and
--- p_priority are those of its parent. p_own: the children of the attempt that are enqueued already; `after` names them as -1, -2 ….
+-- p_priority are those of its parent, p_worker is the one that runs this. p_own: the children of the attempt that are enqueued already; `after` names them as -1, -2 ….
 CREATE OR REPLACE FUNCTION rouse._enqueue_child(
-    p_id bigint, p_parent rouse.parent_job, p_queue text, p_priority rouse.priority, p_job rouse.new_job, p_own bigint[], p_origin jsonb) RETURNS bigint
+    p_worker bigint, p_id bigint, p_parent rouse.parent_job, p_queue text, p_priority rouse.priority, p_job rouse.new_job, p_own bigint[], p_origin jsonb) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     at      timestamptz := clock_timestamp();
@@ -32,6 +32,7 @@ DECLARE
     delay   numeric := (options ->> 'delay_ms')::numeric;
     after   jsonb;
     made    record;
+    limits  rouse.worker_login;
 BEGIN
     SELECT jsonb_object_agg(d.name, jsonb_build_object('job', p_own[-(d.job #>> '{}')::bigint], 'on_failure', d.on_failure)) INTO after
     FROM rouse._dependencies_of(options -> 'after') AS d;
@@ -53,12 +54,14 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     -- A limited login gets no results of jobs that its workers could not run.
-    IF NOT made.created AND EXISTS (SELECT FROM rouse._limits()) AND NOT pg_has_role(session_user, 'rouse_enqueuer', 'USAGE')
-       AND NOT EXISTS (
-           SELECT FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane CROSS JOIN rouse._limits() AS limits
-           WHERE j.id = made.id AND rouse._matches_any(l.queue, limits.queues) AND rouse._matches_any(l.handler, limits.handlers)) THEN
-        RAISE EXCEPTION 'rouse: login % may not use job %, which has the unique key %', session_user, made.id, quote_literal(options ->> 'unique_key')
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Its handlers and queues are listed in rouse.worker_login.';
+    IF NOT made.created THEN
+        SELECT * INTO limits FROM rouse._limits_of(p_worker);
+        IF FOUND AND NOT pg_has_role(limits.login::oid, 'rouse_enqueuer'::name, 'USAGE') AND NOT EXISTS (
+            SELECT FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane
+            WHERE j.id = made.id AND rouse._matches_any(l.queue, limits.queues) AND rouse._matches_any(l.handler, limits.handlers)) THEN
+            RAISE EXCEPTION 'rouse: login % may not use job %, which has the unique key %', limits.login, made.id, quote_literal(options ->> 'unique_key')
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Its handlers and queues are listed in rouse.worker_login.';
+        END IF;
     END IF;
     RETURN made.id;
 END
@@ -109,9 +112,10 @@ BEGIN
 END
 $$;
 
--- Enqueues the jobs of attempts that are being settled. `p_parents`: their own jobs. Returns the
+-- Enqueues the jobs of attempts that p_worker settles. `p_parents`: their own jobs. Returns the
 -- calls. Jobs without options are inserted in one statement. Served by lane_id and lane_key.
-CREATE OR REPLACE FUNCTION rouse._enqueue_children(p_parents rouse.parent_job[], p_jobs rouse.new_job[]) RETURNS TABLE (parent bigint, step text, id bigint)
+CREATE OR REPLACE FUNCTION rouse._enqueue_children(p_worker bigint, p_parents rouse.parent_job[], p_jobs rouse.new_job[])
+RETURNS TABLE (parent bigint, step text, id bigint)
 LANGUAGE plpgsql SET enable_hashjoin = on AS $$
 #variable_conflict use_column
 DECLARE
@@ -161,7 +165,7 @@ BEGIN
                 own := '{}';
             END IF;
             IF child.is_missing THEN
-                ids[child.place] := rouse._enqueue_child(ids[child.place], child.parent, child.queue, child.priority, child.job, own,
+                ids[child.place] := rouse._enqueue_child(p_worker, ids[child.place], child.parent, child.queue, child.priority, child.job, own,
                     CASE WHEN child.kind = 'next' THEN (child.parent).origin ELSE origins -> current::text END);
             END IF;
             IF child.kind = 'child' THEN
@@ -192,22 +196,24 @@ END
 $$;
 
 -- Rejects jobs for handlers or queues that the limited login of a worker does not serve, unless it may enqueue anything.
-CREATE OR REPLACE FUNCTION rouse._check_children(p_jobs rouse.new_job[]) RETURNS void
+CREATE OR REPLACE FUNCTION rouse._check_children(p_worker bigint, p_jobs rouse.new_job[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    wrong record;
+    limits rouse.worker_login;
+    wrong  record;
 BEGIN
-    IF pg_has_role(session_user, 'rouse_enqueuer', 'USAGE') THEN
+    SELECT * INTO limits FROM rouse._limits_of(p_worker);
+    IF NOT FOUND OR pg_has_role(limits.login::oid, 'rouse_enqueuer'::name, 'USAGE') THEN
         RETURN;
     END IF;
     SELECT s.handler, s.options ->> 'queue' AS queue INTO wrong
-    FROM unnest(p_jobs) AS s CROSS JOIN rouse._limits() AS limits
+    FROM unnest(p_jobs) AS s
     WHERE NOT rouse._matches_any(s.handler, limits.handlers) OR NOT rouse._matches_any(coalesce(s.options ->> 'queue', limits.queues[1]), limits.queues)
        OR EXISTS (SELECT FROM jsonb_array_elements_text(CASE jsonb_typeof(s.options -> 'tags') WHEN 'array' THEN s.options -> 'tags' END) AS t(tag)
                   WHERE NOT rouse._matches_any(t.tag, limits.tags))
     LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'rouse: login % may not enqueue jobs for handler % in queue %', session_user, quote_literal(left(wrong.handler, 140)),
+        RAISE EXCEPTION 'rouse: login % may not enqueue jobs for handler % in queue %', limits.login, quote_literal(left(wrong.handler, 140)),
             coalesce(quote_literal(left(wrong.queue, 140)), 'of their parent')
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'Its handlers and queues are listed in rouse.worker_login; the role rouse_enqueuer may enqueue any job.';

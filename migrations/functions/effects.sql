@@ -17,9 +17,8 @@ DECLARE
     done bigint[];
     lost bigint[];
 BEGIN
-    PERFORM rouse._known(p_worker, p_key, true);
-    IF p_jobs <> '{}' THEN
-        PERFORM rouse._check_children(p_jobs);
+    IF rouse._known(p_worker, p_key, true) AND p_jobs <> '{}' THEN
+        PERFORM rouse._check_children(p_worker, p_jobs);
     END IF;
     PERFORM FROM unnest(p_settlements) AS s WHERE s.state IS DISTINCT FROM 'succeeded';
     IF FOUND THEN

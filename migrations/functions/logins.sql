@@ -18,6 +18,12 @@ LANGUAGE sql STABLE ROWS 1 AS $$
     SELECT * FROM rouse.worker_login AS l WHERE l.login = to_regrole(quote_ident(session_user))
 $$;
 
+-- Those of the login that has registered a worker: effects are committed in sessions of other logins. Served by primary keys.
+CREATE OR REPLACE FUNCTION rouse._limits_of(p_worker bigint) RETURNS SETOF rouse.worker_login
+LANGUAGE sql STABLE ROWS 1 AS $$
+    SELECT l.* FROM rouse.worker AS w JOIN rouse.worker_login AS l ON l.login = to_regrole(quote_ident(w.login)) WHERE w.incarnation = p_worker
+$$;
+
 -- Rejects a registration that the login may not make, and returns whether the login is limited. The lock freezes the limits until the
 -- registration has committed: a concurrent change is either seen here, or sees the new row of rouse.worker.
 CREATE OR REPLACE FUNCTION rouse._admit(p_worker_id text, p_queues text[], p_tags text[]) RETURNS boolean

@@ -87,7 +87,7 @@ BEGIN
         p_jobs := rouse._jobs_of(p_jobs, parents, suspended);
         parents := parents || suspended;
         continued := ARRAY(SELECT s.parent FROM unnest(p_jobs) AS s WHERE s.kind = 'next');
-        SELECT jsonb_agg(to_jsonb(c)) INTO calls FROM rouse._enqueue_children(parents, p_jobs) AS c;
+        SELECT jsonb_agg(to_jsonb(c)) INTO calls FROM rouse._enqueue_children(p_worker, parents, p_jobs) AS c;
     END IF;
     -- Few jobs are waited for: this is one lookup for all.
     IF EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain >= lowest AND d.chain <= highest)
@@ -204,7 +204,7 @@ DECLARE
     done bigint[];
 BEGIN
     IF rouse._known(p_worker, p_key) AND p_jobs <> '{}' THEN
-        PERFORM rouse._check_children(p_jobs);
+        PERFORM rouse._check_children(p_worker, p_jobs);
     END IF;
     -- Single sizes are checked only if the total exceeds the limit of one.
     IF pg_column_size(p_settlements) > 67108864 THEN

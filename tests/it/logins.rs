@@ -380,6 +380,54 @@ async fn a_limited_login_uses_only_the_state_of_its_handlers() {
 }
 
 #[tokio::test]
+async fn jobs_of_a_limited_login_are_limited_also_if_they_commit_with_effects() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let login = Login::create(&db, "logins_effects").await;
+    limit(
+        &client,
+        "login, worker_ids, queues, handlers",
+        "'logins_effects', '{w}', '{mail}', '{x}'",
+    )
+    .await;
+    enqueue_sql(&client, "'x', queue => 'billing', unique_key => 'taken'").await;
+    enqueue_sql(&client, "'x', queue => 'mail'").await;
+    let store = login.worker("w", &["mail"]).await;
+    let job = claim(&store, 1).await.remove(0);
+    client
+        .batch_execute(
+            "UPDATE rouse.worker SET key_hash = sha256('k'); CREATE ROLE logins_effects_sql LOGIN IN ROLE rouse_handler",
+        )
+        .await
+        .unwrap();
+    let worker = client.query_one("SELECT incarnation FROM rouse.worker", &[]);
+    let worker: i64 = worker.await.unwrap().get(0);
+    // Effects are committed in a session of the handlers' login, which has no limits.
+    let handlers = connect(&db.url().replace("rouse@", "logins_effects_sql@")).await;
+    let (id, fence) = (job.id.0, job.fence.0);
+    let settle_with = |child: &str| {
+        format!(
+            r#"SELECT rouse.settle_with_effects({worker}, 'k',
+                ARRAY[jsonb_populate_record(NULL::rouse.settlement, '{{"id": {id}, "fence": {fence}, "state": "succeeded", "result": 1}}')],
+                ARRAY[jsonb_populate_record(NULL::rouse.new_job, '{{"parent": {id}, "kind": "child", "payload": 1, {child}}}')])"#
+        )
+    };
+    let other = settle_with(r#""handler": "other""#);
+    let error = refusal(&handlers, &other).await;
+    let why = "22023: rouse: login logins_effects may not enqueue jobs for handler 'other' in queue of their parent";
+    assert!(error.starts_with(why), "{error}");
+    let taken = settle_with(r#""handler": "x", "options": {"unique_key": "taken"}"#);
+    let error = refusal(&handlers, &taken).await;
+    let why = "22023: rouse: login logins_effects may not use job";
+    assert!(error.starts_with(why), "{error}");
+    client
+        .batch_execute("GRANT rouse_enqueuer TO logins_effects")
+        .await
+        .unwrap();
+    handlers.query_one(&other, &[]).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_limited_login_is_notified_only_of_its_queues() {
     let db = TestDb::new().await;
     let client = db.client().await;

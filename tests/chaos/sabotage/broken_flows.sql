@@ -14,9 +14,9 @@ BEGIN
             ('signal', 'VALUES (signal.id, signal.name, coalesce(signal.payload, ''null'')::json, at)',
              'SELECT signal.id, signal.name, coalesce(signal.payload, ''null'')::json, at
               WHERE EXISTS (SELECT FROM rouse.job AS j WHERE j.id = signal.id AND j.state = ''queued'' AND j.turn IS NULL AND j.wait ->> ''kind'' = ''signal'')'),
-            ('_settle', 'FROM rouse._enqueue_children(parents, p_jobs) AS c;',
-             'FROM rouse._enqueue_children(parents, p_jobs) AS c;
-              PERFORM rouse._enqueue_children(parents, ARRAY(SELECT s FROM unnest(p_jobs) AS s WHERE s.kind = ''child''));'),
+            ('_settle', 'FROM rouse._enqueue_children(p_worker, parents, p_jobs) AS c;',
+             'FROM rouse._enqueue_children(p_worker, parents, p_jobs) AS c;
+              PERFORM rouse._enqueue_children(p_worker, parents, ARRAY(SELECT s FROM unnest(p_jobs) AS s WHERE s.kind = ''child''));'),
             ('_suspend', 'uncounted = j.uncounted + 1', 'uncounted = j.uncounted')) AS patch(name, was, becomes)
         JOIN pg_proc AS p ON p.pronamespace = 'rouse'::regnamespace AND p.proname = patch.name
     LOOP
