@@ -517,7 +517,8 @@ CREATE TABLE rouse.payload (
     -- The day of its partition: payload_at of the job, or later if the job was still live when that partition was dropped.
     kept_at timestamptz NOT NULL
 ) PARTITION BY RANGE (kept_at);
-CREATE INDEX payload_job ON rouse.payload (job);
+-- A job that gates have merged with newer ones has several rows; its payload is the first from payload_at on.
+CREATE INDEX payload_job ON rouse.payload (job, kept_at);
 -- Compressed, and in the same page as the other columns if it fits: no second lookup.
 ALTER TABLE rouse.payload ALTER COLUMN payload SET STORAGE MAIN;
 -- lz4 is several times as fast as Postgres' own compression, but not in every build of the server.

@@ -229,13 +229,16 @@ BEGIN
                         'INSERT INTO rouse.step SELECT s.job, s.name, s.result, s.wait, s.attempt, s.worker, s.at, clock_timestamp() FROM rouse.%I AS s '
                         'WHERE EXISTS (SELECT FROM rouse.job AS j WHERE j.id = s.job)', part);
                 ELSE
+                    -- As rouse._payload: one row for each job, without those that a gate has replaced.
                     EXECUTE format(
                         'INSERT INTO rouse.payload SELECT p.job, p.payload, clock_timestamp() FROM ('
-                        '    SELECT j.id FROM rouse.job AS j WHERE j.payload_at < $1'
+                        '    SELECT j.id, j.payload_at FROM rouse.job AS j WHERE j.payload_at < $1'
                         '    UNION ALL'
-                        '    SELECT f.id FROM rouse.finished AS f WHERE f.payload_at < $1'
+                        '    SELECT f.id, f.payload_at FROM rouse.finished AS f WHERE f.payload_at < $1'
                         '      AND (f.keep_days > 0 OR f.finished_at - f.payload_at > interval ''24 hours'')) AS kept '
-                        'JOIN rouse.%I AS p ON p.job = kept.id', part)
+                        'JOIN rouse.%1$I AS p ON p.job = kept.id AND p.kept_at >= kept.payload_at '
+                        'WHERE NOT EXISTS (SELECT FROM rouse.%1$I AS earlier WHERE earlier.job = p.job AND earlier.kept_at >= kept.payload_at '
+                        '                  AND earlier.kept_at < p.kept_at)', part)
                     USING (SELECT p.end_day::timestamp AT TIME ZONE 'UTC' FROM rouse._partitions() AS p WHERE p.name = part);
                 END IF;
             END LOOP;

@@ -15,13 +15,13 @@ END
 $$;
 
 -- The payload of a job, from the columns of its row. Null if its partition is gone. Served by payload_job, in the partition of its day and
--- those of later days.
+-- those of later days. The first row from payload_at on: others are payloads that a gate has replaced.
 CREATE OR REPLACE FUNCTION rouse._payload(p_job bigint, p_payload jsonb, p_payload_at timestamptz) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
     IF p_payload_at IS NULL THEN
         RETURN p_payload;
     END IF;
-    RETURN (SELECT p.payload::jsonb FROM rouse.payload AS p WHERE p.job = p_job AND p.kept_at >= p_payload_at LIMIT 1);
+    RETURN (SELECT p.payload::jsonb FROM rouse.payload AS p WHERE p.job = p_job AND p.kept_at >= p_payload_at ORDER BY p.kept_at LIMIT 1);
 END
 $$;

@@ -220,6 +220,31 @@ async fn a_payload_outlives_its_partition_as_long_as_a_job_refers_to_it() {
     assert_eq!(claim(&store, 1).await[0].payload.0, "{\"n\": 1}");
 }
 
+/// A gate that merges jobs writes the payload of the newer one beside the older one. An enqueue that has begun first may be the last to pass.
+#[tokio::test]
+async fn a_merged_job_keeps_its_last_payload_when_the_partition_is_dropped() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let id = query_number(&client, "SELECT rouse.enqueue('x')").await;
+    client
+        .batch_execute(&format!(
+            "SET ROLE rouse_owner;
+             CREATE TABLE rouse.payload_20200101 PARTITION OF rouse.payload FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
+             INSERT INTO rouse.payload VALUES ({id}, '{{\"n\": 1}}', '2020-01-01 11:00'), ({id}, '{{\"n\": 3}}', '2020-01-01 13:00'),
+                 ({id}, '{{\"n\": 2}}', '2020-01-01 12:00');
+             UPDATE rouse.job SET payload = NULL, payload_at = '2020-01-01 12:00';
+             RESET ROLE"
+        ))
+        .await
+        .unwrap();
+    assert_eq!(payload_number(&client, id).await, Some(2));
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(payload_number(&client, id).await, Some(2));
+    let rows = "SELECT count(*) FROM rouse.payload";
+    assert_eq!(query_number(&client, rows).await, 1);
+    assert_eq!(claim(&store, 1).await[0].payload.0, "{\"n\": 2}");
+}
+
 #[tokio::test]
 async fn a_job_with_a_removed_payload_fails_without_affecting_its_claim() {
     let db = TestDb::new().await;
