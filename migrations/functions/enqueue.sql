@@ -162,7 +162,7 @@ $$;
 --   tenant        the tenant that it belongs to
 --   source        what triggered it
 --   priority      high, normal or low
---   run_at        not before this time
+--   run_at        not before this time; a time in the past means now, and does not count as time waited
 --   max_attempts  the maximum number of attempts; null: the handler's own
 --   unique_key    unique among the live jobs of the handler and the tenant (null tenants count as one): if such a job exists,
 --                 its id is returned and nothing is inserted; rouse.enqueue_unique also returns which of the two has happened
@@ -249,7 +249,7 @@ BEGIN
         -- A payload that the contract refuses, and an unknown handler, find none either: _enqueue reports them. Nor do jobs of fair queues,
         -- whose lane _enqueue finds by their key. Served by lane_key.
         INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants, trace)
-        SELECT job_id, l.id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
+        SELECT job_id, l.id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, greatest(run_at, at),
                max_attempts, sent_bytes, tenant, source, inline_payload, stored_at, true, grants, trace
         FROM rouse.lane AS l
         WHERE l.handler = handler AND l.queue = queue AND l.priority = priority::rouse.priority AND l.tags = tags AND l.key = '' AND l.closed_at IS NULL
@@ -346,7 +346,7 @@ BEGIN
     FOR try IN 1 .. 10 LOOP
         INSERT INTO rouse.job AS j (id, lane, turn, flow, flow_name, requested_at, available_at, max_attempts, blockers, bytes, tenant, source, unique_key,
                                     payload, payload_at, wake, grants, lease_ms, timeout_ms, after, chain, origin, trace)
-        VALUES (p_id, lane_id, CASE WHEN p_run_at > at OR blockers > 0 THEN NULL ELSE p_id END, p_flow, p_flow_name, at, coalesce(p_run_at, at),
+        VALUES (p_id, lane_id, CASE WHEN p_run_at > at OR blockers > 0 THEN NULL ELSE p_id END, p_flow, p_flow_name, at, greatest(p_run_at, at),
                 p_max_attempts, blockers, p_bytes + rouse._other_bytes(p_tenant, p_source, p_grants, p_trace), p_tenant, p_source, key,
                 CASE WHEN stored_at IS NULL THEN p_payload END, stored_at, CASE WHEN blockers IS NULL THEN true END, p_grants, lease, timeout, p_after, p_chain, p_origin,
                 p_trace)
@@ -535,7 +535,7 @@ BEGIN
     RETURN QUERY
     INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants,
                                 lease_ms, timeout_ms, trace)
-    SELECT p.id, lane_id, CASE WHEN run_at > at THEN NULL ELSE p.id END, at, coalesce(run_at, at),
+    SELECT p.id, lane_id, CASE WHEN run_at > at THEN NULL ELSE p.id END, at, greatest(run_at, at),
            max_attempts, p.bytes + others, tenant, source, CASE WHEN p.stored_at IS NULL THEN p.payload END, p.stored_at,
            CASE WHEN p.place = cardinality(payloads) THEN true END, grants, lease_ms, run_ms, trace
     FROM unnest(ids, payloads, sizes, stored_at) WITH ORDINALITY AS p(id, payload, bytes, stored_at, place)

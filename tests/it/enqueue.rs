@@ -264,6 +264,24 @@ async fn the_largest_allowed_payload_is_accepted_and_a_queue_can_allow_more() {
 }
 
 #[tokio::test]
+async fn a_run_at_in_the_past_does_not_count_as_time_waited() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue('x', run_at => '2020-01-01');
+             SELECT rouse.enqueue('x', run_at => '2020-01-01');
+             SELECT rouse.enqueue_unique('x', 'key', run_at => '2020-01-01');
+             SELECT rouse.enqueue_many('x', '{1,2}'::jsonb[], run_at => '2020-01-01')",
+        )
+        .await
+        .unwrap();
+    let sql = "SELECT count(*) = 5 AND bool_and(available_at = requested_at AND turn IS NOT NULL) FROM rouse.job";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    assert!(row.get::<_, bool>(0));
+}
+
+#[tokio::test]
 async fn a_rollback_leaves_nothing_and_a_job_is_invisible_before_its_commit() {
     let db = TestDb::new().await;
     let (mut producer, other) = (db.client().await, db.client().await);
