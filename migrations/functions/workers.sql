@@ -139,14 +139,45 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(SELECT c.key FROM jsonb_each(p_capabilities) AS c WHERE c.value ->> 'parked' IS NOT NULL)
 $$;
 
--- The statistics of a worker are an object of at most 64 KiB.
+-- True for a count, or none.
+CREATE OR REPLACE FUNCTION rouse._is_count(p_value jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(p_value::text ~ '^([0-9]{1,15}|null)$', true)
+$$;
+
+-- The statistics of a worker are an object of at most 64 KiB. Those of all workers are added up: one that is not a number would fail the
+-- statement for all.
 CREATE OR REPLACE FUNCTION rouse._check_stats(p_name text, p_stats jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    wrong text;
 BEGIN
     IF jsonb_typeof(p_stats) <> 'object' THEN
         RAISE EXCEPTION 'rouse.%: stats must be an object, not %', p_name, left(p_stats::text, 140) USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM rouse._check_size(p_name, pg_column_size(p_stats), 65536);
+    wrong := CASE
+        WHEN NOT rouse._is_count(p_stats -> 'failed') THEN 'failed must be a count'
+        WHEN jsonb_typeof(p_stats -> 'fair') <> 'array' THEN 'fair must be a list'
+    END;
+    IF wrong IS NULL AND p_stats ? 'fair' THEN
+        SELECT of.wrong INTO wrong
+        FROM jsonb_array_elements(p_stats -> 'fair') AS f
+        LEFT JOIN LATERAL jsonb_array_elements(CASE jsonb_typeof(f.value -> 'keys') WHEN 'array' THEN f.value -> 'keys' END) AS k ON true
+        CROSS JOIN LATERAL (SELECT CASE
+            WHEN jsonb_typeof(f.value -> 'keys') <> 'array' THEN 'keys must be a list'
+            WHEN NOT (rouse._is_count(f.value -> 'rounds') AND rouse._is_count(f.value -> 'promotions')) THEN 'rounds and promotions must be counts'
+            WHEN NOT (rouse._is_count(k.value -> 'selected') AND rouse._is_count(k.value -> 'deferred') AND rouse._is_count(k.value -> 'promotions'))
+                THEN 'selected, deferred and promotions of a key must be counts'
+            -- Also a number that is too small for double precision is an error there.
+            WHEN (k.value -> 'deficit')::text !~ '^(-?[0-9]{1,15}([.][0-9]{1,255})?|null)$' THEN 'deficit must be a number'
+        END AS wrong) AS of
+        WHERE of.wrong IS NOT NULL
+        LIMIT 1;
+    END IF;
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'rouse.%: stats: %', p_name, wrong USING ERRCODE = 'invalid_parameter_value';
+    END IF;
 END
 $$;
 

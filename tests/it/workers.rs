@@ -340,6 +340,32 @@ async fn an_invalid_registration_is_refused() {
         ("1, '{}', '{zone=a=b}'", "tags must be a list of"),
         ("1, '{}', NULL", "tags must be a list of"),
         ("1, '{}', '{}', '[]'", "stats must be an object"),
+        // What the list of queues and the dashboard add up.
+        (
+            "1, '{}', '{}', '{\"failed\": \"many\"}'",
+            "failed must be a count",
+        ),
+        (
+            "1, '{}', '{}', '{\"failed\": 1e30}'",
+            "failed must be a count",
+        ),
+        ("1, '{}', '{}', '{\"fair\": null}'", "fair must be a list"),
+        (
+            "1, '{}', '{}', '{\"fair\": [{\"keys\": {}}]}'",
+            "keys must be a list",
+        ),
+        (
+            "1, '{}', '{}', '{\"fair\": [{\"rounds\": 1.5}]}'",
+            "rounds and promotions must be counts",
+        ),
+        (
+            "1, '{}', '{}', '{\"fair\": [{\"keys\": [{\"selected\": 1}, {\"deferred\": -1}]}]}'",
+            "selected, deferred and promotions of a key must be counts",
+        ),
+        (
+            "1, '{}', '{}', '{\"fair\": [{\"keys\": [{\"deficit\": 1e-400}]}]}'",
+            "deficit must be a number",
+        ),
     ] {
         let call =
             format!("SELECT rouse.register('a', sha256('k'), 'h', 'p', 'v', '{{}}', {arguments})");
