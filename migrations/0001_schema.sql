@@ -155,7 +155,7 @@ CREATE TABLE rouse.limits (
     lanes_per_handler_max integer NOT NULL DEFAULT 1000 CHECK (lanes_per_handler_max > 0),
     -- Lanes of all handlers. Each worker keeps the whole catalog in memory.
     lanes_max             integer NOT NULL DEFAULT 20000 CHECK (lanes_max > 0),
-    -- Lanes of keys of fair queues and gates. Further keys of a handler share one.
+    -- Lanes of keys of fair queues and gates: further keys of a handler share one. Also the number of inboxes (direct dispatch).
     keyed_lanes_max       integer NOT NULL DEFAULT 20000 CHECK (keyed_lanes_max >= 0),
     gates_max             integer NOT NULL DEFAULT 200 CHECK (gates_max > 0),
     -- Jobs that an attempt may enqueue, with those that these enqueue, and so on. A resumed attempt, and the next job of its chain, count anew.

@@ -100,7 +100,7 @@ BEGIN
     IF FOUND THEN
         RETURN inbox;
     END IF;
-    IF NOT rouse._has_room_for_keyed_lane() THEN
+    IF NOT rouse._has_room_for_keyed_lane(true) THEN
         RETURN p_lane;
     END IF;
     INSERT INTO rouse.lane (id, queue, handler, priority, tags, key, worker)

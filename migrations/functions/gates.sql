@@ -109,7 +109,7 @@ BEGIN
             RETURN known;
         END IF;
     END LOOP;
-    IF NOT rouse._has_room_for_keyed_lane() THEN
+    IF NOT rouse._has_room_for_keyed_lane(false) THEN
         own := '*';
     END IF;
     known := rouse._lane_id(p_handler, p_queue, p_priority, p_tags, own);
@@ -119,22 +119,26 @@ BEGIN
 END
 $$;
 
--- True if there are fewer than keyed_lanes_max lanes with keys (rouse.limits). Counting lanes takes up to two milliseconds, so a session counts
--- again only a minute after it has found that many.
-CREATE OR REPLACE FUNCTION rouse._has_room_for_keyed_lane() RETURNS boolean
+-- True if there are fewer than keyed_lanes_max lanes with keys (rouse.limits), or fewer than that many inboxes: these are counted for
+-- themselves, because each worker has some for each key. Counting lanes takes up to two milliseconds, so a session counts again only a minute
+-- after it has found that many.
+CREATE OR REPLACE FUNCTION rouse._has_room_for_keyed_lane(p_is_inbox boolean) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    most  integer;
-    later text := current_setting('rouse.count_keyed_lanes_at', true);
+    most    integer;
+    setting text := CASE WHEN p_is_inbox THEN 'rouse.count_inboxes_at' ELSE 'rouse.count_keyed_lanes_at' END;
+    -- Seconds since 1970: the text of a time depends on settings of the session, which may change.
+    later   text := current_setting(setting, true);
 BEGIN
-    IF later <> '' AND later::timestamptz > clock_timestamp() THEN
+    IF later <> '' AND later::double precision > date_part('epoch', clock_timestamp()) THEN
         RETURN false;
     END IF;
     most := (SELECT l.keyed_lanes_max FROM rouse.limits AS l WHERE l.only_row);
-    IF (SELECT count(*) FROM (SELECT FROM rouse.lane AS l WHERE l.key <> '' AND l.closed_at IS NULL LIMIT most) AS l) < most THEN
+    IF (SELECT count(*) FROM (
+            SELECT FROM rouse.lane AS l WHERE l.key <> '' AND l.closed_at IS NULL AND (l.worker IS NOT NULL) = p_is_inbox LIMIT most) AS l) < most THEN
         RETURN true;
     END IF;
-    PERFORM set_config('rouse.count_keyed_lanes_at', (clock_timestamp() + interval '1 minute')::text, false);
+    PERFORM set_config(setting, (date_part('epoch', clock_timestamp()) + 60)::text, false);
     RETURN false;
 END
 $$;

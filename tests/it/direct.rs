@@ -314,6 +314,11 @@ async fn jobs_for_later_and_jobs_without_room_for_an_inbox_are_in_the_shared_lan
     let divided = "SELECT count(*) FROM rouse.lane WHERE divided_by IS NOT NULL";
     let divided: i64 = client.query_one(divided, &[]).await.unwrap().get(0);
     assert_eq!(divided, 0);
+    // Inboxes take no room from the keys of other queues.
+    let fair = "SELECT rouse.set_fair_share('fair', policy => 'drr')";
+    client.batch_execute(fair).await.unwrap();
+    enqueue_sql(&client, "'greet', queue => 'fair', tenant => 't'").await;
+    assert_eq!(lanes(&client).await[r#"{"tenant": "t"}"#], 1);
 }
 
 #[tokio::test]

@@ -332,6 +332,23 @@ async fn keys_are_of_tenants_sources_handlers_queues_and_payloads() {
 }
 
 #[tokio::test]
+async fn a_session_may_change_how_it_writes_times_after_it_has_found_no_room_for_a_lane() {
+    let (_db, client) = gate("'one', 'max_concurrent', key => '{tenant}', most => 1").await;
+    client
+        .batch_execute("UPDATE rouse.limits SET keyed_lanes_max = 0; SET datestyle = 'SQL'; SET timezone = 'FOO-3'")
+        .await
+        .unwrap();
+    enqueue(&client, "h", ", tenant => 'a'").await;
+    client
+        .batch_execute("RESET datestyle; RESET timezone")
+        .await
+        .unwrap();
+    enqueue(&client, "i", ", tenant => 'a'").await;
+    let shared = "SELECT count(*) FROM rouse.lane WHERE key = '*'";
+    assert_eq!(number(&client, shared).await, 2);
+}
+
+#[tokio::test]
 async fn keys_beyond_the_maximum_of_lanes_share_one_limit_and_never_exceed_theirs() {
     let (db, client) = gate("'one', 'max_concurrent', key => '{tenant}', most => 1").await;
     client
