@@ -282,7 +282,8 @@ FROM rouse.workers AS w
 CROSS JOIN LATERAL jsonb_each(w.capabilities) AS c
 WHERE w.state IN ('active', 'draining');
 
--- Resource usage by day (UTC), handler and tenant, as long as jobs are kept. Reads every row of the requested days.
+-- Resource usage by day (UTC), handler and tenant, as long as jobs are kept. Reads every row that is kept, also
+-- with a condition on the day: no partition is left out by a value that is computed from its key.
 CREATE OR REPLACE VIEW rouse.usage AS
 SELECT a.day, l.handler, a.tenant, count(*) AS attempts, sum(a.cpu_us) / 1e6 AS cpu_seconds, sum(a.wall) AS wall_seconds,
        max(a.memory_peak_bytes) AS memory_peak_bytes, sum(a.host_calls) AS host_calls, sum(a.bytes_in) AS bytes_in, sum(a.bytes_out) AS bytes_out
