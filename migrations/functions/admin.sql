@@ -413,14 +413,19 @@ $$;
 
 -- Sets for how many days finished jobs of a queue are kept, and those that failed or timed out. Null: unchanged; 0: the general retention,
 -- or that of the queue's other jobs. Applies to jobs that end from now on. Returns the current settings (null: the general retention).
--- Leaves a record.
+-- Leaves a record. Warns if the lookup of a job would need a fifth of the server's locks: attempts and records are kept as long, and of each day
+-- it locks both partitions with their five indexes.
 CREATE OR REPLACE FUNCTION rouse.set_retention(
     queue text, INOUT keep_days integer DEFAULT NULL, INOUT keep_failed_days integer DEFAULT NULL)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    at  timestamptz := clock_timestamp();
-    was rouse.queue;
+    at    timestamptz := clock_timestamp();
+    was   rouse.queue;
+    locks bigint;
+    -- About as many locks as all sessions can hold together.
+    most  bigint := current_setting('max_locks_per_transaction')::bigint
+                    * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint);
 BEGIN
     PERFORM rouse._check_queue('set_retention', set_retention.queue);
     IF set_retention.keep_days NOT BETWEEN 0 AND 3650 OR set_retention.keep_failed_days NOT BETWEEN 0 AND 3650 THEN
@@ -439,6 +444,12 @@ BEGIN
         INSERT INTO rouse.record (at, queue, event, who, detail)
         VALUES (at, set_retention.queue, 'retention_set', session_user,
                 jsonb_build_object('keep_days', set_retention.keep_days, 'keep_failed_days', set_retention.keep_failed_days));
+        locks := 7 * greatest(set_retention.keep_days, set_retention.keep_failed_days);
+        IF locks > most / 5 THEN
+            RAISE WARNING 'rouse.set_retention: with % days of history, the lookup of a job needs about % of the % locks of this server',
+                greatest(set_retention.keep_days, set_retention.keep_failed_days), locks, most
+                USING HINT = 'Raise max_locks_per_transaction, or keep the jobs for a shorter time.';
+        END IF;
     END IF;
 END
 $$;

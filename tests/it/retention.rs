@@ -4,9 +4,9 @@ use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
 
-use crate::support::database::{drop_all_partitions, refusal};
-use crate::support::worker::{TestWorker, cancel, ended, enqueue_sql};
-use crate::support::{Ran, TestDb, rouse_in, scratch};
+use crate::support::database::{drop_all_partitions, raised, refusal};
+use crate::support::worker::{PATIENCE, TestWorker, cancel, ended, enqueue_sql, guests_dir};
+use crate::support::{Host, Ran, TestDb, rouse_in, scratch};
 
 async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
     rouse_in(db, args, &scratch("retention")).await
@@ -253,4 +253,33 @@ async fn an_impossible_retention_is_refused_and_changes_nothing() {
         .await
         .exits(1)
         .prints("at most 4 are allowed");
+}
+
+#[tokio::test]
+async fn a_retention_that_needs_many_locks_is_warned_of_when_it_is_set_and_when_a_host_starts() {
+    let db = TestDb::new().await;
+    let set = "SELECT rouse.set_retention('a', 30), rouse.set_retention('b', 3650)";
+    let warnings = raised(&db, set).await;
+    let messages: Vec<&str> = warnings.iter().map(|it| it.message()).collect();
+    let [message] = messages[..] else {
+        panic!("{messages:?}");
+    };
+    let wanted = "with 3650 days of history, the lookup of a job needs about 25550 of the ";
+    assert!(message.contains(wanted), "{message}");
+    let folder = scratch("locks");
+    let (config, handlers) = (folder.join("rouse.toml"), folder.join("handlers"));
+    std::fs::write(&config, "keep_days = 3650\n").unwrap();
+    std::fs::create_dir(&handlers).unwrap();
+    std::fs::copy(guests_dir().join("noop.wasm"), handlers.join("noop.wasm")).unwrap();
+    let url = db.url();
+    let args = ["serve", "--http", "off", "--config"];
+    let paths = [config.to_str(), Some("--handlers"), handlers.to_str()];
+    let args: Vec<&str> = args
+        .into_iter()
+        .chain(paths.into_iter().flatten())
+        .collect();
+    let host = Host::rouse(&args, &[("DATABASE_URL", url.as_str())]);
+    host.line(PATIENCE, |line| {
+        line.contains("raise max_locks_per_transaction or lower keep_days")
+    });
 }

@@ -1,35 +1,12 @@
 //! Notices to producers whose jobs no live worker can run.
 
-use std::future::poll_fn;
-
-use tokio_postgres::AsyncMessage;
-use tokio_postgres::error::DbError;
-
 use crate::support::TestDb;
+use crate::support::database::raised;
 
 /// The messages of the notices that these statements raise.
 async fn notices(db: &TestDb, statements: &str) -> Vec<String> {
     let raised = raised(db, statements).await;
     raised.iter().map(|it| it.message().to_owned()).collect()
-}
-
-/// The notices that these statements raise.
-async fn raised(db: &TestDb, statements: &str) -> Vec<DbError> {
-    let (client, mut connection) = tokio_postgres::connect(&db.url(), tokio_postgres::NoTls)
-        .await
-        .unwrap();
-    let reading = tokio::spawn(async move {
-        let mut notices = Vec::new();
-        while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
-            if let AsyncMessage::Notice(notice) = message.unwrap() {
-                notices.push(notice);
-            }
-        }
-        notices
-    });
-    client.batch_execute(statements).await.unwrap();
-    drop(client);
-    reading.await.unwrap()
 }
 
 #[tokio::test]

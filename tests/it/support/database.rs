@@ -1,5 +1,6 @@
 //! A database for each test.
 
+use std::future::poll_fn;
 use std::path::PathBuf;
 use std::sync::{
     OnceLock,
@@ -11,7 +12,8 @@ use std::time::Duration;
 use rouse::store::migrate::{self, MigrateError, Report, Sources};
 use rouse::store::{Registration, Store, WorkerKey, connect::Connector};
 use tokio::sync::OnceCell;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::error::DbError;
+use tokio_postgres::{AsyncMessage, Client, NoTls};
 
 use super::cluster;
 
@@ -148,6 +150,23 @@ pub(crate) async fn refusal(client: &Client, sql: &str) -> String {
     let error = client.batch_execute(sql).await.expect_err(sql);
     let error = error.as_db_error().expect("an error from the database");
     format!("{} / {}", error.message(), error.hint().unwrap_or_default())
+}
+
+/// The notices that these statements raise.
+pub(crate) async fn raised(db: &TestDb, statements: &str) -> Vec<DbError> {
+    let (client, mut connection) = tokio_postgres::connect(&db.url(), NoTls).await.unwrap();
+    let reading = tokio::spawn(async move {
+        let mut notices = Vec::new();
+        while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
+            if let AsyncMessage::Notice(notice) = message.unwrap() {
+                notices.push(notice);
+            }
+        }
+        notices
+    });
+    client.batch_execute(statements).await.unwrap();
+    drop(client);
+    reading.await.unwrap()
 }
 
 /// Drops all partitions of this table in schema `rouse`, today's included.
