@@ -141,7 +141,8 @@ async fn a_worker_whose_file_changed_or_vanished_reports_that_it_cannot_answer()
     // A pipe that nothing writes to.
     let made = std::process::Command::new("mkfifo").arg(&served).status();
     assert!(made.expect("the system has mkfifo").success());
-    rouse(&db, &args).await.exits(4).prints(changed);
+    let no_file = "it cannot be read: it is not a regular file";
+    rouse(&db, &args).await.exits(4).prints(no_file);
     let args = ["workers", "verify", "mail-1", "noop", "--module", "no.wasm"];
     rouse(&db, &args)
         .await

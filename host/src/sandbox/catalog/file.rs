@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::{self, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -118,6 +118,22 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<BTreeMap<String, List
     Ok(listed)
 }
 
+/// Opens a file for reading.
+///
+/// # Errors
+/// Also when it is not a regular file: reading a pipe or a device may never end.
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    // NONBLOCK: opening a pipe does not wait for its other end.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is not a regular file")),
+    }
+}
+
 /// The bytes of a file; `None` if it changed since it was listed.
 ///
 /// # Errors
@@ -147,11 +163,7 @@ pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>,
         return Err(too_large());
     }
     let read = || -> io::Result<Option<Vec<u8>>> {
-        // NONBLOCK: opening does not wait if a pipe has replaced the file.
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
-            .open(&listed.path)?;
+        let file = open(&listed.path)?;
         let mut bytes = Vec::with_capacity(usize::try_from(listed.stamp.bytes).unwrap_or(0));
         (&file).take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
         let unchanged = Stamp::of(&file.metadata()?)? == listed.stamp;

@@ -1,7 +1,6 @@
 //! The lock file and signatures that a file needs before it may serve.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
 use std::sync::Arc;
@@ -199,7 +198,7 @@ impl Rules {
 
 fn read_signature(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    File::open(path)?
+    file::open(path)?
         .take(SIGNATURE_BYTES_MAX)
         .read_to_string(&mut text)?;
     Ok(text)
@@ -208,6 +207,37 @@ fn read_signature(path: &Path) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pipe_is_not_read_as_a_signature_or_as_a_lock_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (module, lock) = (dir.path().join("a.wasm"), dir.path().join("a.lock"));
+        for pipe in [&file::signature_path(&module), &lock] {
+            let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+            let kind = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, pipe, kind, mode, 0).unwrap();
+        }
+        let refused = |pin: Pin| {
+            let gate = Gate::new(&Settings {
+                pin,
+                ..Settings::default()
+            });
+            let bytes = b"a module";
+            let checked = gate
+                .rules()
+                .check("a.wasm", &module, Digest::of(bytes), bytes);
+            let why = checked.expect_err("it is not accepted");
+            assert!(why.contains("it is not a regular file"), "{why}");
+        };
+        refused(Pin {
+            trusted_keys: vec![("A".repeat(43) + "=").parse().unwrap()],
+            ..Pin::default()
+        });
+        refused(Pin {
+            lock: Some(lock.clone()),
+            ..Pin::default()
+        });
+    }
 
     #[test]
     fn check_a_repeated_key_once() {
