@@ -1,7 +1,7 @@
 //! Resolves `$ref` and `$dynamicRef` to locations, by pointer or anchor, in the whole schema or in an embedded one with
 //! its own `$id`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::collections::hash_map::Entry;
 
 use url::Url;
@@ -48,8 +48,10 @@ pub(super) struct References<'a> {
     resources: Vec<Resource>,
     by_uri: HashMap<String, usize>,
     anchors: HashMap<(usize, String), Location>,
-    /// The `$dynamicAnchor`s, by name.
-    dynamic: HashMap<String, Vec<Location>>,
+    /// The first `$dynamicAnchor` of each name.
+    dynamic: HashMap<String, Location>,
+    /// The `$dynamicAnchor`s that share their name with others.
+    ambiguous: HashSet<Location>,
 }
 
 /// The whole schema, or an embedded one with an `$id`: the scope of `#`.
@@ -76,6 +78,7 @@ impl<'a> References<'a> {
             by_uri: HashMap::new(),
             anchors: HashMap::new(),
             dynamic: HashMap::new(),
+            ambiguous: HashSet::new(),
         };
         let mut schemas = schemas(json);
         // Enclosing schemas come first.
@@ -133,7 +136,10 @@ impl<'a> References<'a> {
 
     fn name(&mut self, location: Location, keyword: &str, name: String) -> Result<(), String> {
         if keyword == "$dynamicAnchor" {
-            self.dynamic.entry(name.clone()).or_default().push(location);
+            let first = *self.dynamic.entry(name.clone()).or_insert(location);
+            if first != location {
+                self.ambiguous.extend([first, location]);
+            }
         }
         let resource = self.resource_of(location);
         match self.anchors.insert((resource, name), location) {
@@ -191,8 +197,7 @@ impl<'a> References<'a> {
     /// True if a `$dynamicRef` that [resolves](Self::find) to this location could resolve to others too, depending on
     /// the path that led to it.
     pub(super) fn is_dynamic(&self, target: Location) -> bool {
-        let mut named = self.dynamic.values();
-        named.any(|locations| locations.len() > 1 && locations.contains(&target))
+        self.ambiguous.contains(&target)
     }
 }
 

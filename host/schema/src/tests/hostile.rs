@@ -201,6 +201,20 @@ fn a_value_with_too_many_parts_is_rejected() {
 }
 
 #[test]
+fn long_uris_of_embedded_schemas_are_refused_before_they_multiply() {
+    let embedded: Vec<String> = (0..5_000).map(|n| format!(r#"{{"$id": "{n}"}}"#)).collect();
+    let (name, embedded) = ("x".repeat(500_000), embedded.join(","));
+    let written = format!(r#"{{"$id": "https://a.test/{name}/", "allOf": [{embedded}]}}"#);
+    let start = Instant::now();
+    let why = schema(&written).expect_err("the URI is too long");
+    assert!(why.contains("the maximum is 2048"), "{why:.300}");
+    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+    let name = "x".repeat(1_000);
+    let written = format!(r#"{{"$id": "https://a.test/{name}/", "allOf": [{embedded}]}}"#);
+    assert!(schema(&written).is_ok());
+}
+
+#[test]
 fn schemas_of_a_megabyte_compile_in_time() {
     let start = Instant::now();
     // One long name with many subschemas under it.
@@ -216,5 +230,16 @@ fn schemas_of_a_megabyte_compile_in_time() {
     assert!(schema(&written).unwrap_err().contains("too large"));
     let references = vec![r##"{"$ref": "#/allOf/0"}"##; 40_000].join(",");
     schema(&format!(r#"{{"allOf": [true, {references}]}}"#)).unwrap();
+    // Each reference is compared with the anchors that share their names.
+    let anchors: Vec<String> = (0..8_000)
+        .map(|n| format!(r#""{n}": {{"$dynamicAnchor": "n{n}"}}"#))
+        .collect();
+    let anchors = anchors.join(",");
+    let references = vec![r##"{"$dynamicRef": "#u"}"##; 20_000].join(",");
+    let written = format!(
+        r#"{{"$defs": {{"a": {{"$id": "a", "$defs": {{{anchors}}}}}, "b": {{"$id": "b", "$defs": {{{anchors}}}}}}},
+            "allOf": [{{"$dynamicAnchor": "u"}}, {references}]}}"#
+    );
+    schema(&written).unwrap();
     assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
 }
