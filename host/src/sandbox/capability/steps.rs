@@ -32,7 +32,8 @@ impl Host for AttemptState {
         let abort = self.abort.clone();
         let started = unless_aborted(abort, self.steps.start(&name)).await;
         if let Ok(None) = started {
-            self.step_spans.start(&self.trace, name);
+            let count_max = self.steps.count_max();
+            self.step_spans.start(&self.trace, name, count_max);
         }
         Ok(started)
     }

@@ -83,6 +83,11 @@ impl Steps {
         self.journal.as_ref()?.waits()
     }
 
+    /// The limit on the steps of a job.
+    pub(super) fn count_max(&self) -> usize {
+        self.limits.count
+    }
+
     /// The limit on all results together, bytes.
     pub(in crate::sandbox::capability) fn bytes_max(&self) -> usize {
         self.limits.bytes_total

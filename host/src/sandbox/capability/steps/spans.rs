@@ -11,26 +11,34 @@ use crate::traces::{AttemptTrace, Span};
 /// Steps that have started and are not completed. Further ones have no span: a guest could start any number.
 const OPEN_MAX: usize = 64;
 
-/// The spans of the steps that have started, by name.
+/// The spans of the steps that have started.
 #[derive(Default)]
-pub(in crate::sandbox) struct StepSpans(HashMap<String, Span>);
+pub(in crate::sandbox) struct StepSpans {
+    /// By name, until the step is completed.
+    open: HashMap<String, Span>,
+    /// How many were started.
+    count: usize,
+}
 
 impl StepSpans {
-    /// Starts the span of a step, if it is recorded.
-    pub(super) fn start(&mut self, trace: &AttemptTrace, name: String) {
-        if self.0.len() >= OPEN_MAX || self.0.contains_key(&name) {
+    /// Starts the span of a step, if it is recorded, and the attempt has had fewer than `count_max`: a guest can start
+    /// the same step again and again without recording its result.
+    pub(super) fn start(&mut self, trace: &AttemptTrace, name: String, count_max: usize) {
+        let is_full = self.open.len() >= OPEN_MAX || self.count >= count_max;
+        if is_full || self.open.contains_key(&name) {
             return;
         }
+        self.count += 1;
         let attributes = || vec![KeyValue::new("rouse.step", name.clone())];
         let span = trace.span("step", SpanKind::Internal, attributes);
         if span.is_recorded() {
-            self.0.insert(name, span);
+            self.open.insert(name, span);
         }
     }
 
     /// The span of a step that is being completed.
     pub(in crate::sandbox) fn take(&mut self, name: &str) -> Option<Span> {
-        self.0.remove(name)
+        self.open.remove(name)
     }
 }
 
@@ -38,5 +46,20 @@ impl StepSpans {
 pub(in crate::sandbox) fn end_step(span: Option<Span>, error: Option<impl Display>) {
     if let (Some(mut span), Some(error)) = (span, error) {
         span.fail("not_recorded", &error.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_of_steps_has_no_more_spans_than_a_job_may_have_steps() {
+        let (mut spans, trace) = (StepSpans::default(), AttemptTrace::default());
+        for _ in 0..5 {
+            spans.start(&trace, "again".into(), 3);
+            spans.take("again");
+        }
+        assert_eq!(spans.count, 3);
     }
 }
