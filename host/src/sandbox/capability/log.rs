@@ -123,9 +123,9 @@ impl GuestLog {
         }
     }
 
-    /// Logs a report of `context.progress`.
+    /// Logs a report of `context.progress`, which counts as a line.
     pub(super) fn progress(&self, percent: u8, step: &str) {
-        let Some(mut inner) = self.open() else {
+        let Some(mut inner) = self.open().and_then(|inner| self.paced(inner)) else {
             return;
         };
         if !inner.pay(step.len()) {
@@ -229,17 +229,10 @@ impl GuestLog {
     }
 
     /// Logs a line. Returns false if it exceeds the lines of this second.
-    fn line(&self, mut inner: MutexGuard<'_, Inner>, level: Level, text: &str) -> bool {
-        if !inner.pace.allows(Instant::now()) {
-            if !inner.pay_left_out(1) {
-                self.end(inner);
-            }
+    fn line(&self, inner: MutexGuard<'_, Inner>, level: Level, text: &str) -> bool {
+        let Some(mut inner) = self.paced(inner) else {
             return false;
-        }
-        if let Some(left_out) = inner.pace.left_out() {
-            let number = inner.next_line();
-            self.emit(number, Level::WARN, &left_out);
-        }
+        };
         if !inner.pay(text.len().min(LINE_BYTES_MAX)) {
             self.end(inner);
             return true;
@@ -248,6 +241,21 @@ impl GuestLog {
         drop(inner);
         self.emit(number, level, &printable(text.trim_end(), LINE_BYTES_MAX));
         true
+    }
+
+    /// `None` if one more line exceeds those of this second. Otherwise logs how many were left out before.
+    fn paced<'a>(&self, mut inner: MutexGuard<'a, Inner>) -> Option<MutexGuard<'a, Inner>> {
+        if !inner.pace.allows(Instant::now()) {
+            if !inner.pay_left_out(1) {
+                self.end(inner);
+            }
+            return None;
+        }
+        if let Some(left_out) = inner.pace.left_out() {
+            let number = inner.next_line();
+            self.emit(number, Level::WARN, &left_out);
+        }
+        Some(inner)
     }
 
     /// Logs that the rest is left out.

@@ -177,6 +177,20 @@ fn count_the_excess_lines_of_one_write_together() {
 }
 
 #[test]
+fn reports_of_progress_count_as_lines() {
+    let log = slow(1_000);
+    for percent in 0..5 {
+        log.progress(percent, "step");
+    }
+    log.message(Level::INFO, "too many");
+    let mut inner = log.inner.lock().unwrap();
+    let paid = 3 * (LINE_BYTES_OVERHEAD + "step".len()) + 3 * LEFT_OUT_BYTES;
+    assert_eq!(inner.bytes_left, 1_000 - paid);
+    let notice = inner.pace.left_out().unwrap();
+    assert!(notice.starts_with("3 lines were left out"), "{notice}");
+}
+
+#[test]
 fn do_not_buffer_an_unfinished_line_after_a_flood() {
     let log = slow(1_000);
     let mut flood = b"\n\n\n\n".to_vec();
