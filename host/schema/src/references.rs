@@ -1,8 +1,8 @@
 //! Resolves `$ref` and `$dynamicRef` to locations, by pointer or anchor, in the whole schema or in an embedded one with
 //! its own `$id`.
 
-use std::collections::{HashMap, HashSet};
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 use url::Url;
 

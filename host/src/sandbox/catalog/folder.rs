@@ -139,10 +139,6 @@ impl Folder {
         for (name, listed) in listed {
             self.check_file(&name, listed, trust, &removed, &mut scan);
         }
-        if !removed.is_empty() {
-            drop(removed);
-            self.loader.forget_dropped();
-        }
         scan
     }
 

@@ -63,8 +63,8 @@ pub(super) struct Loader(Arc<Shared>);
 struct Shared {
     sandbox: Arc<Sandbox>,
     queue: Mutex<LoadQueue<Order>>,
-    /// Live modules by digest: known contents are not compiled again.
-    known: Mutex<HashMap<Digest, Weak<Module>>>,
+    /// Known contents are not compiled again.
+    known: Mutex<Known<Module>>,
     loads: Arc<Loads>,
     /// Receives the outcomes.
     done: mpsc::Sender<Wake>,
@@ -75,7 +75,7 @@ impl Loader {
         Self(Arc::new(Shared {
             queue: Mutex::new(LoadQueue::new(sandbox.settings().compilations_max)),
             sandbox,
-            known: Mutex::default(),
+            known: Mutex::new(Known(HashMap::new())),
             loads,
             done,
         }))
@@ -85,11 +85,6 @@ impl Loader {
     pub(super) fn load(&self, order: Order) {
         lock(&self.0.queue).push(order);
         self.0.start();
-    }
-
-    /// Forgets modules that were dropped.
-    pub(super) fn forget_dropped(&self) {
-        lock(&self.0.known).retain(|_, module| module.strong_count() > 0);
     }
 }
 
@@ -182,7 +177,7 @@ impl Shared {
         if order.refused == Some(digest) {
             return Outcome::StillRefused;
         }
-        let known = lock(&self.known).get(&digest).and_then(Weak::upgrade);
+        let known = lock(&self.known).get(digest);
         if let Some(module) = known {
             return Outcome::Module(Arc::new(module.renamed(&order.file, signed_by)));
         }
@@ -196,7 +191,7 @@ impl Shared {
         ) {
             Ok(module) => {
                 let module = Arc::new(module);
-                lock(&self.known).insert(digest, Arc::downgrade(&module));
+                lock(&self.known).insert(digest, &module);
                 Outcome::Module(module)
             }
             Err(NotLoaded::Contents(why)) => Outcome::Refused(why, Some(digest)),
@@ -206,6 +201,41 @@ impl Shared {
     }
 }
 
+/// Live modules by digest.
+struct Known<T>(HashMap<Digest, Weak<T>>);
+
+impl<T> Known<T> {
+    fn get(&self, digest: Digest) -> Option<Arc<T>> {
+        self.0.get(&digest)?.upgrade()
+    }
+
+    /// Adds one, and forgets those that were dropped.
+    fn insert(&mut self, digest: Digest, module: &Arc<T>) {
+        self.0.retain(|_, known| known.strong_count() > 0);
+        self.0.insert(digest, Arc::downgrade(module));
+    }
+}
+
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_that_were_replaced_are_forgotten() {
+        let mut known = Known(HashMap::new());
+        let digest = |version: u8| Digest([version; 32]);
+        let mut serving = Arc::new(0);
+        for version in 0..10 {
+            let module = Arc::new(version);
+            known.insert(digest(version), &module);
+            serving = module;
+        }
+        assert_eq!(known.get(digest(9)), Some(serving));
+        // The last insertion came before the version before it was dropped.
+        assert_eq!((known.get(digest(8)), known.0.len()), (None, 2));
+    }
 }
