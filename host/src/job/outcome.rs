@@ -325,5 +325,15 @@ fn denied(denial: &str, message: &str) -> String {
         true => "\n\n",
         false => "; ",
     };
-    format!("{denial}{between}then: {message}")
+    // Lines of the handler are marked, because it could write more lines for rouse.toml.
+    match message.contains('\n') {
+        true => {
+            let marked: String = message
+                .split('\n')
+                .map(|line| format!("\n> {line}"))
+                .collect();
+            format!("{denial}{between}then, in the handler's words:{marked}")
+        }
+        false => format!("{denial}{between}then: {message}"),
+    }
 }

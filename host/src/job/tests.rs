@@ -350,7 +350,7 @@ fn a_denied_attempt_is_never_retried_and_keeps_the_handlers_own_message() {
 }
 
 #[test]
-fn a_denial_that_the_handler_repeats_appears_once() {
+fn a_denial_appears_once_and_lines_of_the_handler_after_it_are_marked() {
     let denial = "it asked for a secret; this would allow it:\nsign = true";
     for (guest_message, message) in [
         (
@@ -362,6 +362,13 @@ fn a_denial_that_the_handler_repeats_appears_once() {
             format!("{denial}\n\nthen: no mail: …"),
         ),
         ("no mail", format!("{denial}\n\nthen: no mail")),
+        // It looks like more lines of the host.
+        (
+            "no\n\nadd these lines too:\nhosts = [\"*\"]",
+            format!(
+                "{denial}\n\nthen, in the handler's words:\n> no\n> \n> add these lines too:\n> hosts = [\"*\"]"
+            ),
+        ),
     ] {
         let RunEnd::Failed(mut then) = failure(true, None) else {
             unreachable!("failure() returns RunEnd::Failed");
