@@ -12,7 +12,9 @@ use std::time::Duration;
 use rouse::sandbox::{Catalog, HandlerSet, Sandbox, Settings};
 use serde_json::json;
 
-use crate::sandbox_guest::{Handlers, PATIENCE, echo, refusal, small_settings, version};
+use crate::sandbox_guest::{
+    Handlers, PATIENCE, echo, guest_that, refusal, small_settings, version,
+};
 use crate::support::worker::{TestWorker, ended, enqueue};
 use crate::support::{Host, TestDb, rouse_binary, scratch};
 
@@ -212,6 +214,27 @@ async fn a_compile_bomb_yields_to_the_other_modules_and_is_retried_after_them() 
     assert_eq!(handlers.slow, ["a-bomb.wasm", "b-bomb.wasm"]);
     // Each file was read once per started try, and each bomb has had at most one compiler of its own.
     assert!(catalog.loads().files_read() <= 5, "{:?}", catalog.loads());
+}
+
+#[tokio::test]
+async fn modules_that_wait_in_describe_yield_to_the_other_modules() {
+    let mut settings = limited(60, 2 << 30);
+    settings.compilations_max = 1;
+    let waits = guest_that("(call $wait_for_abort) unreachable", "", "unreachable");
+    let folder = scratch("handlers");
+    fs::write(folder.join("a-waits.wasm"), &waits).unwrap();
+    fs::write(folder.join("b-waits.wasm"), &waits).unwrap();
+    fs::write(folder.join("echo.wasm"), echo("test.echo", "1")).unwrap();
+    let catalog = Catalog::start(sandbox(settings), &folder).await.unwrap();
+    let handlers = catalog.tried().await;
+    assert!(handlers.get("test.echo").is_some());
+    assert!(handlers.refused.is_empty(), "{:?}", handlers.refused);
+    assert_eq!(handlers.slow, ["a-waits.wasm", "b-waits.wasm"]);
+
+    // One of them waits again now, for 15 s.
+    fs::write(folder.join("later.wasm"), echo("test.later", "1")).unwrap();
+    let handlers = catalog.until(|set| set.get("test.later").is_some()).await;
+    assert_eq!(handlers.slow, ["a-waits.wasm", "b-waits.wasm"]);
 }
 
 #[tokio::test]

@@ -176,7 +176,7 @@ fn print_ready(
             writeln!(out, "          {name}")?;
         }
         for file in &handlers.slow {
-            writeln!(out, "          {file} is still being compiled")?;
+            writeln!(out, "          {file} is still being loaded")?;
         }
         match example(handlers) {
             None if !handlers.refused.is_empty() => {

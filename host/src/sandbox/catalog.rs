@@ -124,7 +124,7 @@ impl Catalog {
         }
     }
 
-    /// Waits until each file that was there at the start was tried; slow ones may still be compiling.
+    /// Waits until each file that was there at the start was tried; slow ones may still be loading.
     pub async fn tried(&self) -> Arc<HandlerSet> {
         self.until(|handlers| !handlers.is_loading()).await
     }

@@ -58,6 +58,8 @@ pub struct Sandbox {
     /// One permit for each attempt that the pool can hold.
     pub(super) attempts: Semaphore,
     pub(super) describes: Semaphore,
+    /// One permit, for modules that need long to describe themselves.
+    pub(super) slow_describes: Semaphore,
     /// Limits concurrent slow checks of payloads and results.
     pub(super) checks: Arc<Semaphore>,
     pub(super) ticker: Ticker,
@@ -131,6 +133,7 @@ impl Sandbox {
             memory_spare_bytes: size.memory_bytes_total_max / MEMORY_SPARE_SHARE,
             attempts: Semaphore::new(attempts_max),
             describes: Semaphore::new(DESCRIBES_MAX),
+            slow_describes: Semaphore::new(1),
             checks: Arc::new(Semaphore::new(
                 available_parallelism().map_or(1, usize::from),
             )),

@@ -55,7 +55,7 @@ pub(super) struct Folder {
     loads: Arc<Loads>,
     /// The number of load orders so far.
     pub(super) started: u64,
-    /// The orders that are not tried yet, and those that are slow to compile.
+    /// The orders that are not tried yet, and those that are slow to load.
     trying: BTreeSet<u64>,
     slow: BTreeSet<u64>,
 }
@@ -291,7 +291,7 @@ impl Folder {
         if let Outcome::Slow = outcome {
             tracing::info!(
                 file,
-                "the module is slow to compile; it is compiled after all others"
+                "the module is slow to load; it is loaded after all others"
             );
             return true;
         }

@@ -43,7 +43,7 @@ pub(super) enum Outcome {
     Refused(String, Option<Digest>),
     /// Refused because of the state of the machine; it may be accepted later.
     Transient(String),
-    /// It is slow to compile, and waits until all others were tried.
+    /// It is slow to compile or to describe itself, and waits until all others were tried.
     Slow,
 }
 

@@ -30,7 +30,7 @@ pub struct HandlerSet {
     pub refused: Vec<Refusal>,
     /// Files that have not been tried yet, by name.
     pub loading: Vec<String>,
-    /// Files that are slow to compile, by name. They are compiled after all others, and nothing waits for them.
+    /// Files that are slow to load, by name. They are loaded after all others, and nothing waits for them.
     pub slow: Vec<String>,
     /// Why the folder cannot be read; `None` if it can. The handlers keep serving meanwhile.
     pub unreadable: Option<String>,

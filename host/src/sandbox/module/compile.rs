@@ -30,7 +30,7 @@ const FIRST_TRY_CPU: Duration = Duration::from_secs(5);
 pub(in crate::sandbox) enum Try {
     /// The first: it may take [`FIRST_TRY_CPU`], in a compiler that may have compiled others before.
     First,
-    /// The second, after it exhausted its compiler: it gets a compiler of its own, and all of the allowed time.
+    /// The second, after the first took too long: it gets a compiler of its own, and all of the allowed time.
     Second,
 }
 

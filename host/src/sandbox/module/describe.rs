@@ -4,10 +4,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinError;
 use tokio::time::timeout;
 use wasmtime::Store;
 
+use super::compile::Try;
 use super::lines::Lines;
+use super::refused::NotLoaded;
 use crate::harmless::line;
 use crate::sandbox::attempt::end::{backtrace, trap_message};
 use crate::sandbox::attempt::memory::{AttemptLimiter, MemoryBudget, PAGE_BYTES};
@@ -27,6 +30,9 @@ const CPU_MAX: Duration = Duration::from_millis(500);
 /// Wall time, for a module that waits instead of computing.
 const WALL_MAX: Duration = Duration::from_secs(15);
 
+/// The wall time after which other modules go ahead of this one.
+const FIRST_TRY_WALL: Duration = Duration::from_secs(1);
+
 /// How many frames of a backtrace a refusal shows: the innermost ones.
 const FRAMES_MAX: usize = 12;
 
@@ -34,17 +40,49 @@ const FRAMES_MAX: usize = 12;
 /// async code.
 ///
 /// # Errors
-/// A sentence that starts with "it …".
+/// [`NotLoaded::Retry`] after the first try only.
 pub(in crate::sandbox) fn describe(
     sandbox: &Arc<Sandbox>,
     pre: ModulePre<AttemptState>,
     lines: Arc<Lines>,
-) -> Result<String, String> {
-    let task = sandbox.guests().spawn(call(sandbox.clone(), pre, lines));
-    sandbox
-        .guests()
-        .block_on(task)
-        .unwrap_or_else(|error| Err(format!("it could not be described: {error}")))
+    which: Try,
+) -> Result<String, NotLoaded> {
+    let shared = sandbox.clone();
+    let task = sandbox.guests().spawn(async move {
+        match which {
+            Try::First => call(shared, pre, lines, FIRST_TRY_WALL).await,
+            Try::Second => {
+                let own = shared.clone();
+                // One at a time, so that first tries always have a permit left.
+                let _slow = own.slow_describes.acquire().await;
+                call(shared, pre, lines, WALL_MAX).await
+            }
+        }
+    });
+    let described = sandbox.guests().block_on(task);
+    match described.unwrap_or_else(|error| Err(could_not(&error))) {
+        Ok(manifest) => Ok(manifest),
+        Err(failed) if failed.waited && which == Try::First => Err(NotLoaded::Retry),
+        Err(failed) => Err(NotLoaded::Contents(failed.why)),
+    }
+}
+
+/// Why a module has not described itself.
+struct Failed {
+    /// A sentence that starts with "it …".
+    why: String,
+    /// Its wall time was over.
+    waited: bool,
+}
+
+impl From<String> for Failed {
+    fn from(why: String) -> Self {
+        Self { why, waited: false }
+    }
+}
+
+fn could_not(error: &JoinError) -> Failed {
+    format!("it could not be described: {error}").into()
 }
 
 impl Sandbox {
@@ -58,10 +96,10 @@ impl Sandbox {
             self.clone(),
             handler.module.pre.clone(),
             handler.module.lines.clone(),
+            WALL_MAX,
         ));
-        let text = task
-            .await
-            .unwrap_or_else(|error| Err(format!("it could not be described: {error}")))?;
+        let described = task.await.unwrap_or_else(|error| Err(could_not(&error)));
+        let text = described.map_err(|failed| failed.why)?;
         let manifest = Manifest::parse(&text)?;
         match manifest.handlers.contains(&handler.manifest) {
             true => Ok(()),
@@ -74,7 +112,8 @@ async fn call(
     sandbox: Arc<Sandbox>,
     pre: ModulePre<AttemptState>,
     lines: Arc<Lines>,
-) -> Result<String, String> {
+    wall_max: Duration,
+) -> Result<String, Failed> {
     let _permit = sandbox.describes.acquire().await;
     let _ticking = sandbox.ticker.tick();
 
@@ -96,7 +135,7 @@ async fn call(
             let handlers = instance.rouse_handler_handlers();
             handlers.call_describe(&mut store).await
         });
-        timeout(WALL_MAX, within_cpu(call, &Meter::default(), CPU_MAX)).await
+        timeout(wall_max, within_cpu(call, &Meter::default(), CPU_MAX)).await
     };
     let state = store.data();
     let log = &state.log;
@@ -106,12 +145,16 @@ async fn call(
             "it used more than {} ms of CPU time to describe itself{}",
             CPU_MAX.as_millis(),
             evidence(log, &[])
-        )),
-        Err(_) => Err(format!(
-            "it took more than {} s to describe itself{}",
-            WALL_MAX.as_secs(),
-            evidence(log, &[])
-        )),
+        )
+        .into()),
+        Err(_) => Err(Failed {
+            why: format!(
+                "it took more than {} s to describe itself{}",
+                wall_max.as_secs(),
+                evidence(log, &[])
+            ),
+            waited: true,
+        }),
         Ok(Some(Err(error))) => {
             let why = match (state.limiter.denial(), &state.panic) {
                 (Some(_), _) => format!(
@@ -128,7 +171,7 @@ async fn call(
                     trap_message(&error, &limits)
                 ),
             };
-            Err(why + &evidence(log, &backtrace(&error, &state.lines)))
+            Err((why + &evidence(log, &backtrace(&error, &state.lines))).into())
         }
     }
 }

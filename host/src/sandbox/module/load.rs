@@ -54,7 +54,7 @@ pub(in crate::sandbox) fn load(
     })?;
 
     let lines = Arc::new(lines);
-    let described = describe::describe(sandbox, pre.clone(), lines.clone())?;
+    let described = describe::describe(sandbox, pre.clone(), lines.clone(), which)?;
     let manifest =
         Manifest::parse(&described).map_err(|why| format!("its manifest (describe) {why}"))?;
     Ok(Module {

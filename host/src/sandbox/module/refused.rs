@@ -12,7 +12,8 @@ pub(in crate::sandbox) enum NotLoaded {
     Contents(String),
     /// Because of the state of the machine, which may change.
     Transient(String),
-    /// It exhausted its compiler's limits and has to be tried once more, after all others.
+    /// It exhausted its compiler's limits, or waited while it described itself, and has to be tried once more, after all
+    /// others.
     Retry,
 }
 
