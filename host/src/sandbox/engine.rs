@@ -125,7 +125,7 @@ impl Sandbox {
             ticker: Ticker::start(engine.clone(), settings.tick)?,
             engine,
             idle: Idle::new(idle_max(attempts_max, &settings)),
-            net: Net::new(settings.http.clone())?,
+            net: Net::new(settings.http.clone(), attempts_max)?,
             roots: Roots::open(&settings.grants),
             settings,
             ledgers: Ledgers::default(),

@@ -17,6 +17,7 @@ use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, timeout};
 
 use super::address::{AddressKind, address_kind};
@@ -39,9 +40,11 @@ const ADDRESSES_MAX: usize = 8;
 /// How long a server may take no data that is ready to be sent.
 const STALLED_MAX: Duration = Duration::from_secs(60);
 
-/// The parts that the connections of all handlers share: name lookups and trusted authorities.
+/// The parts that the connections of all handlers share: name lookups, trusted authorities, and their number.
 pub(super) struct Dialer {
     lookups: Lookups,
+    /// One permit for each connection that the host may have open.
+    pub(super) free: Arc<Semaphore>,
     /// The operator's own authorities.
     authorities: Vec<tls::Authority>,
     /// Created with the first TLS connection: reading the system's authorities takes some milliseconds.
@@ -51,13 +54,17 @@ pub(super) struct Dialer {
 impl Dialer {
     /// # Errors
     /// When the file with the operator's authorities cannot be read.
-    pub(super) fn new(settings: &HttpSettings) -> anyhow::Result<Arc<Self>> {
+    pub(super) fn new(
+        settings: &HttpSettings,
+        connections_max: usize,
+    ) -> anyhow::Result<Arc<Self>> {
         let authorities = match &settings.ca_file {
             Some(path) => tls::read_authorities(path)?,
             None => Vec::new(),
         };
         Ok(Arc::new(Self {
             lookups: Lookups::new(settings.resolver.clone()),
+            free: Arc::new(Semaphore::new(connections_max)),
             authorities,
             tls: OnceLock::new(),
         }))
@@ -104,6 +111,9 @@ impl Connector {
         let target = Target::of(&uri).map_err(Fault::Unreachable)?;
         let connect = async {
             let addresses = self.addresses(&target.host).await?;
+            // It waits no longer than a connection may take, so attempts that hold connections cannot block each other.
+            let permit = self.dialer.free.clone().acquire_owned().await;
+            let permit = permit.expect("the semaphore is never closed");
             let stream = connect_to_one_of(&addresses, target.port).await?;
             let open = self.open.one();
             let (stream, h2): (Box<dyn Stream>, bool) = match target.scheme {
@@ -121,6 +131,7 @@ impl Connector {
                 stalled: None,
                 stalled_max: STALLED_MAX,
                 _open: open,
+                _permit: permit,
             })
         };
         match timeout(CONNECT_MAX, connect).await {
@@ -256,6 +267,7 @@ pub(super) struct Wire {
     stalled: Option<Pin<Box<Sleep>>>,
     stalled_max: Duration,
     _open: Open,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Wire {
@@ -344,12 +356,14 @@ mod tests {
     #[tokio::test]
     async fn a_server_that_takes_no_data_ends_the_connection() {
         let (near, mut far) = tokio::io::duplex(4);
+        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned();
         let mut wire = Wire {
             io: TokioIo::new(Box::new(near)),
             h2: false,
             stalled: None,
             stalled_max: Duration::from_millis(20),
             _open: OpenCount::default().one(),
+            _permit: permit.expect("it is free"),
         };
         let mut write = async || {
             std::future::poll_fn(|context| {

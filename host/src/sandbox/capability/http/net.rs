@@ -11,6 +11,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use super::connect::{Connector, Dialer, OpenCount, Reach};
 use super::outgoing::Outgoing;
 use super::settings::HttpSettings;
+use super::tally::UNDER_WAY_MAX;
 
 /// An unused connection is closed after this time; servers close theirs after 5 to 120 s.
 const IDLE_MAX: Duration = Duration::from_secs(30);
@@ -18,8 +19,8 @@ const IDLE_MAX: Duration = Duration::from_secs(30);
 /// Idle connections to one server.
 const IDLE_COUNT_MAX: usize = 8;
 
-/// Open connections of all handlers. A handler that may reach any server can open a thousand, each to another server. A
-/// process has 1,024 files by default, and needs some for the database and for requests.
+/// From this number of open connections on, idle ones are closed. A handler that may reach any server can open a
+/// thousand, each to another server.
 const OPEN_MAX: usize = 256;
 
 /// The head of a response, bytes; servers send 1 to 16 KiB. It is also the buffer of an HTTP/1.1 connection.
@@ -49,11 +50,18 @@ struct Pools {
 }
 
 impl Net {
+    /// The maximum of open connections has room for all requests of so many attempts, and for idle connections. Only
+    /// connections that outlive their attempts, because a server takes no data, could need more.
+    ///
     /// # Errors
     /// When the file with the operator's authorities cannot be read.
-    pub(in crate::sandbox) fn new(settings: HttpSettings) -> anyhow::Result<Arc<Self>> {
+    pub(in crate::sandbox) fn new(
+        settings: HttpSettings,
+        attempts_max: usize,
+    ) -> anyhow::Result<Arc<Self>> {
+        let connections_max = attempts_max * UNDER_WAY_MAX + OPEN_MAX;
         Ok(Arc::new(Self {
-            dialer: Dialer::new(&settings)?,
+            dialer: Dialer::new(&settings, connections_max)?,
             settings,
             pools: Mutex::default(),
         }))

@@ -344,7 +344,7 @@ mod tests {
             },
             ..Settings::default()
         };
-        let net = Net::new(settings.http.clone()).expect("no file to read");
+        let net = Net::new(settings.http.clone(), 1).expect("no file to read");
         let access = HttpAccess::new("x", crate::sandbox::Origin::of_tests(), &settings, net);
         Http::new(
             Some(access),

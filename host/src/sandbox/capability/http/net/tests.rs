@@ -11,6 +11,7 @@ use tokio::sync::mpsc::{
     UnboundedReceiver, UnboundedSender, error::TryRecvError, unbounded_channel,
 };
 use tokio::task::yield_now;
+use tokio::time::timeout;
 
 use super::super::lookups::LOOKUPS_PER_HANDLER_MAX;
 use super::super::outgoing::Unsent;
@@ -62,14 +63,18 @@ fn request_to(server: usize, port: u16) -> Request<Outgoing> {
     request.expect("an address")
 }
 
+fn net(resolver: Arc<dyn Resolver>) -> Arc<Net> {
+    let settings = HttpSettings {
+        resolver,
+        ..HttpSettings::default()
+    };
+    Net::new(settings, 1).unwrap()
+}
+
 #[tokio::test]
 async fn limit_the_open_connections_of_a_host() {
     let (port, mut ends) = server().await;
-    let net = Net::new(HttpSettings {
-        resolver: Arc::new(Here),
-        ..HttpSettings::default()
-    })
-    .unwrap();
+    let net = net(Arc::new(Here));
     let handlers: [Arc<str>; 2] = ["a".into(), "b".into()];
     let send = async |at: usize| {
         let client = net.client(&handlers[at % 2], Reach::Private);
@@ -93,6 +98,26 @@ async fn limit_the_open_connections_of_a_host() {
     assert_eq!(ends.try_recv(), Err(TryRecvError::Empty));
 }
 
+#[tokio::test]
+async fn a_connection_beyond_the_maximum_waits_for_another_to_end() {
+    let (port, _ends) = server().await;
+    let net = net(Arc::new(Here));
+    let all = UNDER_WAY_MAX + OPEN_MAX;
+    let free = net.dialer.free.clone();
+    let held = free
+        .clone()
+        .try_acquire_many_owned(u32::try_from(all).unwrap());
+    let held = held.expect("none is open yet");
+    let client = net.client(&"a".into(), Reach::Private);
+    let mut waiting = tokio::spawn(client.request(request_to(0, port)));
+    let early = timeout(Duration::from_millis(100), &mut waiting).await;
+    assert!(early.is_err(), "it does not connect");
+    drop(held);
+    let response = waiting.await.expect("it does not panic");
+    assert!(response.is_ok());
+    assert_eq!(free.available_permits(), all - 1);
+}
+
 /// Counts lookups, and never finishes one.
 #[derive(Debug, Default)]
 struct Never(AtomicUsize);
@@ -107,11 +132,7 @@ impl Resolver for Never {
 #[tokio::test]
 async fn a_reloaded_handler_has_the_same_limit_of_lookups() {
     let never = Arc::new(Never::default());
-    let net = Net::new(HttpSettings {
-        resolver: never.clone(),
-        ..HttpSettings::default()
-    })
-    .unwrap();
+    let net = net(never.clone());
     // Each version uses a reach that the earlier ones did not, and so a client of its own.
     for reach in [Reach::Public, Reach::Private, Reach::Listed] {
         let access = HttpAccess::new(
