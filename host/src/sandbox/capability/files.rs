@@ -34,7 +34,7 @@ use self::open::OpenRequest;
 use self::outside::{ROOT, nowhere};
 use self::view::{Fd, Files};
 use crate::sandbox::attempt::state::AttemptState;
-use crate::sandbox::grants::quota::{Charge, Size};
+use crate::sandbox::grants::quota::Size;
 
 pub(in crate::sandbox) use self::fds::Fds;
 pub(in crate::sandbox) use self::outside::OutsidePaths;
@@ -96,14 +96,6 @@ impl Files<'_> {
     }
 }
 
-/// Undoes the charge of a change that failed.
-fn undo_if_failed<T>(charge: Option<Charge>, done: FsResult<T>) -> FsResult<T> {
-    if let (Err(_), Some(charge)) = (&done, charge) {
-        charge.undo();
-    }
-    done
-}
-
 /// Records the maximum that a successful removal may have freed in this directory.
 fn freed_if(done: bool, quota: Option<&InQuota>, max: Size) {
     if let Some(quota) = quota.filter(|_| done) {
@@ -146,15 +138,18 @@ macro_rules! forward_at {
     };
 }
 
-/// Forwarded changes at a path.
+/// Forwarded changes, with what they add to a directory, if anything.
 macro_rules! change {
-    ($files:expr, $about:expr, [$($fd:ident),+], $name:ident($($argument:expr),*)) => {{
+    ($files:expr, $about:expr, [$($fd:ident),+], $name:ident($($argument:expr),*)) => {
+        change!($files, $about, None, [$($fd),+], $name($($argument),*))
+    };
+    ($files:expr, $about:expr, $growth:expr, [$($fd:ident),+], $name:ident($($argument:expr),*)) => {{
         let about = $about;
         let descriptors = [$($files.descriptor(&$fd)?),+];
         let work = move || with(descriptors, async move |mut view, [$($fd),+]| {
             HostDescriptor::$name(&mut view, $($argument),*).await
         });
-        $files.change(about, work).await
+        $files.change(about, $growth, work).await
     }};
 }
 
@@ -207,23 +202,17 @@ impl HostDescriptor for Files<'_> {
     async fn create_directory_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
         self.changes()?;
         self.check_granted(&fd, &path, true)?;
-        let charge = self.charge(&fd, Size::one_file())?;
+        let growth = self.growth(&fd, Size::one_file());
         let about = self.about(&fd, &path, true);
-        undo_if_failed(
-            charge,
-            change!(self, about, [fd], create_directory_at(fd, path)),
-        )
+        change!(self, about, growth, [fd], create_directory_at(fd, path))
     }
 
     async fn symlink_at(&mut self, fd: Fd, path: String, new_path: String) -> FsResult<()> {
         self.changes()?;
         self.check_granted(&fd, &new_path, true)?;
-        let charge = self.charge(&fd, Size::one_file())?;
+        let growth = self.growth(&fd, Size::one_file());
         let about = self.about(&fd, &new_path, true);
-        undo_if_failed(
-            charge,
-            change!(self, about, [fd], symlink_at(fd, path, new_path)),
-        )
+        change!(self, about, growth, [fd], symlink_at(fd, path, new_path))
     }
 
     async fn set_times(
@@ -276,7 +265,7 @@ impl HostDescriptor for Files<'_> {
                 HostDescriptor::set_times(&mut view, fd, accessed, modified).await
             })
         };
-        self.change(about, work).await
+        self.change(about, None, work).await
     }
 
     async fn read_directory(&mut self, fd: Fd) -> FsResult<Resource<DirectoryEntryStream>> {
@@ -370,16 +359,16 @@ impl HostDescriptor for Files<'_> {
         self.changes()?;
         let before = self.size(&fd).await?;
         // Truncating works in a full directory too.
-        let charge = match bytes <= before {
+        let growth = match bytes <= before {
             true => None,
-            false => self.charge(&fd, Size::bytes(bytes - before))?,
+            false => self.growth(&fd, Size::bytes(bytes - before)),
         };
         let quota = self.fds.quota(&fd);
         let freed = before.saturating_sub(bytes);
         let about = self.about(&fd, "", true);
-        let done = change!(self, about, [fd], set_size(fd, bytes));
+        let done = change!(self, about, growth, [fd], set_size(fd, bytes));
         freed_if(done.is_ok(), quota.as_deref(), Size::bytes(freed));
-        undo_if_failed(charge, done)
+        done
     }
 
     async fn write(&mut self, fd: Fd, bytes: Vec<u8>, offset: Filesize) -> FsResult<Filesize> {
@@ -387,9 +376,9 @@ impl HostDescriptor for Files<'_> {
         let end = offset.saturating_add(bytes.len() as u64);
         // Counts the growth, which may be zero.
         let more = end.saturating_sub(self.size(&fd).await?);
-        let charge = self.charge(&fd, Size::bytes(more))?;
+        let growth = self.growth(&fd, Size::bytes(more));
         let about = self.about(&fd, "", true);
-        undo_if_failed(charge, change!(self, about, [fd], write(fd, bytes, offset)))
+        change!(self, about, growth, [fd], write(fd, bytes, offset))
     }
 
     async fn open_at(
@@ -415,24 +404,24 @@ impl HostDescriptor for Files<'_> {
             self.fds.quota(&fd),
             self.descriptor(&fd)?,
         );
-        let mut charge = None;
+        let mut growth = None;
         let mut before = Size::default();
         if changes {
             self.changes()?;
             before = self.size_at(&fd, how, &request.path).await;
             if open.contains(OpenFlags::CREATE) && before == Size::default() {
-                charge = self.charge(&fd, Size::one_file())?;
+                growth = self.growth(&fd, Size::one_file());
             }
         }
         let work = move || open::open(&at, &request);
         let at = about.path.clone();
         let opened = if changes {
-            self.change(about, work).await
+            self.change(about, growth, work).await
         } else {
             let opened = self.disk.read(work).await;
             self.record_denial(&about, opened)
         };
-        let opened = undo_if_failed(charge, opened)?;
+        let opened = opened?;
         if let Some(quota) = &quota {
             if let Descriptor::File(file) = &opened {
                 quota.ledger.opened(&file.file);

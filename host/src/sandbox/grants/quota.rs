@@ -50,6 +50,8 @@ impl Ledgers {
 pub(in crate::sandbox) struct Ledger {
     root: Arc<Root>,
     counts: Mutex<Counts>,
+    /// Held while the directory is measured: one thread does it, and the others wait and share its result.
+    measuring: Mutex<()>,
     /// Files that guests have opened: removed files take space until they are closed.
     opened: Mutex<Vec<Weak<File>>>,
 }
@@ -97,22 +99,20 @@ impl Ledger {
         Self {
             root,
             counts: Mutex::default(),
+            measuring: Mutex::default(),
             opened: Mutex::default(),
         }
     }
 
     /// Counts what is about to be written or created; `None` if it exceeds the quota. A write that does not grow its
-    /// file counts nothing, and is refused only if the directory is already over its quota. May measure, and so block.
+    /// file counts nothing, and is refused only if the directory is already over its quota. May measure, and so block
+    /// for long: call it on a thread for that.
     pub(in crate::sandbox) fn charge(self: &Arc<Self>, more: Size, quota: Quota) -> Option<Charge> {
-        let due = lock(&self.counts).is_due();
-        if due {
-            self.measure();
-        }
+        self.measure_if(Counts::is_due);
         if !self.take(more, quota) {
-            if !lock(&self.counts).may_have_space(more, quota) {
-                return None;
-            }
-            self.measure();
+            self.measure_if(|counts| {
+                counts.used.plus(more).exceeds(more, quota) && counts.may_have_space(more, quota)
+            });
             if !self.take(more, quota) {
                 return None;
             }
@@ -148,6 +148,17 @@ impl Ledger {
         true
     }
 
+    /// Measures if this still holds after any measurement under way.
+    fn measure_if(&self, is_needed: impl Fn(&Counts) -> bool) {
+        if !is_needed(&lock(&self.counts)) {
+            return;
+        }
+        let _measuring = lock(&self.measuring);
+        if is_needed(&lock(&self.counts)) {
+            self.measure();
+        }
+    }
+
     fn measure(&self) {
         let started = Instant::now();
         let before = {
@@ -155,26 +166,32 @@ impl Ledger {
             counts.freed = Size::default();
             counts.charged.minus(counts.under_way)
         };
-        let found = tokio::task::block_in_place(|| {
-            let unlinked = measure::unlinked(&lock(&self.opened));
-            let walked = self.root.opened().map_err(|error| error.to_string());
-            match walked.and_then(measure::walk) {
-                Ok(found) => found.plus(unlinked),
-                Err(error) => {
-                    let dir = self.root.path().display();
-                    if !lock(&self.counts).failed {
-                        tracing::warn!(%dir, "the quota of a directory cannot be enforced, so handlers can no longer write there: {error}");
-                    }
-                    Size::FULL
+        let unlinked = measure::unlinked(&lock(&self.opened));
+        let walked = self.root.opened().map_err(|error| error.to_string());
+        let found = match walked.and_then(measure::walk) {
+            Ok(found) => found.plus(unlinked),
+            Err(error) => {
+                let dir = self.root.path().display();
+                if !lock(&self.counts).failed {
+                    tracing::warn!(%dir, "the quota of a directory cannot be enforced, so handlers can no longer write there: {error}");
                 }
+                Size::FULL
             }
-        });
+        };
         let mut counts = lock(&self.counts);
         counts.failed = found == Size::FULL;
         // Anything under way at the start, or added since, may or may not have been found: it is added.
         counts.used = found.plus(counts.charged.minus(before));
         counts.measured_at = Some(Instant::now());
         counts.measuring_took = started.elapsed();
+    }
+}
+
+#[cfg(test)]
+impl Ledger {
+    /// Acts as a measurement that takes until the result is dropped.
+    pub(in crate::sandbox) fn block_measuring(&self) -> MutexGuard<'_, ()> {
+        lock(&self.measuring)
     }
 }
 
@@ -207,6 +224,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
     use super::*;
 
     const QUOTA: Quota = Quota {
@@ -214,8 +234,8 @@ mod tests {
         files_max: 3,
     };
 
-    #[tokio::test(flavor = "multi_thread")]
-    async fn count_existing_files_and_stop_counting_removed_ones() {
+    #[test]
+    fn count_existing_files_and_stop_counting_removed_ones() {
         let dir = std::env::temp_dir().join(format!("rouse-quota-{}", rand::random::<u64>()));
         std::fs::create_dir_all(dir.join("under")).unwrap();
         std::fs::write(dir.join("under/a"), [0; 60]).unwrap();
@@ -242,8 +262,30 @@ mod tests {
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
-    #[tokio::test(flavor = "multi_thread")]
-    async fn measure_a_full_directory_again_only_if_that_may_find_space() {
+    #[test]
+    fn callers_at_the_same_time_share_one_measurement() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledgers::default().of(&Root::new(dir.path()));
+        let measuring = ledger.block_measuring();
+        let (charged, charges) = mpsc::channel();
+        for _ in 0..4 {
+            let (ledger, charged) = (ledger.clone(), charged.clone());
+            thread::spawn(move || {
+                let charge = ledger.charge(Size::bytes(1), QUOTA);
+                charged.send(charge.is_some()).unwrap();
+            });
+        }
+        let early = charges.recv_timeout(Duration::from_millis(50));
+        assert!(early.is_err(), "they wait for the measurement");
+        ledger.measure();
+        let measured_at = lock(&ledger.counts).measured_at;
+        drop(measuring);
+        assert!(charges.iter().take(4).all(|charged| charged));
+        assert_eq!(lock(&ledger.counts).measured_at, measured_at);
+    }
+
+    #[test]
+    fn measure_a_full_directory_again_only_if_that_may_find_space() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a"), [0; 100]).unwrap();
         let ledger = Ledgers::default().of(&Root::new(dir.path()));

@@ -31,13 +31,21 @@ impl Disk {
         spawn_blocking(move || meter.measure(work))
     }
 
-    /// Makes a change, unless the attempt has to stop by the time a thread is free.
-    pub(super) fn change<T: Send + 'static>(
+    /// Counts a change, which may take long, and makes it. Neither if the attempt has to stop by the time a thread is
+    /// free, and not the change if it has to stop while that is counted.
+    pub(super) fn change<C, T: Send + 'static>(
         &self,
-        work: impl FnOnce() -> T + Send + 'static,
+        count: impl FnOnce() -> C + Send + 'static,
+        change: impl FnOnce(C) -> T + Send + 'static,
     ) -> AbortOnDropJoinHandle<Option<T>> {
         let abort = self.abort.clone();
-        self.read(move || abort.reason().is_none().then(work))
+        self.read(move || {
+            if abort.reason().is_some() {
+                return None;
+            }
+            let counted = count();
+            abort.reason().is_none().then(|| change(counted))
+        })
     }
 }
 
@@ -84,7 +92,7 @@ mod tests {
             let _entered = runtime.enter();
             let busy = disk.read(move || wait.recv());
             let made = made.clone();
-            let change = disk.change(move || made.store(true, Ordering::SeqCst));
+            let change = disk.change(|| (), move |()| made.store(true, Ordering::SeqCst));
             (busy, change)
         };
         disk.abort
@@ -95,6 +103,15 @@ mod tests {
         assert!(!made.load(Ordering::SeqCst));
         assert_eq!(disk.read(|| 7).await, 7, "reading still works");
         runtime.shutdown_background();
+    }
+
+    #[tokio::test]
+    async fn a_change_is_not_made_if_the_attempt_is_aborted_while_it_is_counted() {
+        let (abort, meter) = (AbortHandle::new(), Arc::default());
+        let disk = Disk { abort, meter };
+        let abort = disk.abort.clone();
+        let count = move || abort.abort(AbortReason::TimedOut, Duration::from_secs(60));
+        assert_eq!(disk.change(count, |_| ()).await, None);
     }
 
     #[tokio::test]

@@ -32,13 +32,22 @@ pub(super) struct FileOutput {
 
 enum State {
     Ready,
-    /// A write is in progress, and counted until it is done.
+    /// A write is in progress, which started at this position.
     Writing {
-        done: AbortOnDropJoinHandle<Option<io::Result<()>>>,
-        _charge: Option<Charge>,
+        done: AbortOnDropJoinHandle<Option<Written>>,
+        from: Option<u64>,
     },
+    /// The last write did not fit into the quota. Another one may.
+    Full,
     Failed(io::Error),
     Closed,
+}
+
+/// The end of a write.
+enum Written {
+    Done(io::Result<()>),
+    /// It did not fit into the quota, and nothing was written.
+    Full,
 }
 
 impl FileOutput {
@@ -59,29 +68,15 @@ impl FileOutput {
         }
     }
 
-    /// Counts the growth of a write, if there is a quota.
-    fn count(&self, bytes: u64) -> StreamResult<Option<Charge>> {
-        let Some(quota) = &self.quota else {
-            return Ok(None);
-        };
-        let more = match self.position {
-            None => bytes,
-            Some(position) => {
-                // A write starts only after the previous one has ended, so this is the size of the file.
-                let size = self.file.metadata().map_or(0, |metadata| metadata.len());
-                position.saturating_add(bytes).saturating_sub(size)
-            }
-        };
-        let charge = quota.charge(Size::bytes(more));
-        let failed = |()| StreamError::LastOperationFailed(no_space().into());
-        charge.map(Some).map_err(failed)
-    }
-
     /// Returns the error of the last write, once.
     fn take_error(&mut self) -> StreamResult<()> {
         match replace(&mut self.state, State::Closed) {
             State::Closed => Err(StreamError::Closed),
             State::Failed(error) => Err(StreamError::LastOperationFailed(error.into())),
+            State::Full => {
+                self.state = State::Ready;
+                Err(StreamError::LastOperationFailed(no_space().into()))
+            }
             state @ (State::Ready | State::Writing { .. }) => {
                 self.state = state;
                 Ok(())
@@ -93,10 +88,15 @@ impl FileOutput {
 #[async_trait]
 impl Pollable for FileOutput {
     async fn ready(&mut self) {
-        if let State::Writing { done, .. } = &mut self.state {
+        if let State::Writing { done, from } = &mut self.state {
+            let from = *from;
             self.state = match done.await {
-                Some(Ok(())) => State::Ready,
-                Some(Err(error)) => State::Failed(error),
+                Some(Written::Done(Ok(()))) => State::Ready,
+                Some(Written::Done(Err(error))) => State::Failed(error),
+                Some(Written::Full) => {
+                    self.position = from;
+                    State::Full
+                }
                 None => State::Closed,
             };
         }
@@ -112,17 +112,28 @@ impl OutputStream for FileOutput {
         if bytes.is_empty() {
             return Ok(());
         }
-        let charge = self.count(bytes.len() as u64)?;
-        let (file, position) = (self.file.clone(), self.position);
-        self.position = position.map(|at| at.saturating_add(bytes.len() as u64));
-        let done = self.disk.change(move || match position {
-            Some(position) => file.write_all_at(&bytes, position),
-            None => append(&file, &bytes),
-        });
-        self.state = State::Writing {
-            done,
-            _charge: charge,
+        let (from, len) = (self.position, bytes.len() as u64);
+        self.position = from.map(|at| at.saturating_add(len));
+        // Counted on the same thread as it is written, because measuring a directory may take long.
+        let (quota, file) = (self.quota.clone(), self.file.clone());
+        let count = move || {
+            let quota = quota.as_deref();
+            quota
+                .map(|quota| charge(quota, &file, from, len))
+                .transpose()
         };
+        let file = self.file.clone();
+        let done = self.disk.change(count, move |charge| {
+            // It counts as under way until the write is done.
+            let Ok(_charge) = charge else {
+                return Written::Full;
+            };
+            Written::Done(match from {
+                Some(position) => file.write_all_at(&bytes, position),
+                None => append(&file, &bytes),
+            })
+        });
+        self.state = State::Writing { done, from };
         Ok(())
     }
 
@@ -138,7 +149,7 @@ impl OutputStream for FileOutput {
         self.take_error()?;
         match self.state {
             State::Ready => Ok(WRITE_BYTES_MAX),
-            State::Writing { .. } | State::Failed(_) | State::Closed => Ok(0),
+            State::Writing { .. } | State::Full | State::Failed(_) | State::Closed => Ok(0),
         }
     }
 
@@ -148,6 +159,19 @@ impl OutputStream for FileOutput {
             done.cancel().await;
         }
     }
+}
+
+/// Counts the growth of a file by a write.
+fn charge(quota: &InQuota, file: &File, from: Option<u64>, bytes: u64) -> Result<Charge, ()> {
+    let more = match from {
+        None => bytes,
+        Some(position) => {
+            // A write starts only after the previous one has ended, so this is the size of the file.
+            let size = file.metadata().map_or(0, |metadata| metadata.len());
+            position.saturating_add(bytes).saturating_sub(size)
+        }
+    };
+    quota.charge(Size::bytes(more))
 }
 
 /// Appends to a file, at its end at that time.
@@ -165,4 +189,83 @@ fn append(file: &File, mut bytes: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::job::AbortReason;
+    use crate::sandbox::capability::LogSource;
+    use crate::sandbox::capability::log::GuestLog;
+    use crate::sandbox::grants::quota::{Ledger, Ledgers};
+    use crate::sandbox::grants::{Quota, Root};
+    use crate::sandbox::{AbortHandle, Limits};
+
+    /// A file in a directory that may contain 100 bytes.
+    struct Limited {
+        dir: tempfile::TempDir,
+        ledger: Arc<Ledger>,
+        abort: AbortHandle,
+        output: FileOutput,
+    }
+
+    impl Limited {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let ledger = Ledgers::default().of(&Root::new(dir.path()));
+            let abort = AbortHandle::new();
+            let limits = Limits::default();
+            let log = GuestLog::new(LogSource::Module, abort.clone(), &limits, None);
+            let quota = Quota {
+                bytes_max: 100,
+                files_max: 3,
+            };
+            let quota = InQuota::new(ledger.clone(), quota, "/out", Arc::new(log));
+            let disk = Disk {
+                abort: abort.clone(),
+                meter: Arc::default(),
+            };
+            let file = Arc::new(File::create(dir.path().join("file")).unwrap());
+            let (quota, open) = (Some(Arc::new(quota)), InUse::unlimited());
+            let output = FileOutput::new(disk, file, Some(0), quota, open);
+            Self {
+                dir,
+                ledger,
+                abort,
+                output,
+            }
+        }
+
+        fn text(&self) -> String {
+            std::fs::read_to_string(self.dir.path().join("file")).unwrap()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_write_is_not_made_if_the_attempt_is_aborted_while_the_directory_is_measured() {
+        let mut limited = Limited::new();
+        let measuring = limited.ledger.block_measuring();
+        let written = limited.output.write(Bytes::from_static(b"late"));
+        assert!(written.is_ok(), "the call itself does not wait");
+        assert!(matches!(limited.output.check_write(), Ok(0)));
+        limited
+            .abort
+            .abort(AbortReason::TimedOut, Duration::from_secs(60));
+        drop(measuring);
+        limited.output.ready().await;
+        assert_eq!(limited.text(), "");
+    }
+
+    #[tokio::test]
+    async fn a_write_that_does_not_fit_is_an_error_after_which_a_smaller_one_fits() {
+        let mut limited = Limited::new();
+        for (text, fits) in [("x".repeat(101), false), ("fits".into(), true)] {
+            assert!(limited.output.write(text.into()).is_ok());
+            limited.output.ready().await;
+            assert_eq!(limited.output.flush().is_ok(), fits);
+        }
+        assert_eq!(limited.text(), "fits");
+    }
 }

@@ -9,7 +9,7 @@ use wasmtime_wasi::p2::{DynOutputStream, FsResult};
 
 use super::denial::denial;
 use super::disk::Disk;
-use super::fds::{Fds, no_space};
+use super::fds::{Fds, InQuota, no_space};
 use super::output::FileOutput;
 use super::outside::OutsidePaths;
 use crate::sandbox::capability::log::GuestLog;
@@ -32,6 +32,18 @@ pub(super) struct Files<'a> {
 pub(super) struct About {
     pub(super) path: String,
     pub(super) changes: bool,
+}
+
+/// How much a change adds to a directory with a quota.
+pub(super) struct Growth {
+    quota: Arc<InQuota>,
+    more: Size,
+}
+
+impl Growth {
+    fn charge(self) -> Result<Charge, ()> {
+        self.quota.charge(self.more)
+    }
 }
 
 impl Files<'_> {
@@ -70,27 +82,29 @@ impl Files<'_> {
         Err(ErrorCode::NoEntry.into())
     }
 
-    /// Makes a change on a thread that may block, unless the attempt has to stop by then.
+    /// Counts a change that adds something against the quota, and makes it, on a thread that may block, unless the
+    /// attempt has to stop by then.
     pub(super) async fn change<T: Send + 'static>(
         &mut self,
         about: About,
+        growth: Option<Growth>,
         work: impl FnOnce() -> FsResult<T> + Send + 'static,
     ) -> FsResult<T> {
-        match self.disk.change(work).await {
+        let count = move || growth.map(Growth::charge).transpose();
+        let change = move |charge: Result<Option<Charge>, ()>| match charge {
+            Ok(charge) => undo_if_failed(charge, work()),
+            Err(()) => Err(no_space().into()),
+        };
+        match self.disk.change(count, change).await {
             Some(done) => self.record_denial(&about, done),
             None => Err(ErrorCode::NotPermitted.into()),
         }
     }
 
-    /// Counts a change against the quota of the descriptor's directory, if any.
-    pub(super) fn charge(&self, fd: &Fd, more: Size) -> FsResult<Option<Charge>> {
-        match self.fds.quota(fd) {
-            Some(quota) => {
-                let charge = quota.charge(more);
-                charge.map(Some).map_err(|()| no_space().into())
-            }
-            None => Ok(None),
-        }
+    /// What a change adds to the descriptor's directory, if that has a quota.
+    pub(super) fn growth(&self, fd: &Fd, more: Size) -> Option<Growth> {
+        let quota = self.fds.quota(fd)?;
+        Some(Growth { quota, more })
     }
 
     /// The descriptor behind a guest's handle; the root has none.
@@ -125,4 +139,12 @@ impl Files<'_> {
             Box::new(FileOutput::new(disk, file.file, position, quota, open));
         Ok(self.inner.table.push(output)?)
     }
+}
+
+/// Undoes the charge of a change that failed.
+fn undo_if_failed<T>(charge: Option<Charge>, done: FsResult<T>) -> FsResult<T> {
+    if let (Err(_), Some(charge)) = (&done, charge) {
+        charge.undo();
+    }
+    done
 }
