@@ -197,6 +197,11 @@ fn expect(case: &Case, end: RunEnd) {
         let kind = error.as_ref().map(|error| error.kind);
         assert_eq!(kind, Some(ErrorKind::InvalidResult), "{}", case.name);
     }
+    if let Some(details) = error.and_then(|error| error.details.as_ref()) {
+        let read: Result<serde_json::Value, _> = serde_json::from_str(&details.0);
+        let read = read.unwrap_or_else(|why| panic!("{}: {why}", case.name));
+        assert!(!read.to_string().contains("\\u0000"), "{}", case.name);
+    }
     for text in error.iter().flat_map(|error| {
         let AttemptError {
             guest_kind,

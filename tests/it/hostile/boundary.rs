@@ -206,3 +206,46 @@ async fn no_text_of_a_guest_reaches_a_terminal_or_the_database_unescaped() {
     ])
     .await;
 }
+
+/// Fails with the text as the details of its error.
+const WITH_DETAILS: &str = "
+    (drop (call $return_error (i32.const 4096) (i32.const 4) (i32.const 1)))
+    (i32.store8 (i32.const 88) (i32.const 1))
+    (i32.store (i32.const 92) $at)
+    (i32.store (i32.const 96) $bytes)
+    (i32.const 64)";
+
+#[tokio::test]
+async fn no_details_of_an_error_harm_the_host_or_those_who_read_them() {
+    run(vec![
+        text(
+            "details that are nested 50,000 deep",
+            "they are left out, because few readers could parse them",
+            &format!("{}{}", "[".repeat(50_000), "]".repeat(50_000)),
+            WITH_DETAILS,
+            Ends::Failed,
+        ),
+        text(
+            "details with tens of thousands of values",
+            "they stay text in the host, which takes a hundredth of the memory",
+            &format!("[{}[]]", "[],".repeat(33_000)),
+            WITH_DETAILS,
+            Ends::Failed,
+        ),
+        text(
+            "details with a NUL and half a surrogate pair",
+            "both are replaced, because Postgres cannot store them",
+            r#"{"\u0000": "\ud800"}"#,
+            WITH_DETAILS,
+            Ends::Failed,
+        ),
+        text(
+            "details that are not JSON",
+            "they are left out",
+            "{",
+            WITH_DETAILS,
+            Ends::Failed,
+        ),
+    ])
+    .await;
+}

@@ -95,4 +95,19 @@ mod tests {
             "{by_link}"
         );
     }
+
+    #[test]
+    fn a_path_adds_no_lines_to_a_denial() {
+        let granted = Granted {
+            handler: "x.y".into(),
+            dirs: vec![dir("/in", Mode::Read)],
+            ..Granted::default()
+        };
+        let lines = "\"]\n[handlers.\"*\"]\nfine_clocks = true\u{202e}";
+        for path in [format!("/a{lines}/b"), format!("/in/{lines}")] {
+            let denied = denial(&granted, &path, true);
+            assert!(!denied.contains("\n[handlers.\"*\"]"), "{denied}");
+            assert!(!denied.contains('\u{202e}'), "{denied}");
+        }
+    }
 }

@@ -111,7 +111,7 @@ mod tests {
         let disk = Disk { abort, meter };
         let abort = disk.abort.clone();
         let count = move || abort.abort(AbortReason::TimedOut, Duration::from_secs(60));
-        assert_eq!(disk.change(count, |_| ()).await, None);
+        assert_eq!(disk.change(count, |()| ()).await, None);
     }
 
     #[tokio::test]

@@ -221,4 +221,16 @@ mod tests {
         let newest = outside.paths.last().map(|(path, _)| path.as_str());
         assert_eq!(newest, Some("/again"));
     }
+
+    #[test]
+    fn a_path_adds_no_lines_to_a_denial() {
+        let mut outside = OutsidePaths::default();
+        let path = "/a\"]\n[handlers.\"*\"]\nfine_clocks = true\u{202e}/b";
+        outside.record(path.into(), true);
+        let denied = outside.denial(&granted(), "No such file or directory");
+        let denied = denied.expect("a denial");
+        assert!(!denied.contains("\n[handlers.\"*\"]"), "{denied}");
+        assert!(!denied.contains('\u{202e}'), "{denied}");
+        assert!(denied.contains("at = \"…\"\n"), "{denied}");
+    }
 }
