@@ -76,6 +76,7 @@ pub use middleware::{AttemptInfo, Middleware, Next, Running};
 pub use policy::{Override, Overrides, Policy};
 pub use schedule::Intervals;
 pub use settings::{QueueOrder, Settings};
+pub use settler::UnsettledMax;
 pub use stop::Stop;
 
 use self::background::Background;
@@ -172,6 +173,7 @@ impl Shared {
                 middlewares: meters.around(parts.middlewares),
                 meters,
                 settlements,
+                space: Arc::new(Semaphore::new(settings.unsettled_max.bytes as usize)),
                 tasks: TaskTracker::new(),
             },
             wakeups: wakeups::Wakeups::default(),
@@ -255,7 +257,7 @@ pub async fn run(
     health.database_answers.store(true, Ordering::Relaxed);
 
     let listen_at = parts.listen_at.clone();
-    let (settlements, outcomes) = mpsc::channel(settler::QUEUE_MAX);
+    let (settlements, outcomes) = mpsc::channel(settings.unsettled_max.count);
     let shared = Shared::new(settings, parts, health, stop, incarnation, settlements);
     let background = Background::start(&shared, heartbeat, listen_at);
     let mut settler = SettlerTask::start(&shared, outcomes);

@@ -1,8 +1,13 @@
 //! The outcome of a job after an attempt has ended.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rouse::worker::Settings;
+use rouse::worker::{
+    AttemptInfo, Health, Middleware, Next, Parts, Running, Settings, UnsettledMax,
+};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_postgres::Client;
@@ -12,7 +17,7 @@ use crate::support::TestDb;
 use crate::support::database::drop_all_partitions;
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
-    PATIENCE, TestWorker, catalog, ended, enqueue, lease, show, until, until_true,
+    PATIENCE, TestWorker, catalog, ended, enqueue, lease, sandbox, show, until, until_true,
 };
 
 fn settings() -> Settings {
@@ -495,4 +500,67 @@ async fn a_second_signal_waits_five_seconds_for_an_unanswered_outcome_and_names_
         "{output}"
     );
     settling.release();
+}
+
+/// Counts the attempts whose guest has ended.
+struct Counting(watch::Sender<usize>);
+
+impl Middleware for Counting {
+    fn around<'a>(&'a self, _attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
+        Box::pin(async move {
+            let run = next.run().await;
+            self.0.send_modify(|ran| *ran += 1);
+            run
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempts_keep_their_slots_while_too_many_bytes_wait_for_their_settlement() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let (ran, mut has_run) = watch::channel(0);
+    let parts = Parts {
+        store: proxy.store(),
+        listen_at: db.connector(),
+        sandbox: sandbox(),
+        catalog: catalog().await,
+        sql_logins: BTreeMap::new(),
+        middlewares: vec![Arc::new(Counting(ran))],
+    };
+    let small = Settings {
+        slots: 4,
+        unsettled_max: UnsettledMax {
+            bytes: 1 << 20,
+            ..UnsettledMax::default()
+        },
+        ..settings()
+    };
+    let health = Health::default();
+    let worker = TestWorker::start_sharing(parts, small, health.clone());
+    let settling = proxy.hold("rouse.settle(", Side::Statement);
+    // One of them fits.
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(enqueue(&client, "test.big-result", json!({"bytes": 600_000})).await);
+    }
+    settling.caught().await;
+    has_run.wait_for(|ran| *ran == 3).await.unwrap();
+    // Small outcomes still fit.
+    ids.push(enqueue(&client, "noop", json!({"n": 1})).await);
+    has_run.wait_for(|ran| *ran == 4).await.unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while health.in_hand.load(Ordering::Relaxed) != 2 {
+        assert!(
+            Instant::now() < deadline,
+            "the two others do not keep their slots"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    settling.release();
+    for id in ids {
+        assert_eq!(ended(&client, id).await.state, "succeeded");
+    }
+    worker.drain().await;
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use metrics::counter;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
 
 use super::Shared;
@@ -48,6 +48,8 @@ pub(super) struct Attempts {
     pub(super) meters: Meters,
     /// To the settler.
     pub(super) settlements: mpsc::Sender<Unsettled>,
+    /// A permit for each byte of large outcomes that are not settled.
+    pub(super) space: Arc<Semaphore>,
     /// The running slots, and the claims that are being given back.
     pub(super) tasks: TaskTracker,
 }
@@ -524,7 +526,7 @@ pub(super) async fn settle_instead(
 ) {
     match decide(end, tries, retry, rand::random()) {
         Ok(outcome) => {
-            one.settlement.outcome = outcome;
+            one.replace(outcome);
             send(shared, one).await;
         }
         Err(lost) => {
@@ -552,8 +554,8 @@ fn drop_lost(
     shared.leases.remove(id, fence);
 }
 
-/// Passes an outcome to the settler.
-async fn send(shared: &Shared, one: Unsettled) {
+/// Passes an outcome to the settler. Waits while too many, or too many bytes, are not settled.
+async fn send(shared: &Shared, mut one: Unsettled) {
     let Settlement {
         id, fence, outcome, ..
     } = &one.settlement;
@@ -564,6 +566,7 @@ async fn send(shared: &Shared, one: Unsettled) {
             shared.presence.tally.timed_out();
         }
     }
+    one.take_space(shared).await;
     // The settler outlives every attempt. If it did not, the lease would run out and another worker would adopt the
     // job.
     if shared.attempts.settlements.send(one).await.is_err() {
@@ -586,21 +589,23 @@ fn unsettled(
     let jobs = stats
         .as_mut()
         .map_or_else(Vec::new, |stats| std::mem::take(&mut stats.jobs));
-    Unsettled {
-        settlement: Settlement {
-            id: job.id,
-            fence: job.fence,
-            started_after: stats.as_ref().map(|stats| stats.started_after),
-            ran: stats.as_ref().and_then(|stats| stats.ran),
-            handler: is_bound.then(|| meters.handler.clone()),
-            outcome,
-            trace: if jobs.is_empty() {
-                None
-            } else {
-                trace.traceparent().map(str::to_owned)
-            },
-            jobs,
+    let settlement = Settlement {
+        id: job.id,
+        fence: job.fence,
+        started_after: stats.as_ref().map(|stats| stats.started_after),
+        ran: stats.as_ref().and_then(|stats| stats.ran),
+        handler: is_bound.then(|| meters.handler.clone()),
+        outcome,
+        trace: if jobs.is_empty() {
+            None
+        } else {
+            trace.traceparent().map(str::to_owned)
         },
+        jobs,
+    };
+    Unsettled {
+        bytes: settler::bytes_of(&settlement),
+        settlement,
         meters,
         attempt: job.attempt,
         claim_sent: claim.sent,
@@ -609,6 +614,7 @@ fn unsettled(
         replaced: false,
         unanswered: false,
         trace,
+        _space: None,
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::{Intervals, Overrides};
+use super::{Intervals, Overrides, UnsettledMax};
 use crate::store::{NewFairShare, WorkerKey};
 use crate::traces::Traces;
 
@@ -54,6 +54,8 @@ pub struct Settings {
     pub overrides: Overrides,
     /// How often the worker looks behind its cursors.
     pub intervals: Intervals,
+    /// How many outcomes may wait for their settlement.
+    pub unsettled_max: UnsettledMax,
     /// Exports traces of attempts.
     pub traces: Traces,
 }
@@ -116,6 +118,7 @@ impl Default for Settings {
             fair_share: BTreeMap::new(),
             overrides: Overrides::default(),
             intervals: Intervals::default(),
+            unsettled_max: UnsettledMax::default(),
             traces: Traces::default(),
         }
     }

@@ -10,7 +10,7 @@ mod batch;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -23,8 +23,28 @@ use crate::sandbox::BootTime;
 use crate::store::Settlement;
 use crate::traces::AttemptTrace;
 
-/// The maximum number of waiting outcomes. Further attempts wait until theirs fit.
-pub(super) const QUEUE_MAX: usize = 4000;
+/// How many outcomes may wait for their settlement. Further attempts keep their slots until theirs fit. Tests set these;
+/// operators do not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnsettledMax {
+    /// The number of outcomes that wait for the settler.
+    pub count: usize,
+    /// The bytes of all large outcomes that are not settled. A larger outcome waits until there is no other.
+    pub bytes: u32,
+}
+
+impl Default for UnsettledMax {
+    /// 4000 outcomes, 256 MiB.
+    fn default() -> Self {
+        Self {
+            count: 4000,
+            bytes: 256 << 20,
+        }
+    }
+}
+
+/// Outcomes up to this size are limited by their number alone.
+const SMALL_BYTES_MAX: usize = 4 << 10;
 /// The largest number of outcomes in one statement.
 const BATCH_MAX: usize = 1000;
 /// How long a batch gathers while claims wait for a slot: a statement and a commit cost Postgres as much as ten or
@@ -56,9 +76,42 @@ pub(super) struct Unsettled {
     pub(super) unanswered: bool,
     /// The trace of the attempt, whose outcome it gets.
     pub(super) trace: AttemptTrace,
+    /// The bytes of JSON that its settlement sends.
+    pub(super) bytes: usize,
+    /// Its share of [`UnsettledMax::bytes`], if it is large.
+    pub(super) _space: Option<OwnedSemaphorePermit>,
+}
+
+/// The bytes of JSON that this settlement sends.
+pub(super) fn bytes_of(settlement: &Settlement) -> usize {
+    let outcome = match &settlement.outcome {
+        Outcome::Succeeded(result) => result.0.len(),
+        Outcome::Retry { error, .. } | Outcome::Failed(error) | Outcome::TimedOut(error) => {
+            error.to_json().len()
+        }
+        Outcome::Suspended(_) | Outcome::Released => 0,
+    };
+    outcome + settlement.jobs.iter().map(NewJob::bytes).sum::<usize>()
 }
 
 impl Unsettled {
+    /// Gives it another outcome.
+    pub(super) fn replace(&mut self, outcome: Outcome) {
+        self.settlement.outcome = outcome;
+        self.bytes = bytes_of(&self.settlement);
+    }
+
+    /// Waits until there is space for it among the outcomes that are not settled. It keeps the space until it is dropped.
+    pub(super) async fn take_space(&mut self, shared: &Shared) {
+        if self.bytes <= SMALL_BYTES_MAX {
+            return;
+        }
+        let most = shared.settings.unsettled_max.bytes;
+        let bytes = u32::try_from(self.bytes).unwrap_or(u32::MAX).min(most);
+        let space = shared.attempts.space.clone().acquire_many_owned(bytes);
+        self._space = Some(space.await.expect("it is never closed"));
+    }
+
     pub(super) fn event_context<'a>(&'a self, shared: &'a Shared) -> EventContext<'a> {
         EventContext {
             worker_id: &shared.settings.worker_id,
@@ -85,19 +138,6 @@ impl Unsettled {
             || shared
                 .leases
                 .is_lost(id, fence, self.claim_sent, is_stopping)
-    }
-
-    /// The bytes of JSON that its settlement sends.
-    pub(super) fn bytes(&self) -> usize {
-        let outcome = match &self.settlement.outcome {
-            Outcome::Succeeded(result) => result.0.len(),
-            Outcome::Retry { error, .. } | Outcome::Failed(error) | Outcome::TimedOut(error) => {
-                error.to_json().len()
-            }
-            Outcome::Suspended(_) | Outcome::Released => 0,
-        };
-        let jobs: usize = self.settlement.jobs.iter().map(NewJob::bytes).sum();
-        outcome + jobs
     }
 }
 

@@ -87,7 +87,7 @@ impl Success {
     }
 
     fn bytes(&self) -> usize {
-        self.one().bytes() + self.calls.iter().map(SqlCall::bytes).sum::<usize>()
+        self.one().bytes + self.calls.iter().map(SqlCall::bytes).sum::<usize>()
     }
 
     /// True if its job is lost.

@@ -97,7 +97,7 @@ impl Settler<'_> {
             if part.is_empty() {
                 continue;
             }
-            let bytes = part.iter().map(Unsettled::bytes).sum::<usize>();
+            let bytes = part.iter().map(|one| one.bytes).sum::<usize>();
             let jobs = part.iter().map(|one| one.settlement.jobs.len());
             let is_large = bytes > BATCH_BYTES_MAX || jobs.sum::<usize>() > BATCH_JOBS_MAX;
             if part.len() > 1 && is_large {
@@ -263,8 +263,8 @@ impl Settler<'_> {
                     ErrorKind::InvalidResult,
                     format!("Postgres cannot store {value}: {error}"),
                 );
-                one.settlement.outcome = Outcome::Failed(failure);
                 one.settlement.jobs.clear();
+                one.replace(Outcome::Failed(failure));
                 one.replaced = true;
                 batch.put_back(vec![one]);
             }
