@@ -18,6 +18,7 @@ use crate::support::database::drop_all_partitions;
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
     PATIENCE, TestWorker, catalog, ended, enqueue, lease, sandbox, show, until, until_true,
+    until_within,
 };
 
 fn settings() -> Settings {
@@ -295,6 +296,53 @@ async fn on_a_full_disk_settlements_back_off_and_no_outcome_is_lost() {
     assert!(tries <= 12, "{tries} tries in 6 s");
     free_disk(&client).await;
     until_true(&client, "SELECT count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1) = 64 FROM rouse.finished").await;
+    worker.drain().await;
+}
+
+/// From now on, the ends of jobs that match this condition need a lock. The session that is returned holds it until the
+/// end of its transaction. `public.held_up` counts how often they have tried.
+async fn hold_up(db: &TestDb, client: &Client, condition: &str) -> Client {
+    let other = db.client().await;
+    other
+        .batch_execute("BEGIN; SELECT pg_advisory_xact_lock(77001)")
+        .await
+        .unwrap();
+    let sql = format!(
+        "CREATE SEQUENCE public.held_up;
+         CREATE FUNCTION public.take_lock() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+             PERFORM nextval('public.held_up');
+             PERFORM pg_advisory_xact_lock(77001);
+             RETURN NEW;
+         END $$;
+         CREATE TRIGGER take_lock BEFORE INSERT ON rouse.finished FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION public.take_lock()"
+    );
+    client.batch_execute(&sql).await.unwrap();
+    other
+}
+
+/// For example, attempts that enqueue jobs with the unique key of a job whose producer has not committed yet.
+#[tokio::test]
+async fn outcomes_that_an_open_transaction_holds_up_block_no_others() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let other = hold_up(&db, &client, "(NEW.payload ->> 'n')::integer >= 1000").await;
+    let worker = TestWorker::start(&db, settings()).await;
+    client
+        .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(900, 1199) AS n))")
+        .await
+        .unwrap();
+    // Those that were settled together with them.
+    until_true(&client, "SELECT count(*) = 100 FROM rouse.finished").await;
+    until_true(&client, "SELECT last_value >= 200 FROM public.held_up").await;
+    for n in 0..5 {
+        let id = enqueue(&client, "noop", json!({ "n": n })).await;
+        // To try each of the 200 would take 20 s.
+        let soon = Duration::from_secs(10);
+        until_within(&client, id, soon, |job| job.state == "succeeded").await;
+    }
+    until_true(&client, "SELECT count(*) = 105 FROM rouse.finished").await;
+    other.batch_execute("COMMIT").await.unwrap();
+    until_true(&client, "SELECT count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1) = 305 FROM rouse.finished").await;
     worker.drain().await;
 }
 

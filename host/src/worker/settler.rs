@@ -2,11 +2,14 @@
 //!
 //! While one batch commits, the next one gathers, so batches grow with the load. If claims wait for a slot, a batch
 //! waits 2 ms for attempts that are about to end. An outcome that Postgres cannot store fails alone, and an outcome
-//! whose settlement is never answered is retried in parallel with the others.
+//! whose settlement is never answered is retried in parallel with the others. Outcomes that locks of other transactions
+//! hold up are tried again between batches, a few at a time.
 
 mod alone;
 mod batch;
+mod held_up;
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
+use self::held_up::HeldUp;
 use super::Shared;
 use super::events::{self, EventContext, Since};
 use super::meters::{HandlerMeters, OutcomeLabel};
@@ -181,16 +185,19 @@ async fn run(
     let mut retry_at = Instant::now();
     let mut more = true;
     let mut batch = Vec::new();
-    while more || !settler.later.is_empty() || !settler.unanswered.is_empty() {
+    while more || settler.has_unsettled() {
+        let next_try_at = settler.next_try_at(retry_at);
         tokio::select! {
-            received = outcomes.recv_many(&mut batch, BATCH_MAX), if more => more = received > 0,
+            // New outcomes go ahead of those that can be tried again.
+            biased;
             // Outcomes in the channel are still received.
             () = all_sent.cancelled(), if !outcomes.is_closed() => outcomes.close(),
-            // They are retried even if nothing arrives in the meantime.
-            () = tokio::time::sleep_until(retry_at.into()), if !settler.later.is_empty() => {}
             Some(answered) = settler.unanswered.join_next() => {
                 settler.later.extend(answered.expect("it does not panic"));
             }
+            received = outcomes.recv_many(&mut batch, BATCH_MAX), if more => more = received > 0,
+            // They are retried even if nothing arrives in the meantime.
+            () = sleep_until(next_try_at), if next_try_at.is_some() => {}
         }
         settler.gather(&mut batch, &mut outcomes).await;
         let again = match Instant::now() >= retry_at {
@@ -205,7 +212,16 @@ async fn run(
         if !waits {
             retry_at = Instant::now() + retry_after(settler.failures);
         }
-        give_up_lost(&shared, &mut settler.later);
+        settler.try_held_up().await;
+        settler.give_up_lost();
+    }
+}
+
+/// Waits until then, for ever if that is never.
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => pending().await,
     }
 }
 
@@ -219,6 +235,8 @@ pub(super) fn retry_after(failures: u32) -> Duration {
 enum Tried {
     First,
     Again,
+    /// A part that was held up, its only outcome this often.
+    HeldUp(u32),
 }
 
 /// State that is kept from one batch to the next.
@@ -227,6 +245,8 @@ struct Settler<'a> {
     /// Outcomes that could not be settled and do not hold up others: their jobs are locked by another open transaction,
     /// the database refuses them, or it has no space for them.
     later: Vec<Unsettled>,
+    /// Outcomes, some of which meet another lock of an open transaction.
+    held_up: HeldUp<Unsettled>,
     /// Outcomes whose settlement was not answered although it was the only row. Each waits for up to 15 s, so they are
     /// retried in parallel with the others, one at a time. A task returns an outcome that the database has refused.
     unanswered: JoinSet<Option<Unsettled>>,
@@ -242,11 +262,40 @@ impl<'a> Settler<'a> {
         Self {
             shared,
             later: Vec::new(),
+            held_up: HeldUp::new(),
             unanswered: JoinSet::new(),
             one_at_a_time: Arc::new(Semaphore::new(1)),
             failures: 0,
             has_space: false,
         }
+    }
+
+    /// True while it keeps outcomes that are not settled.
+    fn has_unsettled(&self) -> bool {
+        !self.later.is_empty() || !self.held_up.is_empty() || !self.unanswered.is_empty()
+    }
+
+    /// When it has to try something again, if `later` is due at this time.
+    fn next_try_at(&self, retry_at: Instant) -> Option<Instant> {
+        let later = (!self.later.is_empty()).then_some(retry_at);
+        later.into_iter().chain(self.held_up.next_at()).min()
+    }
+
+    /// Tries outcomes that are held up, for as long as new ones can wait.
+    async fn try_held_up(&mut self) {
+        let began = Instant::now();
+        while began.elapsed() < held_up::TRIED_FOR
+            && let Some(part) = self.held_up.take_due(Instant::now())
+        {
+            self.settle(part.outcomes, Tried::HeldUp(part.times)).await;
+        }
+    }
+
+    /// Gives up the outcomes that it keeps and whose lease can no longer be trusted.
+    fn give_up_lost(&mut self) {
+        let shared = self.shared;
+        give_up_lost(shared, &mut self.later);
+        self.held_up.retain(|one| !give_up_if_lost(shared, one));
     }
 
     /// Adds the outcomes of attempts that end within a short time to a batch that is not full.

@@ -1,6 +1,7 @@
 //! Settles a batch of outcomes, in parts if the database does not accept it as a whole.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
 
 use tracing::{debug, error, warn};
 
@@ -16,6 +17,7 @@ use crate::worker::reach::warn_unless_unreachable;
 struct Batch {
     /// The parts that are not settled yet, in order.
     parts: VecDeque<Vec<Unsettled>>,
+    tried: Tried,
     locked: Locked,
     /// The database has no space for a single outcome. If it has none for others either, they are not halved but
     /// retried together.
@@ -28,7 +30,7 @@ struct Batch {
 }
 
 impl Batch {
-    fn new(outcomes: Vec<Unsettled>, tried: Tried, failures: u32) -> Self {
+    fn new(outcomes: Vec<Unsettled>, tried: Tried, locked: Locked, failures: u32) -> Self {
         let mut parts = one_of_each_job(outcomes, |one: &Unsettled| one.settlement.id);
         if tried == Tried::Again && failures > 0 {
             // One of them, a different one each time, tests whether there is space again.
@@ -37,11 +39,9 @@ impl Batch {
         }
         Self {
             parts,
-            locked: match tried {
-                Tried::First => Locked::Wait,
-                Tried::Again => Locked::Skip,
-            },
-            is_full: tried == Tried::First && failures > 0,
+            tried,
+            locked,
+            is_full: tried != Tried::Again && failures > 0,
             found_no_space: false,
             is_silent: false,
             alone: Vec::new(),
@@ -85,10 +85,15 @@ impl Settler<'_> {
         if outcomes.is_empty() {
             return;
         }
-        if tried == Tried::First {
+        if tried != Tried::Again {
             self.has_space = false;
         }
-        let mut batch = Batch::new(outcomes, tried, self.failures);
+        let locked = match tried {
+            // While others are held up, this batch is likely to meet the same lock.
+            Tried::First if self.held_up.is_empty() => Locked::Wait,
+            Tried::First | Tried::Again | Tried::HeldUp(_) => Locked::Skip,
+        };
+        let mut batch = Batch::new(outcomes, tried, locked, self.failures);
         while let Some(mut part) = batch.parts.pop_front() {
             if batch.is_silent && self.shared.stop.now.is_cancelled() {
                 // Each further part could wait for its answer just as long.
@@ -146,10 +151,11 @@ impl Settler<'_> {
     ) {
         if error.is_locked() && batch.locked == Locked::Skip {
             // Something else than these jobs is locked, and holds up one of them.
-            match part.len() {
-                2.. => batch.halve(part),
-                _ => self.later.append(&mut part),
-            }
+            let times = match batch.tried {
+                Tried::HeldUp(times) => times,
+                Tried::First | Tried::Again => 0,
+            };
+            self.held_up.add(part, times, Instant::now());
         } else if error.is_locked() {
             debug!(%error, jobs = part.len(), "another transaction has locked some of these jobs; settling the others");
             batch.locked = Locked::Skip;

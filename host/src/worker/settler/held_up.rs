@@ -1,0 +1,157 @@
+//! Outcomes that a lock of another transaction holds up, other than that of their own job: for example the lock of a
+//! unique key that both use for a job that they enqueue.
+//!
+//! Such a lock cannot be skipped, so one outcome holds up all that are settled with it. Their halves are tried, down to
+//! the outcomes that meet the lock; these are tried again after growing pauses. Each try may wait for the lock, so the
+//! settler makes a few at a time, between batches of new outcomes.
+
+use std::time::{Duration, Instant};
+
+use super::retry_after;
+
+/// How long the settler tries parts that are held up before it looks for new outcomes.
+pub(super) const TRIED_FOR: Duration = Duration::from_millis(200);
+
+/// After so many tries the pause is as long as it gets, and the outcomes take turns.
+const TIMES_MAX: u32 = 4;
+
+/// The parts of batches that are held up.
+pub(super) struct HeldUp<T> {
+    parts: Vec<Part<T>>,
+}
+
+/// Outcomes that are tried together, never none.
+pub(super) struct Part<T> {
+    pub(super) outcomes: Vec<T>,
+    /// How often its only outcome was held up alone.
+    pub(super) times: u32,
+    retry_at: Instant,
+}
+
+impl<T> HeldUp<T> {
+    pub(super) fn new() -> Self {
+        Self { parts: Vec::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// Adds outcomes that were held up together. `times`: as in the part that they were.
+    pub(super) fn add(&mut self, mut outcomes: Vec<T>, times: u32, now: Instant) {
+        if outcomes.len() == 1 {
+            self.parts.push(Part {
+                outcomes,
+                times: (times + 1).min(TIMES_MAX),
+                retry_at: now + retry_after(times),
+            });
+            return;
+        }
+        let half = outcomes.split_off(outcomes.len() / 2);
+        for outcomes in [outcomes, half] {
+            self.parts.push(Part {
+                outcomes,
+                times: 0,
+                retry_at: now,
+            });
+        }
+    }
+
+    /// Takes the next part that is due. Outcomes that were held up less often go first, so that new ones do not wait for
+    /// those that may be held up for long.
+    pub(super) fn take_due(&mut self, now: Instant) -> Option<Part<T>> {
+        let parts = self.parts.iter().enumerate();
+        let due = parts.filter(|(_, part)| part.retry_at <= now);
+        let (place, _) = due.min_by_key(|(_, part)| (part.times, part.retry_at))?;
+        Some(self.parts.swap_remove(place))
+    }
+
+    /// When the next part is due.
+    pub(super) fn next_at(&self) -> Option<Instant> {
+        self.parts.iter().map(|part| part.retry_at).min()
+    }
+
+    /// Keeps these outcomes only.
+    pub(super) fn retain(&mut self, mut is_kept: impl FnMut(&T) -> bool) {
+        self.parts.retain_mut(|part| {
+            part.outcomes.retain(&mut is_kept);
+            !part.outcomes.is_empty()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The times, in milliseconds, at which each of these outcomes was settled or tried alone, in a minute.
+    fn tried_at(count: usize, is_locked: impl Fn(usize) -> bool) -> Vec<Vec<u128>> {
+        let began = Instant::now();
+        let mut held_up = HeldUp::new();
+        held_up.add((0..count).collect(), 0, began);
+        let mut tried = vec![Vec::new(); count];
+        let mut now = began;
+        while now < began + Duration::from_secs(60) {
+            let Some(part) = held_up.take_due(now) else {
+                now = held_up.next_at().expect("some are locked");
+                continue;
+            };
+            let is_held_up = part.outcomes.iter().any(|one| is_locked(*one));
+            if part.outcomes.len() == 1 || !is_held_up {
+                for one in &part.outcomes {
+                    tried[*one].push((now - began).as_millis());
+                }
+            }
+            now += Duration::from_millis(match (is_held_up, part.outcomes.len()) {
+                (false, _) => 1,
+                (true, 1) => 100,
+                (true, _) => 20,
+            });
+            if is_held_up {
+                held_up.add(part.outcomes, part.times, now);
+            }
+        }
+        tried
+    }
+
+    #[test]
+    fn the_outcomes_that_meet_a_lock_are_found_by_halves_and_tried_again_after_growing_pauses() {
+        let tried = tried_at(1000, |one| one == 700);
+        for (one, tried) in tried.iter().enumerate() {
+            if one == 700 {
+                let pauses: Vec<u128> = tried.windows(2).map(|two| two[1] - two[0]).collect();
+                // Each with the try itself.
+                assert_eq!(pauses[..6], [300, 500, 900, 1700, 2100, 2100]);
+            } else {
+                assert!(tried.len() == 1 && tried[0] < 400, "{one}: {tried:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn more_outcomes_than_can_be_tried_in_the_longest_pause_take_turns() {
+        let tried = tried_at(100, |one| one % 2 == 0);
+        for (one, tried) in tried.iter().enumerate() {
+            match one % 2 {
+                // 50 × 100 ms.
+                0 => assert!(tried.len() >= 10, "{one}: {tried:?}"),
+                _ => assert_eq!(tried.len(), 1, "{one}: {tried:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn new_outcomes_do_not_wait_for_those_that_are_held_up_for_long() {
+        let began = Instant::now();
+        let later = began + Duration::from_secs(1);
+        let mut held_up = HeldUp::new();
+        for one in 0..100 {
+            held_up.add(vec![one], 1, began);
+        }
+        held_up.add(vec![100, 101], 0, later);
+        let next = held_up.take_due(later).map(|part| part.outcomes);
+        assert_eq!(next, Some(vec![100]));
+        held_up.retain(|one| *one < 3);
+        assert_eq!(held_up.parts.len(), 3);
+    }
+}
