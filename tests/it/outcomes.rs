@@ -564,6 +564,42 @@ impl Middleware for Counting {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_full_disk_attempts_keep_their_slots_once_too_many_outcomes_wait() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    fill_disk(&client, "true").await;
+    let (ran, has_run) = watch::channel(0);
+    let small = Settings {
+        slots: 2,
+        unsettled_max: UnsettledMax {
+            count: 10,
+            ..UnsettledMax::default()
+        },
+        ..settings()
+    };
+    let counting: Vec<Arc<dyn Middleware>> = vec![Arc::new(Counting(ran))];
+    let worker = TestWorker::start_with_middlewares(&db, small, counting).await;
+    client
+        .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(1, 300) AS n))")
+        .await
+        .unwrap();
+    // By then it has waited for several seconds, in which all could have run.
+    until_true(&client, "SELECT last_value >= 12 FROM public.tries").await;
+    let ran = *has_run.borrow();
+    assert!(
+        ran <= 10 + 10 + 2,
+        "{ran} have run: those that were tried, those that wait and those in slots"
+    );
+    free_disk(&client).await;
+    until_true(
+        &client,
+        "SELECT count(*) FILTER (WHERE state = 'succeeded') = 300 FROM rouse.finished",
+    )
+    .await;
+    worker.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_keep_their_slots_while_too_many_bytes_wait_for_their_settlement() {
     let db = TestDb::new().await;
     let client = db.client().await;

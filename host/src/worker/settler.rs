@@ -31,7 +31,7 @@ use crate::traces::AttemptTrace;
 /// operators do not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnsettledMax {
-    /// The number of outcomes that wait for the settler.
+    /// The number of outcomes that wait for the settler, and again of those that it has tried and keeps.
     pub count: usize,
     /// The bytes of all large outcomes that are not settled. A larger outcome waits until there is no other.
     pub bytes: u32,
@@ -187,6 +187,7 @@ async fn run(
     let mut batch = Vec::new();
     while more || settler.has_unsettled() {
         let next_try_at = settler.next_try_at(retry_at);
+        let room = settler.room();
         tokio::select! {
             // New outcomes go ahead of those that can be tried again.
             biased;
@@ -195,11 +196,11 @@ async fn run(
             Some(answered) = settler.unanswered.join_next() => {
                 settler.later.extend(answered.expect("it does not panic"));
             }
-            received = outcomes.recv_many(&mut batch, BATCH_MAX), if more => more = received > 0,
+            received = outcomes.recv_many(&mut batch, room), if more && room > 0 => more = received > 0,
             // They are retried even if nothing arrives in the meantime.
             () = sleep_until(next_try_at), if next_try_at.is_some() => {}
         }
-        settler.gather(&mut batch, &mut outcomes).await;
+        settler.gather(&mut batch, &mut outcomes, room).await;
         let again = match Instant::now() >= retry_at {
             true => std::mem::take(&mut settler.later),
             false => Vec::new(),
@@ -275,6 +276,17 @@ impl<'a> Settler<'a> {
         !self.later.is_empty() || !self.held_up.is_empty() || !self.unanswered.is_empty()
     }
 
+    /// How many outcomes it may receive. While it keeps many, as on a full disk, attempts wait in their slots. After a
+    /// stop no more attempts start, so it receives them all, and their leases end together.
+    fn room(&self) -> usize {
+        if self.shared.stop.is_stopping() {
+            return BATCH_MAX;
+        }
+        let kept = self.later.len() + self.held_up.count() + self.unanswered.len();
+        let count_max = self.shared.settings.unsettled_max.count;
+        count_max.saturating_sub(kept).min(BATCH_MAX)
+    }
+
     /// When it has to try something again, if `later` is due at this time.
     fn next_try_at(&self, retry_at: Instant) -> Option<Instant> {
         let later = (!self.later.is_empty()).then_some(retry_at);
@@ -298,16 +310,21 @@ impl<'a> Settler<'a> {
         self.held_up.retain(|one| !give_up_if_lost(shared, one));
     }
 
-    /// Adds the outcomes of attempts that end within a short time to a batch that is not full.
-    async fn gather(&self, batch: &mut Vec<Unsettled>, outcomes: &mut mpsc::Receiver<Unsettled>) {
-        if batch.is_empty() || batch.len() >= BATCH_MAX {
+    /// Adds the outcomes of attempts that end within a short time to a batch that has room for them.
+    async fn gather(
+        &self,
+        batch: &mut Vec<Unsettled>,
+        outcomes: &mut mpsc::Receiver<Unsettled>,
+        room: usize,
+    ) {
+        if batch.is_empty() || batch.len() >= room {
             return;
         }
         let Some(time) = self.gathers_for() else {
             return;
         };
         tokio::time::sleep(time).await;
-        while batch.len() < BATCH_MAX
+        while batch.len() < room
             && let Ok(outcome) = outcomes.try_recv()
         {
             batch.push(outcome);

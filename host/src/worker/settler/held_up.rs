@@ -37,6 +37,11 @@ impl<T> HeldUp<T> {
         self.parts.is_empty()
     }
 
+    /// The number of outcomes.
+    pub(super) fn count(&self) -> usize {
+        self.parts.iter().map(|part| part.outcomes.len()).sum()
+    }
+
     /// Adds outcomes that were held up together. `times`: as in the part that they were.
     pub(super) fn add(&mut self, mut outcomes: Vec<T>, times: u32, now: Instant) {
         if outcomes.len() == 1 {
@@ -152,6 +157,6 @@ mod tests {
         let next = held_up.take_due(later).map(|part| part.outcomes);
         assert_eq!(next, Some(vec![100]));
         held_up.retain(|one| *one < 3);
-        assert_eq!(held_up.parts.len(), 3);
+        assert_eq!(held_up.count(), 3);
     }
 }
