@@ -347,6 +347,35 @@ async fn outcomes_that_an_open_transaction_holds_up_block_no_others() {
 }
 
 #[tokio::test]
+async fn a_stop_retries_outcomes_that_cannot_be_written_until_their_leases_end() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let other = hold_up(&db, &client, "NEW.payload ->> 'n' = '1'").await;
+    fill_disk(&client, "NEW.payload ->> 'n' = '2'").await;
+    let short = Settings {
+        overrides: lease("noop", 2),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, short).await;
+    let held_up = enqueue(&client, "noop", json!({"n": 1})).await;
+    until_true(&client, "SELECT last_value >= 3 FROM public.held_up").await;
+    let no_room = enqueue(&client, "noop", json!({"n": 2})).await;
+    until_true(&client, "SELECT last_value >= 2 FROM public.tries").await;
+    // Without an end, their leases would be renewed for ever.
+    worker.drain().await;
+    for id in [held_up, no_room] {
+        assert_ne!(show(&client, id).await.state, "succeeded");
+    }
+    other.batch_execute("ROLLBACK").await.unwrap();
+    free_disk(&client).await;
+    let next = TestWorker::start(&db, settings()).await;
+    for id in [held_up, no_room] {
+        assert_eq!(ended(&client, id).await.state, "succeeded");
+    }
+    next.drain().await;
+}
+
+#[tokio::test]
 async fn an_uncommitted_cancellation_blocks_no_other_settlement() {
     let db = TestDb::new().await;
     let (mut other, client) = (db.client().await, db.client().await);

@@ -555,7 +555,7 @@ fn drop_lost(
 }
 
 /// Passes an outcome to the settler. Waits while too many, or too many bytes, are not settled.
-async fn send(shared: &Shared, mut one: Unsettled) {
+async fn send(shared: &Shared, one: Unsettled) {
     let Settlement {
         id, fence, outcome, ..
     } = &one.settlement;
@@ -566,12 +566,22 @@ async fn send(shared: &Shared, mut one: Unsettled) {
             shared.presence.tally.timed_out();
         }
     }
-    one.take_space(shared).await;
+    let is_sent = tokio::select! {
+        biased;
+        is_sent = send_once_it_fits(shared, one) => is_sent,
+        () = settler::give_up_when_stopping(shared, id, fence) => unreachable!("it never returns"),
+    };
     // The settler outlives every attempt. If it did not, the lease would run out and another worker would adopt the
     // job.
-    if shared.attempts.settlements.send(one).await.is_err() {
+    if !is_sent {
         shared.leases.remove(id, fence);
     }
+}
+
+/// False if the settler has ended.
+async fn send_once_it_fits(shared: &Shared, mut one: Unsettled) -> bool {
+    one.take_space(shared).await;
+    shared.attempts.settlements.send(one).await.is_ok()
 }
 
 /// An outcome that is to be settled.

@@ -19,8 +19,8 @@ use super::sql::{Statements, is_misfit};
 use crate::job::{AbortReason, Attempt, Fence, JobId, RunEnd, SqlCall, SqlErrorClass, SqlFailure};
 use crate::sandbox::{GrantedSql, Handler, JournalFuture, SqlRefusal, SqlStore};
 use crate::store::{
-    CheckedCall, Committed, Confirmed, Effects, NotCommitted, QueryError, Settlement, SqlError,
-    StoreError, With,
+    CheckedCall, Committed, Confirmed, Effects, NotCommitted, QueryError, SqlError, StoreError,
+    With,
 };
 
 pub(super) use together::{Success, Waiting, commit as commit_with_others};
@@ -95,10 +95,6 @@ async fn commit(
     loop {
         if settler::give_up_if_lost(shared, one) {
             return Ok(());
-        }
-        if shared.stop.is_stopping() {
-            let Settlement { id, fence, .. } = one.settlement;
-            shared.leases.give_up(id, fence);
         }
         // A try before was not answered.
         if one.unanswered

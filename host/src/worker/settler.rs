@@ -22,7 +22,7 @@ use super::Shared;
 use super::events::{self, EventContext, Since};
 use super::meters::{HandlerMeters, OutcomeLabel};
 use super::policy::LEASE_MIN;
-use crate::job::{Attempt, LaneId, NewJob, Outcome};
+use crate::job::{Attempt, Fence, JobId, LaneId, NewJob, Outcome};
 use crate::sandbox::BootTime;
 use crate::store::Settlement;
 use crate::traces::AttemptTrace;
@@ -346,23 +346,31 @@ impl<'a> Settler<'a> {
 }
 
 /// Gives up the outcomes whose lease can no longer be trusted: another worker will run those jobs. After an immediate
-/// stop, gives up all.
+/// stop, gives up all. Once the worker stops, the leases of the others are no longer renewed, so that the tries end.
 fn give_up_lost(shared: &Shared, part: &mut Vec<Unsettled>) {
     part.retain(|one| !give_up_if_lost(shared, one));
 }
 
 /// The same for one outcome; true if it is given up.
 pub(super) fn give_up_if_lost(shared: &Shared, one: &Unsettled) -> bool {
+    let Settlement { id, fence, .. } = one.settlement;
     let is_lost = one.is_lost(shared);
     if is_lost {
         one.ended(OutcomeLabel::GivenUp);
         events::given_up(one.event_context(shared));
-        shared
-            .leases
-            .remove(one.settlement.id, one.settlement.fence);
+        shared.leases.remove(id, fence);
         free(shared, one.frees);
+    } else if shared.stop.is_stopping() {
+        shared.leases.give_up(id, fence);
     }
     is_lost
+}
+
+/// No longer renews the lease of an outcome that waits for others once the worker stops. Never returns.
+pub(super) async fn give_up_when_stopping(shared: &Shared, id: JobId, fence: Fence) {
+    shared.stop.stopping().await;
+    shared.leases.give_up(id, fence);
+    pending().await
 }
 
 /// Jobs that waited for the end of this one may start, whoever has ended it: cancellations and job timeouts are not

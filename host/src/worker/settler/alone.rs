@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tracing::warn;
 
-use super::{Unsettled, give_up_lost, report, retry_after};
+use super::{Unsettled, give_up_lost, give_up_when_stopping, report, retry_after};
 use crate::store::{Locked, Settlement};
 use crate::worker::Shared;
 
@@ -17,12 +17,26 @@ pub(super) async fn settle_alone(
     one: Unsettled,
 ) -> Option<Unsettled> {
     let Settlement { id, fence, .. } = one.settlement;
+    tokio::select! {
+        biased;
+        refused = try_until_settled(&shared, &one_at_a_time, one) => refused,
+        // It may wait for its turn.
+        () = give_up_when_stopping(&shared, id, fence) => unreachable!("it never returns"),
+    }
+}
+
+async fn try_until_settled(
+    shared: &Shared,
+    one_at_a_time: &Semaphore,
+    one: Unsettled,
+) -> Option<Unsettled> {
+    let Settlement { id, fence, .. } = one.settlement;
     let mut part = vec![one];
     let mut failures = 0;
     loop {
         tokio::time::sleep(retry_after(failures)).await;
         let permit = one_at_a_time.acquire().await;
-        give_up_lost(&shared, &mut part);
+        give_up_lost(shared, &mut part);
         let one = part.first()?;
         let answer = shared.store.settle(&[&one.settlement], Locked::Skip).await;
         drop(permit);
@@ -32,7 +46,7 @@ pub(super) async fn settle_alone(
                 if settled.has_releases {
                     shared.releases.notify_one();
                 }
-                report(&shared, one, settled.accepted.contains(&id));
+                report(shared, one, settled.accepted.contains(&id));
                 return None;
             }
             Err(error) if error.is_unanswered() => {
@@ -40,7 +54,7 @@ pub(super) async fn settle_alone(
                 shared.leases.give_up(id, fence);
             }
             Err(error) if shared.is_incarnation_over(&error) => {
-                report(&shared, one, false);
+                report(shared, one, false);
                 return None;
             }
             Err(error) if error.is_transient() => {}
