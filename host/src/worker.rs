@@ -83,7 +83,7 @@ use self::background::Background;
 use self::settler::SettlerTask;
 use crate::ends::Ends;
 use crate::job::Incarnation;
-use crate::sandbox::{Catalog, Sandbox};
+use crate::sandbox::{BootTime, Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{FairQueueStats, Store, StoreError};
 
@@ -163,12 +163,13 @@ impl Shared {
         health: Health,
         stop: Stop,
         incarnation: Incarnation,
+        registered: BootTime,
         settlements: mpsc::Sender<settler::Unsettled>,
     ) -> Arc<Self> {
         let meters = meters::Meters::new(health.outcomes.clone());
         Arc::new(Self {
             slots: slots::Slots::new(settings.slots, health.in_hand.clone()),
-            leases: leases::Leases::default(),
+            leases: leases::Leases::new(registered, settings.intervals.silence),
             attempts: attempt::Attempts {
                 middlewares: meters.around(parts.middlewares),
                 meters,
@@ -244,7 +245,7 @@ pub async fn run(
     health: Health,
     stop: Stop,
 ) -> anyhow::Result<()> {
-    let (incarnation, heartbeat) = register(&settings, &parts).await?;
+    let (incarnation, heartbeat, registered) = register(&settings, &parts).await?;
     for (queue, share) in &settings.fair_share {
         let declared = parts.store.declare_fair_share(queue, share).await;
         declared.with_context(|| {
@@ -258,7 +259,15 @@ pub async fn run(
 
     let listen_at = parts.listen_at.clone();
     let (settlements, outcomes) = mpsc::channel(settings.unsettled_max.count);
-    let shared = Shared::new(settings, parts, health, stop, incarnation, settlements);
+    let shared = Shared::new(
+        settings,
+        parts,
+        health,
+        stop,
+        incarnation,
+        registered,
+        settlements,
+    );
     let background = Background::start(&shared, heartbeat, listen_at);
     let mut settler = SettlerTask::start(&shared, outcomes);
     tokio::select! {
@@ -277,20 +286,24 @@ pub async fn run(
     Ok(())
 }
 
-/// Registers the worker. Returns its incarnation and the interval of its heartbeats.
-async fn register(settings: &Settings, parts: &Parts) -> anyhow::Result<(Incarnation, Duration)> {
+/// Registers the worker. Returns its incarnation, the interval of its heartbeats, and when the registration was sent.
+async fn register(
+    settings: &Settings,
+    parts: &Parts,
+) -> anyhow::Result<(Incarnation, Duration, BootTime)> {
     let Parts { store, catalog, .. } = parts;
     store
         .prepare_partitions()
         .await
         .context("make the partitions of the history")?;
-    store
-        .register(&heartbeat::registration(
-            settings,
-            &catalog.current(),
-            None,
-            heartbeat::Tally::at_start(catalog),
-        ))
-        .await
-        .context("register the worker")
+    let registration = heartbeat::registration(
+        settings,
+        &catalog.current(),
+        None,
+        heartbeat::Tally::at_start(catalog),
+    );
+    let sent = BootTime::now();
+    let registered = store.register(&registration).await;
+    let (incarnation, every) = registered.context("register the worker")?;
+    Ok((incarnation, every, sent))
 }

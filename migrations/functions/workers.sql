@@ -2,7 +2,7 @@
 --
 -- Each incarnation of a worker has a key of 32 random bytes, of which the database stores a hash. Each of its writes requires the key: it
 -- is not enough to know a fence or to guess an incarnation. A worker without a heartbeat for 90 s is dead, and its claims are free at once,
--- however long the leases.
+-- however long the leases. By then its host has stopped its attempts (host/src/worker/leases.rs), and starts over if it comes back.
 --
 -- Errors that a host handles have their own codes:
 --   RW001  this incarnation of the worker is over (dead, or unregistered): register again

@@ -1,11 +1,15 @@
 //! Contents of heartbeats, and failures that must not suppress them.
 
-use rouse::worker::Settings;
+use std::time::Duration;
+
+use rouse::worker::{Intervals, Settings};
 use serde_json::json;
 
 use crate::sandbox_guest::{echo, guest};
 use crate::support::TestDb;
-use crate::support::worker::{TestWorker, catalog_of, ended, enqueue, until_true, watched};
+use crate::support::worker::{
+    TestWorker, catalog_of, ended, enqueue, lease, until, until_true, watched,
+};
 
 /// The longest possible name with this number.
 fn long_name(number: usize) -> String {
@@ -103,4 +107,29 @@ async fn a_worker_whose_handlers_are_refused_by_the_database_stays_alive() {
     let id = enqueue(&client, "test.echo", json!(1)).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
     worker.drain().await;
+}
+
+/// Its leases last for an hour. The database would wait for the end of them, because it does not count the worker as dead.
+#[tokio::test]
+async fn a_worker_that_has_been_silent_gives_up_its_attempts_and_starts_over() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let settings = Settings {
+        // The heartbeats are 30 s apart.
+        intervals: Intervals {
+            silence: Duration::from_secs(3),
+            ..Intervals::default()
+        },
+        overrides: lease("test.wait-abort", 3600),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    let id = enqueue(&client, "test.wait-abort", json!({})).await;
+    until(&client, id, |job| job.attempt == 2).await;
+    until_true(
+        &client,
+        "SELECT bool_and(dead_at IS NULL) AND bool_or(stopped_at IS NOT NULL) FROM rouse.worker",
+    )
+    .await;
+    worker.stop_now().await;
 }

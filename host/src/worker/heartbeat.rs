@@ -1,5 +1,6 @@
 //! Keeps this worker registered: the registration, the heartbeats, and a new incarnation if the old one is over.
 
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use super::sql::Sql;
 use super::{Settings, Shared, audit_outbox, challenges, slots};
 use crate::harmless::printable;
 use crate::job::{AbortReason, Incarnation, Outcome, SILENT_FOR};
-use crate::sandbox::{Catalog, HandlerSet};
+use crate::sandbox::{BootTime, Catalog, HandlerSet};
 use crate::store::connect::backoff;
 use crate::store::{Heartbeat, Registration, Stats, StoreError};
 
@@ -265,11 +266,13 @@ impl<'a> Heartbeats<'a> {
             Some(&shared.sql),
         ));
         self.draining = shared.stop.is_stopping();
+        let sent = BootTime::now();
         let changed = capabilities
             .as_ref()
             .filter(|_| capabilities != self.reported);
         match shared.store.heartbeat(changed, &stats, self.draining).await {
             Ok(Heartbeat { expired, timeouts }) => {
+                let is_in_time = shared.leases.heartbeat_answered(sent, BootTime::now());
                 self.failures = 0;
                 if changed.is_some() {
                     shared.capabilities_sent.notify_one();
@@ -284,11 +287,12 @@ impl<'a> Heartbeats<'a> {
                 }
                 challenges::check_without_notifications(shared);
                 audit_outbox::log_all(shared).await;
+                if !is_in_time {
+                    self.start_over().await;
+                }
             }
             Err(error) if error.is_over() || error.is_superseded() => {
-                self.failures = 0;
-                self.reported = None;
-                register_again(shared, &error).await;
+                self.replace(&error).await;
             }
             // The capabilities are only shown to people. The heartbeat itself protects the jobs.
             Err(error) if error.is_about_data() && changed.is_some() => {
@@ -306,6 +310,87 @@ impl<'a> Heartbeats<'a> {
                 self.failures += 1;
             }
         }
+    }
+
+    /// The worker has been silent for so long that it no longer trusts its claims, but the database does not count it as
+    /// dead. It frees them, because their leases may be long, and continues under a new incarnation.
+    async fn start_over(&mut self) {
+        let shared = self.shared;
+        lose_claims(shared, &"no heartbeat was answered for too long").await;
+        match shared.store.unregister().await {
+            Ok(()) => self.register().await,
+            Err(error) if error.is_over() || error.is_superseded() => self.replace(&error).await,
+            Err(error) => {
+                warn_unless_unreachable!(
+                    error,
+                    "cannot free the claims of this worker; trying with the next heartbeat"
+                );
+                self.failures += 1;
+            }
+        }
+    }
+
+    /// All claims of the old incarnation are lost. The worker continues under a new one, unless another host has taken
+    /// its id.
+    async fn replace(&mut self, why: &StoreError) {
+        let shared = self.shared;
+        self.reported = None;
+        lose_claims(shared, why).await;
+        // This host has not crashed, so its losses must not count as crashes of its jobs.
+        if let Err(error) = shared.store.outlived().await {
+            warn_unless_unreachable!(
+                error,
+                "cannot report that this host is alive; its lost attempts count as crashes"
+            );
+        }
+        if why.is_superseded() {
+            error!(
+                worker.id = %shared.settings.worker_id,
+                "another host has this host's worker id and key file; give each host its own (worker_id, worker_key_file); this host stops"
+            );
+            self.fail(why);
+            return;
+        }
+        self.register().await;
+    }
+
+    /// Registers a new incarnation.
+    async fn register(&mut self) {
+        let shared = self.shared;
+        let stats = shared.presence.tally.stats(shared, None);
+        let registration = registration(
+            &shared.settings,
+            &shared.catalog.current(),
+            Some(&shared.sql),
+            stats,
+        );
+        let sent = BootTime::now();
+        match shared.store.register(&registration).await {
+            Ok((incarnation, _)) => {
+                self.failures = 0;
+                self.reported = None;
+                shared.leases.registered(sent);
+                info!(worker.id = %registration.worker_id, incarnation = incarnation.0, "registered again");
+                shared.presence.incarnation.send_replace(incarnation);
+            }
+            Err(error) if error.is_taken() => {
+                error!(%error, "another host has taken this worker's id; this host stops");
+                self.fail(&error);
+            }
+            Err(error) => {
+                warn_unless_unreachable!(
+                    error,
+                    "cannot register again; trying with the next heartbeat"
+                );
+                self.failures += 1;
+            }
+        }
+    }
+
+    /// Stops the worker, because it cannot continue.
+    fn fail(&self, why: &StoreError) {
+        let _ = self.shared.presence.fatal.set(why.to_string());
+        self.shared.stop.now();
     }
 
     /// How many cores this process has used since the last heartbeat, on average.
@@ -331,51 +416,12 @@ fn show_timeouts(timeouts: i64) {
     gauge!("rouse_worker_timeouts").set(timeouts as f64);
 }
 
-/// All claims of the old incarnation are lost. The worker continues under a new one, unless another host has taken its
-/// id.
-async fn register_again(shared: &Arc<Shared>, why: &StoreError) {
+/// Loses all claims of this incarnation, which is over.
+async fn lose_claims(shared: &Arc<Shared>, why: &(dyn Display + Sync)) {
     let ids = shared.leases.lose_all(AbortReason::Error);
     warn!(error = %why, job.ids = ?ids, "this incarnation of the worker is over; aborting its attempts");
-    // Empties the line. The database refuses these settlements: the jobs already belong to others.
+    // Empties the line. These claims are no longer settled: they are free, or already belong to others.
     slots::release_all(shared).await;
-    // This host has not crashed, so its losses must not count as crashes of its jobs.
-    if let Err(error) = shared.store.outlived().await {
-        warn_unless_unreachable!(
-            error,
-            "cannot report that this host is alive; its lost attempts count as crashes"
-        );
-    }
-    if why.is_superseded() {
-        error!(
-            worker.id = %shared.settings.worker_id,
-            "another host has this host's worker id and key file; give each host its own (worker_id, worker_key_file); this host stops"
-        );
-        let _ = shared.presence.fatal.set(why.to_string());
-        shared.stop.now();
-        return;
-    }
-    let stats = shared.presence.tally.stats(shared, None);
-    let registration = registration(
-        &shared.settings,
-        &shared.catalog.current(),
-        Some(&shared.sql),
-        stats,
-    );
-    match shared.store.register(&registration).await {
-        Ok((incarnation, _)) => {
-            info!(worker.id = %registration.worker_id, incarnation = incarnation.0, "registered again");
-            shared.presence.incarnation.send_replace(incarnation);
-        }
-        Err(error) if error.is_taken() => {
-            error!(%error, "another host has taken this worker's id; this host stops");
-            let _ = shared.presence.fatal.set(error.to_string());
-            shared.stop.now();
-        }
-        Err(error) => warn_unless_unreachable!(
-            error,
-            "cannot register again; trying with the next heartbeat"
-        ),
-    }
 }
 
 #[cfg(test)]

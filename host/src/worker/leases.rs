@@ -4,7 +4,8 @@
 //! slot. An attempt whose job may have changed starts only after the database has confirmed it.
 //!
 //! The worker counts from before it sent a claim or a renewal, so that it stops trusting a lease before the database
-//! does.
+//! does. It counts in the same way from before it sent its last heartbeat: without another one it is declared dead, which
+//! frees its claims however long their leases. So it trusts no lease for longer than that.
 
 mod lease;
 mod renewal;
@@ -30,8 +31,9 @@ use crate::store::{Renewal, RunningUsage};
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
 /// The leases of all claims, from their arrival to their settlement.
-#[derive(Default)]
 pub(super) struct Leases {
+    /// How long after its last heartbeat the worker may be declared dead.
+    silence_max: Duration,
     inner: Mutex<Inner>,
     /// Some leases are in doubt.
     doubts: Notify,
@@ -42,6 +44,8 @@ pub(super) struct Leases {
 #[derive(Default)]
 struct Inner {
     held: HashMap<JobId, Lease>,
+    /// When the last registration or heartbeat that was answered was sent, plus `silence_max`.
+    alive_until: BootTime,
     /// Why all attempts were aborted, including those of claims that arrive later.
     all_aborted: Option<AbortReason>,
     /// The jobs that were changed while a claim is under way, whose answer may contain them; `Some(None)` stands for
@@ -112,9 +116,47 @@ impl Inner {
 }
 
 impl Leases {
+    /// `registered`: just before the registration was sent. `silence_max`: how long after its last heartbeat the worker
+    /// may be declared dead.
+    pub(super) fn new(registered: BootTime, silence_max: Duration) -> Self {
+        Self {
+            silence_max,
+            inner: Mutex::new(Inner {
+                alive_until: registered.plus(silence_max),
+                ..Inner::default()
+            }),
+            doubts: Notify::new(),
+            answers: Notify::new(),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Nothing panics while holding the lock, and the map is consistent at every step.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A heartbeat was answered. False if the answer came too late: the leases are no longer trusted, and stay so until
+    /// the worker has [registered](Self::registered) again.
+    #[must_use]
+    pub(super) fn heartbeat_answered(&self, sent: BootTime, now: BootTime) -> bool {
+        let mut inner = self.lock();
+        if inner.alive_until <= now {
+            return false;
+        }
+        let alive_until = sent.plus(self.silence_max);
+        inner.alive_until = alive_until;
+        for lease in inner.held.values() {
+            lease.trust(alive_until);
+        }
+        true
+    }
+
+    /// The worker has a new incarnation, whose registration was sent at this time. The leases of the old one must have
+    /// been [lost](Self::lose_all).
+    pub(super) fn registered(&self, sent: BootTime) {
+        // The answer to a claim of the old incarnation may still arrive.
+        self.doubt(None);
+        self.lock().alive_until = sent.plus(self.silence_max);
     }
 
     /// A claim is about to be sent. From here on, changes of its jobs are noticed. Only one claim may be under way at a
@@ -159,8 +201,10 @@ impl Leases {
         fence: Fence,
         attempt: &StartedAttempt,
     ) -> Option<Result<AbortHandle, RunEnd>> {
-        match self.lock().get(id, fence) {
-            Some(lease) => lease.start(attempt, BootTime::now()),
+        let mut inner = self.lock();
+        let alive_until = inner.alive_until;
+        match inner.get(id, fence) {
+            Some(lease) => lease.start(attempt, BootTime::now(), alive_until),
             // A later claim of this worker holds the job.
             None => Some(Err(RunEnd::Aborted(AbortReason::TakenByAnotherWorker))),
         }
@@ -275,15 +319,15 @@ impl Leases {
     /// longer be trusted: an abort is final.
     #[must_use]
     fn extend(&self, renewal: &Renewal, sent: BootTime) -> bool {
-        if let Some(lease) = self.lock().get(renewal.id, renewal.fence) {
+        let mut inner = self.lock();
+        let alive_until = inner.alive_until;
+        if let Some(lease) = inner.get(renewal.id, renewal.fence) {
             lease.renewing = false;
             if lease.abort.reason() == Some(AbortReason::Error) {
                 return false;
             }
-            lease.trusted_until = sent.plus(lease.lease);
-            if let Some(attempt) = &lease.attempt {
-                lease.abort.trust_until(lease.trusted_until, attempt.grace);
-            }
+            lease.valid_until = sent.plus(lease.lease);
+            lease.trust(alive_until);
         }
         true
     }
@@ -350,11 +394,14 @@ impl Leases {
         claim_sent: BootTime,
         is_stopping: bool,
     ) -> bool {
-        let until = self
-            .lock()
+        let mut inner = self.lock();
+        let alive_until = inner.alive_until;
+        let until = inner
             .get(id, fence)
             .filter(|lease| lease.attempt.is_some() || !is_stopping)
-            .map_or(claim_sent.plus(LEASE_MIN), |lease| lease.trusted_until);
+            .map_or(claim_sent.plus(LEASE_MIN), |lease| {
+                lease.trusted_until(alive_until)
+            });
         until <= BootTime::now()
     }
 
@@ -368,7 +415,7 @@ impl Leases {
         let inner = self.lock();
         let expired: Vec<(JobId, Fence)> = inner
             .running()
-            .filter(|(_, lease)| lease.trusted_until <= now && !lease.over)
+            .filter(|(_, lease)| lease.trusted_until(inner.alive_until) <= now && !lease.over)
             .map(|(id, lease)| (id, lease.fence))
             .collect();
         drop(inner);

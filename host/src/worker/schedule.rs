@@ -42,10 +42,13 @@ pub struct Intervals {
     pub deadlines: Duration,
     /// The time between two searches for jobs in inboxes of workers that no longer take them.
     pub recovery: Duration,
+    /// How long after its last heartbeat a worker stops trusting its leases. Not longer than in `rouse.heartbeat`
+    /// (`migrations/functions/workers.sql`), which declares it dead then.
+    pub silence: Duration,
 }
 
 impl Default for Intervals {
-    /// 0.1 s, 1 s, 30 s, 5 minutes, 15 s, 2 minutes.
+    /// 0.1 s, 1 s, 30 s, 5 minutes, 15 s, 2 minutes, 90 s.
     fn default() -> Self {
         Self {
             look_back: Duration::from_millis(100),
@@ -54,6 +57,7 @@ impl Default for Intervals {
             restart_max: Duration::from_secs(300),
             deadlines: Duration::from_secs(15),
             recovery: Duration::from_secs(120),
+            silence: Duration::from_secs(90),
         }
     }
 }

@@ -15,7 +15,7 @@ pub(super) struct Lease {
     pub(super) fence: Fence,
     pub(super) lease: Duration,
     /// When the claim or the last renewal was sent, plus the lease.
-    pub(super) trusted_until: BootTime,
+    pub(super) valid_until: BootTime,
     pub(super) abort: AbortHandle,
     /// `None` while the claim waits for a slot.
     pub(super) attempt: Option<StartedAttempt>,
@@ -42,13 +42,19 @@ impl Lease {
         Self {
             fence,
             lease,
-            trusted_until: claim_sent.plus(lease),
+            valid_until: claim_sent.plus(lease),
             abort: AbortHandle::new(),
             attempt: None,
             over: false,
             doubted: false,
             renewing: false,
         }
+    }
+
+    /// Until when this worker trusts the lease. `alive_until`: until when the worker cannot have been declared dead, which
+    /// would free the claim however long the lease.
+    pub(super) fn trusted_until(&self, alive_until: BootTime) -> BootTime {
+        self.valid_until.min(alive_until)
     }
 
     /// The grace of its attempt; zero for a claim that waits, because nothing runs.
@@ -58,10 +64,18 @@ impl Lease {
             .map_or(Duration::ZERO, |attempt| attempt.grace)
     }
 
+    /// Lets its attempt run until [`trusted_until`](Self::trusted_until).
+    pub(super) fn trust(&self, alive_until: BootTime) {
+        if let Some(attempt) = &self.attempt {
+            let until = self.trusted_until(alive_until);
+            self.abort.trust_until(until, attempt.grace);
+        }
+    }
+
     /// True if it has to be renewed now. A claim that waits is renewed only if it is in doubt: it is given back long
     /// before its lease is due.
     pub(super) fn is_due(&self, now: BootTime) -> bool {
-        let is_late = now.plus(self.lease.mul_f64(1.0 - RENEWED_AFTER)) >= self.trusted_until;
+        let is_late = now.plus(self.lease.mul_f64(1.0 - RENEWED_AFTER)) >= self.valid_until;
         !self.over && (self.doubted || (self.attempt.is_some() && is_late))
     }
 
@@ -70,12 +84,14 @@ impl Lease {
         &mut self,
         attempt: &StartedAttempt,
         now: BootTime,
+        alive_until: BootTime,
     ) -> Option<Result<AbortHandle, RunEnd>> {
+        let trusted_until = self.trusted_until(alive_until);
         if let Some(reason) = self.abort.reason() {
             return Some(Err(RunEnd::Aborted(reason)));
         }
         // Another worker may run it by now. If none does, the job is released and nothing is lost.
-        if self.trusted_until <= now {
+        if trusted_until <= now {
             return Some(Err(RunEnd::NotStarted));
         }
         if self.doubted || self.renewing {
@@ -84,7 +100,7 @@ impl Lease {
         self.lease = attempt.lease;
         // Until the first renewal, the lease is that of the claim. A new version of the handler, or a handler that the
         // operator bound to the source, may have another one.
-        self.abort.trust_until(self.trusted_until, attempt.grace);
+        self.abort.trust_until(trusted_until, attempt.grace);
         self.attempt = Some(attempt.clone());
         Some(Ok(self.abort.clone()))
     }

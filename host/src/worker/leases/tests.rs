@@ -12,6 +12,11 @@ const LEASE: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(5);
 
 impl Leases {
+    /// Those of a worker whose heartbeats are always answered.
+    fn of_live_worker() -> Self {
+        Self::new(BootTime::default(), Duration::MAX)
+    }
+
     /// A claim of one job arrives; it was sent at this time.
     fn arrives(&self, id: JobId, fence: Fence, sent: BootTime, lease: Duration) {
         self.lock().hold(id, Lease::new(fence, sent, lease));
@@ -62,7 +67,7 @@ proptest! {
         let sent = BootTime::now();
         let lease = Duration::from_millis(lease_ms);
         let expires_in_the_database = sent.plus(Duration::from_millis(latency_ms)).plus(lease);
-        let leases = Leases::default();
+        let leases = Leases::of_live_worker();
         leases.arrives(JOB, FENCE, sent, lease);
         let abort = leases.starts(JOB, FENCE, lease).expect("it may start");
 
@@ -76,9 +81,72 @@ proptest! {
     }
 }
 
+const SILENCE: Duration = Duration::from_secs(10);
+const LONG: Duration = Duration::from_secs(3600);
+
+proptest! {
+    /// The database counts the silence of a worker from when it receives a heartbeat, and the worker from before it sent
+    /// it. So the worker always stops trusting its leases before it can be declared dead, whatever it renews.
+    #[test]
+    fn the_worker_stops_trusting_long_leases_before_it_can_be_declared_dead(
+        sent_ms in 0_u64..10_000, latency_ms in 0_u64..5_000, later_ms in 0_u64..40_000, is_renewed in any::<bool>(),
+    ) {
+        // In the future, so that the time that the test takes does not matter.
+        let registered = BootTime::now().plus(Duration::from_secs(60));
+        let leases = Leases::new(registered, SILENCE);
+        leases.arrives(JOB, FENCE, registered, LONG);
+        let abort = leases.starts(JOB, FENCE, LONG).expect("it may start");
+
+        let sent = registered.plus(Duration::from_millis(sent_ms));
+        let answered = sent.plus(Duration::from_millis(latency_ms));
+        let is_in_time = leases.heartbeat_answered(sent, answered);
+        prop_assert_eq!(is_in_time, sent_ms + latency_ms < 10_000);
+        if is_renewed {
+            prop_assert!(leases.extend(&renewal(), answered));
+        }
+        let now = answered.plus(Duration::from_millis(later_ms));
+        leases.distrust(now);
+        let last = if is_in_time { sent } else { registered };
+        prop_assert_eq!(abort.reason().is_none(), now < last.plus(SILENCE));
+    }
+}
+
+#[test]
+fn an_attempt_knows_when_its_worker_may_have_been_declared_dead() {
+    let leases = Leases::new(BootTime::now(), SILENCE);
+    leases.arrives(JOB, FENCE, BootTime::now(), LONG);
+    let abort = leases.starts(JOB, FENCE, LONG).expect("it may start");
+    assert_eq!(abort.reason(), None);
+    assert!(leases.heartbeat_answered(ago(SILENCE), BootTime::now()));
+    assert_eq!(abort.reason(), Some(AbortReason::Error));
+    assert!(leases.is_lost(JOB, FENCE, BootTime::now(), false));
+    leases.arrives(JobId(2), FENCE, BootTime::now(), LONG);
+    let started = leases.starts(JobId(2), FENCE, LONG);
+    assert_eq!(started.err(), Some(RunEnd::NotStarted));
+}
+
+#[test]
+fn a_new_incarnation_trusts_new_claims_and_doubts_those_that_were_under_way() {
+    let leases = Leases::new(ago(SILENCE), SILENCE);
+    let under_way = leases.claiming();
+    assert!(!leases.heartbeat_answered(BootTime::now(), BootTime::now()));
+    leases.lose_all(AbortReason::Error);
+    leases.registered(BootTime::now());
+    leases.arrives(JOB, FENCE, BootTime::now(), LONG);
+    let started = leases.try_start(JOB, FENCE, &attempt(LONG));
+    assert!(
+        started.is_none(),
+        "it may be a claim of the old incarnation"
+    );
+    drop(under_way);
+    let _under_way = leases.claiming();
+    leases.arrives(JobId(2), FENCE, BootTime::now(), LONG);
+    assert!(leases.starts(JobId(2), FENCE, LONG).is_ok());
+}
+
 #[test]
 fn an_attempt_of_a_changed_job_starts_after_the_database_has_confirmed_it() {
-    let (sent, leases) = (BootTime::now(), Leases::default());
+    let (sent, leases) = (BootTime::now(), Leases::of_live_worker());
     leases.arrives(JOB, FENCE, sent, LEASE);
     leases.arrives(JobId(2), FENCE, sent, LEASE);
     leases.doubt(Some(JOB));
@@ -98,7 +166,7 @@ fn an_attempt_of_a_changed_job_starts_after_the_database_has_confirmed_it() {
 
 #[tokio::test]
 async fn an_attempt_that_waits_for_a_renewal_starts_or_ends_with_its_answer() {
-    let (sent, leases) = (BootTime::now(), Arc::new(Leases::default()));
+    let (sent, leases) = (BootTime::now(), Arc::new(Leases::of_live_worker()));
     for (id, lost) in [(JOB, None), (JobId(2), Some(AbortReason::Cancelled))] {
         leases.arrives(id, FENCE, sent, LEASE);
         leases.doubt(Some(id));
@@ -121,7 +189,7 @@ async fn an_attempt_that_waits_for_a_renewal_starts_or_ends_with_its_answer() {
 
 #[tokio::test]
 async fn a_claim_in_doubt_whose_renewal_is_not_answered_gives_up_its_slot() {
-    let leases = Leases::default();
+    let leases = Leases::of_live_worker();
     leases.arrives(JOB, FENCE, BootTime::now(), LEASE);
     leases.doubt(None);
     let started = leases.start(JOB, FENCE, &attempt(LEASE)).await;
@@ -136,7 +204,7 @@ fn a_change_notified_before_the_answer_to_the_claim_puts_the_lease_in_doubt() {
         (None, [true, true]),
         (Some(JobId(3)), [false, false]),
     ] {
-        let leases = Leases::default();
+        let leases = Leases::of_live_worker();
         let under_way = leases.claiming();
         leases.doubt(changed);
         for (id, doubted) in [JOB, JobId(2)].into_iter().zip(doubted) {
@@ -154,7 +222,7 @@ fn a_change_notified_before_the_answer_to_the_claim_puts_the_lease_in_doubt() {
 
 #[test]
 fn a_waiting_claim_is_renewed_only_if_it_is_in_doubt_and_not_given_back() {
-    let (now, leases) = (BootTime::now(), Leases::default());
+    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
     leases.arrives(JOB, FENCE, now, LEASE);
     let late = now.plus(LEASE.mul_f64(0.9));
     assert!(leases.due(late).is_empty());
@@ -167,7 +235,7 @@ fn a_waiting_claim_is_renewed_only_if_it_is_in_doubt_and_not_given_back() {
 
 #[test]
 fn a_claim_that_waited_past_its_lease_is_given_back() {
-    let leases = Leases::default();
+    let leases = Leases::of_live_worker();
     leases.arrives(JOB, FENCE, ago(LEASE), LEASE);
     leases.distrust(BootTime::now());
     let started = leases.starts(JOB, FENCE, LEASE);
@@ -176,7 +244,7 @@ fn a_claim_that_waited_past_its_lease_is_given_back() {
 
 #[test]
 fn a_doubt_that_arrives_during_a_renewal_causes_another_renewal() {
-    let (sent, leases) = (BootTime::now(), Leases::default());
+    let (sent, leases) = (BootTime::now(), Leases::of_live_worker());
     leases.runs(JOB, FENCE, sent);
     leases.doubt(Some(JOB));
     let due = leases.due(sent);
@@ -191,7 +259,7 @@ fn a_doubt_that_arrives_during_a_renewal_causes_another_renewal() {
 
 #[test]
 fn a_worker_that_adopts_its_own_job_stops_the_attempt_that_still_runs() {
-    let (now, leases) = (BootTime::now(), Leases::default());
+    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
     let first = leases.runs(JOB, FENCE, now);
     assert_eq!(first.reason(), None);
     let second = leases.runs(JOB, Fence(8), now);
@@ -205,7 +273,7 @@ fn a_worker_that_adopts_its_own_job_stops_the_attempt_that_still_runs() {
 
 #[test]
 fn no_attempt_starts_after_all_were_aborted() {
-    let (now, leases) = (BootTime::now(), Leases::default());
+    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
     let abort = leases.runs(JOB, FENCE, now);
     leases.arrives(JobId(2), FENCE, now, LEASE);
     assert_eq!(leases.abort_all(AbortReason::Shutdown), [JOB.0]);
@@ -219,7 +287,7 @@ fn no_attempt_starts_after_all_were_aborted() {
 
 #[test]
 fn no_claim_starts_once_the_incarnation_is_over() {
-    let (now, leases) = (BootTime::now(), Leases::default());
+    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
     let abort = leases.runs(JOB, FENCE, now);
     leases.arrives(JobId(2), FENCE, now, LEASE);
     assert_eq!(leases.lose_all(AbortReason::Error), [JOB.0]);
@@ -230,7 +298,7 @@ fn no_claim_starts_once_the_incarnation_is_over() {
 
 #[test]
 fn a_lease_that_can_no_longer_be_trusted_is_lost_once_and_not_renewed() {
-    let (now, leases) = (BootTime::now(), Leases::default());
+    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
     let abort = leases.runs(JOB, FENCE, now);
     // An earlier timeout hides neither.
     abort.abort(AbortReason::TimedOut, Duration::from_secs(60));
@@ -243,7 +311,7 @@ fn a_lease_that_can_no_longer_be_trusted_is_lost_once_and_not_renewed() {
 
 #[test]
 fn an_attempt_knows_when_its_lease_can_no_longer_be_trusted() {
-    let leases = Leases::default();
+    let leases = Leases::of_live_worker();
     let abort = leases.runs(JOB, FENCE, BootTime::now());
     assert_eq!(abort.reason(), None);
     assert!(!leases.is_lost(JOB, FENCE, BootTime::now(), false));
@@ -255,7 +323,7 @@ fn an_attempt_knows_when_its_lease_can_no_longer_be_trusted() {
 
 #[test]
 fn a_late_renewal_does_not_revive_a_lease_that_is_no_longer_trusted() {
-    let (now, leases) = (BootTime::now(), Leases::default());
+    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
     let abort = leases.runs(JOB, FENCE, now);
     abort.trust_until(now, GRACE);
     // The guest has polled its abort signal before the leases were checked.
@@ -271,7 +339,7 @@ fn a_late_renewal_does_not_revive_a_lease_that_is_no_longer_trusted() {
 
 #[test]
 fn a_claim_that_is_given_back_is_trusted_for_its_lease_and_briefly_while_the_worker_stops() {
-    let leases = Leases::default();
+    let leases = Leases::of_live_worker();
     let sent = ago(LEASE_MIN);
     leases.arrives(JOB, FENCE, sent, LEASE);
     leases.give_up(JOB, FENCE);
@@ -284,7 +352,7 @@ fn a_claim_that_is_given_back_is_trusted_for_its_lease_and_briefly_while_the_wor
 
 #[test]
 fn a_lease_that_is_given_up_runs_out_without_being_renewed() {
-    let (now, leases) = (BootTime::now(), Leases::default());
+    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
     let abort = leases.runs(JOB, FENCE, now);
     let late = now.plus(LEASE.mul_f64(0.9));
     assert_eq!(leases.due(late).len(), 1);
