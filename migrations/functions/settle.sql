@@ -245,7 +245,8 @@ $$;
 
 -- Extends leases, by at most a day. The answer for each job is null if its lease was extended, 'busy' if another transaction is changing
 -- the job at this moment (call again), or else the reason why the job no longer belongs to this worker (a word of the abort reasons). It
--- never waits for a lock. Each renewal leaves a record.
+-- never waits for a lock. Each renewal leaves a record. It commits as durably as an outcome, because the worker trusts the longer lease at
+-- once: after a crash of the server, the earlier end of the lease would let another worker adopt the job.
 CREATE OR REPLACE FUNCTION rouse.renew(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_lease_ms bigint[])
 RETURNS TABLE (id bigint, refusal text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -259,7 +260,6 @@ DECLARE
         FROM unnest(p_lease_ms) WITH ORDINALITY AS l(ms, place) ORDER BY l.place);
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
-    PERFORM set_config('synchronous_commit', 'off', true);
     WITH mine AS MATERIALIZED (
         SELECT j.id, asked.until
         FROM unnest(p_ids, p_fences, until) AS asked(id, fence, until)

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use rouse::job::{AbortReason, ErrorKind, Fence, JobId, Outcome};
-use rouse::store::{Locked, Refusal, Renewal, Settlement};
+use rouse::store::{Locked, Refusal, Renewal, Settlement, WorkerKey};
 use serde_json::json;
 
 use crate::support::TestDb;
-use crate::support::claims::{claim, error, lock_job, make_due, result, settlement};
+use crate::support::claims::{claim, claim_one, error, lock_job, make_due, result, settlement};
+use crate::support::database::registration;
 use crate::support::worker::{cancel, enqueue, events, show};
 
 #[tokio::test]
@@ -246,6 +247,37 @@ async fn a_locked_job_is_left_out_and_the_others_are_settled() {
         [jobs[1].id]
     );
     assert!(settled.locked.is_empty());
+}
+
+/// The worker trusts the longer lease as soon as it has the answer.
+#[tokio::test]
+async fn a_renewal_commits_as_durably_as_the_session_requires() {
+    let db = TestDb::new().await;
+    let (mut client, store) = (db.client().await, db.store());
+    let key = [7; 32];
+    let worker = registration("w-1", WorkerKey::new(key));
+    let (incarnation, _) = store.register(&worker).await.unwrap();
+    enqueue(&client, "x", json!({})).await;
+    let job = claim_one(&store).await;
+    let transaction = client.transaction().await.unwrap();
+    transaction
+        .batch_execute("SET LOCAL synchronous_commit = on")
+        .await
+        .unwrap();
+    let row = transaction
+        .query_one(
+            "SELECT refusal FROM rouse.renew($1, $2, ARRAY[$3::bigint], ARRAY[$4::bigint], '{60000}')",
+            &[&incarnation.0, &key.as_slice(), &job.id.0, &job.fence.0],
+        )
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, Option<&str>>(0), None, "it was renewed");
+    let row = transaction
+        .query_one("SHOW synchronous_commit", &[])
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, &str>(0), "on");
+    transaction.commit().await.unwrap();
 }
 
 #[tokio::test]
