@@ -101,7 +101,7 @@ pub use read::JobView;
 pub use recent::EndedCounts;
 pub use registration::{FairKeyStats, FairQueueStats, Heartbeat, Registration, Stats, WorkerKey};
 pub use remaining::Remaining;
-pub use renew::{Refusal, Renewal};
+pub use renew::{RENEWALS_MAX, Refusal, Renewal};
 pub use report::Report;
 pub use running::RunningUsage;
 pub use schedules::NewSchedule;

@@ -280,6 +280,39 @@ async fn a_renewal_commits_as_durably_as_the_session_requires() {
     transaction.commit().await.unwrap();
 }
 
+/// A host that gave up the statement would find the jobs locked by it when it repeats it.
+#[tokio::test]
+async fn renewals_of_many_leases_may_take_a_slow_server_longer() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    client
+        .batch_execute("SELECT rouse.enqueue('x') FROM generate_series(1, 400)")
+        .await
+        .unwrap();
+    let jobs = claim(&store, 400).await;
+    assert_eq!(jobs.len(), 400);
+    // 1.2 s or more for all.
+    client
+        .batch_execute(
+            "CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN PERFORM pg_sleep(0.003); RETURN NEW; END $$;
+             CREATE TRIGGER slow BEFORE UPDATE ON rouse.job FOR EACH ROW EXECUTE FUNCTION public.slow()",
+        )
+        .await
+        .unwrap();
+    let renewals: Vec<_> = jobs
+        .iter()
+        .map(|job| Renewal {
+            id: job.id,
+            fence: job.fence,
+            lease_ms: 120_000,
+        })
+        .collect();
+    let answers = store.renew(&renewals).await.unwrap();
+    assert_eq!(answers.len(), 400);
+    assert!(answers.iter().all(|(_, refusal)| refusal.is_none()));
+}
+
 #[tokio::test]
 async fn a_renewal_reports_why_a_worker_has_lost_a_job() {
     let db = TestDb::new().await;

@@ -1,4 +1,4 @@
-//! Extends the leases of long attempts, all in one statement.
+//! Extends the leases of long attempts, several hundred in one statement.
 
 use std::time::Duration;
 
@@ -7,8 +7,14 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError};
 use crate::job::{AbortReason, Fence, JobId};
 
-/// A renewal that takes longer is repeated on another connection.
+/// The largest number of renewals in one statement: a slow server renews at least the first ones in time.
+pub const RENEWALS_MAX: usize = 500;
+
+/// A statement that takes longer is repeated on another connection.
 const RENEW_WITHIN: Duration = Duration::from_secs(1);
+/// How much longer it may take for each renewal. The server continues with a statement that is given up, and until it is
+/// done, each repetition finds the jobs locked.
+const RENEW_EACH_WITHIN: Duration = Duration::from_millis(5);
 
 /// One lease to extend.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +37,8 @@ pub enum Refusal {
 }
 
 impl Store {
-    /// Extends leases. Returns one entry per job, in any order: `None` if its lease was extended.
+    /// Extends leases, at most [`RENEWALS_MAX`]. Returns one entry per job, in any order: `None` if its lease was
+    /// extended.
     pub async fn renew(
         &self,
         renewals: &[Renewal],
@@ -40,9 +47,10 @@ impl Store {
         let ids: Vec<i64> = renewals.iter().map(|renewal| renewal.id.0).collect();
         let fences: Vec<i64> = renewals.iter().map(|renewal| renewal.fence.0).collect();
         let leases: Vec<i64> = renewals.iter().map(|renewal| renewal.lease_ms).collect();
+        let number = u32::try_from(renewals.len()).unwrap_or(u32::MAX);
         let rows = self
             .query_within(
-                RENEW_WITHIN,
+                RENEW_WITHIN + RENEW_EACH_WITHIN.saturating_mul(number),
                 include_str!("renew.sql"),
                 &[
                     (&worker.incarnation.0, Type::INT8),

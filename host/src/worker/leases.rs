@@ -297,22 +297,26 @@ impl Leases {
         self.lock().running().filter_map(usage).collect()
     }
 
-    /// The renewals to send now. A doubt that arrives while they are under way leads to another renewal.
+    /// The renewals to send now, first those of the leases that end first. A doubt that arrives while they are under way
+    /// leads to another renewal.
     fn due(&self, now: BootTime) -> Vec<Renewal> {
-        self.lock()
-            .held
-            .iter_mut()
-            .filter(|(_, lease)| lease.is_due(now))
+        let mut inner = self.lock();
+        let due = inner.held.iter_mut().filter(|(_, lease)| lease.is_due(now));
+        let mut due: Vec<(BootTime, Renewal)> = due
             .map(|(id, lease)| {
                 lease.doubted = false;
                 lease.renewing = true;
-                Renewal {
+                let renewal = Renewal {
                     id: *id,
                     fence: lease.fence,
                     lease_ms: i64::try_from(lease.lease.as_millis()).unwrap_or(i64::MAX),
-                }
+                };
+                (lease.valid_until, renewal)
             })
-            .collect()
+            .collect();
+        drop(inner);
+        due.sort_unstable_by_key(|(valid_until, _)| *valid_until);
+        due.into_iter().map(|(_, renewal)| renewal).collect()
     }
 
     /// Extends a lease that was renewed. False if its attempt has been aborted meanwhile because the lease could no

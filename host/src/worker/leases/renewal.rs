@@ -9,48 +9,54 @@ use tracing::debug;
 
 use crate::job::{AbortReason, JobId};
 use crate::sandbox::BootTime;
-use crate::store::{Refusal, Renewal};
+use crate::store::{RENEWALS_MAX, Refusal, Renewal};
 use crate::worker::Shared;
 use crate::worker::reach::warn_unless_unreachable;
 
 /// How often the leases are checked.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Renews leases that are due, all of them in one statement.
+/// Renews leases that are due, several hundred in one statement.
 pub(in crate::worker) async fn renew_forever(shared: Arc<Shared>) {
     loop {
         // A notification that a job has changed is followed up at once.
         let _ = tokio::time::timeout(TICK, shared.leases.doubts.notified()).await;
-        let sent = BootTime::now();
         // This goes first, so that after a suspension no renewal revives a lease that was over.
-        let mut lost = shared.leases.distrust(sent);
-        let due = shared.leases.due(sent);
-        if !due.is_empty() {
-            // It takes at most a second: a database that does not answer must not delay the check below.
-            match shared.store.renew(&due).await {
-                Ok(answers) => {
-                    // While all slots are taken, the next claim may be far away. Otherwise a host that cannot claim is
-                    // not ready, even if it can renew.
-                    if shared.slots.are_taken() {
-                        shared
-                            .health
-                            .database_answers
-                            .store(true, Ordering::Relaxed);
-                    }
-                    lost |= apply_answers(&shared, &due, sent, answers);
-                }
-                Err(error) => {
-                    shared.leases.unanswered(&due);
-                    if !shared.is_incarnation_over(&error) {
-                        warn_unless_unreachable!(error, "could not renew leases; trying again");
-                    }
-                }
-            }
+        let mut lost = shared.leases.distrust(BootTime::now());
+        let due = shared.leases.due(BootTime::now());
+        for renewals in due.chunks(RENEWALS_MAX) {
+            lost |= renew(&shared, renewals).await;
+            lost |= shared.leases.distrust(BootTime::now());
         }
-        lost |= shared.leases.distrust(BootTime::now());
         if lost {
             // A heartbeat shows that this host is alive: it did not crash because of these jobs.
             shared.presence.heartbeat_now.notify_one();
+        }
+    }
+}
+
+/// Renews these leases; true if another worker has taken over one of the jobs. It takes a few seconds at most: a database
+/// that does not answer must not delay the check for leases that can no longer be trusted.
+async fn renew(shared: &Shared, renewals: &[Renewal]) -> bool {
+    let sent = BootTime::now();
+    match shared.store.renew(renewals).await {
+        Ok(answers) => {
+            // While all slots are taken, the next claim may be far away. Otherwise a host that cannot claim is not ready,
+            // even if it can renew.
+            if shared.slots.are_taken() {
+                shared
+                    .health
+                    .database_answers
+                    .store(true, Ordering::Relaxed);
+            }
+            apply_answers(shared, renewals, sent, answers)
+        }
+        Err(error) => {
+            shared.leases.unanswered(renewals);
+            if !shared.is_incarnation_over(&error) {
+                warn_unless_unreachable!(error, "could not renew leases; trying again");
+            }
+            false
         }
     }
 }

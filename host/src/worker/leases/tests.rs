@@ -5,6 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
+use crate::store::RENEWALS_MAX;
 
 const JOB: JobId = JobId(1);
 const FENCE: Fence = Fence(7);
@@ -218,6 +219,26 @@ fn a_change_notified_before_the_answer_to_the_claim_puts_the_lease_in_doubt() {
         leases.arrives(JobId(3), FENCE, sent, LEASE);
         assert!(leases.starts(JobId(3), FENCE, LEASE).is_ok());
     }
+}
+
+#[test]
+fn leases_that_end_first_are_renewed_first_if_they_need_several_statements() {
+    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
+    for ms in 0..2_000_u64 {
+        // In another order than that of their ends.
+        let id = JobId(i64::try_from(ms * 7 % 2_000).expect("a small number"));
+        leases.runs(id, FENCE, now.plus(Duration::from_millis(ms)));
+    }
+    let due = leases.due(now.plus(LEASE));
+    let mut ends: Vec<BootTime> = Vec::new();
+    for renewals in due.chunks(RENEWALS_MAX) {
+        assert!(renewals.len() <= 500);
+        let valid_until = |renewal: &Renewal| leases.lock().held[&renewal.id].valid_until;
+        ends.extend(renewals.iter().map(valid_until));
+    }
+    assert_eq!(ends.len(), 2_000);
+    assert!(ends.is_sorted());
+    assert!(leases.due(now.plus(LEASE)).is_empty(), "all are under way");
 }
 
 #[test]
