@@ -150,6 +150,12 @@ impl StoreError {
         self.is(&[OVER, UNKNOWN])
     }
 
+    /// True if the database does not know this incarnation of the worker, or not by this key and login: it was restored, or
+    /// has lost the registration in a failover.
+    pub fn is_unknown(&self) -> bool {
+        self.is(&[UNKNOWN])
+    }
+
     /// True if another host uses this worker's id and key. This host cannot recover from that.
     pub fn is_superseded(&self) -> bool {
         self.is(&[SUPERSEDED])

@@ -223,6 +223,8 @@ struct Heartbeats<'a> {
     draining: bool,
     /// Consecutive heartbeats that failed.
     failures: u32,
+    /// Since when the database does not know the worker; `None` while it does.
+    unknown_since: Option<Instant>,
     /// The capabilities that the database has. They are sent only after a change, because they may be megabytes.
     reported: Option<Value>,
 }
@@ -237,6 +239,7 @@ impl<'a> Heartbeats<'a> {
             last_cpu: cpu_time(),
             draining: false,
             failures: 0,
+            unknown_since: None,
             reported: None,
         }
     }
@@ -335,6 +338,9 @@ impl<'a> Heartbeats<'a> {
     async fn replace(&mut self, why: &StoreError) {
         let shared = self.shared;
         self.reported = None;
+        if why.is_unknown() && self.unknown_since.is_none() {
+            self.unknown_since = Some(Instant::now());
+        }
         lose_claims(shared, why).await;
         // This host has not crashed, so its losses must not count as crashes of its jobs.
         if let Err(error) = shared.store.outlived().await {
@@ -364,14 +370,25 @@ impl<'a> Heartbeats<'a> {
             Some(&shared.sql),
             stats,
         );
+        // A database that has lost the registration may have an earlier one of this worker, with another key, that was
+        // over. It looks alive until its silence has lasted long enough.
+        let silence_max = shared.settings.intervals.silence;
+        let may_be_our_own = self
+            .unknown_since
+            .is_some_and(|since| since.elapsed() < silence_max);
         let sent = BootTime::now();
         match shared.store.register(&registration).await {
             Ok((incarnation, _)) => {
                 self.failures = 0;
+                self.unknown_since = None;
                 self.reported = None;
                 shared.leases.registered(sent);
                 info!(worker.id = %registration.worker_id, incarnation = incarnation.0, "registered again");
                 shared.presence.incarnation.send_replace(incarnation);
+            }
+            Err(error) if error.is_taken() && may_be_our_own => {
+                warn!(%error, "the database has lost this worker's registration, and may count an earlier one as alive; trying again");
+                self.failures += 1;
             }
             Err(error) if error.is_taken() => {
                 error!(%error, "another host has taken this worker's id; this host stops");

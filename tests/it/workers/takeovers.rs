@@ -7,8 +7,9 @@ use serde_json::json;
 use super::states;
 use crate::support::TestDb;
 use crate::support::database::registration;
+use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
-    TestWorker, backdate_heartbeat, cancel, ended, enqueue, show, until, until_true,
+    TestWorker, backdate_heartbeat, cancel, catalog, ended, enqueue, show, until, until_true,
 };
 
 #[tokio::test]
@@ -55,6 +56,46 @@ async fn a_worker_unknown_to_the_database_registers_again() {
     assert_eq!(ended(&client, id).await.state, "succeeded");
     let incarnations = states(&client).await;
     assert_eq!(incarnations.len(), 1, "{incarnations:?}");
+    worker.drain().await;
+}
+
+/// A failover may lose the registration of a worker together with the end of its incarnation before, which had another
+/// key.
+#[tokio::test]
+async fn a_worker_unknown_to_the_database_waits_until_its_earlier_incarnation_is_dead() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let settings = Settings {
+        worker_id: "mail".into(),
+        ..Settings::default()
+    };
+    let worker =
+        TestWorker::start_through(proxy.store(), db.connector(), settings, catalog().await);
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    let first = proxy.hold("rouse.register(", Side::Statement);
+    client
+        .batch_execute("UPDATE rouse.worker SET key_hash = sha256('another key'), seen_at = now()")
+        .await
+        .unwrap();
+    // Its claim is refused.
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    first.caught().await;
+    let second = proxy.hold("rouse.register(", Side::Statement);
+    first.release();
+    // It tries again although the id was taken.
+    second.caught().await;
+    client
+        .batch_execute("UPDATE rouse.worker SET seen_at = now() - interval '91 s'")
+        .await
+        .unwrap();
+    second.release();
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    let dead_and_active = [("mail", "dead"), ("mail", "active")];
+    assert_eq!(
+        states(&client).await,
+        dead_and_active.map(|(id, state)| (id.into(), state.into()))
+    );
     worker.drain().await;
 }
 
