@@ -432,14 +432,10 @@ impl Store {
 
     /// Closes a connection that got no answer.
     fn give_up(&self, client: PooledClient) {
-        let (client, connector) = (Object::take(client), self.connector.clone());
-        if !self.cancels {
-            return;
+        match self.cancels {
+            true => self.connector.abandon(client),
+            false => drop(Object::take(client)),
         }
-        tokio::spawn(async move {
-            // Nothing can be cancelled if the server does not answer at all.
-            let _ = tokio::time::timeout(ANSWER_WITHIN, connector.cancel(&client)).await;
-        });
     }
 
     fn silent(&self, waited: Duration) -> StoreError {

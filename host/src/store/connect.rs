@@ -15,8 +15,9 @@ mod verify;
 
 use std::{collections::HashSet, fmt, path::Path, sync::Arc, time::Duration};
 
+use deadpool::managed::Object;
 use deadpool_postgres::{Manager, ManagerConfig, RecyclingMethod};
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 use tokio_postgres::{
     Client, Config, Error, Socket,
     config::{Host, SslMode as WireMode},
@@ -168,6 +169,24 @@ impl Connector {
     /// If the request cannot be sent. The server does not say whether it has cancelled anything.
     pub(super) async fn cancel(&self, client: &Client) -> Result<(), Error> {
         client.cancel_token().cancel_query(self.tls.clone()).await
+    }
+
+    /// Takes a connection out of its pool for good, and asks the server to cancel what it runs: a session that waits for a
+    /// lock does not notice that its connection was closed, and keeps its own locks meanwhile.
+    pub(super) fn abandon(&self, client: PooledClient) {
+        let client = Object::take(client);
+        if client.is_closed() {
+            return;
+        }
+        // Without a runtime this process is about to end.
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        let connector = self.clone();
+        runtime.spawn(async move {
+            // Nothing can be cancelled if the server does not answer at all.
+            let _ = tokio::time::timeout(super::ANSWER_WITHIN, connector.cancel(&client)).await;
+        });
     }
 
     /// Waits until the server is reached or the backoff has passed.

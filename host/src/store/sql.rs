@@ -10,6 +10,7 @@ mod check;
 mod params;
 
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -253,6 +254,45 @@ fn start_of(mode: &str, settings: &str) -> String {
     format!("BEGIN ISOLATION LEVEL READ COMMITTED, {mode}; {settings}")
 }
 
+/// A connection of a login, for one transaction. It leaves the pool for good if it is dropped without
+/// [`end`](Self::end): an attempt that is aborted drops its calls at any point, and the next user of the connection would
+/// go on in the transaction that was left open.
+struct Session<'a> {
+    login: &'a Login,
+    /// `None` once it is back in the pool.
+    client: Option<PooledClient>,
+    /// The COMMIT has been sent. It is not cancelled: a commit that waits for a standby would be visible before the standby
+    /// has it.
+    is_committing: bool,
+}
+
+impl Session<'_> {
+    /// Puts the connection back into the pool: the server has answered that the transaction has ended.
+    fn end(mut self) {
+        self.client = None;
+    }
+}
+
+impl Deref for Session<'_> {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        self.client
+            .as_ref()
+            .expect("it is there until the session ends")
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        match self.client.take() {
+            Some(client) if self.is_committing => drop(Object::take(client)),
+            Some(client) => self.login.connector.abandon(client),
+            None => {}
+        }
+    }
+}
+
 impl Login {
     /// A login with at most this many connections. None is opened before it is needed.
     pub fn new(connector: &Connector, connections: usize) -> Self {
@@ -279,7 +319,7 @@ impl Login {
         self.connections
     }
 
-    async fn client(&self) -> Result<PooledClient, SqlError> {
+    async fn session(&self) -> Result<Session<'_>, SqlError> {
         let opened = tokio::time::timeout(ANSWER_WITHIN, self.pool.get()).await;
         let Ok(opened) = opened else {
             return Err(SqlError::no_answer(format!(
@@ -287,10 +327,15 @@ impl Login {
                 ANSWER_WITHIN.as_secs()
             )));
         };
-        opened.map_err(|error| match error {
+        let client = opened.map_err(|error| match error {
             PoolError::Backend(NotOpened::Failed(error)) => SqlError::from(&error),
             PoolError::Backend(NotOpened::Away(away)) => SqlError::no_answer(away.why),
             other => SqlError::no_answer(other.to_string()),
+        })?;
+        Ok(Session {
+            login: self,
+            client: Some(client),
+            is_committing: false,
         })
     }
 
@@ -316,14 +361,14 @@ impl Login {
             )));
         };
         let values = statement.bind(params).map_err(QueryError::Refused)?;
-        let client = self.client().await.map_err(QueryError::Failed)?;
+        let session = self.session().await.map_err(QueryError::Failed)?;
         let start = start_of("READ ONLY", &settings(limits.statement_timeout, LOCK_WAIT));
         let params = typed(&values, &statement.params);
         let running = async {
             let (started, rows, ended) = tokio::join!(
-                client.batch_execute(&start),
-                client.query_typed(query, &params),
-                client.batch_execute("ROLLBACK"),
+                session.batch_execute(&start),
+                session.query_typed(query, &params),
+                session.batch_execute("ROLLBACK"),
             );
             started.map_err(|error| QueryError::Failed((&error).into()))?;
             let rows = rows.map_err(|error| {
@@ -337,9 +382,9 @@ impl Login {
             Ok(rows)
         };
         let patience = limits.statement_timeout + ANSWER_SLACK;
-        let (answered, is_usable) = self.answer(&client, patience, running).await;
-        if !is_usable {
-            drop(Object::take(client));
+        let (answered, is_usable) = self.answer(&session, patience, running).await;
+        if is_usable {
+            session.end();
         }
         let rows = answered.map_err(QueryError::Failed)?;
         let rows = rows?;
@@ -406,11 +451,11 @@ impl Store {
     /// # Errors
     /// If it cannot be used.
     pub async fn check_login(&self, login: &Login) -> Result<(), Unfit> {
-        let client = login.client().await.map_err(|error| login.unfit(&error))?;
         let (worker, lists) = match (self.identity(), self.lists().await) {
             (Ok(worker), Ok(lists)) => (worker, lists),
             (Err(error), _) | (_, Err(error)) => return Err(Unfit::Unchecked(error.to_string())),
         };
+        let session = login.session().await.map_err(|error| login.unfit(&error))?;
         let nothing: [SettlementRecord<'_>; 0] = [];
         let jobs: [NewJobRecord<'_>; 0] = [];
         let (nothing, jobs) = (&nothing.as_slice(), &jobs.as_slice());
@@ -422,27 +467,28 @@ impl Store {
             (jobs, lists.of("new_job")),
         ];
         let checking = async {
-            client.batch_execute(RESET).await?;
-            let rows = client
+            session.batch_execute(RESET).await?;
+            let rows = session
                 .query_typed(include_str!("sql/login.sql"), &[])
                 .await?;
             let too_much: Option<String> = rows.first().and_then(|row| row.get(0));
             if let Some(why) = too_much {
                 return Ok(Some(why));
             }
-            client
+            session
                 .query_typed(include_str!("sql/settle_with_effects.sql"), &params)
                 .await?;
             Ok(None)
         };
-        match tokio::time::timeout(ANSWER_WITHIN, checking).await {
+        let answered = tokio::time::timeout(ANSWER_WITHIN, checking).await;
+        if answered.is_ok() {
+            session.end();
+        }
+        match answered {
             Ok(Ok(None)) => Ok(()),
             Ok(Ok(Some(why))) => Err(Unfit::Misfit(format!("{}: {why}", login.target))),
             Ok(Err(error)) => Err(unfit_login(login, &error)),
-            Err(_) => {
-                drop(Object::take(client));
-                Err(Unfit::Unchecked(login.silent(ANSWER_WITHIN).message))
-            }
+            Err(_) => Err(Unfit::Unchecked(login.silent(ANSWER_WITHIN).message)),
         }
     }
 
@@ -509,27 +555,27 @@ impl Store {
         let bound: Vec<Vec<(&CheckedStatement, Vec<TextParam>)>> =
             bound.collect::<Result<_, _>>()?;
 
-        let client = login.client().await.map_err(NotCommitted::Failed)?;
+        let mut session = login.session().await.map_err(NotCommitted::Failed)?;
         let settings = settings(limits.statement_timeout, lock_wait);
         let start = start_of("READ WRITE", &settings);
         let often = run_often(calls);
         let preparing = often
             .iter()
-            .map(|it| client.prepare_typed(it.effect.sql(), &it.params));
+            .map(|it| session.prepare_typed(it.effect.sql(), &it.params));
         let running = async {
             let opening = async {
                 tokio::join!(
-                    client.simple_query(&start),
-                    client.query_typed(fence, &fence_params),
+                    session.simple_query(&start),
+                    session.query_typed(fence, &fence_params),
                     join_all(preparing),
                 )
             };
             let run_all = async |settings: &str, prepared: &HashMap<&str, Prepared>| {
                 let outcomes = bound.iter().enumerate().map(async |(number, calls)| {
                     // What a statement of one job sets is gone in the next one.
-                    let settings = (number > 0).then(|| client.batch_execute(settings));
+                    let settings = (number > 0).then(|| session.batch_execute(settings));
                     let statements = calls.iter().map(|(statement, values)| {
-                        run(&client, statement, prepared.get(&*statement.name), values)
+                        run(&session, statement, prepared.get(&*statement.name), values)
                     });
                     tokio::join!(OptionFuture::from(settings), join_all(statements))
                 });
@@ -551,7 +597,7 @@ impl Store {
             (started, fenced, run_all(&again, &prepared).await)
         };
         let patience = limits.statement_timeout * STATEMENTS + ANSWER_SLACK;
-        let (answered, is_usable) = login.answer(&client, patience, running).await;
+        let (answered, is_usable) = login.answer(&session, patience, running).await;
         let refused = match answered {
             Ok((started, fenced, answers)) => match refusal(started, &fenced, answers, calls) {
                 None => Ok(fenced),
@@ -562,9 +608,12 @@ impl Store {
         let fenced = match refused {
             Ok(fenced) => fenced,
             Err(why) => {
-                // Without an answer the connection is of no use, and the server rolls back by itself.
-                if !is_usable || client.batch_execute("ROLLBACK").await.is_err() {
-                    drop(Object::take(client));
+                if is_usable {
+                    let rollback = session.batch_execute("ROLLBACK");
+                    let rolled_back = tokio::time::timeout(ANSWER_WITHIN, rollback).await;
+                    if matches!(rolled_back, Ok(Ok(()))) {
+                        session.end();
+                    }
                 }
                 return Err(why);
             }
@@ -573,9 +622,10 @@ impl Store {
             Ok(rows) => rows.first().and_then(|row| row.try_get(0).ok()),
             Err(_) => None,
         };
-        let committed = tokio::time::timeout(ANSWER_WITHIN, client.batch_execute("COMMIT")).await;
-        if !is_usable || committed.is_err() {
-            drop(Object::take(client));
+        session.is_committing = true;
+        let committed = tokio::time::timeout(ANSWER_WITHIN, session.batch_execute("COMMIT")).await;
+        if is_usable && committed.is_ok() {
+            session.end();
         }
         match committed {
             Ok(Ok(())) => Ok(Committed {

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use rouse::worker::Settings;
+use rouse::worker::{Override, Overrides, Settings};
 use serde_json::json;
 use tokio_postgres::Client;
 
 use super::shop::{Shop, call};
 use crate::support::database::connect;
+use crate::support::worker::show;
 
 /// Holds the lock of a row in a transaction of its own.
 async fn lock(shop: &Shop, sql: &str) -> Client {
@@ -148,6 +149,53 @@ async fn a_cancelled_job_has_no_effects() {
     other.batch_execute("ROLLBACK").await.unwrap();
     assert_eq!(shop.ended(id).await.state, "cancelled");
     assert!(shop.holds("SELECT NOT paid FROM orders").await);
+}
+
+/// Other attempts use the connections of the login at once.
+#[tokio::test]
+async fn a_step_that_is_aborted_while_it_waits_for_a_lock_leaves_no_open_transaction() {
+    let shop = Shop::open().await;
+    let short = Override::default()
+        .with("timeout", Duration::from_millis(1500))
+        .with("grace", Duration::from_millis(200))
+        .with("max_attempts", 1_u32);
+    let settings = Settings {
+        overrides: Overrides([("sql.*".to_owned(), short)].into()),
+        ..Settings::default()
+    };
+    let worker = shop.start_with(shop.login(), settings).await;
+    shop.sql("INSERT INTO orders VALUES (1)").await;
+    let other = lock(&shop, "SELECT FROM orders WHERE id = 1 FOR UPDATE").await;
+    let effects = json!([
+        call("add_line", json!([1, 10])),
+        call("mark_paid", json!([1]))
+    ]);
+    let id = shop
+        .enqueue(json!([{"step": {"name": "pay", "effects": effects}}]))
+        .await;
+    while matches!(&*show(&shop.client, id).await.state, "queued" | "running") {
+        let next = shop
+            .run(json!([{"sql": call("add_line", json!([2, 10]))}]))
+            .await;
+        assert_eq!(next.state, "succeeded", "{:?}", next.error);
+    }
+    assert_eq!(shop.ended(id).await.state, "timed_out");
+    let is_idle = format!(
+        "SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = '{}' AND xact_start IS NOT NULL",
+        shop.role
+    );
+    shop.until(&is_idle).await;
+    other.batch_execute("ROLLBACK").await.unwrap();
+    for amount in 0..4 {
+        let next = shop
+            .run(json!([{"sql": call("add_line", json!([2, amount]))}]))
+            .await;
+        assert_eq!(next.state, "succeeded", "{:?}", next.error);
+    }
+    let has_no_effect =
+        "SELECT NOT EXISTS (SELECT FROM ledger WHERE job = 1) AND NOT paid FROM orders";
+    assert!(shop.holds(has_no_effect).await);
+    worker.drain().await;
 }
 
 #[tokio::test]

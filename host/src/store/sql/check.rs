@@ -1,6 +1,5 @@
 //! Checks that a handler's statement fits the database, in a session of the handler's login.
 
-use deadpool::managed::Object;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
@@ -76,22 +75,21 @@ impl Login {
         statement: &Statement,
         limits: &SqlLimits,
     ) -> Result<CheckedStatement, Unfit> {
-        let client = self.client().await.map_err(|error| self.unfit(&error))?;
-        let checking = check(&client, statement, limits);
+        let session = self.session().await.map_err(|error| self.unfit(&error))?;
+        let checking = check(&session, statement, limits);
         let patience = limits.statement_timeout + ANSWER_WITHIN;
-        let checked = match tokio::time::timeout(patience, checking).await {
-            Ok(checked) => checked,
-            Err(_) => {
-                drop(Object::take(client));
-                return Err(Unfit::Unchecked(self.silent(patience).to_string()));
-            }
+        let Ok(checked) = tokio::time::timeout(patience, checking).await else {
+            return Err(Unfit::Unchecked(self.silent(patience).to_string()));
         };
         // A prepared statement outlives the transaction.
-        let ended = client
-            .batch_execute("ROLLBACK; DEALLOCATE rouse_check")
-            .await;
-        if ended.is_err_and(|error| error.code() != Some(&SqlState::INVALID_SQL_STATEMENT_NAME)) {
-            drop(Object::take(client));
+        let end = session.batch_execute("ROLLBACK; DEALLOCATE rouse_check");
+        let has_ended = match tokio::time::timeout(ANSWER_WITHIN, end).await {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => error.code() == Some(&SqlState::INVALID_SQL_STATEMENT_NAME),
+            Err(_) => false,
+        };
+        if has_ended {
+            session.end();
         }
         checked.map_err(|error| match error {
             Unfit::Misfit(why) => {
