@@ -117,6 +117,18 @@ pub use steps::NotMine;
 /// long is dead.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
+/// The functions in which a claim waits for locks, and what they wait for.
+const CLAIM_LOCKS: [(&str, &str); 3] = [
+    ("rouse._in_own_shards", CHANGED_SHARDS),
+    ("rouse._within_gates", CHANGED_GATE),
+    ("rouse._charge_keys", CHANGED_GATE),
+];
+
+const CHANGED_SHARDS: &str =
+    "a transaction that has changed the shards of a queue and is still open";
+
+const CHANGED_GATE: &str = "a transaction that has changed a gate and is still open";
+
 /// The longest error text that is kept. An error message of Postgres is a sentence or two, and may quote a row.
 const ERROR_BYTES_MAX: usize = 4 << 10;
 
@@ -214,6 +226,20 @@ impl StoreError {
         self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
     }
 
+    /// What a claim has waited for in vain, for people. `None` if it has failed for another reason.
+    pub fn waits_for(&self) -> Option<&'static str> {
+        let Self::Refused(error) = self else {
+            return None;
+        };
+        let db = error.as_db_error().filter(|_| self.is_locked())?;
+        // The functions that were running.
+        let within = db.where_().unwrap_or_default();
+        CLAIM_LOCKS
+            .iter()
+            .find(|(function, _)| within.contains(function))
+            .map(|(_, what)| *what)
+    }
+
     /// True if Postgres cannot store the data it was given: the same call would fail again.
     pub fn is_about_data(&self) -> bool {
         // 22 data exception; 54 a limit (JSON that is nested too deep); 23514 a CHECK.
@@ -278,7 +304,8 @@ impl Store {
 
     /// The same store, for reads alone: the server is asked to cancel those that it does not answer in time. Otherwise
     /// they would run on, and a page that is read again every few seconds would add another one each time. A write is
-    /// not cancelled: it may be about to commit.
+    /// not cancelled: it may be about to commit, and one that waits for a standby would be visible before the standby has
+    /// it. Those that a worker repeats wait only some seconds for locks (`lock_timeout` of their functions).
     pub fn cancelling(self) -> Self {
         Self {
             cancels: true,

@@ -45,12 +45,14 @@ $$;
 --
 -- A job whose loss would be its crash number `p_crashes_max` is left out until its worker has sent nothing for `p_silence_ms` after the
 -- lease ended. So this loss, which decides whether the job fails, is judged like earlier ones: when a living worker has had time to report.
+--
+-- Waits 250 ms for the worker's own row, then the call fails with lock_not_available; the host goes on with its other claims meanwhile.
 CREATE OR REPLACE FUNCTION rouse.orphans(
     p_worker bigint, p_key bytea, p_lanes bigint[], p_sources text[], p_wanted integer, p_since timestamptz, p_crashes_max bigint,
     p_silence_ms bigint)
 RETURNS TABLE (id bigint, fence bigint, lane bigint, attempt integer, uncounted integer, crashes bigint, lost_after_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 10
-SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -94,10 +96,10 @@ $$;
 -- rouse.orphans), or it was to fail for a loss that proved not to be a crash, because its worker has sent something meanwhile.
 --
 -- The old attempt is recorded as lost. Like a claim, the call ends with the job whose row makes the total reach 8 MiB (rouse.job.bytes and
--- 120 bytes each); rouse.claimed reads the claimed jobs.
+-- 120 bytes each); rouse.claimed reads the claimed jobs. It waits for locks as rouse.orphans does.
 CREATE OR REPLACE FUNCTION rouse.adopt(p_worker bigint, p_key bytea, p_fence bigint, p_adoptions rouse.adoption[]) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER ROWS 10
-SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at     timestamptz := clock_timestamp();

@@ -259,12 +259,15 @@ $$;
 -- for other claims through the same gates, so that two never count the same room: `at` is a time after that, the time of the claim, and what it leaves is exact until
 -- the caller commits. `gated`: the lanes behind gates, for rouse._charge_gates. `wanted`: how many jobs may be claimed; p_in_batches: p_wanted
 -- batches, the jobs of as many attempts.
+-- Waits 5 s for a lock, then the claim fails with lock_not_available: a third of the time that a host waits for an answer (ANSWER_WITHIN in
+-- host/src/store.rs). A claim that waited longer would still wait when the host tries again, and each try would add a session, as long as
+-- another transaction has changed the gate and stays open.
 -- Served by lane_id, queue_capped, gate_claims, gate_key_pkey and job_ready.
 CREATE OR REPLACE FUNCTION rouse._within_gates(
     p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_wanted integer, p_in_batches boolean,
     OUT orders rouse.claim_order[], OUT gated rouse.gated_lane[], OUT at timestamptz, OUT wanted integer)
 -- Unlike its callers, it joins lists that have no index.
-LANGUAGE plpgsql SET enable_hashjoin = on AS $$
+LANGUAGE plpgsql SET enable_hashjoin = on SET lock_timeout = '5s' AS $$
 #variable_conflict use_column
 DECLARE
     -- The pairs of an order and a gate; groups are numbered by gate and key. A batch is of one lane, whose id is its key here.
@@ -460,10 +463,11 @@ BEGIN
 END
 $$;
 
--- Charges the keys of these lanes, and returns the time after which a job may start, for those from which none may start now.
+-- Charges the keys of these lanes, and returns the time after which a job may start, for those from which none may start now. Waits 5 s for a
+-- change of the gate, which changes its keys.
 CREATE OR REPLACE FUNCTION rouse._charge_keys(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz)
 RETURNS TABLE (gate text, key text, wait_ms bigint)
-LANGUAGE plpgsql ROWS 500 AS $$
+LANGUAGE plpgsql ROWS 500 SET lock_timeout = '5s' AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
@@ -811,9 +815,10 @@ $$;
 
 -- Sets the gates that the module of a handler declares, and removes those that it declared before. `p_gates`: a list of at most 8 objects with
 -- columns of rouse.gate. The last call decides. Gates that an operator has set stay as they are. Returns whether it has changed a gate; if
--- not, it writes nothing and takes no lock, because hosts call this at every start. Leaves a record for each change.
+-- not, it writes nothing and takes no lock, because hosts call this at every start. Otherwise it waits 5 s for other changes of gates. Leaves a
+-- record for each change.
 CREATE OR REPLACE FUNCTION rouse.declare_gates(p_worker bigint, p_key bytea, p_handler text, p_gates jsonb) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 BEGIN
     -- Such a gate is one of all queues. A login of some queues may have all handlers, and not those of others.
     IF rouse._known(p_worker, p_key) AND NOT EXISTS (

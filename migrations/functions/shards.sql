@@ -22,9 +22,9 @@ $$;
 
 -- The lanes in the same order, with null instead of those in shards that the worker has not leased. Inboxes (direct.sql) belong to no shard:
 -- only their worker claims from them. Nobody else can lease its shards until
--- the caller commits. Served by primary keys, lane_id and shard_worker.
+-- the caller commits. Waits 5 s for a change of the shards, as rouse._within_gates does. Served by primary keys, lane_id and shard_worker.
 CREATE OR REPLACE FUNCTION rouse._in_own_shards(p_worker bigint, p_lanes bigint[]) RETURNS bigint[]
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 DECLARE
     held text[] := ARRAY(
         SELECT s.queue FROM rouse.shard_lease AS s WHERE s.worker = p_worker AND s.until > clock_timestamp() FOR SHARE);

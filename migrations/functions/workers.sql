@@ -295,10 +295,11 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Reports that the worker is alive, the handlers that it can run (null: unchanged), its statistics, and whether it is draining; and expires
--- workers without a heartbeat for 90 s. Returns how many those were, and the worker's own timeout flag: its number of attempts.
+-- workers without a heartbeat for 90 s. Returns how many those were, and the worker's own timeout flag: its number of attempts. Waits 5 s for
+-- a lock, as rouse._within_gates does: rouse.clear_timeouts locks the row of the worker.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
     p_worker bigint, p_key bytea, p_capabilities jsonb, p_stats jsonb, p_draining boolean, OUT expired integer, OUT timeouts bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 DECLARE
     at          timestamptz := clock_timestamp();
     dead_worker bigint;
@@ -333,9 +334,9 @@ BEGIN
 END
 $$;
 
--- Reports that the worker has stopped. Its remaining claims are free at once.
+-- Reports that the worker has stopped. Its remaining claims are free at once. Waits for locks as a heartbeat does.
 CREATE OR REPLACE FUNCTION rouse.unregister(p_worker bigint, p_key bytea) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     PERFORM rouse._expire_worker(p_worker);

@@ -271,3 +271,26 @@ async fn a_claim_yields_if_a_lease_has_ended_since_the_previous_claim() {
         "the next claim continues from there"
     );
 }
+
+/// As `rouse.clear_timeouts` locks it, in a transaction that stays open.
+#[tokio::test]
+async fn a_worker_whose_row_is_locked_does_not_wait_to_adopt_its_own_orphans() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    enqueue(&client, "x", json!({})).await;
+    let job = claim(&store, 1).await.remove(0);
+    expire(&client, job.id).await;
+    let operator = db.client().await;
+    let lock = "BEGIN; SELECT FROM rouse.worker FOR NO KEY UPDATE";
+    operator.batch_execute(lock).await.unwrap();
+    let lanes: Vec<LaneId> = orders(&store, 60_000)
+        .await
+        .iter()
+        .map(|it| it.lane)
+        .collect();
+    let refused = store.orphans(&lanes, None, 10, None, 3).await;
+    let error = refused.expect_err("the row is locked");
+    assert!(error.is_locked(), "{error}");
+    operator.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(adopt(&store).await.claimed.len(), 1);
+}

@@ -133,3 +133,19 @@ async fn a_worker_that_has_been_silent_gives_up_its_attempts_and_starts_over() {
     .await;
     worker.stop_now().await;
 }
+
+/// As `rouse.clear_timeouts` locks it, in a transaction that stays open.
+#[tokio::test]
+async fn a_heartbeat_waits_some_seconds_for_the_row_of_its_worker() {
+    let db = TestDb::new().await;
+    let worker = db.worker().await;
+    let operator = db.client().await;
+    let lock = "BEGIN; SELECT FROM rouse.worker FOR NO KEY UPDATE";
+    operator.batch_execute(lock).await.unwrap();
+    let stats = Default::default();
+    let refused = worker.heartbeat(None, &stats, false).await;
+    let error = refused.err().expect("the row is locked");
+    assert!(error.is_locked(), "{error}");
+    operator.batch_execute("ROLLBACK").await.unwrap();
+    worker.heartbeat(None, &stats, false).await.unwrap();
+}

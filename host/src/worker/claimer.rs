@@ -23,6 +23,10 @@ use crate::store::connect::backoff;
 /// How often the host's memory is checked while it is short.
 const MEMORY_CHECK_EVERY: Duration = Duration::from_millis(50);
 
+/// The longest wait after a claim that has waited for a lock in vain: it waits most of the time in the database, and goes
+/// on when the lock is free.
+const LOCKED_RETRY_AFTER: Duration = Duration::from_secs(1);
+
 struct Claimer<'a> {
     shared: &'a Arc<Shared>,
     looks: Looks<'a>,
@@ -197,9 +201,17 @@ impl Claimer<'_> {
         // The first failure may be due to one broken connection of the pool.
         if self.failures > 0 {
             self.warned |= !error.is_unreachable() && !error.is_cut_off();
-            let wait = backoff(self.failures - 1, rand::random());
+            let mut wait = backoff(self.failures - 1, rand::random());
+            if error.is_locked() {
+                wait = wait.min(LOCKED_RETRY_AFTER);
+            }
             let wait_ms = wait.as_millis();
-            warn_unless_unreachable!(error, wait_ms, "cannot claim; trying again");
+            warn_unless_unreachable!(
+                error,
+                wait_ms,
+                waits_for = error.waits_for(),
+                "cannot claim; trying again"
+            );
             let retry = async {
                 tokio::select! {
                     () = self.shared.store.ready(), if error.is_unreachable() => {}

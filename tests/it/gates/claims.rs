@@ -536,3 +536,35 @@ async fn a_claim_that_has_waited_for_a_gate_sees_pauses_and_orphans_of_the_meant
         }
     }
 }
+
+/// The transaction of an operator may stay open.
+#[tokio::test]
+async fn a_claim_waits_some_seconds_for_a_change_of_its_gate_and_names_it() {
+    let (db, client) =
+        gate("'calm', 'throttle', most => 100, period => '1 hour', burst => 10").await;
+    for _ in 0..2 {
+        enqueue(&client, "a", "").await;
+    }
+    let store = db.worker().await;
+    // Its key is charged.
+    assert_eq!(claim(&store, 1).await.len(), 1);
+    let operator = db.client().await;
+    operator
+        .batch_execute(
+            "BEGIN; SELECT rouse.set_gate('calm', 'throttle', most => 50, period => '1 hour', burst => 10)",
+        )
+        .await
+        .unwrap();
+    let orders = orders(&store, 60_000).await;
+    let claimed = store.claim(Fence(rand()), &orders, 1, None).await;
+    let error = claimed.expect_err("the gate is being changed");
+    assert_eq!(
+        error.waits_for(),
+        Some("a transaction that has changed a gate and is still open"),
+        "{error}"
+    );
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    assert_eq!(number(&client, waits).await, 0);
+    operator.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(claim(&store, 1).await.len(), 1);
+}

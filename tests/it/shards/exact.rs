@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use rouse::job::Fence;
 use tokio_postgres::{Client, Transaction};
 
 use super::{enqueue, lease, sharded, shares};
 use crate::support::TestDb;
-use crate::support::claims::claim;
+use crate::support::claims::{claim, orders, rand};
 use crate::support::database::refusal;
 use crate::support::worker::until_true;
 
@@ -169,4 +170,29 @@ async fn workers_that_lease_and_claim_at_the_same_time_never_share_a_shard() {
     }
     assert_eq!(claimed_jobs, 300);
     super::workers::assert_no_strays(&client).await;
+}
+
+/// The transaction of an operator may stay open.
+#[tokio::test]
+async fn a_claim_waits_some_seconds_for_a_change_of_the_shards_and_names_it() {
+    let (db, client) = sharded(8).await;
+    enqueue(&client, "noop", 20).await;
+    let store = db.worker().await;
+    assert_eq!(lease(&store).await.len(), 8);
+    let operator = db.client().await;
+    operator
+        .batch_execute("BEGIN; SELECT rouse.set_shards('q', 4)")
+        .await
+        .unwrap();
+    let orders = orders(&store, 60_000).await;
+    let claimed = store.claim(Fence(rand()), &orders, 1, None).await;
+    let error = claimed.expect_err("the shards are being changed");
+    assert_eq!(
+        error.waits_for(),
+        Some("a transaction that has changed the shards of a queue and is still open"),
+        "{error}"
+    );
+    operator.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(lease(&store).await.len(), 8);
+    assert_eq!(claim(&store, 20).await.len(), 20);
 }
