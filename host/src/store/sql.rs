@@ -12,8 +12,8 @@ mod params;
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::pin::pin;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use deadpool::managed::{Object, PoolError};
 use futures_util::future::{OptionFuture, join_all};
@@ -54,6 +54,8 @@ pub struct Login {
     connections: usize,
     /// The address, without secrets.
     target: Arc<str>,
+    /// The first failure since a transaction was answered.
+    away_since: Arc<Mutex<Option<Instant>>>,
 }
 
 /// An error of Postgres, or of the connection.
@@ -270,6 +272,7 @@ impl Session<'_> {
     /// Puts the connection back into the pool: the server has answered that the transaction has ended.
     fn end(mut self) {
         self.client = None;
+        *self.login.away_since() = None;
     }
 }
 
@@ -301,7 +304,37 @@ impl Login {
             connector: connector.clone(),
             connections,
             target: connector.target().into(),
+            away_since: Arc::default(),
         }
+    }
+
+    /// For how long it has had no connection, or no answer. `None` if the last transaction was answered.
+    pub fn away_for(&self) -> Option<Duration> {
+        let since = *self.away_since();
+        since.map(|since| since.elapsed())
+    }
+
+    fn away_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.away_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_away(&self) {
+        self.away_since().get_or_insert_with(Instant::now);
+    }
+
+    /// Tries whether it has an answer now.
+    pub async fn answers(&self) -> bool {
+        let Ok(session) = self.session().await else {
+            return false;
+        };
+        let answered = tokio::time::timeout(ANSWER_WITHIN, session.batch_execute(RESET)).await;
+        let answers = matches!(answered, Ok(Ok(())));
+        if answers {
+            session.end();
+        }
+        answers
     }
 
     /// The address, without secrets.
@@ -321,6 +354,9 @@ impl Login {
 
     async fn session(&self) -> Result<Session<'_>, SqlError> {
         let opened = tokio::time::timeout(ANSWER_WITHIN, self.pool.get()).await;
+        if !matches!(opened, Ok(Ok(_))) {
+            self.note_away();
+        }
         let Ok(opened) = opened else {
             return Err(SqlError::no_answer(format!(
                 "no connection was free or opened within {} s",
@@ -426,6 +462,9 @@ impl Login {
             running.await
         };
         let answer = tokio::time::timeout(CANCELLED_WITHIN, cancelled).await;
+        if answer.is_err() {
+            self.note_away();
+        }
         (answer.map_err(|_| self.silent(patience)), false)
     }
 }

@@ -60,7 +60,8 @@ async fn after_failure(
             Then::Again
         }
         SqlErrorClass::Away => {
-            info!(handler = %handler.manifest.name, %error, "cannot run SQL statements of the handler; trying again");
+            debug!(handler = %handler.manifest.name, %error, "cannot run SQL statements of the handler; trying again");
+            shared.sql.follow_logins();
             tokio::time::sleep(RETRY_AFTER).await;
             Then::Again
         }

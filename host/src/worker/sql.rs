@@ -2,11 +2,11 @@
 //!
 //! A handler with granted statements is served only after the database has accepted all of them in a session of the
 //! handler's login. A handler whose statements do not fit is parked: its jobs wait, for another host or until the next
-//! check. `effects.rs` runs the statements.
+//! check. They also wait while the login is away. `effects.rs` runs the statements.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -26,6 +26,13 @@ const PARKED_CHECK_EVERY: Duration = Duration::from_secs(30);
 /// How often handlers are checked that could not be checked: the database may be reachable again.
 const UNCHECKED_CHECK_EVERY: Duration = Duration::from_secs(1);
 
+/// A login is away once it has had no answer for this long: a restart of the server, or a moment without a free connection,
+/// changes nothing.
+const AWAY_AFTER: Duration = Duration::from_secs(5);
+
+/// How often it is looked whether a login is away.
+const AWAY_CHECK_EVERY: Duration = Duration::from_secs(1);
+
 /// The statements of all handlers of one worker.
 pub(super) struct Sql {
     /// By the table of `rouse.toml` that names them.
@@ -38,8 +45,10 @@ pub(super) struct Sql {
     version: AtomicU64,
     /// One check at a time.
     checking: Mutex<()>,
-    /// A handler has to be checked.
-    check: Notify,
+    /// A login has had no answer.
+    has_failed: Notify,
+    /// A login has had no answer, and is looked at every second.
+    are_followed: AtomicBool,
 }
 
 /// What is known of the statements of a handler.
@@ -53,6 +62,8 @@ struct Fit {
 enum FitState {
     /// All of them fit.
     Fits(Arc<Statements>),
+    /// All of them fit, and the login is away: successes wait for their commit, and no attempts start.
+    Away(Arc<Statements>),
     /// Not checked yet.
     Unchecked(Arc<str>),
     /// One of them does not fit, for this reason.
@@ -88,7 +99,8 @@ impl Sql {
             fits: ArcSwap::default(),
             version: AtomicU64::new(0),
             checking: Mutex::default(),
-            check: Notify::new(),
+            has_failed: Notify::new(),
+            are_followed: AtomicBool::new(false),
         }
     }
 
@@ -100,12 +112,31 @@ impl Sql {
     /// The statements of this handler. `None` if it has none, or if it is parked.
     pub(super) fn statements(&self, handler: &str) -> Option<Arc<Statements>> {
         match &self.fits.load().get(handler)?.state {
-            FitState::Fits(statements) => Some(statements.clone()),
+            FitState::Fits(statements) | FitState::Away(statements) => Some(statements.clone()),
             FitState::Unchecked(_) | FitState::Parked(_) => None,
         }
     }
 
-    /// True if the jobs of this handler have to wait, because its statements do not fit, or were not checked yet.
+    /// Waits until the login of this handler is away.
+    pub(super) async fn until_away(&self, handler: &str) {
+        let is_away = || {
+            let fits = self.fits.load();
+            matches!(fits.get(handler), Some(fit) if matches!(fit.state, FitState::Away(_)))
+        };
+        while !is_away() {
+            tokio::time::sleep(AWAY_CHECK_EVERY).await;
+        }
+    }
+
+    /// A login has had no answer: it is followed until it has one.
+    pub(super) fn follow_logins(&self) {
+        if !self.are_followed.swap(true, Ordering::AcqRel) {
+            self.has_failed.notify_one();
+        }
+    }
+
+    /// True if the jobs of this handler have to wait: its statements do not fit, or were not checked yet, or its login is
+    /// away.
     pub(super) fn is_parked(&self, handler: &Handler) -> bool {
         let Some(granted) = granted(handler) else {
             return false;
@@ -120,7 +151,7 @@ impl Sql {
     pub(super) fn parked_because(&self, handler: &str) -> Option<Arc<str>> {
         match &self.fits.load().get(handler)?.state {
             FitState::Parked(why) => Some(why.clone()),
-            FitState::Fits(_) | FitState::Unchecked(_) => None,
+            FitState::Fits(_) | FitState::Away(_) | FitState::Unchecked(_) => None,
         }
     }
 
@@ -166,7 +197,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
                     None => std::future::pending().await,
                 }
             } => {}
-            () = shared.sql.check.notified() => {}
+            () = shared.sql.has_failed.notified() => {}
             changed = changes.changed() => if changed.is_err() {
                 return;
             }
@@ -174,7 +205,8 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     }
 }
 
-/// Checks what is not known to fit. Returns after which time to check again; `None`: not before a change.
+/// Checks what is not known to fit, and follows the logins of what fits. Returns after which time to do so again; `None`:
+/// not before a change.
 async fn check_all(shared: &Shared) -> Option<Duration> {
     let handlers = shared.catalog.current();
     let gone = |name: &String| handlers.get(name).is_none_or(|it| granted(it).is_none());
@@ -184,6 +216,7 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
         gauge!("rouse_handler_parked", "handler" => name.clone()).set(0.0);
     }
     let mut wait: Option<Duration> = None;
+    let mut are_followed = false;
     for handler in handlers
         .names()
         .iter()
@@ -193,18 +226,63 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
             continue;
         };
         let name = &handler.manifest.name;
-        let fits = |fit: &Fit| fit.covers(granted) && matches!(fit.state, FitState::Fits(_));
-        if known.get(name).is_some_and(fits) {
-            continue;
-        }
-        let again = match check(shared, handler, granted).await {
-            FitState::Fits(_) => continue,
-            FitState::Parked(_) => PARKED_CHECK_EVERY,
-            FitState::Unchecked(_) => UNCHECKED_CHECK_EVERY,
+        let again = match known.get(name).filter(|fit| fit.covers(granted)) {
+            Some(Fit {
+                granted,
+                state: FitState::Fits(statements),
+            }) => match statements.login.away_for() {
+                None => continue,
+                Some(away) => {
+                    are_followed = true;
+                    if away >= AWAY_AFTER {
+                        let state = FitState::Away(statements.clone());
+                        note_login(shared, name, granted, statements, state).await;
+                    }
+                    AWAY_CHECK_EVERY
+                }
+            },
+            Some(Fit {
+                granted,
+                state: FitState::Away(statements),
+            }) => {
+                // It may be that nobody else tries.
+                if statements.login.answers().await {
+                    let state = FitState::Fits(statements.clone());
+                    note_login(shared, name, granted, statements, state).await;
+                    continue;
+                }
+                are_followed = true;
+                AWAY_CHECK_EVERY
+            }
+            Some(_) | None => match check(shared, handler, granted).await {
+                FitState::Fits(_) => continue,
+                FitState::Parked(_) => PARKED_CHECK_EVERY,
+                FitState::Away(_) | FitState::Unchecked(_) => UNCHECKED_CHECK_EVERY,
+            },
         };
         wait = Some(wait.map_or(again, |wait| wait.min(again)));
     }
+    // A failure that was noted meanwhile is noted again: what has failed is tried again and again.
+    shared
+        .sql
+        .are_followed
+        .store(are_followed, Ordering::Release);
     wait
+}
+
+/// Notes that a login is away, or that it answers again, unless the statements have been checked meanwhile.
+async fn note_login(
+    shared: &Shared,
+    name: &str,
+    granted: &Arc<GrantedSql>,
+    statements: &Arc<Statements>,
+    state: FitState,
+) {
+    let _one_at_a_time = shared.sql.checking.lock().await;
+    let now = shared.sql.statements(name);
+    if now.is_some_and(|now| Arc::ptr_eq(&now, statements)) {
+        change(shared, name, granted, state);
+    }
 }
 
 /// Checks the statements of a handler again after Postgres has refused one of them, although they did fit. Returns
@@ -230,22 +308,29 @@ async fn check(shared: &Shared, handler: &Handler, granted: &Arc<GrantedSql>) ->
         Err(Unfit::Misfit(why)) => FitState::Parked(why.into()),
         Err(Unfit::Unchecked(why)) => FitState::Unchecked(why.into()),
     };
+    change(shared, name, granted, state.clone());
+    state
+}
+
+/// Notes what is known of the statements of a handler now.
+fn change(shared: &Shared, name: &str, granted: &Arc<GrantedSql>, state: FitState) {
+    let sql = &shared.sql;
     let before = sql.fits.load().get(name).map(|fit| fit.state.clone());
     report(name, before.as_ref(), &state);
+    let was = before.map(|state| std::mem::discriminant(&state));
+    let has_changed = was != Some(std::mem::discriminant(&state));
     sql.set(
         name,
         Some(Fit {
             granted: granted.clone(),
-            state: state.clone(),
+            state,
         }),
     );
-    let was = before.map(|state| std::mem::discriminant(&state));
-    if was != Some(std::mem::discriminant(&state)) {
+    if has_changed {
         // The claimer chooses its lanes again, and the fleet learns which handlers are parked.
         shared.wakeups.notify(None);
         shared.presence.heartbeat_now.notify_one();
     }
-    state
 }
 
 async fn check_statements(shared: &Shared, granted: &GrantedSql) -> Result<Statements, Unfit> {
@@ -280,6 +365,19 @@ fn report(handler: &str, before: Option<&FitState>, now: &FitState) {
         }
         (Some(FitState::Parked(_)), FitState::Fits(_)) => {
             info!(handler, "the handler is no longer parked");
+        }
+        (_, FitState::Away(statements)) => {
+            let login = statements.login.target();
+            warn!(
+                handler,
+                login, "the login of the handler's SQL statements does not answer; its jobs wait"
+            );
+        }
+        (Some(FitState::Away(_)), FitState::Fits(_)) => {
+            info!(
+                handler,
+                "the login of the handler's SQL statements answers again"
+            );
         }
         (_, FitState::Unchecked(why)) => {
             debug!(handler, error = %why, "the SQL statements of the handler cannot be checked now; trying again in a second");

@@ -196,3 +196,35 @@ async fn a_new_version_with_the_same_statements_is_served_without_a_new_check() 
     .await;
     assert_eq!(shop.run(json!([])).await.state, "succeeded");
 }
+
+/// Its login has no connection left. More have succeeded than may wait for it, and they have no slots.
+#[tokio::test]
+async fn jobs_wait_for_a_login_that_does_not_answer_and_take_no_slots_of_others() {
+    let shop = Shop::open().await;
+    let settings = Settings {
+        slots: 4,
+        ..Settings::default()
+    };
+    let worker = shop.start_with(shop.login(), settings).await;
+    assert_eq!(shop.run(json!([])).await.state, "succeeded");
+    let limit =
+        |connections: i32| format!("ALTER ROLE {} CONNECTION LIMIT {connections}", shop.role);
+    shop.sql(&limit(0)).await;
+    shop.sql(&format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{}'",
+        shop.role
+    ))
+    .await;
+    for number in 0..600 {
+        shop.enqueue(json!([{"sql": call("add_line", json!([number, 0]))}]))
+            .await;
+    }
+    let other = enqueue(&shop.client, "flow.square", json!({"n": 3})).await;
+    assert_eq!(shop.ended(other).await.state, "succeeded");
+    shop.until("SELECT count(*) = 512 FROM rouse.job WHERE state = 'running'")
+        .await;
+    shop.sql(&limit(-1)).await;
+    shop.until("SELECT count(*) = 600 AND count(DISTINCT job) = 600 FROM ledger")
+        .await;
+    worker.drain().await;
+}

@@ -18,7 +18,7 @@ use super::super::attempt;
 use super::super::settler::{self, Unsettled};
 use super::super::sql::Statements;
 use super::checked;
-use crate::job::{RetryPolicy, SqlCall, Tries};
+use crate::job::{RetryPolicy, RunEnd, SqlCall, Tries};
 use crate::sandbox::Handler;
 use crate::store::{Effects, NotCommitted, Settlement, With};
 
@@ -28,8 +28,8 @@ const CHECKED: &str = "it was looked up before it waited";
 /// fit.
 const WAITING_KIB_MAX: u32 = 64 << 10;
 
-/// What a waiting success counts for at least: so at most 256 wait.
-const WAITING_KIB_MIN: u32 = 256;
+/// What a waiting success counts for at least: so at most 512 wait. Four transactions at once take half of them.
+const WAITING_KIB_MIN: u32 = 128;
 
 /// The largest number of successes in one transaction. By then the transaction costs each of them little.
 const BATCH_MAX: usize = 64;
@@ -60,6 +60,8 @@ pub(in crate::worker) struct Success {
     /// They decide what follows if it fails after all.
     tries: Tries,
     retry: RetryPolicy,
+    /// Its part of [`Waiting::space`], until it is committed or has failed.
+    space: Option<OwnedSemaphorePermit>,
 }
 
 impl Success {
@@ -77,6 +79,7 @@ impl Success {
             calls,
             tries,
             retry: retry.clone(),
+            space: None,
         }
     }
 
@@ -102,10 +105,20 @@ impl Success {
         match super::commit(&self.shared, &self.handler, &mut one, &self.calls).await {
             Ok(()) => true,
             Err(end) => {
-                attempt::settle_instead(&self.shared, one, end, self.tries, &self.retry).await;
+                self.settle_instead(one, end).await;
                 false
             }
         }
+    }
+
+    /// Gives its job back: it waits until the login of its handler answers.
+    async fn park(mut self) {
+        let one = self.one.take().expect("it is passed on once");
+        self.settle_instead(one, RunEnd::Parked).await;
+    }
+
+    async fn settle_instead(&self, one: Unsettled, end: RunEnd) {
+        attempt::settle_instead(&self.shared, one, end, self.tries, &self.retry).await;
     }
 }
 
@@ -126,7 +139,7 @@ pub(in crate::worker) struct Waiting {
 }
 
 struct Gathered {
-    successes: VecDeque<(Success, OwnedSemaphorePermit)>,
+    successes: VecDeque<Success>,
     committers: usize,
     /// How many fit into a transaction. Grows by one after each full one, and is halved after one of several that fails
     /// or takes too long.
@@ -158,15 +171,12 @@ impl Gathered {
             .successes
             .iter()
             .take(self.batch_max)
-            .take_while(|(success, _)| {
+            .take_while(|success| {
                 bytes += success.bytes();
                 bytes <= BATCH_BYTES_MAX
             });
         let count = fit.count().max(1).min(self.successes.len());
-        self.successes
-            .drain(..count)
-            .map(|(success, _)| success)
-            .collect()
+        self.successes.drain(..count).collect()
     }
 
     /// Whether another committer starts. `is_late`: the transaction of one takes long.
@@ -188,8 +198,9 @@ impl Gathered {
     }
 }
 
-/// Commits a success with others of its handler. Returns as soon as there is space for it to wait.
-pub(in crate::worker) async fn commit(success: Success) {
+/// Commits a success with others of its handler. Returns as soon as there is space for it to wait. If there is none because
+/// the login of the handler is away, the job is given back: its slot is for others.
+pub(in crate::worker) async fn commit(mut success: Success) {
     let name = &success.handler.manifest.name;
     let statements = success.shared.sql.statements(name);
     let statements = statements
@@ -203,9 +214,18 @@ pub(in crate::worker) async fn commit(success: Success) {
     let kib = u32::try_from(success.bytes() / 1024).unwrap_or(u32::MAX);
     let kib = kib.clamp(WAITING_KIB_MIN, WAITING_KIB_MAX);
     let space = waiting.space.clone().acquire_many_owned(kib);
-    let space = space.await.expect("it is never closed");
+    let space = tokio::select! {
+        biased;
+        space = space => Some(space.expect("it is never closed")),
+        () = success.shared.sql.until_away(name) => None,
+    };
+    if space.is_none() {
+        success.park().await;
+        return;
+    }
+    success.space = space;
     let shared = success.shared.clone();
-    waiting.gathered().successes.push_back((success, space));
+    waiting.gathered().successes.push_back(success);
     start_committer(&shared, &statements, false);
 }
 
