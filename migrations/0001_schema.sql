@@ -135,7 +135,12 @@ CREATE TABLE rouse.shard_lease (
     serves bigint NOT NULL,
     until  timestamptz NOT NULL,
     PRIMARY KEY (worker, queue)
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+-- They serve claims and renewals (the leases of a worker that have not ended) and divisions (those of a queue). A renewal every second leaves
+-- an old version of the row, which a transaction that is open all day keeps. By the primary key, all of them would be read each time; here they
+-- come before the range that is read.
+CREATE INDEX shard_lease_worker ON rouse.shard_lease (worker, until);
+CREATE INDEX shard_lease_queue ON rouse.shard_lease (queue, until);
 
 -- Leased shards. A shard without a row is free. A row ends with the lease.
 CREATE TABLE rouse.shard (

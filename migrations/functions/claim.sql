@@ -75,11 +75,6 @@ BEGIN
         lanes := rouse._not_paused(coalesce(
             lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
     END IF;
-    PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
-    IF FOUND THEN
-        lanes := rouse._in_own_shards(p_worker, coalesce(
-            lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
-    END IF;
     PERFORM FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0;
     has_gates := FOUND;
     PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle', 'batch');
@@ -103,6 +98,12 @@ BEGIN
             lanes := rouse._not_paused(coalesce(
                 lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
         END IF;
+    END IF;
+    -- After the waits for other claims: meanwhile, no lease is locked.
+    PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
+    IF FOUND THEN
+        lanes := rouse._in_own_shards(p_worker, coalesce(
+            lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
     END IF;
     -- Locks the rows.
     SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072 AND NOT bool_or(found.is_stored),
@@ -177,10 +178,6 @@ BEGIN
     IF FOUND THEN
         p_lanes := rouse._not_paused(p_lanes);
     END IF;
-    PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
-    IF FOUND THEN
-        p_lanes := rouse._in_own_shards(p_worker, p_lanes);
-    END IF;
     PERFORM FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0;
     has_gates := FOUND;
     PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle', 'batch');
@@ -192,6 +189,11 @@ BEGIN
         IF FOUND THEN
             p_lanes := rouse._not_paused(p_lanes);
         END IF;
+    END IF;
+    -- After the waits for other claims: meanwhile, no lease is locked.
+    PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
+    IF FOUND THEN
+        p_lanes := rouse._in_own_shards(p_worker, p_lanes);
     END IF;
     WITH picked AS MATERIALIZED (
         SELECT found.id

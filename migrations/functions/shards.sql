@@ -4,12 +4,18 @@
 -- lease ends, and the others take over its shards.
 --
 -- No claim is committed from a shard after another worker has leased it, because the claim locks the lease (rouse.shard_lease) until it
--- commits, and every change of what a worker has leased locks the same row first:
+-- commits, and everything that takes a shard from a worker locks the same row first:
 --
---   claim                            FOR SHARE, and only if the lease has not ended
---   renewal, which may give up some  an update of the worker's own row; waits for its claims
---   end of a lease                   deletes the row, unless a claim holds it: then the next call does
---   new number of shards             deletes all rows of the queue; waits for all claims
+--   claim                 FOR KEY SHARE, and only if the lease has not ended
+--   renewal               an update of the worker's own row: claims and renewals do not wait for each other
+--   giving up shards      FOR UPDATE, unless a claim holds the row: then the next call does
+--   end of a lease        deletes the row, unless a claim holds it: then the next call does
+--   leaving a queue       deletes the worker's own row; waits for its claims
+--   new number of shards  deletes all rows of the queue; waits for all claims
+--
+-- Shards are taken, and leases added, by one call at a time for each queue: the one that has the lock of the queue. The other calls do not
+-- wait for it: they renew their leases, and divide the queue at one of their next calls. So nobody waits for a lock that the call of another
+-- worker holds.
 --
 -- Workers that can run the same jobs divide all shards among themselves. A worker with other handlers or tags divides them with those that
 -- have the same ones as it has, so that no lane is without a worker that can serve it.
@@ -21,14 +27,16 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- The lanes in the same order, with null instead of those in shards that the worker has not leased. Inboxes (direct.sql) belong to no shard:
--- only their worker claims from them. Nobody else can lease its shards until
--- the caller commits. Waits 5 s for a change of the shards, as rouse._within_gates does. Served by primary keys, lane_id and shard_worker.
+-- only their worker claims from them. Nobody else can lease its shards until the caller commits. Waits 5 s for a change of the shards, as
+-- rouse._within_gates does. Served by shard_lease_worker, shard_worker, lane_id and primary keys.
 CREATE OR REPLACE FUNCTION rouse._in_own_shards(p_worker bigint, p_lanes bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 DECLARE
-    held text[] := ARRAY(
-        SELECT s.queue FROM rouse.shard_lease AS s WHERE s.worker = p_worker AND s.until > clock_timestamp() FOR SHARE);
+    at   timestamptz := clock_timestamp();
+    held text[];
 BEGIN
+    -- In this order: only shard_lease_worker provides it, which leaves out the old versions of the rows.
+    held := ARRAY(SELECT s.queue FROM rouse.shard_lease AS s WHERE s.worker = p_worker AND s.until > at ORDER BY s.until FOR KEY SHARE);
     -- A new snapshot, after the locks.
     RETURN (
         WITH sharded AS MATERIALIZED (
@@ -43,20 +51,87 @@ BEGIN
 END
 $$;
 
+-- Takes the part of a worker of the shards of a queue, or gives up what exceeds it, and adds a lease if the worker has none. Returns whether it
+-- has one. The caller has the lock of the queue. Served by shard_lease_queue, shard_lease_worker and primary keys.
+CREATE OR REPLACE FUNCTION rouse._divide_shards(p_worker bigint, p_queue text, p_serves bigint, p_lease_ms bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    at     timestamptz := clock_timestamp();
+    -- A new snapshot, after the lock.
+    shards integer := (SELECT q.shards FROM rouse.queue AS q WHERE q.name = p_queue);
+    -- In this order: only shard_lease_queue provides it, which leaves out the old versions of the rows.
+    live   bigint[] := ARRAY(SELECT s.worker FROM rouse.shard_lease AS s WHERE s.queue = p_queue AND s.until > at ORDER BY s.until);
+    ended  bigint;
+    part   integer;
+    has    integer;
+BEGIN
+    IF shards = 0 THEN
+        RETURN false;
+    END IF;
+    -- The leases that have ended, by their shards. If they have none, they are in nobody's way.
+    FOR ended IN
+        SELECT DISTINCT s.worker FROM rouse.shard AS s WHERE s.queue = p_queue AND s.worker <> ALL (live)
+        UNION
+        SELECT p_worker WHERE p_worker <> ALL (live)
+    LOOP
+        PERFORM FROM rouse.shard_lease AS s WHERE s.worker = ended AND s.queue = p_queue AND s.until <= at FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            DELETE FROM rouse.shard_lease AS s WHERE s.worker = ended AND s.queue = p_queue;
+        END IF;
+    END LOOP;
+    IF p_worker <> ALL (live) THEN
+        INSERT INTO rouse.shard_lease (worker, queue, serves, until)
+        VALUES (p_worker, p_queue, p_serves, at + p_lease_ms * interval '1 millisecond')
+        ON CONFLICT DO NOTHING;
+        -- One of its claims holds the lease that has ended.
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+    END IF;
+    SELECT shards / count(*) + (count(*) FILTER (WHERE l.worker < p_worker) < shards % count(*))::integer INTO part
+    FROM (SELECT s.worker, s.serves FROM rouse.shard_lease AS s WHERE s.queue = p_queue AND s.until > at ORDER BY s.until) AS l
+    WHERE l.serves = p_serves;
+    has := (SELECT count(*) FROM rouse.shard AS s WHERE s.worker = p_worker AND s.queue = p_queue);
+    IF has > part THEN
+        PERFORM FROM rouse.shard_lease AS s
+        WHERE s.worker = p_worker AND s.until > at AND s.queue = p_queue ORDER BY s.until FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            DELETE FROM rouse.shard AS s
+            WHERE s.worker = p_worker AND s.queue = p_queue AND s.shard IN (
+                SELECT o.shard FROM rouse.shard AS o WHERE o.worker = p_worker AND o.queue = p_queue ORDER BY o.shard OFFSET part);
+        END IF;
+    ELSIF has < part THEN
+        INSERT INTO rouse.shard (queue, serves, shard, worker)
+        SELECT p_queue, p_serves, n.shard, p_worker
+        FROM generate_series(0, shards - 1) AS n(shard)
+        WHERE NOT EXISTS (SELECT FROM rouse.shard AS s WHERE s.queue = p_queue AND s.serves = p_serves AND s.shard = n.shard)
+        ORDER BY n.shard
+        LIMIT part - has;
+    END IF;
+    RETURN true;
+END
+$$;
+
 -- Leases shards of these queues for five seconds, or renews the lease, and gives up the shards of all other queues. Returns the shards that the
 -- worker has now, for each of the queues that is divided into shards.
 --
 -- The part of each worker is the same, or differs by one; the workers that registered first have the larger one. A worker that has more gives
 -- up those with the highest numbers. One that has fewer takes free ones, which may be there only after the next calls of the others.
 --
--- `p_serves` is a hash of what the worker can run. One call at a time for each queue. Served by primary keys and shard_worker.
+-- `p_serves` is a hash of what the worker can run. Waits only for the worker's own claims (if it leaves a queue), and for rouse.set_shards. Served
+-- by shard_lease_worker, shard_worker and primary keys.
 CREATE OR REPLACE FUNCTION rouse.lease_shards(p_worker bigint, p_key bytea, p_queues text[], p_serves bigint)
 RETURNS TABLE (queue text, shards integer, own integer[], lease_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 1
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    part integer;
+    at     timestamptz := clock_timestamp();
+    leased text[] := '{}';
+    -- In this order: only shard_lease_worker provides it, which leaves out the old versions of the rows.
+    held   CURSOR FOR
+        SELECT s.queue, s.serves FROM rouse.shard_lease AS s WHERE s.worker = p_worker AND s.until > at ORDER BY s.until FOR NO KEY UPDATE;
 BEGIN
     IF rouse._known(p_worker, p_key) THEN
         p_queues := rouse._permitted_queues(p_worker, p_queues);
@@ -66,32 +141,26 @@ BEGIN
     lease_ms := 5000;
     p_queues := coalesce(p_queues, '{}');
     PERFORM set_config('synchronous_commit', 'off', true);
-    DELETE FROM rouse.shard_lease AS s WHERE s.worker = p_worker AND (s.queue <> ALL (p_queues) OR s.serves <> p_serves);
-    -- In the order of the locks, which names may share.
-    PERFORM rouse._lock('shards', n.name)
-    FROM (SELECT q.name, hashtextextended(q.name, 0) & 1023 AS slot FROM rouse.queue AS q
-          WHERE q.name = ANY (p_queues) AND q.shards > 0 ORDER BY 2, 1 OFFSET 0) AS n;
-    FOR queue, shards IN SELECT q.name, q.shards FROM rouse.queue AS q WHERE q.name = ANY (p_queues) AND q.shards > 0 ORDER BY q.name LOOP
-        INSERT INTO rouse.shard_lease AS s (worker, queue, serves, until)
-        VALUES (p_worker, lease_shards.queue, p_serves, clock_timestamp() + lease_ms * interval '1 millisecond')
-        ON CONFLICT ON CONSTRAINT shard_lease_pkey DO UPDATE SET until = excluded.until;
-        WITH ended AS MATERIALIZED (
-            SELECT s.worker FROM rouse.shard_lease AS s
-            WHERE s.queue = lease_shards.queue AND s.until <= clock_timestamp() FOR UPDATE SKIP LOCKED)
-        DELETE FROM rouse.shard_lease AS s USING ended AS e WHERE s.worker = e.worker AND s.queue = lease_shards.queue;
-        SELECT lease_shards.shards / count(*) + (count(*) FILTER (WHERE s.worker < p_worker) < lease_shards.shards % count(*))::integer INTO part
-        FROM rouse.shard_lease AS s
-        WHERE s.queue = lease_shards.queue AND s.serves = p_serves AND s.until > clock_timestamp();
-        DELETE FROM rouse.shard AS s
-        WHERE s.worker = p_worker AND s.queue = lease_shards.queue AND s.shard IN (
-            SELECT o.shard FROM rouse.shard AS o WHERE o.worker = p_worker AND o.queue = lease_shards.queue ORDER BY o.shard OFFSET part);
-        INSERT INTO rouse.shard (queue, serves, shard, worker)
-        SELECT lease_shards.queue, p_serves, n.shard, p_worker
-        FROM generate_series(0, lease_shards.shards - 1) AS n(shard)
-        WHERE NOT EXISTS (SELECT FROM rouse.shard AS s WHERE s.queue = lease_shards.queue AND s.serves = p_serves AND s.shard = n.shard)
-        ORDER BY n.shard
-        LIMIT part - (SELECT count(*) FROM rouse.shard AS s WHERE s.worker = p_worker AND s.queue = lease_shards.queue);
-        own := ARRAY(SELECT s.shard FROM rouse.shard AS s WHERE s.worker = p_worker AND s.queue = lease_shards.queue ORDER BY s.shard);
+    -- By their places: a lookup by the key would read all versions of the row that an old transaction keeps.
+    FOR lease IN held LOOP
+        IF lease.queue = ANY (p_queues) AND lease.serves = p_serves THEN
+            UPDATE rouse.shard_lease SET until = at + lease_ms * interval '1 millisecond' WHERE CURRENT OF held;
+            leased := leased || lease.queue;
+        ELSE
+            DELETE FROM rouse.shard_lease WHERE CURRENT OF held;
+        END IF;
+    END LOOP;
+    FOR queue IN SELECT q.name FROM rouse.queue AS q WHERE q.name = ANY (p_queues) AND q.shards > 0 ORDER BY q.name LOOP
+        IF rouse._try_lock('shards', lease_shards.queue) THEN
+            IF rouse._divide_shards(p_worker, lease_shards.queue, p_serves, lease_ms) THEN
+                leased := leased || lease_shards.queue;
+            END IF;
+        END IF;
+        SELECT q.shards INTO shards FROM rouse.queue AS q WHERE q.name = lease_shards.queue;
+        CONTINUE WHEN shards = 0;
+        own := ARRAY(
+            SELECT s.shard FROM rouse.shard AS s
+            WHERE s.worker = p_worker AND s.queue = lease_shards.queue AND lease_shards.queue = ANY (leased) ORDER BY s.shard);
         RETURN NEXT;
     END LOOP;
 END

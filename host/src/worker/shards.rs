@@ -15,7 +15,8 @@ use crate::job::{LaneId, shard_of};
 use crate::sandbox::{BootTime, Digest};
 use crate::store::LeasedShards;
 
-/// How often leases are renewed, and shards given up or taken.
+/// How often leases are renewed, and shards given up or taken; 10 % more or less, so that hosts that were started
+/// together do not call together.
 const RENEWED_EVERY: Duration = Duration::from_secs(1);
 
 /// The leased shards, by queue: how many shards the queue has, and the numbers of the worker's own.
@@ -116,8 +117,9 @@ pub(super) async fn lease_until_stopped(shared: Arc<Shared>) {
             lease(&shared, &now).await;
         }
         has_leased = !now.queues.is_empty();
+        let every = RENEWED_EVERY.mul_f64(rand::random_range(0.9..1.1));
         tokio::select! {
-            () = tokio::time::sleep(RENEWED_EVERY), if has_leased => {}
+            () = tokio::time::sleep(every), if has_leased => {}
             // The sender outlives this task.
             _ = wanted.changed() => {}
             () = shared.stop.drain.cancelled() => break,

@@ -27,6 +27,18 @@ async fn claimed(transaction: &Transaction<'_>) -> usize {
     transaction.query(CLAIM, &[]).await.unwrap().len()
 }
 
+/// The number of shards that this call returns.
+async fn call(client: &Client, sql: &str) -> i32 {
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+/// Until when `w` has leased, microseconds.
+async fn until(client: &Client) -> i64 {
+    let until = "SELECT (extract(epoch FROM s.until) * 1000000)::bigint FROM rouse.shard_lease AS s
+                 JOIN rouse.worker AS w ON w.incarnation = s.worker WHERE w.worker_id = 'w'";
+    client.query_one(until, &[]).await.unwrap().get(0)
+}
+
 async fn waits_for_lock(db: &TestDb) {
     let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
     until_true(&db.client().await, waits).await;
@@ -71,13 +83,109 @@ async fn a_worker_gives_up_shards_only_after_its_own_claims_are_committed() {
     assert!(lease(&other).await.is_empty());
     let claiming = slow.transaction().await.unwrap();
     assert_eq!(claimed(&claiming).await, 20);
-    // It would give up half of them.
-    let why = refusal(&client, LEASE).await;
-    assert!(why.contains("lock timeout"), "{why}");
+    // It would give up half of them. Its lease is renewed all the same.
+    let before = until(&client).await;
+    assert_eq!(call(&client, LEASE).await, 8);
+    assert!(until(&client).await > before);
     assert!(lease(&other).await.is_empty());
     claiming.commit().await.unwrap();
-    client.batch_execute(LEASE).await.unwrap();
+    assert_eq!(call(&client, LEASE).await, 4);
     assert_eq!(lease(&other).await.len(), 4);
+}
+
+#[tokio::test]
+async fn a_worker_that_divides_a_queue_for_long_stops_no_other_from_renewing() {
+    let (db, client) = sharded(8).await;
+    enqueue(&client, "noop", 20).await;
+    let mut dividing = db.client().await;
+    register(&dividing).await;
+    let other = db.worker().await;
+    assert!(lease(&other).await.is_empty());
+    assert_eq!(call(&client, LEASE).await, 4);
+    assert_eq!(lease(&other).await.len(), 4);
+    let open = dividing.transaction().await.unwrap();
+    open.batch_execute(LEASE).await.unwrap();
+    assert_eq!(lease(&other).await.len(), 4, "it keeps its shards");
+    assert!(!claim(&other, 100).await.is_empty());
+    let newcomer = db.worker().await;
+    assert!(lease(&newcomer).await.is_empty(), "nobody else divides");
+    open.commit().await.unwrap();
+    let stores = [other, newcomer];
+    for store in &stores {
+        lease(store).await;
+    }
+    assert_eq!(call(&client, LEASE).await, 3);
+    lease(&stores[0]).await;
+    assert_eq!(lease(&stores[1]).await.len(), 2);
+}
+
+#[tokio::test]
+async fn a_claim_that_waits_for_a_gate_holds_no_lease() {
+    let (db, client) = sharded(8).await;
+    client
+        .batch_execute(
+            "SELECT rouse.set_gate('many', 'max_concurrent', queue => 'q', most => 1000)",
+        )
+        .await
+        .unwrap();
+    enqueue(&client, "noop", 40).await;
+    let mut claiming = db.client().await;
+    register(&claiming).await;
+    let other = db.worker().await;
+    assert!(lease(&other).await.is_empty());
+    let mut holding = db.client().await;
+    let gate = holding.transaction().await.unwrap();
+    gate.batch_execute("SELECT rouse._lock('gate', 'many')")
+        .await
+        .unwrap();
+    let waiting = tokio::spawn(async move {
+        let waiting = claiming.transaction().await.unwrap();
+        let jobs = claimed(&waiting).await;
+        waiting.commit().await.unwrap();
+        jobs
+    });
+    waits_for_lock(&db).await;
+    assert_eq!(call(&client, LEASE).await, 4);
+    assert_eq!(lease(&other).await.len(), 4);
+    gate.commit().await.unwrap();
+    let jobs = waiting.await.unwrap();
+    assert!(jobs < 40, "only those of the shards that it still has");
+    assert_eq!(jobs + claim(&other, 100).await.len(), 40);
+}
+
+/// They would read as many as an open transaction keeps: one for each second.
+#[tokio::test]
+async fn leases_and_claims_read_no_old_versions_of_leases() {
+    let (db, client) = sharded(8).await;
+    register(&client).await;
+    enqueue(&client, "noop", 5).await;
+    let old = db.client().await;
+    old.batch_execute(
+        "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM rouse.shard_lease",
+    )
+    .await
+    .unwrap();
+    for age in (0..200).rev() {
+        let renewed = format!("UPDATE rouse.shard_lease SET until = now() - interval '{age} s'");
+        client.batch_execute(&renewed).await.unwrap();
+    }
+    client
+        .batch_execute("UPDATE rouse.shard_lease SET until = now() + interval '1 minute'")
+        .await
+        .unwrap();
+    let entries =
+        "SELECT sum(pg_stat_get_xact_tuples_returned(i.indexrelid))::bigint FROM pg_index AS i
+                   WHERE i.indrelid = 'rouse.shard_lease'::regclass";
+    for call in [LEASE, CLAIM] {
+        client.batch_execute("BEGIN").await.unwrap();
+        let before: i64 = client.query_one(entries, &[]).await.unwrap().get(0);
+        client.batch_execute(call).await.unwrap();
+        let after: i64 = client.query_one(entries, &[]).await.unwrap().get(0);
+        client.batch_execute("ROLLBACK").await.unwrap();
+        let read = after - before;
+        assert!((1..20).contains(&read), "{call}: {read} entries");
+    }
+    old.batch_execute("COMMIT").await.unwrap();
 }
 
 #[tokio::test]
