@@ -133,10 +133,15 @@ BEGIN
 END
 $$;
 
--- Moves up to p_wanted queued jobs from these inboxes to their shared lanes: ready ones at the end, in their order, and those that wait as
--- they are. Returns how many it has moved, and how many of them had been ready for more than a day. Skips rows that another transaction has
--- locked; each row is checked again under its lock, so two calls never move the same job. Served by job_ready and job_waiting.
-CREATE OR REPLACE FUNCTION rouse._move_to_shared(p_inboxes bigint[], p_wanted integer, OUT moved integer, OUT late integer)
+-- Moves up to p_wanted queued jobs from these inboxes, one inbox after the other, to their shared lanes: ready ones at the end, in their order,
+-- and those that wait as they are. Returns how many it has moved, how many of them had been ready for more than a day, and where it has stopped:
+-- the inbox, and the last turn that it has read there; null: at the end. In inbox p_inbox it starts after p_turn: with the place where the last
+-- call has stopped, it does not pass again the index entries of the jobs that were moved, which an open transaction keeps.
+--
+-- One call at a time for each inbox: it locks the row in the catalog, and others skip the inbox. Skips rows that another transaction has locked;
+-- each row is checked again under its lock, so two calls never move the same job. Served by job_ready, job_waiting and lane_id.
+CREATE OR REPLACE FUNCTION rouse._move_to_shared(
+    p_inboxes bigint[], p_wanted integer, p_inbox bigint, p_turn bigint, OUT moved integer, OUT late integer, OUT last_inbox bigint, OUT last_turn bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at     timestamptz := clock_timestamp();
@@ -148,27 +153,34 @@ BEGIN
     late := 0;
     FOREACH inbox IN ARRAY p_inboxes LOOP
         EXIT WHEN moved >= p_wanted;
-        PERFORM FROM rouse.job AS j WHERE j.lane = inbox AND j.state = 'queued' AND j.turn IS NOT NULL LIMIT 1;
+        last_inbox := inbox;
+        last_turn := CASE WHEN inbox = p_inbox THEN p_turn ELSE '-9223372036854775808'::bigint END;
+        PERFORM FROM rouse.job AS j
+        WHERE j.lane = inbox AND j.turn > last_turn AND j.state = 'queued' AND j.turn IS NOT NULL ORDER BY j.turn LIMIT 1;
         IF NOT FOUND THEN
             PERFORM FROM rouse.job AS j WHERE j.lane = inbox AND j.state = 'queued' AND j.turn IS NULL LIMIT 1;
             CONTINUE WHEN NOT FOUND;
         END IF;
+        PERFORM FROM rouse.lane AS l WHERE l.id = inbox FOR NO KEY UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
         shared := rouse._shared_lane(inbox);
         WITH ready AS MATERIALIZED (
-            SELECT j.id FROM rouse.job AS j
-            WHERE j.lane = inbox AND j.state = 'queued' AND j.turn IS NOT NULL
+            SELECT j.id, j.turn FROM rouse.job AS j
+            WHERE j.lane = inbox AND j.turn > last_turn AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT p_wanted - moved FOR NO KEY UPDATE SKIP LOCKED),
         turns AS MATERIALIZED (
             SELECT r.id, nextval('rouse.turn_seq') AS turn FROM ready AS r),
         done AS (
             UPDATE rouse.job AS j SET lane = shared, turn = t.turn FROM turns AS t WHERE j.id = ANY (ARRAY[t.id]) RETURNING j.available_at)
-        SELECT count(*) AS jobs, count(*) FILTER (WHERE d.available_at < at - interval '24 hours') AS late INTO batch FROM done AS d;
+        SELECT count(*) AS jobs, count(*) FILTER (WHERE d.available_at < at - interval '24 hours') AS late, (SELECT max(r.turn) FROM ready AS r) AS turn
+        INTO batch FROM done AS d;
         IF batch.jobs > 0 THEN
             -- Never skipped: no other notification leads to them.
             PERFORM rouse._notify(shared, true, '-infinity');
         END IF;
         moved := moved + batch.jobs;
         late := late + batch.late;
+        last_turn := coalesce(batch.turn, last_turn);
         WITH waiting AS MATERIALIZED (
             SELECT j.id FROM rouse.job AS j
             WHERE j.lane = inbox AND j.state = 'queued' AND j.turn IS NULL
@@ -178,27 +190,36 @@ BEGIN
         SELECT count(*) AS jobs INTO batch FROM done AS d;
         moved := moved + batch.jobs;
     END LOOP;
+    IF moved < p_wanted THEN
+        last_inbox := NULL;
+        last_turn := NULL;
+    END IF;
 END
 $$;
 
--- Moves the first jobs from all inboxes of a worker that has ended, or drains. The rest, and jobs that are committed later, are left to
+-- Moves the first jobs from the inboxes of a worker that has ended, or drains, by priority. The rest, and jobs that are committed later, are left to
 -- rouse.recover_direct. Served by lane_inbox.
 CREATE OR REPLACE FUNCTION rouse._empty_inboxes(p_worker bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM rouse.lane AS l WHERE l.worker = p_worker LIMIT 1;
     IF FOUND THEN
-        PERFORM rouse._move_to_shared(ARRAY(SELECT DISTINCT l.id FROM rouse.lane AS l WHERE l.worker = p_worker), 1000);
+        PERFORM rouse._move_to_shared(
+            ARRAY(SELECT i.id FROM (SELECT DISTINCT l.id, l.priority FROM rouse.lane AS l WHERE l.worker = p_worker) AS i ORDER BY i.priority, i.id),
+            1000, NULL, NULL);
     END IF;
 END
 $$;
 
 -- Moves up to p_wanted jobs (at most 10,000) to shared lanes from inboxes of workers that no longer take them: they have ended, or do not have
--- the handler any more. Returns how many it has moved, how many of them had been ready for more than a day, and whether to call again at once.
--- Any worker may call it at any time, also at the same time as others: a job that another call has moved or locked is left out.
+-- the handler any more. Those of high priority go first. Returns how many it has moved, how many of them had been ready for more than a day, and
+-- where to go on at once: the inbox and the turn for p_inbox and p_turn of the next call; null: there is no more. Both are null in the first call.
+-- Any worker may call it at any time, also at the same time as others: an inbox that another call is emptying is left out, and so is a job
+-- that another call has moved or locked.
 -- Reads the inboxes in the catalog, and whether each has jobs. Served by lane_inbox, job_ready and job_waiting.
 CREATE OR REPLACE FUNCTION rouse.recover_direct(
-    p_worker bigint, p_key bytea, p_wanted integer, OUT moved integer, OUT late integer, OUT more boolean)
+    p_worker bigint, p_key bytea, p_wanted integer, p_inbox bigint, p_turn bigint,
+    OUT moved integer, OUT late integer, OUT inbox bigint, OUT turn bigint)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -208,25 +229,28 @@ BEGIN
     p_wanted := least(greatest(coalesce(p_wanted, 0), 0), 10000);
     moved := 0;
     late := 0;
-    more := false;
     PERFORM FROM rouse.lane AS l WHERE l.worker IS NOT NULL LIMIT 1;
     IF NOT FOUND THEN
         RETURN;
     END IF;
     WITH inboxes AS MATERIALIZED (
         -- Closed ones too: a producer may have found one open.
-        SELECT DISTINCT l.id, l.queue, l.handler, l.tags, l.worker FROM rouse.lane AS l WHERE l.worker IS NOT NULL),
+        SELECT DISTINCT l.id, l.queue, l.handler, l.priority, l.tags, l.worker FROM rouse.lane AS l WHERE l.worker IS NOT NULL),
     takers AS MATERIALIZED (
         SELECT k.queue, k.handler, k.tags, t.workers
         FROM (SELECT DISTINCT i.queue, i.handler, i.tags FROM inboxes AS i) AS k CROSS JOIN LATERAL rouse._takers(k.queue, k.handler, k.tags) AS t)
-    SELECT array_agg(i.id ORDER BY i.id) INTO inboxes
+    SELECT array_agg(i.id ORDER BY i.priority, i.id) INTO inboxes
     FROM inboxes AS i JOIN takers AS t ON t.queue = i.queue AND t.handler = i.handler AND t.tags = i.tags
     WHERE NOT i.worker = ANY (coalesce(t.workers, '{}'))
-      AND (EXISTS (SELECT FROM rouse.job AS j WHERE j.lane = i.id AND j.state = 'queued' AND j.turn IS NOT NULL)
+      AND (p_inbox IS NULL OR (i.priority, i.id) >= (SELECT p.priority, p.id FROM inboxes AS p WHERE p.id = p_inbox))
+      -- Looked at later, after the jobs that were moved.
+      AND (i.id = p_inbox
+           OR EXISTS (SELECT FROM rouse.job AS j WHERE j.lane = i.id AND j.state = 'queued' AND j.turn IS NOT NULL)
            OR EXISTS (SELECT FROM rouse.job AS j WHERE j.lane = i.id AND j.state = 'queued' AND j.turn IS NULL));
     IF inboxes IS NOT NULL THEN
-        SELECT m.moved, m.late INTO recover_direct.moved, recover_direct.late FROM rouse._move_to_shared(inboxes, p_wanted) AS m;
-        more := recover_direct.moved >= p_wanted AND p_wanted > 0;
+        SELECT m.moved, m.late, m.last_inbox, m.last_turn
+        INTO recover_direct.moved, recover_direct.late, recover_direct.inbox, recover_direct.turn
+        FROM rouse._move_to_shared(inboxes, p_wanted, p_inbox, p_turn) AS m;
     END IF;
 END
 $$;

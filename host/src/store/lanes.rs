@@ -17,8 +17,8 @@ pub struct Recovered {
     pub moved: i32,
     /// Those of them that had been ready for more than a day.
     pub late: i32,
-    /// True if there may be more.
-    pub more: bool,
+    /// Where the next call goes on: the inbox, and the last turn that was read there. `None`: there is no more.
+    pub next: Option<(LaneId, i64)>,
 }
 
 /// One lane of the catalog.
@@ -141,26 +141,34 @@ impl Store {
     }
 
     /// Moves up to `wanted` jobs out of inboxes of workers that no longer take them; see rouse.recover_direct
-    /// (migrations/functions/direct.sql).
-    pub async fn recover_direct(&self, wanted: i32) -> Result<Recovered, StoreError> {
+    /// (migrations/functions/direct.sql). `from`: where the last call of this round has stopped.
+    pub async fn recover_direct(
+        &self,
+        wanted: i32,
+        from: Option<(LaneId, i64)>,
+    ) -> Result<Recovered, StoreError> {
+        let (inbox, turn) = from.map(|(inbox, turn)| (inbox.0, turn)).unzip();
         let worker = self.identity()?;
         let rows = self
             .query(
-                "SELECT moved, late, more FROM rouse.recover_direct($1, $2, $3)",
+                "SELECT moved, late, inbox, turn FROM rouse.recover_direct($1, $2, $3, $4, $5)",
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
                     (&wanted, Type::INT4),
+                    (&inbox, Type::INT8),
+                    (&turn, Type::INT8),
                 ],
             )
             .await?;
         let row = rows
             .first()
             .expect("a function with OUT parameters returns one row");
+        let inbox: Option<i64> = row.get(2);
         Ok(Recovered {
             moved: row.get(0),
             late: row.get(1),
-            more: row.get(2),
+            next: inbox.map(LaneId).zip(row.get(3)),
         })
     }
 

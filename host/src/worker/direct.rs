@@ -26,14 +26,15 @@ pub(super) async fn recover_forever(shared: Arc<Shared>) {
 
 /// Recovers all inboxes. After an error, the next round tries again.
 async fn recover(shared: &Shared) {
-    let (mut moved, mut late) = (0, 0);
+    let (mut moved, mut late, mut from) = (0, 0, None);
     let failed = loop {
         let _permit = shared.calls.patient.acquire().await;
-        match shared.store.recover_direct(BATCH).await {
+        match shared.store.recover_direct(BATCH, from).await {
             Ok(recovered) => {
                 moved += recovered.moved;
                 late += recovered.late;
-                if !recovered.more {
+                from = recovered.next;
+                if from.is_none() {
                     break None;
                 }
             }

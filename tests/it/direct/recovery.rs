@@ -15,7 +15,7 @@ use crate::support::worker::{backdate_heartbeat, enqueue_sql};
 const NOTHING: Recovered = Recovered {
     moved: 0,
     late: 0,
-    more: false,
+    next: None,
 };
 
 #[tokio::test]
@@ -40,7 +40,7 @@ async fn the_inbox_of_a_dead_worker_is_recovered_once_by_any_number_of_workers()
         others.push(Arc::new(worker(&db, id).await));
     }
     assert_eq!(
-        others[0].recover_direct(1000).await.unwrap(),
+        others[0].recover_direct(1000, None).await.unwrap(),
         NOTHING,
         "it is alive"
     );
@@ -57,11 +57,12 @@ async fn the_inbox_of_a_dead_worker_is_recovered_once_by_any_number_of_workers()
             let (store, start) = (store.clone(), start.clone());
             tokio::spawn(async move {
                 start.wait().await;
-                let mut moved = 0;
+                let (mut moved, mut from) = (0, None);
                 loop {
-                    let recovered = store.recover_direct(100).await.unwrap();
+                    let recovered = store.recover_direct(100, from).await.unwrap();
                     moved += recovered.moved;
-                    if !recovered.more {
+                    from = recovered.next;
+                    if from.is_none() {
                         break moved;
                     }
                 }
@@ -72,9 +73,9 @@ async fn the_inbox_of_a_dead_worker_is_recovered_once_by_any_number_of_workers()
     for call in calls {
         moved += call.await.unwrap();
     }
-    // A call that finds all rows locked ends early, and the next round goes on.
+    // A call that finds the inbox or all rows locked ends early, and the next round goes on.
     while let recovered @ Recovered { moved: 1.., .. } =
-        others[0].recover_direct(1000).await.unwrap()
+        others[0].recover_direct(1000, None).await.unwrap()
     {
         moved += recovered.moved;
     }
@@ -105,15 +106,82 @@ async fn jobs_that_waited_for_more_than_a_day_are_counted() {
     client.batch_execute(old).await.unwrap();
     backdate_heartbeat(&client, &dead, 91).await;
     let store = worker(&db, "a").await;
-    let recovered = store.recover_direct(2).await.unwrap();
-    let expected = Recovered {
-        moved: 2,
-        late: 1,
-        more: true,
-    };
-    assert_eq!(recovered, expected);
-    assert_eq!(store.recover_direct(2).await.unwrap().moved, 1);
-    assert_eq!(store.recover_direct(2).await.unwrap(), NOTHING);
+    let recovered = store.recover_direct(2, None).await.unwrap();
+    assert_eq!((recovered.moved, recovered.late), (2, 1));
+    assert!(recovered.next.is_some(), "there may be more");
+    assert_eq!(store.recover_direct(2, None).await.unwrap().moved, 1);
+    assert_eq!(store.recover_direct(2, None).await.unwrap(), NOTHING);
+}
+
+#[tokio::test]
+async fn jobs_of_high_priority_are_recovered_first() {
+    let (db, client) = direct("'random'").await;
+    let dead = worker(&db, "dead").await;
+    let mut jobs = Vec::new();
+    for priority in ["low", "normal", "high"] {
+        let arguments = format!("'greet', queue => 'q', priority => '{priority}'");
+        jobs.push(enqueue_sql(&client, &arguments).await);
+    }
+    backdate_heartbeat(&client, &dead, 91).await;
+    let store = worker(&db, "a").await;
+    let mut from = None;
+    for id in jobs.iter().rev() {
+        assert_eq!(inbox(&client, *id).await, "dead");
+        let recovered = store.recover_direct(1, from).await.unwrap();
+        assert_eq!(
+            (recovered.moved, inbox(&client, *id).await),
+            (1, String::new())
+        );
+        from = recovered.next;
+    }
+    assert_eq!(store.recover_direct(1, from).await.unwrap(), NOTHING);
+}
+
+/// An open transaction keeps the index entries of the jobs that were moved.
+#[tokio::test]
+async fn a_recovery_goes_on_where_its_last_call_has_stopped() {
+    let (db, client) = direct("'random'").await;
+    let dead = worker(&db, "dead").await;
+    let mut jobs = Vec::new();
+    for _ in 0..3 {
+        jobs.push(enqueue_sql(&client, "'greet', queue => 'q'").await);
+    }
+    backdate_heartbeat(&client, &dead, 91).await;
+    let store = worker(&db, "a").await;
+    let first = store.recover_direct(1, None).await.unwrap();
+    let (lane, turn) = first.next.expect("there are more");
+    assert_eq!(turn, jobs[0]);
+    // It is there again, as if it were committed late.
+    client
+        .execute(
+            "UPDATE rouse.job SET lane = $2, turn = id WHERE id = $1",
+            &[&jobs[0], &lane.0],
+        )
+        .await
+        .unwrap();
+    let rest = store.recover_direct(10, first.next).await.unwrap();
+    assert_eq!((rest.moved, rest.next), (2, None));
+    assert_eq!(inbox(&client, jobs[0]).await, "dead");
+    let next_round = store.recover_direct(10, None).await.unwrap();
+    assert_eq!(next_round.moved, 1);
+}
+
+#[tokio::test]
+async fn an_inbox_that_another_worker_recovers_is_left_to_it() {
+    let (db, client) = direct("'random'").await;
+    let dead = worker(&db, "dead").await;
+    enqueue(&client, "").await;
+    backdate_heartbeat(&client, &dead, 91).await;
+    let store = worker(&db, "a").await;
+    let mut other = db.client().await;
+    let recovering = other.transaction().await.unwrap();
+    recovering
+        .batch_execute("SELECT FROM rouse.lane WHERE worker IS NOT NULL FOR NO KEY UPDATE")
+        .await
+        .unwrap();
+    assert_eq!(store.recover_direct(10, None).await.unwrap(), NOTHING);
+    recovering.rollback().await.unwrap();
+    assert_eq!(store.recover_direct(10, None).await.unwrap().moved, 1);
 }
 
 #[tokio::test]
@@ -167,7 +235,7 @@ async fn a_handler_that_a_live_worker_has_lost_is_no_longer_its_own() {
         .heartbeat(Some(&json!({})), &Stats::default(), false)
         .await
         .unwrap();
-    assert_eq!(other.recover_direct(10).await.unwrap().moved, 1);
+    assert_eq!(other.recover_direct(10, None).await.unwrap().moved, 1);
 }
 
 #[tokio::test]
@@ -267,5 +335,5 @@ async fn inboxes_of_ended_workers_leave_the_catalog_before_other_lanes() {
         )
         .await
         .unwrap();
-    assert_eq!(other.recover_direct(10).await.unwrap().moved, 1);
+    assert_eq!(other.recover_direct(10, None).await.unwrap().moved, 1);
 }
