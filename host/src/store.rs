@@ -89,7 +89,7 @@ pub use fire::{Backfill, Due, DueSchedule, Fired};
 pub use gates::{GateKeys, NewGate};
 pub use handler_state::{StateOf, StateSet, StateWrite};
 pub use jobs::{EXAMINED_MAX, Listed, Listing};
-pub use lanes::{Catalog, Lane, Recovered};
+pub use lanes::{CATALOG_WINDOW, Catalog, Lane, Recovered};
 pub use listen::{ECHO_WITHIN, Listener, Notification, WAKE_CHANNEL, Wakeup};
 pub use log::{LogLine, LoggedLine, NEWEST_LINES};
 pub use outcomes::Looked;

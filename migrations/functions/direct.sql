@@ -216,7 +216,8 @@ $$;
 -- where to go on at once: the inbox and the turn for p_inbox and p_turn of the next call; null: there is no more. Both are null in the first call.
 -- Any worker may call it at any time, also at the same time as others: an inbox that another call is emptying is left out, and so is a job
 -- that another call has moved or locked.
--- Reads the inboxes in the catalog, and whether each has jobs. Served by lane_inbox, job_ready and job_waiting.
+-- Reads the inboxes in the catalog, and whether each has jobs. An inbox that was closed more than a day ago is left out: only a transaction that
+-- was open for that long can leave a job in it, and then rouse.maintain_lanes opens it. Served by lane_inbox, job_ready and job_waiting.
 CREATE OR REPLACE FUNCTION rouse.recover_direct(
     p_worker bigint, p_key bytea, p_wanted integer, p_inbox bigint, p_turn bigint,
     OUT moved integer, OUT late integer, OUT inbox bigint, OUT turn bigint)
@@ -234,8 +235,9 @@ BEGIN
         RETURN;
     END IF;
     WITH inboxes AS MATERIALIZED (
-        -- Closed ones too: a producer may have found one open.
-        SELECT DISTINCT l.id, l.queue, l.handler, l.priority, l.tags, l.worker FROM rouse.lane AS l WHERE l.worker IS NOT NULL),
+        -- Closed ones too: a producer may have found one open. Of those that are retired, rouse.maintain_lanes opens the ones that have jobs.
+        SELECT DISTINCT l.id, l.queue, l.handler, l.priority, l.tags, l.worker FROM rouse.lane AS l
+        WHERE l.worker IS NOT NULL AND (l.closed_at IS NULL OR l.closed_at > clock_timestamp() - interval '1 day')),
     takers AS MATERIALIZED (
         SELECT k.queue, k.handler, k.tags, t.workers
         FROM (SELECT DISTINCT i.queue, i.handler, i.tags FROM inboxes AS i) AS k CROSS JOIN LATERAL rouse._takers(k.queue, k.handler, k.tags) AS t)

@@ -1,6 +1,6 @@
 //! The catalog of lanes: its limits, and how lanes are closed and removed.
 
-use rouse::store::Store;
+use rouse::store::{CATALOG_WINDOW, Store};
 use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
@@ -188,6 +188,29 @@ async fn a_job_that_appears_in_a_retired_lane_runs_after_the_next_maintenance() 
     until(&client, late, |job| job.state == "succeeded").await;
     assert_eq!(rows(&client).await.0, 2, "each lane is open once");
     worker.drain().await;
+}
+
+#[tokio::test]
+async fn workers_read_retired_lanes_only_at_the_end_of_the_catalog() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let read = async || {
+        let lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
+        let handlers = lanes.into_iter().map(|lane| (lane.handler, lane.retired));
+        handlers.collect::<Vec<_>>()
+    };
+    enqueue(&client, "old", json!({})).await;
+    client.batch_execute(RETIRED).await.unwrap();
+    let end = format!(
+        "SELECT setval('rouse.lane_seq', last_value + {} - 1) FROM rouse.lane_seq",
+        CATALOG_WINDOW - 1
+    );
+    client.batch_execute(&end).await.unwrap();
+    enqueue(&client, "new", json!({})).await;
+    let (old, new) = (("old".to_owned(), true), ("new".to_owned(), false));
+    assert_eq!(read().await, [old, new.clone()], "the peek sums both");
+    enqueue(&client, "newer", json!({})).await;
+    assert_eq!(read().await, [new, ("newer".to_owned(), false)]);
 }
 
 #[tokio::test]

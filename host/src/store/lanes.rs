@@ -10,6 +10,10 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError};
 use crate::job::{ClaimGate, ClaimLimit, FairKey, FairShare, Incarnation, LaneId, Priority};
 
+/// The catalog is re-read from this far before its known end, because a lane's row may be committed after rows with
+/// higher numbers.
+pub const CATALOG_WINDOW: i64 = 256;
+
 /// What a recovery of inboxes has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recovered {
@@ -46,7 +50,7 @@ pub struct Lane {
 /// The catalog of lanes, and the settings by which they are served.
 #[derive(Debug)]
 pub struct Catalog {
-    /// The lanes that were asked for.
+    /// The lanes that were asked for. Of retired ones, only those of the last [`CATALOG_WINDOW`] positions.
     pub lanes: Vec<Lane>,
     /// The settings of all fair queues, by name. A key that only a newer host knows is left to that host: the lanes of
     /// such a queue take turns.
@@ -124,7 +128,10 @@ impl Store {
     pub async fn catalog_after(&self, seq: i64) -> Result<Catalog, StoreError> {
         let rows = self
             .query_in_order([
-                (include_str!("lanes.sql"), &[(&seq, Type::INT8)]),
+                (
+                    include_str!("lanes.sql"),
+                    &[(&seq, Type::INT8), (&CATALOG_WINDOW, Type::INT8)],
+                ),
                 (include_str!("fair_queues.sql"), &[]),
                 (include_str!("claim_gates.sql"), &[]),
                 ("SELECT name FROM rouse.queue WHERE shards > 0", &[]),

@@ -337,3 +337,24 @@ async fn inboxes_of_ended_workers_leave_the_catalog_before_other_lanes() {
         .unwrap();
     assert_eq!(other.recover_direct(10, None).await.unwrap().moved, 1);
 }
+
+/// They stay in the catalog as long as ended jobs refer to them.
+#[tokio::test]
+async fn an_inbox_that_was_closed_for_a_day_is_recovered_after_maintenance_has_opened_it() {
+    let (db, client) = direct("'random'").await;
+    let store = worker(&db, "a").await;
+    let id = enqueue_sql(&client, "'greet', queue => 'q'").await;
+    backdate_heartbeat(&client, &store, 91).await;
+    let other = worker(&db, "b").await;
+    client
+        .batch_execute(
+            "UPDATE rouse.lane SET closed_at = now() - interval '25 hours' WHERE worker IS NOT NULL",
+        )
+        .await
+        .unwrap();
+    assert_eq!(other.recover_direct(10, None).await.unwrap(), NOTHING);
+    let (_, reopened, _) = other.maintain_lanes().await.unwrap();
+    assert_eq!(reopened, 1);
+    assert_eq!(other.recover_direct(10, None).await.unwrap().moved, 1);
+    assert_eq!(inbox(&client, id).await, "");
+}

@@ -9,13 +9,9 @@ use super::shards::Shards;
 use super::shares::Shares;
 use super::{Known, Lanes, Serving};
 use crate::job::LaneId;
-use crate::store::Lane;
+use crate::store::{CATALOG_WINDOW, Lane};
 use crate::worker::QueueOrder;
 use crate::worker::turns::Place;
-
-/// The catalog is re-read from this far before its known end, because a lane's row may be committed after rows with
-/// higher numbers.
-pub(super) const CATALOG_WINDOW: i64 = 256;
 
 /// The result of reading the catalog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,11 +7,10 @@ mod elsewhere;
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime};
 
-use super::catalog::CATALOG_WINDOW;
 use super::orders::{MayHaveMore, PROBES_PER_CLAIM};
 use super::*;
 use crate::job::{Attempt, Fence, JobId, Priority};
-use crate::store::{ClaimedJob, ClosedLane, JsonText, Only};
+use crate::store::{CATALOG_WINDOW, ClaimedJob, ClosedLane, JsonText, Only};
 
 fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
     Lane {
