@@ -153,7 +153,7 @@ async fn a_claim_that_waits_for_a_gate_holds_no_lease() {
     assert_eq!(jobs + claim(&other, 100).await.len(), 40);
 }
 
-/// They would read as many as an open transaction keeps: one for each second.
+/// An open transaction keeps one for each second.
 #[tokio::test]
 async fn leases_and_claims_read_no_old_versions_of_leases() {
     let (db, client) = sharded(8).await;
