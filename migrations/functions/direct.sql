@@ -1,9 +1,10 @@
 -- Direct dispatch (rouse.queue.dispatch): a live worker is chosen for each job of a queue when it is enqueued.
 --
--- The job goes to the inbox of that worker: a lane whose key has the additional value `worker`, the incarnation. The inbox is an index, and the
--- job a row like any other: cursors, gates, fair shares and orders of claims apply as before. Only that worker claims from its inbox and is
--- notified; all workers of the queue claim from the shared lane, which has the same key without `worker`. A job leaves the inbox if its attempt
--- does not end it, and if its worker ends or no longer takes such jobs. Then it is in the shared lane, and no worker is chosen again.
+-- The job goes to the inbox of that worker: a lane whose key has the additional value `worker`, the incarnation. The inbox is an index, and
+-- the job a row like any other: cursors and counted gates apply as before, fair shares and orders of claims within each worker. Only that
+-- worker claims from its inbox and is notified; all workers of the queue claim from the shared lane, which has the same key without
+-- `worker`. A job leaves the inbox if its attempt does not end it, and if its worker ends or no longer takes such jobs. Then it is in the
+-- shared lane, and no worker is chosen again.
 
 -- The workers that take jobs of this kind, in the order of their ids: they are alive, do not drain, have the handler, the tags and the queue,
 -- and their logins permit it. Reads one row for each live worker. Served by worker_live.
