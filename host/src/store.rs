@@ -204,6 +204,11 @@ impl StoreError {
         matches!(self, Self::Unreachable { .. })
     }
 
+    /// True if Postgres did not answer in time.
+    pub fn is_silence(&self) -> bool {
+        matches!(self, Self::Silent { .. })
+    }
+
     /// True if the connection broke under the statement. In an outage, one statement of each task may end so before the
     /// first try to connect has failed.
     pub fn is_cut_off(&self) -> bool {

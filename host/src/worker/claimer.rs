@@ -224,8 +224,12 @@ impl Claimer<'_> {
             let _ = self.shared.stop.drain.run_until_cancelled(retry).await;
         }
         self.failures += 1;
-        // The remembered state of the database may be wrong.
-        self.looks.start_over();
+        match error.is_silence() {
+            // A restart would be as slow as the statement that was not answered.
+            true => self.looks.not_answered(),
+            // The remembered state of the database may be wrong.
+            false => self.looks.start_over(),
+        }
         self.sleeper.start_over();
         Some(Trigger::Poll)
     }

@@ -151,11 +151,6 @@ impl Known {
         self.serving.is_some_and(|serving| serving.is_by_source())
     }
 
-    /// True if it is behind a gate.
-    fn is_gated(&self) -> bool {
-        !self.rates.is_empty() || self.batch.is_some() || !self.limits.is_empty()
-    }
-
     fn order(&self, after: After) -> Option<ClaimOrder> {
         let serving = self.serving.filter(Serving::is_whole)?;
         Some(ClaimOrder {

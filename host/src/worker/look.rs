@@ -17,7 +17,7 @@ use super::lanes::After;
 use super::schedule::{Schedule, Step, Sweep, Trigger, WINDOW_MARGIN};
 use super::writers::Writers;
 use crate::job::LaneId;
-use crate::store::{Looking, Peek, StoreError};
+use crate::store::{ClaimOrder, Looking, Peek, StoreError};
 
 /// At most a quarter of the wanted jobs are claimed from lanes that had none until a moment ago, in a claim of their
 /// own: more are no short claim.
@@ -106,6 +106,12 @@ impl<'a> Looks<'a> {
     /// False if this worker is known not to serve the lane.
     pub(super) fn may_serve(&self, lane: LaneId) -> bool {
         !self.claims.lanes.knows(lane) || self.claims.lanes.serves(lane)
+    }
+
+    /// A statement was not answered: the server is slow, but the same.
+    pub(super) fn not_answered(&mut self) {
+        self.claims.lanes.undo_restart();
+        self.schedule.restart_failed(Instant::now());
     }
 
     /// Forgets the remembered state of the database: after an error it may be wrong.
@@ -259,12 +265,15 @@ impl<'a> Looks<'a> {
             self.claims.find_new().await?;
         }
         let orphaned_since = self.no_orphans_since.map(|then| then - WINDOW_MARGIN);
-        let peek = self.peek(started, orphaned_since, known, is_sweep).await?;
-        let is_ready = self.prepare_claims(started, &peek, known).await?;
-        let empty = match is_sweep && self.claims.lanes.fit_one_claim() {
-            true => self.claims.lanes.empty(&peek.paused),
+        let peeked = self.peeked_lanes(known, is_sweep);
+        let peek = self
+            .peek(started, &peeked, orphaned_since, is_sweep)
+            .await?;
+        let empty = match is_sweep {
+            true => self.claims.lanes.empty(&peeked, &peek),
             false => Vec::new(),
         };
+        let is_ready = self.prepare_claims(started, &peek, known).await?;
         let mut found = self.adopt(wanted, orphaned_since, &peek).await?;
         // Orphans that a cut adoption has left precede queued jobs.
         if !found.is_cut && found.jobs < wanted {
@@ -284,25 +293,30 @@ impl<'a> Looks<'a> {
         })
     }
 
-    async fn peek(
-        &self,
-        started: Instant,
-        orphaned_since: Option<SystemTime>,
-        known: bool,
-        is_sweep: bool,
-    ) -> Result<Peek, StoreError> {
+    /// The lanes that a peek reads.
+    fn peeked_lanes(&self, known: bool, is_sweep: bool) -> Vec<ClaimOrder> {
         let lanes = &self.claims.lanes;
-        let peeked_lanes = match (known, is_sweep || lanes.fit_one_claim()) {
+        match (known, is_sweep || lanes.fit_one_claim()) {
             (true, true) => lanes.idle(),
             (false, true) => lanes.all(),
             // Each lane costs an index lookup, so only sweeps read all of very many. Others search the newest jobs.
             (true, false) => Vec::new(),
             (false, false) => lanes.with_jobs(),
-        };
+        }
+    }
+
+    async fn peek(
+        &self,
+        started: Instant,
+        peeked: &[ClaimOrder],
+        orphaned_since: Option<SystemTime>,
+        is_sweep: bool,
+    ) -> Result<Peek, StoreError> {
+        let lanes = &self.claims.lanes;
         self.shared
             .store
             .peek(&Looking {
-                lanes: &peeked_lanes,
+                lanes: peeked,
                 catalog_after: lanes.read_after(),
                 catalog_sum: lanes.read_sum(),
                 orphaned_since,

@@ -199,6 +199,14 @@ impl Schedule {
         }
     }
 
+    /// A restart was not answered: dead rows that an open transaction keeps make it too slow. Short sweeps follow, which
+    /// read less, and the next try only after a while.
+    pub(super) fn restart_failed(&mut self, now: Instant) {
+        self.needs_restart = true;
+        self.restart_at = now + self.intervals.restart_max;
+        self.periodic_restart_at = self.restart_at;
+    }
+
     /// A notification announced a job that the look did not find: its producer may have committed it late, behind the
     /// cursors or after it was due. True if the next look has to follow at once; it is a restart. At most once per
     /// short sweep.
@@ -306,6 +314,20 @@ mod tests {
             now += 100 * MS;
         }
         restarts
+    }
+
+    #[test]
+    fn after_a_restart_that_was_not_answered_short_sweeps_follow() {
+        let (mut schedule, now) = started();
+        let now = now + 400 * SECOND;
+        assert!(expect_sweep(schedule.next(now, Trigger::Poll, false)).restart);
+        schedule.restart_failed(now);
+        for after in [2, 100, 299] {
+            let sweep = schedule.next(now + after * SECOND, Trigger::Poll, false);
+            assert!(!expect_sweep(sweep).restart, "after {after} s");
+        }
+        let sweep = schedule.next(now + 300 * SECOND, Trigger::Poll, false);
+        assert!(expect_sweep(sweep).restart);
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::{Known, Lanes};
+use super::Lanes;
 use crate::job::LaneId;
+use crate::store::{ClaimOrder, Peek};
 
 impl Lanes {
     /// Makes the cursors at the previous call of this the recent ones.
@@ -44,20 +45,31 @@ impl Lanes {
         }
     }
 
-    /// The lanes that are not known to have jobs, apart from those of these queues.
-    pub(in crate::worker) fn empty(&self, paused: &HashSet<String>) -> Vec<LaneId> {
-        let is_empty = |known: &&Known| {
-            !self.active.contains(known.lane.id) && !paused.contains(&*known.lane.queue)
+    /// The restart was not answered: goes on from where it was a moment before.
+    pub(in crate::worker) fn undo_restart(&mut self) {
+        for known in self.known.values_mut() {
+            if known.cursor == i64::MIN {
+                known.cursor = known.recent[0];
+            }
+        }
+    }
+
+    /// The lanes of which a peek has read that they have no ready jobs.
+    pub(in crate::worker) fn empty(&self, peeked: &[ClaimOrder], peek: &Peek) -> Vec<LaneId> {
+        let ready: HashSet<LaneId> = peek.ready.iter().copied().collect();
+        let is_read = |id: &LaneId| {
+            let known = self.known.get(id);
+            known.is_some_and(|known| !peek.paused.contains(&*known.lane.queue))
         };
-        let known = self.known.values().filter(is_empty);
-        known.map(|known| known.lane.id).collect()
+        let peeked = peeked.iter().map(|order| order.lane);
+        let empty = peeked.filter(|id| !ready.contains(id));
+        empty.filter(is_read).collect()
     }
 
     /// After a sweep that found everything: moves the cursors of the lanes that its peek found empty forward to the last
     /// turn reached, and that to `empty_to`, a turn that was assigned a while ago: the next looks do not read the same
     /// rows again, and skip the dead rows of finished jobs that an open transaction keeps. The others may have jobs that
-    /// no claim could take, because their queue was paused meanwhile; so may closed ones, those behind gates, and those in
-    /// shards.
+    /// no claim could take, because their queue was paused meanwhile, or because of a gate.
     pub(in crate::worker) fn swept(&mut self, empty: &[LaneId], empty_to: i64) {
         for id in empty {
             let Some(known) = self.known.get_mut(id) else {
@@ -66,8 +78,7 @@ impl Lanes {
             if self.gates.is_closed(*id) || self.active.contains(*id) {
                 continue;
             }
-            let may_have_jobs = known.is_gated() || self.shards.divide(&known.lane);
-            if known.is_served_whole() && !may_have_jobs {
+            if known.is_served_whole() {
                 known.reached = known.reached.max(empty_to);
             }
             known.cursor = known.reached;

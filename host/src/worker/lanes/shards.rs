@@ -17,7 +17,7 @@ pub(super) struct Shards {
 
 impl Shards {
     /// True if this lane belongs to a shard: its queue has some, and it is not the inbox of a worker.
-    pub(super) fn divide(&self, lane: &Lane) -> bool {
+    fn divide(&self, lane: &Lane) -> bool {
         self.queues.contains(&lane.queue) && lane.inbox_of().is_none()
     }
 

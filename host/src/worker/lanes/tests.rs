@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime};
 use super::orders::{MayHaveMore, PROBES_PER_CLAIM};
 use super::*;
 use crate::job::{Attempt, Fence, JobId, Priority};
-use crate::store::{CATALOG_WINDOW, ClaimedJob, ClosedLane, JsonText, Only};
+use crate::store::{CATALOG_WINDOW, ClaimedJob, ClosedLane, JsonText, Only, Peek};
 
 fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
     Lane {
@@ -32,6 +32,24 @@ fn none_paused() -> HashSet<String> {
 /// The queue of all lanes of these tests.
 fn paused() -> HashSet<String> {
     ["default".to_owned()].into()
+}
+
+/// The lanes that a sweep finds empty, if those with jobs and the paused queues are these.
+fn found_empty(lanes: &Lanes, ready: &[i64], paused: HashSet<String>) -> Vec<LaneId> {
+    let peek = Peek {
+        ready: ready.iter().copied().map(LaneId).collect(),
+        catalog_changed: false,
+        orphans: false,
+        due: false,
+        next_due: None,
+        looked_at: SystemTime::UNIX_EPOCH,
+        turn: 0,
+        paused,
+        writers: None,
+        releases: false,
+        deadlines: false,
+    };
+    lanes.empty(&lanes.all(), &peek)
 }
 
 const SERVED: Serving = Serving {

@@ -79,8 +79,7 @@ fn the_cursor_of_a_lane_that_was_not_read_does_not_move_forward() {
     lanes.rewind(&paused());
     assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
     // It is read now, but had jobs: the queue was paused again before the claim.
-    lanes.mark_active(LaneId(10));
-    let empty = lanes.empty(&none_paused());
+    let empty = found_empty(&lanes, &[10], none_paused());
     lanes.mark_all_empty();
     lanes.swept(&empty, 1000);
     assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
@@ -99,7 +98,8 @@ fn a_pause_of_one_queue_does_not_keep_the_cursors_of_the_others_at_the_start() {
     lanes.advance(LaneId(20), 200);
     lanes.restart();
     lanes.mark_all_empty();
-    lanes.swept(&lanes.empty(&paused()), 1000);
+    let empty = found_empty(&lanes, &[], paused());
+    lanes.swept(&empty, 1000);
     assert_eq!(order(&mut lanes), [(10, i64::MIN), (20, 1000)]);
     for _ in 0..3 {
         lanes.rewind(&paused());
@@ -164,7 +164,7 @@ fn a_sweep_moves_the_cursor_forward_only_in_lanes_that_it_found_empty() {
     lanes.serve(|lane| (lane.id != LaneId(30)).then_some(SERVED));
     lanes.mark_all_empty();
     lanes.mark_active(LaneId(20));
-    let empty = lanes.empty(&none_paused());
+    let empty = found_empty(&lanes, &[20], none_paused());
     lanes.swept(&empty, 500);
     assert_eq!(
         order(&mut lanes),
@@ -172,7 +172,7 @@ fn a_sweep_moves_the_cursor_forward_only_in_lanes_that_it_found_empty() {
         "a probe goes first"
     );
     lanes.advance(LaneId(10), 700);
-    let empty = lanes.empty(&none_paused());
+    let empty = found_empty(&lanes, &[20], none_paused());
     lanes.swept(&empty, 600);
     assert_eq!(order(&mut lanes)[0], (10, 700), "it never moves backwards");
     lanes.serve(|_| Some(SERVED));
@@ -187,7 +187,7 @@ fn a_sweep_moves_the_cursor_forward_only_in_lanes_that_it_found_empty() {
     );
     lanes.forget();
     lanes.mark_all_empty();
-    let empty = lanes.empty(&none_paused());
+    let empty = found_empty(&lanes, &[], none_paused());
     lanes.swept(&empty, i64::MIN);
     assert!(
         order(&mut lanes).contains(&(10, i64::MIN)),
@@ -203,10 +203,10 @@ fn a_sweep_does_not_skip_the_jobs_of_a_key_at_its_limit() {
     lanes.serve(|_| Some(SERVED));
     let orders = lanes.orders(After::Cursor, WANTED);
     lanes.claimed(&orders, &[job(10, 100)], &[], false);
-    // The limit is reached, so the next claim takes nothing.
+    // The limit is reached, so the next claim takes nothing, although the peek has found jobs.
     let orders = lanes.orders(After::Cursor, WANTED);
     lanes.claimed(&orders, &[], &[], false);
-    let empty = lanes.empty(&none_paused());
+    let empty = found_empty(&lanes, &[10], none_paused());
     lanes.swept(&empty, 500);
     assert_eq!(order(&mut lanes), [(10, 100)]);
 }
@@ -246,12 +246,15 @@ fn the_recent_cursor_lags_two_look_backs_behind() {
     }
     lanes.restart();
     assert_eq!(recent(&mut lanes), i64::MIN);
+    lanes.undo_restart();
+    assert_eq!(recent(&mut lanes), 300, "it was not answered");
+    lanes.restart();
     lanes.mark_all_empty();
-    let empty = lanes.empty(&none_paused());
+    let empty = found_empty(&lanes, &[], none_paused());
     lanes.swept(&empty, i64::MIN);
     assert_eq!(recent(&mut lanes), 300, "the sweep has found everything");
     lanes.forget();
-    let empty = lanes.empty(&none_paused());
+    let empty = found_empty(&lanes, &[], none_paused());
     lanes.swept(&empty, i64::MIN);
     assert_eq!(recent(&mut lanes), i64::MIN);
 }

@@ -88,7 +88,7 @@ fn a_lane_of_a_sharded_queue_is_served_while_its_shard_is_leased() {
     lanes.claimed(&orders, &[job(17, 170)], &[], false);
     lanes.mark_all_empty();
     // The lease may have ended in the meantime, so that the claim was refused.
-    let empty = lanes.empty(&none_paused());
+    let empty = found_empty(&lanes, &[17], none_paused());
     lanes.swept(&empty, 500);
     let after = [(16, 500), (17, 170)];
     let mut read = order(&mut lanes);
