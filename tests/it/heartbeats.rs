@@ -144,7 +144,7 @@ async fn a_heartbeat_waits_some_seconds_for_the_row_of_its_worker() {
     operator.batch_execute(lock).await.unwrap();
     let stats = Default::default();
     let refused = worker.heartbeat(None, &stats, false).await;
-    let error = refused.err().expect("the row is locked");
+    let error = refused.map(drop).expect_err("the row is locked");
     assert!(error.is_locked(), "{error}");
     operator.batch_execute("ROLLBACK").await.unwrap();
     worker.heartbeat(None, &stats, false).await.unwrap();

@@ -8,7 +8,6 @@ use tokio_postgres::{Client, Transaction};
 use super::{enqueue, lease, sharded, shares};
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand};
-use crate::support::database::refusal;
 use crate::support::worker::until_true;
 
 const CLAIM: &str = "SELECT id FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker WHERE worker_id = 'w'), sha256('key'), 7,
