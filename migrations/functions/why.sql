@@ -154,7 +154,7 @@ BEGIN
             remedy := 'Start another host.';
         WHEN able.able = 0 THEN
             reason := 'parked';
-            sentence := format('Handler %s is parked on all workers that could run it, because its SQL statements do not fit the database: %s', p_handler,
+            sentence := format('Handler %s is parked on all workers that could run it, because its SQL statements cannot run: %s', p_handler,
                                left(able.parked, 500));
             remedy := 'Run the GRANT or the migration that is missing. The hosts look again every few seconds.';
         ELSE

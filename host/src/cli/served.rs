@@ -129,7 +129,9 @@ impl<'a> Wanted<'a> {
             let parked = |worker: &Value| worker["parked"][self.handler].as_str().map(plain);
             let is_parked = tagged.iter().all(|worker| parked(worker).is_some());
             return parked(first).filter(|_| is_parked).map(|why| {
-                format!("the handler {handler} is parked, because its SQL statements do not fit the database: {why}")
+                format!(
+                    "the handler {handler} is parked, because its SQL statements cannot run: {why}"
+                )
             });
         }
         let tags = plain(&tags.join(", "));

@@ -320,8 +320,8 @@ impl Login {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note_away(&self) {
-        self.away_since().get_or_insert_with(Instant::now);
+    fn note_away(&self, since: Instant) {
+        self.away_since().get_or_insert(since);
     }
 
     /// Tries whether it has an answer now.
@@ -353,9 +353,10 @@ impl Login {
     }
 
     async fn session(&self) -> Result<Session<'_>, SqlError> {
+        let began = Instant::now();
         let opened = tokio::time::timeout(ANSWER_WITHIN, self.pool.get()).await;
         if !matches!(opened, Ok(Ok(_))) {
-            self.note_away();
+            self.note_away(began);
         }
         let Ok(opened) = opened else {
             return Err(SqlError::no_answer(format!(
@@ -418,11 +419,16 @@ impl Login {
             Ok(rows)
         };
         let patience = limits.statement_timeout + ANSWER_SLACK;
+        let began = Instant::now();
         let (answered, is_usable) = self.answer(&session, patience, running).await;
-        if is_usable {
-            session.end();
+        let rows = answered.map_err(QueryError::Failed).flatten();
+        match &rows {
+            Err(QueryError::Failed(error)) if error.class() == SqlErrorClass::Away => {
+                self.note_away(began);
+            }
+            _ if is_usable => session.end(),
+            _ => {}
         }
-        let rows = answered.map_err(QueryError::Failed)?;
         let rows = rows?;
         if rows.len() > limits.rows_max {
             return Err(QueryError::Refused(format!(
@@ -452,6 +458,7 @@ impl Login {
         patience: Duration,
         running: impl Future<Output = T>,
     ) -> (Result<T, SqlError>, bool) {
+        let began = Instant::now();
         let mut running = pin!(running);
         if let Ok(answer) = tokio::time::timeout(patience, &mut running).await {
             return (Ok(answer), true);
@@ -463,7 +470,7 @@ impl Login {
         };
         let answer = tokio::time::timeout(CANCELLED_WITHIN, cancelled).await;
         if answer.is_err() {
-            self.note_away();
+            self.note_away(began);
         }
         (answer.map_err(|_| self.silent(patience)), false)
     }
@@ -636,6 +643,7 @@ impl Store {
             (started, fenced, run_all(&again, &prepared).await)
         };
         let patience = limits.statement_timeout * STATEMENTS + ANSWER_SLACK;
+        let began = Instant::now();
         let (answered, is_usable) = login.answer(&session, patience, running).await;
         let refused = match answered {
             Ok((started, fenced, answers)) => match refusal(started, &fenced, answers, calls) {
@@ -647,7 +655,10 @@ impl Store {
         let fenced = match refused {
             Ok(fenced) => fenced,
             Err(why) => {
-                if is_usable {
+                if matches!(&why, NotCommitted::Failed(error) if error.class() == SqlErrorClass::Away)
+                {
+                    login.note_away(began);
+                } else if is_usable {
                     let rollback = session.batch_execute("ROLLBACK");
                     let rolled_back = tokio::time::timeout(ANSWER_WITHIN, rollback).await;
                     if matches!(rolled_back, Ok(Ok(()))) {
@@ -663,15 +674,23 @@ impl Store {
         };
         session.is_committing = true;
         let committed = tokio::time::timeout(ANSWER_WITHIN, session.batch_execute("COMMIT")).await;
-        if is_usable && committed.is_ok() {
-            session.end();
+        let committed = match committed {
+            Ok(committed) => committed.map_err(|error| SqlError::from(&error)),
+            Err(_) => {
+                login.note_away(began);
+                return Err(NotCommitted::InDoubt(login.silent(ANSWER_WITHIN)));
+            }
+        };
+        match &committed {
+            Err(error) if error.class() == SqlErrorClass::Away => login.note_away(began),
+            _ if is_usable => session.end(),
+            _ => {}
         }
         match committed {
-            Ok(Ok(())) => Ok(Committed {
+            Ok(()) => Ok(Committed {
                 has_releases: has_releases.unwrap_or(false),
             }),
-            Ok(Err(error)) => Err(after_commit(SqlError::from(&error), calls)),
-            Err(_) => Err(NotCommitted::InDoubt(login.silent(ANSWER_WITHIN))),
+            Err(error) => Err(after_commit(error, calls)),
         }
     }
 

@@ -580,7 +580,9 @@ async fn send(shared: &Shared, one: Unsettled) {
 
 /// False if the settler has ended.
 async fn send_once_it_fits(shared: &Shared, mut one: Unsettled) -> bool {
-    one.take_space(shared).await;
+    // After an immediate stop, nothing of it is written any more.
+    let stop = &shared.stop.now;
+    let _ = stop.run_until_cancelled(one.take_space(shared)).await;
     shared.attempts.settlements.send(one).await.is_ok()
 }
 

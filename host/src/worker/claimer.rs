@@ -17,11 +17,14 @@ use super::poll::Poll;
 use super::reach::warn_unless_unreachable;
 use super::schedule::Trigger;
 use super::sleeper::{BUSY_AFTER, Sleeper};
+use crate::sandbox::BootTime;
 use crate::store::StoreError;
 use crate::store::connect::backoff;
 
 /// How often the host's memory is checked while it is short.
 const MEMORY_CHECK_EVERY: Duration = Duration::from_millis(50);
+/// How often to check whether a heartbeat was answered.
+const HEARTBEAT_CHECK_EVERY: Duration = Duration::from_millis(200);
 
 /// The longest wait after a claim that has waited for a lock in vain: it waits most of the time in the database, and goes
 /// on when the lock is free.
@@ -64,7 +67,11 @@ impl Claimer<'_> {
         // A stop interrupts only the waits. Postgres would still execute an interrupted claim, and its jobs would wait
         // until their leases run out.
         loop {
-            let Some(wanted) = stop.run_until_cancelled(self.wait_for_capacity()).await else {
+            let wanted = async {
+                self.wait_for_heartbeat().await;
+                self.wait_for_capacity().await
+            };
+            let Some(wanted) = stop.run_until_cancelled(wanted).await else {
                 return;
             };
             // `run_until_cancelled` returns the capacity if both happen together.
@@ -93,6 +100,14 @@ impl Claimer<'_> {
                     Some(false) | None => Trigger::Poll,
                 },
             };
+        }
+    }
+
+    /// After a long silence, waits until a heartbeat was answered: until then, no claimed job would be started.
+    async fn wait_for_heartbeat(&self) {
+        while self.shared.leases.are_silent(BootTime::now()) {
+            self.shared.presence.heartbeat_now.notify_one();
+            tokio::time::sleep(HEARTBEAT_CHECK_EVERY).await;
         }
     }
 
@@ -224,9 +239,9 @@ impl Claimer<'_> {
             let _ = self.shared.stop.drain.run_until_cancelled(retry).await;
         }
         self.failures += 1;
-        match error.is_silence() {
-            // A restart would be as slow as the statement that was not answered.
-            true => self.looks.not_answered(),
+        match error.is_silence() && self.looks.was_restarting() {
+            // Another restart would be as slow.
+            true => self.looks.restart_failed(),
             // The remembered state of the database may be wrong.
             false => self.looks.start_over(),
         }

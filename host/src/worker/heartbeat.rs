@@ -277,6 +277,7 @@ impl<'a> Heartbeats<'a> {
             Ok(Heartbeat { expired, timeouts }) => {
                 let is_in_time = shared.leases.heartbeat_answered(sent, BootTime::now());
                 self.failures = 0;
+                self.unknown_since = None;
                 if changed.is_some() {
                     shared.capabilities_sent.notify_one();
                 }

@@ -195,6 +195,11 @@ impl Leases {
         answered.unwrap_or(Err(RunEnd::NotStarted))
     }
 
+    /// True if no lease is trusted, because no heartbeat was answered for too long.
+    pub(super) fn are_silent(&self, now: BootTime) -> bool {
+        self.lock().alive_until <= now
+    }
+
     fn try_start(
         &self,
         id: JobId,

@@ -33,6 +33,8 @@ pub(super) struct Looks<'a> {
     no_orphans_since: Option<SystemTime>,
     /// The last assigned turn at the last sweep. `None` if unknown.
     swept_turn: Option<i64>,
+    /// A restart reads the lanes.
+    is_restarting: bool,
     /// The queues that were paused at the last sweep.
     paused: HashSet<String>,
     /// The last wakeup announced jobs, or something else than the end of a job.
@@ -61,6 +63,7 @@ impl<'a> Looks<'a> {
             writers: Writers::default(),
             no_orphans_since: None,
             swept_turn: None,
+            is_restarting: false,
             paused: HashSet::new(),
             is_announced: false,
         }
@@ -108,8 +111,13 @@ impl<'a> Looks<'a> {
         !self.claims.lanes.knows(lane) || self.claims.lanes.serves(lane)
     }
 
-    /// A statement was not answered: the server is slow, but the same.
-    pub(super) fn not_answered(&mut self) {
+    /// True if the last look has failed in the read of a restart.
+    pub(super) fn was_restarting(&self) -> bool {
+        self.is_restarting
+    }
+
+    /// The read of a restart was not answered: the server is slow, but the same.
+    pub(super) fn restart_failed(&mut self) {
         self.claims.lanes.undo_restart();
         self.schedule.restart_failed(Instant::now());
     }
@@ -156,6 +164,7 @@ impl<'a> Looks<'a> {
     async fn look_for(&mut self, wanted: usize, trigger: Trigger) -> Result<Found, StoreError> {
         let started = Instant::now();
         let is_freed = self.prepare(started);
+        self.is_restarting = false;
         let mut found = Found::default();
         // True if there are known to be jobs to claim.
         let known = match trigger {
@@ -192,6 +201,7 @@ impl<'a> Looks<'a> {
             self.claims.lanes.forget_catalog();
         }
         if sweep.restart {
+            self.is_restarting = true;
             self.claims.lanes.restart();
             self.no_orphans_since = None;
         } else {
@@ -269,6 +279,7 @@ impl<'a> Looks<'a> {
         let peek = self
             .peek(started, &peeked, orphaned_since, is_sweep)
             .await?;
+        self.is_restarting = false;
         let empty = match is_sweep {
             true => self.claims.lanes.empty(&peeked, &peek),
             false => Vec::new(),

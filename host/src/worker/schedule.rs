@@ -205,6 +205,7 @@ impl Schedule {
         self.needs_restart = true;
         self.restart_at = now + self.intervals.restart_max;
         self.periodic_restart_at = self.restart_at;
+        self.wakeup_restart_at = self.restart_at;
     }
 
     /// A notification announced a job that the look did not find: its producer may have committed it late, behind the
@@ -325,6 +326,7 @@ mod tests {
         for after in [2, 100, 299] {
             let sweep = schedule.next(now + after * SECOND, Trigger::Poll, false);
             assert!(!expect_sweep(sweep).restart, "after {after} s");
+            assert!(!schedule.restart_after_empty_wakeup(now + after * SECOND));
         }
         let sweep = schedule.next(now + 300 * SECOND, Trigger::Poll, false);
         assert!(expect_sweep(sweep).restart);

@@ -303,6 +303,16 @@ impl<'a> Settler<'a> {
         }
     }
 
+    /// If so many outcomes are held up that others soon find no room, no longer renews the leases of those that were held
+    /// up most: these jobs run again, once the leases have ended.
+    fn give_up_most_held_up(&mut self) {
+        let most = self.shared.settings.unsettled_max.count / 2;
+        for one in self.held_up.beyond(most) {
+            let Settlement { id, fence, .. } = one.settlement;
+            self.shared.leases.give_up(id, fence);
+        }
+    }
+
     /// Gives up the outcomes that it keeps and whose lease can no longer be trusted.
     fn give_up_lost(&mut self) {
         let shared = self.shared;

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use metrics::gauge;
@@ -56,6 +56,7 @@ pub(super) struct Sql {
 struct Fit {
     granted: Arc<GrantedSql>,
     state: FitState,
+    checked_at: Instant,
 }
 
 #[derive(Clone)]
@@ -151,7 +152,8 @@ impl Sql {
     pub(super) fn parked_because(&self, handler: &str) -> Option<Arc<str>> {
         match &self.fits.load().get(handler)?.state {
             FitState::Parked(why) => Some(why.clone()),
-            FitState::Fits(_) | FitState::Away(_) | FitState::Unchecked(_) => None,
+            FitState::Away(_) => Some("its login does not answer".into()),
+            FitState::Fits(_) | FitState::Unchecked(_) => None,
         }
     }
 
@@ -230,6 +232,7 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
             Some(Fit {
                 granted,
                 state: FitState::Fits(statements),
+                ..
             }) => match statements.login.away_for() {
                 None => continue,
                 Some(away) => {
@@ -244,6 +247,7 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
             Some(Fit {
                 granted,
                 state: FitState::Away(statements),
+                ..
             }) => {
                 // It may be that nobody else tries.
                 if statements.login.answers().await {
@@ -253,6 +257,13 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
                 }
                 are_followed = true;
                 AWAY_CHECK_EVERY
+            }
+            Some(Fit {
+                state: FitState::Parked(_),
+                checked_at,
+                ..
+            }) if checked_at.elapsed() < PARKED_CHECK_EVERY => {
+                PARKED_CHECK_EVERY.saturating_sub(checked_at.elapsed())
             }
             Some(_) | None => match check(shared, handler, granted).await {
                 FitState::Fits(_) => continue,
@@ -324,6 +335,7 @@ fn change(shared: &Shared, name: &str, granted: &Arc<GrantedSql>, state: FitStat
         Some(Fit {
             granted: granted.clone(),
             state,
+            checked_at: Instant::now(),
         }),
     );
     if has_changed {

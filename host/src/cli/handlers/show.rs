@@ -112,7 +112,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let parked: Vec<String> = on.iter().filter_map(parked).collect();
     if !parked.is_empty() {
         parts.push(format!(
-            "parked, because its SQL statements do not fit the database\n{}",
+            "parked, because its SQL statements cannot run\n{}",
             parked.join("\n")
         ));
     }

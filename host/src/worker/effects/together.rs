@@ -214,10 +214,12 @@ pub(in crate::worker) async fn commit(mut success: Success) {
     let kib = u32::try_from(success.bytes() / 1024).unwrap_or(u32::MAX);
     let kib = kib.clamp(WAITING_KIB_MIN, WAITING_KIB_MAX);
     let space = waiting.space.clone().acquire_many_owned(kib);
+    let Settlement { id, fence, .. } = success.one().settlement;
     let space = tokio::select! {
         biased;
         space = space => Some(space.expect("it is never closed")),
         () = success.shared.sql.until_away(name) => None,
+        () = settler::give_up_when_stopping(&success.shared, id, fence) => unreachable!("it never returns"),
     };
     if space.is_none() {
         success.park().await;

@@ -150,12 +150,21 @@ impl Settler<'_> {
         error: &StoreError,
     ) {
         if error.is_locked() && batch.locked == Locked::Skip {
-            // Something else than these jobs is locked, and holds up one of them.
+            // Something else than these jobs is locked, and holds up one of them: nearly always by a job that it enqueues.
+            let enqueues = |one: &mut Unsettled| !one.settlement.jobs.is_empty();
+            let of_enqueuers: Vec<Unsettled> = part.extract_if(.., enqueues).collect();
+            if !of_enqueuers.is_empty() && !part.is_empty() {
+                batch.put_back(part);
+                part = of_enqueuers;
+            } else {
+                part.extend(of_enqueuers);
+            }
             let times = match batch.tried {
                 Tried::HeldUp(times) => times,
                 Tried::First | Tried::Again => 0,
             };
             self.held_up.add(part, times, Instant::now());
+            self.give_up_most_held_up();
         } else if error.is_locked() {
             debug!(%error, jobs = part.len(), "another transaction has locked some of these jobs; settling the others");
             batch.locked = Locked::Skip;

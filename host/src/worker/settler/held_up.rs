@@ -5,6 +5,7 @@
 //! the outcomes that meet the lock; these are tried again after growing pauses. Each try may wait for the lock, so the
 //! settler makes a few at a time, between batches of new outcomes.
 
+use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
 use super::retry_after;
@@ -69,6 +70,20 @@ impl<T> HeldUp<T> {
         let due = parts.filter(|(_, part)| part.retry_at <= now);
         let (place, _) = due.min_by_key(|(_, part)| (part.times, part.retry_at))?;
         Some(self.parts.swap_remove(place))
+    }
+
+    /// Those that were tried most often, if there are more than this; none otherwise.
+    pub(super) fn beyond(&self, most: usize) -> impl Iterator<Item = &T> {
+        let excess = self.count().saturating_sub(most);
+        let mut parts: Vec<&Part<T>> = Vec::new();
+        if excess > 0 {
+            parts.extend(&self.parts);
+            parts.sort_unstable_by_key(|part| (Reverse(part.times), part.retry_at));
+        }
+        parts
+            .into_iter()
+            .flat_map(|part| &part.outcomes)
+            .take(excess)
     }
 
     /// When the next part is due.
@@ -158,5 +173,12 @@ mod tests {
         assert_eq!(next, Some(vec![100]));
         held_up.retain(|one| *one < 3);
         assert_eq!(held_up.count(), 3);
+        assert_eq!(held_up.beyond(3).count(), 0);
+        held_up.add(vec![7, 8], 0, later);
+        let most: Vec<usize> = held_up.beyond(3).copied().collect();
+        assert!(
+            most.len() == 2 && most.iter().all(|one| *one < 3),
+            "{most:?}"
+        );
     }
 }
