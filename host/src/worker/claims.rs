@@ -119,7 +119,12 @@ impl<'a> Claims<'a> {
             host_limits: HashMap::new(),
             take_batches: HashSet::new(),
             by_source_share: Share::new(50),
-            prefetch: Prefetch::new(Instant::now(), CLAIM_BYTES_MAX, COLUMNS_BYTES),
+            prefetch: Prefetch::new(
+                Instant::now(),
+                shared.settings.slots,
+                CLAIM_BYTES_MAX,
+                COLUMNS_BYTES,
+            ),
             newest: newest::Newest::new(Instant::now()),
             overdue: Overdue::new(Share::new(shared.settings.promote_share)),
             checked_at: SystemTime::UNIX_EPOCH,

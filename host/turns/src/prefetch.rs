@@ -1,5 +1,6 @@
 //! How many jobs to claim beyond the free slots.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Jobs are claimed this far ahead of their start.
@@ -16,12 +17,18 @@ const INLINE_JOBS_MIN: f64 = 100.0;
 /// The minimum time over which the pace is measured.
 const MEASURED_OVER: Duration = Duration::from_millis(20);
 
-/// Claims as many jobs ahead as this worker has recently finished in a tenth of a second. So long jobs are never
-/// claimed ahead, and short jobs never wait for a round trip.
+/// Claims as many jobs ahead as this worker finishes in a tenth of a second, at the slowest pace since each slot has ended
+/// a job. So short jobs do not wait for a round trip, and jobs that take much longer than a tenth of a second are not
+/// claimed ahead: in the time of one such job there is a moment in which few or none end. If a few of them end within
+/// milliseconds, or all of them because they started together, that alone is not a pace.
 #[derive(Debug)]
 pub struct Prefetch {
+    slots: usize,
     since: Instant,
     ended: usize,
+    /// The paces during the last ends, as many as there are slots: jobs in a second, with the count of ends until then. A
+    /// later slower one replaces those before it, so the first is the slowest.
+    paces: VecDeque<(usize, f64)>,
     jobs: f64,
     /// The average size of payload, tenant, source and grants of a job in the last claim.
     bytes_per_job: f64,
@@ -32,11 +39,14 @@ pub struct Prefetch {
 }
 
 impl Prefetch {
-    /// `bytes_max`: the size with which a claim ends. `columns_bytes`: the size of the columns that every job has.
-    pub fn new(now: Instant, bytes_max: usize, columns_bytes: usize) -> Self {
+    /// `slots`: how many jobs run at a time. `bytes_max`: the size with which a claim ends. `columns_bytes`: the size of the
+    /// columns that every job has.
+    pub fn new(now: Instant, slots: usize, bytes_max: usize, columns_bytes: usize) -> Self {
         Self {
+            slots,
             since: now,
             ended: 0,
+            paces: VecDeque::new(),
             jobs: 0.0,
             bytes_per_job: 0.0,
             bytes_max: bytes_max as f64,
@@ -69,13 +79,27 @@ impl Prefetch {
                 reason = "a count of jobs in a few milliseconds is small"
             )]
             let pace = ended.wrapping_sub(self.ended) as f64 / passed.as_secs_f64();
-            self.jobs = (pace * AHEAD.as_secs_f64())
+            self.jobs = (self.slowest(ended, pace) * AHEAD.as_secs_f64())
                 .min(PREFETCH_MAX)
                 .min(self.bytes_max / self.bytes_per_job);
             self.since = now;
             self.ended = ended;
         }
         whole(self.jobs)
+    }
+
+    /// Adds a pace, and returns the slowest one of the last ends.
+    fn slowest(&mut self, ended: usize, pace: f64) -> f64 {
+        while self.paces.back().is_some_and(|(_, other)| *other >= pace) {
+            self.paces.pop_back();
+        }
+        self.paces.push_back((ended, pace));
+        let slots = self.slots;
+        let is_old = |(until, _): &(usize, f64)| ended.wrapping_sub(*until) > slots;
+        while self.paces.front().is_some_and(is_old) {
+            self.paces.pop_front();
+        }
+        self.paces.front().map_or(pace, |(_, slowest)| *slowest)
     }
 }
 
@@ -93,7 +117,102 @@ mod tests {
     use super::*;
 
     fn prefetch(now: Instant) -> Prefetch {
-        Prefetch::new(now, 8 << 20, 120)
+        Prefetch::new(now, 8, 8 << 20, 120)
+    }
+
+    /// What a model of a worker with a backlog has done. Its claims take no time.
+    #[derive(Debug, Default)]
+    struct Report {
+        started: usize,
+        /// Claims that were given back, because no slot was free within a second.
+        released: usize,
+        /// The largest number of jobs to claim ahead.
+        ahead_max: usize,
+        /// When this was first half of what the slots finish in a tenth of a second.
+        half_pace_at_ms: Option<usize>,
+    }
+
+    /// Runs jobs of about this many milliseconds, give or take `percent`, for a while.
+    fn run(slots: usize, job_ms: usize, percent: usize, for_ms: usize) -> Report {
+        let start = Instant::now();
+        let mut prefetch = Prefetch::new(start, slots, 8 << 20, 120);
+        let mut report = Report::default();
+        let (mut random, mut ended) = (12_345_usize, 0);
+        let mut running: Vec<usize> = Vec::new();
+        let mut line: VecDeque<usize> = VecDeque::new();
+        for now in 0..for_ms {
+            let before = running.len();
+            running.retain(|end| *end > now);
+            ended += before - running.len();
+            while line.front().is_some_and(|claimed| now - claimed > 1000) {
+                line.pop_front();
+                report.released += 1;
+            }
+            let at = start + Duration::from_millis(u64::try_from(now).unwrap());
+            let ahead = prefetch.jobs(ended, at);
+            report.ahead_max = report.ahead_max.max(ahead);
+            if ahead * job_ms >= slots * 50 {
+                report.half_pace_at_ms.get_or_insert(now);
+            }
+            let capacity = (slots + ahead).saturating_sub(running.len() + line.len());
+            if capacity >= (ahead / 2).max(1) {
+                line.extend(std::iter::repeat_n(now, capacity));
+            }
+            while running.len() < slots && line.pop_front().is_some() {
+                // A linear congruential generator, so that each run is the same.
+                random = (random * 1_103_515_245 + 12_345) % (1 << 31);
+                let spread = job_ms * percent / 100;
+                running.push(now + job_ms - spread + (random >> 8) % (2 * spread + 1));
+                report.started += 1;
+            }
+        }
+        report
+    }
+
+    #[test]
+    fn long_jobs_are_not_claimed_ahead_even_if_some_of_them_end_together() {
+        for (slots, job_ms, percent) in [
+            (8, 5000, 0),
+            (8, 5000, 5),
+            (8, 5000, 50),
+            (100, 1500, 3),
+            (100, 1500, 50),
+        ] {
+            let report = run(slots, job_ms, percent, 20_000);
+            let all = 20_000 / (2 * job_ms) * slots;
+            assert!(
+                report.released == 0 && report.ahead_max == 0 && report.started > all,
+                "{slots} slots, {job_ms} ms, {percent} %: {report:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn two_long_jobs_that_end_one_after_the_other_are_not_a_pace() {
+        let start = Instant::now();
+        let mut prefetch = prefetch(start);
+        let at = |ms| start + Duration::from_millis(ms);
+        assert_eq!(prefetch.jobs(0, at(30)), 0);
+        assert_eq!(prefetch.jobs(1, at(5000)), 0);
+        assert_eq!(prefetch.jobs(2, at(5025)), 0);
+    }
+
+    #[test]
+    fn a_new_worker_of_short_jobs_reaches_its_pace_within_a_fraction_of_a_second() {
+        for (slots, job_ms, within_ms) in [(8, 2, 50), (100, 10, 50), (8, 50, 200)] {
+            let report = run(slots, job_ms, 30, 1000);
+            assert!(
+                report.half_pace_at_ms.is_some_and(|at| at <= within_ms),
+                "{slots} slots, {job_ms} ms: {report:?}"
+            );
+            assert_eq!(report.released, 0);
+        }
+        // After a pause, too.
+        let start = Instant::now();
+        let mut prefetch = prefetch(start);
+        let at = |ms| start + Duration::from_millis(ms);
+        prefetch.jobs(0, at(60_000));
+        assert_eq!(prefetch.jobs(80, at(60_020)), 400);
     }
 
     #[test]

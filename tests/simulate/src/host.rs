@@ -97,7 +97,7 @@ impl Host {
             read_to: 0,
             next_search: now,
             next_look: Nanos::MAX,
-            prefetch: Prefetch::new(started, CLAIM_BYTES_MAX, COLUMNS_BYTES),
+            prefetch: Prefetch::new(started, scenario.slots, CLAIM_BYTES_MAX, COLUMNS_BYTES),
             zero,
         }
     }
