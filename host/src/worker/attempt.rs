@@ -622,7 +622,7 @@ fn unsettled(
         attempt: job.attempt,
         claim_sent: claim.sent,
         frees: claim.is_limited.then_some(job.lane),
-        charged: claim.is_charged.then_some(job.lane),
+        charged: claim.is_charged.then(|| claim.lane.clone()),
         replaced: false,
         unanswered: false,
         trace,

@@ -453,8 +453,9 @@ impl<'a> Claims<'a> {
         }
         let lanes: HashSet<LaneId> = jobs.iter().map(|job| job.lane).collect();
         for lane in lanes {
-            if self.lanes.is_charged(lane) {
-                self.lanes.set_cost(lane, self.shared.costs.of(lane));
+            if let Some(queue) = self.lanes.charged_queue(lane) {
+                let cost = self.shared.costs.of(queue, lane);
+                self.lanes.set_cost(lane, cost);
             }
         }
     }

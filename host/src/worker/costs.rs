@@ -8,20 +8,22 @@ use crate::job::LaneId;
 
 /// The share of the newest attempt in the average of a lane.
 const NEWEST: f64 = 0.125;
-/// The number of attempts in the average of all lanes. If it followed single attempts, those that a key had just run
-/// would make its next ones cheaper or dearer.
+/// The number of attempts in the average of a queue. If it followed single attempts, those that a key had just run would
+/// make its next ones cheaper or dearer.
 const ALL: f64 = 1000.0;
-/// The least and the most that a job may cost, compared with the average.
-const COSTS: std::ops::RangeInclusive<f64> = 0.01..=100.0;
+/// The least and the most that a job may cost, compared with the average of its queue: a millisecond next to ten seconds.
+const COSTS: std::ops::RangeInclusive<f64> = 0.0001..=10_000.0;
 
-/// The average CPU time of the last attempts of each lane, microseconds.
+/// The average CPU time of the last attempts of each lane, by queue: the keys of a queue share its turns, whatever the
+/// jobs of other queues take.
 #[derive(Debug, Default)]
 pub(super) struct Costs {
-    inner: Mutex<Inner>,
+    queues: Mutex<HashMap<String, OfQueue>>,
 }
 
+/// Averages in microseconds.
 #[derive(Debug, Default)]
-struct Inner {
+struct OfQueue {
     lanes: HashMap<LaneId, f64>,
     all: f64,
     /// How many attempts the average of all is of, up to `ALL`.
@@ -29,26 +31,30 @@ struct Inner {
 }
 
 impl Costs {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, OfQueue>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records an attempt that has ended.
-    pub(super) fn record(&self, lane: LaneId, cpu: Duration) {
+    pub(super) fn record(&self, queue: &str, lane: LaneId, cpu: Duration) {
         let us = cpu.as_secs_f64() * 1e6;
-        let mut inner = self.lock();
-        inner.attempts = (inner.attempts + 1.0).min(ALL);
-        inner.all += (us - inner.all) / inner.attempts;
-        let average = inner.lanes.entry(lane).or_insert(us);
+        let mut queues = self.lock();
+        let of_queue = queues.entry(queue.to_owned()).or_default();
+        of_queue.attempts = (of_queue.attempts + 1.0).min(ALL);
+        of_queue.all += (us - of_queue.all) / of_queue.attempts;
+        let average = of_queue.lanes.entry(lane).or_insert(us);
         *average += (us - *average) * NEWEST;
     }
 
-    /// What the next job of a lane costs, in average jobs: 1 if nothing is known.
-    pub(super) fn of(&self, lane: LaneId) -> f64 {
-        let inner = self.lock();
-        match inner.lanes.get(&lane) {
-            Some(average) if inner.all > 0.0 => {
-                (average / inner.all).clamp(*COSTS.start(), *COSTS.end())
+    /// What the next job of a lane of this queue costs, in average jobs: 1 if nothing is known.
+    pub(super) fn of(&self, queue: &str, lane: LaneId) -> f64 {
+        let queues = self.lock();
+        let Some(of_queue) = queues.get(queue) else {
+            return 1.0;
+        };
+        match of_queue.lanes.get(&lane) {
+            Some(average) if of_queue.all > 0.0 => {
+                (average / of_queue.all).clamp(*COSTS.start(), *COSTS.end())
             }
             _ => 1.0,
         }
@@ -56,7 +62,10 @@ impl Costs {
 
     /// Forgets the lanes that this refuses.
     pub(super) fn retain(&self, keep: impl Fn(LaneId) -> bool) {
-        self.lock().lanes.retain(|lane, _| keep(*lane));
+        self.lock().retain(|_, of_queue| {
+            of_queue.lanes.retain(|lane, _| keep(*lane));
+            !of_queue.lanes.is_empty()
+        });
     }
 }
 
@@ -68,21 +77,49 @@ mod tests {
     fn a_job_costs_what_the_last_ones_of_its_lane_took_compared_with_all() {
         let costs = Costs::default();
         let (cheap, dear, new) = (LaneId(1), LaneId(2), LaneId(3));
-        assert!((costs.of(cheap) - 1.0).abs() < 1e-9);
+        assert!((costs.of("mail", cheap) - 1.0).abs() < 1e-9);
         for _ in 0..500 {
-            costs.record(cheap, Duration::from_micros(500));
-            costs.record(dear, Duration::from_micros(1500));
+            costs.record("mail", cheap, Duration::from_micros(500));
+            costs.record("mail", dear, Duration::from_micros(1500));
         }
-        assert!((costs.of(cheap) - 0.5).abs() < 0.01);
-        assert!((costs.of(dear) - 1.5).abs() < 0.01);
-        assert!((costs.of(new) - 1.0).abs() < 1e-9);
+        assert!((costs.of("mail", cheap) - 0.5).abs() < 0.01);
+        assert!((costs.of("mail", dear) - 1.5).abs() < 0.01);
+        assert!((costs.of("mail", new) - 1.0).abs() < 1e-9);
         // It follows a change, and stays within its bounds.
-        for _ in 0..50 {
-            costs.record(dear, Duration::ZERO);
+        for _ in 0..150 {
+            costs.record("mail", dear, Duration::ZERO);
         }
-        assert!((costs.of(dear) - 0.01).abs() < 1e-9);
+        assert!((costs.of("mail", dear) - 0.0001).abs() < 1e-9);
         costs.retain(|lane| lane == cheap);
-        assert!((costs.of(dear) - 1.0).abs() < 1e-9);
+        assert!((costs.of("mail", dear) - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_jobs_of_a_queue_are_compared_with_each_other_and_not_with_those_of_other_queues() {
+        let costs = Costs::default();
+        let (video, short, long) = (LaneId(1), LaneId(2), LaneId(3));
+        for _ in 0..500 {
+            costs.record("videos", video, Duration::from_secs(10));
+            costs.record("mail", short, Duration::from_millis(1));
+            costs.record("mail", long, Duration::from_millis(5));
+        }
+        assert!((costs.of("videos", video) - 1.0).abs() < 0.01);
+        let ratio = costs.of("mail", long) / costs.of("mail", short);
+        assert!((ratio - 5.0).abs() < 0.01, "{ratio}");
+        costs.retain(|lane| lane != video);
+        assert!(!costs.lock().contains_key("videos"));
+    }
+
+    #[test]
+    fn jobs_of_one_queue_may_differ_by_a_factor_of_thousands() {
+        let costs = Costs::default();
+        let (video, mail) = (LaneId(1), LaneId(2));
+        for _ in 0..500 {
+            costs.record("default", video, Duration::from_secs(10));
+            costs.record("default", mail, Duration::from_millis(5));
+        }
+        let ratio = costs.of("default", video) / costs.of("default", mail);
+        assert!((ratio - 2000.0).abs() < 1.0, "{ratio}");
     }
 
     #[test]
@@ -90,14 +127,14 @@ mod tests {
         let costs = Costs::default();
         let (cheap, dear) = (LaneId(1), LaneId(2));
         for _ in 0..500 {
-            costs.record(cheap, Duration::from_micros(500));
-            costs.record(dear, Duration::from_micros(1500));
+            costs.record("mail", cheap, Duration::from_micros(500));
+            costs.record("mail", dear, Duration::from_micros(1500));
         }
-        let before = costs.of(cheap);
+        let before = costs.of("mail", cheap);
         for _ in 0..20 {
-            costs.record(dear, Duration::from_micros(1500));
+            costs.record("mail", dear, Duration::from_micros(1500));
         }
-        let change = costs.of(cheap) / before;
+        let change = costs.of("mail", cheap) / before;
         assert!((0.98..1.0).contains(&change), "{change}");
     }
 }

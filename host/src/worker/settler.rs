@@ -24,7 +24,7 @@ use super::meters::{HandlerMeters, OutcomeLabel};
 use super::policy::LEASE_MIN;
 use crate::job::{Attempt, Fence, JobId, LaneId, NewJob, Outcome};
 use crate::sandbox::BootTime;
-use crate::store::Settlement;
+use crate::store::{Lane, Settlement};
 use crate::traces::AttemptTrace;
 
 /// How many outcomes may wait for their settlement. Further attempts keep their slots until theirs fit. Tests set these;
@@ -73,7 +73,7 @@ pub(super) struct Unsettled {
     /// The lane whose other jobs may start when this one has ended, because the jobs in flight of its key are limited.
     pub(super) frees: Option<LaneId>,
     /// The lane for whose jobs its CPU time counts.
-    pub(super) charged: Option<LaneId>,
+    pub(super) charged: Option<Arc<Lane>>,
     /// True if Postgres could not store the handler's result or error, and this outcome replaces it.
     pub(super) replaced: bool,
     /// True if a settlement of it was sent and not answered: it may have been written.
@@ -397,8 +397,8 @@ pub(super) fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         id, fence, outcome, ..
     } = &one.settlement;
     shared.leases.remove(*id, *fence);
-    if let (Some(lane), Some(ran)) = (one.charged, one.settlement.ran) {
-        shared.costs.record(lane, ran.usage.cpu);
+    if let (Some(lane), Some(ran)) = (&one.charged, &one.settlement.ran) {
+        shared.costs.record(&lane.queue, lane.id, ran.usage.cpu);
     }
     free(shared, one.frees);
     if !accepted {

@@ -11,6 +11,13 @@ use std::sync::Arc;
 /// The maximum number of turns that a lane takes at once.
 const BURST_MAX: usize = 8;
 
+/// A job is cheap if it costs less than this.
+const CHEAP: f64 = 0.01;
+
+/// A claim ends once a lane of cheap jobs has taken this many turns of it. What its jobs cost is an estimate; the next claim
+/// has a newer one, from those that have ended.
+const CHEAP_TURNS_MAX: usize = 100;
+
 /// If a claim is of more jobs than this, and more lanes have jobs, each takes several turns at once: 500 jobs of 64 lanes
 /// cost Postgres much less than 500 jobs of 250 lanes, above all behind gates, which are counted for each lane.
 const SINGLE_TURNS_MAX: usize = 64;
@@ -180,7 +187,7 @@ impl<L: Copy + Eq + Hash> Turns<L> {
     /// turns are taken by this; [`Self::settle`] gives back those that were not used.
     ///
     /// If there are more than `SINGLE_TURNS_MAX` lanes, each takes several turns of a large claim at once, and then waits
-    /// for as many rounds.
+    /// for as many rounds. A claim ends early with the last turn that a lane of cheap jobs may take; the next one goes on.
     pub fn divide(&mut self, wanted: usize, room: usize) -> Vec<Part<L>> {
         let mut parts = Vec::new();
         let burst = (wanted.min(self.lanes.len()) / SINGLE_TURNS_MAX).clamp(1, BURST_MAX);
@@ -207,12 +214,16 @@ impl<L: Copy + Eq + Hash> Turns<L> {
                 parts[place].most = parts[place].most.map(|most| most + turns);
                 #[expect(clippy::cast_precision_loss, reason = "at most BURST_MAX")]
                 let turns = turns as f64;
-                let cost = turns * cost_of(&self.costs, lane);
+                let of_one = cost_of(&self.costs, lane);
+                let cost = turns * of_one;
                 pay(queues, lane, &self.lanes, turns - 1.0, cost - 1.0);
                 if queues.is_single() {
                     // The turns of a lane that has them all need not be counted.
                     pay(queues, lane, &self.lanes, -turns, -cost);
                     parts[of_class].most = None;
+                    break;
+                }
+                if of_one < CHEAP && parts[place].most >= Some(CHEAP_TURNS_MAX) {
                     break;
                 }
             }

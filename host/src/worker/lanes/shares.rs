@@ -94,9 +94,10 @@ impl Lanes {
         }
     }
 
-    /// True if the queue of this lane charges CPU time.
-    pub(in crate::worker) fn is_charged(&self, lane: LaneId) -> bool {
-        self.known.get(&lane).is_some_and(|known| known.is_charged)
+    /// The queue of this lane, if it charges CPU time.
+    pub(in crate::worker) fn charged_queue(&self, lane: LaneId) -> Option<&str> {
+        let known = self.known.get(&lane).filter(|known| known.is_charged)?;
+        Some(&known.lane.queue)
     }
 
     /// Sets what a job of this lane costs, in turns. Others cost 1.

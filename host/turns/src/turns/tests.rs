@@ -280,6 +280,51 @@ fn a_claim_is_divided_by_what_jobs_cost() {
 }
 
 #[test]
+fn a_lane_of_very_cheap_jobs_takes_some_turns_of_each_claim_and_has_its_share_in_the_end() {
+    let mut turns = Turns::default();
+    for lane in [1, 2] {
+        turns.insert(LaneId(lane), place("q", &lane.to_string(), 1.0));
+    }
+    turns.set_cost(LaneId(1), 0.0001);
+    let mut claimed: HashMap<i64, usize> = HashMap::new();
+    while claimed.get(&1).copied().unwrap_or(0) < 100_000 {
+        let parts = turns.divide(1000, 256);
+        for Part { lane, most } in parts {
+            let most = most.expect("there are two lanes");
+            assert!(most <= 100, "{most} of lane {lane:?}");
+            turns.settle(
+                lane,
+                most,
+                most,
+                if lane == LaneId(1) { 0.0001 } else { 1.0 },
+            );
+            *claimed.entry(lane.0).or_default() += most;
+        }
+    }
+    // One job of the other lane costs as much as 10,000 of these.
+    assert!((10..=13).contains(&claimed[&2]), "{claimed:?}");
+}
+
+#[test]
+fn a_lane_of_very_dear_jobs_has_its_share_of_long_claims() {
+    let mut turns = Turns::default();
+    for lane in [1, 2] {
+        turns.insert(LaneId(lane), place("q", &lane.to_string(), 1.0));
+    }
+    turns.set_cost(LaneId(1), 10_000.0);
+    let mut claimed: HashMap<i64, usize> = HashMap::new();
+    for _ in 0..50 {
+        for Part { lane, most } in turns.divide(1000, 256) {
+            let most = most.expect("there are two lanes");
+            let cost = if lane == LaneId(1) { 10_000.0 } else { 1.0 };
+            turns.settle(lane, most, most, cost);
+            *claimed.entry(lane.0).or_default() += most;
+        }
+    }
+    assert!((5..=6).contains(&claimed[&1]), "{claimed:?}");
+}
+
+#[test]
 fn a_queue_pays_for_jobs_and_not_for_what_they_cost() {
     let mut turns = Turns::default();
     turns.insert(LaneId(1), place("videos", "a", 1.0));
