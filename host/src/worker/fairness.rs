@@ -2,17 +2,25 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use metrics::{counter, gauge};
 
 use super::turns::{Class, Turns};
 use crate::store::{FairKeyStats, FairQueueStats};
 
-/// The maximum number of keys that are counted one by one, in all queues together: the first ones that had a turn. All
-/// other keys are counted together.
+/// The maximum number of keys that are counted one by one, in all queues together: the first ones that had a turn, and
+/// later ones in place of idle ones. All other keys are counted together.
 const KEYS_MAX: usize = 100;
 /// The maximum size of these keys, bytes: the statistics of a worker have at most 64 KiB.
 const KEY_BYTES_MAX: usize = 16 << 10;
+/// A key is idle if it has no lanes with jobs, and none of its jobs was claimed for this long.
+const IDLE_AFTER: Duration = Duration::from_secs(3600);
+/// How often idle keys are searched, if there is no room for another one.
+const SEARCH_EVERY: Duration = Duration::from_secs(60);
+/// The maximum number of keys that the metrics ever show by name. Each is four series, which stay on the page until the
+/// host ends.
+const SHOWN_MAX: usize = 1000;
 /// The name under which other keys are counted.
 pub(super) const OTHERS: &str = "(other)";
 
@@ -22,14 +30,37 @@ pub(super) struct Fairness {
     queues: HashMap<Arc<str>, Queue>,
     keys: usize,
     key_bytes: usize,
+    /// The earliest next search for idle keys.
+    search_at: Option<Instant>,
+    /// The keys that the metrics show by name, with their queue and its dimension.
+    shown: HashSet<(Arc<str>, &'static str, Arc<str>)>,
 }
 
 #[derive(Debug)]
 struct Queue {
     /// By what it is divided.
     dimension: &'static str,
-    keys: HashMap<Arc<str>, Counts>,
+    keys: HashMap<Arc<str>, Key>,
     others: Counts,
+}
+
+#[derive(Debug)]
+struct Key {
+    counts: Counts,
+    /// When jobs of it were last claimed.
+    selected_at: Instant,
+    /// The metrics show it by name.
+    is_shown: bool,
+}
+
+impl Key {
+    /// The name under which the metrics show this key.
+    fn shown_as<'a>(&self, key: &'a str) -> &'a str {
+        match self.is_shown {
+            true => key,
+            false => OTHERS,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,6 +68,14 @@ struct Counts {
     selected: u64,
     deferred: u64,
     promoted: u64,
+}
+
+impl Counts {
+    fn add(&mut self, more: Self) {
+        self.selected += more.selected;
+        self.deferred += more.deferred;
+        self.promoted += more.promoted;
+    }
 }
 
 impl Fairness {
@@ -67,19 +106,28 @@ impl Fairness {
     /// Forgets the queues that this refuses.
     pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         self.queues.retain(|queue, _| keep(queue));
-        let keys = || self.queues.values().flat_map(|queue| queue.keys.keys());
-        self.keys = keys().count();
-        self.key_bytes = keys().map(|key| key.len()).sum();
+        self.count_keys();
     }
 
-    /// Counts claimed jobs of a key.
+    /// Counts claimed jobs of a key. If there is no room for it, idle keys make room.
     pub(super) fn selected(
         &mut self,
         queue: &str,
         key: &Arc<str>,
         jobs: usize,
         is_promotion: bool,
+        turns: &Turns,
+        now: Instant,
     ) {
+        let is_new = |known: &Queue| !known.keys.contains_key(key);
+        if self.queues.get(queue).is_some_and(is_new) {
+            if !self.has_room(key) {
+                self.drop_idle(turns, now);
+            }
+            if self.has_room(key) {
+                self.insert(queue, key, now);
+            }
+        }
         let jobs = u64::try_from(jobs).unwrap_or(u64::MAX);
         let promoted = if is_promotion { jobs } else { 0 };
         self.add(
@@ -90,7 +138,68 @@ impl Fairness {
                 deferred: 0,
                 promoted,
             },
+            now,
         );
+    }
+
+    fn has_room(&self, key: &str) -> bool {
+        self.keys < KEYS_MAX && self.key_bytes + key.len() <= KEY_BYTES_MAX
+    }
+
+    /// Begins to count a key by itself.
+    fn insert(&mut self, queue: &str, key: &Arc<str>, now: Instant) {
+        let Some(known) = self.queues.get_mut(queue) else {
+            return;
+        };
+        self.keys += 1;
+        self.key_bytes += key.len();
+        let series = (Arc::<str>::from(queue), known.dimension, key.clone());
+        let is_shown = self.shown.contains(&series)
+            || self.shown.len() < SHOWN_MAX && self.shown.insert(series);
+        let of_key = Key {
+            counts: Counts::default(),
+            selected_at: now,
+            is_shown,
+        };
+        known.keys.insert(key.clone(), of_key);
+    }
+
+    /// Counts idle keys with the others from now on, with what was counted of them. The last key of a queue stays: the
+    /// report leaves out queues without one. In the metrics, what was counted keeps the name of its key.
+    fn drop_idle(&mut self, turns: &Turns, now: Instant) {
+        if self.search_at.is_some_and(|at| now < at) {
+            return;
+        }
+        self.search_at = Some(now + SEARCH_EVERY);
+        for (queue, known) in &mut self.queues {
+            let Queue {
+                dimension,
+                keys,
+                others,
+            } = known;
+            let mut left = keys.len();
+            keys.retain(|key, of_key| {
+                let unselected = now.saturating_duration_since(of_key.selected_at);
+                let is_idle = unselected >= IDLE_AFTER && !turns.has_lanes(queue, key);
+                if !is_idle || left == 1 {
+                    return true;
+                }
+                left -= 1;
+                others.add(of_key.counts);
+                if of_key.is_shown {
+                    gauge!("rouse_fair_deficit", &labels(queue, *dimension, key)).set(0.0);
+                }
+                false
+            });
+        }
+        self.count_keys();
+    }
+
+    /// Counts the keys again, after some have gone.
+    fn count_keys(&mut self) {
+        let keys = || self.queues.values().flat_map(|queue| queue.keys.keys());
+        self.keys = keys().count();
+        self.key_bytes = keys().map(|key| key.len()).sum();
     }
 
     /// Counts the keys of a class that have jobs, and of which the next claim takes none: all except the `chosen` ones.
@@ -105,12 +214,12 @@ impl Fairness {
             return;
         };
         let mut others = turns.keys(class, queue).saturating_sub(chosen.len());
-        for (key, counts) in &mut known.keys {
+        for (key, of_key) in &mut known.keys {
             if !chosen.contains(key) && turns.has_key(class, queue, key) {
                 others -= 1;
-                let labels = labels(queue, known.dimension, key);
+                let labels = labels(queue, known.dimension, of_key.shown_as(key));
                 counter!("rouse_fair_deferrals_total", &labels).increment(1);
-                counts.deferred += 1;
+                of_key.counts.deferred += 1;
             }
         }
         if others > 0 {
@@ -121,22 +230,19 @@ impl Fairness {
         }
     }
 
-    fn add(&mut self, queue: &str, key: &Arc<str>, more: Counts) {
+    fn add(&mut self, queue: &str, key: &str, more: Counts, now: Instant) {
         let Some(known) = self.queues.get_mut(queue) else {
             return;
         };
-        let has_room = self.keys < KEYS_MAX && self.key_bytes + key.len() <= KEY_BYTES_MAX;
-        if has_room && !known.keys.contains_key(key) {
-            self.keys += 1;
-            self.key_bytes += key.len();
-            known.keys.insert(key.clone(), Counts::default());
-        }
         let (counts, name) = match known.keys.get_mut(key) {
-            Some(counts) => (counts, &**key),
+            Some(of_key) => {
+                of_key.selected_at = now;
+                let name = of_key.shown_as(key);
+                (&mut of_key.counts, name)
+            }
             None => (&mut known.others, OTHERS),
         };
-        counts.selected += more.selected;
-        counts.promoted += more.promoted;
+        counts.add(more);
         let labels = labels(queue, known.dimension, name);
         counter!("rouse_fair_selections_total", &labels).increment(more.selected);
         if more.promoted > 0 {
@@ -159,10 +265,12 @@ impl Fairness {
         let counted = counted.filter(|(_, known)| !known.keys.is_empty());
         for (queue, known) in counted {
             let mut keys = Vec::with_capacity(known.keys.len() + 1);
-            for (key, counts) in &known.keys {
+            for (key, of_key) in &known.keys {
                 let deficit = turns.credit(queue, key);
-                gauge!("rouse_fair_deficit", &labels(queue, known.dimension, key)).set(deficit);
-                keys.push(stats(Some(key), *counts, Some(deficit)));
+                if of_key.is_shown {
+                    gauge!("rouse_fair_deficit", &labels(queue, known.dimension, key)).set(deficit);
+                }
+                keys.push(stats(Some(key), of_key.counts, Some(deficit)));
             }
             if known.others != Counts::default() {
                 keys.push(stats(None, known.others, None));

@@ -154,6 +154,12 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         member.is_some_and(|member| member.number.is_some())
     }
 
+    /// True if a key of a queue has lanes, of any class.
+    pub fn has_lanes(&self, queue: &str, key: &str) -> bool {
+        let mut classes = self.classes.keys();
+        classes.any(|class| self.has_key(*class, queue, key))
+    }
+
     /// The credit of a key of a queue, in all classes.
     pub fn credit(&self, queue: &str, key: &str) -> f64 {
         let queues = self

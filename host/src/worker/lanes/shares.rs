@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::orders::rotate_after;
 use super::{After, Known, LANES_PER_CLAIM, Lanes, Serving};
@@ -141,13 +141,15 @@ impl Lanes {
         if !self.serves_fair() {
             return;
         }
+        let now = Instant::now();
         for order in orders {
             if let Some(jobs) = claimed.get(&order.lane)
                 && let Some(known) = self.known.get(&order.lane)
             {
                 let Place { queue, key, .. } = &known.place;
                 let fairness = &mut self.shares.fairness;
-                fairness.selected(queue, key, *jobs, order.only.is_some());
+                let is_promotion = order.only.is_some();
+                fairness.selected(queue, key, *jobs, is_promotion, &self.active, now);
             }
         }
     }
