@@ -224,6 +224,21 @@ CREATE TABLE rouse.worker (
 -- A worker id is unique among live workers.
 CREATE UNIQUE INDEX worker_live ON rouse.worker (worker_id) WHERE stopped_at IS NULL AND dead_at IS NULL;
 
+-- The workers that take jobs with direct dispatch: those that are live and do not drain, with what each enqueue reads of them. A trigger copies
+-- it from rouse.worker (functions/direct.sql). There, each heartbeat writes a version of a row, and a transaction that is open all day keeps
+-- them; here, only changes do.
+CREATE TABLE rouse.taker (
+    -- The incarnation.
+    worker    bigint PRIMARY KEY,
+    worker_id text NOT NULL,
+    handlers  text[] NOT NULL,
+    parked    text[] NOT NULL,
+    queues    text[] NOT NULL,
+    tags      text[] NOT NULL,
+    login     name NOT NULL,
+    limited   boolean NOT NULL
+);
+
 -- Serves registration: whether two hosts share an id.
 CREATE INDEX worker_replaced ON rouse.worker (worker_id) WHERE replaced_at IS NOT NULL AND outlived_at IS NOT NULL;
 

@@ -1,4 +1,5 @@
--- Direct dispatch (rouse.queue.dispatch): a live worker is chosen for each job of a queue when it is enqueued.
+-- Direct dispatch (rouse.queue.dispatch): a live worker is chosen for each job of a queue when it is enqueued. It may have died just before:
+-- that is known when the heartbeat of another worker has found it out.
 --
 -- The job goes to the inbox of that worker: a lane whose key has the additional value `worker`, the incarnation. The inbox is an index, and
 -- the job a row like any other: cursors and counted gates apply as before, fair shares and orders of claims within each worker. Only that
@@ -6,17 +7,48 @@
 -- `worker`. A job leaves the inbox if its attempt does not end it, and if its worker ends or no longer takes such jobs. Then it is in the
 -- shared lane, and no worker is chosen again.
 
--- The workers that take jobs of this kind, in the order of their ids: they are alive, do not drain, have the handler, the tags and the queue,
--- and their logins permit it. Reads one row for each live worker. Served by worker_live.
+-- Copies a worker to rouse.taker, or deletes it there: it has ended, or drains.
+CREATE OR REPLACE FUNCTION rouse._copy_taker() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF TG_OP <> 'INSERT' THEN
+        DELETE FROM rouse.taker AS t WHERE t.worker = OLD.incarnation;
+    END IF;
+    IF TG_OP <> 'DELETE' AND NEW.stopped_at IS NULL AND NEW.dead_at IS NULL AND NEW.draining_at IS NULL THEN
+        INSERT INTO rouse.taker (worker, worker_id, handlers, parked, queues, tags, login, limited)
+        VALUES (NEW.incarnation, NEW.worker_id, NEW.handlers, NEW.parked, NEW.queues, NEW.tags, NEW.login, NEW.limited);
+    END IF;
+    RETURN NULL;
+END
+$$;
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname = 'taker_comes_or_goes') THEN
+        CREATE TRIGGER taker_comes_or_goes AFTER INSERT OR DELETE ON rouse.worker
+            FOR EACH ROW EXECUTE FUNCTION rouse._copy_taker();
+    END IF;
+    -- Not for a heartbeat without news.
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname = 'taker_changes') THEN
+        CREATE TRIGGER taker_changes AFTER UPDATE ON rouse.worker
+            FOR EACH ROW WHEN (
+                (coalesce(OLD.stopped_at, OLD.dead_at, OLD.draining_at) IS NULL) <> (coalesce(NEW.stopped_at, NEW.dead_at, NEW.draining_at) IS NULL)
+                OR OLD.limited <> NEW.limited OR OLD.handlers <> NEW.handlers OR OLD.parked <> NEW.parked
+                OR OLD.queues <> NEW.queues OR OLD.tags <> NEW.tags)
+            EXECUTE FUNCTION rouse._copy_taker();
+    END IF;
+END
+$$;
+
+-- The workers that take jobs of this kind, in the order of their ids: they are not known to be dead, do not drain, have the handler, the tags
+-- and the queue, and their logins permit it. Reads one row for each worker. Served by taker_pkey.
 CREATE OR REPLACE FUNCTION rouse._takers(p_queue text, p_handler text, p_tags text[], OUT workers bigint[], OUT worker_ids text[])
 LANGUAGE plpgsql AS $$
 BEGIN
-    SELECT array_agg(w.incarnation ORDER BY w.worker_id), array_agg(w.worker_id ORDER BY w.worker_id) INTO workers, worker_ids
-    FROM rouse.worker AS w
-    WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > clock_timestamp() - interval '90 seconds' AND w.draining_at IS NULL
-      AND p_handler = ANY (w.handlers) AND NOT p_handler = ANY (w.parked)
-      AND (w.queues = '{}' OR p_queue = ANY (w.queues)) AND p_tags <@ w.tags
-      AND CASE WHEN w.limited THEN rouse._login_takes(w.login, p_queue, p_handler, p_tags) ELSE true END;
+    SELECT array_agg(t.worker ORDER BY t.worker_id), array_agg(t.worker_id ORDER BY t.worker_id) INTO workers, worker_ids
+    FROM rouse.taker AS t
+    WHERE p_handler = ANY (t.handlers) AND NOT p_handler = ANY (t.parked)
+      AND (t.queues = '{}' OR p_queue = ANY (t.queues)) AND p_tags <@ t.tags
+      AND CASE WHEN t.limited THEN rouse._login_takes(t.login, p_queue, p_handler, p_tags) ELSE true END;
 END
 $$;
 

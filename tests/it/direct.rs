@@ -57,6 +57,13 @@ async fn workers(db: &TestDb, ids: &[&str]) -> Vec<Store> {
     workers
 }
 
+/// Declares a worker dead, as the heartbeat of another one does, but leaves its inboxes to recoveries.
+async fn declare_dead(client: &Client, worker: &Store) {
+    let dead = "UPDATE rouse.worker SET dead_at = now() WHERE incarnation = $1";
+    let incarnation = worker.incarnation().unwrap().0;
+    client.execute(dead, &[&incarnation]).await.unwrap();
+}
+
 /// Enqueues a job in `q` with these further arguments, and returns the worker in whose inbox it is; empty for the shared lane.
 async fn enqueue(client: &Client, arguments: &str) -> String {
     let id = enqueue_sql(client, &format!("'greet', queue => 'q'{arguments}")).await;
@@ -281,6 +288,53 @@ async fn only_live_workers_that_take_such_jobs_are_chosen() {
     for _ in 0..10 {
         assert_eq!(enqueue(&client, "").await, "gpu");
     }
+}
+
+#[tokio::test]
+async fn a_worker_is_chosen_until_another_one_declares_it_dead() {
+    let (db, client) = direct("'random'").await;
+    let silent = worker(&db, "silent").await;
+    backdate_heartbeat(&client, &silent, 91).await;
+    assert_eq!(enqueue(&client, "").await, "silent");
+    let other = worker(&db, "other").await;
+    other
+        .heartbeat(None, &Stats::default(), false)
+        .await
+        .unwrap();
+    assert_eq!(lanes(&client).await[""], 1, "its inbox was emptied");
+    for _ in 0..10 {
+        assert_eq!(enqueue(&client, "").await, "other");
+    }
+}
+
+/// An open transaction keeps one for each heartbeat.
+#[tokio::test]
+async fn an_enqueue_reads_no_old_versions_of_workers() {
+    let (db, client) = direct("'round-robin'").await;
+    workers(&db, &["a", "b"]).await;
+    for _ in 0..2 {
+        assert_ne!(enqueue(&client, "").await, "");
+    }
+    let old = db.client().await;
+    old.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM rouse.worker")
+        .await
+        .unwrap();
+    for _ in 0..100 {
+        // As long as the statistics of a host.
+        let heartbeats = "UPDATE rouse.worker SET seen_at = clock_timestamp(), stats = jsonb_build_object('text', repeat('x', 1000))";
+        client.batch_execute(heartbeats).await.unwrap();
+    }
+    let entries =
+        "SELECT sum(pg_stat_get_xact_tuples_returned(i.indexrelid))::bigint FROM pg_index AS i
+                   WHERE i.indrelid IN ('rouse.worker'::regclass, 'rouse.taker'::regclass)";
+    client.batch_execute("BEGIN").await.unwrap();
+    let before: i64 = client.query_one(entries, &[]).await.unwrap().get(0);
+    enqueue_sql(&client, "'greet', queue => 'q'").await;
+    let after: i64 = client.query_one(entries, &[]).await.unwrap().get(0);
+    client.batch_execute("ROLLBACK").await.unwrap();
+    let read = after - before;
+    assert!((1..10).contains(&read), "{read} entries");
+    old.batch_execute("COMMIT").await.unwrap();
 }
 
 #[tokio::test]

@@ -8,9 +8,9 @@ use rouse::store::{Locked, Recovered, Registration, Stats, WorkerKey};
 use serde_json::json;
 use tokio::sync::Barrier;
 
-use super::{direct, enqueue, inbox, lanes, register, with_handlers, worker};
+use super::{declare_dead, direct, enqueue, inbox, lanes, register, with_handlers, worker};
 use crate::support::claims::{adopt, claim, claim_one, error, orders, settlement};
-use crate::support::worker::{backdate_heartbeat, enqueue_sql};
+use crate::support::worker::enqueue_sql;
 
 const NOTHING: Recovered = Recovered {
     moved: 0,
@@ -49,7 +49,7 @@ async fn the_inbox_of_a_dead_worker_is_recovered_once_by_any_number_of_workers()
         .await
         .unwrap()
         .get(0);
-    backdate_heartbeat(&client, &dead, 91).await;
+    declare_dead(&client, &dead).await;
     let start = Arc::new(Barrier::new(others.len()));
     let calls: Vec<_> = others
         .iter()
@@ -104,7 +104,7 @@ async fn jobs_that_waited_for_more_than_a_day_are_counted() {
     }
     let old = "UPDATE rouse.job SET available_at = now() - interval '25 hours' WHERE id = (SELECT min(id) FROM rouse.job)";
     client.batch_execute(old).await.unwrap();
-    backdate_heartbeat(&client, &dead, 91).await;
+    declare_dead(&client, &dead).await;
     let store = worker(&db, "a").await;
     let recovered = store.recover_direct(2, None).await.unwrap();
     assert_eq!((recovered.moved, recovered.late), (2, 1));
@@ -122,7 +122,7 @@ async fn jobs_of_high_priority_are_recovered_first() {
         let arguments = format!("'greet', queue => 'q', priority => '{priority}'");
         jobs.push(enqueue_sql(&client, &arguments).await);
     }
-    backdate_heartbeat(&client, &dead, 91).await;
+    declare_dead(&client, &dead).await;
     let store = worker(&db, "a").await;
     let mut from = None;
     for id in jobs.iter().rev() {
@@ -146,7 +146,7 @@ async fn a_recovery_goes_on_where_its_last_call_has_stopped() {
     for _ in 0..3 {
         jobs.push(enqueue_sql(&client, "'greet', queue => 'q'").await);
     }
-    backdate_heartbeat(&client, &dead, 91).await;
+    declare_dead(&client, &dead).await;
     let store = worker(&db, "a").await;
     let first = store.recover_direct(1, None).await.unwrap();
     let (lane, turn) = first.next.expect("there are more");
@@ -171,7 +171,7 @@ async fn an_inbox_that_another_worker_recovers_is_left_to_it() {
     let (db, client) = direct("'random'").await;
     let dead = worker(&db, "dead").await;
     enqueue(&client, "").await;
-    backdate_heartbeat(&client, &dead, 91).await;
+    declare_dead(&client, &dead).await;
     let store = worker(&db, "a").await;
     let mut other = db.client().await;
     let recovering = other.transaction().await.unwrap();
@@ -344,7 +344,7 @@ async fn an_inbox_that_was_closed_for_a_day_is_recovered_after_maintenance_has_o
     let (db, client) = direct("'random'").await;
     let store = worker(&db, "a").await;
     let id = enqueue_sql(&client, "'greet', queue => 'q'").await;
-    backdate_heartbeat(&client, &store, 91).await;
+    declare_dead(&client, &store).await;
     let other = worker(&db, "b").await;
     client
         .batch_execute(

@@ -7,10 +7,10 @@ use rouse::store::Locked;
 use rouse::worker::{Intervals, Settings};
 use tokio_postgres::Client;
 
-use super::{direct, inbox, worker};
+use super::{declare_dead, direct, inbox, worker};
 use crate::support::TestDb;
 use crate::support::claims::{claim, error, result, settlement};
-use crate::support::worker::{TestWorker, backdate_heartbeat, ended, enqueue_sql, until_true};
+use crate::support::worker::{TestWorker, ended, enqueue_sql, until_true};
 
 /// A worker with this id that looks for inboxes to recover every 200 ms, and waits until it is registered with its handlers.
 async fn start(db: &TestDb, client: &Client, worker_id: &str) -> TestWorker {
@@ -74,7 +74,7 @@ async fn each_worker_runs_the_jobs_of_its_inbox_and_shares_the_others() {
         .get(0);
     assert_eq!(left, 100);
     // Once it is dead, the others run them.
-    backdate_heartbeat(&client, &idle, 91).await;
+    declare_dead(&client, &idle).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     for worker in workers {
         worker.drain().await;
