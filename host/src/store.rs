@@ -44,6 +44,7 @@ mod releases;
 mod remaining;
 mod renew;
 mod report;
+mod retry_all;
 mod running;
 mod schedules;
 mod settle;
@@ -103,6 +104,7 @@ pub use registration::{FairKeyStats, FairQueueStats, Heartbeat, Registration, St
 pub use remaining::Remaining;
 pub use renew::{RENEWALS_MAX, Refusal, Renewal};
 pub use report::Report;
+pub use retry_all::RetryAll;
 pub use running::RunningUsage;
 pub use schedules::NewSchedule;
 pub use settle::{Locked, Ran, Settled, Settlement};

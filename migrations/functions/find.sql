@@ -266,7 +266,8 @@ $$;
 -- rouse.retry. Repeating a batch finds nothing to do, because its jobs have been retried. The filter has to name states.
 --
 --   retried, made   the jobs, and the new job of each
---   refused         jobs whose unique key a live job has, whose payload was removed, or that wait for a chain that has failed
+--   refused         jobs whose unique key a live job has, whose payload was removed, or that wait for a chain that has failed: an older batch may
+--                   retry it, and then the job can be retried too
 CREATE OR REPLACE FUNCTION rouse.retry_jobs(
     filter jsonb, before bigint DEFAULT NULL, most integer DEFAULT 100, look_at integer DEFAULT 100000,
     OUT retried bigint[], OUT made bigint[], OUT refused bigint[], OUT looked_at integer, OUT next_before bigint)

@@ -25,7 +25,8 @@ pub struct RetriedJobs {
     pub retried: Vec<i64>,
     /// The new job of each.
     pub made: Vec<i64>,
-    /// The jobs that were not retried, because a live job has their unique key.
+    /// The jobs that were not retried: a live job has their unique key, their payload was removed, or a job that they
+    /// wait for has failed.
     pub refused: Vec<i64>,
     /// How many jobs were examined.
     pub looked_at: i32,

@@ -13,7 +13,7 @@ use super::access::Reader;
 use super::problem::Problem;
 use super::{Ui, html};
 use crate::job::JobId;
-use crate::store::{Store, StoreError};
+use crate::store::{RetryAll, Store, StoreError};
 
 /// Why a change ended early.
 #[derive(Debug, thiserror::Error)]
@@ -201,7 +201,9 @@ pub(super) async fn confirm(
 }
 
 /// Starts to change these jobs; returns the number of the change.
-pub(super) fn change_ids(ui: &Ui, what: BulkAction, ids: Vec<i64>, who: &str) -> u64 {
+pub(super) fn change_ids(ui: &Ui, what: BulkAction, mut ids: Vec<i64>, who: &str) -> u64 {
+    // Jobs are retried after those that they wait for.
+    ids.sort_unstable();
     let number = ui.bulks.add(Bulk {
         total: Some(i64::try_from(ids.len()).unwrap_or(i64::MAX)),
         ..what.bulk(who)
@@ -245,29 +247,36 @@ async fn change_matching(
 ) -> Result<(), Stopped> {
     let states = &filter.states;
     let filter = what.json(filter, until);
+    if what == BulkAction::Retry {
+        return retry_matching(ui, store, filter, number).await;
+    }
     let mut before = None;
     loop {
         if ui.stopping.is_cancelled() {
             return Err(Stopped::Host);
         }
-        let next = match what {
-            BulkAction::Retry => {
-                let batch = store.retry_jobs(&filter, before, BATCH).await?;
-                ui.bulks.change(number, |bulk| {
-                    bulk.done += count(batch.retried.len());
-                    bulk.refused += count(batch.refused.len());
-                });
-                batch.next_before
-            }
-            BulkAction::Cancel | BulkAction::RunNow | BulkAction::Delete => {
-                let batch = store.search_jobs(&filter, before, BATCH).await?;
-                change_each(ui, store, what, states, &batch.ids, number).await?;
-                batch.next_before
-            }
-        };
-        match next {
+        let batch = store.search_jobs(&filter, before, BATCH).await?;
+        change_each(ui, store, what, states, &batch.ids, number).await?;
+        match batch.next_before {
             None => return Ok(()),
             next => before = next,
+        }
+    }
+}
+
+async fn retry_matching(ui: &Ui, store: &Store, filter: Value, number: u64) -> Result<(), Stopped> {
+    let mut all = RetryAll::new(filter, BATCH);
+    loop {
+        if ui.stopping.is_cancelled() {
+            return Err(Stopped::Host);
+        }
+        let has_more = all.go_on(store).await?;
+        ui.bulks.change(number, |bulk| {
+            bulk.done = count(all.retried);
+            bulk.refused = count(all.refused.len());
+        });
+        if !has_more {
+            return Ok(());
         }
     }
 }

@@ -115,6 +115,39 @@ async fn an_interrupted_bulk_retry_finishes_its_batch_and_the_same_command_resum
 }
 
 #[tokio::test]
+async fn jobs_of_newer_batches_are_retried_after_the_failed_job_that_they_wait_for() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let parent = enqueue_sql(&client, "'x'").await;
+    // More than a batch.
+    client
+        .execute(
+            "SELECT rouse.enqueue('x', after => jsonb_build_array($1::bigint)) FROM generate_series(1, 600)",
+            &[&parent],
+        )
+        .await
+        .unwrap();
+    let fail = "SELECT rouse.fail($1, 'why')";
+    client.query(fail, &[&parent]).await.unwrap();
+    // This one is refused for good.
+    failed(&client, "'x', unique_key => 'k'", "why").await;
+    enqueue_sql(&client, "'x', unique_key => 'k'").await;
+    let args = ["job", "retry", "--state", "failed,cancelled", "--confirm"];
+    let (code, output) = run(&db, &args);
+    assert_eq!(code, 6, "{output}");
+    assert!(
+        output.contains("retried 601 of the 602 jobs") && output.contains("1 were refused"),
+        "{output}"
+    );
+    let retries = "SELECT count(*), count(DISTINCT retried_from), count(blockers) FROM rouse.job WHERE retried_from IS NOT NULL";
+    let row = client.query_one(retries, &[]).await.unwrap();
+    assert_eq!(
+        (row.get(0), row.get(1), row.get(2)),
+        (601_i64, 601_i64, 600_i64)
+    );
+}
+
+#[tokio::test]
 async fn a_concurrent_batch_skips_jobs_that_another_retried_even_if_they_ended_again() {
     let db = TestDb::new().await;
     let (client, mut first, second) = (db.client().await, db.client().await, db.client().await);

@@ -1,5 +1,6 @@
 //! `rouse job retry`: retries named jobs, or all that match a filter, in batches.
 
+use std::collections::BTreeSet;
 use std::future::ready;
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -13,7 +14,7 @@ use crate::cli::number::job_id;
 use crate::cli::signals::Signals;
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
-use crate::store::Store;
+use crate::store::{RetryAll, Store};
 
 /// Jobs per transaction, which then takes some hundred milliseconds.
 const BATCH: i32 = 500;
@@ -33,7 +34,8 @@ const EXIT_STOPPED: u8 = 130;
 With ids: retries each ended job as a new job, and prints its id. A refused job does not stop the others.\n\
 With filters: retries each job that matches and was never retried. For instance\n\n  \
 rouse job retry --state failed,timed_out --handler email.send --since 2h\n\n\
-counts them, and --confirm retries them, newest first, 500 in each transaction. It can be stopped at any time: the same command \
+counts them, and --confirm retries them, newest first, 500 in each transaction. Refused jobs are tried again at the end, because \
+they may wait for jobs that were retried after them. It can be stopped at any time: the same command \
 with the --until that it prints continues, because jobs that were retried are skipped. Each retry leaves a record with the login. \
 Jobs that end while it runs are skipped.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
@@ -87,7 +89,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         signals,
         done: 0,
         looked_at: 0,
-        refused: Vec::new(),
+        refused: BTreeSet::new(),
     };
     let verb = if args.confirm { "retried" } else { "found" };
     let until = plain(filter["until"].as_str().unwrap_or_default());
@@ -153,14 +155,14 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One pass over all matching jobs, and its progress.
+/// The work on all matching jobs, and its progress.
 struct Work<'a> {
     store: &'a Store,
     signals: Signals,
     /// Jobs that were counted or retried.
     done: usize,
     looked_at: i64,
-    refused: Vec<i64>,
+    refused: BTreeSet<i64>,
 }
 
 impl Work<'_> {
@@ -180,15 +182,14 @@ impl Work<'_> {
 
     /// Retries the jobs. Returns false if a signal arrived before the end.
     async fn retry(&mut self, filter: &Value) -> anyhow::Result<bool> {
-        let mut before = None;
+        let mut all = RetryAll::new(filter.clone(), BATCH);
         loop {
-            let batch = self.store.retry_jobs(filter, before, BATCH).await?;
-            self.done += batch.retried.len();
-            self.looked_at += i64::from(batch.looked_at);
-            self.refused.extend(batch.refused);
-            before = batch.next_before;
-            if before.is_none() || self.is_stopped("retried").await {
-                return Ok(before.is_none());
+            let has_more = all.go_on(self.store).await?;
+            self.done = all.retried;
+            self.looked_at = all.looked_at;
+            if !has_more || self.is_stopped("retried").await {
+                self.refused = all.refused;
+                return Ok(!has_more);
             }
         }
     }

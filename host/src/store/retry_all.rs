@@ -1,0 +1,130 @@
+//! Retries all jobs that match a filter, one batch per call.
+//!
+//! The batches go from the newest job down, so a job may be refused because a job that it waits for has failed, and is
+//! retried by a later batch. Therefore the refused jobs are tried again, the oldest first, as long as that retries some
+//! of them.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use serde_json::Value;
+
+use super::{RetriedJobs, Store, StoreError};
+
+/// A bulk retry, and what it has done so far.
+#[derive(Debug)]
+pub struct RetryAll {
+    /// How many jobs were retried.
+    pub retried: usize,
+    /// The jobs that were refused.
+    pub refused: BTreeSet<i64>,
+    /// How many jobs were examined; refused ones count once.
+    pub looked_at: i64,
+    filter: Value,
+    limit: i32,
+    /// The `before` of the calls that this pass has left. The first pass adds them as it goes.
+    calls: VecDeque<Option<i64>>,
+    is_first_pass: bool,
+    /// This pass has retried jobs.
+    has_retried: bool,
+}
+
+impl RetryAll {
+    /// Nothing is retried before the first [`Self::go_on`]. `limit`: jobs of a batch. Without `until` in the filter, jobs
+    /// that end meanwhile may be retried too.
+    pub fn new(filter: Value, limit: i32) -> Self {
+        Self {
+            retried: 0,
+            refused: BTreeSet::new(),
+            looked_at: 0,
+            filter,
+            limit,
+            calls: VecDeque::from([None]),
+            is_first_pass: true,
+            has_retried: false,
+        }
+    }
+
+    /// Retries one batch, in one transaction. Returns false if that was the last one.
+    ///
+    /// # Errors
+    /// If the filter is invalid, or the database does not answer.
+    pub async fn go_on(&mut self, store: &Store) -> Result<bool, StoreError> {
+        let Some(before) = self.calls.pop_front() else {
+            return Ok(false);
+        };
+        let batch = store.retry_jobs(&self.filter, before, self.limit).await?;
+        self.note(&batch);
+        Ok(!self.calls.is_empty())
+    }
+
+    fn note(&mut self, batch: &RetriedJobs) {
+        self.retried += batch.retried.len();
+        self.has_retried |= !batch.retried.is_empty();
+        for id in &batch.retried {
+            self.refused.remove(id);
+        }
+        self.refused.extend(&batch.refused);
+        if self.is_first_pass {
+            self.looked_at += i64::from(batch.looked_at);
+            if batch.next_before.is_some() {
+                self.calls.push_back(batch.next_before);
+            }
+        }
+        if self.calls.is_empty() && self.has_retried {
+            self.is_first_pass = false;
+            self.has_retried = false;
+            self.calls = self.of_refused();
+        }
+    }
+
+    /// One call for as many refused jobs as a batch has, the oldest first.
+    fn of_refused(&self) -> VecDeque<Option<i64>> {
+        let refused: Vec<i64> = self.refused.iter().copied().collect();
+        let most = usize::try_from(self.limit).unwrap_or(1).max(1);
+        refused
+            .chunks(most)
+            .map(|jobs| jobs.last().map(|newest| newest + 1))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(retried: &[i64], refused: &[i64], next_before: Option<i64>) -> RetriedJobs {
+        RetriedJobs {
+            retried: retried.to_vec(),
+            made: Vec::new(),
+            refused: refused.to_vec(),
+            looked_at: 2,
+            next_before,
+        }
+    }
+
+    /// Makes the next call, whose `before` and whose result these are.
+    fn call(all: &mut RetryAll, before: Option<i64>, result: &RetriedJobs) {
+        assert_eq!(all.calls.pop_front(), Some(before));
+        all.note(result);
+    }
+
+    #[test]
+    fn refused_jobs_are_tried_again_oldest_first_while_some_are_retried() {
+        let mut all = RetryAll::new(Value::Null, 2);
+        call(&mut all, None, &batch(&[], &[9, 8], Some(8)));
+        call(&mut all, Some(8), &batch(&[1], &[5], None));
+        call(&mut all, Some(9), &batch(&[5], &[8], Some(5)));
+        call(&mut all, Some(10), &batch(&[], &[8, 9], Some(8)));
+        call(&mut all, Some(10), &batch(&[], &[8, 9], None));
+        assert!(all.calls.is_empty());
+        assert_eq!((all.retried, all.looked_at), (2, 4));
+        assert_eq!(all.refused, BTreeSet::from([8, 9]));
+    }
+
+    #[test]
+    fn refused_jobs_are_not_tried_again_if_nothing_was_retried() {
+        let mut all = RetryAll::new(Value::Null, 2);
+        call(&mut all, None, &batch(&[], &[9], None));
+        assert!(all.calls.is_empty());
+    }
+}
