@@ -149,29 +149,37 @@ BEGIN
 END
 $$;
 
+-- Locks a job that is queued. An error if it runs, or has ended in another way than by a cancellation.
+CREATE OR REPLACE FUNCTION rouse._check_deletable(p_id bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    live rouse.state;
+    was  rouse.finished;
+BEGIN
+    SELECT j.state INTO live FROM rouse.job AS j WHERE j.id = p_id FOR UPDATE;
+    IF live = 'running' THEN
+        RAISE EXCEPTION 'rouse: job % cannot be deleted: it is running', p_id
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = format('SELECT rouse.cancel(%s) stops it.', p_id);
+    ELSIF live IS NULL THEN
+        was := rouse._ended_job(p_id);
+        IF was.state <> 'cancelled' THEN
+            PERFORM rouse._refuse_ended(p_id, 'deleted', was.state, '');
+        END IF;
+    END IF;
+END
+$$;
+
 -- Deletes a queued job: it is cancelled, and a record shows that it was deleted. True: it is cancelled now, by this call or by an earlier
 -- one. A running job is not deleted.
 CREATE OR REPLACE FUNCTION rouse.delete(id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
-DECLARE
-    live rouse.state;
-    was  rouse.finished;
 BEGIN
     PERFORM rouse._check_id('delete', delete.id);
-    SELECT j.state INTO live FROM rouse.job AS j WHERE j.id = delete.id FOR UPDATE;
-    IF live = 'running' THEN
-        RAISE EXCEPTION 'rouse: job % cannot be deleted: it is running', delete.id
-            USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = format('SELECT rouse.cancel(%s) stops it.', delete.id);
-    END IF;
-    IF NOT rouse._end(delete.id, 'cancelled', NULL, NULL, 'deleted') THEN
-        was := rouse._ended_job(delete.id);
-        IF was.state <> 'cancelled' THEN
-            PERFORM rouse._refuse_ended(delete.id, 'deleted', was.state, '');
-        END IF;
-    END IF;
+    PERFORM rouse._check_deletable(delete.id);
+    PERFORM rouse._end(delete.id, 'cancelled', NULL, NULL, 'deleted');
     RETURN true;
 END
 $$;

@@ -55,21 +55,29 @@ BEGIN
 END
 $$;
 
--- Locks the live job of a chain and returns it, or the job that ended last. An error if the chain does not exist or is no longer kept.
+-- Locks the live job of a chain and returns it, or the job that ended last: then the chain is not retried until the caller commits. Waits for
+-- a concurrent retry. An error if the chain does not exist or is no longer kept.
 CREATE OR REPLACE FUNCTION rouse._lock_chain(p_name text, p_id bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     first bigint;
-    live  bigint;
+    last  bigint;
 BEGIN
     PERFORM rouse._check_id(p_name, p_id);
     first := rouse._chain_of(p_id);
     IF first IS NULL THEN
         PERFORM rouse._ended_job(p_id);
     END IF;
-    live := rouse._lock_live_job(first);
-    -- In a statement of its own: it sees what was committed while the lock was waited for.
-    RETURN coalesce(live, (rouse._last_ended(first)).id);
+    LOOP
+        last := rouse._lock_live_job(first);
+        EXIT WHEN last IS NOT NULL;
+        -- In a statement of its own: it sees what was committed while the lock was waited for.
+        last := (rouse._last_ended(first)).id;
+        -- A retry locks the row too (rouse._retry): it has committed, or waits.
+        PERFORM FROM rouse.finished AS f WHERE f.id = last FOR UPDATE;
+        EXIT WHEN rouse._live_job(first) IS NULL AND (rouse._last_ended(first)).id IS NOT DISTINCT FROM last;
+    END LOOP;
+    RETURN last;
 END
 $$;
 
@@ -105,16 +113,19 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Deletes a chain: its queued job is cancelled, and a record shows that it was deleted. Refused while its job runs. Refused while other jobs
--- wait for it, unless `cascade` is true: then these are cancelled too, whatever their on_failure is, up to 1,000 in this transaction and the
--- others by a host. Jobs that wait for those follow their own on_failure. Served by dependency_chain.
+-- wait for it, unless `cascade` is true: then these are cancelled before, whatever their on_failure is, up to 1,000 in each call. True: the
+-- chain is deleted. False: more jobs wait for it, and the next call goes on. Each call is a transaction of its own, so that many jobs hold up
+-- nothing else. Jobs that another transaction has locked are left to the next call; if there are only such jobs, it is an error. Jobs that
+-- wait for the cancelled ones follow their own on_failure. Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse.delete_chain(id bigint, cascade boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    last    bigint := rouse._lock_chain('delete_chain', delete_chain.id);
-    first   bigint := rouse._chain_of(last);
-    waiting bigint[] := ARRAY(SELECT d.job FROM (SELECT d.job FROM rouse.dependency AS d WHERE d.chain = first LIMIT 11) AS d ORDER BY 1);
+    last      bigint := rouse._lock_chain('delete_chain', delete_chain.id);
+    first     bigint := rouse._chain_of(last);
+    waiting   bigint[] := ARRAY(SELECT d.job FROM (SELECT d.job FROM rouse.dependency AS d WHERE d.chain = first LIMIT 11) AS d ORDER BY 1);
+    cancelled bigint[];
 BEGIN
     IF waiting <> '{}' AND cascade IS NOT TRUE THEN
         RAISE EXCEPTION 'rouse: chain % cannot be deleted: % for it', first,
@@ -122,15 +133,26 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('SELECT rouse.delete_chain(%s, cascade => true) cancels them too.', first);
     END IF;
-    PERFORM rouse._cancel_on_failure(first);
-    PERFORM FROM rouse.dependency AS d WHERE d.chain = first AND d.on_failure IN ('run', 'wait') LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION 'rouse: chain % cannot be deleted: another transaction has locked a job that waits for it', first
-            USING ERRCODE = 'lock_not_available', HINT = 'Try again.';
+    PERFORM rouse._check_deletable(last);
+    IF waiting <> '{}' THEN
+        WITH locked AS MATERIALIZED (
+            SELECT d.ctid AS row FROM rouse.dependency AS d
+            CROSS JOIN LATERAL (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[d.job]) FOR UPDATE SKIP LOCKED) AS j
+            WHERE d.chain = first
+            LIMIT 1000),
+        gone AS (
+            -- As in rouse._release: rows of a job change only under its lock.
+            DELETE FROM rouse.dependency AS d USING locked AS l WHERE d.ctid = l.row RETURNING d.job)
+        SELECT coalesce(array_agg(g.job), '{}') INTO cancelled FROM gone AS g;
+        PERFORM rouse._cancel_dependents(cancelled, array_fill(first, ARRAY[cardinality(cancelled)]));
+        PERFORM FROM rouse.dependency AS d WHERE d.chain = first LIMIT 1;
+        IF FOUND AND cancelled <> '{}' THEN
+            RETURN false;
+        ELSIF FOUND THEN
+            RAISE EXCEPTION 'rouse: chain % cannot be deleted: another transaction has locked a job that waits for it', first
+                USING ERRCODE = 'lock_not_available', HINT = 'Try again.';
+        END IF;
     END IF;
-    PERFORM rouse.delete(last);
-    -- If the chain had already ended, its end does not cancel them.
-    PERFORM rouse._chains_ended(ARRAY[first], ARRAY[false]);
-    RETURN true;
+    RETURN rouse.delete(last);
 END
 $$;

@@ -62,7 +62,7 @@ COMMENT ON FUNCTION rouse.cancel_chain IS
 COMMENT ON FUNCTION rouse.complete_chain IS
     'Ends the live job of a chain as succeeded, with this result, and with it the chain.';
 COMMENT ON FUNCTION rouse.delete_chain IS
-    'Removes the queued job of a chain; refused while other jobs wait for the chain, unless cascade is true: then they are cancelled too.';
+    'Removes the queued job of a chain; refused while other jobs wait for the chain, unless cascade is true: then they are cancelled before, 1000 in each call. Call it until it returns true.';
 COMMENT ON FUNCTION rouse.complete IS
     'Ends a queued or running job as succeeded, with this result.';
 COMMENT ON FUNCTION rouse.fail IS

@@ -154,3 +154,30 @@ async fn deleting_a_chain_that_was_cancelled_cancels_the_jobs_that_still_wait() 
         .unwrap();
     assert_eq!(show(&client, child).await.state, "cancelled");
 }
+
+#[tokio::test]
+async fn a_chain_for_which_many_jobs_wait_is_deleted_in_bounded_calls() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let parent = enqueue(&client, "x", json!(1)).await;
+    let many = "SELECT rouse.enqueue('x', after => jsonb_build_object('p', jsonb_build_object(
+                    'job', $1::bigint, 'on_failure', (ARRAY['cancel', 'run', 'wait'])[1 + n % 3])))
+                FROM generate_series(1, 1500) AS n";
+    client.execute(many, &[&parent]).await.unwrap();
+    let delete = "SELECT rouse.delete_chain($1, cascade => true)";
+    let mut calls = Vec::new();
+    for _ in 0..2 {
+        let row = client.query_one(delete, &[&parent]).await.unwrap();
+        let live = "SELECT count(*) FROM rouse.job";
+        let live: i64 = client.query_one(live, &[]).await.unwrap().get(0);
+        calls.push((row.get::<_, bool>(0), live));
+    }
+    assert_eq!(calls, [(false, 501), (true, 0)]);
+    let cancelled =
+        "SELECT count(*) FROM rouse.record WHERE event = 'cancelled' AND detail ->> 'after' = $1";
+    let row = client
+        .query_one(cancelled, &[&parent.to_string()])
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, i64>(0), 1500, "each has a record");
+}

@@ -8,7 +8,7 @@ use tokio_postgres::{Client, IsolationLevel, Transaction};
 use super::{enqueue_after, failed, ok, settle_ready, waits_for};
 use crate::support::TestDb;
 use crate::support::claims::{adopt, claim, orders, rand, settlement};
-use crate::support::worker::{enqueue, show, until_true};
+use crate::support::worker::{cancel, enqueue, show, until_true};
 
 const SOMEBODY_WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
 
@@ -333,5 +333,28 @@ async fn deleting_a_chain_does_not_wait_for_a_job_that_waits_for_it() {
     );
     transaction.rollback().await.unwrap();
     client.query_one(delete, &[&parent]).await.unwrap();
+    assert_eq!(show(&client, child).await.state, "cancelled");
+}
+
+#[tokio::test]
+async fn deleting_a_chain_waits_for_its_retry_and_deletes_that() {
+    let db = TestDb::new().await;
+    let (mut other, client, deleting) = (db.client().await, db.client().await, db.client().await);
+    let parent = enqueue(&client, "x", json!(1)).await;
+    let after = json!({"p": {"job": parent, "on_failure": "wait"}});
+    let child = enqueue_after(&client, "x", after).await;
+    assert!(cancel(&client, parent).await);
+    let retrying = other.transaction().await.unwrap();
+    let retry = "SELECT rouse.retry($1)";
+    let again: i64 = retrying.query_one(retry, &[&parent]).await.unwrap().get(0);
+    let deleted = tokio::spawn(async move {
+        let delete = "SELECT rouse.delete_chain($1, cascade => true)";
+        let row = deleting.query_one(delete, &[&parent]).await.unwrap();
+        row.get::<_, bool>(0)
+    });
+    until_true(&client, SOMEBODY_WAITS).await;
+    retrying.commit().await.unwrap();
+    assert!(deleted.await.unwrap());
+    assert_eq!(show(&client, again).await.state, "cancelled");
     assert_eq!(show(&client, child).await.state, "cancelled");
 }
