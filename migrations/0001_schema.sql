@@ -414,7 +414,9 @@ CREATE TABLE rouse.flow (
     id           bigint PRIMARY KEY DEFAULT nextval('rouse.turn_seq'),
     name         text CHECK (length(name) BETWEEN 1 AND 200),
     tenant       text,
-    requested_at timestamptz NOT NULL
+    requested_at timestamptz NOT NULL,
+    -- With how many jobs it was enqueued. A listing reads about as many.
+    jobs         integer NOT NULL
 );
 
 -- Schedules: each enqueues a job whenever it is due (functions/schedules.sql). Hosts compute the due times.

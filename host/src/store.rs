@@ -87,6 +87,7 @@ pub use declared::ModuleSchedule;
 pub use enqueue::{Enqueue, Enqueued};
 pub use find::{FoundJobs, RetriedJobs};
 pub use fire::{Backfill, Due, DueSchedule, Fired};
+pub use flows::FlowPage;
 pub use gates::{GateKeys, NewGate};
 pub use handler_state::{StateOf, StateSet, StateWrite};
 pub use jobs::{EXAMINED_MAX, Listed, Listing};

@@ -168,7 +168,7 @@ BEGIN
     FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n) CROSS JOIN LATERAL rouse._dependencies_of(e.job -> 'after') AS d
     WHERE jsonb_typeof(d.job) = 'string';
 
-    INSERT INTO rouse.flow (id, name, tenant, requested_at) VALUES (flow_id, name, tenant, clock_timestamp());
+    INSERT INTO rouse.flow (id, name, tenant, requested_at, jobs) VALUES (flow_id, name, tenant, clock_timestamp(), cardinality(names));
     ids := array_fill(NULL::bigint, ARRAY[cardinality(names)]);
     FOREACH place IN ARRAY rouse._in_order(names, parents, children) LOOP
         job := list[place];

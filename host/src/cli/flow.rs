@@ -167,12 +167,18 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    let before = args.before.unwrap_or(i64::MAX);
-    // One flow more shows whether there are more.
-    let mut flows = store.flows(before, args.limit + 1).await?;
-    let max = usize::try_from(args.limit).unwrap_or(usize::MAX);
-    let more = flows.len() > max;
-    flows.truncate(max);
+    let (mut flows, mut left) = (Vec::new(), args.limit);
+    let mut next_before = Some(args.before.unwrap_or(i64::MAX));
+    // Flows with many jobs come in several pages.
+    while let Some(before) = next_before
+        && left > 0
+    {
+        let page = store.flows(before, left).await?;
+        left -= i32::try_from(page.flows.len()).unwrap_or(left);
+        flows.extend(page.flows);
+        next_before = page.next_before;
+    }
+    let more = next_before.is_some();
     if args.json {
         println!("{}", as_json(json!({"flows": flows, "more": more})));
         return Ok(ExitCode::SUCCESS);

@@ -6,6 +6,18 @@ use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
 
+/// A page of flows ends with the flow that reaches this many jobs. All jobs are counted, and a flow has up to 10,000.
+const JOBS_OF_PAGE: i64 = 2_000;
+
+/// Some of the newest flows.
+#[derive(Debug)]
+pub struct FlowPage {
+    /// Rows of the view `rouse.flows`, newest first.
+    pub flows: Vec<Value>,
+    /// The id with which to continue; `None` if there are no older flows.
+    pub next_before: Option<i64>,
+}
+
 impl StoreError {
     /// True if the flow does not exist.
     pub fn is_unknown_flow(&self) -> bool {
@@ -14,15 +26,24 @@ impl StoreError {
 }
 
 impl Store {
-    /// The newest flows with an id below `before`, newest first: rows of the view `rouse.flows`.
-    pub async fn flows(&self, before: i64, limit: i32) -> Result<Vec<Value>, StoreError> {
+    /// The newest flows with an id below `before`: at most `limit`, and fewer if they have many jobs, but at least one
+    /// if there is any.
+    pub async fn flows(&self, before: i64, limit: i32) -> Result<FlowPage, StoreError> {
         let rows = self
             .query(
                 include_str!("flows.sql"),
-                &[(&before, Type::INT8), (&limit, Type::INT4)],
+                &[
+                    (&before, Type::INT8),
+                    (&limit, Type::INT4),
+                    (&JOBS_OF_PAGE, Type::INT8),
+                ],
             )
             .await?;
-        Ok(rows.iter().map(|row| row.get(0)).collect())
+        let flows: Vec<Value> = rows.iter().map(|row| row.get(0)).collect();
+        let has_older = rows.last().is_some_and(|row| row.get(1));
+        let last = flows.last().filter(|_| has_older);
+        let next_before = last.and_then(|flow| flow["id"].as_i64());
+        Ok(FlowPage { flows, next_before })
     }
 
     /// A flow with its `jobs`, the rows of `rouse.flow`; `None` if it does not exist.

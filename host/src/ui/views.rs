@@ -82,10 +82,11 @@ async fn draw(ui: &Ui, chrome: &Chrome, view: &View, query: &Pairs) -> Result<Sh
             pages::job(chrome, &job(ui, chrome, *id).await?, now),
         ),
         View::Flows => {
-            let flows = store.flows(before().unwrap_or(i64::MAX), ROWS).await?;
-            let next = flows.last().filter(|_| flows.len() == ROWS as usize);
-            let next = next.and_then(|flow| flow["id"].as_i64());
-            ("Flows".to_owned(), pages::flows(chrome, &flows, next, now))
+            let page = store.flows(before().unwrap_or(i64::MAX), ROWS).await?;
+            (
+                "Flows".to_owned(),
+                pages::flows(chrome, &page.flows, page.next_before, now),
+            )
         }
         View::Flow(id) => {
             let flow = store.flow(*id).await?;

@@ -135,3 +135,35 @@ async fn a_flow_is_cancelled_retried_and_deleted() {
             .prints("no flow 99");
     }
 }
+
+#[tokio::test]
+async fn a_page_of_flows_is_short_if_they_have_many_jobs_and_the_listing_reads_several() {
+    let (db, folder) = (TestDb::new().await, scratch("flow-pages"));
+    let mut flows = Vec::new();
+    for _ in 0..5 {
+        flows.insert(0, enqueue_flow(&db).await);
+    }
+    let client = db.client().await;
+    let many = "UPDATE rouse.flow SET jobs = 1500 WHERE jobs = 4";
+    assert_eq!(client.execute(many, &[]).await.unwrap(), 5);
+    let store = db.store();
+    let mut pages = Vec::new();
+    let mut next_before = Some(i64::MAX);
+    while let Some(before) = next_before {
+        let page = store.flows(before, 50).await.unwrap();
+        let ids: Vec<i64> = page
+            .flows
+            .iter()
+            .map(|flow| flow["id"].as_i64().unwrap())
+            .collect();
+        pages.push(ids);
+        next_before = page.next_before;
+    }
+    assert_eq!(pages, [&flows[..2], &flows[2..4], &flows[4..]]);
+    for (limit, count, more) in [("4", 4, true), ("5", 5, false), ("50", 5, false)] {
+        let args = ["flow", "ls", "--limit", limit, "--json"];
+        let listed = rouse_in(&db, &args, &folder).await.json();
+        let listed_flows = listed["flows"].as_array().unwrap().len();
+        assert_eq!((listed_flows, &listed["more"]), (count, &json!(more)));
+    }
+}
