@@ -187,7 +187,7 @@ impl Fairness {
                 left -= 1;
                 others.add(of_key.counts);
                 if of_key.is_shown {
-                    gauge!("rouse_fair_deficit", &labels(queue, *dimension, key)).set(0.0);
+                    gauge!("rouse_fair_deficit", &labels(queue, dimension, key)).set(0.0);
                 }
                 false
             });
