@@ -347,10 +347,10 @@ async fn queued_jobs_that_match_are_made_due_or_deleted() {
         two[0]
     );
     let waiting = ids(&client, &waiting).await[0];
+    let asleep = ids(&client, "SELECT rouse.enqueue('a.b', queue => 'waits')").await[0];
     // As if it had been suspended.
-    let asleep = "UPDATE rouse.job SET turn = NULL, wait = '{\"kind\": \"sleep\", \"step\": \"s\"}'
-        WHERE id = (SELECT rouse.enqueue('a.b', queue => 'waits')) RETURNING id";
-    let asleep = ids(&client, asleep).await[0];
+    let suspended = "UPDATE rouse.job SET turn = NULL, wait = '{\"kind\": \"sleep\", \"step\": \"s\"}' WHERE id = $1";
+    client.execute(suspended, &[&asleep]).await.unwrap();
     let chosen = format!(
         "csrf={token}&do=run-now&id={}&id={}&id={waiting}&id={asleep}",
         two[0], two[1]

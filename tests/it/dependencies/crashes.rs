@@ -22,6 +22,7 @@ use crate::support::{connect, postgres_settings, scratch};
 const HALT: &str = "
     CREATE TABLE public.halt (at integer);
     INSERT INTO public.halt VALUES (0);
+    GRANT SELECT ON public.halt TO PUBLIC;
     CREATE FUNCTION public.halt() RETURNS trigger LANGUAGE plpgsql AS $$
     DECLARE
         number integer := coalesce(nullif(current_setting('test.statements', true), ''), '0')::integer + 1;
