@@ -138,7 +138,7 @@ CREATE TABLE rouse.shard_lease (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 -- They serve claims and renewals (the leases of a worker that have not ended) and divisions (those of a queue). A renewal every second leaves
 -- an old version of the row, which a transaction that is open all day keeps. By the primary key, all of them would be read each time; here they
--- come before the range that is read.
+-- come before the range that is read. Only the renewal itself reads them, because the primary key has to stay unique.
 CREATE INDEX shard_lease_worker ON rouse.shard_lease (worker, until);
 CREATE INDEX shard_lease_queue ON rouse.shard_lease (queue, until);
 

@@ -33,13 +33,13 @@
 --
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them, by id: rows that were enqueued together are
 -- updated together, whatever lanes they are of. The caller knows the order of the lanes. After these, a row without an id for each lane from
--- which gates let no job start now: `lease_ms` is for how many milliseconds; null: until a job of its key has ended.
+-- which gates let no job start now: `lease_ms` is for how many milliseconds; null: until a job of its key has ended; `closed_by`: these gates.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL,
     p_in_batches boolean DEFAULT false)
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, uncounted integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
-               lease_ms bigint, timeout_ms bigint, trace text, unread bigint[])
+               lease_ms bigint, timeout_ms bigint, trace text, unread bigint[], closed_by text[])
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -130,7 +130,7 @@ BEGIN
         FROM (SELECT p.id, p.lease_ms FROM unnest(ids, leases) AS p(id, lease_ms) ORDER BY p.id OFFSET 0) AS picked(id, lease_ms)
         WHERE j.id = ANY (ARRAY[picked.id])
         RETURNING j.id, j.lane, j.turn, j.attempt, j.uncounted, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
-                  j.payload::text, j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms, j.trace, NULL::bigint[];
+                  j.payload::text, j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms, j.trace, NULL::bigint[], NULL::text[];
     ELSIF ids IS NOT NULL THEN
         WITH claimed AS (
             UPDATE rouse.job AS j
@@ -144,7 +144,7 @@ BEGIN
         unread := NULL;
     END IF;
     IF gated IS NOT NULL THEN
-        FOR lane, lease_ms IN SELECT c.lane, c.wait_ms FROM rouse._charge_gates(gated, started, at) AS c LOOP
+        FOR lane, lease_ms, closed_by IN SELECT c.lane, c.wait_ms, c.gates FROM rouse._charge_gates(gated, started, at) AS c LOOP
             RETURN NEXT;
         END LOOP;
     END IF;

@@ -434,8 +434,10 @@ END
 $$;
 
 -- Charges the gates that throttle for the jobs of these lanes that were claimed at this time, one lane for each job. Returns the lanes from
--- which no job may start now: for how many milliseconds, or null: until a job of its key has ended. Served by gate_key_pkey.
-CREATE OR REPLACE FUNCTION rouse._charge_gates(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz) RETURNS TABLE (lane bigint, wait_ms bigint)
+-- which no job may start now: for how many milliseconds, or null: until a job of its key has ended; and the gates that have no room for it.
+-- Served by gate_key_pkey.
+CREATE OR REPLACE FUNCTION rouse._charge_gates(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz)
+RETURNS TABLE (lane bigint, wait_ms bigint, gates text[])
 LANGUAGE plpgsql SET enable_hashjoin = on AS $$
 #variable_conflict use_column
 DECLARE
@@ -443,7 +445,7 @@ DECLARE
 BEGIN
     IF NOT is_throttled THEN
         RETURN QUERY
-        SELECT t.lane, CASE WHEN bool_and(t.wait_ms IS NOT NULL) THEN max(t.wait_ms) END
+        SELECT t.lane, CASE WHEN bool_and(t.wait_ms IS NOT NULL) THEN max(t.wait_ms) END, array_agg(t.gate)
         FROM unnest(p_gated) AS t
         LEFT JOIN (SELECT c.lane, count(*) AS jobs FROM unnest(p_lanes) AS c(lane) GROUP BY c.lane) AS c ON c.lane = t.lane
         WHERE coalesce(c.jobs, 0) >= t.room GROUP BY t.lane;
@@ -454,7 +456,7 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     RETURN QUERY
-    SELECT t.lane, CASE WHEN bool_and(coalesce(l.wait_ms, t.wait_ms) IS NOT NULL) THEN max(coalesce(l.wait_ms, t.wait_ms)) END
+    SELECT t.lane, CASE WHEN bool_and(coalesce(l.wait_ms, t.wait_ms) IS NOT NULL) THEN max(coalesce(l.wait_ms, t.wait_ms)) END, array_agg(t.gate)
     FROM unnest(p_gated) AS t
     LEFT JOIN rouse._charge_keys(p_gated, p_lanes, p_at) AS l ON l.gate = t.gate AND l.key = t.key
     LEFT JOIN (SELECT c.lane, count(*) AS jobs FROM unnest(p_lanes) AS c(lane) GROUP BY c.lane) AS c ON c.lane = t.lane

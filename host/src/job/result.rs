@@ -47,10 +47,10 @@ pub(crate) fn json_from(what: &str, bytes: Vec<u8>) -> Result<JsonText, String> 
 }
 
 /// The text in a form that `jsonb` can hold and every reader can parse: escapes that it cannot hold become the
-/// replacement character. `None` if it is not JSON, has too large a number, or is too deep.
+/// replacement character. `None` if it is not JSON, has a number that no reader can hold, or is too deep.
 pub(super) fn storable_json(text: String) -> Option<JsonText> {
     let _: &RawValue = serde_json::from_str(&text).ok()?;
-    if huge_exponent(&text).is_some() || depth(&text) > DEPTH_MAX {
+    if !is_readable(&text) {
         return None;
     }
     let replaced: Vec<usize> = unstorable_escapes(&text).map(|(at, _)| at).collect();
@@ -104,23 +104,39 @@ fn utf16_unit(bytes: &[u8], at: usize) -> Option<u16> {
     u16::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
 }
 
-/// How deep the arrays and objects of a JSON text are nested.
-fn depth(text: &str) -> usize {
-    let (mut depth, mut deepest, mut in_string, mut is_escaped) = (0_usize, 0, false, false);
-    for byte in text.bytes() {
+/// True if the arrays and objects of a JSON text are not nested too deeply, and its numbers are in the range of `f64`.
+fn is_readable(text: &str) -> bool {
+    let (mut depth, mut in_string, mut is_escaped) = (0_usize, false, false);
+    let mut number = None;
+    // A space ends a number at the end of the text.
+    for (at, byte) in text.bytes().chain([b' ']).enumerate() {
+        if !in_string && matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E') {
+            // The letters of `true` and `false` are not the start of one.
+            if byte.is_ascii_digit() || byte == b'-' {
+                number.get_or_insert(at);
+            }
+            continue;
+        }
+        if let Some(start) = number.take()
+            && !text[start..at].parse::<f64>().is_ok_and(f64::is_finite)
+        {
+            return false;
+        }
         match byte {
             _ if is_escaped => is_escaped = false,
             b'\\' => is_escaped = true,
             b'"' => in_string = !in_string,
             b'[' | b'{' if !in_string => {
                 depth += 1;
-                deepest = deepest.max(depth);
+                if depth > DEPTH_MAX {
+                    return false;
+                }
             }
             b']' | b'}' if !in_string => depth -= 1,
             _ => {}
         }
     }
-    deepest
+    true
 }
 
 /// The first exponent in this JSON text that exceeds the limit.
@@ -179,7 +195,12 @@ mod tests {
         let deep = |levels| "[".repeat(levels) + "\"]\\\"[\"" + &"]".repeat(levels);
         assert!(storable_json(deep(DEPTH_MAX)).is_some());
         assert!(storable_json(deep(DEPTH_MAX + 1)).is_none());
-        assert!(storable_json("[1e131071]".into()).is_none());
+        for number in ["1e131071", "-1e350", &"9".repeat(400)] {
+            assert!(storable_json(number.into()).is_none(), "{number}");
+            assert!(storable_json(format!("[true, {number}]")).is_none());
+        }
+        let fine = r#"{"a": [1e308, -2.5E+3, 0, false], "1e999": "e1e999"}"#;
+        assert_eq!(storable_json(fine.into()).unwrap().0, fine);
         assert!(storable_json("[".into()).is_none());
     }
 }

@@ -94,12 +94,14 @@ impl Claimed {
 }
 
 /// A lane of a claim from which gates let no job start now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClosedLane {
     /// The lane.
     pub lane: LaneId,
     /// The time after which one may start; `None` means after a job of its key has ended.
     pub wait: Option<Duration>,
+    /// The names of the gates that have no room for it, and `queue NAME` for the jobs in flight of a key of a queue.
+    pub by: Vec<String>,
 }
 
 /// A job that this host has claimed.
@@ -245,6 +247,7 @@ impl Store {
                 closed.push(ClosedLane {
                     lane: LaneId(lane),
                     wait: time(row, 14)?,
+                    by: row.try_get::<_, Option<_>>(18)?.unwrap_or_default(),
                 });
             } else {
                 return Ok(Claimed::Orphans(row.try_get(10)?));

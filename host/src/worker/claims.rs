@@ -398,7 +398,7 @@ impl<'a> Claims<'a> {
         let limited = limited.collect();
         self.lanes.not_claimed(&full);
         for order in &full {
-            self.lanes.close(order.lane, None, now);
+            self.lanes.close_for_handler(order.lane, now);
         }
         Some(HostLimits {
             orders: limited,

@@ -109,8 +109,8 @@ struct Known {
     place: Place,
     /// The CPU time of its jobs counts for the share of its key.
     is_charged: bool,
-    /// The limits of running jobs that it is behind.
-    limits: Vec<Limit>,
+    /// The limits of running jobs that it is behind, by the name of their gate.
+    limits: Vec<(String, Limit)>,
     /// The limits of how often its jobs start.
     rates: Vec<Limit>,
     /// Its jobs start in batches, of at most this many.
@@ -119,6 +119,8 @@ struct Known {
     most_at_once: Option<usize>,
     /// What a job of it costs, in turns.
     cost: f64,
+    /// The weight of its key.
+    weight: f64,
     cursor: i64,
     /// The cursor at the last two calls of [`Lanes::look_back`], older first.
     recent: [i64; 2],

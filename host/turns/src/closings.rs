@@ -19,7 +19,7 @@ const OPENED_BY_SWEEP: usize = 256;
 
 /// Parts of a turn: what a member has had is counted in whole ones, so that it can be a key.
 const PARTS: f64 = 1_000_000.0;
-/// With more limits than this, and twice those for which lanes wait, the others are forgotten.
+/// With more limits than this, those for whose end no lane waits are forgotten: their members are equal again.
 const LIMITS_MIN: usize = 1024;
 /// With more members of one limit than this, all start again with what the foremost has had: most of them have come once.
 const MEMBERS_MAX: usize = 32_768;
@@ -49,10 +49,17 @@ const FIRST: Place = (0, 0);
 
 /// Until when a lane is closed.
 #[derive(Debug)]
-enum Closed<K, T> {
-    /// Until a job of one of these limits has ended.
-    UntilEnd(Class, Vec<(K, Place)>),
-    Until(T, Place),
+enum Until<K, T> {
+    /// A job of one of these limits has ended.
+    End(Class, Vec<(K, Place)>),
+    Time(T, Place),
+}
+
+#[derive(Debug)]
+struct Closed<K, T> {
+    until: Until<K, T>,
+    /// It is known to have jobs.
+    has_jobs: bool,
 }
 
 impl<L, K, S, T> Default for Closings<L, K, S, T> {
@@ -91,6 +98,25 @@ where
         self.closed.keys().copied()
     }
 
+    /// Those that are known to have jobs.
+    pub fn with_jobs(&self) -> impl Iterator<Item = L> {
+        let closed = self.closed.iter().filter(|(_, closed)| closed.has_jobs);
+        closed.map(|(lane, _)| *lane)
+    }
+
+    /// The number of lanes that wait for the end of a job of this limit.
+    pub fn waiting(&self, limit: &K) -> usize {
+        let classes = self.waiting.get(limit).into_iter().flatten();
+        classes.map(|(_, of_class)| of_class.len()).sum()
+    }
+
+    /// What a member has had of a limit: whoever has had less goes first.
+    pub fn had(&self, limit: &K, member: &S) -> u64 {
+        self.shared
+            .get(limit)
+            .map_or(0, |shared| shared.had(member))
+    }
+
     /// Counts what a member has taken of these limits: `turns` is the number of jobs, times what one costs, divided by
     /// its share. Called before the lanes of the claim are closed.
     pub fn take<'a>(&mut self, limits: impl IntoIterator<Item = &'a K>, member: &S, turns: f64)
@@ -108,51 +134,59 @@ where
         }
     }
 
-    /// Closes a lane until a job of one of these limits has ended. Without a limit, it stays open.
-    pub fn close_until_end(&mut self, lane: L, class: Class, limits: &[K], member: &S) {
+    /// Closes a lane until a job of one of these limits, which have no room for it, has ended. Without a limit, it stays
+    /// open. `has_jobs`: it is known to have some.
+    pub fn close_until_end(
+        &mut self,
+        lane: L,
+        class: Class,
+        limits: &[K],
+        member: &S,
+        has_jobs: bool,
+    ) {
         self.open(lane);
         if limits.is_empty() {
             return;
         }
         self.closings += 1;
-        let places = limits.iter().map(|limit| {
-            let had = self
-                .shared
-                .get(limit)
-                .map_or(0, |shared| shared.had(member));
-            (limit.clone(), (had, self.closings))
-        });
+        let place = |limit: &K| (self.had(limit, member), self.closings);
+        let places = limits.iter().map(|limit| (limit.clone(), place(limit)));
         let places: Vec<(K, Place)> = places.collect();
-        self.wait(lane, class, places);
+        self.wait(lane, class, places, has_jobs);
     }
 
-    fn wait(&mut self, lane: L, class: Class, places: Vec<(K, Place)>) {
+    fn wait(&mut self, lane: L, class: Class, places: Vec<(K, Place)>, has_jobs: bool) {
         for (limit, place) in &places {
             let waiting = self.waiting.entry(limit.clone()).or_default();
             waiting.entry(class).or_default().insert((*place, lane));
         }
-        self.closed.insert(lane, Closed::UntilEnd(class, places));
+        let until = Until::End(class, places);
+        self.closed.insert(lane, Closed { until, has_jobs });
     }
 
     /// Closes a lane until this time. `limits`: those that let jobs start at a rate.
-    pub fn close_until(&mut self, lane: L, at: T, limits: &[K], member: &S) {
+    pub fn close_until(&mut self, lane: L, at: T, limits: &[K], member: &S, has_jobs: bool) {
         self.open(lane);
         self.closings += 1;
-        let had = limits.iter().filter_map(|limit| self.shared.get(limit));
-        let had = had.map(|shared| shared.had(member)).max();
+        let had = limits.iter().map(|limit| self.had(limit, member)).max();
         let place = (had.unwrap_or(0), self.closings);
         self.opening.entry(at).or_default().insert((place, lane));
-        self.closed.insert(lane, Closed::Until(at, place));
+        let until = Until::Time(at, place);
+        self.closed.insert(lane, Closed { until, has_jobs });
     }
 
     /// Lets a lane that waits for the end of a job go ahead of the others of its class: it has overdue jobs.
     pub fn go_first(&mut self, lane: L) {
-        if let Some(Closed::UntilEnd(class, places)) = self.closed.get(&lane) {
-            let class = *class;
+        if let Some(Closed {
+            until: Until::End(class, places),
+            has_jobs,
+        }) = self.closed.get(&lane)
+        {
+            let (class, has_jobs) = (*class, *has_jobs);
             let places = places.iter().map(|(limit, _)| (limit.clone(), FIRST));
             let places = places.collect();
             self.open(lane);
-            self.wait(lane, class, places);
+            self.wait(lane, class, places, has_jobs);
         }
     }
 
@@ -161,8 +195,8 @@ where
         let Some(closed) = self.closed.remove(&lane) else {
             return false;
         };
-        match closed {
-            Closed::Until(at, place) => {
+        match closed.until {
+            Until::Time(at, place) => {
                 if let Some(opening) = self.opening.get_mut(&at) {
                     opening.remove(&(place, lane));
                     if opening.is_empty() {
@@ -170,7 +204,7 @@ where
                     }
                 }
             }
-            Closed::UntilEnd(class, places) => {
+            Until::End(class, places) => {
                 for (limit, place) in places {
                     let Some(waiting) = self.waiting.get_mut(&limit) else {
                         continue;
@@ -311,7 +345,7 @@ mod tests {
 
     /// Closes a lane, which is a member by itself.
     fn close(closings: &mut OfTest, lane: u32) {
-        closings.close_until_end(lane, CLASS, &["limit"], &lane);
+        closings.close_until_end(lane, CLASS, &["limit"], &lane, true);
     }
 
     #[test]
@@ -334,8 +368,9 @@ mod tests {
     #[test]
     fn a_lane_that_is_closed_for_a_time_opens_by_itself() {
         let mut closings = OfTest::default();
-        closings.close_until(1, 20, &["limit"], &1);
-        closings.close_until(2, 10, &[], &2);
+        closings.close_until(1, 20, &["limit"], &1, true);
+        closings.close_until(2, 10, &[], &2, false);
+        assert_eq!(closings.with_jobs().collect::<Vec<_>>(), [1]);
         assert_eq!(closings.next_opening(), Some(10));
         assert_eq!((closings.due(9), closings.due(20)), (vec![], vec![2, 1]));
         closings.open(2);
@@ -352,8 +387,8 @@ mod tests {
         let mut counts = vec![0; shares.len()];
         let lanes: Vec<u32> = (0..).take(shares.len()).collect();
         let close = |closings: &mut OfTest, lane: u32, now: u64| match at_a_rate {
-            true => closings.close_until(lane, now + 1, &["limit"], &lane),
-            false => closings.close_until_end(lane, CLASS, &["limit"], &lane),
+            true => closings.close_until(lane, now + 1, &["limit"], &lane, true),
+            false => closings.close_until_end(lane, CLASS, &["limit"], &lane, true),
         };
         for lane in &lanes {
             close(&mut closings, *lane, 0);
@@ -409,7 +444,7 @@ mod tests {
     #[test]
     fn members_and_limits_that_make_no_difference_are_forgotten() {
         let mut closings: Closings<u32, u32, u32, u64> = Closings::default();
-        closings.close_until_end(1, CLASS, &[7], &1);
+        closings.close_until_end(1, CLASS, &[7], &1, true);
         for n in 0..40_000 {
             closings.take(&[7], &n, 1.0);
             closings.take(&[n + 10], &0, 1.0);

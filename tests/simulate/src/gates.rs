@@ -59,12 +59,14 @@ pub struct Gated {
 }
 
 /// A lane from which no job may start now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClosedLane {
     /// The lane.
     pub lane: u32,
     /// For how long; `None`: until a job of its key has ended.
     pub wait_ms: Option<i64>,
+    /// The keys of running jobs that have no room for it.
+    pub by: Vec<Key>,
 }
 
 /// The starts of a key that count: a row of `rouse.gate_key`.
@@ -260,11 +262,11 @@ impl Gates {
             let is_full = |pair: &Gated| pair.room.is_some_and(|room| jobs(lane) >= whole(room));
             let wait = |pair: &Gated| waits.get(&pair.of).copied().or(pair.wait_ms);
             let wait_ms = of_lane.iter().filter_map(wait).max();
-            if of_lane.iter().any(is_full) {
-                let wait_ms = None;
-                closed.push(ClosedLane { lane, wait_ms });
-            } else if wait_ms.is_some() {
-                closed.push(ClosedLane { lane, wait_ms });
+            let full = of_lane.iter().filter(|pair| is_full(pair));
+            let by: Vec<Key> = full.map(|pair| pair.of).collect();
+            if !by.is_empty() || wait_ms.is_some() {
+                let wait_ms = wait_ms.filter(|_| by.is_empty());
+                closed.push(ClosedLane { lane, wait_ms, by });
             }
         }
         closed

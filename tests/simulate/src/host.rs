@@ -245,9 +245,9 @@ impl Host {
         sabotage: Option<Sabotage>,
     ) {
         for (lane, jobs, _) in &answer.taken {
-            let Lane { keys, place, .. } = &lanes[*lane as usize];
+            let Lane { keys, weight, .. } = &lanes[*lane as usize];
             #[expect(clippy::cast_precision_loss, reason = "the size of a claim")]
-            self.closings.take(keys, lane, *jobs as f64 / place.share);
+            self.closings.take(keys, lane, *jobs as f64 / weight);
         }
         if answer.closed.is_empty() && self.closings.is_empty() {
             return;
@@ -261,12 +261,26 @@ impl Host {
                     let of = &lanes[lane as usize];
                     self.turns.remove(lane);
                     match wait {
-                        Some(until) => closings.close_until(lane, until, &of.keys, &lane),
+                        Some(until) => closings.close_until(lane, until, &of.keys, &lane, true),
                         None => {
-                            closings.close_until_end(lane, of.place.class, &of.limits, &lane);
+                            let class = of.place.class;
+                            closings.close_until_end(lane, class, &closed.by, &lane, true);
                         }
                     }
                 }
+            }
+        }
+        for closed in &answer.closed {
+            if taken.contains(&closed.lane) || closed.wait_ms.is_some() {
+                continue;
+            }
+            let limits = &lanes[closed.lane as usize].limits;
+            let had_room = limits.iter().filter(|limit| !closed.by.contains(limit));
+            let others: Vec<u32> = had_room
+                .flat_map(|limit| self.closings.others(limit))
+                .collect();
+            for other in others {
+                self.open(other, lanes, sabotage);
             }
         }
         let taken = answer.taken.iter().map(|(lane, ..)| lane);

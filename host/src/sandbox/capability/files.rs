@@ -50,10 +50,7 @@ pub(in crate::sandbox) fn guard_files(linker: &mut Linker<AttemptState>) -> wasm
 
 fn files(state: &mut AttemptState) -> Files<'_> {
     state.meter.count_host_call();
-    let disk = Disk {
-        abort: state.abort.clone(),
-        meter: state.meter.clone(),
-    };
+    let disk = Disk::new(state.abort.clone(), state.meter.clone());
     let (granted, log) = (state.granted.clone(), state.log.clone());
     let (inner, fds, denial, outside_paths) = state.files();
     Files {

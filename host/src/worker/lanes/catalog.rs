@@ -68,6 +68,7 @@ impl Lanes {
                     batch: None,
                     most_at_once: None,
                     cost: 1.0,
+                    weight: 1.0,
                     cursor: i64::MIN,
                     recent: [i64::MIN; 2],
                     marks: [i64::MIN; 2],

@@ -6,9 +6,10 @@
 //! some of the lanes of each limit, and if they have room, or no jobs any more, the others follow. The order is decided
 //! in `host/turns/src/closings.rs`.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rouse_turns::Closings;
 
@@ -47,9 +48,9 @@ impl Gates {
         self.closings.is_closed(id)
     }
 
-    /// The lanes from which no job may start now.
+    /// The lanes that are known to have jobs, of which none may start now.
     pub(super) fn closed_lanes(&self) -> impl Iterator<Item = LaneId> {
-        self.closings.lanes()
+        self.closings.with_jobs()
     }
 
     /// Applies to a lane which gates it is behind. Its queue may have a limit of its own, and so may its handler.
@@ -59,20 +60,21 @@ impl Gates {
         known.rates.clear();
         known.batch = None;
         if is_capped_queue {
-            let limit = format!("queue {}\n{}", lane.queue, known.place.key);
-            known.limits.push(limit.into());
+            let name = format!("queue {}", lane.queue);
+            let limit = format!("{name}\n{}", known.place.key).into();
+            known.limits.push((name, limit));
         }
         if known.most_at_once.is_some() {
-            known
-                .limits
-                .push(format!("handler {}", lane.handler).into());
+            let name = of_handler(&lane.handler);
+            let limit = name.as_str().into();
+            known.limits.push((name, limit));
         }
         for gate in &self.gates {
             if let Some(key) = gate.key_of(&lane.queue, &lane.handler, &lane.values) {
                 let limit = || format!("gate {}\n{}", gate.name, key.join("\n")).into();
                 match gate.limit {
                     ClaimLimit::Starts => known.rates.push(limit()),
-                    ClaimLimit::Running => known.limits.push(limit()),
+                    ClaimLimit::Running => known.limits.push((gate.name.clone(), limit())),
                     ClaimLimit::Batch(most) => {
                         known.batch = Some(known.batch.map_or(most, |other| other.min(most)));
                     }
@@ -90,19 +92,36 @@ impl Lanes {
         is_new
     }
 
-    /// Notes that no job of this lane may start for a while; `None`: until one of its limits has room again. Behind a gate
-    /// that this worker does not know yet, the sweep finds the lane.
-    pub(in crate::worker) fn close(&mut self, id: LaneId, wait: Option<Duration>, now: Instant) {
-        self.active.remove(id);
-        let Some(known) = self.known.get(&id) else {
-            self.gates.closings.open(id);
+    /// Notes that no job of this lane may start now, although its handler has room for others.
+    pub(in crate::worker) fn close_for_handler(&mut self, id: LaneId, now: Instant) {
+        if let Some(known) = self.known.get(&id) {
+            let closed = ClosedLane {
+                lane: id,
+                wait: None,
+                by: vec![of_handler(&known.lane.handler)],
+            };
+            self.close(&closed, true, now);
+        }
+    }
+
+    /// Closes a lane: for a while, or until the gates that have no room have some again. Behind a gate that this worker
+    /// does not know yet, the sweep finds the lane. `has_jobs`: it is known to have some.
+    pub(super) fn close(&mut self, closed: &ClosedLane, has_jobs: bool, now: Instant) {
+        let ClosedLane { lane: id, wait, by } = closed;
+        self.active.remove(*id);
+        let Some(known) = self.known.get(id) else {
+            self.gates.closings.open(*id);
             return;
         };
-        let member = self.member(known);
+        let (class, member) = (known.place.class, self.member(known));
         let closings = &mut self.gates.closings;
         match wait {
-            Some(wait) => closings.close_until(id, now + wait, &known.rates, &member),
-            None => closings.close_until_end(id, known.place.class, &known.limits, &member),
+            Some(wait) => closings.close_until(*id, now + *wait, &known.rates, &member, has_jobs),
+            None => {
+                let limits = known.limits.iter().filter(|(gate, _)| by.contains(gate));
+                let limits: Vec<Limit> = limits.map(|(_, limit)| limit.clone()).collect();
+                closings.close_until_end(*id, class, &limits, &member, has_jobs);
+            }
         }
     }
 
@@ -127,8 +146,9 @@ impl Lanes {
             };
             let member = self.member(known);
             #[expect(clippy::cast_precision_loss, reason = "the size of a claim")]
-            let turns = *jobs as f64 * known.cost / known.place.share;
-            let limits = known.limits.iter().chain(&known.rates);
+            let turns = *jobs as f64 * known.cost / known.weight;
+            let limits = known.limits.iter().map(|(_, limit)| limit);
+            let limits = limits.chain(&known.rates);
             self.gates.closings.take(limits, &member, turns);
         }
     }
@@ -181,18 +201,39 @@ impl Lanes {
         self.gates.closings.wait_for_ends() && self.open_behind_limits_of(id, Closings::others)
     }
 
+    /// Opens other lanes of those limits of a lane that had room for it: others have kept its jobs from starting. True if
+    /// there are any.
+    fn open_instead(&mut self, closed: &ClosedLane) -> bool {
+        let known = self.known.get(&closed.lane);
+        let limits = known.iter().flat_map(|known| &known.limits);
+        let limits = limits.filter(|(gate, _)| !closed.by.contains(gate));
+        let closings = &self.gates.closings;
+        let others = limits.flat_map(|(_, limit)| closings.others(limit));
+        let others = others.collect();
+        self.open_all(others)
+    }
+
     fn open_behind_limits_of(
         &mut self,
         id: LaneId,
         opened: impl Fn(&Closings<LaneId, Limit, Member, Instant>, &Limit) -> Vec<LaneId>,
     ) -> bool {
-        let limits = self.known.get(&id).map(|known| known.limits.clone());
-        let mut is_any = false;
-        for limit in limits.iter().flatten() {
-            let opened = opened(&self.gates.closings, limit);
-            is_any |= self.open_all(opened);
+        let Some(known) = self.known.get(&id) else {
+            return false;
+        };
+        let closings = &self.gates.closings;
+        let limits = || known.limits.iter().map(|(_, limit)| limit);
+        // In the order of the limit that most of them share: a lane that waited for another one does not go ahead.
+        let shared = limits().max_by_key(|limit| closings.waiting(limit));
+        let had = |id: &LaneId| {
+            let member = self.member(self.known.get(id)?);
+            Some(closings.had(shared?, &member))
+        };
+        let mut ids: Vec<LaneId> = limits().flat_map(|limit| opened(closings, limit)).collect();
+        if known.limits.len() > 1 {
+            ids.sort_by_cached_key(|id| Reverse(had(id)));
         }
-        is_any
+        self.open_all(ids)
     }
 
     /// Opens lanes, of which the last one goes first. True if any of them is served as a whole.
@@ -214,18 +255,30 @@ impl Lanes {
         }
     }
 
-    /// Notes which lanes of a claim are closed: first those of which it has taken nothing.
+    /// Notes which lanes of a claim are closed: first those of which it has taken nothing. `with_jobs`: those that are known
+    /// to have jobs. True if others were opened instead.
     pub(super) fn note_closed(
         &mut self,
         closed: &[ClosedLane],
         claimed: &HashMap<LaneId, usize>,
+        with_jobs: &HashSet<LaneId>,
         now: Instant,
-    ) {
+    ) -> bool {
         let (taken, others): (Vec<&ClosedLane>, Vec<&ClosedLane>) = closed
             .iter()
             .partition(|closed| claimed.contains_key(&closed.lane));
-        for closed in others.into_iter().chain(taken) {
-            self.close(closed.lane, closed.wait, now);
+        for closed in others.iter().chain(&taken) {
+            self.close(closed, with_jobs.contains(&closed.lane), now);
         }
+        let mut is_any = false;
+        for closed in others.iter().filter(|closed| closed.wait.is_none()) {
+            is_any |= with_jobs.contains(&closed.lane) && self.open_instead(closed);
+        }
+        is_any
     }
+}
+
+/// The name of the limit of how many attempts of a handler run on this host. No gate has a name like this.
+fn of_handler(handler: &str) -> String {
+    format!("handler {handler}")
 }

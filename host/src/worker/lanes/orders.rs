@@ -174,6 +174,11 @@ impl Lanes {
             self.advance(job.lane, job.turn);
             *claimed.entry(job.lane).or_default() += 1;
         }
+        let mut with_jobs: HashSet<LaneId> = HashSet::new();
+        if !closed.is_empty() {
+            with_jobs.extend(closed.iter().map(|closed| closed.lane));
+            with_jobs.retain(|id| self.active.contains(*id) || claimed.contains_key(id));
+        }
         self.count_selected(orders, &claimed);
         self.count_behind_limits(&claimed);
         let has_jobs = |order: &ClaimOrder| claimed.contains_key(&order.lane);
@@ -212,8 +217,7 @@ impl Lanes {
             }
         }
         self.forfeit_turns(orders, &claimed);
-        self.note_closed(closed, &claimed, Instant::now());
-        let mut is_any_opened = false;
+        let mut is_any_opened = self.note_closed(closed, &claimed, &with_jobs, Instant::now());
         for lane in claimed.keys().chain(&emptied) {
             if !self.is_closed(*lane) {
                 is_any_opened |= self.open_others(*lane);
@@ -240,21 +244,26 @@ impl Lanes {
         }
     }
 
-    /// The lanes that are known to have jobs, also those that no job may start from now.
-    pub(super) fn active_or_closed(&self) -> impl Iterator<Item = &Known> {
-        let ids = self.active.lanes().chain(self.gates.closed_lanes());
-        ids.filter_map(|id| self.known.get(&id))
+    /// The lanes that are known to have jobs that may start.
+    pub(super) fn active_lanes(&self) -> impl Iterator<Item = &Known> {
+        self.active.lanes().filter_map(|id| self.known.get(&id))
     }
 
-    /// Lanes that are known to have jobs, of a later class than the first one that has any. If there are more than fit one
-    /// claim, each call returns other ones.
+    /// The lanes that are known to have jobs, of which none may start now.
+    pub(super) fn closed_lanes(&self) -> impl Iterator<Item = &Known> {
+        let closed = self.gates.closed_lanes();
+        closed.filter_map(|id| self.known.get(&id))
+    }
+
+    /// Lanes that are known to have jobs, of a later class than the first one that has any: among those whose jobs may
+    /// start, and among the closed ones. If there are more than fit one claim, each call returns other ones.
     pub(in crate::worker) fn behind(&mut self, after: After) -> Vec<ClaimOrder> {
         let class = |lane: &Known| lane.class(self.queue_order);
-        let first = self.active_or_closed().map(class).min();
-        let later = self
-            .active_or_closed()
-            .filter(|lane| Some(class(lane)) > first);
-        let mut later: Vec<&Known> = later.collect();
+        let first = self.active_lanes().map(class).min();
+        let active = self.active_lanes().filter(|it| Some(class(it)) > first);
+        let first = self.closed_lanes().map(class).min();
+        let closed = self.closed_lanes().filter(|it| Some(class(it)) > first);
+        let mut later: Vec<&Known> = active.chain(closed).collect();
         rotate_after(&mut later, self.behind_after);
         later.truncate(LANES_PER_CLAIM);
         let last = later.last().map(|lane| lane.lane.id);

@@ -49,6 +49,8 @@ impl Shares {
             },
             key: key.unwrap_or_default().into(),
         };
+        let quantum = fair.map_or(1.0, |fair| f64::from(fair.quantum));
+        known.weight = known.place.share / quantum;
         known.cost = 1.0;
         known.is_charged = fair.is_some_and(|fair| fair.charges_cpu);
         self.any_served |= known.serving.is_some() && fair.is_some();
@@ -160,11 +162,12 @@ impl Lanes {
         if !self.serves_fair() {
             return Vec::new();
         }
-        let class = |lane: &&Known| lane.place.class;
-        let first = self.active_or_closed().map(|lane| class(&lane)).min();
-        let of_first = self
-            .active_or_closed()
-            .filter(|lane| Some(class(lane)) == first);
+        // If there are any from which jobs may start, those decide which class is the first.
+        let class = |lane: &Known| lane.place.class;
+        let first = self.active_lanes().map(class).min();
+        let first = first.or_else(|| self.closed_lanes().map(class).min());
+        let all = self.active_lanes().chain(self.closed_lanes());
+        let of_first = all.filter(|lane| Some(class(lane)) == first);
         let mut waits: BTreeMap<Duration, Vec<&Known>> = BTreeMap::new();
         for known in of_first {
             let fair = self.shares.settings.get(&known.lane.queue);

@@ -57,14 +57,20 @@ fn claim(
     (taken.collect(), closed)
 }
 
-fn until_end(lane: u32) -> ClosedLane {
-    let wait_ms = None;
-    ClosedLane { lane, wait_ms }
+fn until_end(lane: u32, by: Key) -> ClosedLane {
+    ClosedLane {
+        lane,
+        wait_ms: None,
+        by: vec![by],
+    }
 }
 
 fn for_ms(lane: u32, ms: i64) -> ClosedLane {
-    let wait_ms = Some(ms);
-    ClosedLane { lane, wait_ms }
+    ClosedLane {
+        lane,
+        wait_ms: Some(ms),
+        by: Vec::new(),
+    }
 }
 
 #[test]
@@ -97,12 +103,13 @@ fn no_more_jobs_of_a_key_run_than_its_limit_and_an_end_makes_room() {
     let mut gates = Gates::new(vec![Limit::Running { most: 3 }]);
     let keys = [vec![key(0, 0)], vec![key(0, 1)], vec![]];
     let first = claim(&mut gates, &keys, &[10, 2, 1], 100, 0);
-    assert_eq!(first, (vec![3, 2, 1], vec![until_end(0)]));
+    assert_eq!(first, (vec![3, 2, 1], vec![until_end(0, key(0, 0))]));
     let second = claim(&mut gates, &keys, &[7, 0, 0], 100, 0);
-    assert_eq!(second, (vec![0, 0, 0], vec![until_end(0)]));
+    assert_eq!(second, (vec![0, 0, 0], vec![until_end(0, key(0, 0))]));
     gates.ended(key(0, 0));
     let third = claim(&mut gates, &keys, &[7, 5, 0], 100, 0);
-    assert_eq!(third, (vec![1, 1, 0], vec![until_end(0), until_end(1)]));
+    let full = vec![until_end(0, key(0, 0)), until_end(1, key(0, 1))];
+    assert_eq!(third, (vec![1, 1, 0], full));
 }
 
 #[test]
@@ -112,7 +119,7 @@ fn lanes_with_the_same_key_share_its_room_and_those_without_jobs_take_none() {
     let (taken, closed) = claim(&mut gates, &keys, &[0, 3, 9], 100, 0);
     assert_eq!(taken, [0, 3, 1]);
     // The first one had room for four when it had its turn.
-    assert_eq!(closed, [until_end(2)]);
+    assert_eq!(closed, [until_end(2, key(0, 0))]);
 }
 
 #[test]
@@ -132,7 +139,7 @@ fn a_job_passes_all_of_its_gates_or_none() {
     assert_eq!((taken, closed), (vec![2], vec![for_ms(0, 1000)]));
     // Four run: room for one.
     let (taken, closed) = claim(&mut gates, &keys, &[5], 100, 2000 * MS);
-    assert_eq!((taken, closed), (vec![1], vec![until_end(0)]));
+    assert_eq!((taken, closed), (vec![1], vec![until_end(0, key(0, 0))]));
     assert_eq!(
         gates.room(key(1, 0), 2000 * MS),
         (1, None),

@@ -7,9 +7,10 @@
 use std::pin::pin;
 use std::sync::Arc;
 
+use tokio::sync::Semaphore;
 use wasmtime::component::{Resource, ResourceTable};
 use wasmtime_wasi::filesystem::{Descriptor, WasiFilesystemCtx, WasiFilesystemCtxView};
-use wasmtime_wasi::runtime::{AbortOnDropJoinHandle, poll_noop, spawn_blocking};
+use wasmtime_wasi::runtime::{AbortOnDropJoinHandle, poll_noop, spawn, spawn_blocking};
 
 use crate::sandbox::AbortHandle;
 use crate::sandbox::attempt::meter::Meter;
@@ -19,9 +20,19 @@ use crate::sandbox::attempt::meter::Meter;
 pub(super) struct Disk {
     pub(super) abort: AbortHandle,
     pub(super) meter: Arc<Meter>,
+    /// For one change at a time: changes wait for the measurement of their directory, and all attempts share the threads.
+    changing: Arc<Semaphore>,
 }
 
 impl Disk {
+    pub(super) fn new(abort: AbortHandle, meter: Arc<Meter>) -> Self {
+        Self {
+            abort,
+            meter,
+            changing: Arc::new(Semaphore::new(1)),
+        }
+    }
+
     /// Runs an operation that changes nothing. Its CPU time counts for the attempt.
     pub(super) fn read<T: Send + 'static>(
         &self,
@@ -38,13 +49,18 @@ impl Disk {
         count: impl FnOnce() -> C + Send + 'static,
         change: impl FnOnce(C) -> T + Send + 'static,
     ) -> AbortOnDropJoinHandle<Option<T>> {
-        let abort = self.abort.clone();
-        self.read(move || {
-            if abort.reason().is_some() {
-                return None;
-            }
-            let counted = count();
-            abort.reason().is_none().then(|| change(counted))
+        let disk = self.clone();
+        spawn(async move {
+            let _turn = disk.changing.acquire().await.expect("it is never closed");
+            let abort = disk.abort.clone();
+            let changed = disk.read(move || {
+                if abort.reason().is_some() {
+                    return None;
+                }
+                let counted = count();
+                abort.reason().is_none().then(|| change(counted))
+            });
+            changed.await
         })
     }
 }
@@ -80,9 +96,10 @@ mod tests {
     #[tokio::test]
     async fn a_change_that_waited_for_a_thread_until_the_abort_is_never_made() {
         let (abort, meter) = (AbortHandle::new(), Arc::default());
-        let disk = Disk { abort, meter };
+        let disk = Disk::new(abort, meter);
         // The runtime of this test has one blocking thread, which is busy.
-        let runtime = tokio::runtime::Builder::new_current_thread()
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
             .max_blocking_threads(1)
             .build()
             .unwrap();
@@ -108,7 +125,7 @@ mod tests {
     #[tokio::test]
     async fn a_change_is_not_made_if_the_attempt_is_aborted_while_it_is_counted() {
         let (abort, meter) = (AbortHandle::new(), Arc::default());
-        let disk = Disk { abort, meter };
+        let disk = Disk::new(abort, meter);
         let abort = disk.abort.clone();
         let count = move || abort.abort(AbortReason::TimedOut, Duration::from_secs(60));
         assert_eq!(disk.change(count, |()| ()).await, None);
@@ -118,7 +135,7 @@ mod tests {
     async fn file_operations_count_towards_the_cpu_time_of_the_attempt() {
         let (abort, meter) = (AbortHandle::new(), Arc::<Meter>::default());
         let (max, counted) = (Duration::from_millis(5), meter.clone());
-        let disk = Disk { abort, meter };
+        let disk = Disk::new(abort, meter);
         let started = std::time::Instant::now();
         while counted.usage().cpu < max {
             assert!(

@@ -223,10 +223,7 @@ mod tests {
                 files_max: 3,
             };
             let quota = InQuota::new(ledger.clone(), quota, "/out", Arc::new(log));
-            let disk = Disk {
-                abort: abort.clone(),
-                meter: Arc::default(),
-            };
+            let disk = Disk::new(abort.clone(), Arc::default());
             let file = Arc::new(File::create(dir.path().join("file")).unwrap());
             let (quota, open) = (Some(Arc::new(quota)), InUse::unlimited());
             let output = FileOutput::new(disk, file, Some(0), quota, open);

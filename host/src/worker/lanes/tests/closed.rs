@@ -14,6 +14,14 @@ fn until_end(id: i64) -> ClosedLane {
     ClosedLane {
         lane: LaneId(id),
         wait: None,
+        by: ["queue default", "all"].map(Into::into).into(),
+    }
+}
+
+fn for_seconds(id: i64, seconds: u64) -> ClosedLane {
+    ClosedLane {
+        wait: Some(Duration::from_secs(seconds)),
+        ..until_end(id)
     }
 }
 
@@ -128,7 +136,7 @@ fn a_lane_that_was_not_known_to_have_jobs_opens_no_other() {
     lanes.learn((1..3).map(|n| of_tenant(n, n, "a")).collect());
     lanes.serve(|_| Some(SERVED));
     lanes.mark_all_empty();
-    lanes.close(LaneId(2), None, Instant::now());
+    lanes.close(&until_end(2), true, Instant::now());
     let orders = lanes.orders(After::Cursor, WANTED);
     assert_eq!(orders[0].lane, LaneId(1), "it is idle");
     assert_eq!(
@@ -166,13 +174,13 @@ fn a_sweep_opens_at_most_as_many_lanes_as_a_claim_has_and_the_next_one_goes_on()
     lanes.learn((1..=400).map(|n| of_tenant(n, n, &n.to_string())).collect());
     lanes.serve(|_| Some(SERVED));
     for n in 1..=400 {
-        lanes.close(LaneId(n), None, Instant::now());
+        lanes.close(&until_end(n), true, Instant::now());
     }
     lanes.open_some();
     let first = open(&lanes);
     assert_eq!(first.len(), 256);
     for id in &first {
-        lanes.close(LaneId(*id), None, Instant::now());
+        lanes.close(&until_end(*id), true, Instant::now());
     }
     lanes.open_some();
     let second = open(&lanes);
@@ -238,6 +246,48 @@ fn tenants_behind_a_gate_that_they_share_get_their_shares_of_it() {
     }
 }
 
+/// Two of them are behind a gate of their own, which is full.
+#[test]
+fn lanes_that_another_gate_keeps_closed_do_not_use_up_the_room_of_a_shared_one() {
+    let mut lanes = Lanes::default();
+    let imports = crate::job::ClaimGate {
+        name: "imports".into(),
+        handler: Some("import".into()),
+        ..gate(crate::job::ClaimLimit::Running)
+    };
+    lanes.set_gates(vec![gate(crate::job::ClaimLimit::Running), imports]);
+    let import = |n: i64| Lane {
+        handler: "import".into(),
+        ..of_tenant(n, n, "a")
+    };
+    let mut all: Vec<Lane> = (1..=20).map(import).collect();
+    all.push(of_tenant(21, 21, "m"));
+    lanes.learn(all);
+    lanes.serve(|_| Some(SERVED));
+    let by = |id: i64, gates: &[&str]| ClosedLane {
+        by: gates.iter().map(|gate| (*gate).into()).collect(),
+        ..until_end(id)
+    };
+    let orders = lanes.orders(After::Cursor, WANTED);
+    // The mail has taken the last room of both.
+    let mut closed: Vec<ClosedLane> = (1..=20).map(|id| by(id, &["all", "imports"])).collect();
+    closed.push(by(21, &["all"]));
+    lanes.claimed(&orders, &[job(21, 100)], &closed, false);
+    assert!(lanes.free(LaneId(21)));
+    // There is room behind the shared gate, and none of the first lanes can use it.
+    for _ in 0..3 {
+        let open: Vec<i64> = open(&lanes);
+        if open.contains(&21) {
+            break;
+        }
+        let orders = lanes.with_jobs();
+        let closed: Vec<ClosedLane> = open.iter().map(|id| by(*id, &["imports"])).collect();
+        assert!(lanes.claimed(&orders, &[], &closed, false).opened);
+    }
+    assert!(open(&lanes).contains(&21));
+    assert!(lanes.wait_for_ends(), "the imports wait for their own");
+}
+
 /// Otherwise a gate that earlier classes use up would keep them for ever.
 #[test]
 fn closed_lanes_are_searched_for_overdue_jobs_and_those_that_have_some_open_first() {
@@ -252,7 +302,7 @@ fn closed_lanes_are_searched_for_overdue_jobs_and_those_that_have_some_open_firs
     lanes.learn(all);
     lanes.serve(|_| Some(SERVED));
     for n in (1..=300).chain([400]) {
-        lanes.close(LaneId(n), None, Instant::now());
+        lanes.close(&until_end(n), true, Instant::now());
     }
     assert!(lanes.has_closed());
     let searched = |lanes: &mut Lanes| -> Vec<i64> {
@@ -284,10 +334,9 @@ fn a_lane_at_its_rate_opens_by_itself() {
     lanes.learn(vec![of_tenant(1, 10, "a"), of_tenant(2, 20, "b")]);
     lanes.serve(|_| Some(SERVED));
     let now = Instant::now();
-    let seconds = |seconds| Some(Duration::from_secs(seconds));
-    lanes.close(LaneId(10), seconds(9), now);
-    lanes.close(LaneId(20), seconds(2), now);
-    lanes.close(LaneId(20), seconds(5), now);
+    lanes.close(&for_seconds(10, 9), true, now);
+    lanes.close(&for_seconds(20, 2), true, now);
+    lanes.close(&for_seconds(20, 5), true, now);
     assert!(next(&mut lanes).is_empty() && !lanes.wait_for_ends());
     assert!(!lanes.free(LaneId(10)), "the end of a job opens nothing");
     assert_eq!(lanes.next_opening(), Some(now + Duration::from_secs(5)));
