@@ -1,8 +1,9 @@
 //! Accepts connections. Limits how many are open at once and how long each may be silent.
 //!
 //! `axum::serve` limits neither, so any client that reaches the port could exhaust the file descriptors of the process
-//! without sending a single request. If all slots are taken, a connection that has not sent a request or does not read
-//! its response is closed ([`open`]). Requests are therefore served even if many clients connect and send nothing.
+//! without sending a single request. If all slots are taken, a connection that has not sent a request or its whole body,
+//! or does not read its response, is closed ([`open`]). Requests are therefore served even if many clients connect and
+//! send nothing.
 
 mod open;
 mod watched;
@@ -14,6 +15,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::serve::Listener;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -26,7 +29,7 @@ use tokio_util::task::TaskTracker;
 use tracing::debug;
 
 use self::open::{Connected, Open};
-use self::watched::{Body, Stream};
+use self::watched::{Body, RequestBody, Stream};
 
 /// Connections besides those of running invocations: probes, scrapers and refused callers, all of which are served
 /// in milliseconds. More of them wait in the listen backlog unless one of these is silent.
@@ -93,13 +96,14 @@ async fn connection(
     http.timer(TokioTimer::new())
         .header_read_timeout(HEAD_PATIENCE);
     let pages = TowerToHyperService::new(pages);
-    let service = service_fn(|request| {
+    let service = service_fn(|request: Request<Incoming>| {
         let (pages, connected) = (pages.clone(), connected.clone());
         async move {
             if !connected.start_request() {
                 // It has just been chosen to be closed, and is about to be dropped.
                 std::future::pending::<()>().await;
             }
+            let request = request.map(|body| RequestBody::new(body, connected.clone()));
             let answer = pages.call(request).await?;
             Ok::<_, Infallible>(answer.map(|body| Body::new(body, connected)))
         }

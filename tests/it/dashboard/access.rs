@@ -1,5 +1,9 @@
 //! Access to the dashboard: roles, sign-ins, forms.
 
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
 use super::{Dashboard, form_token, ids, shop};
 use crate::support::worker::PATIENCE;
 use crate::support::{Host, TestDb};
@@ -338,6 +342,25 @@ async fn a_login_that_may_only_read_shows_why_it_cannot_change() {
         .send("GET", "/queues", &[("Cookie", &notice)], "")
         .await;
     assert!(shown.body.contains("permission denied"), "{}", shown.body);
+}
+
+#[tokio::test]
+async fn clients_that_never_send_the_form_of_a_sign_in_keep_nobody_out() {
+    let db = TestDb::new().await;
+    let dashboard = Dashboard::start_at(&db, "0.0.0.0:0", TOKENS);
+    let mut open = Vec::new();
+    // More than there are connections.
+    for _ in 0..200 {
+        let mut stream = TcpStream::connect(dashboard.address).await.unwrap();
+        let head = format!(
+            "POST /ui/sign-in HTTP/1.1\r\nHost: {}\r\nSec-Fetch-Site: none\r\nContent-Length: 100\r\n\r\ntoken=",
+            dashboard.address
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        open.push(stream);
+    }
+    let page = timeout(PATIENCE, dashboard.get("/sign-in")).await;
+    assert_eq!(page.expect("one of them is closed").status, 200);
 }
 
 #[tokio::test]

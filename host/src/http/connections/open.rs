@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-/// A connection that has not read from its response for this long may be closed.
+/// A connection that has not read from its response, or not sent the whole body of its request, for this long may be
+/// closed.
 const STUCK_MIN: Duration = Duration::from_secs(1);
 
 /// The connections that are open.
@@ -25,12 +26,14 @@ struct Activity {
     is_behind: bool,
     /// Since when its next request is awaited, or it has not read from its response.
     silent_since: Option<Instant>,
+    /// Since when the body of its request is awaited. Parts that arrive do not count: a client could send a byte a second.
+    body_awaited_since: Option<Instant>,
     close: CancellationToken,
 }
 
 impl Open {
     /// Closes the connection without a request that has been silent for longest, else the one that has not read its
-    /// response for longest, if there is either.
+    /// response, or not sent its whole body, for longest, if there is either.
     pub(super) fn close_one(&self) {
         let mut known = self.lock();
         let now = Instant::now();
@@ -38,7 +41,8 @@ impl Open {
             .iter()
             .filter_map(|(number, activity)| {
                 let is_busy = activity.has_request || activity.is_behind;
-                Some((is_busy, activity.silent_since?, *number))
+                let since = activity.body_awaited_since.or(activity.silent_since)?;
+                Some((is_busy, since, *number))
             })
             .filter(|(is_busy, since, _)| !is_busy || now.duration_since(*since) >= STUCK_MIN)
             .min();
@@ -73,6 +77,7 @@ impl Connected {
             has_request: false,
             is_behind: false,
             silent_since: Some(Instant::now()),
+            body_awaited_since: None,
             close: connected.close.clone(),
         };
         open.lock().insert(connected.number, activity);
@@ -91,6 +96,18 @@ impl Connected {
             activity.is_behind = false;
             activity.silent_since = None;
         })
+    }
+
+    /// Records that the rest of the body is awaited.
+    pub(super) fn await_body(&self) {
+        self.update(|activity| {
+            activity.body_awaited_since.get_or_insert_with(Instant::now);
+        });
+    }
+
+    /// Records that the body has arrived, or is not needed.
+    pub(super) fn finish_body(&self) {
+        self.update(|activity| activity.body_awaited_since = None);
     }
 
     /// Records that the whole response was handed on.
@@ -173,5 +190,28 @@ mod tests {
         assert_eq!(gone(&[reads, stuck]), [true, true]);
         drop(all);
         assert!(open.lock().is_empty());
+    }
+
+    #[test]
+    fn a_connection_that_does_not_send_its_whole_body_may_be_closed() {
+        let open = Open::default();
+        let all = [(); 2].map(|()| Connected::new(&open));
+        let [sends, stuck] = &all;
+        assert!(sends.start_request() && stuck.start_request());
+        sends.await_body();
+        stuck.await_body();
+        open.close_one();
+        assert_eq!(gone(&[sends, stuck]), [false, false], "it may still send");
+        let long_ago = Instant::now().checked_sub(2 * STUCK_MIN).unwrap();
+        for activity in open.lock().values_mut() {
+            activity.body_awaited_since = Some(long_ago);
+        }
+        sends.finish_body();
+        // `100 Continue`, and a part of the body.
+        stuck.record_write(true);
+        stuck.await_body();
+        open.close_one();
+        open.close_one();
+        assert_eq!(gone(&[sends, stuck]), [false, true]);
     }
 }

@@ -1,4 +1,4 @@
-//! A connection and its responses, which record when they end and when they stall.
+//! A connection, its requests and its responses, which record when they end and when they stall.
 
 use std::io;
 use std::pin::Pin;
@@ -8,10 +8,53 @@ use std::task::{Context, Poll};
 use axum::body;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use super::open::Connected;
+
+/// The body of a request. It records since when more of it is awaited; dropping it ends that.
+pub(super) struct RequestBody {
+    body: Incoming,
+    connected: Arc<Connected>,
+}
+
+impl RequestBody {
+    pub(super) fn new(body: Incoming, connected: Arc<Connected>) -> Self {
+        Self { body, connected }
+    }
+}
+
+impl http_body::Body for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if frame.is_pending() {
+            self.connected.await_body();
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        self.connected.finish_body();
+    }
+}
 
 /// A response. Dropping it records that it was handed on or given up.
 pub(super) struct Body {
