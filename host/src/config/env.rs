@@ -156,19 +156,12 @@ impl Environment {
         self.get("ROUSE_LISTEN_URL")
     }
 
-    /// `$ROUSE_INVOKE_TOKEN`: the token of invocations; `None` if it is unset.
+    /// The value of a variable that restricts access; `None` if it is unset.
     ///
     /// # Errors
-    /// If it is set and is not a token: an operator who sets it does not want to run without one.
-    pub fn invoke_token(self) -> anyhow::Result<Option<String>> {
-        match std::env::var("ROUSE_INVOKE_TOKEN") {
-            Err(VarError::NotPresent) => Ok(None),
-            Err(VarError::NotUnicode(_)) => bail!("ROUSE_INVOKE_TOKEN is not UTF-8"),
-            Ok(token) if token.is_empty() => {
-                bail!("ROUSE_INVOKE_TOKEN is set and empty: give it a token, or unset it")
-            }
-            Ok(token) => Ok(Some(token)),
-        }
+    /// If it is set, and is empty or not UTF-8: an operator who sets it does not want to run without it.
+    pub fn restriction(self, name: &str) -> anyhow::Result<Option<String>> {
+        restriction(name, std::env::var(name))
     }
 
     /// `$ROUSE_FAIR_SHARE`: how queues are shared.
@@ -200,6 +193,17 @@ impl Environment {
     }
 }
 
+fn restriction(name: &str, value: Result<String, VarError>) -> anyhow::Result<Option<String>> {
+    match value {
+        Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(_)) => bail!("{name} is not UTF-8"),
+        Ok(value) if value.is_empty() => {
+            bail!("{name} is set and empty: give it a value, or unset it")
+        }
+        Ok(value) => Ok(Some(value)),
+    }
+}
+
 fn cache_dir(get: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     // The XDG specification requires that relative paths are ignored.
     let absolute = |name: &str| get(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
@@ -212,6 +216,17 @@ fn cache_dir(get: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_variable_that_restricts_access_has_a_value_or_is_unset() {
+        let read = |value| restriction("X", value).map_err(|error| error.to_string());
+        assert_eq!(read(Err(VarError::NotPresent)), Ok(None));
+        assert_eq!(read(Ok("secret".into())), Ok(Some("secret".into())));
+        let empty = read(Ok(String::new())).unwrap_err();
+        assert!(empty.contains("X is set and empty"), "{empty}");
+        let broken = read(Err(VarError::NotUnicode("secret".into()))).unwrap_err();
+        assert_eq!(broken, "X is not UTF-8");
+    }
 
     #[test]
     fn the_environment_names_the_folder_of_the_code_cache() {

@@ -391,6 +391,11 @@ async fn wrong_settings_are_refused_before_anything_is_served() {
         ),
         ("ROUSE_UI_PREFIX", "ops/", "expected a path such as /ops"),
         ("ROUSE_UI", "off", "the dashboard is off"),
+        // Access is never granted because a value is missing.
+        ("ROUSE_UI_OPERATOR_TOKEN", "", "is set and empty"),
+        ("ROUSE_UI_VIEWER_TOKEN", "", "is set and empty"),
+        ("ROUSE_UI_USER_HEADER", "", "is set and empty"),
+        ("ROUSE_UI_DATABASE_URL", "", "is set and empty"),
     ] {
         let host = Host::rouse(
             &["ui", "--http", "127.0.0.1:0"],

@@ -33,7 +33,7 @@ pub(in crate::cli) fn start(
     let Some(connector) = connector else {
         return Ok(None);
     };
-    let connector = match Environment.get("ROUSE_UI_DATABASE_URL") {
+    let connector = match Environment.restriction("ROUSE_UI_DATABASE_URL")? {
         Some(url) => Connector::from_url(&url, &|name| Environment.get(name))
             .context("read ROUSE_UI_DATABASE_URL")?,
         None => connector.clone(),
@@ -55,7 +55,7 @@ pub(in crate::cli) fn url(address: SocketAddr) -> Option<String> {
 
 fn tokens() -> anyhow::Result<Tokens> {
     let token = |name: &str| -> anyhow::Result<Option<Token>> {
-        let text = Environment.get(name);
+        let text = Environment.restriction(name)?;
         let token = text.map(|text| Token::new(&text)).transpose();
         token
             .map_err(anyhow::Error::msg)
@@ -74,7 +74,7 @@ fn tokens() -> anyhow::Result<Tokens> {
 
 fn proxy() -> anyhow::Result<Option<Proxy>> {
     let operators = Environment.get("ROUSE_UI_OPERATORS");
-    let Some(header) = Environment.get("ROUSE_UI_USER_HEADER") else {
+    let Some(header) = Environment.restriction("ROUSE_UI_USER_HEADER")? else {
         ensure!(
             operators.is_none(),
             "ROUSE_UI_OPERATORS names users of a proxy; ROUSE_UI_USER_HEADER has to name the header in which it sends them"

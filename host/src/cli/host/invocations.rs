@@ -73,7 +73,7 @@ pub(super) fn offer(
 
 /// The token of the environment, else of the file.
 pub(in crate::cli) fn token(file: &File, folder: &Path) -> anyhow::Result<Option<Token>> {
-    let (text, place) = match Environment.invoke_token()? {
+    let (text, place) = match Environment.restriction("ROUSE_INVOKE_TOKEN")? {
         Some(text) => (text, "ROUSE_INVOKE_TOKEN".to_string()),
         None => match file.invoke_token_file(folder) {
             Some(path) => (config::read_token(&path)?, path.display().to_string()),
