@@ -184,6 +184,39 @@ async fn a_user_without_createrole_gets_the_statements_for_an_administrator_and_
 }
 
 #[tokio::test]
+async fn a_user_who_may_not_upgrade_gets_the_statements_for_an_administrator_and_can_then_upgrade()
+{
+    let db = TestDb::new().await;
+    let admin = db.client().await;
+    admin
+        .batch_execute("DO $$ BEGIN CREATE ROLE migrations_plain LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+        .await
+        .unwrap();
+    let address = db.address();
+    let own = format!("postgres://{}@", address.user);
+    let url = db.url().replace(&own, "postgres://migrations_plain@");
+    let migrations = with_additional("0099_adds_a_table", "CREATE TABLE rouse.more ()");
+    let upgrade = async || migrate_with(&url, sources(&migrations), PATIENCE).await;
+    let wanted = format!(
+        "GRANT rouse_owner TO migrations_plain; GRANT CREATE ON DATABASE {} TO migrations_plain, rouse_owner;",
+        address.database
+    );
+    // Without a role it cannot read the ledger; with the role of a worker it can.
+    for role in ["", "GRANT rouse_worker TO migrations_plain"] {
+        admin.batch_execute(role).await.unwrap();
+        let error = upgrade().await.unwrap_err();
+        assert!(matches!(error, MigrateError::NotOwner { .. }), "{error}");
+        let text = error.to_string();
+        let (refusal, grants) = text.split_once("has to run: ").expect(&text);
+        assert_eq!(grants, wanted);
+        assert!(!refusal.contains("GRANT"), "{refusal}");
+    }
+    admin.batch_execute(&wanted).await.unwrap();
+    let report = upgrade().await.expect("the user has the rights now");
+    assert_eq!(report.applied, ["0099_adds_a_table", "functions"]);
+}
+
+#[tokio::test]
 async fn hosts_migrate_concurrently_under_repeatable_read() {
     let db = TestDb::unmigrated().await;
     db.client()

@@ -88,8 +88,12 @@ pub async fn run_these(
     wait: Duration,
     sources: Sources<'_>,
 ) -> Result<Report, MigrateError> {
+    let login = Login::read(client).await?;
+    let plan = Plan::of(client, sources).await;
+    let plan = plan.map_err(|error| error.or_not_owner(&login))?;
     let mut work = Work {
         sources,
+        login,
         started: Instant::now(),
         wait,
         blockers: Blockers::default(),
@@ -100,8 +104,8 @@ pub async fn run_these(
             waited_for: Vec::new(),
         },
     };
-    if !Plan::of(client, sources).await?.is_empty() {
-        let lock = Lock::take(keeper, client, wait, &mut work.blockers).await?;
+    if !plan.is_empty() {
+        let lock = Lock::take(keeper, client, &work.login, wait, &mut work.blockers).await?;
         // Another host may have done some of it in the meantime.
         loop {
             let plan = Plan::of(client, sources).await?;

@@ -10,6 +10,7 @@ use super::{LOCK_WAIT, MigrateError, Migration, ROLES, ROLES_SQL, Sources, in_fo
 pub(super) async fn apply(
     transaction: &Transaction<'_>,
     sources: Sources<'_>,
+    login: &Login,
     first: bool,
     migrations: &[&Migration],
     definitions: bool,
@@ -21,7 +22,6 @@ pub(super) async fn apply(
         ))
         .await
         .map_err(sql("set the lock timeout"))?;
-    let login = Login::read(transaction).await?;
     let roles = transaction
         .query_typed(
             "SELECT count(*) FROM pg_roles WHERE rolname = ANY ($1)",
@@ -40,12 +40,12 @@ pub(super) async fn apply(
         transaction
             .batch_execute(include_str!("ledger.sql"))
             .await
-            .map_err(owned("create schema rouse", &login))?;
+            .map_err(owned("create schema rouse", login))?;
     }
     transaction
         .batch_execute("SET LOCAL ROLE rouse_owner")
         .await
-        .map_err(owned("act as rouse_owner", &login))?;
+        .map_err(owned("act as rouse_owner", login))?;
     for migration in migrations {
         transaction
             .batch_execute(migration.sql)

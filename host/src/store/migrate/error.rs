@@ -6,7 +6,7 @@ use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
 
 use super::in_force;
-use crate::store::describe;
+use crate::store::{describe, describe_with};
 
 /// Why a database cannot be migrated or served.
 #[derive(Debug, thiserror::Error)]
@@ -97,11 +97,31 @@ pub enum MigrateError {
 }
 
 impl MigrateError {
+    /// The same error, with what an administrator has to do if the login lacks a right.
+    pub(super) fn or_not_owner(self, login: &Login) -> Self {
+        match self {
+            Self::Sql { operation, error }
+                if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) =>
+            {
+                Self::NotOwner {
+                    refusal: refusal(&operation, &error),
+                    login: login.clone(),
+                }
+            }
+            other => other,
+        }
+    }
+
     /// True if another session held a lock for too long, or if there was a deadlock.
     pub(super) fn is_blocked(&self) -> bool {
         matches!(self, Self::Sql { error, .. }
             if matches!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::T_R_DEADLOCK_DETECTED)))
     }
+}
+
+/// A refused operation, without the roles that other commands need.
+fn refusal(operation: &str, error: &tokio_postgres::Error) -> String {
+    format!("cannot {operation}: {}", describe_with(error, None))
 }
 
 /// The migrating user and the database, quoted for SQL.
@@ -147,7 +167,7 @@ pub(super) fn allowed(operation: &str) -> impl FnOnce(tokio_postgres::Error) -> 
     let operation = operation.to_string();
     move |error| {
         if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
-            MigrateError::NotAllowed(format!("cannot {operation}: {}", describe(&error)))
+            MigrateError::NotAllowed(refusal(&operation, &error))
         } else {
             MigrateError::Sql { operation, error }
         }
@@ -160,12 +180,5 @@ pub(super) fn owned(
     login: &Login,
 ) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {
     let (operation, login) = (operation.to_string(), login.clone());
-    move |error| {
-        if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
-            let refusal = format!("cannot {operation}: {}", describe(&error));
-            MigrateError::NotOwner { refusal, login }
-        } else {
-            MigrateError::Sql { operation, error }
-        }
-    }
+    move |error| MigrateError::Sql { operation, error }.or_not_owner(&login)
 }

@@ -9,7 +9,7 @@ use tokio_postgres::{
 };
 
 use super::MigrateError;
-use super::error::{allowed, sql};
+use super::error::{Login, owned, sql};
 use crate::harmless::printable;
 
 /// The interval of checks for sessions that block a running statement.
@@ -28,6 +28,7 @@ impl<'a> Lock<'a> {
     pub(super) async fn take(
         keeper: &'a mut Client,
         watcher: &Client,
+        login: &Login,
         wait: Duration,
         blockers: &mut Blockers,
     ) -> Result<Self, MigrateError> {
@@ -41,7 +42,7 @@ impl<'a> Lock<'a> {
             .start()
             .await
             .map_err(sql("begin"))?;
-        let locking = lock(&transaction, wait);
+        let locking = lock(&transaction, login, wait);
         match watched(locking, watcher, pid, blockers).await {
             Ok(()) => Ok(Self { transaction }),
             Err(MigrateError::Sql { error, .. })
@@ -70,7 +71,11 @@ impl<'a> Lock<'a> {
     }
 }
 
-async fn lock(transaction: &Transaction<'_>, wait: Duration) -> Result<(), MigrateError> {
+async fn lock(
+    transaction: &Transaction<'_>,
+    login: &Login,
+    wait: Duration,
+) -> Result<(), MigrateError> {
     let timeouts = format!(
         "SET LOCAL lock_timeout = {}; SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0",
         wait.as_millis().max(1)
@@ -93,7 +98,7 @@ async fn lock(transaction: &Transaction<'_>, wait: Duration) -> Result<(), Migra
     transaction
         .batch_execute("SET LOCAL ROLE rouse_owner")
         .await
-        .map_err(allowed("become rouse_owner"))?;
+        .map_err(owned("act as rouse_owner", login))?;
     transaction
         .batch_execute("LOCK TABLE rouse.migration IN SHARE UPDATE EXCLUSIVE MODE")
         .await

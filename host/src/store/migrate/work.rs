@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tokio_postgres::{Client, IsolationLevel};
 
 use super::apply::apply;
-use super::error::{allowed, sql};
+use super::error::{Login, owned, sql};
 use super::ledger::record;
 use super::lock::{self, Blockers, Lock, watched};
 use super::plan::Plan;
@@ -20,6 +20,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// A run in progress.
 pub(super) struct Work<'a> {
     pub(super) sources: Sources<'a>,
+    pub(super) login: Login,
     pub(super) started: Instant,
     pub(super) wait: Duration,
     pub(super) blockers: Blockers,
@@ -116,7 +117,14 @@ impl Work<'_> {
             .start()
             .await
             .map_err(sql("begin"))?;
-        let applying = apply(&transaction, self.sources, first, migrations, definitions);
+        let applying = apply(
+            &transaction,
+            self.sources,
+            &self.login,
+            first,
+            migrations,
+            definitions,
+        );
         match watched(applying, lock.keeper(), pid, &mut self.blockers).await {
             Ok(()) => transaction.commit().await.map_err(sql("commit")),
             Err(error) => {
@@ -143,7 +151,7 @@ impl Work<'_> {
                     "SET search_path = pg_catalog, pg_temp; SET statement_timeout = 0; SET lock_timeout = {left_ms}; SET ROLE rouse_owner"
                 ))
                 .await
-                .map_err(allowed("become rouse_owner"))?;
+                .map_err(owned("act as rouse_owner", &self.login))?;
             for statement in migration.statements() {
                 client
                     .batch_execute(statement)
