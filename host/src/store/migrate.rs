@@ -88,6 +88,8 @@ pub async fn run_these(
     wait: Duration,
     sources: Sources<'_>,
 ) -> Result<Report, MigrateError> {
+    lock::lift_transaction_timeout(client).await?;
+    lock::lift_transaction_timeout(keeper).await?;
     let login = Login::read(client).await?;
     let plan = Plan::of(client, sources).await;
     let plan = plan.map_err(|error| error.or_not_owner(&login))?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rouse::store::migrate::MigrateError;
+use rouse::store::migrate::{MigrateError, Migration};
 use serde_json::json;
 
 use super::{all, catalog, sources, with_additional};
@@ -198,5 +198,63 @@ async fn a_migration_outside_a_transaction_that_waits_too_long_names_the_blocker
     assert!(
         error.to_string().contains("application left open"),
         "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_migration_that_loses_its_lock_changes_nothing() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let migrations = with_additional(
+        "0099_cuts_the_session_that_holds_the_lock",
+        "CREATE TABLE rouse.half ();
+         RESET ROLE;
+         SELECT pg_terminate_backend(l.pid, 60000) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
+         WHERE d.datname = current_database() AND l.relation = 'rouse.migration'::regclass AND l.mode = 'ShareUpdateExclusiveLock'
+           AND l.pid <> pg_backend_pid();
+         SET LOCAL ROLE rouse_owner",
+    );
+    let before = catalog(&client).await;
+    let error = migrate_with(&db.url(), sources(&migrations), PATIENCE)
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("hold the migration lock"),
+        "{error}"
+    );
+    assert_eq!(catalog(&client).await, before);
+}
+
+#[tokio::test]
+async fn a_transaction_timeout_of_the_database_does_not_end_a_migration() {
+    let db = TestDb::new().await;
+    // Postgres has it from version 17 on.
+    db.client()
+        .await
+        .batch_execute(
+            "DO $$ BEGIN
+                 IF current_setting('server_version_num')::integer >= 170000 THEN
+                     EXECUTE format('ALTER DATABASE %I SET transaction_timeout = ''200ms''', current_database());
+                 END IF;
+             END $$",
+        )
+        .await
+        .unwrap();
+    let mut migrations = with_additional(
+        "0099_takes_long",
+        "CREATE TABLE rouse.more (); SELECT pg_sleep(0.4)",
+    );
+    migrations.push(Migration {
+        version: 100,
+        name: "0100_takes_long_outside",
+        sql: "-- rouse: no transaction\nSELECT pg_sleep(0.4);\n",
+    });
+    let report = migrate_with(&db.url(), sources(&migrations), PATIENCE)
+        .await
+        .unwrap();
+    // The functions are those that were applied already.
+    assert_eq!(
+        report.applied,
+        ["0099_takes_long", "0100_takes_long_outside"]
     );
 }

@@ -63,6 +63,12 @@ impl<'a> Lock<'a> {
         &self.transaction
     }
 
+    /// An error if it was lost, because its session has ended.
+    pub(super) async fn check(&self) -> Result<(), MigrateError> {
+        let held = rows(&self.transaction, "SELECT 1").await;
+        held.map(|_| ()).map_err(sql("hold the migration lock"))
+    }
+
     pub(super) async fn release(self) -> Result<(), MigrateError> {
         self.transaction
             .rollback()
@@ -108,6 +114,17 @@ async fn lock(
         .batch_execute("RESET ROLE")
         .await
         .map_err(sql("reset the role"))
+}
+
+/// Lets the transactions of a session take as long as they need. Otherwise a `transaction_timeout` of the database or
+/// the login (Postgres 17 and later) would end the session that holds the lock, or the migration.
+pub(super) async fn lift_transaction_timeout(client: &Client) -> Result<(), MigrateError> {
+    client
+        .batch_execute(
+            "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings WHERE name = 'transaction_timeout'",
+        )
+        .await
+        .map_err(sql("lift the transaction timeout"))
 }
 
 async fn has_ledger(client: &impl GenericClient) -> Result<bool, MigrateError> {

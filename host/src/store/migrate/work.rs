@@ -40,7 +40,7 @@ impl Work<'_> {
             && first.is_outside_a_transaction()
             && !plan.first
         {
-            self.run_outside(client, first).await?;
+            self.run_outside(client, lock, first).await?;
             self.report.applied.push(first.name.to_string());
             return Ok(());
         }
@@ -125,7 +125,12 @@ impl Work<'_> {
             migrations,
             definitions,
         );
-        match watched(applying, lock.keeper(), pid, &mut self.blockers).await {
+        let applied = match watched(applying, lock.keeper(), pid, &mut self.blockers).await {
+            // Without the lock, another host may be migrating too.
+            Ok(()) => lock.check().await,
+            Err(error) => Err(error),
+        };
+        match applied {
             Ok(()) => transaction.commit().await.map_err(sql("commit")),
             Err(error) => {
                 // The first error is more useful than a possible error here.
@@ -141,6 +146,7 @@ impl Work<'_> {
     async fn run_outside(
         &mut self,
         client: &mut Client,
+        lock: &Lock<'_>,
         migration: &Migration,
     ) -> Result<(), MigrateError> {
         let left = self.wait.saturating_sub(self.started.elapsed());
@@ -158,6 +164,7 @@ impl Work<'_> {
                     .await
                     .map_err(sql(migration.name))?;
             }
+            lock.check().await?;
             record(client, migration).await
         };
         let result = running.await;
