@@ -10,8 +10,8 @@ use tokio_postgres::Config;
 
 use super::{ConnectError, Environment};
 
-/// Variables and the settings that they set.
-const VARIABLES: [(&str, &str); 15] = [
+/// Variables and the settings that they set, including those of [`UNSUPPORTED`] settings.
+const VARIABLES: &[(&str, &str)] = &[
     ("PGHOST", "host"),
     ("PGHOSTADDR", "hostaddr"),
     ("PGPORT", "port"),
@@ -27,25 +27,44 @@ const VARIABLES: [(&str, &str); 15] = [
     ("PGCONNECT_TIMEOUT", "connect_timeout"),
     ("PGCHANNELBINDING", "channel_binding"),
     ("PGTARGETSESSIONATTRS", "target_session_attrs"),
+    ("PGLOADBALANCEHOSTS", "load_balance_hosts"),
+    ("PGSSLNEGOTIATION", "sslnegotiation"),
+    ("PGSSLCERT", "sslcert"),
+    ("PGSSLKEY", "sslkey"),
+    ("PGSSLCERTMODE", "sslcertmode"),
+    ("PGSSLCRL", "sslcrl"),
+    ("PGSSLCRLDIR", "sslcrldir"),
+    ("PGSSLMINPROTOCOLVERSION", "ssl_min_protocol_version"),
+    ("PGSSLMAXPROTOCOLVERSION", "ssl_max_protocol_version"),
+    ("PGREQUIRESSL", "requiressl"),
+    ("PGREQUIREAUTH", "require_auth"),
+    ("PGREQUIREPEER", "requirepeer"),
+    ("PGGSSENCMODE", "gssencmode"),
 ];
 
 /// Settings that can be ignored: they ask for the default behaviour, or tune features that are not used.
-const HARMLESS: [&str; 5] = [
+const HARMLESS: [&str; 4] = [
     "client_encoding",
     "fallback_application_name",
-    "gssencmode",
     "sslcompression",
     "sslsni",
 ];
 
 /// Settings that change which server is trusted or reached, so that ignoring them would be wrong.
-const UNSUPPORTED: [&str; 6] = [
+const UNSUPPORTED: &[&str] = &[
     "service",
     "sslcert",
     "sslkey",
     "sslpassword",
+    "sslcertmode",
     "sslcrl",
+    "sslcrldir",
+    "ssl_min_protocol_version",
+    "ssl_max_protocol_version",
+    "requiressl",
+    "require_auth",
     "requirepeer",
+    "gssencmode",
 ];
 
 /// Settings by name. Empty ones count as not set, as in libpq.
@@ -55,7 +74,7 @@ pub(super) struct Params(BTreeMap<String, String>);
 impl Params {
     pub(super) fn from_env(env: Environment<'_>) -> Self {
         let mut params = Self::default();
-        for (variable, setting) in VARIABLES {
+        for &(variable, setting) in VARIABLES {
             if let Some(value) = env(variable) {
                 params.set(setting, value);
             }
@@ -92,17 +111,24 @@ impl Params {
         for name in HARMLESS {
             self.0.remove(name);
         }
-        match UNSUPPORTED.into_iter().find(|name| self.has(name)) {
-            Some(name) => Err(ConnectError::Unsupported {
-                setting: name.into(),
-                and: if name == "service" {
-                    ", or unset PGSERVICE"
-                } else {
-                    ""
-                },
-            }),
-            None => Ok(()),
+        // Its other values allow a connection without GSSAPI.
+        if self
+            .0
+            .get("gssencmode")
+            .is_some_and(|mode| mode != "require")
+        {
+            self.0.remove("gssencmode");
         }
+        let Some(name) = UNSUPPORTED.iter().find(|name| self.has(name)) else {
+            return Ok(());
+        };
+        let variable = VARIABLES.iter().find(|(_, setting)| setting == name);
+        Err(ConnectError::Unsupported {
+            setting: (*name).into(),
+            and: variable.map_or_else(String::new, |(variable, _)| {
+                format!(", or unset {variable}")
+            }),
+        })
     }
 
     /// Passes the settings on, as a key-value string with all values quoted.

@@ -27,8 +27,8 @@ pub enum ConnectError {
     Unsupported {
         /// Its name.
         setting: String,
-        /// ` or unset …`, if a variable may have set it.
-        and: &'static str,
+        /// `, or unset …`, if a variable may have set it.
+        and: String,
     },
     /// A setting with an invalid value.
     #[error(

@@ -143,6 +143,32 @@ fn unsupported_settings_are_refused_by_name() {
     assert!(text.contains("sslcert"), "{text}");
     let text = error("postgres://ann@db.example/jobs", &[("PGSERVICE", "prod")]);
     assert!(text.contains("PGSERVICE"), "{text}");
+    for (variable, value) in [
+        ("PGSSLCERT", "/c"),
+        ("PGSSLKEY", "/k"),
+        ("PGSSLCRL", "/crl"),
+        ("PGSSLCRLDIR", "/crl.d"),
+        ("PGSSLCERTMODE", "require"),
+        ("PGSSLMINPROTOCOLVERSION", "TLSv1.3"),
+        ("PGSSLMAXPROTOCOLVERSION", "TLSv1.2"),
+        ("PGREQUIRESSL", "1"),
+        ("PGREQUIREAUTH", "scram-sha-256"),
+        ("PGREQUIREPEER", "postgres"),
+        ("PGGSSENCMODE", "require"),
+    ] {
+        let text = error("postgres://ann@db.example/jobs", &[(variable, value)]);
+        assert!(text.ends_with(&format!("unset {variable}")), "{text}");
+    }
+    for mode in ["disable", "prefer"] {
+        let env = [("PGGSSENCMODE", mode)];
+        let connector = connector("postgres://ann@db.example/jobs", &env);
+        assert!(connector.is_ok(), "{mode}: {connector:?}");
+    }
+    let text = error("postgres://ann@db.example/jobs?gssencmode=require", &[]);
+    assert!(text.contains("gssencmode"), "{text}");
+    let env = [("PGSSLNEGOTIATION", "neither")];
+    let text = error("postgres://ann@db.example/jobs", &env);
+    assert!(text.contains("sslnegotiation"), "{text}");
     let text = error("postgres://ann@db.example/jobs?colour=red", &[]);
     assert!(text.contains("colour"), "{text}");
     let text = error("postgres://ann@db.example:many/jobs", &[]);
