@@ -49,8 +49,8 @@ pub enum ConnectError {
     },
     /// The system's roots with a mode that does not check the host name.
     #[error(
-        "sslmode={mode} is too weak for sslrootcert=system, whose authorities sign certificates for any host: \
-         use sslmode=verify-full"
+        "sslmode={mode} is too weak for the root certificates of the system, whose authorities sign certificates for any \
+         host: use sslmode=verify-full, or set sslrootcert to the certificate of the authority that signed the server's"
     )]
     WeakSslMode {
         /// The mode.

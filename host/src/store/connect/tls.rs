@@ -76,13 +76,12 @@ pub(super) fn roots(
         home.map(|home| Path::new(home).join(".postgresql/root.crt"))
             .filter(|path| path.exists())
     };
+    let too_weak = || ConnectError::WeakSslMode {
+        mode: mode.as_str(),
+    };
     let named = match root_cert {
         Some("system") if mode == SslMode::Disable => None,
-        Some("system") if mode != SslMode::VerifyFull => {
-            return Err(ConnectError::WeakSslMode {
-                mode: mode.as_str(),
-            });
-        }
+        Some("system") if mode != SslMode::VerifyFull => return Err(too_weak()),
         Some("system") => return Ok((Check::ChainAndName, Roots::System)),
         Some(path) => Some(PathBuf::from(path)),
         None => usual(),
@@ -93,7 +92,7 @@ pub(super) fn roots(
         }
         // libpq: if there is a root certificate, `require` checks against it.
         (SslMode::Require | SslMode::VerifyCa, Some(path)) => (Check::Chain, Roots::File(path)),
-        (SslMode::VerifyCa, None) => (Check::Chain, Roots::System),
+        (SslMode::VerifyCa, None) => return Err(too_weak()),
         (SslMode::VerifyFull, Some(path)) => (Check::ChainAndName, Roots::File(path)),
         (SslMode::VerifyFull, None) => (Check::ChainAndName, Roots::System),
     })
