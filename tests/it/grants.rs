@@ -304,3 +304,57 @@ fn a_missing_granted_directory_is_warned_of_once_per_grant() {
     }
     host.kill();
 }
+
+#[test]
+fn an_error_that_keeps_a_host_from_starting_is_an_error_of_its_deployment() {
+    let login = "[handlers.\"mail.send\".sql]\nlogin = { env = \"ROUSE_TEST_LOGIN\" }\nstatements = [\"mark\"]\n";
+    for (config, variables, wanted) in [
+        (
+            "",
+            &[("ROUSE_UI_VIEWER_TOKEN", "")][..],
+            "ROUSE_UI_VIEWER_TOKEN is set and empty",
+        ),
+        (
+            "",
+            &[("ROUSE_FAIR_SHARE", "mail")],
+            "ROUSE_FAIR_SHARE must be",
+        ),
+        (
+            "",
+            &[
+                ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1"),
+                ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+            ],
+            "OTEL_EXPORTER_OTLP_PROTOCOL is",
+        ),
+        // The states of jobs need the token too.
+        (
+            "invoke_max = 0\n",
+            &[("ROUSE_INVOKE_TOKEN", "")],
+            "ROUSE_INVOKE_TOKEN is set and empty",
+        ),
+        (login, &[], "read the login of [handlers.\"mail.send\".sql]"),
+        (
+            "worker_key_file = \"rouse.toml\"\n",
+            &[],
+            "others may read the worker key",
+        ),
+    ] {
+        let dir = folder(config, &[]);
+        for args in [
+            &["handlers"][..],
+            &["serve", "--no-queue", "--http", "127.0.0.1:0"],
+        ] {
+            let mut command = command_without_database(args, &dir);
+            command.env("ROUSE_INVOKE_TOKEN", crate::invoke_http::TOKEN);
+            command.envs(variables.iter().copied());
+            let (status, output) = Host::spawn(command).exit(PATIENCE);
+            assert!(!status.success(), "{args:?}: {output}");
+            assert!(output.contains(wanted), "{args:?}: {output}");
+        }
+    }
+    // The host creates a missing key, the check does not.
+    let dir = folder("worker_key_file = \"key\"\n", &[]);
+    rouse_without_database(&["handlers"], &dir).exits(0);
+    assert!(!dir.join("key").exists());
+}

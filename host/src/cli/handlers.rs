@@ -24,7 +24,7 @@ use clap::{Args as ClapArgs, Subcommand};
     args_conflicts_with_subcommands = true,
     after_help = "\
 Without a command: lists the handlers of a folder, without a database, and checks whether a host would start with the settings: \
-whether the secrets and the token of invocations can be read, and which granted directories are missing.\n\
+whether its secrets, tokens, keys and logins can be read, and which granted directories are missing.\n\
 Exit codes: 0 every file serves, and a host would start · 1 a file is refused, a host would not start, or the folder \
 cannot be read"
 )]

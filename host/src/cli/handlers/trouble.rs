@@ -1,10 +1,11 @@
-//! Errors in `rouse.toml` that keep a host from starting, and its warnings. Modules are refused one by one elsewhere.
+//! Errors in `rouse.toml` and the environment that keep a host from starting, and its warnings. Modules are refused one by
+//! one elsewhere.
 
 use std::path::Path;
 
-use crate::cli::host::invocations;
+use crate::cli::host::{dashboard, invocations};
 use crate::cli::settings::missing_dirs;
-use crate::config::{Environment, File};
+use crate::config::{self, Environment, File};
 
 /// One sentence for each problem.
 pub(super) struct Trouble {
@@ -15,13 +16,19 @@ pub(super) struct Trouble {
 }
 
 impl Trouble {
-    /// Checks the files and variables that `rouse.toml` names, as a starting host does. Relative paths start at
-    /// `folder`; `handlers` is the folder with the modules.
+    /// Checks what `Host::prepare` and the dashboard read from the files and variables that `rouse.toml` names, and from
+    /// the variables of Rouse. Relative paths start at `folder`; `handlers` is the folder with the modules.
     pub(super) fn of(file: &File, folder: &Path, handlers: &Path) -> Self {
         let mut errors = file.secret_errors(folder, Environment);
-        if file.invoke_max() != Some(0) {
-            errors.extend(invocations::token(file, folder).err());
-        }
+        // A host creates the key if it is missing.
+        let key_file = file.worker_key_file(folder).filter(|path| path.exists());
+        let key = key_file.and_then(|path| config::read_or_make_key(&path).err());
+        errors.extend(key);
+        errors.extend(invocations::token(file, folder).err());
+        errors.extend(file.fair_share(Environment).err());
+        errors.extend(Environment.otlp().err());
+        errors.extend(file.sql_logins(folder, Environment, None).err());
+        errors.extend(dashboard::Settings::read().err());
         let settings = file.sandbox(folder, 1);
         let missing = missing_dirs(&settings)
             .map(|grant| grant.cannot_be_opened(&"there is no such directory"));

@@ -17,6 +17,39 @@ use crate::ui::{Access, CONNECTIONS_MAX, Look, PATH, Proxy, Tokens, Ui};
 /// Connections to the database: one for the page that is drawn, one for what is read in the background, two to spare.
 const POOL_SIZE: usize = 4;
 
+/// The settings in the environment.
+pub(in crate::cli) struct Settings {
+    /// The login of the dashboard, if it has its own.
+    connector: Option<Connector>,
+    tokens: Tokens,
+    proxy: Option<Proxy>,
+    look: Look,
+}
+
+impl Settings {
+    /// Reads and checks them; `None` if the dashboard is off.
+    pub(in crate::cli) fn read() -> anyhow::Result<Option<Self>> {
+        match Environment.get("ROUSE_UI").as_deref() {
+            None | Some("on") => {}
+            Some("off") => return Ok(None),
+            Some(other) => bail!("ROUSE_UI is {other:?}; it can be on or off"),
+        }
+        let connector = match Environment.restriction("ROUSE_UI_DATABASE_URL")? {
+            Some(url) => Some(
+                Connector::from_url(&url, &|name| Environment.get(name))
+                    .context("read ROUSE_UI_DATABASE_URL")?,
+            ),
+            None => None,
+        };
+        Ok(Some(Self {
+            connector,
+            tokens: tokens()?,
+            proxy: proxy()?,
+            look: look()?,
+        }))
+    }
+}
+
 /// The dashboard at this address; `None` if it is off, or there is no database. `is_own`: see [`Access::new`].
 pub(in crate::cli) fn start(
     connector: Option<&Connector>,
@@ -25,22 +58,13 @@ pub(in crate::cli) fn start(
     is_own: bool,
     stopping: CancellationToken,
 ) -> anyhow::Result<Option<Dashboard>> {
-    match Environment.get("ROUSE_UI").as_deref() {
-        None | Some("on") => {}
-        Some("off") => return Ok(None),
-        Some(other) => bail!("ROUSE_UI is {other:?}; it can be on or off"),
-    }
-    let Some(connector) = connector else {
+    let (Some(settings), Some(connector)) = (Settings::read()?, connector) else {
         return Ok(None);
     };
-    let connector = match Environment.restriction("ROUSE_UI_DATABASE_URL")? {
-        Some(url) => Connector::from_url(&url, &|name| Environment.get(name))
-            .context("read ROUSE_UI_DATABASE_URL")?,
-        None => connector.clone(),
-    };
-    let access = Access::new(tokens()?, proxy()?, address, is_own);
-    let store = Store::new(&connector, POOL_SIZE);
-    let ui = Ui::start(store, catalog, access, look()?, stopping);
+    let connector = settings.connector.as_ref().unwrap_or(connector);
+    let access = Access::new(settings.tokens, settings.proxy, address, is_own);
+    let store = Store::new(connector, POOL_SIZE);
+    let ui = Ui::start(store, catalog, access, settings.look, stopping);
     Ok(Some(Dashboard {
         router: ui.router(),
         connections_max: CONNECTIONS_MAX,
