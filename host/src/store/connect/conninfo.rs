@@ -4,6 +4,7 @@
 //! among them. So they are parsed here, our settings are removed, and the rest is passed on to it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 use tokio_postgres::Config;
@@ -131,23 +132,46 @@ impl Params {
         })
     }
 
-    /// Passes the settings on, as a key-value string with all values quoted.
-    pub(super) fn into_config(self) -> Result<Config, ConnectError> {
+    /// Passes the settings on, as a key-value string with all values quoted; except those that tokio-postgres reads in
+    /// another unit than libpq, or under another name.
+    pub(super) fn into_config(mut self) -> Result<Config, ConnectError> {
+        let tcp_user_timeout_ms = self.take_count("tcp_user_timeout")?;
+        let keepalives_count = self.take_count("keepalives_count")?;
         let quoted = |value: &str| value.replace('\\', "\\\\").replace('\'', "\\'");
         let text: Vec<_> = self
             .0
             .iter()
             .map(|(name, value)| format!("{name}='{}'", quoted(value)))
             .collect();
-        text.join(" ")
-            .parse()
-            .map_err(|error: tokio_postgres::Error| {
-                // Its cause names the setting, and never the value.
-                let cause = error.into_source();
-                ConnectError::BadValue {
-                    why: cause.map_or_else(|| "no reason given".into(), |cause| cause.to_string()),
-                }
-            })
+        let parsed = text.join(" ").parse();
+        let mut config: Config = parsed.map_err(|error: tokio_postgres::Error| {
+            // Its cause names the setting, and never the value.
+            let cause = error.into_source();
+            ConnectError::BadValue {
+                why: cause.map_or_else(|| "no reason given".into(), |cause| cause.to_string()),
+            }
+        })?;
+        if let Some(ms) = tcp_user_timeout_ms {
+            config.tcp_user_timeout(Duration::from_millis(ms.into()));
+        }
+        if let Some(count) = keepalives_count {
+            config.keepalives_retries(count);
+        }
+        Ok(config)
+    }
+
+    /// Removes a setting that is a number; 0 counts as not set, as in libpq.
+    fn take_count(&mut self, name: &str) -> Result<Option<u32>, ConnectError> {
+        let Some(text) = self.take(name) else {
+            return Ok(None);
+        };
+        match text.parse() {
+            Ok(0) => Ok(None),
+            Ok(count) => Ok(Some(count)),
+            Err(_) => Err(ConnectError::BadValue {
+                why: format!("invalid value for option `{name}`"),
+            }),
+        }
     }
 
     fn set(&mut self, name: &str, value: String) {

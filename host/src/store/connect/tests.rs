@@ -229,6 +229,28 @@ fn connections_have_a_name_and_detect_a_dead_network() {
     assert_eq!(config.get_keepalives_idle().as_secs(), 7);
 }
 
+#[test]
+fn tcp_settings_have_the_names_and_units_of_libpq() {
+    let config = |settings: &str| {
+        let url = format!("postgres://ann@db.example/jobs?{settings}");
+        connector(&url, &[]).unwrap().config
+    };
+    let usual = config("");
+    let set = config("tcp_user_timeout=7000&keepalives_count=5");
+    assert_eq!(set.get_tcp_user_timeout().unwrap().as_secs(), 7);
+    assert_eq!(set.get_keepalives_retries(), Some(5));
+    let zero = config("tcp_user_timeout=0&keepalives_count=0");
+    assert_eq!(zero.get_tcp_user_timeout(), usual.get_tcp_user_timeout());
+    assert_eq!(
+        zero.get_keepalives_retries(),
+        usual.get_keepalives_retries()
+    );
+    for name in ["tcp_user_timeout", "keepalives_count"] {
+        let text = error(&format!("postgres://ann@db.example/jobs?{name}=7s"), &[]);
+        assert!(text.contains(name), "{text}");
+    }
+}
+
 /// A file that is removed on drop.
 fn file(text: &str, mode: u32) -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
