@@ -274,6 +274,29 @@ async fn rouse_job_edit_changes_the_priority_and_the_payload() {
         .prints("the payload is not JSON");
     let new = "SELECT count(*) = 1 FROM rouse.jobs WHERE payload = '{\"n\": 2}' AND priority = 'low' AND state = 'queued'";
     assert!(is_true(&client, new, &[]).await);
+
+    // If the payload is refused, the priority is changed, and the output says so.
+    let other = enqueue(&client, "x", json!(1)).await;
+    client
+        .batch_execute("INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('default', 1024)")
+        .await
+        .unwrap();
+    let (job, large) = (other.to_string(), json!("a".repeat(1200)).to_string());
+    rouse(&[
+        "job",
+        "edit",
+        &job,
+        "--priority",
+        "high",
+        "--payload",
+        &large,
+    ])
+    .await
+    .exits(1)
+    .prints("the payload has 1202 bytes")
+    .prints(&format!("job {other} has the priority high"));
+    let changed = "SELECT payload = '1' AND priority = 'high' AND state = 'queued' FROM rouse.jobs WHERE id = $1";
+    assert!(is_true(&client, changed, &[&other]).await);
 }
 
 #[tokio::test]

@@ -298,28 +298,26 @@ pub(super) async fn edit(args: Edit) -> anyhow::Result<ExitCode> {
     let payload = payload.transpose()?;
     let store = args.target.checked_store().await?;
     each(&[args.id], JOBS, args.json, async |&id| {
-        let mut edited = JobId(id);
-        if let Some(payload) = &payload {
-            let done = store.replace_payload(edited, JsonText(payload.clone()));
-            match done.await {
-                Ok(new) => edited = new,
-                refused => return answer(id, refused, |new| now(new.0, "queued")),
-            }
-        }
+        // The priority first: the new job gets it from the old one, and a refusal leaves no job that was not printed.
         if let Some(priority) = args.priority.map(Priority::as_str) {
-            let done = store.set_priority(edited, priority).await;
-            let done = answer(edited.0, done, |()| Done {
-                text: format!("job {edited} has the priority {priority}"),
-                json: json!({"id": edited.0, "priority": priority}),
+            let text = format!("job {id} has the priority {priority}");
+            let done = store.set_priority(JobId(id), priority).await;
+            let done = answer(id, done, |()| Done {
+                text: text.clone(),
+                json: json!({"id": id, "priority": priority}),
             })?;
             if payload.is_none() || done.is_err() {
                 return Ok(done);
             }
+            // Even if the payload is refused.
+            eprintln!("rouse: {text}");
         }
-        Ok(Ok(Done {
-            text: edited.to_string(),
-            json: json!({"id": edited.0, "retried_from": id}),
-        }))
+        let payload = payload.clone().expect("one of the two is required");
+        let done = store.replace_payload(JobId(id), JsonText(payload)).await;
+        answer(id, done, |new| Done {
+            text: new.to_string(),
+            json: json!({"id": new.0, "retried_from": id}),
+        })
     })
     .await
 }
