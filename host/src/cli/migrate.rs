@@ -9,7 +9,7 @@ use serde_json::json;
 use super::target::Target;
 use super::text::as_json;
 use crate::duration;
-use crate::store::migrate;
+use crate::store::migrate::{self, MigrateError};
 
 /// Options of `rouse migrate`.
 #[derive(Debug, ClapArgs)]
@@ -26,7 +26,7 @@ pub(super) struct Args {
     wait: Duration,
 
     /// Print the SQL that creates the roles, for an administrator to run; needs no database
-    #[arg(long, conflicts_with = "check")]
+    #[arg(long, conflicts_with_all = ["check", "json"])]
     roles_sql: bool,
 
     /// Print the report as JSON
@@ -52,10 +52,18 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let connector = args.target.connector()?;
     let mut client = connector.client().await?;
     if args.check {
-        migrate::check(&client).await?;
-        migrate::check_in_force(&mut client).await?;
-        println!("the database is up to date");
-        return Ok(ExitCode::SUCCESS);
+        let checked = match migrate::check(&client).await {
+            Ok(()) => migrate::check_in_force(&mut client).await,
+            Err(error) => Err(error),
+        };
+        return match args.json {
+            true => print_check(checked),
+            false => {
+                checked?;
+                println!("the database is up to date");
+                Ok(ExitCode::SUCCESS)
+            }
+        };
     }
     let mut keeper = connector.client().await?;
     let report = migrate::run(&mut client, &mut keeper, args.wait).await?;
@@ -77,4 +85,21 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("the database is at version {}", report.version);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The result of a check as JSON.
+fn print_check(checked: Result<(), MigrateError>) -> anyhow::Result<ExitCode> {
+    let (missing, differences) = match checked {
+        Ok(()) => (Vec::new(), Vec::new()),
+        Err(MigrateError::NotMigrated { missing }) => (missing, Vec::new()),
+        Err(MigrateError::NotInForce { differences }) => (Vec::new(), differences),
+        Err(error) => return Err(error.into()),
+    };
+    let up_to_date = missing.is_empty() && differences.is_empty();
+    let found = json!({"up_to_date": up_to_date, "missing": missing, "differences": differences});
+    println!("{}", as_json(found));
+    Ok(match up_to_date {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
 }

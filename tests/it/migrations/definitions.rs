@@ -5,10 +5,10 @@ use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
 
-use super::{catalog, with_additional};
+use super::{all, catalog, with_additional};
 use crate::support::database::{connect, migrate as run, migrate_with};
 use crate::support::worker::{PATIENCE, TestWorker, ended, enqueue};
-use crate::support::{Host, TestDb};
+use crate::support::{Host, TestDb, rouse_in, scratch};
 
 /// Functions of the next release: a settlement has one more field. Both forms of the record are accepted.
 const NEXT: Source = Source {
@@ -194,6 +194,27 @@ async fn objects_that_were_dropped_revoked_or_changed_are_named_and_restored() {
         let (status, output) = check().await;
         assert!(status.success(), "{damage}: {output}");
     }
+}
+
+#[tokio::test]
+async fn a_check_prints_its_findings_as_json() {
+    let check = async |db: &TestDb| {
+        let ran = rouse_in(db, &["migrate", "--check", "--json"], &scratch("check")).await;
+        (ran.code, ran.json())
+    };
+    let db = TestDb::new().await;
+    let nothing = json!({"up_to_date": true, "missing": [], "differences": []});
+    assert_eq!(check(&db).await, (0, nothing));
+    let client = db.client().await;
+    client
+        .batch_execute("DROP TRIGGER wake ON rouse.job")
+        .await
+        .unwrap();
+    let changed = json!({"up_to_date": false, "missing": [], "differences": ["trigger wake on rouse.job is missing"]});
+    assert_eq!(check(&db).await, (1, changed));
+    let (code, found) = check(&TestDb::unmigrated().await).await;
+    let missing = json!({"up_to_date": false, "missing": all(), "differences": []});
+    assert_eq!((code, found), (1, missing));
 }
 
 /// Replaces the view `rouse.top` by one that returns no rows.
