@@ -121,6 +121,11 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
     };
     assert_eq!(mode("/etc/rouse/environment"), 0o600);
     assert_eq!(mode("/var/lib/rouse/handlers"), 0o755);
+    // An upgrade keeps the permissions that the operator has set.
+    run(&["chmod", "0751", "/var/lib/rouse/handlers"]).exits(0);
+    run(&["dpkg", "--install", "/rouse.deb"]).exits(0);
+    assert_eq!(mode("/var/lib/rouse/handlers"), 0o751);
+    run(&["chmod", "0755", "/var/lib/rouse/handlers"]).exits(0);
 
     // The package is configured as an operator would configure it.
     let settings = Settings {
@@ -156,8 +161,10 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
         "-m",
         "0700",
         "/var/cache/rouse",
+        "/var/lib/rouse/state",
     ])
     .exits(0);
+    run(&["touch", "/var/lib/rouse/state/worker.key"]).exits(0);
     let host = Host::spawn(debian.as_service(&[&start[..], &["--http", "off"]].concat()));
     host.line(PATIENCE, |line| line.contains("demo.greet"));
 
