@@ -23,6 +23,14 @@ END
 $$;
 DO $$
 BEGIN
+    IF (SELECT count(*) FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname IN ('taker_comes_or_goes', 'taker_changes')) < 2 THEN
+        -- One of them may have been missing for a while.
+        LOCK TABLE rouse.worker IN SHARE ROW EXCLUSIVE MODE;
+        DELETE FROM rouse.taker;
+        INSERT INTO rouse.taker (worker, worker_id, handlers, parked, queues, tags, limited, login)
+        SELECT w.incarnation, w.worker_id, w.handlers, w.parked, w.queues, w.tags, w.limited, w.login FROM rouse.worker AS w
+        WHERE coalesce(w.stopped_at, w.dead_at, w.draining_at) IS NULL;
+    END IF;
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname = 'taker_comes_or_goes') THEN
         CREATE TRIGGER taker_comes_or_goes AFTER INSERT OR DELETE ON rouse.worker
             FOR EACH ROW EXECUTE FUNCTION rouse._copy_taker();

@@ -21,8 +21,9 @@ pub struct RetryAll {
     pub looked_at: i64,
     filter: Value,
     limit: i32,
-    /// The `before` of the calls that this pass has left. The first pass adds them as it goes.
-    calls: VecDeque<Option<i64>>,
+    /// The calls that this pass has left: each tries the jobs from `before` down to the last id. A call that does not come
+    /// so far is followed by another one.
+    calls: VecDeque<(Option<i64>, i64)>,
     is_first_pass: bool,
     /// This pass has retried jobs.
     has_retried: bool,
@@ -38,7 +39,7 @@ impl RetryAll {
             looked_at: 0,
             filter,
             limit,
-            calls: VecDeque::from([None]),
+            calls: VecDeque::from([(None, i64::MIN)]),
             is_first_pass: true,
             has_retried: false,
         }
@@ -49,15 +50,15 @@ impl RetryAll {
     /// # Errors
     /// If the filter is invalid, or the database does not answer.
     pub async fn go_on(&mut self, store: &Store) -> Result<bool, StoreError> {
-        let Some(before) = self.calls.pop_front() else {
+        let Some((before, last)) = self.calls.pop_front() else {
             return Ok(false);
         };
         let batch = store.retry_jobs(&self.filter, before, self.limit).await?;
-        self.note(&batch);
+        self.note(&batch, last);
         Ok(!self.calls.is_empty())
     }
 
-    fn note(&mut self, batch: &RetriedJobs) {
+    fn note(&mut self, batch: &RetriedJobs, last: i64) {
         self.retried += batch.retried.len();
         self.has_retried |= !batch.retried.is_empty();
         for id in &batch.retried {
@@ -66,9 +67,9 @@ impl RetryAll {
         self.refused.extend(&batch.refused);
         if self.is_first_pass {
             self.looked_at += i64::from(batch.looked_at);
-            if batch.next_before.is_some() {
-                self.calls.push_back(batch.next_before);
-            }
+        }
+        if batch.next_before.is_some_and(|before| before > last) {
+            self.calls.push_front((batch.next_before, last));
         }
         if self.calls.is_empty() && self.has_retried {
             self.is_first_pass = false;
@@ -78,12 +79,12 @@ impl RetryAll {
     }
 
     /// One call for as many refused jobs as a batch has, the oldest first.
-    fn of_refused(&self) -> VecDeque<Option<i64>> {
+    fn of_refused(&self) -> VecDeque<(Option<i64>, i64)> {
         let refused: Vec<i64> = self.refused.iter().copied().collect();
         let most = usize::try_from(self.limit).unwrap_or(1).max(1);
         refused
             .chunks(most)
-            .map(|jobs| jobs.last().map(|newest| newest + 1))
+            .filter_map(|jobs| Some((Some(jobs.last()? + 1), *jobs.first()?)))
             .collect()
     }
 }
@@ -104,8 +105,9 @@ mod tests {
 
     /// Makes the next call, whose `before` and whose result these are.
     fn call(all: &mut RetryAll, before: Option<i64>, result: &RetriedJobs) {
-        assert_eq!(all.calls.pop_front(), Some(before));
-        all.note(result);
+        let (of_call, last) = all.calls.pop_front().expect("another call");
+        assert_eq!(of_call, before);
+        all.note(result, last);
     }
 
     #[test]
@@ -113,9 +115,11 @@ mod tests {
         let mut all = RetryAll::new(Value::Null, 2);
         call(&mut all, None, &batch(&[], &[9, 8], Some(8)));
         call(&mut all, Some(8), &batch(&[1], &[5], None));
-        call(&mut all, Some(9), &batch(&[5], &[8], Some(5)));
+        // Of 5 and 8; it has examined too many others to come to 5.
+        call(&mut all, Some(9), &batch(&[], &[8], Some(6)));
+        call(&mut all, Some(6), &batch(&[5], &[], Some(5)));
+        call(&mut all, Some(10), &batch(&[], &[9], None));
         call(&mut all, Some(10), &batch(&[], &[8, 9], Some(8)));
-        call(&mut all, Some(10), &batch(&[], &[8, 9], None));
         assert!(all.calls.is_empty());
         assert_eq!((all.retried, all.looked_at), (2, 4));
         assert_eq!(all.refused, BTreeSet::from([8, 9]));

@@ -144,8 +144,9 @@ impl<'a> Claims<'a> {
     /// How many jobs to claim beyond the free slots. Zero while there are orphans: queued jobs may not precede them,
     /// and orphans do not wait in line ([`Self::adopt`]). Also zero if slots wait between jobs.
     pub(super) fn ahead(&mut self) -> usize {
-        let ended = self.shared.slots.ended();
-        let ahead = self.prefetch.jobs(ended, Instant::now());
+        let now = Instant::now();
+        let (ended, taken) = self.shared.slots.ended(now);
+        let ahead = self.prefetch.jobs(ended, taken, now);
         match self.orphans_left || self.slots_wait {
             true => 0,
             false => ahead,

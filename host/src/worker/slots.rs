@@ -36,6 +36,9 @@ struct Inner {
     running: usize,
     /// The number of attempts that have ended.
     ended: usize,
+    /// How long slots were taken, all of them together, up to this time.
+    taken: Duration,
+    taken_at: Instant,
     /// The running attempts, and the claims in line, of handlers of which this host runs a limited number.
     of_handlers: HashMap<Arc<str>, OfHandler>,
     /// The claimer is notified once fewer claims than this are in hand; 0 if it does not wait.
@@ -54,6 +57,23 @@ pub(super) struct Ended<'a> {
 }
 
 impl Inner {
+    /// Changes the number of taken slots.
+    fn take(&mut self, more: usize) {
+        self.count_taken(Instant::now());
+        self.running += more;
+    }
+
+    fn free_one(&mut self) {
+        self.count_taken(Instant::now());
+        self.running -= 1;
+    }
+
+    fn count_taken(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.taken_at);
+        self.taken += passed * u32::try_from(self.running).unwrap_or(u32::MAX);
+        self.taken_at = self.taken_at.max(now);
+    }
+
     fn in_hand(&self) -> usize {
         self.waiting.len() + self.running
     }
@@ -104,6 +124,8 @@ impl Slots {
                 waiting: VecDeque::new(),
                 running: 0,
                 ended: 0,
+                taken: Duration::ZERO,
+                taken_at: Instant::now(),
                 of_handlers: HashMap::new(),
                 notify_below: 0,
             }),
@@ -153,9 +175,11 @@ impl Slots {
         self.lock().in_hand() >= self.max
     }
 
-    /// The number of attempts that have ended.
-    pub(super) fn ended(&self) -> usize {
-        self.lock().ended
+    /// The number of attempts that have ended, and how long slots were taken so far, all of them together.
+    pub(super) fn ended(&self, now: Instant) -> (usize, Duration) {
+        let mut inner = self.lock();
+        inner.count_taken(now);
+        (inner.ended, inner.taken)
     }
 
     /// How many jobs may be claimed, if `ahead` of them may wait for a slot. `None` if there are too few to be worth a
@@ -196,7 +220,7 @@ impl Slots {
         let more = inner.waiting.len().min(self.max - inner.running);
         // The new slots count from now on. If a running slot takes the claim first, the new slot finds the line empty
         // and ends.
-        inner.running += more;
+        inner.take(more);
         self.in_hand_gauge.store(inner.in_hand(), Ordering::Relaxed);
         more
     }
@@ -217,7 +241,7 @@ impl Slots {
                 of.waiting -= 1;
                 of.running += 1;
             }),
-            None => inner.running -= 1,
+            None => inner.free_one(),
         }
         self.changed(inner);
         next
@@ -230,7 +254,7 @@ impl Slots {
         let is_any = !inner.of_handlers.is_empty()
             && inner.running < self.max
             && inner.startable().is_some();
-        inner.running += usize::from(is_any);
+        inner.take(usize::from(is_any));
         is_any
     }
 
@@ -239,7 +263,7 @@ impl Slots {
         let mut inner = self.lock();
         inner.ended += 1;
         inner.count(host_limit, |of| of.running -= 1);
-        inner.running -= 1;
+        inner.free_one();
         self.changed(inner);
     }
 
@@ -419,7 +443,7 @@ pub(super) mod tests {
         slots.next(Some(Ended { host_limit: None }));
         assert!(futures_poll(freed.as_mut()).is_ready(), "two are free");
         assert_eq!(slots.capacity(4), Some(2));
-        assert_eq!(slots.ended(), 2);
+        assert_eq!(slots.ended(Instant::now()).0, 2);
     }
 
     fn futures_poll<F: Future>(future: std::pin::Pin<&mut F>) -> std::task::Poll<F::Output> {
@@ -520,7 +544,7 @@ pub(super) mod tests {
         slots.put(claims(1..2));
         slots.next(None);
         slots.crashed(None);
-        assert_eq!((slots.in_hand(), slots.ended()), (0, 1));
+        assert_eq!((slots.in_hand(), slots.ended(Instant::now()).0), (0, 1));
         assert_eq!(slots.put(claims(2..3)), 1);
     }
 }

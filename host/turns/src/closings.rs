@@ -19,7 +19,7 @@ const OPENED_BY_SWEEP: usize = 256;
 
 /// Parts of a turn: what a member has had is counted in whole ones, so that it can be a key.
 const PARTS: f64 = 1_000_000.0;
-/// With more limits than this, those for whose end no lane waits are forgotten: their members are equal again.
+/// With more limits than this, those that have one member, and for whose end no lane waits, are forgotten.
 const LIMITS_MIN: usize = 1024;
 /// With more members of one limit than this, all start again with what the foremost has had: most of them have come once.
 const MEMBERS_MAX: usize = 32_768;
@@ -44,8 +44,6 @@ pub struct Closings<L, K, S, T> {
 
 /// What the member had when the lane was closed, and the number of the closing.
 type Place = (u64, u64);
-/// Before all others.
-const FIRST: Place = (0, 0);
 
 /// Until when a lane is closed.
 #[derive(Debug)]
@@ -129,7 +127,7 @@ where
         }
         if self.shared.len() > self.shared_max {
             self.shared
-                .retain(|limit, _| self.waiting.contains_key(limit));
+                .retain(|limit, shared| self.waiting.contains_key(limit) || shared.had.len() > 1);
             self.shared_max = LIMITS_MIN.max(2 * self.shared.len());
         }
     }
@@ -175,7 +173,8 @@ where
         self.closed.insert(lane, Closed { until, has_jobs });
     }
 
-    /// Lets a lane that waits for the end of a job go ahead of the others of its class: it has overdue jobs.
+    /// Lets a lane that waits for the end of a job go ahead of the others of its class: it has overdue jobs. Several such
+    /// lanes take turns, as they were closed.
     pub fn go_first(&mut self, lane: L) {
         if let Some(Closed {
             until: Until::End(class, places),
@@ -183,7 +182,8 @@ where
         }) = self.closed.get(&lane)
         {
             let (class, has_jobs) = (*class, *has_jobs);
-            let places = places.iter().map(|(limit, _)| (limit.clone(), FIRST));
+            let first = |(limit, (_, number)): &(K, Place)| (limit.clone(), (0, *number));
+            let places = places.iter().map(first);
             let places = places.collect();
             self.open(lane);
             self.wait(lane, class, places, has_jobs);
@@ -359,8 +359,6 @@ mod tests {
         assert_eq!(closings.by_end(&"limit"), [2, 1]);
         assert!(closings.by_end(&"other").is_empty());
         assert_eq!(closings.some(), [2, 1]);
-        closings.go_first(2);
-        assert_eq!(closings.by_end(&"limit"), [1, 2]);
         assert!(closings.open(1) && closings.open(2) && closings.is_empty());
         assert!(closings.some().is_empty() && !closings.wait_for_ends());
     }
@@ -439,6 +437,29 @@ mod tests {
         assert_eq!(closings.by_end(&"limit"), [2, 1], "it had its turns");
         closings.go_first(2);
         assert_eq!(closings.by_end(&"limit"), [1, 2]);
+    }
+
+    /// As the sweep does, again and again.
+    #[test]
+    fn lanes_that_go_first_take_turns() {
+        let mut closings = OfTest::default();
+        let mut counts = vec![0; 10];
+        (0..10).for_each(|lane| close(&mut closings, lane));
+        for _ in 0..100 {
+            (0..10).for_each(|lane| closings.go_first(lane));
+            let opened = closings.by_end(&"limit");
+            let first = *opened.last().expect("a lane");
+            counts[first as usize] += 1;
+            closings.take(&["limit"], &first, 1.0);
+            for lane in opened {
+                closings.open(lane);
+                if lane != first {
+                    close(&mut closings, lane);
+                }
+            }
+            close(&mut closings, first);
+        }
+        assert!(counts.iter().all(|count| *count >= 5), "{counts:?}");
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! How many jobs to claim beyond the free slots.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Jobs are claimed this far ahead of their start.
@@ -14,22 +13,27 @@ const PREFETCH_MAX: f64 = 2000.0;
 const INLINE_BYTES: f64 = (124 << 10) as f64;
 /// If fewer jobs than this fit inline, one large claim with a second statement is cheaper than many small claims.
 const INLINE_JOBS_MIN: f64 = 100.0;
-/// The minimum time over which the pace is measured.
-const MEASURED_OVER: Duration = Duration::from_millis(20);
+/// The average is measured over at least so many ends, except the first one.
+const ENDS_MIN: usize = 16;
+/// If no job has ended for this long, the next ones may be others.
+const IDLE_AFTER: Duration = Duration::from_secs(1);
+/// If jobs take longer than this on average, none are claimed ahead: claims that have waited that long are given back
+/// (START_WITHIN of `host/src/worker/slots.rs`), and the wait for a round trip costs such jobs little.
+const LONG: f64 = 1.0;
 
-/// Claims as many jobs ahead as this worker finishes in a tenth of a second, at the slowest pace since each slot has ended
-/// a job. So short jobs do not wait for a round trip, and jobs that take much longer than a tenth of a second are not
-/// claimed ahead: in the time of one such job there is a moment in which few or none end. If a few of them end within
-/// milliseconds, or all of them because they started together, that alone is not a pace.
+/// Claims as many jobs ahead as the slots of this worker finish in a tenth of a second, if each takes as long as the average
+/// of the last ones. So short jobs do not wait for a round trip, however long it takes, and a few long ones that end within
+/// milliseconds are not a pace.
 #[derive(Debug)]
 pub struct Prefetch {
     slots: usize,
-    since: Instant,
     ended: usize,
-    /// The paces during the last ends, as many as there are slots: jobs in a second, with the count of ends until then. A
-    /// later slower one replaces those before it, so the first is the slowest.
-    paces: VecDeque<(usize, f64)>,
-    jobs: f64,
+    /// When it was seen that a job had ended.
+    ended_at: Instant,
+    /// The ends, and the time that all slots together were taken, when the average was measured.
+    measured: (usize, Duration),
+    /// The average time of a job in its slot, seconds. `None` before enough jobs have ended.
+    average: Option<f64>,
     /// The average size of payload, tenant, source and grants of a job in the last claim.
     bytes_per_job: f64,
     /// The maximum size of a claim.
@@ -44,10 +48,10 @@ impl Prefetch {
     pub fn new(now: Instant, slots: usize, bytes_max: usize, columns_bytes: usize) -> Self {
         Self {
             slots,
-            since: now,
             ended: 0,
-            paces: VecDeque::new(),
-            jobs: 0.0,
+            ended_at: now,
+            measured: (0, Duration::ZERO),
+            average: None,
             bytes_per_job: 0.0,
             bytes_max: bytes_max as f64,
             columns_bytes: columns_bytes as f64,
@@ -70,36 +74,43 @@ impl Prefetch {
         }
     }
 
-    /// How many to claim ahead. `ended` counts the attempts that have ended so far.
-    pub fn jobs(&mut self, ended: usize, now: Instant) -> usize {
-        let passed = now.saturating_duration_since(self.since);
-        if passed >= MEASURED_OVER {
-            #[expect(
-                clippy::cast_precision_loss,
-                reason = "a count of jobs in a few milliseconds is small"
-            )]
-            let pace = ended.wrapping_sub(self.ended) as f64 / passed.as_secs_f64();
-            self.jobs = (self.slowest(ended, pace) * AHEAD.as_secs_f64())
-                .min(PREFETCH_MAX)
-                .min(self.bytes_max / self.bytes_per_job);
-            self.since = now;
-            self.ended = ended;
+    /// How many to claim ahead. `ended` counts the attempts that have ended so far, `taken` is the time that slots were
+    /// taken so far, of all slots together.
+    #[expect(clippy::cast_precision_loss, reason = "a count of slots")]
+    pub fn jobs(&mut self, ended: usize, taken: Duration, now: Instant) -> usize {
+        if ended != self.ended {
+            (self.ended, self.ended_at) = (ended, now);
         }
-        whole(self.jobs)
+        let average = self.average(ended, taken);
+        let is_idle = now.saturating_duration_since(self.ended_at) > IDLE_AFTER;
+        let Some(average) = average.filter(|average| *average < LONG && !is_idle) else {
+            return 0;
+        };
+        let jobs = (self.slots as f64 * AHEAD.as_secs_f64() / average)
+            .min(PREFETCH_MAX)
+            .min(self.bytes_max / self.bytes_per_job);
+        whole(jobs)
     }
 
-    /// Adds a pace, and returns the slowest one of the last ends.
-    fn slowest(&mut self, ended: usize, pace: f64) -> f64 {
-        while self.paces.back().is_some_and(|(_, other)| *other >= pace) {
-            self.paces.pop_back();
+    /// How long a job takes on average, in seconds: over at least as many ends as there are slots, since a job that takes long
+    /// is seen only when it ends. If nothing ends for long, the average rises at once.
+    #[expect(clippy::cast_precision_loss, reason = "counts of jobs and slots")]
+    fn average(&mut self, ended: usize, taken: Duration) -> Option<f64> {
+        let (before, taken_before) = self.measured;
+        let ends = ended.wrapping_sub(before);
+        let seconds = taken.saturating_sub(taken_before).as_secs_f64();
+        let enough = match self.average {
+            Some(_) => self.slots.max(ENDS_MIN),
+            // A new worker should not wait for long.
+            None => self.slots,
+        };
+        if ends >= enough {
+            self.measured = (ended, taken);
+            self.average = Some(seconds / ends as f64);
+            return self.average;
         }
-        self.paces.push_back((ended, pace));
-        let slots = self.slots;
-        let is_old = |(until, _): &(usize, f64)| ended.wrapping_sub(*until) > slots;
-        while self.paces.front().is_some_and(is_old) {
-            self.paces.pop_front();
-        }
-        self.paces.front().map_or(pace, |(_, slowest)| *slowest)
+        let at_least = seconds / (ends + self.slots) as f64;
+        self.average.map(|average| average.max(at_least))
     }
 }
 
@@ -114,13 +125,15 @@ fn whole(jobs: f64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use super::*;
 
     fn prefetch(now: Instant) -> Prefetch {
         Prefetch::new(now, 8, 8 << 20, 120)
     }
 
-    /// What a model of a worker with a backlog has done. Its claims take no time.
+    /// What a model of a worker with a backlog has done.
     #[derive(Debug, Default)]
     struct Report {
         started: usize,
@@ -132,15 +145,35 @@ mod tests {
         half_pace_at_ms: Option<usize>,
     }
 
-    /// Runs jobs of about this many milliseconds, give or take `percent`, for a while.
-    fn run(slots: usize, job_ms: usize, percent: usize, for_ms: usize) -> Report {
+    /// The worker and its jobs.
+    #[derive(Debug, Clone, Copy)]
+    struct Model {
+        slots: usize,
+        /// Jobs take about this many milliseconds, give or take `percent`.
+        job_ms: usize,
+        percent: usize,
+        /// How long a claim takes.
+        claim_ms: usize,
+    }
+
+    /// Runs the model for a while.
+    fn run(model: Model, for_ms: usize) -> Report {
+        let Model {
+            slots,
+            job_ms,
+            percent,
+            claim_ms,
+        } = model;
         let start = Instant::now();
         let mut prefetch = Prefetch::new(start, slots, 8 << 20, 120);
         let mut report = Report::default();
-        let (mut random, mut ended) = (12_345_usize, 0);
+        let (mut random, mut ended, mut taken_ms) = (12_345_usize, 0, 0);
         let mut running: Vec<usize> = Vec::new();
         let mut line: VecDeque<usize> = VecDeque::new();
+        // The claim under way: when it is answered, and its size.
+        let mut claim: Option<(usize, usize)> = None;
         for now in 0..for_ms {
+            taken_ms += running.len();
             let before = running.len();
             running.retain(|end| *end > now);
             ended += before - running.len();
@@ -148,15 +181,21 @@ mod tests {
                 line.pop_front();
                 report.released += 1;
             }
-            let at = start + Duration::from_millis(u64::try_from(now).unwrap());
-            let ahead = prefetch.jobs(ended, at);
-            report.ahead_max = report.ahead_max.max(ahead);
-            if ahead * job_ms >= slots * 50 {
-                report.half_pace_at_ms.get_or_insert(now);
+            if let Some((_, jobs)) = claim.take_if(|(at, _)| *at <= now) {
+                line.extend(std::iter::repeat_n(now, jobs));
             }
-            let capacity = (slots + ahead).saturating_sub(running.len() + line.len());
-            if capacity >= (ahead / 2).max(1) {
-                line.extend(std::iter::repeat_n(now, capacity));
+            if claim.is_none() {
+                let at = start + Duration::from_millis(u64::try_from(now).unwrap());
+                let taken = Duration::from_millis(u64::try_from(taken_ms).unwrap());
+                let ahead = prefetch.jobs(ended, taken, at);
+                report.ahead_max = report.ahead_max.max(ahead);
+                if ahead * job_ms >= slots * 50 {
+                    report.half_pace_at_ms.get_or_insert(now);
+                }
+                let capacity = (slots + ahead).saturating_sub(running.len() + line.len());
+                if capacity >= (ahead / 2).max(1) {
+                    claim = Some((now + claim_ms, capacity));
+                }
             }
             while running.len() < slots && line.pop_front().is_some() {
                 // A linear congruential generator, so that each run is the same.
@@ -169,6 +208,15 @@ mod tests {
         report
     }
 
+    fn model(slots: usize, job_ms: usize, percent: usize, claim_ms: usize) -> Model {
+        Model {
+            slots,
+            job_ms,
+            percent,
+            claim_ms,
+        }
+    }
+
     #[test]
     fn long_jobs_are_not_claimed_ahead_even_if_some_of_them_end_together() {
         for (slots, job_ms, percent) in [
@@ -178,7 +226,7 @@ mod tests {
             (100, 1500, 3),
             (100, 1500, 50),
         ] {
-            let report = run(slots, job_ms, percent, 20_000);
+            let report = run(model(slots, job_ms, percent, 5), 20_000);
             let all = 20_000 / (2 * job_ms) * slots;
             assert!(
                 report.released == 0 && report.ahead_max == 0 && report.started > all,
@@ -188,51 +236,69 @@ mod tests {
     }
 
     #[test]
+    fn jobs_of_less_than_a_second_are_not_given_back() {
+        for (slots, job_ms, percent) in [(8, 900, 0), (100, 900, 3), (16, 400, 50)] {
+            let report = run(model(slots, job_ms, percent, 5), 20_000);
+            assert_eq!(report.released, 0, "{slots} slots, {job_ms} ms: {report:?}");
+        }
+    }
+
+    /// Without claims ahead, the slots would be idle for as long as each claim takes.
+    #[test]
+    fn slow_claims_do_not_slow_down_short_jobs() {
+        for (slots, job_ms, claim_ms) in [(2, 1, 50), (8, 10, 100), (100, 10, 100), (8, 100, 20)] {
+            let report = run(model(slots, job_ms, 30, claim_ms), 20_000);
+            let most = slots * 20_000 / job_ms;
+            // At most a tenth of a second of jobs is claimed ahead.
+            let expected = most * 100 / (100 + claim_ms) * 7 / 10;
+            assert!(
+                report.started >= expected,
+                "{slots} slots, {job_ms} ms, {claim_ms} ms: {report:?}, {expected} expected"
+            );
+        }
+    }
+
+    #[test]
     fn two_long_jobs_that_end_one_after_the_other_are_not_a_pace() {
         let start = Instant::now();
         let mut prefetch = prefetch(start);
         let at = |ms| start + Duration::from_millis(ms);
-        assert_eq!(prefetch.jobs(0, at(30)), 0);
-        assert_eq!(prefetch.jobs(1, at(5000)), 0);
-        assert_eq!(prefetch.jobs(2, at(5025)), 0);
+        let taken = Duration::from_millis;
+        assert_eq!(prefetch.jobs(0, taken(0), at(30)), 0);
+        // After many short ones.
+        assert_eq!(prefetch.jobs(80, taken(800), at(130)), 80);
+        assert_eq!(prefetch.jobs(81, taken(40_800), at(5130)), 0);
+        assert_eq!(prefetch.jobs(82, taken(41_000), at(5155)), 0);
     }
 
     #[test]
     fn a_new_worker_of_short_jobs_reaches_its_pace_within_a_fraction_of_a_second() {
         for (slots, job_ms, within_ms) in [(8, 2, 50), (100, 10, 50), (8, 50, 200)] {
-            let report = run(slots, job_ms, 30, 1000);
+            let report = run(model(slots, job_ms, 30, 1), 1000);
             assert!(
                 report.half_pace_at_ms.is_some_and(|at| at <= within_ms),
                 "{slots} slots, {job_ms} ms: {report:?}"
             );
             assert_eq!(report.released, 0);
         }
-        // After a pause, too.
-        let start = Instant::now();
-        let mut prefetch = prefetch(start);
-        let at = |ms| start + Duration::from_millis(ms);
-        prefetch.jobs(0, at(60_000));
-        assert_eq!(prefetch.jobs(80, at(60_020)), 400);
-    }
-
-    #[test]
-    fn a_worker_of_long_jobs_claims_nothing_ahead() {
-        let start = Instant::now();
-        let mut prefetch = prefetch(start);
-        assert_eq!(prefetch.jobs(8, start + Duration::from_secs(10)), 0);
     }
 
     #[test]
     fn a_worker_of_short_jobs_claims_a_tenth_of_a_second_ahead() {
         let start = Instant::now();
         let mut prefetch = prefetch(start);
-        assert_eq!(prefetch.jobs(100, start + Duration::from_millis(100)), 100);
-        assert_eq!(prefetch.jobs(100, start + Duration::from_millis(101)), 100);
+        let at = |ms| start + Duration::from_millis(ms);
+        let taken = Duration::from_millis;
+        assert_eq!(prefetch.jobs(100, taken(800), at(100)), 100);
+        assert_eq!(prefetch.jobs(100, taken(800), at(101)), 100);
+        assert_eq!(prefetch.jobs(90_000, taken(1600), at(200)), 2000);
+        assert_eq!(prefetch.jobs(90_000, taken(1600), at(1100)), 2000);
         assert_eq!(
-            prefetch.jobs(90_000, start + Duration::from_millis(200)),
-            2000
+            prefetch.jobs(90_000, taken(1600), at(1300)),
+            0,
+            "it is idle"
         );
-        assert_eq!(prefetch.jobs(90_000, start + Duration::from_millis(400)), 0);
+        assert_eq!(prefetch.jobs(90_001, taken(1600), at(1400)), 2000);
     }
 
     #[test]
@@ -250,8 +316,9 @@ mod tests {
         let start = Instant::now();
         let mut prefetch = prefetch(start);
         prefetch.claimed(10, 10 * (256 << 10));
-        assert_eq!(prefetch.jobs(100, start + Duration::from_millis(100)), 32);
+        let taken = Duration::from_millis;
+        assert_eq!(prefetch.jobs(100, taken(800), start + taken(100)), 32);
         prefetch.claimed(0, 0);
-        assert_eq!(prefetch.jobs(200, start + Duration::from_millis(200)), 32);
+        assert_eq!(prefetch.jobs(200, taken(1600), start + taken(200)), 32);
     }
 }

@@ -300,7 +300,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
                     let mean = class.run_time as f64;
                     let end = now + self.exponential(mean).max(1);
                     let host = &mut self.hosts[host as usize];
-                    host.running.push(std::cmp::Reverse((end, job)));
+                    host.start(end, job, now);
                 }
                 Err(job) => {
                     self.witness.released += 1;

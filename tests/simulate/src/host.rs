@@ -71,6 +71,8 @@ pub(crate) struct Host {
     /// The next look that is an event.
     pub(crate) next_look: Nanos,
     prefetch: Prefetch,
+    /// The run times of all attempts that have started.
+    run_times: Nanos,
     /// Virtual time zero.
     zero: Instant,
 }
@@ -98,6 +100,7 @@ impl Host {
             next_search: now,
             next_look: Nanos::MAX,
             prefetch: Prefetch::new(started, scenario.slots, CLAIM_BYTES_MAX, COLUMNS_BYTES),
+            run_times: 0,
             zero,
         }
     }
@@ -129,6 +132,12 @@ impl Host {
         self.running.pop().map(|Reverse(ended)| ended)
     }
 
+    /// Starts an attempt, which ends then.
+    pub(crate) fn start(&mut self, end: Nanos, job: Job, now: Nanos) {
+        self.run_times += end - now;
+        self.running.push(Reverse((end, job)));
+    }
+
     /// The next claim for a free slot, or one that has waited too long and is given back (`Err`).
     pub(crate) fn next_in_line(&mut self, now: Nanos) -> Option<Result<Job, Job>> {
         if !self.has_free_slot() {
@@ -141,8 +150,11 @@ impl Host {
 
     /// How many jobs to claim beyond the free slots: the code of the host decides.
     pub(crate) fn claim_ahead(&mut self, now: Nanos) -> usize {
+        let left = self.running.iter();
+        let left: Nanos = left.map(|Reverse((end, _))| end.saturating_sub(now)).sum();
+        let taken = Duration::from_nanos(self.run_times.saturating_sub(left));
         let now = self.zero + Duration::from_nanos(now);
-        self.prefetch.jobs(self.ended, now)
+        self.prefetch.jobs(self.ended, taken, now)
     }
 
     /// The maximum number of jobs for one claim.
@@ -271,9 +283,6 @@ impl Host {
             }
         }
         for closed in &answer.closed {
-            if taken.contains(&closed.lane) || closed.wait_ms.is_some() {
-                continue;
-            }
             let limits = &lanes[closed.lane as usize].limits;
             let had_room = limits.iter().filter(|limit| !closed.by.contains(limit));
             let others: Vec<u32> = had_room

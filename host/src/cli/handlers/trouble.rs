@@ -28,7 +28,9 @@ impl Trouble {
         errors.extend(file.fair_share(Environment).err());
         errors.extend(Environment.otlp().err());
         errors.extend(file.sql_logins(folder, Environment, None).err());
-        errors.extend(dashboard::Settings::read().err());
+        let of_dashboard = dashboard::Settings::read();
+        let of_dashboard = of_dashboard.map_err(|error| error.context("with an HTTP port"));
+        errors.extend(of_dashboard.err());
         let settings = file.sandbox(folder, 1);
         let missing = missing_dirs(&settings)
             .map(|grant| grant.cannot_be_opened(&"there is no such directory"));

@@ -68,6 +68,18 @@ const UNSUPPORTED: &[&str] = &[
     "gssencmode",
 ];
 
+/// Values of these that ask for what is done anyway.
+const AS_BY_DEFAULT: &[(&str, &str)] = &[
+    ("gssencmode", "disable"),
+    ("gssencmode", "prefer"),
+    ("sslcertmode", "disable"),
+    ("sslcertmode", "allow"),
+    ("ssl_min_protocol_version", "TLSv1"),
+    ("ssl_min_protocol_version", "TLSv1.1"),
+    ("ssl_min_protocol_version", "TLSv1.2"),
+    ("requiressl", "0"),
+];
+
 /// Settings by name. Empty ones count as not set, as in libpq.
 #[derive(Clone, Default)]
 pub(super) struct Params(BTreeMap<String, String>);
@@ -112,14 +124,8 @@ impl Params {
         for name in HARMLESS {
             self.0.remove(name);
         }
-        // Its other values allow a connection without GSSAPI.
-        if self
-            .0
-            .get("gssencmode")
-            .is_some_and(|mode| mode != "require")
-        {
-            self.0.remove("gssencmode");
-        }
+        self.0
+            .retain(|name, value| !AS_BY_DEFAULT.contains(&(name, value)));
         let Some(name) = UNSUPPORTED.iter().find(|name| self.has(name)) else {
             return Ok(());
         };

@@ -271,7 +271,7 @@ impl Lanes {
             self.close(closed, with_jobs.contains(&closed.lane), now);
         }
         let mut is_any = false;
-        for closed in others.iter().filter(|closed| closed.wait.is_none()) {
+        for closed in closed {
             is_any |= with_jobs.contains(&closed.lane) && self.open_instead(closed);
         }
         is_any
