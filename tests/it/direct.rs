@@ -333,7 +333,7 @@ async fn an_enqueue_reads_no_old_versions_of_workers() {
     let after: i64 = client.query_one(entries, &[]).await.unwrap().get(0);
     client.batch_execute("ROLLBACK").await.unwrap();
     let read = after - before;
-    assert!((1..10).contains(&read), "{read} entries");
+    assert!(read < 10, "{read} entries");
     old.batch_execute("COMMIT").await.unwrap();
 }
 

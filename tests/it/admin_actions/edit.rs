@@ -278,7 +278,7 @@ async fn rouse_job_edit_changes_the_priority_and_the_payload() {
     // If the payload is refused, the priority is changed, and the output says so.
     let other = enqueue(&client, "x", json!(1)).await;
     client
-        .batch_execute("INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('default', 1024)")
+        .batch_execute("UPDATE rouse.queue SET payload_bytes_max = 1024 WHERE name = 'default'")
         .await
         .unwrap();
     let (job, large) = (other.to_string(), json!("a".repeat(1200)).to_string());
