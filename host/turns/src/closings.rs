@@ -147,7 +147,8 @@ where
             return;
         }
         self.closings += 1;
-        let place = |limit: &K| (self.had(limit, member), self.closings);
+        // From 1 on: 0 is for those that go first.
+        let place = |limit: &K| (self.had(limit, member).saturating_add(1), self.closings);
         let places = limits.iter().map(|limit| (limit.clone(), place(limit)));
         let places: Vec<(K, Place)> = places.collect();
         self.wait(lane, class, places, has_jobs);
