@@ -15,21 +15,25 @@ const INLINE_BYTES: f64 = (124 << 10) as f64;
 const INLINE_JOBS_MIN: f64 = 100.0;
 /// The average is measured over at least so many ends, except the first one.
 const ENDS_MIN: usize = 16;
-/// If no job has ended for this long, the next ones may be others.
-const IDLE_AFTER: Duration = Duration::from_secs(1);
+/// The minimum time over which the pace is measured.
+const MEASURED_OVER: Duration = Duration::from_millis(20);
+/// The pace may grow by this factor from one claim to the next: it is lower than what the slots could do if they were idle
+/// during the last claim.
+const GROWTH: f64 = 2.0;
 /// If jobs take longer than this on average, none are claimed ahead: claims that have waited that long are given back
 /// (START_WITHIN of `host/src/worker/slots.rs`), and the wait for a round trip costs such jobs little.
 const LONG: f64 = 1.0;
 
 /// Claims as many jobs ahead as the slots of this worker finish in a tenth of a second, if each takes as long as the average
-/// of the last ones. So short jobs do not wait for a round trip, however long it takes, and a few long ones that end within
-/// milliseconds are not a pace.
+/// of the last ones, but no more than twice as many as it has recently finished in that time. So short jobs do not wait for
+/// a round trip, however long it takes, and a few long ones that end within milliseconds are not a pace.
 #[derive(Debug)]
 pub struct Prefetch {
     slots: usize,
+    since: Instant,
     ended: usize,
-    /// When it was seen that a job had ended.
-    ended_at: Instant,
+    /// Jobs that have recently ended in a second.
+    pace: f64,
     /// The ends, and the time that all slots together were taken, when the average was measured.
     measured: (usize, Duration),
     /// The average time of a job in its slot, seconds. `None` before enough jobs have ended.
@@ -48,8 +52,9 @@ impl Prefetch {
     pub fn new(now: Instant, slots: usize, bytes_max: usize, columns_bytes: usize) -> Self {
         Self {
             slots,
+            since: now,
             ended: 0,
-            ended_at: now,
+            pace: 0.0,
             measured: (0, Duration::ZERO),
             average: None,
             bytes_per_job: 0.0,
@@ -76,17 +81,19 @@ impl Prefetch {
 
     /// How many to claim ahead. `ended` counts the attempts that have ended so far, `taken` is the time that slots were
     /// taken so far, of all slots together.
-    #[expect(clippy::cast_precision_loss, reason = "a count of slots")]
+    #[expect(clippy::cast_precision_loss, reason = "counts of jobs and slots")]
     pub fn jobs(&mut self, ended: usize, taken: Duration, now: Instant) -> usize {
-        if ended != self.ended {
-            (self.ended, self.ended_at) = (ended, now);
+        let passed = now.saturating_duration_since(self.since);
+        if passed >= MEASURED_OVER {
+            self.pace = ended.wrapping_sub(self.ended) as f64 / passed.as_secs_f64();
+            (self.since, self.ended) = (now, ended);
         }
         let average = self.average(ended, taken);
-        let is_idle = now.saturating_duration_since(self.ended_at) > IDLE_AFTER;
-        let Some(average) = average.filter(|average| *average < LONG && !is_idle) else {
+        let Some(average) = average.filter(|average| *average < LONG) else {
             return 0;
         };
-        let jobs = (self.slots as f64 * AHEAD.as_secs_f64() / average)
+        let pace = (self.slots as f64 / average).min(GROWTH * self.pace);
+        let jobs = (pace * AHEAD.as_secs_f64())
             .min(PREFETCH_MAX)
             .min(self.bytes_max / self.bytes_per_job);
         whole(jobs)
@@ -292,13 +299,9 @@ mod tests {
         assert_eq!(prefetch.jobs(100, taken(800), at(100)), 100);
         assert_eq!(prefetch.jobs(100, taken(800), at(101)), 100);
         assert_eq!(prefetch.jobs(90_000, taken(1600), at(200)), 2000);
-        assert_eq!(prefetch.jobs(90_000, taken(1600), at(1100)), 2000);
-        assert_eq!(
-            prefetch.jobs(90_000, taken(1600), at(1300)),
-            0,
-            "it is idle"
-        );
-        assert_eq!(prefetch.jobs(90_001, taken(1600), at(1400)), 2000);
+        assert_eq!(prefetch.jobs(90_000, taken(1600), at(400)), 0, "it is idle");
+        // As many jobs start as a gate permits, which is less than what the slots could do.
+        assert_eq!(prefetch.jobs(90_030, taken(1610), at(500)), 60);
     }
 
     #[test]
