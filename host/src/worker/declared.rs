@@ -13,6 +13,7 @@ use super::declared_gates::DeclaredGates;
 use super::reach::warn_unless_unreachable;
 use crate::job::declared::{Change, change};
 use crate::store::StoreError;
+use crate::store::connect::backoff;
 
 /// The interval of further looks: another host may have ended.
 const LOOK_EVERY: Duration = Duration::from_secs(300);
@@ -20,23 +21,33 @@ const LOOK_EVERY: Duration = Duration::from_secs(300);
 /// Looks at the start, after each change of this host's capabilities, and from time to time, until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     let mut gates = DeclaredGates::default();
+    let mut failures = 0;
     loop {
+        let mut has_failed = false;
         if let Err(error) = gates.send(&shared).await {
+            has_failed = true;
             warn_unless_unreachable!(
                 error,
-                "cannot set the gates that modules declare; trying again in 5 minutes"
+                "cannot set the gates that modules declare; trying again"
             );
         }
         if shared.settings.schedules
             && let Err(error) = look(&shared).await
         {
+            has_failed = true;
             warn_unless_unreachable!(
                 error,
-                "cannot create the schedules that modules declare; trying again in 5 minutes"
+                "cannot create the schedules that modules declare; trying again"
             );
         }
+        failures = if has_failed { failures + 1 } else { 0 };
+        let wait = match failures {
+            0 => LOOK_EVERY,
+            // Meanwhile, jobs of these handlers start without their gates.
+            _ => backoff(failures - 1, rand::random()),
+        };
         tokio::select! {
-            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = tokio::time::sleep(wait) => {}
             () = shared.capabilities_sent.notified() => {}
         }
     }

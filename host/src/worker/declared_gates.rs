@@ -51,7 +51,9 @@ impl DeclaredGates {
                     }
                     self.0.insert(handler.clone(), gates.to_vec());
                 }
-                Err(error) if error.is_transient() || error.is_over() => return Err(error),
+                Err(error) if error.is_transient() || error.is_over() || error.is_locked() => {
+                    return Err(error);
+                }
                 // One that the database refuses does not prevent the others.
                 Err(error) => {
                     warn!(handler, %error, "the gates that a module declares cannot be set; trying again in 5 minutes");

@@ -137,6 +137,22 @@ async fn a_host_sets_the_gates_of_its_modules_and_a_version_without_them_removes
     assert_eq!(changes(&client).await, 11);
 }
 
+/// As an operator's transaction that sets a gate and stays open.
+#[tokio::test]
+async fn gates_whose_declaration_was_held_up_are_declared_soon_afterwards() {
+    let db = TestDb::new().await;
+    let (operator, client) = (db.client().await, db.client().await);
+    let lock = "BEGIN; LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE";
+    operator.batch_execute(lock).await.unwrap();
+    let host = host(&db, &module(&[("mail.send", every_kind())]));
+    host.line(PATIENCE, |line| {
+        line.contains("cannot set the gates that modules declare; trying again")
+    });
+    operator.batch_execute("COMMIT").await.unwrap();
+    until_gate(&client, "mail.send/throttle.2").await;
+    end(host);
+}
+
 #[tokio::test]
 async fn a_changed_module_replaces_its_gates_while_the_host_runs() {
     let db = TestDb::new().await;
