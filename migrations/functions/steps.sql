@@ -170,7 +170,7 @@ END
 $$;
 
 -- Stores output and log lines of attempts of the last day. A line is cut after 16,384 characters. Returns how many lines were stored: a
--- worker may only write for jobs that it has claimed, or has ended an attempt of.
+-- worker may only write for jobs that it has claimed, or has ended an attempt of, or has released.
 CREATE OR REPLACE FUNCTION rouse.append_log(p_worker bigint, p_key bytea, p_lines rouse.log_line[]) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -186,7 +186,9 @@ BEGIN
     FROM (SELECT DISTINCT s.id FROM unnest(p_lines) AS s) AS reported
     WHERE EXISTS (SELECT FROM rouse.job AS j WHERE j.id = reported.id AND j.worker = p_worker)
        OR EXISTS (SELECT FROM rouse.attempt AS a WHERE a.job = reported.id AND a.worker = p_worker)
-       OR EXISTS (SELECT FROM rouse.finished AS f WHERE f.id = reported.id AND f.worker = p_worker);
+       OR EXISTS (SELECT FROM rouse.finished AS f WHERE f.id = reported.id AND f.worker = p_worker)
+       -- A released attempt has no row of its own.
+       OR EXISTS (SELECT FROM rouse.record AS r WHERE r.job = reported.id AND r.event = 'released' AND r.worker = p_worker);
     INSERT INTO rouse.log (job, attempt, line, worker, at, level, text)
     SELECT s.id, greatest(s.attempt, 1), greatest(s.line, 1), p_worker,
            at - least(greatest(s.age_ms, 0), 86400000) * interval '1 millisecond', s.level, left(s.text, 16384)

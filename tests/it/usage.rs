@@ -182,6 +182,29 @@ async fn following_a_job_prints_its_lines_as_they_come_and_ends_with_the_job() {
     assert!(status.success() && output.contains("third"), "{output}");
 }
 
+/// Its host was stopping, for example.
+#[tokio::test]
+async fn the_last_lines_of_an_attempt_that_was_given_back_are_stored() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (store, other) = (db.worker().await, db.worker().await);
+    enqueue(&client, "x", json!({})).await;
+    let job = claim(&store, 1).await.remove(0);
+    let released = settlement(&job, Outcome::Released);
+    store.settle(&[released], Locked::Wait).await.unwrap();
+    let line = LogLine {
+        id: job.id,
+        attempt: Attempt(1),
+        line: 1,
+        age: Duration::ZERO,
+        level: "warn",
+        text: "the last".into(),
+    };
+    let lines = std::slice::from_ref(&line);
+    assert_eq!(store.append_log(lines).await.unwrap(), 1);
+    assert_eq!(other.append_log(lines).await.unwrap(), 0, "not its job");
+}
+
 #[tokio::test]
 async fn following_a_job_without_a_worker_reports_why() {
     let db = TestDb::new().await;

@@ -183,9 +183,17 @@ async fn write(shared: &Shared) -> bool {
         .collect();
     let _permit = shared.calls.patient.acquire().await;
     match shared.store.append_log(&lines).await {
-        Ok(_) => true,
+        Ok(kept) => {
+            // The others are of jobs that other workers have by now.
+            let lost = lines.len().saturating_sub(kept);
+            if lost > 0 {
+                counter!("rouse_log_lines_lost_total").increment(lost as u64);
+            }
+            true
+        }
         // One of them can never be stored, so the batch is dropped.
         Err(error) if error.is_about_data() => {
+            counter!("rouse_log_lines_lost_total").increment(lines.len() as u64);
             error!(%error, lines = lines.len(), "cannot store lines of guests with their attempts");
             true
         }
