@@ -183,7 +183,7 @@ impl<T> Job<T> {
 
     /// Starts the job when the chain of this one, which the same attempt has enqueued, has succeeded; if that fails,
     /// the job is cancelled. Its result is `ctx.results()?.get(name)` in the job. Names have 1 to 200 characters, and
-    /// differ within a job.
+    /// differ within a job; a job that has one twice is refused when it is enqueued (kind `job-refused`).
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Job, OnFailure, Result};
@@ -209,9 +209,18 @@ impl<T> Job<T> {
 
     /// [`after`](Self::after), with what happens if that chain fails.
     pub fn after_or(mut self, name: impl Into<String>, job: &Child, on_failure: OnFailure) -> Self {
+        let name = name.into();
         let parent = json!({"job": job.number, "on_failure": on_failure.as_str()});
         let after = self.options.entry("after").or_insert_with(|| json!({}));
-        after[name.into()] = parent;
+        if after.get(&name).is_none() {
+            after[name] = parent;
+        } else if self.payload.is_ok() {
+            let why = format_args!(
+                "a job for {} cannot start after two jobs that are both named {name:?}",
+                self.handler
+            );
+            self.payload = Err(Error::permanent(why).kind("job-refused"));
+        }
         self
     }
 
@@ -396,6 +405,17 @@ mod tests {
     fn an_endless_delay_fits_into_a_bigint() {
         let job = Job::new("a", &()).delay(Duration::MAX);
         assert_eq!(options(job), json!({"delay_ms": i64::MAX}));
+    }
+
+    #[test]
+    fn a_name_for_two_jobs_to_wait_for_is_reported_on_enqueue() {
+        let (first, second) = (Child { number: -1 }, Child { number: -2 });
+        let job = Job::new("a.b", &())
+            .after("it", &first)
+            .after("it", &second);
+        let error = job.into_new().expect_err("two jobs have one name");
+        assert_eq!((&*error.kind, error.permanent), ("job-refused", true));
+        assert!(error.message.contains("a.b") && error.message.contains("\"it\""));
     }
 
     #[test]
