@@ -312,7 +312,7 @@ fn a_call_cannot_wait_for_a_child() {
 }
 
 #[test]
-fn within_a_step_nothing_is_enqueued_and_nothing_waits() {
+fn within_a_step_nothing_is_enqueued_and_nothing_waits_and_no_step_starts() {
     let ctx = TestCtx::new();
     let job = || Job::new("a", &());
     let refused = |work: &dyn Fn() -> Result<()>| {
@@ -328,9 +328,12 @@ fn within_a_step_nothing_is_enqueued_and_nothing_waits() {
     refused(&|| ctx.wait_signal::<()>("go", None).map(drop));
     refused(&|| ctx.call(job()).map(drop));
     refused(&|| ctx.call_all([job(), job()]).map(drop));
-    // Also after a step within a step.
+    refused(&|| ctx.step("inner", || Ok(())));
+    refused(&|| block_on(ctx.step_async("inner", async { Ok(()) })));
+    refused(&|| ctx.step_with("inner", |_| Ok(())));
+    // Also if the work ignores the error of the first.
     refused(&|| {
-        ctx.step("inner", || Ok(()))?;
+        let _ = ctx.step("inner", || Ok(()));
         ctx.sleep("nap", DAY)
     });
     assert!(ctx.enqueued().is_empty() && ctx.waits().is_empty());

@@ -39,8 +39,8 @@ impl Ctx {
     /// as each attempt goes through the loop in the same order. A job has up to 1,000 steps, each with a result of at
     /// most 256 KiB, 8 MiB in total.
     ///
-    /// The work cannot wait with [`sleep`](Self::sleep), [`call`](Self::call) and so on, nor enqueue jobs (kind
-    /// `in-step`): a later attempt skips it, and would lose them.
+    /// The work cannot wait with [`sleep`](Self::sleep), [`call`](Self::call) and so on, nor enqueue jobs, nor have
+    /// steps of its own (kind `in-step`): a later attempt skips it, and would lose them.
     ///
     /// The work may still be done twice, because an attempt can be lost between the work and its record. External
     /// effects of the work should be idempotent (with an idempotency key, for instance `format!("{}-charge",
@@ -91,6 +91,7 @@ impl Ctx {
     }
 
     pub(super) fn start_step(&self, name: &str) -> Result<StartedStep<'_>> {
+        self.outside_steps("step")?;
         if name.contains('#') {
             let why = format_args!("the name of a step must not contain #: {name:?}");
             return Err(Error::permanent(why).kind("step-refused"));
@@ -135,10 +136,8 @@ impl Ctx {
 
     /// Runs work of a step.
     pub(super) fn within_step<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _within = Within {
-            ctx: self,
-            outer: self.in_step.replace(true),
-        };
+        self.in_step.set(true);
+        let _within = Within(self);
         work()
     }
 }
@@ -178,14 +177,11 @@ impl Drop for StartedStep<'_> {
 }
 
 /// Marks that the work of a step runs, until it is dropped: also if the work panics.
-struct Within<'a> {
-    ctx: &'a Ctx,
-    outer: bool,
-}
+struct Within<'a>(&'a Ctx);
 
 impl Drop for Within<'_> {
     fn drop(&mut self) {
-        self.ctx.in_step.set(self.outer);
+        self.0.in_step.set(false);
     }
 }
 

@@ -16,7 +16,7 @@ use failing::{fail, flaky, panic, trap};
 use greedy::{alloc, big_result, burn, nul_result, recurse, reuse_state, spin, state};
 use http::{fields, none, other, private, public, secret};
 use reaching::{connect, env, print, probe_file, read_file, settings, write_file};
-use steps::{bad_steps, changed_step, nested, retry_at, two_steps, wordy_progress};
+use steps::{bad_steps, changed_step, open_steps, retry_at, two_steps, wordy_progress};
 use waiting::{deadlock, ignore_abort, race, sleep, wait_abort};
 
 /// Returns its payload and everything that it knows about its job.
@@ -81,7 +81,7 @@ export!(
     connect,
     settings,
     two_steps,
-    nested,
+    open_steps,
     wordy_progress,
     bad_steps,
     changed_step,

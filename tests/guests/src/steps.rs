@@ -1,5 +1,8 @@
 //! Guests whose work outlives their attempt.
 
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use rouse_sdk::{Ctx, Error, handler};
@@ -63,21 +66,36 @@ pub(crate) async fn two_steps(ctx: &Ctx, payload: Steps) -> Result<Value, Error>
 }
 
 #[derive(Deserialize, JsonSchema)]
-pub(crate) struct Nested {
-    depth: u32,
+pub(crate) struct Open {
+    steps: u32,
 }
 
-/// A step within a step within a step, and so on; the result is their number. Their names are `level DEPTH` to `level 1`.
-#[handler(name = "test.nested-steps")]
-pub(crate) fn nested(ctx: &Ctx, payload: Nested) -> Result<u32, Error> {
-    nest(ctx, payload.depth)
-}
-
-fn nest(ctx: &Ctx, depth: u32) -> Result<u32, Error> {
-    match depth {
-        0 => Ok(0),
-        _ => ctx.step(format!("level {depth}"), || Ok(nest(ctx, depth - 1)? + 1)),
+/// Steps `1`, `2` and so on, all of which are open before the first ends; the result is their number.
+#[handler(name = "test.open-steps")]
+pub(crate) async fn open_steps(ctx: &Ctx, payload: Open) -> Result<u32, Error> {
+    let all_open = Cell::new(false);
+    let work = || {
+        poll_fn(|_| match all_open.get() {
+            true => Poll::Ready(Ok(())),
+            false => Poll::Pending,
+        })
+    };
+    let mut steps: Vec<_> = (1..=payload.steps)
+        .map(|nth| Box::pin(ctx.step_async(nth.to_string(), work())))
+        .collect();
+    poll_fn(|context| {
+        let ended = steps
+            .iter_mut()
+            .any(|step| step.as_mut().poll(context).is_ready());
+        assert!(!ended, "a step waits for the others");
+        Poll::Ready(())
+    })
+    .await;
+    all_open.set(true);
+    for step in steps {
+        step.await?;
     }
+    Ok(payload.steps)
 }
 
 #[derive(Deserialize, JsonSchema)]
