@@ -5,13 +5,13 @@ mod crashes;
 use std::time::Duration;
 
 use rouse::job::{AfterLoss, Fence, JobId, LaneId};
-use rouse::store::{Adopted, Adoption, ClaimOrder, Claimed, Renewal, Store};
+use rouse::store::{Adopted, Adoption, ClaimOrder, Claimed, Store};
 use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::claims::{claim, orders, rand};
+use crate::support::claims::{claim, orders, rand, renewal};
 use crate::support::worker::{START_ORDER, TestWorker, enqueue, show, until_true};
 
 /// Ends the job's lease without any later heartbeat of its worker.
@@ -70,12 +70,7 @@ async fn an_orphan_that_changes_after_it_was_listed_is_left_alone() {
         let holds = holder.transaction().await.unwrap();
         match change {
             "renewed" => {
-                let renewal = Renewal {
-                    id: job.id,
-                    fence: job.fence,
-                    lease_ms: 60_000,
-                };
-                let answers = owner.renew(&[renewal]).await.unwrap();
+                let answers = owner.renew(&[renewal(&job, 60_000)]).await.unwrap();
                 assert_eq!(answers, [(job.id, None)]);
             }
             "paused" => {

@@ -10,13 +10,13 @@ use rouse::job::{
     AbortReason, Attempt, ErrorKind, JobId, JsonText, NewJob, NewJobKind, Outcome, ReturnedCall,
     Suspension, Wait,
 };
-use rouse::store::{ClaimedJob, Locked, MissedDeadline, Refusal, Renewal, Store};
+use rouse::store::{ClaimedJob, Locked, MissedDeadline, Refusal, Store};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{
-    claim, claim_one, error, make_due, result, settlement, settlement_with,
+    claim, claim_one, error, make_due, renewal, result, settlement, settlement_with,
 };
 use crate::support::worker::{enqueue_sql, events, show};
 
@@ -237,12 +237,7 @@ async fn a_running_attempt_loses_its_job_and_its_outcome_is_refused() {
         events(&client, id).await,
         ["requested", "claimed", "failed"]
     );
-    let renewal = Renewal {
-        id: job.id,
-        fence: job.fence,
-        lease_ms: 60_000,
-    };
-    let renewed = store.renew(&[renewal]).await.unwrap();
+    let renewed = store.renew(&[renewal(&job, 60_000)]).await.unwrap();
     assert!(
         matches!(
             renewed[..],

@@ -59,6 +59,20 @@ async fn make_due(client: &Client) {
         .unwrap();
 }
 
+/// A schedule with one due time that is due, and a host for it.
+async fn due(overlap: &str) -> (TestDb, Client, Store) {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let cron = this_minute(&client).await;
+    schedule(
+        &client,
+        &format!("'a', 'x', cron => '{cron}', overlap => '{overlap}'"),
+    )
+    .await;
+    make_due(&client).await;
+    (db, client, store)
+}
+
 /// What a host decides about everything that is due.
 async fn decided(store: &Store) -> Vec<(DueSchedule, Decision)> {
     let due = store.due_schedules(1000, None).await.unwrap();

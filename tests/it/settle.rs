@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use rouse::job::{AbortReason, ErrorKind, Fence, JobId, Outcome};
-use rouse::store::{Locked, Refusal, Renewal, Settlement, WorkerKey};
+use rouse::store::{Locked, Refusal, Settlement, WorkerKey};
 use serde_json::json;
 
 use crate::support::TestDb;
-use crate::support::claims::{claim, claim_one, error, lock_job, make_due, result, settlement};
+use crate::support::claims::{
+    claim, claim_one, error, lock_job, make_due, renewal, result, settlement,
+};
 use crate::support::database::registration;
 use crate::support::worker::{cancel, enqueue, events, show};
 
@@ -300,14 +302,7 @@ async fn renewals_of_many_leases_may_take_a_slow_server_longer() {
         )
         .await
         .unwrap();
-    let renewals: Vec<_> = jobs
-        .iter()
-        .map(|job| Renewal {
-            id: job.id,
-            fence: job.fence,
-            lease_ms: 120_000,
-        })
-        .collect();
+    let renewals: Vec<_> = jobs.iter().map(|job| renewal(job, 120_000)).collect();
     let answers = store.renew(&renewals).await.unwrap();
     assert_eq!(answers.len(), 400);
     assert!(answers.iter().all(|(_, refusal)| refusal.is_none()));
@@ -337,14 +332,7 @@ async fn a_renewal_reports_why_a_worker_has_lost_a_job() {
         .execute("DELETE FROM rouse.job WHERE id = $1", &[&jobs[4].id.0])
         .await
         .unwrap();
-    let renewals: Vec<_> = jobs
-        .iter()
-        .map(|job| Renewal {
-            id: job.id,
-            fence: job.fence,
-            lease_ms: 120_000,
-        })
-        .collect();
+    let renewals: Vec<_> = jobs.iter().map(|job| renewal(job, 120_000)).collect();
     let answers = store.renew(&renewals).await.unwrap();
     let reasons: Vec<_> = jobs
         .iter()

@@ -6,16 +6,14 @@ mod takeovers;
 
 use std::time::Duration;
 
-use rouse::job::{Fence, JobId, Outcome};
-use rouse::store::{
-    ClaimOrder, ClaimedJob, JsonText, Locked, Renewal, Settlement, Stats, Store, WorkerKey,
-};
+use rouse::job::{Fence, Outcome};
+use rouse::store::{ClaimOrder, ClaimedJob, JsonText, Locked, Settlement, Stats, Store, WorkerKey};
 use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::claims::{lock_job, orders};
+use crate::support::claims::{lock_job, orders, renewal};
 use crate::support::database::registration;
 use crate::support::worker::{TestWorker, backdate_heartbeat, ended, enqueue, show, until_true};
 
@@ -180,12 +178,7 @@ async fn a_write_to_another_workers_job_is_refused_and_counted() {
         .await
         .unwrap();
     assert!(skipping.accepted.is_empty());
-    let renewal = Renewal {
-        id: JobId(id),
-        fence: job.fence,
-        lease_ms: 1,
-    };
-    let answers = other.renew(&[renewal]).await.unwrap();
+    let answers = other.renew(&[renewal(&job, 1)]).await.unwrap();
     assert!(answers[0].1.is_some(), "{answers:?}");
     assert_eq!(show(&client, id).await.state, "running");
     let refused: Vec<i64> = client

@@ -6,28 +6,13 @@ use rouse::store::connect::Connector;
 use rouse::store::{Fired, Store};
 use rouse::worker::Settings;
 use tokio::sync::Barrier;
-use tokio_postgres::Client;
 
-use super::{decided, fire_due, make_due, one, outcomes, schedule, shown, this_minute, write};
+use super::{decided, due, fire_due, make_due, one, outcomes, schedule, shown, this_minute, write};
 use crate::support::claims::claim;
 use crate::support::worker::{TestWorker, until_true};
 use crate::support::{TestDb, cut_all_others};
 
 const A_HOST_WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
-
-/// A schedule with one due time that is due, and a host for it.
-async fn due(overlap: &str) -> (TestDb, Client, Store) {
-    let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.worker().await);
-    let cron = this_minute(&client).await;
-    schedule(
-        &client,
-        &format!("'a', 'x', cron => '{cron}', overlap => '{overlap}'"),
-    )
-    .await;
-    make_due(&client).await;
-    (db, client, store)
-}
 
 #[tokio::test]
 async fn three_hosts_that_fire_the_same_due_time_at_once_enqueue_one_job() {

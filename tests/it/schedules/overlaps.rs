@@ -4,7 +4,7 @@ use rouse::store::{ClaimedJob, Locked, Store};
 use serde_json::json;
 use tokio_postgres::Client;
 
-use super::{fire_due, make_due, one, outcomes, schedule, shown, this_minute};
+use super::{due, fire_due, make_due, one, outcomes, shown};
 use crate::support::TestDb;
 use crate::support::claims::{claim, result, settlement};
 use crate::support::worker::show;
@@ -20,15 +20,7 @@ async fn settle(store: &Store, jobs: &[ClaimedJob]) {
 
 /// Fires a schedule twice in a row, a second apart in due times, with the previous job in this state.
 async fn second_firing(overlap: &str, starts: bool) -> (TestDb, Client, Store) {
-    let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.worker().await);
-    let cron = this_minute(&client).await;
-    schedule(
-        &client,
-        &format!("'a', 'x', cron => '{cron}', overlap => '{overlap}'"),
-    )
-    .await;
-    make_due(&client).await;
+    let (db, client, store) = due(overlap).await;
     fire_due(&store).await;
     assert_eq!(outcomes(&client, "a").await, ["enqueued"]);
     if starts {

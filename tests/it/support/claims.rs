@@ -8,7 +8,8 @@ use rouse::job::{
     after_loss,
 };
 use rouse::store::{
-    Adopted, Adoption, ClaimOrder, ClaimedJob, NotMine, Orphan, Settlement, Store, StoreError,
+    Adopted, Adoption, ClaimOrder, ClaimedJob, NotMine, Orphan, Renewal, Settlement, Store,
+    StoreError,
 };
 use tokio_postgres::{Client, Transaction};
 
@@ -33,6 +34,15 @@ pub(crate) fn settlement(job: &ClaimedJob, outcome: Outcome) -> Settlement {
         outcome,
         jobs: Vec::new(),
         trace: None,
+    }
+}
+
+/// The renewal of a claimed job, for this long from now on.
+pub(crate) fn renewal(job: &ClaimedJob, lease_ms: i64) -> Renewal {
+    Renewal {
+        id: job.id,
+        fence: job.fence,
+        lease_ms,
     }
 }
 

@@ -1,13 +1,13 @@
 //! Waits that meet other transactions, forced by transactions that stay open.
 
 use rouse::job::{Fence, Outcome, Wait};
-use rouse::store::{Locked, Renewal, Settlement};
+use rouse::store::{Locked, Settlement};
 use serde_json::json;
 
 use super::{call, in_an_hour, none, settle, signal, sleep, suspend, suspended, take};
 use crate::support::TestDb;
 use crate::support::claims::{
-    adopt, claim, claim_one, make_due, orders, rand, recorded_steps, result, settlement,
+    adopt, claim, claim_one, make_due, orders, rand, recorded_steps, renewal, result, settlement,
     settlement_with,
 };
 use crate::support::worker::{cancel, enqueue, until_true};
@@ -112,12 +112,7 @@ async fn the_end_of_a_job_waits_for_a_signal_that_is_being_sent() {
     let sender = client.transaction().await.unwrap();
     sender.query_one(SIGNAL, &[&id]).await.unwrap();
     // Its lease is renewed meanwhile.
-    let renewal = Renewal {
-        id: job.id,
-        fence: job.fence,
-        lease_ms: 60_000,
-    };
-    let renewed = store.renew(&[renewal]).await.unwrap();
+    let renewed = store.renew(&[renewal(&job, 60_000)]).await.unwrap();
     assert_eq!(renewed, [(job.id, None)]);
     let end = [settlement(&job, result("1"))];
     let settled = store.settle(&end, Locked::Skip).await.unwrap();
