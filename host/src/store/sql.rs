@@ -1,5 +1,4 @@
-//! SQL statements of handlers, in sessions of the handlers' own logins: checked, run as queries, and committed as
-//! effects.
+//! SQL statements of handlers, in sessions of the handlers' own logins. This file commits effects.
 //!
 //! A transaction is open only while the host waits for Postgres, never while a guest runs. A transaction with effects
 //! starts with the fence: `rouse.settle_with_effects` or `rouse.record_step_with_effects` fails unless this worker holds
@@ -7,25 +6,27 @@
 //! COMMIT follows when all answers are right.
 
 mod check;
+mod error;
 mod params;
+mod query;
+mod session;
 
 use std::collections::HashMap;
-use std::ops::Deref;
-use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use deadpool::managed::{Object, PoolError};
 use futures_util::future::{OptionFuture, join_all};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use self::check::EffectText;
 pub use self::check::{CheckedStatement, Unfit};
+pub use self::error::SqlError;
 use self::params::TextParam;
-use super::connect::{Connector, NotOpened, Pool, PooledClient};
+pub use self::query::QueryError;
+pub use self::session::Login;
+use self::session::{RESET, settings, settings_again, start_of};
 use super::settle::{NewJobRecord, SettlementRecord, new_jobs};
-use super::{ANSWER_WITHIN, Settlement, Store, StoreError, describe_sql};
+use super::{ANSWER_WITHIN, Settlement, Store, StoreError};
 use crate::job::{Attempt, Fence, JobId, OnError, SqlCall, SqlErrorClass, SqlFailure, SqlLimits};
 
 /// How many times its statement timeout a transaction may take.
@@ -42,97 +43,6 @@ const PREPARED_FROM: usize = 4;
 
 /// How much longer than its timeouts a transaction may take: for the way, and for a busy server.
 const ANSWER_SLACK: Duration = Duration::from_secs(5);
-
-/// How long a statement may take to end after the request to cancel it.
-const CANCELLED_WITHIN: Duration = Duration::from_secs(2);
-
-/// A login of a handler, with its connections.
-#[derive(Debug, Clone)]
-pub struct Login {
-    pool: Pool,
-    connector: Connector,
-    connections: usize,
-    /// The address, without secrets.
-    target: Arc<str>,
-    /// The first failure since a transaction was answered.
-    away_since: Arc<Mutex<Option<Instant>>>,
-}
-
-/// An error of Postgres, or of the connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SqlError {
-    /// The SQLSTATE; `None` if there was no answer.
-    code: Option<String>,
-    /// The function of the server that raised it.
-    routine: Option<String>,
-    /// For people, in one line.
-    message: String,
-    /// The statement of the handler, if one has failed.
-    statement: Option<String>,
-    /// Today's partition of the history does not exist.
-    is_partition_missing: bool,
-}
-
-impl SqlError {
-    fn code(&self) -> &str {
-        // 08000: connection exception.
-        self.code.as_deref().unwrap_or("08000")
-    }
-
-    /// What it says about the transaction.
-    pub fn class(&self) -> SqlErrorClass {
-        SqlErrorClass::of(self.code(), self.routine.as_deref())
-    }
-
-    fn no_answer(message: String) -> Self {
-        Self {
-            code: None,
-            routine: None,
-            message,
-            statement: None,
-            is_partition_missing: false,
-        }
-    }
-
-    /// A failure after which another attempt may succeed.
-    pub fn into_failure(self) -> SqlFailure {
-        SqlFailure {
-            code: self.code().to_owned(),
-            statement: self.statement.unwrap_or_else(|| "(none)".into()),
-            message: self.message,
-            permanent: false,
-        }
-    }
-
-    /// A failure with the consequence that the statement declares.
-    fn failure(mut self, statement: &CheckedStatement) -> SqlFailure {
-        self.statement = Some(statement.name.clone());
-        SqlFailure {
-            permanent: statement.on_error == OnError::Fail,
-            ..self.into_failure()
-        }
-    }
-}
-
-impl std::fmt::Display for SqlError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl From<&tokio_postgres::Error> for SqlError {
-    fn from(error: &tokio_postgres::Error) -> Self {
-        Self {
-            code: error.code().map(|code| code.code().to_owned()),
-            routine: error
-                .as_db_error()
-                .and_then(|db| db.routine().map(str::to_owned)),
-            message: describe_sql(error),
-            statement: None,
-            is_partition_missing: super::is_partition_missing(error),
-        }
-    }
-}
 
 /// A transaction with effects.
 #[derive(Debug, Clone, Copy)]
@@ -210,272 +120,6 @@ pub enum Confirmed {
     Lost,
 }
 
-/// Why a query has no rows.
-#[derive(Debug)]
-pub enum QueryError {
-    /// The call is wrong, or there are too many rows: a message for people.
-    Refused(String),
-    /// Postgres refused it.
-    Statement(SqlFailure),
-    /// It did not run, because of this.
-    Failed(SqlError),
-}
-
-/// Removes what an earlier transaction of the session may have left: a role, settings, advisory locks.
-const RESET: &str = "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; SELECT pg_advisory_unlock_all()";
-
-/// The timeouts of a transaction.
-fn timeouts(statement_timeout: Duration, lock_wait: Duration) -> String {
-    format!(
-        "SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}",
-        statement_timeout.as_millis(),
-        statement_timeout.min(lock_wait).as_millis(),
-    )
-}
-
-/// The settings of a transaction. Its last row has the search path: the schemas of the login's own one, before those of
-/// temporary objects.
-fn settings(statement_timeout: Duration, lock_wait: Duration) -> String {
-    format!(
-        "{RESET}; {}; SELECT set_config('search_path', array_to_string(
-             ARRAY(SELECT quote_ident(s) FROM unnest(current_schemas(false)) AS s) || 'pg_temp'::text, ', '), true)",
-        timeouts(statement_timeout, lock_wait)
-    )
-}
-
-/// The same settings again, between the effects of two jobs.
-fn settings_again(statement_timeout: Duration, lock_wait: Duration, search_path: &str) -> String {
-    format!(
-        "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; {}; SET LOCAL search_path = {search_path}",
-        timeouts(statement_timeout, lock_wait)
-    )
-}
-
-/// The start of a transaction.
-fn start_of(mode: &str, settings: &str) -> String {
-    format!("BEGIN ISOLATION LEVEL READ COMMITTED, {mode}; {settings}")
-}
-
-/// A connection of a login, for one transaction. It leaves the pool for good if it is dropped without
-/// [`end`](Self::end): an attempt that is aborted drops its calls at any point, and the next user of the connection would
-/// go on in the transaction that was left open.
-struct Session<'a> {
-    login: &'a Login,
-    /// `None` once it is back in the pool.
-    client: Option<PooledClient>,
-    /// The COMMIT has been sent. It is not cancelled: a commit that waits for a standby would be visible before the standby
-    /// has it.
-    is_committing: bool,
-}
-
-impl Session<'_> {
-    /// Puts the connection back into the pool: the server has answered that the transaction has ended.
-    fn end(mut self) {
-        self.client = None;
-        *self.login.away_since() = None;
-    }
-}
-
-impl Deref for Session<'_> {
-    type Target = Client;
-
-    fn deref(&self) -> &Client {
-        self.client
-            .as_ref()
-            .expect("it is there until the session ends")
-    }
-}
-
-impl Drop for Session<'_> {
-    fn drop(&mut self) {
-        match self.client.take() {
-            Some(client) if self.is_committing => drop(Object::take(client)),
-            Some(client) => self.login.connector.abandon(client),
-            None => {}
-        }
-    }
-}
-
-impl Login {
-    /// A login with at most this many connections. None is opened before it is needed.
-    pub fn new(connector: &Connector, connections: usize) -> Self {
-        Self {
-            pool: connector.pool(connections),
-            connector: connector.clone(),
-            connections,
-            target: connector.target().into(),
-            away_since: Arc::default(),
-        }
-    }
-
-    /// For how long it has had no connection, or no answer. `None` if the last transaction was answered.
-    pub fn away_for(&self) -> Option<Duration> {
-        let since = *self.away_since();
-        since.map(|since| since.elapsed())
-    }
-
-    fn away_since(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.away_since
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn note_away(&self, since: Instant) {
-        self.away_since().get_or_insert(since);
-    }
-
-    /// Tries whether it has an answer now.
-    pub async fn answers(&self) -> bool {
-        let Ok(session) = self.session().await else {
-            return false;
-        };
-        let answered = tokio::time::timeout(ANSWER_WITHIN, session.batch_execute(RESET)).await;
-        let answers = matches!(answered, Ok(Ok(())));
-        if answers {
-            session.end();
-        }
-        answers
-    }
-
-    /// The address, without secrets.
-    pub fn target(&self) -> &str {
-        &self.target
-    }
-
-    /// The name of the role.
-    fn user(&self) -> &str {
-        self.target.rsplit(" as ").next().unwrap_or_default()
-    }
-
-    /// The maximum number of its connections.
-    pub fn connections(&self) -> usize {
-        self.connections
-    }
-
-    async fn session(&self) -> Result<Session<'_>, SqlError> {
-        let began = Instant::now();
-        let opened = tokio::time::timeout(ANSWER_WITHIN, self.pool.get()).await;
-        if !matches!(opened, Ok(Ok(_))) {
-            self.note_away(began);
-        }
-        let Ok(opened) = opened else {
-            return Err(SqlError::no_answer(format!(
-                "no connection was free or opened within {} s",
-                ANSWER_WITHIN.as_secs()
-            )));
-        };
-        let client = opened.map_err(|error| match error {
-            PoolError::Backend(NotOpened::Failed(error)) => SqlError::from(&error),
-            PoolError::Backend(NotOpened::Away(away)) => SqlError::no_answer(away.why),
-            other => SqlError::no_answer(other.to_string()),
-        })?;
-        Ok(Session {
-            login: self,
-            client: Some(client),
-            is_committing: false,
-        })
-    }
-
-    fn silent(&self, waited: Duration) -> SqlError {
-        SqlError::no_answer(format!(
-            "no answer from {} within {} s",
-            self.target,
-            waited.as_secs()
-        ))
-    }
-
-    /// Runs a query in a read-only transaction. Each row is a JSON object.
-    pub async fn query(
-        &self,
-        statement: &CheckedStatement,
-        params: &str,
-        limits: &SqlLimits,
-    ) -> Result<Vec<Vec<u8>>, QueryError> {
-        let Some(query) = &statement.query else {
-            return Err(QueryError::Refused(format!(
-                "the statement {} is not a query",
-                statement.name
-            )));
-        };
-        let values = statement.bind(params).map_err(QueryError::Refused)?;
-        let session = self.session().await.map_err(QueryError::Failed)?;
-        let start = start_of("READ ONLY", &settings(limits.statement_timeout, LOCK_WAIT));
-        let params = typed(&values, &statement.params);
-        let running = async {
-            let (started, rows, ended) = tokio::join!(
-                session.batch_execute(&start),
-                session.query_typed(query, &params),
-                session.batch_execute("ROLLBACK"),
-            );
-            started.map_err(|error| QueryError::Failed((&error).into()))?;
-            let rows = rows.map_err(|error| {
-                let error = SqlError::from(&error);
-                match error.class() {
-                    SqlErrorClass::Data => QueryError::Statement(error.failure(statement)),
-                    _ => QueryError::Failed(error),
-                }
-            })?;
-            ended.map_err(|error| QueryError::Failed((&error).into()))?;
-            Ok(rows)
-        };
-        let patience = limits.statement_timeout + ANSWER_SLACK;
-        let began = Instant::now();
-        let (answered, is_usable) = self.answer(&session, patience, running).await;
-        let rows = answered.map_err(QueryError::Failed).flatten();
-        match &rows {
-            Err(QueryError::Failed(error)) if error.class() == SqlErrorClass::Away => {
-                self.note_away(began);
-            }
-            _ if is_usable => session.end(),
-            _ => {}
-        }
-        let rows = rows?;
-        if rows.len() > limits.rows_max {
-            return Err(QueryError::Refused(format!(
-                "the statement {} returns more than {} rows (rows_max of its table in rouse.toml)",
-                statement.name, limits.rows_max
-            )));
-        }
-        let rows = rows.iter().map(|row| row.get::<_, Option<String>>(0));
-        let rows: Option<Vec<Vec<u8>>> = rows.map(|row| row.map(String::into_bytes)).collect();
-        rows.ok_or_else(|| {
-            QueryError::Refused(format!(
-                "the rows of the statement {} have more than {} bytes as JSON (bytes_max of its table in rouse.toml)",
-                statement.name, limits.bytes_max
-            ))
-        })
-    }
-
-    /// Waits for the answer of a session. A statement can lift its own statement timeout, so it is cancelled after
-    /// `patience`, and the answer to that counts too. The second value is false then: the session must not be used
-    /// again, since the request may arrive late.
-    ///
-    /// # Errors
-    /// If there is no answer at all. The server ends the transaction when it notices the closed connection.
-    async fn answer<T>(
-        &self,
-        client: &Client,
-        patience: Duration,
-        running: impl Future<Output = T>,
-    ) -> (Result<T, SqlError>, bool) {
-        let began = Instant::now();
-        let mut running = pin!(running);
-        if let Ok(answer) = tokio::time::timeout(patience, &mut running).await {
-            return (Ok(answer), true);
-        }
-        let cancelled = async {
-            // If the request fails, there will be no answer either.
-            let _ = self.connector.cancel(client).await;
-            running.await
-        };
-        let answer = tokio::time::timeout(CANCELLED_WITHIN, cancelled).await;
-        if answer.is_err() {
-            self.note_away(began);
-        }
-        (answer.map_err(|_| self.silent(patience)), false)
-    }
-}
-
 /// Parameters with their types.
 fn typed<'a>(values: &'a [TextParam], types: &[Type]) -> Vec<(&'a (dyn ToSql + Sync), Type)> {
     let values = values.iter().map(|value| value as &(dyn ToSql + Sync));
@@ -527,8 +171,10 @@ impl Store {
             Ok(None)
         };
         let answered = tokio::time::timeout(ANSWER_WITHIN, checking).await;
-        if answered.is_ok() {
-            session.end();
+        match &answered {
+            Ok(Err(error)) if SqlError::from(error).class() == SqlErrorClass::Away => {}
+            Ok(_) => session.end(),
+            Err(_) => {}
         }
         match answered {
             Ok(Ok(None)) => Ok(()),

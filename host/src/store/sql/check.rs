@@ -4,7 +4,8 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
 use super::params::{self, TextParam};
-use super::{LOCK_WAIT, Login, SqlError, settings, start_of};
+use super::session::{settings, start_of};
+use super::{LOCK_WAIT, Login, SqlError};
 use crate::job::{OnError, SqlErrorClass, SqlLimits, Statement};
 use crate::store::ANSWER_WITHIN;
 

@@ -1,0 +1,81 @@
+//! Errors of the handlers' sessions.
+
+use super::CheckedStatement;
+use crate::job::{OnError, SqlErrorClass, SqlFailure};
+use crate::store::{describe_sql, is_partition_missing};
+
+/// An error of Postgres, or of the connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SqlError {
+    /// The SQLSTATE; `None` if there was no answer.
+    pub(super) code: Option<String>,
+    /// The function of the server that raised it.
+    pub(super) routine: Option<String>,
+    /// For people, in one line.
+    pub(super) message: String,
+    /// The statement of the handler, if one has failed.
+    pub(super) statement: Option<String>,
+    /// Today's partition of the history does not exist.
+    pub(super) is_partition_missing: bool,
+}
+
+impl SqlError {
+    pub(super) fn code(&self) -> &str {
+        // 08000: connection exception.
+        self.code.as_deref().unwrap_or("08000")
+    }
+
+    /// What it says about the transaction.
+    pub fn class(&self) -> SqlErrorClass {
+        SqlErrorClass::of(self.code(), self.routine.as_deref())
+    }
+
+    pub(super) fn no_answer(message: String) -> Self {
+        Self {
+            code: None,
+            routine: None,
+            message,
+            statement: None,
+            is_partition_missing: false,
+        }
+    }
+
+    /// A failure after which another attempt may succeed.
+    pub fn into_failure(self) -> SqlFailure {
+        SqlFailure {
+            code: self.code().to_owned(),
+            statement: self.statement.unwrap_or_else(|| "(none)".into()),
+            message: self.message,
+            permanent: false,
+        }
+    }
+
+    /// A failure with the consequence that the statement declares.
+    pub(super) fn failure(mut self, statement: &CheckedStatement) -> SqlFailure {
+        self.statement = Some(statement.name.clone());
+        SqlFailure {
+            permanent: statement.on_error == OnError::Fail,
+            ..self.into_failure()
+        }
+    }
+}
+
+impl std::fmt::Display for SqlError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<&tokio_postgres::Error> for SqlError {
+    fn from(error: &tokio_postgres::Error) -> Self {
+        Self {
+            code: error.code().map(|code| code.code().to_owned()),
+            routine: error
+                .as_db_error()
+                .and_then(|db| db.routine().map(str::to_owned)),
+            message: describe_sql(error),
+            statement: None,
+            is_partition_missing: is_partition_missing(error),
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Sessions of a handler's own login.
+
+use std::ops::Deref;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use deadpool::managed::{Object, PoolError};
+use tokio_postgres::Client;
+
+use super::SqlError;
+use crate::store::ANSWER_WITHIN;
+use crate::store::connect::{Connector, NotOpened, Pool, PooledClient};
+
+/// How long a statement may take to end after the request to cancel it.
+const CANCELLED_WITHIN: Duration = Duration::from_secs(2);
+
+/// A login of a handler, with its connections.
+#[derive(Debug, Clone)]
+pub struct Login {
+    pool: Pool,
+    connector: Connector,
+    connections: usize,
+    /// The address, without secrets.
+    pub(super) target: Arc<str>,
+    /// The first failure since a transaction was answered.
+    away_since: Arc<Mutex<Option<Instant>>>,
+}
+
+/// Removes what an earlier transaction of the session may have left: a role, settings, advisory locks.
+pub(super) const RESET: &str =
+    "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; SELECT pg_advisory_unlock_all()";
+
+/// The timeouts of a transaction.
+fn timeouts(statement_timeout: Duration, lock_wait: Duration) -> String {
+    format!(
+        "SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}",
+        statement_timeout.as_millis(),
+        statement_timeout.min(lock_wait).as_millis(),
+    )
+}
+
+/// The settings of a transaction. Its last row has the search path: the schemas of the login's own one, before those of
+/// temporary objects.
+pub(super) fn settings(statement_timeout: Duration, lock_wait: Duration) -> String {
+    format!(
+        "{RESET}; {}; SELECT set_config('search_path', array_to_string(
+             ARRAY(SELECT quote_ident(s) FROM unnest(current_schemas(false)) AS s) || 'pg_temp'::text, ', '), true)",
+        timeouts(statement_timeout, lock_wait)
+    )
+}
+
+/// The same settings again, between the effects of two jobs.
+pub(super) fn settings_again(
+    statement_timeout: Duration,
+    lock_wait: Duration,
+    search_path: &str,
+) -> String {
+    format!(
+        "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; {}; SET LOCAL search_path = {search_path}",
+        timeouts(statement_timeout, lock_wait)
+    )
+}
+
+/// The start of a transaction.
+pub(super) fn start_of(mode: &str, settings: &str) -> String {
+    format!("BEGIN ISOLATION LEVEL READ COMMITTED, {mode}; {settings}")
+}
+
+/// A connection of a login, for one transaction. It leaves the pool for good if it is dropped without
+/// [`end`](Self::end): an attempt that is aborted drops its calls at any point, and the next user of the connection would
+/// go on in the transaction that was left open.
+pub(super) struct Session<'a> {
+    login: &'a Login,
+    /// `None` once it is back in the pool.
+    client: Option<PooledClient>,
+    /// The COMMIT has been sent. It is not cancelled: a commit that waits for a standby would be visible before the standby
+    /// has it.
+    pub(super) is_committing: bool,
+}
+
+impl Session<'_> {
+    /// Puts the connection back into the pool: the server has answered that the transaction has ended.
+    pub(super) fn end(mut self) {
+        self.client = None;
+        *self.login.away_since() = None;
+    }
+}
+
+impl Deref for Session<'_> {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        self.client
+            .as_ref()
+            .expect("it is there until the session ends")
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        match self.client.take() {
+            Some(client) if self.is_committing => drop(Object::take(client)),
+            Some(client) => self.login.connector.abandon(client),
+            None => {}
+        }
+    }
+}
+
+impl Login {
+    /// A login with at most this many connections. None is opened before it is needed.
+    pub fn new(connector: &Connector, connections: usize) -> Self {
+        Self {
+            pool: connector.pool(connections),
+            connector: connector.clone(),
+            connections,
+            target: connector.target().into(),
+            away_since: Arc::default(),
+        }
+    }
+
+    /// For how long it has had no connection, or no answer. `None` if the last transaction was answered.
+    pub fn away_for(&self) -> Option<Duration> {
+        let since = *self.away_since();
+        since.map(|since| since.elapsed())
+    }
+
+    fn away_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.away_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn note_away(&self, since: Instant) {
+        self.away_since().get_or_insert(since);
+    }
+
+    /// Tries whether it has an answer now.
+    pub async fn answers(&self) -> bool {
+        let Ok(session) = self.session().await else {
+            return false;
+        };
+        let answered = tokio::time::timeout(ANSWER_WITHIN, session.batch_execute(RESET)).await;
+        let answers = matches!(answered, Ok(Ok(())));
+        if answers {
+            session.end();
+        }
+        answers
+    }
+
+    /// The address, without secrets.
+    pub fn target(&self) -> &str {
+        &self.target
+    }
+
+    /// The name of the role.
+    pub(super) fn user(&self) -> &str {
+        self.target.rsplit(" as ").next().unwrap_or_default()
+    }
+
+    /// The maximum number of its connections.
+    pub fn connections(&self) -> usize {
+        self.connections
+    }
+
+    pub(super) async fn session(&self) -> Result<Session<'_>, SqlError> {
+        let began = Instant::now();
+        let opened = tokio::time::timeout(ANSWER_WITHIN, self.pool.get()).await;
+        if !matches!(opened, Ok(Ok(_))) {
+            self.note_away(began);
+        }
+        let Ok(opened) = opened else {
+            return Err(SqlError::no_answer(format!(
+                "no connection was free or opened within {} s",
+                ANSWER_WITHIN.as_secs()
+            )));
+        };
+        let client = opened.map_err(|error| match error {
+            PoolError::Backend(NotOpened::Failed(error)) => SqlError::from(&error),
+            PoolError::Backend(NotOpened::Away(away)) => SqlError::no_answer(away.why),
+            other => SqlError::no_answer(other.to_string()),
+        })?;
+        Ok(Session {
+            login: self,
+            client: Some(client),
+            is_committing: false,
+        })
+    }
+
+    pub(super) fn silent(&self, waited: Duration) -> SqlError {
+        SqlError::no_answer(format!(
+            "no answer from {} within {} s",
+            self.target,
+            waited.as_secs()
+        ))
+    }
+
+    /// Waits for the answer of a session. A statement can lift its own statement timeout, so it is cancelled after
+    /// `patience`, and the answer to that counts too. The second value is false then: the session must not be used
+    /// again, since the request may arrive late.
+    ///
+    /// # Errors
+    /// If there is no answer at all. The server ends the transaction when it notices the closed connection.
+    pub(super) async fn answer<T>(
+        &self,
+        client: &Client,
+        patience: Duration,
+        running: impl Future<Output = T>,
+    ) -> (Result<T, SqlError>, bool) {
+        let began = Instant::now();
+        let mut running = pin!(running);
+        if let Ok(answer) = tokio::time::timeout(patience, &mut running).await {
+            return (Ok(answer), true);
+        }
+        let cancelled = async {
+            // If the request fails, there will be no answer either.
+            let _ = self.connector.cancel(client).await;
+            running.await
+        };
+        let answer = tokio::time::timeout(CANCELLED_WITHIN, cancelled).await;
+        if answer.is_err() {
+            self.note_away(began);
+        }
+        (answer.map_err(|_| self.silent(patience)), false)
+    }
+}
