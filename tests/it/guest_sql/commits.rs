@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use rouse::store::{Login, Unfit};
 use rouse::worker::{Overrides, Settings};
 use serde_json::{Value, json};
 
 use super::shop::{Shop, call, connector};
+use crate::support::TestDb;
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::lease;
 
@@ -187,4 +189,27 @@ async fn a_worker_that_cannot_commit_effects_stops_when_their_leases_have_ended(
     let second = shop.start().await;
     is_paid_once(&shop, id).await;
     second.drain().await;
+}
+
+#[tokio::test]
+async fn a_check_whose_connection_is_cut_is_no_answer_of_the_login() {
+    let db = TestDb::new().await;
+    let worker = db.worker().await;
+    let proxy = Proxy::start(&db).await;
+    let connector = proxy.connector();
+    let login = Login::new(&connector, 1);
+    proxy.go_down();
+    assert!(!login.answers().await);
+    proxy.come_up();
+    // Until the next try is due.
+    connector.ready().await;
+    let cut = proxy.hold("r.rolsuper", Side::Cut);
+    let checked = worker.check_login(&login).await;
+    assert!(matches!(checked, Err(Unfit::Unchecked(_))), "{checked:?}");
+    cut.caught().await;
+    assert!(login.away_for().is_some());
+    cut.release();
+    let checked = worker.check_login(&login).await;
+    assert!(matches!(checked, Err(Unfit::Misfit(_))), "{checked:?}");
+    assert_eq!(login.away_for(), None);
 }
