@@ -180,6 +180,8 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
         "serve",
         "--http",
         &address,
+        "--slots",
+        "2",
         "--config",
         file.to_str().unwrap(),
         "--handlers",
@@ -198,11 +200,19 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
         json!({"mail": ["drr", "tenant", {"a": 2.0}, 300], "bulk": ["drr", "source", {}, 60]})
     );
 
-    // More tenants than slots, so that the first claims take nothing of some.
+    // All tenants have jobs at the first claim, which takes nothing of most: there are more tenants than slots.
+    client
+        .batch_execute("SELECT rouse.pause_queue('mail')")
+        .await
+        .unwrap();
     enqueue(&client, "mail", "a", "test.sleep", 1, 300).await;
     for tenant in 0..60 {
         enqueue(&client, "mail", &format!("t{tenant}"), "test.sleep", 1, 5).await;
     }
+    client
+        .batch_execute("SELECT rouse.resume_queue('mail')")
+        .await
+        .unwrap();
     until_true(&client, "SELECT count(*) = 600 FROM rouse.finished").await;
     client
         .batch_execute("SELECT rouse.pause_queue('bulk')")
