@@ -69,6 +69,7 @@ pub struct Picture {
 #[handler(name = "image.thumbnail", timeout = "2m", capabilities = ["dir"])]
 pub fn thumbnail(ctx: &Ctx, input: Input) -> Result<Thumbnail, Error> {
     let out_format = check(&input)?;
+    remove_parts(ctx, &input.out);
 
     ctx.progress(10, "reading");
     let bytes = fs::read(&input.path).map_err(|error| denied("read", &input.path, error))?;
@@ -135,10 +136,24 @@ fn check_abort(ctx: &Ctx) -> Result<(), Error> {
     }
 }
 
+/// The temporary file of an attempt. Each attempt has its own, so that an attempt that was wrongly declared lost never
+/// writes to another attempt's file.
+fn part(ctx: &Ctx, out: &str, attempt: u32) -> String {
+    format!("{out}.{}-{attempt}.part", ctx.job().id)
+}
+
+/// Removes the temporary files of earlier attempts that were stopped while they wrote: after the abort they could not
+/// remove them.
+fn remove_parts(ctx: &Ctx, out: &str) {
+    for attempt in 1..ctx.job().attempt {
+        // Most attempts have left none. If a file cannot be removed, it does no harm, and the job has other work to do.
+        let _ = fs::remove_file(part(ctx, out, attempt));
+    }
+}
+
 /// Writes a file so that it is complete or missing, however often the job runs.
 fn write_whole(ctx: &Ctx, out: &str, bytes: &[u8]) -> io::Result<()> {
-    let job = ctx.job();
-    let part = format!("{out}.{}-{}.part", job.id, job.attempt);
+    let part = part(ctx, out, ctx.job().attempt);
     if let Some(folder) = Path::new(out).parent().filter(|folder| *folder != "") {
         // A granted directory already exists, and cannot be created from inside the sandbox.
         if !folder.is_dir() {

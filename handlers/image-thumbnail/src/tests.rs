@@ -191,3 +191,24 @@ fn a_thumbnail_that_cannot_be_written_leaves_no_temporary_file() {
     assert!(error.message.contains("cannot write"), "{error}");
     assert_eq!(fs::read_dir(folder.0.path()).unwrap().count(), 2);
 }
+
+#[test]
+fn leftovers_of_a_stopped_attempt_are_removed_by_the_next_one() {
+    let folder = Folder::new();
+    let ctx = TestCtx::for_job(|job| {
+        job.id = 7;
+        job.attempt = 3;
+    });
+    let left = |of: &str| {
+        let part = folder.path(&format!("out.jpg.{of}.part"));
+        fs::write(&part, "half").unwrap();
+        part
+    };
+    let own = [left("7-1"), left("7-2")];
+    // Another job may be writing it.
+    let others = left("8-1");
+    // Even if the attempt then fails.
+    let error = thumbnail(&ctx, folder.input("no.png", "out.jpg")).unwrap_err();
+    assert_eq!(error.kind, "file-not-found");
+    assert!(own.iter().all(|part| !part.exists()) && others.exists());
+}
