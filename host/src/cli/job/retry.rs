@@ -39,7 +39,8 @@ they may wait for jobs that were retried after them. It can be stopped at any ti
 with the --until that it prints continues, because jobs that were retried are skipped. Each retry leaves a record with the login. \
 Jobs that end while it runs are skipped.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
-6 a job is not in a state for that, or its unique key belongs to a live job · 130 stopped by a signal")]
+6 a job is not in a state for that, its unique key belongs to a live job, its payload was removed, or it waits for a job that has \
+failed · 130 stopped by a signal")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
