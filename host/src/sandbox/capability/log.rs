@@ -57,8 +57,8 @@ pub(in crate::sandbox) enum LogSource {
 }
 
 /// The log of one attempt: `log`, progress, standard output, standard error. Everything goes to `tracing` under the
-/// target `rouse::guest` with the job's id, line by line, with control characters escaped, up to a limit, and until
-/// the attempt is aborted.
+/// target `rouse::guest` with the job's id, line by line, with control characters escaped, up to limits, and until the
+/// attempt is aborted. Notices say what the limits have left out.
 pub(in crate::sandbox) struct GuestLog {
     source: LogSource,
     abort: AbortHandle,
@@ -204,11 +204,10 @@ impl GuestLog {
         self.finish_pace();
     }
 
-    /// Logs a notice of lines that were left out at the end.
+    /// Logs a notice of lines that were left out at the end. Also after an abort: they were left out before it.
     fn finish_pace(&self) {
-        if let Some(mut inner) = self.open()
-            && let Some(left_out) = inner.pace.left_out()
-        {
+        let mut inner = self.lock();
+        if let Some(left_out) = inner.pace.left_out() {
             let number = inner.next_line();
             drop(inner);
             self.emit(number, Level::WARN, &left_out);

@@ -51,6 +51,11 @@ static SECOND_SUBSCRIBER: LazyLock<Dispatch> =
 
 /// Runs an attempt's output with a limit of 1,000 bytes, and returns the host's log.
 fn logged(write: impl FnOnce(&GuestLog, &AbortHandle)) -> String {
+    logged_within(&limits(1_000), write)
+}
+
+/// Runs an attempt's output within these limits, and returns the host's log.
+fn logged_within(limits: &Limits, write: impl FnOnce(&GuestLog, &AbortHandle)) -> String {
     LazyLock::force(&SECOND_SUBSCRIBER);
     let written = Written::default();
     let subscriber = tracing_subscriber::fmt()
@@ -64,7 +69,7 @@ fn logged(write: impl FnOnce(&GuestLog, &AbortHandle)) -> String {
         attempt: Attempt(3),
     };
     let abort = AbortHandle::new();
-    let log = GuestLog::new(source, abort.clone(), &limits(1_000), None);
+    let log = GuestLog::new(source, abort.clone(), limits, None);
     tracing::subscriber::with_default(subscriber, || write(&log, &abort));
     let bytes = written.0.lock().unwrap().clone();
     String::from_utf8(bytes).unwrap()
@@ -148,6 +153,29 @@ fn do_not_buffer_an_endless_line() {
     assert!(inner.bytes_left < 1 << 20);
 }
 
+#[test]
+fn report_left_out_lines_of_an_aborted_attempt() {
+    let log = logged_within(&three_a_second(1_000), |log, abort| {
+        for _ in 0..5 {
+            log.message(Level::INFO, "a message");
+        }
+        abort.abort(AbortReason::TimedOut, Duration::from_secs(5));
+        log.message(Level::INFO, "late");
+        log.finish();
+    });
+    assert_eq!(log.matches("a message").count(), 3, "{log}");
+    assert_eq!(log.matches("2 lines were left out").count(), 1, "{log}");
+    assert!(!log.contains("late"), "{log}");
+}
+
+/// These limits, with three lines within a second.
+fn three_a_second(log_bytes: usize) -> Limits {
+    Limits {
+        log_lines_per_second: 3,
+        ..limits(log_bytes)
+    }
+}
+
 /// The log of an attempt with this limit, which may write three lines within a second.
 fn slow(log_bytes: usize) -> Arc<GuestLog> {
     let source = LogSource::Attempt {
@@ -155,10 +183,7 @@ fn slow(log_bytes: usize) -> Arc<GuestLog> {
         handler: "a".into(),
         attempt: Attempt(1),
     };
-    let limits = Limits {
-        log_lines_per_second: 3,
-        ..limits(log_bytes)
-    };
+    let limits = three_a_second(log_bytes);
     Arc::new(GuestLog::new(source, AbortHandle::new(), &limits, None))
 }
 
