@@ -185,7 +185,7 @@ COMMENT ON FUNCTION rouse.report IS
 COMMENT ON FUNCTION rouse.report_usage IS
     'Stores the resources that running attempts have used so far.';
 COMMENT ON FUNCTION rouse.append_log IS
-    'Stores log lines of attempts and returns how many were accepted.';
+    'Stores log lines of attempts and returns how many are stored.';
 COMMENT ON FUNCTION rouse.get_state IS
     'Reads one key of the state of the handler of a job.';
 COMMENT ON FUNCTION rouse.state_keys IS

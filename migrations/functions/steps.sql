@@ -169,14 +169,18 @@ BEGIN
 END
 $$;
 
--- Stores output and log lines of attempts of the last day. A line is cut after 16,384 characters. Returns how many lines were stored: a
+-- Stores output and log lines of attempts of the last day. A line is cut after 16,384 characters. Returns how many lines are stored: a
 -- worker may only write for jobs that it has claimed, or has ended an attempt of, or has released.
-CREATE OR REPLACE FUNCTION rouse.append_log(p_worker bigint, p_key bytea, p_lines rouse.log_line[]) RETURNS integer
+--
+-- p_repeats: an earlier call may have stored some of the lines, because its answer was lost; these are left out, and count as stored. One
+-- that has not committed yet is not noticed. Other calls do not read rouse.log. Served by log_job, in each partition.
+CREATE OR REPLACE FUNCTION rouse.append_log(p_worker bigint, p_key bytea, p_lines rouse.log_line[], p_repeats boolean) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at       timestamptz := clock_timestamp();
+    asked    integer := cardinality(p_lines);
     own_jobs bigint[];
     kept     integer;
 BEGIN
@@ -189,12 +193,22 @@ BEGIN
        OR EXISTS (SELECT FROM rouse.finished AS f WHERE f.id = reported.id AND f.worker = p_worker)
        -- A released attempt has no row of its own.
        OR EXISTS (SELECT FROM rouse.record AS r WHERE r.job = reported.id AND r.event = 'released' AND r.worker = p_worker);
+    IF p_repeats THEN
+        -- The inner query is run once, and its rows are hashed.
+        p_lines := ARRAY(
+            SELECT s FROM unnest(p_lines) AS s
+            WHERE (s.id, greatest(s.attempt, 1), greatest(s.line, 1)) NOT IN (
+                SELECT l.job, l.attempt, l.line
+                FROM unnest(own_jobs) AS own(id)
+                -- Only a lookup can serve this condition (claim.sql).
+                JOIN rouse.log AS l ON l.job = ANY (ARRAY[own.id]) AND l.worker = p_worker));
+    END IF;
     INSERT INTO rouse.log (job, attempt, line, worker, at, level, text)
     SELECT s.id, greatest(s.attempt, 1), greatest(s.line, 1), p_worker,
            at - least(greatest(s.age_ms, 0), 86400000) * interval '1 millisecond', s.level, left(s.text, 16384)
     FROM unnest(p_lines) AS s
     WHERE s.id = ANY (own_jobs);
     GET DIAGNOSTICS kept = ROW_COUNT;
-    RETURN kept;
+    RETURN kept + asked - cardinality(p_lines);
 END
 $$;

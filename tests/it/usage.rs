@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::support::claims::{claim, settlement};
+use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
     PATIENCE, TestWorker, cancel, catalog, ended, enqueue, guests_dir, until, until_true,
 };
@@ -168,16 +169,25 @@ async fn following_a_job_prints_its_lines_as_they_come_and_ends_with_the_job() {
         level: "warn",
         text: text.into(),
     };
-    assert_eq!(store.append_log(&[say(1, "first")]).await.unwrap(), 1);
+    assert_eq!(
+        store.append_log(&[say(1, "first")], false).await.unwrap(),
+        1
+    );
     let args = ["job", "logs", &id.to_string(), "--follow"];
     let follower = Host::spawn(command(&db.url(), &args, &scratch("follow")));
     follower.line(PATIENCE, |line| line.ends_with("1 WARN  first"));
-    assert_eq!(store.append_log(&[say(2, "second")]).await.unwrap(), 1);
+    assert_eq!(
+        store.append_log(&[say(2, "second")], false).await.unwrap(),
+        1
+    );
     follower.line(PATIENCE, |line| line.ends_with("second"));
     let done = settlement(&job, Outcome::Succeeded(JsonText("1".into())));
     store.settle(&[done], Locked::Wait).await.unwrap();
     // The last lines of an attempt may arrive like this.
-    assert_eq!(store.append_log(&[say(3, "third")]).await.unwrap(), 1);
+    assert_eq!(
+        store.append_log(&[say(3, "third")], false).await.unwrap(),
+        1
+    );
     let (status, output) = follower.exit(PATIENCE);
     assert!(status.success() && output.contains("third"), "{output}");
 }
@@ -201,8 +211,73 @@ async fn the_last_lines_of_an_attempt_that_was_given_back_are_stored() {
         text: "the last".into(),
     };
     let lines = std::slice::from_ref(&line);
-    assert_eq!(store.append_log(lines).await.unwrap(), 1);
-    assert_eq!(other.append_log(lines).await.unwrap(), 0, "not its job");
+    assert_eq!(store.append_log(lines, false).await.unwrap(), 1);
+    assert_eq!(
+        other.append_log(lines, false).await.unwrap(),
+        0,
+        "not its job"
+    );
+}
+
+#[tokio::test]
+async fn lines_whose_answer_was_lost_are_stored_once() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let worker = TestWorker::start_through(
+        proxy.store(),
+        db.connector(),
+        Settings::default(),
+        catalog().await,
+    );
+    let answer = proxy.hold("rouse.append_log(", Side::Answer);
+    let payload = json!({"line": "once", "times": 2});
+    let id = enqueue(&client, "test.print", payload).await;
+    answer.caught().await;
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.log)").await;
+    let first = lines(&client, id).await;
+    // The database has stored them, and the worker does not know.
+    let again = proxy.hold("rouse.append_log(", Side::Statement);
+    proxy.go_down();
+    proxy.come_up();
+    again.caught().await;
+    answer.release();
+    again.release();
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    // A worker that stops writes all pending lines.
+    worker.drain().await;
+    let kept = lines(&client, id).await;
+    assert!(kept.starts_with(&first), "{kept:?}");
+    let numbers: Vec<i32> = kept.iter().map(|line| line.1).collect();
+    let expected: Vec<i32> = (1..).take(kept.len()).collect();
+    assert_eq!(numbers, expected, "{kept:?}");
+}
+
+#[tokio::test]
+async fn a_repeated_call_stores_only_the_lines_that_are_missing() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (store, other) = (db.worker().await, db.worker().await);
+    let id = enqueue(&client, "x", json!({})).await;
+    let job = claim(&store, 1).await.remove(0);
+    let say = |attempt: i32, line: u32| LogLine {
+        id: job.id,
+        attempt: Attempt(attempt),
+        line,
+        age: Duration::ZERO,
+        level: "info",
+        text: format!("{attempt}.{line}"),
+    };
+    let stored = store.append_log(&[say(1, 1), say(1, 2)], false).await;
+    assert_eq!(stored.unwrap(), 2);
+    let again = [say(1, 1), say(1, 2), say(1, 3), say(2, 1)];
+    for _ in 0..2 {
+        let stored = store.append_log(&again, true).await;
+        assert_eq!(stored.unwrap(), 4, "those that are there count");
+    }
+    assert_eq!(other.append_log(&again, true).await.unwrap(), 0);
+    let texts: Vec<String> = lines(&client, id).await.into_iter().map(|l| l.3).collect();
+    assert_eq!(texts, ["1.1", "1.2", "1.3", "2.1"]);
 }
 
 #[tokio::test]
@@ -256,7 +331,10 @@ async fn a_worker_cannot_write_logs_of_another_workers_job() {
         text: "mine".into(),
     };
     assert_eq!(
-        other.append_log(std::slice::from_ref(&line)).await.unwrap(),
+        other
+            .append_log(std::slice::from_ref(&line), false)
+            .await
+            .unwrap(),
         0
     );
     let used = rouse::store::RunningUsage {

@@ -83,9 +83,9 @@ impl<'a> From<&'a LogLine> for LineRecord<'a> {
 }
 
 impl Store {
-    /// Stores these lines; returns how many were accepted: those of jobs that this worker has claimed, or has ended an
-    /// attempt of.
-    pub async fn append_log(&self, lines: &[LogLine]) -> Result<usize, StoreError> {
+    /// Stores these lines; returns how many are stored: those of jobs that this worker has claimed, or has ended an
+    /// attempt of. `repeats`: an earlier call may have stored some of them.
+    pub async fn append_log(&self, lines: &[LogLine], repeats: bool) -> Result<usize, StoreError> {
         let (worker, lists) = (self.identity()?, self.lists().await?);
         let lines: Vec<LineRecord<'_>> = lines.iter().map(LineRecord::from).collect();
         let rows = self
@@ -95,6 +95,7 @@ impl Store {
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
                     (&lines, lists.of("log_line")),
+                    (&repeats, Type::BOOL),
                 ],
             )
             .await?;

@@ -45,6 +45,8 @@ struct Pending {
 
 struct PendingLine {
     at: Instant,
+    /// An earlier call has failed. If only its answer was lost, the line is stored.
+    was_sent: bool,
     line: LogLine,
 }
 
@@ -64,6 +66,7 @@ impl Logs {
         pending.bytes += bytes;
         pending.lines.push(PendingLine {
             at: Instant::now(),
+            was_sent: false,
             line: LogLine {
                 id,
                 attempt,
@@ -101,8 +104,11 @@ impl Logs {
         taken
     }
 
-    /// Puts back lines that could not be written, as far as they fit.
-    fn put_back(&self, taken: Vec<PendingLine>) {
+    /// Puts back lines that may not have been written, as far as they fit.
+    fn put_back(&self, mut taken: Vec<PendingLine>) {
+        for line in &mut taken {
+            line.was_sent = true;
+        }
         let mut pending = self.lock();
         let newer = std::mem::take(&mut pending.lines);
         pending.bytes = 0;
@@ -181,8 +187,9 @@ async fn write(shared: &Shared) -> bool {
             pending.line.clone()
         })
         .collect();
+    let repeats = taken.iter().any(|pending| pending.was_sent);
     let _permit = shared.calls.patient.acquire().await;
-    match shared.store.append_log(&lines).await {
+    match shared.store.append_log(&lines, repeats).await {
         Ok(kept) => {
             // The others are of jobs that other workers have by now.
             let lost = lines.len().saturating_sub(kept);
@@ -230,9 +237,13 @@ mod tests {
         }
         let taken = logs.take(3);
         assert_eq!(numbers(&taken), [1, 2, 3]);
+        assert!(!taken.iter().any(|pending| pending.was_sent));
         push(&logs, 6, "x");
         logs.put_back(taken);
-        assert_eq!(numbers(&logs.take(9)), [1, 2, 3, 4, 5, 6]);
+        let taken = logs.take(9);
+        assert_eq!(numbers(&taken), [1, 2, 3, 4, 5, 6]);
+        let sent = taken.iter().filter(|pending| pending.was_sent).count();
+        assert_eq!(sent, 3);
         assert_eq!(logs.lock().bytes, 0);
     }
 

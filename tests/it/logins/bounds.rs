@@ -197,7 +197,7 @@ async fn values_reported_by_a_worker_are_bounded() {
     hostile
         .batch_execute(&format!(
             "SELECT rouse.sleep({incarnation}, sha256('k'), '{{*}}', 9223372036854775807);
-             SELECT rouse.append_log({incarnation}, sha256('k'), ARRAY[ROW({id}, -1, -1, -9223372036854775807, 'info', repeat('x', 99999))::rouse.log_line]);
+             SELECT rouse.append_log({incarnation}, sha256('k'), ARRAY[ROW({id}, -1, -1, -9223372036854775807, 'info', repeat('x', 99999))::rouse.log_line], false);
              SELECT rouse.report_usage({incarnation}, sha256('k'), ARRAY[ROW({id}, 5, -1, -2, -3, -4, -5)::rouse.attempt_usage]);
              SELECT rouse.settle({incarnation}, sha256('k'), ARRAY[ROW({id}, 5, 'queued', 9223372036854775807, NULL, '{{}}', 9223372036854775807, NULL,
                                  9223372036854775807, -1, -1, -1, -1, -1, NULL, NULL)::rouse.settlement], '{{}}', false)"
