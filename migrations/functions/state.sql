@@ -131,7 +131,8 @@ BEGIN
 END
 $$;
 
--- Removes a key, and returns whether it existed; or the reason why the job is not this worker's. Locks like rouse.set_state.
+-- Removes a key, and returns whether it existed; or the reason why the job is not this worker's. Locks like rouse.set_state. If the answer
+-- was lost, a repeated call returns false: nothing is left by which it could recognise that the first one has removed the key.
 CREATE OR REPLACE FUNCTION rouse.delete_state(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text, OUT refusal text, OUT was_there boolean)
 LANGUAGE plpgsql SECURITY DEFINER

@@ -82,7 +82,8 @@ impl<'a> State<'a> {
         self.world.state_set(key.as_ref(), bytes.into())
     }
 
-    /// Removes a key; false if it did not exist.
+    /// Removes a key; false if it did not exist. Also false if this call has removed it, but the first answer of the
+    /// database was lost, and the call was repeated.
     pub fn delete(&self, key: impl AsRef<str>) -> Result<bool> {
         self.world.state_delete(key.as_ref())
     }

@@ -3,7 +3,7 @@
 mod operators;
 mod writes;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -12,13 +12,14 @@ use rouse::sandbox::{
     AbortHandle, Catalog, Journal, JournalFuture, NewValue, Sandbox, Settings as SandboxSettings,
     StateQuota, StateStore, StoredValue, WriteOutcome,
 };
-use rouse::worker::Settings;
+use rouse::worker::{Parts, Settings};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, OnceCell};
 use tokio_postgres::Client;
 
 use crate::http_out::guest_folder;
 
+use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
     PATIENCE, TestWorker, ended, enqueue, enqueue_sql, lease, until_true,
 };
@@ -127,6 +128,37 @@ async fn state_is_kept_for_the_next_job_even_if_the_attempt_fails() {
         calls >= 9,
         "each call counts, and listing keys takes two: {calls}"
     );
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_deletion_that_is_repeated_because_its_answer_was_lost_returns_false() {
+    let db = TestDb::new().await;
+    let (client, proxy) = (db.client().await, Proxy::start(&db).await);
+    let parts = Parts {
+        store: proxy.store(),
+        listen_at: db.connector(),
+        sandbox: sandbox(),
+        catalog: catalog().await,
+        sql_logins: BTreeMap::new(),
+        middlewares: Vec::new(),
+    };
+    let worker = TestWorker::start_with(parts, Settings::default());
+    let answer = proxy.hold("rouse.delete_state(", Side::Answer);
+    let lose_the_answer = async {
+        answer.caught().await;
+        until_true(
+            &client,
+            "SELECT NOT EXISTS (SELECT FROM rouse.handler_state)",
+        )
+        .await;
+        proxy.go_down();
+        proxy.come_up();
+    };
+    let calls = json!([{"set": ["k", 1]}, {"delete": "k"}, {"get": "k"}]);
+    let found = answers(&client, "test.state.one", "NULL", calls);
+    let (found, ()) = tokio::join!(found, lose_the_answer);
+    assert_eq!(found[1..], [json!(false), json!(null)]);
     worker.drain().await;
 }
 

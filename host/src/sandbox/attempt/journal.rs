@@ -200,6 +200,6 @@ pub trait StateStore: Send + Sync {
     /// Stores a value. Returns once it is durable.
     fn set<'a>(&'a self, new: NewValue<'a>) -> JournalFuture<'a, Result<WriteOutcome, String>>;
 
-    /// Removes a key. Returns false if it did not exist.
+    /// Removes a key. Returns false if it did not exist, or if an earlier try, whose answer was lost, has removed it.
     fn delete<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Result<bool, String>>;
 }
