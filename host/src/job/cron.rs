@@ -11,7 +11,7 @@ use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{SignedDuration, Timestamp, Unit, Zoned};
 
 /// The longest expression, characters; as in the database.
-const CHARS_MAX: usize = 200;
+pub(crate) const CHARS_MAX: usize = 200;
 
 /// A cron expression in English, as far as it can be described; empty if it cannot be parsed.
 pub fn in_words(expression: &str) -> String {

@@ -2,71 +2,88 @@
 
 use syn::LitStr;
 
-/// A year: longer than any useful wait, and within the range of every clock.
-const MAX_MS: u64 = 365 * 24 * 60 * 60 * 1000;
+const UNITS: [(&str, u64); 5] = [
+    ("ms", 1),
+    ("s", 1000),
+    ("m", 60 * 1000),
+    ("h", 60 * 60 * 1000),
+    ("d", 24 * 60 * 60 * 1000),
+];
 
-/// Reads `"500ms"`, `"30s"`, `"5m"`, `"1h"` or `"7d"` as milliseconds.
-pub(crate) fn milliseconds(text: &LitStr) -> syn::Result<u64> {
-    parse(&text.value()).map_err(|why| syn::Error::new(text.span(), why))
+/// Reads `"500ms"`, `"30s"`, `"5m"`, `"1h"` or `"7d"` as milliseconds, 1 to this maximum.
+pub(crate) fn milliseconds(text: &LitStr, max_ms: u64) -> syn::Result<u64> {
+    parse(&text.value(), max_ms).map_err(|why| syn::Error::new(text.span(), why))
 }
 
-fn parse(text: &str) -> Result<u64, String> {
+fn parse(text: &str, max_ms: u64) -> Result<u64, String> {
     let unit_at = text
         .find(|c: char| !c.is_ascii_digit())
         .unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
-    let unit_ms = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60 * 1000,
-        "h" => 60 * 60 * 1000,
-        "d" => 24 * 60 * 60 * 1000,
-        _ => 0,
-    };
-    if number.is_empty() || unit_ms == 0 {
+    let unit = UNITS.into_iter().find(|(name, _)| *name == unit);
+    let (false, Some((_, unit_ms))) = (number.is_empty(), unit) else {
         return Err(format!(
             "`{text}` is not a duration: write a whole number and a unit (ms, s, m, h, d), \
              for instance \"30s\""
         ));
-    }
-    let ms = number
+    };
+    number
         .parse::<u64>()
         .ok()
         .and_then(|number| number.checked_mul(unit_ms))
-        .filter(|ms| *ms <= MAX_MS)
-        .ok_or_else(|| format!("`{text}` is longer than 365 days"))?;
-    if ms == 0 {
-        return Err(format!("`{text}` is zero: it must be positive"));
-    }
-    Ok(ms)
+        .filter(|ms| (1..=max_ms).contains(ms))
+        .ok_or_else(|| {
+            let max = written(max_ms);
+            format!("`{text}` is out of range: expected 1ms to {max}")
+        })
+}
+
+/// A duration in the largest unit of which it is a multiple.
+fn written(ms: u64) -> String {
+    let mut units = UNITS.into_iter().rev();
+    let unit = units.find(|(_, unit_ms)| ms.is_multiple_of(*unit_ms));
+    let (unit, unit_ms) = unit.unwrap_or(UNITS[0]);
+    format!("{}{unit}", ms / unit_ms)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::*;
+
+    const YEAR_MS: u64 = 365 * 24 * 60 * 60 * 1000;
 
     #[test]
     fn a_duration_is_a_whole_number_with_a_unit() {
-        assert_eq!(parse("500ms"), Ok(500));
-        assert_eq!(parse("30s"), Ok(30_000));
-        assert_eq!(parse("5m"), Ok(300_000));
-        assert_eq!(parse("1h"), Ok(3_600_000));
-        assert_eq!(parse("365d"), Ok(31_536_000_000));
+        assert_eq!(parse("500ms", YEAR_MS), Ok(500));
+        assert_eq!(parse("30s", YEAR_MS), Ok(30_000));
+        assert_eq!(parse("5m", YEAR_MS), Ok(300_000));
+        assert_eq!(parse("1h", YEAR_MS), Ok(3_600_000));
+        assert_eq!(parse("365d", YEAR_MS), Ok(31_536_000_000));
     }
 
     #[test]
     fn anything_else_is_refused_with_an_example() {
         for text in ["", "30", "s", "1.5s", "-1s", "30 s", "30S", "5min", "ms5"] {
-            let why = parse(text).unwrap_err();
+            let why = parse(text, YEAR_MS).unwrap_err();
             assert!(why.contains("for instance \"30s\""), "{text}: {why}");
         }
     }
 
     #[test]
-    fn zero_or_more_than_a_year_is_refused() {
-        assert!(parse("0s").unwrap_err().contains("zero"));
-        for text in ["366d", "99999999999999999999s", "18446744073709551615h"] {
-            assert!(parse(text).unwrap_err().contains("365 days"), "{text}");
+    fn zero_or_more_than_the_maximum_is_refused_with_the_range() {
+        for text in [
+            "0s",
+            "366d",
+            "99999999999999999999s",
+            "18446744073709551615h",
+        ] {
+            let why = parse(text, YEAR_MS).unwrap_err();
+            let expected = format!("`{text}` is out of range: expected 1ms to 365d");
+            assert_eq!(why, expected);
+        }
+        for (max_ms, shown) in [(600_000, "10m"), (90_000, "90s"), (1, "1ms")] {
+            let why = parse("1d", max_ms).unwrap_err();
+            assert!(why.ends_with(&format!("1ms to {shown}")), "{why}");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod duration;
 mod expand;
+mod limits;
 mod options;
 
 use proc_macro::TokenStream;
@@ -18,14 +19,14 @@ use proc_macro::TokenStream;
 /// | `name` | `"email.send"`: the name that jobs are enqueued under | required |
 /// | `version` | text | the crate's version |
 /// | `description` | text | the function's doc comment |
-/// | `max_attempts` | the maximum number of attempts | 5 |
-/// | `initial_backoff` | `"10s"`: the wait after the first failed attempt | 10 s |
-/// | `multiplier` | the factor by which each further wait grows, from 1 | 2 |
-/// | `max_backoff` | `"5m"`: the longest wait | 5 min |
+/// | `max_attempts` | the maximum number of attempts, 1 to 1,000 | 5 |
+/// | `initial_backoff` | `"10s"`: the wait after the first failed attempt, up to 365 days | 10 s |
+/// | `multiplier` | the factor by which each further wait grows, 1 to 1,000 | 2 |
+/// | `max_backoff` | `"5m"`: the longest wait, up to 365 days, and not shorter than the first | 5 min |
 /// | `jitter` | the random share of the wait, 0 to 1 | 0.2 |
-/// | `lease` | `"1m"`: the duration of a claim without renewal | the host's default |
-/// | `timeout` | `"1h"`: the run timeout of an attempt | the host's default |
-/// | `grace` | `"5s"`: from the abort signal to the hard stop | the host's default |
+/// | `lease` | `"1m"`: the duration of a claim without renewal, up to a day | the host's default |
+/// | `timeout` | `"1h"`: the run timeout of an attempt, up to 365 days | the host's default |
+/// | `grace` | `"5s"`: from the abort signal to the hard stop, up to 10 minutes | the host's default |
 /// | `concurrency` | how many attempts of the handler may run at the same time on one host | as many as there are slots |
 /// | `instances` | `"reuse"`: an instance may serve many jobs, see the README | `"fresh"` |
 /// | `schedule` | `"0 3 * * *"`: when the handler is to run, if the operator allows it; five cron fields, or six with seconds first | never |
@@ -43,8 +44,9 @@ use proc_macro::TokenStream;
 /// list of two of these; without it, there is one limit for all jobs of the handler. Hosts set gates in the database
 /// when they load the module.
 ///
-/// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. All values are checked at compile time. The
-/// operator's settings take precedence over them.
+/// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. All values are checked at compile time, with the
+/// limits of the host, which would refuse the whole module. Whether a time zone exists is checked only there. The
+/// operator's settings take precedence over all of them.
 ///
 /// See the documentation of `rouse_sdk` for a whole handler.
 #[proc_macro_attribute]

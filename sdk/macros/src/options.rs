@@ -1,21 +1,24 @@
 //! Parses and checks the options of `#[handler(…)]`.
 
+mod capability;
 mod gate;
+mod schedule;
 
 use proc_macro2::{Ident, Span, TokenStream};
 use syn::parse::{Parse, ParseStream, Parser};
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
-use syn::{Expr, ExprArray, ExprLit, Lit, LitStr, Token};
+use syn::{Expr, ExprLit, Lit, LitStr, Token};
 
+use self::capability::capabilities;
 pub(crate) use self::gate::{Edge, Gate, Lasts, Limit, Newcomer};
+use self::schedule::{cron, time_zone};
 use crate::duration::milliseconds;
-
-/// The longest handler name, in bytes; the host refuses longer ones.
-const NAME_BYTES_MAX: usize = 128;
-
-/// The maximum of `concurrency`; the host refuses more.
-const CONCURRENCY_MAX: u32 = 1_000_000;
+use crate::limits::{
+    ATTEMPTS_MAX, CONCURRENCY_MAX, GATES_MAX, GRACE_MS_MAX, INITIAL_BACKOFF_MS, LEASE_MS_MAX,
+    MULTIPLIER_MAX, NAME_CHARS_MAX, STATEMENT_BYTES_MAX, STATEMENT_NAME_CHARS_MAX, STATEMENTS_MAX,
+    WAIT_MS_MAX,
+};
 
 const KNOWN: &str = "name, version, description, max_attempts, initial_backoff, max_backoff, \
                      multiplier, jitter, lease, timeout, grace, concurrency, instances, schedule, \
@@ -131,14 +134,16 @@ impl Options {
                 "name" => o.name = reader.keep(handler_name(value)).unwrap_or_default(),
                 "version" => o.version = reader.keep(nonempty(value)),
                 "description" => o.description = reader.keep(nonempty(value)),
-                "max_attempts" => o.max_attempts = reader.keep(count(value)),
-                "initial_backoff" => o.initial_backoff_ms = reader.keep(duration(value)),
-                "max_backoff" => o.max_backoff_ms = reader.keep(duration(value)),
-                "multiplier" => o.multiplier = reader.keep(number(value, 1.0, 1000.0)),
+                "max_attempts" => o.max_attempts = reader.keep(bounded(value, ATTEMPTS_MAX)),
+                "initial_backoff" => {
+                    o.initial_backoff_ms = reader.keep(duration(value, WAIT_MS_MAX));
+                }
+                "max_backoff" => o.max_backoff_ms = reader.keep(duration(value, WAIT_MS_MAX)),
+                "multiplier" => o.multiplier = reader.keep(number(value, 1.0, MULTIPLIER_MAX)),
                 "jitter" => o.jitter = reader.keep(number(value, 0.0, 1.0)),
-                "lease" => o.lease_ms = reader.keep(duration(value)),
-                "timeout" => o.timeout_ms = reader.keep(duration(value)),
-                "grace" => o.grace_ms = reader.keep(duration(value)),
+                "lease" => o.lease_ms = reader.keep(duration(value, LEASE_MS_MAX)),
+                "timeout" => o.timeout_ms = reader.keep(duration(value, WAIT_MS_MAX)),
+                "grace" => o.grace_ms = reader.keep(duration(value, GRACE_MS_MAX)),
                 "concurrency" => {
                     o.concurrency = reader.keep(bounded(value, CONCURRENCY_MAX));
                 }
@@ -148,8 +153,10 @@ impl Options {
                     "expected `sql(name = \"SELECT …\")`, once for each statement",
                 ),
                 "schedule" => o.schedule = reader.keep(cron(value)),
-                "schedule_time_zone" => o.schedule_time_zone = reader.keep(nonempty(value)),
-                "capabilities" => o.capabilities = reader.keep(words(value)).unwrap_or_default(),
+                "schedule_time_zone" => o.schedule_time_zone = reader.keep(time_zone(value)),
+                "capabilities" => {
+                    o.capabilities = reader.keep(capabilities(value)).unwrap_or_default();
+                }
                 other => reader.fail(
                     name.span(),
                     match gate::kind(name) {
@@ -167,16 +174,25 @@ impl Options {
                 "a handler needs a name: #[handler(name = \"email.send\")]",
             );
         }
-        if let (Some(initial), Some(max)) = (options.initial_backoff_ms, options.max_backoff_ms)
+        let is_set = settings
+            .iter()
+            .any(|setting| setting.name == "initial_backoff");
+        let initial = match is_set {
+            true => options.initial_backoff_ms,
+            false => Some(INITIAL_BACKOFF_MS),
+        };
+        if let (Some(initial), Some(max)) = (initial, options.max_backoff_ms)
             && initial > max
             && let Some(setting) = settings
                 .iter()
                 .find(|setting| setting.name == "max_backoff")
         {
-            reader.fail(
-                setting.span(),
-                "max_backoff is shorter than initial_backoff",
-            );
+            let default = match is_set {
+                true => String::new(),
+                false => format!(", which is {}s by default", INITIAL_BACKOFF_MS / 1000),
+            };
+            let why = format!("max_backoff is shorter than initial_backoff{default}");
+            reader.fail(setting.span(), why);
         }
         if let Some(setting) = settings
             .iter()
@@ -189,10 +205,12 @@ impl Options {
             );
         }
         let mut gates = settings.iter().filter(|setting| setting.is_gate());
-        if let Some(setting) = gates.nth(gate::GATES_MAX) {
+        if let Some(setting) = gates.nth(GATES_MAX) {
             reader.fail(
                 setting.name.span(),
-                "a handler has at most 8 gates; one gate has a limit for each key",
+                format!(
+                    "a handler has at most {GATES_MAX} gates; one gate has a limit for each key"
+                ),
             );
         }
         let mut batches = settings
@@ -200,6 +218,13 @@ impl Options {
             .filter(|setting| setting.is_gate() && setting.name == "batch");
         if let Some(setting) = batches.nth(1) {
             reader.fail(setting.name.span(), "`batch` is set twice");
+        }
+        let mut statements = settings
+            .iter()
+            .filter(|setting| matches!(setting.value, Value::Group(_)) && setting.name == "sql");
+        if let Some(setting) = statements.nth(STATEMENTS_MAX) {
+            let why = format!("a handler has at most {STATEMENTS_MAX} statements");
+            reader.fail(setting.name.span(), why);
         }
         for (index, statement) in options.statements.iter().enumerate() {
             let earlier = &options.statements[..index];
@@ -277,14 +302,17 @@ impl Reader {
                     "`sql(…)` has one statement, and the options rows and on_error; write another `sql(…)` for the next one",
                 ),
                 text => {
-                    statement = self.keep(nonempty(value)).map(|sql| Statement {
+                    statement = self.keep(statement_text(value)).map(|sql| Statement {
                         name: text.to_owned(),
                         sql,
                         rows: None,
                         retries: false,
                     });
                     if !is_statement_name(text) {
-                        let why = "the name of a statement has a-z, 0-9 and _, and does not start with a digit";
+                        let why = format!(
+                            "the name of a statement has 1 to {STATEMENT_NAME_CHARS_MAX} of a-z, 0-9 and _, and does not \
+                             start with a digit"
+                        );
                         self.fail(name.span(), why);
                     }
                 }
@@ -348,31 +376,17 @@ fn nonempty(value: &Expr) -> syn::Result<String> {
     Ok(text.value())
 }
 
-/// A cron expression; the host checks the fields.
-fn cron(value: &Expr) -> syn::Result<String> {
-    let literal = text(value)?;
-    let cron = literal.value();
-    if matches!(cron.split_whitespace().count(), 5 | 6) {
-        return Ok(cron);
-    }
-    Err(syn::Error::new(
-        literal.span(),
-        "expected five fields (minute, hour, day of the month, month, day of the week), or six with seconds first, \
-         for instance \"0 3 * * *\"",
-    ))
-}
-
 fn handler_name(value: &Expr) -> syn::Result<String> {
     let literal = text(value)?;
     let name = literal.value();
-    let good = name.len() <= NAME_BYTES_MAX && name.split('.').all(is_word);
+    let good = name.len() <= NAME_CHARS_MAX && name.split('.').all(is_word);
     if good {
         return Ok(name);
     }
     Err(syn::Error::new(
         literal.span(),
         format!(
-            "`{name}` is not a handler name: write 1 to {NAME_BYTES_MAX} characters, words of a-z, 0-9, _ \
+            "`{name}` is not a handler name: write 1 to {NAME_CHARS_MAX} characters, words of a-z, 0-9, _ \
              and - that start with a letter or digit, joined by dots, for instance `email.send`"
         ),
     ))
@@ -383,38 +397,21 @@ fn is_word(word: &str) -> bool {
     word.starts_with(plain) && word.chars().all(|c| plain(c) || c == '_' || c == '-')
 }
 
-fn words(value: &Expr) -> syn::Result<Vec<String>> {
-    let Expr::Array(ExprArray { elems, .. }) = value else {
-        let why = "expected a list, for instance [\"dirs:/photos\"]";
+fn statement_text(value: &Expr) -> syn::Result<String> {
+    let sql = nonempty(value)?;
+    if sql.len() > STATEMENT_BYTES_MAX || sql.contains('\0') {
+        let why =
+            format!("the text of a statement has at most {STATEMENT_BYTES_MAX} bytes, without NUL");
         return Err(syn::Error::new(value.span(), why));
-    };
-    elems
-        .iter()
-        .map(|element| {
-            let literal = text(element)?;
-            if is_capability(&literal.value()) {
-                Ok(literal.value())
-            } else {
-                let why = "a capability is one word of a-z, 0-9, _ and -, optionally followed by a colon and a value, for instance \"dirs:/photos\"";
-                Err(syn::Error::new(literal.span(), why))
-            }
-        })
-        .collect()
-}
-
-fn is_capability(text: &str) -> bool {
-    match text.split_once(':') {
-        None => is_word(text),
-        Some((word, which)) => {
-            let fits = |c: char| (c.is_ascii_graphic() || c == ' ') && c != '"' && c != '\\';
-            is_word(word) && !which.is_empty() && which.chars().all(fits)
-        }
     }
+    Ok(sql)
 }
 
 fn is_statement_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-    name.len() <= 63 && !name.starts_with(|c: char| c.is_ascii_digit()) && name.chars().all(plain)
+    name.len() <= STATEMENT_NAME_CHARS_MAX
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && name.chars().all(plain)
 }
 
 /// True for `"retry"`, false for `"fail"`.
@@ -456,33 +453,26 @@ fn reuse(value: &Expr) -> syn::Result<bool> {
     }
 }
 
-fn duration(value: &Expr) -> syn::Result<u64> {
+fn duration(value: &Expr, max_ms: u64) -> syn::Result<u64> {
     let literal = text(value).map_err(|error| {
         let why = "expected a duration in quotes, for instance \"30s\"";
         syn::Error::new(error.span(), why)
     })?;
-    milliseconds(literal)
+    milliseconds(literal, max_ms)
 }
 
-fn count(value: &Expr) -> syn::Result<u32> {
+fn bounded(value: &Expr, max: u32) -> syn::Result<u32> {
     if let Expr::Lit(ExprLit {
         lit: Lit::Int(number),
         ..
     }) = value
-        && let Ok(count @ 1..) = number.base10_parse::<u32>()
+        && let Ok(count) = number.base10_parse::<u32>()
+        && (1..=max).contains(&count)
     {
         return Ok(count);
     }
-    let why = "expected a whole number, 1 or more";
+    let why = format!("expected a whole number from 1 to {max}");
     Err(syn::Error::new(value.span(), why))
-}
-
-fn bounded(value: &Expr, max: u32) -> syn::Result<u32> {
-    let count = count(value).ok().filter(|count| *count <= max);
-    count.ok_or_else(|| {
-        let why = format!("expected a whole number from 1 to {max}");
-        syn::Error::new(value.span(), why)
-    })
 }
 
 fn number(value: &Expr, min: f64, max: f64) -> syn::Result<f64> {

@@ -7,16 +7,7 @@ use syn::spanned::Spanned;
 use syn::{Expr, ExprArray, Token};
 
 use super::{Reader, Setting, Value, bounded, duration, text};
-
-/// More gates than this are a mistake: one gate has a limit for each key.
-pub(super) const GATES_MAX: usize = 8;
-
-const MOST_MAX: u32 = 1_000_000;
-/// The maximum of starts in a period without a burst: the database keeps the time of each.
-const STARTS_MAX: u32 = 1_000;
-/// The maximum of jobs of a batch.
-const BATCH_MAX: u32 = 1_000;
-const PERIOD_MS_MAX: u64 = 30 * 24 * 60 * 60 * 1000;
+use crate::limits::{GATE_BATCH_MAX, GATE_MOST_MAX, GATE_PERIOD_MS_MAX, GATE_STARTS_MAX};
 
 /// A gate that the handler declares.
 #[derive(Debug, Clone, PartialEq)]
@@ -148,10 +139,14 @@ impl Reader {
             }
             match option.as_str() {
                 "key" => written.key = self.keep(key(value)).unwrap_or_default(),
-                "most" => written.most = self.keep(bounded(value, MOST_MAX)),
-                "burst" => written.burst = self.keep(bounded(value, MOST_MAX)),
-                "period" => written.period_ms = self.keep(period(value)),
-                "longest" => written.longest_ms = self.keep(period(value)),
+                "most" => written.most = self.keep(bounded(value, GATE_MOST_MAX)),
+                "burst" => written.burst = self.keep(bounded(value, GATE_MOST_MAX)),
+                "period" => {
+                    written.period_ms = self.keep(duration(value, GATE_PERIOD_MS_MAX));
+                }
+                "longest" => {
+                    written.longest_ms = self.keep(duration(value, GATE_PERIOD_MS_MAX));
+                }
                 "lasts" => written.lasts = self.keep(lasts(value)).unwrap_or_default(),
                 "newcomer" => written.newcomer = self.keep(newcomer(value)).unwrap_or_default(),
                 _ => written.edge = self.keep(edge(value)).unwrap_or_default(),
@@ -175,10 +170,10 @@ impl Reader {
             "throttle" => {
                 needs("most");
                 needs("period");
-                let is_large = written.most.is_some_and(|most| most > STARTS_MAX);
+                let is_large = written.most.is_some_and(|most| most > GATE_STARTS_MAX);
                 if let (true, None, Some(span)) = (is_large, span("burst"), span("most")) {
                     let why = format!(
-                        "without `burst`, a throttle lets at most {STARTS_MAX} jobs start in a period; add `burst = …`, \
+                        "without `burst`, a throttle lets at most {GATE_STARTS_MAX} jobs start in a period; add `burst = …`, \
                          the number that may start at once"
                     );
                     self.fail(span, why);
@@ -186,9 +181,9 @@ impl Reader {
             }
             "batch" => {
                 needs("most");
-                let is_large = written.most.is_some_and(|most| most > BATCH_MAX);
+                let is_large = written.most.is_some_and(|most| most > GATE_BATCH_MAX);
                 if let (true, Some(span)) = (is_large, span("most")) {
-                    self.fail(span, format!("a batch has at most {BATCH_MAX} jobs"));
+                    self.fail(span, format!("a batch has at most {GATE_BATCH_MAX} jobs"));
                 }
                 let by_tenant = written.key.iter().any(|by| by == "tenant");
                 if let (2, false, Some(span)) = (written.key.len(), by_tenant, span("key")) {
@@ -307,15 +302,6 @@ fn divides(by: &str) -> bool {
         Some(path) => path.split('.').count() <= 8 && path.split('.').all(is_word),
         None => matches!(by, "tenant" | "source" | "handler" | "queue"),
     }
-}
-
-fn period(value: &Expr) -> syn::Result<u64> {
-    let ms = duration(value)?;
-    if ms > PERIOD_MS_MAX {
-        let why = "longer than 30 days, the longest period of a gate";
-        return Err(syn::Error::new(value.span(), why));
-    }
-    Ok(ms)
 }
 
 fn lasts(value: &Expr) -> syn::Result<Lasts> {

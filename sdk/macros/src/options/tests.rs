@@ -247,7 +247,7 @@ fn wrong_gates_are_refused_with_what_to_write() {
         ),
         (
             quote!(throttle(most = 1, period = "31d")),
-            "longer than 30 days, the longest period of a gate",
+            "`31d` is out of range: expected 1ms to 30d",
         ),
         (
             quote!(debounce(period = "5s", longest = "4s")),
@@ -315,6 +315,144 @@ fn a_schedule_has_five_or_six_fields_and_its_time_zone_needs_one() {
 }
 
 #[test]
+fn a_schedule_is_one_that_the_host_can_parse() {
+    for cron in [
+        "*/20 59 23 31 12 *",
+        "0\t9 * * MON-FRI",
+        "0 0 L * ?",
+        "0 0 * * 5#2",
+    ] {
+        let options = Options::read(quote!(name = "a", schedule = #cron)).expect(cron);
+        assert_eq!(options.schedule.as_deref(), Some(cron));
+    }
+    let long = format!("0 0 {}1 * *", "1,".repeat(100));
+    for (cron, part) in [
+        ("0 25 * * *", "the cron expression is wrong: "),
+        ("60 * * * *", "the cron expression is wrong: "),
+        ("0 3 * * FOO", "the cron expression is wrong: "),
+        ("0 3 * * + ", "at most 200 letters, digits and * / , ? # -"),
+        (&*long, "at most 200 letters"),
+    ] {
+        let why = why(quote!(name = "a", schedule = #cron));
+        assert!(why.contains(part), "{cron}: {why}");
+    }
+    for zone in ["", "Europe Berlin", "Europe/Zürich"] {
+        let why = why(quote!(
+            name = "a",
+            schedule = "0 3 * * *",
+            schedule_time_zone = #zone
+        ));
+        assert!(why.contains("is not the name of a time zone"), "{why}");
+    }
+}
+
+#[test]
+fn values_beyond_the_limits_of_the_host_are_refused_with_the_range() {
+    for (tokens, expected) in [
+        (
+            quote!(max_attempts = 1001),
+            "expected a whole number from 1 to 1000",
+        ),
+        (
+            quote!(lease = "2d"),
+            "`2d` is out of range: expected 1ms to 1d",
+        ),
+        (
+            quote!(grace = "15m"),
+            "`15m` is out of range: expected 1ms to 10m",
+        ),
+        (
+            quote!(timeout = "366d"),
+            "`366d` is out of range: expected 1ms to 365d",
+        ),
+        (
+            quote!(initial_backoff = "366d"),
+            "`366d` is out of range: expected 1ms to 365d",
+        ),
+        (
+            quote!(max_backoff = "366d"),
+            "`366d` is out of range: expected 1ms to 365d",
+        ),
+        (
+            quote!(multiplier = 1000.5),
+            "expected a number from 1 to 1000",
+        ),
+        (
+            quote!(max_backoff = "5s"),
+            "max_backoff is shorter than initial_backoff, which is 10s by default",
+        ),
+    ] {
+        assert_eq!(why(quote!(name = "a", #tokens)), expected, "{tokens}");
+    }
+    let largest = quote! {
+        name = "a", max_attempts = 1000, lease = "24h", grace = "600s", timeout = "365d",
+        initial_backoff = "365d", max_backoff = "365d", multiplier = 1000,
+    };
+    assert!(Options::read(largest).is_ok());
+}
+
+#[test]
+fn statements_have_the_limits_of_the_host() {
+    let long = "x".repeat((16 << 10) + 1);
+    for text in [&*long, "SELECT '\0'"] {
+        let why = why(quote!(name = "a", sql(a = #text)));
+        let expected = "the text of a statement has at most 16384 bytes, without NUL";
+        assert_eq!(why, expected);
+    }
+    let named = |length: usize| {
+        let name = Ident::new(&"a".repeat(length), Span::call_site());
+        Options::read(quote!(name = "a", sql(#name = "SELECT 1")))
+    };
+    assert!(named(63).is_ok() && named(64).is_err());
+    let statements = |count: usize| {
+        let names = (0..count).map(|nth| Ident::new(&format!("a{nth}"), Span::call_site()));
+        quote!(name = "a", #(sql(#names = "SELECT 1")),*)
+    };
+    assert!(Options::read(statements(64)).is_ok());
+    let expected = "a handler has at most 64 statements";
+    assert_eq!(why(statements(65)), expected);
+}
+
+#[test]
+fn capabilities_are_those_that_the_host_can_read() {
+    for good in [
+        "http:*",
+        "http:*.example.com",
+        "http:2001:db8::1",
+        "http:[2001:db8::1]",
+        "http:192.0.2.1",
+        "secrets:MAIL_KEY",
+        "dirs:/out:read-write",
+        "enqueue:*",
+        "enqueue:mail.send",
+        "fine_clocks",
+        "of-the-future:with detail",
+    ] {
+        let options = Options::read(quote!(name = "a", capabilities = [#good]));
+        assert!(options.is_ok(), "{good}: {options:?}");
+    }
+    let long = format!("dirs:/{}", "a".repeat(256));
+    for (wrong, part) in [
+        (
+            "http:https://a.example",
+            "a host such as `api.example.com` or",
+        ),
+        ("http:a.example:8080", "without scheme and port"),
+        ("secrets:a b", "a name of letters, digits, - and _"),
+        ("env:A=B", "a name of letters, digits, - and _"),
+        ("enqueue:photo*", "a pattern such as `photo.*`"),
+        ("dirs:/a\nb", "followed by a colon"),
+        (&*long, "a value of up to 256 characters"),
+    ] {
+        let why = why(quote!(name = "a", capabilities = [#wrong]));
+        assert!(why.contains(part), "{wrong}: {why}");
+    }
+    let many = std::iter::repeat_n("state", 65);
+    let why = why(quote!(name = "a", capabilities = [#(#many),*]));
+    assert_eq!(why, "a handler has at most 64 capabilities");
+}
+
+#[test]
 fn an_option_is_set_once() {
     assert_eq!(why(quote!(name = "a", name = "b")), "`name` is set twice");
 }
@@ -334,8 +472,8 @@ fn all_errors_are_reported_together() {
 fn a_value_of_the_wrong_kind_is_refused_with_what_is_expected() {
     assert!(why(quote!(name = 3)).contains("text in quotes"));
     assert!(why(quote!(name = "a", timeout = 30)).contains("for instance \"30s\""));
-    assert!(why(quote!(name = "a", max_attempts = "3")).contains("1 or more"));
-    assert!(why(quote!(name = "a", max_attempts = -1)).contains("1 or more"));
+    assert!(why(quote!(name = "a", max_attempts = "3")).contains("a whole number"));
+    assert!(why(quote!(name = "a", max_attempts = -1)).contains("a whole number"));
     assert!(why(quote!(name = "a", multiplier = 0.5)).contains("from 1 to"));
     assert!(why(quote!(name = "a", capabilities = "dir")).contains("[\"dirs:/photos\"]"));
     assert!(why(quote!(name = "a", capabilities = ["dirs:"])).contains("followed by a colon"));

@@ -9,7 +9,7 @@ use crate::sandbox::{HostPattern, Mode};
 pub(super) const NAME_CHARS_MAX: usize = 128;
 
 /// The size of a detail, which is one line of text.
-const DETAIL_BYTES_MAX: usize = 256;
+pub(super) const DETAIL_BYTES_MAX: usize = 256;
 
 /// A capability that a handler declares: a word, and optionally a colon and a detail. Without a detail it means any.
 #[derive(Debug, Clone, PartialEq, Eq)]

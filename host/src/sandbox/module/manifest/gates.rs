@@ -6,16 +6,16 @@ use crate::harmless::printable;
 use crate::job::declared_gate::{DeclaredGate, Edge, GateLimit, Lasts, Newcomer};
 
 /// More gates than this are a mistake: one gate has a limit for each key.
-const GATES_MAX: usize = 8;
+pub(super) const GATES_MAX: usize = 8;
 
 /// The maximum of running jobs, of starts in a period, and of a burst.
-const MOST_MAX: u64 = 1_000_000;
+pub(super) const MOST_MAX: u64 = 1_000_000;
 /// The maximum of starts in a period without a burst: the database keeps the time of each.
-const STARTS_MAX: u64 = 1_000;
+pub(super) const STARTS_MAX: u64 = 1_000;
 /// The maximum of jobs of a batch.
-const BATCH_MAX: u64 = 1_000;
+pub(super) const BATCH_MAX: u64 = 1_000;
 /// 30 days.
-const PERIOD_MS_MAX: u64 = 30 * super::DAY_MS;
+pub(super) const PERIOD_MS_MAX: u64 = 30 * super::DAY_MS;
 
 /// A longer key of a gate is not quoted in full.
 const KEY_CHARS_SHOWN: usize = 140;

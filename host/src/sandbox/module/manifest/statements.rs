@@ -5,13 +5,13 @@ use std::collections::HashSet;
 use crate::job::Statement;
 
 /// More statements than this are a program, and belong into several handlers.
-const STATEMENTS_MAX: usize = 64;
+pub(super) const STATEMENTS_MAX: usize = 64;
 
 /// As long as an identifier of Postgres.
-const NAME_CHARS_MAX: usize = 63;
+pub(super) const NAME_CHARS_MAX: usize = 63;
 
 /// The text is sent with each call.
-const SQL_BYTES_MAX: usize = 16 << 10;
+pub(super) const SQL_BYTES_MAX: usize = 16 << 10;
 
 /// Checks the names and sizes of statements.
 pub(super) fn check(statements: Vec<Statement>) -> Result<Vec<Statement>, String> {

@@ -4,7 +4,12 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::harmless::is_harmful;
+use crate::job::cron;
 use crate::job::declared_gate::GateLimit;
+
+/// What `#[handler]` refuses at compile time.
+#[path = "../../../../../sdk/macros/src/limits.rs"]
+mod sdk;
 
 fn one(handler: Value) -> Result<HandlerManifest, String> {
     let manifest = Manifest::parse(&json!({ "handlers": [handler] }).to_string())?;
@@ -273,4 +278,28 @@ fn a_schedule_is_checked_and_asks_for_permission() {
         let error = one(json!({ "name": "a", "schedule": schedule })).unwrap_err();
         assert!(error.contains(why), "{error}");
     }
+}
+
+#[test]
+fn the_sdk_has_the_same_limits() {
+    assert_eq!(sdk::NAME_CHARS_MAX, NAME_CHARS_MAX);
+    assert_eq!(sdk::ATTEMPTS_MAX, ATTEMPTS_MAX);
+    assert_eq!(sdk::MULTIPLIER_MAX, MULTIPLIER_MAX);
+    let initial = Duration::from_millis(sdk::INITIAL_BACKOFF_MS);
+    assert_eq!(initial, RetryPolicy::default().initial);
+    assert_eq!(sdk::WAIT_MS_MAX, WAIT_MS_MAX);
+    assert_eq!(sdk::LEASE_MS_MAX, LEASE_MS_MAX);
+    assert_eq!(sdk::GRACE_MS_MAX, GRACE_MS_MAX);
+    assert_eq!(u64::from(sdk::CONCURRENCY_MAX), CONCURRENCY_MAX);
+    assert_eq!(sdk::CRON_CHARS_MAX, cron::CHARS_MAX);
+    assert_eq!(sdk::GATES_MAX, gates::GATES_MAX);
+    assert_eq!(u64::from(sdk::GATE_MOST_MAX), gates::MOST_MAX);
+    assert_eq!(u64::from(sdk::GATE_STARTS_MAX), gates::STARTS_MAX);
+    assert_eq!(u64::from(sdk::GATE_BATCH_MAX), gates::BATCH_MAX);
+    assert_eq!(sdk::GATE_PERIOD_MS_MAX, gates::PERIOD_MS_MAX);
+    assert_eq!(sdk::STATEMENTS_MAX, statements::STATEMENTS_MAX);
+    assert_eq!(sdk::STATEMENT_NAME_CHARS_MAX, statements::NAME_CHARS_MAX);
+    assert_eq!(sdk::STATEMENT_BYTES_MAX, statements::SQL_BYTES_MAX);
+    assert_eq!(sdk::CAPABILITIES_MAX, CAPABILITIES_MAX);
+    assert_eq!(sdk::CAPABILITY_BYTES_MAX, capability::DETAIL_BYTES_MAX);
 }

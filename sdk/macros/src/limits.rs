@@ -1,0 +1,37 @@
+//! The host's limits on what a module declares: it refuses the whole module if one value exceeds them. A test of the host
+//! (`host/src/sandbox/module/manifest/tests.rs`) compares these numbers with its own.
+
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// The longest name of a handler.
+pub(crate) const NAME_CHARS_MAX: usize = 128;
+
+pub(crate) const ATTEMPTS_MAX: u32 = 1_000;
+pub(crate) const MULTIPLIER_MAX: f64 = 1_000.0;
+/// The wait after the first failed attempt of a handler that does not declare it.
+pub(crate) const INITIAL_BACKOFF_MS: u64 = 10_000;
+/// The maximum of backoffs and of the run timeout.
+pub(crate) const WAIT_MS_MAX: u64 = 365 * DAY_MS;
+pub(crate) const LEASE_MS_MAX: u64 = DAY_MS;
+pub(crate) const GRACE_MS_MAX: u64 = 10 * 60 * 1000;
+pub(crate) const CONCURRENCY_MAX: u32 = 1_000_000;
+
+/// The longest cron expression.
+pub(crate) const CRON_CHARS_MAX: usize = 200;
+
+pub(crate) const GATES_MAX: usize = 8;
+/// The maximum of running jobs, of starts in a period, and of a burst.
+pub(crate) const GATE_MOST_MAX: u32 = 1_000_000;
+/// The maximum of starts in a period without a burst.
+pub(crate) const GATE_STARTS_MAX: u32 = 1_000;
+/// The maximum of jobs of a batch.
+pub(crate) const GATE_BATCH_MAX: u32 = 1_000;
+pub(crate) const GATE_PERIOD_MS_MAX: u64 = 30 * DAY_MS;
+
+pub(crate) const STATEMENTS_MAX: usize = 64;
+pub(crate) const STATEMENT_NAME_CHARS_MAX: usize = 63;
+pub(crate) const STATEMENT_BYTES_MAX: usize = 16 << 10;
+
+pub(crate) const CAPABILITIES_MAX: usize = 64;
+/// The longest part of a capability after the colon.
+pub(crate) const CAPABILITY_BYTES_MAX: usize = 256;

@@ -1,0 +1,55 @@
+//! When a handler is to run: a cron expression and its time zone.
+
+use croner::parser::{CronParser, Seconds, Year};
+use syn::Expr;
+
+use super::text;
+use crate::limits::CRON_CHARS_MAX;
+
+/// A cron expression that the host can parse.
+pub(super) fn cron(value: &Expr) -> syn::Result<String> {
+    let literal = text(value)?;
+    let cron = literal.value();
+    check_cron(&cron).map_err(|why| syn::Error::new(literal.span(), why))?;
+    Ok(cron)
+}
+
+/// The rules of `DueTimes::parse` in the host, with the same parser.
+fn check_cron(cron: &str) -> Result<(), String> {
+    let fields: Vec<&str> = cron.split_ascii_whitespace().collect();
+    if !(5..=6).contains(&fields.len()) {
+        return Err(
+            "expected five fields (minute, hour, day of the month, month, day of the week), or six with seconds first, \
+             for instance \"0 3 * * *\""
+                .to_owned(),
+        );
+    }
+    let is_known = |c: char| c.is_ascii_alphanumeric() || "*/,?#- \t".contains(c);
+    if cron.len() > CRON_CHARS_MAX || !cron.chars().all(is_known) {
+        return Err(format!(
+            "a cron expression has at most {CRON_CHARS_MAX} letters, digits and * / , ? # -"
+        ));
+    }
+    let parser = CronParser::builder()
+        .seconds(Seconds::Optional)
+        .year(Year::Disallowed)
+        .build();
+    let parsed = parser.parse(&fields.join(" "));
+    parsed
+        .map(drop)
+        .map_err(|why| format!("the cron expression is wrong: {why}"))
+}
+
+/// A name that a time zone can have. The list of those that exist is in the host: it is large, and changes.
+pub(super) fn time_zone(value: &Expr) -> syn::Result<String> {
+    let literal = text(value)?;
+    let name = literal.value();
+    let is_known = |c: char| c.is_ascii_alphanumeric() || "/_+-".contains(c);
+    if name.is_empty() || !name.chars().all(is_known) {
+        let why = format!(
+            "`{name}` is not the name of a time zone: write one such as \"Europe/Berlin\" or \"UTC\""
+        );
+        return Err(syn::Error::new(literal.span(), why));
+    }
+    Ok(name)
+}
