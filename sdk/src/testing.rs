@@ -47,6 +47,8 @@ pub struct ProgressReport {
 
 /// Replaces [`Ctx`] in native tests: records logs and progress, and fires aborts.
 ///
+/// It refuses names and keys as the host does. It knows neither grants nor quotas, nor the limits of an attempt.
+///
 /// ```
 /// use rouse_sdk::{Ctx, TestCtx};
 ///
@@ -280,6 +282,27 @@ impl Default for Settings {
     }
 }
 
+/// The longest name of a step or a signal, and the longest key of the state, as on the host.
+const NAME_CHARS_MAX: usize = 200;
+
+/// Refuses a name with the error of the host.
+fn check_name(what: &str, name: &str, kind: &'static str) -> Result<(), Error> {
+    let chars = name.chars().count();
+    if (1..=NAME_CHARS_MAX).contains(&chars) && !name.chars().any(char::is_control) {
+        return Ok(());
+    }
+    let why = format_args!("{what} must have 1 to {NAME_CHARS_MAX} printable characters");
+    Err(Error::permanent(why).kind(kind))
+}
+
+fn check_step(name: &str, kind: &'static str) -> Result<(), Error> {
+    check_name("the name of a step", name, kind)
+}
+
+fn check_key(key: &str) -> Result<(), Error> {
+    check_name("a key", key, "state-refused")
+}
+
 impl Recorder {
     fn unless_aborted(&self) -> Result<(), Error> {
         match self.abort.fired() {
@@ -314,6 +337,7 @@ impl Host for Recorder {
 
     fn start_step(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         self.unless_aborted()?;
+        check_step(name, "step-refused")?;
         Ok(self.recorded.borrow().get(name).cloned())
     }
 
@@ -334,11 +358,15 @@ impl Host for Recorder {
 
     fn state_get(&self, key: &str) -> Result<Option<(Vec<u8>, i64)>, Error> {
         self.unless_aborted()?;
+        check_key(key)?;
         Ok(self.state.entries.borrow().get(key).cloned())
     }
 
     fn state_keys(&self, prefix: &str, after: Option<&str>) -> Result<Vec<String>, Error> {
         self.unless_aborted()?;
+        if !prefix.is_empty() {
+            check_key(prefix)?;
+        }
         let entries = self.state.entries.borrow();
         let keys = entries.keys().filter(|key| {
             key.starts_with(prefix) && after.is_none_or(|after| key.as_str() > after)
@@ -348,6 +376,7 @@ impl Host for Recorder {
 
     fn state_set(&self, key: &str, value: Vec<u8>) -> Result<(), Error> {
         self.unless_aborted()?;
+        check_key(key)?;
         self.state.set(key, value);
         Ok(())
     }
@@ -359,6 +388,7 @@ impl Host for Recorder {
         value: Vec<u8>,
     ) -> Result<bool, Error> {
         self.unless_aborted()?;
+        check_key(key)?;
         // Versions are above 0, which means no value.
         let is_there = self.state.version_of(key).unwrap_or(0) == version.unwrap_or(0);
         if is_there {
@@ -369,6 +399,7 @@ impl Host for Recorder {
 
     fn state_delete(&self, key: &str) -> Result<bool, Error> {
         self.unless_aborted()?;
+        check_key(key)?;
         Ok(self.state.entries.borrow_mut().remove(key).is_some())
     }
 

@@ -370,6 +370,47 @@ fn names_of_waits_are_checked() {
 }
 
 #[test]
+fn names_that_the_host_refuses_are_refused() {
+    let ctx = TestCtx::new();
+    let refused = |result: Result<()>, kind: &str, what: &str| {
+        let error = result.unwrap_err();
+        assert_eq!((&*error.kind, error.permanent), (kind, true));
+        let why = format!("the name of a {what} must have 1 to 200 printable characters");
+        assert_eq!(error.message, why);
+    };
+    for name in ["", "a\nb", &"ä".repeat(201)] {
+        refused(ctx.step(name, || Ok(())), "step-refused", "step");
+        let done = ctx.step_with(name, |_| Ok(()));
+        refused(done, "step-refused", "step");
+    }
+    for name in ["a\u{7f}", &"ä".repeat(200)] {
+        refused(ctx.sleep(name, DAY), "wait-refused", "step");
+        let time = SystemTime::now() + DAY;
+        refused(ctx.sleep_until(name, time), "wait-refused", "step");
+        refused(
+            ctx.call(Job::new(name, &())).map(drop),
+            "job-refused",
+            "step",
+        );
+    }
+    for (name, what) in [
+        ("a\u{7f}", "signal"),
+        (&*"ä".repeat(201), "signal"),
+        (&*"ä".repeat(194), "step"),
+    ] {
+        let signal = ctx.wait_signal::<()>(name, DAY).map(drop);
+        refused(signal, "wait-refused", what);
+    }
+    // The number of a second step or wait counts.
+    let longest = "ä".repeat(200);
+    ctx.step(&longest, || Ok(())).unwrap();
+    refused(ctx.step(&longest, || Ok(())), "step-refused", "step");
+    let longest = "ä".repeat(194);
+    ctx.sleep(&longest, DAY).unwrap();
+    refused(ctx.sleep(&longest, DAY), "wait-refused", "step");
+}
+
+#[test]
 fn after_the_abort_nothing_is_enqueued_and_nothing_waits() {
     let ctx = TestCtx::new();
     ctx.fire_abort(AbortReason::Cancelled);

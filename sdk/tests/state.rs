@@ -48,6 +48,34 @@ fn a_value_that_no_longer_matches_is_reported_with_its_key() {
 }
 
 #[test]
+fn keys_that_the_host_refuses_are_refused() {
+    let ctx = TestCtx::new();
+    let state = ctx.state();
+    let long = "ä".repeat(201);
+    for key in ["", "a\nb", &long] {
+        let errors = [
+            state.get::<u32>(key).unwrap_err(),
+            state.set(key, &1).unwrap_err(),
+            state
+                .update(key, |n: Option<u32>| Ok(n.unwrap_or(0)))
+                .unwrap_err(),
+            state.delete(key).unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!((&*error.kind, error.permanent), ("state-refused", true));
+            assert_eq!(
+                error.message,
+                "a key must have 1 to 200 printable characters"
+            );
+        }
+    }
+    assert_eq!(state.keys(&long).unwrap_err().kind, "state-refused");
+    let longest = "ä".repeat(200);
+    state.set(&longest, &1).unwrap();
+    assert_eq!(state.keys("").unwrap(), [longest]);
+}
+
+#[test]
 fn after_the_abort_nothing_is_read_or_stored() {
     let ctx = TestCtx::new();
     ctx.fire_abort(AbortReason::Cancelled);

@@ -123,8 +123,8 @@ impl Ctx {
     ///   variables are lost. Everything before the wait runs again, so effects belong in a [`step`](Self::step).
     /// - Each attempt has to go through its waits in the same order, as with steps.
     /// - A wait is a step: `sleep:a day`, `signal:approved`, `call:photo.resize`; the second one of that name in an
-    ///   attempt has another number, as in `sleep:a day#2`. A name has 1 to 190 characters without `#`. Waits count
-    ///   towards the limits of a job's steps.
+    ///   attempt has another number, as in `sleep:a day#2`. A name has 1 to 190 printable characters without `#`. Waits
+    ///   count towards the limits of a job's steps.
     /// - They cannot be within the work of a step (kind `in-step`, permanent).
     /// - They block, also in an `async fn`: [`race`](crate::race) cannot end them. For a short wait beside other
     ///   futures there is [`rouse_sdk::sleep`](crate::sleep).

@@ -34,10 +34,10 @@ impl Ctx {
     /// assert_eq!(second.steps_done(), ["ship"]);
     /// ```
     ///
-    /// The name has 1 to 200 characters without `#`. The second step of the same name within an attempt is a different
-    /// step (unless the first has failed or was dropped: then it is the same one). So a step may be in a loop, as long
-    /// as each attempt goes through the loop in the same order. A job has up to 1,000 steps, each with a result of at
-    /// most 256 KiB, 8 MiB in total.
+    /// The name has 1 to 200 printable characters without `#`. The second step of the same name within an attempt is a
+    /// different step (unless the first has failed or was dropped: then it is the same one). So a step may be in a loop,
+    /// as long as each attempt goes through the loop in the same order. A job has up to 1,000 steps, each with a result
+    /// of at most 256 KiB, 8 MiB in total.
     ///
     /// The work cannot wait with [`sleep`](Self::sleep), [`call`](Self::call) and so on, nor enqueue jobs, nor have
     /// steps of its own (kind `in-step`): a later attempt skips it, and would lose them.

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use super::{Recorder, TestCtx};
+use super::{Recorder, TestCtx, check_name, check_step};
 use crate::host::Flow;
 use crate::job::NewJob;
 use crate::{End, Error, Parent, Result};
@@ -406,6 +406,7 @@ impl Flow for Recorder {
 
     fn sleep(&self, step: &str, duration_ms: u64) -> Result<()> {
         self.unless_aborted()?;
+        check_step(step, "wait-refused")?;
         let duration = Duration::from_millis(duration_ms);
         let wait = Wait::Sleep {
             name: named(step),
@@ -416,6 +417,7 @@ impl Flow for Recorder {
 
     fn sleep_until(&self, step: &str, unix_ms: i64) -> Result<()> {
         self.unless_aborted()?;
+        check_step(step, "wait-refused")?;
         let since = Duration::from_millis(u64::try_from(unix_ms).unwrap_or_default());
         let time = SystemTime::UNIX_EPOCH + since;
         let is_short = time < SystemTime::now() + SUSPENDS_FROM;
@@ -428,6 +430,8 @@ impl Flow for Recorder {
 
     fn signal(&self, step: &str, name: &str, timeout_ms: Option<u64>) -> Result<Option<Vec<u8>>> {
         self.unless_aborted()?;
+        check_name("the name of a signal", name, "wait-refused")?;
+        check_step(step, "wait-refused")?;
         let over = self.flow.kept.borrow().over.get(step).cloned();
         if let Some(Over::Signal(payload)) = over {
             return Ok(payload);
@@ -453,6 +457,9 @@ impl Flow for Recorder {
 
     fn call(&self, calls: Vec<(String, NewJob)>) -> Result<Vec<Result<Vec<u8>, Vec<u8>>>> {
         self.unless_aborted()?;
+        for (step, _) in &calls {
+            check_step(step, "job-refused")?;
+        }
         let (steps, jobs): (Vec<String>, Vec<EnqueuedJob>) = calls
             .iter()
             .filter(|(step, _)| !self.flow.kept.borrow().over.contains_key(step))
