@@ -357,6 +357,30 @@ async fn a_guest_that_asks_for_too_much_or_for_nonsense_is_refused() {
 }
 
 #[tokio::test]
+async fn an_option_that_postgres_refuses_fails_the_job_after_its_attempt_and_enqueues_nothing() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let _worker = start(&db).await;
+    let job = |options: &str| json!({"enqueue": {"handler": "flow.square", "payload": "{\"n\": 1}", "options": options}});
+    for (options, why) in [
+        ("{\"lease\": \"1 second\"}", "between 2 seconds"),
+        ("{\"max_attempts\": 1001}", "between 1 and 1000"),
+        ("{\"queue\": \"no queue\"}", "not a queue name"),
+        (
+            "{\"tags\": [\"no tag\"]}",
+            "must be a list of at most 16 tags",
+        ),
+        ("{\"after\": {\"\": -1}}", "of after must be a job id"),
+    ] {
+        let calls = json!([job("{}"), job(options)]);
+        let (id, _, error) = run(&client, "flow.raw", calls).await;
+        assert_eq!(error["kind"], "invalid_result", "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+        assert_eq!(count(&client, &format!("parent = {id}")).await, 0);
+    }
+}
+
+#[tokio::test]
 async fn a_tree_of_jobs_stops_at_its_limit() {
     let db = TestDb::new().await;
     let client = db.client().await;
