@@ -315,7 +315,7 @@ fn a_schedule_has_five_or_six_fields_and_its_time_zone_needs_one() {
 }
 
 #[test]
-fn a_schedule_is_one_that_the_host_can_parse() {
+fn a_schedule_has_the_characters_of_a_cron_expression() {
     for cron in [
         "*/20 59 23 31 12 *",
         "0\t9 * * MON-FRI",
@@ -327,9 +327,7 @@ fn a_schedule_is_one_that_the_host_can_parse() {
     }
     let long = format!("0 0 {}1 * *", "1,".repeat(100));
     for (cron, part) in [
-        ("0 25 * * *", "the cron expression is wrong: "),
-        ("60 * * * *", "the cron expression is wrong: "),
-        ("0 3 * * FOO", "the cron expression is wrong: "),
+        ("0 3 * *", "expected five fields"),
         ("0 3 * * + ", "at most 200 letters, digits and * / , ? # -"),
         (&*long, "at most 200 letters"),
     ] {
