@@ -539,7 +539,7 @@ CREATE TABLE rouse.payload (
     -- The day of its partition: payload_at of the job, or later if the job was still live when that partition was dropped.
     kept_at timestamptz NOT NULL
 ) PARTITION BY RANGE (kept_at);
--- A job that gates have merged with newer ones has several rows; its payload is the first from payload_at on.
+-- A job that gates have merged with newer ones has several rows; its payload is the one at payload_at, or the last copy of it.
 CREATE INDEX payload_job ON rouse.payload (job, kept_at);
 -- Compressed, and in the same page as the other columns if it fits: no second lookup.
 ALTER TABLE rouse.payload ALTER COLUMN payload SET STORAGE MAIN;

@@ -243,9 +243,9 @@ BEGIN
     PERFORM rouse._known(p_worker, p_key);
     RETURN QUERY
     SELECT j.id, j.lane, j.turn, j.attempt, j.uncounted, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
-           -- Usually in the partition of its day. A large payload is only read when it is sent.
+           -- As rouse._payload: usually in the partition of its day. A large payload is only read when it is sent.
            coalesce(j.payload::text, stored.payload,
-                    (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at > j.payload_at ORDER BY p.kept_at LIMIT 1), ''),
+                    (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at > j.payload_at ORDER BY p.kept_at DESC LIMIT 1), ''),
            j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms, j.trace
     FROM unnest(p_ids) AS asked(id)
     JOIN rouse.job AS j ON j.id = ANY (ARRAY[asked.id])

@@ -232,14 +232,15 @@ BEGIN
                     -- As rouse._payload: one row for each job, without those that a gate has replaced.
                     EXECUTE format(
                         'INSERT INTO rouse.payload SELECT p.job, p.payload, clock_timestamp() FROM ('
-                        '    SELECT j.id, j.payload_at FROM rouse.job AS j WHERE j.payload_at < $1'
+                        '    SELECT j.id, j.payload_at FROM rouse.job AS j WHERE j.payload_at < $2'
                         '    UNION ALL'
-                        '    SELECT f.id, f.payload_at FROM rouse.finished AS f WHERE f.payload_at < $1'
+                        '    SELECT f.id, f.payload_at FROM rouse.finished AS f WHERE f.payload_at < $2'
                         '      AND (f.keep_days > 0 OR f.finished_at - f.payload_at > interval ''24 hours'')) AS kept '
-                        'JOIN rouse.%1$I AS p ON p.job = kept.id AND p.kept_at >= kept.payload_at '
-                        'WHERE NOT EXISTS (SELECT FROM rouse.%1$I AS earlier WHERE earlier.job = p.job AND earlier.kept_at >= kept.payload_at '
-                        '                  AND earlier.kept_at < p.kept_at)', part)
-                    USING (SELECT p.end_day::timestamp AT TIME ZONE 'UTC' FROM rouse._partitions() AS p WHERE p.name = part);
+                        'JOIN rouse.%I AS p ON p.job = kept.id AND p.kept_at >= kept.payload_at '
+                        'WHERE p.kept_at = kept.payload_at OR kept.payload_at < $1 AND NOT EXISTS ('
+                        '    SELECT FROM rouse.payload AS later WHERE later.job = p.job AND later.kept_at > p.kept_at)', part)
+                    USING (SELECT p.first_day::timestamp AT TIME ZONE 'UTC' FROM rouse._partitions() AS p WHERE p.name = part),
+                          (SELECT p.end_day::timestamp AT TIME ZONE 'UTC' FROM rouse._partitions() AS p WHERE p.name = part);
                 END IF;
             END LOOP;
             FOREACH part IN ARRAY copied LOOP

@@ -14,14 +14,17 @@ BEGIN
 END
 $$;
 
--- The payload of a job, from the columns of its row. Null if its partition is gone. Served by payload_job, in the partition of its day and
--- those of later days. The first row from payload_at on: others are payloads that a gate has replaced.
+-- The payload of a job, from the columns of its row. Null if it was removed. Served by payload_job, in the partition of its day, or in those of
+-- later days. The row at payload_at; if its partition was dropped, the last one after it, which is its copy. Others are payloads that a gate has
+-- replaced, and may also be later: a newcomer that has waited for the gate has an earlier time than those that passed it meanwhile.
 CREATE OR REPLACE FUNCTION rouse._payload(p_job bigint, p_payload jsonb, p_payload_at timestamptz) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
     IF p_payload_at IS NULL THEN
         RETURN p_payload;
     END IF;
-    RETURN (SELECT p.payload::jsonb FROM rouse.payload AS p WHERE p.job = p_job AND p.kept_at >= p_payload_at ORDER BY p.kept_at LIMIT 1);
+    RETURN coalesce(
+        (SELECT p.payload::jsonb FROM rouse.payload AS p WHERE p.job = p_job AND p.kept_at = p_payload_at LIMIT 1),
+        (SELECT p.payload::jsonb FROM rouse.payload AS p WHERE p.job = p_job AND p.kept_at > p_payload_at ORDER BY p.kept_at DESC LIMIT 1));
 END
 $$;

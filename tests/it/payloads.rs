@@ -245,6 +245,52 @@ async fn a_merged_job_keeps_its_last_payload_when_the_partition_is_dropped() {
     assert_eq!(claim(&store, 1).await[0].payload.0, "{\"n\": 2}");
 }
 
+/// The last enqueue that passed the gate had begun before midnight, and the one before it after midnight: the payload that
+/// was replaced is in the later partition.
+#[tokio::test]
+async fn a_payload_that_was_replaced_after_midnight_is_not_read_when_the_day_before_is_dropped() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let id = query_number(&client, "SELECT rouse.enqueue('x')").await;
+    client
+        .batch_execute(&format!(
+            "SET ROLE rouse_owner;
+             CREATE TABLE rouse.payload_20200101 PARTITION OF rouse.payload FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
+             INSERT INTO rouse.payload VALUES ({id}, '{{\"n\": 2}}', '2020-01-01 23:59'), ({id}, '{{\"n\": 1}}', now());
+             UPDATE rouse.job SET payload = NULL, payload_at = '2020-01-01 23:59';
+             RESET ROLE"
+        ))
+        .await
+        .unwrap();
+    assert_eq!(payload_number(&client, id).await, Some(2));
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(payload_number(&client, id).await, Some(2));
+    assert_eq!(claim(&store, 1).await[0].payload.0, "{\"n\": 2}");
+}
+
+/// The partition of its day is gone, and that of the copy has a payload that was replaced, too.
+#[tokio::test]
+async fn a_copy_of_a_payload_is_copied_again_and_a_replaced_one_is_not() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let id = query_number(&client, "SELECT rouse.enqueue('x')").await;
+    client
+        .batch_execute(&format!(
+            "SET ROLE rouse_owner;
+             CREATE TABLE rouse.payload_20200102 PARTITION OF rouse.payload FOR VALUES FROM ('2020-01-02') TO ('2020-01-03');
+             INSERT INTO rouse.payload VALUES ({id}, '{{\"n\": 1}}', '2020-01-02 00:01'), ({id}, '{{\"n\": 2}}', '2020-01-02 12:00');
+             UPDATE rouse.job SET payload = NULL, payload_at = '2020-01-01 23:59';
+             RESET ROLE"
+        ))
+        .await
+        .unwrap();
+    assert_eq!(payload_number(&client, id).await, Some(2));
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(payload_number(&client, id).await, Some(2));
+    let rows = "SELECT count(*) FROM rouse.payload";
+    assert_eq!(query_number(&client, rows).await, 1);
+}
+
 #[tokio::test]
 async fn a_job_with_a_removed_payload_fails_without_affecting_its_claim() {
     let db = TestDb::new().await;
