@@ -116,8 +116,9 @@ $$;
 -- wait for it, unless `cascade` is true: then these are cancelled before, whatever their on_failure is, up to 1,000 in each call. True: the
 -- chain is deleted. False: more jobs wait for it, and the next call goes on. Each call is a transaction of its own, so that many jobs hold up
 -- nothing else. Jobs that another transaction has locked are left to the next call; if there are only such jobs, it is an error. Jobs that
--- wait for the cancelled ones follow their own on_failure. Between two calls, a worker may start the job of the chain if it is ready: then the
--- next call is refused. Served by dependency_chain.
+-- wait for the cancelled ones follow their own on_failure. Between two calls, the chain is live as before: the next call also cancels jobs that
+-- were enqueued after it meanwhile, and retries of the cancelled ones. A worker may start its job if it is ready: then the next call is
+-- refused, and the jobs that still wait go on with the end of the chain. Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse.delete_chain(id bigint, cascade boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$

@@ -7,7 +7,7 @@ use tokio_postgres::{Client, IsolationLevel, Transaction};
 
 use super::{enqueue_after, failed, ok, settle_ready, waits_for};
 use crate::support::TestDb;
-use crate::support::claims::{adopt, claim, orders, rand, settlement};
+use crate::support::claims::{adopt, claim, claim_one, orders, rand, settlement};
 use crate::support::worker::{cancel, enqueue, show, until_true};
 
 const SOMEBODY_WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
@@ -357,4 +357,91 @@ async fn deleting_a_chain_waits_for_its_retry_and_deletes_that() {
     assert!(deleted.await.unwrap());
     assert_eq!(show(&client, again).await.state, "cancelled");
     assert_eq!(show(&client, child).await.state, "cancelled");
+}
+
+/// A chain for which 1,500 jobs wait, and of which the first call of a deletion has cancelled 1,000.
+async fn half_deleted(client: &Client) -> i64 {
+    let parent = enqueue(client, "x", json!(1)).await;
+    let many = "SELECT rouse.enqueue('x', after => jsonb_build_array($1::bigint)) FROM generate_series(1, 1500)";
+    client.execute(many, &[&parent]).await.unwrap();
+    assert!(!delete_cascading(client, parent).await.unwrap());
+    assert_eq!(live_jobs(client).await, 501);
+    parent
+}
+
+async fn delete_cascading(client: &Client, id: i64) -> Result<bool, tokio_postgres::Error> {
+    let delete = "SELECT rouse.delete_chain($1, cascade => true)";
+    Ok(client.query_one(delete, &[&id]).await?.get(0))
+}
+
+async fn live_jobs(client: &Client) -> i64 {
+    let live = "SELECT count(*) FROM rouse.job";
+    client.query_one(live, &[]).await.unwrap().get(0)
+}
+
+#[tokio::test]
+async fn between_two_calls_that_delete_a_chain_it_is_live_and_the_next_deletes_what_was_added() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let parent = half_deleted(&client).await;
+    let chain = "SELECT job, state::text, rouse.chain_result(job) IS NULL FROM rouse.chain($1)";
+    let row = client.query_one(chain, &[&parent]).await.unwrap();
+    let shown: (i64, String, bool) = (row.get(0), row.get(1), row.get(2));
+    assert_eq!(shown, (parent, "queued".into(), true));
+    let late = enqueue_after(&client, "x", json!([parent])).await;
+    let cancelled = "SELECT min(id) FROM rouse.finished WHERE state = 'cancelled'";
+    let cancelled: i64 = client.query_one(cancelled, &[]).await.unwrap().get(0);
+    let again = retry(&client, cancelled).await;
+    for id in [late, again] {
+        assert_eq!(waits_for(&client, id).await, Some(vec![parent]));
+    }
+    assert!(delete_cascading(&client, parent).await.unwrap());
+    assert_eq!(live_jobs(&client).await, 0);
+    for id in [late, again, parent] {
+        assert_eq!(show(&client, id).await.state, "cancelled");
+    }
+    // It has ended like any chain that was cancelled.
+    let sql = "SELECT rouse.retry($1)";
+    let error = client.query_one(sql, &[&cancelled]).await.unwrap_err();
+    assert_eq!(
+        error.as_db_error().unwrap().message(),
+        format!(
+            "rouse: job {cancelled} cannot be retried: it waits for job {parent}, which has failed"
+        )
+    );
+    let next = enqueue_after(&client, "x", json!([parent])).await;
+    assert_eq!(show(&client, next).await.state, "cancelled");
+    let after = json!({"p": {"job": parent, "on_failure": "run"}});
+    let next = enqueue_after(&client, "x", after).await;
+    assert_eq!(waits_for(&client, next).await, None);
+}
+
+#[tokio::test]
+async fn a_chain_that_starts_between_two_calls_that_delete_it_goes_on_with_the_jobs_that_still_wait()
+ {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let parent = half_deleted(&client).await;
+    let running = claim_one(&store).await;
+    assert_eq!(running.id.0, parent);
+    let refused = async || {
+        let error = delete_cascading(&client, parent).await.unwrap_err();
+        error.as_db_error().unwrap().message().to_owned()
+    };
+    assert_eq!(
+        refused().await,
+        format!("rouse: job {parent} cannot be deleted: it is running")
+    );
+    assert_eq!(
+        live_jobs(&client).await,
+        501,
+        "the refused call changed nothing"
+    );
+    let batch = [settlement(&running, ok())];
+    store.settle(&batch, Locked::Wait).await.unwrap();
+    assert_eq!(claim(&store, 10_000).await.len(), 500);
+    assert_eq!(
+        refused().await,
+        format!("rouse: job {parent} cannot be deleted: it has already ended as succeeded")
+    );
 }
