@@ -121,16 +121,16 @@ pub use steps::NotMine;
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
 /// The functions in which a claim waits for locks, and what they wait for.
-const CLAIM_LOCKS: [(&str, &str); 3] = [
-    ("rouse._in_own_shards", CHANGED_SHARDS),
-    ("rouse._within_gates", CHANGED_GATE),
-    ("rouse._charge_keys", CHANGED_GATE),
+const CLAIM_LOCKS: [(&str, &str); 2] = [
+    (
+        "rouse._in_own_shards",
+        "a transaction that has changed the shards of a queue and is still open",
+    ),
+    (
+        "rouse._charge_keys",
+        "a transaction that has changed rouse.gate_key and is still open",
+    ),
 ];
-
-const CHANGED_SHARDS: &str =
-    "a transaction that has changed the shards of a queue and is still open";
-
-const CHANGED_GATE: &str = "a transaction that has changed a gate and is still open";
 
 /// The longest error text that is kept. An error message of Postgres is a sentence or two, and may quote a row.
 const ERROR_BYTES_MAX: usize = 4 << 10;
