@@ -120,8 +120,8 @@ pub use steps::NotMine;
 /// long is dead.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
-/// The functions in which a claim waits for locks, and what they wait for.
-const CLAIM_LOCKS: [(&str, &str); 2] = [
+/// The functions in which calls of workers wait some seconds for locks, and what they wait for.
+const AWAITED: [(&str, &str); 8] = [
     (
         "rouse._in_own_shards",
         "a transaction that has changed the shards of a queue and is still open",
@@ -130,7 +130,17 @@ const CLAIM_LOCKS: [(&str, &str); 2] = [
         "rouse._charge_keys",
         "a transaction that has changed rouse.gate_key and is still open",
     ),
+    ("rouse.register", CHANGED_WORKER),
+    ("rouse.heartbeat", CHANGED_WORKER),
+    ("rouse.outlived", CHANGED_WORKER),
+    ("rouse.unregister", CHANGED_WORKER),
+    ("rouse.declare_fair_share", CHANGED_QUEUE),
+    ("rouse.declare_gates", CHANGED_QUEUE),
 ];
+
+const CHANGED_WORKER: &str = "a transaction that has changed a worker and is still open";
+
+const CHANGED_QUEUE: &str = "a transaction that has changed a queue or a gate and is still open";
 
 /// The longest error text that is kept. An error message of Postgres is a sentence or two, and may quote a row.
 const ERROR_BYTES_MAX: usize = 4 << 10;
@@ -234,18 +244,12 @@ impl StoreError {
         self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
     }
 
-    /// What a claim has waited for in vain, for people. `None` if it has failed for another reason.
+    /// What a call of a worker has waited for in vain, for people. `None` if it has failed for another reason.
     pub fn waits_for(&self) -> Option<&'static str> {
         let Self::Refused(error) = self else {
             return None;
         };
-        let db = error.as_db_error().filter(|_| self.is_locked())?;
-        // The functions that were running.
-        let within = db.where_().unwrap_or_default();
-        CLAIM_LOCKS
-            .iter()
-            .find(|(function, _)| within.contains(function))
-            .map(|(_, what)| *what)
+        waited_for(error)
     }
 
     /// True if Postgres cannot store the data it was given: the same call would fail again.
@@ -535,6 +539,20 @@ fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
+/// What a call of a worker has waited for until its lock timeout.
+fn waited_for(error: &tokio_postgres::Error) -> Option<&'static str> {
+    let db = error.as_db_error()?;
+    if *db.code() != SqlState::LOCK_NOT_AVAILABLE {
+        return None;
+    }
+    // The functions that were running.
+    let within = db.where_().unwrap_or_default();
+    let awaited = AWAITED
+        .iter()
+        .find(|(function, _)| within.contains(function));
+    awaited.map(|(_, what)| *what)
+}
+
 /// The message of Postgres with detail and hint: `tokio_postgres::Error` alone prints "db error".
 fn describe(error: &tokio_postgres::Error) -> String {
     let is_about_rights = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
@@ -542,7 +560,9 @@ fn describe(error: &tokio_postgres::Error) -> String {
         "The login needs a role: GRANT rouse_worker to serve, rouse_enqueuer to enqueue, rouse_producer also to cancel and to read \
          single jobs, rouse_observer to read everything, rouse_operator also for admin actions",
     );
-    describe_with(error, roles)
+    let lock = waited_for(error)
+        .map(|what| format!("It has waited for {what}: commit it, or end its session"));
+    describe_with(error, roles.or(lock.as_deref()))
 }
 
 /// The same about a statement of a handler.

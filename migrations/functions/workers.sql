@@ -218,7 +218,7 @@ $$;
 --
 -- Two hosts that share an id and a key would take it from each other for as long as their supervisors restart them, and each takeover costs
 -- every running job an attempt. So the replaced host reports that it was still alive (rouse.outlived). After that, the id stays with its
--- holder for 10 minutes, as long as it sends heartbeats. Served by worker_replaced.
+-- holder for 10 minutes, as long as it sends heartbeats. Waits for locks as a heartbeat does. Served by worker_replaced.
 --
 --   key           32 bytes, random for each incarnation or pinned by the operator
 --   capabilities  {"handler": {"version": …, "grants": […]}, …}
@@ -230,7 +230,7 @@ CREATE OR REPLACE FUNCTION rouse.register(
     p_worker_id text, p_key bytea, p_hostname text, p_platform text, p_version text,
     p_capabilities jsonb, p_slots integer, p_queues text[], p_tags text[], p_stats jsonb DEFAULT NULL,
     OUT incarnation bigint, OUT heartbeat_ms bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 #variable_conflict use_column
 DECLARE
     at         timestamptz := clock_timestamp();
@@ -287,16 +287,21 @@ END
 $$;
 
 -- Reports that a host is still alive although this incarnation of its worker is over: it was declared dead, or replaced by another host.
--- The attempts that it lost by that do not count as crashes (rouse._crashes). Has no effect on a live incarnation.
+-- The attempts that it lost by that do not count as crashes (rouse._crashes). Has no effect on a live incarnation. Waits for locks as a
+-- heartbeat does.
 CREATE OR REPLACE FUNCTION rouse.outlived(p_worker bigint, p_key bytea) RETURNS void
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- In PL/pgSQL: the error of a lock then names the function with its schema (StoreError::waits_for in host/src/store.rs).
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+BEGIN
     UPDATE rouse.worker AS w SET outlived_at = clock_timestamp()
-    WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.login = session_user AND (w.dead_at IS NOT NULL OR w.stopped_at IS NOT NULL)
+    WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.login = session_user AND (w.dead_at IS NOT NULL OR w.stopped_at IS NOT NULL);
+END
 $$;
 
 -- Reports that the worker is alive, the handlers that it can run (null: unchanged), its statistics, and whether it is draining; and expires
 -- workers without a heartbeat for 90 s. Returns how many those were, and the worker's own timeout flag: its number of attempts. Waits 5 s for
--- a lock, as rouse._within_gates does: rouse.clear_timeouts locks the row of the worker.
+-- a lock, a third of the time that a host waits for an answer (ANSWER_WITHIN in host/src/store.rs): rouse.clear_timeouts locks the row of the
+-- worker. A call that waited longer would still wait when the host tries again, and each try would add a session.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
     p_worker bigint, p_key bytea, p_capabilities jsonb, p_stats jsonb, p_draining boolean, OUT expired integer, OUT timeouts bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use rouse::job::FairPolicy;
+use rouse::store::{NewFairShare, WorkerKey};
 use rouse::worker::{Intervals, Settings};
 use serde_json::json;
 
 use crate::sandbox_guest::{echo, guest};
 use crate::support::TestDb;
+use crate::support::database::registration;
 use crate::support::worker::{
     TestWorker, catalog_of, ended, enqueue, lease, until, until_true, watched,
 };
@@ -148,4 +151,60 @@ async fn a_heartbeat_waits_some_seconds_for_the_row_of_its_worker() {
     assert!(error.is_locked(), "{error}");
     operator.batch_execute("ROLLBACK").await.unwrap();
     worker.heartbeat(None, &stats, false).await.unwrap();
+}
+
+/// As `rouse.forget_worker`, `rouse.clear_timeouts` and `rouse.set_fair_share` lock them.
+#[tokio::test]
+async fn a_host_that_starts_waits_some_seconds_for_locks_and_names_what_it_waits_for() {
+    let db = TestDb::new().await;
+    let (dead, live, new) = (db.worker().await, db.worker().await, db.store());
+    let operator = db.client().await;
+    let expire = "UPDATE rouse.worker SET dead_at = now() WHERE worker_id = 'w-1'";
+    operator.batch_execute(expire).await.unwrap();
+    operator
+        .batch_execute(
+            "BEGIN;
+             SELECT rouse._lock('register', 'w-3'), rouse._lock('register', 'mail');
+             SELECT FROM rouse.worker WHERE worker_id = 'w-1' FOR NO KEY UPDATE;
+             SELECT rouse.set_fair_share('mail', 'drr')",
+        )
+        .await
+        .unwrap();
+    let share = NewFairShare {
+        policy: Some(FairPolicy::Drr),
+        ..NewFairShare::default()
+    };
+    let settings = Settings {
+        worker_id: "mail".into(),
+        ..Settings::default()
+    };
+    let starting = TestWorker::start(&db, settings).await;
+    let registered = registration("w-3", WorkerKey::random());
+    let (outlived, declared, registration, failed) = tokio::join!(
+        dead.outlived(),
+        live.declare_fair_share("mail", &share),
+        new.register(&registered),
+        starting.failed(),
+    );
+    let worker = "a transaction that has changed a worker and is still open";
+    let queue = "a transaction that has changed a queue or a gate and is still open";
+    for (answer, what) in [
+        (outlived, worker),
+        (declared, queue),
+        (registration.map(drop), worker),
+    ] {
+        let error = answer.expect_err(what);
+        assert_eq!(error.waits_for(), Some(what), "{error}");
+    }
+    assert!(
+        failed.starts_with("register the worker")
+            && failed.contains(&format!(
+                "It has waited for {worker}: commit it, or end its session"
+            )),
+        "{failed}"
+    );
+    operator.batch_execute("ROLLBACK").await.unwrap();
+    dead.outlived().await.unwrap();
+    live.declare_fair_share("mail", &share).await.unwrap();
+    new.register(&registered).await.unwrap();
 }
