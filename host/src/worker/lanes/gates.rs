@@ -206,7 +206,8 @@ impl Lanes {
     fn open_instead(&mut self, closed: &ClosedLane) -> bool {
         let known = self.known.get(&closed.lane);
         let limits = known.iter().flat_map(|known| &known.limits);
-        let limits = limits.filter(|(gate, _)| !closed.by.contains(gate));
+        let limits = limits
+            .filter(|(gate, _)| !closed.by.contains(gate) && closed.locked().all(|it| it != gate));
         let closings = &self.gates.closings;
         let others = limits.flat_map(|(_, limit)| closings.others(limit));
         let others = others.collect();
