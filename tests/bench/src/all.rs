@@ -38,12 +38,13 @@ const QUICK_DECAY: [&str; 6] = [
     "--window=2000",
 ];
 const QUICK_IDLE: [&str; 4] = ["--seconds=10", "--settle=12", "--alone=5", "--hosts=1,3"];
-const QUICK_SCALE: [&str; 7] = [
+const QUICK_SCALE: [&str; 8] = [
     "--jobs=3000",
     "--runs=1",
     "--hosts=1,3",
     "--lanes=1,10,1000",
     "--chain=300",
+    "--window=1",
     "--late=3",
     "--producers=5",
 ];
@@ -153,6 +154,7 @@ mod tests {
         assert_eq!(scale.lanes(scale::Kind::Lanes), [1, 10, 1_000, 10_000]);
         assert_eq!(scale.lanes(scale::Kind::Modes), [1, 100, 10_000]);
         assert_eq!(scale.jobs(scale::Kind::Fair), 50_000);
+        assert_eq!(scale.window, 10);
         assert_eq!(scale.jobs(scale::Kind::Modes), 40_000);
     }
 }

@@ -1,7 +1,9 @@
-//! Figures with more hosts, direct dispatch, more lanes, larger payloads, long jobs, late commits and modes of queues.
+//! Figures with more hosts, fair shares, gates, direct dispatch, more lanes, larger payloads, long jobs, late commits and
+//! modes of queues.
 
 mod direct;
 mod fair;
+mod fair_cpu;
 mod gates;
 mod hosts;
 mod lanes;
@@ -50,6 +52,9 @@ pub(super) struct Options {
     /// Number of late producers; their worst delay is reported
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=50))]
     pub(super) producers: u32,
+    /// The windows in which shares of CPU time are compared, seconds
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
+    pub(super) window: u32,
     /// Measure only these kinds
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Kind::value_variants().to_vec())]
     pub(super) only: Vec<Kind>,
@@ -63,6 +68,8 @@ pub(super) enum Kind {
     Lanes,
     /// Fair queues with 1, 100 and 10,000 tenants
     Fair,
+    /// Shares of CPU time in fair queues that charge it, on 1 and 3 hosts
+    FairCpu,
     /// Jobs of 1,000 tenants behind open gates, and one job at a time
     Gates,
     /// Direct dispatch on 1, 2 and 4 hosts, and with reused instances
@@ -179,6 +186,7 @@ impl Scale<'_> {
             Kind::Hosts => hosts::measure(self).await,
             Kind::Lanes => lanes::measure(self).await,
             Kind::Fair => fair::measure(self).await,
+            Kind::FairCpu => fair_cpu::measure(self).await,
             Kind::Gates => gates::measure(self).await,
             Kind::Direct => direct::measure(self).await,
             Kind::Shards => shards::measure(self).await,

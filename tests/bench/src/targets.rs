@@ -48,7 +48,7 @@ const fn lower(key: &'static str, at_least: f64, aim: f64) -> Target {
 }
 
 /// In the units of the figures: seconds, milliseconds, microseconds, bytes, percent.
-pub(super) const TARGETS: [Target; 57] = [
+pub(super) const TARGETS: [Target; 61] = [
     higher("drain.ratio", 0.40, 0.55),
     higher("drain.reuse.ratio", 0.60, 0.90),
     lower("drain.cpu_postgres", 18.0, 12.0),
@@ -70,6 +70,10 @@ pub(super) const TARGETS: [Target; 57] = [
     higher("scale.fair_shares_1.jain", 0.95, 0.99),
     higher("scale.fair_shares_3.jain", 0.95, 0.99),
     lower("scale.fair_cold.ratio", 2.0, 1.5),
+    lower("scale.fair_cpu_costs_1.off", 5.0, 2.0),
+    lower("scale.fair_cpu_costs_3.off", 5.0, 2.0),
+    lower("scale.fair_cpu_weights_1.off", 5.0, 2.0),
+    lower("scale.fair_cpu_weights_3.off", 5.0, 2.0),
     higher("scale.gates_open.ratio", 0.9, 0.95),
     lower("scale.gates_one_1.p50", 2.0, 1.0),
     lower("scale.gates_one_3.p50", 2.0, 1.0),
