@@ -91,7 +91,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
             hosts: hosts.collect(),
             server: Server::new(scenario, lanes.len()),
             events: Events::default(),
-            witness: Witness::new(scenario, lanes.len()),
+            witness: Witness::new(scenario, &lanes),
             random: StdRng::seed_from_u64(scenario.seed),
             newest: vec![Vec::new(); pools],
             to_enqueue: vec![0; scenario.classes.len()],

@@ -257,9 +257,9 @@ impl Host {
         sabotage: Option<Sabotage>,
     ) {
         for (lane, jobs, _) in &answer.taken {
-            let Lane { keys, weight, .. } = &lanes[*lane as usize];
+            let Lane { keys, place, .. } = &lanes[*lane as usize];
             #[expect(clippy::cast_precision_loss, reason = "the size of a claim")]
-            self.closings.take(keys, lane, *jobs as f64 / weight);
+            self.closings.take(keys, lane, *jobs as f64 / place.share);
         }
         if answer.closed.is_empty() && self.closings.is_empty() {
             return;

@@ -17,6 +17,9 @@ pub(crate) struct Lane {
     pub(crate) place: Place,
     /// Its weight, as the scenario has it.
     pub(crate) weight: f64,
+    /// Tenants of the same group share by weight, if the same hosts serve them: those behind no gate, and those behind the
+    /// same gates with one key for all. `None` if a gate limits this tenant alone.
+    pub(crate) group: Option<usize>,
     /// Its keys of all gates.
     pub(crate) keys: Vec<Key>,
     /// Those of them that limit running jobs.
@@ -40,7 +43,8 @@ impl Lane {
 pub(crate) fn of(scenario: &Scenario) -> Vec<Lane> {
     let queue: Arc<str> = "q".into();
     let mut lanes = Vec::new();
-    for (class, of) in (0_u16..).zip(&scenario.classes) {
+    let groups = groups(scenario);
+    for ((class, of), group) in (0_u16..).zip(&scenario.classes).zip(groups) {
         for _ in 0..of.tenants {
             let number = u32::try_from(lanes.len()).expect("a number of tenants");
             let is_favoured = number == 0 && scenario.sabotage == Some(Sabotage::Weights);
@@ -69,10 +73,30 @@ pub(crate) fn of(scenario: &Scenario) -> Vec<Lane> {
                     },
                 },
                 weight: of.weight,
+                group,
                 limits: limits.collect(),
                 keys,
             });
         }
     }
     lanes
+}
+
+/// The group of each class.
+fn groups(scenario: &Scenario) -> Vec<Option<usize>> {
+    let mut behind: Vec<&[usize]> = vec![&[]];
+    let mut groups = Vec::new();
+    for class in &scenario.classes {
+        let gates = class.gates.as_slice();
+        if gates.iter().any(|gate| scenario.gates[*gate].by_tenant) {
+            groups.push(None);
+            continue;
+        }
+        let known = behind.iter().position(|known| *known == gates);
+        groups.push(known.or(Some(behind.len())));
+        if known.is_none() {
+            behind.push(gates);
+        }
+    }
+    groups
 }

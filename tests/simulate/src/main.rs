@@ -15,10 +15,11 @@ use rouse_simulate::{Name, Report, Sabotage, Sizes, run};
     name = "cargo xtask simulate",
     bin_name = "cargo xtask simulate",
     after_help = "Examples:\n  \
-        cargo xtask simulate                              fair, weights, gates and deaths: a minute\n  \
+        cargo xtask simulate                              fair, weights, gates, shared-limit and deaths: a minute\n  \
         cargo xtask simulate fleet                        1,000 hosts, 100,000,000 jobs: minutes\n  \
         cargo xtask simulate fleet --jobs 1000000         the same fleet with fewer jobs\n  \
         cargo xtask simulate weights --hosts 7 --tenants 200 --seed 3\n  \
+        cargo xtask simulate shared-limit shared-rate --hosts 1\n  \
         cargo xtask simulate gates --json                 one JSON object on stdout, for scripts\n  \
         cargo xtask simulate gates --sabotage gates       breaks a promise; the exit code is 1\n\n\
         The turns of lanes and the size of claims are the code of the host. The gates, the server,\n\
@@ -30,7 +31,7 @@ use rouse_simulate::{Name, Report, Sabotage, Sizes, run};
         docs/explanation/simulation.md describes the model, and what it leaves out."
 )]
 struct Options {
-    /// The scenarios; default: all except `fleet`
+    /// The scenarios; default: all except `shared-rate` and `fleet`
     #[arg(value_enum, value_name = "SCENARIO")]
     scenarios: Vec<Name>,
     /// Number of hosts; default: that of the scenario
@@ -71,7 +72,13 @@ fn simulate(options: &Options) -> Result<ExitCode> {
         bail!("--jobs must be more than 0");
     }
     let names = match options.scenarios.as_slice() {
-        [] => &[Name::Fair, Name::Weights, Name::Gates, Name::Deaths],
+        [] => &[
+            Name::Fair,
+            Name::Weights,
+            Name::Gates,
+            Name::SharedLimit,
+            Name::Deaths,
+        ],
         names => names,
     };
     let sizes = Sizes {

@@ -70,8 +70,8 @@ pub struct ClassReport {
     pub jobs: u64,
     /// Jobs per second of virtual time, until the last of them ended.
     pub jobs_per_s: f64,
-    /// While tenants had waiting jobs: what they got of what their weight entitles them to; 1 is exact. `None` behind
-    /// gates, or if they never had jobs throughout a window.
+    /// While tenants had waiting jobs: what they got of what their weight entitles them to, among those behind the same
+    /// gates; 1 is exact. `None` if a gate limits each tenant, or if they never had jobs throughout a window.
     pub share: Option<f64>,
     /// The same of the tenant that is off the most, with a thousand jobs or more: 0.01 is 1 % too many.
     pub worst: Option<f64>,

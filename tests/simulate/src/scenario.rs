@@ -148,7 +148,7 @@ impl Default for Costs {
 pub enum Sabotage {
     /// Claims through a gate take one job more than it permits
     Gates,
-    /// The turns of the first tenant have twice its weight
+    /// The first tenant has twice its weight, in the turns and behind limits
     Weights,
     /// No host ever serves the first tenant
     Starve,

@@ -2,9 +2,9 @@
 //! model.
 //!
 //! Shares are compared with those of a fluid: tenants that have waiting jobs throughout a window get jobs in proportion
-//! to their weights. A clock of each pool (the hosts that share their lanes) shows how many jobs such a tenant of
-//! weight 1 is entitled to: a claim moves it by the jobs that it takes of these tenants, divided by the sum of their
-//! weights. The jobs of others do not count: they got all they wanted.
+//! to their weights. A clock of each pool (tenants of one group, served by the same hosts) shows how many jobs such a
+//! tenant of weight 1 is entitled to: a claim moves it by the jobs that it takes of these tenants, divided by the sum of
+//! their weights. The jobs of others do not count: they got all they wanted.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -37,7 +37,7 @@ struct Seen {
     all_entitled: f64,
 }
 
-/// Tenants that are served by the same hosts.
+/// Tenants of one group that are served by the same hosts.
 #[derive(Debug, Clone, Default)]
 struct Pool {
     clock: f64,
@@ -66,7 +66,9 @@ pub(crate) struct Witness {
     seen: Vec<Seen>,
     /// The starts of each lane in this window.
     started: Vec<u32>,
+    /// Those of each group, of the first hosts, then of the next.
     pools: Vec<Pool>,
+    groups: usize,
     pub(crate) classes: Vec<OfClass>,
     /// Starts and ends of attempts behind limits that are not counted yet; ends first.
     moves: BinaryHeap<Reverse<(Nanos, bool, u32)>>,
@@ -84,13 +86,16 @@ pub(crate) struct Witness {
 }
 
 impl Witness {
-    pub(crate) fn new(scenario: &Scenario, lanes: usize) -> Self {
+    pub(crate) fn new(scenario: &Scenario, lanes: &[Lane]) -> Self {
         let pools = if scenario.sharded { scenario.hosts } else { 1 };
+        let groups = lanes.iter().filter_map(|lane| lane.group).max();
+        let groups = groups.map_or(1, |last| last + 1);
         Self {
             limits: scenario.gates.iter().map(|gate| gate.limit).collect(),
-            seen: vec![Seen::default(); lanes],
-            started: vec![0; lanes],
-            pools: vec![Pool::default(); pools],
+            seen: vec![Seen::default(); lanes.len()],
+            started: vec![0; lanes.len()],
+            pools: vec![Pool::default(); pools * groups],
+            groups,
             classes: vec![OfClass::default(); scenario.classes.len()],
             moves: BinaryHeap::new(),
             running: HashMap::new(),
@@ -120,8 +125,10 @@ impl Witness {
     /// Watches a lane in the next window, if it has waiting jobs.
     fn watch(&mut self, lane: u32, of: &Lane, server: &Server, pool: usize) {
         let seen = &mut self.seen[lane as usize];
-        if of.keys.is_empty() && server.waiting(lane) > 0 {
-            let pool = &mut self.pools[pool];
+        if let Some(group) = of.group
+            && server.waiting(lane) > 0
+        {
+            let pool = &mut self.pools[pool * self.groups + group];
             pool.weights += of.weight;
             seen.since = Some(pool.clock);
             seen.received = 0.0;
@@ -130,8 +137,10 @@ impl Witness {
 
     /// A lane has no more waiting jobs, or leaves its pool.
     pub(crate) fn unwatch(&mut self, lane: u32, of: &Lane, pool: usize) {
-        if self.seen[lane as usize].since.take().is_some() {
-            self.pools[pool].weights -= of.weight;
+        if let Some(group) = of.group
+            && self.seen[lane as usize].since.take().is_some()
+        {
+            self.pools[pool * self.groups + group].weights -= of.weight;
         }
     }
 
@@ -143,32 +152,35 @@ impl Witness {
         lanes: &[Lane],
         pool: usize,
     ) {
-        let mut shared = 0.0;
+        let mut shared = vec![0.0; self.groups];
         for (lane, jobs, left) in taken {
             let of = &lanes[*lane as usize];
-            if of.keys.is_empty() {
-                if *left == 0 {
-                    self.unwatch(*lane, of, pool);
-                }
-                let seen = &mut self.seen[*lane as usize];
-                if seen.since.is_some() {
-                    seen.received += *jobs as f64;
-                    shared += *jobs as f64;
-                }
-            } else {
-                for key in &of.keys {
-                    if let Limit::Starts(rate) = self.limits[key.gate] {
-                        (0..*jobs).for_each(|_| self.count_start(*key, rate, (at / US) as i64));
-                    }
+            if *left == 0 {
+                self.unwatch(*lane, of, pool);
+            }
+            let seen = &mut self.seen[*lane as usize];
+            if let Some(group) = of.group
+                && seen.since.is_some()
+            {
+                seen.received += *jobs as f64;
+                shared[group] += *jobs as f64;
+            }
+            for key in &of.keys {
+                if let Limit::Starts(rate) = self.limits[key.gate] {
+                    (0..*jobs).for_each(|_| self.count_start(*key, rate, (at / US) as i64));
                 }
             }
         }
-        let pool = &mut self.pools[pool];
-        if shared > 0.0 {
-            pool.clock += shared / pool.weights;
+        let pools = &mut self.pools[pool * self.groups..][..self.groups];
+        for (pool, shared) in pools.iter_mut().zip(shared) {
+            if shared > 0.0 {
+                pool.clock += shared / pool.weights;
+            }
         }
         for (lane, ..) in taken {
-            self.seen[*lane as usize].served = pool.clock;
+            if let Some(group) = lanes[*lane as usize].group {
+                self.seen[*lane as usize].served = pools[group].clock;
+            }
         }
     }
 
@@ -270,8 +282,10 @@ impl Witness {
             let seen = &mut self.seen[number as usize];
             let has_started = std::mem::take(&mut self.started[number as usize]) > 0;
             let pool = pool_of(number);
-            let clock = self.pools[pool].clock;
-            if let Some(since) = seen.since {
+            if let Some(since) = seen.since
+                && let Some(group) = of.group
+            {
+                let clock = self.pools[pool * self.groups + group].clock;
                 let entitled = (clock - since) * of.weight;
                 if entitled >= 1.0 {
                     let share = seen.received / entitled;

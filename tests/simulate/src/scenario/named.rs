@@ -13,6 +13,10 @@ pub enum Name {
     Weights,
     /// Limits of running jobs and of starts: for each tenant, both together, and one for all
     Gates,
+    /// One limit of running jobs for all tenants: some of weight 3, some of weight 1, one whose jobs trickle in
+    SharedLimit,
+    /// The same tenants behind one limit of starts
+    SharedRate,
     /// Hosts that die and freeze, with a limit of running jobs
     Deaths,
     /// 1,000 hosts with shards, 100,000 tenants, 100,000,000 jobs
@@ -39,6 +43,8 @@ impl Name {
             Self::Fair => "fair",
             Self::Weights => "weights",
             Self::Gates => "gates",
+            Self::SharedLimit => "shared-limit",
+            Self::SharedRate => "shared-rate",
             Self::Deaths => "deaths",
             Self::Fleet => "fleet",
         }
@@ -51,6 +57,8 @@ impl Name {
             Self::Fair => fair(scenario, sizes),
             Self::Weights => weights(scenario, sizes),
             Self::Gates => gates(scenario, sizes),
+            Self::SharedLimit => shared(scenario, sizes, Limit::Running { most: 10 }),
+            Self::SharedRate => shared(scenario, sizes, Limit::Starts(SHARED_RATE)),
             Self::Deaths => deaths(scenario, sizes),
             Self::Fleet => fleet(scenario, sizes),
         }
@@ -155,6 +163,49 @@ fn gates(scenario: Scenario, sizes: Sizes) -> Scenario {
         limited("2 at once, 20/s", &[0, 1], 8),
         limited("10 of all", &[3], 2),
         limited("no gate", &[], 44),
+    ];
+    scenario
+}
+
+/// About as many starts as ten jobs of 20 ms at a time have in a second.
+const SHARED_RATE: Rate = Rate {
+    most: 400,
+    period_ms: 1000,
+    burst: Some(10),
+};
+
+/// Tenants behind one limit, which has fewer jobs at a time than there are tenants.
+fn shared(scenario: Scenario, sizes: Sizes, limit: Limit) -> Scenario {
+    let mut scenario = sized(scenario, sizes, 3, 16);
+    let jobs = sizes.jobs.unwrap_or(100_000);
+    let half = (sizes.tenants.unwrap_or(21).saturating_sub(1) / 2).max(1);
+    scenario.gates = vec![Gate {
+        name: "all".to_owned(),
+        limit,
+        by_tenant: false,
+    }];
+    let limited = |name: &str, tenants, weight, load| Class {
+        weight,
+        run_time: 20 * MS,
+        gates: vec![0],
+        ..class(name, tenants, load)
+    };
+    // A third of what its weight entitles the tenant to, for as long as the backlog lasts.
+    let trickle = (jobs / (3 * (4 * u64::from(half) + 1))).max(1);
+    let per_s = f64::from(SHARED_RATE.most) * trickle as f64 / jobs as f64;
+    let backlogs = jobs - trickle;
+    scenario.classes = vec![
+        limited("weight 3", half, 3.0, backlog(backlogs / 4 * 3, half)),
+        limited("weight 1", half, 1.0, backlog(backlogs / 4, half)),
+        limited(
+            "trickle",
+            1,
+            1.0,
+            Load::Poisson {
+                jobs: trickle,
+                per_s,
+            },
+        ),
     ];
     scenario
 }
