@@ -15,6 +15,7 @@ mod debounces;
 mod dependencies;
 mod effects;
 mod frozen;
+mod graphs;
 mod keys;
 mod limits;
 mod order;
@@ -128,6 +129,8 @@ pub(super) struct Rule {
 enum Needs {
     /// Every run.
     Nothing,
+    /// Runs of at least this many minutes.
+    Minutes(f64),
     /// Runs with any of these faults.
     AnyOf(&'static [Fault]),
     /// Runs of at least this many minutes with any of these faults; a shorter one may lack a case by chance.
@@ -135,7 +138,7 @@ enum Needs {
 }
 
 /// Every rule.
-pub(super) const RULES: [Rule; 45] = [
+pub(super) const RULES: [Rule; 51] = [
     Rule {
         name: "accepted_jobs_exist",
         promise: "a job exists if its enqueue was answered with its id",
@@ -406,6 +409,42 @@ pub(super) const RULES: [Rule; 45] = [
         needs: Needs::Nothing,
         check: debounces::hold,
     },
+    Rule {
+        name: "flow_whole",
+        promise: "each job of a flow is enqueued once if the call was accepted, and none if it was refused",
+        needs: Needs::Nothing,
+        check: graphs::whole,
+    },
+    Rule {
+        name: "flow_in_order",
+        promise: "no job of a flow starts before those that it waits for have ended as its on_failure demands",
+        needs: Needs::Nothing,
+        check: graphs::in_order,
+    },
+    Rule {
+        name: "flow_cancel_holds",
+        promise: "each job of a cancelled flow has ended, and none starts 2.5 s later",
+        needs: Needs::Minutes(1.0),
+        check: graphs::cancelled_rests,
+    },
+    Rule {
+        name: "flow_retry_repeats_failures",
+        promise: "a retry of a flow repeats each job that failed or was cancelled once, and none that has succeeded",
+        needs: Needs::Minutes(1.0),
+        check: graphs::retries,
+    },
+    Rule {
+        name: "flow_not_stranded",
+        promise: "no job of a flow waits at the end, except for the retry of one that has failed",
+        needs: Needs::Nothing,
+        check: graphs::not_stranded,
+    },
+    Rule {
+        name: "flow_delete_leaves_nothing",
+        promise: "a deleted flow has no live job and no dependency, and none of its jobs starts any more",
+        needs: Needs::Minutes(1.0),
+        check: graphs::deleted,
+    },
 ];
 
 impl Rule {
@@ -413,6 +452,7 @@ impl Rule {
     pub(super) fn is_needed(&self, run: &Run) -> bool {
         match self.needs {
             Needs::Nothing => true,
+            Needs::Minutes(minutes) => run.minutes >= minutes,
             Needs::AnyOf(faults) => has_any(run, faults),
             Needs::For(minutes, faults) => run.minutes >= minutes && has_any(run, faults),
         }

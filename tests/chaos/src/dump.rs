@@ -17,13 +17,20 @@ const POLL_EVERY: Duration = Duration::from_millis(500);
 /// Jobs scheduled further ahead than this are not waited for.
 const AHEAD: &str = "1 hour";
 
-/// Waits until the only live jobs are those scheduled far ahead. Returns the number of other jobs left after
-/// [`DRAINED_WITHIN`].
+/// Waits until the only live jobs are those scheduled far ahead, and those that wait for the retry of a failed job.
+/// Returns the number of other jobs left after [`DRAINED_WITHIN`].
 pub(super) async fn drained(client: &Client) -> Result<i64> {
     let started = Instant::now();
     let sql = format!(
-        "SELECT count(*) FROM rouse.job
-         WHERE source IS DISTINCT FROM '{SOURCE}'
+        "WITH RECURSIVE held AS (
+             SELECT d.job FROM rouse.dependency AS d
+             WHERE d.on_failure = 'wait' AND rouse._live_job(d.chain) IS NULL AND (rouse._last_ended(d.chain)).state <> 'succeeded'
+             UNION
+             SELECT d.job FROM held AS h
+             JOIN rouse.job AS j ON j.id = h.job
+             JOIN rouse.dependency AS d ON d.chain = coalesce(j.chain, j.id))
+         SELECT count(*) FROM rouse.job AS j
+         WHERE source IS DISTINCT FROM '{SOURCE}' AND NOT EXISTS (SELECT FROM held AS h WHERE h.job = j.id)
            AND (state = 'running' OR turn IS NOT NULL OR available_at < now() + interval '{AHEAD}')"
     );
     loop {
@@ -43,7 +50,7 @@ macro_rules! us {
 }
 
 /// Each table with its query: one JSON object per row.
-const TABLES: [(&str, &str); 9] = [
+const TABLES: [(&str, &str); 10] = [
     (
         "jobs",
         concat!(
@@ -92,6 +99,10 @@ const TABLES: [(&str, &str); 9] = [
             us!("at"),
             ")::text FROM rouse.step"
         ),
+    ),
+    (
+        "dependencies",
+        "SELECT json_build_object('job', job, 'chain', chain)::text FROM rouse.dependency",
     ),
     (
         "signals",

@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 use super::cuts::{At, How};
+use super::graphs::Graph;
 use super::load::JobSpec;
 use super::plan::Fault;
 
@@ -84,6 +85,21 @@ pub(super) enum Request {
         /// Identifies the signal: its payload.
         mark: i64,
     },
+    EnqueueGraph {
+        graph: Graph,
+    },
+    /// The answers to this and the next two count the jobs that were cancelled, retried or deleted.
+    CancelGraph {
+        flow: i64,
+    },
+    /// Jobs that ended at this time or later are left alone.
+    RetryGraph {
+        flow: i64,
+        before_us: i64,
+    },
+    DeleteGraph {
+        flow: i64,
+    },
     Pause {
         queue: String,
     },
@@ -96,7 +112,7 @@ pub(super) enum Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
-    /// An id, or 1 and 0 for true and false.
+    /// An id, a number of jobs, or 1 and 0 for true and false.
     Ok(i64),
     /// Postgres refused it, or it was rolled back.
     Refused(String),

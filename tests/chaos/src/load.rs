@@ -67,6 +67,8 @@ pub(super) enum Kind {
     PassesGates,
     /// Enqueued by a fault; no producer draws it.
     FromFault,
+    /// A job of a graph; no producer draws it.
+    IsInGraph,
 }
 
 impl Kind {
@@ -117,6 +119,9 @@ pub(super) struct JobSpec {
     pub(super) sleep_ms: u64,
     pub(super) fail_attempts: u32,
     pub(super) hopeless: bool,
+    /// It fails permanently before this time, so that a retry of it may succeed.
+    #[serde(default)]
+    pub(super) fails_until_us: Option<i64>,
     /// Whether it does a step and reports progress.
     #[serde(default)]
     pub(super) steps: bool,
@@ -229,7 +234,7 @@ impl JobSpec {
                 spec.fail_attempts = u32::from(random.per_mille(150));
                 spec.gated = Some(gated);
             }
-            Kind::FromFault => {}
+            Kind::FromFault | Kind::IsInGraph => {}
         }
         // A tag would double the lanes of the keys.
         if spec.gated.is_none() && random.per_mille(60) {
@@ -260,6 +265,7 @@ impl JobSpec {
             "sleep_ms": self.sleep_ms,
             "fail_attempts": self.fail_attempts,
             "hopeless": self.hopeless,
+            "fails_until_us": self.fails_until_us.unwrap_or(0),
             "steps": self.steps,
             "ticks": self.ticks,
             "pad": pad(self.n, self.pad_bytes),

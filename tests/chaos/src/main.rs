@@ -9,6 +9,7 @@ mod schedules;
 mod bank;
 mod flows;
 mod gates;
+mod graphs;
 mod load;
 mod plan;
 mod random;
@@ -17,6 +18,7 @@ mod admin_actions;
 mod bursts;
 mod cuts;
 mod faults;
+mod graph_producer;
 mod producers;
 
 mod calls;

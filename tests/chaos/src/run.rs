@@ -17,6 +17,7 @@ use super::dump;
 use super::faults::Faults;
 use super::folder::Folder;
 use super::gates;
+use super::graph_producer::GraphProducer;
 use super::hosts::Hosts;
 use super::ledger::{Event, Ledger, Line, Run, now_us};
 use super::load::QUEUES;
@@ -133,6 +134,12 @@ async fn run_with(
         };
         tasks.spawn(producer.run(started + length));
     }
+    let graphs = GraphProducer {
+        seed: settings.seed,
+        url: server.url.clone(),
+        ledger: ledger.clone(),
+    };
+    tasks.spawn(graphs.run(started + length));
     tasks.spawn(faults.clone().run(plan, started));
     let work = async {
         while let Some(done) = tasks.join_next().await {

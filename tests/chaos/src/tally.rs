@@ -76,6 +76,10 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
                 | Request::Retry { .. }
                 | Request::Reschedule { .. }
                 | Request::Signal { .. }
+                | Request::EnqueueGraph { .. }
+                | Request::CancelGraph { .. }
+                | Request::RetryGraph { .. }
+                | Request::DeleteGraph { .. }
                 | Request::Pause { .. }
                 | Request::Resume { .. },
                 _,
@@ -116,6 +120,10 @@ pub(super) fn kinds(world: &World) -> BTreeSet<Kind> {
         | Request::Retry { .. }
         | Request::Reschedule { .. }
         | Request::Signal { .. }
+        | Request::EnqueueGraph { .. }
+        | Request::CancelGraph { .. }
+        | Request::RetryGraph { .. }
+        | Request::DeleteGraph { .. }
         | Request::Pause { .. }
         | Request::Resume { .. } => None,
     });
@@ -140,6 +148,11 @@ pub(super) fn jobs(world: &World) -> Vec<(&'static str, u64)> {
             })
             .count() as u64
     };
+    let flows = |is_counted: fn(&Request) -> bool| {
+        let calls = world.calls.iter();
+        let done = calls.filter(|call| is_counted(&call.request) && has_acted(&call.answer));
+        done.count() as u64
+    };
     let unknown = world.calls.iter();
     let unknown = unknown.filter(|call| matches!(call.answer, Answer::Unknown(_)));
     let lost = world.attempts.iter().filter(|attempt| attempt.lost);
@@ -160,11 +173,32 @@ pub(super) fn jobs(world: &World) -> Vec<(&'static str, u64)> {
         ),
         ("calls without an answer", unknown.count() as u64),
         ("of these, enqueues whose job exists", kept.count() as u64),
+        (
+            "flows enqueued",
+            flows(|r| matches!(r, Request::EnqueueGraph { .. })),
+        ),
+        (
+            "calls that cancelled jobs of flows",
+            flows(|r| matches!(r, Request::CancelGraph { .. })),
+        ),
+        (
+            "calls that retried jobs of flows",
+            flows(|r| matches!(r, Request::RetryGraph { .. })),
+        ),
+        (
+            "calls that deleted jobs of flows",
+            flows(|r| matches!(r, Request::DeleteGraph { .. })),
+        ),
         ("attempts started", world.evidence.len() as u64),
         ("attempts lost", lost.count() as u64),
         ("of these, behind gates", lost_gated.count() as u64),
         ("claims released", released.count() as u64),
     ]
+}
+
+/// An id, or a number of jobs that is not 0.
+fn has_acted(answer: &Answer) -> bool {
+    matches!(answer, Answer::Ok(count) if *count > 0)
 }
 
 #[cfg(test)]

@@ -148,6 +148,14 @@ pub(super) struct Progress {
     pub(super) worker: Option<i64>,
 }
 
+/// A row of rouse.dependency.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Dependency {
+    /// The job that waits.
+    pub(super) job: i64,
+    pub(super) chain: i64,
+}
+
 /// A row of rouse.signal: no wait has taken it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Kept {
@@ -216,6 +224,7 @@ pub(super) struct World {
     pub(super) progress: Vec<Progress>,
     pub(super) workers: Vec<Worker>,
     pub(super) due: Vec<Due>,
+    pub(super) dependencies: Vec<Dependency>,
     pub(super) signals: Vec<Kept>,
     pub(super) lines: Vec<BankLine>,
     pub(super) accounts: Vec<Account>,
@@ -244,6 +253,7 @@ impl World {
             progress: rows(&folder.dump("progress"))?,
             workers: rows(&folder.dump("workers"))?,
             due: rows(&folder.dump("due"))?,
+            dependencies: rows(&folder.dump("dependencies"))?,
             signals: rows(&folder.dump("signals"))?,
             lines: rows(&folder.dump("lines"))?,
             accounts: rows(&folder.dump("accounts"))?,

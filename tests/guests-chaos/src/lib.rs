@@ -35,6 +35,9 @@ struct Work {
     /// It fails permanently.
     #[serde(default)]
     hopeless: bool,
+    /// It also fails permanently before this time, in microseconds since 1970.
+    #[serde(default)]
+    fails_until_us: u64,
     /// It does a step in the middle of its sleep, and reports its progress.
     #[serde(default)]
     steps: bool,
@@ -64,9 +67,7 @@ impl Witness {
     }
 
     fn leave(&self, event: &str) -> Result<(), Error> {
-        let at_us = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)?
-            .as_micros();
+        let at_us = now_us()?;
         let Self {
             job,
             attempt,
@@ -125,7 +126,7 @@ async fn attempt(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     }
     sleep(sleep_ms).await;
     witness.leave("end")?;
-    if work.hopeless {
+    if work.hopeless || now_us()? < u128::from(work.fails_until_us) {
         return Err(Error::permanent("as the payload requests")
             .kind("hopeless")
             .details(witness.to_json()));
@@ -136,6 +137,11 @@ async fn attempt(ctx: &Ctx, work: Work) -> Result<Value, Error> {
             .details(witness.to_json()));
     }
     Ok(result)
+}
+
+fn now_us() -> Result<u128, Error> {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    Ok(since.as_micros())
 }
 
 async fn sleep(ms: u64) {

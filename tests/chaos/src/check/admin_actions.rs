@@ -8,7 +8,9 @@ use super::{Found, Known};
 /// Whether the row of the job looks as if this call had ended it.
 fn ended_by(call: &Call, job: &Job) -> bool {
     match &call.request {
-        Request::Cancel { .. } => job.state == "cancelled",
+        Request::Cancel { .. } | Request::CancelGraph { .. } | Request::DeleteGraph { .. } => {
+            job.state == "cancelled"
+        }
         Request::Complete { mark, .. } => {
             let result = job.result.as_ref();
             job.state == "succeeded" && result.is_some_and(|r| r["by_admin"].as_str() == Some(mark))
@@ -21,6 +23,8 @@ fn ended_by(call: &Call, job: &Job) -> bool {
         | Request::Retry { .. }
         | Request::Reschedule { .. }
         | Request::Signal { .. }
+        | Request::EnqueueGraph { .. }
+        | Request::RetryGraph { .. }
         | Request::Pause { .. }
         | Request::Resume { .. } => false,
     }
@@ -56,10 +60,9 @@ pub(super) fn answers_hold(known: &Known<'_>) -> Found {
 pub(super) fn were_requested(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in known.world.jobs.iter().filter(|job| ended_by_an_admin(job)) {
-        let requested = known
-            .calls(job.id)
-            .iter()
-            .any(|call| ended_by(call, job) && !matches!(call.answer, Answer::Refused(_)));
+        let mut calls = known.calls(job.id).iter().chain(known.flow_calls(job));
+        let requested =
+            calls.any(|call| ended_by(call, job) && !matches!(call.answer, Answer::Refused(_)));
         found.case(job.id, !requested, || {
             format!(
                 "job {} was {} by an admin action that nobody requested",

@@ -156,11 +156,23 @@ pub(super) fn ends_as_decided(known: &Known<'_>) -> Found {
         };
         let tried = job.attempt - job.uncounted;
         let max = spec.attempts_max();
+        // It decides at its end whether it fails for now.
+        let fails_for_now = spec
+            .fails_until_us
+            .is_some_and(|until_us| job.claimed_us < Some(until_us));
+        let succeeds_now = spec
+            .fails_until_us
+            .is_none_or(|until_us| job.finished_us >= Some(until_us));
         let right = match job.state.as_str() {
             "succeeded" => {
-                !spec.hopeless && spec.handler != SPIN && succeeds(job, spec.fail_attempts)
+                !spec.hopeless
+                    && succeeds_now
+                    && spec.handler != SPIN
+                    && succeeds(job, spec.fail_attempts)
             }
-            "failed" if spec.hopeless => guest_kind(job) == "hopeless" && tried == 1,
+            "failed" if guest_kind(job) == "hopeless" => {
+                (spec.hopeless || fails_for_now) && tried == 1
+            }
             "failed" => {
                 guest_kind(job) == "flaky"
                     && job.attempt <= spec.fail_attempts as i32

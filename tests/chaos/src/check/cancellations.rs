@@ -14,7 +14,7 @@ use super::{Found, Known};
 const STARTS_WITHIN_US: i64 = 250_000;
 /// For a host that was not notified: by then its claim has started or was released. A claim that was notified about
 /// waits a second more for an answer.
-const RELEASED_WITHIN_US: i64 = IN_LINE_US + 1_000_000;
+pub(super) const RELEASED_WITHIN_US: i64 = IN_LINE_US + 1_000_000;
 /// A host that was cut off listens again within a second, and then queries all its running jobs. A host that does not
 /// would notice at the renewal, after 0.4 of the lease (8 s for the cancelled jobs).
 const STOPS_WITHIN_US: i64 = 2_500_000;

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::super::graphs::OnFailure;
 use super::super::world::Job;
 use super::known::has_continued;
 use super::{Found, Known};
@@ -15,8 +16,7 @@ struct Parent<'a> {
     chain: Option<i64>,
     /// The jobs of the chain: the first one, its retries, and those that continue it.
     jobs: Vec<&'a Job>,
-    /// The job also runs if the chain has failed.
-    runs_on_failure: bool,
+    on_failure: OnFailure,
 }
 
 impl Parent<'_> {
@@ -24,7 +24,8 @@ impl Parent<'_> {
     /// continues the chain. `None`: it never did.
     fn released_us(&self) -> Option<i64> {
         let ended = self.jobs.iter().filter(|job| !has_continued(job));
-        let ended = ended.filter(|job| self.runs_on_failure || job.state == "succeeded");
+        let ended =
+            ended.filter(|job| self.on_failure == OnFailure::Run || job.state == "succeeded");
         ended.filter_map(|job| job.finished_us).min()
     }
 
@@ -32,6 +33,13 @@ impl Parent<'_> {
     fn failed_us(&self) -> Option<i64> {
         let failed = self.jobs.iter().filter(|job| job.state != "succeeded");
         failed.filter_map(|job| job.finished_us).min()
+    }
+
+    /// True if the chain has failed, and the job waits for its retry.
+    fn holds(&self) -> bool {
+        let last = self.jobs.iter().max_by_key(|job| job.id);
+        self.on_failure == OnFailure::Wait
+            && last.is_some_and(|job| job.finished_us.is_some() && job.state != "succeeded")
     }
 
     /// True if a job of the chain has not ended.
@@ -49,7 +57,11 @@ fn parents<'a>(known: &Known<'a>, job: &Job) -> Vec<Parent<'a>> {
             Parent {
                 chain,
                 jobs: chain.map_or_else(Vec::new, |chain| known.chain(chain).to_vec()),
-                runs_on_failure: entry["on_failure"] == "run",
+                on_failure: match entry["on_failure"].as_str() {
+                    Some("run") => OnFailure::Run,
+                    Some("wait") => OnFailure::Wait,
+                    _ => OnFailure::Cancel,
+                },
             }
         })
         .collect()
@@ -92,14 +104,15 @@ pub(super) fn no_child_before_parents(known: &Known<'_>) -> Found {
     found
 }
 
-/// No job still waits when all its chains have ended. A job that was cancelled because of a chain has not run, and the chain has
-/// failed.
+/// No job still waits when all its chains have ended, unless one has failed and the job waits for its retry. A job that
+/// was cancelled because of a chain has not run, and the chain has failed.
 pub(super) fn no_child_stranded(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for (job, parents, claimed_us) in children(known) {
         match job.finished_us {
             None => {
-                let waits = job.is_waiting && !parents.iter().any(Parent::is_live);
+                let has_reason = |parent: &Parent<'_>| parent.is_live() || parent.holds();
+                let waits = job.is_waiting && !parents.iter().any(has_reason);
                 found.case(job.id, waits, || {
                     "it waits for chains that have all ended".into()
                 });
@@ -109,7 +122,7 @@ pub(super) fn no_child_stranded(known: &Known<'_>) -> Found {
                 let wrong = job.cancelled_after.is_some_and(|chain| {
                     let failed = parents.iter().any(|parent| {
                         parent.chain == Some(chain)
-                            && !parent.runs_on_failure
+                            && parent.on_failure == OnFailure::Cancel
                             && parent.failed_us().is_some_and(|at| at <= finished_us)
                     });
                     claimed_us.is_some() || !failed

@@ -13,10 +13,18 @@ pub(crate) fn job_history(known: &Known<'_>, job: i64) -> String {
             Request::Enqueue { spec, .. } => {
                 call.answer == Answer::Ok(job) || known.rows(job).iter().any(|row| row.n == spec.n)
             }
-            _ => known
-                .calls(job)
-                .iter()
-                .any(|of_job| of_job.number == call.number),
+            Request::EnqueueGraph { graph } => {
+                let mut nodes = graph.nodes.iter();
+                nodes.any(|node| known.rows(job).iter().any(|row| row.n == node.spec.n))
+            }
+            _ => {
+                let rows = known.rows(job).iter();
+                let mut calls = known
+                    .calls(job)
+                    .iter()
+                    .chain(rows.flat_map(|row| known.flow_calls(row)));
+                calls.any(|of_job| of_job.number == call.number)
+            }
         };
         if concerns_job {
             lines.push((call.sent_us, format!("sent {:?}", call.request)));

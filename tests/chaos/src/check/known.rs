@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::super::gates::Gated;
+use super::super::graphs::Graph;
 use super::super::ledger::{Answer, Event, Happened, Request};
 use super::super::load::JobSpec;
 use super::super::settings;
@@ -37,11 +38,17 @@ pub(crate) struct Known<'a> {
     chains: HashMap<i64, Vec<&'a Job>>,
     enqueued: HashMap<i64, Vec<&'a Job>>,
     specs: HashMap<i64, &'a JobSpec>,
+    numbers: HashMap<i64, Vec<&'a Job>>,
+    graphs: Vec<(&'a Call, &'a Graph)>,
+    /// The flow of each job of a graph whose enqueue was answered, by the number of the job.
+    flows: HashMap<i64, i64>,
+    flow_calls: HashMap<i64, Vec<&'a Call>>,
     worker_ids: HashMap<i64, &'a str>,
 }
 
 impl<'a> Known<'a> {
     pub(crate) fn of(world: &'a World) -> Self {
+        let graphs = graphs(world);
         Self {
             world,
             evidence: by(&world.evidence, |e| Some(e.job)),
@@ -55,6 +62,10 @@ impl<'a> Known<'a> {
             chains: by(&world.jobs, |j| Some(j.chain)),
             enqueued: by(&world.jobs, |j| j.parent),
             specs: specs(world),
+            numbers: by(&world.jobs, |j| Some(j.n)),
+            flows: flows(&graphs),
+            graphs,
+            flow_calls: by(&world.calls, flow_of),
             worker_ids: world
                 .workers
                 .iter()
@@ -92,6 +103,27 @@ impl<'a> Known<'a> {
     /// Rows that the enqueue with this number has created, without retries.
     pub(super) fn originals(&self, n: i64) -> &[&'a Job] {
         self.originals.get(&n).map_or(&[], Vec::as_slice)
+    }
+
+    /// Rows with this number: the job and its retries.
+    pub(super) fn numbered(&self, n: i64) -> &[&'a Job] {
+        self.numbers.get(&n).map_or(&[], Vec::as_slice)
+    }
+
+    /// Every graph, with its enqueue.
+    pub(super) fn graphs(&self) -> &[(&'a Call, &'a Graph)] {
+        &self.graphs
+    }
+
+    /// Calls about the flow of this job, without its enqueue.
+    pub(super) fn flow_calls(&self, job: &Job) -> &[&'a Call] {
+        let flow = self.flows.get(&job.n);
+        flow.map_or(&[], |flow| self.calls_of_flow(*flow))
+    }
+
+    /// Calls about this flow, without its enqueue.
+    pub(super) fn calls_of_flow(&self, flow: i64) -> &[&'a Call] {
+        self.flow_calls.get(&flow).map_or(&[], Vec::as_slice)
     }
 
     /// The jobs of this chain.
@@ -393,8 +425,42 @@ fn job_of(call: &Call) -> Option<i64> {
         | Request::Retry { job }
         | Request::Reschedule { job, .. } => Some(*job),
         Request::Signal { job, .. } => Some(*job),
-        Request::Enqueue { .. } | Request::Pause { .. } | Request::Resume { .. } => None,
+        Request::Enqueue { .. }
+        | Request::EnqueueGraph { .. }
+        | Request::CancelGraph { .. }
+        | Request::RetryGraph { .. }
+        | Request::DeleteGraph { .. }
+        | Request::Pause { .. }
+        | Request::Resume { .. } => None,
     }
+}
+
+/// The flow that a call is about.
+fn flow_of(call: &Call) -> Option<i64> {
+    match call.request {
+        Request::CancelGraph { flow }
+        | Request::RetryGraph { flow, .. }
+        | Request::DeleteGraph { flow } => Some(flow),
+        _ => None,
+    }
+}
+
+fn graphs(world: &World) -> Vec<(&Call, &Graph)> {
+    let graphs = world.calls.iter().filter_map(|call| match &call.request {
+        Request::EnqueueGraph { graph } => Some((call, graph)),
+        _ => None,
+    });
+    graphs.collect()
+}
+
+fn flows(graphs: &[(&Call, &Graph)]) -> HashMap<i64, i64> {
+    let mut flows = HashMap::new();
+    for (call, graph) in graphs {
+        if let Answer::Ok(flow) = call.answer {
+            flows.extend(graph.nodes.iter().map(|node| (node.spec.n, flow)));
+        }
+    }
+    flows
 }
 
 fn specs(world: &World) -> HashMap<i64, &JobSpec> {
@@ -403,7 +469,10 @@ fn specs(world: &World) -> HashMap<i64, &JobSpec> {
         _ => None,
     });
     let parts = world.parts.iter().map(|spec| (spec.n, spec));
-    specs.chain(parts).collect()
+    let graphs = graphs(world).into_iter();
+    let nodes =
+        graphs.flat_map(|(_, graph)| graph.nodes.iter().map(|node| (node.spec.n, &node.spec)));
+    specs.chain(parts).chain(nodes).collect()
 }
 
 fn by<T>(all: &[T], key: impl Fn(&T) -> Option<i64>) -> HashMap<i64, Vec<&T>> {

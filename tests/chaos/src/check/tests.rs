@@ -3,6 +3,7 @@
 mod effects;
 mod flows;
 mod gates;
+mod graphs;
 mod healthy;
 
 use std::collections::BTreeMap;

@@ -2,6 +2,7 @@
 
 pub(super) mod flow;
 pub(super) mod gate;
+pub(super) mod graph;
 
 use serde_json::json;
 
@@ -585,6 +586,7 @@ pub(super) fn healthy() -> World {
 
     flow::add(&mut b);
     gate::add(&mut b);
+    graph::add(&mut b);
 
     // Host C comes back to a server twice.
     for (at_ms, failures, counted) in [

@@ -1,0 +1,192 @@
+//! A task that enqueues graphs, and one for each of them that cancels, retries and deletes it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use rouse_workbench::database;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_postgres::Client;
+use tokio_postgres::types::Json;
+
+use super::calls::{CallOptions, Caller};
+use super::graphs::{Graph, Plan};
+use super::ledger::{Answer, Ledger, Request, now_us};
+use super::random::Random;
+
+const ENQUEUE: &str = "SELECT rouse.enqueue_flow($1)";
+const CANCEL: &str = "SELECT rouse.cancel_flow($1, $2)::bigint";
+const RETRY: &str = "SELECT rouse.retry_flow($1, $2, to_timestamp($3::bigint / 1000000.0))::bigint";
+const DELETE: &str = "SELECT rouse.delete_flow($1)::bigint";
+/// Whether a job of the flow failed or was cancelled; no row while jobs run, or will run without a retry.
+const RESTS: &str = "SELECT failed + cancelled > 0 FROM rouse.flows
+    WHERE id = $1 AND scheduled + ready + running = 0 AND (waiting = 0 OR stuck > 0)";
+/// The mean interval between graphs.
+const EVERY: Duration = Duration::from_millis(1_500);
+const POLL_EVERY: Duration = Duration::from_millis(300);
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// The checker must know that a job had failed before the retry of its flow: a settlement takes effect when it commits,
+/// a moment after the time that it records.
+const RETRIED_AFTER: Duration = Duration::from_millis(1_200);
+
+pub(super) struct GraphProducer {
+    pub(super) seed: u64,
+    pub(super) url: String,
+    pub(super) ledger: Arc<Ledger>,
+}
+
+impl GraphProducer {
+    /// Enqueues graphs until `until`. What is not done to them by then is left out.
+    pub(super) async fn run(self, until: Instant) -> Result<()> {
+        let mut random = Random::new(self.seed, "pace of graphs");
+        let mut lives = JoinSet::new();
+        for index in 0.. {
+            let next = Instant::now() + EVERY * random.between(50, 150) as u32 / 100;
+            if next >= until {
+                break;
+            }
+            tokio::time::sleep_until(next).await;
+            let graph = Graph::nth(self.seed, index, now_us());
+            let plan = Plan::nth(self.seed, index);
+            let (url, ledger) = (self.url.clone(), self.ledger.clone());
+            lives.spawn(async move { live(&url, &ledger, graph, &plan, until).await });
+            while let Some(done) = lives.try_join_next() {
+                done??;
+            }
+        }
+        while let Some(done) = lives.join_next().await {
+            done??;
+        }
+        Ok(())
+    }
+}
+
+/// Enqueues a graph and does to it what is planned.
+async fn live(url: &str, ledger: &Ledger, graph: Graph, plan: &Plan, until: Instant) -> Result<()> {
+    let mut caller = Caller::new(url, ledger);
+    let Some(flow) = enqueue(&mut caller, graph).await? else {
+        return Ok(());
+    };
+    caller.options = CallOptions::default();
+    let mut life = Life {
+        caller,
+        url,
+        flow,
+        until,
+    };
+    if let Some(cancel_ms) = plan.cancel_ms {
+        tokio::time::sleep(Duration::from_millis(cancel_ms)).await;
+        life.cancel(plan).await?;
+    }
+    for _ in 0..plan.retries {
+        if life.has_failed().await != Some(true) {
+            break;
+        }
+        tokio::time::sleep(RETRIED_AFTER).await;
+        life.retry(plan).await?;
+    }
+    if plan.deletes && life.has_failed().await.is_some() {
+        life.delete().await?;
+    }
+    Ok(())
+}
+
+/// Returns the id of the flow, if it was accepted.
+async fn enqueue(caller: &mut Caller<'_>, graph: Graph) -> Result<Option<i64>> {
+    let usual = CallOptions::default();
+    caller.options = CallOptions {
+        roll_back: graph.rolled_back,
+        patience: graph
+            .hangs_up_us
+            .map_or(usual.patience, Duration::from_micros),
+    };
+    let argument = Json(graph.argument());
+    let request = Request::EnqueueGraph { graph };
+    match caller.call(request, ENQUEUE, &[&argument]).await? {
+        Some(Answer::Ok(flow)) => Ok(Some(flow)),
+        Some(Answer::Refused(_) | Answer::Unknown(_)) | None => Ok(None),
+    }
+}
+
+/// A flow that was accepted.
+struct Life<'a> {
+    caller: Caller<'a>,
+    url: &'a str,
+    flow: i64,
+    until: Instant,
+}
+
+impl Life<'_> {
+    /// Waits until the flow has ended, or only waits for a retry. True: one of its jobs has not succeeded. `None`: the
+    /// load ends before.
+    async fn has_failed(&self) -> Option<bool> {
+        let mut client: Option<Client> = None;
+        loop {
+            tokio::time::sleep(POLL_EVERY).await;
+            if Instant::now() >= self.until {
+                return None;
+            }
+            if client.is_none() {
+                client = database::connect(self.url).await.ok();
+            }
+            let Some(connected) = &client else {
+                continue;
+            };
+            match connected.query_opt(RESTS, &[&self.flow]).await {
+                Ok(Some(row)) => return Some(row.get(0)),
+                Ok(None) => {}
+                Err(_) => client = None,
+            }
+        }
+    }
+
+    /// Calls until no job is live.
+    async fn cancel(&mut self, plan: &Plan) -> Result<()> {
+        while Instant::now() < self.until {
+            let request = Request::CancelGraph { flow: self.flow };
+            let args: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&self.flow, &plan.most];
+            match self.caller.call(request, CANCEL, &args).await? {
+                Some(Answer::Ok(0)) => break,
+                Some(Answer::Ok(_)) => {}
+                Some(Answer::Refused(_) | Answer::Unknown(_)) | None => {
+                    tokio::time::sleep(AGAIN_AFTER).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls until nothing is left to retry. What fails again meanwhile is not retried again.
+    async fn retry(&mut self, plan: &Plan) -> Result<()> {
+        let before_us = now_us();
+        if let Some(us) = plan.hangs_up_us {
+            self.caller.options.patience = Duration::from_micros(us);
+        }
+        while Instant::now() < self.until {
+            let request = Request::RetryGraph {
+                flow: self.flow,
+                before_us,
+            };
+            let args: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
+                [&self.flow, &plan.most, &before_us];
+            let answer = self.caller.call(request, RETRY, &args).await?;
+            self.caller.options = CallOptions::default();
+            match answer {
+                Some(Answer::Ok(0)) => break,
+                Some(Answer::Ok(_)) => {}
+                Some(Answer::Refused(_) | Answer::Unknown(_)) | None => {
+                    tokio::time::sleep(AGAIN_AFTER).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn delete(&mut self) -> Result<()> {
+        let request = Request::DeleteGraph { flow: self.flow };
+        // It is refused while another flow waits for a job that both have.
+        self.caller.call(request, DELETE, &[&self.flow]).await?;
+        Ok(())
+    }
+}

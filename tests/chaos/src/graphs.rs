@@ -1,0 +1,249 @@
+//! Graphs of jobs that are enqueued in one call, and what is done to each of them afterwards.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::load::{JobSpec, Kind, QUEUES, WORK};
+use super::random::Random;
+
+/// Above the numbers of all producers, and below those of the jobs that attempts enqueue.
+const START: i64 = 500_000_000_000;
+/// Distance between the first numbers of two graphs.
+const STRIDE: i64 = 100;
+/// The jobs between the first and the last of a fan.
+const FAN_MAX: u64 = 18;
+/// Few unique keys, so that graphs share jobs. No other job has them.
+const KEYS: u64 = 3;
+
+/// What the failure of a job does to one that waits for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum OnFailure {
+    #[default]
+    Cancel,
+    Run,
+    Wait,
+}
+
+/// A job that another one waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Edge {
+    /// Its place in the graph.
+    pub(super) from: usize,
+    pub(super) on_failure: OnFailure,
+}
+
+/// A job of a graph.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Node {
+    pub(super) spec: JobSpec,
+    pub(super) after: Vec<Edge>,
+}
+
+/// A graph as it is enqueued: each job comes after those that it waits for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Graph {
+    pub(super) nodes: Vec<Node>,
+    /// Whether the enqueueing transaction is rolled back.
+    pub(super) rolled_back: bool,
+    /// The caller hangs up after this many microseconds, with or without an answer.
+    pub(super) hangs_up_us: Option<u64>,
+}
+
+/// What is done to a graph after its enqueue.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Plan {
+    /// It is cancelled after this time.
+    pub(super) cancel_ms: Option<u64>,
+    /// How often it is retried, if it has not succeeded by then.
+    pub(super) retries: u32,
+    /// How many jobs a call cancels or retries.
+    pub(super) most: i32,
+    /// The first call of each retry gets no answer after this many microseconds.
+    pub(super) hangs_up_us: Option<u64>,
+    /// Whether it is deleted in the end.
+    pub(super) deletes: bool,
+}
+
+impl Graph {
+    /// The graph with this index. Some jobs fail for the first seconds after `now_us`.
+    pub(super) fn nth(seed: u64, index: i64, now_us: i64) -> Self {
+        let mut random = Random::new(seed, &format!("graph {index}"));
+        let parents: Vec<Vec<usize>> = match random.below(3) {
+            0 => vec![vec![], vec![0], vec![0], vec![1, 2]],
+            1 => (0..random.between(3, 6))
+                .map(|nth| (nth as usize).checked_sub(1).into_iter().collect())
+                .collect(),
+            _ => {
+                let width = random.between(1, FAN_MAX) as usize;
+                let mut fan = vec![vec![]];
+                fan.extend((0..width).map(|_| vec![0]));
+                fan.push((1..=width).collect());
+                fan
+            }
+        };
+        let mut nodes: Vec<Node> = (START + index * STRIDE..)
+            .zip(&parents)
+            .map(|(n, parents)| Node {
+                spec: spec(&mut random, n),
+                after: edges(&mut random, parents),
+            })
+            .collect();
+        let place = |random: &mut Random| random.below(parents.len() as u64) as usize;
+        if random.per_mille(700) {
+            let failing = &mut nodes[place(&mut random)].spec;
+            failing.hopeless = random.per_mille(300);
+            if !failing.hopeless {
+                let fails_us = random.between(1_000, 5_000) as i64 * 1000;
+                failing.fails_until_us = Some(now_us + fails_us);
+            }
+        }
+        if random.per_mille(250) {
+            let key = format!("graph-{}", random.below(KEYS));
+            nodes[place(&mut random)].spec.unique_key = Some(key);
+        }
+        Self {
+            nodes,
+            rolled_back: random.per_mille(50),
+            hangs_up_us: random.per_mille(50).then(|| random.between(100, 8_000)),
+        }
+    }
+
+    /// The argument of `rouse.enqueue_flow`.
+    pub(super) fn argument(&self) -> Value {
+        let jobs = self.nodes.iter().enumerate().map(|(place, node)| {
+            let spec = &node.spec;
+            let after = node.after.iter().map(|edge| {
+                let entry = json!({"job": name(edge.from), "on_failure": edge.on_failure});
+                (name(edge.from), entry)
+            });
+            json!({
+                "name": name(place),
+                "handler": spec.handler,
+                "payload": spec.payload(),
+                "queue": spec.queue,
+                "priority": spec.priority,
+                "tags": spec.tags,
+                "unique_key": spec.unique_key,
+                "max_attempts": spec.max_attempts,
+                "after": after.collect::<serde_json::Map<_, _>>(),
+            })
+        });
+        jobs.collect()
+    }
+}
+
+impl Plan {
+    /// What is done to the graph with this index.
+    pub(super) fn nth(seed: u64, index: i64) -> Self {
+        let mut random = Random::new(seed, &format!("plan of graph {index}"));
+        Self {
+            cancel_ms: random.per_mille(300).then(|| random.below(2_500)),
+            retries: *random.pick(&[0, 1, 1, 2]),
+            most: *random.pick(&[1, 3, 1_000]),
+            hangs_up_us: random.per_mille(300).then(|| random.between(100, 8_000)),
+            deletes: random.per_mille(500),
+        }
+    }
+}
+
+/// The name of a job in its flow.
+fn name(place: usize) -> String {
+    format!("job {place}")
+}
+
+fn spec(random: &mut Random, n: i64) -> JobSpec {
+    JobSpec {
+        n,
+        kind: Kind::IsInGraph,
+        handler: WORK.into(),
+        queue: (*random.pick(&QUEUES)).into(),
+        priority: (*random.pick(&["high", "normal", "normal", "low"])).into(),
+        sleep_ms: random.below(600),
+        fail_attempts: u32::from(random.per_mille(50)),
+        ..JobSpec::default()
+    }
+}
+
+fn edges(random: &mut Random, parents: &[usize]) -> Vec<Edge> {
+    let kinds = [
+        OnFailure::Cancel,
+        OnFailure::Cancel,
+        OnFailure::Run,
+        OnFailure::Wait,
+    ];
+    let edges = parents.iter().map(|from| Edge {
+        from: *from,
+        on_failure: *random.pick(&kinds),
+    });
+    edges.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn graphs_have_every_shape_every_kind_of_edge_and_no_duplicate_number() {
+        let graphs: Vec<_> = (0..300).map(|index| Graph::nth(1, index, 7)).collect();
+        assert_eq!(graphs[5], Graph::nth(1, 5, 7));
+        let sizes: Vec<_> = graphs.iter().map(|graph| graph.nodes.len()).collect();
+        assert_eq!(
+            (sizes.iter().min(), sizes.iter().max()),
+            (Some(&3), Some(&20))
+        );
+        let nodes: Vec<_> = graphs.iter().flat_map(|graph| &graph.nodes).collect();
+        let numbers: std::collections::HashSet<_> = nodes.iter().map(|node| node.spec.n).collect();
+        assert_eq!(numbers.len(), nodes.len());
+        for kind in [OnFailure::Cancel, OnFailure::Run, OnFailure::Wait] {
+            let mut edges = nodes.iter().flat_map(|node| &node.after);
+            assert!(edges.any(|edge| edge.on_failure == kind), "{kind:?}");
+        }
+        let has = |test: fn(&JobSpec) -> bool| nodes.iter().any(|node| test(&node.spec));
+        assert!(has(|spec| spec.hopeless) && has(|spec| spec.unique_key.is_some()));
+        assert!(has(|spec| spec
+            .fails_until_us
+            .is_some_and(|us| us > 1_000_000)));
+        assert!(graphs.iter().any(|graph| graph.rolled_back));
+        for graph in &graphs {
+            let keyed = graph.nodes.iter().filter(|n| n.spec.unique_key.is_some());
+            // Two of them could be the same job.
+            assert!(keyed.count() <= 1);
+            for (place, node) in graph.nodes.iter().enumerate() {
+                assert!(node.after.iter().all(|edge| edge.from < place));
+            }
+        }
+    }
+
+    #[test]
+    fn an_argument_names_the_jobs_that_a_job_waits_for() {
+        let edge = Edge {
+            from: 0,
+            on_failure: OnFailure::Wait,
+        };
+        let waits = Node {
+            after: vec![edge],
+            ..Node::default()
+        };
+        let graph = Graph {
+            nodes: vec![Node::default(), waits],
+            ..Graph::default()
+        };
+        let argument = graph.argument();
+        assert_eq!(argument[0]["name"], "job 0");
+        assert_eq!(argument[0]["after"], json!({}));
+        let after = json!({"job 0": {"job": "job 0", "on_failure": "wait"}});
+        assert_eq!(argument[1]["after"], after);
+    }
+
+    #[test]
+    fn plans_cancel_retry_and_delete() {
+        let plans: Vec<_> = (0..100).map(|index| Plan::nth(1, index)).collect();
+        assert_eq!(plans[5], Plan::nth(1, 5));
+        let has = |test: fn(&Plan) -> bool| plans.iter().any(test);
+        assert!(has(|plan| plan.cancel_ms.is_some() && plan.retries > 0));
+        assert!(has(|plan| plan.cancel_ms.is_none() && plan.retries == 2));
+        assert!(has(|plan| plan.most == 1 && plan.hangs_up_us.is_some()));
+        assert!(has(|plan| plan.deletes) && has(|plan| !plan.deletes));
+    }
+}
