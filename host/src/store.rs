@@ -114,7 +114,7 @@ pub use sql::{
     CheckedCall, CheckedStatement, Committed, Confirmed, Effects, Login, NotCommitted, QueryError,
     SqlError, Unfit, With,
 };
-pub use steps::NotMine;
+pub use steps::{NotMine, RecordedSteps};
 
 /// How long Postgres may take to answer. None of the host's statements takes long; a connection that is silent for this
 /// long is dead.

@@ -124,6 +124,8 @@ struct Shared {
     sql: sql::Sql,
     /// Jobs whose recorded steps no call has asked for yet.
     recorded: recorded::Waiting,
+    /// The steps of jobs that were suspended here.
+    kept: recorded::Kept,
     /// The shards of sharded queues that it has leased.
     shards: shards::Shards,
     /// Notified when there are releases to continue.
@@ -190,6 +192,7 @@ impl Shared {
             fairness: ArcSwap::default(),
             sql: sql::Sql::new(parts.sql_logins),
             recorded: recorded::Waiting::default(),
+            kept: recorded::Kept::default(),
             shards: shards::Shards::default(),
             releases: Notify::new(),
             deadlines: Notify::new(),

@@ -163,7 +163,7 @@ COMMENT ON FUNCTION rouse.settle IS
 COMMENT ON FUNCTION rouse.renew IS
     'Extends leases; returns the reason for each lease that is lost.';
 COMMENT ON FUNCTION rouse.recorded_steps IS
-    'Lists the recorded steps of jobs with the sizes of their results, and small results.';
+    'Lists the recorded steps of jobs that are newer than those the worker knows, with the sizes of their results, and small results.';
 COMMENT ON FUNCTION rouse.take_signal IS
     'Ends the wait of a job for a signal, if there is one or its time is over.';
 COMMENT ON FUNCTION rouse.returned_calls IS

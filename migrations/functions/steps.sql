@@ -21,13 +21,16 @@ BEGIN
 END
 $$;
 
--- The recorded steps of jobs with the sizes of their results in bytes, for the worker that runs them. `place` is the position of the job in the call, from 1;
--- one that is not this worker's has one row, with the reason; one without steps has one without a name. A result of up to 1,024 bytes is in
--- its row; rouse.recorded_step returns larger ones, one at a time. A step that waits has a kind instead of a size; until_ms is when its wait
--- ends by itself, in milliseconds since 1970. Oldest first; the last row of a step counts, unless another one has its result. Served by
--- step_job, in each partition.
-CREATE OR REPLACE FUNCTION rouse.recorded_steps(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[])
-RETURNS TABLE (place bigint, refusal text, name text, bytes integer, result text, wait text, until_ms bigint)
+-- The recorded steps of jobs with the sizes of their results in bytes, for the worker that runs them: one row for each job. `place` is its
+-- position in the call, from 1; one that is not this worker's has the reason. A worker that has read the steps of a job before names the time
+-- of the newest one (p_known_until), and gets those that are newer. `known` identifies the versions of the other rows: the worker asks for all
+-- if it is not the sum of `known` and `added` of its last answer, because rows were removed, changed or dated back since. A null time: all.
+--
+-- A result of up to 1,024 bytes is in the answer; rouse.recorded_step returns larger ones, one at a time. A step that waits has a kind instead
+-- of a size; until_ms is when its wait ends by itself, in milliseconds since 1970. In no order; the row of a step with the latest `at` counts,
+-- unless another one has its result. Served by step_job, in each partition.
+CREATE OR REPLACE FUNCTION rouse.recorded_steps(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_known_until timestamptz[])
+RETURNS TABLE (place bigint, refusal text, known bigint, added bigint, names text[], bytes integer[], results text[], waits text[], until_ms bigint[], at timestamptz[])
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -35,16 +38,28 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     RETURN QUERY
-    SELECT asked.place, asked.refusal, s.name, s.bytes, CASE WHEN s.bytes <= 1024 THEN s.result::text END, s.wait ->> 'kind', (s.wait ->> 'until_ms')::bigint
+    SELECT asked.place, asked.refusal, s.known, s.added, s.names, s.bytes, s.results, s.waits, s.until_ms, s.at
     FROM (
-        SELECT a.place, a.id, rouse._refusal(p_worker, a.id, a.fence) AS refusal
-        FROM unnest(p_ids, p_fences) WITH ORDINALITY AS a(id, fence, place)) AS asked
-    LEFT JOIN LATERAL (
-        SELECT s.name, octet_length(s.result::text) AS bytes, s.result, s.wait, s.at FROM rouse.step AS s
-        -- Only a lookup can serve this condition (claim.sql).
-        WHERE s.job = ANY (ARRAY[CASE WHEN asked.refusal IS NULL THEN asked.id END])) AS s ON true
-    -- One fixed-length key: a second key took a millisecond for a thousand steps.
-    ORDER BY s.at;
+        SELECT a.place, a.id, a.known_until, rouse._refusal(p_worker, a.id, a.fence) AS refusal
+        FROM unnest(p_ids, p_fences, p_known_until) WITH ORDINALITY AS a(id, fence, known_until, place)) AS asked
+    CROSS JOIN LATERAL (
+        -- Arrays in one row: a row for each step costs more to send and to read than to find. Not sorted, for the same reason.
+        SELECT coalesce(sum(r.version) FILTER (WHERE NOT r.is_new), 0) AS known, coalesce(sum(r.version) FILTER (WHERE r.is_new), 0) AS added,
+               array_agg(r.name) FILTER (WHERE r.is_new) AS names,
+               array_agg(octet_length(r.result)) FILTER (WHERE r.is_new) AS bytes,
+               array_agg(CASE WHEN octet_length(r.result) <= 1024 THEN r.result END) FILTER (WHERE r.is_new) AS results,
+               array_agg(r.wait ->> 'kind') FILTER (WHERE r.is_new) AS waits,
+               array_agg((r.wait ->> 'until_ms')::bigint) FILTER (WHERE r.is_new) AS until_ms,
+               array_agg(r.at) FILTER (WHERE r.is_new) AS at
+        FROM (
+            -- A changed row has another ctid.
+            SELECT s.name, s.wait, s.at, hashtid(s.ctid) AS version, (s.at <= asked.known_until) IS NOT TRUE AS is_new,
+                   CASE WHEN (s.at <= asked.known_until) IS NOT TRUE THEN s.result::text END AS result
+            FROM rouse.step AS s
+            -- Only a lookup can serve this condition (claim.sql).
+            WHERE s.job = ANY (ARRAY[CASE WHEN asked.refusal IS NULL THEN asked.id END])
+            -- Each result is converted once.
+            OFFSET 0) AS r) AS s;
 END
 $$;
 

@@ -32,7 +32,7 @@ const STOPPED_WITHIN: Duration = Duration::from_secs(2);
 struct Hanging(Notify);
 
 impl Journal for Hanging {
-    fn recorded(&self) -> JournalFuture<'_, HashMap<String, rouse::job::RecordedStep>> {
+    fn recorded(&self) -> JournalFuture<'_, Arc<HashMap<String, rouse::job::RecordedStep>>> {
         self.0.notify_one();
         Box::pin(std::future::pending())
     }

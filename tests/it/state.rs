@@ -295,8 +295,8 @@ impl StateStore for Counting {
 }
 
 impl Journal for Counting {
-    fn recorded(&self) -> JournalFuture<'_, HashMap<String, rouse::job::RecordedStep>> {
-        Box::pin(async { HashMap::new() })
+    fn recorded(&self) -> JournalFuture<'_, Arc<HashMap<String, rouse::job::RecordedStep>>> {
+        Box::pin(async { Arc::default() })
     }
 
     fn result<'a>(&'a self, _: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>> {

@@ -1,8 +1,10 @@
 //! Steps and progress: what an attempt records while it runs, and access to it.
 
+mod newer;
 mod progress;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rouse::job::{AbortReason, Fence, JobId, RecordedStep};
@@ -344,8 +346,11 @@ async fn one_call_returns_the_steps_of_several_jobs() {
         let (bytes, result) = (text.len(), Some(text.as_bytes().to_vec()));
         HashMap::from([("s".to_owned(), RecordedStep::Done { bytes, result })])
     };
+    let read = owner.recorded_steps(&asked, Vec::new()).await.unwrap();
+    let steps = read.into_iter();
+    let steps = steps.map(|read| read.map(|read| Arc::unwrap_or_clone(read.steps)));
     assert_eq!(
-        owner.recorded_steps(&asked).await.unwrap(),
+        steps.collect::<Vec<_>>(),
         [
             Ok(done("\"c\"")),
             Err(NotMine(AbortReason::TakenByAnotherWorker)),

@@ -1,2 +1,2 @@
 -- The recorded steps of jobs, for the worker that runs them; see rouse.recorded_steps (migrations/functions/steps.sql).
-SELECT place, refusal, name, bytes, result, wait, until_ms FROM rouse.recorded_steps($1, $2, $3, $4)
+SELECT place, refusal, known, added, names, bytes, results, waits, until_ms, at FROM rouse.recorded_steps($1, $2, $3, $4, $5)

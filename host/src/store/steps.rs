@@ -1,10 +1,11 @@
 //! Results of steps, recorded behind the fence.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio_postgres::Row;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{FromSql, Type};
 
 use super::{Store, StoreError};
 use crate::job::{AbortReason, BegunWait, Fence, JobId, RecordedStep, WaitKind};
@@ -19,44 +20,75 @@ impl NotMine {
     }
 }
 
+/// The recorded steps of a job, as far as they were read.
+#[derive(Debug, Clone, Default)]
+pub struct RecordedSteps {
+    /// The steps by name, with their results if they are small.
+    pub steps: Arc<HashMap<String, RecordedStep>>,
+    /// The time of the newest row.
+    until: Option<SystemTime>,
+    /// Identifies the versions of the rows.
+    versions: i64,
+}
+
 impl Store {
-    /// The recorded steps of each of these jobs, which this worker has claimed, with their results if they are small.
+    /// The recorded steps of each of these jobs, which this worker has claimed. `known`: those of the same jobs that it
+    /// has read before, if any; only newer ones are read. They are read again if any were removed or changed since.
     pub async fn recorded_steps(
         &self,
         jobs: &[(JobId, Fence)],
-    ) -> Result<Vec<Result<HashMap<String, RecordedStep>, NotMine>>, StoreError> {
-        let worker = self.identity()?;
-        let (ids, fences): (Vec<i64>, Vec<i64>) =
-            jobs.iter().map(|(id, fence)| (id.0, fence.0)).unzip();
-        let rows = self
-            .query(
-                include_str!("recorded_steps.sql"),
-                &[
-                    (&worker.incarnation.0, Type::INT8),
-                    (&worker.key(), Type::BYTEA),
-                    (&ids, Type::INT8_ARRAY),
-                    (&fences, Type::INT8_ARRAY),
-                ],
-            )
-            .await?;
-        let mut answers = vec![Ok(HashMap::new()); jobs.len()];
-        for row in &rows {
-            let place = usize::try_from(row.get::<_, i64>(0) - 1).ok();
-            let Some(answer) = place.and_then(|place| answers.get_mut(place)) else {
-                continue;
-            };
-            if let Some(reason) = row.get::<_, Option<&str>>(1) {
-                *answer = Err(NotMine::read(reason));
-            } else if let (Ok(steps), Some(name)) = (answer, row.get::<_, Option<String>>(2)) {
-                let step = read_step(row);
-                // A clock that was set back may have dated the end of a wait before its start.
-                let is_done = matches!(steps.get(&name), Some(RecordedStep::Done { .. }));
-                if !(is_done && matches!(step, RecordedStep::Waits(_))) {
-                    steps.insert(name, step);
+        mut known: Vec<RecordedSteps>,
+    ) -> Result<Vec<Result<RecordedSteps, NotMine>>, StoreError> {
+        known.resize_with(jobs.len(), RecordedSteps::default);
+        let mut refused = HashMap::new();
+        let mut asked: Vec<usize> = (0..jobs.len()).collect();
+        // Nothing is known in the second round, so there is no third one.
+        while !asked.is_empty() {
+            let rows = self.read_steps(jobs, &known, &asked).await?;
+            let mut again = Vec::new();
+            for row in &rows {
+                let place = usize::try_from(row.get::<_, i64>(0) - 1).ok();
+                let Some(index) = place.and_then(|place| asked.get(place).copied()) else {
+                    continue;
+                };
+                if let Some(reason) = row.get::<_, Option<&str>>(1) {
+                    refused.insert(index, NotMine::read(reason));
+                } else if !known[index].add(row) {
+                    known[index] = RecordedSteps::default();
+                    again.push(index);
                 }
             }
+            asked = again;
         }
-        Ok(answers)
+        let answers = known.into_iter().enumerate();
+        Ok(answers
+            .map(|(index, steps)| refused.remove(&index).map_or(Ok(steps), Err))
+            .collect())
+    }
+
+    /// The steps of some of the jobs that are newer than the known ones.
+    async fn read_steps(
+        &self,
+        jobs: &[(JobId, Fence)],
+        known: &[RecordedSteps],
+        asked: &[usize],
+    ) -> Result<Vec<Row>, StoreError> {
+        let worker = self.identity()?;
+        let ids: Vec<i64> = asked.iter().map(|index| jobs[*index].0.0).collect();
+        let fences: Vec<i64> = asked.iter().map(|index| jobs[*index].1.0).collect();
+        let until: Vec<Option<SystemTime>> =
+            asked.iter().map(|index| known[*index].until).collect();
+        self.query(
+            include_str!("recorded_steps.sql"),
+            &[
+                (&worker.incarnation.0, Type::INT8),
+                (&worker.key(), Type::BYTEA),
+                (&ids, Type::INT8_ARRAY),
+                (&fences, Type::INT8_ARRAY),
+                (&until, Type::TIMESTAMPTZ_ARRAY),
+            ],
+        )
+        .await
     }
 
     /// The result of one step, JSON; `None` if it is not recorded.
@@ -116,12 +148,68 @@ impl Store {
     }
 }
 
-/// A step in a row of `recorded_steps.sql`.
-fn read_step(row: &Row) -> RecordedStep {
-    let bytes: Option<i32> = row.get(3);
-    let result: Option<String> = row.get(4);
-    let kind: Option<&str> = row.get(5);
-    let until_ms: Option<i64> = row.get(6);
+impl RecordedSteps {
+    /// Adds the newer steps in a row of `recorded_steps.sql`. False if those that were read before have changed.
+    fn add(&mut self, row: &Row) -> bool {
+        let (known, added): (i64, i64) = (row.get(2), row.get(3));
+        if known != self.versions {
+            return false;
+        }
+        let columns = array::<String>(row, 4)
+            .into_iter()
+            .zip(array(row, 5))
+            .zip(array(row, 6))
+            .zip(array(row, 7))
+            .zip(array(row, 8))
+            .zip(array(row, 9));
+        let mut newer: Vec<(SystemTime, String, RecordedStep)> = columns
+            .map(|(((((name, bytes), result), kind), until_ms), at)| {
+                (at, name, read_step(bytes, result, kind, until_ms))
+            })
+            .collect();
+        newer.sort_by_key(|(at, ..)| *at);
+        self.until = newer.last().map(|(at, ..)| *at).or(self.until);
+        self.versions = known.wrapping_add(added);
+        if newer.is_empty() {
+            return true;
+        }
+        // They are copied only if an attempt that has lost its job still reads them.
+        let steps = Arc::make_mut(&mut self.steps);
+        for (_, name, step) in newer {
+            // A clock that was set back may have dated the end of a wait before its start.
+            let is_done = matches!(steps.get(&name), Some(RecordedStep::Done { .. }));
+            if !(is_done && matches!(step, RecordedStep::Waits(_))) {
+                steps.insert(name, step);
+            }
+        }
+        true
+    }
+
+    /// The size in memory, about.
+    pub fn bytes(&self) -> usize {
+        let texts = self.steps.iter().map(|(name, step)| match step {
+            RecordedStep::Done {
+                result: Some(result),
+                ..
+            } => name.len() + result.len(),
+            RecordedStep::Done { result: None, .. } | RecordedStep::Waits(_) => name.len(),
+        });
+        self.steps.capacity() * size_of::<(String, RecordedStep)>() + texts.sum::<usize>()
+    }
+}
+
+/// An array of a row; null is an empty one.
+fn array<'a, T: FromSql<'a>>(row: &'a Row, column: usize) -> Vec<T> {
+    row.get::<_, Option<Vec<T>>>(column).unwrap_or_default()
+}
+
+/// A step as `recorded_steps.sql` returns it.
+fn read_step(
+    bytes: Option<i32>,
+    result: Option<String>,
+    kind: Option<&str>,
+    until_ms: Option<i64>,
+) -> RecordedStep {
     match bytes {
         Some(bytes) => RecordedStep::Done {
             bytes: usize::try_from(bytes).unwrap_or(0),

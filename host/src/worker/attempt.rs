@@ -369,7 +369,7 @@ async fn run_in_sandbox(
     let run = Next::new(&shared.attempts.middlewares, &info, run)
         .run()
         .await;
-    journal.close();
+    journal.close(matches!(run.end, RunEnd::Suspended(_)));
     if let (RunEnd::Aborted(reason), Some(took)) = (&run.end, abort.aborted_for()) {
         events::aborted(context, *reason, took);
     }

@@ -15,7 +15,7 @@ use super::reach::warn_unless_unreachable;
 use super::recorded::recorded;
 use crate::job::{Attempt, Fence, JobId, RecordedStep, Usage};
 use crate::sandbox::{Handler, Journal, JournalFuture, Meter, SqlStore, StateStore, WaitStore};
-use crate::store::{ClaimedJob, NotMine, Report, StoreError};
+use crate::store::{ClaimedJob, NotMine, RecordedSteps, Report, StoreError};
 
 /// The wait after a temporary failure.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
@@ -40,6 +40,8 @@ pub(super) struct AttemptJournal {
     attempt: Attempt,
     live_usage: Arc<LiveUsage>,
     has_reported: AtomicBool,
+    /// The steps that it has read.
+    read_steps: Mutex<Option<RecordedSteps>>,
     /// The number of the last line of its log, and that of the run before: a batch that has crashed is run again, one by
     /// one.
     lines: [AtomicU32; 2],
@@ -86,6 +88,7 @@ impl AttemptJournal {
             attempt: job.attempt,
             live_usage: Arc::default(),
             has_reported: AtomicBool::new(false),
+            read_steps: Mutex::default(),
             lines: Default::default(),
         }
     }
@@ -98,11 +101,21 @@ impl AttemptJournal {
         self.live_usage.clone()
     }
 
-    /// The attempt has ended: its progress is deleted.
-    pub(super) fn close(&self) {
+    /// The attempt has ended: its progress is deleted. If it is suspended, the next one needs the steps again.
+    pub(super) fn close(&self, is_suspended: bool) {
         if self.has_reported.load(Ordering::Relaxed) {
             self.shared.reports.progress.ended(self.id, self.fence);
         }
+        if is_suspended && let Some(recorded) = self.read_steps().take() {
+            self.shared.kept.keep(self.id, recorded);
+        }
+    }
+
+    fn read_steps(&self) -> MutexGuard<'_, Option<RecordedSteps>> {
+        // Nothing panics while it holds the lock.
+        self.read_steps
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Repeats a call until the database answers it. `limit`: how many such calls there may be at once.
@@ -166,16 +179,18 @@ impl AttemptJournal {
 }
 
 impl Journal for AttemptJournal {
-    fn recorded(&self) -> JournalFuture<'_, HashMap<String, RecordedStep>> {
+    fn recorded(&self) -> JournalFuture<'_, Arc<HashMap<String, RecordedStep>>> {
         Box::pin(async {
             // Only started attempts record steps, and none of them gives its number back.
             if self.attempt == Attempt(1) {
-                return HashMap::new();
+                return Arc::default();
             }
             loop {
                 let answer = recorded(&self.shared, (self.id, self.fence)).await;
                 if let Some(recorded) = self.answer(answer).await {
-                    return recorded;
+                    let steps = recorded.steps.clone();
+                    *self.read_steps() = Some(recorded);
+                    return steps;
                 }
             }
         })

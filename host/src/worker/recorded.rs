@@ -1,19 +1,21 @@
 //! The recorded steps of attempts that have just started: those that wait for a connection share one call.
 
-use std::collections::HashMap;
+mod kept;
+
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::oneshot;
 
+pub(super) use self::kept::Kept;
 use super::Shared;
-use crate::job::{Fence, JobId, RecordedStep};
-use crate::store::{NotMine, StoreError};
+use crate::job::{Fence, JobId};
+use crate::store::{NotMine, RecordedSteps, StoreError};
 
 /// The maximum number of jobs in one call. Each has at most 1,000 steps, with 1 KiB of result, unless an operator allows
 /// more: 16 MiB.
 const JOBS_MAX: usize = 16;
 
-type Steps = Result<HashMap<String, RecordedStep>, NotMine>;
+type Steps = Result<RecordedSteps, NotMine>;
 
 /// Jobs whose steps no call has asked for yet.
 #[derive(Default)]
@@ -67,7 +69,9 @@ pub(super) async fn recorded(shared: &Shared, job: (JobId, Fence)) -> Result<Ste
         let questions = shared.recorded.take(job);
         if !questions.is_empty() {
             let jobs: Vec<_> = questions.iter().map(|question| question.job).collect();
-            let answers = shared.store.recorded_steps(&jobs).await?;
+            // If the call fails, the next one reads all of them.
+            let known = jobs.iter().map(|(id, _)| shared.kept.take(*id)).collect();
+            let answers = shared.store.recorded_steps(&jobs, known).await?;
             for (question, steps) in questions.into_iter().zip(answers) {
                 // An attempt that was aborted does not wait for it.
                 let _ = question.answer.send(steps);

@@ -1,6 +1,7 @@
 //! Claims and settlements like those of a worker, made by hand.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rouse::job::{
@@ -136,8 +137,9 @@ pub(crate) async fn recorded_steps(
     id: JobId,
     fence: Fence,
 ) -> Result<HashMap<String, RecordedStep>, NotMine> {
-    let mut steps = store.recorded_steps(&[(id, fence)]).await.unwrap();
-    steps.remove(0)
+    let asked = [(id, fence)];
+    let mut read = store.recorded_steps(&asked, Vec::new()).await.unwrap();
+    read.remove(0).map(|read| Arc::unwrap_or_clone(read.steps))
 }
 
 pub(crate) fn rand() -> i64 {

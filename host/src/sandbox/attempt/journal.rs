@@ -21,7 +21,7 @@ pub type JournalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub trait Journal: Send + Sync {
     /// The steps that earlier attempts at the job recorded, with small results. Larger ones stay in the store, because
     /// those of many attempts together do not fit into a host's memory.
-    fn recorded(&self) -> JournalFuture<'_, HashMap<String, RecordedStep>>;
+    fn recorded(&self) -> JournalFuture<'_, Arc<HashMap<String, RecordedStep>>>;
 
     /// The result of a recorded step, JSON.
     ///

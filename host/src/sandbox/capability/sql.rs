@@ -379,9 +379,9 @@ mod tests {
     impl Journal for Accepting {
         fn recorded(
             &self,
-        ) -> JournalFuture<'_, std::collections::HashMap<String, crate::job::RecordedStep>>
+        ) -> JournalFuture<'_, Arc<std::collections::HashMap<String, crate::job::RecordedStep>>>
         {
-            Box::pin(async { std::collections::HashMap::new() })
+            Box::pin(async { Arc::default() })
         }
 
         fn result<'a>(&'a self, _: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>> {

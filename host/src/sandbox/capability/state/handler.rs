@@ -256,8 +256,8 @@ mod tests {
     }
 
     impl Journal for InMemory {
-        fn recorded(&self) -> JournalFuture<'_, HashMap<String, RecordedStep>> {
-            Box::pin(async { HashMap::new() })
+        fn recorded(&self) -> JournalFuture<'_, Arc<HashMap<String, RecordedStep>>> {
+            Box::pin(async { Arc::default() })
         }
 
         fn result<'a>(&'a self, _: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>> {

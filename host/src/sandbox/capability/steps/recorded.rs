@@ -29,8 +29,12 @@ pub(in crate::sandbox) struct Steps {
     /// The handler takes batches: it has no steps.
     takes_batches: bool,
     limits: StepLimits,
-    /// The recorded steps by name; `None` until the first step starts.
-    recorded: Option<HashMap<String, RecordedStep>>,
+    /// The steps that earlier attempts have recorded, by name; `None` until the first step starts.
+    recorded: Option<Arc<HashMap<String, RecordedStep>>>,
+    /// Those that this attempt has recorded.
+    own: HashMap<String, RecordedStep>,
+    /// How many steps there are; a wait that this attempt has ended counts once.
+    count: usize,
     /// The size of all recorded results together.
     bytes: usize,
 }
@@ -93,37 +97,42 @@ impl Steps {
         self.limits.bytes_total
     }
 
-    async fn recorded(&mut self) -> &mut HashMap<String, RecordedStep> {
-        if self.recorded.is_none() {
-            let recorded = match &self.journal {
-                Some(journal) => journal.recorded().await,
-                None => HashMap::new(),
-            };
-            let sizes = recorded.values().map(|step| match step {
-                RecordedStep::Done { bytes, .. } => *bytes,
-                RecordedStep::Waits(_) => 0,
-            });
-            self.bytes = sizes.sum();
-            self.recorded = Some(recorded);
+    /// Reads the steps of earlier attempts, once.
+    async fn read(&mut self) {
+        if self.recorded.is_some() {
+            return;
         }
-        self.recorded.get_or_insert_default()
+        let recorded = match &self.journal {
+            Some(journal) => journal.recorded().await,
+            None => Arc::default(),
+        };
+        let sizes = recorded.values().map(|step| match step {
+            RecordedStep::Done { bytes, .. } => *bytes,
+            RecordedStep::Waits(_) => 0,
+        });
+        self.bytes = sizes.sum();
+        self.count = recorded.len();
+        self.recorded = Some(recorded);
+    }
+
+    fn get(&self, name: &str) -> Option<&RecordedStep> {
+        let earlier = || self.recorded.as_ref()?.get(name);
+        self.own.get(name).or_else(earlier)
     }
 
     /// The step if it is recorded; `None` if it has to run.
     pub(in crate::sandbox::capability) async fn find(
         &mut self,
         name: &str,
-    ) -> Result<Option<&mut RecordedStep>, StepError> {
+    ) -> Result<Option<&RecordedStep>, StepError> {
         self.require_one_job().map_err(refused)?;
-        let count_max = self.limits.count;
-        let recorded = self.recorded().await;
-        if !recorded.contains_key(name) {
+        self.read().await;
+        let found = self.get(name);
+        if found.is_none() {
             check_name(name)?;
-            if recorded.len() >= count_max {
-                return Err(self.too_many());
-            }
+            self.require_space(1)?;
         }
-        Ok(self.recorded().await.get_mut(name))
+        Ok(found)
     }
 
     pub(super) async fn start(&mut self, name: &str) -> Result<Option<Vec<u8>>, StepError> {
@@ -139,8 +148,7 @@ impl Steps {
         &self,
         new: usize,
     ) -> Result<(), StepError> {
-        let recorded = self.recorded.as_ref().map_or(0, HashMap::len);
-        match recorded + new <= self.limits.count {
+        match self.count + new <= self.limits.count {
             true => Ok(()),
             false => Err(self.too_many()),
         }
@@ -158,11 +166,10 @@ impl Steps {
         &mut self,
         name: &str,
     ) -> Result<StepStart, StepError> {
-        // Each result is read once, so a small one is not kept.
         let small = match self.find(name).await? {
             None => return Ok(StepStart::New),
             Some(RecordedStep::Waits(begun)) => return Ok(StepStart::Waits(*begun)),
-            Some(RecordedStep::Done { result, .. }) => result.take(),
+            Some(RecordedStep::Done { result, .. }) => result.clone(),
         };
         match (small, &self.journal) {
             (Some(result), _) => Ok(StepStart::Done(result)),
@@ -178,14 +185,12 @@ impl Steps {
     /// The database has recorded the result of this step.
     pub(in crate::sandbox::capability) fn note(&mut self, name: String, bytes: usize) {
         self.bytes += bytes;
-        let recorded = self.recorded.get_or_insert_default();
-        recorded.insert(
-            name,
-            RecordedStep::Done {
-                bytes,
-                result: None,
-            },
-        );
+        self.count += usize::from(self.get(&name).is_none());
+        let done = RecordedStep::Done {
+            bytes,
+            result: None,
+        };
+        self.own.insert(name, done);
     }
 
     /// Refuses a result that cannot be recorded.
@@ -274,13 +279,13 @@ mod tests {
     }
 
     impl Journal for Recorder {
-        fn recorded(&self) -> JournalFuture<'_, HashMap<String, RecordedStep>> {
+        fn recorded(&self) -> JournalFuture<'_, Arc<HashMap<String, RecordedStep>>> {
             self.calls.lock().unwrap().push("names".into());
             let results = self.results.lock().unwrap();
             let steps = results
                 .iter()
                 .map(|(name, it)| (name.clone(), recorded(it)));
-            let steps = steps.collect();
+            let steps = Arc::new(steps.collect());
             Box::pin(async move { steps })
         }
 

@@ -1,0 +1,138 @@
+//! The steps of jobs that were suspended on this host, so that the next attempt reads only newer ones.
+//!
+//! The database decides whether they still count (`store/steps.rs`), so a job that was resumed elsewhere is harmless.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use crate::job::JobId;
+use crate::store::RecordedSteps;
+
+/// All of them together: about a hundred jobs with a thousand small steps.
+const BYTES_MAX: usize = 16 << 20;
+
+/// To read fewer takes less than a tenth of a resumption.
+const STEPS_MIN: usize = 32;
+
+/// The kept steps, by job.
+#[derive(Default)]
+pub(in crate::worker) struct Kept(Mutex<Jobs>);
+
+#[derive(Default)]
+struct Jobs {
+    by_id: HashMap<JobId, Job>,
+    bytes: usize,
+    /// How many were ever kept.
+    count: u64,
+}
+
+struct Job {
+    steps: RecordedSteps,
+    bytes: usize,
+    /// When it was kept: the first one was number 1.
+    number: u64,
+}
+
+impl Kept {
+    /// Takes the steps of a job that starts; none if none are kept.
+    pub(in crate::worker) fn take(&self, id: JobId) -> RecordedSteps {
+        let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.remove(id).unwrap_or_default()
+    }
+
+    /// Keeps the steps of a job that is being suspended, if they are many. Those of the jobs that were suspended first
+    /// go when there are too many.
+    pub(in crate::worker) fn keep(&self, id: JobId, steps: RecordedSteps) {
+        let bytes = steps.bytes();
+        if steps.steps.len() < STEPS_MIN || bytes > BYTES_MAX {
+            return;
+        }
+        let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.remove(id);
+        while jobs.bytes + bytes > BYTES_MAX {
+            let first = jobs.by_id.iter().min_by_key(|(_, job)| job.number);
+            let Some(first) = first.map(|(id, _)| *id) else {
+                break;
+            };
+            jobs.remove(first);
+        }
+        jobs.count += 1;
+        jobs.bytes += bytes;
+        let number = jobs.count;
+        let job = Job {
+            steps,
+            bytes,
+            number,
+        };
+        jobs.by_id.insert(id, job);
+    }
+}
+
+impl Jobs {
+    fn remove(&mut self, id: JobId) -> Option<RecordedSteps> {
+        let job = self.by_id.remove(&id)?;
+        self.bytes -= job.bytes;
+        Some(job.steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::job::RecordedStep;
+
+    /// So many steps with results of a kilobyte.
+    fn steps(count: usize) -> RecordedSteps {
+        let step = |n: usize| {
+            let done = RecordedStep::Done {
+                bytes: 1024,
+                result: Some(vec![b'1'; 1024]),
+            };
+            (n.to_string(), done)
+        };
+        let mut steps = RecordedSteps::default();
+        Arc::make_mut(&mut steps.steps).extend((0..count).map(step));
+        steps
+    }
+
+    fn count(kept: &Kept, id: i64) -> usize {
+        kept.take(JobId(id)).steps.len()
+    }
+
+    #[test]
+    fn keep_the_jobs_that_were_suspended_last_within_the_limit() {
+        let kept = Kept::default();
+        let each = 1_000;
+        let fitting = i64::try_from(BYTES_MAX / steps(each).bytes()).unwrap();
+        for id in 0..=fitting {
+            kept.keep(JobId(id), steps(each));
+        }
+        assert!(kept.0.lock().unwrap().bytes <= BYTES_MAX);
+        assert_eq!(count(&kept, 0), 0, "the first one made room for the last");
+        for id in 1..=fitting {
+            assert_eq!(count(&kept, id), each, "{id}");
+        }
+        assert_eq!(kept.0.lock().unwrap().bytes, 0);
+    }
+
+    #[test]
+    fn keep_neither_few_steps_nor_those_that_would_take_the_place_of_all_others() {
+        let kept = Kept::default();
+        kept.keep(JobId(1), steps(STEPS_MIN));
+        kept.keep(JobId(2), steps(STEPS_MIN - 1));
+        kept.keep(JobId(3), steps(BYTES_MAX / 1024));
+        assert_eq!([1, 2, 3].map(|id| count(&kept, id)), [STEPS_MIN, 0, 0]);
+    }
+
+    #[test]
+    fn keep_the_newest_steps_of_a_job_and_count_them_once() {
+        let kept = Kept::default();
+        kept.keep(JobId(1), steps(40));
+        kept.keep(JobId(1), steps(50));
+        assert_eq!(count(&kept, 1), 50);
+        assert_eq!(count(&kept, 1), 0, "taken");
+        assert_eq!(kept.0.lock().unwrap().bytes, 0);
+    }
+}
