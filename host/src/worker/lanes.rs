@@ -111,8 +111,8 @@ struct Known {
     is_charged: bool,
     /// The limits of running jobs that it is behind, by the name of their gate.
     limits: Vec<(String, Limit)>,
-    /// The limits of how often its jobs start.
-    rates: Vec<Limit>,
+    /// The limits of how often its jobs start, by the name of their gate.
+    rates: Vec<(String, Limit)>,
     /// Its jobs start in batches, of at most this many.
     batch: Option<usize>,
     /// The maximum number of attempts of its handler that run at the same time on this host.
@@ -143,6 +143,11 @@ impl Serving {
 }
 
 impl Known {
+    /// The limits that it is behind, by the name of their gate.
+    fn limits_and_rates(&self) -> impl Iterator<Item = &(String, Limit)> {
+        self.limits.iter().chain(&self.rates)
+    }
+
     /// True if it is served as a whole.
     fn is_served_whole(&self) -> bool {
         self.serving.is_some_and(|serving| serving.is_whole())

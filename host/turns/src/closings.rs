@@ -1,16 +1,17 @@
 //! Lanes from which gates let no job start for now: in which order they open again.
 //!
-//! Behind a limit, they open in the order of what they, or their keys, have had of it, each by its share (start-time fair
-//! queueing): the limit often has room for a single job, and the rounds of [`Turns`](crate::Turns) end before any of
-//! them has used up its credit. (`docs/decisions/closed-lanes-open-by-share.md`)
+//! Behind a limit, of running jobs or of starts, they open in the order of what they, or their keys, have had of it, each by
+//! its share (start-time fair queueing): the limit often has room for a single job, and the rounds of
+//! [`Turns`](crate::Turns) end before any of them has used up its credit. (`docs/decisions/closed-lanes-open-by-share.md`)
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 
 use crate::Class;
 
-/// How many lanes of each class of a limit are opened when a job of it has ended: the first ones may be empty by now.
-const OPENED_BY_END: usize = 2;
+/// How many lanes of each class of a limit are opened when a job of it has ended, or one may start: the first ones may be
+/// empty by now.
+const OPENED_FIRST: usize = 2;
 /// How many are opened when one of them had room, or no jobs any more.
 const OPENED_MAX: usize = 8;
 /// A sweep opens lanes of each class of a limit, until there are so many, but at least one. The next sweep goes on with
@@ -29,10 +30,16 @@ const MEMBERS_MAX: usize = 32_768;
 #[derive(Debug)]
 pub struct Closings<L, K, S, T> {
     closed: HashMap<L, Closed<K, T>>,
-    /// Closed lanes that wait for the end of a job, by the limits that they are behind and by class.
+    /// Closed lanes that wait for a limit, by class.
     waiting: BTreeMap<K, BTreeMap<Class, BTreeSet<(Place, L)>>>,
+    /// How many of them wait for the end of a job.
+    for_ends: usize,
     /// Closed lanes that open by themselves.
     opening: BTreeMap<T, BTreeSet<(Place, L)>>,
+    /// The limits that let the next job start at a time.
+    starts: BTreeSet<(T, K)>,
+    /// The same times.
+    starts_at: HashMap<K, T>,
     shared: HashMap<K, Sharing<S>>,
     /// The number of limits with which those that make no difference are forgotten.
     shared_max: usize,
@@ -50,6 +57,8 @@ type Place = (u64, u64);
 enum Until<K, T> {
     /// A job of one of these limits has ended.
     End(Class, Vec<(K, Place)>),
+    /// This limit lets a job start.
+    Start(Class, K, Place),
     Time(T, Place),
 }
 
@@ -65,7 +74,10 @@ impl<L, K, S, T> Default for Closings<L, K, S, T> {
         Self {
             closed: HashMap::new(),
             waiting: BTreeMap::new(),
+            for_ends: 0,
             opening: BTreeMap::new(),
+            starts: BTreeSet::new(),
+            starts_at: HashMap::new(),
             shared: HashMap::new(),
             shared_max: LIMITS_MIN,
             swept: None,
@@ -102,7 +114,7 @@ where
         closed.map(|(lane, _)| *lane)
     }
 
-    /// The number of lanes that wait for the end of a job of this limit.
+    /// The number of lanes that wait for this limit.
     pub fn waiting(&self, limit: &K) -> usize {
         let classes = self.waiting.get(limit).into_iter().flatten();
         classes.map(|(_, of_class)| of_class.len()).sum()
@@ -147,127 +159,214 @@ where
             return;
         }
         self.closings += 1;
-        // From 1 on: 0 is for those that go first.
-        let place = |limit: &K| (self.had(limit, member).saturating_add(1), self.closings);
-        let places = limits.iter().map(|limit| (limit.clone(), place(limit)));
-        let places: Vec<(K, Place)> = places.collect();
-        self.wait(lane, class, places, has_jobs);
+        let places = limits
+            .iter()
+            .map(|limit| (limit.clone(), self.place(limit, member)));
+        let until = Until::End(class, places.collect());
+        self.close(lane, Closed { until, has_jobs });
     }
 
-    fn wait(&mut self, lane: L, class: Class, places: Vec<(K, Place)>, has_jobs: bool) {
-        for (limit, place) in &places {
-            let waiting = self.waiting.entry(limit.clone()).or_default();
-            waiting.entry(class).or_default().insert((*place, lane));
-        }
-        let until = Until::End(class, places);
-        self.closed.insert(lane, Closed { until, has_jobs });
-    }
-
-    /// Closes a lane until this time. `limits`: those that let jobs start at a rate.
-    pub fn close_until(&mut self, lane: L, at: T, limits: &[K], member: &S, has_jobs: bool) {
+    /// Closes a lane until this limit lets a job start, which it does at this time. The lanes that wait for it open in
+    /// order, however long each was to wait when it was closed.
+    pub fn close_until_start(
+        &mut self,
+        lane: L,
+        class: Class,
+        limit: &K,
+        at: T,
+        member: &S,
+        has_jobs: bool,
+    ) {
         self.open(lane);
         self.closings += 1;
-        let had = limits.iter().map(|limit| self.had(limit, member)).max();
-        let place = (had.unwrap_or(0), self.closings);
-        self.opening.entry(at).or_default().insert((place, lane));
-        let until = Until::Time(at, place);
-        self.closed.insert(lane, Closed { until, has_jobs });
+        let until = Until::Start(class, limit.clone(), self.place(limit, member));
+        self.close(lane, Closed { until, has_jobs });
+        // The last claim knows best.
+        if let Some(before) = self.starts_at.insert(limit.clone(), at) {
+            self.starts.remove(&(before, limit.clone()));
+        }
+        self.starts.insert((at, limit.clone()));
     }
 
-    /// Lets a lane that waits for the end of a job go ahead of the others of its class: it has overdue jobs. Several such
-    /// lanes take turns, as they were closed.
-    pub fn go_first(&mut self, lane: L) {
-        if let Some(Closed {
-            until: Until::End(class, places),
-            has_jobs,
-        }) = self.closed.get(&lane)
-        {
-            let (class, has_jobs) = (*class, *has_jobs);
-            let first = |(limit, (_, number)): &(K, Place)| (limit.clone(), (0, *number));
-            let places = places.iter().map(first);
-            let places = places.collect();
-            self.open(lane);
-            self.wait(lane, class, places, has_jobs);
+    /// Closes a lane until this time.
+    pub fn close_until(&mut self, lane: L, at: T, has_jobs: bool) {
+        self.open(lane);
+        self.closings += 1;
+        let until = Until::Time(at, (0, self.closings));
+        self.close(lane, Closed { until, has_jobs });
+    }
+
+    /// The place of the lane that is closed now. From 1 on: 0 is for those that go first.
+    fn place(&self, limit: &K, member: &S) -> Place {
+        (self.had(limit, member).saturating_add(1), self.closings)
+    }
+
+    fn close(&mut self, lane: L, closed: Closed<K, T>) {
+        let mut wait = |class: &Class, limit: &K, place: &Place| {
+            let waiting = self.waiting.entry(limit.clone()).or_default();
+            waiting.entry(*class).or_default().insert((*place, lane));
+        };
+        match &closed.until {
+            Until::End(class, places) => {
+                places
+                    .iter()
+                    .for_each(|(limit, place)| wait(class, limit, place));
+                self.for_ends += 1;
+            }
+            Until::Start(class, limit, place) => wait(class, limit, place),
+            Until::Time(at, place) => {
+                self.opening.entry(*at).or_default().insert((*place, lane));
+            }
         }
+        self.closed.insert(lane, closed);
+    }
+
+    /// Lets a lane that waits for a limit go ahead of the others of its class: it has overdue jobs. Several such lanes take
+    /// turns, as they were closed.
+    pub fn go_first(&mut self, lane: L) {
+        let Some(closed) = self.closed.get(&lane) else {
+            return;
+        };
+        let (until, has_jobs) = match &closed.until {
+            Until::End(class, places) => {
+                let first = |(limit, (_, number)): &(K, Place)| (limit.clone(), (0, *number));
+                let places = places.iter().map(first);
+                (Until::End(*class, places.collect()), closed.has_jobs)
+            }
+            Until::Start(class, limit, (_, number)) => (
+                Until::Start(*class, limit.clone(), (0, *number)),
+                closed.has_jobs,
+            ),
+            Until::Time(..) => return,
+        };
+        // The time of its limit stays.
+        self.remove(lane);
+        self.close(lane, Closed { until, has_jobs });
     }
 
     /// Opens a lane. False if it was open.
     pub fn open(&mut self, lane: L) -> bool {
-        let Some(closed) = self.closed.remove(&lane) else {
+        let Some(until) = self.remove(lane) else {
             return false;
         };
-        match closed.until {
+        // For the last lane, nothing is left to be done at that time.
+        if let Until::Start(_, limit, _) = until
+            && !self.waiting.contains_key(&limit)
+            && let Some(at) = self.starts_at.remove(&limit)
+        {
+            self.starts.remove(&(at, limit));
+        }
+        true
+    }
+
+    fn remove(&mut self, lane: L) -> Option<Until<K, T>> {
+        let until = self.closed.remove(&lane)?.until;
+        match &until {
             Until::Time(at, place) => {
-                if let Some(opening) = self.opening.get_mut(&at) {
-                    opening.remove(&(place, lane));
+                if let Some(opening) = self.opening.get_mut(at) {
+                    opening.remove(&(*place, lane));
                     if opening.is_empty() {
-                        self.opening.remove(&at);
+                        self.opening.remove(at);
                     }
                 }
             }
             Until::End(class, places) => {
+                self.for_ends -= 1;
                 for (limit, place) in places {
-                    let Some(waiting) = self.waiting.get_mut(&limit) else {
-                        continue;
-                    };
-                    if let Some(of_class) = waiting.get_mut(&class) {
-                        of_class.remove(&(place, lane));
-                        if of_class.is_empty() {
-                            waiting.remove(&class);
-                        }
-                    }
-                    if waiting.is_empty() {
-                        self.waiting.remove(&limit);
-                    }
+                    self.leave(lane, *class, limit, *place);
                 }
             }
+            Until::Start(class, limit, place) => self.leave(lane, *class, limit, *place),
         }
-        true
+        Some(until)
+    }
+
+    /// A lane no longer waits for this limit.
+    fn leave(&mut self, lane: L, class: Class, limit: &K, place: Place) {
+        let Some(waiting) = self.waiting.get_mut(limit) else {
+            return;
+        };
+        if let Some(of_class) = waiting.get_mut(&class) {
+            of_class.remove(&(place, lane));
+            if of_class.is_empty() {
+                waiting.remove(&class);
+            }
+        }
+        if waiting.is_empty() {
+            self.waiting.remove(limit);
+        }
     }
 
     /// Opens all lanes.
     pub fn clear(&mut self) {
         self.closed.clear();
         self.waiting.clear();
+        self.for_ends = 0;
         self.opening.clear();
+        self.starts.clear();
+        self.starts_at.clear();
     }
 
     /// True if lanes wait for the end of a job.
     pub fn wait_for_ends(&self) -> bool {
+        self.for_ends > 0
+    }
+
+    /// True if lanes wait for a limit.
+    pub fn wait_for_limits(&self) -> bool {
         !self.waiting.is_empty()
     }
 
     /// When the next lane opens by itself.
     pub fn next_opening(&self) -> Option<T> {
-        self.opening.keys().next().copied()
+        let opening = self.opening.keys().next().copied();
+        let starts = self.starts.first().map(|(at, _)| *at);
+        opening.into_iter().chain(starts).min()
     }
 
     /// The lanes whose time has come. Like all lists of this type, in the order in which the caller opens them: the last
     /// one goes first.
-    pub fn due(&self, now: T) -> Vec<L> {
+    pub fn due(&mut self, now: T) -> Vec<L> {
         let mut due: Vec<(Place, L)> = (self.opening.range(..=now))
             .flat_map(|(_, lanes)| lanes.iter().copied())
             .collect();
         due.sort_unstable_by(|left, right| right.cmp(left));
-        due.into_iter().map(|(_, lane)| lane).collect()
+        let mut due: Vec<L> = due.into_iter().map(|(_, lane)| lane).collect();
+        let is_due = |(at, _): &&(T, K)| *at <= now;
+        while let Some(start) = self.starts.first().filter(is_due).cloned() {
+            self.starts.remove(&start);
+            let (_, limit) = start;
+            self.starts_at.remove(&limit);
+            due.extend(self.first_of(&limit, OPENED_FIRST));
+        }
+        due
     }
 
     /// The lanes that the end of a job of this limit opens.
     pub fn by_end(&self, limit: &K) -> Vec<L> {
-        self.first_of(limit, OPENED_BY_END)
+        self.first_of(limit, OPENED_FIRST)
     }
 
     /// Other lanes of a limit, of which a lane had room, or no jobs any more.
     pub fn others(&self, limit: &K) -> Vec<L> {
-        self.first_of(limit, OPENED_MAX)
+        match self.starts_at.contains_key(limit) {
+            true => Vec::new(),
+            false => self.first_of(limit, OPENED_MAX),
+        }
     }
 
     /// Some lanes of each limit, of which there may be too many for one sweep: jobs of other workers may have ended.
     pub fn some(&mut self) -> Vec<L> {
         let before = self.swept.take();
         let is_later = |limit: &&K| before.as_ref().is_none_or(|before| *limit > before);
-        let later = self.waiting.keys().filter(is_later);
-        let earlier = self.waiting.keys().filter(|limit| !is_later(limit));
+        // Those that let a job start at a time do not before.
+        let waiting = || {
+            self.waiting
+                .keys()
+                .filter(|limit| !self.starts_at.contains_key(*limit))
+        };
+        let later = waiting().filter(is_later);
+        let earlier = waiting().filter(|limit| !is_later(limit));
         let limits: Vec<K> = later
             .chain(earlier)
             .take(OPENED_BY_SWEEP)
@@ -367,11 +466,12 @@ mod tests {
     #[test]
     fn a_lane_that_is_closed_for_a_time_opens_by_itself() {
         let mut closings = OfTest::default();
-        closings.close_until(1, 20, &["limit"], &1, true);
-        closings.close_until(2, 10, &[], &2, false);
+        closings.close_until(1, 20, true);
+        closings.close_until(2, 10, false);
         assert_eq!(closings.with_jobs().collect::<Vec<_>>(), [1]);
         assert_eq!(closings.next_opening(), Some(10));
-        assert_eq!((closings.due(9), closings.due(20)), (vec![], vec![2, 1]));
+        assert_eq!(closings.due(9), [0; 0]);
+        assert_eq!(closings.due(20), [2, 1]);
         closings.open(2);
         assert_eq!(closings.next_opening(), Some(20));
         assert!(closings.by_end(&"limit").is_empty(), "ends do not open it");
@@ -386,7 +486,7 @@ mod tests {
         let mut counts = vec![0; shares.len()];
         let lanes: Vec<u32> = (0..).take(shares.len()).collect();
         let close = |closings: &mut OfTest, lane: u32, now: u64| match at_a_rate {
-            true => closings.close_until(lane, now + 1, &["limit"], &lane, true),
+            true => closings.close_until_start(lane, CLASS, &"limit", now + 1, &lane, true),
             false => closings.close_until_end(lane, CLASS, &["limit"], &lane, true),
         };
         for lane in &lanes {
@@ -421,6 +521,46 @@ mod tests {
             let counts = served(&ten, at_a_rate, 1200);
             assert_eq!((counts[0], counts[9]), (300, 100));
         }
+    }
+
+    /// As claims at different times tell them different times.
+    #[test]
+    fn lanes_of_a_rate_open_in_order_when_the_next_start_is_permitted() {
+        let mut closings = OfTest::default();
+        let close = |closings: &mut OfTest, lane: u32, at: u64| {
+            closings.close_until_start(lane, CLASS, &"rate", at, &lane, true);
+        };
+        closings.take(&["rate"], &1, 1.0);
+        for (lane, at) in [(1, 10), (2, 20), (3, 30), (4, 25)] {
+            close(&mut closings, lane, at);
+        }
+        assert!(closings.wait_for_limits() && !closings.wait_for_ends());
+        assert_eq!(
+            closings.next_opening(),
+            Some(25),
+            "the last claim knows best"
+        );
+        let before = (closings.due(24), closings.others(&"rate"), closings.some());
+        assert_eq!(before, Default::default());
+        closings.go_first(4);
+        assert_eq!(closings.due(25), [2, 4]);
+        assert!(closings.open(2) && closings.open(4));
+        // While there is room, the others follow.
+        assert_eq!(closings.next_opening(), None);
+        assert_eq!(closings.others(&"rate"), [1, 3]);
+        assert_eq!(
+            closings.some(),
+            [1, 3],
+            "the sweep, if their claim was lost"
+        );
+        close(&mut closings, 2, 40);
+        for lane in [1, 2, 3] {
+            assert!(closings.open(lane));
+        }
+        assert_eq!(closings.next_opening(), None, "nobody waits for it");
+        close(&mut closings, 1, 50);
+        closings.clear();
+        assert!(closings.next_opening().is_none() && !closings.wait_for_limits());
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub struct ClosedLane {
     pub lane: u32,
     /// For how long; `None`: until a job of its key has ended.
     pub wait_ms: Option<i64>,
-    /// The keys of running jobs that have no room for it.
+    /// The keys that have no room for it.
     pub by: Vec<Key>,
 }
 
@@ -261,11 +261,14 @@ impl Gates {
             let lane = of_lane[0].lane;
             let is_full = |pair: &Gated| pair.room.is_some_and(|room| jobs(lane) >= whole(room));
             let wait = |pair: &Gated| waits.get(&pair.of).copied().or(pair.wait_ms);
-            let wait_ms = of_lane.iter().filter_map(wait).max();
-            let full = of_lane.iter().filter(|pair| is_full(pair));
-            let by: Vec<Key> = full.map(|pair| pair.of).collect();
-            if !by.is_empty() || wait_ms.is_some() {
-                let wait_ms = wait_ms.filter(|_| by.is_empty());
+            let by: Vec<&Gated> = of_lane
+                .iter()
+                .filter(|pair| is_full(pair) || wait(pair).is_some())
+                .collect();
+            if !by.is_empty() {
+                let wait_ms = by.iter().map(|pair| wait(pair)).max().flatten();
+                let wait_ms = wait_ms.filter(|_| !by.iter().any(|pair| is_full(pair)));
+                let by = by.iter().map(|pair| pair.of).collect();
                 closed.push(ClosedLane { lane, wait_ms, by });
             }
         }

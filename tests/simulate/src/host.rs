@@ -272,19 +272,24 @@ impl Host {
                     let (lane, closings) = (closed.lane, &mut self.closings);
                     let of = &lanes[lane as usize];
                     self.turns.remove(lane);
-                    match wait {
-                        Some(until) => closings.close_until(lane, until, &of.keys, &lane, true),
-                        None => {
-                            let class = of.place.class;
-                            closings.close_until_end(lane, class, &closed.by, &lane, true);
+                    let class = of.place.class;
+                    match (wait, &closed.by[..]) {
+                        (Some(until), [rate]) => {
+                            closings.close_until_start(lane, class, rate, until, &lane, true);
+                        }
+                        (Some(until), _) => closings.close_until(lane, until, true),
+                        (None, by) => {
+                            let full = by.iter().filter(|key| of.limits.contains(key));
+                            let full: Vec<Key> = full.copied().collect();
+                            closings.close_until_end(lane, class, &full, &lane, true);
                         }
                     }
                 }
             }
         }
         for closed in &answer.closed {
-            let limits = &lanes[closed.lane as usize].limits;
-            let had_room = limits.iter().filter(|limit| !closed.by.contains(limit));
+            let keys = &lanes[closed.lane as usize].keys;
+            let had_room = keys.iter().filter(|limit| !closed.by.contains(limit));
             let others: Vec<u32> = had_room
                 .flat_map(|limit| self.closings.others(limit))
                 .collect();
@@ -297,8 +302,8 @@ impl Host {
             if self.closings.is_closed(*lane) || sabotage == Some(Sabotage::Ends) {
                 continue;
             }
-            for limit in &lanes[*lane as usize].limits {
-                for other in self.closings.others(limit) {
+            for key in &lanes[*lane as usize].keys {
+                for other in self.closings.others(key) {
                     self.open(other, lanes, sabotage);
                 }
             }

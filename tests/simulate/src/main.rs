@@ -15,7 +15,7 @@ use rouse_simulate::{Name, Report, Sabotage, Sizes, run};
     name = "cargo xtask simulate",
     bin_name = "cargo xtask simulate",
     after_help = "Examples:\n  \
-        cargo xtask simulate                              fair, weights, gates, shared-limit and deaths: a minute\n  \
+        cargo xtask simulate                              all except fleet: a minute\n  \
         cargo xtask simulate fleet                        1,000 hosts, 100,000,000 jobs: minutes\n  \
         cargo xtask simulate fleet --jobs 1000000         the same fleet with fewer jobs\n  \
         cargo xtask simulate weights --hosts 7 --tenants 200 --seed 3\n  \
@@ -31,7 +31,7 @@ use rouse_simulate::{Name, Report, Sabotage, Sizes, run};
         docs/explanation/simulation.md describes the model, and what it leaves out."
 )]
 struct Options {
-    /// The scenarios; default: all except `shared-rate` and `fleet`
+    /// The scenarios; default: all except `fleet`
     #[arg(value_enum, value_name = "SCENARIO")]
     scenarios: Vec<Name>,
     /// Number of hosts; default: that of the scenario
@@ -77,6 +77,7 @@ fn simulate(options: &Options) -> Result<ExitCode> {
             Name::Weights,
             Name::Gates,
             Name::SharedLimit,
+            Name::SharedRate,
             Name::Deaths,
         ],
         names => names,

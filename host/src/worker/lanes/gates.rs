@@ -73,7 +73,7 @@ impl Gates {
             if let Some(key) = gate.key_of(&lane.queue, &lane.handler, &lane.values) {
                 let limit = || format!("gate {}\n{}", gate.name, key.join("\n")).into();
                 match gate.limit {
-                    ClaimLimit::Starts => known.rates.push(limit()),
+                    ClaimLimit::Starts => known.rates.push((gate.name.clone(), limit())),
                     ClaimLimit::Running => known.limits.push((gate.name.clone(), limit())),
                     ClaimLimit::Batch(most) => {
                         known.batch = Some(known.batch.map_or(most, |other| other.min(most)));
@@ -104,8 +104,9 @@ impl Lanes {
         }
     }
 
-    /// Closes a lane: for a while, or until the gates that have no room have some again. Behind a gate that this worker
-    /// does not know yet, the sweep finds the lane. `has_jobs`: it is known to have some.
+    /// Closes a lane: for a while, or until the gates that have no room have some again. One that waits for a single rate
+    /// opens in the order of those behind it. Behind a gate that this worker does not know yet, the sweep finds the lane.
+    /// `has_jobs`: it is known to have some.
     pub(super) fn close(&mut self, closed: &ClosedLane, has_jobs: bool, now: Instant) {
         let ClosedLane { lane: id, wait, by } = closed;
         self.active.remove(*id);
@@ -116,7 +117,16 @@ impl Lanes {
         let (class, member) = (known.place.class, self.member(known));
         let closings = &mut self.gates.closings;
         match wait {
-            Some(wait) => closings.close_until(*id, now + *wait, &known.rates, &member, has_jobs),
+            Some(wait) => {
+                let at = now + *wait;
+                let rate = known.rates.iter().find(|(gate, _)| by == &[gate.as_str()]);
+                match rate {
+                    Some((_, rate)) => {
+                        closings.close_until_start(*id, class, rate, at, &member, has_jobs);
+                    }
+                    None => closings.close_until(*id, at, has_jobs),
+                }
+            }
             None => {
                 let limits = known.limits.iter().filter(|(gate, _)| by.contains(gate));
                 let limits: Vec<Limit> = limits.map(|(_, limit)| limit.clone()).collect();
@@ -147,8 +157,7 @@ impl Lanes {
             let member = self.member(known);
             #[expect(clippy::cast_precision_loss, reason = "the size of a claim")]
             let turns = *jobs as f64 * known.cost / known.weight;
-            let limits = known.limits.iter().map(|(_, limit)| limit);
-            let limits = limits.chain(&known.rates);
+            let limits = known.limits_and_rates().map(|(_, limit)| limit);
             self.gates.closings.take(limits, &member, turns);
         }
     }
@@ -187,7 +196,15 @@ impl Lanes {
 
     /// Notes that a job of this lane has ended, so others of its limits may start. True if there may be any.
     pub(in crate::worker) fn free(&mut self, id: LaneId) -> bool {
-        self.open_behind_limits_of(id, Closings::by_end)
+        let Some(known) = self.known.get(&id) else {
+            return false;
+        };
+        let limits: Vec<Limit> = known
+            .limits
+            .iter()
+            .map(|(_, limit)| limit.clone())
+            .collect();
+        self.open_behind(&limits, Closings::by_end)
     }
 
     /// Opens some lanes of each limit: jobs of other workers may have ended.
@@ -198,15 +215,21 @@ impl Lanes {
 
     /// Opens other lanes of the limits of a lane that had room, or no jobs any more. True if there are any.
     pub(super) fn open_others(&mut self, id: LaneId) -> bool {
-        self.gates.closings.wait_for_ends() && self.open_behind_limits_of(id, Closings::others)
+        if !self.gates.closings.wait_for_limits() {
+            return false;
+        }
+        let known = self.known.get(&id).into_iter();
+        let limits = known.flat_map(Known::limits_and_rates);
+        let limits: Vec<Limit> = limits.map(|(_, limit)| limit.clone()).collect();
+        self.open_behind(&limits, Closings::others)
     }
 
     /// Opens other lanes of those limits of a lane that had room for it: others have kept its jobs from starting. True if
     /// there are any.
     fn open_instead(&mut self, closed: &ClosedLane) -> bool {
-        let known = self.known.get(&closed.lane);
-        let limits = known.iter().flat_map(|known| &known.limits);
-        let limits = limits
+        let known = self.known.get(&closed.lane).into_iter();
+        let limits = known
+            .flat_map(Known::limits_and_rates)
             .filter(|(gate, _)| !closed.by.contains(gate) && closed.locked().all(|it| it != gate));
         let closings = &self.gates.closings;
         let others = limits.flat_map(|(_, limit)| closings.others(limit));
@@ -214,24 +237,21 @@ impl Lanes {
         self.open_all(others)
     }
 
-    fn open_behind_limits_of(
+    fn open_behind(
         &mut self,
-        id: LaneId,
+        limits: &[Limit],
         opened: impl Fn(&Closings<LaneId, Limit, Member, Instant>, &Limit) -> Vec<LaneId>,
     ) -> bool {
-        let Some(known) = self.known.get(&id) else {
-            return false;
-        };
         let closings = &self.gates.closings;
-        let limits = || known.limits.iter().map(|(_, limit)| limit);
         // In the order of the limit that most of them share: a lane that waited for another one does not go ahead.
-        let shared = limits().max_by_key(|limit| closings.waiting(limit));
+        let shared = limits.iter().max_by_key(|limit| closings.waiting(limit));
         let had = |id: &LaneId| {
             let member = self.member(self.known.get(id)?);
             Some(closings.had(shared?, &member))
         };
-        let mut ids: Vec<LaneId> = limits().flat_map(|limit| opened(closings, limit)).collect();
-        if known.limits.len() > 1 {
+        let ids = limits.iter().flat_map(|limit| opened(closings, limit));
+        let mut ids: Vec<LaneId> = ids.collect();
+        if limits.len() > 1 {
             ids.sort_by_cached_key(|id| Reverse(had(id)));
         }
         self.open_all(ids)

@@ -71,6 +71,7 @@ fn every_promise_is_kept_in_small_runs_of_the_scenarios() {
         Name::Weights,
         Name::Gates,
         Name::SharedLimit,
+        Name::SharedRate,
         Name::Deaths,
         Name::Fleet,
     ] {
@@ -156,9 +157,12 @@ fn behind_one_limit(name: Name, hosts: usize) -> Scenario {
 }
 
 #[test]
-fn tenants_share_a_limit_of_running_jobs_by_weight() {
-    for hosts in [1, 3] {
-        let report = simulate(&behind_one_limit(Name::SharedLimit, hosts));
+fn tenants_share_a_limit_by_weight() {
+    for (name, hosts) in [Name::SharedLimit, Name::SharedRate]
+        .into_iter()
+        .flat_map(|name| [(name, 1), (name, 3)])
+    {
+        let report = simulate(&behind_one_limit(name, hosts));
         assert_eq!(report.faults(), Vec::<String>::new(), "{report}");
         for class in &report.classes[..2] {
             let share = class.share.unwrap();
@@ -170,29 +174,17 @@ fn tenants_share_a_limit_of_running_jobs_by_weight() {
     }
 }
 
-/// Their weights are not kept: see `docs/decisions/closed-lanes-open-by-share.md`.
-#[test]
-fn no_tenant_takes_all_starts_of_a_shared_limit_of_starts() {
-    for hosts in [1, 3] {
-        let scenario = behind_one_limit(Name::SharedRate, hosts);
-        let report = simulate(&scenario);
-        assert_eq!(report.jobs, scenario.jobs(), "{report}");
-        assert_eq!((report.exceeded, report.stuck), (0, 0), "{report}");
-        let shares = report.classes.iter().filter_map(|class| class.share);
-        assert!(shares.fold(1.0, f64::min) > 0.5, "{report}");
-        assert!(report.classes[2].delay_p99_ms < 500.0, "{report}");
-    }
-}
-
 #[test]
 fn shares_of_a_limit_that_do_not_follow_the_weights_are_noticed() {
-    let mut scenario = behind_one_limit(Name::SharedLimit, 1);
-    scenario.sabotage = Some(Sabotage::Weights);
-    let report = simulate(&scenario);
-    assert!(
-        report.faults().iter().any(|fault| fault.contains("off by")),
-        "{report}"
-    );
+    for name in [Name::SharedLimit, Name::SharedRate] {
+        let mut scenario = behind_one_limit(name, 1);
+        scenario.sabotage = Some(Sabotage::Weights);
+        let report = simulate(&scenario);
+        assert!(
+            report.faults().iter().any(|fault| fault.contains("off by")),
+            "{report}"
+        );
+    }
 }
 
 #[test]

@@ -65,11 +65,10 @@ fn until_end(lane: u32, by: Key) -> ClosedLane {
     }
 }
 
-fn for_ms(lane: u32, ms: i64) -> ClosedLane {
+fn for_ms(lane: u32, ms: i64, by: Key) -> ClosedLane {
     ClosedLane {
-        lane,
         wait_ms: Some(ms),
-        by: Vec::new(),
+        ..until_end(lane, by)
     }
 }
 
@@ -131,12 +130,13 @@ fn a_job_passes_all_of_its_gates_or_none() {
     ];
     let mut gates = Gates::new(limits);
     let keys = [vec![key(0, 0), key(1, 0), key(2, 0)]];
+    let for_ms = |ms| vec![for_ms(0, ms, key(1, 0))];
     let (taken, closed) = claim(&mut gates, &keys, &[9], 100, 0);
-    assert_eq!((taken, closed), (vec![2], vec![for_ms(0, 1000)]));
+    assert_eq!((taken, closed), (vec![2], for_ms(1000)));
     let (taken, closed) = claim(&mut gates, &keys, &[7], 100, 500 * MS);
-    assert_eq!((taken, closed), (vec![0], vec![for_ms(0, 500)]));
+    assert_eq!((taken, closed), (vec![0], for_ms(500)));
     let (taken, closed) = claim(&mut gates, &keys, &[7], 100, 1000 * MS);
-    assert_eq!((taken, closed), (vec![2], vec![for_ms(0, 1000)]));
+    assert_eq!((taken, closed), (vec![2], for_ms(1000)));
     // Four run: room for one.
     let (taken, closed) = claim(&mut gates, &keys, &[5], 100, 2000 * MS);
     assert_eq!((taken, closed), (vec![1], vec![until_end(0, key(0, 0))]));

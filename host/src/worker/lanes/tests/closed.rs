@@ -18,10 +18,12 @@ fn until_end(id: i64) -> ClosedLane {
     }
 }
 
+/// By the gate of starts.
 fn for_seconds(id: i64, seconds: u64) -> ClosedLane {
     ClosedLane {
+        lane: LaneId(id),
         wait: Some(Duration::from_secs(seconds)),
-        ..until_end(id)
+        by: vec!["all".into()],
     }
 }
 
@@ -229,16 +231,15 @@ fn tenants_behind_a_gate_that_they_share_get_their_shares_of_it() {
             let orders = lanes.orders(After::Cursor, 16);
             let first = orders[0].lane;
             *started.entry(first.0).or_default() += 1;
-            let wait = Duration::from_secs(1);
             let closed: Vec<ClosedLane> = (1..=3)
-                .map(|n| ClosedLane {
-                    wait: (limit == crate::job::ClaimLimit::Starts).then_some(wait),
-                    ..until_end(n)
+                .map(|n| match limit {
+                    crate::job::ClaimLimit::Starts => for_seconds(n, 1),
+                    _ => until_end(n),
                 })
                 .collect();
             lanes.claimed(&orders, &[job(first.0, turn)], &closed, false);
             // Their time is that of the claim, a moment ago.
-            now += 2 * wait;
+            now += Duration::from_secs(2);
             assert!(lanes.open_due(now) || lanes.free(first));
         }
         let started = [1, 2, 3].map(|lane| started[&lane]);
@@ -348,7 +349,10 @@ fn closed_lanes_are_searched_for_overdue_jobs_and_those_that_have_some_open_firs
 #[test]
 fn a_lane_at_its_rate_opens_by_itself() {
     let mut lanes = Lanes::default();
-    let gate = gate(crate::job::ClaimLimit::Starts);
+    let gate = crate::job::ClaimGate {
+        key: vec!["tenant".to_owned()],
+        ..gate(crate::job::ClaimLimit::Starts)
+    };
     assert!(lanes.set_gates(vec![gate.clone()]));
     assert!(!lanes.set_gates(vec![gate.clone()]));
     lanes.learn(vec![of_tenant(1, 10, "a"), of_tenant(2, 20, "b")]);
@@ -369,6 +373,33 @@ fn a_lane_at_its_rate_opens_by_itself() {
     lanes.serve(|_| Some(SERVED));
     assert_eq!(next(&mut lanes), [10, 20]);
     assert_eq!(lanes.next_opening(), None);
+}
+
+/// The claims that have closed them told them different times.
+#[test]
+fn lanes_at_a_rate_that_they_share_open_by_their_shares_when_it_permits_a_start() {
+    let mut lanes = Lanes::default();
+    lanes.set_gates(vec![gate(crate::job::ClaimLimit::Starts)]);
+    lanes.learn((1..=5).map(|n| of_tenant(n, n, "a")).collect());
+    lanes.serve(|_| Some(SERVED));
+    let now = Instant::now();
+    let orders = lanes.orders(After::Cursor, WANTED);
+    let jobs = [job(1, 100), job(2, 101), job(3, 102)];
+    let closed: Vec<ClosedLane> = (1..)
+        .zip([1, 2, 3, 4, 9])
+        .map(|(n, s)| for_seconds(n, s))
+        .collect();
+    lanes.claimed(&orders, &jobs, &closed, false);
+    assert!(
+        !lanes.open_due(now + Duration::from_secs(1)),
+        "the last lane was told 9 s"
+    );
+    assert!(lanes.open_due(Instant::now() + Duration::from_secs(9)));
+    assert_eq!(open(&lanes), [4, 5], "they had nothing yet");
+    // One of them is empty, and the other has a job: there is room for more.
+    let orders = lanes.with_jobs();
+    assert!(lanes.claimed(&orders, &[job(4, 103)], &[], false).opened);
+    assert_eq!(open(&lanes), [1, 2, 3, 4]);
 }
 
 #[test]
