@@ -22,7 +22,7 @@ use crate::limits::{
 
 const KNOWN: &str = "name, version, description, max_attempts, initial_backoff, max_backoff, \
                      multiplier, jitter, lease, timeout, grace, concurrency, instances, schedule, \
-                     schedule_time_zone, max_concurrent(…), throttle(…), singleton(…), \
+                     schedule_time_zone, max_concurrent(…), throttle(…), batch(…), singleton(…), \
                      debounce(…), sql(…), capabilities";
 
 /// The options that the author declared.
