@@ -228,9 +228,8 @@ impl Lanes {
     /// there are any.
     fn open_instead(&mut self, closed: &ClosedLane) -> bool {
         let known = self.known.get(&closed.lane).into_iter();
-        let limits = known
-            .flat_map(Known::limits_and_rates)
-            .filter(|(gate, _)| !closed.by.contains(gate) && closed.locked().all(|it| it != gate));
+        let limits = known.flat_map(Known::limits_and_rates);
+        let limits = limits.filter(|(gate, _)| !closed.by.contains(gate));
         let closings = &self.gates.closings;
         let others = limits.flat_map(|(_, limit)| closings.others(limit));
         let others = others.collect();

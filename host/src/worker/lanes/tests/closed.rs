@@ -289,26 +289,6 @@ fn lanes_that_another_gate_keeps_closed_do_not_use_up_the_room_of_a_shared_one()
     assert!(lanes.wait_for_ends(), "the imports wait for their own");
 }
 
-/// They would meet the same lock.
-#[test]
-fn a_lane_whose_gate_is_locked_opens_no_other_lanes_behind_that_gate() {
-    let mut lanes = Lanes::default();
-    lanes.set_gates(vec![gate(crate::job::ClaimLimit::Running)]);
-    lanes.learn((1..=3).map(|n| of_tenant(n, n, "a")).collect());
-    lanes.serve(|_| Some(SERVED));
-    for id in [2, 3] {
-        lanes.close(&until_end(id), true, Instant::now());
-    }
-    lanes.mark_active(LaneId(1));
-    let orders = lanes.with_jobs();
-    let closed = ClosedLane {
-        by: vec!["locked all".into()],
-        ..for_seconds(1, 5)
-    };
-    assert!(!lanes.claimed(&orders, &[], &[closed], false).opened);
-    assert!(open(&lanes).is_empty());
-}
-
 /// Otherwise a gate that earlier classes use up would keep them for ever.
 #[test]
 fn closed_lanes_are_searched_for_overdue_jobs_and_those_that_have_some_open_first() {
