@@ -121,15 +121,13 @@ pub use steps::{NotMine, RecordedSteps};
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
 /// The functions in which calls of workers wait some seconds for locks, and what they wait for.
-const AWAITED: [(&str, &str); 8] = [
+const AWAITED: [(&str, &str); 9] = [
     (
         "rouse._in_own_shards",
         "a transaction that has changed the shards of a queue and is still open",
     ),
-    (
-        "rouse._charge_keys",
-        "a transaction that has changed rouse.gate_key and is still open",
-    ),
+    ("rouse._within_gates", CHANGED_GATE),
+    ("rouse._charge_keys", CHANGED_GATE),
     ("rouse.register", CHANGED_WORKER),
     ("rouse.heartbeat", CHANGED_WORKER),
     ("rouse.outlived", CHANGED_WORKER),
@@ -137,6 +135,8 @@ const AWAITED: [(&str, &str); 8] = [
     ("rouse.declare_fair_share", CHANGED_QUEUE),
     ("rouse.declare_gates", CHANGED_QUEUE),
 ];
+
+const CHANGED_GATE: &str = "a transaction that has changed a gate and is still open";
 
 const CHANGED_WORKER: &str = "a transaction that has changed a worker and is still open";
 

@@ -33,8 +33,7 @@
 --
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them, by id: rows that were enqueued together are
 -- updated together, whatever lanes they are of. The caller knows the order of the lanes. After these, a row without an id for each lane from
--- which gates let no job start now: `lease_ms` is for how many milliseconds; null: until a job of its key has ended; `closed_by`: these gates, and
--- `locked NAME` for those that another transaction has locked.
+-- which gates let no job start now: `lease_ms` is for how many milliseconds; null: until a job of its key has ended; `closed_by`: these gates.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL,
     p_in_batches boolean DEFAULT false)

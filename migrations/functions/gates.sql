@@ -259,24 +259,20 @@ $$;
 -- for other claims through the same gates, so that two never count the same room: `at` is a time after that, the time of the claim, and what it leaves is exact until
 -- the caller commits. `gated`: the lanes behind gates, for rouse._charge_gates. `wanted`: how many jobs may be claimed; p_in_batches: p_wanted
 -- batches, the jobs of as many attempts.
--- A claim holds the lock of a gate for milliseconds. If one is not free for 0.8 s, another transaction that stays open has it, such as a change of
--- the gate. Then the gate has no room for 5 s, under the name `locked NAME`, so that the other lanes go on; further gates of the claim are not
--- waited for.
+-- Waits 5 s for a lock, then the claim fails with lock_not_available: a third of the time that a host waits for an answer (ANSWER_WITHIN in
+-- host/src/store.rs). A claim that waited longer would still wait when the host tries again, and each try would add a session, as long as
+-- another transaction has changed the gate and stays open.
 -- Served by lane_id, queue_capped, gate_claims, gate_key_pkey and job_ready.
 CREATE OR REPLACE FUNCTION rouse._within_gates(
     p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_wanted integer, p_in_batches boolean,
     OUT orders rouse.claim_order[], OUT gated rouse.gated_lane[], OUT at timestamptz, OUT wanted integer)
 -- Unlike its callers, it joins lists that have no index.
--- Less than the default of deadlock_timeout: claims lock in the same order, but a transaction that changes several gates may not.
-LANGUAGE plpgsql SET enable_hashjoin = on SET lock_timeout = '800ms' AS $$
+LANGUAGE plpgsql SET enable_hashjoin = on SET lock_timeout = '5s' AS $$
 #variable_conflict use_column
 DECLARE
     -- The pairs of an order and a gate; groups are numbered by gate and key. A batch is of one lane, whose id is its key here.
     pairs   record;
     names   text[];
-    name    text;
-    -- The gates whose lock another transaction keeps.
-    locked  text[] := '{}';
     -- The number of running jobs: all of them, and by gate and key.
     jobs    bigint;
     running jsonb;
@@ -322,22 +318,10 @@ BEGIN
     IF pairs.places IS NULL THEN
         RETURN;
     END IF;
+    names := ARRAY(SELECT DISTINCT u.gate FROM unnest(pairs.gates) AS u(gate));
     -- In the order of the locks, which names may share.
-    names := ARRAY(
-        SELECT u.gate FROM (SELECT DISTINCT p.gate FROM unnest(pairs.gates) AS p(gate)) AS u ORDER BY hashtextextended(u.gate, 0) & 1023, u.gate);
-    FOREACH name IN ARRAY names LOOP
-        CONTINUE WHEN rouse._try_lock('gate', name);
-        IF locked = '{}' THEN
-            BEGIN
-                PERFORM rouse._lock('gate', name);
-                CONTINUE;
-            EXCEPTION
-                WHEN lock_not_available THEN
-                    NULL;
-            END;
-        END IF;
-        locked := locked || name;
-    END LOOP;
+    PERFORM rouse._lock('gate', n.gate)
+    FROM (SELECT u.gate FROM unnest(names) AS u(gate) ORDER BY hashtextextended(u.gate, 0) & 1023, u.gate OFFSET 0) AS n;
     at := clock_timestamp();
     -- A new snapshot, after the locks.
     IF pairs.has_limits THEN
@@ -357,11 +341,10 @@ BEGIN
     SELECT array_agg(s.room), array_agg(s.wait_ms), array_agg(s.size)
     INTO rooms, waits, sizes
     FROM (
-        SELECT CASE
-                   WHEN u.gate = ANY (locked) THEN 0
-                   WHEN g.kind = 'max_concurrent' THEN greatest(g.most - coalesce((running -> u.gate ->> u.key)::integer, 0), 0)
+        SELECT CASE g.kind
+                   WHEN 'max_concurrent' THEN greatest(g.most - coalesce((running -> u.gate ->> u.key)::integer, 0), 0)
                    ELSE coalesce(t.tokens, b.room) END AS room,
-               CASE WHEN u.gate = ANY (locked) THEN 5000 ELSE coalesce(t.wait_ms, b.wait_ms) END AS wait_ms, b.size
+               coalesce(t.wait_ms, b.wait_ms) AS wait_ms, b.size
         FROM ROWS FROM (unnest(pairs.numbers), unnest(pairs.gates), unnest(pairs.keys), unnest(pairs.lanes), unnest(pairs.afters), unnest(pairs.mosts),
                         unnest(pairs.are_first)) AS u(number, gate, key, lane, after, most, is_first)
         -- A gate that was dropped meanwhile permits everything.
@@ -442,9 +425,7 @@ BEGIN
         SELECT ROW(o.lane, o.after, o.lease_ms, mosts[o.place], o.waited_ms)::rouse.claim_order
         FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place) ORDER BY o.place);
     gated := ARRAY(
-        -- No gate has a name with a space.
-        SELECT ROW(u.lane, CASE WHEN u.gate = ANY (locked) THEN 'locked ' || u.gate ELSE u.gate END, u.key,
-                   CASE WHEN u.kind <> 'throttle' OR u.gate = ANY (locked) THEN u.room END, waits[u.number])::rouse.gated_lane
+        SELECT ROW(u.lane, u.gate, u.key, CASE WHEN u.kind <> 'throttle' THEN u.room END, waits[u.number])::rouse.gated_lane
         FROM ROWS FROM (unnest(pairs.lanes), unnest(pairs.gates), unnest(pairs.keys), unnest(pairs.numbers), unnest(pairs.kinds), unnest(found))
              AS u(lane, gate, key, number, kind, room)
         -- Without jobs that wait, a batch closes no lane.
@@ -484,10 +465,8 @@ BEGIN
 END
 $$;
 
--- Charges the keys of these lanes, and returns the time after which a job may start, for those from which none may start now. The caller has
--- the locks of the gates, so only a transaction that has changed rouse.gate_key itself can delay it. It waits 5 s for that, and then the claim
--- fails: a third of the time that a host waits for an answer (ANSWER_WITHIN in host/src/store.rs). A claim that waited longer would still wait
--- when the host tries again, and each try would add a session.
+-- Charges the keys of these lanes, and returns the time after which a job may start, for those from which none may start now. Waits 5 s for a
+-- change of the gate, which changes its keys.
 CREATE OR REPLACE FUNCTION rouse._charge_keys(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz)
 RETURNS TABLE (gate text, key text, wait_ms bigint)
 LANGUAGE plpgsql ROWS 500 SET lock_timeout = '5s' AS $$
@@ -669,10 +648,6 @@ BEGIN
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     PERFORM rouse._divide_lanes(NULL);
     UPDATE rouse.lane AS l SET seq = nextval('rouse.lane_seq') WHERE l.key = '' AND l.closed_at IS NULL;
-    -- As a claim does before it charges keys: it does not meet their changes after it has taken its jobs.
-    IF tg_op <> 'INSERT' AND old.kind = 'throttle' THEN
-        PERFORM rouse._lock('gate', old.name);
-    END IF;
     IF tg_op = 'DELETE' OR tg_op = 'UPDATE' AND (old.kind, old.key) IS DISTINCT FROM (new.kind, new.key) THEN
         DELETE FROM rouse.gate_key AS k WHERE k.gate = old.name;
     ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND (old.burst IS NULL) <> (new.burst IS NULL) THEN

@@ -12,7 +12,6 @@ BEGIN
         CREATE TYPE rouse.claim_order AS (lane bigint, after bigint, lease_ms bigint, most integer, waited_ms bigint);
     END IF;
     -- A lane of a claim, and the key of a gate that limits it.
-    --   gate     `locked NAME` if another transaction has locked the gate: then room is 0
     --   room     max_concurrent: how many of its jobs may start; batch: how many that make batches; throttle: null
     --   wait_ms  throttle: the time after which one may start; null: one may. batch: when to look again for the others
     IF to_regtype('rouse.gated_lane') IS NULL THEN

@@ -100,18 +100,8 @@ pub struct ClosedLane {
     pub lane: LaneId,
     /// The time after which one may start; `None` means after a job of its key has ended.
     pub wait: Option<Duration>,
-    /// The names of the gates that have no room for it, and `queue NAME` for the jobs in flight of a key of a queue. They
-    /// follow `locked ` if another transaction has locked the gate.
+    /// The names of the gates that have no room for it, and `queue NAME` for the jobs in flight of a key of a queue.
     pub by: Vec<String>,
-}
-
-impl ClosedLane {
-    /// The gates of the lane that another transaction has locked.
-    pub fn locked(&self) -> impl Iterator<Item = &str> {
-        self.by
-            .iter()
-            .filter_map(|gate| gate.strip_prefix("locked "))
-    }
 }
 
 /// A job that this host has claimed.

@@ -7,14 +7,13 @@ mod dispatch;
 mod newest;
 mod serve;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use dispatch::InLine;
 use rouse_turns::Prefetch;
-use tracing::warn;
 
 use super::Shared;
 use super::ageing::{KNOWN_AHEAD, KNOWN_MAX, Overdue, Share};
@@ -24,8 +23,7 @@ use super::unbound::Unbound;
 use crate::job::{Fence, Incarnation, LaneId};
 use crate::sandbox::{BootTime, HandlerSet};
 use crate::store::{
-    CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, ClosedLane, StoreError,
-    fills_an_answer,
+    CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, StoreError, fills_an_answer,
 };
 
 /// The maximum number of claims of one look for queued jobs. Each one after the first follows one that was not filled
@@ -328,7 +326,6 @@ impl<'a> Claims<'a> {
                 });
             }
         };
-        warn_of_locked_gates(&closed);
         if check {
             self.orphans_left = false;
             // Without a job, the time of the answer is unknown.
@@ -469,16 +466,5 @@ impl<'a> Claims<'a> {
         let bytes = jobs.iter().map(ClaimedJob::bytes).sum();
         self.prefetch.claimed(jobs.len(), bytes);
         fills_an_answer(jobs.len(), bytes)
-    }
-}
-
-/// Warns of gates that another transaction has locked: their lanes are closed, and are tried again some seconds later.
-fn warn_of_locked_gates(closed: &[ClosedLane]) {
-    let gates: BTreeSet<&str> = closed.iter().flat_map(ClosedLane::locked).collect();
-    if !gates.is_empty() {
-        warn!(
-            ?gates,
-            "a transaction that is still open has locked gates; their jobs wait until it ends"
-        );
     }
 }

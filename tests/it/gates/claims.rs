@@ -539,90 +539,32 @@ async fn a_claim_that_has_waited_for_a_gate_sees_pauses_and_orphans_of_the_meant
 
 /// The transaction of an operator may stay open.
 #[tokio::test]
-async fn a_claim_leaves_out_a_gate_that_is_being_changed_and_names_it() {
-    let (db, client) =
-        gate("'calm', 'throttle', handler => 'a', most => 100, period => '1 hour', burst => 10")
-            .await;
-    for _ in 0..2 {
-        enqueue(&client, "a", "").await;
-    }
-    let store = db.worker().await;
-    // Its key is charged.
-    assert_eq!(claim(&store, 1).await.len(), 1);
-    let other = enqueue(&client, "b", "").await;
-    let operator = db.client().await;
-    for change in [
-        "SELECT rouse.set_gate('calm', 'throttle', handler => 'a', most => 50, period => '1 hour', burst => 10)",
-        "SELECT rouse.drop_gate('calm')",
-    ] {
-        operator.batch_execute("BEGIN").await.unwrap();
-        operator.batch_execute(change).await.unwrap();
-        let (jobs, closed) = claim_and_closed(&store, 10).await;
-        let ids: Vec<i64> = jobs.iter().map(|job| job.id.0).collect();
-        let expected = match change.contains("set_gate") {
-            true => vec![other],
-            false => vec![],
-        };
-        assert_eq!(ids, expected, "{change}");
-        let locked: Vec<&str> = closed.iter().flat_map(ClosedLane::locked).collect();
-        assert_eq!(locked, ["calm"], "{change}");
-        assert_eq!(closed[0].wait, Some(Duration::from_secs(5)));
-        operator.batch_execute("ROLLBACK").await.unwrap();
-    }
-    assert_eq!(claim(&store, 10).await.len(), 1);
-}
-
-#[tokio::test]
-async fn a_claim_goes_on_with_other_lanes_while_a_gate_of_any_kind_is_locked() {
-    for kind in [
-        "'throttle', most => 100, period => '1 hour'",
-        "'max_concurrent', most => 5",
-        "'batch', most => 2, period => '1 second'",
-    ] {
-        let (db, client) = gate(&format!("'stuck', {kind}, handler => 'a'")).await;
-        set_gate(&client, "'free', 'max_concurrent', most => 100").await;
-        for handler in ["a", "a", "b"] {
-            enqueue(&client, handler, "").await;
-        }
-        let store = db.worker().await;
-        let locker = db.client().await;
-        locker
-            .batch_execute("BEGIN; SELECT rouse._lock('gate', 'stuck')")
-            .await
-            .unwrap();
-        let (jobs, closed) = claim_and_closed(&store, 10).await;
-        assert_eq!(jobs.len(), 1, "{kind}: the job of handler b");
-        let locked: Vec<&str> = closed.iter().flat_map(ClosedLane::locked).collect();
-        assert_eq!(locked, ["stuck"], "{kind}");
-        locker.batch_execute("ROLLBACK").await.unwrap();
-        assert_eq!(claim(&store, 10).await.len(), 2, "{kind}");
-    }
-}
-
-#[tokio::test]
-async fn a_claim_waits_some_seconds_for_a_change_of_its_keys_and_names_it() {
+async fn a_claim_waits_some_seconds_for_a_change_of_its_gate_and_names_it() {
     let (db, client) =
         gate("'calm', 'throttle', most => 100, period => '1 hour', burst => 10").await;
     for _ in 0..2 {
         enqueue(&client, "a", "").await;
     }
     let store = db.worker().await;
+    // Its key is charged.
     assert_eq!(claim(&store, 1).await.len(), 1);
-    let owner = db.client().await;
-    owner
-        .batch_execute("BEGIN; UPDATE rouse.gate_key SET until = until")
+    let operator = db.client().await;
+    operator
+        .batch_execute(
+            "BEGIN; SELECT rouse.set_gate('calm', 'throttle', most => 50, period => '1 hour', burst => 10)",
+        )
         .await
         .unwrap();
     let orders = orders(&store, 60_000).await;
     let claimed = store.claim(Fence(rand()), &orders, 1, None).await;
-    let error = claimed.expect_err("the key is being changed");
+    let error = claimed.expect_err("the gate is being changed");
     assert_eq!(
         error.waits_for(),
-        Some("a transaction that has changed rouse.gate_key and is still open"),
+        Some("a transaction that has changed a gate and is still open"),
         "{error}"
     );
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     assert_eq!(number(&client, waits).await, 0);
-    owner.batch_execute("ROLLBACK").await.unwrap();
+    operator.batch_execute("ROLLBACK").await.unwrap();
     assert_eq!(claim(&store, 1).await.len(), 1);
 }

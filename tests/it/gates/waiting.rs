@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rouse::worker::{Intervals, Override, Overrides, Settings};
 
-use crate::support::worker::{TestWorker, cancel, ended, show, until_true};
+use crate::support::worker::{TestWorker, cancel, until_true};
 
 use super::{enqueue, gate, number, set_gate};
 
@@ -234,31 +234,4 @@ async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
     assert!(took < 5_000, "30 jobs of 50 ms, two at a time: {took} ms");
     let released = "SELECT count(*) FROM rouse.record WHERE event = 'released'";
     assert_eq!(number(&client, released).await, 0);
-}
-
-/// As a transaction that has changed the gate and stays open.
-#[tokio::test]
-async fn jobs_of_other_lanes_start_while_a_transaction_keeps_a_gate_locked() {
-    let (db, client) =
-        gate("'stuck', 'throttle', queue => 'stuck', most => 100, period => '1 hour'").await;
-    let worker = worker(&db, 4).await;
-    let first = enqueue(&client, "test.sleep", SLEEP).await;
-    ended(&client, first).await;
-    let locker = db.client().await;
-    locker
-        .batch_execute("BEGIN; SELECT rouse._lock('gate', 'stuck')")
-        .await
-        .unwrap();
-    let behind = format!("{SLEEP}, queue => 'stuck'");
-    let stuck = enqueue(&client, "test.sleep", &behind).await;
-    let began = Instant::now();
-    let other = enqueue(&client, "test.sleep", SLEEP).await;
-    assert_eq!(ended(&client, other).await.state, "succeeded");
-    let took = began.elapsed();
-    assert_eq!(show(&client, stuck).await.state, "queued");
-    locker.batch_execute("COMMIT").await.unwrap();
-    assert_eq!(ended(&client, stuck).await.state, "succeeded");
-    worker.drain().await;
-    // It waits for 0.8 s, and then leaves the gate out.
-    assert!(took < Duration::from_secs(5), "{took:?}");
 }
