@@ -52,7 +52,7 @@ BEGIN
                array_agg((r.wait ->> 'until_ms')::bigint) FILTER (WHERE r.is_new) AS until_ms,
                array_agg(r.at) FILTER (WHERE r.is_new) AS at
         FROM (
-            -- A changed row has another ctid.
+            -- A changed row has another ctid; after two changes and a vacuum, it may have the first one again.
             SELECT s.name, s.wait, s.at, hashtid(s.ctid) AS version, (s.at <= asked.known_until) IS NOT TRUE AS is_new,
                    CASE WHEN (s.at <= asked.known_until) IS NOT TRUE THEN s.result::text END AS result
             FROM rouse.step AS s
@@ -209,14 +209,17 @@ BEGIN
        -- A released attempt has no row of its own.
        OR EXISTS (SELECT FROM rouse.record AS r WHERE r.job = reported.id AND r.event = 'released' AND r.worker = p_worker);
     IF p_repeats THEN
-        -- The inner query is run once, and its rows are hashed.
+        -- The inner query returns no more rows than lines were sent: it may be searched for each of them.
         p_lines := ARRAY(
             SELECT s FROM unnest(p_lines) AS s
             WHERE (s.id, greatest(s.attempt, 1), greatest(s.line, 1)) NOT IN (
                 SELECT l.job, l.attempt, l.line
-                FROM unnest(own_jobs) AS own(id)
+                FROM (
+                    SELECT t.id, greatest(t.attempt, 1) AS attempt, min(greatest(t.line, 1)) AS first, max(greatest(t.line, 1)) AS last
+                    FROM unnest(p_lines) AS t WHERE t.id = ANY (own_jobs) GROUP BY t.id, greatest(t.attempt, 1)) AS sent
                 -- Only a lookup can serve this condition (claim.sql).
-                JOIN rouse.log AS l ON l.job = ANY (ARRAY[own.id]) AND l.worker = p_worker));
+                JOIN rouse.log AS l ON l.job = ANY (ARRAY[sent.id]) AND l.attempt = sent.attempt AND l.line >= sent.first
+                    AND l.line <= sent.last AND l.worker = p_worker));
     END IF;
     INSERT INTO rouse.log (job, attempt, line, worker, at, level, text)
     SELECT s.id, greatest(s.attempt, 1), greatest(s.line, 1), p_worker,

@@ -42,6 +42,8 @@ struct HostLimits {
     rooms: HashMap<LaneId, usize>,
     /// The lanes that got no room.
     full: Vec<LaneId>,
+    /// Others were opened instead.
+    opened: bool,
 }
 
 /// The result of a look or a claim.
@@ -297,8 +299,13 @@ impl<'a> Claims<'a> {
         check: bool,
     ) -> Result<Found, StoreError> {
         let limits = self.keep_host_limits(&mut orders, Instant::now());
+        let opened = limits.as_ref().is_some_and(|limits| limits.opened);
         if orders.is_empty() {
-            return Ok(Found::default());
+            return Ok(Found {
+                is_cut: opened,
+                has_opened: opened,
+                ..Found::default()
+            });
         }
         let shared = self.shared;
         let fence = Fence(rand::random());
@@ -352,8 +359,8 @@ impl<'a> Claims<'a> {
             .await;
         Ok(Found {
             jobs,
-            is_cut: is_cut || may_have_more.used_up || may_have_more.opened,
-            has_opened: may_have_more.opened,
+            is_cut: is_cut || may_have_more.used_up || may_have_more.opened || opened,
+            has_opened: may_have_more.opened || opened,
             orphans: None,
         })
     }
@@ -398,10 +405,12 @@ impl<'a> Claims<'a> {
         });
         let limited = limited.collect();
         self.lanes.not_claimed(&full);
+        let mut opened = false;
         for order in &full {
-            self.lanes.close_for_handler(order.lane, now);
+            opened |= self.lanes.close_for_handler(order.lane, now);
         }
         Some(HostLimits {
+            opened,
             orders: limited,
             rooms,
             full: full.iter().map(|order| order.lane).collect(),

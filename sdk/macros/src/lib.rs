@@ -44,9 +44,10 @@ use proc_macro::TokenStream;
 /// list of two of these; without it, there is one limit for all jobs of the handler. Hosts set gates in the database
 /// when they load the module.
 ///
-/// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. All values are checked at compile time, with the
-/// limits of the host, which would refuse the whole module. Whether a time zone exists is checked only there. The
-/// operator's settings take precedence over all of them.
+/// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. Values are checked at compile time, with the limits
+/// of the host, which would refuse the whole module. Of a schedule, the macro checks the number of fields and the
+/// characters, and of a time zone the spelling; the rest is checked by the host. The operator's settings take precedence
+/// over all of them.
 ///
 /// See the documentation of `rouse_sdk` for a whole handler.
 #[proc_macro_attribute]

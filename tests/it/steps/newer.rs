@@ -154,14 +154,3 @@ async fn a_host_keeps_the_steps_of_a_suspended_job_if_they_are_many() {
     assert_eq!(answers(&client).await, expected);
     worker.drain().await;
 }
-
-#[tokio::test]
-async fn a_job_that_several_hosts_resume_in_turn_repeats_no_step() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let first = TestWorker::start(&db, Settings::default()).await;
-    let second = TestWorker::start(&db, Settings::default()).await;
-    nap(&client, 40).await;
-    first.drain().await;
-    second.drain().await;
-}

@@ -92,16 +92,19 @@ impl Lanes {
         is_new
     }
 
-    /// Notes that no job of this lane may start now, although its handler has room for others.
-    pub(in crate::worker) fn close_for_handler(&mut self, id: LaneId, now: Instant) {
-        if let Some(known) = self.known.get(&id) {
-            let closed = ClosedLane {
-                lane: id,
-                wait: None,
-                by: vec![of_handler(&known.lane.handler)],
-            };
-            self.close(&closed, true, now);
-        }
+    /// Notes that no job of this lane may start now, because its handler has no room on this host. True if others were
+    /// opened instead, whose limits it was to use the room of.
+    pub(in crate::worker) fn close_for_handler(&mut self, id: LaneId, now: Instant) -> bool {
+        let Some(known) = self.known.get(&id) else {
+            return false;
+        };
+        let closed = ClosedLane {
+            lane: id,
+            wait: None,
+            by: vec![of_handler(&known.lane.handler)],
+        };
+        self.close(&closed, true, now);
+        self.open_instead(&closed)
     }
 
     /// Closes a lane: for a while, or until the gates that have no room have some again. One that waits for a single rate

@@ -6,7 +6,7 @@ use syn::spanned::Spanned;
 use syn::{Expr, ExprArray};
 
 use super::{is_word, text};
-use crate::limits::{CAPABILITIES_MAX, CAPABILITY_BYTES_MAX};
+use crate::limits::{CAPABILITIES_MAX, CAPABILITY_BYTES_MAX, NAME_CHARS_MAX};
 
 /// A list of capabilities.
 pub(super) fn capabilities(value: &Expr) -> syn::Result<Vec<String>> {
@@ -38,7 +38,10 @@ fn check(capability: &str) -> Result<(), String> {
     let is_line = |detail: &str| {
         (1..=CAPABILITY_BYTES_MAX).contains(&detail.len()) && detail.chars().all(fits)
     };
-    if !is_word(word) || detail.is_some_and(|detail| !is_line(detail)) {
+    if word.len() > NAME_CHARS_MAX
+        || !is_word(word)
+        || detail.is_some_and(|detail| !is_line(detail))
+    {
         return Err(format!(
             "a capability is one word of a-z, 0-9, _ and -, optionally followed by a colon and a value of up to \
              {CAPABILITY_BYTES_MAX} characters, for instance \"dirs:/photos\""
