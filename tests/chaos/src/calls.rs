@@ -104,7 +104,8 @@ impl<'a> Caller<'a> {
         Ok(Some(answers))
     }
 
-    async fn connected(&mut self) -> Option<&mut Client> {
+    /// Connects if necessary. `None` if the server does not answer.
+    pub(super) async fn connected(&mut self) -> Option<&mut Client> {
         if self.client.as_ref().is_none_or(Client::is_closed) {
             self.client = match timeout(PATIENCE, database::connect(self.url)).await {
                 Ok(Ok(client)) => Some(client),

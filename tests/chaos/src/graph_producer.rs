@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use rouse_workbench::database;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
-use tokio_postgres::Client;
+use tokio::time::{Instant, timeout_at};
 use tokio_postgres::types::Json;
 
 use super::calls::{CallOptions, Caller};
@@ -25,6 +23,8 @@ const RESTS: &str = "SELECT failed + cancelled > 0 FROM rouse.flows
 /// The mean interval between graphs.
 const EVERY: Duration = Duration::from_millis(1_500);
 const POLL_EVERY: Duration = Duration::from_millis(300);
+/// A flow that takes longer may wait for a job of another flow, which waits for a retry until the end.
+const RESTS_WITHIN: Duration = Duration::from_secs(30);
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// The checker must know that a job had failed before the retry of its flow: a settlement takes effect when it commits,
 /// a moment after the time that it records.
@@ -71,17 +71,19 @@ async fn live(url: &str, ledger: &Ledger, graph: Graph, plan: &Plan, until: Inst
     caller.options = CallOptions::default();
     let mut life = Life {
         caller,
-        url,
         flow,
         until,
+        rests_within: RESTS_WITHIN,
     };
     if let Some(cancel_ms) = plan.cancel_ms {
         tokio::time::sleep(Duration::from_millis(cancel_ms)).await;
         life.cancel(plan).await?;
     }
     for _ in 0..plan.retries {
-        if life.has_failed().await != Some(true) {
-            break;
+        match life.has_failed().await {
+            Some(true) => {}
+            Some(false) => break,
+            None => return Ok(()),
         }
         tokio::time::sleep(RETRIED_AFTER).await;
         life.retry(plan).await?;
@@ -112,31 +114,30 @@ async fn enqueue(caller: &mut Caller<'_>, graph: Graph) -> Result<Option<i64>> {
 /// A flow that was accepted.
 struct Life<'a> {
     caller: Caller<'a>,
-    url: &'a str,
     flow: i64,
     until: Instant,
+    /// How long to wait before each retry, and before the deletion.
+    rests_within: Duration,
 }
 
 impl Life<'_> {
-    /// Waits until the flow has ended, or only waits for a retry. True: one of its jobs has not succeeded. `None`: the
-    /// load ends before.
-    async fn has_failed(&self) -> Option<bool> {
-        let mut client: Option<Client> = None;
+    /// Waits until the flow has ended, or only waits for a retry. True: one of its jobs has not succeeded. `None`: it
+    /// takes too long, or the load ends before.
+    async fn has_failed(&mut self) -> Option<bool> {
+        let deadline = self.until.min(Instant::now() + self.rests_within);
+        timeout_at(deadline, self.rests()).await.ok()
+    }
+
+    /// Polls over the connection of the calls, so that a flow has only one.
+    async fn rests(&mut self) -> bool {
         loop {
             tokio::time::sleep(POLL_EVERY).await;
-            if Instant::now() >= self.until {
-                return None;
-            }
-            if client.is_none() {
-                client = database::connect(self.url).await.ok();
-            }
-            let Some(connected) = &client else {
+            let Some(client) = self.caller.connected().await else {
                 continue;
             };
-            match connected.query_opt(RESTS, &[&self.flow]).await {
-                Ok(Some(row)) => return Some(row.get(0)),
-                Ok(None) => {}
-                Err(_) => client = None,
+            // The server may be down: that is one of the faults.
+            if let Ok(Some(row)) = client.query_opt(RESTS, &[&self.flow]).await {
+                return row.get(0);
             }
         }
     }
@@ -188,5 +189,23 @@ impl Life<'_> {
         // It is refused while another flow waits for a job that both have.
         self.caller.call(request, DELETE, &[&self.flow]).await?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_flow_that_does_not_rest_is_given_up() {
+        let scratch = tempfile::tempdir().unwrap();
+        let ledger = Ledger::create(&scratch.path().join("ledger")).unwrap();
+        let mut life = Life {
+            caller: Caller::new("not a URL", &ledger),
+            flow: 1,
+            until: Instant::now() + Duration::from_secs(3_600),
+            rests_within: Duration::from_millis(1),
+        };
+        assert_eq!(life.has_failed().await, None);
     }
 }

@@ -14,6 +14,9 @@ const STRIDE: i64 = 100;
 const FAN_MAX: u64 = 18;
 /// Few unique keys, so that graphs share jobs. No other job has them.
 const KEYS: u64 = 3;
+/// How many graphs in a row share these keys. Then others follow: a job that waits for the retry of a hopeless one
+/// keeps its key, and each graph that uses this job waits too.
+const KEYS_LAST: i64 = 20;
 
 /// What the failure of a job does to one that waits for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,7 +102,7 @@ impl Graph {
             }
         }
         if random.per_mille(250) {
-            let key = format!("graph-{}", random.below(KEYS));
+            let key = format!("graph-{}-{}", index / KEYS_LAST, random.below(KEYS));
             nodes[place(&mut random)].spec.unique_key = Some(key);
         }
         Self {
@@ -212,6 +215,23 @@ mod tests {
             for (place, node) in graph.nodes.iter().enumerate() {
                 assert!(node.after.iter().all(|edge| edge.from < place));
             }
+        }
+    }
+
+    #[test]
+    fn a_key_is_shared_only_by_graphs_that_follow_each_other() {
+        let mut users = std::collections::HashMap::<String, Vec<i64>>::new();
+        for index in 0..300 {
+            for node in Graph::nth(1, index, 7).nodes {
+                if let Some(key) = node.spec.unique_key {
+                    users.entry(key).or_default().push(index);
+                }
+            }
+        }
+        assert!(users.values().any(|graphs| graphs.len() > 1));
+        for (key, graphs) in users {
+            let (first, last) = (graphs[0], graphs[graphs.len() - 1]);
+            assert!(last - first < KEYS_LAST, "{key}: {graphs:?}");
         }
     }
 
