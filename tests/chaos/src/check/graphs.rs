@@ -137,8 +137,7 @@ fn let_run(known: &Known<'_>, job: &Job, edge: Edge, parents: &[&Job], at_us: i6
 }
 
 /// When `rouse.cancel_flow` has returned 0, each job of the flow has ended, and no attempt starts unless its claim was
-/// in line. A case is a job that the cancellation has ended. Left out are flows that a retry without an answer may have
-/// changed meanwhile.
+/// in line. A case is a job that the cancellation has ended. A flow is retried only after its cancellation.
 pub(super) fn cancelled_rests(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for flow in flows(known) {
@@ -150,9 +149,6 @@ pub(super) fn cancelled_rests(known: &Known<'_>) -> Found {
         let Some(last) = cancels.find(|call| call.answer == Answer::Ok(0)) else {
             continue;
         };
-        if flow.may_be_retried(last.answered_us) {
-            continue;
-        }
         let earlier = flow.jobs.iter();
         for job in earlier.filter(|job| job.requested_us <= last.answered_us) {
             let is_live = job.finished_us.is_none_or(|at| at > last.answered_us);
