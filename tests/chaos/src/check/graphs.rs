@@ -311,7 +311,8 @@ pub(super) fn not_stranded(known: &Known<'_>) -> Found {
     found
 }
 
-/// A flow that was deleted has no live job and no dependency, and no attempt at one of its jobs starts any more.
+/// A flow that was deleted has no live job and no dependency, and no attempt at one of its jobs starts unless its claim
+/// was in line.
 pub(super) fn deleted(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for flow in flows(known) {
@@ -329,11 +330,11 @@ pub(super) fn deleted(known: &Known<'_>) -> Found {
             let is_live = job.finished_us.is_none_or(|at| at > call.answered_us);
             let mut dependencies = known.world.dependencies.iter();
             let waits = dependencies.any(|dependency| dependency.job == job.id);
-            // Its claims were over: the call is refused while a job runs.
-            let late = late_start(known, job, call.answered_us);
+            // No job ran, but the claim of one that was cancelled just before may still be in line.
+            let late = late_start(known, job, call.answered_us + RELEASED_WITHIN_US);
             found.case(job.id, is_live || waits || late.is_some(), || {
                 format!(
-                    "the flow of job {} was deleted by {}, but the job ended at {:?}, waits ({waits}) or started: {late:?}",
+                    "the flow of job {} was deleted by {}, but the job ended at {:?}, waits ({waits}) or started late: {late:?}",
                     job.id, call.answered_us, job.finished_us
                 )
             });

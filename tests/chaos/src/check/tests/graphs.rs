@@ -39,6 +39,13 @@ fn retries(world: &mut World) -> impl Iterator<Item = &mut Call> {
     calls.filter(|call| matches!(call.request, Request::RetryGraph { .. }))
 }
 
+/// Another attempt at the cancelled job starts at this time.
+fn starts_late(world: &mut World, at_us: i64) {
+    let mut late = evidence(world, STOPPED_FLOW[0]).clone();
+    (late.nonce, late.started_us, late.ended_us) = ("late".into(), at_us, None);
+    world.evidence.push(late);
+}
+
 #[test]
 fn a_flow_that_lacks_a_job_or_has_one_twice_is_found() {
     breaks("flow_whole", |world| {
@@ -133,18 +140,13 @@ fn a_job_that_fails_after_its_time_or_succeeds_before_it_is_found() {
 fn a_job_that_is_live_or_starts_after_its_flow_was_cancelled_is_found() {
     let rule = "flow_cancel_holds";
     assert_eq!(cases_of(rule, &healthy()), 2);
-    let late = |world: &mut World, at_us: i64| {
-        let mut late = evidence(world, STOPPED_FLOW[0]).clone();
-        (late.nonce, late.started_us, late.ended_us) = ("late".into(), at_us, None);
-        world.evidence.push(late);
-    };
     breaks(rule, |world| {
         job(world, STOPPED_FLOW[1]).finished_us = Some(531 * S);
     });
-    breaks(rule, |world| late(world, 533 * S));
+    breaks(rule, |world| starts_late(world, 533 * S));
     let mut world = healthy();
     // Its claim was in line.
-    late(&mut world, 532 * S);
+    starts_late(&mut world, 532 * S);
     breaks_nothing(&world);
 }
 
@@ -229,4 +231,23 @@ fn a_live_job_and_a_dependency_of_a_deleted_flow_are_found() {
             chain: DELETED[0],
         });
     });
+}
+
+#[test]
+fn a_job_that_starts_after_its_flow_was_deleted_is_found_unless_its_claim_was_in_line() {
+    // The flow was deleted as soon as it was cancelled.
+    let starts_at = |world: &mut World, at_us: i64| {
+        let mut calls = world.calls.iter_mut();
+        let last = calls.find(|call| {
+            matches!(call.request, Request::CancelGraph { .. }) && call.answer == Answer::Ok(0)
+        });
+        last.expect("the healthy world has it").request = Request::DeleteGraph { flow: FLOWS[1] };
+        starts_late(world, at_us);
+    };
+    breaks("flow_delete_leaves_nothing", |world| {
+        starts_at(world, 533 * S);
+    });
+    let mut world = healthy();
+    starts_at(&mut world, 532 * S);
+    breaks_nothing(&world);
 }
