@@ -16,6 +16,8 @@ const COMMITS_WITHIN_US: i64 = 1_000_000;
 /// A graph whose enqueue was answered with the id of its flow.
 struct Flow<'a> {
     graph: &'a Graph,
+    /// When the enqueue was answered.
+    enqueued_us: i64,
     /// All its jobs, retries included.
     jobs: Vec<&'a Job>,
     calls: &'a [&'a Call],
@@ -29,6 +31,7 @@ fn flows<'a>(known: &'a Known<'a>) -> impl Iterator<Item = Flow<'a>> {
         let jobs = graph.nodes.iter().flat_map(|node| of(known, node));
         Some(Flow {
             graph,
+            enqueued_us: call.answered_us,
             jobs: jobs.copied().collect(),
             calls: known.calls_of_flow(flow),
         })
@@ -40,7 +43,14 @@ fn of<'a>(known: &'a Known<'a>, node: &Node) -> &'a [&'a Job] {
     known.numbered(node.spec.n)
 }
 
-impl Flow<'_> {
+impl<'a> Flow<'a> {
+    /// The retries that were requested during this call.
+    fn retried_during(&self, call: &Call) -> impl Iterator<Item = &'a Job> {
+        let during = call.sent_us..=call.answered_us;
+        let jobs = self.jobs.iter().copied();
+        jobs.filter(move |job| job.retried_from.is_some() && during.contains(&job.requested_us))
+    }
+
     /// Whether a retry without an answer may still have been under way at this time.
     fn may_be_retried(&self, at_us: i64) -> bool {
         self.calls.iter().any(|call| {
@@ -49,6 +59,25 @@ impl Flow<'_> {
                 && call.sent_us <= at_us
         })
     }
+}
+
+/// The jobs that an enqueue or a retry of a flow has made, with the time of its answer. Left out are retries that
+/// another call without an answer may have made meanwhile.
+pub(super) fn made(known: &Known<'_>) -> Vec<(i64, i64)> {
+    let mut made = Vec::new();
+    for flow in flows(known) {
+        let originals = flow.jobs.iter().filter(|job| job.retried_from.is_none());
+        made.extend(originals.map(|job| (job.id, flow.enqueued_us)));
+        for call in flow.calls {
+            let is_retry = matches!(call.request, Request::RetryGraph { .. })
+                && matches!(call.answer, Answer::Ok(_));
+            if is_retry && !flow.may_be_retried(call.answered_us) {
+                let retries = flow.retried_during(call);
+                made.extend(retries.map(|job| (job.id, call.answered_us)));
+            }
+        }
+    }
+    made
 }
 
 /// Each job of a flow that was accepted exists once, and none of one that was refused or rolled back. Without an
@@ -221,11 +250,7 @@ pub(super) fn retries(known: &Known<'_>) -> Found {
             else {
                 continue;
             };
-            let made = flow.jobs.iter().filter(|job| {
-                job.retried_from.is_some()
-                    && (call.sent_us..=call.answered_us).contains(&job.requested_us)
-            });
-            let made = made.count() as i64;
+            let made = flow.retried_during(call).count() as i64;
             let wrong = made != *count && !flow.may_be_retried(call.answered_us);
             found.case(None, wrong, || {
                 format!("{:?} returned {count} and made {made} jobs", call.request)

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use super::super::ledger::{Answer, Request};
 use super::super::world::Job;
-use super::{Found, Known};
+use super::{Found, Known, graphs};
 
-/// The time in which a job was certainly live: from the answer that returned its id to its end. A job whose id no
-/// answer has returned is left out.
+/// The time in which a job was certainly live: from the answer that returned its id, or that of the flow, to its end. A
+/// job without such an answer is left out.
 struct Lifetime {
     job: i64,
     from_us: i64,
@@ -65,16 +65,19 @@ pub(super) fn one_at_a_time<K: Eq + std::hash::Hash + std::fmt::Debug>(
     found
 }
 
-/// The time of the first answer with the id of each job.
+/// The time of the first answer after which each job was certainly there.
 fn answered(known: &Known<'_>) -> HashMap<i64, i64> {
-    let mut answered = HashMap::new();
-    for call in &known.world.calls {
-        if let (Request::Enqueue { .. } | Request::Retry { .. }, Answer::Ok(id)) =
-            (&call.request, &call.answer)
-        {
-            let first = answered.entry(*id).or_insert(call.answered_us);
-            *first = call.answered_us.min(*first);
+    let calls = known.world.calls.iter();
+    let returned = calls.filter_map(|call| match (&call.request, &call.answer) {
+        (Request::Enqueue { .. } | Request::Retry { .. }, Answer::Ok(id)) => {
+            Some((*id, call.answered_us))
         }
+        _ => None,
+    });
+    let mut answered = HashMap::new();
+    for (job, at_us) in returned.chain(graphs::made(known)) {
+        let first = answered.entry(job).or_insert(at_us);
+        *first = at_us.min(*first);
     }
     answered
 }

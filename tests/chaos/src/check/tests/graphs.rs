@@ -159,7 +159,8 @@ fn a_retry_of_a_success_an_unrequested_one_and_a_second_one_are_found() {
         (again.n, again.state) = (was * 100, "queued".into());
         (again.worker, again.claimed_us, again.finished_us) = (None, None, None);
         (again.attempt, again.result, again.after) = (0, None, None);
-        again.available_us = world.dumped_us + S;
+        // The first retry has ended.
+        (again.requested_us, again.available_us) = (530 * S, world.dumped_us + S);
         world.jobs.push(again);
     };
     breaks(rule, |world| repeats(world, DIAMOND[2]));
@@ -203,6 +204,37 @@ fn a_retry_without_an_answer_may_have_made_jobs() {
     for call in retries(&mut world).take(1) {
         call.answer = Answer::Unknown("cut".into());
     }
+    breaks_nothing(&world);
+}
+
+#[test]
+fn two_live_jobs_of_flows_with_the_same_key_are_found() {
+    let share = |world: &mut World, ids: [i64; 2]| {
+        for id in ids {
+            job(world, id).unique_key = Some("graph".into());
+        }
+    };
+    // Jobs of two flows.
+    breaks("unique_key", |world| share(world, [DELETED[0], HELD[0]]));
+    // Retries.
+    breaks("unique_key", |world| share(world, REPEATED));
+    let mut world = healthy();
+    // One after the other.
+    share(&mut world, [REPEATED[0], HELD[0]]);
+    breaks_nothing(&world);
+}
+
+#[test]
+fn jobs_that_a_retry_without_an_answer_may_have_made_are_not_certainly_live() {
+    let mut world = healthy();
+    for id in REPEATED {
+        job(&mut world, id).unique_key = Some("graph".into());
+    }
+    let first = retries(&mut world).next();
+    let mut unanswered = first.expect("there are two").clone();
+    unanswered.sent_us -= S;
+    unanswered.answer = Answer::Unknown("cut".into());
+    world.calls.push(unanswered);
     breaks_nothing(&world);
 }
 
