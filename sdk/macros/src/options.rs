@@ -302,9 +302,9 @@ impl Reader {
                     "`sql(…)` has one statement, and the options rows and on_error; write another `sql(…)` for the next one",
                 ),
                 text => {
-                    statement = self.keep(statement_text(value)).map(|sql| Statement {
+                    statement = Some(Statement {
                         name: text.to_owned(),
-                        sql,
+                        sql: self.keep(statement_text(value)).unwrap_or_default(),
                         rows: None,
                         retries: false,
                     });
