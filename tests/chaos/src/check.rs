@@ -225,7 +225,7 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "admin_ends_hold",
-        promise: "a job ends as an admin action that was answered with true has ended it",
+        promise: "a job keeps the end that an admin action gave it, if the action returned true",
         needs: Needs::AnyOf(&[Fault::Cancel, Fault::Complete, Fault::Fail]),
         check: admin_actions::answers_hold,
     },
@@ -267,7 +267,7 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "runs_again_after_kill",
-        promise: "a job whose host was killed runs again, while the server is up: p99 within the lease and 2 s",
+        promise: "a job whose host was killed runs again, while the server is up: p99 within the lease plus 2 s",
         needs: Needs::AnyOf(&[Fault::KillHost]),
         check: recovery::runs_again_after_kill,
     },
@@ -285,7 +285,7 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "frozen_claims_run",
-        promise: "jobs claimed by a host that was frozen during the claim run elsewhere: p99 within the lease and 2 s",
+        promise: "jobs claimed by a host that was frozen during the claim run elsewhere: p99 within the lease plus 2 s",
         needs: Needs::For(10.0, &[Fault::FreezeInClaim]),
         check: frozen::claims_run,
     },
@@ -297,7 +297,7 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "stop_loses_nothing",
-        promise: "a host that is stopped in order loses no running attempt",
+        promise: "a host that is stopped cleanly loses no running attempt",
         needs: Needs::For(5.0, &[Fault::StopHost]),
         check: recovery::stop_loses_nothing,
     },
@@ -345,7 +345,7 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "calls_once",
-        promise: "a call makes one job, and returns how that has ended",
+        promise: "a call makes one job, and returns how that job has ended",
         needs: Needs::Nothing,
         check: children::calls_once,
     },
@@ -417,7 +417,7 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "flow_in_order",
-        promise: "no job of a flow starts before those that it waits for have ended as its on_failure demands",
+        promise: "no job of a flow starts before those that it waits for have ended in a way that its on_failure permits",
         needs: Needs::Nothing,
         check: graphs::in_order,
     },

@@ -109,7 +109,7 @@ pub(super) fn stop_loses_nothing(known: &Known<'_>) -> Found {
                     && a.ended_us >= stopped.from_us
             });
             found.case(attempt.job, lost, || {
-                format!("{worker} was stopped in order and lost an attempt: {attempt:?}")
+                format!("{worker} was stopped cleanly and lost an attempt: {attempt:?}")
             });
         }
     }
