@@ -129,7 +129,7 @@ The fair share is set by a call of its own. Workers notice a change within secon
 one key.\n\
   rouse queue set mail --policy drr --weight acme=3     tenant acme gets three times the share of each other tenant\n\
   rouse queue set mail --max-in-flight 5                and at most 5 jobs of a tenant run at a time\n\
-So is direct dispatch. It applies to jobs that are enqueued from now on.\n\
+Direct dispatch is set by a call of its own, too. It applies to jobs that are enqueued from now on.\n\
   rouse queue set mail --dispatch hash --dispatch-key tenant     the jobs of a tenant go to the same worker while it is alive\n\
 Shards are set by a call of their own, too. The workers divide them among themselves.\n\
   rouse queue set mail --shards 16\n\

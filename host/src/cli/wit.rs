@@ -31,7 +31,7 @@ const FILES: [(&str, &str); 7] = files![
 #[command(after_help = "\
 A handler module is a component of the world `module`, or a core module of wasm32-wasip1 that is linked against it:
   rouse wit && wit-bindgen c wit --world module\n\
-docs/guides/other-languages.md builds one each with componentize-py, componentize-js, componentize-qjs and clang.")]
+docs/guides/other-languages.md builds one with each of componentize-py, componentize-js, componentize-qjs and clang.")]
 pub(super) struct Args {
     /// The folder to write it to
     #[arg(value_name = "DIR", default_value = "wit")]

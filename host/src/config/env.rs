@@ -101,7 +101,12 @@ impl Environment {
             "none",
             "The name of this installation, shown on every page of the dashboard",
         ),
-        Entry::new("ROUSE_UI_COLOUR", "such as `#c2410c`", "none", "Its colour"),
+        Entry::new(
+            "ROUSE_UI_COLOUR",
+            "such as `#c2410c`",
+            "none",
+            "The colour of this installation on the dashboard",
+        ),
         Entry::new(
             "ROUSE_UI_TRACE_URL",
             "a URL with `{trace}`",

@@ -145,7 +145,7 @@ impl Settable for Limits {
             "jobs_bytes",
             0..=64 << 20,
             |of| Usize(&mut of.jobs_bytes),
-            "Bytes of their payloads and options together",
+            "Payloads and options of an attempt's jobs together",
         ),
         Setting::new(
             "effects",
@@ -157,7 +157,7 @@ impl Settable for Limits {
             "effects_bytes",
             0..=64 << 20,
             |of| Usize(&mut of.effects_bytes),
-            "Bytes of their parameters together",
+            "Parameters of an attempt's SQL statements together",
         ),
         Setting::new(
             "queries",

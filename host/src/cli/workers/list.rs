@@ -21,7 +21,7 @@ pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
-    /// List every incarnation of every worker, including those that ended in order
+    /// List every incarnation of every worker, including those that stopped cleanly
     #[arg(long)]
     all: bool,
 
