@@ -92,7 +92,7 @@ impl Settable for HostSettings {
             "lost_max",
             1..=1000,
             |of: &mut Self| U32(&mut of.worker.lost_max),
-            "How often a job may be lost with its worker before it fails",
+            "Crashes of its workers after which a job fails",
         ),
         Setting::new(
             "promote_after",
