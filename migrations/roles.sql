@@ -4,7 +4,7 @@
 --   rouse_owner     owns schema rouse; not for logins
 --   rouse_enqueuer  enqueues, and reads the state of single jobs
 --   rouse_producer  the same; cancels and reads single jobs
---   rouse_operator  the same; reads everything, and takes all admin actions
+--   rouse_operator  the same; reads everything, and performs all admin actions
 --   rouse_worker    claims and settles
 --   rouse_handler   for the logins of handlers that run statements: commits these together with the outcome of a job
 --   rouse_observer  reads everything, changes nothing
@@ -22,8 +22,8 @@ BEGIN
             END;
         END IF;
     END LOOP;
-    -- The migrating user has to act as the owner. From Postgres 16 on, the creator of a role may grant it but not act as it; before that,
-    -- it could do neither.
+    -- The migrating user has to act as the owner. From Postgres 16 on, the creator of a role may grant it, before that every user with
+    -- CREATEROLE; neither may act as the role without the grant.
     IF NOT (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER) THEN
         BEGIN
             EXECUTE pg_catalog.format('GRANT rouse_owner TO %I', CURRENT_USER);

@@ -1,7 +1,7 @@
 -- Contracts: `rouse contract publish` makes one from the input schema of each handler. A contract is a predicate that every enqueue checks its
 -- payload against, and a typed function that calls rouse.enqueue.
 --
--- What a schema says comes from strangers' modules. It is never executed: the predicate is a jsonpath, a value in a table, and the function
+-- The text of a schema comes from untrusted modules. It is never executed: the predicate is a jsonpath, a value in a table, and the function
 -- contains names and constants of the schema as quoted identifiers and literals only. A predicate is true only for payloads that the
 -- handler's host refuses too; what jsonpath cannot say exactly is left out. Where it cannot be decided (null), the payload is accepted.
 --

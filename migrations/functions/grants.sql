@@ -3,7 +3,7 @@
 --
 --   rouse_enqueuer  enqueues, and reads the state of single jobs
 --   rouse_producer  the same; cancels and reads single jobs; schedules, and changes the schedules of its own login
---   rouse_operator  the same; reads what observers read, and takes all admin actions
+--   rouse_operator  the same; reads what observers read, and performs all admin actions
 --   rouse_worker    the functions that hosts call
 --   rouse_handler   the two functions with which hosts start a transaction in a session of a handler's login; they check the worker's key
 --   rouse_observer  reads everything except keys and fences, changes nothing

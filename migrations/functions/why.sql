@@ -20,7 +20,7 @@ LANGUAGE sql IMMUTABLE AS $$
                 ELSE to_char(p_number, 'FM999,999') || ' ' || p_many END
 $$;
 
--- A text as one word of a shell command. People copy the commands of remedies, and names may be a stranger's text.
+-- A text as one word of a shell command. People copy the commands of remedies, and names may be untrusted text.
 CREATE OR REPLACE FUNCTION rouse._shell_word(p_text text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_text ~ '^[A-Za-z0-9_][A-Za-z0-9_.:-]*$' THEN p_text ELSE '''' || replace(p_text, '''', '''\''''') || '''' END

@@ -172,7 +172,7 @@ async fn missing_grants_are_shown_with_the_lines_that_add_them() {
     let manifest =
         rouse_without_database(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
     assert_eq!(manifest["granted"], json!(["http:*.example.com"]));
-    assert_eq!(manifest["asked"].as_array().map(Vec::len), Some(9));
+    assert_eq!(manifest["requested"].as_array().map(Vec::len), Some(9));
     let missing = |manifest: &Value| -> Vec<String> {
         let missing = manifest["missing"].as_array().expect("a list");
         missing
@@ -192,7 +192,7 @@ async fn missing_grants_are_shown_with_the_lines_that_add_them() {
     ];
     assert_eq!(missing(&manifest), others);
 
-    // A host that has loaded all modules warns once.
+    // A host that has loaded all modules logs it once.
     std::fs::write(
         dir.join("off.toml"),
         "queue = \"off\"\n[[handlers.\"*\".http]]\nhosts = [\"*.example.com\"]\n",
@@ -204,7 +204,7 @@ async fn missing_grants_are_shown_with_the_lines_that_add_them() {
     let host = Host::spawn(serve);
     host.line(PATIENCE, |line| line.contains("modules loaded"));
     assert_eq!(
-        host.output().matches("ask for grants").count(),
+        host.output().matches("request grants").count(),
         1,
         "{}",
         host.output()
@@ -246,7 +246,7 @@ async fn printed_lines_say_if_they_cannot_be_appended_to_the_file() {
     ran.exits(0);
     for remark in [
         "# handlers.\"mail.send\".dirs is already in the file, on line 4: add this element to its list\n{ dir = \"…\", at = \"/out\" },",
-        "# handlers.\"mail.send\".env is already in the file, on line 5: put this into it",
+        "# handlers.\"mail.send\".env is already in the file, on line 5: add these lines to that table",
         "# this replaces all of [handlers.\"*\".settings] for mail.send",
         "\n\n[handlers.\"mail.send\".state]\n",
     ] {
@@ -306,13 +306,13 @@ fn a_missing_granted_directory_is_warned_of_once_per_grant() {
 }
 
 #[test]
-fn an_error_that_keeps_a_host_from_starting_is_an_error_of_its_deployment() {
+fn rouse_handlers_fails_on_errors_that_keep_a_host_from_starting() {
     let login = "[handlers.\"mail.send\".sql]\nlogin = { env = \"ROUSE_TEST_LOGIN\" }\nstatements = [\"mark\"]\n";
     for (config, variables, wanted) in [
         (
             "",
             &[("ROUSE_UI_VIEWER_TOKEN", "")][..],
-            "ROUSE_UI_VIEWER_TOKEN is set and empty",
+            "ROUSE_UI_VIEWER_TOKEN is set but empty",
         ),
         (
             "",
@@ -331,7 +331,7 @@ fn an_error_that_keeps_a_host_from_starting_is_an_error_of_its_deployment() {
         (
             "invoke_max = 0\n",
             &[("ROUSE_INVOKE_TOKEN", "")],
-            "ROUSE_INVOKE_TOKEN is set and empty",
+            "ROUSE_INVOKE_TOKEN is set but empty",
         ),
         (login, &[], "read the login of [handlers.\"mail.send\".sql]"),
         (

@@ -27,7 +27,7 @@ first: ended jobs and attempts, released claims, renewals, and admin actions wit
 the owner of the schema, without leaving a record (rouse.unlock_history).\n\
 The search goes back until the page is full, at most to --since; a filter with few matches may search the whole range.\n\
 Needs the role rouse_observer or rouse_operator.\n\
-Exit codes: 0 found, even if nothing happened · 3 no such job")]
+Exit codes: 0 found, even if no event matches · 3 no such job")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -40,7 +40,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration::argument_above_zero)]
     since: Duration,
 
-    /// Only events before this time, as listed: the next page
+    /// Only events before this time, as listed: continues where a listing ended
     #[arg(long, value_name = "AT")]
     before: Option<String>,
 
@@ -65,7 +65,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Lists.
+/// Lists the events.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let rows = match args.job {
@@ -91,7 +91,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     match args.json {
         true => println!("{}", as_json(json!({"audit": rows}))),
-        false => table(&rows).print("nothing happened in that time"),
+        false => table(&rows).print("no matching events in that time"),
     }
     let is_full = i32::try_from(rows.len()).unwrap_or(i32::MAX) >= args.limit;
     if let (None, true, Some(last)) = (args.job, is_full, rows.last()) {

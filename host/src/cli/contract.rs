@@ -207,7 +207,7 @@ fn print_changes(changes: &[ContractChange], dry_run: bool) {
             ),
             (Change::Kept, _) => notes.push("not in the folder, but a worker has it".into()),
             (_, Some(versions @ 2..)) => notes.push(format!(
-                "{versions} schemas in use: what one of them accepts is accepted"
+                "{versions} schemas in use: a payload is accepted if one of them accepts it"
             )),
             _ => {}
         }
@@ -247,7 +247,7 @@ async fn drop(args: &Drop) -> anyhow::Result<ExitCode> {
             println!("dropped  {}", plain(handler));
         }
         if dropped.is_empty() {
-            println!("there was none");
+            println!("no handler has a contract");
         }
     }
     Ok(ExitCode::SUCCESS)

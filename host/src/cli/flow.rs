@@ -102,7 +102,7 @@ struct Show {
     #[arg(value_parser = job_id)]
     id: i64,
 
-    /// Draw all jobs, instead of at most ten below each other one
+    /// Draw all jobs, instead of at most ten below each job
     #[arg(long)]
     all: bool,
 

@@ -457,7 +457,7 @@ fn log_loaded(catalog: &Arc<Catalog>, config: Option<PathBuf>) -> impl Future<Ou
     }
 }
 
-/// Logs the handlers that lack grants that they ask for.
+/// Logs the handlers that lack grants that they request.
 fn log_missing_grants(handlers: &HandlerSet, config: Option<&Path>) {
     let lacking = handlers.handlers.values();
     let lacking = lacking.filter(|handler| !handler.missing().is_empty());
@@ -470,7 +470,7 @@ fn log_missing_grants(handlers: &HandlerSet, config: Option<&Path>) {
     let config = config.map(|file| format!(" --config {}", file.display()));
     info!(
         handlers = names.join(", "),
-        "handlers ask for grants that rouse.toml does not give them; for each, `rouse handlers show {first}{}` prints the lines",
+        "handlers request grants that rouse.toml does not give them; for each, `rouse handlers show {first}{}` prints the lines",
         config.unwrap_or_default()
     );
 }

@@ -48,7 +48,7 @@ const EXIT_INTERRUPTED: u8 = 130;
 The result goes to standard output, logs and errors to standard error. The handler sees attempt 1 of 1 and a \
 negative job id, different for each call; nothing is retried, and nothing is kept.
   rouse invoke text.stats '{\"text\": \"hello\"}'\n\
-With --profile it is sampled every millisecond while it computes; time that it waits is not recorded. Give it enough work:
+With --profile the handler is sampled every millisecond while it computes; waiting is not recorded. Give it enough work:
   rouse invoke text.stats - --profile out.json < text.json\n\
 Exit codes: 0 succeeded · 1 the handler failed · 2 usage, or the payload is not JSON · 3 no such handler · \
 5 it ran longer than its timeout · 6 it could not be run (settings, folder, sandbox) · 130 Ctrl-C or SIGTERM")]

@@ -56,7 +56,7 @@ fn the_help_of_every_command_fits_80_columns() {
 }
 
 #[test]
-fn what_overrides_a_setting_exists() {
+fn options_and_variables_that_override_settings_exist() {
     let command = Cli::command();
     let commands = ["dev", "serve"].map(|name| command.find_subcommand(name).expect("a command"));
     let options = commands.iter().flat_map(|command| command.get_arguments());

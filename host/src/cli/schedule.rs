@@ -57,7 +57,7 @@ enum Verb {
     Next(next::Args),
     /// Create or replace a schedule
     Set(Box<set::Args>),
-    /// Enqueue a job of a schedule now, even if it is paused or its last job runs, and print the id of the job
+    /// Enqueue a job of a schedule now, even if the schedule is paused or its last job is running, and print the job's id
     Run(Named),
     /// Pause schedules: nothing is enqueued until they are resumed
     Pause(NamedMany),

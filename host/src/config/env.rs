@@ -203,7 +203,7 @@ fn restriction(name: &str, value: Result<String, VarError>) -> anyhow::Result<Op
         Err(VarError::NotPresent) => Ok(None),
         Err(VarError::NotUnicode(_)) => bail!("{name} is not UTF-8"),
         Ok(value) if value.is_empty() => {
-            bail!("{name} is set and empty: give it a value, or unset it")
+            bail!("{name} is set but empty: give it a value, or unset it")
         }
         Ok(value) => Ok(Some(value)),
     }
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(read(Err(VarError::NotPresent)), Ok(None));
         assert_eq!(read(Ok("secret".into())), Ok(Some("secret".into())));
         let empty = read(Ok(String::new())).unwrap_err();
-        assert!(empty.contains("X is set and empty"), "{empty}");
+        assert!(empty.contains("X is set but empty"), "{empty}");
         let broken = read(Err(VarError::NotUnicode("secret".into()))).unwrap_err();
         assert_eq!(broken, "X is not UTF-8");
     }

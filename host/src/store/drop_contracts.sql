@@ -1,2 +1,2 @@
--- Drops contracts and their functions, of these handlers or (null) of all; see rouse.drop_contracts (migrations/functions/contract.sql).
+-- Drops the contracts of these handlers (null: of all) with their functions; see rouse.drop_contracts (migrations/functions/contract.sql).
 SELECT rouse.drop_contracts($1)

@@ -2,7 +2,7 @@
 //!
 //! Correctness depends on the poll alone: waits of 5, 10, 20 … ms up to the maximum, reset by every find. A
 //! notification only ends a wait early. The claimer requests notifications before its last look, and then polls at
-//! short intervals: a job that slips between the two waits for milliseconds instead of the longest wait.
+//! short intervals: a job that is committed in between waits for milliseconds, not for the longest wait.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,8 +26,8 @@ const MEMORY_CHECK_EVERY: Duration = Duration::from_millis(50);
 /// How often to check whether a heartbeat was answered.
 const HEARTBEAT_CHECK_EVERY: Duration = Duration::from_millis(200);
 
-/// The longest wait after a claim that has waited for a lock in vain: it waits most of the time in the database, and goes
-/// on when the lock is free.
+/// The longest pause after a claim that has waited for a lock in vain. The next claim waits for the lock in the database,
+/// and continues as soon as it is free.
 const LOCKED_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 struct Claimer<'a> {
@@ -41,7 +41,7 @@ struct Claimer<'a> {
     warned: bool,
     /// Memory was short at the last check.
     memory_is_short: bool,
-    /// Only first jobs of lanes that had none are claimed, while a line waits for slots.
+    /// The next look claims only the first jobs of lanes that had none, because the line is full.
     is_extra: bool,
 }
 
@@ -123,7 +123,7 @@ impl Claimer<'_> {
             if let Some(capacity) = slots.capacity(ahead) {
                 return capacity.min(self.looks.wanted_max());
             }
-            // Jobs of other keys need not wait until the line is half empty.
+            // Jobs of other keys can be claimed before the line is half empty.
             match self.looks.next_search().filter(|_| ahead > 0) {
                 None => slots.freed().await,
                 Some(at) => {
@@ -142,7 +142,7 @@ impl Claimer<'_> {
                                 self.is_extra = true;
                                 return lanes.min(room).min(self.looks.wanted_max());
                             }
-                            // The next look meets it too.
+                            // The next look will meet and report the same error.
                             Err(_) => slots.freed().await,
                         },
                     }
@@ -225,7 +225,7 @@ impl Claimer<'_> {
                 error,
                 wait_ms,
                 waits_for = error.waits_for(),
-                "cannot claim; trying again"
+                "cannot claim jobs; trying again"
             );
             let retry = async {
                 tokio::select! {

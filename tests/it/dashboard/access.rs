@@ -345,7 +345,7 @@ async fn a_login_that_may_only_read_shows_why_it_cannot_change() {
 }
 
 #[tokio::test]
-async fn clients_that_never_send_the_form_of_a_sign_in_keep_nobody_out() {
+async fn clients_that_never_finish_a_sign_in_do_not_keep_others_out() {
     let db = TestDb::new().await;
     let dashboard = Dashboard::start_at(&db, "0.0.0.0:0", TOKENS);
     let mut open = Vec::new();
@@ -392,10 +392,10 @@ async fn wrong_settings_are_refused_before_anything_is_served() {
         ("ROUSE_UI_PREFIX", "ops/", "expected a path such as /ops"),
         ("ROUSE_UI", "off", "the dashboard is off"),
         // Access is never granted because a value is missing.
-        ("ROUSE_UI_OPERATOR_TOKEN", "", "is set and empty"),
-        ("ROUSE_UI_VIEWER_TOKEN", "", "is set and empty"),
-        ("ROUSE_UI_USER_HEADER", "", "is set and empty"),
-        ("ROUSE_UI_DATABASE_URL", "", "is set and empty"),
+        ("ROUSE_UI_OPERATOR_TOKEN", "", "is set but empty"),
+        ("ROUSE_UI_VIEWER_TOKEN", "", "is set but empty"),
+        ("ROUSE_UI_USER_HEADER", "", "is set but empty"),
+        ("ROUSE_UI_DATABASE_URL", "", "is set but empty"),
     ] {
         let host = Host::rouse(
             &["ui", "--http", "127.0.0.1:0"],

@@ -167,7 +167,7 @@ async fn a_host_with_invocations_enabled_but_no_token_warns_that_they_are_off() 
     }
     for (token, expected) in [
         (&b"guess me"[..], "at least 16 visible ASCII characters"),
-        (b"", "is set and empty"),
+        (b"", "is set but empty"),
         (b"\xff0123456789abcdef", "is not UTF-8"),
     ] {
         let mut bad = command(&folder, &["--no-queue"], &loopback());

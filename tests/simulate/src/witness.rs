@@ -1,7 +1,6 @@
-//! Counts what is promised, from what happens: claims, starts and ends. It knows neither the turns nor the gates'
-//! model.
+//! Checks the promises by counting claims, starts and ends alone, without the turns and the model of the gates.
 //!
-//! Shares are compared with those of a fluid: tenants that have waiting jobs throughout a window get jobs in proportion
+//! Shares are compared with those of an ideal fluid: tenants that have waiting jobs throughout a window get jobs in proportion
 //! to their weights. A clock of each pool (tenants of one group, served by the same hosts) shows how many jobs such a
 //! tenant of weight 1 is entitled to: a claim moves it by the jobs that it takes of these tenants, divided by the sum of
 //! their weights. The jobs of others do not count: they got all they wanted.
@@ -15,12 +14,12 @@ use crate::lanes::Lane;
 use crate::server::{Job, Server};
 use crate::{Nanos, SECOND, Scenario, US};
 
-/// Ends and starts are known this long after they have happened.
+/// Starts and ends are counted this long after they have happened: by then, all are known.
 const KNOWN_AFTER: Nanos = 10 * crate::MS;
-/// A tenant is stuck if it is entitled to this many jobs, and none of it started for a window.
+/// A tenant is stuck if it is entitled to this many jobs, but none of them started within a window.
 const STUCK_AFTER_JOBS: f64 = 64.0;
 
-/// What was counted of a tenant.
+/// The counts of a tenant.
 #[derive(Debug, Clone, Default)]
 struct Seen {
     /// The clock of its pool at the start of the window, if it has had waiting jobs since then.
@@ -30,9 +29,9 @@ struct Seen {
     /// It had room at the end of the last window, while slots were free.
     had_room: bool,
     is_stuck: bool,
-    /// In this window, while it had waiting jobs.
+    /// Jobs claimed in this window, while it had waiting jobs.
     received: f64,
-    /// In all whole windows.
+    /// The same, of all windows throughout which it had waiting jobs.
     all_received: f64,
     all_entitled: f64,
 }
@@ -45,7 +44,7 @@ struct Pool {
     weights: f64,
 }
 
-/// What was counted of a class.
+/// The counts of a class.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OfClass {
     pub(crate) ended: u64,
@@ -66,7 +65,7 @@ pub(crate) struct Witness {
     seen: Vec<Seen>,
     /// The starts of each lane in this window.
     started: Vec<u32>,
-    /// Those of each group, of the first hosts, then of the next.
+    /// The pools of all groups on the first host, then those on the next.
     pools: Vec<Pool>,
     groups: usize,
     pub(crate) classes: Vec<OfClass>,
@@ -77,7 +76,7 @@ pub(crate) struct Witness {
     buckets: HashMap<Key, (i64, f64)>,
     pub(crate) starts: u64,
     pub(crate) exceeded: u64,
-    /// The first one, in words.
+    /// The first time that a limit was exceeded, in words.
     pub(crate) first_exceeded: Option<String>,
     /// Jain's index of each window.
     pub(crate) jain: Vec<f64>,
@@ -219,7 +218,11 @@ impl Witness {
                     && is_start
                     && running > i64::from(most)
                 {
-                    self.exceed(*key, at, &format!("{running} run, the limit is {most}"));
+                    self.exceed(
+                        *key,
+                        at,
+                        &format!("{running} are running; the limit is {most}"),
+                    );
                 }
             }
         }
@@ -311,7 +314,7 @@ impl Witness {
         if count > 1 {
             self.jain.push(sum * sum / (count as f64 * squares));
         }
-        // Rounding does not add up.
+        // So that rounding errors do not accumulate.
         self.pools.iter_mut().for_each(|pool| pool.weights = 0.0);
         for (number, of) in (0_u32..).zip(lanes) {
             self.watch(number, of, server, pool_of(number));
@@ -326,7 +329,7 @@ impl Witness {
             let class = &mut self.classes[usize::from(of.class)];
             class.received += seen.all_received;
             class.entitled += seen.all_entitled;
-            // With fewer jobs, whole turns alone make a difference.
+            // With fewer jobs, a single turn would make a noticeable difference.
             if seen.all_entitled >= 1000.0 {
                 let off = seen.all_received / seen.all_entitled - 1.0;
                 if class.worst.is_none_or(|worst| off.abs() > worst.abs()) {

@@ -1,4 +1,4 @@
-//! The page on which readers show their token.
+//! The page on which readers enter their token.
 
 use maud::{Markup, html};
 
@@ -15,7 +15,7 @@ pub fn sign_in(chrome: &Chrome, why: &str, next: &str) -> Markup {
                 (chrome.token())
                 input type="hidden" name="next" value=(next);
                 label { "Token" input type="password" name="token" autocomplete="current-password" required autofocus; }
-                p class="soft" { "A viewer's token lets you read, an operator's also change. The host's settings have both." }
+                p class="soft" { "A viewer's token lets you read; an operator's token also lets you make changes. Both are in the host's settings." }
                 button type="submit" class="main" { "Sign in" }
             }
         }

@@ -1,4 +1,4 @@
-//! What a module says of its handler, as a contract.
+//! The contract of a handler, from what its module declares.
 
 use rouse_schema::{Contract, Parameter, Parameters};
 use serde_json::{Value, json};

@@ -169,7 +169,7 @@ impl Output {
             Self::More(more) if in_json => line::more_json(&more),
             Self::More(more) => line::more_text(&more),
             Self::Flush(done) => {
-                // The waiting side may have timed out.
+                // The other side may have stopped waiting.
                 let _ = done.send(());
                 return;
             }

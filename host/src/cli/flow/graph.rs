@@ -1,4 +1,4 @@
-//! Draws the graph of a flow as a tree: each job below the one of its parents that is deepest.
+//! Draws the graph of a flow as a tree: each job below its deepest parent.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ pub(super) struct Line {
 }
 
 /// Draws the rows of `rouse.flow`, in which each job comes after those that it waits for. At most `most` jobs are drawn
-/// below each other job, and as many without one; a line counts the others.
+/// below each job, and as many at the top; a line counts the others.
 pub(super) fn draw(jobs: &[Value], most: usize) -> Vec<Line> {
     let at: HashMap<i64, usize> = jobs
         .iter()

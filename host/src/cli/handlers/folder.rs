@@ -156,7 +156,7 @@ impl Folder {
                     (&withheld.table, withheld.what, withheld.lines.lines());
                 let key = lines.last().unwrap_or_default();
                 format!(
-                    "[handlers.\"{table}\"] grants {what} without naming a module, so no module gets them: add {key} to it for {file} to the table"
+                    "[handlers.\"{table}\"] grants {what} without naming a module, so no module gets them: add {key} to the table for {file}"
                 )
             })
         });
@@ -175,7 +175,7 @@ impl Folder {
             "owner": handler.owner,
             "bound_by": handler.bound_by.as_ref().map(|table| format!("[handlers.\"{table}\"]")),
             "withheld": handler.withheld.iter().map(withheld).collect::<Vec<_>>(),
-            "asked": words(&manifest.capabilities),
+            "requested": words(&manifest.capabilities),
             "granted": words(&handler.held()),
             "grants": self.held(handler).json(),
             "missing": handler.missing().iter().map(missing).collect::<Vec<_>>(),
@@ -295,10 +295,10 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
         "file",
         "timeout",
         "attempts",
-        "asks for",
+        "requests",
         "what it does",
     ]);
-    table.expendable(&["version", "attempts", "timeout", "asks for", "file"]);
+    table.expendable(&["version", "attempts", "timeout", "requests", "file"]);
     for handler in handlers.handlers.values() {
         let manifest = &handler.manifest;
         let policy = Policy::resolve(manifest, &folder.overrides);

@@ -38,7 +38,7 @@ impl<'a> Held<'a> {
                 | Capability::Secrets(_)
                 | Capability::Sign(_)
                 | Capability::Dirs(_) => return None,
-                // A manifest can ask for these, but no handler holds them.
+                // A manifest can request these, but no handler holds them.
                 Capability::Env(None)
                 | Capability::Settings(None)
                 | Capability::Enqueue(None)

@@ -356,7 +356,7 @@ impl Here {
             let value = serde_json::from_str(text.get()).unwrap_or(Value::Null);
             let value = match key.as_str() {
                 "input_schema" | "output_schema" => continue,
-                "asked" => words(&value),
+                "requested" => words(&value),
                 "missing" => {
                     let names = value
                         .as_array()

@@ -136,8 +136,8 @@ pub(super) struct Reschedule {
 /// Options of `rouse job edit`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-A job with another payload is a new job: the old one is cancelled, and keeps its payload and its history. The id of the new one is printed. It \
-continues the chain, so jobs that wait for the old one wait for the new one.\n\
+A job with another payload is a new job: the old one is cancelled, and keeps its payload and its history. The id of the new one is printed. The \
+new job continues the chain, so jobs that wait for the old one wait for the new one.\n\
 Exit codes: 0 done · 3 no such job · 6 the job is not queued")]
 #[group(id = "edited", required = true, multiple = true, args = ["priority", "payload"])]
 pub(super) struct Edit {

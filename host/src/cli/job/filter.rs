@@ -53,12 +53,12 @@ pub(super) struct Filter {
     #[arg(long, value_name = "POINTER=VALUE", value_parser = pointer)]
     payload: Vec<(String, Value)>,
 
-    /// Only jobs that ended since then (live jobs: were enqueued since then): a time such as 2027-01-31T08:00Z, or an
+    /// Only jobs that ended since this time (live jobs: were enqueued since it): a time such as 2027-01-31T08:00Z, or an
     /// age such as 2h
     #[arg(long, value_name = "TIME", value_parser = Since::read)]
     since: Option<Since>,
 
-    /// Only jobs that ended before then (live jobs: were enqueued before then), in the same form
+    /// Only jobs that ended before this time (live jobs: were enqueued before it), in the same form
     #[arg(long, value_name = "TIME", value_parser = Since::read)]
     until: Option<Since>,
 }

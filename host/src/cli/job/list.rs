@@ -28,7 +28,7 @@ Needs the role rouse_observer. Ended jobs are listed as long as they are kept (k
 One listing examines the newest 100,000 jobs, of all queues and handlers, and reports if it did not find enough among them; \
 --before ID continues from there. --since and --until skip whole days (UTC) of ended jobs. A listing of unsuccessful jobs only \
 (by --state, --error or --kind) examines only those.\n\
-Exit code: 0, even if there is none")]
+Exit code: 0, even if no job matches")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,

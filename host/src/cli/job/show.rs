@@ -259,8 +259,8 @@ fn first_line(text: &Value) -> (&str, bool) {
     }
 }
 
-/// How many attempts there may be, attempts that were lost or suspended are not counted: the producer's number, else that of the last error that has
-/// one.
+/// How many attempts there may be, without those that were lost or suspended: the producer's number, else that of the
+/// last error that has one.
 fn max_attempts(record: &Value) -> Option<u64> {
     let history = record["history"].as_array().into_iter().flatten().rev();
     let known = history.filter_map(|event| event["detail"]["max_attempts"].as_u64());

@@ -17,7 +17,7 @@ pub(super) struct Options {
     #[arg(long, value_enum, groups = GROUPS, help_heading = HEADING)]
     dispatch: Option<Dispatch>,
 
-    /// With hash: by what jobs go to the same worker: tenant, source, or a path of the payload such as $.customer.id; up to three
+    /// With hash: jobs that agree in this go to the same worker: tenant, source, or a path of the payload such as $.customer.id; up to three
     #[arg(long, value_name = "KEY", value_delimiter = ',', groups = GROUPS, help_heading = HEADING)]
     dispatch_key: Vec<String>,
 }

@@ -26,7 +26,7 @@ pub(super) struct Options {
     #[arg(long, value_enum, groups = GROUPS, help_heading = HEADING)]
     policy: Option<FairPolicy>,
 
-    /// By what the jobs of the queue are divided
+    /// The key by which the jobs of the queue are divided
     #[arg(long, value_enum, groups = GROUPS, help_heading = HEADING)]
     key: Option<FairKey>,
 

@@ -16,7 +16,7 @@ use crate::cli::text::{as_json, plain, words};
 #[command(after_help = "\
 Needs the role rouse_observer or rouse_worker. `running` is as of the worker's last heartbeat; `timed out` counts the attempts that \
 timed out since the last `rouse workers clear ID`.\n\
-Exit code: 0, even if there is none")]
+Exit code: 0, even if there are no workers")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,

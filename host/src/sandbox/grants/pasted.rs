@@ -95,7 +95,7 @@ fn remark(table: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>)
             )));
         }
         return Some(Remark::Keys(format!(
-            "{table_name} is already in the file{line}: put this into it"
+            "{table_name} is already in the file{line}: add these lines to that table"
         )));
     }
     let replaces = matches!(key.as_str(), "env" | "settings");
@@ -190,7 +190,7 @@ name = "KEY"
             "[handlers.\"mail.send\"]\nmodule = \"mail.wasm\"\n\n[secrets.KEY]\nenv = \"KEY\"";
         let file = "[handlers.\"mail.send\"]\nlease = \"5s\"\n";
         let (module, secret) = (
-            "# [handlers.\"mail.send\"] is already in the file, on line 1: put this into it\nmodule = \"mail.wasm\"",
+            "# [handlers.\"mail.send\"] is already in the file, on line 1: add these lines to that table\nmodule = \"mail.wasm\"",
             "[secrets.KEY]\nenv = \"KEY\"",
         );
         assert_eq!(annotated(lines, file), format!("{module}\n\n{secret}"));

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::model::HandlerTypes;
 
-/// A line for each schema, because their numbers may exceed what a `Value` can hold.
+/// Writes each schema as its own text, on one line: its numbers may exceed what a `Value` can hold.
 pub(super) fn write(handlers: &[HandlerTypes]) -> String {
     let mut out = "{\n".to_owned();
     for (place, types) in handlers.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Identifiers from names that strangers chose.
+//! Identifiers from untrusted names.
 
 use std::collections::BTreeSet;
 
