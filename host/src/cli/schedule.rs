@@ -57,7 +57,8 @@ enum Verb {
     Next(next::Args),
     /// Create or replace a schedule
     Set(Box<set::Args>),
-    /// Enqueue a job of a schedule now, even if the schedule is paused or its last job is running, and print the job's id
+    /// Enqueue a job of a schedule now, even if the schedule is paused or its last job is running, and print the
+    /// job's id
     Run(Named),
     /// Pause schedules: nothing is enqueued until they are resumed
     Pause(NamedMany),

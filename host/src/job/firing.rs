@@ -245,7 +245,7 @@ pub fn backfill(
     let start = since.checked_sub(moment).unwrap_or(Timestamp::MIN);
     if handled_until.is_none() && due.between(start, until).nth(BACKFILL_MAX).is_some() {
         return Err(format!(
-            "there are more than {BACKFILL_MAX} due times between these times; backfill a shorter time, and then the next one"
+            "there are more than {BACKFILL_MAX} due times between these times; backfill a shorter range, then the next one"
         ));
     }
     let times: Vec<Timestamp> = due

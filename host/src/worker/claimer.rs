@@ -26,8 +26,8 @@ const MEMORY_CHECK_EVERY: Duration = Duration::from_millis(50);
 /// How often to check whether a heartbeat was answered.
 const HEARTBEAT_CHECK_EVERY: Duration = Duration::from_millis(200);
 
-/// The longest pause after a claim that has waited for a lock in vain. The next claim waits for the lock in the database,
-/// and continues as soon as it is free.
+/// The longest pause after a claim that has waited for a lock in vain. The next claim waits for the lock in the
+/// database, and continues as soon as it is free.
 const LOCKED_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 struct Claimer<'a> {

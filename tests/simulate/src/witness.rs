@@ -1,7 +1,8 @@
-//! Checks the promises by counting claims, starts and ends alone, without the turns and the model of the gates.
+//! Checks the promises by counting claims, starts and ends. It does not use the turns; it uses the model of the gates
+//! only to see whether stuck tenants had room.
 //!
-//! Shares are compared with those of an ideal fluid: tenants that have waiting jobs throughout a window get jobs in proportion
-//! to their weights. A clock of each pool (tenants of one group, served by the same hosts) shows how many jobs such a
+//! Shares are compared with those of an ideal fluid: tenants that have waiting jobs throughout a window get jobs in
+//! proportion to their weights. A clock of each pool (tenants of one group, served by the same hosts) shows how many jobs such a
 //! tenant of weight 1 is entitled to: a claim moves it by the jobs that it takes of these tenants, divided by the sum of
 //! their weights. The jobs of others do not count: they got all they wanted.
 

@@ -53,8 +53,8 @@ pub(super) struct Filter {
     #[arg(long, value_name = "POINTER=VALUE", value_parser = pointer)]
     payload: Vec<(String, Value)>,
 
-    /// Only jobs that ended since this time (live jobs: were enqueued since it): a time such as 2027-01-31T08:00Z, or an
-    /// age such as 2h
+    /// Only jobs that ended since this time (live jobs: were enqueued since it): a time such as 2027-01-31T08:00Z, or
+    /// an age such as 2h
     #[arg(long, value_name = "TIME", value_parser = Since::read)]
     since: Option<Since>,
 

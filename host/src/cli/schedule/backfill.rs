@@ -27,11 +27,11 @@ pub(super) struct Args {
     /// The name of the schedule
     name: String,
 
-    /// The first time
+    /// The start of the range, which is included
     #[arg(long, value_name = "TIME", value_parser = next::time)]
     since: Timestamp,
 
-    /// The time after the last one
+    /// The end of the range; due times before it are included
     #[arg(long, value_name = "TIME", value_parser = next::time)]
     before: Timestamp,
 
@@ -55,7 +55,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let count = due.between(after, until).take(BACKFILL_MAX + 1).count();
     anyhow::ensure!(
         count <= BACKFILL_MAX,
-        "there are more than {BACKFILL_MAX} due times between these times; backfill a shorter time, and then the next one"
+        "there are more than {BACKFILL_MAX} due times between these times; backfill a shorter range, then the next one"
     );
     let (since, before) = (args.since.to_string(), args.before.to_string());
     let id = store.backfill_schedule(&args.name, &since, &before).await?;

@@ -50,11 +50,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "POLICY", value_parser = ["skip", "queue", "allow", "cancel"])]
     overlap: Option<String>,
 
-    /// Due times for which no host was running: none gets a job, one (the latest), or all; default: one
+    /// Which due times get a job although no host was running: none, one (the latest), or all; default: one
     #[arg(long, value_name = "POLICY", value_parser = ["none", "one", "all"])]
     catch_up: Option<String>,
 
-    /// Older due times are not caught up, for instance 2h; default: whatever their age
+    /// The maximum age of due times that are caught up, for instance 2h; default: any age
     #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     catch_up_window: Option<Duration>,
 
