@@ -719,7 +719,7 @@ LANGUAGE sql IMMUTABLE AS $$
     END
 $$;
 
--- Sets a gate, and replaces one of the same name. What is left out has its default. It applies at once; the division by a new key applies to
+-- Sets a gate, and replaces one of the same name. Arguments that are left out have their defaults. It applies at once; the division by a new key applies to
 -- jobs that are enqueued from now on, and those that wait already share one. Leaves a record.
 --
 --   kind      max_concurrent, throttle, batch, singleton or debounce

@@ -92,7 +92,7 @@ async fn the_command_line_sets_lists_and_drops_gates() {
         "lasts": null, "newcomer": null, "edge": "leading", "longest_ms": 60000, "declared_by": null});
     assert_eq!(index.exits(0).json(), expected);
 
-    // What is left out has its default, also in a gate that exists.
+    // Options that are left out have their defaults, also in a gate that exists.
     gate(
         &db,
         &[

@@ -28,7 +28,7 @@ type Job[R any] struct {
 	ID int64
 }
 
-// EnqueueOptions are those of rouse.enqueue. What is nil has its default.
+// EnqueueOptions are those of rouse.enqueue. Options that are nil have their defaults.
 type EnqueueOptions struct {
 	Queue, Tenant, Source, Priority, UniqueKey *string
 	RunAt                                      *time.Time

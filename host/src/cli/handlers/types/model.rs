@@ -1,4 +1,4 @@
-//! What a schema says, as far as the type systems of programming languages can say it.
+//! The types of a schema, as far as the type systems of programming languages can express them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,13 +10,13 @@ use crate::sandbox::HandlerManifest;
 /// The deepest nesting that is read.
 const DEPTH_MAX: usize = 16;
 
-/// The most types of one handler; what is beyond is anything.
+/// The maximum number of types of one handler; any others accept anything.
 const TYPES_MAX: usize = 500;
 
-/// The most fields of one object.
+/// The maximum number of fields of one object.
 const FIELDS_MAX: usize = 500;
 
-/// The most literals of one type.
+/// The maximum number of literals of one type.
 const LITERALS_MAX: usize = 200;
 
 /// A type. A value that matches the schema has it; a value of the type may still violate the schema.
@@ -81,7 +81,7 @@ impl HandlerTypes {
             ("Result", "Result", &manifest.output_schema),
         ];
         let [payload, result] = roots.map(|(what, infix, schema)| {
-            // A number that a `Value` cannot hold: then nothing is said.
+            // If a `Value` cannot hold one of its numbers, the type is that for anything.
             let schema = serde_json::from_str(schema.written()).unwrap_or(Value::Bool(true));
             let root = names.take(&format!("{stem}{what}"));
             let mut reader = Reader {
@@ -291,7 +291,7 @@ impl Reader<'_> {
         self.by_types(keywords, depth, name)
     }
 
-    /// Alternatives of texts only are one type, others have names.
+    /// Alternatives that are all texts are one type; others have names.
     fn alternatives(&mut self, all: &[Value], depth: usize, name: &str) -> Type {
         let read = all.iter().enumerate().map(|(place, one)| {
             let name = match text(one, "title") {
@@ -394,7 +394,7 @@ impl Reader<'_> {
     }
 }
 
-/// An object with properties beside alternatives: what only alternatives have is optional.
+/// An object with properties beside alternatives: properties that only alternatives have are optional.
 fn with_alternatives(keywords: &Map<String, Value>, all: &[Value]) -> Map<String, Value> {
     let mut merged = keywords.clone();
     let own = &keywords["properties"];
@@ -409,7 +409,7 @@ fn with_alternatives(keywords: &Map<String, Value>, all: &[Value]) -> Map<String
             let found = properties
                 .entry(name.clone())
                 .or_insert_with(|| schema.clone());
-            // Alternatives that differ: what holds for all of them is anything.
+            // The alternatives differ: only the type for anything holds for all of them.
             if found != schema {
                 *found = Value::Bool(true);
             }
@@ -422,7 +422,7 @@ fn literal(value: &Value) -> Type {
     match value {
         Value::Null => Type::Null,
         Value::String(_) | Value::Bool(_) => Type::Literal(value.clone()),
-        // The same number may be written otherwise.
+        // The same number may be written in another way.
         Value::Number(number) if number.is_f64() => Type::Number,
         Value::Number(_) => Type::Literal(value.clone()),
         Value::Array(_) | Value::Object(_) => Type::Any,

@@ -27,7 +27,7 @@ class Job(Generic[R]):
 
 
 class EnqueueOptions(TypedDict, total=False):
-    """Options of rouse.enqueue. What is left out has its default."""
+    """Options of rouse.enqueue. Options that are left out have their defaults."""
 
     queue: str
     tenant: str

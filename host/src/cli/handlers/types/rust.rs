@@ -24,7 +24,7 @@ pub struct Job<R> {
     result: PhantomData<fn() -> R>,
 }
 
-/// Options of rouse.enqueue. What is `None` has its default.
+/// Options of rouse.enqueue. Options that are `None` have their defaults.
 #[derive(Debug, Clone, Default)]
 pub struct EnqueueOptions<'a> {
     pub queue: Option<&'a str>,
@@ -37,7 +37,7 @@ pub struct EnqueueOptions<'a> {
     pub unique_key: Option<&'a str>,
     pub tags: Option<&'a [&'a str]>,
     pub grants: Option<Value>,
-    /// For instance `30 seconds`; so are the other times.
+    /// For instance `30 seconds`; the timeouts have the same form.
     pub lease: Option<&'a str>,
     pub timeout: Option<&'a str>,
     pub job_timeout: Option<&'a str>,

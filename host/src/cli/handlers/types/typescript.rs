@@ -16,7 +16,7 @@ export interface Queryable {
 /** The id of a job, with the type of its result. It is a string, because a bigint may exceed what a number holds. */
 export type JobId<Result> = string & { readonly result?: Result };
 
-/** Options of rouse.enqueue. What is left out has its default. */
+/** Options of rouse.enqueue. Options that are left out have their defaults. */
 export interface EnqueueOptions {
   queue?: string;
   tenant?: string;
@@ -27,7 +27,7 @@ export interface EnqueueOptions {
   uniqueKey?: string;
   tags?: string[];
   grants?: unknown;
-  /** For instance "30 seconds"; so are the other times. */
+  /** For instance "30 seconds"; the timeouts have the same form. */
   lease?: string;
   timeout?: string;
   jobTimeout?: string;
