@@ -102,7 +102,7 @@ async fn children_are_committed_with_a_success_and_inherit_queue_priority_and_te
 }
 
 #[tokio::test]
-async fn an_attempt_that_fails_is_retried_or_has_lost_its_job_enqueues_nothing() {
+async fn failed_retried_and_lost_attempts_enqueue_nothing() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let retry = || Outcome::Retry {

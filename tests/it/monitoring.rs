@@ -43,7 +43,7 @@ fn assert_accepts(args: &[&str]) {
 }
 
 #[test]
-fn promtool_accepts_the_configuration_and_each_alert_does_what_its_tests_say() {
+fn promtool_accepts_the_configuration_and_each_alert_fires_in_its_tests() {
     assert_accepts(&["check", "config", "prometheus.yml"]);
     assert_accepts(&["test", "rules", "rules_test.yml"]);
     let tests = read("rules_test.yml");
@@ -113,7 +113,7 @@ fn the_dashboard_has_queries_in_each_panel_and_recorded_names_exist() {
     }
 }
 
-/// Names, units and helps as Prometheus wants them, on the page of a host that has run a job.
+/// Names, units and help texts follow the rules of Prometheus, on the page of a host that has run a job.
 #[tokio::test]
 async fn promtool_accepts_the_metrics_page_of_a_host() {
     let Some(mut command) = promtool(&["check", "metrics"]) else {

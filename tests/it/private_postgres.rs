@@ -1,4 +1,4 @@
-//! The private Postgres keeps its promises for every user and every end of its host.
+//! The private Postgres keeps its promises for every user, however its host ends.
 
 use std::{
     env, fs,
@@ -50,7 +50,7 @@ fn as_root_the_server_runs_as_another_user() {
 
 #[test]
 fn an_ordinary_user_runs_it_directly() {
-    // As root this test becomes an ordinary user for its child; otherwise it already is one.
+    // As root, the test runs its child as an ordinary user; otherwise it already is one.
     let data_dir = scratch("user").join("pg");
     let mut command = entry(&data_dir);
     if is_root() {
@@ -193,7 +193,7 @@ async fn a_pinned_archive_is_used_without_binaries_if_downloads_are_on() {
 }
 
 #[test]
-fn data_of_another_version_are_refused_naming_the_version() {
+fn data_of_another_version_is_refused_naming_the_version() {
     let settings = postgres_settings(scratch("version").join("pg"));
     let server = start(&settings).unwrap();
     let version = server.data_dir().join("cluster/PG_VERSION");
@@ -331,9 +331,9 @@ fn entry_keeps_a_server_until_it_is_killed() {
 
 /// This test binary again, as a host that keeps a server.
 fn entry(data_dir: &Path) -> Command {
-    // A copy, because the target directory may be closed to other users. Another process makes it: a file that this
-    // process has open for writing is held open by every child that another test is just starting, and cannot be
-    // executed in the meantime.
+    // A copy, because other users may not have access to the target directory. Another process makes it: if this
+    // process had it open for writing, children that other tests are starting would inherit the open file, and it could
+    // not be executed in the meantime.
     let program = scratch("entry").join("it");
     let copied = Command::new("cp")
         .arg(env::current_exe().unwrap())
@@ -388,12 +388,12 @@ async fn show(client: &Client, setting: &str) -> String {
 fn wait_until_gone(pid: u32) {
     let until = Instant::now() + PATIENCE;
     while Path::new(&format!("/proc/{pid}")).exists() {
-        // A child of a killed process that nothing waits for stays as a zombie in some containers.
+        // In some containers, nothing waits for the child of a killed process, and it stays as a zombie.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         if stat.contains(") Z ") {
             return;
         }
-        assert!(Instant::now() < until, "process {pid} still runs");
+        assert!(Instant::now() < until, "process {pid} is still running");
         std::thread::yield_now();
     }
 }

@@ -107,7 +107,7 @@ impl Trial {
         assert!(request.to_string().contains(SECRET), "{request}");
     }
 
-    /// Stops the host and all its attempts, and asserts that since then no effect has come except those in progress.
+    /// Stops the host and all its attempts, and asserts that after `since` no effect came except those in progress.
     fn assert_no_further_effects(&self, host: Host, since: Seen) {
         host.signal(libc::SIGTERM);
         let (status, output) = host.exit(PATIENCE);

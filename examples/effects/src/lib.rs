@@ -1,5 +1,5 @@
-//! Two handlers that write to tables of the application: an order that is paid exactly once, and a price list that is
-//! imported in parts.
+//! Two handlers that write to tables of the application: one pays an order exactly once, the other imports a price
+//! list in parts.
 
 mod import;
 mod pay;

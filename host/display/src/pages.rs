@@ -1,7 +1,7 @@
 //! The pages of the dashboard: rows of the database in, HTML out.
 //!
 //! The functions get rows as `rouse … --json` prints them, and the time by the database's clock. Everything in a row is
-//! a stranger's text (payloads, errors, logs, names): [`maud`] escapes it, and control characters and marks that change
+//! untrusted text (payloads, errors, logs, names): [`maud`] escapes it, and control characters and marks that change
 //! the direction of a text are made visible. There is no inline script and no inline style, so that the host can forbid
 //! both (`Content-Security-Policy`).
 

@@ -1,7 +1,7 @@
 //! What Postgres can check of a schema, and how its payloads are passed to a SQL function.
 //!
 //! A contract is data: a jsonpath predicate that is true only for values that [`Schema::check`] refuses too. A rule
-//! that jsonpath cannot express exactly is left out, and so is what exceeds the limits: a schema comes from a stranger,
+//! that jsonpath cannot express exactly is left out, and so is what exceeds the limits: a schema is untrusted,
 //! and each enqueue evaluates its predicate. Paths are strict: a missing key, or a value of another type, makes a part
 //! of the predicate unknown, which refuses nothing.
 

@@ -21,7 +21,7 @@ pub(super) struct Options {
     jobs: i64,
 }
 
-/// Jobs per enqueued chunk; two of a hundred are hostile.
+/// Jobs per enqueued chunk; two in a hundred are hostile.
 const CHUNK: i64 = 5_000;
 /// Enqueueing pauses while this many jobs are live.
 const LIVE_MAX: i64 = 20_000;
@@ -32,7 +32,7 @@ const STALLED_AFTER: Duration = Duration::from_secs(120);
 /// A handler, its jobs per chunk, and their payload.
 type Kind = (&'static str, i64, &'static str);
 
-/// Typical jobs: 98 of 100.
+/// Typical jobs: 98 in 100.
 const GOOD: [Kind; 8] = [
     ("noop", 3_000, r#"{"n": 7}"#),
     (
@@ -48,7 +48,7 @@ const GOOD: [Kind; 8] = [
     ("test.reuse.state", 10, r#"{"again": true}"#),
 ];
 
-/// Hostile jobs, five of each per chunk: 2 of 100.
+/// Hostile jobs, five of each per chunk: 2 in 100.
 const HOSTILE: [Kind; 20] = [
     ("test.spin", 5, "{}"),
     ("test.alloc", 5, r#"{"bytes": 4000000000}"#),
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn two_of_a_hundred_jobs_of_a_chunk_are_hostile() {
+    fn two_in_a_hundred_jobs_of_a_chunk_are_hostile() {
         let jobs = |kinds: &[Kind]| -> i64 { kinds.iter().map(|(_, jobs, _)| jobs).sum() };
         assert_eq!(jobs(&GOOD) + jobs(&HOSTILE), CHUNK);
         assert_eq!(jobs(&HOSTILE) * 50, CHUNK);

@@ -14,11 +14,11 @@ pub(crate) struct Effects {
     url: String,
     /// A file to which it appends `ATTEMPT N`.
     file: String,
-    /// Whether it keeps `[ATTEMPT, N]` as `last`.
+    /// Whether it writes `[ATTEMPT, N]` to its state, under the key `last`.
     keeps: bool,
 }
 
-/// Has effects without end in its first attempt, and once in a later one; an error does not stop it.
+/// Repeats its effects endlessly in its first attempt, and has them once in a later one; errors do not stop it.
 #[handler(name = "test.effects", max_attempts = 3, grace = "2s", capabilities = ["http", "secrets", "dir", "state"])]
 pub(crate) async fn effects(ctx: &Ctx, payload: Effects) -> Result<u64> {
     let attempt = ctx.job().attempt;

@@ -1,4 +1,4 @@
-//! Guests that reach out of their sandbox.
+//! Guests that try to reach outside of their sandbox.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -45,7 +45,7 @@ pub(crate) fn write_file(payload: WriteFile) -> Result<(), Error> {
 
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Env {
-    /// An address that accepts connections.
+    /// The address to connect to; the default refuses connections.
     #[serde(default = "anywhere")]
     connect_to: String,
 }
@@ -55,7 +55,7 @@ fn anywhere() -> String {
 }
 
 /// Returns everything that it can find out about its environment: with nothing granted, the lists are empty
-/// and the attempts are errors.
+/// and each access fails.
 #[handler(name = "test.env", max_attempts = 1)]
 pub(crate) fn env(payload: Env) -> Value {
     fn outcome<T>(result: std::io::Result<T>) -> Value {
@@ -125,7 +125,7 @@ fn once() -> usize {
     1
 }
 
-/// Prints a line to both outputs, this many times.
+/// Prints a line to standard output and to standard error, `times` times.
 #[handler(name = "test.print", max_attempts = 1)]
 pub(crate) fn print(payload: Print) -> usize {
     for _ in 0..payload.times {

@@ -24,7 +24,7 @@ const HOSTILE: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn what_a_module_says_is_never_executed() {
+async fn text_of_a_module_is_never_executed() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let mut properties = Map::new();

@@ -29,7 +29,7 @@ fn axe() -> Option<String> {
 }
 
 #[tokio::test]
-async fn no_page_runs_strangers_text_or_is_wider_than_a_phone_or_lacks_names_for_screen_readers() {
+async fn no_page_runs_untrusted_text_or_is_wider_than_a_phone_or_lacks_names_for_screen_readers() {
     let Some(browser) = Browser::start().await else {
         return;
     };
@@ -45,7 +45,7 @@ async fn no_page_runs_strangers_text_or_is_wider_than_a_phone_or_lacks_names_for
         assert_eq!(
             browser.run("return window.hacked ?? null").await,
             Value::Null,
-            "{path} runs a stranger's text"
+            "{path} runs untrusted text"
         );
         picture(&browser, &folder, &path, "light").await;
         if let Some(axe) = &axe {

@@ -13,7 +13,7 @@ use crate::support::claims::claim;
 use crate::support::worker::{PATIENCE, enqueue, until_true};
 
 #[tokio::test]
-async fn every_page_answers_and_runs_no_text_of_strangers() {
+async fn every_page_answers_and_runs_no_untrusted_text() {
     let db = shop().await;
     let client = db.client().await;
     let dashboard = Dashboard::start(&db, &[]);
@@ -177,7 +177,7 @@ async fn too_many_open_pages_are_refused_until_one_is_closed() {
 }
 
 #[tokio::test]
-async fn what_keeps_a_job_is_a_link_or_can_be_changed_beside_it() {
+async fn the_reason_why_a_job_waits_has_a_link_or_a_button() {
     let db = shop().await;
     let client = db.client().await;
     let of_paused = "SELECT rouse.enqueue('no.such', queue => 'paused')";

@@ -155,7 +155,7 @@ async fn schedules_and_chains_are_never_refused() {
 }
 
 #[tokio::test]
-async fn two_producers_that_enqueue_the_same_key_wait_for_each_other() {
+async fn a_producer_waits_for_another_that_enqueues_the_same_key() {
     let (db, client) = gate("'one', 'singleton', handler => 'a', key => '{tenant}'").await;
     for commits in [true, false] {
         let tenant = if commits { "x" } else { "y" };

@@ -106,13 +106,13 @@ async fn a_migration_that_waits_for_a_reader_does_not_block_producers_and_names_
         "{:?}",
         report.waited_for
     );
-    // A try blocks for 150 ms; then comes the time to apply the functions, on a machine with other load.
+    // Each try blocks producers for 150 ms; the rest is for applying the functions on a busy machine.
     assert!(slowest < Duration::from_millis(1500), "{slowest:?}");
     assert!(jobs > 10, "{jobs}");
 }
 
 #[tokio::test]
-async fn a_migration_without_its_locks_in_time_names_their_holders_and_changes_nothing() {
+async fn a_migration_that_cannot_lock_in_time_names_the_holders_and_changes_nothing() {
     let db = TestDb::new().await;
     let (reader, client) = (db.client().await, db.client().await);
     reader
@@ -181,7 +181,7 @@ async fn a_login_without_rights_cannot_block_migrations() {
 }
 
 #[tokio::test]
-async fn a_migration_outside_a_transaction_that_waits_too_long_names_the_blocker() {
+async fn a_non_transactional_migration_that_waits_too_long_names_the_blocker() {
     let db = TestDb::new().await;
     let writer = db.client().await;
     writer
@@ -228,7 +228,7 @@ async fn a_migration_that_loses_its_lock_changes_nothing() {
 #[tokio::test]
 async fn a_transaction_timeout_of_the_database_does_not_end_a_migration() {
     let db = TestDb::new().await;
-    // Postgres has it from version 17 on.
+    // Postgres has this setting from version 17 on.
     db.client()
         .await
         .batch_execute(
@@ -252,7 +252,7 @@ async fn a_transaction_timeout_of_the_database_does_not_end_a_migration() {
     let report = migrate_with(&db.url(), sources(&migrations), PATIENCE)
         .await
         .unwrap();
-    // The functions are those that were applied already.
+    // The functions have not changed, so they are not applied again.
     assert_eq!(
         report.applied,
         ["0099_takes_long", "0100_takes_long_outside"]

@@ -13,7 +13,7 @@ use crate::support::claims::claim;
 use crate::support::worker::{TestWorker, until_true};
 
 #[tokio::test]
-async fn an_hour_of_nobody_is_caught_up_as_the_policy_says() {
+async fn an_hour_without_hosts_is_caught_up_by_the_policy() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     // Every ten minutes, the last time five minutes ago.

@@ -1,4 +1,4 @@
-//! Values in cells of tables and lists: states, times, numbers, ids, texts of strangers.
+//! Values in cells of tables and lists: states, times, numbers, ids, untrusted text.
 
 use maud::{Markup, html};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use super::layout::Chrome;
 use crate::harmless;
 use crate::when;
 
-/// Longer texts are cut in lists; the page of the job has them whole.
+/// Lists cut longer texts; the page of the job shows them in full.
 pub(super) const CELL_CHARS_MAX: usize = 160;
 
 /// A text of a row, or an empty one.
@@ -15,12 +15,12 @@ pub(super) fn text<'a>(row: &'a Value, key: &str) -> &'a str {
     row[key].as_str().unwrap_or_default()
 }
 
-/// A stranger's text on one line.
+/// Untrusted text on one line.
 pub(super) fn line(text: &str) -> String {
     harmless::line(text)
 }
 
-/// The beginning of a stranger's text, on one line.
+/// The beginning of untrusted text, on one line.
 pub(super) fn beginning(text: &str) -> String {
     let mut chars = text.chars();
     let cut: String = chars.by_ref().take(CELL_CHARS_MAX).collect();
@@ -43,7 +43,7 @@ pub(super) fn joined(list: &Value) -> String {
     texts.collect::<Vec<_>>().join(", ")
 }
 
-/// How a state looks.
+/// The style class of a state.
 pub(super) fn tone(state: &str) -> &'static str {
     match state {
         "succeeded" | "completed" | "active" | "done" => "good",
@@ -113,7 +113,7 @@ pub(super) fn bytes(bytes: u64) -> String {
     }
 }
 
-/// A time of the database, relative to now; the exact one is its title.
+/// A time of the database, relative to now; the exact time is in its title.
 pub(super) fn time(value: &Value, now: f64) -> Markup {
     let written = value.as_str().unwrap_or_default();
     match when::epoch(written) {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_texts_are_escaped_and_cut() {
+    fn untrusted_text_is_escaped_and_cut() {
         let row = state("<script>").into_string();
         assert!(row.contains("&lt;script&gt;"), "{row}");
         assert_eq!(beginning("a\u{202e}b"), "a\\u{202e}b");

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_escapes_strangers_texts_and_hides_errors_from_guests() {
+    fn the_list_escapes_untrusted_text_and_hides_errors_from_guests() {
         let mut chrome = Chrome::default();
         let filter = JobFilter::of_states(&["failed"]);
         let page = |chrome: &Chrome| jobs(chrome, &filter, &found(), None, 1.0).into_string();

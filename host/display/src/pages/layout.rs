@@ -11,7 +11,7 @@ pub enum Role {
     /// Nothing, before a sign-in.
     #[default]
     Nobody,
-    /// Read, without payloads, results, errors and logs: a stranger, beyond this machine.
+    /// Read, without payloads, results, errors and logs: a reader beyond this machine who has not signed in.
     Guest,
     /// Read.
     Viewer,

@@ -1,4 +1,4 @@
-//! Why a job waits, with links to what keeps it.
+//! Why a job waits, with links to what it waits for.
 
 use maud::{Markup, html};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use super::cells;
 use super::filter::JobFilter;
 use super::layout::Chrome;
 
-/// Why it waits, one sentence for each thing, with what would change it.
+/// Why the job waits: one sentence for each reason, with its remedy.
 pub(super) fn why(chrome: &Chrome, record: &Value, reasons: &[Value]) -> Markup {
     html! {
         section class="card" id="why" {
@@ -49,7 +49,7 @@ fn place_of(chrome: &Chrome, record: &Value, reason: &str) -> Markup {
     }
 }
 
-/// A sentence in which the numbers of jobs are links.
+/// A sentence in which the ids of jobs are links.
 fn with_jobs(chrome: &Chrome, sentence: &str) -> Markup {
     let mut before = "";
     html! {
@@ -65,7 +65,7 @@ fn with_jobs(chrome: &Chrome, sentence: &str) -> Markup {
     }
 }
 
-/// A sentence in which `…` stands around commands.
+/// A sentence in which the parts between backticks are commands.
 fn with_code(sentence: &str) -> Markup {
     html! {
         @for (place, part) in cells::line(sentence).split('`').enumerate() {

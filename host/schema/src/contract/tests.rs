@@ -135,7 +135,7 @@ fn what_jsonpath_cannot_say_is_left_out() {
 }
 
 #[test]
-fn a_schema_from_a_stranger_stays_within_the_limits() {
+fn an_untrusted_schema_stays_within_the_limits() {
     let recursive = json!({"$defs": {"tree": {"properties": {"left": {"$ref": "#/$defs/tree"}, "right": {"$ref": "#/$defs/tree"}, "n": {"type": "integer"}}}}, "$ref": "#/$defs/tree"});
     let doubled: serde_json::Map<_, _> = (0..60)
         .map(|n| {

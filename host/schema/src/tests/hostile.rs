@@ -25,7 +25,7 @@ fn checked(written: String, value: String) -> Result<(), String> {
 }
 
 fn refused(written: &str, value: &str, words: &str) {
-    let why = checked(written.into(), value.into()).expect_err("must not fit");
+    let why = checked(written.into(), value.into()).expect_err("must be refused");
     let start: String = why.chars().take(300).collect();
     assert!(why.contains(words), "{start}");
 }
@@ -44,9 +44,9 @@ fn doubling() -> String {
 }
 
 #[test]
-fn alternatives_that_double_at_each_level_end() {
+fn the_check_of_alternatives_that_double_at_each_level_ends() {
     refused(&doubling(), "{}", "too many steps");
-    // Unless evaluated properties are collected, each level is tried once; the same if each level is one of the value.
+    // Each level is tried once if no evaluated properties are collected, or if each is also a level of the value.
     let once = doubling().replace("unevaluatedProperties", "title");
     assert_eq!(schema(&once).unwrap().check(b"{}"), Ok(()));
     let deep = format!("{}1{}", "[".repeat(60), "]".repeat(60));
@@ -99,8 +99,8 @@ fn reservations_for_an_object_are_bounded_across_schema_levels() {
         ("{\"unevaluatedProperties\": true, \"allOf\": [", "]}"),
     ] {
         let written = format!("{}false{}", open.repeat(50), close.repeat(50));
-        let why = checked(written, value.clone()).expect_err("must not fit");
-        // In either order.
+        let why = checked(written, value.clone()).expect_err("must be refused");
+        // Either may be found first.
         assert!(
             why.contains("does not match") || why.contains("too many steps"),
             "{why:.200}"
@@ -230,7 +230,7 @@ fn schemas_of_a_megabyte_compile_in_time() {
     assert!(schema(&written).unwrap_err().contains("too large"));
     let references = vec![r##"{"$ref": "#/allOf/0"}"##; 40_000].join(",");
     schema(&format!(r#"{{"allOf": [true, {references}]}}"#)).unwrap();
-    // Each reference is compared with the anchors that share their names.
+    // Each reference is looked up among the anchors that share a name.
     let anchors: Vec<String> = (0..8_000)
         .map(|n| format!(r#""{n}": {{"$dynamicAnchor": "n{n}"}}"#))
         .collect();
