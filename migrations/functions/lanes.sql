@@ -212,6 +212,9 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at        timestamptz := clock_timestamp();
     kept_from timestamptz;
+    -- Keys of gates that nobody needs any more.
+    gates     text[];
+    keys      text[];
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     closed := 0;
@@ -268,9 +271,11 @@ BEGIN
     PERFORM rouse._copy_contracts();
     PERFORM rouse._divide_lanes(NULL);
     -- Without waiting for producers.
-    WITH gone AS MATERIALIZED (
-        SELECT k.gate, k.key FROM rouse.gate_key AS k
-        WHERE k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job) FOR UPDATE SKIP LOCKED)
-    DELETE FROM rouse.gate_key AS k USING gone AS g WHERE k.gate = g.gate AND k.key = g.key;
+    SELECT array_agg(k.gate), array_agg(k.key) INTO gates, keys
+    FROM (SELECT k.gate, k.key FROM rouse.gate_key AS k
+          WHERE k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job) FOR UPDATE SKIP LOCKED) AS k;
+    -- Again, with a new snapshot: a producer may have renewed a key before it was locked, and the old snapshot has not got its job.
+    DELETE FROM rouse.gate_key AS k USING unnest(gates, keys) AS g(gate, key)
+    WHERE k.gate = g.gate AND k.key = g.key AND k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job);
 END
 $$;

@@ -306,6 +306,40 @@ async fn the_rows_of_keys_are_removed_when_they_have_no_effect() {
     assert_eq!(number(&client, rows).await, 0);
 }
 
+/// An enqueue that commits while maintenance searches the keys: the search has found none of its jobs yet.
+#[tokio::test]
+async fn a_key_that_is_renewed_during_maintenance_stays() {
+    let (db, client) =
+        gate("'one', 'singleton', handler => 'a', key => '{$.doc}', lasts => 'queued'").await;
+    let store = db.worker().await;
+    // Maintenance reads these keys first. Their jobs are gone.
+    let many = "INSERT INTO rouse.gate_key (gate, key, job, since, until)
+                SELECT 'one', '!' || n, -n, '-infinity', '-infinity' FROM generate_series(1, 200000) AS n";
+    client.batch_execute(many).await.unwrap();
+    let newest = r#", '{"doc": "z"}'"#;
+    enqueue(&client, "a", newest).await;
+    let job = claim_one(&store).await;
+    let done = settlement(&job, result("1"));
+    store.settle(&[&done], Locked::Wait).await.unwrap();
+    let producer = db.client().await;
+    producer.batch_execute("BEGIN").await.unwrap();
+    let renewed = enqueue(&producer, "a", newest).await;
+    let maintenance = {
+        let store = store.clone();
+        tokio::spawn(async move { store.maintain_lanes().await })
+    };
+    // It takes this lock when it begins to search.
+    let searches = "SELECT EXISTS (SELECT FROM pg_locks AS l WHERE l.relation = 'rouse.gate_key'::regclass AND l.mode = 'RowShareLock')";
+    until_true(&client, searches).await;
+    producer.batch_execute("COMMIT").await.unwrap();
+    maintenance.await.unwrap().unwrap();
+    assert_eq!(
+        number(&client, "SELECT count(*) FROM rouse.gate_key").await,
+        1
+    );
+    assert_eq!(enqueue(&client, "a", newest).await, renewed, "it waits");
+}
+
 /// A settlement holds the row of its job, and may enqueue another one of the same key.
 #[tokio::test]
 async fn a_producer_does_not_wait_for_the_row_of_a_running_job() {
