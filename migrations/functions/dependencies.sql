@@ -66,9 +66,12 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._keep_ends(p_partitions text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
+    known  bigint[];
     needed bigint[];
     name   text;
 BEGIN
+    -- Locked before it is decided which are needed. An enqueue that relies on one has locked it.
+    known := ARRAY(SELECT k.chain FROM rouse.kept_end AS k FOR UPDATE SKIP LOCKED);
     -- In one statement, because an enqueue that commits meanwhile may keep an end itself.
     WITH needed AS MATERIALIZED (
         SELECT (d.job #>> '{}')::bigint AS chain
@@ -80,7 +83,9 @@ BEGIN
         CROSS JOIN LATERAL (SELECT s.name, s.wait FROM rouse.step AS s WHERE s.job = ANY (ARRAY[j.id]) AND s.wait ->> 'kind' = 'call') AS s
         WHERE j.uncounted > 0
           AND NOT EXISTS (SELECT FROM rouse.step AS done WHERE done.job = ANY (ARRAY[j.id]) AND done.name = s.name AND done.result IS NOT NULL)),
-    gone AS (DELETE FROM rouse.kept_end AS k WHERE NOT EXISTS (SELECT FROM needed AS n WHERE n.chain = k.chain))
+    gone AS (
+        DELETE FROM rouse.kept_end AS k USING unnest(known) AS u(chain)
+        WHERE k.chain = u.chain AND NOT EXISTS (SELECT FROM needed AS n WHERE n.chain = k.chain))
     SELECT coalesce(array_agg(n.chain), '{}') INTO needed FROM needed AS n;
     IF needed = '{}' THEN
         RETURN;
@@ -177,9 +182,9 @@ BEGIN
             RAISE EXCEPTION 'rouse.enqueue: job % has failed, and only a transaction with isolation level READ COMMITTED can wait for its retry', p_id
                 USING ERRCODE = 'feature_not_supported';
         END IF;
-        -- A retry takes a stronger lock of this row: either it waits, and sees the dependency, or it has committed.
+        -- A retry takes a stronger lock of this row: either it waits, and sees the dependency, or it has committed, and may have ended too.
         PERFORM FROM rouse.finished AS f WHERE f.id = ended.id FOR KEY SHARE;
-        waits := rouse._live_job(chain) IS NULL;
+        waits := rouse._live_job(chain) IS NULL AND (rouse._last_ended(chain)).id = ended.id;
         EXIT WHEN waits;
     END LOOP;
 END
@@ -219,11 +224,15 @@ BEGIN
             chains := chains || locked.chain;
             on_failures := on_failures || parent.on_failure;
         ELSE
-            -- Its partition may be dropped as soon as this transaction has committed: _keep_ends does not see it before.
-            INSERT INTO rouse.kept_end AS k (chain, job, state, result, error)
-            SELECT locked.chain, f.id, f.state, f.result, f.error FROM rouse._last_ended(locked.chain) AS f
-            WHERE f.finished_at < clock_timestamp() - interval '1 hour'
-            ON CONFLICT (chain) DO NOTHING;
+            -- Its partition may be dropped as soon as this transaction has committed: _keep_ends does not see it before. A row that is
+            -- there already is locked: _keep_ends may be about to delete it.
+            WHILE (rouse._last_ended(locked.chain)).finished_at < clock_timestamp() - interval '1 hour' LOOP
+                INSERT INTO rouse.kept_end AS k (chain, job, state, result, error)
+                SELECT locked.chain, f.id, f.state, f.result, f.error FROM rouse._last_ended(locked.chain) AS f
+                ON CONFLICT (chain) DO NOTHING;
+                PERFORM FROM rouse.kept_end AS k WHERE k.chain = locked.chain FOR KEY SHARE;
+                EXIT WHEN FOUND;
+            END LOOP;
             IF locked.has_failed THEN
                 failed := locked.chain;
             END IF;
@@ -493,7 +502,7 @@ BEGIN
         ELSE
             -- A retry in progress has locked this row, and one that has committed is live.
             PERFORM FROM rouse.finished AS f WHERE f.id = ended.id FOR KEY SHARE SKIP LOCKED;
-            CONTINUE WHEN NOT FOUND OR rouse._live_job(next) IS NOT NULL;
+            CONTINUE WHEN NOT FOUND OR rouse._live_job(next) IS NOT NULL OR (rouse._last_ended(next)).id IS DISTINCT FROM ended.id;
         END IF;
         noted := noted + rouse._note_releases(ARRAY[next], ARRAY[coalesce(ended.state = 'succeeded', false)])::integer;
     END LOOP;

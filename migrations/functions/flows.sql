@@ -398,12 +398,16 @@ DECLARE
     chains  bigint[];
 BEGIN
     PERFORM rouse._check_flow('delete_flow', delete_flow.id);
-    SELECT array_agg(j.id) FILTER (WHERE j.state = 'running'), coalesce(array_agg(j.id) FILTER (WHERE j.state = 'queued'), '{}') INTO running, queued
-    FROM (SELECT j.id, j.state FROM rouse.job AS j WHERE j.flow = delete_flow.id ORDER BY j.id FOR UPDATE) AS j;
-    IF running IS NOT NULL THEN
-        RAISE EXCEPTION 'rouse: flow % cannot be deleted: job % is running', delete_flow.id, running[1]
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('SELECT rouse.cancel_flow(%s) stops it.', delete_flow.id);
-    END IF;
+    LOOP
+        SELECT array_agg(j.id) FILTER (WHERE j.state = 'running'), coalesce(array_agg(j.id) FILTER (WHERE j.state = 'queued'), '{}') INTO running, queued
+        FROM (SELECT j.id, j.state FROM rouse.job AS j WHERE j.flow = delete_flow.id ORDER BY j.id FOR UPDATE) AS j;
+        IF running IS NOT NULL THEN
+            RAISE EXCEPTION 'rouse: flow % cannot be deleted: job % is running', delete_flow.id, running[1]
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('SELECT rouse.cancel_flow(%s) stops it.', delete_flow.id);
+        END IF;
+        -- A job for whose lock this has waited may have been followed by another one, which that snapshot did not show.
+        EXIT WHEN (SELECT count(*) FROM rouse.job AS j WHERE j.flow = delete_flow.id) = cardinality(queued);
+    END LOOP;
     waiting := ARRAY(
         SELECT DISTINCT d.job
         FROM (

@@ -479,7 +479,7 @@ BEGIN
                p_at + CASE WHEN g.burst IS NULL THEN 1 ELSE u.starts::double precision / g.most END * g.period_ms * interval '1 millisecond'
         FROM (SELECT t.gate, t.key, count(*)::integer AS starts
               FROM unnest(p_gated) AS t JOIN unnest(p_lanes) AS c(lane) ON c.lane = t.lane WHERE t.room IS NULL GROUP BY t.gate, t.key) AS u
-        JOIN rouse.gate AS g ON g.name = u.gate
+        JOIN rouse.gate AS g ON g.name = u.gate AND g.kind = 'throttle'
         ON CONFLICT (gate, key) DO UPDATE
         SET starts = CASE WHEN excluded.starts IS NOT NULL THEN (
                 SELECT array_agg(s.at ORDER BY s.n)
@@ -648,15 +648,19 @@ BEGIN
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     PERFORM rouse._divide_lanes(NULL);
     UPDATE rouse.lane AS l SET seq = nextval('rouse.lane_seq') WHERE l.key = '' AND l.closed_at IS NULL;
+    -- Keys change between claims: one that charges them uses the settings that it has read.
     IF tg_op = 'DELETE' OR tg_op = 'UPDATE' AND (old.kind, old.key) IS DISTINCT FROM (new.kind, new.key) THEN
+        PERFORM rouse._lock('gate', old.name);
         DELETE FROM rouse.gate_key AS k WHERE k.gate = old.name;
     ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND (old.burst IS NULL) <> (new.burst IS NULL) THEN
+        PERFORM rouse._lock('gate', old.name);
         -- When the last starts were is not known, or no longer counts: those that are not forgotten count as made just now.
         UPDATE rouse.gate_key AS k
         SET starts = CASE WHEN new.burst IS NULL THEN array_fill(clock_timestamp(), ARRAY[new.most]) END,
             until = clock_timestamp() + new.period_ms * interval '1 millisecond' * CASE WHEN new.burst IS NULL THEN 1 ELSE new.burst::double precision / new.most END
         WHERE k.gate = new.name AND k.until > clock_timestamp();
     ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND new.burst IS NOT NULL AND (old.most, old.period_ms) IS DISTINCT FROM (new.most, new.period_ms) THEN
+        PERFORM rouse._lock('gate', old.name);
         -- As many starts short of being full as before, at the new rate.
         UPDATE rouse.gate_key AS k
         SET until = clock_timestamp() + (k.until - clock_timestamp()) * (old.most::double precision * new.period_ms / (new.most::double precision * old.period_ms))

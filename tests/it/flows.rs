@@ -380,6 +380,30 @@ async fn a_flow_is_cancelled_in_batches_that_leave_records() {
     );
 }
 
+/// The deletion waits for the row of a job that another one is about to continue.
+#[tokio::test]
+async fn a_job_that_takes_the_place_of_another_while_its_flow_is_deleted_is_deleted_too() {
+    let db = TestDb::new().await;
+    let (mut other, client, deleting) = (db.client().await, db.client().await, db.client().await);
+    let jobs = json!([{"name": "a", "handler": "x"}, {"name": "b", "handler": "x"}]);
+    let flow = enqueue_flow(&client, jobs).await;
+    let a = job_of(&client, flow, "a").await;
+    let editing = other.transaction().await.unwrap();
+    let edit = "SELECT rouse.replace_payload($1, '2')";
+    editing.query_one(edit, &[&a]).await.unwrap();
+    let deleted = tokio::spawn(async move {
+        let delete = "SELECT rouse.delete_flow($1)";
+        let row = deleting.query_one(delete, &[&flow]).await.unwrap();
+        row.get::<_, i32>(0)
+    });
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+    until_true(&client, waits).await;
+    editing.commit().await.unwrap();
+    assert_eq!(deleted.await.unwrap(), 2);
+    let live = client.query("SELECT FROM rouse.job", &[]).await.unwrap();
+    assert!(live.is_empty());
+}
+
 #[tokio::test]
 async fn a_flow_is_deleted_unless_one_of_its_jobs_runs_or_others_wait_for_it() {
     let db = TestDb::new().await;

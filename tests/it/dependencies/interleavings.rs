@@ -359,6 +359,28 @@ async fn deleting_a_chain_waits_for_its_retry_and_deletes_that() {
     assert_eq!(show(&client, child).await.state, "cancelled");
 }
 
+/// The enqueue waits for a retry, which has succeeded when it commits.
+#[tokio::test]
+async fn a_job_does_not_wait_for_a_retry_that_succeeds_while_it_is_enqueued() {
+    let db = TestDb::new().await;
+    let (mut other, client, enqueuing) = (db.client().await, db.client().await, db.client().await);
+    let parent = enqueue(&client, "x", json!(1)).await;
+    assert!(cancel(&client, parent).await);
+    let retrying = other.transaction().await.unwrap();
+    let again = "SELECT rouse.complete(rouse.retry($1), '7')";
+    retrying.query_one(again, &[&parent]).await.unwrap();
+    let enqueued = tokio::spawn(async move {
+        let after = json!({"p": {"job": parent, "on_failure": "wait"}});
+        enqueue_after(&enqueuing, "x", after).await
+    });
+    until_true(&client, SOMEBODY_WAITS).await;
+    retrying.commit().await.unwrap();
+    let child = enqueued.await.unwrap();
+    let ready = "SELECT turn IS NOT NULL AND blockers IS NULL FROM rouse.job WHERE id = $1";
+    let ready: bool = client.query_one(ready, &[&child]).await.unwrap().get(0);
+    assert!(ready, "its parent has succeeded");
+}
+
 /// A chain for which 1,500 jobs wait, and of which the first call of a deletion has cancelled 1,000.
 async fn half_deleted(client: &Client) -> i64 {
     let parent = enqueue(client, "x", json!(1)).await;

@@ -10,6 +10,7 @@ use tokio::sync::Barrier;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand, result, settlement};
+use crate::support::worker::until_true;
 
 use super::{enqueue, gate, number, set_gate};
 
@@ -224,6 +225,31 @@ async fn a_new_rate_applies_to_the_starts_that_a_burst_has_used() {
     .await;
     assert!((550..=600).contains(&number(&client, rest).await));
     assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[]));
+}
+
+/// The claim meets the change of the keys, and has read the gate before.
+#[tokio::test]
+async fn a_claim_during_a_change_of_a_throttle_starts_no_more_than_the_new_one_permits() {
+    let (db, client) = gate("'rate', 'throttle', most => 2, period => '1 day', burst => 2").await;
+    for _ in 0..5 {
+        enqueue(&client, "a", "").await;
+    }
+    let store = db.worker().await;
+    assert_eq!(claim(&store, 1).await.len(), 1);
+    let mut other = db.client().await;
+    let changing = other.transaction().await.unwrap();
+    // Starts that are not forgotten count as made just now.
+    let change = "SELECT rouse.set_gate('rate', 'throttle', most => 2, period => '1 day')";
+    changing.query(change, &[]).await.unwrap();
+    let claiming = {
+        let store = store.clone();
+        tokio::spawn(async move { claim(&store, 9).await.len() })
+    };
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+    until_true(&client, waits).await;
+    changing.commit().await.unwrap();
+    assert_eq!(claiming.await.unwrap(), 0);
+    assert_eq!(claim(&store, 9).await.len(), 0);
 }
 
 #[tokio::test]

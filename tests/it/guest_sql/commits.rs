@@ -155,6 +155,21 @@ async fn an_attempt_whose_job_was_taken_over_while_it_committed_has_no_effects()
     second.drain().await;
 }
 
+/// As if the worker were frozen between its fence, which locks the row of the job, and COMMIT. Nobody could adopt the job.
+#[tokio::test]
+async fn a_transaction_that_gets_no_commit_ends_by_itself_and_unlocks_its_job() {
+    let (shop, proxy) = through_a_proxy().await;
+    let login = connector(&shop.as_login(proxy.url()));
+    let worker = shop.start_with(login, Settings::default()).await;
+    assert_eq!(shop.run(json!([])).await.state, "succeeded");
+    let held = proxy.hold("COMMIT", Side::Statement);
+    let id = shop.enqueue(pays()).await;
+    held.caught().await;
+    is_paid_once(&shop, id).await;
+    held.release();
+    worker.drain().await;
+}
+
 /// Its login has no connection left, which is tried until the lease ends.
 #[tokio::test]
 async fn a_worker_that_cannot_commit_effects_stops_when_their_leases_have_ended() {

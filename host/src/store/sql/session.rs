@@ -27,6 +27,10 @@ pub struct Login {
     away_since: Arc<Mutex<Option<Instant>>>,
 }
 
+/// How long the server waits for the next message of a transaction. It holds the row of the job from the fence on: while its
+/// host is frozen, or its network is gone, nobody could adopt the job. A host sends the next message within milliseconds.
+const NEXT_MESSAGE_WITHIN: Duration = Duration::from_secs(5);
+
 /// Removes what an earlier transaction of the session may have left: a role, settings, advisory locks.
 pub(super) const RESET: &str =
     "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; SELECT pg_advisory_unlock_all()";
@@ -34,9 +38,10 @@ pub(super) const RESET: &str =
 /// The timeouts of a transaction.
 fn timeouts(statement_timeout: Duration, lock_wait: Duration) -> String {
     format!(
-        "SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}",
+        "SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; SET LOCAL idle_in_transaction_session_timeout = {}",
         statement_timeout.as_millis(),
         statement_timeout.min(lock_wait).as_millis(),
+        NEXT_MESSAGE_WITHIN.as_millis(),
     )
 }
 
