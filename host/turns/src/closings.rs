@@ -2,7 +2,8 @@
 //!
 //! Behind a limit, of running jobs or of starts, they open in the order of what they, or their keys, have had of it, each by
 //! its share (start-time fair queueing): the limit often has room for a single job, and the rounds of
-//! [`Turns`](crate::Turns) end before any of them has used up its credit. (`docs/decisions/closed-lanes-open-by-share.md`)
+//! [`Turns`](crate::Turns) end before any of them has used up its credit. The lanes of one key share its place.
+//! (`docs/decisions/closed-lanes-open-by-share.md`)
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
@@ -29,13 +30,13 @@ const MEMBERS_MAX: usize = 32_768;
 /// a time.
 #[derive(Debug)]
 pub struct Closings<L, K, S, T> {
-    closed: HashMap<L, Closed<K, T>>,
+    closed: HashMap<L, Closed<K, S, T>>,
     /// Closed lanes that wait for a limit, by class.
-    waiting: BTreeMap<K, BTreeMap<Class, BTreeSet<(Place, L)>>>,
+    waiting: BTreeMap<K, BTreeMap<Class, Waiting<L, S>>>,
     /// How many of them wait for the end of a job.
     for_ends: usize,
     /// Closed lanes that open by themselves.
-    opening: BTreeMap<T, BTreeSet<(Place, L)>>,
+    opening: BTreeMap<T, BTreeSet<(Number, L)>>,
     /// The limits that let the next job start at a time.
     starts: BTreeSet<(T, K)>,
     /// The same times.
@@ -49,24 +50,53 @@ pub struct Closings<L, K, S, T> {
     closings: u64,
 }
 
-/// What the member had when the lane was closed, and the number of the closing.
-type Place = (u64, u64);
+/// The number of a closing.
+type Number = u64;
 
 /// Until when a lane is closed.
 #[derive(Debug)]
-enum Until<K, T> {
+enum Until<K, S, T> {
     /// A job of one of these limits has ended.
-    End(Class, Vec<(K, Place)>),
+    End(Vec<K>, Waiter<S>),
     /// This limit lets a job start.
-    Start(Class, K, Place),
-    Time(T, Place),
+    Start(K, Waiter<S>),
+    Time(T),
+}
+
+/// As what a lane waits for a limit.
+#[derive(Debug)]
+struct Waiter<S> {
+    class: Class,
+    member: S,
+    /// It goes ahead of the others of its class.
+    goes_first: bool,
 }
 
 #[derive(Debug)]
-struct Closed<K, T> {
-    until: Until<K, T>,
+struct Closed<K, S, T> {
+    until: Until<K, S, T>,
+    number: Number,
     /// It is known to have jobs.
     has_jobs: bool,
+}
+
+/// The lanes of one class that wait for a limit.
+#[derive(Debug)]
+struct Waiting<L, S> {
+    /// Those that go first, as they were closed.
+    first: BTreeSet<(Number, L)>,
+    /// The lanes of each member, as they were closed.
+    members: HashMap<S, OfMember<L>>,
+    /// The members by what they have had, and among equals by their first closing.
+    order: BTreeMap<(u64, Number), S>,
+    /// The number of lanes.
+    len: usize,
+}
+
+#[derive(Debug)]
+struct OfMember<L> {
+    had: u64,
+    lanes: BTreeSet<(Number, L)>,
 }
 
 impl<L, K, S, T> Default for Closings<L, K, S, T> {
@@ -117,7 +147,7 @@ where
     /// The number of lanes that wait for this limit.
     pub fn waiting(&self, limit: &K) -> usize {
         let classes = self.waiting.get(limit).into_iter().flatten();
-        classes.map(|(_, of_class)| of_class.len()).sum()
+        classes.map(|(_, of_class)| of_class.len).sum()
     }
 
     /// What a member has had of a limit: whoever has had less goes first.
@@ -128,7 +158,7 @@ where
     }
 
     /// Counts what a member has taken of these limits: `turns` is the number of jobs, times what one costs, divided by
-    /// its share. Called before the lanes of the claim are closed.
+    /// its share. Called before the lanes of the claim are closed. Its lanes that wait already go back with it.
     pub fn take<'a>(&mut self, limits: impl IntoIterator<Item = &'a K>, member: &S, turns: f64)
     where
         K: 'a,
@@ -136,6 +166,11 @@ where
         for limit in limits {
             let shared = self.shared.entry(limit.clone()).or_default();
             shared.take(member, turns);
+            let had = shared.had(member);
+            let classes = self.waiting.get_mut(limit).into_iter();
+            for of_class in classes.flat_map(BTreeMap::values_mut) {
+                of_class.change(member, |of| of.had = had);
+            }
         }
         if self.shared.len() > self.shared_max {
             self.shared
@@ -158,12 +193,13 @@ where
         if limits.is_empty() {
             return;
         }
-        self.closings += 1;
-        let places = limits
-            .iter()
-            .map(|limit| (limit.clone(), self.place(limit, member)));
-        let until = Until::End(class, places.collect());
-        self.close(lane, Closed { until, has_jobs });
+        let waiter = Waiter {
+            class,
+            member: member.clone(),
+            goes_first: false,
+        };
+        let until = Until::End(limits.to_vec(), waiter);
+        self.close(lane, until, has_jobs);
     }
 
     /// Closes a lane until this limit lets a job start, which it does at this time. The lanes that wait for it open in
@@ -178,9 +214,13 @@ where
         has_jobs: bool,
     ) {
         self.open(lane);
-        self.closings += 1;
-        let until = Until::Start(class, limit.clone(), self.place(limit, member));
-        self.close(lane, Closed { until, has_jobs });
+        let waiter = Waiter {
+            class,
+            member: member.clone(),
+            goes_first: false,
+        };
+        let until = Until::Start(limit.clone(), waiter);
+        self.close(lane, until, has_jobs);
         // The last claim knows best.
         if let Some(before) = self.starts_at.insert(limit.clone(), at) {
             self.starts.remove(&(before, limit.clone()));
@@ -191,66 +231,68 @@ where
     /// Closes a lane until this time.
     pub fn close_until(&mut self, lane: L, at: T, has_jobs: bool) {
         self.open(lane);
+        self.close(lane, Until::Time(at), has_jobs);
+    }
+
+    fn close(&mut self, lane: L, until: Until<K, S, T>, has_jobs: bool) {
         self.closings += 1;
-        let until = Until::Time(at, (0, self.closings));
-        self.close(lane, Closed { until, has_jobs });
-    }
-
-    /// The place of the lane that is closed now. From 1 on: 0 is for those that go first.
-    fn place(&self, limit: &K, member: &S) -> Place {
-        (self.had(limit, member).saturating_add(1), self.closings)
-    }
-
-    fn close(&mut self, lane: L, closed: Closed<K, T>) {
-        let mut wait = |class: &Class, limit: &K, place: &Place| {
-            let waiting = self.waiting.entry(limit.clone()).or_default();
-            waiting.entry(*class).or_default().insert((*place, lane));
+        let closed = Closed {
+            until,
+            number: self.closings,
+            has_jobs,
         };
+        self.insert(lane, closed);
+    }
+
+    fn insert(&mut self, lane: L, closed: Closed<K, S, T>) {
+        let number = closed.number;
         match &closed.until {
-            Until::End(class, places) => {
-                places
-                    .iter()
-                    .for_each(|(limit, place)| wait(class, limit, place));
+            Until::End(limits, waiter) => {
+                for limit in limits {
+                    self.wait(lane, limit, waiter, number);
+                }
                 self.for_ends += 1;
             }
-            Until::Start(class, limit, place) => wait(class, limit, place),
-            Until::Time(at, place) => {
-                self.opening.entry(*at).or_default().insert((*place, lane));
+            Until::Start(limit, waiter) => self.wait(lane, limit, waiter, number),
+            Until::Time(at) => {
+                self.opening.entry(*at).or_default().insert((number, lane));
             }
         }
         self.closed.insert(lane, closed);
     }
 
+    /// A lane waits for this limit.
+    fn wait(&mut self, lane: L, limit: &K, waiter: &Waiter<S>, number: Number) {
+        let had = self.had(limit, &waiter.member);
+        let waiting = self.waiting.entry(limit.clone()).or_default();
+        let of_class = waiting.entry(waiter.class).or_default();
+        of_class.join(lane, waiter, number, had);
+    }
+
     /// Lets a lane that waits for a limit go ahead of the others of its class: it has overdue jobs. Several such lanes take
     /// turns, as they were closed.
     pub fn go_first(&mut self, lane: L) {
-        let Some(closed) = self.closed.get(&lane) else {
+        let closed = self.closed.get(&lane);
+        if closed.is_none_or(|closed| matches!(closed.until, Until::Time(_))) {
+            return;
+        }
+        // The time of its limit stays.
+        let Some(mut closed) = self.remove(lane) else {
             return;
         };
-        let (until, has_jobs) = match &closed.until {
-            Until::End(class, places) => {
-                let first = |(limit, (_, number)): &(K, Place)| (limit.clone(), (0, *number));
-                let places = places.iter().map(first);
-                (Until::End(*class, places.collect()), closed.has_jobs)
-            }
-            Until::Start(class, limit, (_, number)) => (
-                Until::Start(*class, limit.clone(), (0, *number)),
-                closed.has_jobs,
-            ),
-            Until::Time(..) => return,
-        };
-        // The time of its limit stays.
-        self.remove(lane);
-        self.close(lane, Closed { until, has_jobs });
+        if let Until::End(_, waiter) | Until::Start(_, waiter) = &mut closed.until {
+            waiter.goes_first = true;
+        }
+        self.insert(lane, closed);
     }
 
     /// Opens a lane. False if it was open.
     pub fn open(&mut self, lane: L) -> bool {
-        let Some(until) = self.remove(lane) else {
+        let Some(closed) = self.remove(lane) else {
             return false;
         };
         // For the last lane, nothing is left to be done at that time.
-        if let Until::Start(_, limit, _) = until
+        if let Until::Start(limit, _) = closed.until
             && !self.waiting.contains_key(&limit)
             && let Some(at) = self.starts_at.remove(&limit)
         {
@@ -259,37 +301,38 @@ where
         true
     }
 
-    fn remove(&mut self, lane: L) -> Option<Until<K, T>> {
-        let until = self.closed.remove(&lane)?.until;
-        match &until {
-            Until::Time(at, place) => {
+    fn remove(&mut self, lane: L) -> Option<Closed<K, S, T>> {
+        let closed = self.closed.remove(&lane)?;
+        let number = closed.number;
+        match &closed.until {
+            Until::Time(at) => {
                 if let Some(opening) = self.opening.get_mut(at) {
-                    opening.remove(&(*place, lane));
+                    opening.remove(&(number, lane));
                     if opening.is_empty() {
                         self.opening.remove(at);
                     }
                 }
             }
-            Until::End(class, places) => {
+            Until::End(limits, waiter) => {
                 self.for_ends -= 1;
-                for (limit, place) in places {
-                    self.leave(lane, *class, limit, *place);
+                for limit in limits {
+                    self.leave(lane, limit, waiter, number);
                 }
             }
-            Until::Start(class, limit, place) => self.leave(lane, *class, limit, *place),
+            Until::Start(limit, waiter) => self.leave(lane, limit, waiter, number),
         }
-        Some(until)
+        Some(closed)
     }
 
     /// A lane no longer waits for this limit.
-    fn leave(&mut self, lane: L, class: Class, limit: &K, place: Place) {
+    fn leave(&mut self, lane: L, limit: &K, waiter: &Waiter<S>, number: Number) {
         let Some(waiting) = self.waiting.get_mut(limit) else {
             return;
         };
-        if let Some(of_class) = waiting.get_mut(&class) {
-            of_class.remove(&(place, lane));
-            if of_class.is_empty() {
-                waiting.remove(&class);
+        if let Some(of_class) = waiting.get_mut(&waiter.class) {
+            of_class.leave(lane, waiter, number);
+            if of_class.len == 0 {
+                waiting.remove(&waiter.class);
             }
         }
         if waiting.is_empty() {
@@ -327,7 +370,7 @@ where
     /// The lanes whose time has come. Like all lists of this type, in the order in which the caller opens them: the last
     /// one goes first.
     pub fn due(&mut self, now: T) -> Vec<L> {
-        let mut due: Vec<(Place, L)> = (self.opening.range(..=now))
+        let mut due: Vec<(Number, L)> = (self.opening.range(..=now))
             .flat_map(|(_, lanes)| lanes.iter().copied())
             .collect();
         due.sort_unstable_by(|left, right| right.cmp(left));
@@ -390,9 +433,89 @@ where
     /// Up to this many lanes of each class of a limit. Their claim decides between the classes.
     fn first_of(&self, limit: &K, lanes: usize) -> Vec<L> {
         let classes = self.waiting.get(limit).into_iter().flatten();
-        let first = classes.flat_map(|(_, of_class)| of_class.iter().take(lanes));
-        let first: Vec<L> = first.map(|(_, lane)| *lane).collect();
-        first.into_iter().rev().collect()
+        let mut first: Vec<L> = classes
+            .flat_map(|(_, of_class)| of_class.first(lanes))
+            .collect();
+        first.reverse();
+        first
+    }
+}
+
+impl<L, S> Default for Waiting<L, S> {
+    fn default() -> Self {
+        Self {
+            first: BTreeSet::new(),
+            members: HashMap::new(),
+            order: BTreeMap::new(),
+            len: 0,
+        }
+    }
+}
+
+impl<L: Copy + Ord, S: Clone + Eq + Hash> Waiting<L, S> {
+    /// Adds a lane. `had`: what its member has had.
+    fn join(&mut self, lane: L, waiter: &Waiter<S>, number: Number, had: u64) {
+        self.len += 1;
+        if waiter.goes_first {
+            self.first.insert((number, lane));
+            return;
+        }
+        self.change(&waiter.member, |of| {
+            // Others of its lanes keep their place.
+            if of.lanes.is_empty() {
+                of.had = had;
+            }
+            of.lanes.insert((number, lane));
+        });
+    }
+
+    fn leave(&mut self, lane: L, waiter: &Waiter<S>, number: Number) {
+        self.len -= 1;
+        if waiter.goes_first {
+            self.first.remove(&(number, lane));
+            return;
+        }
+        self.change(&waiter.member, |of| {
+            of.lanes.remove(&(number, lane));
+        });
+    }
+
+    /// Changes the lanes of a member, or what it has had, and with that its place.
+    fn change(&mut self, member: &S, change: impl FnOnce(&mut OfMember<L>)) {
+        let mut of = self.members.remove(member).unwrap_or(OfMember {
+            had: 0,
+            lanes: BTreeSet::new(),
+        });
+        if let Some(place) = of.place() {
+            self.order.remove(&place);
+        }
+        change(&mut of);
+        if let Some(place) = of.place() {
+            self.order.insert(place, member.clone());
+            self.members.insert(member.clone(), of);
+        }
+    }
+
+    /// Up to this many lanes, in order: those that go first, then the first lane of each member, then the second of each.
+    fn first(&self, lanes: usize) -> Vec<L> {
+        let first = self.first.iter().map(|(_, lane)| *lane);
+        let mut first: Vec<L> = first.take(lanes).collect();
+        let members = self.order.values().take(lanes);
+        let members: Vec<&OfMember<L>> = members.filter_map(|it| self.members.get(it)).collect();
+        for nth in 0..lanes {
+            let of_each = members.iter().filter_map(|of| of.lanes.iter().nth(nth));
+            first.extend(of_each.map(|(_, lane)| *lane));
+        }
+        first.truncate(lanes);
+        first
+    }
+}
+
+impl<L: Ord> OfMember<L> {
+    /// `None` without lanes.
+    fn place(&self) -> Option<(u64, Number)> {
+        let (number, _) = self.lanes.first()?;
+        Some((self.had, *number))
     }
 }
 
@@ -479,18 +602,25 @@ mod tests {
         assert_eq!(closings.next_opening(), None);
     }
 
-    /// Serves the lane that goes first, one job at a time, and counts how often each was served. The lanes have these
-    /// shares; a lane that is served closes after those that were not.
-    fn served(shares: &[f64], at_a_rate: bool, times: u64) -> Vec<u64> {
+    /// Serves the lane that goes first, one job at a time, and counts how often each member was served. The members have
+    /// these shares, and so many lanes; a lane that is served closes after those that were not.
+    fn served(members: &[(f64, usize)], at_a_rate: bool, times: u64) -> Vec<u64> {
         let mut closings = OfTest::default();
-        let mut counts = vec![0; shares.len()];
-        let lanes: Vec<u32> = (0..).take(shares.len()).collect();
-        let close = |closings: &mut OfTest, lane: u32, now: u64| match at_a_rate {
-            true => closings.close_until_start(lane, CLASS, &"limit", now + 1, &lane, true),
-            false => closings.close_until_end(lane, CLASS, &["limit"], &lane, true),
+        let mut counts = vec![0; members.len()];
+        // By lane.
+        let member_of: Vec<u32> = (0..)
+            .zip(members)
+            .flat_map(|(member, (_, lanes))| vec![member; *lanes])
+            .collect();
+        let close = |closings: &mut OfTest, lane: u32, now: u64| {
+            let member = member_of[lane as usize];
+            match at_a_rate {
+                true => closings.close_until_start(lane, CLASS, &"limit", now + 1, &member, true),
+                false => closings.close_until_end(lane, CLASS, &["limit"], &member, true),
+            }
         };
-        for lane in &lanes {
-            close(&mut closings, *lane, 0);
+        for lane in (0..).take(member_of.len()) {
+            close(&mut closings, lane, 0);
         }
         for now in 1..=times {
             let opened = match at_a_rate {
@@ -501,9 +631,10 @@ mod tests {
                 closings.open(*lane);
             }
             let first = *opened.last().expect("a lane");
-            let place = first as usize;
+            let member = member_of[first as usize];
+            let place = member as usize;
             counts[place] += 1;
-            closings.take(&["limit"], &first, 1.0 / shares[place]);
+            closings.take(&["limit"], &member, 1.0 / members[place].0);
             let others = opened.iter().filter(|lane| **lane != first);
             for lane in others.chain([&first]) {
                 close(&mut closings, *lane, now);
@@ -515,12 +646,46 @@ mod tests {
     #[test]
     fn lanes_behind_a_limit_are_served_by_their_shares() {
         for at_a_rate in [false, true] {
-            assert_eq!(served(&[1.0; 5], at_a_rate, 200), [40; 5]);
-            assert_eq!(served(&[3.0, 1.0], at_a_rate, 400), [300, 100]);
-            let ten = [3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+            assert_eq!(served(&[(1.0, 1); 5], at_a_rate, 200), [40; 5]);
+            assert_eq!(served(&[(3.0, 1), (1.0, 1)], at_a_rate, 400), [300, 100]);
+            let mut ten = [(1.0, 1); 10];
+            ten[0].0 = 3.0;
             let counts = served(&ten, at_a_rate, 1200);
             assert_eq!((counts[0], counts[9]), (300, 100));
         }
+    }
+
+    #[test]
+    fn a_member_has_its_share_of_a_limit_however_many_lanes_it_has() {
+        for at_a_rate in [false, true] {
+            let counts = served(&[(1.0, 10), (1.0, 1)], at_a_rate, 2000);
+            assert_eq!(counts, [1000, 1000]);
+            let counts = served(&[(3.0, 2), (1.0, 7)], at_a_rate, 400);
+            assert_eq!(counts, [300, 100]);
+        }
+    }
+
+    #[test]
+    fn the_lanes_of_a_member_take_turns_and_leave_no_room_unused() {
+        let mut closings = OfTest::default();
+        for lane in 1..=3 {
+            closings.close_until_end(lane, CLASS, &["limit"], &7, true);
+        }
+        close(&mut closings, 9);
+        assert_eq!(closings.waiting(&"limit"), 4);
+        assert_eq!(closings.by_end(&"limit"), [9, 1], "one of each member");
+        assert_eq!(closings.others(&"limit"), [3, 2, 9, 1], "then the others");
+        // What the member takes puts off its lanes that wait.
+        assert!(closings.open(1));
+        closings.take(&["limit"], &7, 1.0);
+        closings.close_until_end(1, CLASS, &["limit"], &7, true);
+        assert_eq!(closings.by_end(&"limit"), [2, 9]);
+        closings.go_first(3);
+        assert_eq!(closings.others(&"limit"), [1, 2, 9, 3]);
+        for lane in [1, 2, 3, 9] {
+            assert!(closings.open(lane));
+        }
+        assert!(closings.is_empty() && closings.waiting.is_empty());
     }
 
     /// As claims at different times tell them different times.
