@@ -194,7 +194,7 @@ impl Claimer<'_> {
             // With fewer jobs than wanted, the lanes are empty for now.
             return found.fills(wanted).then_some(Trigger::More);
         }
-        if found.has_opened {
+        if found.has_others {
             return Some(Trigger::More);
         }
         self.sleeper.idles();

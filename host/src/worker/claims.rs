@@ -55,8 +55,11 @@ pub(super) struct Found {
     /// There may be more jobs: an answer ended because of its size, a lane has used up its part of the claim, or an
     /// adoption found as many jobs as wanted.
     pub(super) is_cut: bool,
-    /// Lanes were opened, because others of their limits had room, or no jobs any more.
-    pub(super) has_opened: bool,
+    /// Other lanes may have jobs, even if this look has found none: some were opened, because others of their limits had
+    /// room, or no jobs any more; or the last claim has closed lanes, and has left out some that are known to have jobs.
+    pub(super) has_others: bool,
+    /// The number of lanes that the claims have closed.
+    closed: usize,
     /// The claim found an expired lease, and claimed nothing. Leases were checked up to this time, by the database's
     /// clock.
     orphans: Option<SystemTime>,
@@ -73,7 +76,8 @@ impl AddAssign for Found {
     fn add_assign(&mut self, other: Self) {
         self.jobs += other.jobs;
         self.is_cut |= other.is_cut;
-        self.has_opened |= other.has_opened;
+        self.has_others |= other.has_others;
+        self.closed += other.closed;
         self.orphans = other.orphans.or(self.orphans);
     }
 }
@@ -228,18 +232,28 @@ impl<'a> Claims<'a> {
         };
         let by_source = self.claim_by_source(share).await?;
         found += by_source;
+        let mut finds_closed = false;
+        let mut has_others = false;
         for _ in 0..CLAIMS_PER_LOOK {
             let rest = wanted.saturating_sub(found.jobs);
             if rest == 0 {
                 break;
             }
-            let orders = self.lanes.orders(after, rest);
+            let orders = match finds_closed {
+                true => self.lanes.orders_of_many(after),
+                false => self.lanes.orders(after, rest),
+            };
             let (claimed, is_partial) = self.claim_from(orders, rest, check).await?;
             found += claimed;
+            finds_closed = claimed.closed > 0 && claimed.jobs == 0;
+            // The next look follows at once. That ends: each such claim closes a lane.
+            has_others = claimed.closed > 0 && is_partial;
             if !is_partial || claimed.is_cut || found.orphans.is_some() {
                 break;
             }
         }
+        found.is_cut |= has_others;
+        found.has_others |= has_others;
         // There may be more bound jobs than their share, and too few others.
         if by_source.jobs == share && found.orphans.is_none() {
             let rest = wanted.saturating_sub(found.jobs);
@@ -300,10 +314,12 @@ impl<'a> Claims<'a> {
     ) -> Result<Found, StoreError> {
         let limits = self.keep_host_limits(&mut orders, Instant::now());
         let opened = limits.as_ref().is_some_and(|limits| limits.opened);
+        let full = limits.as_ref().map_or(0, |limits| limits.full.len());
         if orders.is_empty() {
             return Ok(Found {
                 is_cut: opened,
-                has_opened: opened,
+                has_others: opened,
+                closed: full,
                 ..Found::default()
             });
         }
@@ -360,7 +376,8 @@ impl<'a> Claims<'a> {
         Ok(Found {
             jobs,
             is_cut: is_cut || may_have_more.used_up || may_have_more.opened || opened,
-            has_opened: may_have_more.opened || opened,
+            has_others: may_have_more.opened || opened,
+            closed: closed.len() + full,
             orphans: None,
         })
     }

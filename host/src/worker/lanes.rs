@@ -339,6 +339,17 @@ impl Lanes {
         self.serves(id)
     }
 
+    /// Notes the lanes in which a peek has found jobs, in the order in which it read them. True if any of them is served,
+    /// and not closed.
+    pub(super) fn mark_ready(&mut self, ready: &[LaneId]) -> bool {
+        let mut is_any = false;
+        // The last one that is marked goes first. In the order of the peek, those that were served last would.
+        for lane in ready.iter().rev() {
+            is_any |= self.mark_active(*lane);
+        }
+        is_any
+    }
+
     /// Notes that a lane may have jobs. False if it is not served as a whole.
     fn activate(&mut self, id: LaneId) -> bool {
         let Some(known) = self.known.get(&id).filter(|known| known.is_served_whole()) else {

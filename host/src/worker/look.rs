@@ -355,9 +355,7 @@ impl<'a> Looks<'a> {
         if !known {
             self.claims.lanes.mark_all_empty();
         }
-        for lane in &peek.ready {
-            is_ready |= self.claims.lanes.mark_active(*lane);
-        }
+        is_ready |= self.claims.lanes.mark_ready(&peek.ready);
         if peek.catalog_changed {
             is_ready |= self.claims.read_catalog().await?;
         }

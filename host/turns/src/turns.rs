@@ -195,8 +195,24 @@ impl<L: Copy + Eq + Hash> Turns<L> {
     /// If there are more than `SINGLE_TURNS_MAX` lanes, each takes several turns of a large claim at once, and then waits
     /// for as many rounds. A claim ends early with the last turn that a lane of cheap jobs may take; the next one goes on.
     pub fn divide(&mut self, wanted: usize, room: usize) -> Vec<Part<L>> {
-        let mut parts = Vec::new();
         let burst = (wanted.min(self.lanes.len()) / SINGLE_TURNS_MAX).clamp(1, BURST_MAX);
+        self.divide_by(burst, wanted, room)
+    }
+
+    /// As [`Self::divide`], but a claim of one job from each of as many lanes as there are, and at most `room`.
+    pub fn one_each(&mut self, room: usize) -> Vec<Part<L>> {
+        let mut parts = self.divide_by(1, room.min(self.lanes.len()), room);
+        for part in &mut parts {
+            if let Some(most) = part.most.filter(|most| *most > 1) {
+                self.settle(part.lane, most - 1, 0, 1.0);
+                part.most = Some(1);
+            }
+        }
+        parts
+    }
+
+    fn divide_by(&mut self, burst: usize, wanted: usize, room: usize) -> Vec<Part<L>> {
+        let mut parts = Vec::new();
         for queues in self.classes.values_mut() {
             let room = room - parts.len();
             let mut places: HashMap<L, usize> = HashMap::new();

@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use rouse::job::Fence;
 use rouse::worker::{Intervals, Override, Overrides, Settings};
 
+use crate::support::claims::{orders, rand};
 use crate::support::worker::{TestWorker, cancel, until_true};
 
 use super::{enqueue, gate, number, set_gate};
@@ -113,6 +115,14 @@ async fn a_gate_that_another_worker_has_opened_is_found_by_the_sweep() {
 async fn worker_without_sweeps(db: &crate::support::TestDb) -> TestWorker {
     let settings = Settings {
         slots: 4,
+        ..without_sweeps()
+    };
+    TestWorker::start(db, settings).await
+}
+
+/// The settings of such a worker.
+fn without_sweeps() -> Settings {
+    Settings {
         intervals: Intervals {
             sweep: Duration::from_secs(600),
             restart: Duration::from_secs(600),
@@ -120,8 +130,7 @@ async fn worker_without_sweeps(db: &crate::support::TestDb) -> TestWorker {
             ..Intervals::default()
         },
         ..Settings::default()
-    };
-    TestWorker::start(db, settings).await
+    }
 }
 
 const RUNS: &str = "SELECT EXISTS (SELECT FROM rouse.job WHERE state = 'running')";
@@ -157,6 +166,48 @@ async fn a_job_behind_lanes_that_are_empty_by_now_starts_when_its_limit_has_room
     worker.drain().await;
     let ran = "SELECT count(*) FROM rouse.finished WHERE state = 'succeeded'";
     assert_eq!(number(&client, ran).await, 1);
+}
+
+/// However many of the others a claim finds closed.
+#[tokio::test]
+async fn a_tenant_below_its_rate_does_not_wait_behind_hundreds_that_have_used_theirs_up() {
+    let (db, client) =
+        gate("'rate', 'throttle', key => '{tenant}', most => 1, period => '1 hour'").await;
+    let enqueue_all = r#"SELECT rouse.enqueue('test.sleep', '{"ms": 1}', tenant => 't' || n)
+        FROM generate_series(1, 251) AS n"#;
+    client.batch_execute(enqueue_all).await.unwrap();
+    let other = db.worker().await;
+    // In whatever order lanes are tried, this one is far from the first.
+    let below = "SELECT id FROM rouse.lane WHERE key <> '' ORDER BY id OFFSET 125 LIMIT 1";
+    let below = number(&client, below).await;
+    let mut others = orders(&other, 3_600_000).await;
+    others.retain(|order| order.lane.0 != below);
+    let claimed = other
+        .claim(Fence(rand()), &others, 251, None)
+        .await
+        .unwrap();
+    assert_eq!(claimed.jobs().len(), 250);
+    client.batch_execute(enqueue_all).await.unwrap();
+    client
+        .batch_execute("SELECT rouse.pause_queue('default')")
+        .await
+        .unwrap();
+    let settings = Settings {
+        slots: 1,
+        ..without_sweeps()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    until_true(&client, WAITS).await;
+    let began = Instant::now();
+    client
+        .batch_execute("SELECT rouse.resume_queue('default')")
+        .await
+        .unwrap();
+    until_true(&client, "SELECT count(*) = 1 FROM rouse.finished").await;
+    let took = began.elapsed();
+    worker.drain().await;
+    // With four lanes a look, and up to 2 s between looks, it would take half a minute.
+    assert!(took < Duration::from_secs(15), "{took:?}");
 }
 
 /// Whoever has ended the job, its end opens the gate.

@@ -381,6 +381,30 @@ fn each_of_very_many_lanes_takes_several_turns_at_once_and_has_its_share_in_the_
 }
 
 #[test]
+fn a_claim_of_one_job_of_each_lane_asks_as_many_as_fit() {
+    let mut turns = Turns::default();
+    for n in 0..300 {
+        turns.insert(LaneId(n), place("a", &n.to_string(), 3.0));
+    }
+    let parts = turns.one_each(256);
+    assert!(parts.iter().all(|part| part.most == Some(1)));
+    let mut asked: Vec<i64> = parts.iter().map(|part| part.lane.0).collect();
+    asked.sort_unstable();
+    asked.dedup();
+    assert_eq!(asked.len(), 256, "each of them once");
+    // A gate has closed them all.
+    for id in asked {
+        turns.remove(LaneId(id));
+    }
+    let parts = turns.one_each(256);
+    assert_eq!(parts.len(), 44, "those that were left out");
+    for part in parts {
+        turns.settle(part.lane, 1, 0, 1.0);
+        assert!(turns.credit("a", &part.lane.0.to_string()) >= 3.0);
+    }
+}
+
+#[test]
 fn a_turn_that_is_taken_early_is_not_taken_again() {
     let mut turns = Turns::default();
     for (lane, key) in [(1, "x"), (2, "y")] {

@@ -130,6 +130,43 @@ fn if_the_first_lanes_of_a_limit_have_no_jobs_any_more_the_next_ones_follow_at_o
     );
 }
 
+/// A look that asks as many lanes as it wants jobs takes long to get past very many closed ones.
+#[test]
+fn after_a_claim_of_closed_lanes_the_next_one_asks_as_many_as_fit() {
+    let mut lanes = Lanes::default();
+    lanes.set_fair(one_at_a_time());
+    lanes.learn((1..=300).map(|n| of_tenant(n, n, &n.to_string())).collect());
+    lanes.serve(|_| Some(SERVED));
+    let closed = |orders: &[ClaimOrder]| -> Vec<ClosedLane> {
+        orders.iter().map(|it| until_end(it.lane.0)).collect()
+    };
+    let orders = lanes.orders(After::Cursor, WANTED);
+    assert_eq!(orders.len(), WANTED);
+    lanes.claimed(&orders, &[], &closed(&orders), false);
+    let orders = lanes.orders_of_many(After::Cursor);
+    assert_eq!(orders.len(), LANES_PER_CLAIM);
+    assert!(orders.iter().all(|order| order.most == Some(1)));
+    lanes.claimed(&orders, &[], &closed(&orders), false);
+    assert_eq!(open(&lanes).len(), 300 - WANTED - LANES_PER_CLAIM);
+}
+
+/// Otherwise the same ones would be tried after each sweep, if there are more than the next looks try.
+#[test]
+fn of_the_lanes_that_a_peek_finds_those_that_were_served_last_go_last() {
+    let mut lanes = Lanes::default();
+    let all = (1..=3).map(|n| lane(n, n, Priority::Normal));
+    lanes.learn(all.collect());
+    lanes.serve(|_| Some(SERVED));
+    lanes.advance(LaneId(1), 100);
+    lanes.mark_all_empty();
+    let peeked: Vec<LaneId> = lanes.all().iter().map(|order| order.lane).collect();
+    assert!(lanes.mark_ready(&peeked));
+    let orders = lanes.orders(After::Cursor, WANTED);
+    let ids: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
+    assert_eq!(ids, [2, 3, 1]);
+    assert!(!lanes.mark_ready(&[]));
+}
+
 /// Otherwise a lane without jobs would open those that another limit keeps closed, again and again.
 #[test]
 fn a_lane_that_was_not_known_to_have_jobs_opens_no_other() {
