@@ -284,6 +284,7 @@ impl<'a> Looks<'a> {
             true => self.claims.lanes.empty(&peeked, &peek),
             false => Vec::new(),
         };
+        self.claims.lanes.open_empty(&empty);
         let is_ready = self.prepare_claims(started, &peek, known).await?;
         let mut found = self.adopt(wanted, orphaned_since, &peek).await?;
         // Orphans that a cut adoption has left precede queued jobs.

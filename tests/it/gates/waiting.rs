@@ -111,6 +111,48 @@ async fn a_gate_that_another_worker_has_opened_is_found_by_the_sweep() {
     worker.drain().await;
 }
 
+/// Jobs of other lanes were cancelled. Each sweep opens a few lanes, and those that are empty make way all at once.
+#[tokio::test]
+async fn a_sweep_passes_over_hundreds_of_lanes_that_are_empty_by_now() {
+    let (db, client) = gate("'one', 'max_concurrent', most => 1").await;
+    client
+        .batch_execute("SELECT rouse.set_fair_share('default', policy => 'drr')")
+        .await
+        .unwrap();
+    enqueue(&client, "test.sleep", &format!("{SLEEP}, tenant => 't'")).await;
+    let other = db.worker().await;
+    let job = crate::support::claims::claim_one(&other).await;
+    client
+        .batch_execute(
+            r#"SELECT rouse.enqueue('test.sleep', '{"ms": 1}', tenant => 't' || n)
+               FROM generate_series(1, 300) AS n"#,
+        )
+        .await
+        .unwrap();
+    let worker = worker(&db, 4).await;
+    until_true(&client, WAITS).await;
+    // Its lane is closed after the others.
+    let last = enqueue(&client, "test.sleep", &format!("{SLEEP}, tenant => 'last'")).await;
+    client
+        .batch_execute(
+            "SELECT rouse.cancel(id) FROM rouse.jobs WHERE tenant <> 't' AND tenant <> 'last'",
+        )
+        .await
+        .unwrap();
+    let done = crate::support::claims::settlement(&job, crate::support::claims::result("1"));
+    other
+        .settle(&[&done], rouse::store::Locked::Wait)
+        .await
+        .unwrap();
+    let began = Instant::now();
+    let ended = format!("SELECT EXISTS (SELECT FROM rouse.finished WHERE id = {last})");
+    until_true(&client, &ended).await;
+    let took = began.elapsed();
+    worker.drain().await;
+    // With eight lanes for each sweep, it would take 37 s.
+    assert!(took < Duration::from_secs(20), "{took:?}");
+}
+
 /// A worker whose sweeps find nothing.
 async fn worker_without_sweeps(db: &crate::support::TestDb) -> TestWorker {
     let settings = Settings {

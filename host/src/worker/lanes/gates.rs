@@ -216,6 +216,14 @@ impl Lanes {
         self.open_all(some);
     }
 
+    /// Opens the closed ones of these lanes, which have no jobs, so that they leave their place to others. They do not count
+    /// as active: as with all lanes without jobs, the next job of each is announced, or a peek finds it.
+    pub(in crate::worker) fn open_empty(&mut self, empty: &[LaneId]) {
+        for id in empty {
+            self.gates.closings.open(*id);
+        }
+    }
+
     /// Opens other lanes of the limits of a lane that had room, or no jobs any more. True if there are any.
     pub(super) fn open_others(&mut self, id: LaneId) -> bool {
         if !self.gates.closings.wait_for_limits() {

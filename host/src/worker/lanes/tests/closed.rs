@@ -167,6 +167,34 @@ fn of_the_lanes_that_a_peek_finds_those_that_were_served_last_go_last() {
     assert!(!lanes.mark_ready(&[]));
 }
 
+/// Otherwise each sweep would open only the next few of those that others have emptied.
+#[test]
+fn lanes_that_a_sweep_finds_empty_make_way_for_others_of_their_limit() {
+    let mut lanes = Lanes::default();
+    lanes.set_gates(vec![gate(crate::job::ClaimLimit::Running)]);
+    lanes.learn((1..=500).map(|n| of_tenant(n, n, "a")).collect());
+    lanes.serve(|_| Some(SERVED));
+    for n in 1..=500 {
+        lanes.close(&until_end(n), true, Instant::now());
+    }
+    lanes.open_some();
+    assert_eq!(open(&lanes), (1..=8).collect::<Vec<_>>());
+    // Of all others, jobs of other workers have ended, or were cancelled.
+    let empty = found_empty(&lanes, &[400, 499, 500], none_paused());
+    lanes.open_empty(&empty);
+    lanes.mark_all_empty();
+    assert!(!lanes.is_closed(LaneId(9)) && lanes.is_closed(LaneId(400)));
+    assert!(open(&lanes).is_empty(), "they are not claimed from");
+    lanes.open_some();
+    assert_eq!(open(&lanes), [400, 499, 500]);
+    assert!(lanes.mark_active(LaneId(9)), "it has a job again");
+    // Lanes of a paused queue were not read.
+    lanes.close(&until_end(9), true, Instant::now());
+    let empty = found_empty(&lanes, &[], paused());
+    lanes.open_empty(&empty);
+    assert!(lanes.is_closed(LaneId(9)));
+}
+
 /// Otherwise a lane without jobs would open those that another limit keeps closed, again and again.
 #[test]
 fn a_lane_that_was_not_known_to_have_jobs_opens_no_other() {
