@@ -34,8 +34,8 @@ use super::policy::Policy;
 use super::settler::{self, Unsettled};
 use super::slots::{self, Ended};
 use crate::job::{
-    AbortReason, ErrorKind, Fence, JobId, JsonText, NewJob, Outcome, OwnLimits, RetryPolicy,
-    RunEnd, Tries, decide,
+    AbortReason, ErrorKind, Fence, JobId, JsonText, LaneId, NewJob, Outcome, OwnLimits,
+    RetryPolicy, RunEnd, Tries, decide,
 };
 use crate::sandbox::{AbortHandle, Attenuation, DatabaseClock, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Ran, Settlement};
@@ -62,7 +62,15 @@ pub(super) async fn serve(shared: Arc<Shared>) {
         host_limit: None,
         finished: false,
     };
-    while let Some(claim) = shared.slots.next(slot.ended()) {
+    // The lane of the last attempt, if its handler is limited and its slot has waited.
+    let mut delayed: Option<LaneId> = None;
+    loop {
+        let next = shared.slots.next(slot.ended());
+        // When its settlement was announced, its handler had no room on this host yet.
+        settler::free(&shared, delayed.take());
+        let Some(claim) = next else {
+            break;
+        };
         slot.current.clear();
         slot.current
             .extend(claim.jobs().map(|job| (job.id, job.fence)));
@@ -71,11 +79,13 @@ pub(super) async fn serve(shared: Arc<Shared>) {
             slots::start_more(&shared);
         }
         slot.host_limit.clone_from(&claim.host_limit);
+        let lane = claim.job.lane;
         let delay = match claim.others.is_empty() {
             true => run(&shared, claim).await,
             false => batch::run(&shared, claim).await,
         };
         if !delay.is_zero() {
+            delayed = slot.host_limit.is_some().then_some(lane);
             // The slot stays taken during the delay, so nothing is claimed for it.
             let _ = shared
                 .stop

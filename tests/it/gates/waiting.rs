@@ -328,3 +328,34 @@ async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
     let released = "SELECT count(*) FROM rouse.record WHERE event = 'released'";
     assert_eq!(number(&client, released).await, 0);
 }
+
+/// It counts as running until its job delay is over, which is after the end of its job.
+#[tokio::test]
+async fn the_next_attempt_of_a_limited_handler_starts_when_the_job_delay_is_over() {
+    let (db, client) = gate("'wide', 'max_concurrent', key => '{tenant}', most => 5").await;
+    for n in 0..20 {
+        let tenant = n % 2;
+        enqueue(
+            &client,
+            "test.sleep",
+            &format!("{SLEEP}, tenant => 't{tenant}'"),
+        )
+        .await;
+    }
+    let one = Override::default()
+        .with("concurrency", 1_u32)
+        .with("job_delay", Duration::from_millis(100));
+    // The sweep would find each of them after a second or two.
+    let settings = Settings {
+        slots: 4,
+        overrides: Overrides([("test.sleep".to_owned(), one)].into()),
+        ..without_sweeps()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+    let ran = "SELECT count(*) FROM rouse.finished WHERE state = 'succeeded'";
+    assert_eq!(number(&client, ran).await, 20);
+    let took = number(&client, RAN_FOR_MS).await;
+    assert!((1_900..15_000).contains(&took), "19 delays: {took} ms");
+}
