@@ -2,11 +2,15 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::super::load::PAY;
 use super::{Found, Known};
 
 /// A claim checks for expired leases only before its first statement, not before the one that claims the rest of its
 /// jobs; and the expiry of a worker may commit late.
 const LATE_US: i64 = 500_000;
+
+/// The transaction of a host that was frozen before COMMIT locks the job for so long (`NEXT_MESSAGE_WITHIN` of the host).
+const UNLOCKED_WITHIN_US: i64 = 5_000_000;
 
 /// A claim: job, attempt, time.
 type Claim = (i64, i32, i64);
@@ -45,7 +49,13 @@ pub(super) fn orphans_first(known: &Known<'_>) -> Found {
         }
         let is_same = |claim: &&Claim| handlers.get(&claim.0) == handlers.get(&lost.job);
         let served_from = claimed.iter().filter(is_same).map(|claim| claim.2).min();
-        let from_us = served_from.unwrap_or_default().max(ended_us + LATE_US);
+        let mut from_us = served_from.unwrap_or_default().max(ended_us + LATE_US);
+        // It may have been about to commit its effects.
+        let has_effects = known.rows(lost.job).iter().any(|job| job.handler == PAY);
+        let worker = known.worker_id(lost.worker);
+        if has_effects && known.is_frozen(worker, lost.claimed_us, ended_us) {
+            from_us = from_us.max(ended_us + UNLOCKED_WITHIN_US + LATE_US);
+        }
         let queued = claimed.iter().find(|claim| {
             (from_us..lost.ended_us).contains(&claim.2) && !adoptions.contains(claim)
         });
