@@ -442,7 +442,7 @@ pub(super) const RULES: [Rule; 51] = [
     Rule {
         name: "flow_delete_leaves_nothing",
         promise: "a deleted flow has no live job and no dependency, and none of its jobs starts 2.5 s later",
-        needs: Needs::Minutes(1.0),
+        needs: Needs::Minutes(5.0),
         check: graphs::deleted,
     },
 ];
