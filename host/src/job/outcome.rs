@@ -295,6 +295,14 @@ impl Outcome {
         }
     }
 
+    /// True if the jobs that the attempt has collected are enqueued with it.
+    pub fn enqueues(&self) -> bool {
+        match self {
+            Self::Succeeded(_) | Self::Suspended(_) => true,
+            Self::Retry { .. } | Self::Failed(_) | Self::TimedOut(_) | Self::Released => false,
+        }
+    }
+
     /// The outcome of an attempt that was denied a capability: an error becomes final, of kind `denied`, and its
     /// message starts with the denial. A handler that succeeded in spite of the denial has succeeded.
     fn denied(self, denial: &str) -> Self {

@@ -34,6 +34,18 @@ pub struct Settlement {
     pub trace: Option<String>,
 }
 
+impl Settlement {
+    /// Gives it another outcome. The jobs go if that one does not enqueue them: Postgres checks them whatever the
+    /// outcome is, and might refuse this one for them too.
+    pub fn replace(&mut self, outcome: Outcome) {
+        if !outcome.enqueues() {
+            self.jobs.clear();
+            self.trace = None;
+        }
+        self.outcome = outcome;
+    }
+}
+
 /// The guest that ran.
 #[derive(Debug, Clone, Copy)]
 pub struct Ran {
@@ -201,5 +213,48 @@ impl<'a> From<&'a Settlement> for SettlementRecord<'a> {
             record.digest = Some(&ran.digest);
         }
         record
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::ErrorKind;
+
+    #[test]
+    fn an_outcome_that_replaces_a_success_enqueues_no_jobs() {
+        let success = Settlement {
+            id: JobId(1),
+            fence: Fence(1),
+            started_after: None,
+            ran: None,
+            handler: None,
+            outcome: Outcome::Succeeded(JsonText("1".into())),
+            jobs: vec![NewJob {
+                handler: "mail".into(),
+                payload: JsonText("1".into()),
+                options: None,
+                kind: NewJobKind::Child,
+            }],
+            trace: Some("00-1-1-01".into()),
+        };
+        let error = || AttemptError::new(ErrorKind::EffectFailed, "no");
+        for outcome in [
+            Outcome::Released,
+            Outcome::Failed(error()),
+            Outcome::TimedOut(error()),
+            Outcome::Retry {
+                again: Duration::ZERO.into(),
+                error: error(),
+            },
+        ] {
+            let mut one = success.clone();
+            one.replace(outcome);
+            assert!(one.jobs.is_empty() && one.trace.is_none(), "{one:?}");
+        }
+        let mut one = success;
+        one.replace(Outcome::Succeeded(JsonText("2".into())));
+        assert_eq!(one.jobs.len(), 1);
+        assert!(one.trace.is_some());
     }
 }

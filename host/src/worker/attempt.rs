@@ -608,8 +608,10 @@ fn unsettled(
     let trace = stats
         .as_ref()
         .map_or_else(AttemptTrace::default, |stats| stats.trace.clone());
+    // A result that is not JSON, and a middleware, make a failure of a guest's success.
     let jobs = stats
         .as_mut()
+        .filter(|_| outcome.enqueues())
         .map_or_else(Vec::new, |stats| std::mem::take(&mut stats.jobs));
     let settlement = Settlement {
         id: job.id,

@@ -101,7 +101,7 @@ pub(super) fn bytes_of(settlement: &Settlement) -> usize {
 impl Unsettled {
     /// Gives it another outcome.
     pub(super) fn replace(&mut self, outcome: Outcome) {
-        self.settlement.outcome = outcome;
+        self.settlement.replace(outcome);
         self.bytes = bytes_of(&self.settlement);
     }
 

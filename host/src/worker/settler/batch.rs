@@ -278,7 +278,6 @@ impl Settler<'_> {
                     ErrorKind::InvalidResult,
                     format!("Postgres cannot store {value}: {error}"),
                 );
-                one.settlement.jobs.clear();
                 one.replace(Outcome::Failed(failure));
                 one.replaced = true;
                 batch.put_back(vec![one]);
