@@ -254,11 +254,7 @@ impl StoreError {
 
     /// True if Postgres cannot store the data it was given: the same call would fail again.
     pub fn is_about_data(&self) -> bool {
-        // 22 data exception; 54 a limit (JSON that is nested too deep); 23514 a CHECK.
-        self.code().is_some_and(|code| match &code.code()[..2] {
-            "22" | "54" => true,
-            _ => *code == SqlState::CHECK_VIOLATION && !self.is_partition_missing(),
-        })
+        self.code().is_some_and(|code| is_about_data(code.code())) && !self.is_partition_missing()
     }
 
     /// True if the day's partition does not exist because no worker was running to create it. Postgres uses the code of
@@ -295,6 +291,12 @@ impl StoreError {
             }
         }
     }
+}
+
+/// True for the SQLSTATEs of data that Postgres cannot store. A missing partition has one of them too.
+fn is_about_data(code: &str) -> bool {
+    // 22 data exception; 54 a limit (JSON that is nested too deep); 23514 a CHECK.
+    code.starts_with("22") || code.starts_with("54") || code == SqlState::CHECK_VIOLATION.code()
 }
 
 /// The parameters of a statement, with their types.

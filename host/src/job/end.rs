@@ -65,6 +65,8 @@ pub enum RunEnd {
     PayloadRefused(String),
     /// The result does not match the handler's schema.
     ResultRefused(String),
+    /// The handler returned, and Postgres cannot store its result, or the jobs that it enqueues: nothing was committed.
+    SettlementRefused(String),
     /// The attempt was aborted: it stopped after the signal, was stopped, or was aborted before it started.
     Aborted(AbortReason),
     /// The attempt never started: no slot became free in time, or its claim is too old.

@@ -77,6 +77,7 @@ pub struct OwnLimits {
 /// | the host could not run it | after the backoff |
 /// | grants of the job that this host does not understand | never |
 /// | suspended | when its wait ends; this attempt does not count |
+/// | Postgres cannot store its result, or the jobs that it enqueues | never |
 /// | Postgres refused an effect | as the statement declares: never, or after the backoff |
 /// | its handler is parked | immediately; this attempt does not count |
 /// | a shutdown, or it never started (no slot in time, no handler) | immediately; this attempt does not count |
@@ -161,6 +162,7 @@ pub fn decide(
         ),
         RunEnd::PayloadRefused(why) => last(ErrorKind::InvalidPayload, why),
         RunEnd::ResultRefused(why) => retried(ErrorKind::InvalidResult, why),
+        RunEnd::SettlementRefused(why) => last(ErrorKind::InvalidResult, why),
         RunEnd::GrantsRefused(why) => last(ErrorKind::Denied, why),
         RunEnd::EffectFailed(failure) => effect_failed(failure),
         RunEnd::Unrunnable(why) => retried(ErrorKind::Unrunnable, why),
@@ -231,13 +233,17 @@ fn effect_failed(failure: SqlFailure) -> (AttemptError, Next) {
         message,
         ..
     } = failure;
+    let what = match statement.as_str() {
+        SqlFailure::NO_STATEMENT => "the commit".to_owned(),
+        _ => format!("the statement {statement}"),
+    };
     let error = AttemptError {
         details: Some(JsonText(
             json!({"statement": statement, "code": code}).to_string(),
         )),
         ..AttemptError::new(
             ErrorKind::EffectFailed,
-            format!("the statement {statement} failed, and nothing was committed: {message}"),
+            format!("{what} failed, and nothing was committed: {message}"),
         )
     };
     (error, next)

@@ -94,7 +94,7 @@ impl SqlCall {
 /// A refusal of one statement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SqlFailure {
-    /// The name of the statement.
+    /// The name of the statement, or [`SqlFailure::NO_STATEMENT`].
     pub statement: String,
     /// The SQLSTATE, or [`SqlFailure::ROWS`].
     pub code: String,
@@ -107,6 +107,9 @@ pub struct SqlFailure {
 impl SqlFailure {
     /// The code of a statement that had another number of rows than its declaration.
     pub const ROWS: &str = "rows";
+
+    /// The name in a failure of no statement: of the session, or of the settlement that the statements commit with.
+    pub const NO_STATEMENT: &str = "(none)";
 }
 
 /// What an error of Postgres says about a transaction with statements of a handler.

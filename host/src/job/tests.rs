@@ -69,6 +69,7 @@ fn simple_ends() -> impl Strategy<Value = RunEnd> {
         text.prop_map(RunEnd::PayloadRefused),
         text.prop_map(RunEnd::GrantsRefused),
         text.prop_map(RunEnd::ResultRefused),
+        text.prop_map(RunEnd::SettlementRefused),
         text.prop_map(RunEnd::Unrunnable),
         (text, any::<bool>()).prop_map(|(message, permanent)| RunEnd::EffectFailed(SqlFailure {
             statement: "mark_paid".into(),
@@ -386,7 +387,7 @@ fn a_denial_appears_once_and_lines_of_the_handler_after_it_are_marked() {
 }
 
 #[test]
-fn an_invalid_payload_is_never_retried_and_an_invalid_result_is() {
+fn an_invalid_result_is_retried_unless_postgres_has_refused_it_and_an_invalid_payload_never() {
     let decide = |end| decide(end, tries(1, 9), &RetryPolicy::default(), 0.0);
     let outcome = decide(RunEnd::PayloadRefused("at /a".into()));
     assert!(
@@ -395,6 +396,10 @@ fn an_invalid_payload_is_never_retried_and_an_invalid_result_is() {
     let outcome = decide(RunEnd::ResultRefused("at /a".into()));
     assert!(
         matches!(outcome, Ok(Outcome::Retry { error, .. }) if error.kind == ErrorKind::InvalidResult)
+    );
+    let outcome = decide(RunEnd::SettlementRefused("54000".into()));
+    assert!(
+        matches!(outcome, Ok(Outcome::Failed(error)) if error.kind == ErrorKind::InvalidResult)
     );
 }
 
@@ -455,6 +460,24 @@ fn a_failed_effect_follows_the_word_of_its_statement() {
         "the statement mark_paid failed, and nothing was committed: expected 1 rows, got 0"
     );
     assert!(matches!(outcome(false), Ok(Outcome::Retry { .. })));
+}
+
+#[test]
+fn a_commit_that_has_failed_without_a_statement_is_retried_and_names_none() {
+    let end = RunEnd::EffectFailed(SqlFailure {
+        statement: SqlFailure::NO_STATEMENT.into(),
+        code: "57014".into(),
+        message: "canceling statement due to statement timeout".into(),
+        permanent: false,
+    });
+    let Ok(Outcome::Retry { error, .. }) = decide(end, tries(1, 3), &RetryPolicy::default(), 0.0)
+    else {
+        panic!("another attempt may succeed");
+    };
+    assert_eq!(
+        error.message,
+        "the commit failed, and nothing was committed: canceling statement due to statement timeout"
+    );
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub use self::query::QueryError;
 pub use self::session::Login;
 use self::session::{RESET, settings, settings_again, start_of};
 use super::settle::{NewJobRecord, SettlementRecord, new_jobs};
-use super::{ANSWER_WITHIN, Settlement, Store, StoreError};
+use super::{ANSWER_WITHIN, Settlement, Store, StoreError, is_about_data};
 use crate::job::{Attempt, Fence, JobId, OnError, SqlCall, SqlErrorClass, SqlFailure, SqlLimits};
 
 /// How many times its statement timeout a transaction may take.
@@ -92,7 +92,8 @@ pub enum NotCommitted {
     Recorded,
     /// Postgres refused a statement, or its number of rows is wrong.
     Statement(SqlFailure),
-    /// Postgres cannot store the result, or the jobs that the attempt enqueues: a message for people.
+    /// Postgres cannot store the result, or the jobs that the attempt enqueues, and would refuse them again: a message for
+    /// people.
     Refused(String),
     /// Today's partition of the history does not exist.
     NoPartition,
@@ -101,7 +102,7 @@ pub enum NotCommitted {
     /// Another transaction has locked the job, for instance one that enqueues a job after it or sends it a signal, or a key
     /// of a job that the attempt enqueues. No statement has run.
     Locked(SqlError),
-    /// Nothing was committed, because of this. It is not the fault of a statement's data.
+    /// Nothing was committed, because of this. It is not the fault of a statement's data, nor of the result.
     Failed(SqlError),
     /// The COMMIT was sent, and not answered.
     InDoubt(SqlError),
@@ -449,7 +450,7 @@ fn refusal(
             // lock_not_available
             "55P03" => NotCommitted::Locked(error),
             _ if error.is_partition_missing => NotCommitted::NoPartition,
-            _ if error.class() == SqlErrorClass::Data => NotCommitted::Refused(error.message),
+            code if is_about_data(code) => NotCommitted::Refused(error.message),
             _ => NotCommitted::Failed(error),
         });
     }

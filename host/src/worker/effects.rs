@@ -154,7 +154,7 @@ async fn commit(
             NotCommitted::Recorded => unreachable!("an outcome records no step"),
             NotCommitted::NoPartition => prepare_partitions(shared).await,
             NotCommitted::Refused(why) => {
-                return Err(RunEnd::ResultRefused(format!(
+                return Err(RunEnd::SettlementRefused(format!(
                     "Postgres cannot store its result, or the jobs that it enqueues: {why}"
                 )));
             }

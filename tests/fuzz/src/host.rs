@@ -109,5 +109,6 @@ fn name_of(end: &RunEnd) -> &'static str {
             "not started"
         }
         RunEnd::EffectFailed(_) => "effect failed",
+        RunEnd::SettlementRefused(_) => "settlement refused",
     }
 }

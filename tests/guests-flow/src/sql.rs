@@ -7,6 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::spec::Spec;
+
 /// A call of a statement.
 #[derive(Deserialize, JsonSchema)]
 struct Call {
@@ -35,6 +37,8 @@ enum Do {
         name: String,
         effects: Vec<Call>,
     },
+    /// Enqueue a job.
+    Enqueue(Box<Spec>),
     /// Sleep durably.
     Sleep {
         ms: u64,
@@ -136,6 +140,9 @@ pub(crate) async fn run(ctx: &Ctx, payload: Script) -> Result<Value> {
             Do::TryStep { name, effects } => {
                 let done = step(ctx, name, effects);
                 results.push(done.map_or_else(|error| failure(&error), |attempt| json!(attempt)));
+            }
+            Do::Enqueue(job) => {
+                ctx.enqueue(job.job(&[])?)?;
             }
             Do::Sleep { ms } => ctx.sleep("nap", Duration::from_millis(*ms))?,
             Do::Run { ms } => {

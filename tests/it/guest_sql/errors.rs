@@ -44,6 +44,38 @@ async fn data_that_postgres_refuses_fails_the_job_or_retries_it_as_the_statement
 }
 
 #[tokio::test]
+async fn a_settlement_that_postgres_refuses_fails_the_job_at_once_as_without_effects() {
+    let shop = Shop::open().await;
+    let _worker = shop.start().await;
+    shop.sql(
+        "UPDATE rouse.limits SET descendants_max = 1;
+         ALTER TABLE rouse.finished ADD CONSTRAINT no_success CHECK (state <> 'succeeded')",
+    )
+    .await;
+    let line = json!({"sql": call("add_line", json!([1, 1]))});
+    let child = json!({"enqueue": {"handler": "sql.run", "payload": {"script": []}}});
+    let tagged =
+        json!({"enqueue": {"handler": "sql.run", "payload": {"script": []}, "tags": ["no tag"]}});
+    for (script, why) in [
+        (
+            json!([line, child, child]),
+            "it may have at most 1 more descendants",
+        ),
+        (json!([line, tagged]), "must be a list of at most 16 tags"),
+        (json!([line]), "no_success"),
+    ] {
+        let failed = shop.run(script).await;
+        let error = failed.error.unwrap();
+        assert_eq!((failed.state.as_str(), failed.attempt), ("failed", 1));
+        assert_eq!(error["kind"], "invalid_result", "{error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(why), "{message}");
+    }
+    assert_eq!(shop.count("ledger").await, 0);
+    assert_eq!(shop.count("rouse.job").await, 0);
+}
+
+#[tokio::test]
 async fn wrong_parameters_are_refused_at_once() {
     let shop = Shop::open().await;
     let _worker = shop.start().await;

@@ -181,6 +181,7 @@ pub(super) async fn guests_in(folder: &Path) -> (Arc<Sandbox>, Arc<Catalog>) {
         cache_dir: Some(code_cache()),
         modules: BTreeMap::from([("sql.*".to_owned(), vec![MODULE.parse().expect("a binding")])]),
         sql: BTreeMap::from([("sql.*".to_owned(), grant)]),
+        enqueue: [("sql.*".to_owned(), vec!["sql.*".to_owned()])].into(),
         ..SandboxSettings::default()
     };
     let sandbox = Sandbox::start(settings).expect("a sandbox");

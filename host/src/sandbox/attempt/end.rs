@@ -95,6 +95,7 @@ pub(in crate::sandbox) fn returned_normally(end: &RunEnd) -> bool {
         | RunEnd::OutOfCpu { .. }
         | RunEnd::OutputTooLarge { .. }
         | RunEnd::PayloadRefused(_)
+        | RunEnd::SettlementRefused(_)
         | RunEnd::Aborted(_)
         | RunEnd::NotStarted
         | RunEnd::NoHandler
@@ -165,6 +166,7 @@ fn guest_message(end: &RunEnd) -> Option<&str> {
         | RunEnd::OutputTooLarge { .. }
         | RunEnd::PayloadRefused(_)
         | RunEnd::ResultRefused(_)
+        | RunEnd::SettlementRefused(_)
         | RunEnd::Aborted(_)
         | RunEnd::NotStarted
         | RunEnd::NoHandler

@@ -44,7 +44,9 @@ impl SqlError {
     pub fn into_failure(self) -> SqlFailure {
         SqlFailure {
             code: self.code().to_owned(),
-            statement: self.statement.unwrap_or_else(|| "(none)".into()),
+            statement: self
+                .statement
+                .unwrap_or_else(|| SqlFailure::NO_STATEMENT.into()),
             message: self.message,
             permanent: false,
         }

@@ -231,6 +231,7 @@ fn of_each(end: RunEnd, jobs: usize) -> Option<RunEnd> {
         | RunEnd::Suspended(_)
         | RunEnd::PayloadRefused(_)
         | RunEnd::ResultRefused(_)
+        | RunEnd::SettlementRefused(_)
         | RunEnd::NotStarted
         | RunEnd::NoHandler
         | RunEnd::GrantsRefused(_)
