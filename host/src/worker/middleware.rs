@@ -61,7 +61,7 @@ pub struct AttemptInfo<'a> {
     pub source: Option<&'a str>,
     /// The number of this attempt; 1 for the first.
     pub attempt: Attempt,
-    /// The maximum number of attempts, not counting lost ones.
+    /// The maximum number of attempts, including those that do not count, because they are numbered too.
     pub max_attempts: u32,
     /// When the job was enqueued.
     pub requested_at: SystemTime,
