@@ -1,6 +1,6 @@
 //! Rouse runs Postgres jobs in WebAssembly sandboxes. This is the host; ARCHITECTURE.md is its map.
 //!
-//! Modules in reading order. Dependencies point one way: `cli`, `http`, `ui` → `invoke` → `worker` → `ends` →
+//! Dependencies point one way: `cli`, `http`, `ui` → `invoke` → `worker` → `ends` →
 //! `store`, `sandbox` → `job`. `store` and `sandbox` do not depend on each other. Only `config` reads the environment.
 
 mod duration;

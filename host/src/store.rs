@@ -1,4 +1,5 @@
-//! The only module that contains SQL: one file per verb, one `.sql` file per query.
+//! The module that contains the SQL: one file per verb, one `.sql` file per longer query. Besides it, only
+//! `cli/postgres.rs` creates a database.
 //!
 //! Writes go through the functions of schema `rouse`, so that the layout of the tables can change under a running host.
 //! Every statement is sent unnamed, in one round trip, and nothing is kept in a session, so this module works behind a

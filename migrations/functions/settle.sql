@@ -136,8 +136,8 @@ BEGIN
         RETURN QUERY SELECT * FROM rouse._suspend(p_worker, p_settlements, coalesce(calls, '[]'));
     END IF;
 
-    -- Released claims: as if the claim had never been made, except for a record. An attempt that has started keeps its number, and is not
-    -- counted: it may have recorded steps and log lines. The jobs are ready at once, so sleepers are notified.
+    -- Released claims: the job gets a new turn, and a record. An attempt that has not started gives its number back. One that has started
+    -- keeps it, and is not counted: it may have recorded steps and log lines. The jobs are ready at once, so sleepers are notified.
     WITH back AS (
         UPDATE rouse.job AS j
         SET state = 'queued', attempt = j.attempt - CASE WHEN s.started_us IS NULL THEN 1 ELSE 0 END,

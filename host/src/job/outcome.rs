@@ -29,7 +29,8 @@ pub enum Outcome {
     TimedOut(AttemptError),
     /// Back to `queued`, suspended: until its wait ends. The attempt does not count.
     Suspended(Suspension),
-    /// Back to `queued` at once, as if the claim had never been made: the host gave the job back unfinished.
+    /// Back to `queued` at once, with a new turn: the host gave the job back unfinished. The attempt does not count; if
+    /// it has started, it keeps its number.
     Released,
 }
 

@@ -21,7 +21,8 @@ pub struct Orphan {
     pub lane: LaneId,
     /// The attempt that was lost.
     pub attempt: Attempt,
-    /// How many of its attempts do not count, this one included: they were lost, or suspended.
+    /// How many of its attempts do not count, this one included: they were lost, suspended, or given back after their
+    /// start.
     pub uncounted: i32,
     /// How many of them crashed their worker.
     pub crashes: u32,

@@ -117,7 +117,8 @@ pub struct ClaimedJob {
     pub turn: i64,
     /// Which attempt this is; 1 for the first.
     pub attempt: Attempt,
-    /// How many of its attempts do not count: they were lost with their worker, or suspended.
+    /// How many of its attempts do not count: they were lost with their worker, suspended, or given back after their
+    /// start.
     pub uncounted: i32,
     /// The maximum number of attempts; `None` means the handler's own.
     pub max_attempts: Option<u32>,

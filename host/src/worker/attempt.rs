@@ -3,14 +3,15 @@
 //! A slot ([`serve`]) takes one claim after another from the line. [`run`] takes each claim through these steps:
 //!
 //! 1. [`start`] finds the handler, checks that its statements fit the database and that the payload is there, resolves the
-//!    policy, attenuates the grants and starts the lease.
+//!    policy, attenuates the grants and begins to renew the lease.
 //! 2. [`run_in_sandbox`] runs the guest within the middlewares, and returns how the run ended: a `RunEnd`.
 //! 3. [`decide`] turns the `RunEnd` into an `Outcome`.
-//! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence; a success with effects commits
-//!    together with these (`effects/together.rs`).
+//! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence. The slot does not wait for that,
+//!    except for space. A success with effects goes to a task that commits several at a time (`effects/together.rs`).
 //!
 //! If step 1 fails, [`end_unstarted`] replaces step 2: the reason is a `RunEnd` too, and is decided and settled in the
-//! same way. A batch ([`batch::run`]) takes several jobs through step 2 together.
+//! same way. A batch ([`batch::run`]) takes several jobs through step 2 together; if the guest dies, the jobs that
+//! have no outcome run again one by one, in the same attempt.
 
 mod batch;
 
@@ -99,7 +100,10 @@ pub(super) async fn serve(shared: Arc<Shared>) {
     slot.finished = true;
 }
 
-/// Frees a slot if its task ends in the middle of an attempt.
+/// Frees a slot if its task ends in the middle of an attempt: if something panics outside [`Sandbox::run`], such as a
+/// middleware. The attempt is lost then. After a panic within it, the attempt is retried, and counts.
+///
+/// [`Sandbox::run`]: crate::sandbox::Sandbox::run
 struct Slot<'a> {
     shared: &'a Arc<Shared>,
     /// The job that it took last, or the jobs of a batch.
@@ -131,7 +135,7 @@ impl Drop for Slot<'_> {
     }
 }
 
-/// Takes one job from its claim to its settlement. Returns how long its slot has to wait before the next job.
+/// Takes one job from its claim to the settler. Returns how long its slot has to wait before the next job.
 async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
     match start(shared, &claim).await {
         Ok(started) => run_started(shared, claim, started).await,
@@ -142,7 +146,7 @@ async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
     }
 }
 
-/// Runs a started attempt and settles it.
+/// Runs a started attempt and passes its outcome on.
 async fn run_started(shared: &Arc<Shared>, claim: Claim, started: Started) -> Duration {
     let trace = shared
         .settings
@@ -151,7 +155,7 @@ async fn run_started(shared: &Arc<Shared>, claim: Claim, started: Started) -> Du
     run_traced(shared, claim, started, trace).await
 }
 
-/// Runs and settles the attempt, and records it in `trace`.
+/// Runs the attempt, passes its outcome on, and records it in `trace`.
 async fn run_traced(
     shared: &Arc<Shared>,
     mut claim: Claim,

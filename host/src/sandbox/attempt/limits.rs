@@ -1,4 +1,5 @@
-//! Every limit of an attempt, with its default and the reason for it.
+//! The limits of an attempt, each with its default and the reason for it. Its times are in `worker/policy.rs`, its quotas
+//! in `sandbox/grants/`.
 
 use std::time::Duration;
 
