@@ -1,0 +1,222 @@
+//! Closed lanes: the order in which they open, and what is forgotten.
+
+use super::*;
+
+type OfTest = Closings<u32, &'static str, u32, u64>;
+
+const CLASS: Class = [0, 0];
+
+/// Closes a lane, which is a member by itself.
+fn close(closings: &mut OfTest, lane: u32) {
+    closings.close_until_end(lane, CLASS, &["limit"], &lane, true);
+}
+
+#[test]
+fn an_end_opens_the_lanes_that_were_closed_first() {
+    let mut closings = OfTest::default();
+    for lane in [3, 1, 2] {
+        close(&mut closings, lane);
+    }
+    assert_eq!(closings.by_end(&"limit"), [1, 3]);
+    assert!(closings.open(3) && !closings.open(3));
+    assert_eq!(closings.by_end(&"limit"), [2, 1]);
+    assert!(closings.by_end(&"other").is_empty());
+    assert_eq!(closings.some(), [2, 1]);
+    assert!(closings.open(1) && closings.open(2) && closings.is_empty());
+    assert!(closings.some().is_empty() && !closings.wait_for_ends());
+}
+
+#[test]
+fn a_lane_that_is_closed_for_a_time_opens_by_itself() {
+    let mut closings = OfTest::default();
+    closings.close_until(1, 20, true);
+    closings.close_until(2, 10, false);
+    assert_eq!(closings.with_jobs().collect::<Vec<_>>(), [1]);
+    assert_eq!(closings.next_opening(), Some(10));
+    assert_eq!(closings.due(9), [0; 0]);
+    assert_eq!(closings.due(20), [2, 1]);
+    closings.open(2);
+    assert_eq!(closings.next_opening(), Some(20));
+    assert!(closings.by_end(&"limit").is_empty(), "ends do not open it");
+    closings.clear();
+    assert_eq!(closings.next_opening(), None);
+}
+
+/// Serves the lane that goes first, one job at a time, and counts how often each member was served. The members have
+/// these shares, and so many lanes; a lane that is served closes after those that were not.
+fn served(members: &[(f64, usize)], at_a_rate: bool, times: u64) -> Vec<u64> {
+    let mut closings = OfTest::default();
+    let mut counts = vec![0; members.len()];
+    // By lane.
+    let member_of: Vec<u32> = (0..)
+        .zip(members)
+        .flat_map(|(member, (_, lanes))| vec![member; *lanes])
+        .collect();
+    let close = |closings: &mut OfTest, lane: u32, now: u64| {
+        let member = member_of[lane as usize];
+        match at_a_rate {
+            true => closings.close_until_start(lane, CLASS, &"limit", now + 1, &member, true),
+            false => closings.close_until_end(lane, CLASS, &["limit"], &member, true),
+        }
+    };
+    for lane in (0..).take(member_of.len()) {
+        close(&mut closings, lane, 0);
+    }
+    for now in 1..=times {
+        let opened = match at_a_rate {
+            true => closings.due(now),
+            false => closings.by_end(&"limit"),
+        };
+        for lane in &opened {
+            closings.open(*lane);
+        }
+        let first = *opened.last().expect("a lane");
+        let member = member_of[first as usize];
+        let place = member as usize;
+        counts[place] += 1;
+        closings.take(&["limit"], &member, 1.0 / members[place].0);
+        let others = opened.iter().filter(|lane| **lane != first);
+        for lane in others.chain([&first]) {
+            close(&mut closings, *lane, now);
+        }
+    }
+    counts
+}
+
+#[test]
+fn lanes_behind_a_limit_are_served_by_their_shares() {
+    for at_a_rate in [false, true] {
+        assert_eq!(served(&[(1.0, 1); 5], at_a_rate, 200), [40; 5]);
+        assert_eq!(served(&[(3.0, 1), (1.0, 1)], at_a_rate, 400), [300, 100]);
+        let mut ten = [(1.0, 1); 10];
+        ten[0].0 = 3.0;
+        let counts = served(&ten, at_a_rate, 1200);
+        assert_eq!((counts[0], counts[9]), (300, 100));
+    }
+}
+
+#[test]
+fn a_member_has_its_share_of_a_limit_however_many_lanes_it_has() {
+    for at_a_rate in [false, true] {
+        let counts = served(&[(1.0, 10), (1.0, 1)], at_a_rate, 2000);
+        assert_eq!(counts, [1000, 1000]);
+        let counts = served(&[(3.0, 2), (1.0, 7)], at_a_rate, 400);
+        assert_eq!(counts, [300, 100]);
+    }
+}
+
+#[test]
+fn the_lanes_of_a_member_take_turns_and_leave_no_room_unused() {
+    let mut closings = OfTest::default();
+    for lane in 1..=3 {
+        closings.close_until_end(lane, CLASS, &["limit"], &7, true);
+    }
+    close(&mut closings, 9);
+    assert_eq!(closings.waiting(&"limit"), 4);
+    assert_eq!(closings.by_end(&"limit"), [9, 1], "one of each member");
+    assert_eq!(closings.others(&"limit"), [3, 2, 9, 1], "then the others");
+    // What the member takes puts off its lanes that wait.
+    assert!(closings.open(1));
+    closings.take(&["limit"], &7, 1.0);
+    closings.close_until_end(1, CLASS, &["limit"], &7, true);
+    assert_eq!(closings.by_end(&"limit"), [2, 9]);
+    closings.go_first(3);
+    assert_eq!(closings.others(&"limit"), [1, 2, 9, 3]);
+    for lane in [1, 2, 3, 9] {
+        assert!(closings.open(lane));
+    }
+    assert!(closings.is_empty() && closings.waiting.is_empty());
+}
+
+/// As claims at different times tell them different times.
+#[test]
+fn lanes_of_a_rate_open_in_order_when_the_next_start_is_permitted() {
+    let mut closings = OfTest::default();
+    let close = |closings: &mut OfTest, lane: u32, at: u64| {
+        closings.close_until_start(lane, CLASS, &"rate", at, &lane, true);
+    };
+    closings.take(&["rate"], &1, 1.0);
+    for (lane, at) in [(1, 10), (2, 20), (3, 30), (4, 25)] {
+        close(&mut closings, lane, at);
+    }
+    assert!(closings.wait_for_limits() && !closings.wait_for_ends());
+    assert_eq!(
+        closings.next_opening(),
+        Some(25),
+        "the last claim knows best"
+    );
+    let before = (closings.due(24), closings.others(&"rate"), closings.some());
+    assert_eq!(before, Default::default());
+    closings.go_first(4);
+    assert_eq!(closings.due(25), [2, 4]);
+    assert!(closings.open(2) && closings.open(4));
+    // While there is room, the others follow.
+    assert_eq!(closings.next_opening(), None);
+    assert_eq!(closings.others(&"rate"), [1, 3]);
+    assert_eq!(
+        closings.some(),
+        [1, 3],
+        "the sweep, if their claim was lost"
+    );
+    close(&mut closings, 2, 40);
+    for lane in [1, 2, 3] {
+        assert!(closings.open(lane));
+    }
+    assert_eq!(closings.next_opening(), None, "nobody waits for it");
+    close(&mut closings, 1, 50);
+    closings.clear();
+    assert!(closings.next_opening().is_none() && !closings.wait_for_limits());
+}
+
+#[test]
+fn whoever_had_no_jobs_for_a_while_has_saved_nothing() {
+    let mut closings = OfTest::default();
+    for _ in 0..1000 {
+        closings.take(&["limit"], &1, 1.0);
+    }
+    for lane in [1, 2] {
+        close(&mut closings, lane);
+    }
+    assert_eq!(closings.by_end(&"limit"), [1, 2]);
+    closings.take(&["limit"], &2, 2.0);
+    close(&mut closings, 2);
+    assert_eq!(closings.by_end(&"limit"), [2, 1], "it had its turns");
+    closings.go_first(2);
+    assert_eq!(closings.by_end(&"limit"), [1, 2]);
+}
+
+/// As the sweep does, again and again.
+#[test]
+fn lanes_that_go_first_take_turns() {
+    let mut closings = OfTest::default();
+    let mut counts = vec![0; 10];
+    (0..10).for_each(|lane| close(&mut closings, lane));
+    for _ in 0..100 {
+        (0..10).for_each(|lane| closings.go_first(lane));
+        let opened = closings.by_end(&"limit");
+        let first = *opened.last().expect("a lane");
+        counts[first as usize] += 1;
+        closings.take(&["limit"], &first, 1.0);
+        for lane in opened {
+            closings.open(lane);
+            if lane != first {
+                close(&mut closings, lane);
+            }
+        }
+        close(&mut closings, first);
+    }
+    assert!(counts.iter().all(|count| *count >= 5), "{counts:?}");
+}
+
+#[test]
+fn members_and_limits_that_make_no_difference_are_forgotten() {
+    let mut closings: Closings<u32, u32, u32, u64> = Closings::default();
+    closings.close_until_end(1, CLASS, &[7], &1, true);
+    for n in 0..40_000 {
+        closings.take(&[7], &n, 1.0);
+        closings.take(&[n + 10], &0, 1.0);
+    }
+    assert!(closings.shared.len() <= 2 * LIMITS_MIN && closings.shared.contains_key(&7));
+    assert_eq!(closings.shared[&7].had(&0), 1_000_000, "as all others");
+    assert!(closings.shared[&7].had.len() < 10_000);
+}
