@@ -13,7 +13,9 @@ use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
 
 use crate::support::claims::orders;
-use crate::support::worker::{PATIENCE, TestWorker, enqueue, show, until, until_true};
+use crate::support::worker::{
+    PATIENCE, SOMEBODY_WAITS, TestWorker, enqueue, show, until, until_true,
+};
 use crate::support::{Host, TestDb};
 
 async fn claim(store: &Store, fence: i64) -> Vec<i64> {
@@ -472,11 +474,7 @@ async fn an_admin_end_that_waits_for_a_renewal_is_recorded_after_it() {
     let worker: i64 = transaction.query_one(lock, &[&id]).await.unwrap().get(0);
     let other = db.client().await;
     let ending = tokio::spawn(async move { is_true(&other, COMPLETE, &[&id, &json!(1)]).await });
-    until_true(
-        &client,
-        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')",
-    )
-    .await;
+    until_true(&client, SOMEBODY_WAITS).await;
     // The transaction that holds the row renews the lease.
     transaction
         .execute(

@@ -10,7 +10,7 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, error, result, settlement};
-use crate::support::worker::{TestWorker, enqueue, events, until_true};
+use crate::support::worker::{SOMEBODY_WAITS, TestWorker, enqueue, events, until_true};
 
 /// Enqueues a flow.
 async fn enqueue_flow(client: &Client, jobs: Value) -> i64 {
@@ -396,8 +396,7 @@ async fn a_job_that_takes_the_place_of_another_while_its_flow_is_deleted_is_dele
         let row = deleting.query_one(delete, &[&flow]).await.unwrap();
         row.get::<_, i32>(0)
     });
-    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
-    until_true(&client, waits).await;
+    until_true(&client, SOMEBODY_WAITS).await;
     editing.commit().await.unwrap();
     assert_eq!(deleted.await.unwrap(), 2);
     let live = client.query("SELECT FROM rouse.job", &[]).await.unwrap();
@@ -591,7 +590,6 @@ async fn a_retry_of_a_flow_leaves_out_jobs_that_wait_for_a_failed_one_outside() 
 async fn cancel_until_it_waits(db: &TestDb, flow: i64) -> tokio::task::JoinHandle<i32> {
     let (operator, client) = (db.client().await, db.client().await);
     let cancelled = tokio::spawn(async move { act(&operator, "cancel_flow", flow).await });
-    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
-    until_true(&client, waits).await;
+    until_true(&client, SOMEBODY_WAITS).await;
     cancelled
 }

@@ -8,9 +8,7 @@ use tokio_postgres::{Client, IsolationLevel, Transaction};
 use super::{enqueue_after, failed, ok, settle_ready, waits_for};
 use crate::support::TestDb;
 use crate::support::claims::{adopt, claim, claim_one, orders, rand, settlement};
-use crate::support::worker::{cancel, enqueue, show, until_true};
-
-const SOMEBODY_WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+use crate::support::worker::{SOMEBODY_WAITS, cancel, enqueue, show, until_true};
 
 /// Settles a claimed job as succeeded in this transaction, as the settlement of another host does.
 async fn settle_in(transaction: &Transaction<'_>, job: &ClaimedJob) {

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{RETRY, failed, kept};
 use crate::commands::run;
-use crate::support::worker::{PATIENCE, enqueue_sql, until_true};
+use crate::support::worker::{PATIENCE, SOMEBODY_WAITS, enqueue_sql, until_true};
 use crate::support::{Host, TestDb};
 
 #[tokio::test]
@@ -171,11 +171,7 @@ async fn a_concurrent_batch_skips_jobs_that_another_retried_even_if_they_ended_a
             .unwrap();
         row.get::<_, Vec<i64>>(0)
     });
-    until_true(
-        &client,
-        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')",
-    )
-    .await;
+    until_true(&client, SOMEBODY_WAITS).await;
     transaction.commit().await.unwrap();
     assert_eq!(again.await.unwrap(), Vec::<i64>::new());
 }

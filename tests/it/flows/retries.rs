@@ -9,7 +9,7 @@ use super::{act, enqueue_flow, job_of, settle_ready, states};
 use crate::support::TestDb;
 use crate::support::claims::{claim, lock_job, result, settlement};
 use crate::support::database::refusal;
-use crate::support::worker::{PATIENCE, enqueue, until_true};
+use crate::support::worker::{PATIENCE, SOMEBODY_WAITS, enqueue, until_true};
 
 /// Jobs that wait for each other, one after another.
 fn chain(length: usize) -> Value {
@@ -139,8 +139,7 @@ async fn a_batch_ends_before_a_job_whose_parent_is_locked_and_waits_only_if_it_i
     );
     let operator = db.client().await;
     let retried = tokio::spawn(async move { retry(&operator, flow, 1000).await });
-    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
-    until_true(&client, waits).await;
+    until_true(&client, SOMEBODY_WAITS).await;
     settling.rollback().await.unwrap();
     assert_eq!(retried.await.unwrap(), 2);
 }

@@ -10,7 +10,7 @@ use tokio::sync::Barrier;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand, result, settlement};
-use crate::support::worker::until_true;
+use crate::support::worker::{SOMEBODY_WAITS, until_true};
 
 use super::{enqueue, gate, number, set_gate};
 
@@ -245,8 +245,7 @@ async fn a_claim_during_a_change_of_a_throttle_starts_no_more_than_the_new_one_p
         let store = store.clone();
         tokio::spawn(async move { claim(&store, 9).await.len() })
     };
-    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
-    until_true(&client, waits).await;
+    until_true(&client, SOMEBODY_WAITS).await;
     changing.commit().await.unwrap();
     assert_eq!(claiming.await.unwrap(), 0);
     assert_eq!(claim(&store, 9).await.len(), 0);
@@ -525,7 +524,6 @@ async fn a_claim_that_has_waited_for_a_gate_sees_pauses_and_orphans_of_the_meant
     }
     let lost = claim(&db.worker().await, 1).await.remove(0);
     let locker = db.client().await;
-    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
     for meanwhile in [
         format!(
             "UPDATE rouse.job SET lease_until = clock_timestamp() WHERE id = {}",
@@ -547,7 +545,7 @@ async fn a_claim_that_has_waited_for_a_gate_sees_pauses_and_orphans_of_the_meant
                 Claimed::Orphans(_) => usize::MAX,
             }
         });
-        crate::support::worker::until_true(&client, waits).await;
+        until_true(&client, SOMEBODY_WAITS).await;
         client.batch_execute(&meanwhile).await.unwrap();
         locker.batch_execute("COMMIT").await.unwrap();
         let claimed = claims.await.unwrap();

@@ -9,10 +9,8 @@ use tokio::sync::Barrier;
 
 use super::{decided, due, fire_due, make_due, one, outcomes, schedule, shown, this_minute, write};
 use crate::support::claims::claim;
-use crate::support::worker::{TestWorker, until_true};
+use crate::support::worker::{SOMEBODY_WAITS, TestWorker, until_true};
 use crate::support::{TestDb, cut_all_others};
-
-const A_HOST_WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
 
 #[tokio::test]
 async fn three_hosts_that_fire_the_same_due_time_at_once_enqueue_one_job() {
@@ -133,7 +131,7 @@ async fn a_host_that_dies_while_it_fires_leaves_nothing() {
         };
         host.fire_schedules(&[fired]).await
     });
-    until_true(&watcher, A_HOST_WAITS).await;
+    until_true(&watcher, SOMEBODY_WAITS).await;
     let killed = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     assert_eq!(one::<i64>(&watcher, killed).await, 1);
     assert!(firing.await.unwrap().unwrap_err().is_transient());
@@ -201,7 +199,7 @@ async fn overlap_cancel_cancels_the_job_that_continues_the_previous_one() {
         .get(0);
     let host = store.clone();
     let firing = tokio::spawn(async move { write(&host, &decided(&host).await).await });
-    until_true(&watcher, A_HOST_WAITS).await;
+    until_true(&watcher, SOMEBODY_WAITS).await;
     edit.commit().await.unwrap();
     assert_eq!(firing.await.unwrap(), ["a"]);
     assert_eq!(outcomes(&client, "a").await, ["enqueued", "replaced"]);

@@ -332,6 +332,9 @@ pub(crate) async fn run_all_in_one_slot(db: &TestDb, client: &Client) {
     worker.drain().await;
 }
 
+/// Whether some session of the database waits for a lock, for [`until_true`].
+pub(crate) const SOMEBODY_WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+
 /// Waits until the SQL, a boolean, is true.
 pub(crate) async fn until_true(client: &Client, sql: &str) {
     let deadline = tokio::time::Instant::now() + PATIENCE;

@@ -10,11 +10,9 @@ use crate::support::claims::{
     adopt, claim, claim_one, make_due, orders, rand, recorded_steps, renewal, result, settlement,
     settlement_with,
 };
-use crate::support::worker::{cancel, enqueue, until_true};
+use crate::support::worker::{SOMEBODY_WAITS, cancel, enqueue, until_true};
 
 const SIGNAL: &str = "SELECT rouse.signal($1, 'go', '1')";
-const SOMEBODY_WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
-
 #[tokio::test]
 async fn a_signal_that_is_not_committed_when_the_wait_begins_ends_it() {
     for commits in [true, false] {
