@@ -29,7 +29,7 @@ pub use attempt::journal::{
 pub use attempt::limits::Limits;
 pub use attempt::meter::Meter;
 pub use attempt::profile::Profile;
-pub use attempt::run::{JobInput, Run};
+pub use attempt::run::{JobInput, RunReport};
 pub use capability::{Addresses, HttpSettings, Resolver, SystemResolver};
 pub use catalog::{Catalog, GRANTS, Handler, HandlerSet, Refusal};
 pub use engine::Sandbox;

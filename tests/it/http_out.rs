@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use rouse::job::{AbortReason, RunEnd};
 use rouse::sandbox::{
-    AbortHandle, Addresses, Catalog, HttpGrant, HttpScheme, HttpSettings, Limits, Resolver, Run,
-    Sandbox, Settings,
+    AbortHandle, Addresses, Catalog, HttpGrant, HttpScheme, HttpSettings, Limits, Resolver,
+    RunReport, Sandbox, Settings,
 };
 use rouse::setting::Overlay;
 use serde_json::{Value, json};
@@ -121,7 +121,12 @@ impl Guests {
         }
     }
 
-    pub(crate) async fn run_with(&self, handler: &str, payload: Value, abort: AbortHandle) -> Run {
+    pub(crate) async fn run_with(
+        &self,
+        handler: &str,
+        payload: Value,
+        abort: AbortHandle,
+    ) -> RunReport {
         let set = self.catalog.current();
         let handler = set
             .get(handler)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rouse::job::{Attempt, JobId};
 use rouse::sandbox::{
     AbortHandle, Catalog, Grant, Grants, Handler, HandlerSet, Instances, JobInput, Limits, Mode,
-    ModuleBinding, Run, Sandbox, Settings,
+    ModuleBinding, RunReport, Sandbox, Settings,
 };
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -356,11 +356,11 @@ pub(crate) fn job(payload: &str) -> JobInput {
 }
 
 /// Runs a guest whose `run` has this body, without aborting it.
-pub(crate) async fn run(body: &str) -> Run {
+pub(crate) async fn run(body: &str) -> RunReport {
     run_with(body, AbortHandle::new()).await
 }
 
-pub(crate) async fn run_with(body: &str, abort: AbortHandle) -> Run {
+pub(crate) async fn run_with(body: &str, abort: AbortHandle) -> RunReport {
     let handlers = Handlers::with(&[("guest.wasm", &guest(&manifest("test.it", "1"), body))]).await;
     let running = attempt(&sandbox(), &handlers.handler("test.it"), job("{}"), abort);
     timeout(PATIENCE, running).await.expect("the run ends")

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rouse::job::{AbortReason, JobId, RunEnd};
-use rouse::sandbox::{AbortHandle, Catalog, Handler, JobInput, Run};
+use rouse::sandbox::{AbortHandle, Catalog, Handler, JobInput, RunReport};
 use tokio::sync::watch::Sender;
 use tokio::time::timeout;
 use tracing::field::{Field, Visit};
@@ -74,7 +74,7 @@ async fn load_one(guest: &[u8], name: &str) -> (Handlers, Arc<Handler>) {
     (handlers, handler)
 }
 
-async fn run_for(handler: &Arc<Handler>, tenant: Option<&str>, payload: &str) -> Run {
+async fn run_for(handler: &Arc<Handler>, tenant: Option<&str>, payload: &str) -> RunReport {
     let job = JobInput {
         tenant: tenant.map(str::to_owned),
         ..job(payload)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rouse::job::{AbortReason, Attempt, JobId, RunEnd};
-use rouse::sandbox::{AbortHandle, Capability, Catalog, DatabaseClock, JobInput, Run};
+use rouse::sandbox::{AbortHandle, Capability, Catalog, DatabaseClock, JobInput, RunReport};
 use rouse::traces::AttemptTrace;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
@@ -41,7 +41,7 @@ async fn catalog() -> &'static Catalog {
         .await
 }
 
-async fn run_with(handler: &str, payload: Value, abort: AbortHandle) -> Run {
+async fn run_with(handler: &str, payload: Value, abort: AbortHandle) -> RunReport {
     let set = catalog().await.current();
     let handler = set
         .get(handler)

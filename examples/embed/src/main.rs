@@ -11,12 +11,12 @@ struct Stopwatch;
 impl Middleware for Stopwatch {
     fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
         Box::pin(async move {
-            let run = next.run().await;
+            let report = next.run().await;
             eprintln!(
                 "job {} ({}) took {:?}",
-                attempt.id, attempt.handler, run.wall
+                attempt.id, attempt.handler, report.wall
             );
-            run
+            report
         })
     }
 }

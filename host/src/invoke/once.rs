@@ -106,11 +106,11 @@ pub async fn once(
     // Steps are not recorded, because no later attempt could use them; progress goes to the log. State is refused: a
     // handler that believes lost state was saved is worse off than one that gets an error.
     let run = sandbox.run_profiled(handler, input, abort.clone(), call.profile);
-    let run = policy.within(run, &abort).await;
+    let report = policy.within(run, &abort).await;
     Invoked {
-        answer: answer(run.end, policy),
-        wall: run.wall,
-        used: run.used,
+        answer: answer(report.end, policy),
+        wall: report.wall,
+        used: report.used,
     }
 }
 

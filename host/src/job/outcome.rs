@@ -103,12 +103,12 @@ pub fn decide(
         | RunEnd::NoHandler
         | RunEnd::Parked => return Ok(Outcome::Released),
         RunEnd::Aborted(
-            lost @ (AbortReason::TakenByAnotherWorker
+            reason @ (AbortReason::TakenByAnotherWorker
             | AbortReason::AlreadyCompleted
             | AbortReason::NotFound
             | AbortReason::Error
             | AbortReason::Cancelled),
-        ) => return Err(lost),
+        ) => return Err(reason),
         RunEnd::Denied { denial, then } => {
             return Ok(decide(*then, tries, policy, random)?.denied(&denial));
         }

@@ -4,7 +4,8 @@
 //!
 //! 1. [`start`] finds the handler, checks that its statements fit the database and that the payload is there, resolves the
 //!    policy, attenuates the grants and begins to renew the lease.
-//! 2. [`run_in_sandbox`] runs the guest within the middlewares, and returns how the run ended: a `RunEnd`.
+//! 2. [`run_in_sandbox`] runs the guest within the middlewares, and returns a `RunReport`, which says how the run ended:
+//!    a `RunEnd`.
 //! 3. [`decide`] turns the `RunEnd` into an `Outcome`.
 //! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence. The slot does not wait for that,
 //!    except for space. A success with effects goes to a task that commits several at a time (`effects/together.rs`).
@@ -38,7 +39,7 @@ use crate::job::{
     AbortReason, ErrorKind, Fence, JobId, JsonText, LaneId, NewJob, Outcome, OwnLimits,
     RetryPolicy, RunEnd, Tries, decide,
 };
-use crate::sandbox::{AbortHandle, Attenuation, DatabaseClock, Handler, JobInput, Run};
+use crate::sandbox::{AbortHandle, Attenuation, DatabaseClock, Handler, JobInput, RunReport};
 use crate::store::{ClaimedJob, Ran, Settlement};
 use crate::traces::{AttemptTrace, TracedJob};
 
@@ -172,31 +173,31 @@ async fn run_traced(
         abort.clone(),
         Some(journal.clone()),
     );
-    let run = run_in_sandbox(shared, &claim, &started, (abort, &trace), run).await;
+    let report = run_in_sandbox(shared, &claim, &started, (abort, &trace), run).await;
     let Terms {
         handler, policy, ..
     } = &started.terms;
     let tries = tries(&claim.job, &started.terms);
-    let ran = run.used.map(|usage| Ran {
+    let ran = report.used.map(|usage| Ran {
         usage,
         digest: handler.module.digest.0,
     });
-    let stats = RunStats {
+    let details = AttemptDetails {
         started_after: started.after,
         ran,
-        jobs: run.jobs,
+        jobs: report.jobs,
         trace,
     };
     let delay = policy.job_delay.unwrap_or(shared.settings.job_delay);
-    let outcome = decide(run.end, tries, &policy.retry, rand::random());
+    let outcome = decide(report.end, tries, &policy.retry, rand::random());
     match outcome {
-        Ok(outcome @ Outcome::Succeeded(_)) if !run.effects.is_empty() => {
-            let one = unsettled(&claim, started.meters, Some(stats), outcome);
+        Ok(outcome @ Outcome::Succeeded(_)) if !report.effects.is_empty() => {
+            let one = unsettled(&claim, started.meters, Some(details), outcome);
             let decided_by = (tries, &policy.retry);
-            let success = Success::new(shared, handler, one, run.effects, decided_by);
+            let success = Success::new(shared, handler, one, report.effects, decided_by);
             effects::commit_with_others(success).await;
         }
-        outcome => settle(shared, &claim, started.meters, Some(stats), outcome).await,
+        outcome => settle(shared, &claim, started.meters, Some(details), outcome).await,
     }
     delay
 }
@@ -353,8 +354,8 @@ async fn run_in_sandbox(
     claim: &Claim,
     started: &Started,
     (abort, trace): (&AbortHandle, &AttemptTrace),
-    run: impl Future<Output = Run> + Send,
-) -> Run {
+    run: impl Future<Output = RunReport> + Send,
+) -> RunReport {
     let Started {
         terms,
         meters,
@@ -380,25 +381,25 @@ async fn run_in_sandbox(
     };
     let context = claim.event_context(shared, &handler.manifest.name);
     let run = Box::pin(policy.within(run, abort));
-    let run = Next::new(&shared.attempts.middlewares, &info, run)
+    let report = Next::new(&shared.attempts.middlewares, &info, run)
         .run()
         .await;
-    journal.close(matches!(run.end, RunEnd::Suspended(_)));
-    if let (RunEnd::Aborted(reason), Some(took)) = (&run.end, abort.aborted_for()) {
+    journal.close(matches!(report.end, RunEnd::Suspended(_)));
+    if let (RunEnd::Aborted(reason), Some(took)) = (&report.end, abort.aborted_for()) {
         events::aborted(context, *reason, took);
     }
     trace.ran();
-    meters.seconds.record(run.wall.as_secs_f64());
+    meters.seconds.record(report.wall.as_secs_f64());
     if let Some(trace_id) = trace.recorded_id() {
         let exemplar = Exemplar {
             trace_id,
-            seconds: run.wall.as_secs_f64(),
+            seconds: report.wall.as_secs_f64(),
             at: SystemTime::now(),
         };
         shared.health.exemplars.record(&meters.handler, exemplar);
     }
-    shared.presence.tally.ran(run.wall);
-    run
+    shared.presence.tally.ran(report.wall);
+    report
 }
 
 /// What is recorded of an attempt that starts now.
@@ -494,9 +495,9 @@ async fn end_unstarted(shared: &Shared, claim: &Claim, meters: Arc<HandlerMeters
     settle(shared, claim, meters, None, outcome).await;
 }
 
-/// The measurements of a started attempt that its settlement records.
+/// What the settlement of a started attempt contains besides the outcome.
 #[derive(Clone)]
-struct RunStats {
+struct AttemptDetails {
     /// From the arrival of the claim to the start.
     started_after: Duration,
     /// `None` if no guest ran.
@@ -506,25 +507,26 @@ struct RunStats {
     trace: AttemptTrace,
 }
 
-/// Passes the outcome to the settler, which writes it behind the fence. If the job is lost, there is nothing to write.
+/// Passes the outcome to the settler, which writes it behind the fence. If the attempt has lost its job,
+/// nothing may be written.
 async fn settle(
     shared: &Shared,
     claim: &Claim,
     meters: Arc<HandlerMeters>,
-    stats: Option<RunStats>,
+    details: Option<AttemptDetails>,
     outcome: Result<Outcome, AbortReason>,
 ) {
     let job = &claim.job;
     match outcome {
-        Ok(outcome) => send(shared, unsettled(claim, meters, stats, outcome)).await,
-        Err(lost) => {
-            if let Some(stats) = stats {
-                stats
+        Ok(outcome) => send(shared, unsettled(claim, meters, details, outcome)).await,
+        Err(reason) => {
+            if let Some(details) = details {
+                details
                     .trace
-                    .end(OutcomeLabel::Dropped.as_str(), Some((lost.as_str(), "")));
+                    .end(OutcomeLabel::Dropped.as_str(), Some((reason.as_str(), "")));
             }
             let context = claim.event_context(shared, &meters.handler);
-            drop_lost(shared, (job.id, job.fence), &meters, context, lost);
+            drop_attempt(shared, (job.id, job.fence), &meters, context, reason);
             settler::free(shared, claim.is_limited.then_some(job.lane));
         }
     }
@@ -543,27 +545,27 @@ pub(super) async fn settle_instead(
             one.replace(outcome);
             send(shared, one).await;
         }
-        Err(lost) => {
+        Err(reason) => {
             one.trace
-                .end(OutcomeLabel::Dropped.as_str(), Some((lost.as_str(), "")));
+                .end(OutcomeLabel::Dropped.as_str(), Some((reason.as_str(), "")));
             let Settlement { id, fence, .. } = one.settlement;
             let context = one.event_context(shared);
-            drop_lost(shared, (id, fence), &one.meters, context, lost);
+            drop_attempt(shared, (id, fence), &one.meters, context, reason);
             settler::free(shared, one.frees);
         }
     }
 }
 
-/// Counts an attempt whose job is lost: there is nothing to write.
-fn drop_lost(
+/// Counts an attempt that has lost its job, for this reason: nothing may be written.
+fn drop_attempt(
     shared: &Shared,
     (id, fence): (JobId, Fence),
     meters: &HandlerMeters,
     context: EventContext<'_>,
-    lost: AbortReason,
+    reason: AbortReason,
 ) {
-    counter!("rouse_lease_losses_total", "reason" => lost.as_str()).increment(1);
-    events::dropped(context, lost);
+    counter!("rouse_lease_losses_total", "reason" => reason.as_str()).increment(1);
+    events::dropped(context, reason);
     meters.count(OutcomeLabel::Dropped);
     shared.leases.remove(id, fence);
 }
@@ -604,24 +606,24 @@ async fn send_once_it_fits(shared: &Shared, mut one: Unsettled) -> bool {
 fn unsettled(
     claim: &Claim,
     meters: Arc<HandlerMeters>,
-    mut stats: Option<RunStats>,
+    mut details: Option<AttemptDetails>,
     outcome: Outcome,
 ) -> Unsettled {
     let job = &claim.job;
-    let is_bound = stats.is_some() && meters.handler != claim.lane.handler;
-    let trace = stats
+    let is_bound = details.is_some() && meters.handler != claim.lane.handler;
+    let trace = details
         .as_ref()
-        .map_or_else(AttemptTrace::default, |stats| stats.trace.clone());
+        .map_or_else(AttemptTrace::default, |details| details.trace.clone());
     // A result that is not JSON, and a middleware, make a failure of a guest's success.
-    let jobs = stats
+    let jobs = details
         .as_mut()
         .filter(|_| outcome.enqueues())
-        .map_or_else(Vec::new, |stats| std::mem::take(&mut stats.jobs));
+        .map_or_else(Vec::new, |details| std::mem::take(&mut details.jobs));
     let settlement = Settlement {
         id: job.id,
         fence: job.fence,
-        started_after: stats.as_ref().map(|stats| stats.started_after),
-        ran: stats.as_ref().and_then(|stats| stats.ran),
+        started_after: details.as_ref().map(|details| details.started_after),
+        ran: details.as_ref().and_then(|details| details.ran),
         handler: is_bound.then(|| meters.handler.clone()),
         outcome,
         trace: if jobs.is_empty() {

@@ -8,13 +8,13 @@ use std::time::SystemTime;
 use tracing::Instrument as _;
 
 use crate::job::{Attempt, JobId, RunEnd};
-use crate::sandbox::Run;
+use crate::sandbox::RunReport;
 
 /// A running attempt.
-pub type Running<'a> = Pin<Box<dyn Future<Output = Run> + Send + 'a>>;
+pub type Running<'a> = Pin<Box<dyn Future<Output = RunReport> + Send + 'a>>;
 
-/// A wrapper around each attempt. It is called before the sandbox, awaits [`Next`], and gets the [`Run`] before the
-/// outcome of the job is decided.
+/// A wrapper around each attempt. It is called before the sandbox, awaits [`Next`], and gets the [`RunReport`] before
+/// the outcome of the job is decided.
 ///
 /// Middlewares nest in the order of [`Parts::middlewares`](super::Parts::middlewares), the first one outermost. Rouse's
 /// own, for traces and metrics, are around all of them. The run timeout and the abort signal act on the sandbox, inside
@@ -31,11 +31,11 @@ pub type Running<'a> = Pin<Box<dyn Future<Output = Run> + Send + 'a>>;
 /// impl Middleware for Greedy {
 ///     fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
 ///         Box::pin(async move {
-///             let run = next.run().await;
-///             if run.used.is_some_and(|used| used.memory_bytes_peak > 64 << 20) {
+///             let report = next.run().await;
+///             if report.used.is_some_and(|used| used.memory_bytes_peak > 64 << 20) {
 ///                 eprintln!("{} of job {} is greedy", attempt.handler, attempt.id);
 ///             }
-///             run
+///             report
 ///         })
 ///     }
 /// }
@@ -103,8 +103,8 @@ impl<'a> Next<'a> {
     }
 
     /// Ends the attempt with this `end`, without a guest.
-    pub fn instead(self, end: RunEnd) -> Run {
-        Run::without_guest(end)
+    pub fn instead(self, end: RunEnd) -> RunReport {
+        RunReport::without_guest(end)
     }
 }
 

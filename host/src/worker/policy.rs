@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use crate::job::{AbortReason, RetryPolicy, narrowest_first};
-use crate::sandbox::{AbortHandle, HandlerManifest, Run};
+use crate::sandbox::{AbortHandle, HandlerManifest, RunReport};
 use crate::setting::Field::{Ratio, Time, U32};
 use crate::setting::{Overlay, Settable, Setting};
 
@@ -182,11 +182,15 @@ impl Policy {
     }
 
     /// Awaits the run, and aborts it at the run timeout.
-    pub async fn within(&self, run: impl Future<Output = Run>, abort: &AbortHandle) -> Run {
+    pub async fn within(
+        &self,
+        run: impl Future<Output = RunReport>,
+        abort: &AbortHandle,
+    ) -> RunReport {
         let mut run = pin!(run);
         tokio::select! {
             biased;
-            run = &mut run => run,
+            report = &mut run => report,
             () = tokio::time::sleep(self.timeout) => {
                 abort.abort(AbortReason::TimedOut, self.grace);
                 run.await

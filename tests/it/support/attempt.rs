@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use rouse::sandbox::{AbortHandle, Handler, JobInput, Run, Sandbox};
+use rouse::sandbox::{AbortHandle, Handler, JobInput, RunReport, Sandbox};
 use tokio::task::JoinHandle;
 
 /// Starts an attempt in a task of its own, as a worker does. Dropping it stops the guest.
@@ -23,7 +23,7 @@ pub(crate) fn attempt(
 }
 
 /// A running attempt.
-pub(crate) struct Attempting(JoinHandle<Run>);
+pub(crate) struct Attempting(JoinHandle<RunReport>);
 
 impl Attempting {
     pub(crate) fn is_finished(&self) -> bool {
@@ -32,9 +32,9 @@ impl Attempting {
 }
 
 impl Future for Attempting {
-    type Output = Run;
+    type Output = RunReport;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Run> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<RunReport> {
         Pin::new(&mut self.0)
             .poll(context)
             .map(|run| run.expect("the attempt does not panic"))

@@ -44,9 +44,9 @@ pub struct JobInput {
     pub trace: AttemptTrace,
 }
 
-/// The outcome of an attempt.
+/// How a run has ended, with what it has used and what it leaves to its settlement.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Run {
+pub struct RunReport {
     /// How it ended.
     pub end: RunEnd,
     /// Time from the call of [`Sandbox::run`] to the end.
@@ -62,7 +62,7 @@ pub struct Run {
 }
 
 impl Sandbox {
-    /// Runs one attempt in the task that awaits it, and returns how it ended. Never fails and never panics: each
+    /// Runs one attempt in the task that awaits it, and reports how it ended. Never fails and never panics: each
     /// outcome is a [`RunEnd`].
     ///
     /// The task must run on [`guests`](Self::guests), because the guest computes in it.
@@ -81,20 +81,20 @@ impl Sandbox {
         job: JobInput,
         abort: AbortHandle,
         journal: Option<Arc<dyn Journal>>,
-    ) -> impl Future<Output = Run> + Send + 'static + use<> {
+    ) -> impl Future<Output = RunReport> + Send + 'static + use<> {
         self.run_watched(handler, (job, Vec::new()), abort, journal, None)
     }
 
     /// [`run`](Self::run) for a batch: one attempt at several jobs of a tenant, at least one. The journal is that of
-    /// the first one. The caller has checked the payloads ([`refuse_payload`](Self::refuse_payload)). [`Run::of_jobs`]
-    /// has the ends that the guest gave to jobs.
+    /// the first one. The caller has checked the payloads ([`refuse_payload`](Self::refuse_payload)).
+    /// [`RunReport::of_jobs`] has the ends that the guest gave to jobs.
     pub fn run_batch(
         self: &Arc<Self>,
         handler: &Arc<Handler>,
         mut jobs: Vec<JobInput>,
         abort: AbortHandle,
         journal: Option<Arc<dyn Journal>>,
-    ) -> impl Future<Output = Run> + Send + 'static + use<> {
+    ) -> impl Future<Output = RunReport> + Send + 'static + use<> {
         let first = jobs.remove(0);
         self.run_watched(handler, (first, jobs), abort, journal, None)
     }
@@ -106,7 +106,7 @@ impl Sandbox {
         job: JobInput,
         abort: AbortHandle,
         profile: Option<Arc<Profile>>,
-    ) -> impl Future<Output = Run> + Send + 'static + use<> {
+    ) -> impl Future<Output = RunReport> + Send + 'static + use<> {
         self.run_watched(handler, (job, Vec::new()), abort, None, profile)
     }
 
@@ -117,15 +117,17 @@ impl Sandbox {
         abort: AbortHandle,
         journal: Option<Arc<dyn Journal>>,
         profile: Option<Arc<Profile>>,
-    ) -> impl Future<Output = Run> + Send + 'static + use<> {
+    ) -> impl Future<Output = RunReport> + Send + 'static + use<> {
         let started = Instant::now();
         let sandbox = self.clone();
         let handler = handler.clone();
         async move {
             let attempt = sandbox.attempt(&handler, jobs, abort, journal, profile);
-            let mut run = catch_panic(attempt).await.unwrap_or_else(Run::after_panic);
-            run.wall = started.elapsed();
-            run
+            let mut report = catch_panic(attempt)
+                .await
+                .unwrap_or_else(RunReport::after_panic);
+            report.wall = started.elapsed();
+            report
         }
     }
 
@@ -136,7 +138,7 @@ impl Sandbox {
         abort: AbortHandle,
         journal: Option<Arc<dyn Journal>>,
         profile: Option<Arc<Profile>>,
-    ) -> Run {
+    ) -> RunReport {
         // A worker that respects `attempts_max` gets a permit immediately.
         let permit = match self.attempts.try_acquire() {
             Ok(permit) => Some(permit),
@@ -147,13 +149,13 @@ impl Sandbox {
             },
         };
         if let Some(reason) = abort.reason() {
-            return Run::without_guest(RunEnd::Aborted(reason));
+            return RunReport::without_guest(RunEnd::Aborted(reason));
         }
         let _permit = permit;
         if others.is_empty()
             && let Some(end) = self.refuse_payload(handler, &job.payload, &abort).await
         {
-            return Run::without_guest(end);
+            return RunReport::without_guest(end);
         }
         let _ticking = self.ticker.tick();
 
@@ -195,7 +197,7 @@ impl Sandbox {
         let memory_bytes = job.memory_bytes;
         let mut instance = match self.instance(handler, tenant, of, memory_bytes) {
             Ok(instance) => instance,
-            Err(why) => return Run::without_guest(RunEnd::Unrunnable(why)),
+            Err(why) => return RunReport::without_guest(RunEnd::Unrunnable(why)),
         };
         // An instance with more memory than usual is not reused.
         let reuses = handler.reuses && memory_bytes.is_none();
@@ -239,7 +241,7 @@ impl Sandbox {
         let jobs = if has_jobs { jobs } else { Vec::new() };
         let has_effects = matches!(end, RunEnd::Returned(_));
         let effects = if has_effects { effects } else { Vec::new() };
-        Run {
+        RunReport {
             end,
             wall: Duration::ZERO,
             used: Some(meter.usage()),
@@ -250,7 +252,7 @@ impl Sandbox {
     }
 }
 
-impl Run {
+impl RunReport {
     fn after_panic() -> Self {
         tracing::error!("the host panicked while it ran a guest; this is a bug in Rouse");
         Self::without_guest(RunEnd::Unrunnable(

@@ -12,11 +12,11 @@ use tracing::warn;
 
 use super::super::meters::OutcomeLabel;
 use super::{
-    Claim, RunStats, Shared, Started, Terms, end_unstarted, input, run_in_sandbox, run_traced,
-    settle, start, traced, tries,
+    AttemptDetails, Claim, Shared, Started, Terms, end_unstarted, input, run_in_sandbox,
+    run_traced, settle, start, traced, tries,
 };
 use crate::job::{AbortReason, Failure, JobId, RunEnd, Usage, decide};
-use crate::sandbox::{AbortHandle, Run};
+use crate::sandbox::{AbortHandle, RunReport};
 use crate::store::Ran;
 use crate::traces::AttemptTrace;
 
@@ -46,11 +46,11 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
     let mut delay = Duration::ZERO;
     // They may not be alike if the module has been replaced since the claim.
     while members.len() > 1 && are_alike(&members) {
-        let run = run_together(shared, &members).await;
+        let report = run_together(shared, &members).await;
         // The attempt acted for it; without it, the others can run together. It leaves the batch, so this ends.
-        let first_is_lost = members[0].1.abort.reason().is_some_and(is_of_one_job);
-        delay = settle_ended(shared, &mut members, run).await;
-        if !first_is_lost {
+        let first_leaves = members[0].1.abort.reason().is_some_and(is_of_one_job);
+        delay = settle_ended(shared, &mut members, report).await;
+        if !first_leaves {
             break;
         }
     }
@@ -87,7 +87,7 @@ fn are_alike(members: &[Member]) -> bool {
     first.manifest.takes_batches() && others.all(|handler| Arc::ptr_eq(handler, first))
 }
 
-/// True if an abort concerns one job: this worker has lost it.
+/// True if an abort concerns one job, which the attempt has lost.
 fn is_of_one_job(reason: AbortReason) -> bool {
     match reason {
         AbortReason::TakenByAnotherWorker
@@ -98,7 +98,7 @@ fn is_of_one_job(reason: AbortReason) -> bool {
     }
 }
 
-async fn run_together(shared: &Arc<Shared>, members: &[Member]) -> Run {
+async fn run_together(shared: &Arc<Shared>, members: &[Member]) -> RunReport {
     let (claim, first) = &members[0];
     let aborts = members.iter().map(|(_, started)| started.abort.clone());
     let abort = AbortHandle::of_batch(aborts.collect());
@@ -118,33 +118,37 @@ async fn run_together(shared: &Arc<Shared>, members: &[Member]) -> Run {
         Some(first.journal.clone()),
     );
     let run = run_in_sandbox(shared, claim, first, (&abort, &trace), run);
-    let run = tokio::select! {
+    let report = tokio::select! {
         biased;
-        run = run => run,
+        report = run => report,
         () = abort.follow() => unreachable!("it never returns"),
     };
-    let all_succeeded = run
+    let all_succeeded = report
         .of_jobs
         .iter()
         .all(|(_, end)| matches!(end, RunEnd::Returned(_)));
-    match &run.end {
+    match &report.end {
         RunEnd::Returned(_) if all_succeeded => trace.end(OutcomeLabel::Succeeded.as_str(), None),
         RunEnd::Aborted(reason) => {
             trace.end(OutcomeLabel::Dropped.as_str(), Some((reason.as_str(), "")));
         }
         _ => trace.end(OutcomeLabel::Failed.as_str(), Some(("batch", ""))),
     }
-    run
+    report
 }
 
 /// Settles the jobs that have an end, and leaves the others. Returns how long the slot has to wait.
-async fn settle_ended(shared: &Arc<Shared>, members: &mut Vec<Member>, run: Run) -> Duration {
-    let mut of_jobs: HashMap<JobId, RunEnd> = run.of_jobs.into_iter().collect();
+async fn settle_ended(
+    shared: &Arc<Shared>,
+    members: &mut Vec<Member>,
+    report: RunReport,
+) -> Duration {
+    let mut of_jobs: HashMap<JobId, RunEnd> = report.of_jobs.into_iter().collect();
     let count = members.len();
-    let of_others = of_each(run.end, count - of_jobs.len());
+    let of_others = of_each(report.end, count - of_jobs.len());
     let mut delay = Duration::ZERO;
     let mut left = Vec::new();
-    let usage = run.used.map(|usage| share(usage, count));
+    let usage = report.used.map(|usage| share(usage, count));
     for (claim, started) in members.drain(..) {
         let own = started.abort.reason();
         let settled = of_jobs.remove(&claim.job.id);
@@ -187,7 +191,7 @@ async fn settle_end(
         usage,
         digest: handler.module.digest.0,
     });
-    let stats = RunStats {
+    let details = AttemptDetails {
         started_after: started.after,
         ran,
         jobs: Vec::new(),
@@ -196,7 +200,7 @@ async fn settle_end(
     };
     let tries = tries(&claim.job, &started.terms);
     let outcome = decide(end, tries, &policy.retry, rand::random());
-    settle(shared, &claim, started.meters, Some(stats), outcome).await;
+    settle(shared, &claim, started.meters, Some(details), outcome).await;
 }
 
 /// The end of each of the `jobs` without an outcome, after this end of the attempt. `None` if one of them may have
@@ -215,7 +219,7 @@ fn of_each(end: RunEnd, jobs: usize) -> Option<RunEnd> {
             denial,
             then: Box::new(then),
         }),
-        // Those that are lost themselves have an end.
+        // Jobs that the attempt has lost have an end of their own.
         RunEnd::Aborted(AbortReason::Error) => None,
         RunEnd::Aborted(reason) if is_of_one_job(reason) => None,
         guilty @ (RunEnd::Panicked { .. }
